@@ -1,0 +1,45 @@
+"""Everything that can go wrong in a way a user can mend: one line each, and the exit code it means.
+
+A message names the value, the rule and the remedy. Anything else that reaches the user is a bug.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedmabaError(Exception):
+    """Base of all errors meant for the user; `exit_code` is what the command line ends with."""
+
+    exit_code = 2
+
+
+class InputError(FedmabaError, ValueError):
+    """Found before any work starts: configuration, data files, arguments."""
+
+
+class Diverged(FedmabaError):
+    """A loss, weight or model stopped being finite."""
+
+    exit_code = 65
+
+
+class SaveFailed(FedmabaError):
+    """The run folder could not be written; what was saved before is whole."""
+
+    exit_code = 74
+
+
+class Busy(FedmabaError):
+    """Another process works on the same run folder."""
+
+    exit_code = 75
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """The error for a name nobody registered, with the nearest known one."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else "choose one of " + ", ".join(names)
+    return InputError(f"unknown {kind} {name!r}: {hint}")

@@ -1,0 +1,152 @@
+"""Convex steps on the probability simplex: pure maths, float64, no federated words.
+
+Nothing here knows what a client is. Every function is deterministic, allocates a few vectors of
+its input's length and leaves its arguments alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+
+class Tilt(NamedTuple):
+    """A point of the KL ball, and how it got there."""
+
+    p: FloatArray  # (n,)      sums to 1
+    multiplier: float  #       lambda* >= 0; 0 where the ball does not bind
+    kl: float  #               KL(p || uniform), at most rho
+
+
+def tilt(a: FloatArray, rho: float) -> Tilt:
+    """softmax(s a) with the largest s in [0, 1] that keeps KL(. || uniform) <= rho.
+
+    This is the mirror step inside a KL ball: a = log p + eta F, s = 1/(1 + lambda). KL grows with
+    s (its derivative is s Var(a)), is 0 at s = 0, and so [0, 1] always brackets the root, however
+    large a is. Newton runs on sqrt(KL), nearly linear in s near 0, and on log s where it would
+    leave the bracket. Differs: the multiplier is never searched for on an unbounded axis.
+    """
+    n = len(a)
+    a = np.maximum(a - a.max(), -1e150)  # squares stay finite
+    if n == 1 or rho <= 0.0:
+        return Tilt(np.full(n, 1.0 / n), 0.0 if n == 1 else np.inf, 0.0)
+    p, kl, _ = _softmax(a, 1.0)
+    if kl <= rho:
+        return Tilt(p, 0.0, kl)
+    low, high, goal = 0.0, 1.0, np.sqrt(rho)
+    s = min(0.5, float(np.sqrt(2.0 * rho) / max(a.std(), 1e-300)))
+    for _ in range(200):
+        p, kl, spread = _softmax(a, s)
+        if abs(kl - rho) <= 1e-13 * max(1.0, rho):
+            break
+        low, high = (s, high) if kl < rho else (low, s)
+        if high - low <= 4e-16 * high:
+            break
+        root = np.sqrt(kl)
+        slope = s * spread / (2.0 * root) if root > 0.0 else 0.0
+        step = s + (goal - root) / slope if slope > 0.0 else np.inf
+        if low < step < high:
+            s = float(step)
+        else:
+            s = float(np.sqrt(low * high)) if low > 0.0 else high / 16.0
+    return Tilt(p, 1.0 / s - 1.0, kl)
+
+
+def _softmax(a: FloatArray, s: float) -> tuple[FloatArray, float, float]:
+    """softmax(s a), its KL to uniform, and the variance of a under it; a is at most 0."""
+    z = s * a
+    p = np.exp(z)
+    total = p.sum()
+    p /= total
+    mean = float(p @ z)
+    kl = mean - float(np.log(total)) + float(np.log(len(a)))
+    z -= mean
+    z *= z
+    return p, max(kl, 0.0), float(p @ z) / (s * s)
+
+
+def kl_uniform(p: FloatArray) -> float:
+    """KL(p || uniform) of a probability vector."""
+    return float(np.log(len(p)) + p @ np.log(np.where(p > 0, p, 1.0)))
+
+
+def effective(p: FloatArray) -> float:
+    """exp of the entropy: how many equally weighted entries p amounts to."""
+    return float(len(p) * np.exp(-kl_uniform(p)))
+
+
+def project(y: FloatArray, mass: float = 1.0) -> FloatArray:
+    """The nearest point to y with non-negative entries that sum to `mass`, exactly, by sorting."""
+    u = np.sort(y)[::-1]
+    excess = np.cumsum(u) - mass
+    count = np.arange(1, len(y) + 1)
+    k = np.flatnonzero(u * count > excess)[-1] if mass > 0 else 0
+    x = np.maximum(y - excess[k] / (k + 1), 0.0)
+    return x * (mass / x.sum()) if mass > 0 else np.zeros_like(x)
+
+
+def min_norm(gram: FloatArray, centre: FloatArray, radius: float) -> FloatArray:
+    """argmin x' G x over the simplex with |x - centre| <= radius, to a KKT gap of 1e-9.
+
+    Each turn moves the pair of entries that violates optimality most (a strict decrease, so it
+    cannot cycle), then takes Newton steps on the entries strictly inside their box until one of
+    them hits its bound or the free part is optimal. Dependency-free, also for singular G.
+    """
+    low, high = np.maximum(centre - radius, 0.0), np.minimum(centre + radius, 1.0)
+    x = centre.astype(np.float64).copy()
+    if radius <= 0.0 or len(x) == 1:
+        return x
+    gram = gram + 1e-10 * float(np.trace(gram)) / len(x) * np.eye(len(x))
+    edge = 1e-15
+    for _ in range(50 * len(x)):
+        g = gram @ x
+        down, up = x > low + edge, x < high - edge
+        i = int(np.argmax(np.where(down, g, -np.inf)))
+        j = int(np.argmin(np.where(up, g, np.inf)))
+        if not down.any() or not up.any() or g[i] - g[j] <= 1e-10:
+            break
+        curve = gram[i, i] + gram[j, j] - 2.0 * gram[i, j]
+        move = min((g[i] - g[j]) / max(curve, 1e-300), x[i] - low[i], high[j] - x[j])
+        x[i] -= move
+        x[j] += move
+        _newton(gram, x, low, high, edge)
+    return x
+
+
+def _newton(
+    gram: FloatArray, x: FloatArray, low: FloatArray, high: FloatArray, edge: float
+) -> None:
+    """Minimise over the free entries with their sum kept, in place, stopping at bounds."""
+    for _ in range(len(x)):
+        free = np.flatnonzero((x > low + edge) & (x < high - edge))
+        if len(free) < 2:
+            return
+        inner = gram[np.ix_(free, free)]
+        both = np.linalg.solve(inner, np.stack([(gram @ x)[free], np.ones(len(free))], axis=1))
+        ones = both[:, 1].sum()
+        d = -both[:, 0] + both[:, 1] * (both[:, 0].sum() / ones)
+        d -= d.mean()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            room = np.where(d < 0, (low[free] - x[free]) / d, (high[free] - x[free]) / d)
+        room = np.where(d == 0, np.inf, room)
+        k = int(np.argmin(room))
+        if room[k] >= 1.0:
+            x[free] += d
+            return
+        x[free] += room[k] * d
+        x[free[k]] = low[free[k]] if d[k] < 0 else high[free[k]]
+        np.clip(x, low, high, out=x)
+
+
+def kkt_gap(gram: FloatArray, x: FloatArray, centre: FloatArray, radius: float) -> float:
+    """How far x is from optimal for `min_norm`: 0 at the optimum."""
+    low, high = np.maximum(centre - radius, 0.0), np.minimum(centre + radius, 1.0)
+    g = gram @ x
+    down, up = x > low + 1e-12, x < high - 1e-12
+    if not down.any() or not up.any():
+        return 0.0
+    return max(0.0, float(g[down].max() - g[up].min()))

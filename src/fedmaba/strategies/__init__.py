@@ -1,0 +1,103 @@
+"""Every algorithm by name. A new one is a file beside this and a line in the registry."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import get_args, get_type_hints
+
+from fedmaba.errors import InputError, unknown
+from fedmaba.strategies.afl import AFL
+from fedmaba.strategies.fedavg import FedAvg
+from fedmaba.strategies.fedfv import FedFV
+from fedmaba.strategies.fedmaba import FedMABA
+from fedmaba.strategies.fedmgda import FedMGDA
+from fedmaba.strategies.fedprox import FedProx
+from fedmaba.strategies.fedsgd import FedSGD
+from fedmaba.strategies.propfair import PropFair
+from fedmaba.strategies.qffl import QFFL
+from fedmaba.strategies.term import TERM
+from fedmaba.strategy import Strategy, build, short
+
+REGISTRY: dict[str, type[Strategy]] = {
+    kind.name: kind
+    for kind in (
+        FedAvg,
+        FedSGD,
+        FedProx,
+        QFFL,
+        AFL,
+        TERM,
+        FedMGDA,
+        PropFair,
+        FedFV,
+        FedMABA,
+    )
+}
+
+
+def register(kind: type[Strategy]) -> type[Strategy]:
+    """Make a strategy of one's own known by its name; also usable as a decorator."""
+    if REGISTRY.get(kind.name, kind) is not kind:
+        raise InputError(f"a strategy named {kind.name!r} is registered already: choose a new name")
+    REGISTRY[kind.name] = kind
+    return kind
+
+
+def parse(spec: str) -> list[Strategy]:
+    """`name:key=value,key=[v1,v2]` as strategies: a list of values is a grid."""
+    name, _, rest = spec.partition(":")
+    if name not in REGISTRY:
+        raise unknown("strategy", name, REGISTRY)
+    kind = REGISTRY[name]
+    grid: dict[str, list[object]] = {}
+    for item in _split(rest, spec):
+        key, equals, text = (part.strip() for part in item.partition("="))
+        if not equals or not key or not text:
+            raise InputError(f"{spec!r}: {item!r} is not key=value")
+        if key in grid:
+            raise InputError(f"{spec!r}: {key} is given twice")
+        listed = text[1:-1].split(",") if text.startswith("[") and text.endswith("]") else [text]
+        grid[key] = [_value(v.strip()) for v in listed]
+    return [
+        build(kind, dict(zip(grid, values, strict=True)))
+        for values in itertools.product(*grid.values())
+    ]
+
+
+def describe() -> list[tuple[str, str, str]]:
+    """Name, hyper-parameters with defaults, and one line for each registered strategy."""
+    rows = []
+    for name, kind in REGISTRY.items():
+        hints = get_type_hints(kind)
+        params = []
+        for f in dataclasses.fields(kind):
+            options = get_args(hints[f.name])
+            params.append(f"{f.name}={'|'.join(options) if options else short(f.default)}")
+        rows.append((name, ", ".join(params), (kind.__doc__ or "").strip().split("\n")[0]))
+    return rows
+
+
+def _split(text: str, spec: str) -> list[str]:
+    """Split at commas outside brackets."""
+    items, depth, start = [], 0, 0
+    for i, c in enumerate(text):
+        depth += (c == "[") - (c == "]")
+        if depth not in (0, 1):
+            break
+        if c == "," and depth == 0:
+            items.append(text[start:i])
+            start = i + 1
+    if depth != 0:
+        raise InputError(f"{spec!r}: brackets do not match: write key=[v1,v2]")
+    return [*items, text[start:]] if text else []
+
+
+def _value(text: str) -> object:
+    """A number where it reads as one, else the word."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

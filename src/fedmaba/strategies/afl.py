@@ -1,0 +1,47 @@
+"""AFL: Mohri et al., "Agnostic Federated Learning", ICML 2019: min over w, max over lambda.
+
+Differs: clients train locally from w instead of sending one gradient. Mohri has no partial
+participation: here lambda has one entry per client; a round adds lam * loss to the entries of its
+participants, projects the whole vector onto the simplex and weighs the round by its participants'
+share, or uniformly where they hold no mass.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedmaba.simplex import effective, project
+from fedmaba.strategy import (
+    Decision,
+    Needs,
+    Replies,
+    State,
+    Strategy,
+    param,
+    reported,
+    uniform,
+)
+
+
+@dataclass(frozen=True)
+class AFL(Strategy):
+    """weights climb the losses by projected gradient ascent with step lam"""
+
+    name: ClassVar[str] = "afl"
+    deploy: ClassVar[str] = "average"  # the paper's guarantee is for the mean of all server models
+    lam: float = param(0.05, low=0)
+
+    def needs(self) -> Needs:
+        return Needs(loss="start")
+
+    def init(self, n_clients: int) -> State:
+        return {"lambda": np.full(n_clients, 1.0 / n_clients)}
+
+    def weigh(self, state: State, replies: Replies) -> Decision:
+        weight = state["lambda"]
+        coef = weight[replies.client]  # the old ones: the model they were chosen for is this one
+        coef = coef / coef.sum() if coef.sum() > 0.0 else uniform(replies)
+        moved = weight.copy()
+        moved[replies.client] += self.lam * reported(replies.loss, "loss")
+        return Decision(coef, {"lambda": project(moved)}, {"effective": effective(coef)})

@@ -1,0 +1,18 @@
+"""FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
+Data", AISTATS 2017. Its averaging rule serves FedSGD, FedProx and PropFair too."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fedmaba.strategy import Decision, Replies, State, Strategy, by_size, uniform
+
+
+@dataclass(frozen=True)
+class FedAvg(Strategy):
+    """the average of the clients' models, by training examples or uniform"""
+
+    name: ClassVar[str] = "fedavg"
+    weights: Literal["size", "uniform"] = "size"
+
+    def weigh(self, state: State, replies: Replies) -> Decision:
+        return Decision(by_size(replies) if self.weights == "size" else uniform(replies), state)

@@ -1,0 +1,82 @@
+"""FedFV: Wang et al., "Federated Learning with Fair Averaging", IJCAI 2021, Algorithms 1 to 3.
+
+All vectors live in the span of the changes, so projections are done on their coefficients with the
+Gram matrix. Past rounds are t - tau ... t - 1, oldest first; a client counts at the round it was
+last seen. Differs: a zero vector is never projected on; where everything cancels, nothing is added.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedmaba.strategy import (
+    Decision,
+    FloatArray,
+    Needs,
+    Replies,
+    State,
+    Strategy,
+    param,
+    reported,
+)
+
+
+@dataclass(frozen=True)
+class FedFV(Strategy):
+    """changes are projected off those they conflict with, now and from past rounds"""
+
+    name: ClassVar[str] = "fedfv"
+    alpha: float = param(0.1, low=0, high=1)
+    tau: int = param(1, low=0)  # type: ignore[assignment]
+
+    def needs(self) -> Needs:
+        return Needs(loss="start", changes="gram", keep_rounds=self.tau)
+
+    def total(self) -> float | None:
+        return None  # rescaled to the length of the plain mean
+
+    def weigh(self, state: State, replies: Replies) -> Decision:
+        gram, loss = reported(replies.gram, "gram matrix"), reported(replies.loss, "loss")
+        m = len(loss)
+        mean = np.zeros(len(gram))
+        mean[:m] = 1.0 / m
+        coef = self._inside(gram, loss).mean(axis=0)
+        for t in range(replies.round - self.tau, replies.round):
+            coef = self._outside(coef, gram, replies, t)
+        length, goal = coef @ gram @ coef, mean @ gram @ mean
+        coef = coef * math.sqrt(goal / length) if length > 0 else np.zeros_like(coef)
+        return Decision(coef, state, {"shrunk": float(math.sqrt(length / goal)) if goal else 1.0})
+
+    def _inside(self, gram: FloatArray, loss: FloatArray) -> FloatArray:
+        """Each participant's change as coefficients (m, m+h), free of conflicts in the round."""
+        m = len(loss)
+        order = np.argsort(loss, kind="stable")
+        free = np.ones(m, dtype=bool)
+        if self.alpha > 0:
+            free[order[math.ceil((m - 1) * (1 - self.alpha)) :]] = False  # the worst served
+        rows = np.eye(m, len(gram))
+        dots = gram[:m].copy()  # <row i, change j>
+        for j in order:
+            if gram[j, j] <= 0:
+                continue
+            hit = free & (dots[:, j] < 0)
+            hit[j] = False
+            share = dots[hit, j] / gram[j, j]
+            rows[hit, j] -= share
+            dots[hit] -= share[:, None] * gram[j]
+        return rows
+
+    def _outside(self, coef: FloatArray, gram: FloatArray, replies: Replies, t: int) -> FloatArray:
+        """Project off the sum of round t's kept changes that conflict with the mean."""
+        if replies.past_round is None or replies.past_client is None:
+            return coef
+        m = len(replies.client)
+        seen = (replies.past_round == t) & ~np.isin(replies.past_client, replies.client)
+        rows = m + np.flatnonzero(seen)
+        rows = rows[(gram @ coef)[rows] < 0]
+        past = np.zeros(len(gram))
+        past[rows] = 1.0
+        length, dot = past @ gram @ past, past @ gram @ coef
+        return coef - dot / length * past if length > 0 and dot < 0 else coef

@@ -1,0 +1,98 @@
+"""FedMABA: fair federated learning by multi-armed-bandit allocation; docs/algorithms/fedmaba.md.
+
+Clients are arms of an adversarial bandit. p climbs the reported losses by mirror ascent inside the
+KL ball of radius rho around uniform, phat_i ~ (p_i exp(eta_b F_i))^(1/(1+lambda)), and the server
+adds eta_s (alpha sum phat_i change_i + (1 - alpha) mean change).
+
+Differs: lambda* = 0 where the ball does not bind (the paper only gives the root). With part of the
+clients in a round the paper's log N leaves no root below N exp(-rho) participants, so the ball is
+around uniform over the round's cohort (ball="cohort"); "literal" is the paper's, "global" bounds
+the KL of the whole vector of N. phat replaces the cohort's own share of p (sync="mass");
+"overwrite" is the literal reading, in which the total mass grows.
+"""
+
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from fedmaba.errors import InputError
+from fedmaba.simplex import effective, tilt
+from fedmaba.strategy import (
+    Decision,
+    FloatArray,
+    IntArray,
+    Needs,
+    Replies,
+    State,
+    Strategy,
+    param,
+    reported,
+)
+
+FLOOR = 1e-12  # of the uniform weight: no arm is dead for ever
+
+
+@dataclass(frozen=True)
+class FedMABA(Strategy):
+    """bandit weights by mirror ascent on the losses in a KL ball, mixed with the plain average"""
+
+    name: ClassVar[str] = "fedmaba"
+    alpha: float = param(0.5, low=0, high=1)
+    eta_b: float = param(0.5, low=0)
+    rho: float = param(1.0, low=0)
+    eta_s: float = param(1.0, above=0)
+    loss_at: Literal["start", "mean", "end"] = "start"
+    sync: Literal["mass", "overwrite"] = "mass"
+    ball: Literal["cohort", "global", "literal"] = "cohort"
+
+    def needs(self) -> Needs:
+        return Needs(loss=self.loss_at)
+
+    def total(self) -> float | None:
+        return self.eta_s
+
+    def init(self, n_clients: int) -> State:
+        return {"p": np.full(n_clients, 1.0 / n_clients)}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ball == "global" and self.sync == "overwrite":
+            raise InputError(
+                "fedmaba: ball=global bounds a vector of mass 1, which sync=overwrite does not "
+                "keep: use sync=mass"
+            )
+
+    def weigh(self, state: State, replies: Replies) -> Decision:
+        p, who = state["p"], replies.client
+        m = len(who)
+        relative = np.maximum(p[who] * len(p), FLOOR)
+        a = np.log(relative) + self.eta_b * reported(replies.loss, "loss")
+        phat, multiplier, kl = tilt(a, self._radius(p, who))
+        new = p.copy()
+        new[who] = phat * (p[who].sum() if self.sync == "mass" else 1.0)
+        coef = self.eta_s * (self.alpha * phat + (1.0 - self.alpha) / m)
+        info = {"lambda": multiplier, "kl": kl, "effective": effective(phat)}
+        return Decision(coef, {"p": new}, info)
+
+    def _radius(self, p: FloatArray, who: IntArray) -> float:
+        """The radius of the ball in terms of KL(phat || uniform over the cohort)."""
+        m, n = len(who), len(p)
+        if self.ball == "cohort" or m == n:
+            return self.rho
+        if self.ball == "global":  # KL of the whole = the others' part + the cohort's, by mass
+            mass = p[who].sum()
+            others = np.delete(p, who)
+            others = others @ np.log(np.maximum(others * n, FLOOR))
+            return float((self.rho - others - mass * np.log(mass * n / m)) / mass)
+        rho = self.rho - float(np.log(n / m))
+        if rho <= 0.0:
+            warnings.warn(
+                f"fedmaba: ball=literal has no root with {m} of {n} clients and rho={self.rho:g}: "
+                f"log(N/m)={np.log(n / m):.2f} exceeds rho, so the weights are uniform; "
+                "use ball=cohort or ball=global",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return rho

@@ -1,0 +1,41 @@
+"""FedMGDA+: Hu et al., "Federated Learning Meets Multi-Objective Optimization", IEEE TNSE 2022.
+
+Normalised changes g_i; mu = argmin |sum mu_i g_i| over the simplex within epsilon of the prior
+weights; w <- w + eta decay^round sum mu_i g_i.
+Differs: the prior is in proportion to the clients' examples; a change of zero length counts as a
+zero vector instead of a division by zero. `decay` below 1 anneals the step, whose length otherwise
+never falls, whatever the clients do.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedmaba.simplex import effective, min_norm
+from fedmaba.strategy import Decision, Needs, Replies, State, Strategy, by_size, param, reported
+
+
+@dataclass(frozen=True)
+class FedMGDA(Strategy):
+    """the common descent direction of the normalised changes nearest to their average"""
+
+    name: ClassVar[str] = "fedmgda"
+    epsilon: float = param(0.1, low=0, high=1)
+    eta: float = param(1.0, above=0)
+    decay: float = param(1.0, above=0, high=1)
+
+    def needs(self) -> Needs:
+        return Needs(changes="gram")
+
+    def total(self) -> float | None:
+        return None  # the length of the step is set, not the sum
+
+    def weigh(self, state: State, replies: Replies) -> Decision:
+        gram = reported(replies.gram, "gram matrix")
+        length = np.sqrt(gram.diagonal())
+        inverse = np.where(length > 0, 1.0 / np.maximum(length, 1e-300), 0.0)
+        mu = min_norm(gram * np.outer(inverse, inverse), by_size(replies), self.epsilon)
+        coef = self.eta * self.decay**replies.round * mu * inverse
+        norm = float(np.sqrt(max(float(coef @ gram @ coef), 0.0)))
+        return Decision(coef, state, {"effective": effective(mu), "step_norm": norm})

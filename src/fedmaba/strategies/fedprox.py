@@ -1,0 +1,24 @@
+"""FedProx: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
+
+Differs: every client does the whole local work; the paper's stragglers with partial work are not
+simulated.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedmaba.strategy import Decision, Local, Replies, State, Strategy, by_size, param
+
+
+@dataclass(frozen=True)
+class FedProx(Strategy):
+    """FedAvg with a proximal term mu/2 |w - w_server|^2 in each local step"""
+
+    name: ClassVar[str] = "fedprox"
+    mu: float = param(0.1, low=0)
+
+    def local(self) -> Local:
+        return Local(prox=self.mu)
+
+    def weigh(self, state: State, replies: Replies) -> Decision:
+        return Decision(by_size(replies), state)

@@ -1,0 +1,19 @@
+"""FedSGD: McMahan et al., AISTATS 2017: one full-batch gradient per client and round."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedmaba.strategy import Decision, Local, Replies, State, Strategy, by_size
+
+
+@dataclass(frozen=True)
+class FedSGD(Strategy):
+    """one step on the full-batch gradient of all clients together"""
+
+    name: ClassVar[str] = "fedsgd"
+
+    def local(self) -> Local:
+        return Local(full_batch=True)
+
+    def weigh(self, state: State, replies: Replies) -> Decision:
+        return Decision(by_size(replies), state)

@@ -1,0 +1,28 @@
+"""PropFair: Zhang et al., "Proportional Fairness in Federated Learning", TMLR 2023.
+
+Clients minimise -log(M - loss), continued below epsilon; the server averages.
+below="tangent" is the paper's continuation (slope 1/epsilon); below="scaled" is the public code's
+default (slope 1/M), which cannot blow up. With M = epsilon only the continuation is ever used.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fedmaba.strategy import Bend, Decision, Local, Replies, State, Strategy, by_size, param
+
+
+@dataclass(frozen=True)
+class PropFair(Strategy):
+    """FedAvg of clients that minimise -log(M - loss)"""
+
+    name: ClassVar[str] = "propfair"
+    M: float = param(5.0, above=0)
+    epsilon: float = param(0.2, above=0)
+    below: Literal["tangent", "scaled"] = "tangent"
+
+    def local(self) -> Local:
+        slope = 1.0 / (self.epsilon if self.below == "tangent" else self.M)
+        return Local(bend=Bend(self.M, self.epsilon, slope))
+
+    def weigh(self, state: State, replies: Replies) -> Decision:
+        return Decision(by_size(replies), state)

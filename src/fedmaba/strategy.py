@@ -1,0 +1,201 @@
+"""The contract between an algorithm and whatever runs it: numbers in, coefficients out.
+
+Every server rule of this field ends in a linear combination of the clients' model changes, whose
+coefficients depend only on losses, sample counts and the inner products of those changes. So a
+strategy never sees a tensor, a device or a network: the simulator and a real federation use the
+same object. Nothing here may import torch, read a file or draw a random number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple, get_args, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmaba.errors import InputError, unknown
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+State = dict[str, FloatArray]
+LossAt = Literal["none", "start", "mean", "end"]
+
+
+@dataclass(frozen=True)
+class Replies:
+    """One round as the server sees it; row i is participant i, in client order.
+
+    The model change of a participant is its model after local training minus the server's model.
+    Rows of `gram` after the m participants are changes kept from earlier rounds (`keep_rounds`).
+    """
+
+    round: int
+    lr: float  #                                local step size of this round
+    n_clients: int  #                           of the whole federation
+    client: IntArray  # (m,)                    which of them answered
+    size: IntArray  # (m,)                      their training examples
+    loss: FloatArray | None = None  # (m,)      where Needs.loss says
+    norms: FloatArray | None = None  # (m,)     squared norms of the changes
+    gram: FloatArray | None = None  # (m+h, m+h) inner products of the changes
+    past_client: IntArray | None = None  # (h,) whose kept change it is
+    past_round: IntArray | None = None  # (h,)  from which round
+
+
+class Decision(NamedTuple):
+    """What a strategy answers: the server adds `coef @ changes` to its model."""
+
+    coef: FloatArray  # (m,) or (m+h,)
+    state: State  #                              carried to the next round, saved in checkpoints
+    info: Mapping[str, float] = {}  #            what people like to see: lambda, kl, ...
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the server must know before it can weigh a round; the less, the faster."""
+
+    loss: LossAt = (
+        "none"  #                     training loss: at the server's model, seen, or after
+    )
+    changes: Literal["none", "norms", "gram"] = "none"
+    keep_rounds: int = 0  #                      changes of how many past rounds join the gram
+
+    @property
+    def early(self) -> bool:
+        """Whether the weights are known before local training ends."""
+        return self.loss in ("none", "start") and self.changes == "none"
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a client does beyond plain SGD on its own loss."""
+
+    prox: float = 0.0  #                         mu of mu/2 |w - w_server|^2
+    bend: Bend | None = None  #                  -log(M - loss) in place of the loss
+    full_batch: bool = False  #                  one step on the gradient of the whole local set
+
+
+@dataclass(frozen=True)
+class Bend:
+    """PropFair's local loss: gradient factor 1/(M - loss) while M - loss >= epsilon, else slope."""
+
+    M: float
+    epsilon: float
+    slope: float
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A server rule. Fields are its hyper-parameters, named as in its paper; methods are pure."""
+
+    name: ClassVar[str]
+    deploy: ClassVar[str] = (
+        "poly:8"  #          which server model is handed out, unless the run says
+    )
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for f in dataclasses.fields(self):
+            value, kind = getattr(self, f.name), hints[f.name]
+            choices = get_args(kind)
+            if choices and value not in choices:
+                listed = ", ".join(map(str, choices))
+                raise InputError(f"{self.name}: {f.name}={value!r}: choose one of {listed}")
+            if kind in (int, float):
+                if not isinstance(value, int | float) or isinstance(value, bool):
+                    raise InputError(f"{self.name}: {f.name}={value!r}: {_rule(f, kind)}")
+                low, high, strict = _range(f)
+                inside = (low < value if strict else low <= value) and value <= high
+                if not inside or not np.isfinite(value) or kind(value) != value:
+                    raise InputError(f"{self.name}: {f.name}={value!r}: {_rule(f, kind)}")
+                object.__setattr__(self, f.name, kind(value))
+
+    def needs(self) -> Needs:
+        """What `weigh` wants to see."""
+        return Needs()
+
+    def local(self) -> Local:
+        """What clients do differently."""
+        return Local()
+
+    def total(self) -> float | None:
+        """The sum of the coefficients, where the algorithm fixes it."""
+        return 1.0
+
+    def init(self, n_clients: int) -> State:
+        """The state before the first round."""
+        return {}
+
+    def weigh(self, state: State, replies: Replies) -> Decision:
+        """Coefficients on this round's changes, and the state for the next."""
+        raise NotImplementedError
+
+    def label(self) -> str:
+        """The name with every hyper-parameter that differs from its default."""
+        changed = [
+            f"{f.name}={short(getattr(self, f.name))}"
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        ]
+        return self.name + (":" + ",".join(changed) if changed else "")
+
+
+def short(value: object) -> str:
+    """A hyper-parameter as a user would type it."""
+    return format(value, "g") if isinstance(value, float) else str(value)
+
+
+def param(
+    default: float, low: float = -np.inf, high: float = np.inf, *, above: float | None = None
+) -> float:
+    """A numeric hyper-parameter with its range; `above` excludes the bound itself."""
+    meta = {"low": low if above is None else above, "high": high, "open": above is not None}
+    return field(default=default, metadata=meta)
+
+
+def _range(f: dataclasses.Field[object]) -> tuple[float, float, bool]:
+    """Bounds of a hyper-parameter, and whether the lower one is excluded."""
+    meta = f.metadata
+    return meta.get("low", -np.inf), meta.get("high", np.inf), meta.get("open", False)
+
+
+def _rule(f: dataclasses.Field[object], kind: type) -> str:
+    """The range of a hyper-parameter in words."""
+    low, high, strict = _range(f)
+    parts = ["give a whole number" if kind is int else "give a finite number"]
+    if low > -np.inf:
+        parts.append(f"{'above' if strict else 'of at least'} {low:g}")
+    if high < np.inf:
+        parts.append(f"{'and ' if len(parts) > 1 else 'of '}at most {high:g}")
+    return " ".join(parts)
+
+
+def build(kind: type[Strategy], values: Mapping[str, object]) -> Strategy:
+    """A strategy from hyper-parameters by name, refusing unknown ones."""
+    known = [f.name for f in dataclasses.fields(kind)]
+    for key in values:
+        if key not in known:
+            if not known:
+                raise InputError(f"{kind.name} has no hyper-parameters, but {key!r} was given")
+            raise unknown(f"hyper-parameter of {kind.name}", key, known)
+    return kind(**values)
+
+
+def by_size(replies: Replies) -> FloatArray:
+    """Weights in proportion to the clients' training examples."""
+    return np.asarray(replies.size / replies.size.sum(), dtype=np.float64)
+
+
+def uniform(replies: Replies) -> FloatArray:
+    """The same weight for each participant."""
+    m = len(replies.client)
+    return np.full(m, 1.0 / m)
+
+
+def reported(values: FloatArray | None, what: str) -> FloatArray:
+    """The field of a reply that `needs` asked for."""
+    if values is None:
+        raise InputError(f"the replies carry no {what}, though the strategy's needs() asks for it")
+    return values
