@@ -1,3 +1,96 @@
-"""fedmaba: fair federated learning by multi-armed-bandit allocation, and its rivals."""
+"""fedmaba: fair federated learning by multi-armed-bandit allocation, and its rivals.
+
+Names are imported when first used: `import fedmaba` is quick and needs no torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedmaba.datasets import Dataset
+    from fedmaba.experiment import compare
+    from fedmaba.federation import Federation
+    from fedmaba.history import History
+    from fedmaba.metrics import fairness
+    from fedmaba.record import load_history
+    from fedmaba.strategies import (
+        AFL,
+        QFFL,
+        TERM,
+        FedAvg,
+        FedFV,
+        FedMABA,
+        FedMGDA,
+        FedProx,
+        FedSGD,
+        PropFair,
+        parse,
+        register,
+    )
+    from fedmaba.strategy import Decision, Local, Needs, Replies, Strategy, param
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "compare": "experiment",
+    "Dataset": "datasets",
+    "Decision": "strategy",
+    "Federation": "federation",
+    "History": "history",
+    "Local": "strategy",
+    "Needs": "strategy",
+    "Replies": "strategy",
+    "Strategy": "strategy",
+    "fairness": "metrics",
+    "load_history": "record",
+    "param": "strategy",
+    "parse": "strategies",
+    "register": "strategies",
+    "AFL": "strategies",
+    "FedAvg": "strategies",
+    "FedFV": "strategies",
+    "FedMABA": "strategies",
+    "FedMGDA": "strategies",
+    "FedProx": "strategies",
+    "FedSGD": "strategies",
+    "PropFair": "strategies",
+    "QFFL": "strategies",
+    "TERM": "strategies",
+}
+__all__ = [
+    "AFL",
+    "QFFL",
+    "TERM",
+    "Dataset",
+    "Decision",
+    "FedAvg",
+    "FedFV",
+    "FedMABA",
+    "FedMGDA",
+    "FedProx",
+    "FedSGD",
+    "Federation",
+    "History",
+    "Local",
+    "Needs",
+    "PropFair",
+    "Replies",
+    "Strategy",
+    "__version__",
+    "compare",
+    "fairness",
+    "load_history",
+    "param",
+    "parse",
+    "register",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"fedmaba.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'fedmaba' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -19,6 +19,23 @@ from fedmaba.strategies.qffl import QFFL
 from fedmaba.strategies.term import TERM
 from fedmaba.strategy import Strategy, build, short
 
+__all__ = [
+    "AFL",
+    "QFFL",
+    "REGISTRY",
+    "TERM",
+    "FedAvg",
+    "FedFV",
+    "FedMABA",
+    "FedMGDA",
+    "FedProx",
+    "FedSGD",
+    "PropFair",
+    "describe",
+    "parse",
+    "register",
+]
+
 REGISTRY: dict[str, type[Strategy]] = {
     kind.name: kind
     for kind in (

@@ -1,0 +1,5 @@
+"""python -m fedmaba: the command line."""
+
+from fedmaba.cli import main
+
+main()

@@ -1,0 +1,250 @@
+"""The command line: turns words into calls and results into what a terminal shows. No logic.
+
+Heavy modules are imported inside the commands, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+
+import typer
+
+from fedmaba import __version__, config
+from fedmaba.errors import FedmabaError, InputError
+
+if TYPE_CHECKING:
+    from fedmaba.experiment import Session
+
+app = typer.Typer(
+    name="fedmaba",
+    help="Fair federated learning: compare, reproduce and look at every algorithm.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Fetch, check or export a data set.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, only the result")]
+Overrides = Annotated[
+    Optional[list[str]],  # noqa: UP045 - typer reads this at run time
+    typer.Option("--set", metavar="KEY=VALUE", help="any key of the experiment, as train.lr=0.05"),
+]
+
+
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command every option of an experiment; their values arrive as `options`."""
+    own = [
+        p
+        for p in inspect.signature(command, eval_str=True).parameters.values()
+        if p.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    added = [
+        inspect.Parameter(
+            key.argument,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                Optional[str],  # noqa: UP045
+                typer.Option(key.flag, metavar="VALUE", help=_help(key), show_default=False),
+            ],
+        )
+        for key in config.options()
+    ]
+    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+
+    def wrapped(**given: Any) -> None:
+        chosen = {key: given.pop(key.argument) for key in config.options()}
+        command(**given, options={k: v for k, v in chosen.items() if v is not None})
+
+    wrapped.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in [*own, *added]}
+    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+    return wrapped
+
+
+def _help(key: config.Key) -> str:
+    return key.text if key.default is None else f"{key.text} [{key.default}]"
+
+
+def _experiment(
+    tree: dict[str, Any], options: dict[config.Key, str], overrides: list[str] | None, source: str
+) -> config.Experiment:
+    for key, value in options.items():
+        config.put(tree, key.name, config.read(value))
+    for item in overrides or []:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise InputError(f"--set {item!r}: write KEY=VALUE, as train.lr=0.05")
+        config.put(tree, name.strip(), config.read(value.strip()))
+    return config.build(tree, source)
+
+
+@app.command()
+@_with_options
+def compare(
+    strategies: Annotated[
+        list[str], typer.Argument(metavar="STRATEGY...", help="as fedmaba:alpha=0.8,eta_b=[0.1,1]")
+    ],
+    overrides: Overrides = None,
+    quiet: Quiet = False,
+    **given: Any,
+) -> None:
+    """Run strategies side by side on one federation and show the table."""
+    options = given["options"]
+    _run(_experiment({"strategies": strategies}, options, overrides, ""), quiet)
+
+
+@app.command()
+@_with_options
+def run(
+    file: Annotated[
+        Path, typer.Argument(metavar="EXPERIMENT.toml", help="see docs/experiments.md")
+    ],
+    overrides: Overrides = None,
+    quiet: Quiet = False,
+    **given: Any,
+) -> None:
+    """Run the experiment of a file; options override its keys."""
+    _run(_experiment(config.load(file), given["options"], overrides, str(file)), quiet)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a run that was interrupted."""
+    from fedmaba import experiment
+
+    _drive(experiment.resume(folder), folder, quiet)
+
+
+@app.command()
+def table(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    model: Annotated[Literal["deployed", "last"], typer.Option(help="which server model")] = (
+        "deployed"
+    ),
+    at: Annotated[Literal["last", "best", "last5"], typer.Option(help="which rounds")] = "last",
+    share: Annotated[
+        float, typer.Option(help="of clients in 'worst' and 'best'", min=1e-9, max=1)
+    ] = 0.05,
+) -> None:
+    """Show the table of a run folder, finished or not."""
+    from fedmaba import record
+    from fedmaba.report import terminal
+
+    terminal.show(record.load_history(folder), model, at, share)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(metavar="strategies|datasets|models|partitions")],
+) -> None:
+    """One line each, with hyper-parameters and defaults."""
+    from fedmaba.report import terminal
+
+    terminal.listing(what)
+
+
+@data_app.command()
+def fetch(name: str, data_dir: Annotated[Optional[Path], typer.Option()] = None) -> None:  # noqa: UP045
+    """Download a data set from its publisher and check it."""
+    from fedmaba import datasets
+    from fedmaba.report import terminal
+
+    with terminal.transfer() as progress:
+        where = datasets.fetch(name, data_dir, progress)
+    typer.echo(f"{name}: complete in {where}")
+
+
+@data_app.command()
+def check(name: str, data_dir: Annotated[Optional[Path], typer.Option()] = None) -> None:  # noqa: UP045
+    """Check the files of a data set, size and SHA-256."""
+    from fedmaba import datasets
+
+    for path, status in datasets.check(name, data_dir):
+        typer.echo(f"{path}: {status}")
+
+
+@data_app.command()
+def export(
+    name: str,
+    directory: Path,
+    data_dir: Annotated[Optional[Path], typer.Option()] = None,  # noqa: UP045
+) -> None:
+    """Write a data set as its publisher's plain binary files."""
+    from fedmaba import datasets
+
+    for path in datasets.export(name, directory, data_dir):
+        typer.echo(path)
+
+
+@app.callback(invoke_without_command=True)
+def _main(
+    version: Annotated[bool, typer.Option("--version", help="show the version and exit")] = False,
+) -> None:
+    if version:
+        typer.echo(f"fedmaba {__version__}")
+        raise typer.Exit
+
+
+def _run(asked: config.Experiment, quiet: bool) -> None:
+    from fedmaba import experiment
+
+    session = experiment.prepare(asked)
+    out = Path(asked.save.out) if asked.save.out else _free(asked.data.name)
+    experiment.begin(session, out, sys.argv)
+    _drive(session, out, quiet)
+
+
+def _free(name: str) -> Path:
+    """The first unused folder for a run of this data set."""
+    stem = Path(name.partition(":")[0]).stem
+    return next(p for i in range(1, 10**6) if not (p := Path("runs") / f"{stem}-{i:03d}").exists())
+
+
+def _drive(session: Session, out: Path, quiet: bool) -> None:
+    """Simulate to the end, showing progress, then the table and where everything lies."""
+    from fedmaba import experiment
+    from fedmaba.report import terminal
+
+    with experiment.polite_stop() as stop, terminal.progress(session, quiet) as display:
+        for snapshot in session.rounds(stop):
+            display(snapshot)
+    if session.stopped:
+        done = session.batch.progress.round
+        typer.echo(f"stopped after round {done}; go on with: fedmaba resume {out}", err=True)
+        raise typer.Exit(130)
+    terminal.result(session, out)
+
+
+def main() -> None:
+    """The entry point: every error a user can mend is one line and its exit code."""
+    usage: Any = typer.BadParameter.__mro__[2]  # click's base of errors, wherever typer keeps it
+    try:
+        code = app(standalone_mode=False)
+    except FedmabaError as error:
+        typer.echo(f"fedmaba: {error}", err=True)
+        code = error.exit_code
+    except usage as error:
+        typer.echo(f"fedmaba: {error.format_message()}".replace("\n", " "), err=True)
+        code = 2
+    except (typer.Abort, KeyboardInterrupt):
+        code = 130
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        typer.echo("fedmaba: simulating wants PyTorch: pip install 'fedmaba[sim]'", err=True)
+        code = 2
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""What an experiment is, as data: one model for the command line, TOML files and Python.
+
+A key of a TOML file is an option of the command line and the other way round; both say the same
+here once. Imports nothing heavy: `fedmaba --help` reads this.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from fedmaba.errors import InputError, unknown
+
+Count = int | None
+
+
+def option(default: Any, flag: str, text: str, **limits: Any) -> Any:
+    """A key of the experiment with its command-line flag and help."""
+    return Field(default, description=text, json_schema_extra={"flag": flag}, **limits)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class Data(Section):
+    name: str = option("sample", "--data", "data set, or a file .npz or .csv of one's own")
+    dir: str | None = option(None, "--data-dir", "folder where the data set's files lie")
+    partition: str | None = option(
+        None, "--partition", "how it is split over clients [shards:2, or the file's own]"
+    )
+    clients: Count = option(None, "--clients", "how many clients [100; sample: 20]", ge=1)
+    test: Literal["official", "local"] | None = option(
+        None, "--test", "official test set, or local: a fifth of each client's data"
+    )
+    validation: str = option("0%", "--validation", "share of each client's training data to hold")
+
+    @field_validator("validation", mode="before")
+    @classmethod
+    def _text(cls, value: object) -> object:
+        return str(value) if isinstance(value, int | float) else value
+
+
+class Train(Section):
+    rounds: int = option(100, "--rounds", "communication rounds", ge=1)
+    participants: int | Literal["all"] = option("all", "--participants", "clients per round")
+    epochs: int = option(1, "--epochs", "local passes over a client's data", ge=1)
+    steps: Count = option(None, "--steps", "local steps instead of whole epochs", ge=1)
+    minibatch: int = option(50, "--minibatch", "examples per local step", ge=1)
+    lr: float = option(0.1, "--lr", "local step size", gt=0, allow_inf_nan=False)
+    lr_decay: float = option(0.999, "--lr-decay", "its factor per round", gt=0, le=1)
+    momentum: float = option(0.0, "--momentum", "of local SGD", ge=0, lt=1)
+    weight_decay: float = option(0.0, "--weight-decay", "of local SGD", ge=0, allow_inf_nan=False)
+
+    @field_validator("participants")
+    @classmethod
+    def _positive(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("say 'all' or a number of at least 1")
+        return value
+
+
+class Server(Section):
+    lr: float = option(1.0, "--server-lr", "factor on the server's step", gt=0, allow_inf_nan=False)
+    momentum: float = option(0.0, "--server-momentum", "of the server's step", ge=0, lt=1)
+    deploy: str | None = option(
+        None,
+        "--deploy",
+        "model handed out: last, average, poly:K, ema:B [the strategy's: poly:8, AFL average]",
+    )
+
+
+class Eval(Section):
+    every: int = option(10, "--eval-every", "rounds between evaluations of all clients", ge=1)
+    share: float = option(0.05, "--share", "of clients in 'worst' and 'best'", gt=0, le=1)
+
+
+class Machine(Section):
+    device: str = option("auto", "--device", "auto, cpu, cuda or cuda:N")
+    dtype: Literal["float32", "float64"] = option("float32", "--dtype", "of the models")
+    threads: Count = option(None, "--threads", "CPU cores to use [all]", ge=1)
+    chunk: Count = option(None, "--chunk", "clients trained at once [what fits]", ge=1)
+
+
+class Save(Section):
+    out: str | None = option(None, "--out", "run folder to write [runs/NAME]")
+    every: int = option(50, "--checkpoint-every", "rounds between checkpoints", ge=1)
+    seconds: float = option(60.0, "--checkpoint-seconds", "or seconds, whichever is first", gt=0)
+
+
+class Experiment(Section):
+    """Everything that decides the numbers, and where they go."""
+
+    strategies: list[str] = Field(min_length=1, description="name:key=value,... each")
+    seeds: int | list[int] = option(3, "--seeds", "how many, or which: 0,1,2")
+    model: str = option("mlp", "--model", "mlp, cnn, softmax or package.module:factory")
+    data: Data = Data()
+    train: Train = Train()
+    server: Server = Server()
+    eval: Eval = Eval()
+    machine: Machine = Machine()
+    save: Save = Save()
+
+    @field_validator("strategies", mode="before")
+    @classmethod
+    def _one(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _seeds(cls, value: object) -> object:
+        return value.split(",") if isinstance(value, str) and "," in value else value
+
+    @field_validator("seeds")
+    @classmethod
+    def _some(cls, value: int | list[int]) -> int | list[int]:
+        listed = value if isinstance(value, list) else list(range(value))
+        if not listed or min(listed) < 0 or len(set(listed)) < len(listed):
+            raise ValueError("give at least one seed, none negative, none twice")
+        return value
+
+    def seed_list(self) -> list[int]:
+        return self.seeds if isinstance(self.seeds, list) else list(range(self.seeds))
+
+
+class Key(NamedTuple):
+    """One option of an experiment."""
+
+    path: tuple[str, ...]  # ("train", "lr")
+    flag: str  #             "--lr"
+    text: str
+    default: object
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.path)
+
+    @property
+    def argument(self) -> str:
+        """The option as a Python keyword: lr, data, eval_every."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+def options(section: type[BaseModel] = Experiment, path: tuple[str, ...] = ()) -> Iterator[Key]:
+    """Every option, in order."""
+    for name, f in section.model_fields.items():
+        if isinstance(f.default, Section):
+            yield from options(type(f.default), (*path, name))
+        elif isinstance(f.json_schema_extra, dict):
+            flag = str(f.json_schema_extra["flag"])
+            yield Key((*path, name), flag, f.description or "", f.default)
+
+
+def build(tree: Mapping[str, Any], source: str = "") -> Experiment:
+    """A checked experiment; every error of the configuration in one line."""
+    try:
+        return Experiment.model_validate(dict(tree))
+    except ValidationError as error:
+        found = "; ".join(_explain(e) for e in error.errors())
+        raise InputError(f"{source}: {found}" if source else found) from None
+
+
+def put(tree: dict[str, Any], name: str, value: object) -> None:
+    """Set `section.key` in a tree."""
+    *sections, last = name.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise InputError(f"{name}: {section} is not a section")
+    tree[last] = value
+
+
+def read(text: str) -> object:
+    """A value typed on a command line: a number, truth value or list where it reads as one."""
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, bool | int | float | list) else text
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The tree of a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}: name an experiment file (TOML)") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from error
+
+
+def dump(experiment: Experiment) -> str:
+    """The experiment as TOML; reads back as an equal one."""
+    tree = experiment.model_dump(exclude_none=True)
+    lines = [f"{k} = {_toml(v)}" for k, v in tree.items() if not isinstance(v, dict)]
+    for name, section in tree.items():
+        if isinstance(section, dict):
+            lines += ["", f"[{name}]", *(f"{k} = {_toml(v)}" for k, v in section.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        plain = all(c.isprintable() for c in value)
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        if not plain:
+            escaped = "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in escaped)
+        return f'"{escaped}"'
+    return repr(value)
+
+
+def _explain(error: Any) -> str:
+    """One pydantic error as value, rule, remedy."""
+    where = [
+        str(part) for part in error["loc"] if not str(part).startswith(("int", "list[", "lit"))
+    ]
+    name = ".".join(where)
+    if error["type"] == "extra_forbidden":
+        section: type[BaseModel] = Experiment
+        for part in where[:-1]:
+            section = type(section.model_fields[part].default)
+        return str(unknown("key", name, [".".join([*where[:-1], k]) for k in section.model_fields]))
+    if error["type"] == "missing":
+        return f"{name} is missing: name at least one strategy"
+    if error["type"] == "model_type":
+        return f"{name}={error['input']!r}: {name} is a section: write [{name}] with keys below it"
+    rule = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "it should")
+    return f"{name}={error['input']!r}: {rule}"

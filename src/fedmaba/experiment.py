@@ -1,0 +1,327 @@
+"""From an experiment to its numbers: data, runs, rounds, checkpoints, resume.
+
+The one place where configuration, engine and record meet. `Session.rounds` is a generator, so a
+progress display is its consumer's business.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedmaba
+from fedmaba import config, datasets, engine, models, partition, record, strategies
+from fedmaba.config import Experiment
+from fedmaba.errors import InputError, unknown
+from fedmaba.federation import Federation
+from fedmaba.history import History, RunHistory
+from fedmaba.local import MetricFn
+from fedmaba.rows import LossFn
+from fedmaba.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a caller in Python brings along instead of a name."""
+
+    data: datasets.Dataset | Federation | None = None
+    model: models.Factory | None = None
+    loss: LossFn | None = None
+    metric: MetricFn | None = None
+
+
+@dataclass
+class Session:
+    """An experiment in progress."""
+
+    experiment: Experiment
+    batch: engine.Batch
+    history: History
+    folder: record.Folder | None = None
+    notes: list[str] = field(default_factory=list)
+    stopped: bool = False
+
+    def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
+        """Simulate, recording and checkpointing along the way, until done or told to stop."""
+        save, at = self.experiment.save, self.batch.progress
+        written, saved = at.round, time.monotonic()
+        begun = time.monotonic()
+        try:
+            for snapshot in engine.simulate(self.batch):
+                self.history.add(snapshot)
+                if self.folder is not None:
+                    seconds = time.monotonic() - begun
+                    begun = time.monotonic()
+                    self.folder.append_timing({"round": at.round, "seconds": round(seconds, 4)})
+                    if snapshot.evaluations is not None:
+                        self.folder.append_rounds(self.history, written)
+                        written = at.round
+                    due = at.round % save.every == 0 or time.monotonic() - saved > save.seconds
+                    if due or stop():
+                        self.folder.append_rounds(self.history, written)
+                        written = at.round
+                        self.checkpoint()
+                        saved = time.monotonic()
+                yield snapshot
+                if stop() and at.round < self.batch.plan.rounds:
+                    self.stopped = True
+                    return
+            if self.folder is not None:
+                self.folder.append_rounds(self.history, written)
+                self.folder.finish(self.history, self.models())
+        finally:
+            self.close()
+
+    def checkpoint(self) -> None:
+        """Save all that is needed to go on."""
+        assert self.folder is not None
+        at = self.batch.progress
+        meta = {"chunk": at.chunk, "diverged": at.diverged}
+        self.folder.save(at.round, at.arrays(), meta, self.history)
+
+    def models(self) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
+        """Named weights of every run's last, deployed and best model."""
+        at, layout = self.batch.progress, self.batch.rows.layout
+        return {
+            f"{record.run_id(r, run.label, run.seed)}-{kind}": {
+                name: w.cpu().numpy() for name, w in layout.unpack(getattr(at, what)[r]).items()
+            }
+            for r, run in enumerate(self.history.runs)
+            for kind, what in (("last", "model"), ("deployed", "deployed"), ("best", "best"))
+        }
+
+    def close(self) -> None:
+        self.batch.workers.close()
+        if self.folder is not None:
+            self.folder.close()
+
+
+def prepare(
+    experiment: Experiment, own: Own | None = None, listed: Sequence[Strategy] | None = None
+) -> Session:
+    """Everything checked and loaded, nothing written."""
+    own = own or Own()
+    if listed is None:
+        listed = [s for spec in experiment.strategies for s in strategies.parse(spec)]
+    labels = [s.label() for s in listed]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise InputError(f"strategy {label!r} is listed twice: each row of a table is one")
+    if experiment.server.deploy is not None:
+        engine.averaging(experiment.server.deploy)
+    make = own.model or models.factory(experiment.model)
+    federations = _federations(experiment, own)
+    runs = [
+        engine.Run(strategy, seed, federations[seed], experiment.server.deploy)
+        for strategy in listed
+        for seed in experiment.seed_list()
+    ]
+    batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric)
+    history = History(
+        [RunHistory(r.strategy.label(), r.seed, r.average, r.federation.test.size) for r in runs]
+    )
+    notes = [f"model: {batch.rows.path}"]
+    return Session(experiment, batch, history, notes=notes)
+
+
+def begin(session: Session, out: Path, command: Sequence[str] = ()) -> None:
+    """Take the run folder: fresh, or where the same experiment stopped."""
+    experiment = session.experiment
+    text = config.dump(experiment)
+    if (out / "experiment.toml").exists():
+        before = config.build(config.load(out / "experiment.toml"), str(out / "experiment.toml"))
+        if _what(before) != _what(experiment):
+            raise InputError(f"{out} holds another experiment: choose another --out")
+        if (out / "runs.json").exists():
+            raise InputError(
+                f"{out} holds this experiment, finished: see `fedmaba table {out}`, or choose "
+                "another --out"
+            )
+    elif out.exists() and any(p.name != ".lock" for p in out.iterdir()):
+        raise InputError(f"{out} exists and is no run folder: choose another --out")
+    session.folder = record.Folder(out)
+    if record.checkpoints(out):
+        _restore(session, out)
+        return
+    session.folder.write("experiment.toml", text.encode())
+    session.folder.write_json("about.json", _about(session, command))
+    arrays = {}
+    for run in session.batch.runs:
+        for name, value in run.federation.split.to_arrays().items():
+            arrays[f"seed{run.seed}.{name}"] = value
+    session.folder.write_npz("partition.npz", arrays)
+
+
+def resume(out: Path) -> Session:
+    """The experiment of a run folder, where it stopped."""
+    if not (out / "experiment.toml").exists():
+        raise InputError(f"{out} is no run folder: name one that fedmaba wrote")
+    if (out / "runs.json").exists():
+        raise InputError(f"{out} is finished: see `fedmaba table {out}`")
+    source = out / "experiment.toml"
+    session = prepare(config.build(config.load(source), str(source)))
+    begin(session, out)
+    return session
+
+
+def _restore(session: Session, out: Path) -> None:
+    assert session.folder is not None
+    arrays, meta, damaged = record.load_checkpoint(out)
+    about = json.loads((out / "about.json").read_text())
+    data = session.batch.runs[0].federation.data.sha256()
+    if about["data"]["sha256"] != data:
+        raise InputError(f"the data differ from those {out} was begun with: restore them")
+    session.batch.progress.restore(arrays, meta)
+    session.history = record.history_of(arrays, meta)
+    session.folder.lines = meta["lines"]
+    session.notes += damaged
+    session.notes.append(f"resumed after round {meta['round']}")
+
+
+def _federations(experiment: Experiment, own: Own) -> dict[int, Federation]:
+    """The clients of each seed."""
+    seeds, asked = experiment.seed_list(), experiment.data
+    if isinstance(own.data, Federation):
+        return dict.fromkeys(seeds, own.data)
+    folder = None if asked.dir is None else Path(asked.dir)
+    data = own.data or datasets.load(asked.name, folder)
+    given = data.client is not None
+    spec = asked.partition or ("given" if given else "shards:2")
+    clients = asked.clients
+    if clients is None and spec != "given":
+        clients = 20 if asked.name == "sample" and own.data is None else 100
+    test = asked.test or ("official" if data.n_train < len(data.x) else "local")
+    share = partition.parse_share(asked.validation)
+    return {
+        seed: Federation.make(data, spec, clients, seed, test=test, validation=share)
+        for seed in seeds
+    }
+
+
+def _plan(experiment: Experiment) -> engine.Plan:
+    train, server, machine = experiment.train, experiment.server, experiment.machine
+    return engine.Plan(
+        rounds=train.rounds,
+        participants=None if train.participants == "all" else int(train.participants),
+        epochs=train.epochs,
+        steps=train.steps,
+        minibatch=train.minibatch,
+        lr=train.lr,
+        lr_decay=train.lr_decay,
+        momentum=train.momentum,
+        weight_decay=train.weight_decay,
+        server_lr=server.lr,
+        server_momentum=server.momentum,
+        eval_every=experiment.eval.every,
+        dtype=machine.dtype,
+        device=machine.device,
+        chunk=machine.chunk,
+        threads=machine.threads,
+    )
+
+
+def _what(experiment: Experiment) -> dict[str, Any]:
+    """The experiment without what cannot change its numbers."""
+    tree = experiment.model_dump()
+    del tree["save"]
+    tree["data"].pop("dir")
+    tree["machine"].pop("threads")
+    return tree
+
+
+def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
+    batch = session.batch
+    device, data = batch.pool.x.device, batch.runs[0].federation.data
+    cuda = device.type == "cuda"
+    splits = {str(run.seed): run.federation.split.sha256() for run in batch.runs}
+    return {
+        "command": list(command),
+        "repeat": "fedmaba run experiment.toml --out NEW",
+        "seeds": session.experiment.seed_list(),
+        "data": {"name": data.name, "sha256": data.sha256(), "classes": list(data.classes)},
+        "partition": splits,
+        "model": {"path": batch.rows.path, "parameters": _parameters(batch)},
+        "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or "cpu",
+        "versions": {
+            "fedmaba": fedmaba.__version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "torch": torch.__version__,
+        },
+    }
+
+
+def _parameters(batch: engine.Batch) -> int:
+    return sum(shape.numel() for shape in batch.rows.layout.shapes)
+
+
+@contextmanager
+def polite_stop() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM ask to stop after the round; a second Ctrl-C stops at once."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: object) -> None:
+        if asked:
+            sys.exit(128 + number)
+        asked.append(number)
+
+    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def compare(
+    strategies: Sequence[str | Strategy] | str,
+    *,
+    data: str | datasets.Dataset | Federation = "sample",
+    model: str | models.Factory = "mlp",
+    loss: LossFn | None = None,
+    metric: MetricFn | None = None,
+    out: str | Path | None = None,
+    **options: Any,
+) -> History:
+    """Run strategies on a federation and return their history.
+
+    Options are those of `fedmaba compare`, with underscores: rounds=40, clients=20, lr=0.05.
+    """
+    if isinstance(strategies, str):
+        strategies = [strategies]
+    listed = [s for item in strategies for s in _listed(item)]
+    flags = {key.argument: key for key in config.options()}
+    tree: dict[str, Any] = {"strategies": [s.label() for s in listed]}
+    own = Own(
+        data=None if isinstance(data, str) else data,
+        model=None if isinstance(model, str) else model,
+        loss=loss,
+        metric=metric,
+    )
+    tree["model"] = model if isinstance(model, str) else getattr(model, "__name__", "own")
+    config.put(tree, "data.name", data if isinstance(data, str) else "own")
+    for name, value in options.items():
+        if name not in flags:
+            raise unknown("option", name, flags)
+        config.put(tree, flags[name].name, value)
+    session = prepare(config.build(tree), own, listed)
+    if out is not None:
+        begin(session, Path(out))
+    for _ in session.rounds():
+        pass
+    return session.history
+
+
+def _listed(item: str | Strategy) -> list[Strategy]:
+    return strategies.parse(item) if isinstance(item, str) else [item]

@@ -1,0 +1,199 @@
+"""The client x round table of every run, in memory; every figure of a report is derived from it.
+
+Filled from the engine's snapshots or read from a run folder; knows no files and no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmaba.errors import InputError
+from fedmaba.metrics import Fairness, fairness
+
+if TYPE_CHECKING:
+    from fedmaba.engine import Snapshot
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+Model = Literal["deployed", "last"]
+At = Literal["last", "best", "last5"]
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass
+class RunHistory:
+    """One run: what its server saw each round, and how its models served each client."""
+
+    label: str
+    seed: int
+    deploy: str
+    test_size: IntArray  # (N,)
+    diverged: str = ""
+    tables: dict[str, list[NDArray[Any]]] = field(default_factory=dict)
+
+    @property
+    def n_clients(self) -> int:
+        return len(self.test_size)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A recorded table; its first axis is rounds (`round`) or evaluations (`evaluated`)."""
+        if name not in self.tables:
+            raise InputError(f"no table {name!r}: choose one of {', '.join(self.tables)}")
+        return np.stack(self.tables[name])
+
+    @property
+    def evaluated(self) -> IntArray:
+        """(E,) number of rounds done at each evaluation."""
+        return self.column("evaluated")
+
+    def accuracy(self, model: Model = "deployed") -> FloatArray:
+        """(E, N) accuracy of each client at each evaluation."""
+        return self.column(f"{model}.accuracy").astype(np.float64)
+
+    def loss(self, model: Model = "deployed") -> FloatArray:
+        """(E, N) test loss of each client at each evaluation."""
+        return self.column(f"{model}.loss").astype(np.float64)
+
+    def weights(self) -> FloatArray:
+        """(T, N) aggregation weight of each client in each round; nan where it took no part."""
+        client, weight = self.column("client"), self.column("weight")
+        out = np.full((len(client), self.n_clients), np.nan)
+        np.put_along_axis(out, client, weight, axis=1)
+        return out
+
+    def fairness(self, model: Model = "deployed", share: float = 0.05) -> list[Fairness]:
+        """The fairness figures at each evaluation."""
+        pairs = zip(self.accuracy(model), self.loss(model), strict=True)
+        return [fairness(a, l, self.test_size, share) for a, l in pairs]
+
+    def chosen(self, at: At, model: Model = "deployed") -> IntArray:
+        """Which evaluations a table shows: the last, the best, or the last five."""
+        count = len(self.tables.get("evaluated", []))
+        if at == "last5":
+            return np.arange(max(0, count - 5), count)
+        if at == "last":
+            return np.arange(count)[-1:]
+        name = f"{model}_validation.accuracy"
+        judged = self.column(name if name in self.tables else f"{model}.accuracy")
+        return np.array([int(np.argmax(np.nanmean(judged, axis=1)))])
+
+    def arrays(self) -> Arrays:
+        """Every table as an array, for a file."""
+        return {"test_size": self.test_size, **{name: self.column(name) for name in self.tables}}
+
+
+class Row(NamedTuple):
+    """One strategy in a table: mean and standard deviation over seeds."""
+
+    label: str
+    seeds: int
+    mean: Fairness
+    sd: Fairness
+    note: str  # what the reader must know: runs that diverged
+
+
+@dataclass
+class History:
+    """All runs of an experiment."""
+
+    runs: list[RunHistory]
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Take in one round of all runs."""
+        done = snapshot.round + 1
+        for r, run in enumerate(self.runs):
+            run.diverged = snapshot.progress.diverged[r]
+            seen = snapshot.rounds[r]
+            if seen is not None:
+                row: dict[str, Any] = {"round": done, "client": seen.client, "weight": seen.weight}
+                if seen.loss is not None:
+                    row["reported_loss"] = seen.loss
+                _extend(run, {**row, **{f"info.{k}": v for k, v in seen.info.items()}})
+            found = snapshot.evaluations[r] if snapshot.evaluations else None
+            if found is not None:
+                rows: dict[str, Any] = {"evaluated": done}
+                for name, scores in found.items():
+                    rows[f"{name}.accuracy"] = scores.accuracy
+                    rows[f"{name}.loss"] = scores.loss.astype(np.float32)
+                _extend(run, rows)
+
+    def summary(self, model: Model = "deployed", at: At = "last", share: float = 0.05) -> list[Row]:
+        """One row per strategy: mean and sd over its seeds that did not diverge."""
+        rows = []
+        for label in dict.fromkeys(run.label for run in self.runs):
+            runs = [run for run in self.runs if run.label == label]
+            good = [run for run in runs if not run.diverged and "evaluated" in run.tables]
+            figures = np.array(
+                [
+                    np.mean([run.fairness(model, share)[i] for i in run.chosen(at, model)], axis=0)
+                    for run in good
+                ]
+            ).reshape(len(good), len(Fairness._fields))
+            nothing = np.full(len(Fairness._fields), np.nan)
+            mean = figures.mean(0) if len(good) else nothing
+            sd = figures.std(0, ddof=1) if len(good) > 1 else nothing
+            lost = [run.seed for run in runs if run.diverged]
+            note = f"diverged: seed {', '.join(map(str, lost))}" if lost else ""
+            rows.append(Row(label, len(good), Fairness(*mean), Fairness(*sd), note))
+        return rows
+
+    def picked_on(self) -> str:
+        """On what data the best round is chosen."""
+        held = any("deployed_validation.accuracy" in run.tables for run in self.runs)
+        return "validation data" if held else "test data"
+
+    def to_pandas(self) -> Any:
+        """A long table, one row per run, evaluation and client, as a pandas DataFrame."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise InputError("to_pandas() wants pandas: pip install pandas") from error
+        frames = []
+        for run in self.runs:
+            if "evaluated" not in run.tables:
+                continue
+            evaluated = run.evaluated
+            table = {
+                "strategy": run.label,
+                "seed": run.seed,
+                "round": np.repeat(evaluated, run.n_clients),
+                "client": np.tile(np.arange(run.n_clients), len(evaluated)),
+            }
+            for model in ("deployed", "last"):
+                table[f"{model}_accuracy"] = run.accuracy(model).ravel()
+                table[f"{model}_loss"] = run.loss(model).ravel()
+            frames.append(pandas.DataFrame(table))
+        return pandas.concat(frames, ignore_index=True)
+
+    def __str__(self) -> str:
+        from fedmaba.report.table import plain
+
+        return plain(self)
+
+
+def from_arrays(meta: Sequence[Mapping[str, Any]], arrays: Sequence[Arrays]) -> History:
+    """A history from what `RunHistory.arrays` gave and the runs' labels."""
+    runs = []
+    for about, tables in zip(meta, arrays, strict=True):
+        rows = {name: list(table) for name, table in tables.items() if name != "test_size"}
+        runs.append(
+            RunHistory(
+                label=about["label"],
+                seed=about["seed"],
+                deploy=about["deploy"],
+                test_size=tables["test_size"],
+                diverged=about["diverged"],
+                tables=rows,
+            )
+        )
+    return History(runs)
+
+
+def _extend(run: RunHistory, row: dict[str, Any]) -> None:
+    for name, value in row.items():
+        run.tables.setdefault(name, []).append(np.asarray(value))

@@ -1,0 +1,122 @@
+"""Models as ordinary nn.Module, made by a factory of (input shape, number of classes).
+
+Users bring their own as `package.module:factory` or as a callable. A model may hold any layer but
+one with running statistics: those are not part of the model change that clients send.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from fedmaba import rng
+from fedmaba.errors import InputError, unknown
+
+Shape = tuple[int, ...]
+Factory = Callable[[Shape, int], nn.Module]
+
+
+def mlp(shape: Shape, classes: int) -> nn.Module:
+    """the paper's perceptron: two hidden layers of 200, ReLU"""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(_count(shape), 200),
+        nn.ReLU(),
+        nn.Linear(200, 200),
+        nn.ReLU(),
+        nn.Linear(200, classes),
+    )
+
+
+def cnn(shape: Shape, classes: int) -> nn.Module:
+    """the paper's CNN: conv 5x5 64, pool, conv 5x5 64, pool, 384, 192, dropout 0.2 and 0.5"""
+    if len(shape) != 3 or min(shape[1:]) < 16:
+        raise InputError(
+            f"model cnn wants images of (channels, height, width) with sides of at least 16, but "
+            f"the data have shape {shape}: use --model mlp or softmax"
+        )
+    height, width = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * height * width, 384),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(384, 192),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(192, classes),
+    )
+
+
+def softmax(shape: Shape, classes: int) -> nn.Module:
+    """softmax regression: one linear layer, a convex problem"""
+    return nn.Sequential(nn.Flatten(), nn.Linear(_count(shape), classes))
+
+
+REGISTRY: dict[str, Factory] = {"mlp": mlp, "cnn": cnn, "softmax": softmax}
+
+
+def factory(name: str) -> Factory:
+    """A registered model, or `package.module:factory`."""
+    if name in REGISTRY:
+        return REGISTRY[name]
+    where, _, attribute = name.partition(":")
+    if not attribute:
+        raise unknown("model", name, REGISTRY)
+    try:
+        found = getattr(importlib.import_module(where), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"model {name!r}: {error}: write package.module:factory") from error
+    if not callable(found):
+        raise InputError(f"model {name!r} is no factory: it must take (shape, classes)")
+    return found  # type: ignore[no-any-return]
+
+
+def build(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Module:
+    """The model with the initial weights of this seed, checked against the data's shape."""
+    name = getattr(make, "__name__", str(make))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(rng.key(seed, "model")[0] >> 1))
+        model = make(shape, classes)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model {name!r} gave a {type(model).__name__}: return an nn.Module")
+    for label, module in model.named_modules():
+        if getattr(module, "running_mean", None) is not None:
+            raise InputError(
+                f"model {name!r}: layer {label!r} is a {type(module).__name__} with running "
+                "statistics, which no server rule averages rightly: use GroupNorm"
+            )
+    model.eval()
+    try:
+        with torch.no_grad():
+            out = model(torch.zeros(2, *shape))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = str(error).split("\n")[0]
+        raise InputError(
+            f"model {name!r} does not accept inputs of shape {shape}: {reason}"
+        ) from error
+    if out.ndim != 2 or out.shape[0] != 2 or out.shape[1] < classes:
+        raise InputError(
+            f"model {name!r} gives outputs of shape {tuple(out.shape[1:])} per example, but the "
+            f"data have {classes} classes: its last layer must have {classes} outputs"
+        )
+    return model
+
+
+def describe() -> list[tuple[str, str]]:
+    """Name and one line for each model."""
+    own = ("package.module:factory", "one's own: a callable of (input shape, number of classes)")
+    return [*((name, (f.__doc__ or "").strip()) for name, f in REGISTRY.items()), own]
+
+
+def _count(shape: Shape) -> int:
+    return int(torch.Size(shape).numel())

@@ -1,0 +1,348 @@
+"""Labels become index lists: which client trains, validates and tests on which example.
+
+NumPy only; images, files and models may not enter. Every scheme answers one question, who owns each
+example; the rest (test part, validation part, index lists) is the same for all and vectorised, so a
+million clients are no trouble. All randomness comes from one generator made from the seed.
+
+The official test examples of `shards` and `dirichlet` follow the training ones: those of a class
+are divided over its owners in proportion to what they hold of that class. Test examples of a class
+that nobody trains on belong to nobody; apart from these every example is used exactly once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmaba.errors import InputError, unknown
+from fedmaba.rng import generator
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+FEW = (
+    10  # training examples that `dirichlet` and `sizes` leave to every client, if there are enough
+)
+PARTS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Per client, sorted indices into a data set's examples; the three parts are disjoint."""
+
+    train: tuple[IntArray, ...]  # N arrays
+    validation: tuple[IntArray, ...]
+    test: tuple[IntArray, ...]
+
+    def to_arrays(self) -> dict[str, IntArray]:
+        """The split as six flat arrays, as an .npz or safetensors file can hold them."""
+        out: dict[str, IntArray] = {}
+        for part in PARTS:
+            lists = getattr(self, part)
+            out[part] = np.concatenate([np.zeros(0, np.int64), *lists])
+            ends = np.cumsum([len(a) for a in lists], dtype=np.int64)
+            out[f"{part}_offsets"] = np.concatenate([np.zeros(1, np.int64), ends])
+        return out
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Split:
+        """The inverse of `to_arrays`, for arrays that may come from a damaged file."""
+        parts = {}
+        for part in PARTS:
+            try:
+                flat, offsets = (np.asarray(arrays[key]) for key in (part, f"{part}_offsets"))
+            except KeyError as err:
+                raise InputError(f"split: no array {err}: it was not written whole") from None
+            sound = all(a.ndim == 1 and a.dtype.kind in "iu" for a in (flat, offsets))
+            sound = sound and len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == len(flat)
+            if not (sound and (np.diff(offsets) >= 0).all() and (flat >= 0).all()):
+                raise InputError(f"split: {part} and its offsets disagree: the arrays are damaged")
+            parts[part] = _cut(flat.astype(np.int64), offsets.astype(np.int64))
+        if len({len(lists) for lists in parts.values()}) != 1:
+            raise InputError("split: the parts have different numbers of clients: it is damaged")
+        return cls(**parts)
+
+    def sha256(self) -> str:
+        """The digest of all index lists."""
+        digest = hashlib.sha256()
+        for key, values in self.to_arrays().items():
+            digest.update(f"{key} {len(values)} ".encode())
+            digest.update(values.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+
+class _Scheme(NamedTuple):
+    """A way to divide data, and what its parameter may be."""
+
+    spec: str
+    about: str
+    default: float = 0.0
+    least: float = 0.0
+    most: float = 0.0  # 0: the scheme has no parameter
+
+
+_SCHEMES = {
+    "shards": _Scheme(
+        "shards:K", "sort by label, cut, K shards per client, of different labels (K=2)", 2, 1, 1e9
+    ),
+    "dirichlet": _Scheme(
+        "dirichlet:A", "each class over the clients by Dirichlet(A) (A=0.5)", 0.5, 1e-3, 1e6
+    ),
+    "iid": _Scheme("iid", "equal shares, drawn at random"),
+    "sizes": _Scheme("sizes:S", "labels as iid, sizes log-normal with sigma S (S=1)", 1, 0, 10),
+    "given": _Scheme("given", "the data's own client column"),
+}
+
+
+def describe() -> list[tuple[str, str]]:
+    """Specification and one line on every way to divide the data."""
+    return [(scheme.spec, scheme.about) for scheme in _SCHEMES.values()]
+
+
+def parse_share(value: str | float) -> float:
+    """A share such as 0.1, "0.1" or "10%" as a number between 0 and 1."""
+    text = str(value).strip()
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = math.nan
+    if not 0 <= share <= 1:
+        raise InputError(f"share {value!r}: write it as 0.1 or 10%, between 0 and 1")
+    return share
+
+
+def _parse(spec: str) -> tuple[str, float]:
+    """Name and parameter of a specification."""
+    name, colon, text = spec.partition(":")
+    if name not in _SCHEMES:
+        raise unknown("partition", name, _SCHEMES)
+    scheme = _SCHEMES[name]
+    if not colon:
+        return name, scheme.default
+    try:
+        value = int(text) if name == "shards" else float(text)
+    except ValueError:
+        value = math.nan
+    if not scheme.most:
+        raise InputError(f"partition {spec!r}: {name} has no parameter: write {name}")
+    if not scheme.least <= value <= scheme.most:
+        kind = "an integer" if name == "shards" else "a number"
+        rule = f"give {kind} from {scheme.least:g} to {scheme.most:g}"
+        raise InputError(f"partition {spec!r}: {text!r} is no {scheme.spec[-1]}: {rule}")
+    return name, value
+
+
+def _cut(flat: IntArray, offsets: IntArray) -> tuple[IntArray, ...]:
+    """Views of a flat array, one per client."""
+    return tuple(flat[a:b] for a, b in pairwise(offsets.tolist()))
+
+
+def _group(owner: IntArray, rows: IntArray, n: int) -> tuple[IntArray, ...]:
+    """The rows of each of n clients, in the order given; an owner of -1 is nobody."""
+    rows, owner = rows[owner >= 0], owner[owner >= 0]
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=n))])
+    return _cut(rows[np.argsort(owner, kind="stable")], offsets)
+
+
+def _shares(total: int, weight: FloatArray, least: int = 0) -> IntArray:
+    """Whole numbers near `weight`'s proportions, at least `least` each, that add up to `total`."""
+    spare = total - least * len(weight)
+    ends = np.floor(np.cumsum(weight / weight.sum()) * spare + 0.5).astype(np.int64)
+    ends[-1] = spare
+    return least + np.diff(np.minimum(ends, spare), prepend=0)
+
+
+def _shards(y: IntArray, n: int, k: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+    """Owner and shard of every training example.
+
+    A shard has one label where there are at least as many shards as classes: each class is cut into
+    equal shards, their number in proportion to its size. Otherwise the sorted list is cut evenly.
+    Differs: the usual recipe cuts evenly in any case; with classes of equal size it is the same.
+    """
+    total = n * k
+    if total > len(y):
+        what = f"shards:{k} for {n} clients makes {total} shards of {len(y)} training examples"
+        raise InputError(f"{what}: lower K or the number of clients")
+    count = np.unique(y, return_counts=True)[1]  # (classes,)
+    if total < len(count):
+        sizes = _shares(len(y), np.ones(total))
+        holder = rng.permutation(np.repeat(np.arange(n), k))  # (shards,)
+    else:
+        quota = total * count / len(y)
+        pieces = np.maximum(1, np.floor(quota)).astype(np.int64)  # (classes,) shards of each class
+        while gap := int(np.sign(total - pieces.sum())):  # at most one step per class
+            free = pieces < count if gap > 0 else pieces > 1
+            pieces[np.argmax(np.where(free, gap * (quota - pieces), -np.inf))] += gap
+        cuts = [_shares(c, np.ones(p)) for c, p in zip(count, pieces, strict=True)]
+        sizes = np.concatenate(cuts)
+        holder = _different(np.repeat(np.arange(len(count)), pieces), n, k, rng)
+    shard = np.empty(len(y), np.int64)
+    shard[np.argsort(y, kind="stable")] = np.repeat(np.arange(total), sizes)
+    return holder[shard], shard
+
+
+def _different(label: IntArray, n: int, k: int, rng: np.random.Generator) -> IntArray:
+    """Who holds each shard, drawn at random, then swapped until no client has a label twice.
+
+    Each swap lowers the number of repeated labels, so this ends. As long as a label has no more
+    shards than there are clients, such a swap exists: only other labels may stay repeated.
+    """
+    holder = rng.permutation(np.repeat(np.arange(n), k))  # (shards,)
+    have = np.zeros((n, int(label[-1]) + 1), np.int32)  # shards of a label at a client
+    np.add.at(have, (holder, label), 1)
+    left = -1
+    while left != (left := int(np.maximum(have - 1, 0).sum())):
+        stuck = set()  # labels for which no swap was found in this pass
+        for s in np.flatnonzero(have[holder, label] > 1).tolist():
+            i, a = holder[s], label[s]
+            if have[i, a] < 2 or a in stuck:
+                continue
+            # a few shards at random first: almost always one of them will do
+            for some in (rng.integers(len(label), size=32), np.arange(len(label))):
+                j, b = holder[some], label[some]
+                fewer = 1 - (have[i, b] > 0) + (have[j, b] > 1) - (have[j, a] > 0).astype(np.int64)
+                good = some[(fewer > 0) & (j != i) & (b != a)]
+                if len(good):
+                    t = good[0]
+                    have[[i, holder[t]], [a, label[t]]] -= 1
+                    have[[i, holder[t]], [label[t], a]] += 1
+                    holder[[s, t]] = holder[[t, s]]
+                    break
+            else:
+                stuck.add(a)
+    return holder
+
+
+def _dirichlet(y: IntArray, n: int, a: float, rng: np.random.Generator) -> IntArray:
+    """Owner of every training example; too small clients are filled up from the largest."""
+    owner = np.empty(len(y), np.int64)
+    for label in np.unique(y):
+        rows = rng.permutation(np.flatnonzero(y == label))
+        # for a tiny A all draws may underflow to 0: the floor keeps their sum positive
+        weight = rng.standard_gamma(a, n) + 1e-300
+        owner[rows] = np.repeat(np.arange(n), _shares(len(rows), weight))
+    least = min(FEW, len(y) // n)
+    size = np.bincount(owner, minlength=n)
+    # at most FEW moves per client, each of a random example from who is largest at that moment
+    order = rng.permutation(len(y))
+    pile = [rows.tolist() for rows in _group(owner[order], order, n)]
+    heap = [(-len(rows), k) for k, rows in enumerate(pile)]
+    heapq.heapify(heap)
+    for k in np.repeat(np.arange(n), np.maximum(0, least - size)).tolist():
+        large, donor = heap[0]
+        owner[pile[donor].pop()] = k
+        heapq.heapreplace(heap, (large + 1, donor))
+    return owner
+
+
+def _follow(y: IntArray, owner: IntArray, block: IntArray, y_test: IntArray, n: int) -> IntArray:
+    """Owner of every test example: a class's test rows lie over its training blocks in proportion.
+
+    A client that gets none then takes one, of a class it trains on, from who has the most.
+    """
+    test = np.full(len(y_test), -1, np.int64)
+    for label in np.unique(y_test):
+        train, rows = np.flatnonzero(y == label), np.flatnonzero(y_test == label)
+        if len(train):
+            train = train[np.argsort(block[train], kind="stable")]
+            middle = (2 * np.arange(len(rows)) + 1) * len(train) // (2 * len(rows))
+            test[rows] = owner[train[middle]]
+    held = np.bincount(test[test >= 0], minlength=n)  # (N,)
+    for k in np.flatnonzero(held == 0):
+        rows = np.flatnonzero((test >= 0) & np.isin(y_test, y[owner == k]))
+        rows = rows[held[test[rows]] > 1]
+        if not len(rows):
+            what = f"client {k} gets no test example, {len(y_test)} are too few"
+            raise InputError(f"{what}: use fewer clients or --test local")
+        row = rows[np.argmax(held[test[rows]])]
+        held[[test[row], k]] += [-1, 1]
+        test[row] = k
+    return test
+
+
+def _some(owner: IntArray, n: int, share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Which examples make up a random share of each client's: rounded, at least one."""
+    size = np.bincount(owner, minlength=n)
+    order = np.lexsort((rng.random(len(owner)), owner))  # by client, at random within
+    rank = np.empty(len(owner), np.int64)
+    rank[order] = np.arange(len(owner)) - np.repeat(np.cumsum(size) - size, size)
+    chosen: NDArray[np.bool_] = rank < np.maximum(1, np.floor(share * size + 0.5))[owner]
+    return chosen
+
+
+def split(
+    y: IntArray,
+    n_train: int,
+    client: IntArray | None,
+    spec: str,
+    clients: int | None,
+    seed: int,
+    test: str = "official",
+    validation: float = 0.0,
+) -> Split:
+    """Divide a data set (its y, n_train and client) over clients by a specification."""
+    name, value = _parse(spec)
+    if test not in ("official", "local"):
+        raise unknown("test part", test, ("official", "local"))
+    if not 0 <= validation < 1:
+        raise InputError(f"validation={validation}: give a share from 0 to below 1")
+    official = test == "official"
+    if official and n_train >= len(y):
+        raise InputError("the data have no official test part: say --test local")
+    y_train, y_test = y[:n_train], y[n_train:]
+    rng = generator(seed, "partition")
+    if name == "given":
+        if client is None:
+            raise InputError("partition given, but the data have no client column: add one")
+        n = int(client.max()) + 1
+        if clients not in (None, n):
+            raise InputError(f"clients={clients}, but the data name {n} clients: leave it out")
+        owner, owner_test = client[:n_train], client[n_train:]
+        if (owner < 0).any() or (official and (owner_test < 0).any()):
+            raise InputError("some examples have no client: give client_test or say --test local")
+    else:
+        n = clients or 0
+        few = min(n_train, len(y_test)) if official else n_train // 2
+        if not 1 <= n <= few:
+            rule = f"from 1 to {few}, one example to train and one to test on for each"
+            raise InputError(f"clients={clients}: partition {name} of these data takes {rule}")
+        if name in ("iid", "sizes"):
+            weight = np.exp((value if name == "sizes" else 0.0) * rng.standard_normal(n))
+            sizes = _shares(n_train, weight, min(FEW, n_train // n))
+            owner = rng.permutation(np.repeat(np.arange(n), sizes))
+            if official:
+                owner_test = rng.permutation(
+                    np.repeat(np.arange(n), _shares(len(y_test), weight, 1))
+                )
+        else:
+            if name == "shards":
+                owner, block = _shards(y_train, n, int(value), rng)
+            else:
+                owner = block = _dirichlet(y_train, n, value, rng)
+            if official:
+                owner_test = _follow(y_train, owner, block, y_test, n)
+    rows, rows_test = np.arange(n_train), np.arange(n_train, len(y))
+    if not official:
+        local = _some(owner, n, 0.2, rng)
+        rows_test, owner_test = rows[local], owner[local]
+        rows, owner = rows[~local], owner[~local]
+    held = _some(owner, n, validation, rng) if validation else np.zeros(len(rows), np.bool_)
+    result = Split(
+        _group(owner[~held], rows[~held], n),
+        _group(owner[held], rows[held], n),
+        _group(owner_test, rows_test, n),
+    )
+    for part in ("train", "test"):
+        empty = [k for k, mine in enumerate(getattr(result, part)) if not len(mine)]
+        if empty:
+            what = f"client {empty[0]} has no {part} example left"
+            why = f"partition {spec}, test {test}, validation {validation:g}"
+            raise InputError(f"{what} ({why}): use fewer clients or give it more data")
+    return result

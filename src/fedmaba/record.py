@@ -1,0 +1,257 @@
+"""The only writer of a run folder: open formats, atomic files, checksummed checkpoints, one owner.
+
+experiment.toml   what was asked for, resolved        about.json       versions, hashes, command
+partition.npz     who owns which examples, by seed    rounds.jsonl     a line per run and round
+clients/*.npz     client x round tables, by run       models/*.safetensors  last, deployed, best
+timing.jsonl      wall-clock figures, apart from all that must repeat bit for bit
+checkpoint/*.ckpt the two newest: magic, SHA-256, then safetensors with tables, models and states
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from fedmaba.errors import Busy, FedmabaError, InputError, SaveFailed
+from fedmaba.history import History, from_arrays
+from fedmaba.metrics import fairness
+
+try:
+    import fcntl
+except ImportError:  # no advisory locks on this platform: two runs on one folder are not refused
+    fcntl = None  # type: ignore[assignment]
+
+MAGIC = b"FEDMABA1"
+KEEP = 2
+Arrays = dict[str, NDArray[Any]]
+
+
+class Folder:
+    """A run folder held by this process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines = 0  # bytes of rounds.jsonl that belong to the run
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self.lock = open(path / ".lock", "a+")  # noqa: SIM115 - held until close
+        except OSError as error:
+            raise SaveFailed(f"{path}: {error.strerror}: choose another --out") from error
+        if fcntl is not None:
+            try:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                self.lock.seek(0)
+                holder = self.lock.read().strip() or "another process"
+                self.lock.close()
+                raise Busy(f"{path} is in use by {holder}: wait, or choose another --out") from None
+        self.lock.truncate(0)
+        self.lock.write(f"process {os.getpid()}")
+        self.lock.flush()
+
+    def close(self) -> None:
+        self.lock.close()
+
+    def write(self, name: str, content: bytes) -> None:
+        """A whole file or none: temporary file, fsync, rename, fsync of the folder."""
+        target = self.path / name
+        temporary = target.with_name(f".{target.name}.tmp")
+        try:
+            target.parent.mkdir(exist_ok=True)
+            with open(temporary, "wb") as f:
+                f.write(content)
+                f.flush()
+                os.fsync(f.fileno())
+            os.replace(temporary, target)
+            _sync(target.parent)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise _failed(target, error) from error
+
+    def write_json(self, name: str, content: object) -> None:
+        self.write(name, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+
+    def write_npz(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self.write(name, _npz(arrays))
+
+    def append_rounds(self, history: History, first: int) -> None:
+        """Lines of all runs for rounds after `first`, behind the bytes that belong to the run."""
+        text = "".join(
+            json.dumps(line, allow_nan=False) + "\n"
+            for r, run in enumerate(history.runs)
+            for line in _lines(r, run, first)
+        ).encode()
+        target = self.path / "rounds.jsonl"
+        try:
+            with open(target, "ab") as f:
+                f.truncate(self.lines)
+                f.write(text)
+        except OSError as error:
+            raise _failed(target, error) from error
+        self.lines += len(text)
+
+    def append_timing(self, line: Mapping[str, object]) -> None:
+        try:
+            with open(self.path / "timing.jsonl", "a") as f:
+                f.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise _failed(self.path / "timing.jsonl", error) from error
+
+    def save(self, round: int, tensors: Arrays, meta: Mapping[str, Any], history: History) -> None:
+        """A checkpoint of everything; the one before stays until this one is whole."""
+        arrays = dict(tensors)
+        for r, run in enumerate(history.runs):
+            arrays |= {f"table/{r}/{name}": v for name, v in run.arrays().items()}
+        meta = {**meta, "round": round, "lines": self.lines, "runs": _runs(history)}
+        body = safetensors.numpy.save(
+            {name: np.ascontiguousarray(v) for name, v in arrays.items()},
+            metadata={"fedmaba": json.dumps(meta)},
+        )
+        digest = hashlib.sha256(body).digest()
+        self.write(f"checkpoint/{round:08d}.ckpt", MAGIC + digest + body)
+        for old in checkpoints(self.path)[KEEP:]:
+            old.unlink(missing_ok=True)
+
+    def finish(self, history: History, models: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
+        """Tables and models of a finished run; then its checkpoints are no longer needed."""
+        for r, run in enumerate(history.runs):
+            self.write_npz(f"clients/{run_id(r, run.label, run.seed)}.npz", run.arrays())
+        for name, weights in models.items():
+            self.write(f"models/{name}.safetensors", safetensors.numpy.save(dict(weights)))
+        self.write_json("runs.json", {"runs": _runs(history)})
+        for old in checkpoints(self.path):
+            old.unlink(missing_ok=True)
+
+
+def run_id(index: int, label: str, seed: int) -> str:
+    """A file name for a run that cannot leave its folder, whatever the label."""
+    return f"{index:02d}-{re.sub(r'[^A-Za-z0-9.=,_-]', '_', label)[:80]}-s{seed}"
+
+
+def checkpoints(path: Path) -> list[Path]:
+    """The checkpoints of a run folder, newest first."""
+    return sorted((path / "checkpoint").glob("*.ckpt"), reverse=True)
+
+
+def load_checkpoint(path: Path) -> tuple[Arrays, dict[str, Any], list[str]]:
+    """Arrays and meta data of the newest whole checkpoint, and what was found damaged."""
+    damaged: list[str] = []
+    for file in checkpoints(path):
+        try:
+            return *read_checkpoint(file), damaged
+        except InputError as error:
+            damaged.append(str(error))
+    raise InputError("; ".join(damaged) or f"{path} holds no checkpoint: nothing to resume")
+
+
+def read_checkpoint(file: Path) -> tuple[Arrays, dict[str, Any]]:
+    """One checkpoint, refused unless its checksum is right."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise InputError(f"{file}: {error.strerror}") from error
+    body = content[40:]
+    if content[:8] != MAGIC or hashlib.sha256(body).digest() != content[8:40]:
+        raise InputError(f"{file} is damaged: its checksum is wrong, so it is not used")
+    (length,) = np.frombuffer(body[:8], "<u8")
+    header = json.loads(body[8 : 8 + int(length)])
+    return safetensors.numpy.load(body), json.loads(header["__metadata__"]["fedmaba"])
+
+
+def load_history(path: Path | str) -> History:
+    """The history of a finished run, or of an unfinished one as far as its checkpoint goes."""
+    path = Path(path)
+    if (path / "runs.json").exists():
+        meta = json.loads((path / "runs.json").read_text())["runs"]
+        tables = []
+        for r, about in enumerate(meta):
+            file = path / "clients" / f"{run_id(r, about['label'], about['seed'])}.npz"
+            with np.load(file, allow_pickle=False) as z:
+                tables.append({name: z[name] for name in z.files})
+        return from_arrays(meta, tables)
+    if not path.is_dir():
+        raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
+    arrays, meta, _ = load_checkpoint(path)
+    return history_of(arrays, meta)
+
+
+def history_of(arrays: Arrays, meta: Mapping[str, Any]) -> History:
+    """The tables inside a checkpoint."""
+    return from_arrays(
+        meta["runs"],
+        [
+            {n.split("/", 2)[2]: v for n, v in arrays.items() if n.startswith(f"table/{r}/")}
+            for r in range(len(meta["runs"]))
+        ],
+    )
+
+
+def _runs(history: History) -> list[dict[str, Any]]:
+    return [
+        {"label": r.label, "seed": r.seed, "deploy": r.deploy, "diverged": r.diverged}
+        for r in history.runs
+    ]
+
+
+def _lines(r: int, run: Any, first: int) -> list[dict[str, Any]]:
+    """One run's rounds after `first` as JSON-ready lines."""
+    evaluated = {int(t): i for i, t in enumerate(run.tables.get("evaluated", []))}
+    infos = [name for name in run.tables if name.startswith("info.")]
+    lines = []
+    for i, done in enumerate(run.tables.get("round", [])):
+        if done <= first:
+            continue
+        line: dict[str, Any] = {"run": r, "strategy": run.label, "seed": run.seed}
+        line["round"] = int(done)
+        line |= {name[5:]: _number(run.tables[name][i]) for name in infos}
+        at = evaluated.get(int(done))
+        for model in ("deployed", "last") if at is not None else ():
+            accuracy, loss = (run.tables[f"{model}.{k}"][at] for k in ("accuracy", "loss"))
+            figures = fairness(accuracy.astype(float), loss.astype(float), run.test_size)
+            line[model] = {k: _number(v) for k, v in figures._asdict().items()}
+        lines.append(line)
+    return lines
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """An NPZ file whose bytes depend on the arrays alone; NumPy's own holds the time of day."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as z:
+        for name, array in arrays.items():
+            entry = io.BytesIO()
+            np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
+            info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            info.compress_type = zipfile.ZIP_DEFLATED
+            z.writestr(info, entry.getvalue())
+    return out.getvalue()
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _failed(target: Path, error: OSError) -> FedmabaError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "free some space, then `fedmaba resume`" if full else "mend it, then `fedmaba resume`"
+    return SaveFailed(f"{target} could not be written: {error.strerror}: {remedy}")

@@ -1,0 +1,46 @@
+"""Randomness as a function of (seed, purpose, round, client, ...), never of a global state.
+
+What a run draws is the same alone, beside other runs and after a resume, on every device: a key is
+a 64-bit hash of its words, and streams are hashes of key + counter (SplitMix64's finaliser).
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+UIntArray = NDArray[np.uint64]
+GOLDEN = 0x9E3779B97F4A7C15
+FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def mix(z: UIntArray) -> UIntArray:
+    """A bijection of 64-bit words whose output bits all depend on all input bits."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(FIRST)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(SECOND)
+    return z ^ (z >> np.uint64(31))
+
+
+def key(seed: int, purpose: str, *words: int | NDArray[np.integer]) -> UIntArray:
+    """The key of one stream, or an array of keys where a word is an array."""
+    digest = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:8]
+    k = np.asarray([int.from_bytes(digest, "little")], dtype=np.uint64)
+    for word in words:
+        w = np.atleast_1d(np.asarray(word)).astype(np.uint64)
+        k = mix(k + (w + np.uint64(1)) * np.uint64(GOLDEN))
+    return k
+
+
+def generator(seed: int, purpose: str, *words: int) -> np.random.Generator:
+    """A NumPy generator for one purpose."""
+    return np.random.Generator(np.random.Philox(key=int(key(seed, purpose, *words)[0])))
+
+
+def sample_clients(seed: int, round: int, n_clients: int, participants: int) -> NDArray[np.int64]:
+    """Which clients take part: uniform without replacement, in client order."""
+    if participants == n_clients:
+        return np.arange(n_clients, dtype=np.int64)
+    drawn = generator(seed, "participants", round).choice(n_clients, participants, replace=False)
+    return np.sort(drawn).astype(np.int64)

@@ -1,0 +1,28 @@
+"""Many independent copies of one model ("rows"), computed together: one flat vector per row.
+
+Knows rows and minibatches; no clients, rounds or strategies. `compile` picks the fastest form that
+fits the model and says why: layers with weights per row and a hand-written backward, else
+`torch.func.vmap`, else one row after another. All three add the same numbers.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fedmaba.rows.base import Layout, LossFn, Rows
+from fedmaba.rows.general import LoopRows, VmapRows, vmap_refusal
+from fedmaba.rows.layers import LayerRows, layers_of
+
+__all__ = ["Layout", "LossFn", "Rows", "compile"]
+
+
+def compile(model: nn.Module, example: Tensor, loss: LossFn | None = None) -> Rows:
+    """The rows form of a model; `example` is a minibatch of inputs (B, ...)."""
+    layers, reason = layers_of(model)
+    if layers is not None:
+        return LayerRows(model, layers, example, loss)
+    refusal = vmap_refusal(model, example)
+    layout = Layout(model)
+    if refusal is None:
+        return VmapRows(model, layout, example, loss, f"torch.func.vmap: {reason}")
+    return LoopRows(model, layout, example, loss, f"one client after another: {reason}; {refusal}")

@@ -1,0 +1,153 @@
+"""What every form of rows shares: the flat layout of the weights and the loss with its gradient."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+LossFn = Callable[[Tensor, Tensor], Tensor]  # outputs (n, C), targets (n,) -> loss of each (n,)
+ALIGN = 32  # each weight starts at a multiple of 128 bytes, which matrix units want
+
+
+class Layout:
+    """Where each weight of a model lies in its flat vector (P,); gaps stay 0.
+
+    Matrices named in `flipped` are kept transposed, (in, out): forward products are then plain.
+    """
+
+    def __init__(self, model: nn.Module, flipped: Collection[str] = ()) -> None:
+        self.names: list[str] = []
+        self.shapes: list[torch.Size] = []
+        self.starts: list[int] = []
+        self.flipped = frozenset(flipped)
+        end = 0
+        for name, p in model.named_parameters():
+            self.names.append(name)
+            self.shapes.append(p.T.shape if name in self.flipped else p.shape)
+            self.starts.append(end)
+            end += -(-p.numel() // ALIGN) * ALIGN
+        self.size = end
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Each weight of all rows, (R, *shape), as views of flat (R, P)."""
+        return [
+            flat[:, a : a + shape.numel()].view(len(flat), *shape)
+            for a, shape in zip(self.starts, self.shapes, strict=True)
+        ]
+
+    def pack(self, model: nn.Module) -> Tensor:
+        """The weights of a model as a flat vector (P,)."""
+        flat = torch.zeros(1, self.size)
+        for view, (name, p) in zip(self.views(flat), model.named_parameters(), strict=True):
+            view[0] = p.detach().T if name in self.flipped else p.detach()
+        return flat[0]
+
+    def unpack(self, flat: Tensor) -> dict[str, Tensor]:
+        """A flat vector (P,) as named weights."""
+        named = zip(self.names, self.views(flat[None]), strict=True)
+        return {n: (v[0].T if n in self.flipped else v[0]).contiguous() for n, v in named}
+
+
+class Bent(NamedTuple):
+    """PropFair's loss per row; M is inf in rows that keep theirs."""
+
+    M: Tensor  # (R,)
+    epsilon: Tensor  # (R,)
+    slope: Tensor  # (R,)
+
+    def factor(self, loss: Tensor) -> Tensor:
+        """d bent / d loss of each row."""
+        room = self.M - loss
+        inside = 1.0 / torch.where(room >= self.epsilon, room, 1.0)
+        bent = torch.where(room >= self.epsilon, inside, self.slope)
+        return torch.where(self.M.isinf(), 1.0, bent)
+
+    def first(self, rows: int) -> Bent:
+        return Bent(self.M[:rows], self.epsilon[:rows], self.slope[:rows])
+
+
+class Rows(ABC):
+    """R copies of a model as rows of a flat matrix (R, P)."""
+
+    parallel = False  # whether several threads may use it at once
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        example: Tensor,
+        loss: LossFn | None,
+        path: str,
+    ) -> None:
+        self.model, self.layout, self.loss_fn, self.path = model, layout, loss, path
+        self.activations = _activations(model, example)  # numbers per example, all layers
+
+    @abstractmethod
+    def accumulate(
+        self,
+        read: Tensor,  # (R, P)     weights at which the gradient is taken
+        sink: Tensor,  # (R, P)     what scale * gradient is added to; may be `read` itself
+        x: Tensor,  # (R, B, ...)
+        y: Tensor,  # (R, B)
+        weight: Tensor,  # (R, B)   of each example in its row's loss; 0 for padding
+        scale: float,
+        bent: Bent | None,
+        keys: Tensor,  # (R,)       random streams of this step
+    ) -> Tensor:
+        """One minibatch of every row; returns the loss of each row (R,), before it was bent."""
+
+    @abstractmethod
+    def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
+        """(R, B, C) in evaluation mode; x is (R, B, ...), or (1, B, ...) where rows share it."""
+
+    def losses(self, out: Tensor, y: Tensor) -> Tensor:
+        """The loss of each example, (R, B)."""
+        flat = self._per_example(out.flatten(0, 1), y.expand(out.shape[:2]).flatten())
+        return flat.view(out.shape[:2])
+
+    def _per_example(self, out: Tensor, y: Tensor) -> Tensor:
+        if self.loss_fn is None:
+            return nn.functional.cross_entropy(out, y, reduction="none")
+        return self.loss_fn(out, y)
+
+    def loss_and_gradient(
+        self, out: Tensor, y: Tensor, weight: Tensor, scale: float, bent: Bent | None
+    ) -> tuple[Tensor, Tensor]:
+        """Loss of each row (R,) and scale * its gradient in the outputs (R, B, C)."""
+        if self.loss_fn is None:
+            log_p = torch.log_softmax(out, -1)
+            loss = -(log_p.gather(2, y[..., None])[..., 0] * weight).sum(1)
+            g = log_p.exp_()
+            g.scatter_add_(2, y[..., None], torch.full_like(g[..., :1], -1.0))
+            g.mul_((weight * scale)[..., None])
+        else:
+            with torch.enable_grad():
+                leaf = out.detach().requires_grad_()
+                total = (self.losses(leaf, y) * weight).sum(1)
+                (g,) = torch.autograd.grad(total.sum(), leaf)
+            loss, g = total.detach(), g * scale
+        if bent is not None:
+            g = g * bent.factor(loss)[:, None, None]
+        return loss, g
+
+
+def _activations(model: nn.Module, example: Tensor) -> int:
+    """How many numbers the layers of a model put out for one example."""
+    total = 0
+
+    def count(module: nn.Module, args: object, out: object) -> None:
+        nonlocal total
+        if isinstance(out, Tensor):
+            total += out.numel()
+
+    leaves = [m for m in model.modules() if not any(True for _ in m.children())]
+    hooks = [m.register_forward_hook(count) for m in leaves]
+    with torch.no_grad():
+        model(example)
+    for hook in hooks:
+        hook.remove()
+    return max(1, (total + example.numel()) // len(example))

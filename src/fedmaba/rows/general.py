@@ -1,0 +1,124 @@
+"""Any nn.Module as rows: vectorised by torch.func where it can be, else one row after another."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fedmaba.rows.base import Bent, Rows
+
+
+class _General(Rows):
+    """What both general forms share: named weights of all rows, and adding a gradient to them."""
+
+    def _named(self, flat: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self.layout.names, self.layout.views(flat), strict=True))
+
+    def _total(self, weights: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        out = functional_call(self.model, weights, (x,))
+        return (self._per_example(out, y) * weight).sum()
+
+    def _add(
+        self,
+        sink: Tensor,
+        grads: list[Tensor],
+        loss: Tensor,
+        scale: float,
+        bent: Bent | None,
+    ) -> Tensor:
+        """sink += scale * gradient, row by row; grads are (R, *shape)."""
+        factor = torch.full_like(loss, scale) if bent is None else scale * bent.factor(loss)
+        for view, g in zip(self.layout.views(sink), grads, strict=True):
+            view.addcmul_(g, factor.view(-1, *[1] * (g.ndim - 1)))
+        return loss
+
+
+class VmapRows(_General):
+    """Rows by torch.func.vmap."""
+
+    def accumulate(
+        self,
+        read: Tensor,
+        sink: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        scale: float,
+        bent: Bent | None,
+        keys: Tensor,
+    ) -> Tensor:
+        self.model.train()
+        named = self._named(read)
+        grads, loss = vmap(grad_and_value(self._total))(named, x, y, weight)
+        return self._add(sink, [grads[n] for n in self.layout.names], loss.detach(), scale, bent)
+
+    def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
+        self.model.eval()
+
+        def one(weights: dict[str, Tensor], inputs: Tensor) -> Tensor:
+            out: Tensor = functional_call(self.model, weights, (inputs,))
+            return out
+
+        shared = len(x) == 1 and len(flat) > 1
+        out: Tensor = vmap(one, in_dims=(0, None if shared else 0))(
+            self._named(flat), x[0] if shared else x
+        )
+        return out
+
+
+class LoopRows(_General):
+    """One row after another; its random numbers are torch's own, seeded by the row's key."""
+
+    def accumulate(
+        self,
+        read: Tensor,
+        sink: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        scale: float,
+        bent: Bent | None,
+        keys: Tensor,
+    ) -> Tensor:
+        self.model.train()
+        losses, grads = [], []
+        devices = [read.device] if read.is_cuda else []
+        with torch.random.fork_rng(devices=devices):
+            for r, k in enumerate(keys.tolist()):
+                torch.manual_seed(k & (2**63 - 1))
+                with torch.enable_grad():
+                    own = {n: v[r].detach().requires_grad_() for n, v in self._named(read).items()}
+                    loss = self._total(own, x[r], y[r], weight[r])
+                    grads.append(torch.autograd.grad(loss, list(own.values())))
+                losses.append(loss.detach())
+        stacked = [torch.stack(g) for g in zip(*grads, strict=True)]
+        return self._add(sink, stacked, torch.stack(losses), scale, bent)
+
+    def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
+        self.model.eval()
+        named = self._named(flat)
+        with torch.no_grad():
+            each = [
+                functional_call(self.model, {n: v[r] for n, v in named.items()}, (x[r % len(x)],))
+                for r in range(len(flat))
+            ]
+        return torch.stack(each)
+
+
+def vmap_refusal(model: nn.Module, example: Tensor) -> str | None:
+    """Why torch.func cannot vectorise a model, tried on one minibatch; None where it can."""
+    weights = {n: p.detach()[None].expand(2, *p.shape) for n, p in model.named_parameters()}
+
+    def total(own: dict[str, Tensor], x: Tensor) -> Tensor:
+        out: Tensor = functional_call(model, own, (x,)).square().sum()
+        return out
+
+    model.train()
+    try:
+        vmap(grad_and_value(total), in_dims=(0, None))(weights, example)
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        return str(error).strip().split("\n")[0][:120]
+    finally:
+        model.eval()
+    return None

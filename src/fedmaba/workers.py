@@ -1,0 +1,64 @@
+"""Pieces of work side by side on a CPU: one piece per core, each on one thread, results in order.
+
+Matrix products of one row are too small to share among cores, so the cores share the pieces. What
+a piece computes and the order in which results come back do not depend on the number of workers:
+the same bits with one thread as with many.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Workers:
+    """An ordered map over threads; with one worker it is the built-in map."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.pool = ThreadPoolExecutor(count, initializer=_alone) if count > 1 else None
+
+    def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """`work` of each item, in order; at most two results per worker wait to be taken."""
+
+        def quiet(item: Item) -> Result:
+            with torch.no_grad():
+                return work(item)
+
+        if self.pool is None:
+            yield from map(quiet, items)
+            return
+        waiting: deque[Future[Result]] = deque()
+        for item in items:
+            waiting.append(self.pool.submit(quiet, item))
+            if len(waiting) > 2 * self.count:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    @contextmanager
+    def single(self) -> Iterator[None]:
+        """Keep torch's own threads out of the way while pieces are computed side by side."""
+        before = torch.get_num_threads()
+        if self.pool is not None:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    def close(self) -> None:
+        if self.pool is not None:
+            self.pool.shutdown()
+
+
+def _alone() -> None:
+    torch.set_num_threads(1)
