@@ -463,7 +463,7 @@ def test_bombs_are_not_inflated(world):
 
 
 def test_archives_with_wild_members_write_nothing(world, tmp_path):
-    spec = world.specs["cifar100"]
+    spec, plain = world.specs["cifar100"], world.plain["cifar100"]
     wild = tar_gz(
         {"../escape.bin": b"x", "/tmp/escape.bin": b"y", "cifar-100-binary/train.bin": b"z"}
     )
@@ -472,6 +472,12 @@ def test_archives_with_wild_members_write_nothing(world, tmp_path):
     world.lay({archive.name: wild})
     says(lambda: export("cifar100", tmp_path / "out" / "in", world.data), "1 bytes")
     assert not list(tmp_path.rglob("escape*"))
+    decoy = {"other/train.bin": b"z"} | {f"cifar-100-binary/{n}": r for n, r in plain.items()}
+    again = tar_gz(decoy)
+    archive = as_file(archive.name, again)
+    world.specs["cifar100"] = dataclasses.replace(spec, binary=(archive, "cifar-100-binary"))
+    world.lay({archive.name: again})
+    assert world.load("cifar100").x.shape == (6, 3, 32, 32)
     lacking = tar_gz(
         {f"cifar-100-binary/{n}": r for n, r in world.plain["cifar100"].items() if n[1] == "e"}
     )
@@ -541,7 +547,7 @@ def test_a_bad_download_leaves_nothing(world, monkeypatch):
     for raw, word in (
         (good[:-5], "bytes"),
         (good[:-1] + b"?", "SHA-256"),
-        (good + b"x", "more than"),
+        (good + b"x", "so not the publisher's"),
     ):
         serve(monkeypatch, {"cifar-100-binary.tar.gz": raw})
         says(lambda: fetch("cifar100"), "https://", word, "try again")
@@ -795,6 +801,8 @@ def test_synthetic():
     train, test = np.bincount(data.client[: data.n_train]), np.bincount(data.client[data.n_train :])
     np.testing.assert_array_equal(test, (train + test) // 5)
     assert (train + test).min() >= 10
+    even = load("synthetic:clients=3,spread=0,size=50")
+    assert np.bincount(even.client).tolist() == [50, 50, 50]
     assert load("synthetic").sha256() == load("synthetic:seed=0").sha256()
     assert load("synthetic").sha256() != load("synthetic:seed=1").sha256()
 
@@ -812,6 +820,10 @@ def test_alpha_sets_models_apart_and_beta_inputs():
     np.testing.assert_array_equal(one.x, far.x)  # alpha is the model's alone
     assert np.mean(one.y == near.y) > 0.8
     assert np.mean(one.y == far.y) < 0.4
+    two = make("alpha=0,classes=2,beta=0")  # one linear rule for all clients: a fit must find it
+    inputs = np.c_[two.x, np.ones(len(two.x))]
+    fit = inputs @ np.linalg.lstsq(inputs, 2.0 * two.y - 1, rcond=None)[0]
+    assert np.mean((fit > 0) == two.y) > 0.9
 
 
 @pytest.mark.parametrize(

@@ -136,6 +136,13 @@ def test_different_labels_wherever_possible():
         assert np.maximum(have - 1, 0).sum() == unavoidable
 
 
+def test_unequal_classes_get_shards_in_proportion():
+    y = np.repeat([0, 1, 2, 0, 1, 2], [500, 300, 205, 50, 30, 20])  # 5, 3 and 2 of 10 shards
+    s = split(y, 1005, None, "shards:2", 5, 0)
+    assert all(200 <= len(rows) <= 203 for rows in s.train)
+    assert [len(rows) for rows in s.test] == [20] * 5
+
+
 def test_more_classes_than_shards_are_cut_evenly():
     s = split(EQUAL, 6000, None, "shards:2", 3, 0)
     assert [len(rows) for rows in s.train] == [2000] * 3
@@ -189,6 +196,8 @@ def test_given_follows_the_column():
     assert [rows.tolist() for rows in s.test] == [[8], [7], [6]]
     local = split(y, 9, client, "given", 3, 0, "local")
     assert whole(local.train + local.test).tolist() == list(range(9))
+    drawn = {split(y, 9, client, "given", 3, seed, "local").sha256() for seed in range(20)}
+    assert len(drawn) > 10  # which examples are for testing is drawn at random
 
 
 def test_saved_and_read_back():
@@ -198,7 +207,10 @@ def test_saved_and_read_back():
     back = Split.from_arrays(arrays)
     assert back.sha256() == s.sha256()
     np.testing.assert_array_equal(back.test[7], s.test[7])
+    swapped = arrays["train_offsets"].copy()
+    swapped[[1, 2]] = swapped[[2, 1]]
     bad = {
+        "train_offsets": swapped,
         "train": arrays["train"][:-1],
         "test_offsets": arrays["test_offsets"][::-1],
         "validation": arrays["validation"].astype(float),

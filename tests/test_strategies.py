@@ -221,7 +221,7 @@ def test_every_strategy_is_documented(name):
 
 
 def test_description_has_a_line_for_each_strategy():
-    rows = {name: (params, line) for name, params, line in strategies.describe()}
+    rows = {name: (params, line) for name, line, params in strategies.describe()}
     assert set(NAMES) <= set(rows)
     assert all(line and "\n" not in line for _, line in rows.values())
     assert rows["fedprox"][0] == "mu=0.1"

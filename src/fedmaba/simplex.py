@@ -47,7 +47,7 @@ def tilt(a: FloatArray, rho: float) -> Tilt:
         if high - low <= 4e-16 * high:
             break
         root = np.sqrt(kl)
-        slope = s * spread / (2.0 * root) if root > 0.0 else 0.0
+        slope = spread / (2.0 * root) if root > 0.0 else 0.0
         step = s + (goal - root) / slope if slope > 0.0 else np.inf
         if low < step < high:
             s = float(step)
@@ -57,7 +57,7 @@ def tilt(a: FloatArray, rho: float) -> Tilt:
 
 
 def _softmax(a: FloatArray, s: float) -> tuple[FloatArray, float, float]:
-    """softmax(s a), its KL to uniform, and the variance of a under it; a is at most 0."""
+    """softmax(s a), its KL to uniform, and the derivative s Var(a) of that; a is at most 0."""
     z = s * a
     p = np.exp(z)
     total = p.sum()
@@ -66,7 +66,7 @@ def _softmax(a: FloatArray, s: float) -> tuple[FloatArray, float, float]:
     kl = mean - float(np.log(total)) + float(np.log(len(a)))
     z -= mean
     z *= z
-    return p, max(kl, 0.0), float(p @ z) / (s * s)
+    return p, max(kl, 0.0), float(p @ z) / s
 
 
 def kl_uniform(p: FloatArray) -> float:
@@ -81,6 +81,7 @@ def effective(p: FloatArray) -> float:
 
 def project(y: FloatArray, mass: float = 1.0) -> FloatArray:
     """The nearest point to y with non-negative entries that sum to `mass`, exactly, by sorting."""
+    y = y - y.max()  # changes nothing, and keeps sums exact for large entries
     u = np.sort(y)[::-1]
     excess = np.cumsum(u) - mass
     count = np.arange(1, len(y) + 1)
@@ -92,6 +93,7 @@ def project(y: FloatArray, mass: float = 1.0) -> FloatArray:
 def min_norm(gram: FloatArray, centre: FloatArray, radius: float) -> FloatArray:
     """argmin x' G x over the simplex with |x - centre| <= radius, to a KKT gap of 1e-9.
 
+    G is the Gram matrix of vectors of length at most 1: the gap is absolute.
     Each turn moves the pair of entries that violates optimality most (a strict decrease, so it
     cannot cycle), then takes Newton steps on the entries strictly inside their box until one of
     them hits its bound or the free part is optimal. Dependency-free, also for singular G.

@@ -40,7 +40,7 @@ class Replies:
     loss: FloatArray | None = None  # (m,)      where Needs.loss says
     norms: FloatArray | None = None  # (m,)     squared norms of the changes
     gram: FloatArray | None = None  # (m+h, m+h) inner products of the changes
-    past_client: IntArray | None = None  # (h,) whose kept change it is
+    past_client: IntArray | None = None  # (h,) whose kept change it is, each client once
     past_round: IntArray | None = None  # (h,)  from which round
 
 
@@ -108,7 +108,7 @@ class Strategy:
                     raise InputError(f"{self.name}: {f.name}={value!r}: {_rule(f, kind)}")
                 low, high, strict = _range(f)
                 inside = (low < value if strict else low <= value) and value <= high
-                if not inside or not np.isfinite(value) or kind(value) != value:
+                if not inside or not abs(value) < 1e300 or kind(value) != value:
                     raise InputError(f"{self.name}: {f.name}={value!r}: {_rule(f, kind)}")
                 object.__setattr__(self, f.name, kind(value))
 
@@ -144,7 +144,10 @@ class Strategy:
 
 def short(value: object) -> str:
     """A hyper-parameter as a user would type it."""
-    return format(value, "g") if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    brief = format(value, "g")
+    return brief if float(brief) == value else repr(value)
 
 
 def param(
@@ -195,7 +198,9 @@ def uniform(replies: Replies) -> FloatArray:
 
 
 def reported(values: FloatArray | None, what: str) -> FloatArray:
-    """The field of a reply that `needs` asked for."""
+    """The field of a reply that `needs` asked for, refused unless it is there and finite."""
     if values is None:
         raise InputError(f"the replies carry no {what}, though the strategy's needs() asks for it")
+    if not np.isfinite(values).all():
+        raise InputError(f"the replies carry a {what} that is not finite: leave that client out")
     return values

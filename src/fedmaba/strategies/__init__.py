@@ -73,7 +73,7 @@ def parse(spec: str) -> list[Strategy]:
         if not equals or not key or not text:
             raise InputError(f"{spec!r}: {item!r} is not key=value")
         if key in grid:
-            raise InputError(f"{spec!r}: {key} is given twice")
+            raise InputError(f"{spec!r}: {key!r} is given twice")
         listed = text[1:-1].split(",") if text.startswith("[") and text.endswith("]") else [text]
         grid[key] = [_value(v.strip()) for v in listed]
     return [
@@ -83,7 +83,7 @@ def parse(spec: str) -> list[Strategy]:
 
 
 def describe() -> list[tuple[str, str, str]]:
-    """Name, hyper-parameters with defaults, and one line for each registered strategy."""
+    """Name, one line, and hyper-parameters with defaults (first of a choice) of each strategy."""
     rows = []
     for name, kind in REGISTRY.items():
         hints = get_type_hints(kind)
@@ -91,7 +91,7 @@ def describe() -> list[tuple[str, str, str]]:
         for f in dataclasses.fields(kind):
             options = get_args(hints[f.name])
             params.append(f"{f.name}={'|'.join(options) if options else short(f.default)}")
-        rows.append((name, ", ".join(params), (kind.__doc__ or "").strip().split("\n")[0]))
+        rows.append((name, (kind.__doc__ or "").strip().split("\n")[0], ", ".join(params)))
     return rows
 
 

@@ -45,9 +45,10 @@ class FedFV(Strategy):
         coef = self._inside(gram, loss).mean(axis=0)
         for t in range(replies.round - self.tau, replies.round):
             coef = self._outside(coef, gram, replies, t)
-        length, goal = coef @ gram @ coef, mean @ gram @ mean
-        coef = coef * math.sqrt(goal / length) if length > 0 else np.zeros_like(coef)
-        return Decision(coef, state, {"shrunk": float(math.sqrt(length / goal)) if goal else 1.0})
+        length, goal = _square(coef, gram), _square(mean, gram)
+        shrunk = math.sqrt(length / goal) if goal > 0 else 0.0
+        coef = coef / shrunk if shrunk > 0 else np.zeros_like(coef)
+        return Decision(coef, state, {"shrunk": shrunk})
 
     def _inside(self, gram: FloatArray, loss: FloatArray) -> FloatArray:
         """Each participant's change as coefficients (m, m+h), free of conflicts in the round."""
@@ -78,5 +79,12 @@ class FedFV(Strategy):
         rows = rows[(gram @ coef)[rows] < 0]
         past = np.zeros(len(gram))
         past[rows] = 1.0
-        length, dot = past @ gram @ past, past @ gram @ coef
+        length, dot = _square(past, gram), float(past @ gram @ coef)
         return coef - dot / length * past if length > 0 and dot < 0 else coef
+
+
+def _square(coef: FloatArray, gram: FloatArray) -> float:
+    """Squared length of a combination; 0 where it is rounding of vectors that cancel."""
+    scale = float(np.abs(coef) @ np.sqrt(np.maximum(gram.diagonal(), 0.0)))
+    square = float(coef @ gram @ coef)
+    return square if square > 1e-13 * scale * scale else 0.0

@@ -82,7 +82,9 @@ class FedMABA(Strategy):
         if self.ball == "cohort" or m == n:
             return self.rho
         if self.ball == "global":  # KL of the whole = the others' part + the cohort's, by mass
-            mass = p[who].sum()
+            mass = float(p[who].sum())
+            if mass <= 0.0:  # nothing to bound
+                return np.inf
             others = np.delete(p, who)
             others = others @ np.log(np.maximum(others * n, FLOOR))
             return float((self.rho - others - mass * np.log(mass * n / m)) / mass)

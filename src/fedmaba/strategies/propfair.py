@@ -2,7 +2,8 @@
 
 Clients minimise -log(M - loss), continued below epsilon; the server averages.
 below="tangent" is the paper's continuation (slope 1/epsilon); below="scaled" is the public code's
-default (slope 1/M), which cannot blow up. With M = epsilon only the continuation is ever used.
+default (slope 1/M), which takes small steps where the loss is large. With M = epsilon only the
+continuation is ever used.
 """
 
 from dataclasses import dataclass
