@@ -208,7 +208,7 @@ def _different(label: IntArray, n: int, k: int, rng: np.random.Generator) -> Int
             for some in (rng.integers(len(label), size=32), np.arange(len(label))):
                 j, b = holder[some], label[some]
                 fewer = 1 - (have[i, b] > 0) + (have[j, b] > 1) - (have[j, a] > 0).astype(np.int64)
-                good = some[(fewer > 0) & (j != i) & (b != a)]
+                good = some[fewer > 0]  # never a shard of the same client or label
                 if len(good):
                     t = good[0]
                     have[[i, holder[t]], [a, label[t]]] -= 1

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from fedmaba.rows.base import Bent, Layout, LossFn, Rows
 from fedmaba.rows.random import dropout_mask
 
+MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 STATELESS = (
     *(nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus),
     *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
@@ -59,11 +60,17 @@ class Linear(Layer):
         self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
     ) -> Tensor | None:
         flat = g.flatten(1, -2)
-        below = torch.bmm(flat, w[0].transpose(1, 2)).view(*g.shape[:-1], -1) if deeper else None
+        below = torch.bmm(flat, _transposed(w[0])).view(*g.shape[:-1], -1) if deeper else None
         sink[0].baddbmm_(saved.transpose(1, 2), flat)
         if self.weights == 2:
             sink[1].add_(flat.sum(1))
         return below
+
+
+def _transposed(w: Tensor) -> Tensor:
+    """(R, out, in): a view, but a copy for BLAS libraries that are slow on transposed operands."""
+    view = w.transpose(1, 2)
+    return view if w.is_cuda or MKL else view.contiguous()
 
 
 class Conv2d(Layer):
