@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 import typer
 
 from fedmaba import __version__, config
-from fedmaba.errors import FedmabaError, InputError
+from fedmaba.errors import Diverged, FedmabaError, InputError
 
 if TYPE_CHECKING:
     from fedmaba.experiment import Session
@@ -223,10 +223,13 @@ def _drive(session: Session, out: Path, quiet: bool) -> None:
         typer.echo(f"stopped after round {done}; go on with: fedmaba resume {out}", err=True)
         raise typer.Exit(130)
     terminal.result(session, out)
+    if any(session.batch.progress.diverged):
+        raise typer.Exit(Diverged.exit_code)
 
 
 def main() -> None:
     """The entry point: every error a user can mend is one line and its exit code."""
+    sys.path.append("")  # models and strategies of one's own, from the folder one works in
     usage: Any = typer.BadParameter.__mro__[2]  # click's base of errors, wherever typer keeps it
     try:
         code = app(standalone_mode=False)

@@ -87,29 +87,34 @@ def build(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.key(seed, "model")[0] >> 1))
         model = make(shape, classes)
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model {name!r} gave a {type(model).__name__}: return an nn.Module")
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model {name!r} gave a {type(model).__name__}: return an nn.Module")
+        out = _try(model.eval(), name, shape)  # also gives lazy layers their weights
     for label, module in model.named_modules():
         if getattr(module, "running_mean", None) is not None:
             raise InputError(
                 f"model {name!r}: layer {label!r} is a {type(module).__name__} with running "
                 "statistics, which no server rule averages rightly: use GroupNorm"
             )
-    model.eval()
-    try:
-        with torch.no_grad():
-            out = model(torch.zeros(2, *shape))
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = str(error).split("\n")[0]
-        raise InputError(
-            f"model {name!r} does not accept inputs of shape {shape}: {reason}"
-        ) from error
     if out.ndim != 2 or out.shape[0] != 2 or out.shape[1] < classes:
         raise InputError(
             f"model {name!r} gives outputs of shape {tuple(out.shape[1:])} per example, but the "
             f"data have {classes} classes: its last layer must have {classes} outputs"
         )
     return model
+
+
+def _try(model: nn.Module, name: str, shape: Shape) -> torch.Tensor:
+    """The outputs of a model for two blank inputs."""
+    try:
+        with torch.no_grad():
+            out: torch.Tensor = model(torch.zeros(2, *shape))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = str(error).split("\n")[0]
+        raise InputError(
+            f"model {name!r} does not accept inputs of shape {shape}: {reason}"
+        ) from error
+    return out
 
 
 def describe() -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import itertools
 from typing import get_args, get_type_hints
 
@@ -62,11 +63,14 @@ def register(kind: type[Strategy]) -> type[Strategy]:
 
 
 def parse(spec: str) -> list[Strategy]:
-    """`name:key=value,key=[v1,v2]` as strategies: a list of values is a grid."""
+    """`name:key=value,key=[v1,v2]` as strategies: a list of values is a grid.
+
+    The name is a registered one, or `package.module.Class` of one's own.
+    """
     name, _, rest = spec.partition(":")
-    if name not in REGISTRY:
+    if name not in REGISTRY and "." not in name:
         raise unknown("strategy", name, REGISTRY)
-    kind = REGISTRY[name]
+    kind = REGISTRY[name] if name in REGISTRY else _find(name)
     grid: dict[str, list[object]] = {}
     for item in _split(rest, spec):
         key, equals, text = (part.strip() for part in item.partition("="))
@@ -93,6 +97,18 @@ def describe() -> list[tuple[str, str, str]]:
             params.append(f"{f.name}={'|'.join(options) if options else short(f.default)}")
         rows.append((name, (kind.__doc__ or "").strip().split("\n")[0], ", ".join(params)))
     return rows
+
+
+def _find(path: str) -> type[Strategy]:
+    """The class at `package.module.Class`."""
+    where, _, attribute = path.rpartition(".")
+    try:
+        kind = getattr(importlib.import_module(where), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"strategy {path!r}: {error}: write package.module.Class") from error
+    if not (isinstance(kind, type) and issubclass(kind, Strategy)):
+        raise InputError(f"strategy {path!r} is no class derived from fedmaba.Strategy")
+    return kind
 
 
 def _split(text: str, spec: str) -> list[str]:
