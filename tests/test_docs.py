@@ -49,7 +49,7 @@ def test_commands_of_the_docs_are_understood(tmp_path, monkeypatch, capsys):
     """Every `fedmaba ...` line: run where it is quick, else parsed as far as the experiment."""
     monkeypatch.chdir(tmp_path)
     seen = []
-    monkeypatch.setattr(cli, "_run", lambda asked, quiet: seen.append(asked))
+    monkeypatch.setattr(cli, "_run", lambda asked, *rest: seen.append(asked))
     assert len(commands()) >= 6
     for line in commands():
         words = shlex.split(line)

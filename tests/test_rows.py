@@ -1,5 +1,6 @@
 """Rows against autograd: every form of rows adds the same gradients, row by row, in float64."""
 
+import copy
 import math
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedmaba.rows.random import dropout_mask, shuffles, stream
 
 R, B, C = 3, 4, 5  # rows, minibatch, classes
 FLAT, IMAGE = (6,), (2, 8, 8)
+ONE = torch.tensor(1.0)
 
 
 class Residual(nn.Module):
@@ -52,147 +54,176 @@ class Wrapped(nn.Module):
         return self.inner(x)
 
 
-def seq(*layers):
-    return lambda: nn.Sequential(*(layer() if isinstance(layer, type) else layer for layer in layers))
+def dense(*inner):
+    """Layers between two linear ones."""
+    return FLAT, nn.Sequential(nn.Linear(6, 7), *inner, nn.Linear(7, C))
 
 
 def conv(**how):
-    """A convolution and what makes its output C numbers."""
-
-    def make():
-        first = nn.Conv2d(2, 3, 3, **how)
-        side = first(torch.zeros(1, *IMAGE)).shape[-1]
-        return nn.Sequential(first, nn.ReLU(), nn.Flatten(), nn.Linear(3 * side * side, C))
-
-    return make
+    """A convolution and what makes its outputs C numbers."""
+    first = nn.Conv2d(2, 4, 3, **how)
+    features = first(torch.zeros(1, *IMAGE)).numel()
+    return IMAGE, nn.Sequential(first, nn.ReLU(), nn.Flatten(), nn.Linear(features, C))
 
 
-def between(layer, features=18):
-    """A layer without weights between a convolution and a linear layer."""
-
-    def make():
-        return nn.Sequential(
-            nn.Conv2d(2, 2, 3), layer, nn.Flatten(), nn.Linear(features, 6), nn.Tanh(),
-            nn.Linear(6, C),
-        )  # fmt: skip
-
-    return make
-
-
-SEQUENTIAL = {
-    "linear": (FLAT, seq(nn.Linear(6, C))),
-    "bare linear": (FLAT, lambda: nn.Linear(6, C)),
-    "square bare linear": ((C,), lambda: nn.Linear(C, C)),
-    "no bias": (FLAT, seq(nn.Linear(6, 7, bias=False), nn.ReLU(), nn.Linear(7, C, bias=False))),
-    "nested": (FLAT, seq(nn.Sequential(nn.Linear(6, 7), nn.Sequential(nn.ReLU())), nn.Linear(7, C))),
-    "relu twice": (FLAT, seq(nn.Linear(6, 7), nn.ReLU(), nn.ReLU(), nn.Linear(7, C), nn.ReLU())),
-    "relu first": (FLAT, seq(nn.ReLU(), nn.Linear(6, C))),
-    "inplace relu": (FLAT, seq(nn.Linear(6, 7), nn.ReLU(inplace=True), nn.Linear(7, C))),
-    "identity": (FLAT, seq(nn.Linear(6, 7), nn.Identity(), nn.ReLU(), nn.Linear(7, C))),
-    "dropout last": (FLAT, seq(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, C), nn.Dropout(0.3))),
-    "dropout first": (FLAT, seq(nn.Dropout(0.3), nn.Linear(6, 7), nn.Dropout(0.5), nn.Linear(7, C))),
-    "all dropped": (FLAT, seq(nn.Linear(6, 7), nn.Dropout(1.0), nn.Linear(7, C))),
-    "conv": (IMAGE, conv()),
-    "conv stride": (IMAGE, conv(stride=2)),
-    "conv padding": (IMAGE, conv(padding=2)),
-    "conv no bias": (IMAGE, conv(bias=False, padding=(1, 0), stride=(1, 2))[0] if False else conv(bias=False)),
-    "conv dilation": (IMAGE, conv(dilation=2)),
-    "conv valid": (IMAGE, conv(padding="valid")),
-    "two convs": (
-        IMAGE,
-        seq(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2), nn.Flatten(),
-            nn.Dropout(0.4), nn.Linear(16, C)),
-    ),  # fmt: skip
-    "max pool": (IMAGE, between(nn.MaxPool2d(2))),
-    "overlapping pool": (IMAGE, between(nn.MaxPool2d(3, stride=1), 32)),
-    "average pool": (IMAGE, between(nn.AvgPool2d(2))),
-    "adaptive average": (IMAGE, between(nn.AdaptiveAvgPool2d(3))),
-    "adaptive max": (IMAGE, between(nn.AdaptiveMaxPool2d(3))),
-    **{
-        kind.__name__: (IMAGE, between(kind(), 72))
-        for kind in (nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus)
-    },
-    "unflatten": (FLAT, seq(nn.Unflatten(1, (2, 3)), nn.Linear(3, 4), nn.Flatten(), nn.Linear(8, C))),
-}  # fmt: skip
-GENERAL = {
-    "residual": (IMAGE, seq(nn.Conv2d(2, 4, 3), Residual(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-                            nn.Linear(4, C))),
-    "grouped conv": (IMAGE, conv(groups=1) if False else
-                     seq(nn.Conv2d(2, 4, 3, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(144, C))),
-    "same padding": (IMAGE, conv(padding="same")),
-    "circular padding": (IMAGE, conv(padding=1, padding_mode="circular")),
-    "layer norm": (FLAT, seq(nn.Linear(6, 7), nn.LayerNorm(7), nn.Linear(7, C))),
-    "wrapped": (FLAT, lambda: Wrapped(nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, C)))),
-    "inplace elsewhere": (FLAT, seq(nn.Linear(6, 7), nn.Tanh(), nn.ReLU(inplace=True),
-                                    nn.Linear(7, C))),
-}  # fmt: skip
+def between(layer):
+    """A layer without weights between a convolution and linear ones."""
+    first = nn.Conv2d(2, 2, 3)
+    features = layer(first(torch.zeros(1, *IMAGE))).numel()
+    rest = (nn.Flatten(), nn.Linear(features, 6), nn.Tanh(), nn.Linear(6, C))
+    return IMAGE, nn.Sequential(first, layer, *rest)
 
 
 def shared():
     """One layer used twice."""
-    layer = nn.Linear(6, 6)
-    return nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(6, C))
+    layer = nn.Linear(7, 7)
+    return dense(layer, nn.ReLU(), layer)
 
 
-GENERAL["shared weights"] = (FLAT, shared)
-CASES = {**SEQUENTIAL, **GENERAL}
+def tied():
+    """Two layers with one weight matrix."""
+    first, second = (nn.Linear(7, 7, bias=False) for _ in range(2))
+    second.weight = first.weight
+    return dense(first, nn.ReLU(), second)
+
+
+FAST = {
+    "linear": lambda: (FLAT, nn.Sequential(nn.Linear(6, C))),
+    "bare linear": lambda: (FLAT, nn.Linear(6, C)),
+    "square bare linear": lambda: ((C,), nn.Linear(C, C)),
+    "no bias": lambda: dense(nn.ReLU(), nn.Linear(7, 7, bias=False)),
+    "nested": lambda: dense(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(7, 7)))),
+    "relu twice": lambda: dense(nn.ReLU(), nn.ReLU()),
+    "relu in place": lambda: dense(nn.ReLU(inplace=True)),
+    "relu first": lambda: (FLAT, nn.Sequential(nn.ReLU(), nn.Linear(6, C))),
+    "relu last": lambda: (FLAT, nn.Sequential(nn.Linear(6, C), nn.ReLU())),
+    "identity": lambda: dense(nn.Identity(), nn.ReLU()),
+    "dropout": lambda: dense(nn.ReLU(), nn.Dropout(0.4)),
+    "dropout, then relu": lambda: dense(nn.Dropout(0.4), nn.ReLU()),
+    "two dropouts": lambda: dense(nn.Dropout(0.4), nn.Linear(7, 7), nn.Dropout(0.4)),
+    "dropout first": lambda: (FLAT, nn.Sequential(nn.Dropout(0.3), nn.Linear(6, C))),
+    "dropout last": lambda: (FLAT, nn.Sequential(nn.Linear(6, C), nn.Dropout(0.3))),
+    "all dropped": lambda: dense(nn.Dropout(1.0)),
+    "vectors of vectors": lambda: (
+        FLAT,
+        nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Linear(3, 4), nn.Flatten(), nn.Linear(8, C)),
+    ),
+    "conv": lambda: conv(),
+    "conv stride": lambda: conv(stride=2),
+    "conv padding": lambda: conv(padding=(2, 1)),
+    "conv dilation": lambda: conv(dilation=2),
+    "conv no bias": lambda: conv(bias=False, padding=1, stride=(2, 3)),
+    "two convs": lambda: (
+        IMAGE,
+        nn.Sequential(
+            nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2)),
+            nn.Conv2d(3, 4, 2, padding=1),
+            nn.Flatten(),
+            nn.Dropout(0.4),
+            nn.Linear(64, C),
+        ),
+    ),
+    "max pool": lambda: between(nn.MaxPool2d(2)),
+    "overlapping max pool": lambda: between(nn.MaxPool2d(3, stride=1, padding=1)),
+    "average pool": lambda: between(nn.AvgPool2d(2)),
+    "adaptive average": lambda: between(nn.AdaptiveAvgPool2d(4)),
+    "adaptive max": lambda: between(nn.AdaptiveMaxPool2d(4)),
+    "tanh": lambda: between(nn.Tanh()),
+    "sigmoid": lambda: between(nn.Sigmoid()),
+    "gelu": lambda: between(nn.GELU()),
+    "silu": lambda: between(nn.SiLU()),
+    "elu": lambda: between(nn.ELU()),
+    "leaky relu": lambda: between(nn.LeakyReLU(0.2)),
+    "softplus": lambda: between(nn.Softplus()),
+}
+VMAP = {
+    "residual": lambda: (
+        IMAGE,
+        nn.Sequential(nn.Conv2d(2, 4, 3), Residual(4), nn.Flatten(), nn.Linear(144, C)),
+    ),
+    "grouped conv": lambda: conv(groups=2),
+    "same padding": lambda: conv(padding="same"),
+    "circular padding": lambda: conv(padding=1, padding_mode="circular"),
+    "layer norm": lambda: dense(nn.LayerNorm(7)),
+    "in place elsewhere": lambda: dense(nn.Identity(), nn.ReLU(inplace=True)),
+    "shared layer": shared,
+    "tied weights": tied,
+    "wrapped": lambda: (FLAT, Wrapped(dense(nn.ReLU())[1])),
+}
+# reason named by `path`, word for word where a user can act on it
+REASONS = {
+    "residual": "Residual has no row form",
+    "grouped conv": "Conv2d with groups",
+    "shared layer": "shared between layers",
+    "tied weights": "shared between layers",
+    "layer norm": "LayerNorm has no row form",
+}
+EITHER = {"valid padding": lambda: conv(padding="valid")}
+CASES = {**FAST, **VMAP, **EITHER}
 
 
 class Case:
     """R models of one kind with their minibatches, padding and keys."""
 
-    def __init__(self, name, seed=0):
-        shape, make = CASES[name]
-        torch.manual_seed(seed)
-        self.models = [fresh(make).double() for _ in range(R)]
+    def __init__(self, name):
+        torch.manual_seed(0)
+        self.models = []
+        for _ in range(R):
+            shape, model = CASES[name]()
+            for p in model.parameters():
+                nn.init.uniform_(p, -0.7, 0.7)
+            self.models.append(model)
         self.x = torch.randn(R, B, *shape, dtype=torch.float64)
         self.y = torch.randint(C, (R, B))
         self.weight = torch.full((R, B), 1 / B, dtype=torch.float64)
         self.weight[1] = torch.tensor([0.5, 0.5, 0, 0])  # a partial minibatch
         self.keys = torch.tensor([11, -5, 2**62])
+        self.template = copy.deepcopy(self.models[0]).double()
 
     def flat(self, layout):
-        return torch.stack([layout.pack(m.float()).double() for m in self.models])
+        return torch.stack([layout.pack(m) for m in self.models]).double()
 
-    def gradients(self, layout, loss=None, bent=None):
-        """By autograd, one model after another: losses (R,) and flat gradients (R, P)."""
+    def autograd(self, layout, each=None, bend=None):
+        """One model after another: losses (R,) and flat gradients (R, P)."""
+        each = each or (lambda out, y: F.cross_entropy(out, y, reduction="none"))
         losses, grads = [], []
-        for r, model in enumerate(self.models):
-            model.double().zero_grad()
+        for r in range(R):
+            model = copy.deepcopy(self.models[r]).double()
             out = masked(model, self.x[r], self.keys[r : r + 1])
-            each = F.cross_entropy(out, self.y[r], reduction="none") if loss is None else loss(
-                out, self.y[r]
-            )
-            total = (each * self.weight[r]).sum()
-            (total if bent is None else bent(total, r)).backward()
-            losses.append(total.detach())
-            grads.append(pack(layout, model))
+            loss = (each(out, self.y[r]) * self.weight[r]).sum()
+            (loss if bend is None else bend(loss, r)).backward()
+            losses.append(loss.detach())
+            flat = torch.zeros(1, layout.size, dtype=torch.float64)
+            for view, (name, p) in zip(layout.views(flat), model.named_parameters(), strict=True):
+                view[0] = layout.forms[name].keep(p.grad) if name in layout.forms else p.grad
+            grads.append(flat[0])
         return torch.stack(losses), torch.stack(grads)
 
+    def added(self, rows, scale=1.0, bent=None, sink=None):
+        read = self.flat(rows.layout)
+        sink = torch.zeros_like(read) if sink is None else read
+        loss = rows.accumulate(
+            read,
+            sink,
+            self.x,
+            self.y,
+            self.weight,
+            torch.tensor(scale, dtype=read.dtype),
+            bent,
+            self.keys.clone(),
+        )
+        return loss, sink
 
-def fresh(make):
-    """A model with weights of its own; layers made once are drawn anew."""
-    model = make()
-    for p in model.parameters():
-        nn.init.uniform_(p, -0.7, 0.7)
-    import copy
 
-    return copy.deepcopy(model)
+def leaves(model):
+    if type(model) is not nn.Sequential:
+        return [model]
+    return [leaf for child in model for leaf in leaves(child)]
 
 
 def masked(model, x, key):
-    """The outputs in training mode with the masks that `dropout_mask` gives."""
-    if not isinstance(model, nn.Sequential) or any(type(m) is Residual for m in model.modules()):
-        return model(x)
-    leaves = []
-    stack = [model]
-    while stack:
-        m = stack.pop(0)
-        if type(m) is nn.Sequential:
-            stack = [*m, *stack]
-        else:
-            leaves.append(m)
-    for number, layer in enumerate(leaves):
+    """The outputs in training mode, with the masks of a key's stream."""
+    for number, layer in enumerate(leaves(model)):
         if isinstance(layer, nn.Dropout):
             x = x * dropout_mask(key, number, (1, *x.shape), layer.p, x.dtype)[0]
         else:
@@ -200,9 +231,395 @@ def masked(model, x, key):
     return x
 
 
-def pack(layout, model):
-    """The gradients of a model as a flat vector, in float64."""
-    flat = torch.zeros(1, layout.size, dtype=torch.float64)
-    for view, (name, p) in zip(layout.views(flat), model.named_parameters(), strict=True):
-        view[0] = p.grad.T if name in layout.flipped else p.grad
-    return flat[0]
+def close(a, b):
+    torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+# --- gradients ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_add_what_autograd_gives_each_row(name):
+    case = Case(name)
+    rows = compile(case.template, case.x[0])
+    if name not in EITHER:
+        assert type(rows) is (LayerRows if name in FAST else VmapRows), rows.path
+    loss, grads = case.autograd(rows.layout)
+    got_loss, got = case.added(rows)
+    close(got_loss, loss)
+    close(got, grads)
+    assert grads.abs().amax(1).min() > 1e-3
+    # the same, as a step of SGD folded into the weights that are read
+    _, moved = case.added(rows, -0.3, sink="read")
+    close(moved, case.flat(rows.layout) - 0.3 * grads)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_give_the_models_outputs_in_evaluation_mode(name):
+    case = Case(name)
+    rows = compile(case.template, case.x[0])
+    flat = case.flat(rows.layout)
+    before = flat.clone(), case.x.clone()
+    own = torch.stack(
+        [m.double().eval()(x) for m, x in zip(copy.deepcopy(case.models), case.x, strict=True)]
+    )
+    same = torch.stack([m.double().eval()(case.x[0]) for m in copy.deepcopy(case.models)])
+    close(rows.outputs(flat, case.x), own.detach())
+    close(rows.outputs(flat, case.x[:1]), same.detach())  # inputs that all rows share
+    close(rows.outputs(flat[:1], case.x[:1]), same[:1].detach())
+    assert torch.equal(flat, before[0])
+    assert torch.equal(case.x, before[1])
+
+
+@pytest.mark.parametrize("kind", [VmapRows, LoopRows])
+@pytest.mark.parametrize("name", ["linear", "conv", "max pool", "residual", "tied weights"])
+def test_the_general_forms_agree_with_autograd(name, kind):
+    case = Case(name)
+    rows = kind(case.template, Layout(case.template), case.x[0], None, "")
+    loss, grads = case.autograd(rows.layout)
+    got_loss, got = case.added(rows, 2.0)
+    close(got_loss, loss)
+    close(got, 2.0 * grads)
+    flat = case.flat(rows.layout)
+    want = torch.stack([m.double()(case.x[0]) for m in copy.deepcopy(case.models)]).detach()
+    close(rows.outputs(flat, case.x[:1]), want)
+
+
+def forms(case, loss=None):
+    layout = Layout(case.template)
+    yield compile(case.template, case.x[0], loss)
+    yield VmapRows(case.template, layout, case.x[0], loss, "")
+    yield LoopRows(case.template, layout, case.x[0], loss, "")
+
+
+def squares(out, y):
+    return (out - (y[:, None] == torch.arange(C)).to(out)).square().sum(1)
+
+
+def test_a_loss_of_ones_own_in_every_form():
+    case = Case("relu twice")
+    for rows in forms(case, squares):
+        loss, grads = case.autograd(rows.layout, squares)
+        got_loss, got = case.added(rows)
+        close(got_loss, loss)
+        close(got, grads)
+        out = torch.randn(2, 3, C, dtype=torch.float64)
+        y = torch.tensor([[0, 1, 2]])  # shared by both rows
+        close(rows.losses(out, y)[1], squares(out[1], y[0]))
+
+
+def test_a_loss_that_cannot_be_vectorised_is_no_obstacle():
+    """The choice of a form is for model and loss together."""
+
+    def hot(out, y):
+        return (out - F.one_hot(y, C)).square().sum(1)  # one_hot looks at its values
+
+    case = Case("wrapped")
+    rows = compile(case.template, case.x[0], hot)
+    loss, grads = case.autograd(rows.layout, squares)
+    got_loss, got = case.added(rows)
+    close(got_loss, loss)
+    close(got, grads)
+
+
+def test_a_bent_loss_in_every_form():
+    case = Case("relu twice")
+    inf = math.inf
+    start, _ = case.autograd(Layout(case.template))
+    M = torch.tensor([start[0] + 1.0, start[1] + 0.1, inf], dtype=torch.float64)
+    bent = Bent(M, torch.full((R,), 0.5).double(), torch.full((R,), 7.0).double())
+
+    def bend(loss, r):
+        return (-torch.log(M[0] - loss), 7.0 * loss, loss)[r]  # inside, beyond, not bent
+
+    for rows in forms(case):
+        loss, grads = case.autograd(rows.layout, bend=bend)
+        got_loss, got = case.added(rows, -0.1, bent)
+        close(got_loss, loss)  # as it was before it was bent
+        close(got, -0.1 * grads)
+    own = [case.autograd(r.layout, squares, lambda loss, r: 7 * loss) for r in forms(case, squares)]
+    steep = Bent(torch.ones(R).double(), torch.ones(R).double(), torch.full((R,), 7.0).double())
+    for rows, (_, grads) in zip(forms(case, squares), own, strict=True):
+        close(case.added(rows, 1.0, steep)[1], grads)
+
+
+def test_a_row_does_not_see_its_neighbours():
+    case = Case("two convs")
+    rows = compile(case.template, case.x[0])
+    _, before = case.added(rows)
+    case.x[2], case.models[2] = 100.0, copy.deepcopy(case.models[0])
+    case.x[1, 2:] = 1e6  # padding
+    _, after = case.added(rows)
+    close(after[:2], before[:2])
+    assert not torch.allclose(after[2], before[2])
+
+
+@pytest.mark.parametrize("wrap", [nn.Sequential, Wrapped])
+def test_frozen_weights_stay_or_are_refused(wrap):
+    def make(shape, classes):
+        model = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, classes))
+        model[0].requires_grad_(False)
+        return wrap(model)
+
+    try:
+        model = models.build(make, FLAT, C, 0)
+    except InputError:
+        return
+    rows = compile(model, torch.zeros(2, 6))
+    flat = rows.layout.pack(model)[None]
+    sink = torch.zeros_like(flat)
+    x, y = torch.randn(1, B, 6), torch.zeros(1, B).long()
+    rows.accumulate(flat, sink, x, y, torch.full((1, B), 0.25), ONE, None, torch.tensor([1]))
+    first, *_, last = rows.layout.views(sink)
+    assert last.abs().max() > 0
+    assert first.abs().max() == 0
+
+
+# --- the choice of a form ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", VMAP)
+def test_a_model_without_a_row_form_is_vectorised_and_the_reason_named(name):
+    case = Case(name)
+    path = compile(case.template, case.x[0]).path
+    assert path.startswith("torch.func.vmap: ")
+    assert REASONS.get(name, "no row form") in path
+
+
+def test_a_model_that_cannot_be_vectorised_is_trained_row_by_row_and_says_why():
+    rows = compile(Called(), torch.zeros(2, 6))
+    assert type(rows) is LoopRows
+    assert rows.path.startswith("one client after another: Called has no row form; ")
+    assert "random" in rows.path.split(";")[1]
+
+
+def test_the_fast_form_names_its_layers():
+    case = Case("two convs")
+    path = compile(case.template, case.x[0]).path
+    assert path == "fast rows (Conv2d, ReLU, MaxPool2d, Flatten, Dropout, Linear)"
+
+
+def test_random_layers_follow_the_rows_key_in_the_loop_form():
+    torch.manual_seed(0)
+    rows = compile(Called().double(), torch.zeros(2, 6).double())
+    flat = rows.layout.pack(rows.model.float()).double().expand(3, -1)
+    rows.model.double()
+    x, y = torch.randn(1, B, 6).double().expand(3, -1, -1), torch.zeros(3, B).long()
+    weight = torch.full((3, B), 1 / B).double()
+
+    def gradient(*keys):
+        sink = torch.zeros(len(keys), rows.layout.size, dtype=torch.float64)
+        n = len(keys)
+        key = torch.tensor(keys)
+        rows.accumulate(flat[:n], sink, x[:n], y[:n], weight[:n], ONE, None, key)
+        return sink
+
+    state = torch.get_rng_state()
+    a = gradient(7, 8, 7)
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(a[0], a[2])
+    assert not torch.equal(a[0], a[1])
+    assert torch.equal(gradient(8)[0], a[1])
+
+
+# --- layout ------------------------------------------------------------------------------------
+
+
+def test_the_layout_keeps_every_weight_and_pads_with_zeros():
+    model = CASES["two convs"]()[1]
+    rows = compile(model, torch.zeros(2, *IMAGE))
+    flat = rows.layout.pack(model)
+    named = rows.layout.unpack(flat)
+    assert list(named) == [name for name, _ in model.named_parameters()]
+    for name, p in model.named_parameters():
+        assert torch.equal(named[name], p)
+    assert flat.count_nonzero() == sum(p.count_nonzero() for p in model.parameters())
+    assert all(start % 32 == 0 for start in rows.layout.starts)
+
+
+# --- what models.build refuses -----------------------------------------------------------------
+
+
+def test_running_statistics_are_refused_with_the_remedy():
+    def make(shape, classes):
+        norm = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4))
+        return nn.Sequential(norm, nn.Flatten(), nn.Linear(144, classes))
+
+    with pytest.raises(InputError, match=r"layer '0\.1' is a BatchNorm2d .* use GroupNorm"):
+        models.build(make, IMAGE, C, 0)
+
+
+def test_a_group_norm_is_accepted():
+    eager = CASES["residual"]()[1]
+    assert models.build(lambda shape, classes: eager, IMAGE, C, 0) is eager
+
+
+def test_lazy_layers_get_their_weights_from_the_seed():
+    def make(shape, classes):
+        return nn.Sequential(nn.LazyLinear(7), nn.ReLU(), nn.LazyLinear(classes))
+
+    a, b, other = (models.build(make, FLAT, C, seed) for seed in (4, 4, 5))
+    assert a[0].weight.shape == (7, 6)
+    assert torch.equal(a[2].weight, b[2].weight)
+    assert not torch.equal(a[0].weight, other[0].weight)
+    assert type(compile(a, torch.zeros(2, *FLAT))) is LayerRows
+
+
+def test_statistics_over_the_minibatch_are_refused_too():
+    """They would mix a client's examples with padding, and there are none to predict with."""
+
+    def make(shape, classes):
+        norm = nn.BatchNorm1d(7, track_running_stats=False)
+        return nn.Sequential(nn.Linear(6, 7), norm, nn.Linear(7, classes))
+
+    with pytest.raises(InputError, match="GroupNorm"):
+        models.build(make, FLAT, C, 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda s, c: nn.Linear(7, c), r"does not accept inputs of shape \(6,\)"),
+        (lambda s, c: nn.Conv2d(3, c, 3), r"does not accept inputs of shape \(6,\)"),
+        (lambda s, c: nn.Linear(6, c - 1), r"shape \(4,\) per example, but the data have 5"),
+        (
+            lambda s, c: nn.Sequential(nn.Linear(6, 6), nn.Unflatten(1, (2, 3))),
+            r"gives outputs of shape \(2, 3\)",
+        ),
+        (lambda s, c: "mlp", "gave a str: return an nn.Module"),
+        (lambda s, c: Pair(), "outputs"),
+        (lambda s, c: nn.Identity(), "weights|parameters"),
+    ],
+    ids=["size", "kind", "classes", "shape", "no module", "tuple", "nothing to train"],
+)
+def test_a_model_that_does_not_fit_the_data_is_refused(make, message):
+    with pytest.raises(InputError, match=message) as caught:
+        models.build(make, FLAT, C, 0)
+    assert "\n" not in str(caught.value)
+
+
+class Pair(nn.Module):
+    """Gives two tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, C)
+
+    def forward(self, x):
+        return self.layer(x), x
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mpl", "did you mean 'mlp'"),
+        ("no.such.module:make", "No module named 'no'"),
+        ("math:no_such", "no_such"),
+        ("math:pi", "is no factory"),
+    ],
+)
+def test_a_model_name_that_leads_nowhere_is_refused(name, message):
+    with pytest.raises(InputError, match=message):
+        models.factory(name)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "softmax"])
+def test_the_papers_models_take_the_fast_form(name):
+    shape = (3, 16, 16)
+    model = models.build(models.factory(name), shape, 10, 0)
+    assert compile(model, torch.zeros(2, *shape)).path.startswith("fast rows")
+    assert model(torch.zeros(2, *shape)).shape == (2, 10)
+
+
+def test_initial_weights_depend_on_the_seed_alone():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    a, b, other = (models.build(models.softmax, FLAT, C, seed)[1].weight for seed in (4, 4, 5))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(a, b)
+    assert not torch.equal(a, other)
+
+
+# --- dropout masks -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9])
+def test_a_mask_has_the_right_rate_and_scale(p):
+    mask = dropout_mask(torch.arange(20), 3, torch.Size((20, 50, 101)), p, torch.float64)
+    assert set(mask.unique().tolist()) <= {0.0, 1 / (1 - p)}
+    n = mask.numel()
+    zeros = int((mask == 0).sum())
+    assert abs(zeros - p * n) <= 5 * math.sqrt(n * p * (1 - p))
+    assert dropout_mask(torch.arange(2), 0, torch.Size((2, 3)), 1.0, torch.float32).sum() == 0
+
+
+def test_masks_of_rows_steps_and_layers_have_nothing_in_common():
+    key = torch.from_numpy(rng.key(0, "local", 3, np.arange(2)).view(np.int64))
+    keys = torch.cat([key, key + 1, key + 2])  # two rows, three steps
+    size = torch.Size((6, 4000))
+    masks = torch.cat([dropout_mask(keys, layer, size, 0.5, torch.float64) for layer in (0, 1, 9)])
+    correlation = torch.corrcoef(masks)
+    off = correlation - torch.eye(len(masks))
+    assert off.abs().max() < 5 / math.sqrt(4000)
+    ahead = torch.corrcoef(torch.stack([masks[0, 1:], masks[0, :-1]]))[0, 1]
+    assert abs(ahead) < 5 / math.sqrt(4000)
+
+
+def test_a_mask_does_not_depend_on_neighbours_or_padding():
+    keys = torch.tensor([5, 6, 7])
+    wide = dropout_mask(keys, 1, torch.Size((3, 10, 7)), 0.5, torch.float32)
+    narrow = dropout_mask(keys[1:2], 1, torch.Size((1, 6, 7)), 0.5, torch.float32)
+    assert torch.equal(wide[1, :6], narrow[0])
+
+
+# --- shuffles ----------------------------------------------------------------------------------
+
+
+def test_shuffles_are_permutations_the_same_alone_and_in_a_batch():
+    keys = torch.from_numpy(rng.key(1, "local", 0, np.arange(40)).view(np.int64))
+    sizes = torch.arange(1, 41)[:, None]
+    order = shuffles(keys, sizes, 40)
+    for r in range(40):
+        assert sorted(order[r, : r + 1].tolist()) == list(range(r + 1))
+        alone = shuffles(keys[r : r + 1], sizes[r : r + 1], r + 1)
+        assert torch.equal(alone[0], order[r, : r + 1])
+    assert len({tuple(order[r, :5].tolist()) for r in range(20, 40)}) > 15
+
+
+def test_every_order_is_about_as_likely():
+    n = 24_000
+    keys = torch.from_numpy(rng.key(2, "local", np.arange(n)).view(np.int64))
+    order = shuffles(keys, torch.full((n, 1), 4), 4)
+    count = torch.unique(order, dim=0, return_counts=True)[1].double()
+    assert len(count) == 24
+    assert ((count - n / 24) ** 2 / (n / 24)).sum() < 60  # chi-square, 23 degrees: p = 4e-5
+
+
+def test_the_stream_is_the_same_in_numpy_and_torch():
+    key = rng.key(3, "x", 4)
+    with np.errstate(over="ignore"):
+        want = rng.mix(key + np.arange(1, 6, dtype=np.uint64) * np.uint64(rng.GOLDEN))
+    got = stream(torch.from_numpy(key.view(np.int64)), 5)
+    assert got[0].numpy().view(np.uint64).tolist() == want.tolist()
+
+
+# --- rng ---------------------------------------------------------------------------------------
+
+
+def test_keys_differ_in_every_word():
+    words = [(0, "a", 1, 2), (1, "a", 1, 2), (0, "b", 1, 2), (0, "a", 2, 1), (0, "a", 1), (0, "a")]
+    assert len({int(rng.key(*w)[0]) for w in words}) == len(words)
+    both = rng.key(0, "a", 1, np.array([2, 3]))
+    assert both.tolist() == [int(rng.key(0, "a", 1, c)[0]) for c in (2, 3)]
+
+
+def test_clients_are_drawn_uniformly_without_replacement_in_order():
+    count = np.zeros(10)
+    for t in range(600):
+        drawn = rng.sample_clients(5, t, 10, 3)
+        assert len(set(drawn.tolist())) == 3
+        assert drawn.tolist() == sorted(drawn.tolist())
+        count[drawn] += 1
+    assert ((count - 180) ** 2 / 180).sum() < 35
+    assert rng.sample_clients(5, 0, 4, 4).tolist() == [0, 1, 2, 3]
+    assert rng.sample_clients(5, 7, 10, 3).tolist() == rng.sample_clients(5, 7, 10, 3).tolist()

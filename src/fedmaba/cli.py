@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
@@ -29,8 +30,12 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Fetch, check or export a data set.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+flower_app = typer.Typer(help="Deploy on Flower: see docs/deploy.md.", no_args_is_help=True)
+app.add_typer(flower_app, name="flower")
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, only the result")]
+Events = Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard events")]
+Share = Annotated[float, typer.Option(help="of clients in 'worst' and 'best'", min=1e-9, max=1)]
 Overrides = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads this at run time
     typer.Option("--set", metavar="KEY=VALUE", help="any key of the experiment, as train.lr=0.05"),
@@ -93,11 +98,13 @@ def compare(
     ],
     overrides: Overrides = None,
     quiet: Quiet = False,
+    tensorboard: Events = False,
     **given: Any,
 ) -> None:
     """Run strategies side by side on one federation and show the table."""
     options = given["options"]
-    _run(_experiment({"strategies": strategies}, options, overrides, ""), quiet)
+    asked = _experiment({"strategies": strategies}, options, overrides, "")
+    _run(asked, quiet, tensorboard)
 
 
 @app.command()
@@ -108,21 +115,24 @@ def run(
     ],
     overrides: Overrides = None,
     quiet: Quiet = False,
+    tensorboard: Events = False,
     **given: Any,
 ) -> None:
     """Run the experiment of a file; options override its keys."""
-    _run(_experiment(config.load(file), given["options"], overrides, str(file)), quiet)
+    asked = _experiment(config.load(file), given["options"], overrides, str(file))
+    _run(asked, quiet, tensorboard)
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
     quiet: Quiet = False,
+    tensorboard: Events = False,
 ) -> None:
     """Go on with a run that was interrupted."""
     from fedmaba import experiment
 
-    _drive(experiment.resume(folder), folder, quiet)
+    _drive(experiment.resume(folder), folder, quiet, tensorboard)
 
 
 @app.command()
@@ -132,9 +142,7 @@ def table(
         "deployed"
     ),
     at: Annotated[Literal["last", "best", "last5"], typer.Option(help="which rounds")] = "last",
-    share: Annotated[
-        float, typer.Option(help="of clients in 'worst' and 'best'", min=1e-9, max=1)
-    ] = 0.05,
+    share: Share = 0.05,
 ) -> None:
     """Show the table of a run folder, finished or not."""
     from fedmaba import record
@@ -143,9 +151,70 @@ def table(
     terminal.show(record.load_history(folder), model, at, share)
 
 
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="file to write")] = Path("report.html"),
+    share: Share = 0.05,
+) -> None:
+    """Write one self-contained page with every table and figure."""
+    from fedmaba.report import html
+
+    html.write(folders, out, share)
+    typer.echo(out)
+
+
+@app.command()
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    port: Annotated[int, typer.Option(help="0: any that is free", min=0, max=65535)] = 0,
+    share: Share = 0.05,
+) -> None:
+    """Serve the report of a run while it goes on, to this machine only."""
+    from fedmaba.report import watch as live
+
+    with live.serve(folder, port, share) as server:
+        typer.echo(f"{server.url} shows {folder} and renews itself; Ctrl-C ends it")
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+@app.command()
+def figure(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="see fedmaba list figures")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders")],
+    out: Annotated[Path, typer.Option("-o", "--out", help=".pdf, .svg or .png")],
+    model: Annotated[Literal["deployed", "last"], typer.Option(help="which server model")] = (
+        "deployed"
+    ),
+    share: Share = 0.05,
+) -> None:
+    """Draw one figure in print quality."""
+    from fedmaba.report import figures
+
+    figures.write(kind, folders, out, model, share)
+    typer.echo(out)
+
+
+@app.command("export")
+def export_run(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    to: Annotated[Literal["csv"], typer.Option(help="which form")] = "csv",
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("-o", "--out", help="folder to write [RUN/csv]"),
+    ] = None,
+) -> None:
+    """Write the tables of a run for a spreadsheet or another program."""
+    from fedmaba.report import export as tables
+
+    for path in tables.to_csv(folder, out or folder / to):
+        typer.echo(path)
+
+
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="strategies|datasets|models|partitions")],
+    what: Annotated[str, typer.Argument(metavar="strategies|datasets|models|partitions|figures")],
 ) -> None:
     """One line each, with hyper-parameters and defaults."""
     from fedmaba.report import terminal
@@ -186,6 +255,29 @@ def export(
         typer.echo(path)
 
 
+@flower_app.command("new")
+def flower_new(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="new or empty")],
+) -> None:
+    """Write a complete Flower app that runs as it is."""
+    from fedmaba.flower_app.new import new
+
+    for path in new(directory):
+        typer.echo(path)
+
+
+@flower_app.command("demo")
+def flower_demo(
+    strategy: str = "fedmaba:alpha=0.8",
+    sites: Annotated[int, typer.Option(min=1, max=50)] = 5,
+    rounds: Annotated[int, typer.Option(min=1)] = 4,
+) -> None:
+    """Run a federation of real Flower processes on this machine, with TLS and keys."""
+    from fedmaba.flower_app.demo import demo
+
+    demo(typer.echo, strategy, sites, rounds)
+
+
 @app.callback(invoke_without_command=True)
 def _main(
     version: Annotated[bool, typer.Option("--version", help="show the version and exit")] = False,
@@ -195,13 +287,17 @@ def _main(
         raise typer.Exit
 
 
-def _run(asked: config.Experiment, quiet: bool) -> None:
+def _run(asked: config.Experiment, quiet: bool, tensorboard: bool) -> None:
     from fedmaba import experiment
 
+    if tensorboard:
+        from fedmaba.report.tensorboard import check
+
+        check()
     session = experiment.prepare(asked)
     out = Path(asked.save.out) if asked.save.out else _free(asked.data.name)
     experiment.begin(session, out, sys.argv)
-    _drive(session, out, quiet)
+    _drive(session, out, quiet, tensorboard)
 
 
 def _free(name: str) -> Path:
@@ -210,14 +306,21 @@ def _free(name: str) -> Path:
     return next(p for i in range(1, 10**6) if not (p := Path("runs") / f"{stem}-{i:03d}").exists())
 
 
-def _drive(session: Session, out: Path, quiet: bool) -> None:
+def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
     """Simulate to the end, showing progress, then the table and where everything lies."""
     from fedmaba import experiment
     from fedmaba.report import terminal
 
-    with experiment.polite_stop() as stop, terminal.progress(session, quiet) as display:
+    with ExitStack() as held:
+        stop = held.enter_context(experiment.polite_stop())
+        shows = [held.enter_context(terminal.progress(session, quiet))]
+        if tensorboard:
+            from fedmaba.report.tensorboard import events
+
+            shows.append(held.enter_context(events(session, out)))
         for snapshot in session.rounds(stop):
-            display(snapshot)
+            for show in shows:
+                show(snapshot)
     if session.stopped:
         done = session.batch.progress.round
         typer.echo(f"stopped after round {done}; go on with: fedmaba resume {out}", err=True)

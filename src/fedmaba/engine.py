@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -18,12 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmaba import models, rng
+from fedmaba import average, models, rng
 from fedmaba.errors import InputError
 from fedmaba.federation import Federation, Part
-from fedmaba.local import Job, MetricFn, Pool, evaluate, train
+from fedmaba.local import Job, MetricFn, Pool, Tape, evaluate, send, train
 from fedmaba.rows import LossFn, Rows, compile
-from fedmaba.rows.base import Bent
 from fedmaba.strategy import Bend, Decision, Needs, Replies, State, Strategy
 from fedmaba.workers import Workers
 
@@ -47,7 +47,7 @@ class Plan:
     server_lr: float = 1.0
     server_momentum: float = 0.0
     eval_every: int = 1
-    dtype: Literal["float32", "float64"] = "float32"
+    dtype: Literal["float32", "tf32", "bf16", "float64"] = "float32"  # see docs/performance.md
     device: str = "cpu"
     chunk: int | None = None  #             rows trained at once; None: from the device's memory
     threads: int | None = None  #           cores to use; None: what torch would
@@ -109,14 +109,14 @@ class Progress:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Everything but round, chunk and diverged, as arrays for a checkpoint."""
         out: dict[str, NDArray[Any]] = {
-            name: getattr(self, name).cpu().numpy() for name in ("model", "deployed", "best")
+            name: _copy(getattr(self, name)) for name in ("model", "deployed", "best")
         }
-        out |= {"best_score": self.best_score, "best_round": self.best_round}
+        out |= {"best_score": self.best_score.copy(), "best_round": self.best_round.copy()}
         if self.velocity is not None:
-            out["velocity"] = self.velocity.cpu().numpy()
+            out["velocity"] = _copy(self.velocity)
         for r, (state, kept) in enumerate(zip(self.states, self.kept, strict=True)):
             out |= {f"state/{r}/{name}": value for name, value in state.items()}
-            out[f"kept/{r}/change"] = kept.change.cpu().numpy()
+            out[f"kept/{r}/change"] = _copy(kept.change)
             out |= {f"kept/{r}/client": kept.client, f"kept/{r}/round": kept.round}
         return out
 
@@ -128,9 +128,11 @@ class Progress:
 
         self.round, self.chunk = meta["round"], meta["chunk"]
         self.diverged = list(meta["diverged"])
-        self.model, self.deployed, self.best = map(tensor, ("model", "deployed", "best"))
+        for name in ("model", "deployed", "best"):  # in place: recorded work knows them
+            getattr(self, name).copy_(tensor(name))
         self.best_score, self.best_round = arrays["best_score"].copy(), arrays["best_round"].copy()
-        self.velocity = tensor("velocity") if "velocity" in arrays else None
+        if self.velocity is not None:
+            self.velocity.copy_(tensor("velocity"))
         for r in range(len(self.states)):
             own = f"state/{r}/"
             self.states[r] = {
@@ -140,6 +142,11 @@ class Progress:
             }
             client, round_ = (arrays[f"kept/{r}/{name}"].copy() for name in ("client", "round"))
             self.kept[r] = Kept(tensor(f"kept/{r}/change"), client, round_)
+
+
+def _copy(tensor: Tensor) -> NDArray[Any]:
+    """An array of its own: the run goes on while a checkpoint is written."""
+    return np.array(tensor.cpu().numpy())
 
 
 @dataclass
@@ -175,11 +182,14 @@ class Batch:
     validation: _Parts
     test: _Parts
     workers: Workers
+    tape: Tape
+    drawn: tuple[int, list[int], _Drawn] | None = None  # the next round's, drawn ahead
 
-    def evaluate(self, flat: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate(
+        self, flat: Tensor, index: Tensor, *, scored: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """Loss and score of each example under each row, (R, n)."""
-        budget = 500_000_000 if flat.is_cuda else 4_000_000  # numbers held at a time
-        return evaluate(self.rows, flat, index, self.pool, self.metric, budget, self.workers)
+        return evaluate(self.rows, flat, index, self.pool, self.workers, self.metric, scored=scored)
 
 
 def start(
@@ -193,14 +203,16 @@ def start(
     _check(runs, plan)
     data = runs[0].federation.data
     make = models.factory(model) if isinstance(model, str) else model
-    device, dtype = _device(plan.device), getattr(torch, plan.dtype)
+    device = _device(plan.device)
+    dtype = torch.float64 if plan.dtype == "float64" else torch.float32
     initial = {
         seed: models.build(make, data.x.shape[1:], len(data.classes), seed)
         for seed in dict.fromkeys(run.seed for run in runs)
     }
-    pool = Pool(torch.from_numpy(data.x).to(device, dtype), torch.from_numpy(data.y).to(device))
+    x = torch.from_numpy(data.x).to(device, dtype)
     template = copy.deepcopy(initial[runs[0].seed]).to(device, dtype)
-    rows = compile(template, pool.x[: max(2, min(plan.minibatch, len(pool.x)))], loss)
+    example = x[: max(2, min(plan.minibatch, len(x)))]
+    rows = compile(template, example, loss, pair=plan.dtype != "bf16")
     flat = torch.stack([rows.layout.pack(initial[r.seed]) for r in runs]).to(device, dtype)
     nobody = np.zeros(0, np.int64)
     progress = Progress(
@@ -221,9 +233,12 @@ def start(
         for name in ("train", "validation", "test")
     )
     count = plan.threads or torch.get_num_threads()
-    workers = Workers(count if rows.parallel and device.type == "cpu" else 1)
+    apart = rows.parallel and device.type == "cpu"  # each piece of work on one thread
+    workers = Workers(count, 1) if apart else Workers(1, count)
+    pool = Pool(rows.prepare(x), torch.from_numpy(data.y).to(device), trained.entries)
     parts = (trained, validated, tested)
-    return Batch(runs, plan, rows, pool, metric, progress, *parts, workers)
+    tape = Tape(device, rows.parallel)
+    return Batch(runs, plan, rows, pool, metric, progress, *parts, workers, tape)
 
 
 def simulate(batch: Batch) -> Iterator[Snapshot]:
@@ -231,40 +246,12 @@ def simulate(batch: Batch) -> Iterator[Snapshot]:
     plan, at = batch.plan, batch.progress
     while at.round < plan.rounds and not all(at.diverged):
         t = at.round
-        with torch.no_grad(), batch.workers.single():
+        with torch.no_grad(), batch.workers.threads(), _precision(plan.dtype):
             rounds = _round(batch, t)
             at.round = t + 1
             due = at.round % plan.eval_every == 0 or at.round == plan.rounds
             evaluations = _evaluate(batch) if due else None
         yield Snapshot(t, rounds, evaluations, at)
-
-
-def averaging(text: str) -> tuple[str, float]:
-    """`last`, `average`, `poly:K` or `ema:B` as kind and number."""
-    kind, _, number = text.partition(":")
-    try:
-        value = float(number) if number else math.nan
-    except ValueError:
-        value = math.nan
-    if (
-        (kind in ("last", "average") and not number)
-        or (kind == "poly" and 0 <= value < math.inf)
-        or (kind == "ema" and 0 < value < 1)
-    ):
-        return kind, value
-    raise InputError(
-        f"deploy={text!r}: say last, average, poly:K with K of at least 0, or ema:B with 0 < B < 1"
-    )
-
-
-def averaging_step(text: str, t: int) -> float:
-    """The share of the new model in the deployed one after round t = 0, 1, ..."""
-    kind, value = averaging(text)
-    if kind == "poly":
-        return (value + 1) / (t + 1 + value)
-    if kind == "average":
-        return 1 / (t + 1)
-    return 1.0 if kind == "last" or t == 0 else 1 - value
 
 
 class _Parts:
@@ -283,14 +270,21 @@ class _Parts:
         self.host_place = place  # (entries,)       entry -> its place in the union
         self.place = torch.from_numpy(place).to(device)
 
-    def of(self, r: int, client: IntArray) -> tuple[Tensor, Tensor]:
-        """Entries (m, n_max) of clients of run r, padded, and which of them count."""
-        part = self.parts[r]
-        first = torch.from_numpy(self.base[r] + part.start[client]).to(self.entries.device)
-        size = torch.from_numpy(part.size[client]).to(self.entries.device)
-        offset = torch.arange(int(part.size[client].max()), device=size.device)
-        valid = offset < size[:, None]
-        return torch.where(valid, first[:, None] + offset, 0), valid
+    def where(self, cohorts: list[_Cohort]) -> tuple[IntArray, IntArray]:
+        """First entry and number of entries of each participant, (C, m); 0 for padding."""
+        first, size = np.zeros((2, len(cohorts), max(len(c.client) for c in cohorts)), np.int64)
+        for i, c in enumerate(cohorts):
+            first[i, : len(c.client)] = self.base[c.r] + self.parts[c.r].start[c.client]
+            size[i, : len(c.client)] = self.parts[c.r].size[c.client]
+        return first, size
+
+    def packed(self, entry: Tensor, valid: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Pool rows (C, length) of entries (C, m, n_max) without padding, and where each went."""
+        place = (valid.flatten(1).cumsum(1) - 1).clamp_(min=0)
+        at = torch.where(valid.flatten(1), place, length)  # padding: one place beyond the end
+        index = torch.zeros(len(entry), length + 1, dtype=torch.int64, device=entry.device)
+        index.scatter_(1, at, self.entries[entry.flatten(1)])
+        return index[:, :length], place.view(valid.shape)
 
 
 @dataclass
@@ -301,43 +295,187 @@ class _Cohort:
     run: Run
     needs: Needs
     client: IntArray  # (m,)
-    seen: Tensor  # (m,)                      mean loss of the minibatches
-    change: Tensor  # (m, P)                  kept where the weights come after training
+    rows: slice  #                            its rows in the round's table
     loss: FloatArray | None = None  # (m,)
+    change: Tensor | None = None  # (m, P)    kept where the weights come after training
     decision: Decision | None = None
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Rows to be trained: participants of all runs, one run after another."""
+
+    cohort: IntArray  # (M,)   whose
+    run: IntArray  # (M,)
+    first: IntArray  # (M,)    where its training examples begin in batch.train
+    size: IntArray  # (M,)     how many they are
+    steps: IntArray  # (M,)
+    key: IntArray  # (M,)      random stream of this client in this round
+    kind: IntArray  # (M,)     rows of one kind can be trained together
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """All of a round that does not depend on the models."""
+
+    clients: list[IntArray]
+    table: _Table
+    chunks: list[IntArray]  #  rows of the table
+
+
+def _draw(batch: Batch, alive: list[int], t: int) -> _Drawn:
+    """Who takes part in a round, with which random streams, in which chunks."""
+    plan, clients, columns = batch.plan, [], []
+    same: dict[tuple[int, int], tuple[IntArray, IntArray]] = {}  # runs of one seed draw alike
+    for i, r in enumerate(alive):
+        run = batch.runs[r]
+        n, part, local = run.federation.n_clients, run.federation.train, run.strategy.local()
+        if (run.seed, n) not in same:
+            drawn = rng.sample_clients(run.seed, t, n, plan.participants or n)
+            key = rng.key(run.seed, "local", t, drawn).view(np.int64)
+            same[run.seed, n] = (drawn, key)
+        client, key = same[run.seed, n]
+        size = part.size[client]
+        epoch = -(-size // plan.minibatch)
+        steps = np.full_like(size, plan.steps) if plan.steps else plan.epochs * epoch
+        clients.append(client)
+        columns.append(
+            (
+                np.full_like(size, i),
+                np.full_like(size, r),
+                batch.train.base[r] + part.start[client],
+                size,
+                np.ones_like(size) if local.full_batch else steps,
+                key,
+                np.full_like(size, 2 * local.full_batch + (local.prox > 0)),
+            )
+        )
+    table = _Table(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+    order = np.lexsort((-table.size, -table.steps, table.kind))  # of one kind, longest first
+    groups = np.split(order, np.flatnonzero(np.diff(table.kind[order])) + 1)
+    most = batch.progress.chunk
+    chunks = [group[a : a + most] for group in groups for a in range(0, len(group), most)]
+    return _Drawn(clients, table, chunks)
 
 
 def _round(batch: Batch, t: int) -> list[Round | None]:
     """One round of all live runs; moves their models and states on."""
     plan, at = batch.plan, batch.progress
     lr = plan.lr * plan.lr_decay**t
-    cohorts = [_draw(batch, r, t) for r, why in enumerate(at.diverged) if not why]
-    _start_losses(batch, [c for c in cohorts if c.needs.loss == "start"])
-    for c in cohorts:
-        if c.needs.early:
-            _weigh(at, c, t, lr)
-    cohorts = [c for c in cohorts if not at.diverged[c.r]]
+    alive = [r for r, why in enumerate(at.diverged) if not why]
+    ahead, batch.drawn = batch.drawn, None
+    drawn = ahead[2] if ahead and ahead[:2] == (t, alive) else _draw(batch, alive, t)
+    cohorts, end = [], 0
+    for r, client in zip(alive, drawn.clients, strict=True):
+        begin, end = end, end + len(client)
+        needs = batch.runs[r].strategy.needs()
+        cohorts.append(_Cohort(r, batch.runs[r], needs, client, slice(begin, end)))
+        if not needs.early:
+            cohorts[-1].change = at.model.new_empty(len(client), at.model.shape[1])
+    weigh = _start_losses(batch, [c for c in cohorts if c.needs.loss == "start"])
     delta = torch.zeros_like(at.model)
-    _train(batch, cohorts, t, lr, delta)
+    trained: list[tuple[IntArray, Tensor]] = []  # rows, and the mean loss they met
+    finite = None
+
+    def work(rows: IntArray) -> tuple[IntArray, Tensor, Tensor]:
+        job = _job(batch, cohorts, drawn.table, rows, lr)
+        return rows, *train(batch.rows, batch.pool, at.model, job, batch.tape)
+
+    for rows, w, means in batch.workers.map(work, drawn.chunks):
+        if not trained:  # only now: the device trains while the host waits for losses and weighs
+            weigh()
+            for c in cohorts:
+                if c.needs.early:
+                    _weigh(at, c, t, lr)
+        trained.append((rows, means))
+        if len(drawn.chunks) == 1 and all(c.decision for c in cohorts) and _even(drawn.table, rows):
+            finite = _add_and_move(batch, cohorts, w, _shares(batch, cohorts, t))
+        else:
+            _collect(batch, cohorts, drawn.table, rows, w, means, delta)
     for c in cohorts:
-        if not c.needs.early:
+        if c.change is not None:
             _weigh_changes(at, c, c.change, t, lr, delta)
-    _move(batch, cohorts, t, delta)
-    out: list[Round | None] = [None] * len(batch.runs)
+    if finite is None:
+        finite = _move(batch, delta, send(_shares(batch, cohorts, t), delta.device))
+    live = [r for r, why in enumerate(at.diverged) if not why]
+    if live and t + 1 < plan.rounds:  # while the device is still at it
+        batch.drawn = (t + 1, live, _draw(batch, live, t + 1))
+    return _conclude(at, cohorts, t, finite.tolist(), trained)
+
+
+def _shares(batch: Batch, cohorts: list[_Cohort], t: int) -> NDArray[Any]:
+    """(R,) share of each run's new model in its deployed one; 0 for runs that do not move."""
+    double = batch.progress.model.dtype == torch.float64
+    share = np.zeros(len(batch.runs), np.float64 if double else np.float32)
     for c in cohorts:
-        if c.decision is not None:
-            coef = c.decision.coef[: len(c.client)]
-            out[c.r] = Round(c.client, coef, c.loss, dict(c.decision.info))
+        if not batch.progress.diverged[c.r]:
+            share[c.r] = average.share(c.run.average, t)
+    return share
+
+
+def _even(table: _Table, rows: IntArray) -> bool:
+    """Whether rows are in order, with as many for each run."""
+    many = np.bincount(table.cohort)
+    return bool((many == many[0]).all() and (rows == np.arange(len(rows))).all())
+
+
+def _add_and_move(batch: Batch, cohorts: list[_Cohort], w: Tensor, share: NDArray[Any]) -> Tensor:
+    """Weigh a whole round's rows at once and take the server's step."""
+    model = batch.progress.model
+
+    def work(coef: Tensor, runs: Tensor, share: Tensor) -> Tensor:
+        with _precision("float32"):
+            total = torch.bmm(coef[:, None], w.view(*coef.shape, -1))[:, 0]
+        delta = torch.zeros_like(model)
+        delta[runs] = total - coef.sum(1, keepdim=True) * model[runs]
+        return _move(batch, delta, share)
+
+    coef = np.stack([c.decision.coef for c in cohorts if c.decision]).astype(share.dtype)
+    runs = np.array([c.r for c in cohorts])
+    shape = ("move", w.data_ptr(), model.data_ptr(), coef.shape, runs.tobytes())
+    out: Tensor = batch.tape(shape, work, coef, runs, share)
     return out
 
 
-def _draw(batch: Batch, r: int, t: int) -> _Cohort:
-    run = batch.runs[r]
-    n = run.federation.n_clients
-    client = rng.sample_clients(run.seed, t, n, batch.plan.participants or n)
-    needs, model = run.strategy.needs(), batch.progress.model
-    change = model.new_empty(0 if needs.early else len(client), model.shape[1])
-    return _Cohort(r, run, needs, client, model.new_zeros(len(client)), change)
+def _move(batch: Batch, delta: Tensor, share: Tensor) -> Tensor:
+    """The server's step of each run whose new model is finite, (R,); the others keep their last."""
+    plan, at = batch.plan, batch.progress
+    if at.velocity is not None:
+        at.velocity.mul_(plan.server_momentum).add_(delta)
+        delta = at.velocity
+    new = at.model + plan.server_lr * delta
+    finite = new.isfinite().all(1)
+    moved = (finite & (share > 0))[:, None]
+    averaged = at.deployed + share[:, None] * (new - at.deployed)
+    at.model.copy_(torch.where(moved, new, at.model))
+    at.deployed.copy_(torch.where(moved, averaged, at.deployed))
+    return finite
+
+
+def _conclude(
+    at: Progress,
+    cohorts: list[_Cohort],
+    t: int,
+    finite: list[bool],
+    trained: list[tuple[IntArray, Tensor]],
+) -> list[Round | None]:
+    """Move the states on, end the runs whose model broke, and tell what happened."""
+    out: list[Round | None] = [None] * len(at.states)
+    for c in cohorts:
+        if c.decision is None:
+            continue
+        if not finite[c.r]:
+            seen = np.zeros(sum(len(rows) for rows, _ in trained))
+            for rows, means in trained:
+                seen[rows] = means.cpu().numpy()
+            lost = np.flatnonzero(~np.isfinite(seen[c.rows]))
+            what = f"the model of client {c.client[lost[0]]}" if len(lost) else "the server's model"
+            _diverge(at, c, t, f"{what} is not finite")
+            continue
+        at.states[c.r] = c.decision.state
+        coef = c.decision.coef[: len(c.client)]
+        out[c.r] = Round(c.client, coef, c.loss, dict(c.decision.info))
+    return out
 
 
 def _weigh(at: Progress, c: _Cohort, t: int, lr: float, **changes: Any) -> None:
@@ -359,148 +497,114 @@ def _weigh(at: Progress, c: _Cohort, t: int, lr: float, **changes: Any) -> None:
 def _diverge(at: Progress, c: _Cohort, t: int, why: str) -> None:
     label = c.run.strategy.label()
     at.diverged[c.r] = f"{label}, seed {c.run.seed}, diverged in round {t + 1}: {why}"
+    c.decision = None
 
 
-@dataclass(frozen=True)
-class _Table:
-    """Rows to be trained: participants of all runs."""
-
-    cohort: IntArray  # (M,)   whose
-    place: IntArray  # (M,)    which of its participants
-    first: IntArray  # (M,)    where its training examples begin in batch.train
-    size: IntArray  # (M,)     how many they are
-    steps: IntArray  # (M,)
-    key: IntArray  # (M,)      random stream of this client in this round
-    kind: IntArray  # (M,)     rows of one kind can be trained together
-
-    def take(self, rows: IntArray) -> _Table:
-        return _Table(*(getattr(self, f.name)[rows] for f in fields(self)))
-
-
-def _table(batch: Batch, cohorts: list[_Cohort], t: int) -> _Table:
-    plan, columns = batch.plan, []
-    for i, c in enumerate(cohorts):
-        part, local = c.run.federation.train, c.run.strategy.local()
-        size = part.size[c.client]
-        epoch = -(-size // plan.minibatch)
-        steps = np.full_like(size, plan.steps) if plan.steps else plan.epochs * epoch
-        columns.append(
-            (
-                np.full_like(size, i),
-                np.arange(len(size)),
-                batch.train.base[c.r] + part.start[c.client],
-                size,
-                np.ones_like(size) if local.full_batch else steps,
-                rng.key(c.run.seed, "local", t, c.client).view(np.int64),
-                np.full_like(size, 2 * local.full_batch + (local.prox > 0)),
-            )
-        )
-    return _Table(*(np.concatenate(column) for column in zip(*columns, strict=True)))
-
-
-def _train(batch: Batch, cohorts: list[_Cohort], t: int, lr: float, delta: Tensor) -> None:
-    """Train every participant of every run, a chunk of rows at a time, and add up the changes."""
-    if not cohorts:
-        return
-    at, table = batch.progress, _table(batch, cohorts, t)
-    order = np.lexsort((-table.size, -table.steps, table.kind))  # of one kind, longest first
-    chunks = [
-        table.take(group[a : a + at.chunk])
-        for group in np.split(order, np.flatnonzero(np.diff(table.kind[order])) + 1)
-        for a in range(0, len(group), at.chunk)
-    ]
-
-    def work(chunk: _Table) -> tuple[_Table, Tensor, Tensor]:
-        run = torch.tensor([cohorts[i].r for i in chunk.cohort], device=delta.device)
-        job = _job(batch, cohorts, chunk, lr)
-        return chunk, *train(batch.rows, at.model[run], job, batch.pool)
-
-    for chunk, w, seen in batch.workers.map(work, chunks):
-        for i in np.unique(chunk.cohort):
-            mine = np.flatnonzero(chunk.cohort == i)
-            rows = torch.from_numpy(mine).to(delta.device)
-            _collect(batch, cohorts[i], chunk.place[mine], w[rows], seen[rows], delta)
-
-
-def _job(batch: Batch, cohorts: list[_Cohort], chunk: _Table, lr: float) -> Job:
+def _job(batch: Batch, cohorts: list[_Cohort], table: _Table, rows: IntArray, lr: float) -> Job:
     """The local work of a chunk of rows of one kind."""
-    plan, device, dtype = batch.plan, batch.pool.x.device, batch.pool.x.dtype
-    locals_ = [cohorts[i].run.strategy.local() for i in chunk.cohort]
-    offset = np.arange(chunk.size.max())
-    entry = np.where(offset < chunk.size[:, None], chunk.first[:, None] + offset, 0)
-
-    def tensor(values: list[float]) -> Tensor:
-        return torch.tensor(values, device=device, dtype=dtype)
-
-    bends = [o.bend or Bend(math.inf, 1.0, 1.0) for o in locals_]
-    bent = Bent(*(tensor([getattr(b, f.name) for b in bends]) for f in fields(Bend)))
+    plan, whose = batch.plan, table.cohort[rows]
+    local = [c.run.strategy.local() for c in cohorts]
+    one = local[whose[0]]
+    bends = [o.bend or Bend(math.inf, 1.0, 1.0) for o in local]
+    bend = np.array([[getattr(b, f.name) for b in bends] for f in fields(Bend)])
     return Job(
-        index=batch.train.entries[torch.from_numpy(entry).to(device)],
-        size=chunk.size,
-        steps=chunk.steps,
+        run=table.run[rows],
+        first=table.first[rows],
+        size=table.size[rows],
+        key=table.key[rows],
+        steps=table.steps[rows],
         minibatch=plan.minibatch,
-        keys=torch.from_numpy(chunk.key).to(device),
         lr=lr,
         momentum=plan.momentum,
         weight_decay=plan.weight_decay,
-        prox=tensor([o.prox for o in locals_])[:, None] if locals_[0].prox > 0 else None,
-        bent=bent if any(o.bend for o in locals_) else None,
-        full_batch=locals_[0].full_batch,
+        prox=np.array([o.prox for o in local])[whose] if one.prox > 0 else None,
+        bend=bend[:, whose] if any(local[i].bend for i in np.unique(whose)) else None,
+        full_batch=one.full_batch,
     )
 
 
 def _collect(
-    batch: Batch, c: _Cohort, place: IntArray, w: Tensor, seen: Tensor, delta: Tensor
+    batch: Batch,
+    cohorts: list[_Cohort],
+    table: _Table,
+    rows: IntArray,
+    w: Tensor,
+    means: Tensor,
+    delta: Tensor,
 ) -> None:
-    """Take in trained rows of one run: add them up, or keep them until they can be weighed."""
-    model = batch.progress.model[c.r]
-    here = torch.from_numpy(place).to(w.device)
-    c.seen[here] = seen
-    if c.decision is not None:
-        coef = torch.from_numpy(c.decision.coef[place]).to(w)
-        delta[c.r] += coef @ w - coef.sum() * model
-        return
-    c.change[here] = w - model
-    if c.needs.loss in ("mean", "end"):
-        if c.loss is None:
-            c.loss = np.zeros(len(c.client))
-        values = seen if c.needs.loss == "mean" else _own_losses(batch, c, place, w)
-        c.loss[place] = values.double().cpu().numpy()
+    """Take in trained rows: add them up where they can be weighed, else keep their changes."""
+    model, whose = batch.progress.model, table.cohort[rows]
+    for i in np.unique(whose):
+        c, mine = cohorts[i], np.flatnonzero(whose == i)
+        place = rows[mine] - c.rows.start
+        own = w[send(mine, w.device)]
+        if c.decision is not None:
+            share = send(c.decision.coef[place], w.device).to(w.dtype)
+            with _precision("float32"):
+                delta[c.r] += share @ own - share.sum() * model[c.r]
+        if c.change is None:
+            continue
+        c.change[send(place, w.device)] = own - model[c.r]
+        if c.needs.loss in ("mean", "end"):
+            if c.loss is None:
+                c.loss = np.zeros(len(c.client))
+            mean = c.needs.loss == "mean"
+            c.loss[place] = means.cpu().numpy()[mine] if mean else _own_losses(batch, c, place, own)
 
 
-def _start_losses(batch: Batch, cohorts: list[_Cohort]) -> None:
-    """The training loss of each participant at its run's model: the run is the row."""
+def _start_losses(batch: Batch, cohorts: list[_Cohort]) -> Callable[[], None]:
+    """Begin to compute each participant's training loss at its run's model; the run is the row.
+
+    What is returned waits for the result and hands it to the cohorts.
+    """
     if not cohorts:
-        return
-    device = batch.pool.x.device
-    model = batch.progress.model[[c.r for c in cohorts]]
-    entries = [batch.train.of(c.r, c.client) for c in cohorts]
-    if all(len(c.client) == c.run.federation.n_clients for c in cohorts):  # share the examples
-        losses, _ = batch.evaluate(model, batch.train.union)
-        for c, values, (entry, valid) in zip(cohorts, losses, entries, strict=True):
-            c.loss = _means(values[batch.train.place[entry]], valid)
-        return
-    flat = [entry[valid] for entry, valid in entries]  # each run's own examples, without padding
-    index = torch.zeros(len(flat), max(map(len, flat)), dtype=torch.int64, device=device)
-    for row, entry in zip(index, flat, strict=True):
-        row[: len(entry)] = batch.train.entries[entry]
-    losses, _ = batch.evaluate(model, index)
-    for c, values, (_, valid) in zip(cohorts, losses, entries, strict=True):
-        padded = torch.zeros(valid.shape, device=device, dtype=values.dtype)
-        padded[valid] = values[: int(valid.sum())]
-        c.loss = _means(padded, valid)
+        return lambda: None
+    runs, parts = np.array([c.r for c in cohorts]), batch.train
+    first, size = parts.where(cohorts)
+    model = batch.progress.model
+    everyone = all(len(c.client) == c.run.federation.n_clients for c in cohorts)
+    width, length = int(size.max()), int(size.sum(1).max())
+
+    def work(runs: Tensor, first: Tensor, size: Tensor) -> Tensor:
+        offset = torch.arange(width, device=first.device)
+        valid = offset < size[..., None]  # (C, m, n_max)
+        entry = torch.where(valid, first[..., None] + offset, 0)
+        if everyone:  # one set of examples for all runs
+            index, place = parts.union, parts.place[entry]
+        else:  # each run's own, without padding
+            index, place = parts.packed(entry, valid, length)
+        losses, _ = batch.evaluate(model[runs], index, scored=False)
+        values = losses.gather(1, place.flatten(1)).view(place.shape)
+        return torch.where(valid, values.double(), 0.0).sum(2) / valid.sum(2)
+
+    shape = ("losses", model.data_ptr(), everyone, size.shape, width, length)
+    means = batch.tape(shape, work, runs, first, size)
+    if means.is_cuda:
+        host = torch.empty(means.shape, dtype=means.dtype, pin_memory=True)
+        host.copy_(means, non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+    else:
+        host, done = means, None
+
+    def hand_out() -> None:
+        if done is not None:
+            done.synchronize()
+        for c, value in zip(cohorts, host.numpy(), strict=True):
+            c.loss = value[: len(c.client)].copy()
+
+    return hand_out
 
 
-def _own_losses(batch: Batch, c: _Cohort, place: IntArray, w: Tensor) -> Tensor:
+def _own_losses(batch: Batch, c: _Cohort, place: IntArray, w: Tensor) -> FloatArray:
     """The training loss of trained rows, each on its own client's examples."""
-    entry, valid = batch.train.of(c.r, c.client[place])
-    losses, _ = batch.evaluate(w, batch.train.entries[entry])
-    return (losses * valid).sum(1) / valid.sum(1)
-
-
-def _means(values: Tensor, valid: Tensor) -> FloatArray:
-    """Mean over the valid entries of each row of a padded matrix."""
-    total = torch.where(valid, values.double(), 0.0).sum(1) / valid.sum(1)
+    part = c.run.federation.train
+    first, size = batch.train.base[c.r] + part.start[c.client[place]], part.size[c.client[place]]
+    offset = torch.arange(int(size.max()), device=w.device)
+    valid = offset < send(size, w.device)[:, None]
+    entry = torch.where(valid, send(first, w.device)[:, None] + offset, 0)
+    losses, _ = batch.evaluate(w, batch.train.entries[entry], scored=False)
+    total = torch.where(valid, losses.double(), 0.0).sum(1) / valid.sum(1)
     return total.cpu().numpy()
 
 
@@ -514,19 +618,20 @@ def _weigh_changes(
     if c.needs.changes == "norms":
         seen["norms"] = change.double().square().sum(1).cpu().numpy()
     if c.needs.changes == "gram":
-        gram = (many @ many.T).double().cpu().numpy()
+        with _precision("float32"):
+            gram = (many @ many.T).double().cpu().numpy()
         seen["gram"] = (gram + gram.T) / 2
         seen["past_client"], seen["past_round"] = kept.client, kept.round
     if not all(np.isfinite(v).all() for v in seen.values()):
-        finite = change.isfinite().all(1).cpu().numpy()
-        bad = c.client[np.flatnonzero(~finite)] if not finite.all() else c.client
-        _diverge(at, c, t, f"the model change of client {bad[0]} is not finite")
+        largest = int(change.abs().nan_to_num(torch.inf).amax(1).argmax())
+        _diverge(at, c, t, f"the model change of client {c.client[largest]} is not finite")
         return
     _weigh(at, c, t, lr, **seen)
     if c.decision is None:
         return
     coef = torch.from_numpy(c.decision.coef).to(many)
-    delta[c.r] = coef @ many[: len(coef)]
+    with _precision("float32"):
+        delta[c.r] = coef @ many[: len(coef)]
     if c.needs.keep_rounds:
         stays = (kept.round > t - c.needs.keep_rounds) & ~np.isin(kept.client, c.client)
         rows = torch.from_numpy(np.flatnonzero(stays)).to(change.device)
@@ -535,33 +640,6 @@ def _weigh_changes(
             np.concatenate([kept.client[stays], c.client]),
             np.concatenate([kept.round[stays], np.full(len(c.client), t)]),
         )
-
-
-def _move(batch: Batch, cohorts: list[_Cohort], t: int, delta: Tensor) -> None:
-    """The server's step of every run whose new model is finite; the others keep their last."""
-    plan, at = batch.plan, batch.progress
-    if at.velocity is not None:
-        at.velocity.mul_(plan.server_momentum).add_(delta)
-        delta = at.velocity
-    new = at.model + plan.server_lr * delta
-    finite = new.isfinite().all(1).tolist()
-    for c in cohorts:
-        if at.diverged[c.r] or c.decision is None:
-            continue
-        if not finite[c.r]:
-            _diverge(at, c, t, _culprit(c))
-            c.decision = None
-            continue
-        at.model[c.r] = new[c.r]
-        at.states[c.r] = c.decision.state
-        share = averaging_step(c.run.average, t)
-        at.deployed[c.r] += share * (new[c.r] - at.deployed[c.r])
-
-
-def _culprit(c: _Cohort) -> str:
-    """Which client's training broke the model, where its losses tell."""
-    lost = np.flatnonzero(~np.isfinite(c.seen.cpu().numpy()))
-    return f"the model of client {c.client[lost[0]]}" if len(lost) else "the server's model"
 
 
 def _evaluate(batch: Batch) -> list[Evaluation | None]:
@@ -609,7 +687,7 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
             raise InputError(
                 f"participants={m}, but the federation has {n} clients: lower it or say 'all'"
             )
-        averaging(run.average)
+        average.parse(run.average)
 
 
 def _device(name: str) -> torch.device:
@@ -617,11 +695,24 @@ def _device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
+        if device.type not in ("cpu", "cuda"):
+            raise RuntimeError("no such device here")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).split("\n")[0]
         raise InputError(f"device={name!r}: {reason}: say auto, cpu, cuda or cuda:N") from error
     return device
+
+
+@contextmanager
+def _precision(dtype: str) -> Iterator[None]:
+    """Let matrix products on CUDA round to tf32, or not."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = dtype in ("tf32", "bf16")
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _chunk(rows: Rows, plan: Plan, flat: Tensor) -> int:

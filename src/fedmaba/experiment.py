@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import fedmaba
-from fedmaba import config, datasets, engine, models, partition, record, strategies
+from fedmaba import average, config, datasets, engine, models, partition, record, strategies
 from fedmaba.config import Experiment
 from fedmaba.errors import InputError, unknown
 from fedmaba.federation import Federation
@@ -119,7 +119,7 @@ def prepare(
         if labels.count(label) > 1:
             raise InputError(f"strategy {label!r} is listed twice: each row of a table is one")
     if experiment.server.deploy is not None:
-        engine.averaging(experiment.server.deploy)
+        average.parse(experiment.server.deploy)
     make = own.model or models.factory(experiment.model)
     federations = _federations(experiment, own)
     runs = [
@@ -156,10 +156,12 @@ def begin(session: Session, out: Path, command: Sequence[str] = ()) -> None:
         return
     session.folder.write("experiment.toml", text.encode())
     session.folder.write_json("about.json", _about(session, command))
-    arrays = {}
+    arrays: record.Arrays = {}
     for run in session.batch.runs:
         for name, value in run.federation.split.to_arrays().items():
             arrays[f"seed{run.seed}.{name}"] = value
+        if (labels := run.federation.labels()) is not None:
+            arrays[f"seed{run.seed}.labels"] = labels
     session.folder.write_npz("partition.npz", arrays)
 
 
@@ -249,7 +251,12 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
         "command": list(command),
         "repeat": "fedmaba run experiment.toml --out NEW",
         "seeds": session.experiment.seed_list(),
-        "data": {"name": data.name, "sha256": data.sha256(), "classes": list(data.classes)},
+        "data": {
+            "name": data.name,
+            "sha256": data.sha256(),
+            "classes": list(data.classes),
+            "clients": list(batch.runs[0].federation.client_names()),
+        },
         "partition": splits,
         "model": {"path": batch.rows.path, "parameters": _parameters(batch)},
         "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or "cpu",

@@ -77,6 +77,23 @@ class Federation:
     def n_clients(self) -> int:
         return len(self.split.train)
 
+    def labels(self) -> NDArray[np.int32] | None:
+        """(N, C) training examples of each client and class; None where that is a huge table."""
+        n, c = self.n_clients, len(self.data.classes)
+        if n * c > 10_000_000:
+            return None
+        owner = np.repeat(np.arange(n), self.train.size)
+        flat = np.bincount(owner * c + self.data.y[self.train.index], minlength=n * c)
+        return flat.reshape(n, c).astype(np.int32)
+
+    def client_names(self) -> tuple[str, ...]:
+        """The data's own names of the clients, where the partition is the data's own."""
+        names, owner = self.data.client_names, self.data.client
+        if owner is None or len(names) != self.n_clients or len(names) > 100_000:
+            return ()
+        own = np.repeat(np.arange(self.n_clients), self.train.size)
+        return names if np.array_equal(owner[self.train.index], own) else ()
+
     @classmethod
     def make(
         cls,

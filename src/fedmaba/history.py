@@ -5,7 +5,7 @@ Filled from the engine's snapshots or read from a run folder; knows no files and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -66,10 +66,13 @@ class RunHistory:
         np.put_along_axis(out, client, weight, axis=1)
         return out
 
-    def fairness(self, model: Model = "deployed", share: float = 0.05) -> list[Fairness]:
-        """The fairness figures at each evaluation."""
-        pairs = zip(self.accuracy(model), self.loss(model), strict=True)
-        return [fairness(a, l, self.test_size, share) for a, l in pairs]
+    def fairness(
+        self, model: Model = "deployed", share: float = 0.05, at: Iterable[int] | None = None
+    ) -> list[Fairness]:
+        """The fairness figures at each evaluation, or at those named."""
+        accuracy, loss = self.accuracy(model), self.loss(model)
+        at = range(len(accuracy)) if at is None else at
+        return [fairness(accuracy[i], loss[i], self.test_size, share) for i in at]
 
     def chosen(self, at: At, model: Model = "deployed") -> IntArray:
         """Which evaluations a table shows: the last, the best, or the last five."""
@@ -129,10 +132,7 @@ class History:
             runs = [run for run in self.runs if run.label == label]
             good = [run for run in runs if not run.diverged and "evaluated" in run.tables]
             figures = np.array(
-                [
-                    np.mean([run.fairness(model, share)[i] for i in run.chosen(at, model)], axis=0)
-                    for run in good
-                ]
+                [np.mean(run.fairness(model, share, run.chosen(at, model)), axis=0) for run in good]
             ).reshape(len(good), len(Fairness._fields))
             nothing = np.full(len(Fairness._fields), np.nan)
             mean = figures.mean(0) if len(good) else nothing
@@ -169,6 +169,17 @@ class History:
                 table[f"{model}_loss"] = run.loss(model).ravel()
             frames.append(pandas.DataFrame(table))
         return pandas.concat(frames, ignore_index=True)
+
+    def plot(self, kind: str = "rounds", model: Model = "deployed") -> Any:
+        """A figure of `fedmaba list figures` as a matplotlib Figure."""
+        from fedmaba.report import figures
+
+        return figures.of(self, kind, model)
+
+    def _repr_html_(self) -> str:
+        from fedmaba.report.html import snippet
+
+        return snippet(self)
 
     def __str__(self) -> str:
         from fedmaba.report.table import plain

@@ -1,12 +1,15 @@
 """Local work of many rows at once: minibatches, SGD, losses. The only hot code besides `rows`.
 
-Knows rows and a pool of examples; no clients, rounds or strategies.
+Knows rows and a pool of examples; no clients, rounds or strategies. What is computed on the device
+never waits for the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,108 +20,198 @@ from fedmaba.rows.base import Bent, Rows
 from fedmaba.rows.random import shuffles
 from fedmaba.workers import Workers
 
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 MetricFn = Callable[[Tensor, Tensor], Tensor]  # outputs (n, C), targets (n,) -> score of each (n,)
 MICRO = 500  # examples of a full-batch gradient taken at once
+BUDGET = 4_000_000  # numbers of activations held at a time in an evaluation on a CPU
+RECORDED = 8  # shapes of work kept ready for replay
+GATHER = 250_000_000  # numbers of a chunk's inputs that may be gathered before its first step
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Every example of a federation, on the device."""
+    """Every example of a federation, on the device, and who trains on which."""
 
     x: Tensor  # (n, ...)
     y: Tensor  # (n,)
+    entries: Tensor  # (total,) rows of x: the training examples of one client after another
 
 
 @dataclass(frozen=True)
 class Job:
     """Local work of one chunk of rows, sorted by number of steps, longest first."""
 
-    index: Tensor  # (R, n_max)          rows of the pool, padded
-    size: NDArray[np.int64]  # (R,)      how many of them count
-    steps: NDArray[np.int64]  # (R,)     minibatches (full-batch rows: 1)
+    run: IntArray  # (R,)    row of the matrix of models it starts from
+    first: IntArray  # (R,)  where its examples begin in `entries`
+    size: IntArray  # (R,)   how many they are
+    key: IntArray  # (R,)    random stream of each row in this round
+    steps: IntArray  # (R,)  minibatches (full-batch rows: 1)
     minibatch: int
-    keys: Tensor  # (R,)                 random stream of each row in this round
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
-    prox: Tensor | None = None  # (R, 1) mu
-    bent: Bent | None = None
+    prox: FloatArray | None = None  # (R,)    mu
+    bend: FloatArray | None = None  # (3, R)  M, epsilon, slope
     full_batch: bool = False
 
+    def shape(self) -> tuple[object, ...]:
+        """All that decides which operations are done, but not on which numbers."""
+        flags = (self.momentum, self.weight_decay, self.prox is None, self.bend is None)
+        sizes = (self.size.max(), self.epochs(), self.minibatch, self.full_batch)
+        return (*sizes, *flags, self.steps.tobytes())
 
-def train(rows: Rows, start: Tensor, job: Job, pool: Pool) -> tuple[Tensor, Tensor]:
+    def batches(self) -> IntArray:
+        """(R,) minibatches in an epoch."""
+        return -(-self.size // self.minibatch)
+
+    def epochs(self) -> int:
+        return int((-(-self.steps // self.batches())).max())
+
+
+class Tape:
+    """Runs work on a device; on CUDA, work of a shape seen before is recorded and replayed.
+
+    A replay costs one launch instead of hundreds. What it returns is overwritten by the next.
+    """
+
+    def __init__(self, device: torch.device, recordable: bool) -> None:
+        self.device = device
+        self.on = recordable and device.type == "cuda"
+        self.seen: Counter[object] = Counter()
+        self.ready: dict[object, tuple[Any, list[Tensor], list[Tensor], Any]] = {}
+
+    def __call__(self, shape: object, work: Callable[..., Any], *arrays: NDArray[Any]) -> Any:
+        """work(*arrays on the device); `shape` names all that decides which operations it does."""
+        if not self.on:
+            return work(*(send(a, self.device) for a in arrays))
+        if shape not in self.ready:
+            self.seen[shape] += 1
+            if self.seen[shape] != 2 or len(self.ready) >= RECORDED:
+                return work(*(send(a, self.device) for a in arrays))
+            self.ready[shape] = self._record(work, arrays)
+        graph, host, inputs, out = self.ready[shape]
+        for array, pinned, tensor in zip(arrays, host, inputs, strict=True):
+            pinned.numpy()[...] = array
+            tensor.copy_(pinned, non_blocking=True)
+        graph.replay()
+        return out
+
+    def _record(self, work: Callable[..., Any], arrays: tuple[NDArray[Any], ...]) -> Any:
+        host = [torch.from_numpy(np.ascontiguousarray(a)).pin_memory() for a in arrays]
+        inputs = [h.to(self.device) for h in host]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = work(*inputs)
+        return graph, host, inputs, out
+
+
+def send(values: NDArray[Any], device: torch.device) -> Tensor:
+    """An array on the device, without waiting for what the device is doing."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def train(rows: Rows, pool: Pool, models: Tensor, job: Job, tape: Tape) -> tuple[Tensor, Tensor]:
     """Trained weights (R, P) and the mean loss of the minibatches seen (R,)."""
-    w = start.clone()
+    dtype = np.float64 if models.dtype == torch.float64 else np.float32
+    ints = np.stack([job.run, job.first, job.size, job.batches(), job.key, job.steps])
+    floats = [np.full(len(job.run), job.lr)]
+    floats += [] if job.prox is None else [job.prox]
+    floats += [] if job.bend is None else list(job.bend)
+
+    def work(ints: Tensor, floats: Tensor) -> tuple[Tensor, Tensor]:
+        return _train(rows, pool, models, job, ints, floats)
+
+    shape = ("train", models.data_ptr(), *job.shape())
+    out: tuple[Tensor, Tensor] = tape(shape, work, ints, np.stack(floats).astype(dtype))
+    return out
+
+
+def _train(
+    rows: Rows,
+    pool: Pool,
+    models: Tensor,
+    job: Job,
+    ints: Tensor,  # (6, R)    run, first, size, minibatches in an epoch, key, steps
+    floats: Tensor,  # (., R)  lr, then prox, then the bend, where there are such
+) -> tuple[Tensor, Tensor]:
+    """All steps of a chunk; only operations on the device."""
+    run, first, size, batches, keys, steps = ints
+    lr = floats[0, 0]
+    prox = None if job.prox is None else floats[1, :, None]
+    bend = None if job.bend is None else floats[-3:]
+    w = models[run]
     seen = torch.zeros(len(w), device=w.device, dtype=w.dtype)
-    steps = torch.from_numpy(job.steps).to(w.device)
+    index, weight = _minibatches(job, pool, first, size, batches, keys, w.dtype)  # (R, K, B)
+    labels = pool.y[index]
+    small = w.is_cuda and index.numel() * pool.x[0].numel() <= GATHER and not job.full_batch
+    gathered = _take(pool.x, index) if small else None
     plain = not (job.full_batch or job.momentum or job.weight_decay or job.prox is not None)
+    start = None if job.prox is None else w.clone()
     gradient = None if plain else torch.empty_like(w)
     velocity = torch.zeros_like(w) if job.momentum else None
-    for k, (index, weight) in enumerate(_minibatches(job, w.dtype)):
-        a = len(index)  # rows that still have a step to do
-        bent = None if job.bent is None else job.bent.first(a)
+    one, down = torch.ones_like(lr), -lr
+    for k in range(index.shape[1]):
+        a = int((job.steps > k).sum())  # rows that still have a step to do
+        bent = None if bend is None else Bent(*bend[:, :a])
+        stream = keys[:a] + k
         if gradient is None:
+            x = _take(pool.x, index[:a, k]) if gathered is None else gathered[:a, k]
             seen[:a] += rows.accumulate(
-                w[:a], w[:a], pool.x[index], pool.y[index], weight, -job.lr, bent, job.keys[:a] + k
+                w[:a], w[:a], x, labels[:a, k], weight[:a, k], down, bent, stream
             )
             continue
-        gradient[:a] = 0.0
-        seen[:a] += _gradient(
-            rows, w[:a], gradient[:a], index, weight, bent, job.keys[:a] + k, pool
-        )
         g = gradient[:a]
+        g.zero_()
+        most = MICRO if bent is None else index.shape[2]  # a bent loss needs the minibatch whole
+        for piece, begin in enumerate(range(0, index.shape[2], most)):
+            b = slice(begin, begin + most)
+            x = _take(pool.x, index[:a, k, b])
+            seen[:a] += rows.accumulate(
+                w[:a], g, x, labels[:a, k, b], weight[:a, k, b], one, bent, stream + (piece << 32)
+            )
         if job.weight_decay:
             g.add_(w[:a], alpha=job.weight_decay)
-        if job.prox is not None:
-            g.addcmul_(job.prox[:a], w[:a] - start[:a])
+        if start is not None and prox is not None:
+            g.addcmul_(prox[:a], w[:a] - start[:a])
         if velocity is not None:
             g = velocity[:a].mul_(job.momentum).add_(g)
-        w[:a].sub_(g, alpha=job.lr)
+        w[:a].addcmul_(g, down)
     return w, seen / steps
 
 
-def _gradient(
-    rows: Rows,
-    w: Tensor,
-    sink: Tensor,
-    index: Tensor,  # (R, B)
-    weight: Tensor,  # (R, B)
-    bent: Bent | None,
-    keys: Tensor,
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    """x[index], by the copy that is quickest for whole examples."""
+    return x.index_select(0, index.reshape(-1)).view(*index.shape, *x.shape[1:])
+
+
+def _minibatches(
+    job: Job,
     pool: Pool,
-) -> Tensor:
-    """Add the gradient of a minibatch to `sink`, a piece at a time where it is large."""
-    if index.shape[1] <= MICRO or bent is not None:  # a bent loss needs the minibatch whole
-        return rows.accumulate(w, sink, pool.x[index], pool.y[index], weight, 1.0, bent, keys)
-    loss = torch.zeros(len(w), device=w.device, dtype=w.dtype)
-    for piece, a in enumerate(range(0, index.shape[1], MICRO)):
-        part, share = index[:, a : a + MICRO], weight[:, a : a + MICRO]
-        stream = keys + (piece << 32)
-        loss += rows.accumulate(w, sink, pool.x[part], pool.y[part], share, 1.0, None, stream)
-    return loss
-
-
-def _minibatches(job: Job, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pool rows (a, B) and weights (a, B) of each step, for the a rows that still have one."""
-    device, width = job.keys.device, job.index.shape[1]
-    size = torch.from_numpy(job.size).to(device)[:, None]  # (R, 1)
+    first: Tensor,  # (R,)
+    size: Tensor,  # (R,)
+    batches: Tensor,  # (R,)
+    keys: Tensor,  # (R,)
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Pool rows (R, K, B) and weights (R, K, B) of all minibatches; steps a row lacks are void."""
+    device, width = first.device, int(job.size.max())
+    offset = torch.arange(width, device=device)
+    mine = pool.entries[(first[:, None] + offset).clamp_(max=len(pool.entries) - 1)]  # (R, n_max)
     if job.full_batch:
-        yield job.index, (torch.arange(width, device=device) < size).to(dtype) / size
-        return
-    batches = -(-job.size // job.minibatch)  # (R,) in an epoch
-    epochs = int((-(-job.steps // batches)).max())
-    order = torch.stack(
-        [shuffles(job.keys + ((1 + e) << 40), size, width) for e in range(epochs)], dim=1
-    )  # (R, E, n_max)
-    mine = job.index[:, None].expand(-1, epochs, -1).gather(2, order).flatten(1)  # (R, E * n_max)
-    per_epoch = torch.from_numpy(batches).to(device)[:, None]
-    offset = torch.arange(min(job.minibatch, width), device=device)
-    for k in range(int(job.steps.max())):
-        a = int((job.steps > k).sum())
-        position = k % per_epoch[:a] * job.minibatch + offset  # (a, B) within the epoch
-        valid = position < size[:a]
-        at = torch.where(valid, k // per_epoch[:a] * width + position, 0)
-        yield mine[:a].gather(1, at), valid.to(dtype) / valid.sum(1, keepdim=True)
+        return mine[:, None], ((offset < size[:, None]).to(dtype) / size[:, None])[:, None]
+    epochs = job.epochs()
+    order = torch.cat(
+        [shuffles(keys + ((1 + e) << 40), size[:, None], width) for e in range(epochs)], dim=1
+    )
+    mine = mine.gather(1, order)  # (R, epochs * n_max)
+    k = torch.arange(int(job.steps.max()), device=device)
+    place = (k % batches[:, None] * job.minibatch)[..., None] + offset[: job.minibatch]  # (R, K, B)
+    valid = place < size[:, None, None]
+    at = torch.where(valid, (k // batches[:, None] * width)[..., None] + place, 0)
+    index = mine.gather(1, at.flatten(1).clamp_(max=mine.shape[1] - 1)).view(at.shape)
+    return index, valid.to(dtype) / valid.sum(2, keepdim=True).clamp_(min=1)
 
 
 def evaluate(
@@ -126,14 +219,18 @@ def evaluate(
     flat: Tensor,  # (R, P)
     index: Tensor,  # (n,) shared by all rows, or (R, n)
     pool: Pool,
-    metric: MetricFn | None,
-    budget: int,
     workers: Workers,
+    metric: MetricFn | None = None,
+    *,
+    scored: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Loss and score (R, n) of each example; `budget` bounds the numbers held at a time."""
+    """Loss and score (R, n) of each example; without `scored` the scores are left out."""
     n, shared = index.shape[-1], index.ndim == 1
+    budget = BUDGET
+    if flat.is_cuda:
+        budget = torch.cuda.get_device_properties(flat.device).total_memory // 256
     losses = torch.empty(len(flat), n, device=flat.device, dtype=flat.dtype)
-    scores = torch.empty_like(losses)
+    scores = torch.empty_like(losses) if scored else losses[:, :0]
     group = max(1, min(len(flat), budget // (rows.activations * 1000))) if flat.is_cuda else 1
     step = max(1, budget // (rows.activations * group))
 
@@ -147,11 +244,11 @@ def evaluate(
             out = rows.outputs(flat[r : r + group], x)
             target = y.expand(out.shape[:2])
             losses[r : r + group, a : a + step] = rows.losses(out, target)
-            if metric is None:
-                score = out.argmax(-1) == target
-            else:
-                score = metric(out.flatten(0, 1), target.flatten()).view(target.shape)
-            scores[r : r + group, a : a + step] = score
+            if scored and metric is None:
+                scores[r : r + group, a : a + step] = out.argmax(-1) == target
+            elif scored and metric is not None:
+                score = metric(out.flatten(0, 1), target.flatten())
+                scores[r : r + group, a : a + step] = score.view(target.shape)
 
     for _ in workers.map(piece, range(0, n, step)):
         pass

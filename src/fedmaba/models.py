@@ -91,11 +91,16 @@ def build(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Module:
             raise InputError(f"model {name!r} gave a {type(model).__name__}: return an nn.Module")
         out = _try(model.eval(), name, shape)  # also gives lazy layers their weights
     for label, module in model.named_modules():
-        if getattr(module, "running_mean", None) is not None:
+        statistics = getattr(module, "running_mean", None) is not None
+        if statistics or isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise InputError(
-                f"model {name!r}: layer {label!r} is a {type(module).__name__} with running "
-                "statistics, which no server rule averages rightly: use GroupNorm"
+                f"model {name!r}: layer {label!r} is a {type(module).__name__} with statistics "
+                "over examples, which no server rule averages rightly: use GroupNorm"
             )
+    frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
+    if frozen or not any(True for _ in model.parameters()):
+        what = f"weights {frozen[0]!r} are frozen" if frozen else "there are no weights to train"
+        raise InputError(f"model {name!r}: {what}: keep constants as buffers, train the rest")
     if out.ndim != 2 or out.shape[0] != 2 or out.shape[1] < classes:
         raise InputError(
             f"model {name!r} gives outputs of shape {tuple(out.shape[1:])} per example, but the "
@@ -108,12 +113,14 @@ def _try(model: nn.Module, name: str, shape: Shape) -> torch.Tensor:
     """The outputs of a model for two blank inputs."""
     try:
         with torch.no_grad():
-            out: torch.Tensor = model(torch.zeros(2, *shape))
+            out = model(torch.zeros(2, *shape))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).split("\n")[0]
         raise InputError(
             f"model {name!r} does not accept inputs of shape {shape}: {reason}"
         ) from error
+    if not isinstance(out, torch.Tensor):
+        raise InputError(f"model {name!r} gives outputs as {type(out).__name__}: return one tensor")
     return out
 
 

@@ -9,6 +9,7 @@ checkpoint/*.ckpt the two newest: magic, SHA-256, then safetensors with tables, 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import io
@@ -17,7 +18,7 @@ import math
 import os
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,20 +67,7 @@ class Folder:
         self.lock.close()
 
     def write(self, name: str, content: bytes) -> None:
-        """A whole file or none: temporary file, fsync, rename, fsync of the folder."""
-        target = self.path / name
-        temporary = target.with_name(f".{target.name}.tmp")
-        try:
-            target.parent.mkdir(exist_ok=True)
-            with open(temporary, "wb") as f:
-                f.write(content)
-                f.flush()
-                os.fsync(f.fileno())
-            os.replace(temporary, target)
-            _sync(target.parent)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise _failed(target, error) from error
+        write_file(self.path / name, content)
 
     def write_json(self, name: str, content: object) -> None:
         self.write(name, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
@@ -89,11 +77,13 @@ class Folder:
 
     def append_rounds(self, history: History, first: int) -> None:
         """Lines of all runs for rounds after `first`, behind the bytes that belong to the run."""
-        text = "".join(
-            json.dumps(line, allow_nan=False) + "\n"
-            for r, run in enumerate(history.runs)
-            for line in _lines(r, run, first)
-        ).encode()
+        self.append_lines(
+            line for r, run in enumerate(history.runs) for line in _lines(r, run, first)
+        )
+
+    def append_lines(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """JSON-ready lines behind the bytes of rounds.jsonl that belong to the run."""
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
         target = self.path / "rounds.jsonl"
         try:
             with open(target, "ab") as f:
@@ -134,6 +124,25 @@ class Folder:
         self.write_json("runs.json", {"runs": _runs(history)})
         for old in checkpoints(self.path):
             old.unlink(missing_ok=True)
+
+
+def write_file(
+    target: Path, content: bytes, remedy: str = "mend it, then `fedmaba resume`"
+) -> None:
+    """A whole file or none: temporary file, fsync, rename, fsync of the folder."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        target.parent.mkdir(exist_ok=True)
+        with open(temporary, "wb") as f:
+            f.write(content)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, target)
+        _sync(target.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # the folder itself may be what is missing
+            temporary.unlink(missing_ok=True)
+        raise _failed(target, error, remedy) from error
 
 
 def run_id(index: int, label: str, seed: int) -> str:
@@ -186,6 +195,49 @@ def load_history(path: Path | str) -> History:
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
     arrays, meta, _ = load_checkpoint(path)
     return history_of(arrays, meta)
+
+
+def load_about(path: Path | str) -> dict[str, Any]:
+    """Versions, hashes, device and command of a run folder; {} where there are none."""
+    file = Path(path) / "about.json"
+    try:
+        about = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"{file} cannot be read: {error}: restore it or remove it") from error
+    return about if isinstance(about, dict) else {}
+
+
+def load_labels(path: Path | str) -> dict[int, NDArray[np.int64]]:
+    """(N, C) training examples of each client and class, by seed; {} where none were stored."""
+    file = Path(path) / "partition.npz"
+    if not file.exists():
+        return {}
+    try:
+        with np.load(file, allow_pickle=False) as z:
+            names = [name for name in z.files if re.fullmatch(r"seed\d+\.labels", name)]
+            return {int(name[4:-7]): z[name].astype(np.int64) for name in names}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise InputError(f"{file} cannot be read: {error}: restore it or remove it") from error
+
+
+def read_lines(path: Path | str, first: int = 0) -> list[dict[str, Any]]:
+    """Whole lines of rounds.jsonl for rounds after `first`; a last line in the making is left."""
+    file = Path(path) / "rounds.jsonl"
+    try:
+        text = file.read_bytes().decode(errors="replace")
+    except FileNotFoundError:
+        return []
+    lines = []
+    for line in text.splitlines(keepends=True):
+        try:
+            found = json.loads(line) if line.endswith("\n") else {}
+        except ValueError:
+            continue
+        if isinstance(found, dict) and found.get("round", 0) > first:
+            lines.append(found)
+    return lines
 
 
 def history_of(arrays: Arrays, meta: Mapping[str, Any]) -> History:
@@ -251,7 +303,9 @@ def _sync(folder: Path) -> None:
         os.close(handle)
 
 
-def _failed(target: Path, error: OSError) -> FedmabaError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    remedy = "free some space, then `fedmaba resume`" if full else "mend it, then `fedmaba resume`"
+def _failed(
+    target: Path, error: OSError, remedy: str = "mend it, then `fedmaba resume`"
+) -> FedmabaError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = remedy.replace("mend it", "free some space")
     return SaveFailed(f"{target} could not be written: {error.strerror}: {remedy}")

@@ -7,6 +7,7 @@ a 64-bit hash of its words, and streams are hashes of key + counter (SplitMix64'
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +26,17 @@ def mix(z: UIntArray) -> UIntArray:
 
 def key(seed: int, purpose: str, *words: int | NDArray[np.integer]) -> UIntArray:
     """The key of one stream, or an array of keys where a word is an array."""
-    digest = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:8]
-    k = np.asarray([int.from_bytes(digest, "little")], dtype=np.uint64)
+    k = _root(seed, purpose)
     for word in words:
         w = np.atleast_1d(np.asarray(word)).astype(np.uint64)
         k = mix(k + (w + np.uint64(1)) * np.uint64(GOLDEN))
     return k
+
+
+@lru_cache(maxsize=1024)
+def _root(seed: int, purpose: str) -> UIntArray:
+    digest = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:8]
+    return np.asarray([int.from_bytes(digest, "little")], dtype=np.uint64)
 
 
 def generator(seed: int, purpose: str, *words: int) -> np.random.Generator:
@@ -40,7 +46,8 @@ def generator(seed: int, purpose: str, *words: int) -> np.random.Generator:
 
 def sample_clients(seed: int, round: int, n_clients: int, participants: int) -> NDArray[np.int64]:
     """Which clients take part: uniform without replacement, in client order."""
+    everyone = np.arange(n_clients, dtype=np.int64)
     if participants == n_clients:
-        return np.arange(n_clients, dtype=np.int64)
-    drawn = generator(seed, "participants", round).choice(n_clients, participants, replace=False)
-    return np.sort(drawn).astype(np.int64)
+        return everyone
+    words = key(seed, "participants", round, everyone)
+    return np.sort(np.argpartition(words, participants)[:participants]).astype(np.int64)

@@ -79,6 +79,15 @@ def effective(p: FloatArray) -> float:
     return float(len(p) * np.exp(-kl_uniform(p)))
 
 
+def widen(p: FloatArray, n: int) -> FloatArray:
+    """p with new entries at its mean, all scaled back to the old sum.
+
+    Old entries keep their ratios to the mean, and KL(p || uniform) can only fall: the new value is
+    len(p)/n times the old one.
+    """
+    return np.concatenate([p, np.full(n - len(p), p.mean())]) * (len(p) / n)
+
+
 def project(y: FloatArray, mass: float = 1.0) -> FloatArray:
     """The nearest point to y with non-negative entries that sum to `mass`, exactly, by sorting."""
     y = y - y.max()  # changes nothing, and keeps sums exact for large entries

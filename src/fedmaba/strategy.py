@@ -128,6 +128,17 @@ class Strategy:
         """The state before the first round."""
         return {}
 
+    def join(self, state: State, n_clients: int) -> State:
+        """The state of a federation grown to n_clients, the new ones last; no state, no change."""
+        fresh = self.init(n_clients)
+        for name, value in state.items():
+            if name not in fresh or fresh[name].shape != value.shape:
+                raise InputError(
+                    f"{self.name} keeps {name!r} per client, so it must say what new clients "
+                    "start with: define join(state, n_clients)"
+                )
+        return state
+
     def weigh(self, state: State, replies: Replies) -> Decision:
         """Coefficients on this round's changes, and the state for the next."""
         raise NotImplementedError

@@ -22,8 +22,8 @@ Result = TypeVar("Result")
 class Workers:
     """An ordered map over threads; with one worker it is the built-in map."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def __init__(self, count: int, torch_threads: int = 1) -> None:
+        self.count, self.torch_threads = count, torch_threads
         self.pool = ThreadPoolExecutor(count, initializer=_alone) if count > 1 else None
 
     def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
@@ -45,11 +45,10 @@ class Workers:
             yield waiting.popleft().result()
 
     @contextmanager
-    def single(self) -> Iterator[None]:
-        """Keep torch's own threads out of the way while pieces are computed side by side."""
+    def threads(self) -> Iterator[None]:
+        """Give torch as many threads of its own as each piece may use."""
         before = torch.get_num_threads()
-        if self.pool is not None:
-            torch.set_num_threads(1)
+        torch.set_num_threads(self.torch_threads)
         try:
             yield
         finally:

@@ -9,23 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from fedmaba.errors import unknown
-from fedmaba.history import At, History, Model
+from fedmaba.history import At, History, Model, RunHistory
+from fedmaba.metrics import variance
 from fedmaba.report.table import caption, cells, columns
 
 if TYPE_CHECKING:
@@ -78,51 +78,131 @@ def progress(session: Session, quiet: bool) -> Iterator[Callable[[Snapshot], Non
         return
     for note in session.notes:
         console.print(Text(note, "dim"), soft_wrap=True)
-    shown = _live(session, console) if console.is_terminal else _lines(session, console)
+    moving = console.is_terminal and not console.is_dumb_terminal
+    shown = _live(session, console) if moving else _lines(session, console)
     with shown as display:
         yield display
 
 
+class Pace:
+    """How fast rounds come, and when the last will be there."""
+
+    def __init__(self, session: Session) -> None:
+        self.begun, self.first = time.monotonic(), session.batch.progress.round
+        self.done, self.rounds = self.first, session.batch.plan.rounds
+        n = [run.n_clients for run in session.history.runs]
+        self.clients = sum(min(session.batch.plan.participants or c, c) for c in n)  # a round
+
+    @property
+    def rate(self) -> float:
+        """Rounds per second since this process began."""
+        return (self.done - self.first) / max(time.monotonic() - self.begun, 1e-9)
+
+    @property
+    def left(self) -> float:
+        """Seconds, at the rate so far."""
+        return (self.rounds - self.done) / self.rate if self.rate > 0 else 0.0
+
+
+def dashboard(session: Session, pace: Pace) -> RenderableType:
+    """Round, rate and time left; below, how each strategy does by now."""
+    share = session.experiment.eval.share
+    bar = Table.grid(padding=(0, 2), expand=True)
+    for ratio in (None, 1, None, None):
+        bar.add_column(ratio=ratio, no_wrap=True)
+    bar.add_row(
+        Text.assemble("round ", (f"{pace.done}", "bold"), f"/{pace.rounds}"),
+        ProgressBar(total=pace.rounds, completed=pace.done, complete_style="cyan"),
+        Text(f"{_rate(pace.rate, 'rounds')}  {_rate(pace.rate * pace.clients, 'clients')}", "dim"),
+        Text.assemble((clock(pace.left), "bold"), " left"),
+    )
+    now = Table(box=None, padding=(0, 2), show_edge=False, header_style="dim")
+    now.add_column("strategy", overflow="fold")
+    for title in ("accuracy %", "variance %²", f"worst {100 * share:g} %", "λ*"):
+        now.add_column(title, justify="right", no_wrap=True)
+    now.add_column("variance over rounds", no_wrap=True)
+    rows = session.history.summary(share=share)
+    for row, line in zip(rows, cells(rows, share), strict=True):
+        variance, accuracy, worst, _ = (Text(c.text.split(" ")[0], STYLE[c.rank]) for c in line)
+        runs = [run for run in session.history.runs if run.label == row.label]
+        note = f" ({row.note})" if row.note else ""
+        trend = Text(spark(_variances(runs)), "cyan")
+        now.add_row(Text(row.label + note), accuracy, variance, worst, _multiplier(runs), trend)
+    return Group(bar, Text(), now)
+
+
+def spark(values: list[float]) -> str:
+    """Numbers as a row of blocks, from the least to the greatest."""
+    marks = "▁▂▃▄▅▆▇█"
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    return "".join(marks[round(7 * (v - low) / (high - low or 1.0))] for v in values)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 0:07, 12:30 or 3:04:05."""
+    whole = round(seconds)
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+
+
+def _variances(runs: list[RunHistory], most: int = 24) -> list[float]:
+    """Variance over clients at the last evaluations, mean over the strategy's seeds."""
+    found = [run for run in runs if not run.diverged and "evaluated" in run.tables]
+    if not found:
+        return []
+    count = min(len(run.tables["evaluated"]) for run in found)
+    tables = [run.tables["deployed.accuracy"][max(0, count - most) : count] for run in found]
+    return [sum(map(variance, at)) / len(at) for at in zip(*tables, strict=True)]
+
+
+def _multiplier(runs: list[RunHistory]) -> str:
+    """The newest lambda of a strategy that has one, mean over its seeds."""
+    newest = [float(run.tables["info.lambda"][-1]) for run in runs if "info.lambda" in run.tables]
+    return f"{sum(newest) / len(newest):.2f}" if newest else "–"
+
+
+def _rate(value: float, what: str) -> str:
+    return f"{value:,.0f} {what}/s" if value >= 10 else f"{value:.1f} {what}/s"
+
+
 @contextmanager
 def _live(session: Session, console: Console) -> Iterator[Callable[[Snapshot], None]]:
-    bar = Progress(
-        TextColumn("round"),
-        MofNCompleteColumn(),
-        BarColumn(None),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(elapsed_when_finished=False),
-        console=console,
-    )
-    task = bar.add_task("", total=session.batch.plan.rounds, completed=session.batch.progress.round)
-    share = session.experiment.eval.share
-    with Live(bar, console=console, refresh_per_second=8) as live:
+    pace = Pace(session)
+    drawn = 0.0  # fast rounds must not wait for the display
+    with Live(
+        dashboard(session, pace), console=console, refresh_per_second=4, transient=True
+    ) as live:
 
         def display(snapshot: Snapshot) -> None:
-            bar.update(task, completed=snapshot.round + 1)
-            if snapshot.evaluations is not None:
-                live.update(Group(grid(session.history, "deployed", "last", share), bar))
+            nonlocal drawn
+            pace.done = snapshot.round + 1
+            if time.monotonic() - drawn > 0.2 or pace.done == pace.rounds:
+                live.update(dashboard(session, pace))
+                drawn = time.monotonic()
 
         yield display
-        live.update(bar)
 
 
 @contextmanager
 def _lines(session: Session, console: Console) -> Iterator[Callable[[Snapshot], None]]:
-    begun, first = time.monotonic(), session.batch.progress.round
-    rounds, share = session.batch.plan.rounds, session.experiment.eval.share
+    pace, share = Pace(session), session.experiment.eval.share
 
     def display(snapshot: Snapshot) -> None:
+        pace.done = snapshot.round + 1
         if snapshot.evaluations is None:
             return
-        done = snapshot.round + 1
-        left = (time.monotonic() - begun) / (done - first) * (rounds - done)
-        parts = [
-            f"{row.label} {row.mean.accuracy:.1f} % var {row.mean.variance:.0f} "
-            f"worst {row.mean.worst:.1f} %"
-            for row in session.history.summary(share=share)
-        ]
-        head = f"round {done}/{rounds}, {left:.0f} s left"
+        parts = []
+        for row in session.history.summary(share=share):
+            runs = [run for run in session.history.runs if run.label == row.label]
+            multiplier = _multiplier(runs)
+            parts.append(
+                f"{row.label} {row.mean.accuracy:.1f} % var {row.mean.variance:.0f} "
+                f"worst {row.mean.worst:.1f} %"
+                + (f" lambda {multiplier}" if multiplier != "–" else "")
+            )
+        head = f"round {pace.done}/{pace.rounds}, {_rate(pace.rate, 'rounds')}, "
+        head += f"{pace.left:.0f} s left"
         console.print(Text(f"{head}: {'; '.join(parts)}"), soft_wrap=True)
 
     yield display
@@ -164,7 +244,11 @@ def _rows(what: str) -> list[tuple[str, ...]]:
         from fedmaba import partition
 
         return [*partition.describe()]
-    raise unknown("list", what, ["strategies", "datasets", "models", "partitions"])
+    if what == "figures":
+        from fedmaba.report import figures
+
+        return [*figures.describe()]
+    raise unknown("list", what, ["strategies", "datasets", "models", "partitions", "figures"])
 
 
 @contextmanager

@@ -11,17 +11,23 @@ from torch import Tensor, nn
 
 from fedmaba.rows.base import Layout, LossFn, Rows
 from fedmaba.rows.general import LoopRows, VmapRows, vmap_refusal
-from fedmaba.rows.layers import LayerRows, layers_of
+from fedmaba.rows.layers import LayerRows, plan
 
 __all__ = ["Layout", "LossFn", "Rows", "compile"]
 
 
-def compile(model: nn.Module, example: Tensor, loss: LossFn | None = None) -> Rows:
-    """The rows form of a model; `example` is a minibatch of inputs (B, ...)."""
-    layers, reason = layers_of(model)
-    if layers is not None:
-        return LayerRows(model, layers, example, loss)
-    refusal = vmap_refusal(model, example)
+def compile(
+    model: nn.Module, example: Tensor, loss: LossFn | None = None, *, pair: bool = True
+) -> Rows:
+    """The rows form of a model; `example` is a minibatch of inputs (B, ...).
+
+    `pair` keeps float32's accuracy in convolutions on CUDA; without it they are in bfloat16.
+    """
+    how = plan(model, example, pair)
+    reason = how.refusal
+    if not reason:
+        return LayerRows(model, how, example, loss)
+    refusal = vmap_refusal(model, example, loss)
     layout = Layout(model)
     if refusal is None:
         return VmapRows(model, layout, example, loss, f"torch.func.vmap: {reason}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -13,21 +13,40 @@ LossFn = Callable[[Tensor, Tensor], Tensor]  # outputs (n, C), targets (n,) -> l
 ALIGN = 32  # each weight starts at a multiple of 128 bytes, which matrix units want
 
 
+class Form(NamedTuple):
+    """How a weight is kept: seen as `view`, its axes in another `order`, then as `shape`."""
+
+    view: tuple[int, ...]
+    order: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def keep(self, p: Tensor) -> Tensor:
+        return p.reshape(self.view).permute(self.order).reshape(self.shape)
+
+    def give(self, kept: Tensor) -> Tensor:
+        moved = kept.reshape([self.view[i] for i in self.order])
+        return moved.permute([self.order.index(i) for i in range(len(self.order))])
+
+
 class Layout:
     """Where each weight of a model lies in its flat vector (P,); gaps stay 0.
 
-    Matrices named in `flipped` are kept transposed, (in, out): forward products are then plain.
+    A Linear's matrix is kept as (in, out), which makes forward products plain.
     """
 
-    def __init__(self, model: nn.Module, flipped: Collection[str] = ()) -> None:
+    def __init__(self, model: nn.Module, forms: Mapping[str, Form] | None = None) -> None:
         self.names: list[str] = []
         self.shapes: list[torch.Size] = []
+        self.natural: list[torch.Size] = []
         self.starts: list[int] = []
-        self.flipped = frozenset(flipped)
+        self.forms = dict(forms or {})
         end = 0
         for name, p in model.named_parameters():
             self.names.append(name)
-            self.shapes.append(p.T.shape if name in self.flipped else p.shape)
+            self.natural.append(p.shape)
+            self.shapes.append(
+                torch.Size(self.forms[name].shape) if name in self.forms else p.shape
+            )
             self.starts.append(end)
             end += -(-p.numel() // ALIGN) * ALIGN
         self.size = end
@@ -43,13 +62,16 @@ class Layout:
         """The weights of a model as a flat vector (P,)."""
         flat = torch.zeros(1, self.size)
         for view, (name, p) in zip(self.views(flat), model.named_parameters(), strict=True):
-            view[0] = p.detach().T if name in self.flipped else p.detach()
+            view[0] = self.forms[name].keep(p.detach()) if name in self.forms else p.detach()
         return flat[0]
 
     def unpack(self, flat: Tensor) -> dict[str, Tensor]:
         """A flat vector (P,) as named weights."""
-        named = zip(self.names, self.views(flat[None]), strict=True)
-        return {n: (v[0].T if n in self.flipped else v[0]).contiguous() for n, v in named}
+        out = {}
+        for name, view, shape in zip(self.names, self.views(flat[None]), self.natural, strict=True):
+            value = self.forms[name].give(view[0]) if name in self.forms else view[0]
+            out[name] = value.reshape(shape).contiguous()
+        return out
 
 
 class Bent(NamedTuple):
@@ -94,11 +116,15 @@ class Rows(ABC):
         x: Tensor,  # (R, B, ...)
         y: Tensor,  # (R, B)
         weight: Tensor,  # (R, B)   of each example in its row's loss; 0 for padding
-        scale: float,
+        scale: Tensor,  # ()        a tensor, so that a recorded step can be replayed with another
         bent: Bent | None,
         keys: Tensor,  # (R,)       random streams of this step
     ) -> Tensor:
         """One minibatch of every row; returns the loss of each row (R,), before it was bent."""
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Inputs (n, ...) in the order of axes that `accumulate` and `outputs` want."""
+        return x
 
     @abstractmethod
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
@@ -115,7 +141,7 @@ class Rows(ABC):
         return self.loss_fn(out, y)
 
     def loss_and_gradient(
-        self, out: Tensor, y: Tensor, weight: Tensor, scale: float, bent: Bent | None
+        self, out: Tensor, y: Tensor, weight: Tensor, scale: Tensor, bent: Bent | None
     ) -> tuple[Tensor, Tensor]:
         """Loss of each row (R,) and scale * its gradient in the outputs (R, B, C)."""
         if self.loss_fn is None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedmaba.rows.base import Bent, Rows
+from fedmaba.rows.base import Bent, LossFn, Rows
 
 
 class _General(Rows):
@@ -24,11 +26,11 @@ class _General(Rows):
         sink: Tensor,
         grads: list[Tensor],
         loss: Tensor,
-        scale: float,
+        scale: Tensor,
         bent: Bent | None,
     ) -> Tensor:
         """sink += scale * gradient, row by row; grads are (R, *shape)."""
-        factor = torch.full_like(loss, scale) if bent is None else scale * bent.factor(loss)
+        factor = scale.expand_as(loss) if bent is None else scale * bent.factor(loss)
         for view, g in zip(self.layout.views(sink), grads, strict=True):
             view.addcmul_(g, factor.view(-1, *[1] * (g.ndim - 1)))
         return loss
@@ -44,7 +46,7 @@ class VmapRows(_General):
         x: Tensor,
         y: Tensor,
         weight: Tensor,
-        scale: float,
+        scale: Tensor,
         bent: Bent | None,
         keys: Tensor,
     ) -> Tensor:
@@ -77,7 +79,7 @@ class LoopRows(_General):
         x: Tensor,
         y: Tensor,
         weight: Tensor,
-        scale: float,
+        scale: Tensor,
         bent: Bent | None,
         keys: Tensor,
     ) -> Tensor:
@@ -106,19 +108,18 @@ class LoopRows(_General):
         return torch.stack(each)
 
 
-def vmap_refusal(model: nn.Module, example: Tensor) -> str | None:
-    """Why torch.func cannot vectorise a model, tried on one minibatch; None where it can."""
+def vmap_refusal(model: nn.Module, example: Tensor, loss: LossFn | None) -> str | None:
+    """Why torch.func cannot vectorise model and loss, tried on a minibatch; None where it can."""
+    model = copy.deepcopy(model).train()  # a failed try may leave its own tensors behind
     weights = {n: p.detach()[None].expand(2, *p.shape) for n, p in model.named_parameters()}
+    target = torch.zeros(2, len(example), dtype=torch.int64, device=example.device)
 
-    def total(own: dict[str, Tensor], x: Tensor) -> Tensor:
-        out: Tensor = functional_call(model, own, (x,)).square().sum()
-        return out
+    def total(own: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        out: Tensor = functional_call(model, own, (x,))
+        return (out.square() if loss is None else loss(out, y)).sum()
 
-    model.train()
     try:
-        vmap(grad_and_value(total), in_dims=(0, None))(weights, example)
+        vmap(grad_and_value(total), in_dims=(0, None, 0))(weights, example, target)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         return str(error).strip().split("\n")[0][:120]
-    finally:
-        model.eval()
     return None

@@ -2,7 +2,8 @@
 
 The step size is folded into the output gradient, so each weight gradient is added to its weights
 by the matrix product itself. A layer without weights is the same function for every row: rows and
-examples are one axis, and autograd gives its backward.
+examples are one axis, and autograd gives its backward. On CUDA, `kernels` does what lies between
+the products, and convolutions that it covers.
 """
 
 from __future__ import annotations
@@ -14,8 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedmaba.rows.base import Bent, Layout, LossFn, Rows
+from fedmaba.rows.base import Bent, Form, Layout, LossFn, Rows
 from fedmaba.rows.random import dropout_mask
+
+try:
+    from fedmaba.rows import kernels
+except ImportError:  # no Triton: the plain operations serve
+    kernels = None  # type: ignore[assignment]
 
 MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 STATELESS = (
@@ -25,8 +31,13 @@ STATELESS = (
 )
 
 
+def _fast(x: Tensor) -> bool:
+    """Whether the kernels serve this tensor."""
+    return kernels is not None and x.is_cuda and x.dtype == torch.float32
+
+
 class Layer(ABC):
-    """One layer of all rows."""
+    """One layer of all rows, or several that belong together."""
 
     weights = 0  # how many entries of the layout it owns
 
@@ -44,26 +55,41 @@ class Layer(ABC):
 
 
 class Linear(Layer):
-    """y = x W + b, with W as (in, out)."""
+    """y = x W + b with W as (in, out), then ReLU where one follows."""
 
-    def __init__(self, module: nn.Linear) -> None:
+    def __init__(self, module: nn.Linear, relu: bool) -> None:
         self.weights = 1 if module.bias is None else 2
+        self.relu = relu
 
     def forward(
         self, x: Tensor, w: list[Tensor], keys: Tensor | None, save: bool
     ) -> tuple[Tensor, Any]:
         flat = x.flatten(1, -2)
-        y = torch.bmm(flat, w[0]) if self.weights == 1 else torch.baddbmm(w[1][:, None], flat, w[0])
-        return y.view(*x.shape[:-1], -1), flat if save else None
+        if self.weights == 2 and _fast(x):
+            y = kernels.bias_act(torch.bmm(flat, w[0]), w[1], self.relu)
+        else:
+            y = (
+                torch.bmm(flat, w[0])
+                if self.weights == 1
+                else torch.baddbmm(w[1][:, None], flat, w[0])
+            )
+            y = y.relu_() if self.relu else y
+        return y.view(*x.shape[:-1], -1), (flat, y) if save else None
 
     def backward(
         self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
     ) -> Tensor | None:
+        x, y = saved
         flat = g.flatten(1, -2)
+        if self.weights == 2 and _fast(g):
+            flat = kernels.act_grad(flat.contiguous(), y, sink[1], self.relu)
+        else:
+            if self.relu:
+                flat = torch.ops.aten.threshold_backward(flat, y, 0)
+            if self.weights == 2:
+                sink[1].add_(flat.sum(1))
         below = torch.bmm(flat, _transposed(w[0])).view(*g.shape[:-1], -1) if deeper else None
-        sink[0].baddbmm_(saved.transpose(1, 2), flat)
-        if self.weights == 2:
-            sink[1].add_(flat.sum(1))
+        sink[0].baddbmm_(x.transpose(1, 2), flat)
         return below
 
 
@@ -74,39 +100,44 @@ def _transposed(w: Tensor) -> Tensor:
 
 
 class Conv2d(Layer):
-    """A convolution: row after row on a CPU, whose cache holds one; as groups on a GPU."""
+    """A convolution, then ReLU where one follows: row after row on a CPU, as groups on a GPU."""
 
-    def __init__(self, module: nn.Conv2d) -> None:
+    def __init__(self, module: nn.Conv2d, relu: bool) -> None:
         self.weights = 1 if module.bias is None else 2
+        self.relu = relu
         self.stride: Any = module.stride
-        self.padding: Any = module.padding
+        self.padding: Any = (0, 0) if module.padding == "valid" else module.padding
         self.dilation: Any = module.dilation
 
     def forward(
         self, x: Tensor, w: list[Tensor], keys: Tensor | None, save: bool
     ) -> tuple[Tensor, Any]:
-        rows, kept = len(w[0]), x if save else None
+        rows = len(w[0])
         if x.is_cuda:
-            y = self._conv(_beside(x), w[0].flatten(0, 1), None, rows)
-            y = _apart(y, rows)
-            return (y + w[1][:, None, :, None, None] if self.weights == 2 else y), kept
-        bias = w[1] if self.weights == 2 else [None] * rows
-        each = [self._conv(x[r], w[0][r], bias[r], 1) for r in range(rows)]
-        return torch.stack(each), kept
+            y = _apart(self._conv(_beside(x), w[0].flatten(0, 1), None, rows), rows)
+            y = y + w[1][:, None, :, None, None] if self.weights == 2 else y
+        else:
+            bias = w[1] if self.weights == 2 else [None] * rows
+            y = torch.stack([self._conv(x[r], w[0][r], bias[r], 1) for r in range(rows)])
+        y = y.relu_() if self.relu else y
+        return y, (x, y) if save else None
 
     def backward(
         self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
     ) -> Tensor | None:
+        x, y = saved
         rows = len(w[0])
+        if self.relu:
+            g = torch.ops.aten.threshold_backward(g, y, 0)
         if self.weights == 2:
             sink[1].add_(g.sum((1, 3, 4)))
         if g.is_cuda:
-            below, dw = self._gradient(_beside(g), _beside(saved), w[0].flatten(0, 1), rows, deeper)
+            below, dw = self._gradient(_beside(g), _beside(x), w[0].flatten(0, 1), rows, deeper)
             sink[0].add_(dw.view_as(w[0]))
             return _apart(below, rows) if deeper else None
         each = []
         for r in range(rows):
-            below, dw = self._gradient(g[r], saved[r], w[0][r], 1, deeper)
+            below, dw = self._gradient(g[r], x[r], w[0][r], 1, deeper)
             sink[0][r].add_(dw)
             each.append(below)
         return torch.stack(each) if deeper else None
@@ -139,6 +170,39 @@ def _rows(flat: Tensor, like: Tensor) -> Tensor:
     return flat.view(*like.shape[:2], *flat.shape[1:])
 
 
+class ConvStages(Layer):
+    """On CUDA: the convolutions at the front of a model, each with its ReLU and pool, then Flatten.
+
+    Inputs are (R, B, H, W, C), outputs (R, B, features) in the order y, x, channel.
+    """
+
+    def __init__(self, stages: list[Any]) -> None:
+        self.stages = stages
+        self.weights = 2 * len(stages)
+        self.size = sum(4 * stage.ph * stage.pw * stage.n for stage in stages)  # per example
+
+    def forward(
+        self, x: Tensor, w: list[Tensor], keys: Tensor | None, save: bool
+    ) -> tuple[Tensor, Any]:
+        saved = []
+        for i, stage in enumerate(self.stages):
+            packed = stage.pack(w[2 * i])
+            y, won = stage.forward(x, packed, w[2 * i + 1], i == len(self.stages) - 1)
+            saved.append((x, won, packed) if save else None)
+            x = y
+        return x.flatten(2), saved
+
+    def backward(
+        self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
+    ) -> Tensor | None:
+        last = self.stages[-1]
+        g = g.contiguous().view(*g.shape[:2], last.ph, last.pw, last.n)
+        for i in reversed(range(len(self.stages))):
+            x, won, packed = saved[i]
+            g = self.stages[i].backward(g, x, won, packed, sink[2 * i], sink[2 * i + 1], i > 0)
+        return None
+
+
 class Dropout(Layer):
     """Masks are a function of the step's key and the layer's number, as everything random is."""
 
@@ -156,24 +220,7 @@ class Dropout(Layer):
     def backward(
         self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
     ) -> Tensor | None:
-        below: Tensor = g * saved
-        return below
-
-
-class ReLU(Layer):
-    """In place: what stands below a ReLU here never needs its own output again."""
-
-    def forward(
-        self, x: Tensor, w: list[Tensor], keys: Tensor | None, save: bool
-    ) -> tuple[Tensor, Any]:
-        y = x.relu_()
-        return y, y if save else None
-
-    def backward(
-        self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
-    ) -> Tensor | None:
-        out: Tensor = torch.ops.aten.threshold_backward(g, saved, 0)
-        return out
+        return g.mul_(saved) if g.is_contiguous() else g * saved
 
 
 class Stateless(Layer):
@@ -196,8 +243,6 @@ class Stateless(Layer):
     def backward(
         self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
     ) -> Tensor | None:
-        if not deeper:
-            return None
         leaf, y = saved
         (below,) = torch.autograd.grad(y, leaf, g.flatten(0, 1))
         return _rows(below, g)
@@ -218,36 +263,90 @@ class Flatten(Layer):
         return below
 
 
-def layers_of(model: nn.Module) -> tuple[list[Layer] | None, str]:
-    """The row form of each layer, or None and the layer that has none."""
-    layers: list[Layer] = []
-    for number, module in enumerate(_leaves(model)):
+class Plan:
+    """The row form of a sequential model: its layers, and how their weights are stored."""
+
+    def __init__(self) -> None:
+        self.layers: list[Layer] = []
+        self.forms: dict[str, Form] = {}
+        self.kinds: list[str] = []
+        self.refusal = ""
+
+
+def plan(model: nn.Module, example: Tensor, pair: bool) -> Plan:
+    """The row form of each layer; `refusal` names the one that has none."""
+    out = Plan()
+    leaves = list(_leaves(model))
+    out.kinds = [type(module).__name__ for _, module in leaves]
+    done = _front(out, leaves, example, pair) if _fast(example) else 0
+    for number in range(done, len(leaves)):
+        name, module = leaves[number]
         kind = type(module)
+        follows = number + 1 < len(leaves) and type(leaves[number + 1][1]) is nn.ReLU
         if isinstance(module, nn.Linear) and kind is nn.Linear:
-            layers.append(Linear(module))
+            out.layers.append(Linear(module, follows))
+            size = (module.out_features, module.in_features)
+            out.forms.setdefault(f"{name}.weight".lstrip("."), Form(size, (1, 0), size[::-1]))
         elif isinstance(module, nn.Conv2d) and kind is nn.Conv2d:
             if module.groups != 1 or module.padding_mode != "zeros" or module.padding == "same":
-                return None, "Conv2d with groups or special padding has no row form"
-            layers.append(Conv2d(module))
+                out.refusal = "Conv2d with groups or special padding has no row form"
+                return out
+            out.layers.append(Conv2d(module, follows))
         elif isinstance(module, nn.Dropout) and kind is nn.Dropout:
-            layers.append(Dropout(module, number))
-        elif kind is nn.ReLU and layers and isinstance(layers[-1], Linear | Conv2d):
-            layers.append(ReLU())
+            out.layers.append(Dropout(module, number))
+        elif (
+            kind is nn.ReLU and out.layers and type(leaves[number - 1][1]) in (nn.Linear, nn.Conv2d)
+        ):
+            continue  # part of the layer before it
         elif isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
-            layers.append(Flatten())
+            out.layers.append(Flatten())
         elif kind in STATELESS and not getattr(module, "inplace", False):
-            layers.append(Stateless(module))
+            out.layers.append(Stateless(module))
         else:
-            return None, f"{kind.__name__} has no row form"
-    if len(list(model.parameters())) != sum(layer.weights for layer in layers):
-        return None, "weights shared between layers have no row form"
-    return layers, ""
+            out.refusal = f"{kind.__name__} has no row form"
+            return out
+    if len(list(model.parameters())) != sum(layer.weights for layer in out.layers):
+        out.refusal = "weights shared between layers have no row form"
+    return out
 
 
-def _leaves(model: nn.Module) -> list[nn.Module]:
+def _front(out: Plan, leaves: list[tuple[str, nn.Module]], example: Tensor, pair: bool) -> int:
+    """Plan the convolutions that the kernels cover; returns how many leaves that takes."""
+    stages: list[Any] = []
+    shape, at = tuple(example.shape[1:]), 0
+    while at + 2 < len(leaves) and type(leaves[at][1]) is nn.Conv2d and len(shape) == 3:
+        (name, conv), (_, pool) = leaves[at], leaves[at + 2]
+        c, h, w = shape
+        assert isinstance(conv, nn.Conv2d)
+        k, n = conv.kernel_size[0], conv.out_channels
+        plain = (conv.stride, conv.padding, conv.dilation) == ((1, 1), (0, 0), (1, 1))
+        square = conv.kernel_size == (k, k) and conv.groups == 1 and conv.bias is not None
+        usual = "2, stride=2, padding=0, dilation=1, ceil_mode=False"
+        pooled = isinstance(pool, nn.MaxPool2d) and pool.extra_repr() == f"kernel_size={usual}"
+        fits = kernels.Stage.fits(h, w, c, k, n) and (c >= 16 or not stages)
+        if not (plain and square and pooled and fits) or type(leaves[at + 1][1]) is not nn.ReLU:
+            return 0
+        stages.append(kernels.Stage(h, w, c, k, n, pair))
+        out.forms[f"{name}.weight"] = Form((n, c, k, k), (2, 3, 1, 0), (k, k, c, n))
+        shape = (n, stages[-1].ph, stages[-1].pw)
+        at += 3
+    rest = [type(module) for _, module in leaves[at:]]
+    if not stages or rest[:2] != [nn.Flatten, nn.Linear]:
+        out.forms.clear()
+        return 0
+    name, linear = leaves[at + 1]
+    assert isinstance(linear, nn.Linear)
+    size = linear.in_features, linear.out_features
+    out.forms[f"{name}.weight"] = Form((size[1], *shape), (2, 3, 1, 0), size)
+    out.layers.append(ConvStages(stages))
+    return at + 1
+
+
+def _leaves(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:
     if type(model) is not nn.Sequential:
-        return [model]
-    return [leaf for child in model for leaf in _leaves(child)]
+        return [(name, model)]
+    inside = ((f"{name}.{n}" if name else n, child) for n, child in model._modules.items())
+    return [leaf for n, child in inside if child is not None for leaf in _leaves(child, n)]
 
 
 class LayerRows(Rows):
@@ -255,13 +354,17 @@ class LayerRows(Rows):
 
     parallel = True
 
-    def __init__(
-        self, model: nn.Module, layers: list[Layer], example: Tensor, loss: LossFn | None
-    ) -> None:
-        kinds = ", ".join(dict.fromkeys(type(layer).__name__ for layer in layers))
-        flipped = [f"{n}.weight" for n, m in model.named_modules() if isinstance(m, nn.Linear)]
-        super().__init__(model, Layout(model, flipped), example, loss, f"fast rows ({kinds})")
-        self.layers = layers
+    def __init__(self, model: nn.Module, how: Plan, example: Tensor, loss: LossFn | None) -> None:
+        kinds = ", ".join(dict.fromkeys(how.kinds))
+        super().__init__(model, Layout(model, how.forms), example, loss, f"fast rows ({kinds})")
+        self.layers = how.layers
+        if self.layers and isinstance(self.layers[0], ConvStages):  # outputs are pooled at once
+            self.activations = 4 * example[0].numel() + self.layers[0].size
+
+    def prepare(self, x: Tensor) -> Tensor:
+        if self.layers and isinstance(self.layers[0], ConvStages):
+            return x.permute(0, 2, 3, 1).contiguous()
+        return x
 
     def _weights(self, flat: Tensor) -> list[list[Tensor]]:
         views = iter(self.layout.views(flat))
@@ -274,7 +377,7 @@ class LayerRows(Rows):
         x: Tensor,
         y: Tensor,
         weight: Tensor,
-        scale: float,
+        scale: Tensor,
         bent: Bent | None,
         keys: Tensor,
     ) -> Tensor:
@@ -291,6 +394,17 @@ class LayerRows(Rows):
             if below is not None:
                 g = below
         return loss
+
+    def loss_and_gradient(
+        self, out: Tensor, y: Tensor, weight: Tensor, scale: Tensor, bent: Bent | None
+    ) -> tuple[Tensor, Tensor]:
+        b, classes = out.shape[1:]
+        if self.loss_fn is None and _fast(out) and kernels.fits_cross_entropy(b, classes):
+            loss = kernels.cross_entropy(
+                out, y, weight, scale, None if bent is None else torch.stack(bent)
+            )
+            return loss, out
+        return super().loss_and_gradient(out, y, weight, scale, bent)
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
         x = x.expand(len(flat), *x.shape[1:])

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedmaba.simplex import effective, project
+from fedmaba.simplex import effective, project, widen
 from fedmaba.strategy import (
     Decision,
     Needs,
@@ -37,6 +37,9 @@ class AFL(Strategy):
 
     def init(self, n_clients: int) -> State:
         return {"lambda": np.full(n_clients, 1.0 / n_clients)}
+
+    def join(self, state: State, n_clients: int) -> State:
+        return {"lambda": widen(state["lambda"], n_clients)}
 
     def weigh(self, state: State, replies: Replies) -> Decision:
         weight = state["lambda"]

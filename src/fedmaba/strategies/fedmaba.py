@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.simplex import effective, tilt
+from fedmaba.simplex import effective, tilt, widen
 from fedmaba.strategy import (
     Decision,
     FloatArray,
@@ -55,6 +55,9 @@ class FedMABA(Strategy):
 
     def init(self, n_clients: int) -> State:
         return {"p": np.full(n_clients, 1.0 / n_clients)}
+
+    def join(self, state: State, n_clients: int) -> State:
+        return {"p": widen(state["p"], n_clients)}
 
     def __post_init__(self) -> None:
         super().__post_init__()

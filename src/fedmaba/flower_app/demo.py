@@ -1,0 +1,93 @@
+"""`fedmaba flower demo`: a federation of real processes on this machine, from keys to the end."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmaba.federation import Federation
+from fedmaba.flower_app.net import Net, NetError, read_rounds
+from fedmaba.flower_app.new import new
+
+
+def demo(
+    say: Callable[[str], None],
+    strategy: str = "fedmaba:alpha=0.8",
+    sites: int = 5,
+    rounds: int = 4,
+    partition: str = "shards:2",
+) -> None:
+    """Run a strategy over sites that each hold a shard of the embedded sample."""
+    with tempfile.TemporaryDirectory(prefix="fedmaba-flower-") as folder:
+        base = Path(folder)
+        say(f"keys, certificates and logs in {base}, removed at the end")
+        new(base / "app")
+        fed = Federation.make("sample", partition, clients=sites)
+        names = [f"site-{c}" for c in range(sites)]
+        for c, name in enumerate(names):
+            write_site(base / f"{name}.npz", fed, c)
+        with Net(base) as net:
+            say(f"SuperLink on 127.0.0.1:{net.port}: TLS, node authentication")
+            for name in names:
+                net.register(name)
+                net.supernode(name, data=str(base / f"{name}.npz"))
+            say(f"{sites} SuperNodes, each with its registered key and its own examples")
+            settings = {"strategy": strategy, "rounds": rounds, "sites": sites}
+            run = net.submit(base / "app", {**settings, "state": str(base / "state")})
+            say(f"run {run}: {strategy}, {rounds} rounds; a client process per site and round")
+            watch(net, run, base / "state", say)
+    say("all processes stopped")
+
+
+def write_site(path: Path, fed: Federation, client: int) -> None:
+    """One client's examples as the file its host would have."""
+    train, test = fed.train.of(client), fed.test.of(client)
+    x, y = fed.data.x, fed.data.y
+    np.savez(path, x=x[train], y=y[train], x_test=x[test], y_test=y[test])
+
+
+def watch(net: Net, run: str, state: Path, say: Callable[[str], None]) -> None:
+    """Show each round as it is saved, until the run ends."""
+    seen, checked = 0, time.monotonic()
+    while True:
+        lines = list(read_rounds(state, seen))
+        for line in lines:
+            for text in shown(line):
+                say(text)
+        seen += len(lines)
+        if time.monotonic() - checked > 5 and not lines:
+            status = net.status(run)
+            checked = time.monotonic()
+            if status.startswith("finished") and not list(read_rounds(state, seen)):
+                if status != "finished:completed":
+                    raise NetError(f"run {run} ended as {status}: {last_words(net)}")
+                return
+        time.sleep(0.5)
+
+
+def last_words(net: Net) -> str:
+    """The end of the SuperLink's log on one line."""
+    return " ".join(net.log("fair").split())[-300:]
+
+
+def shown(line: dict[str, Any]) -> list[str]:
+    """A round for people."""
+    spread = ""
+    if "variance" in line:
+        spread = f"mean {line['accuracy']:.1f} %, variance {line['variance']:.1f}"
+    if "deployed" in line:
+        rows = [f"  {site:<8} accuracy {100 * a:5.1f} %" for site, a in line["deployed"].items()]
+        return [f"model handed out after round {line['round']}: {spread}", *rows]
+    info = ", ".join(f"{k} {v:.3g}" for k, v in line["info"].items() if v is not None)
+    rows = [f"round {line['round']}: the model each site received: {spread}; {info}"]
+    for site, row in line["sites"].items():
+        weight = "-" if row["weight"] is None else f"{row['weight']:.3f}"
+        accuracy = "-" if row["accuracy"] is None else f"{100 * row['accuracy']:5.1f} %"
+        loss = "-" if row["loss"] is None else f"{row['loss']:.3f}"
+        rows.append(f"  {site:<8} accuracy {accuracy}  loss {loss}  weight {weight}")
+    return rows + [f"  left out: {why}" for why in line["refused"]]

@@ -1,0 +1,246 @@
+"""A federation of real Flower processes on one machine: keys, SuperLink, SuperNodes, runs.
+
+Each step is a command of docs/deploy.md. Everything listens on loopback only, needs no internet,
+lives in one folder and is stopped when the `with` block ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedmaba.errors import FedmabaError, InputError
+
+LINK = "fair"  # what this SuperLink is called in Flower's own configuration
+OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+
+
+class NetError(FedmabaError):
+    """A process of the federation failed; its log says more."""
+
+    exit_code = 70
+
+
+class Net:
+    """A SuperLink with TLS and node authentication, and SuperNodes by site name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self.keys, self.logs = self.folder / "keys", self.folder / "logs"
+        for path in (self.keys, self.logs, self.folder / "home"):
+            path.mkdir(parents=True, exist_ok=True)
+        here = Path(sys.executable).parent  # Flower's programs of this environment come first
+        self.env = {
+            **os.environ,
+            **OFFLINE,
+            "FLWR_HOME": str(self.folder / "home"),
+            "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', '')}",
+            "OMP_NUM_THREADS": "1",  # the sites share this machine's cores
+        }
+        for name, remedy in (
+            ("flower-superlink", "pip install 'fedmaba[flower]'"),
+            ("openssl", "install OpenSSL"),
+            ("ssh-keygen", "install OpenSSH"),
+        ):
+            if shutil.which(name, path=self.env["PATH"]) is None:
+                raise InputError(f"{name} is not on the PATH: {remedy}")
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Net:
+        try:
+            self._certificates()
+            self._superlink()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop everything: politely all at once, then by force."""
+        for process in self.processes.values():
+            process.terminate()
+        for name in list(self.processes):
+            self.stop(name)
+
+    def key(self, site: str) -> Path:
+        """A site's own key pair; the private half would stay on its host."""
+        path = self.keys / site
+        if not path.exists():
+            self._do("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", path)
+        return path
+
+    def register(self, site: str) -> None:
+        """Let the SuperLink accept a site's key."""
+        self.flwr("supernode", "register", f"{self.key(site)}.pub", LINK, "--name", site)
+
+    def supernode(self, site: str, **settings: object) -> None:
+        """Start a site's SuperNode; `settings` are its node configuration."""
+        words = {"site": site, **settings}
+        self._start(
+            site,
+            "flower-supernode",
+            *("--superlink", f"127.0.0.1:{self.port}"),
+            *("--root-certificates", self.keys / "ca.pem"),
+            *("--auth-supernode-private-key", self.key(site)),
+            *("--port", free_port()),
+            *("--node-config", " ".join(f"{k}={json.dumps(v)}" for k, v in words.items())),
+        )
+
+    def submit(self, app: Path, settings: Mapping[str, object]) -> str:
+        """Start a run of an app; its id."""
+        config = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+        out = self.flwr("run", app, LINK, "--format", "json", "--run-config", config)
+        return str(json.loads(out)["run-id"])
+
+    def status(self, run: str) -> str:
+        """pending, starting, running, finished:completed, finished:failed, ..."""
+        found = json.loads(self.flwr("list", LINK, "--run-id", run, "--format", "json"))
+        return str(found["runs"][0]["status"])
+
+    def flwr(self, *words: object) -> str:
+        """Flower's own command line."""
+        return self._do("flwr", *words)
+
+    def log(self, name: str) -> str:
+        """What a process wrote so far."""
+        path = self.logs / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def stop(self, name: str, number: int = signal.SIGTERM, patience: float = 15.0) -> None:
+        """End one process and all it started; by force where they do not go in time."""
+        process = self.processes.pop(name, None)
+        if process is None:
+            return
+        family = family_of(process.pid)
+        gone = process.poll() is not None  # it may have left children behind
+        _signal(family if gone or number == signal.SIGKILL else [process.pid], number)
+        end = time.monotonic() + patience
+        while time.monotonic() < end and (process.poll() is None or _alive(family)):
+            time.sleep(0.1)
+        _signal(_alive(family), signal.SIGKILL)
+        process.wait()
+
+    def _certificates(self) -> None:
+        """A certificate authority of our own, and the SuperLink's certificate."""
+        new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:secp384r1", "-nodes")
+        ca, ca_key, csr = (self.keys / name for name in ("ca.pem", "ca.key", "server.csr"))
+        names = self.keys / "names.txt"
+        names.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+        self._do(
+            *("openssl", "req", "-x509", *new, "-days", "365", "-subj", "/CN=federation CA"),
+            *("-keyout", ca_key, "-out", ca),
+        )
+        self._do(
+            *("openssl", "req", *new, "-subj", "/CN=localhost"),
+            *("-keyout", self.keys / "server.key", "-out", csr),
+        )
+        self._do(
+            *("openssl", "x509", "-req", "-in", csr, "-CA", ca, "-CAkey", ca_key),
+            *("-CAcreateserial", "-days", "365", "-extfile", names),
+            *("-out", self.keys / "server.pem"),
+        )
+
+    def _superlink(self) -> None:
+        """Start the SuperLink, tell Flower's command line where it is, wait until it listens."""
+        (self.folder / "home" / "config.toml").write_text(
+            f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\n'
+            f'address = "127.0.0.1:{self.port}"\n'
+            f"root-certificates = {json.dumps(str(self.keys / 'ca.pem'))}\n"
+        )
+        self._start(
+            LINK,
+            "flower-superlink",
+            *("--host", "127.0.0.1", "--port", self.port),
+            *("--ssl-ca-certfile", self.keys / "ca.pem"),
+            *("--ssl-certfile", self.keys / "server.pem"),
+            *("--ssl-keyfile", self.keys / "server.key"),
+            "--enable-supernode-auth",
+            "--disable-runtime-dependency-installation",
+        )
+        end = time.monotonic() + 60
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            if self.processes[LINK].poll() is not None or time.monotonic() > end:
+                raise NetError(f"the SuperLink did not start: see {self.logs / LINK}.log")
+            time.sleep(0.2)
+
+    def _start(self, name: str, *words: object) -> None:
+        with open(self.logs / f"{name}.log", "ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [str(word) for word in words],
+                cwd=self.folder,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches us alone; we stop the others in order
+            )
+
+    def _do(self, *words: object) -> str:
+        """A command that ends by itself; its output."""
+        command = [str(word) for word in words]
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=120
+        )
+        if done.returncode:
+            said = " ".join((done.stderr or done.stdout).split())[-300:]
+            raise NetError(f"{' '.join(command[:3])} failed: {said}")
+        return done.stdout
+
+
+def family_of(pid: int) -> list[int]:
+    """A process, those of its group, and all that any of them started."""
+    rows = _processes("pid=,ppid=,pgid=")
+    found = [pid, *(int(p) for p, _, group in rows if int(group) == pid and int(p) != pid)]
+    for one in found:
+        found += [int(p) for p, above, _ in rows if int(above) == one and int(p) not in found]
+    return found
+
+
+def _alive(pids: Iterable[int]) -> list[int]:
+    """Which of these processes still run."""
+    running = {int(pid) for pid, state in _processes("pid=,stat=") if "Z" not in state}
+    return [pid for pid in pids if pid in running]
+
+
+def _processes(columns: str) -> list[list[str]]:
+    """A table of all processes."""
+    done = subprocess.run(["ps", "-axo", columns], capture_output=True, text=True, check=True)
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def _signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def free_port() -> int:
+    """A port nobody listens on, on loopback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def read_rounds(state: Path, seen: int) -> Iterable[dict[str, Any]]:
+    """Lines of a state folder's rounds.jsonl after the first `seen` that are whole."""
+    path = state / "rounds.jsonl"
+    text = path.read_text() if path.exists() else ""
+    whole = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [json.loads(line) for line in whole[seen:]]

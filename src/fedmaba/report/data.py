@@ -1,0 +1,475 @@
+"""What the page and the figures show, as plain numbers: run folders in, one JSON-ready tree out.
+
+Everything a reader could check against `fedmaba table` comes from `History.summary`; nothing is
+computed twice. Long runs are thinned here, evenly, and the tree says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmaba import config, record
+from fedmaba.errors import InputError
+from fedmaba.history import At, FloatArray, History, IntArray, Model, Row, RunHistory
+from fedmaba.report.table import caption, cells, columns
+from fedmaba.simplex import effective
+
+ROUNDS = 400  # of a run that the page embeds at most
+CLIENTS = 2000  # of a run that the page shows one by one
+CELLS = 450_000  # client x round numbers of all runs together, of each kind
+NEAR = 5.0  # points of mean accuracy within which a verdict looks for the fairest
+MODELS: tuple[Model, ...] = ("deployed", "last")
+ATS: tuple[At, ...] = ("last", "best", "last5")
+FIGURES = ("variance", "accuracy", "worst", "best")
+MORE = (
+    ("by_sample", "accuracy by example %", 2),
+    ("gap", "gap %", 2),
+    ("gini", "Gini", 4),
+    ("jain", "Jain", 4),
+    ("entropy", "entropy", 4),
+    ("loss_variance", "variance of loss", 4),
+)
+
+
+@dataclass
+class Source:
+    """One run folder, or a history in memory."""
+
+    name: str
+    history: History
+    about: Mapping[str, Any] = field(default_factory=dict)
+    experiment: str = ""  # TOML
+    labels: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)  # seed -> (N, C)
+    lines: Sequence[Mapping[str, Any]] = ()  # of rounds.jsonl, newer than the history
+    rounds: int | None = None  # asked for
+    finished: bool = True
+
+    @property
+    def data(self) -> Mapping[str, Any]:
+        data = self.about.get("data")
+        return data if isinstance(data, dict) else {}
+
+
+def load(path: Path) -> Source:
+    """A run folder, finished or not; an unfinished one as far as its files go."""
+    if not path.is_dir():
+        raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
+    finished = (path / "runs.json").exists()
+    lines = [] if finished else record.read_lines(path)
+    if finished or record.checkpoints(path):
+        history = record.load_history(path)
+    elif (path / "experiment.toml").exists():
+        known = {(str(at["strategy"]), int(at["seed"])) for at in lines}
+        ordered = sorted(known, key=lambda k: [(a["strategy"], a["seed"]) for a in lines].index(k))
+        nobody = np.zeros(0, np.int64)
+        history = History([RunHistory(label, seed, "", nobody) for label, seed in ordered])
+    else:
+        raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
+    text, rounds = "", None
+    if (path / "experiment.toml").exists():
+        text = (path / "experiment.toml").read_text(encoding="utf-8", errors="replace")
+        try:
+            rounds = config.build(config.load(path / "experiment.toml")).train.rounds
+        except InputError:  # written by another version: show it, do not judge it
+            rounds = None
+    about, labels = record.load_about(path), record.load_labels(path)
+    return Source(path.name, history, about, text, labels, lines, rounds, finished)
+
+
+def of(history: History, name: str = "history") -> Source:
+    """A history in memory as something to report on."""
+    return Source(name, history)
+
+
+def combine(sources: Sequence[Source]) -> History:
+    """All runs in one history; a label that two folders share gets its folder's name."""
+    owners: dict[str, set[int]] = {}
+    for i, source in enumerate(sources):
+        for run in source.history.runs:
+            owners.setdefault(run.label, set()).add(i)
+    runs = []
+    for i, source in enumerate(sources):
+        for run in source.history.runs:
+            shared = len(owners[run.label]) > 1
+            twin = [s.name for s in sources].count(source.name) > 1
+            name = f"{source.name} #{i + 1}" if twin else source.name
+            runs.append(replace(run, label=f"{run.label} ({name})") if shared else run)
+    return History(runs)
+
+
+def tree(sources: Sequence[Source], share: float = 0.05) -> dict[str, Any]:
+    """Everything the page needs."""
+    if not sources:
+        raise InputError("nothing to report on: name at least one run folder")
+    history = combine(sources)
+    labels = list(dict.fromkeys(run.label for run in history.runs))
+    owner = [i for i, source in enumerate(sources) for _ in source.history.runs]
+    widest = max((min(run.n_clients, CLIENTS) for run in history.runs), default=1)
+    keep = max(2, min(ROUNDS, CELLS // max(1, widest * len(history.runs))))
+    runs = [
+        _run(run, labels.index(run.label), owner[r], sources[owner[r]], share, keep)
+        for r, run in enumerate(history.runs)
+    ]
+    return {
+        "share": share,
+        "strategies": [{"label": label, "base": _base(label)} for label in labels],
+        "reference": reference(labels),
+        "fairest": labels.index(best.label) if (best := fairest(history, share)) else None,
+        "runs": runs,
+        "folders": [_folder(source) for source in sources],
+        "tables": {
+            f"{model}.{at}": _table(history, model, at, share) for model in MODELS for at in ATS
+        },
+        "verdict": verdict(sources, share),
+        "notes": notes(sources, history, keep),
+        "live": [_live(source) for source in sources if not source.finished],
+    }
+
+
+def reference(labels: Sequence[str]) -> int:
+    """Which strategy the others are measured against: FedAvg, else the first."""
+    return next((i for i, label in enumerate(labels) if _base(label) == "fedavg"), 0)
+
+
+def thin(count: int, keep: int) -> IntArray:
+    """At most `keep` of `count` places, evenly, the first and the last among them."""
+    if count <= keep:
+        return np.arange(count)
+    return np.unique(np.linspace(0, count - 1, keep).round().astype(np.int64))
+
+
+def verdict(sources: Sequence[Source], share: float) -> list[str]:
+    """One sentence with numbers and seeds for each set of folders on the same data."""
+    groups: dict[object, list[Source]] = {}
+    for i, source in enumerate(sources):
+        same = (source.data.get("sha256"), str(source.about.get("partition")))
+        groups.setdefault(same if all(same) else i, []).append(source)
+    return [
+        (f"{', '.join(s.name for s in group)}: " if len(groups) > 1 else "")
+        + _sentence(combine(group), share)
+        for group in groups.values()
+    ]
+
+
+def _near(rows: Sequence[Row]) -> list[Row]:
+    """Strategies whose mean accuracy is not far below the best: equal misery is not fairness."""
+    high = max((row.mean.accuracy for row in rows), default=0.0)
+    return [row for row in rows if row.mean.accuracy >= high - NEAR]
+
+
+def fairest(history: History, share: float) -> Row | None:
+    """The strategy a verdict names: the least variance among those near the best mean."""
+    near = _near([row for row in history.summary(share=share) if row.seeds])
+    return min(near, key=lambda row: row.mean.variance, default=None)
+
+
+def _sentence(history: History, share: float) -> str:
+    rows = [row for row in history.summary(share=share) if row.seeds]
+    if not rows:
+        return "No run has been evaluated yet."
+    base = next((row for row in rows if _base(row.label) == "fedavg"), None)
+    near = _near(rows)
+    best = min(near, key=lambda row: row.mean.variance)
+    tail = f"the worst {100 * share:g} % of clients"
+    if len(rows) == 1 or base is None:
+        first = f"{best.label} is the fairest of {len(rows)} strategies" if len(rows) > 1 else ""
+        return (
+            f"{first or best.label}{':' if first else ' reaches'} a mean accuracy of "
+            f"{best.mean.accuracy:.1f} % with a variance of {best.mean.variance:.1f} %² over "
+            f"clients, and {best.mean.worst:.1f} % for {tail} ({_seeds(best.seeds)})."
+        )
+    if best is base:
+        others = min((r for r in rows if r is not base), key=lambda r: r.mean.variance)
+        return (
+            f"No strategy here that keeps its mean accuracy within {NEAR:g} points is fairer than "
+            f"{base.label}: variance over clients {base.mean.variance:.1f} %² at {_mean(base)} "
+            f"against {others.mean.variance:.1f} %² at {_mean(others)} for {others.label}, the "
+            f"next fairest ({_seeds(base.seeds)})."
+        )
+    ratio = 100 * (1 - best.mean.variance / base.mean.variance) if base.mean.variance else 0.0
+    won, pairs = _paired(history, best.label, base.label, share)
+    moved = best.mean.accuracy - base.mean.accuracy
+    change = "the same" if abs(moved) < 0.05 else f"{abs(moved):.1f} points "
+    change += "" if abs(moved) < 0.05 else "higher" if moved > 0 else "lower"
+    head = f"{best.label} is the fairest of {len(rows)} strategies"
+    if len(near) < len(rows):
+        few = f"Of the {len(near)} strategies" if len(near) > 1 else "Of the strategies"
+        head = f"{few} within {NEAR:g} points of the best mean, {best.label} is the fairest"
+    return (
+        f"{head}: accuracy varies {ratio:.0f} % less "
+        f"from client to client than with {base.label} (variance {best.mean.variance:.1f} against "
+        f"{base.mean.variance:.1f} %², lower in {won} of {_seeds(pairs)}), {tail} "
+        f"{'reach' if best.mean.worst >= base.mean.worst else 'fall to'} "
+        f"{best.mean.worst:.1f} % against {base.mean.worst:.1f} %, and the mean is {change} "
+        f"({best.mean.accuracy:.1f} against {base.mean.accuracy:.1f} %)."
+    )
+
+
+def _mean(row: Row) -> str:
+    return f"{row.mean.accuracy:.1f} %"
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' if count != 1 else ''}"
+
+
+def _paired(history: History, label: str, base: str, share: float) -> tuple[int, int]:
+    """In how many of the common seeds the variance is lower."""
+
+    def final(name: str) -> dict[int, float]:
+        return {
+            run.seed: run.fairness(share=share, at=[-1])[0].variance
+            for run in history.runs
+            if run.label == name and not run.diverged and "evaluated" in run.tables
+        }
+
+    ours, theirs = final(label), final(base)
+    seeds = ours.keys() & theirs.keys()
+    return sum(ours[s] < theirs[s] for s in seeds), len(seeds)
+
+
+def notes(sources: Sequence[Source], history: History, keep: int) -> list[str]:
+    """What the reader must know before trusting a picture."""
+    out = []
+    longest = max((len(run.tables.get("round", ())) for run in history.runs), default=0)
+    tested = max((len(run.tables.get("evaluated", ())) for run in history.runs), default=0)
+    if longest > keep or tested > keep:
+        what = f"{longest:,} rounds and {tested:,} evaluations"
+        out.append(
+            f"Of up to {what} of a run, {keep} each are embedded in this page, evenly chosen, "
+            "first and last included; tables, verdict and counts use all of them."
+        )
+    most = max((run.n_clients for run in history.runs), default=0)
+    if most > CLIENTS:
+        out.append(
+            f"Of {most:,} clients, {CLIENTS:,} are shown one by one, evenly chosen; tables, "
+            "verdict and curves over rounds use all of them."
+        )
+    kinds = {(s.data.get("sha256"), str(s.about.get("partition"))) for s in sources}
+    if len(sources) > 1 and len(kinds) > 1:
+        out.append(
+            "These folders differ in data or partition: compare strategies within a folder, not "
+            "across them."
+        )
+    out += [run.diverged for run in history.runs if run.diverged]
+    return out
+
+
+def _table(history: History, model: Model, at: At, share: float) -> dict[str, Any]:
+    """The table as `fedmaba table` prints it, with the numbers to sort by."""
+    rows = history.summary(model, at, share)
+    return {
+        "caption": caption(history, model, at),
+        "columns": [c.title for c in columns(share)],
+        "rows": [
+            {
+                "label": row.label,
+                "seeds": row.seeds,
+                "note": row.note,
+                "cells": [[cell.text, cell.rank] for cell in line],
+                "values": [_number(getattr(row.mean, c.field)) for c in columns(share)],
+                "more": [_more(row, name, digits) for name, _, digits in MORE],
+            }
+            for row, line in zip(rows, cells(rows, share), strict=True)
+        ],
+    }
+
+
+def _more(row: Row, name: str, digits: int) -> str:
+    mean, sd = getattr(row.mean, name), getattr(row.sd, name)
+    if math.isnan(mean):
+        return "–"
+    return f"{mean:.{digits}f}" + ("" if math.isnan(sd) else f" ± {sd:.{digits}f}")
+
+
+def _run(
+    run: RunHistory, strategy: int, folder: int, source: Source, share: float, keep: int
+) -> dict[str, Any]:
+    """One run: curves, and its client x round tables as base64."""
+    out: dict[str, Any] = {
+        "strategy": strategy,
+        "folder": folder,
+        "seed": run.seed,
+        "deploy": run.deploy,
+        "diverged": run.diverged,
+        "n": run.n_clients,
+        "fair": _fair(run, source, share, keep),
+        "info": _info(run, keep),
+    }
+    who = thin(run.n_clients, CLIENTS)
+    out["client"] = who.tolist() if len(who) < run.n_clients else None
+    if "evaluated" in run.tables:
+        at = thin(len(run.tables["evaluated"]), keep)
+        accuracy = run.accuracy()
+        out["evaluated"] = run.evaluated[at].tolist()
+        out["accuracy"] = packed(accuracy[at][:, who])
+        out["final"] = {"deployed": packed(accuracy[-1:, who])}
+        out["final"]["last"] = packed(run.accuracy("last")[-1:, who])
+    if "round" in run.tables:
+        at = thin(len(run.tables["round"]), keep)
+        out["rounds"] = run.column("round")[at].tolist()
+        out["weight"] = packed(run.weights()[at][:, who])
+        if "reported_loss" in run.tables:
+            client, loss = run.column("client"), run.column("reported_loss")
+            table = np.full((len(client), run.n_clients), np.nan)
+            np.put_along_axis(table, client, loss.astype(np.float64), axis=1)
+            out["loss"] = packed(table[at][:, who])
+    return out
+
+
+def _fair(run: RunHistory, source: Source, share: float, keep: int) -> dict[str, Any]:
+    """The figures over rounds of both models, and newer ones from the lines of a live run."""
+    newer = [
+        line
+        for line in source.lines
+        if line.get("strategy") == run.label.removesuffix(f" ({source.name})")
+        and line.get("seed") == run.seed
+        and "deployed" in line
+    ]
+    rounds = run.evaluated.tolist() if "evaluated" in run.tables else []
+    newer = [line for line in newer if line["round"] > (rounds[-1] if rounds else 0)]
+    at = thin(len(rounds) + len(newer), keep)
+    known, fresh = at[at < len(rounds)], [newer[i - len(rounds)] for i in at if i >= len(rounds)]
+    out: dict[str, Any] = {"round": [*(rounds[i] for i in known), *(x["round"] for x in fresh)]}
+    for model in MODELS:
+        found = [f._asdict() for f in run.fairness(model, share, known)] if rounds else []
+        rows = [*found, *(line[model] for line in fresh)]
+        out[model] = {name: [_number(row.get(name)) for row in rows] for name in FIGURES}
+    return out
+
+
+def _info(run: RunHistory, keep: int) -> dict[str, Any]:
+    """Multiplier, KL and effective number of clients; and whether the ball ever bound."""
+    if "round" not in run.tables:
+        return {}
+    at = thin(len(run.tables["round"]), keep)
+    out: dict[str, Any] = {"effective": [_number(v) for v in effective_clients(run, at)]}
+    for name in ("lambda", "kl"):
+        if f"info.{name}" in run.tables:
+            values = run.column(f"info.{name}").astype(np.float64)
+            out[name] = [_number(v) for v in values[at]]
+    if "info.lambda" in run.tables:
+        multiplier = run.column("info.lambda")
+        out["bound"] = [int((multiplier > 0).sum()), len(multiplier)]
+        out["rho"] = radius(run.label)
+    return out
+
+
+def effective_clients(run: RunHistory, at: IntArray) -> FloatArray:
+    """exp of the entropy of the weights used in some rounds, of any strategy."""
+    weights = np.abs(run.column("weight")[at].astype(np.float64))
+    total = weights.sum(axis=1)
+    return np.array(
+        [effective(w / s) if s > 0 else np.nan for w, s in zip(weights, total, strict=True)]
+    )
+
+
+def radius(label: str) -> float | None:
+    """FedMABA's rho, from the label; None where the ball is not around the round's cohort."""
+    if _base(label) != "fedmaba":
+        return None
+    from fedmaba.strategies import parse
+
+    try:
+        found: Any = parse(label.split(" (")[0])[0]
+    except InputError:
+        return None
+    return float(found.rho) if found.ball == "cohort" else None
+
+
+def _folder(source: Source) -> dict[str, Any]:
+    data, labels = source.data, {}
+    for seed, counts in source.labels.items():
+        who = thin(len(counts), CLIENTS)
+        labels[str(seed)] = {"counts": packed(counts[who].astype(np.float64)), "n": len(who)}
+    names = [str(name) for name in data.get("clients") or ()]
+    if len(names) > CLIENTS:
+        names = [names[i] for i in thin(len(names), CLIENTS)]
+    return {
+        "name": source.name,
+        "classes": [str(name) for name in data.get("classes") or ()],
+        "clients": names,
+        "labels": labels,
+    }
+
+
+def setup(source: Source) -> dict[str, Any]:
+    """What was asked for, where it ran, the hashes, and the command that repeats it."""
+    about = source.about
+    command = [str(word) for word in about.get("command") or ()]
+    if command:
+        command[0] = "fedmaba"
+    versions, model = about.get("versions") or {}, about.get("model") or {}
+    facts = [(name, str(version)) for name, version in _items(versions)]
+    facts.append(("device", str(about.get("device", "unknown"))))
+    facts += [(f"model {name}", str(value)) for name, value in _items(model)]
+    hashes = [("data " + str(source.data.get("name", "")), str(source.data.get("sha256", "")))]
+    partitions = _items(about.get("partition") or {})
+    hashes += [(f"partition, seed {seed}", str(digest)) for seed, digest in partitions]
+    return {
+        "name": source.name,
+        "experiment": source.experiment,
+        "command": quoted(command),
+        "repeat": f"fedmaba run {quoted([source.name + '/experiment.toml'])} --out NEW",
+        "facts": facts,
+        "hashes": hashes if source.data else [],
+        "finished": source.finished,
+    }
+
+
+def quoted(words: Sequence[str]) -> str:
+    """Words as one would type them in a shell."""
+    import shlex
+
+    return shlex.join(words)
+
+
+def _items(found: object) -> list[tuple[str, Any]]:
+    return [(str(k), v) for k, v in found.items()] if isinstance(found, dict) else []
+
+
+def _live(source: Source) -> dict[str, Any]:
+    """How far an unfinished run is, and its newest figures."""
+    done = max((int(line["round"]) for line in source.lines), default=0)
+    rows = []
+    for run in source.history.runs:
+        own = [
+            line
+            for line in source.lines
+            if line.get("strategy") == run.label
+            and line.get("seed") == run.seed
+            and "deployed" in line
+        ]
+        if own:
+            figures = [_number(own[-1]["deployed"].get(name)) for name in FIGURES]
+            rows.append({"label": run.label, "seed": run.seed, "figures": figures})
+    return {"name": source.name, "done": done, "rounds": source.rounds, "rows": rows}
+
+
+def packed(values: FloatArray) -> dict[str, Any]:
+    """A table as 16-bit steps between its least and greatest value; 65535 is 'none'."""
+    finite = np.isfinite(values)
+    low = float(values[finite].min()) if finite.any() else 0.0
+    high = float(values[finite].max()) if finite.any() else 0.0
+    span = high - low or 1.0
+    steps = np.full(values.shape, 65535, "<u2")
+    steps[finite] = np.rint((values[finite] - low) / span * 65534)
+    data = base64.b64encode(steps.tobytes()).decode()
+    return {"low": low, "span": span, "shape": list(values.shape), "data": data}
+
+
+def _number(value: Any) -> float | None:
+    """Short enough for a page, exact enough for a hover."""
+    return float(f"{float(value):.6g}") if value is not None and math.isfinite(value) else None
+
+
+def _base(label: str) -> str:
+    return label.split(":")[0].split(" (")[0]

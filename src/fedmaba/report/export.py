@@ -1,0 +1,107 @@
+"""The tables of a run as CSV files: what a spreadsheet or another program would read."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmaba import record
+from fedmaba.history import History
+from fedmaba.metrics import Fairness
+from fedmaba.report import data
+
+HEAD = ("strategy", "seed", "round")
+
+
+def to_csv(folder: Path, out: Path) -> list[Path]:
+    """summary.csv, rounds.csv, clients.csv and weights.csv of a run folder."""
+    history = data.load(folder).history
+    tables = {
+        "summary": summary(history),
+        "rounds": rounds(history),
+        "clients": clients(history),
+        "weights": weights(history),
+    }
+    written = []
+    for name, rows in tables.items():
+        target = out / f"{name}.csv"
+        record.write_file(target, text(rows).encode(), "mend it, or choose another -o")
+        written.append(target)
+    return written
+
+
+def text(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as CSV; a word that a spreadsheet would run as a formula is quoted."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([_cell(v) for v in row] for row in rows)
+    return out.getvalue()
+
+
+def summary(history: History) -> list[list[object]]:
+    """Every figure of every strategy at the last evaluation, both models."""
+    names = Fairness._fields
+    head: list[object] = [
+        "strategy",
+        "model",
+        "seeds",
+        *names,
+        *(f"{name}_sd" for name in names),
+        "note",
+    ]
+    return [head] + [
+        [row.label, model, row.seeds, *row.mean, *row.sd, row.note]
+        for model in data.MODELS
+        for row in history.summary(model)
+    ]
+
+
+def rounds(history: History) -> list[list[object]]:
+    """The fairness figures over rounds, a row per run, evaluation and model."""
+    rows: list[list[object]] = [[*HEAD, "model", *Fairness._fields]]
+    for run in history.runs:
+        for model in data.MODELS if "evaluated" in run.tables else ():
+            pairs = zip(run.evaluated, run.fairness(model), strict=True)
+            rows += [[run.label, run.seed, int(t), model, *figures] for t, figures in pairs]
+    return rows
+
+
+def clients(history: History) -> list[list[object]]:
+    """Accuracy and loss, a row per run, evaluation and client."""
+    columns = [f"{model}_{what}" for model in data.MODELS for what in ("accuracy", "loss")]
+    rows: list[list[object]] = [[*HEAD, "client", *columns]]
+    for run in history.runs:
+        if "evaluated" not in run.tables:
+            continue
+        tables = [t for m in data.MODELS for t in (run.accuracy(m), run.loss(m))]
+        stacked: Any = np.stack(tables, axis=-1)  # (E, N, 4)
+        for i, done in enumerate(run.evaluated):
+            head = [run.label, run.seed, int(done)]
+            rows += [[*head, c, *stacked[i, c].tolist()] for c in range(run.n_clients)]
+    return rows
+
+
+def weights(history: History) -> list[list[object]]:
+    """Weight and reported loss, a row per run, round and participant."""
+    rows: list[list[object]] = [[*HEAD, "client", "weight", "reported_loss"]]
+    for run in history.runs:
+        losses = run.tables.get("reported_loss")
+        for i, done in enumerate(run.tables.get("round", ())):
+            who, weight = run.tables["client"][i], run.tables["weight"][i]
+            loss = losses[i].tolist() if losses else [None] * len(who)
+            head = [run.label, run.seed, int(done)]
+            found = zip(who.tolist(), weight.tolist(), loss, strict=True)
+            rows += [[*head, *one] for one in found]
+    return rows
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, str) and value[:1] in "=+-@\t\r" and value:
+        return f"'{value}"
+    if isinstance(value, float) and not np.isfinite(value):
+        return ""
+    return value

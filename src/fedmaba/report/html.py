@@ -1,0 +1,159 @@
+"""One self-contained page: no network, a strict policy, everything a reader sees escaped.
+
+The page carries its numbers as a JSON block and draws them with the script beside this file. Text
+from runs, clients, classes and configuration is only ever text, here (autoescape) and there
+(textContent).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from fedmaba import __version__, record
+from fedmaba.history import History
+from fedmaba.report import data
+
+PAGE = Path(__file__).parent / "page"
+
+
+def write(folders: Sequence[Path], out: Path, share: float = 0.05) -> None:
+    """The report of one or more run folders as one file."""
+    text = page([data.load(folder) for folder in folders], share)
+    record.write_file(out, text.encode(), "mend it, or choose another -o")
+
+
+def page(sources: Sequence[data.Source], share: float = 0.05, version: str | None = None) -> str:
+    """The page; `version` names the state of a live run, which the page then asks after."""
+    tree = data.tree(sources, share)
+    style, script = _asset("style.css"), _asset("script.js")
+    text: str = (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            policy=policy(live=version is not None),
+            style=Markup(style),  # our own file
+            script=Markup(script),
+            data=Markup(block(tree)),  # every < is escaped
+            tree=tree,
+            title=title(sources),
+            table=tree["tables"]["deployed.last"],
+            more=data.MORE,
+            setups=[data.setup(source) for source in sources],
+            overview=overview(sources),
+            tiles=tiles(tree),
+            live=version,
+            version=__version__,
+        )
+    )
+    return text.lstrip()
+
+
+def policy(live: bool = False) -> str:
+    """Allowed are our own script and style, pictures made on the spot and, in a live page, news."""
+    rules = [
+        "default-src 'none'",
+        f"script-src '{_digest(_asset('script.js'))}'",
+        f"style-src '{_digest(_asset('style.css'))}'",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    return "; ".join([*rules, "connect-src 'self'"] if live else rules)
+
+
+def block(tree: Any) -> str:
+    """JSON that cannot end its own script element."""
+    text = json.dumps(tree, allow_nan=False, separators=(",", ":"))
+    for mark in "<>&":
+        text = text.replace(mark, f"\\u{ord(mark):04x}")
+    return text
+
+
+def title(sources: Sequence[data.Source]) -> str:
+    """The runs by name."""
+    names = [source.name for source in sources]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def overview(sources: Sequence[data.Source]) -> list[str]:
+    """What was run, in a few words each."""
+    runs = [run for source in sources for run in source.history.runs]
+    labels, seeds = {run.label for run in runs}, {run.seed for run in runs}
+    clients = sorted({run.n_clients for run in runs})
+    rounds = max((len(run.tables.get("round", ())) for run in runs), default=0)
+    names = dict.fromkeys(str(s.data["name"]) for s in sources if s.data.get("name"))
+    return [
+        *names,
+        f"{len(labels)} strateg{'ies' if len(labels) != 1 else 'y'}",
+        f"{len(seeds)} seed{'s' if len(seeds) != 1 else ''}",
+        f"{', '.join(f'{n:,}' for n in clients) or 0} clients",
+        f"{rounds:,} round{'s' if rounds != 1 else ''}",
+    ]
+
+
+def tiles(tree: dict[str, Any]) -> list[dict[str, str]]:
+    """The figures of the verdict, large: the fairest strategy beside the reference."""
+    rows = [row for row in tree["tables"]["deployed.last"]["rows"] if row["seeds"]]
+    if len(rows) < 2 or len(tree["folders"]) > 1:
+        return []
+    reference = tree["strategies"][tree["reference"]]["label"]
+    base = next((row for row in rows if row["label"] == reference), None)
+    fairest = tree["strategies"][tree["fairest"]]["label"]
+    best = next(row for row in rows if row["label"] == fairest)
+    if base is None or best is base:
+        return []
+    units = ("%²", "%", "%")
+    names = (
+        "variance over clients",
+        "mean accuracy",
+        tree["tables"]["deployed.last"]["columns"][2],
+    )
+    out = []
+    for i in (0, 2, 1):
+        now, then = best["values"][i], base["values"][i]
+        out.append(
+            {
+                "name": names[i],
+                "value": f"{now:.1f}",
+                "unit": units[i],
+                "who": best["label"],
+                "then": f"{then:.1f} {units[i]}",
+                "base": base["label"],
+            }
+        )
+    return out
+
+
+def snippet(history: History) -> str:
+    """The table of a history for a notebook."""
+    table = data.tree([data.of(history)])["tables"]["deployed.last"]
+    return str(_environment().get_template("table.html.j2").render(table=table))
+
+
+@cache
+def _asset(name: str) -> str:
+    return (PAGE / name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(PAGE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

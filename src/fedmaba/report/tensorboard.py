@@ -1,0 +1,89 @@
+"""TensorBoard events beside a run folder: scalars per run, and the spread of client accuracy.
+
+The writer is TensorBoard's own, which needs neither torch nor TensorFlow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmaba import record
+from fedmaba.errors import InputError
+from fedmaba.metrics import fairness
+
+if TYPE_CHECKING:
+    from fedmaba.engine import Snapshot
+    from fedmaba.experiment import Session
+
+FIGURES = ("variance", "accuracy", "worst", "best", "gini", "jain")
+
+
+def check() -> None:
+    """Say what to install before any work starts."""
+    try:
+        import tensorboard.summary.writer.event_file_writer  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            "--tensorboard wants TensorBoard: pip install 'fedmaba[tensorboard]'"
+        ) from error
+
+
+@contextmanager
+def events(session: Session, out: Path) -> Iterator[Callable[[Snapshot], None]]:
+    """A writer of events under out/tensorboard, one folder per run, fed with snapshots."""
+    check()
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    runs = session.history.runs
+    names = [record.run_id(r, run.label, run.seed) for r, run in enumerate(runs)]
+    writers = [EventFileWriter(str(out / "tensorboard" / name)) for name in names]
+    share = session.experiment.eval.share
+
+    def take(snapshot: Snapshot) -> None:
+        done = snapshot.round + 1
+        for r, writer in enumerate(writers):
+            values: dict[str, float] = {}
+            if (seen := snapshot.rounds[r]) is not None:
+                values |= {f"strategy/{name}": float(v) for name, v in seen.info.items()}
+            spread: NDArray[Any] | None = None
+            found = snapshot.evaluations[r] if snapshot.evaluations else None
+            for model in ("deployed", "last") if found is not None else ():
+                scores = found[model]  # type: ignore[index]
+                figures = fairness(scores.accuracy, scores.loss, runs[r].test_size, share)
+                values |= {f"{model}/{name}": getattr(figures, name) for name in FIGURES}
+                spread = scores.accuracy if model == "deployed" else spread
+            if values:
+                writer.add_event(_event(done, values, spread))
+
+    try:
+        yield take
+    finally:
+        for writer in writers:
+            writer.close()
+
+
+def _event(step: int, values: dict[str, float], spread: NDArray[Any] | None) -> Any:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+
+    entries = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+    if spread is not None:
+        counts, edges = np.histogram(100.0 * spread, bins=20)
+        histogram = HistogramProto(
+            min=float(edges[0]),
+            max=float(edges[-1]),
+            num=float(len(spread)),
+            sum=float(100.0 * spread.sum()),
+            sum_squares=float(((100.0 * spread) ** 2).sum()),
+            bucket_limit=edges[1:].tolist(),
+            bucket=counts.astype(float).tolist(),
+        )
+        entries.append(Summary.Value(tag="clients/accuracy", histo=histogram))
+    return Event(wall_time=time.time(), step=step, summary=Summary(value=entries))

@@ -1,0 +1,132 @@
+"""The page of a run that still goes on, served to this machine alone.
+
+Binds to 127.0.0.1 and nothing else, answers GET (and HEAD) and nothing else, and refuses a request
+whose Host is another name: a page elsewhere cannot reach it by rebinding a domain.
+"""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from fedmaba.errors import FedmabaError, InputError
+from fedmaba.report import data, html
+
+ADDRESS = "127.0.0.1"
+LIVING = ("runs.json", "rounds.jsonl", "checkpoint", "experiment.toml")
+
+
+def serve(folder: Path, port: int = 0, share: float = 0.05) -> Server:
+    """A server for one run folder, ready to `serve_forever`."""
+    data.load(folder)  # says at once what is wrong with it
+    try:
+        return Server(folder, port, share)
+    except OSError as error:
+        raise InputError(
+            f"port {port}: {error.strerror}: choose another --port, or 0 for any"
+        ) from error
+
+
+class Server(ThreadingHTTPServer):
+    """One run folder as a page that renews itself."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, port: int, share: float) -> None:
+        super().__init__((ADDRESS, port), Handler)
+        self.folder, self.share = folder, share
+        self._made: tuple[str, bytes] | None = None
+        self._making = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://{ADDRESS}:{self.server_address[1]}/"
+
+    def hosts(self) -> set[str]:
+        """What a browser on this machine may call us."""
+        port = self.server_address[1]
+        names = {f"{name}:{port}" for name in (ADDRESS, "localhost")}
+        return names | {ADDRESS, "localhost"} if port == 80 else names
+
+    def version(self) -> str:
+        """Changes whenever a file of the run does."""
+        seen = []
+        for name in LIVING:
+            try:
+                found = (self.folder / name).stat()
+                seen.append(f"{found.st_mtime_ns:x}-{found.st_size:x}")
+            except OSError:
+                seen.append("0")
+        return ".".join(seen)
+
+    def page(self) -> bytes:
+        """The page of now; made once per state of the run."""
+        with self._making:
+            version = self.version()
+            if self._made is None or self._made[0] != version:
+                source = data.load(self.folder)
+                self._made = version, html.page([source], self.share, version).encode()
+            return self._made[1]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """GET / and GET /version."""
+
+    server: Server
+    server_version, sys_version = "fedmaba", ""
+    protocol_version = "HTTP/1.1"
+    timeout = 30  # a connection that says nothing is let go
+
+    def do_GET(self) -> None:
+        if self.headers.get("Host", "").lower() not in self.server.hosts():
+            self._answer(403, b"this page is for this machine only\n")
+            return
+        origin = self.headers.get("Origin")
+        if origin is not None and origin.removeprefix("http://") not in self.server.hosts():
+            self._answer(403, b"this page is for this machine only\n")
+            return
+        path = self.path.partition("?")[0]
+        if path == "/version":
+            self._answer(200, self.server.version().encode())
+        elif path == "/":
+            try:
+                self._answer(200, self.server.page(), "text/html; charset=utf-8")
+            except FedmabaError as error:
+                self._answer(503, f"fedmaba: {error}\n".encode())
+        else:
+            self._answer(404, b"there is only /\n")
+
+    do_HEAD = do_GET
+
+    def _refuse(self) -> None:
+        self.close_connection = True  # its body is not read
+        self._answer(405, b"GET only\n", allow="GET, HEAD")
+
+    do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_TRACE = do_CONNECT = _refuse
+
+    def _answer(
+        self, code: int, body: bytes, kind: str = "text/plain; charset=utf-8", allow: str = ""
+    ) -> None:
+        self.send_response(code)
+        headers = {
+            "Content-Type": kind,
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": html.policy(live=True) + "; frame-ancestors 'none'",
+            "Cache-Control": "no-store",
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+            "Referrer-Policy": "no-referrer",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Cross-Origin-Opener-Policy": "same-origin",
+        }
+        if allow:
+            headers["Allow"] = allow
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: the terminal belongs to the user."""

@@ -1,0 +1,323 @@
+"""The server of a real federation: model, strategy state and sites, one round at a time. No torch.
+
+Knows numbers and arrays; no network. A round is `draw` (who takes part), `task` (what a site is
+told) and `take` (what its replies do). All that survives a round is saved before the next begins,
+so a server that was killed goes on with the same numbers.
+
+Sites are known by name, in order of joining; those that come together are ordered by name. A site
+that leaves keeps its entry in the strategy's state for its return; a new one gets what
+`Strategy.join` says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from fedmaba import average, record, rng
+from fedmaba.door import Arrays, Reply, is_statistic
+from fedmaba.errors import InputError
+from fedmaba.history import History
+from fedmaba.metrics import fairness
+from fedmaba.strategy import IntArray, Replies, State, Strategy
+
+Task = dict[str, int | float | str | bool]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What stays the same from the first round to the last."""
+
+    strategy: Strategy
+    seed: int = 0
+    lr: float = 0.1
+    lr_decay: float = 0.999
+    deploy: str | None = None  #      which model is handed out; None: the strategy's own
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < float("inf"):
+            raise InputError(f"lr={self.lr}: the local step size must be above 0")
+        if not 0 < self.lr_decay <= 1:
+            raise InputError(f"lr_decay={self.lr_decay}: it must lie above 0 and at most at 1")
+        average.parse(self.average)
+
+    @property
+    def average(self) -> str:
+        return self.deploy or self.strategy.deploy
+
+    def to_json(self) -> dict[str, Any]:
+        """What a saved state must have been made with."""
+        return {
+            "strategy": self.strategy.label(),
+            "seed": self.seed,
+            "lr": self.lr,
+            "lr_decay": self.lr_decay,
+            "deploy": self.average,
+        }
+
+
+class Server:
+    """All that one run's server knows."""
+
+    def __init__(self, terms: Terms, model: Arrays, folder: Path | None = None) -> None:
+        self.terms = terms
+        self.round = 0  # the next one
+        self.model = {name: np.array(value) for name, value in model.items()}
+        self.deployed = {name: value.copy() for name, value in self.model.items()}
+        self.sites: list[str] = []
+        self.nodes: dict[int, str] = {}  # which node spoke for a site last
+        self.state: State = {}
+        self.weights = [n for n, a in self.model.items() if not is_statistic(n, a)]
+        if not self.weights:
+            raise InputError("the initial model has no weights: give float arrays by name")
+        self.dtype = np.result_type(np.float32, *(self.model[n].dtype for n in self.weights))
+        self.kept = self._flat(self.model)[None][:0]  # (h, P) changes of past rounds
+        self.kept_client = self.kept_round = np.zeros(0, np.int64)  # (h,)
+        self.folder = None if folder is None else record.Folder(folder)
+        if self.folder is not None and record.checkpoints(self.folder.path):
+            try:
+                self._restore(self.folder)
+            except InputError:
+                self.folder.close()
+                raise
+
+    def join(self, names: Iterable[str]) -> None:
+        """Take in sites not seen before."""
+        new = sorted(set(names) - set(self.sites))
+        if not new:
+            return
+        count = len(self.sites) + len(new)
+        known = bool(self.sites)
+        strategy = self.terms.strategy
+        self.state = strategy.join(self.state, count) if known else strategy.init(count)
+        self.sites += new
+
+    def draw(self, present: Iterable[str], fraction: float, least: int) -> list[str]:
+        """Who takes part: a seeded sample of the known sites that are there, in their order."""
+        there = set(present)
+        ordered = [site for site in self.sites if site in there]
+        if not ordered:
+            return []
+        count = min(len(ordered), max(least, int(fraction * len(ordered) + 1e-9)))
+        drawn = rng.sample_clients(self.terms.seed, self.round, len(ordered), count)
+        return [ordered[i] for i in drawn]
+
+    @property
+    def lr(self) -> float:
+        """The local step size of this round."""
+        return float(self.terms.lr * self.terms.lr_decay**self.round)
+
+    def mark(self) -> str:
+        """What binds a reply to this round and this model."""
+        digest = hashlib.sha256()
+        for name in sorted(self.model):
+            digest.update(name.encode() + b"\0" + self.model[name].tobytes())
+        return f"round {self.round + 1} {digest.hexdigest()[:16]}"
+
+    def task(self, site: str | None) -> Task:
+        """What a site must know besides the model; the algorithm's local part travels here."""
+        strategy = self.terms.strategy
+        local, needs = strategy.local(), strategy.needs()
+        task: Task = {
+            "server-round": self.round + 1,
+            "lr": self.lr,
+            "loss-at": needs.loss,
+            "prox": local.prox,
+            "full-batch": local.full_batch,
+        }
+        if local.bend is not None:
+            bend = local.bend
+            task |= {"bend-M": bend.M, "bend-epsilon": bend.epsilon, "bend-slope": bend.slope}
+        if site is not None:
+            client = self.sites.index(site)
+            keys = rng.key(self.terms.seed, "local", self.round, client)
+            task["stream"] = int(keys.view(np.int64)[0])
+        return task
+
+    def take(self, replies: Sequence[Reply], refused: Sequence[str] = ()) -> dict[str, Any]:
+        """End the round with the replies that count; what happened, ready for JSON."""
+        self.join(r.site for r in replies)
+        self.nodes |= {r.node: r.site for r in replies}
+        replies = sorted(replies, key=lambda r: self.sites.index(r.site))
+        refused = list(refused)
+        weights: Mapping[str, float] = {}
+        info: Mapping[str, float] = {}
+        if replies:
+            weights, info, problem = self._step(replies)
+            refused += [problem] if problem else []
+        report: dict[str, Any] = {
+            "round": self.round + 1,
+            "strategy": self.terms.strategy.label(),
+            "lr": self.lr,
+            "info": {name: float(v) if np.isfinite(v) else None for name, v in info.items()},
+            "sites": {
+                r.site: {
+                    "weight": weights.get(r.site),
+                    "loss": r.loss,
+                    "accuracy": r.accuracy,
+                    "examples": r.count,
+                }
+                for r in replies
+            },
+            "refused": refused,
+        }
+        report |= figures({r.site: r.accuracy for r in replies})
+        self.round += 1
+        self.save([report])
+        return report
+
+    def _step(self, replies: Sequence[Reply]) -> tuple[dict[str, float], Mapping[str, float], str]:
+        """Weigh the changes and move the model; weights by site, info, and what went wrong."""
+        base = self._flat(self.model)
+        change = np.stack([self._flat(r.model) for r in replies]) - base  # (m, P)
+        client = np.array([self.sites.index(r.site) for r in replies], np.int64)
+        many, numbers = self._numbers(replies, client, change)
+        decision = self.terms.strategy.weigh(self.state, numbers)
+        coef = decision.coef
+        if not np.isfinite(coef).all():
+            return {}, {}, "the strategy gave a weight that is not finite: this round adds nothing"
+        with np.errstate(over="ignore", invalid="ignore"):
+            new = base + coef.astype(self.dtype) @ many[: len(coef)]
+        if not np.isfinite(new).all():
+            return {}, {}, "the new model would not be finite: this round adds nothing"
+        self._keep(client, change)
+        self.state = decision.state
+        self._set(new, _statistics(self.model, replies))
+        weights = {r.site: float(c) for r, c in zip(replies, coef, strict=False)}
+        return weights, decision.info, ""
+
+    def _numbers(
+        self, replies: Sequence[Reply], client: IntArray, change: NDArray[Any]
+    ) -> tuple[NDArray[Any], Replies]:
+        """This round's changes with those kept, and all that the strategy may see of them."""
+        needs = self.terms.strategy.needs()
+        many = np.concatenate([change, self.kept]) if len(self.kept) else change
+        seen: dict[str, Any] = {}
+        if needs.loss != "none":
+            seen["loss"] = np.array([r.loss for r in replies], np.float64)
+        if needs.changes == "norms":
+            seen["norms"] = np.einsum("ij,ij->i", change, change, dtype=np.float64)
+        if needs.changes == "gram":
+            gram = (many @ many.T).astype(np.float64)
+            seen["gram"] = (gram + gram.T) / 2
+            seen["past_client"], seen["past_round"] = self.kept_client, self.kept_round
+        size = np.array([r.count for r in replies], np.int64)
+        return many, Replies(self.round, self.lr, len(self.sites), client, size, **seen)
+
+    def _keep(self, client: IntArray, change: NDArray[Any]) -> None:
+        """Remember changes for as many rounds as the strategy asks for, each site's last."""
+        rounds = self.terms.strategy.needs().keep_rounds
+        if rounds:
+            stays = (self.kept_round > self.round - rounds) & ~np.isin(self.kept_client, client)
+            self.kept = np.concatenate([self.kept[stays], change])
+            self.kept_client = np.concatenate([self.kept_client[stays], client])
+            now = np.full(len(client), self.round, np.int64)
+            self.kept_round = np.concatenate([self.kept_round[stays], now])
+
+    def _set(self, flat: NDArray[Any], statistics: Arrays) -> None:
+        """Move to a new model, and the one handed out along with it."""
+        share = average.share(self.terms.average, self.round)
+        at = 0
+        for name in self.weights:
+            old, averaged = self.model[name], self.deployed[name]
+            part = flat[at : at + old.size].reshape(old.shape)
+            at += old.size
+            self.model[name] = part.astype(old.dtype)
+            self.deployed[name] = (averaged + share * (part - averaged)).astype(old.dtype)
+        self.model |= statistics
+        self.deployed |= statistics
+
+    def _flat(self, model: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        """(P,) the weights of a model, one after another."""
+        return np.concatenate([model[name].ravel().astype(self.dtype) for name in self.weights])
+
+    def save(self, lines: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Everything into one checksummed file; the one before stays until it is whole."""
+        if self.folder is None:
+            return
+        self.folder.append_lines(lines)
+        arrays = {f"model/{n}": a for n, a in self.model.items()}
+        arrays |= {f"deployed/{n}": a for n, a in self.deployed.items()}
+        arrays |= {f"state/{n}": a for n, a in self.state.items()}
+        arrays |= {"kept": self.kept}
+        arrays |= {"kept_client": self.kept_client, "kept_round": self.kept_round}
+        meta = {
+            "terms": self.terms.to_json(),
+            "sites": self.sites,
+            "nodes": {str(node): site for node, site in self.nodes.items()},
+        }
+        self.folder.save(self.round, arrays, meta, History([]))
+
+    def finish(self, line: Mapping[str, Any] | None = None) -> None:
+        """Write both models as files of their own, and let go of the folder."""
+        if self.folder is None:
+            return
+        if line is not None:
+            self.save([line])
+        for name, model in (("last", self.model), ("deployed", self.deployed)):
+            whole = {n: np.asarray(a, order="C") for n, a in model.items()}
+            self.folder.write(f"models/{name}.safetensors", safetensors.numpy.save(whole))
+        self.folder.close()
+
+    def _restore(self, folder: record.Folder) -> None:
+        """Go back to the newest whole checkpoint of the folder."""
+        path = folder.path
+        arrays, meta, _ = record.load_checkpoint(path)
+        mine = self.terms.to_json()
+        for key, value in meta.get("terms", {}).items():
+            if mine[key] != value:
+                raise InputError(
+                    f"{path} was begun with {key}={value}, but this run has {mine[key]}: "
+                    "choose another state folder"
+                )
+        saved = {
+            kind: {n[len(kind) :]: a.copy() for n, a in arrays.items() if n.startswith(kind)}
+            for kind in ("model/", "deployed/", "state/")
+        }
+        for kind in ("model/", "deployed/"):
+            for name, like in self.model.items():
+                found = saved[kind].get(name)
+                if found is None or (found.size, found.dtype) != (like.size, like.dtype):
+                    raise InputError(f"{path} holds another model: choose another state folder")
+                saved[kind][name] = found.reshape(like.shape)  # a scalar is saved as one entry
+        self.model, self.deployed, self.state = saved.values()
+        self.kept = arrays["kept"].copy()
+        self.kept_client, self.kept_round = (
+            arrays[k].copy() for k in ("kept_client", "kept_round")
+        )
+        self.round, self.sites = meta["round"], list(meta["sites"])
+        self.nodes = {int(node): site for node, site in meta["nodes"].items()}
+        folder.lines = meta["lines"]
+
+
+def figures(accuracy: Mapping[str, float | None]) -> dict[str, Any]:
+    """How accuracy spreads over the sites that reported one, in percent; {} where none did."""
+    known = np.array([a for a in accuracy.values() if a is not None], np.float64)
+    if not len(known):
+        return {}
+    found = fairness(known, np.zeros(len(known)), np.ones(len(known), np.int64))
+    return {key: float(getattr(found, key)) for key in ("variance", "accuracy", "worst", "best")}
+
+
+def _statistics(model: Arrays, replies: Sequence[Reply]) -> Arrays:
+    """Running statistics and counters: the mean over replies by size, as no rule weighs them."""
+    share = np.array([r.count for r in replies], np.float64)
+    share /= share.sum()
+    out: Arrays = {}
+    for name, like in model.items():
+        if is_statistic(name, like):
+            parts = [
+                s * r.model[name].astype(np.float64) for s, r in zip(share, replies, strict=True)
+            ]
+            mean = np.sum(parts, axis=0)
+            out[name] = np.asarray(mean if like.dtype.kind == "f" else np.rint(mean)).astype(
+                like.dtype
+            )
+    return out

@@ -1,0 +1,133 @@
+"""The local work of one site of a real federation: the simulator's own, for a single row.
+
+Knows a model, one site's data and the task the server sent; no network. Training uses the same
+rows, minibatch order and random streams as the simulator, so both give the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmaba import models
+from fedmaba.datasets import Dataset
+from fedmaba.errors import InputError
+from fedmaba.local import Job, MetricFn, Pool, Tape, evaluate, train
+from fedmaba.rows import LossFn, compile
+from fedmaba.workers import Workers
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A model and one site's data: rows before `data.n_train` train, the rest test."""
+
+    model: models.Factory | str
+    data: Dataset
+    classes: int | None = None  #    of the whole federation; None: as many as the data name
+    loss: LossFn | None = None
+    metric: MetricFn | None = None
+    device: str = "cpu"
+
+    def train(self, weights: Arrays, task: Mapping[str, Any]) -> tuple[Arrays, dict[str, float]]:
+        """The trained model, and what the server is told: examples, loss, accuracy."""
+        with torch.no_grad():
+            return self._train(weights, task)
+
+    def evaluate(self, weights: Arrays) -> dict[str, float]:
+        """Accuracy and loss of a model on the test rows; {} where there are none."""
+        with torch.no_grad():
+            rows, flat, pool = self._load(weights, 50)
+            return self._test(rows, flat, pool)
+
+    def _train(self, weights: Arrays, task: Mapping[str, Any]) -> tuple[Arrays, dict[str, float]]:
+        n = self.data.n_train
+        minibatch = int(task.get("minibatch", 50))
+        rows, flat, pool = self._load(weights, minibatch)
+        numbers = {"num-examples": n, **self._test(rows, flat, pool)}
+        numbers.pop("eval-loss", None)
+        where = task.get("loss-at", "start")
+        if where == "start":
+            numbers["loss"] = self._mean_loss(rows, flat, pool)
+        tape = Tape(flat.device, recordable=False)
+        trained, seen = train(rows, pool, flat, self._job(task, minibatch), tape)
+        if where == "mean":
+            numbers["loss"] = float(seen[0])
+        if where == "end":
+            numbers["loss"] = self._mean_loss(rows, trained, pool)
+        new = {name: w.cpu().numpy() for name, w in rows.layout.unpack(trained[0]).items()}
+        return {**weights, **new}, numbers
+
+    def _load(self, weights: Arrays, minibatch: int) -> tuple[Any, Tensor, Pool]:
+        """The model as one row with these weights, and the data as a pool."""
+        make = models.factory(self.model) if isinstance(self.model, str) else self.model
+        data, device = self.data, torch.device(self.device)
+        classes = len(data.classes) if self.classes is None else self.classes
+        net = models.build(make, data.x.shape[1:], classes, 0)
+        try:
+            net.load_state_dict({n: torch.from_numpy(np.array(w)) for n, w in weights.items()})
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(f"the server's model is not this site's: {reason}") from error
+        x, y = torch.from_numpy(data.x).to(device), torch.from_numpy(data.y).to(device)
+        net = net.to(device)
+        rows = compile(net, x[: max(2, min(minibatch, len(x)))], self.loss)
+        pool = Pool(rows.prepare(x), y, torch.arange(data.n_train, device=device))
+        return rows, rows.layout.pack(net.cpu())[None].to(device), pool
+
+    def _job(self, task: Mapping[str, Any], minibatch: int) -> Job:
+        """What the server asked for, as the simulator would do it."""
+        n = self.data.n_train
+
+        def row(*keys: str) -> NDArray[np.float64]:
+            return np.array([[float(task[key])] for key in keys])
+
+        full = bool(task.get("full-batch", False))
+        epochs = int(task.get("epochs", 1)) * -(-n // minibatch)
+        return Job(
+            run=np.array([0]),
+            first=np.array([0]),
+            size=np.array([n]),
+            key=np.array([int(task.get("stream", 0))]),
+            steps=np.array([1 if full else int(task.get("steps", 0)) or epochs]),
+            minibatch=minibatch,
+            lr=float(task["lr"]),
+            momentum=float(task.get("momentum", 0.0)),
+            weight_decay=float(task.get("weight-decay", 0.0)),
+            prox=row("prox")[0] if float(task.get("prox", 0.0)) > 0 else None,
+            bend=row("bend-M", "bend-epsilon", "bend-slope") if "bend-M" in task else None,
+            full_batch=full,
+        )
+
+    def _scores(self, rows: Any, flat: Tensor, pool: Pool, a: int, b: int) -> tuple[float, float]:
+        """Mean loss and score over rows a..b of the pool."""
+        index = torch.arange(a, b, device=flat.device)
+        losses, scores = evaluate(rows, flat, index, pool, Workers(1), self.metric)
+        return float(losses.double().mean()), float(scores.double().mean())
+
+    def _mean_loss(self, rows: Any, flat: Tensor, pool: Pool) -> float:
+        """Mean loss over the training rows."""
+        return self._scores(rows, flat, pool, 0, self.data.n_train)[0]
+
+    def _test(self, rows: Any, flat: Tensor, pool: Pool) -> dict[str, float]:
+        """Accuracy and loss on the test rows."""
+        if self.data.n_train == len(self.data.x):
+            return {}
+        loss, accuracy = self._scores(rows, flat, pool, self.data.n_train, len(self.data.x))
+        return {"accuracy": accuracy, "eval-loss": loss}
+
+
+def first_model(
+    model: models.Factory | str, shape: models.Shape, classes: int, seed: int
+) -> Arrays:
+    """The initial weights of a model by name, those of the simulator's run with this seed."""
+    make = models.factory(model) if isinstance(model, str) else model
+    state = models.build(make, shape, classes, seed).state_dict()
+    return {name: value.detach().cpu().numpy() for name, value in state.items()}

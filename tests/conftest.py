@@ -1,0 +1,61 @@
+"""A federation small enough to follow by hand: five clients of unequal size, 8x8 images."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedmaba.datasets import Dataset
+from fedmaba.federation import Federation
+from fedmaba.partition import Split
+
+SIZES = (5, 9, 6, 3, 8)  # of the training parts
+TESTED = (4, 3, 6, 2, 5)
+HELD = (2, 3, 2, 1, 4)
+
+
+@pytest.fixture(scope="session")
+def make_federation():
+    """A maker of federations: examples of a class scatter around its own pattern."""
+
+    def make(sizes=SIZES, tested=TESTED, held=None, shape=(1, 8, 8), classes=4, seed=0):
+        rng = np.random.default_rng(seed)
+        held = [0] * len(sizes) if held is None else held
+        n = sum(sizes) + sum(tested) + sum(held)
+        y = rng.integers(classes, size=n)
+        y[:classes] = np.arange(classes)
+        x = rng.standard_normal((classes, *shape))[y] + rng.standard_normal((n, *shape))
+        # a client's examples lie scattered over the pool
+        order, ends = rng.permutation(n), np.cumsum([*sizes, *held, *tested])[:-1]
+        lists = [np.sort(rows) for rows in np.split(order, ends)]
+        c = len(sizes)
+        split = Split(tuple(lists[:c]), tuple(lists[c : 2 * c]), tuple(lists[2 * c :]))
+        names = tuple(map(str, range(classes)))
+        data = Dataset("tiny", x.astype(np.float32), y.astype(np.int64), n, names)
+        return Federation(data, split)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def fed(make_federation) -> Federation:
+    return make_federation()
+
+
+@pytest.fixture(scope="session")
+def held_fed(make_federation) -> Federation:
+    """The same with validation examples."""
+    return make_federation(held=HELD)
+
+
+@pytest.fixture(scope="session")
+def tiny_npz(tmp_path_factory) -> Path:
+    """A data file with a client column: 5 clients, 6 features, 3 classes, a few examples each."""
+    rng = np.random.default_rng(1)
+    client = np.repeat(np.arange(5), (10, 15, 20, 25, 30))
+    y = rng.integers(3, size=len(client))
+    y[:3] = [0, 1, 2]
+    x = rng.standard_normal((3, 6))[y] + rng.standard_normal((len(y), 6))
+    path = tmp_path_factory.mktemp("data") / "tiny.npz"
+    np.savez(path, x=x.astype(np.float32), y=y, client=client)
+    return path

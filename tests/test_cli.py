@@ -1,0 +1,456 @@
+"""The command line as a user meets it: results, one-line errors, stops and resumes.
+
+Most calls run in this process; those that need one of their own (signals, no torch, speed) get it.
+"""
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedmaba
+from fedmaba import cli, config, strategies
+from fedmaba.record import load_history
+from fedmaba.report import terminal
+
+QUICK = ["--rounds", "4", "--seeds", "2", "--minibatch", "5", "--eval-every", "2"]
+QUICK += ["--model", "softmax", "--device", "cpu", "--quiet"]
+COMMAND = [sys.executable, "-m", "fedmaba"]
+
+
+class Answer:
+    """What a command gave back."""
+
+    def __init__(self, code, out, err):
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """Run the command line here, in an empty folder."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*words):
+        monkeypatch.setattr("sys.argv", ["fedmaba", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return Answer(ended.value.code or 0, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def refused(call):
+    """Run a command that must end in one line on stderr, exit code 2 and nothing written."""
+
+    def run(*words, code=2):
+        before = sorted(Path().rglob("*"))
+        answer = call(*words)
+        assert answer.out == ""
+        assert re.fullmatch(r"fedmaba: [^\n]+\n", answer.err), answer.err
+        assert "Traceback" not in answer.err
+        assert answer.code == code
+        assert sorted(Path().rglob("*")) == before
+        return answer.err
+
+    return run
+
+
+# --- quick answers -----------------------------------------------------------------------------
+
+
+def test_help_is_quick_and_needs_no_torch():
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        assert done.returncode == 0
+        assert all(word in done.stdout for word in ("compare", "run", "resume", "table", "list"))
+    assert np.median(seconds) < 0.8  # of computing, so that a busy machine does not count
+    check = (
+        "import sys; sys.argv = ['fedmaba', 'compare', '--help']; from fedmaba.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'pandas', 'safetensors'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_a_word_help_is_shown_as_it_is_written(call):
+    for words in ((), ("data",)):
+        answer = call(*words)
+        shown = answer.out + answer.err
+        assert "Usage: fedmaba" in shown
+        assert shown.count("\n") > 5
+
+
+def test_the_version(call):
+    answer = call("--version")
+    assert (answer.code, answer.out) == (0, f"fedmaba {fedmaba.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("strategies", [*strategies.REGISTRY, "alpha=0.5", "weights=size|uniform"]),
+        ("datasets", ["sample", "fashion-mnist", "cifar10", "synthetic", "FILE.npz"]),
+        ("models", ["mlp", "cnn", "softmax", "package.module:factory"]),
+        ("partitions", ["shards:K", "dirichlet:A", "iid", "given"]),
+    ],
+)
+def test_a_list_has_one_line_for_each(what, words, call):
+    answer = call("list", what)
+    assert answer.code == 0
+    assert answer.err == ""
+    for word in words:
+        assert word in answer.out
+    names = [line.split()[0] for line in answer.out.splitlines()]
+    assert len(set(names)) == len(names)
+    if what == "strategies":
+        assert names == [*strategies.REGISTRY]
+
+
+# --- running -----------------------------------------------------------------------------------
+
+
+def test_compare_runs_a_file_with_a_client_column_and_shows_the_table(call, tiny_npz):
+    words = ["compare", "fedavg", "fedmaba:alpha=[0.2,0.8]", "--data", tiny_npz]
+    answer = call(*words, *QUICK, "--out", "mine")
+    assert answer.code == 0
+    assert answer.err == ""
+    for word in ("fedavg", "fedmaba:alpha=0.2", "fedmaba:alpha=0.8", "variance", "worst", "±"):
+        assert word in answer.out
+    assert "results: mine" in answer.out
+    history = load_history("mine")
+    assert len(history.runs) == 6
+    assert history.runs[0].n_clients == 5
+    assert history.runs[0].evaluated.tolist() == [2, 4]
+    mean = history.summary()[0].mean
+    assert f"{mean.accuracy:.2f}" in answer.out
+
+    again = call("table", "mine")
+    assert again.code == 0
+    assert f"{mean.accuracy:.2f}" in again.out
+    last = call("table", "mine", "--model", "last", "--at", "best", "--share", "0.4")
+    row = history.summary("last", "best", 0.4)[0].mean
+    assert f"{row.worst:.2f}" in last.out
+    assert "worst 40 %" in last.out
+    assert "picked on test data" in last.out
+
+    taken = call(*words, *QUICK, "--out", "mine")
+    assert taken.code == 2
+    assert "finished" in taken.err
+
+
+def test_runs_without_a_folder_are_numbered(call, tiny_npz):
+    for number in ("001", "002"):
+        answer = call("compare", "fedavg", "--data", tiny_npz, *QUICK)
+        assert f"results: runs/tiny-{number}" in answer.out
+        assert (Path("runs") / f"tiny-{number}" / "runs.json").exists()
+
+
+def test_progress_goes_to_stderr_in_plain_lines(call, tiny_npz):
+    words = [w for w in QUICK if w != "--quiet"]
+    answer = call("compare", "fedavg", "--data", tiny_npz, *words, "--out", "mine")
+    lines = answer.err.splitlines()
+    assert lines[0].startswith("model: fast rows")
+    assert lines[1].startswith("round 2/4")
+    assert lines[2].startswith("round 4/4")
+    assert len(lines) == 3
+    assert "\x1b" not in answer.err + answer.out
+
+
+def test_run_takes_a_file_and_options_override_it(call, tiny_npz):
+    Path("e.toml").write_text(
+        f'strategies = ["fedavg", "afl"]\nseeds = 1\nmodel = "softmax"\n'
+        f'[data]\nname = "{tiny_npz}"\n[train]\nrounds = 50\nminibatch = 5\n'
+        f'[machine]\ndevice = "cpu"\n[save]\nout = "a"\n'
+    )
+    answer = call("run", "e.toml", "--rounds", "3", "--set", "train.lr=0.02", "--quiet")
+    assert answer.code == 0
+    asked = config.build(config.load(Path("a") / "experiment.toml"))
+    assert (asked.train.rounds, asked.train.lr) == (3, 0.02)
+    assert load_history("a").runs[1].column("round").tolist() == [1, 2, 3]
+    # a folder's own file repeats it
+    assert call("run", "a/experiment.toml", "--out", "b", "--quiet").code == 0
+    for kind in ("clients", "models"):
+        for file in (Path("a") / kind).iterdir():
+            assert (Path("b") / kind / file.name).read_bytes() == file.read_bytes()
+
+
+def test_a_run_that_diverges_says_so(call, tiny_npz):
+    Path("two_layers.py").write_text(TWO)  # found in the folder one works in
+    words = ["compare", "fedavg", "fedmaba:eta_s=1e30", "--data", tiny_npz, *QUICK]
+    answer = call(*words, "--model", "two_layers:make", "--out", "mine")
+    assert answer.code == 65
+    assert "diverged in round" in answer.out
+    assert "diverged: seed 0, 1" in " ".join(answer.out.split())
+    assert answer.err == ""
+
+
+TWO = """
+from torch import nn
+
+def make(shape, classes):
+    return nn.Sequential(nn.Linear(shape[0], 5), nn.ReLU(), nn.Linear(5, classes))
+"""
+
+# --- bad input ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fedmba"], "unknown strategy 'fedmba': did you mean 'fedmaba'?"),
+        (["fedmaba:alfa=0.5"], "did you mean 'alpha'?"),
+        (["fedmaba:alpha=1.5"], "fedmaba: alpha=1.5: give a finite number of at least 0 and at"),
+        (["fedmaba:alpha"], "'alpha' is not key=value"),
+        (["fedavg:x=1"], "hyper-parameter of fedavg 'x'"),
+        (["fedavg", "fedavg"], "'fedavg' is listed twice"),
+        (["fedavg", "--set", "train.epoch=3"], "did you mean 'train.epochs'?"),
+        (["fedavg", "--participants", "6"], "participants=6, but the federation has 5 clients"),
+        (["fedavg", "--participants", "few"], "train.participants='few'"),
+        (["fedavg", "--lr", "-1", "--rounds", "0"], "train.rounds=0"),
+        (["fedavg", "--model", "mlpp"], "did you mean 'mlp'?"),
+        (["fedavg", "--model", "cnn"], "model cnn wants images"),
+        (["fedavg", "--model", "no.where:make"], "No module named 'no'"),
+        (["fedavg", "--device", "gpu"], "device='gpu'"),
+        (["fedavg", "--device", "cuda:99"], "device='cuda:99'"),
+        (["fedavg", "--device", "meta"], "device='meta'"),
+        (["fedavg", "--partition", "shard:2"], "did you mean 'shards'?"),
+        (["fedavg", "--deploy", "ema:2"], "deploy='ema:2'"),
+        (["fedavg", "--test", "official"], "no official test part"),
+        (["fedavg", "--validation", "120%"], "120%"),
+        (["fedavg", "--seeds", "1,1"], "none twice"),
+        (["fedavg", "--clients", "9"], "clients=9, but the data name 5 clients"),
+        (["fedavg", "--rouns", "9"], "--rouns"),
+        ([], "STRATEGY"),
+    ],
+)
+def test_a_bad_argument_is_one_line_and_nothing_is_written(words, said, refused, tiny_npz):
+    assert said in refused("compare", "--data", tiny_npz, "--out", "mine", *QUICK, *words)
+
+
+@pytest.mark.parametrize("kind", ["truncated", "empty", "garbage"])
+def test_a_damaged_data_file_is_one_line(kind, refused, tiny_npz):
+    good = tiny_npz.read_bytes()
+    bad = {"truncated": good[: len(good) // 2], "empty": b"", "garbage": b"\x93NUMPY\xff" * 70}
+    Path("mine.npz").write_bytes(bad[kind])
+    said = refused("compare", "fedavg", "--data", "mine.npz", *QUICK)
+    assert "mine.npz: not an .npz file of plain arrays" in said
+
+
+def test_a_missing_data_file_is_one_line(refused):
+    assert "none.npz" in refused("compare", "fedavg", "--data", "none.npz", *QUICK)
+    assert "did you mean 'cifar10'" in refused("compare", "fedavg", "--data", "cifar-10", *QUICK)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"x": np.nan}, "non-finite values, first at row 0"),
+        ({"y": -1}, "labels are integers"),
+        ({"weight": 0}, "unknown array 'weight'"),
+    ],
+)
+def test_data_that_cannot_be_learned_from_are_one_line(change, said, refused, tiny_npz):
+    with np.load(tiny_npz) as z:
+        arrays = dict(z)
+    for name, value in change.items():
+        arrays.setdefault(name, np.zeros(3)).flat[0] = value
+    np.savez("mine.npz", **arrays)
+    assert said in refused("compare", "fedavg", "--data", "mine.npz", *QUICK)
+
+
+def test_a_bad_experiment_file_is_one_line(refused):
+    assert "none.toml: No such file" in refused("run", "none.toml")
+    Path("e.toml").write_text("strategies = ['fedavg'\n")
+    assert "e.toml is not TOML" in refused("run", "e.toml")
+    Path("e.toml").write_text("strategies = ['fedavg']\n[train]\nlearning_rate = 3\nlr = 0\n")
+    said = refused("run", "e.toml")
+    assert "e.toml: " in said
+    assert "unknown key 'train.learning_rate'" in said
+    assert "train.lr=0" in said
+    Path("e.toml").write_text("rounds = 3\n")
+    assert "strategies is missing" in refused("run", "e.toml")
+
+
+def test_a_folder_in_use_for_something_else_is_left_alone(call, refused, tiny_npz):
+    words = ["compare", "fedavg", "--data", tiny_npz, *QUICK, "--out"]
+    Path("thesis").mkdir()
+    Path("thesis", "chapter1.tex").write_text("")
+    assert "no run folder" in refused(*words, "thesis")
+    Path("notes").write_text("")
+    assert "notes" in refused(*words, "notes")
+    assert call(*words, "done").code == 0
+    other = [w if w != "fedavg" else "afl" for w in words]
+    assert "holds another experiment: choose another --out" in refused(*other, "done")
+    assert "is finished" in refused("resume", "done")
+    assert "is no run folder" in refused("resume", "nowhere")
+    assert "is no run folder" in refused("table", "nowhere")
+    assert "thesis" in refused("table", "thesis")
+    assert "--at" in refused("table", "done", "--at", "never")
+    assert "--share" in refused("table", "done", "--share", "3")
+    assert "unknown list 'strategy': did you mean 'strategies'" in refused("list", "strategy")
+    assert "No such command" in refused("comparee", "fedavg")
+    next(Path("done", "clients").iterdir()).unlink()
+    assert "done" in refused("table", "done")
+
+
+# --- stops -------------------------------------------------------------------------------------
+
+SLOW = """
+import os, time
+from torch import nn
+from fedmaba.strategies import FedMABA
+
+if "SLOW" in os.environ:
+    weigh = FedMABA.weigh
+
+    def slowly(self, state, replies):
+        time.sleep(0.1)
+        return weigh(self, state, replies)
+
+    FedMABA.weigh = slowly
+
+def make(shape, classes):
+    return nn.Sequential(nn.Linear(shape[0], classes))
+"""
+LONG = ["--rounds", "24", "--seeds", "1", "--minibatch", "20", "--eval-every", "2"]
+LONG += ["--model", "slow_model:make", "--device", "cpu", "--checkpoint-every", "4"]
+
+
+def interrupted(words, number, env):
+    """Start a command, send it a signal after its first lines of progress."""
+    process = subprocess.Popen(
+        [*COMMAND, *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    )
+    try:
+        seen = ""
+        while "round " not in seen.replace("after round", ""):
+            line = process.stderr.readline()
+            assert line, seen
+            seen += line
+        if number == signal.SIGKILL:
+            time.sleep(0.3)  # some rounds further on, in the middle of whatever it does
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    return Answer(process.returncode, out, seen + err)
+
+
+def test_a_run_survives_signals_and_ends_in_the_same_bytes(call, tiny_npz):
+    Path("slow_model.py").write_text(SLOW)
+    env = {**os.environ, "SLOW": "yes"}
+    words = ["compare", "fedmaba", "fedfv", "--data", str(tiny_npz), *LONG]
+
+    stopped = interrupted([*words, "--out", "broken"], signal.SIGTERM, env)
+    assert stopped.code == 130, stopped.err
+    assert stopped.out == ""
+    last = stopped.err.splitlines()[-1]
+    done = int(
+        re.fullmatch(r"stopped after round (\d+); go on with: fedmaba resume broken", last)[1]
+    )
+    assert 2 <= done < 24
+    assert load_history("broken").runs[0].column("round")[-1] == done
+    assert call("table", "broken").code == 0
+
+    killed = interrupted(["resume", "broken"], signal.SIGKILL, env)
+    assert killed.code == -signal.SIGKILL
+    assert f"resumed after round {done}" in killed.err
+
+    ended = call("resume", "broken", "--quiet")  # here, and at full speed
+    assert ended.code == 0, ended.err
+    whole = call(*words, "--out", "whole", "--quiet")
+    assert whole.code == 0
+    assert ended.out.replace("broken", "whole") == whole.out
+    for name in ("clients", "models"):
+        for file in (Path("whole") / name).iterdir():
+            assert (Path("broken") / name / file.name).read_bytes() == file.read_bytes(), file
+    assert Path("broken/rounds.jsonl").read_bytes() == Path("whole/rounds.jsonl").read_bytes()
+
+
+def test_an_interrupt_stops_after_the_round_and_a_second_one_at_once(call, tiny_npz, monkeypatch):
+    """Both in this process; the handlers of before are put back."""
+    shown = []
+
+    def show(snapshot):
+        shown.append(snapshot.round + 1)
+        for _ in shown:  # once in the first round, twice in the second
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(terminal, "progress", lambda session, quiet: nullcontext(show))
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    words = ["compare", "fedavg", "--data", tiny_npz, *QUICK, "--checkpoint-every", "1"]
+    answer = call(*words, "--out", "mine")
+    assert answer.code == 130
+    assert answer.err == "stopped after round 1; go on with: fedmaba resume mine\n"
+    assert call("resume", "mine").code == 128 + signal.SIGINT
+    assert shown == [1, 2]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+# --- without torch -----------------------------------------------------------------------------
+
+BLOCK = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+sys.meta_path.insert(0, Block())
+"""
+
+
+def test_without_torch_strategies_work_and_simulating_names_the_remedy(tmp_path, tiny_npz):
+    (tmp_path / "sitecustomize.py").write_text(BLOCK)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    code = (
+        "import numpy as np, fedmaba\n"
+        "from fedmaba.strategy import Replies\n"
+        "s = fedmaba.FedMABA()\n"
+        "who = np.arange(3)\n"
+        "r = Replies(0, 0.1, 3, who, who + 5, np.array([1.0, 2.0, 3.0]))\n"
+        "d = s.weigh(s.init(3), r)\n"
+        "assert abs(d.coef.sum() - 1) < 1e-12 and d.coef[2] > d.coef[0]\n"
+        "fedmaba.Federation, fedmaba.fairness, fedmaba.load_history\n"
+        "try: import torch\n"
+        "except ModuleNotFoundError: print('blocked')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path
+    )
+    assert done.stdout == "blocked\n", done.stderr
+    for words in (["compare", "fedavg", "--data", str(tiny_npz)], ["list", "models"]):
+        done = subprocess.run(
+            [*COMMAND, *words], capture_output=True, text=True, env=env, cwd=tmp_path
+        )
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert re.fullmatch(r"fedmaba: [^\n]*pip install 'fedmaba\[sim\]'\n", done.stderr)
+    listed = subprocess.run(
+        [*COMMAND, "list", "strategies"], capture_output=True, text=True, env=env, cwd=tmp_path
+    )
+    assert listed.returncode == 0
+    assert "fedmaba" in listed.stdout
+    assert [p.name for p in tmp_path.iterdir() if p.name != "__pycache__"] == ["sitecustomize.py"]

@@ -1,0 +1,335 @@
+"""One description of an experiment: command line, TOML and Python say the same."""
+
+import inspect
+import tomllib
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+
+from fedmaba import cli, config
+from fedmaba.config import Experiment, build, dump, options, put, read
+from fedmaba.errors import InputError
+
+quick = settings(
+    max_examples=30, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+KEYS = {key.name: key for key in options()}
+# a value other than the default for each key, as one would type it
+TYPED = {
+    "seeds": ("4,7", [4, 7]),
+    "model": ("cnn", "cnn"),
+    "data.name": ("cifar10", "cifar10"),
+    "data.dir": ("some/where", "some/where"),
+    "data.partition": ("dirichlet:0.3", "dirichlet:0.3"),
+    "data.clients": ("30", 30),
+    "data.test": ("local", "local"),
+    "data.validation": ("10%", "10%"),
+    "train.rounds": ("7", 7),
+    "train.participants": ("5", 5),
+    "train.epochs": ("2", 2),
+    "train.steps": ("9", 9),
+    "train.minibatch": ("8", 8),
+    "train.lr": ("0.02", 0.02),
+    "train.lr_decay": ("1", 1.0),
+    "train.momentum": ("0.9", 0.9),
+    "train.weight_decay": ("1e-4", 1e-4),
+    "server.lr": ("0.5", 0.5),
+    "server.momentum": ("0.3", 0.3),
+    "server.deploy": ("ema:0.9", "ema:0.9"),
+    "eval.every": ("3", 3),
+    "eval.share": ("0.1", 0.1),
+    "machine.device": ("cpu", "cpu"),
+    "machine.dtype": ("float64", "float64"),
+    "machine.threads": ("1", 1),
+    "machine.chunk": ("4", 4),
+    "save.out": ("there", "there"),
+    "save.every": ("5", 5),
+    "save.seconds": ("9.5", 9.5),
+}
+
+
+def reach(experiment: Experiment, name: str) -> object:
+    value: object = experiment
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+# --- every option, everywhere ------------------------------------------------------------------
+
+
+def test_every_option_is_put_to_the_test():
+    assert set(TYPED) == set(KEYS)
+    assert len({key.flag for key in KEYS.values()}) == len(KEYS)
+    assert len({key.argument for key in KEYS.values()}) == len(KEYS)
+    assert all(key.text for key in KEYS.values())
+
+
+def caught(monkeypatch, *words: str) -> Experiment:
+    """The experiment that a command line asks for, without running it."""
+    seen = []
+    monkeypatch.setattr(cli, "_run", lambda asked, *rest: seen.append(asked))
+    monkeypatch.setattr("sys.argv", ["fedmaba", *words])
+    with pytest.raises(SystemExit) as done:
+        cli.main()
+    assert not done.value.code
+    return seen[0]
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_an_option_is_a_flag_a_key_an_override_and_a_keyword(name, monkeypatch, tmp_path):
+    typed, value = TYPED[name]
+    key = KEYS[name]
+    assert reach(build({"strategies": ["fedavg"]}), name) == key.default != value
+    by_flag = caught(monkeypatch, "compare", "fedavg", key.flag, typed)
+    by_set = caught(monkeypatch, "compare", "fedavg", "--set", f"{name}={typed}")
+    tree: dict = {"strategies": ["fedavg"]}
+    put(tree, name, value)
+    file = tmp_path / "experiment.toml"
+    file.write_text(dump(build(tree)))
+    by_file = caught(monkeypatch, "run", str(file))
+    assert by_flag == by_set == by_file == build(tree)
+    assert reach(by_flag, name) == value
+    # a flag of `run` beats the file, an override beats both
+    tree = {"strategies": ["fedavg"]}
+    file.write_text(dump(build(tree)))
+    assert caught(monkeypatch, "run", str(file), key.flag, typed) == by_flag
+    assert key.argument in inspect.signature(cli.compare).parameters
+    assert key.argument in inspect.signature(cli.run).parameters
+
+
+def test_an_override_beats_a_flag_and_a_flag_beats_the_file(monkeypatch, tmp_path):
+    file = tmp_path / "e.toml"
+    file.write_text('strategies = ["fedavg"]\n[train]\nlr = 0.3\nrounds = 9\nepochs = 4\n')
+    words = ["run", str(file), "--lr", "0.2", "--rounds", "8", "--set", "train.lr=0.1"]
+    train = caught(monkeypatch, *words).train
+    assert (train.lr, train.rounds, train.epochs) == (0.1, 8, 4)
+
+
+def test_help_names_every_flag_with_its_default(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["fedmaba", "compare", "--help"])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        cli.main()
+    shown = " ".join(capsys.readouterr().out.split())
+    for key in KEYS.values():
+        assert key.flag in shown
+        if key.default is not None:
+            assert f"[{key.default}]" in shown
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--out", "2024"), ("--out", "1e3"), ("--out", "true"), ("--data-dir", "7"), ("--out", "007")],
+)
+def test_a_name_that_looks_like_a_number_is_still_a_name(words, monkeypatch):
+    asked = caught(monkeypatch, "compare", "fedavg", *words)
+    assert words[1] in (asked.save.out, asked.data.dir)
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        ("3", 3), ("0.5", 0.5), ("1e-3", 1e-3), ("true", True), ("[0, 1]", [0, 1]),
+        ('["a", "b"]', ["a", "b"]), ("fedavg", "fedavg"), ("0,1", "0,1"), ("10%", "10%"),
+        ("a b", "a b"), ("", ""), ("x = 3", "x = 3"), ("2024-01-01", "2024-01-01"),
+    ],
+)  # fmt: skip
+def test_a_typed_value_is_a_number_or_list_where_it_reads_as_one(typed, value):
+    got = read(typed)
+    assert got == value
+    assert type(got) is type(value)
+
+
+# --- files -------------------------------------------------------------------------------------
+
+word = some.text(min_size=1, max_size=12)
+count = some.integers(1, 10**6)
+share = some.floats(0, 0.99)
+positive = some.floats(1e-9, 1e9)
+TREES = some.fixed_dictionaries(
+    {"strategies": some.lists(word, min_size=1, max_size=3)},
+    optional={
+        "seeds": some.one_of(
+            some.integers(1, 50), some.lists(some.integers(0, 99), min_size=1, unique=True)
+        ),
+        "model": word,
+        "data": some.fixed_dictionaries(
+            {},
+            optional={
+                "name": word,
+                "dir": word,
+                "partition": word,
+                "clients": count,
+                "test": some.sampled_from(["official", "local"]),
+                "validation": some.one_of(word, share),
+            },
+        ),
+        "train": some.fixed_dictionaries(
+            {},
+            optional={
+                "rounds": count,
+                "participants": some.one_of(count, some.just("all")),
+                "steps": count,
+                "lr": positive,
+                "lr_decay": some.floats(1e-9, 1),
+                "momentum": share,
+            },
+        ),
+        "server": some.fixed_dictionaries({}, optional={"lr": positive, "deploy": word}),
+        "eval": some.fixed_dictionaries({}, optional={"share": some.floats(1e-6, 1)}),
+        "machine": some.fixed_dictionaries(
+            {}, optional={"device": word, "dtype": some.sampled_from(["float32", "float64"])}
+        ),
+        "save": some.fixed_dictionaries(
+            {}, optional={"out": word, "seconds": some.one_of(positive, some.just(float("inf")))}
+        ),
+    },
+)
+
+
+@quick
+@given(TREES)
+def test_a_file_reads_back_as_the_same_experiment(tree):
+    experiment = build(tree)
+    text = dump(experiment)
+    again = build(tomllib.loads(text))
+    assert again == experiment
+    assert dump(again) == text
+
+
+def test_nothing_but_the_strategies_must_be_said():
+    experiment = build({"strategies": "fedavg"})
+    assert experiment.strategies == ["fedavg"]
+    assert experiment.seed_list() == [0, 1, 2]
+    assert build({"strategies": ["fedavg"], "seeds": [5, 2]}).seed_list() == [5, 2]
+    assert build(tomllib.loads(dump(experiment))) == experiment
+
+
+def test_a_bad_file_is_one_line(tmp_path):
+    with pytest.raises(InputError, match="No such file"):
+        config.load(tmp_path / "none.toml")
+    with pytest.raises(InputError, match="directory"):
+        config.load(tmp_path)
+    file = tmp_path / "bad.toml"
+    for content in (b"strategies = [", b"\xff\xfe", b"a = 1\na = 2\n", b"\x00"):
+        file.write_bytes(content)
+        with pytest.raises(InputError, match="is not TOML") as found:
+            config.load(file)
+        assert "\n" not in str(found.value)
+
+
+# --- errors ------------------------------------------------------------------------------------
+
+
+def refusal(tree: dict, source: str = "") -> str:
+    with pytest.raises(InputError) as found:
+        build({"strategies": ["fedavg"], **tree}, source)
+    text = str(found.value)
+    assert "\n" not in text
+    assert "pydantic" not in text
+    return text
+
+
+def test_every_error_is_in_the_one_line():
+    text = refusal(
+        {"train": {"lr": -1, "rounds": 0, "epoch": 3}, "data": {"clients": "many"}, "seeds": []},
+        "e.toml",
+    )
+    assert text.startswith("e.toml: ")
+    assert text.count("; ") == 4
+    for part in ("train.lr=-1", "train.rounds=0", "did you mean 'train.epochs'", "data.clients="):
+        assert part in text
+    assert "seeds=[]" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("train.epoch", "train.epochs"),
+        ("train.mini_batch", "train.minibatch"),
+        ("trian", "train"),
+        ("seed", "seeds"),
+        ("data.client", "data.clients"),
+        ("server.deployed", "server.deploy"),
+        ("eval.shares", "eval.share"),
+        ("machine.thread", "machine.threads"),
+        ("save.output", "save.out"),
+    ],
+)
+def test_an_unknown_key_gets_the_nearest_known_one(name, near):
+    tree: dict = {}
+    put(tree, name, 3)
+    assert f"unknown key {name!r}: did you mean {near!r}" in refusal(tree)
+
+
+@pytest.mark.parametrize("name", ["train.interval", "train.list[0]", "interval", "literal"])
+def test_an_unknown_key_is_named_as_it_was_written(name):
+    tree: dict = {}
+    put(tree, name, 3)
+    assert f"unknown key {name!r}" in refusal(tree)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("train.lr", 0, "greater than 0"),
+        ("train.lr", float("inf"), "finite"),
+        ("train.lr", float("nan"), "train.lr=nan"),
+        ("train.lr", "fast", "train.lr='fast'"),
+        ("train.lr_decay", 1.5, "less than or equal to 1"),
+        ("train.momentum", 1, "less than 1"),
+        ("train.participants", 0, "'all' or a number of at least 1"),
+        ("train.participants", "some", "train.participants='some'"),
+        ("train.rounds", 2.5, "train.rounds=2.5"),
+        ("train.minibatch", 0, "greater than or equal to 1"),
+        ("train", 3, "write [train]"),
+        ("data.test", "both", "'official' or 'local'"),
+        ("machine.dtype", "complex64", "it should be 'float32'"),
+        ("eval.share", 0, "greater than 0"),
+        ("eval.share", 1.1, "less than or equal to 1"),
+        ("seeds", 0, "at least one seed"),
+        ("seeds", [1, 1], "none twice"),
+        ("seeds", [-1], "none negative"),
+        ("seeds", "one,two", "seeds="),
+        ("strategies", [], "strategies"),
+        ("save.every", 0, "save.every=0"),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_the_rule(name, value, said):
+    tree: dict = {}
+    put(tree, name, value)
+    text = refusal(tree)
+    assert said in text
+    assert text.startswith(name)
+
+
+def test_an_absurd_number_of_seeds_is_refused_at_once():
+    assert refusal({"seeds": 10**15}).startswith("seeds")
+
+
+def test_a_missing_strategy_is_named():
+    with pytest.raises(InputError, match="strategies is missing: name at least one strategy"):
+        build({"train": {}})
+
+
+def test_a_key_below_a_value_is_refused():
+    tree = {"train": {"lr": 0.1}}
+    with pytest.raises(InputError, match="lr is not a section"):
+        put(tree, "train.lr.fast", 1)
+
+
+def test_an_override_without_a_value_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["fedmaba", "compare", "fedavg", "--set", "train.lr"])
+    with pytest.raises(SystemExit) as done:
+        cli.main()
+    assert done.value.code == 2
+    said = capsys.readouterr().err
+    assert said == "fedmaba: --set 'train.lr': write KEY=VALUE, as train.lr=0.05\n"
+
+
+def test_an_experiment_cannot_be_changed_in_place():
+    experiment = build({"strategies": ["fedavg"]})
+    with pytest.raises(ValueError, match="frozen"):
+        experiment.train.lr = 3.0

@@ -1,0 +1,413 @@
+"""The door and the server of a real federation, without Flower: hostile replies, joins, restarts.
+
+Every kind of hostile reply stands beside four honest ones, under six strategies: it must be left
+out with a line that says why, and the model must be what the honest ones make of it.
+"""
+
+import io
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedmaba import average, record
+from fedmaba.door import Door, Limits, Offer, Refused, Reply, Sent, line, read
+from fedmaba.errors import Busy, InputError
+from fedmaba.server import Server, Terms
+from fedmaba.strategies import REGISTRY, parse
+
+STRATEGIES = ["fedavg", "qffl:q=1", "afl", "term", "fedfv", "fedmaba:alpha=0.8"]
+RNG = np.random.default_rng(0)
+MODEL = {
+    "0.weight": RNG.standard_normal((3, 4)).astype(np.float32),
+    "0.bias": RNG.standard_normal(3).astype(np.float32),
+    "1.running_var": np.ones(3, np.float32),
+    "1.num_batches_tracked": np.array(0, np.int64),
+}
+LIAR = 7  # the node that is hostile
+
+
+def npy(array) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array, allow_pickle=False)
+    return out.getvalue()
+
+
+def sent(array) -> Sent:
+    return Sent(str(array.dtype), array.shape, "numpy.ndarray", npy(array))
+
+
+def model_of(seed: int) -> dict:
+    rng = np.random.default_rng(seed)
+    moved = {n: a + 0.1 * rng.standard_normal(a.shape).astype(np.float32) for n, a in MODEL.items()}
+    moved["1.running_var"] = np.abs(moved["1.running_var"])
+    moved["1.num_batches_tracked"] = np.array(5, np.int64)
+    return moved
+
+
+def offer(node: int, mark: str, **change) -> Offer:
+    arrays = {name: sent(a) for name, a in model_of(node).items()}
+    numbers = {"num-examples": 10 * node, "loss": 0.5 + 0.1 * node, "accuracy": 0.5}
+    whole = Offer(node, mark, arrays, numbers, {"site": f"site-{node}"})
+    return replace(whole, **change)
+
+
+def with_array(name: str, new: Sent):
+    """A reply in which one array is another."""
+    return lambda o: replace(o, arrays={**o.arrays, name: new})
+
+
+def with_number(key: str, value):
+    return lambda o: replace(o, numbers={**o.numbers, key: value})
+
+
+def with_site(value):
+    return lambda o: replace(o, words={"site": value})
+
+
+def filled(value, shape=(3, 4), dtype=np.float32) -> Sent:
+    array = np.zeros(shape, dtype)
+    array.flat[0] = value
+    return sent(array)
+
+
+def bytes_as(data: bytes) -> Sent:
+    """An array that says it is the right one, with bytes of one's own."""
+    return Sent("float32", (3, 4), "numpy.ndarray", data)
+
+
+def evil_header(text: str) -> bytes:
+    body = text.encode()
+    return b"\x93NUMPY\x01\x00" + len(body).to_bytes(2, "little") + body + b"\0" * 48
+
+
+GOOD = npy(MODEL["0.weight"])
+W = "0.weight"
+HOSTILE = {
+    # the model: values
+    "nan": with_array(W, filled(np.nan)),
+    "infinity": with_array(W, filled(np.inf)),
+    "minus infinity": with_array(W, filled(-np.inf)),
+    "huge value": with_array(W, filled(1e30)),
+    "largest float": with_array(W, filled(-3.4e38)),
+    "nan in a statistic": with_array("1.running_var", filled(np.nan, (3,))),
+    "negative variance": with_array("1.running_var", filled(-1.0, (3,))),
+    "negative counter": with_array("1.num_batches_tracked", sent(np.array(-1))),
+    # the model: names, shapes, dtypes
+    "array missing": lambda o: replace(o, arrays={k: v for k, v in o.arrays.items() if k != W}),
+    "array too many": with_array("backdoor", filled(1.0)),
+    "array renamed": lambda o: replace(
+        o, arrays={("weight" if k == W else k): v for k, v in o.arrays.items()}
+    ),
+    "no arrays": lambda o: replace(o, arrays={}),
+    "shape that broadcasts": with_array(W, sent(np.zeros((1, 4), np.float32))),
+    "shape transposed": with_array(W, sent(np.zeros((4, 3), np.float32))),
+    "shape flattened": with_array(W, sent(np.zeros(12, np.float32))),
+    "scalar": with_array(W, sent(np.array(1.0, np.float32))),
+    "double": with_array(W, sent(np.zeros((3, 4)))),
+    "complex": with_array(W, sent(np.zeros((3, 4), np.complex64))),
+    "integers": with_array(W, sent(np.zeros((3, 4), np.int32))),
+    "strings": with_array(W, sent(np.full((3, 4), "x"))),
+    "big-endian": with_array(W, bytes_as(npy(MODEL[W].astype(">f4")))),
+    # the model: bytes
+    "huge payload": with_array(W, bytes_as(GOOD + b"\0" * 1_000_000)),
+    "trailing bytes": with_array(W, bytes_as(GOOD + b"\0")),
+    "truncated": with_array(W, bytes_as(GOOD[:-1])),
+    "empty": with_array(W, bytes_as(b"")),
+    "header only": with_array(W, bytes_as(GOOD[:10])),
+    "noise": with_array(W, bytes_as(b"\x93NUMPY\x01\x00" + bytes(range(256)))),
+    "pickle": with_array(W, bytes_as(b"\x80\x04cos\nsystem\n(S'true'\ntR.")),
+    "object header": with_array(
+        W, bytes_as(evil_header("{'descr': '|O', 'fortran_order': False, 'shape': (3, 4), }"))
+    ),
+    "header asks for a petabyte": with_array(
+        W, bytes_as(evil_header("{'descr': '<f4', 'fortran_order': False, 'shape': (1 << 48,), }"))
+    ),
+    "header nested deep": with_array(W, bytes_as(evil_header("(" * 4000))),
+    "other serialisation": with_array(W, Sent("float32", (3, 4), "pickle", GOOD)),
+    "lying shape": with_array(W, Sent("float32", (3, 4), "numpy.ndarray", npy(np.zeros(12)))),
+    "negative shape": with_array(W, Sent("float32", (-3, 4), "numpy.ndarray", GOOD)),
+    # the loss
+    "loss nan": with_number("loss", math.nan),
+    "loss infinity": with_number("loss", math.inf),
+    "loss negative": with_number("loss", -1.0),
+    "loss huge": with_number("loss", 1e9),
+    "loss a list": with_number("loss", [1.0]),
+    "loss true": with_number("loss", True),
+    "loss missing": lambda o: replace(o, numbers={"num-examples": 70}),
+    # the count
+    "count zero": with_number("num-examples", 0),
+    "count negative": with_number("num-examples", -5),
+    "count huge": with_number("num-examples", 10**12),
+    "count beyond any float": with_number("num-examples", 10**400),
+    "count a fraction": with_number("num-examples", 70.5),
+    "count nan": with_number("num-examples", math.nan),
+    "count true": with_number("num-examples", True),
+    "count missing": lambda o: replace(o, numbers={"loss": 1.0}),
+    "accuracy above one": with_number("accuracy", 2.0),
+    # who and when
+    "another's name": with_site("site-1"),
+    "no name": with_site(None),
+    "empty name": with_site(""),
+    "path as name": with_site("../../etc/passwd"),
+    "name of control characters": with_site("a\n\x1b[31mroot"),
+    "long name": with_site("a" * 100_000),
+    "a number as name": with_site(7),
+    "stale round": lambda o: replace(o, mark="round 0 0123456789abcdef"),
+    "no round": lambda o: replace(o, mark=""),
+    "nobody asked": lambda o: replace(o, node=99),
+    "app failed": lambda o: replace(o, error="Traceback\n  boom"),
+}  # fmt: skip
+CASES = [(kind, spec) for kind in HOSTILE for spec in STRATEGIES]
+CASES.remove(("loss missing", "fedavg"))  # which needs none
+
+
+def server_of(spec: str, folder=None) -> Server:
+    server = Server(Terms(parse(spec)[0]), MODEL, folder)
+    server.join(f"site-{n}" for n in (1, 2, 3, 4, LIAR))
+    return server
+
+
+def round_of(server: Server, offers) -> dict:
+    """One round as the Flower side drives it."""
+    asked = {n: f"site-{n}" for n in (1, 2, 3, 4, LIAR)}
+    needs = server.terms.strategy.needs().loss != "none"
+    return server.take(*Door(server.model, server.mark(), asked, needs).admit(offers))
+
+
+def honest(server: Server) -> list[Offer]:
+    return [offer(n, server.mark()) for n in (1, 2, 3, 4)]
+
+
+def test_there_are_enough_kinds():
+    assert len(HOSTILE) >= 40
+    assert len(CASES) >= 240
+
+
+@pytest.mark.parametrize(("kind", "spec"), CASES)
+def test_a_hostile_reply_is_left_out_and_changes_nothing(kind, spec):
+    attacked, alone = server_of(spec), server_of(spec)
+    for _ in range(2):  # the second round starts from what the first one left
+        bad = HOSTILE[kind](offer(LIAR, attacked.mark()))
+        report = round_of(attacked, [bad, *honest(attacked)])
+        round_of(alone, honest(alone))
+        assert len(report["refused"]) == 1
+        (why,) = report["refused"]
+        assert why.startswith(f"node {99 if kind == 'nobody asked' else LIAR}")
+        assert len(why) < 400
+        assert why.isprintable()
+        assert list(report["sites"]) == ["site-1", "site-2", "site-3", "site-4"]
+    for name, value in alone.model.items():
+        assert np.isfinite(value).all()
+        np.testing.assert_array_equal(attacked.model[name], value)
+    for name, value in alone.state.items():
+        np.testing.assert_array_equal(attacked.state[name], value)
+    assert attacked.round == 2
+
+
+@pytest.mark.parametrize("spec", STRATEGIES)
+def test_one_reply_each(spec):
+    twice, once = server_of(spec), server_of(spec)
+    report = round_of(twice, [*honest(twice), *honest(twice)])
+    round_of(once, honest(once))
+    assert [why.split(": ")[1] for why in report["refused"]] == [
+        "it answered this round already"
+    ] * 4
+    np.testing.assert_array_equal(twice.model[W], once.model[W])
+
+
+def test_two_new_nodes_of_one_name_are_one_site():
+    door = Door(MODEL, "m", {1: None, 2: None, 3: "site-3"}, needs_loss=False)
+    same = [offer(n, "m", words={"site": "twin"}) for n in (1, 2)]
+    theirs = [offer(2, "m", words={"site": "site-3"}), offer(3, "m")]
+    replies, refused = door.admit(same)
+    assert [r.node for r in replies] == [1]
+    assert "already" in refused[0]
+    replies, refused = door.admit(theirs)
+    assert [r.node for r in replies] == [3]
+    assert "belongs to another node" in refused[0]
+
+
+@pytest.mark.parametrize("spec", STRATEGIES)
+def test_a_round_without_a_reply_that_counts_changes_nothing_but_its_number(spec):
+    server = server_of(spec)
+    before = {n: a.copy() for n, a in server.model.items()}
+    state = {n: a.copy() for n, a in server.state.items()}
+    report = round_of(server, [HOSTILE["nan"](offer(LIAR, server.mark()))])
+    assert report["sites"] == {}
+    assert server.round == 1
+    for name, value in before.items():
+        np.testing.assert_array_equal(server.model[name], value)
+    for name, value in state.items():
+        np.testing.assert_array_equal(server.state[name], value)
+
+
+def test_random_damage_never_gets_in():
+    """Any bytes in place of an array are refused or are exactly an array of this shape."""
+    rng = np.random.default_rng(1)
+    like, accepted = MODEL[W], 0
+    for _ in range(3000):
+        data = bytearray(GOOD)
+        for _ in range(rng.integers(1, 4)):
+            data[rng.integers(len(data))] = rng.integers(256)
+        data = bytes(data[: rng.integers(1, len(data) + 1)]) if rng.random() < 0.3 else bytes(data)
+        try:
+            values = read(W, bytes_as(data), like, Limits())
+        except Refused:
+            continue
+        accepted += 1
+        assert values.shape == like.shape
+        assert values.dtype == like.dtype
+        assert np.isfinite(values).all()
+    assert accepted  # a flipped bit of a weight is no error of form
+
+
+def test_fortran_order_and_empty_arrays_are_read():
+    array = np.asfortranarray(RNG.standard_normal((3, 4)).astype(np.float32))
+    np.testing.assert_array_equal(read(W, sent(array), MODEL[W], Limits()), array)
+    empty = np.zeros((0, 4), np.float32)
+    assert read("e", sent(empty), empty, Limits()).shape == (0, 4)
+    lone = np.array(3.0, np.float32)
+    assert read("s", sent(lone), lone, Limits()) == 3.0
+
+
+def test_a_line_stays_a_line():
+    assert line("a\nb\x00") == "a?b?"
+    assert len(line("x" * 10**6)) < 200
+    assert line(10**10000) == "a huge number"
+
+
+def test_limits_are_the_operators_own():
+    door = Door(MODEL, "m", {1: "site-1"}, limits=Limits(loss=(-5.0, 5.0), count=9, weight=1.0))
+    with pytest.raises(Refused, match=r"1\.\.9"):
+        door.check(offer(1, "m"))
+    nine = {"num-examples": 9, "loss": -3.0}
+    with pytest.raises(Refused, match="beyond 1"):
+        door.check(offer(1, "m", numbers=nine))
+
+
+# the server
+
+
+def replies_of(server: Server, nodes=(1, 2, 3, 4)) -> list[Reply]:
+    return [
+        Reply(n, f"site-{n}", model_of(n + 10 * server.round), 10 * n, 0.5 + 0.1 * n) for n in nodes
+    ]
+
+
+@pytest.mark.parametrize("spec", [*REGISTRY, "fedfv:tau=2", "term:normalise=reference"])
+def test_a_server_that_starts_again_goes_on_with_the_same_numbers(spec, tmp_path):
+    whole = server_of(spec)
+    for _ in range(5):
+        whole.take(replies_of(whole))
+    for _ in range(5):  # a new process for each round
+        part = server_of(spec, tmp_path / "state")
+        part.take(replies_of(part))
+        part.folder.close()
+    again = server_of(spec, tmp_path / "state")
+    again.folder.close()
+    assert again.round == whole.round == 5
+    assert again.sites == whole.sites
+    for a, b in ((again.model, whole.model), (again.deployed, whole.deployed)):
+        for name, value in b.items():
+            np.testing.assert_array_equal(a[name], value)
+    for name, value in whole.state.items():
+        np.testing.assert_array_equal(again.state[name], value)
+    np.testing.assert_array_equal(again.kept, whole.kept)
+    assert [r["round"] for r in record.read_lines(tmp_path / "state")] == [1, 2, 3, 4, 5]
+
+
+def test_a_damaged_state_falls_back_one_round(tmp_path):
+    server = server_of("fedmaba", tmp_path)
+    for _ in range(3):
+        server.take(replies_of(server))
+    server.folder.close()
+    newest = record.checkpoints(tmp_path)[0]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    again = server_of("fedmaba", tmp_path)
+    again.folder.close()
+    assert again.round == 2
+
+
+def test_a_state_folder_belongs_to_one_run_at_a_time(tmp_path):
+    server = server_of("fedmaba", tmp_path)
+    server.take(replies_of(server))
+    with pytest.raises(Busy, match="in use by"):
+        server_of("fedmaba", tmp_path)
+    server.folder.close()
+    with pytest.raises(InputError, match="begun with strategy=fedmaba, but this run has afl"):
+        server_of("afl", tmp_path)
+
+
+def test_a_state_folder_of_another_model_is_refused(tmp_path):
+    server = server_of("fedavg", tmp_path)
+    server.take(replies_of(server))
+    server.folder.close()
+    other = {"0.weight": np.zeros((2, 2), np.float32)}
+    with pytest.raises(InputError, match="another model"):
+        Server(Terms(parse("fedavg")[0]), other, tmp_path)
+
+
+def test_an_absent_site_keeps_its_weight_for_its_return():
+    server = server_of("fedmaba")
+    server.take(replies_of(server))
+    before = server.state["p"].copy()
+    server.take(replies_of(server, nodes=(1, 2)))
+    now = server.state["p"]
+    np.testing.assert_array_equal(now[2:], before[2:])  # sites 3, 4 and 7 were away
+    assert now[:2].sum() == pytest.approx(before[:2].sum())
+    assert now.sum() == pytest.approx(1.0)
+    assert server.take(replies_of(server))["sites"]["site-3"]["weight"] > 0
+
+
+def test_new_sites_come_last_in_order_of_name():
+    server = Server(Terms(parse("fedmaba")[0]), MODEL)
+    server.join(["b", "a"])
+    server.join(["d", "a", "c"])
+    assert server.sites == ["a", "b", "c", "d"]
+    server.join(["aa"])
+    assert server.sites[-1] == "aa"
+    assert len(server.state["p"]) == 5
+
+
+def test_only_those_present_are_drawn_and_the_draw_is_seeded():
+    server = Server(Terms(parse("fedavg")[0], seed=5), MODEL)
+    server.join(map(str, range(10)))
+    here = [str(i) for i in range(9)]
+    first = server.draw(here, 0.5, 1)
+    assert first == server.draw(reversed(here), 0.5, 1)
+    assert len(first) == 4
+    assert "9" not in first
+    assert server.draw(here, 0.01, 2) == server.draw(here, 2 / 9, 1)
+    assert server.draw([], 0.5, 1) == []
+
+
+def test_running_statistics_are_averaged_by_size_and_do_not_weigh():
+    plain = {n: a for n, a in MODEL.items() if n.startswith("0.")}
+    for spec in ("qffl:q=1", "fedmgda", "fedfv"):
+        with_stats = Server(Terms(parse(spec)[0]), MODEL)
+        without = Server(Terms(parse(spec)[0]), plain)
+        replies = replies_of(with_stats)
+        with_stats.take(replies)
+        without.take([replace(r, model={n: r.model[n] for n in plain}) for r in replies])
+        for name in plain:
+            np.testing.assert_array_equal(with_stats.model[name], without.model[name])
+        share = np.array([r.count for r in replies]) / sum(r.count for r in replies)
+        mean = sum(s * r.model["1.running_var"] for s, r in zip(share, replies, strict=True))
+        np.testing.assert_allclose(with_stats.model["1.running_var"], mean, rtol=1e-6)
+        assert with_stats.model["1.num_batches_tracked"] == 5
+
+
+def test_bad_terms_are_refused():
+    for bad in ({"lr": 0.0}, {"lr": math.nan}, {"lr_decay": 2.0}, {"deploy": "nonsense"}):
+        with pytest.raises(InputError):
+            Terms(parse("fedavg")[0], **bad)
+    with pytest.raises(InputError, match="no weights"):
+        Server(Terms(parse("fedavg")[0]), {"n": np.array(3)})
+
+
+def test_bad_averaging_is_refused():
+    for text in ("poly", "poly:-1", "ema:1", "last:2", "x"):
+        with pytest.raises(InputError):
+            average.parse(text)

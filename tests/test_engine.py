@@ -1,0 +1,801 @@
+"""The engine against a plain loop: one client after another, nn.Module, autograd, torch.optim.
+
+`Plain` is what a reader would write from the papers' pseudo-code. It shares with the engine only
+what decides which clients, minibatches and masks are drawn, and `Strategy.weigh`.
+"""
+
+import copy
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from fedmaba import local, models, rng, strategies
+from fedmaba.average import parse as averaging
+from fedmaba.average import share as averaging_step
+from fedmaba.engine import Plan, Run, simulate, start
+from fedmaba.errors import InputError
+from fedmaba.rows.random import dropout_mask, shuffles
+from fedmaba.simplex import kkt_gap
+from fedmaba.strategy import Decision, Local, Needs, Replies, Strategy
+
+NAMES = [name for name, kind in strategies.REGISTRY.items() if "fedmaba." in kind.__module__]
+SPECS = [
+    *NAMES,
+    "fedavg:weights=uniform",
+    "fedprox:mu=1",
+    "qffl:q=2",
+    "qffl:q=0.5,mode=sgd",
+    "afl:lam=0.5",
+    "term:T=2",
+    "term:T=2,normalise=reference",
+    "fedmgda:epsilon=1,eta=0.3,decay=0.9",
+    "propfair:M=1.5,epsilon=0.3",  # both branches of the bent loss
+    "propfair:M=1.2,below=scaled",
+    "fedfv:alpha=0,tau=2",
+    "fedfv:alpha=1,tau=0",
+    "fedmaba:alpha=0.8,eta_b=1,rho=0.3,eta_s=0.5,loss_at=mean",
+    "fedmaba:ball=global,loss_at=end,eta_b=3",
+    "fedmaba:sync=overwrite",
+]
+PLAN = Plan(rounds=3, minibatch=4, lr=0.2, lr_decay=0.9, dtype="float64")
+
+
+def mlp(shape, classes):
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(math.prod(shape), 10),
+        nn.ReLU(),
+        nn.Linear(10, 8),
+        nn.Tanh(),
+        nn.Linear(8, classes),
+    )
+
+
+def cnn(shape, classes):
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(shape[0], 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25)),
+        nn.Conv2d(4, 5, 2, padding=1, bias=False),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(80, 8),
+        nn.ReLU(),
+        nn.Linear(8, classes),
+    )
+
+
+MODELS = {"mlp": mlp, "cnn": cnn}
+
+
+@pytest.fixture(autouse=True)
+def _few_threads():
+    """Torch's own threads only get in the way of models as small as these."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def one(spec: str) -> Strategy:
+    (strategy,) = strategies.parse(spec)
+    return strategy
+
+
+# --- the plain loop ----------------------------------------------------------------------------
+
+
+@dataclass
+class Told:
+    """What a plain round left behind."""
+
+    client: np.ndarray
+    weight: np.ndarray
+    loss: np.ndarray | None
+
+
+class Plain:
+    """Federated learning as in the papers' pseudo-code, in float64."""
+
+    def __init__(self, strategy, seed, fed, plan, make, loss=None):
+        self.strategy, self.seed, self.fed, self.plan = strategy, seed, fed, plan
+        shape, classes = fed.data.x.shape[1:], len(fed.data.classes)
+        self.model = models.build(make, shape, classes, seed).double()
+        self.worker = copy.deepcopy(self.model)  # trained by one client after another
+        self.x = torch.from_numpy(fed.data.x).double()
+        self.y = torch.from_numpy(fed.data.y)
+        self.criterion = loss or (lambda out, y: F.cross_entropy(out, y, reduction="none"))
+        self.state = strategy.init(fed.n_clients)
+        self.past: dict[int, tuple[int, torch.Tensor]] = {}  # client -> round, change
+        self.velocity = 0.0
+        self.told: list[Told] = []
+        self.path: list[torch.Tensor] = []  # the server's model after each round
+
+    def forward(self, model, x, key=None):
+        """The model's outputs; with a key in training mode, with the masks of that stream."""
+        for number, layer in enumerate(m for m in model.modules() if not list(m.children())):
+            if isinstance(layer, nn.Dropout):
+                if key is not None:
+                    mask = dropout_mask(key, number, (1, *x.shape), layer.p, x.dtype)
+                    x = x * mask[0]
+            else:
+                x = layer(x)
+        return x
+
+    def measured(self, model, rows):
+        """Mean loss over examples, in evaluation mode."""
+        with torch.no_grad():
+            return float(self.criterion(self.forward(model, self.x[rows]), self.y[rows]).mean())
+
+    def minibatches(self, rows, key):
+        """The examples of each local step."""
+        size, batch = len(rows), self.plan.minibatch
+        if self.strategy.local().full_batch:
+            yield rows
+            return
+        left = self.plan.steps or self.plan.epochs * math.ceil(size / batch)
+        for epoch in range(left):
+            order = shuffles(key + ((1 + epoch) << 40), torch.tensor([[size]]), size)[0].numpy()
+            for a in range(0, size, batch):
+                if left == 0:
+                    return
+                left -= 1
+                yield rows[order[a : a + batch]]
+
+    def objective(self, data_loss, w, server):
+        """What a client minimises, as its paper writes it."""
+        work = self.strategy.local()
+        if work.bend is not None:
+            M, epsilon, slope = work.bend.M, work.bend.epsilon, work.bend.slope
+            if M - data_loss >= epsilon:
+                data_loss = -torch.log(M - data_loss)
+            else:  # a line from where the logarithm ends
+                data_loss = slope * (data_loss - (M - epsilon)) - math.log(epsilon)
+        if work.prox:
+            distance = sum(((a - b) ** 2).sum() for a, b in zip(w, server, strict=True))
+            data_loss = data_loss + work.prox / 2 * distance
+        return data_loss
+
+    def train(self, client, t, lr):
+        """A client's trained model and the mean loss it saw."""
+        plan, seen = self.plan, []
+        trained = self.worker
+        trained.load_state_dict(self.model.state_dict())
+        server = [p.detach().clone() for p in self.model.parameters()]
+        sgd = torch.optim.SGD(trained.parameters(), lr, plan.momentum, 0.0, plan.weight_decay)
+        key = torch.from_numpy(rng.key(self.seed, "local", t, client).view(np.int64))
+        for k, rows in enumerate(self.minibatches(self.fed.split.train[client], key)):
+            out = self.forward(trained, self.x[rows], key + k)
+            data_loss = self.criterion(out, self.y[rows]).mean()
+            seen.append(data_loss.item())
+            sgd.zero_grad()
+            self.objective(data_loss, list(trained.parameters()), server).backward()
+            sgd.step()
+        return trained, float(np.mean(seen))
+
+    def round(self, t):
+        plan, needs, n = self.plan, self.strategy.needs(), self.fed.n_clients
+        lr = plan.lr * plan.lr_decay**t
+        clients = rng.sample_clients(self.seed, t, n, plan.participants or n)
+        server = parameters_to_vector(self.model.parameters()).detach()
+        changes, losses = [], []
+        for client in clients:
+            trained, mean = self.train(client, t, lr)
+            changes.append(parameters_to_vector(trained.parameters()).detach() - server)
+            rows = self.fed.split.train[client]
+            where = {"start": self.model, "end": trained}.get(needs.loss)
+            losses.append(mean if where is None else self.measured(where, rows))
+        since = t - needs.keep_rounds
+        past = {c: kept for c, kept in self.past.items() if kept[0] >= since}
+        every = torch.stack(changes + [change for _, change in past.values()])
+        gram = (every @ every.T).numpy()
+        replies = Replies(
+            round=t,
+            lr=lr,
+            n_clients=n,
+            client=clients,
+            size=np.array([len(self.fed.split.train[c]) for c in clients]),
+            loss=None if needs.loss == "none" else np.array(losses),
+            norms=gram.diagonal()[: len(clients)] if needs.changes == "norms" else None,
+            gram=gram if needs.changes == "gram" else None,
+            past_client=np.array([*past], dtype=np.int64),
+            past_round=np.array([r for r, _ in past.values()], dtype=np.int64),
+        )
+        coef, self.state, _ = self.strategy.weigh(self.state, replies)
+        delta = torch.from_numpy(coef) @ every[: len(coef)]
+        self.velocity = plan.server_momentum * self.velocity + delta
+        vector_to_parameters(server + plan.server_lr * self.velocity, self.model.parameters())
+        self.past |= {int(c): (t, change) for c, change in zip(clients, changes, strict=True)}
+        self.told.append(Told(clients, coef[: len(clients)], replies.loss))
+        self.path.append(parameters_to_vector(self.model.parameters()).detach().clone())
+
+    def run(self):
+        for t in range(self.plan.rounds):
+            self.round(t)
+        return self
+
+
+def vector(batch, flat):
+    """A flat row of the engine as one vector in the order of nn.Module's parameters."""
+    return torch.cat([w.flatten() for w in batch.rows.layout.unpack(flat).values()])
+
+
+def apart(a, b):
+    """Distance relative to the second's length."""
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+def played(specs, fed, plan, make, seed=3, **own):
+    """A simulated batch and its snapshots' rounds."""
+    runs = [s if isinstance(s, Run) else Run(one(s), seed, fed) for s in specs]
+    batch = start(runs, plan, make, **own)
+    shots = list(simulate(batch))
+    batch.workers.close()
+    assert batch.progress.diverged == [""] * len(runs)
+    return batch, shots
+
+
+@pytest.fixture(scope="module")
+def engine_of(fed):
+    """All strategies simulated side by side, once for each setting."""
+
+    @cache
+    def get(model, participants, dtype):
+        plan = replace(PLAN, participants=participants, dtype=dtype, threads=2)
+        return played(SPECS, fed, plan, MODELS[model])
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def plain_of(fed):
+    @cache
+    def get(spec, model, participants):
+        plan = replace(PLAN, participants=participants)
+        return Plain(one(spec), 3, fed, plan, MODELS[model]).run()
+
+    return get
+
+
+# --- the same model ----------------------------------------------------------------------------
+
+
+CASES = [(s, m, k) for m, k in (("mlp", None), ("mlp", 3), ("cnn", 3)) for s in SPECS]
+CASES += [(s, "cnn", None) for s in NAMES]
+
+
+@pytest.mark.parametrize(
+    ("spec", "model", "participants"),
+    [c for c in CASES if c[1] == "mlp" or ":" not in c[0] or one(c[0]).local() != Local()],
+)
+def test_every_strategy_gives_the_model_of_a_plain_loop(
+    spec, model, participants, engine_of, plain_of
+):
+    want = plain_of(spec, model, participants)
+    r = SPECS.index(spec)
+    batch, shots = engine_of(model, participants, "float64")
+    assert apart(vector(batch, batch.progress.model[r]), want.path[-1]) < 1e-9
+    for shot, told in zip(shots, want.told, strict=True):
+        got = shot.rounds[r]
+        assert got.client.tolist() == told.client.tolist()
+        assert (got.loss is None) == (told.loss is None)
+        if told.loss is not None:
+            np.testing.assert_allclose(got.loss, told.loss, rtol=1e-9)
+        if not spec.startswith("fedmgda"):  # whose weights need not be unique
+            np.testing.assert_allclose(got.weight, told.weight, rtol=1e-8, atol=1e-10)
+    single, _ = engine_of(model, participants, "float32")
+    assert single.progress.model.dtype == torch.float32
+    assert apart(vector(single, single.progress.model[r]), want.path[-1]) < 1e-4
+
+
+PLANS = {
+    "epochs": replace(PLAN, epochs=2, participants=3),
+    "steps": replace(PLAN, steps=4),  # more than an epoch of the small, less than one of the large
+    "momentum": replace(PLAN, momentum=0.7, weight_decay=0.05, epochs=2),
+    "server": replace(PLAN, server_lr=0.6, server_momentum=0.8, participants=4),
+    "one minibatch": replace(PLAN, minibatch=50, lr_decay=1.0),
+}
+FEW = ["fedavg", "fedprox:mu=1", "propfair:M=1.5,epsilon=0.3", "fedfv", "fedmaba:loss_at=mean"]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_kind_of_local_and_server_step_is_that_of_a_plain_loop(name, fed):
+    specs = [*FEW, "fedmaba:loss_at=end", "fedsgd"]
+    batch, _ = played(specs, fed, PLANS[name], mlp)
+    for r, spec in enumerate(specs):
+        want = Plain(one(spec), 3, fed, PLANS[name], mlp).run().path[-1]
+        assert apart(vector(batch, batch.progress.model[r]), want) < 1e-9, spec
+
+
+def test_the_bent_loss_is_seen_on_both_sides_of_its_bend(fed):
+    """So that the comparisons above mean something."""
+    plain = Plain(one("propfair:M=1.5,epsilon=0.3"), 3, fed, PLAN, mlp)
+    sides = set()
+    written = plain.objective
+    plain.objective = lambda loss, *rest: (sides.add(loss.item() > 1.2), written(loss, *rest))[1]
+    plain.run()
+    assert sides == {True, False}
+
+
+class Pieces(Plain):
+    """Four examples at a time, each piece with masks of its own."""
+
+    def forward(self, model, x, key=None):
+        if key is None:
+            return super().forward(model, x)
+        pieces = x.split(4)
+        return torch.cat(
+            [super(Pieces, self).forward(model, p, key + (i << 32)) for i, p in enumerate(pieces)]
+        )
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_large_full_batch_is_taken_in_pieces(model, fed, monkeypatch):
+    monkeypatch.setattr(local, "MICRO", 4)
+    specs = ["fedsgd", "qffl:q=0.5,mode=sgd"]
+    batch, _ = played(specs, fed, PLAN, MODELS[model])
+    for r, spec in enumerate(specs):
+        want = Pieces(one(spec), 3, fed, PLAN, MODELS[model]).run().path[-1]
+        assert apart(vector(batch, batch.progress.model[r]), want) < 1e-9
+
+
+def test_changes_are_kept_as_long_as_they_are_asked_for_once_per_client(fed):
+    drawn = [{*rng.sample_clients(3, t, 5, 2).tolist()} for t in range(20)]
+    rounds = next(  # one client answers twice within tau, another one's change has just expired
+        t
+        for t in range(3, 20)
+        if drawn[t - 1] & drawn[t - 2] and drawn[t - 3] - drawn[t - 1] - drawn[t - 2]
+    )
+    plan = replace(PLAN, rounds=rounds, participants=2)
+    specs = ["fedfv:tau=2", "fedavg", "fedfv:tau=0"]
+    batch, _ = played(specs, fed, plan, mlp)
+    plain = Plain(one(specs[0]), 3, fed, plan, mlp).run()
+    kept, *others = batch.progress.kept
+    recent = {c: past for c, past in plain.past.items() if past[0] >= plan.rounds - 2}
+    assert dict(zip(kept.client.tolist(), kept.round.tolist(), strict=True)) == {
+        c: t for c, (t, _) in recent.items()
+    }
+    assert len(kept.client) == len(recent) == len(kept.change)
+    for c, change in zip(kept.client, kept.change, strict=True):
+        assert apart(vector(batch, change), recent[c][1]) < 1e-9
+    assert [len(k.client) for k in others] == [0, 0]
+
+
+@pytest.mark.parametrize("participants", [None, 3])
+def test_fedmgda_steps_in_the_best_direction(fed, participants):
+    """Its weights need not be unique; that they are optimal, and the step made of them, is."""
+    strategy = one("fedmgda:epsilon=0.3,eta=0.5")
+    plan = replace(PLAN, rounds=1, participants=participants)
+    batch, (shot,) = played([Run(strategy, 3, fed)], fed, plan, mlp)
+    plain = Plain(strategy, 3, fed, plan, mlp)
+    before = parameters_to_vector(plain.model.parameters()).detach()
+    client, weight = shot.rounds[0].client, torch.from_numpy(shot.rounds[0].weight)
+    trained = (plain.train(c, 0, plan.lr)[0] for c in client)
+    changes = torch.stack([parameters_to_vector(m.parameters()) - before for m in trained]).detach()
+    unit = changes / changes.norm(dim=1, keepdim=True)
+    mu = (weight * changes.norm(dim=1) / 0.5).numpy()
+    size = fed.train.size[client]
+    assert mu.sum() == pytest.approx(1)
+    assert kkt_gap((unit @ unit.T).numpy(), mu, size / size.sum(), 0.3) < 1e-8
+    moved = vector(batch, batch.progress.model[0]) - before
+    assert apart(moved, 0.5 * torch.from_numpy(mu) @ unit) < 1e-9
+
+
+# --- the deployed model ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["last", "average", "poly:8", "poly:0", "ema:0.9", None])
+def test_the_deployed_model_is_its_formula_of_the_server_models(rule, fed):
+    plan = replace(PLAN, rounds=4, eval_every=4)
+    runs = [Run(one(s), 3, fed, rule) for s in ("fedavg", "afl")]
+    batch = start(runs, plan, mlp)
+    path = [batch.progress.model.clone() for _ in simulate(batch)]
+    w = torch.stack(path)  # (T, R, P)
+    t = torch.arange(1, 5, dtype=torch.float64)
+    poly = torch.stack([torch.prod((t[k + 1 :] - 1) / (t[k + 1 :] + 8)) for k in range(4)])
+    poly *= 9 / (t + 8)  # each later round keeps (t - 1)/(t + 8) of what was there
+    shares = {
+        "last": torch.tensor([0, 0, 0, 1.0], dtype=torch.float64),
+        "average": torch.full((4,), 0.25, dtype=torch.float64),
+        "poly:0": torch.full((4,), 0.25, dtype=torch.float64),
+        "poly:8": poly,
+        "ema:0.9": torch.tensor([0.729, 0.081, 0.09, 0.1], dtype=torch.float64),
+    }
+    for r, own in enumerate(("poly:8", "average")):  # what the two strategies say themselves
+        share = shares[rule or own]
+        assert share.sum() == pytest.approx(1)
+        want = torch.einsum("t,tp->p", share, w[:, r])
+        assert apart(batch.progress.deployed[r], want) < 1e-12
+    assert not torch.equal(batch.progress.model[0], batch.progress.model[1])
+
+
+@pytest.mark.parametrize("text", ["", "ema", "ema:1", "ema:0", "poly", "poly:-1", "last:3", "x"])
+def test_a_deploy_rule_that_makes_no_sense_is_refused(text, fed):
+    with pytest.raises(InputError, match="deploy="):
+        averaging(text)
+    if text:
+        with pytest.raises(ValueError, match="deploy="):
+            start([Run(one("fedavg"), 0, fed, text)], PLAN, mlp)
+
+
+def test_the_first_model_replaces_the_initial_one():
+    for rule in ("last", "average", "poly:8", "poly:0", "ema:0.9"):
+        assert averaging_step(rule, 0) == 1.0
+
+
+# --- alone, in a batch, in chunks, on threads --------------------------------------------------
+
+MIXED = ["fedavg", "fedsgd", "fedprox", "propfair", "qffl", "fedfv", "fedmaba:loss_at=mean"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_run_is_the_same_alone_in_a_batch_and_in_other_chunks(model, fed, make_federation):
+    plan = replace(PLAN, participants=3)
+    other = replace(fed, split=make_federation(sizes=(9, 8, 6, 5, 3), seed=9).split)
+    specs = MIXED if model == "mlp" else ["fedsgd", "fedprox", "fedfv"]
+    mixed = [Run(one(s), seed, f) for s in specs for seed, f in ((3, fed), (5, other))]
+    batch, shots = played(mixed, fed, plan, MODELS[model])
+    chunks = [played(mixed, fed, replace(plan, chunk=c), MODELS[model]) for c in (1, 4)]
+    for r, run in enumerate(mixed):
+        alone, lone_shots = played([run], fed, plan, MODELS[model])
+        for again, row, seen in ((alone, 0, lone_shots), *((c, r, s) for c, s in chunks)):
+            for kind in ("model", "deployed", "best"):
+                a, b = (getattr(p.progress, kind) for p in (again, batch))
+                assert apart(a[row], b[r]) < 1e-9
+            for x, y in zip(seen, shots, strict=True):
+                assert x.rounds[row].client.tolist() == y.rounds[r].client.tolist()
+    a, b = batch.progress.model[:2]
+    assert apart(a, b) > 1e-3  # two seeds are two runs
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_bits_do_not_depend_on_the_number_of_threads(model, fed):
+    torch.set_num_threads(2)
+    results = []
+    for threads in (1, 2):
+        plan = replace(PLAN, participants=4, threads=threads, chunk=2, dtype="float32")
+        batch, shots = played(MIXED[:5], fed, plan, MODELS[model])
+        assert batch.workers.count == threads
+        results.append((batch.progress, shots[-1].evaluations))
+    (first, scores), (second, again) = results
+    for name in ("model", "deployed", "best"):
+        assert torch.equal(getattr(first, name), getattr(second, name))
+    for x, y in zip(scores, again, strict=True):
+        assert np.array_equal(x["deployed"].loss, y["deployed"].loss)
+
+
+def test_threads_bound_the_cores_in_use(fed):
+    """Also torch's own threads inside a matrix product count."""
+    for make in (mlp, lambda shape, classes: Wrapped(mlp(shape, classes))):
+        used = set()
+
+        def metric(out, y, used=used):
+            used.add(torch.get_num_threads())
+            return (out.argmax(1) == y).double()
+
+        torch.set_num_threads(2)
+        played(["fedavg"], fed, replace(PLAN, rounds=1, threads=1), make, metric=metric)
+        assert used == {1}
+        assert torch.get_num_threads() == 2  # as it was
+
+
+class Wrapped(nn.Module):
+    """A model the engine cannot look into."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+def test_another_seed_draws_other_clients_and_another_start(fed):
+    plan = replace(PLAN, participants=2, rounds=8, lr=1e-9)
+    runs = [Run(one("fedavg"), seed, fed) for seed in (0, 1)]
+    batch, shots = played(runs, fed, plan, mlp)
+    drawn = [[shot.rounds[r].client.tolist() for shot in shots] for r in (0, 1)]
+    assert drawn[0] != drawn[1]
+    assert len({tuple(c) for c in drawn[0]}) > 3
+    assert apart(batch.progress.model[0], batch.progress.model[1]) > 0.1
+
+
+# --- going on after a stop ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_resumed_batch_has_the_same_bits(model, held_fed):
+    plan = replace(PLAN, rounds=4, participants=3, server_momentum=0.5, dtype="float32", chunk=3)
+    specs = SPECS if model == "mlp" else ["fedavg", "fedfv", "fedmaba:loss_at=end"]
+    runs = [Run(one(s), 3, held_fed) for s in specs]
+    whole = start(runs, plan, MODELS[model])
+    unbroken = list(simulate(whole))
+
+    first = start(runs, plan, MODELS[model])
+    for shot in simulate(first):
+        if shot.round == 1:
+            break
+    saved = {name: value.copy() for name, value in first.progress.arrays().items()}
+    at = first.progress
+    meta = {"round": at.round, "chunk": at.chunk, "diverged": at.diverged}
+    second = start(runs, replace(plan, chunk=None), MODELS[model])  # the chunk comes with the rest
+    second.progress.restore(saved, meta)
+    resumed = list(simulate(second))
+    assert [shot.round for shot in resumed] == [2, 3]
+    for name in ("model", "deployed", "best", "velocity"):
+        assert torch.equal(getattr(whole.progress, name), getattr(second.progress, name))
+    for name, value in whole.progress.arrays().items():
+        assert np.array_equal(second.progress.arrays()[name], value), name
+    for a, b in zip(unbroken[2:], resumed, strict=True):
+        for r in range(len(runs)):
+            assert np.array_equal(a.rounds[r].weight, b.rounds[r].weight)
+            assert a.rounds[r].info == b.rounds[r].info
+            assert np.array_equal(a.evaluations[r]["last"].loss, b.evaluations[r]["last"].loss)
+
+
+def test_saved_arrays_do_not_change_when_the_run_goes_on(fed):
+    batch = start([Run(one("fedmaba"), 3, fed)], PLAN, mlp)
+    rounds = simulate(batch)
+    next(rounds)
+    saved = batch.progress.arrays()
+    copies = {name: value.copy() for name, value in saved.items()}
+    next(rounds)
+    changed = [name for name in saved if not np.array_equal(saved[name], copies[name])]
+    assert changed == []
+
+
+# --- one's own loss, metric and evaluation -----------------------------------------------------
+
+
+def hinge(out, y):
+    """A multi-class hinge loss of each example."""
+    own = out.gather(1, y[:, None])
+    return (1 + out - own).clamp(min=0).square().sum(1) - 1
+
+
+def test_a_loss_and_a_metric_of_ones_own(fed):
+    def margin(out, y):
+        top = out.topk(2, dim=1).values
+        return (top[:, 0] - top[:, 1]) * (out.argmax(1) == y)
+
+    specs = ["fedavg", "qffl:q=2", "propfair:M=9,epsilon=4", "fedmaba:loss_at=mean", "fedsgd"]
+    plan = replace(PLAN, lr=0.05, participants=3)
+    batch, shots = played(specs, fed, plan, mlp, loss=hinge, metric=margin)
+    for r, spec in enumerate(specs):
+        plain = Plain(one(spec), 3, fed, plan, mlp, loss=hinge).run()
+        assert apart(vector(batch, batch.progress.model[r]), plain.path[-1]) < 1e-9
+        for c, rows in enumerate(fed.split.test):
+            out = plain.forward(plain.model, plain.x[rows]).detach()
+            found = shots[-1].evaluations[r]["last"]
+            assert found.loss[c] == pytest.approx(hinge(out, plain.y[rows]).mean().item())
+            assert found.accuracy[c] == pytest.approx(margin(out, plain.y[rows]).mean().item())
+
+
+@pytest.mark.parametrize("deploy", ["last", "ema:0.5"])
+def test_an_evaluation_is_a_plain_pass_over_each_clients_test_examples(deploy, held_fed):
+    specs, plan = ["fedavg", "fedmaba"], replace(PLAN, eval_every=2)
+    runs = [Run(one(spec), 3, held_fed, deploy) for spec in specs]
+    batch, shots = played(runs, held_fed, plan, cnn)
+    assert [shot.evaluations is not None for shot in shots] == [False, True, True]
+    plain = Plain(one("fedavg"), 3, held_fed, plan, cnn)  # for its forward pass only
+    for r in range(len(specs)):
+        found = shots[-1].evaluations[r]
+        assert set(found) == {"last", "deployed", "last_validation", "deployed_validation"}
+        for kind, flat in (("last", batch.progress.model), ("deployed", batch.progress.deployed)):
+            vector_to_parameters(vector(batch, flat[r]), plain.model.parameters())
+            for suffix, lists in (
+                ("", held_fed.split.test),
+                ("_validation", held_fed.split.validation),
+            ):
+                scores = found[kind + suffix]
+                for c, rows in enumerate(lists):
+                    out = plain.forward(plain.model, plain.x[rows]).detach()
+                    assert scores.loss[c] == pytest.approx(plain.measured(plain.model, rows))
+                    right = (out.argmax(1) == plain.y[rows]).double().mean().item()
+                    assert scores.accuracy[c] == pytest.approx(right)
+        same = found["last"].loss.tolist() == found["deployed"].loss.tolist()
+        assert same == (deploy == "last")
+
+
+def test_the_best_round_is_picked_on_validation_data(held_fed):
+    plan = replace(PLAN, rounds=6, lr=1.0, lr_decay=1.0)
+    runs = [Run(one(spec), 3, held_fed) for spec in ("fedavg", "fedsgd", "fedmaba")]
+    batch = start(runs, plan, mlp)
+    path, shots = [], []
+    for shot in simulate(batch):
+        path.append(batch.progress.model.clone())
+        shots.append(shot)
+    differs = False
+    for r in range(len(runs)):
+        judged, shown = (
+            [float(np.mean(shot.evaluations[r][kind].accuracy)) for shot in shots]
+            for kind in ("last_validation", "last")
+        )
+        best = int(np.argmax(judged))
+        assert batch.progress.best_round[r] == best
+        assert batch.progress.best_score[r] == pytest.approx(judged[best])
+        assert torch.equal(batch.progress.best[r], path[best][r])
+        differs |= best != int(np.argmax(shown))
+    assert differs  # so that the choice of data was put to the test
+
+
+def test_without_validation_data_the_best_round_is_picked_on_test_data(fed):
+    batch, shots = played(["fedavg"], fed, replace(PLAN, rounds=5, lr=1.0), mlp)
+    shown = [float(np.mean(shot.evaluations[0]["last"].accuracy)) for shot in shots]
+    assert batch.progress.best_round[0] == int(np.argmax(shown))
+
+
+def test_a_large_test_set_is_taken_in_pieces(fed, monkeypatch):
+    _, shots = played(["fedavg"], fed, PLAN, cnn)
+    monkeypatch.setattr(local, "BUDGET", 1)  # one example at a time
+    _, again = played(["fedavg"], fed, PLAN, cnn)
+    a, b = (s[-1].evaluations[0]["last"].loss for s in (shots, again))
+    np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+# --- runs that diverge -------------------------------------------------------------------------
+
+
+def bilinear(shape, classes):
+    """No activation saturates here: whatever grows keeps growing."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Linear(6, classes))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_run_that_diverges_stops_with_a_finite_model_and_a_reason(spec, fed):
+    plan = replace(PLAN, rounds=30, lr=1e200, lr_decay=1.0)
+    batch = start([Run(one(spec), 3, fed)], plan, bilinear)
+    shots = list(simulate(batch))
+    reason = batch.progress.diverged[0]
+    ended = len(shots)
+    assert ended < 30
+    assert reason.startswith(f"{one(spec).label()}, seed 3, diverged in round {ended}: ")
+    assert "client" in reason or "server" in reason
+    assert shots[-1].rounds[0] is None
+    assert shots[-1].evaluations[0] is None
+    for name in ("model", "deployed", "best"):
+        assert getattr(batch.progress, name).isfinite().all()
+
+
+def test_the_client_that_breaks_the_model_is_named(make_federation):
+    fed = make_federation()
+    culprit = fed.split.train[2][0]
+    fed.data.x[culprit] = 3e38  # finite, as data must be
+    for spec in ("fedavg", "fedmaba", "fedfv", "qffl", "fedmaba:loss_at=end"):
+        plan = replace(PLAN, dtype="float32")
+        batch = start([Run(one(spec), 3, fed)], plan, "softmax")
+        list(simulate(batch))
+        assert "client 2" in batch.progress.diverged[0], spec
+
+
+@pytest.mark.parametrize("chunk", [1, None])
+def test_the_other_runs_of_a_batch_do_not_notice(chunk, fed):
+    wild, calm = "fedmaba:eta_s=1e299", "fedmaba:eta_s=0.9"
+    plan = replace(PLAN, rounds=5, chunk=chunk, server_momentum=0.5)
+    results = []
+    for spec in (wild, calm):
+        batch = start([Run(one(s), 3, fed) for s in ("fedavg", spec, "fedfv")], plan, mlp)
+        shots = list(simulate(batch))
+        assert len(shots) == 5
+        assert bool(batch.progress.diverged[1]) == (spec == wild)
+        assert batch.progress.diverged[::2] == ["", ""]
+        assert (shots[-1].rounds[1] is None) == (spec == wild)
+        results.append(batch.progress)
+    for name in ("model", "deployed", "best"):
+        a, b = (getattr(progress, name) for progress in results)
+        assert a.isfinite().all()
+        if chunk == 1:
+            assert torch.equal(a[::2], b[::2])
+        else:
+            assert apart(a[0], b[0]) < 1e-9
+            assert apart(a[2], b[2]) < 1e-9
+
+
+@dataclass(frozen=True)
+class Odd(Strategy):
+    """gives a weight that is not finite in its third round"""
+
+    name = "odd"
+
+    def needs(self):
+        return Needs()
+
+    def weigh(self, state, replies):
+        bad = np.inf if replies.round == 2 else 1.0
+        return Decision(np.full(len(replies.client), bad / len(replies.client)), state)
+
+
+def test_a_strategy_that_gives_infinite_weights_ends_its_run(fed):
+    batch = start([Run(Odd(), 3, fed), Run(one("fedavg"), 3, fed)], replace(PLAN, rounds=4), mlp)
+    before = None
+    for shot in simulate(batch):
+        if shot.round == 1:
+            before = batch.progress.model[0].clone()
+    assert batch.progress.diverged[0].endswith(
+        "round 3: the strategy gave a weight that is not finite"
+    )
+    assert torch.equal(batch.progress.model[0], before)
+    assert batch.progress.diverged[1] == ""
+
+
+# --- refusals ----------------------------------------------------------------------------------
+
+
+def test_a_plan_that_does_not_fit_is_refused_before_any_work(fed, make_federation):
+    run = Run(one("fedavg"), 0, fed)
+    with pytest.raises(ValueError, match="participants=6, but the federation has 5 clients"):
+        start([run], replace(PLAN, participants=6), mlp)
+    with pytest.raises(ValueError, match="participants=0"):
+        start([run], replace(PLAN, participants=0), mlp)
+    with pytest.raises(ValueError, match="no runs"):
+        start([], PLAN, mlp)
+    with pytest.raises(ValueError, match="share one data set"):
+        start([run, Run(one("fedavg"), 0, make_federation())], PLAN, mlp)
+    with pytest.raises(ValueError, match="did you mean 'softmax'"):
+        start([run], PLAN, "sotfmax")
+    with pytest.raises(ValueError, match=r"sides of at least 16.*\(1, 8, 8\)"):
+        start([run], PLAN, "cnn")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "meta", "cpu:x", ""])
+def test_a_device_that_is_not_there_is_refused(device, fed):
+    with pytest.raises(ValueError, match="device="):
+        start([Run(one("fedavg"), 0, fed)], replace(PLAN, device=device), mlp)
+
+
+def test_layers_that_mix_examples_are_refused_or_right(fed):
+    """Minibatches are padded: padding may not leak into what a client learns."""
+
+    def mixing(shape, classes):
+        norm = nn.BatchNorm1d(8, track_running_stats=False)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), norm, nn.Linear(8, classes))
+
+    plan = replace(PLAN, minibatch=3, rounds=1)
+    try:
+        batch, _ = played(["fedavg"], fed, plan, mixing)
+    except InputError:
+        return  # with which words: see test_rows
+    want = Plain(one("fedavg"), 3, fed, plan, mixing).run()
+    assert apart(vector(batch, batch.progress.model[0]), want.path[-1]) < 1e-9
+
+
+# --- models the engine knows less about --------------------------------------------------------
+
+
+class Functional(nn.Module):
+    """Dropout by function call, which torch.func does not vectorise."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.a, self.b = nn.Linear(math.prod(shape), 6), nn.Linear(6, classes)
+
+    def forward(self, x):
+        return self.b(F.dropout(self.a(x.flatten(1)).relu(), 0.5, self.training))
+
+
+@pytest.mark.parametrize("specs", [["fedavg", "fedprox:mu=1"], ["fedmaba", "propfair:M=1.5"]])
+def test_a_model_without_a_row_form_gives_the_plain_loops_model(specs, fed):
+    plan = replace(PLAN, participants=3)
+    batch, _ = played(specs, fed, plan, lambda *args: Wrapped(mlp(*args)))
+    assert batch.rows.path.startswith("torch.func.vmap")
+    for r, spec in enumerate(specs):
+        want = Plain(one(spec), 3, fed, plan, lambda *args: Wrapped(mlp(*args))).run()
+        assert apart(vector(batch, batch.progress.model[r]), want.path[-1]) < 1e-9
+
+
+def test_random_layers_of_an_unknown_model_repeat_alone_and_in_chunks(fed):
+    plan = replace(PLAN, participants=3)
+    batch, _ = played(["fedavg", "fedmaba"], fed, plan, Functional)
+    assert batch.rows.path.startswith("one client after another")
+    torch.manual_seed(5)  # the caller's own generator has no say, and is left alone
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    alone, _ = played(["fedmaba"], fed, replace(plan, chunk=1), Functional)
+    assert torch.equal(torch.rand(1), expected)
+    assert apart(alone.progress.model[0], batch.progress.model[1]) < 1e-9

@@ -1,0 +1,498 @@
+"""fedmaba's strategies inside Flower, in one process; the real processes are in test_flower_net."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
+
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import Strategy as FlwrStrategy
+
+from fedmaba import engine, flower
+from fedmaba.datasets import Dataset
+from fedmaba.errors import InputError
+from fedmaba.flower import FlowerStrategy, client_app, initial_arrays, load_arrays, reply
+from fedmaba.flower_app.new import new
+from fedmaba.strategies import REGISTRY, parse
+from flower_grid import LocalGrid, light_app, light_model
+
+ROUNDS = 3
+SPECS = [
+    *REGISTRY,
+    "fedmaba:alpha=0.8,loss_at=mean",
+    "fedmaba:loss_at=end",
+    "qffl:q=1,mode=sgd",
+    "propfair:M=3,epsilon=0.5",
+    "fedfv:tau=2",
+    "term:normalise=reference",
+]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(flower, "POLL", 0.001)
+
+
+def local_data(fed, client: int) -> Dataset:
+    """One client's own examples, training rows first."""
+    train, test = fed.train.of(client), fed.test.of(client)
+    rows = np.concatenate([train, test])
+    data = fed.data
+    return Dataset("own", data.x[rows], data.y[rows], len(train), data.classes)
+
+
+def apps(fed, model="mlp") -> dict[int, ClientApp]:
+    """A ClientApp per client; node ids say nothing about the order of sites."""
+    return {
+        1000 - 7 * c: client_app(model, local_data(fed, c), site=f"site-{c}")
+        for c in range(fed.n_clients)
+    }
+
+
+def simulated(spec: str, fed, participants=None, rounds=ROUNDS, model="mlp", seed=0):
+    """The simulator's model after some rounds, by name."""
+    (strategy,) = parse(spec)
+    plan = engine.Plan(rounds, participants, minibatch=4, eval_every=rounds)
+    batch = engine.start([engine.Run(strategy, seed, fed)], plan, model)
+    for snapshot in engine.simulate(batch):
+        assert not any(snapshot.progress.diverged)
+    at, unpack = batch.progress, batch.rows.layout.unpack
+    return {n: w.numpy() for n, w in unpack(at.model[0]).items()}, at
+
+
+def first(fed, model="mlp", seed=0) -> ArrayRecord:
+    data = fed.data
+    return initial_arrays(model, data.x.shape[1:], len(data.classes), seed)
+
+
+def assert_same(arrays, expected, tol=1e-5):
+    assert set(arrays) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(np.asarray(arrays[name].numpy()), value, rtol=0, atol=tol)
+
+
+CONFIG = {"minibatch": 4}
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_flowers_own_loop_gives_the_simulators_model(spec, fed):
+    strategy = FlowerStrategy(spec, min_available_nodes=5)
+    grid = LocalGrid(apps(fed))
+    result = FlwrStrategy.start(
+        strategy, grid, first(fed), num_rounds=ROUNDS, train_config=ConfigRecord(CONFIG)
+    )
+    expected, _ = simulated(spec, fed)
+    assert_same(result.arrays, expected)
+
+
+@pytest.mark.parametrize("spec", ["fedmaba:alpha=0.8", "afl", "fedfv:tau=2", "fedprox:mu=1"])
+def test_part_of_the_sites_are_those_the_simulator_draws(spec, fed):
+    strategy = FlowerStrategy(spec, fraction_train=0.6, min_available_nodes=5, seed=3)
+    result = strategy.start(
+        LocalGrid(apps(fed)), first(fed, seed=3), 4, train_config=ConfigRecord(CONFIG)
+    )
+    expected, at = simulated(spec, fed, participants=3, rounds=4, seed=3)
+    assert_same(result.arrays, expected)
+    assert strategy.server is not None
+    for name, value in at.states[0].items():
+        np.testing.assert_allclose(strategy.server.state[name], value, atol=1e-6)
+    assert all(len(report["sites"]) == 3 for report in strategy.reports)
+
+
+def started(spec, fed, grid, rounds=ROUNDS, **options):
+    """A run through our own loop; its strategy and result."""
+    options = {"min_available_nodes": 2, **options}
+    strategy = FlowerStrategy(spec, **options)
+    config = ConfigRecord(CONFIG)
+    return strategy, strategy.start(grid, first(fed), rounds, timeout=1, train_config=config)
+
+
+def test_our_loop_and_flowers_give_the_same(fed):
+    _, ours = started("fedmaba", fed, LocalGrid(apps(fed)), min_available_nodes=5)
+    expected, _ = simulated("fedmaba", fed)
+    assert_same(ours.arrays, expected)
+    assert set(ours.train_metrics_clientapp) == {1, 2, 3}
+    assert {"variance", "accuracy", "lambda", "kl", "replies"} <= set(
+        ours.train_metrics_clientapp[1]
+    )
+    assert ours.evaluate_metrics_clientapp[3]["accuracy"] > 0
+
+
+def test_the_model_handed_out_is_the_simulators(fed):
+    strategy, _ = started("fedmaba", fed, LocalGrid(apps(fed)), min_available_nodes=5)
+    _, at = simulated("fedmaba", fed)
+    batch = engine.start([engine.Run(parse("fedmaba")[0], 0, fed)], engine.Plan(1), "mlp")
+    expected = {n: w.numpy() for n, w in batch.rows.layout.unpack(at.deployed[0]).items()}
+    assert_same(strategy.deployed, expected)
+
+
+def test_what_each_round_reports(fed):
+    strategy, _ = started("fedmaba", fed, LocalGrid(apps(fed)), min_available_nodes=5)
+    assert [report["round"] for report in strategy.reports] == [1, 2, 3]
+    sites = strategy.reports[0]["sites"]
+    assert list(sites) == [f"site-{c}" for c in range(5)]
+    assert sum(row["weight"] for row in sites.values()) == pytest.approx(1.0)
+    assert [row["examples"] for row in sites.values()] == fed.train.size.tolist()
+
+
+# restarts
+
+
+@pytest.mark.parametrize("spec", ["fedmaba:alpha=0.8", "afl", "fedfv:tau=2", "term"])
+@pytest.mark.parametrize("moment", ["inside", "between"])
+def test_a_server_that_died_goes_on_with_the_same_numbers(spec, moment, fed, tmp_path):
+    _, whole = started(spec, fed, LocalGrid(apps(fed)), 4, min_available_nodes=5)
+    grid = LocalGrid(apps(fed))
+    seen = []
+
+    def die(message, answer):
+        if message.metadata.message_type == "train":
+            seen.append(message)
+            if len(seen) in ((8, 19) if moment == "inside" else (6, 11)):
+                raise SystemExit  # as if the process were gone
+        return answer
+
+    grid.spoil = die
+    options = {"min_available_nodes": 5, "state": tmp_path / "state"}
+    result = None
+    for _ in range(5):
+        strategy = FlowerStrategy(spec, **options)
+        try:
+            result = strategy.start(grid, first(fed), 4, train_config=ConfigRecord(CONFIG))
+            break
+        except SystemExit:
+            strategy.server.folder.close()
+    assert result is not None
+    for name, array in whole.arrays.items():
+        np.testing.assert_array_equal(result.arrays[name].numpy(), array.numpy())
+
+
+SCRIPT = """
+import os, signal, sys
+from fedmaba import flower, record
+from flower_grid import LocalGrid, light_app, light_model
+flower.POLL = 0.001
+moment = int(sys.argv[1])  # before which write or reply this process ends
+
+def dying(work):
+    def counted(*args, **kwargs):
+        global moment
+        moment -= 1
+        if moment == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return work(*args, **kwargs)
+    return counted
+
+record.os.replace, record.os.fsync = dying(os.replace), dying(os.fsync)
+flower.reply = dying(flower.reply)
+grid = LocalGrid({c + 1: light_app(c) for c in range(3)})
+strategy = flower.FlowerStrategy("fedmaba", min_available_nodes=3, state="state", evaluate=False)
+result = strategy.start(grid, light_model(), 4, timeout=5)
+print(result.arrays["w"].numpy().tobytes().hex(), strategy.server.state["p"].tobytes().hex())
+"""
+
+
+def test_sigkill_at_any_moment_changes_no_number(tmp_path):
+    """The server's process kills itself before its n-th write or reply, and is started again."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+
+    def run(folder, moment):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        return subprocess.run(
+            [sys.executable, str(tmp_path / "script.py"), str(moment)],
+            cwd=tmp_path / folder,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+            capture_output=True,
+            text=True,
+        )
+
+    whole = run("whole", 0)
+    assert whole.returncode == 0, whole.stderr
+    # inside round 1; before, in and after its save; between rounds; inside round 2
+    for moment in (5, 7, 8, 9, 10, 12):
+        assert run(f"part{moment}", moment).returncode == -signal.SIGKILL
+        done = run(f"part{moment}", 0)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == whole.stdout, moment
+
+
+def test_a_finished_run_can_be_made_longer(fed, tmp_path):
+    options = {"min_available_nodes": 5, "state": tmp_path}
+    started("fedmaba", fed, LocalGrid(apps(fed)), 2, **options)
+    _, longer = started("fedmaba", fed, LocalGrid(apps(fed)), 3, **options)
+    expected, _ = simulated("fedmaba", fed)
+    assert_same(longer.arrays, expected)
+    assert_same(load_arrays(tmp_path / "models" / "last.safetensors"), expected)
+
+
+# sites that come and go
+
+
+def test_a_site_that_falls_silent_keeps_its_weight_and_returns(fed):
+    grid = LocalGrid(apps(fed))
+
+    def lose(message, answer):
+        lost = message.metadata.dst_node_id == 1000 and "round 2 " in message.metadata.group_id
+        return None if lost else answer
+
+    grid.spoil = lose
+    strategy, _ = started("fedmaba", fed, grid, min_available_nodes=5)
+    first_, second, third = strategy.reports
+    assert set(first_["sites"]) == set(third["sites"]) == {f"site-{c}" for c in range(5)}
+    assert "site-0" not in second["sites"]
+    assert second["refused"] == ["node 1000 (site-0): it failed: no answer within 1 seconds"]
+
+
+def test_sites_join_and_leave(fed):
+    everyone = apps(fed)
+    nodes = list(everyone)
+    grid = LocalGrid({n: everyone[n] for n in nodes[1:4]})
+    strategy = FlowerStrategy("fedmaba", min_available_nodes=3)
+    arrays, config = first(fed), ConfigRecord(CONFIG)
+
+    def round_(t):
+        messages = strategy.configure_train(t, arrays, config, grid)
+        strategy.aggregate_train(t, grid.send_and_receive(messages))
+        return strategy.server.state["p"]
+
+    p = round_(1)
+    assert strategy.server.sites == ["site-1", "site-2", "site-3"]
+    grid.apps[nodes[0]] = everyone[nodes[0]]  # a site joins
+    grid.apps[nodes[4]] = everyone[nodes[4]]
+    q = round_(2)
+    assert strategy.server.sites == ["site-1", "site-2", "site-3", "site-0", "site-4"]
+    assert q.sum() == pytest.approx(1.0)
+    assert len(strategy.reports[1]["sites"]) == 5
+    del grid.apps[nodes[1]]  # a site leaves, and two more
+    del grid.apps[nodes[0]], grid.apps[nodes[4]]
+    r = round_(3)
+    assert list(strategy.reports[2]["sites"]) == ["site-2", "site-3"]
+    np.testing.assert_array_equal(r[[0, 3, 4]], q[[0, 3, 4]])
+    grid.apps[77] = everyone[nodes[1]]  # it returns as another node
+    round_(4)
+    assert "site-1" in strategy.reports[3]["sites"]
+    assert len(strategy.server.sites) == 5
+    assert len(p) == 3
+
+
+def test_a_name_belongs_to_the_node_that_has_it(fed):
+    everyone = apps(fed)
+    everyone[5] = client_app("mlp", local_data(fed, 0), site="site-0")  # a smaller node id
+    grid = LocalGrid({n: a for n, a in everyone.items() if n != 5})
+    strategy = FlowerStrategy("fedavg", min_available_nodes=5)
+    strategy.configure_train(1, first(fed), ConfigRecord(CONFIG), grid)
+    grid.apps = everyone
+    strategy.configure_train(1, first(fed), ConfigRecord(CONFIG), grid)
+    assert strategy.server.nodes[1000] == "site-0"
+    assert 5 not in strategy.cohort
+
+
+def test_too_few_sites_is_said_in_time(fed):
+    some = dict(list(apps(fed).items())[:2])
+    strategy = FlowerStrategy("fedavg", min_available_nodes=3, wait=0.05)
+    with pytest.raises(InputError, match=r"2 sites after 0\.05 seconds, but 3 are needed"):
+        strategy.start(LocalGrid(some), first(fed), 1)
+
+
+def test_an_app_of_ones_own_needs_three_lines(fed):
+    """A ClientApp that knows nothing of fedmaba but its reply; it answers no query."""
+
+    def own(c):
+        app = ClientApp()
+        inner = client_app("mlp", local_data(fed, c), site=f"site-{c}")
+
+        @app.train()
+        def train(message, context):
+            done = inner(message, context).content  # its own training
+            loss = done["metrics"]["loss"]  # at the received model
+            numbers = {"num-examples": int(fed.train.size[c]), "loss": loss}
+            return reply(message, done["arrays"], numbers, f"site-{c}")
+
+        return app
+
+    grid = LocalGrid({1000 - c: own(c) for c in range(5)})
+    strategy, result = started("fedmaba", fed, grid, 2, min_available_nodes=5)
+    assert strategy.server.sites == [f"site-{c}" for c in range(5)]
+    assert all(len(report["sites"]) == 5 for report in strategy.reports)
+    assert all(np.isfinite(a.numpy()).all() for a in result.arrays.values())
+
+
+# hostile replies, as Flower delivers them
+
+
+def content(answer) -> RecordDict:
+    return RecordDict(dict(answer.content))
+
+
+def rebuilt(message, answer, **records):
+    """The honest answer with records replaced or added."""
+    whole = content(answer)
+    for key, record in records.items():
+        whole[key] = record
+    return Message(whole, reply_to=message)
+
+
+def _array(name, array):
+    def spoil(message, answer):
+        arrays = ArrayRecord(dict(answer.content["arrays"]))
+        arrays[name] = array(arrays[name]) if callable(array) else array
+        return rebuilt(message, answer, arrays=arrays)
+
+    return spoil
+
+
+def _metric(**new):
+    def spoil(message, answer):
+        old = {**answer.content["metrics"], **{k.replace("_", "-"): v for k, v in new.items()}}
+        return rebuilt(message, answer, metrics=MetricRecord(old))
+
+    return spoil
+
+
+def _meta(key, value):
+    def spoil(message, answer):
+        answer.metadata.__dict__[key] = value
+        return answer
+
+    return spoil
+
+
+def _raise(error):
+    def spoil(message, answer):
+        raise error
+
+    return spoil
+
+
+def _scaled(value):
+    return lambda a: Array(np.full_like(a.numpy(), value))
+
+
+HOSTILE = {
+    "nan": _array("w", _scaled(np.nan)),
+    "infinity": _array("w", _scaled(np.inf)),
+    "huge": _array("w", _scaled(1e35)),
+    "broadcast": _array("w", Array(np.zeros((1,), np.float32))),
+    "complex": _array("w", lambda a: Array(a.numpy().astype(np.complex64))),
+    "extra": _array("more", Array(np.zeros(3, np.float32))),
+    "bytes": _array("w", lambda a: Array(a.dtype, a.shape, a.stype, b"junk")),
+    "pickle": _array("w", lambda a: Array(a.dtype, a.shape, "pickle", b"cos\nsystem\n.")),
+    "object": _array("w", lambda a: Array("object", a.shape, a.stype, a.data)),
+    "loss nan": _metric(loss=float("nan")),
+    "loss list": _metric(loss=[1.0, 2.0]),
+    "loss huge": _metric(loss=1e9),
+    "count huge": _metric(num_examples=10**12),
+    "count float": _metric(num_examples=1.5),
+    "count negative": _metric(num_examples=-1),
+    "two models": lambda m, a: rebuilt(m, a, second=ArrayRecord()),
+    "two names": lambda m, a: rebuilt(m, a, second=ConfigRecord({"site": "x"})),
+    "name of another": lambda m, a: rebuilt(m, a, config=ConfigRecord({"site": "site-1"})),
+    "name as bytes": lambda m, a: rebuilt(m, a, config=ConfigRecord({"site": b"site-0"})),
+    "name list": lambda m, a: rebuilt(m, a, config=ConfigRecord({"site": ["site-0"]})),
+    "nothing": lambda m, a: Message(RecordDict(), reply_to=m),
+    "error": lambda m, a: Message(Error(1, "out\nof memory"), reply_to=m),
+    "other round": _meta("_group_id", "round 9 ffff"),
+    "unreadable": _raise(ValueError("cannot inflate")),
+    "runaway": _raise(RecursionError("too deep")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", ["fedavg", "qffl:q=1", "afl", "term", "fedfv", "fedmaba"])
+def test_hostile_messages_are_left_out_and_the_run_goes_on(spec):
+    """Node 100 (site-0) does one thing after another, a round each."""
+    kinds = list(HOSTILE)
+
+    def run(kind_of):
+        def spoil(message, answer):
+            if message.metadata.dst_node_id != 100 or message.metadata.message_type != "train":
+                return answer
+            turn = int(message.metadata.group_id.split()[1])
+            return HOSTILE[kind_of(turn)](message, answer)
+
+        grid = LocalGrid({100 - c: light_app(c) for c in range(5)}, spoil)
+        strategy = FlowerStrategy(spec, min_available_nodes=5, evaluate=False)
+        return strategy, strategy.start(grid, light_model(), len(kinds), timeout=1).arrays
+
+    strategy, attacked = run(lambda turn: kinds[turn - 1])
+    assert len(strategy.reports) == len(kinds)
+    for kind, report in zip(kinds, strategy.reports, strict=True):
+        assert len(report["refused"]) == 1, (kind, report)
+        assert report["refused"][0].startswith("node 100 (site-0): "), kind
+        assert report["refused"][0].isprintable()
+        assert list(report["sites"]) == ["site-1", "site-2", "site-3", "site-4"]
+    _, clean = run(lambda turn: "error")
+    assert np.isfinite(clean["w"].numpy()).all()
+    np.testing.assert_array_equal(attacked["w"].numpy(), clean["w"].numpy())
+
+
+def test_who_answered_is_not_what_the_reply_says(fed):
+    """A node that claims another's id in its metadata is still known by the message it answers."""
+    grid = LocalGrid(apps(fed))
+
+    def spoil(message, answer):
+        if message.metadata.dst_node_id == 1000 and message.metadata.message_type == "train":
+            answer.metadata.__dict__["_src_node_id"] = 993
+        return answer
+
+    grid.spoil = spoil
+    strategy, _ = started("fedavg", fed, grid, 1, min_available_nodes=5)
+    assert list(strategy.reports[0]["sites"]) == [f"site-{c}" for c in range(5)]
+
+
+# the rest
+
+
+def test_the_server_needs_no_torch(tmp_path):
+    """It starts from a file, weighs a round and saves, in a process where torch cannot load."""
+    code = """
+import sys; sys.modules["torch"] = None
+import numpy as np, safetensors.numpy
+from fedmaba.door import Reply
+from fedmaba.flower import FlowerStrategy, load_arrays
+safetensors.numpy.save_file({"w": np.ones(3, np.float32)}, "first.safetensors")
+for spec in ("fedmaba", "afl", "qffl", "fedfv", "fedmgda"):
+    strategy = FlowerStrategy(spec, state=spec)
+    server = strategy._begin(load_arrays("first.safetensors"))
+    server.take([Reply(i, f"s{i}", {"w": np.full(3, i, np.float32)}, 5, 1.0 + i) for i in (1, 2)])
+    assert server.round == 1 and np.isfinite(server.model["w"]).all()
+assert sys.modules["torch"] is None
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_bad_options_are_refused():
+    for bad in ({"fraction_train": 0}, {"fraction_train": 2}, {"min_train_nodes": 0}, {"lr": -1}):
+        with pytest.raises(InputError):
+            FlowerStrategy("fedavg", **bad)
+    with pytest.raises(InputError, match="unknown strategy"):
+        FlowerStrategy("fedavgg")
+    with pytest.raises(InputError, match="safetensors"):
+        load_arrays("nowhere.safetensors")
+
+
+def test_the_new_app_is_whole(tmp_path):
+    written = new(tmp_path / "app")
+    assert {p.name for p in written} >= {"pyproject.toml", "server_app.py", "client_app.py"}
+    code = (
+        "from fairapp import client_app, server_app; from flwr.serverapp import ServerApp;"
+        "assert isinstance(server_app.app, ServerApp)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "app", check=True)
+    with pytest.raises(InputError, match="not an empty folder"):
+        new(tmp_path / "app")

@@ -1,0 +1,187 @@
+"""Real Flower processes on loopback: TLS, registered keys, kills. Run with make test-flower."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
+
+from fedmaba import engine, record
+from fedmaba.datasets import Dataset, load
+from fedmaba.federation import Federation
+from fedmaba.flower_app.demo import write_site
+from fedmaba.flower_app.net import LINK, Net, family_of, read_rounds
+from fedmaba.flower_app.new import new
+from fedmaba.partition import Split
+from fedmaba.site import first_model
+from fedmaba.strategies import parse
+
+pytestmark = [
+    pytest.mark.flower,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc"),
+]
+SITES, ROUNDS, EACH = 2, 3, 60
+
+
+@pytest.fixture(scope="module")
+def small() -> Federation:
+    """Two sites with a few images each."""
+    sample = load("sample")
+    order = np.argsort(sample.y[: sample.n_train], kind="stable")[:: sample.n_train // (80 * SITES)]
+    parts = np.array_split(order[: 80 * SITES], SITES)
+    data = Dataset("small", sample.x, sample.y, sample.n_train, sample.classes)
+    train, test = (tuple(p[:EACH] for p in parts), tuple(p[EACH:] for p in parts))
+    return Federation(data, Split(train, tuple(p[:0] for p in parts), test))
+
+
+@pytest.fixture(scope="module")
+def net(small, tmp_path_factory):
+    """A SuperLink and two registered SuperNodes, stopped at the end whatever happens."""
+    folder = tmp_path_factory.mktemp("net")
+    new(folder / "app")
+    weights = first_model("mlp", small.data.x.shape[1:], 10, 0)
+    safetensors.numpy.save_file(weights, folder / "first.safetensors")
+    with Net(folder) as net:
+        for c in range(SITES):
+            write_site(folder / f"site-{c}.npz", small, c)
+            net.register(f"site-{c}")
+            start_site(net, c)
+        yield net
+    assert not [p for p in everything() if str(folder) in p[1]], "a process was left behind"
+
+
+def start_site(net: Net, c: int) -> None:
+    net.supernode(f"site-{c}", data=str(net.folder / f"site-{c}.npz"))
+
+
+def everything() -> list[tuple[int, str]]:
+    """Process ids and command lines of this machine."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append((int(path.parent.name), path.read_bytes().replace(b"\0", b" ").decode()))
+    return found
+
+
+def submit(net: Net, strategy: str, state: Path, **more) -> str:
+    settings = {"strategy": strategy, "rounds": ROUNDS, "sites": SITES, "state": str(state)}
+    settings |= {"first-model": str(net.folder / "first.safetensors"), "evaluate": False}
+    return net.submit(net.folder / "app", {**settings, **more})
+
+
+def until(what, net: Net, seconds: float = 150.0, pause: float = 0.1):
+    """Wait for something to come true, a while."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = what()
+        if found:
+            return found
+        time.sleep(pause)
+    raise AssertionError(net.log(LINK)[-3000:])
+
+
+def finished(net: Net, state: Path) -> dict:
+    """The model a run ends with."""
+    until(lambda: (state / "models" / "last.safetensors").exists(), net)
+    arrays, _, _ = record.load_checkpoint(state)
+    return {n.removeprefix("model/"): a for n, a in arrays.items() if n.startswith("model/")}
+
+
+def assert_simulated(model: dict, spec: str, fed: Federation) -> None:
+    (strategy,) = parse(spec)
+    plan = engine.Plan(ROUNDS, minibatch=20, eval_every=ROUNDS)
+    batch = engine.start([engine.Run(strategy, 0, fed)], plan, "mlp")
+    for _ in engine.simulate(batch):
+        pass
+    expected = batch.rows.layout.unpack(batch.progress.model[0])
+    assert set(model) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(model[name], value.numpy(), rtol=0, atol=1e-5)
+
+
+def kill_server_app(net: Net) -> None:
+    """SIGKILL to the process of the ServerApp, and to nothing else."""
+    family = set(family_of(net.processes[LINK].pid))
+    (pid,) = [p for p, words in everything() if p in family and "flwr-serverapp" in words]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not (Path("/proc") / str(pid) / "cmdline").exists() or _gone(pid), net)
+
+
+def _gone(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return "\nState:\tZ" in (Path("/proc") / str(pid) / "status").read_text()
+    return True
+
+
+def test_an_unregistered_key_is_refused(net):
+    net.supernode("stranger", data="none.npz")
+    code = net.processes["stranger"].wait(60)
+    assert code != 0
+    assert "Failed to activate SuperNode" in net.log("stranger")
+    net.stop("stranger")
+
+
+def test_fedmaba_killed_in_mid_round_ends_as_the_simulator(net, small, tmp_path):
+    state, spec = tmp_path / "state", "fedmaba:alpha=0.8"
+    submit(net, spec, state)
+    until(lambda: read_rounds(state, 0), net)  # the first round is saved
+    before = net.log("site-0").count("Received successfully")
+    until(lambda: net.log("site-0").count("Received successfully") > before, net)
+    kill_server_app(net)  # while the sites train
+    assert len(read_rounds(state, 0)) < ROUNDS
+    submit(net, spec, state)
+    assert_simulated(finished(net, state), spec, small)
+    lines = read_rounds(state, 0)
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    assert all(len(line["sites"]) == SITES and not line["refused"] for line in lines)
+
+
+def test_fedprox_ends_as_the_simulator(net, small, tmp_path):
+    submit(net, "fedprox:mu=1", tmp_path / "state")
+    assert_simulated(finished(net, tmp_path / "state"), "fedprox:mu=1", small)
+
+
+def kill_a_site_in_mid_round(net: Net, state: Path, rounds: int) -> str:
+    """The run's id, once its first round has ended without site-1."""
+    before = net.log("site-1").count("Received successfully")
+    run = submit(net, "fedmaba", state, timeout=15.0, rounds=rounds)
+    until(
+        lambda: net.log("site-1").count("Received successfully") > before + 1, net
+    )  # hello, train
+    net.stop("site-1", signal.SIGKILL)
+    (first,) = until(lambda: read_rounds(state, 0), net)
+    assert set(first["sites"]) == {"site-0"}
+    assert "no answer within 15 seconds" in first["refused"][0]
+    return run
+
+
+def test_a_supernode_killed_in_mid_round_is_done_without(net, tmp_path):
+    kill_a_site_in_mid_round(net, tmp_path / "state", rounds=1)
+    finished(net, tmp_path / "state")
+    arrays, meta, _ = record.load_checkpoint(tmp_path / "state")
+    assert meta["sites"] == ["site-0", "site-1"]
+    np.testing.assert_allclose(arrays["state/p"], [0.5, 0.5])  # kept for its return
+
+
+@pytest.mark.slow
+def test_a_killed_supernode_comes_back(net, tmp_path):
+    """Started again and again, as a supervisor would: Flower refuses it for about a minute."""
+    state = tmp_path / "state"
+
+    def back() -> bool:
+        if "site-1" not in net.processes or net.processes["site-1"].poll() is not None:
+            net.stop("site-1")
+            start_site(net, 1)
+        return any("site-1" in line["sites"] for line in read_rounds(state, 1))
+
+    until(lambda: back() or net.log("site-1").count("SuperNode ID") > 1, net, pause=2.0)
+    run = kill_a_site_in_mid_round(net, state, rounds=50)
+    until(back, net, pause=2.0)
+    net.flwr("stop", run, LINK)

@@ -1,0 +1,233 @@
+"""Layering: who may import whom, who may write files, and what no module may ever do."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedmaba
+
+SRC = Path(fedmaba.__file__).parent
+FILES = {".".join(path.relative_to(SRC).with_suffix("").parts): path for path in SRC.rglob("*.py")}
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
+EVERY = sorted(FILES)
+# modules that a server without torch can use
+LIGHT = [
+    "__init__", "cli", "config", "datasets", "errors", "federation", "history", "metrics",
+    "partition", "published", "record", "rng", "simplex", "strategy", "report.table",
+    "report.terminal", "report.data", "report.html", "report.watch", "report.figures",
+    "report.export", "report.tensorboard",
+]  # fmt: skip
+LIGHT += [name for name in EVERY if name.startswith("strategies.")]
+LIGHT += [
+    name
+    for name in EVERY
+    if name not in LIGHT and "no torch" in (ast.get_docstring(TREES[name]) or "").lower()
+]
+
+
+def typing_only(node: ast.AST) -> bool:
+    """Whether this is `if TYPE_CHECKING:`."""
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def imports(tree: ast.AST, *, deep: bool) -> set[str]:
+    """Modules a file imports; `deep`: also inside functions. Never for type checking only."""
+    found: set[str] = set()
+    waiting = list(ast.iter_child_nodes(tree))
+    while waiting:
+        node = waiting.pop()
+        if typing_only(node):
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute here"
+            module = node.module or ""
+            found.add(module)
+            found |= {f"{module}.{a.name}" for a in node.names if module == "fedmaba"}
+        if deep or not isinstance(node, ast.FunctionDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+    return found
+
+
+def inner(name: str, *, deep: bool = True) -> set[str]:
+    """Which of our own modules a module imports, by the short names of FILES."""
+    found = {m.removeprefix("fedmaba.") for m in imports(TREES[name], deep=deep) if "fedmaba" in m}
+    return {m for m in found if m in FILES or f"{m}.__init__" in FILES}
+
+
+def calls(name: str):
+    return (node for node in ast.walk(TREES[name]) if isinstance(node, ast.Call))
+
+
+def called(node: ast.Call) -> str:
+    return ast.unparse(node.func)
+
+
+def test_there_is_something_to_look_at():
+    assert {"engine", "strategies.fedmaba", "rows.layers", "report.table", "cli"} <= set(EVERY)
+    assert "torch" in imports(TREES["engine"], deep=False)
+    assert {"models", "rng", "strategy", "workers"} <= inner("engine")
+    assert any(called(node) == "open" for node in calls("record"))
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_what_needs_no_torch_imports_none(name):
+    assert name in FILES
+    found = imports(TREES[name], deep=False)
+    assert not {m for m in found if m.split(".")[0] == "torch"}
+    # nor by way of another module of ours
+    heavy = {"engine", "local", "models", "workers", "experiment", "rows", "rows.base"}
+    assert not inner(name, deep=False) & heavy
+
+
+@pytest.mark.parametrize("name", [n for n in EVERY if re.fullmatch(r"strategies\.(?!__)\w+", n)])
+def test_a_strategy_knows_the_contract_and_some_maths_and_nothing_else(name):
+    assert inner(name) <= {"strategy", "simplex", "errors"}
+    outside = {m.split(".")[0] for m in imports(TREES[name], deep=True) if "fedmaba" not in m}
+    assert outside <= {"numpy", "dataclasses", "typing", "math", "warnings", "__future__"}
+
+
+def test_the_lower_layers_do_not_look_up():
+    """A module imports only what stands above it on the page of the design."""
+    allowed = {
+        "errors": set(),
+        "rng": set(),
+        "simplex": set(),
+        "metrics": set(),
+        "strategy": {"errors"},
+        "partition": {"errors", "rng"},
+        "published": {"errors"},
+        "datasets": {"errors", "rng", "published"},
+        "config": {"errors"},
+        "federation": {"datasets", "partition", "errors"},
+        "models": {"rng", "errors"},
+        "workers": set(),
+        "rows.random": {"rng"},
+        "rows.base": set(),
+        "rows.general": {"rows.base"},
+        "rows.layers": {"rows.base", "rows.random"},
+        "local": {"rows.base", "rows.random", "workers"},
+        "history": {"errors", "metrics", "report", "report.table", "report.figures", "report.html"},
+        "record": {"errors", "history", "metrics"},
+    }
+    for name, known in allowed.items():
+        assert inner(name) <= known, name
+
+
+def test_the_engine_knows_no_algorithm_no_file_and_no_terminal():
+    found = inner("engine")
+    assert not {m for m in found if m.startswith(("strategies", "record", "report", "cli"))}
+    words = " ".join(
+        node.value
+        for node in ast.walk(TREES["engine"])
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    from fedmaba.strategies import REGISTRY
+
+    assert not {name for name in REGISTRY if name in words.lower().split()}
+    assert not {n.id for n in ast.walk(TREES["engine"]) if isinstance(n, ast.Name)} & {"print"}
+
+
+def test_nothing_imports_the_command_line():
+    for name in EVERY:
+        if name != "__main__":
+            assert "cli" not in inner(name), name
+
+
+def test_only_one_module_imports_flower():
+    assert {n for n in EVERY if "flwr" in str(imports(TREES[n], deep=True))} <= {"flower"}
+
+
+# run folders; downloads and exports; the files of a new app
+WRITERS = {"record", "datasets", "published", "flower_app.new"}
+WRITING = re.compile(
+    r"(^|\.)(write_text|write_bytes|replace|rename|unlink|mkdir|makedirs|rmdir|rmtree|remove|"
+    r"touch|symlink_to|save_file|savefig|savez|savetxt|savez_compressed|tofile|truncate)$"
+    r"|^(np|numpy|torch)\.save$|^(json|pickle|toml)\.dump$"
+)
+
+
+def writes(name: str):
+    """Calls of a module that look like writing to a disk."""
+    for node in calls(name):
+        text = called(node)
+        if text == "open" or text.endswith(".open"):
+            modes = [*node.args, *(k.value for k in node.keywords if k.arg == "mode")]
+            strings = {a.value for a in modes if isinstance(a, ast.Constant)}
+            if any(isinstance(s, str) and set(s) & set("wax+") and len(s) < 4 for s in strings):
+                yield text
+        elif WRITING.search(text):
+            yield text
+
+
+def test_the_scan_for_writers_sees_the_writers():
+    assert {"open", "os.replace", "temporary.unlink"} <= set(writes("record"))
+    assert any("write_bytes" in text for text in writes("published"))
+
+
+@pytest.mark.parametrize("name", [n for n in EVERY if n not in WRITERS])
+def test_only_the_record_and_the_data_sets_write_files(name):
+    found = set()
+    for text in writes(name):
+        stem, _, last = text.rpartition(".")
+        other = last in ("replace", "remove") and stem != "os"  # of strings, dataclasses, lists
+        if not other:
+            found.add(text)
+    assert not found
+
+
+FORBIDDEN = {"eval", "exec", "torch.load", "yaml.load", "os.system", "np.save", "compile_command"}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_nothing_executes_what_a_file_says(name):
+    roots = {m.split(".")[0] for m in imports(TREES[name], deep=True)}
+    assert not roots & {"pickle", "cPickle", "dill", "shelve", "marshal", "joblib", "yaml"}
+    for node in calls(name):
+        assert called(node) not in FORBIDDEN, ast.unparse(node)
+        for keyword in node.keywords:
+            if keyword.arg in ("allow_pickle", "shell"):
+                assert ast.unparse(keyword.value) == "False", ast.unparse(node)
+        if called(node) in ("np.load", "numpy.load"):
+            assert "allow_pickle" in {k.arg for k in node.keywords}, ast.unparse(node)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_no_error_is_swallowed_unnamed(name):
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, f"bare except in line {node.lineno}"
+            silent = all(isinstance(line, ast.Pass) for line in node.body)
+            assert not (silent and ast.unparse(node.type) in ("Exception", "BaseException"))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_module_says_what_it_is_for(name):
+    assert ast.get_docstring(TREES[name])
+
+
+def test_every_public_name_resolves():
+    assert len(set(fedmaba.__all__)) == len(fedmaba.__all__)
+    for name in fedmaba.__all__:
+        assert getattr(fedmaba, name) is not None
+    assert set(fedmaba.__all__) <= set(dir(fedmaba))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        fedmaba.nonsense  # noqa: B018
+
+
+def test_importing_the_package_is_quick_and_light():
+    """Neither torch nor NumPy; and the light half of the package works without torch."""
+    code = (
+        "import sys, fedmaba; heavy = {'torch', 'numpy', 'pydantic', 'typer'} & set(sys.modules);"
+        "assert not heavy, heavy;"
+        "import fedmaba.record, fedmaba.federation, fedmaba.config, fedmaba.cli;"
+        "fedmaba.load_history, fedmaba.Federation, fedmaba.FedMABA;"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()

@@ -1,0 +1,140 @@
+"""Fairness figures against numbers worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from fedmaba import metrics
+from fedmaba.metrics import Fairness, fairness, tail
+
+ACCURACY = np.array([0.5, 1.0, 0.75, 0.75])
+quick = settings(max_examples=50, deadline=None, database=None)
+shares = some.lists(some.floats(0, 1), min_size=1, max_size=40).map(np.array)
+
+
+def test_every_figure_by_hand():
+    loss, size = np.array([2.0, 1.0, 1.0, 4.0]), np.array([10, 30, 40, 20])
+    got = fairness(ACCURACY, loss, size, share=0.5)
+    p = np.array([0.5, 1, 0.75, 0.75]) / 3
+    want = Fairness(
+        variance=312.5,  # deviations of -25, 25, 0, 0 percent: (625 + 625) / 4
+        accuracy=75.0,
+        by_sample=80.0,  # (5 + 30 + 30 + 15) / 100
+        worst=62.5,  # of 50 and 75
+        best=87.5,
+        loss_variance=1.5,  # around 2: (0 + 1 + 1 + 4) / 4
+        gini=1.5 / 12,  # (-3 * 0.5 - 0.75 + 0.75 + 3 * 1) / (4 * 3)
+        jain=9 / (4 * 2.375),
+        entropy=float(-(p * np.log(p)).sum() / math.log(4)),
+        gap=50.0,
+    )
+    assert got._asdict() == pytest.approx(want._asdict())
+
+
+def test_the_default_tail_is_five_percent():
+    accuracy = np.linspace(0.0, 0.99, 100)
+    got = fairness(accuracy, accuracy, np.ones(100, np.int64))
+    assert got.worst == pytest.approx(2.0)  # 0, 1, 2, 3, 4 percent
+    assert got.best == pytest.approx(97.0)
+
+
+@pytest.mark.parametrize(
+    ("share", "n", "count"),
+    [
+        (0.05, 1, 1),
+        (0.05, 19, 1),
+        (0.05, 20, 1),
+        (0.05, 21, 2),
+        (0.05, 40, 2),
+        (0.05, 41, 3),
+        (0.05, 50, 3),
+        (0.05, 60, 3),
+        (0.05, 100, 5),
+        (0.07, 100, 7),  # 0.07 * 100 = 7.000000000000001
+        (0.14, 50, 7),  # and this, too
+        (0.29, 100, 29),  # 28.999999999999996
+        (0.1, 7, 1),
+        (0.3, 10, 3),
+        (1 / 3, 3, 1),
+        (0.001, 10, 1),
+        (1.0, 10, 10),
+    ],
+)
+def test_the_tail_counts_the_ceiling_of_its_share(share, n, count):
+    values = np.random.default_rng(n).permutation(np.arange(n, dtype=float))
+    assert tail(values, share) == pytest.approx(np.arange(count).mean())
+    assert tail(values, share, best=True) == pytest.approx(np.arange(n - count, n).mean())
+
+
+@quick
+@given(shares, some.integers(1, 100))
+def test_the_tail_by_exact_arithmetic(values, percent):
+    count = max(1, -(-percent * len(values) // 100))
+    assert tail(values, percent / 100) == pytest.approx(np.sort(values)[:count].mean(), abs=1e-12)
+
+
+def test_all_equal_is_fair():
+    got = fairness(np.full(7, 0.6), np.full(7, 1.2), np.arange(1, 8))
+    assert got._asdict() == pytest.approx(
+        {
+            "variance": 0, "accuracy": 60, "by_sample": 60, "worst": 60, "best": 60,
+            "loss_variance": 0, "gini": 0, "jain": 1, "entropy": 1, "gap": 0,
+        },
+        abs=1e-12,
+    )  # fmt: skip
+
+
+def test_one_has_everything():
+    values = np.array([0.0, 0.0, 0.0, 0.8])
+    assert metrics.gini(values) == pytest.approx(0.75)  # 1 - 1/N
+    assert metrics.jain(values) == pytest.approx(0.25)
+    assert metrics.entropy(values) == pytest.approx(0.0)
+    assert metrics.gap(values) == pytest.approx(0.8)
+
+
+def test_nobody_has_anything():
+    """No division by zero, and equal is equal."""
+    got = fairness(np.zeros(3), np.ones(3), np.ones(3, np.int64))
+    assert (got.gini, got.jain, got.entropy, got.variance, got.accuracy) == (0, 1, 1, 0, 0)
+
+
+def test_a_single_client():
+    got = fairness(np.array([0.4]), np.array([1.0]), np.array([5]))
+    assert (got.gini, got.entropy, got.variance, got.gap) == (0, 1, 0, 0)
+    assert got.worst == got.best == got.accuracy == pytest.approx(40)
+    assert got.jain == pytest.approx(1)
+
+
+@quick
+@given(shares)
+def test_figures_stay_in_their_ranges_and_do_not_depend_on_the_order(values):
+    n = len(values)
+    size = np.ones(n, np.int64)
+    got = fairness(values, values, size)
+    again = fairness(values[::-1], values[::-1], size)
+    assert got._asdict() == pytest.approx(again._asdict(), abs=1e-9)
+    assert got.worst <= got.accuracy + 1e-9
+    assert got.accuracy <= got.best + 1e-9
+    assert -1e-9 <= got.gini <= 1 - 1 / n + 1e-9
+    assert 1 / n - 1e-9 <= got.jain <= 1 + 1e-9
+    assert -1e-9 <= got.entropy <= 1 + 1e-9
+    assert got.by_sample == pytest.approx(got.accuracy)
+    assert 0 <= got.variance <= 2500 + 1e-9
+
+
+@quick
+@given(shares)
+def test_the_gini_coefficient_is_the_mean_difference_of_pairs(values):
+    total = np.abs(values[:, None] - values).sum()
+    n = len(values)
+    want = total / (2 * n * n * values.mean()) if values.sum() > 0 else 0
+    assert metrics.gini(values) == pytest.approx(want, abs=1e-9)
+
+
+def test_arguments_are_left_alone():
+    values = np.array([0.3, 0.1, 0.2])
+    fairness(values, values, np.ones(3, np.int64))
+    assert values.tolist() == [0.3, 0.1, 0.2]

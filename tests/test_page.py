@@ -1,0 +1,457 @@
+"""The page in a real Chromium: filled, usable, silent, and deaf to hostile names."""
+
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import report_cases
+from fedmaba import cli, experiment
+from fedmaba.history import History, RunHistory
+from fedmaba.report import data, html, watch
+from report_cases import PAYLOADS
+
+webdriver = pytest.importorskip("selenium.webdriver", reason="pip install selenium")
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
+DRIVER = shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not (BROWSER and DRIVER), reason="apt-get install chromium chromium-driver"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--window-size=1400,1000",
+]  # fmt: skip
+SECTIONS = [
+    "verdict", "summary", "distribution", "tradeoff", "rounds", "weights", "gains", "client",
+    "heterogeneity", "setup",
+]  # fmt: skip
+
+
+class Page:
+    """A browser with one page open."""
+
+    def __init__(self, folder: Path) -> None:
+        self.downloads = folder / "downloads"
+        self.downloads.mkdir()
+        options = webdriver.ChromeOptions()
+        options.binary_location = BROWSER
+        for flag in [*FLAGS, f"--user-data-dir={folder / 'profile'}"]:
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        service = webdriver.ChromeService(DRIVER)
+        self.driver = webdriver.Chrome(options=options, service=service)
+        behaviour = {"behavior": "allow", "downloadPath": str(self.downloads)}
+        self.driver.execute_cdp_cmd("Browser.setDownloadBehavior", behaviour)
+
+    def open(self, address: Path | str) -> None:
+        self.driver.get_log("performance")
+        self.driver.get(f"file://{address}" if isinstance(address, Path) else address)
+        self.drawn()
+
+    def drawn(self) -> None:
+        self.until("document.documentElement.dataset.drawn === 'yes'")
+
+    def until(self, condition: str, seconds: float = 20) -> None:
+        end = time.monotonic() + seconds
+        while not self.js(f"return {condition}"):
+            assert time.monotonic() < end, condition
+            time.sleep(0.03)
+
+    def js(self, code: str, *arguments):
+        return self.driver.execute_script(code, *arguments)
+
+    def texts(self, query: str) -> list[str]:
+        return self.js(
+            "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)", query
+        )
+
+    def click(self, query: str) -> None:
+        self.js("document.querySelector(arguments[0]).click()", query)
+
+    def choose(self, query: str, value: str) -> None:
+        self.js(
+            "const s = document.querySelector(arguments[0]); s.value = arguments[1];"
+            "s.dispatchEvent(new Event('change'))", query, value,
+        )  # fmt: skip
+
+    def bring(self, query: str) -> None:
+        """Scroll something into the middle of the window."""
+        how = "{block: 'center', behavior: 'instant'}"
+        self.js(f"document.querySelector(arguments[0]).scrollIntoView({how})", query)
+
+    def point(self, figure: str, x: float, y: float) -> str:
+        """Move the mouse to a place of a figure, in shares of its size; what the tip says."""
+        self.bring(figure)
+        box = self.js(
+            "const b = document.querySelector(arguments[0] + ' svg').getBoundingClientRect();"
+            "return [b.left, b.top, b.width, b.height]", figure,
+        )  # fmt: skip
+        at = {"x": box[0] + x * box[2], "y": box[1] + y * box[3]}
+        self.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": "mouseMoved", **at})
+        return self.js(
+            "const t = document.querySelector('#tip'); return t.hidden ? '' : t.textContent"
+        )
+
+    def key(self, figure: str, key: str) -> str:
+        """Press a key on a figure; what the tip says."""
+        return self.js(
+            "const c = document.querySelector(arguments[0] + ' .chart');"
+            "const t = document.querySelector('#tip');"
+            "c.focus(); c.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[1]}));"
+            "return t.hidden ? '' : t.textContent", figure, key,
+        )  # fmt: skip
+
+    def file(self, name: str) -> Path:
+        """A download, when it is whole."""
+        end = time.monotonic() + 10
+        while not (self.downloads / name).exists():
+            assert time.monotonic() < end, name
+            time.sleep(0.05)
+        return self.downloads / name
+
+    def complaints(self) -> list[str]:
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def requests(self) -> list[str]:
+        """Addresses asked for since `open`, but for the page itself and what it made up."""
+        seen = [json.loads(e["message"])["message"] for e in self.driver.get_log("performance")]
+        asked = [e["params"] for e in seen if e["method"] == "Network.requestWillBeSent"]
+        urls = [p["request"]["url"] for p in asked if p.get("type") != "Document"]
+        urls += [p["request"]["url"] for p in asked if p.get("type") == "Document"][1:]
+        return [url for url in urls if not url.startswith(("data:", "blob:"))]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    opened = Page(tmp_path_factory.mktemp("browser"))
+    yield opened
+    opened.driver.quit()
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory) -> tuple[Path, Path]:
+    """A run on real images, and its report."""
+    folder = tmp_path_factory.mktemp("real") / "run"
+    experiment.compare(
+        ["fedavg", "afl", "fedmaba"], out=folder, data="sample", clients=20, rounds=6,
+        eval_every=2, seeds=2, model="softmax",
+    )  # fmt: skip
+    out = folder.parent / "report.html"
+    html.write([folder], out)
+    return folder, out
+
+
+def test_every_section_is_there_and_filled_and_nothing_is_asked_for(page, real):
+    page.open(real[1])
+    ids = page.js("return [...document.querySelectorAll('main > section')].map(s => s.id)")
+    assert ids == SECTIONS
+    figures = page.js("return [...document.querySelectorAll('figure')].map(f => f.dataset.figure)")
+    assert len(figures) == 18
+    drawn = page.js(
+        "return [...document.querySelectorAll('figure')].filter(f => f.querySelector("
+        "'svg path, svg rect, svg circle, svg image')).map(f => f.dataset.figure)"
+    )
+    assert drawn == figures
+    assert len(page.js("return [...document.querySelectorAll('#fig-dots svg > circle')]")) == 120
+    assert "never binds" in page.texts("#binding")[0] or "binds in" in page.texts("#binding")[0]
+    assert re.search(r"\d+ of 40 clients gain", page.texts("#gains-text")[0])
+    assert "Each client holds" in page.texts("#labels-text")[0]
+    assert page.requests() == []
+    assert page.complaints() == []
+
+
+def test_the_numbers_are_those_of_the_table_command(page, real, capsys, monkeypatch):
+    page.open(real[1])
+    monkeypatch.setenv("COLUMNS", "200")
+    for model in ("deployed", "last"):
+        page.click(f"#models [data-model={model}]")
+        for at in ("last", "best", "last5"):
+            page.choose("#at", at)
+            monkeypatch.setattr(
+                sys, "argv", ["fedmaba", "table", str(real[0]), "--model", model, "--at", at]
+            )
+            with pytest.raises(SystemExit):
+                cli.main()
+            printed = capsys.readouterr().out
+            rows = page.js(
+                "return [...document.querySelectorAll('#table tbody tr')].map(r => "
+                "[...r.children].map(c => c.textContent))"
+            )
+            assert len(rows) == 3
+            for row in rows:
+                line = next(l for l in printed.splitlines() if l.split()[:1] == [row[0]])
+                assert re.split(r"\s{2,}", line.strip()) == row[:-1]
+            assert page.texts("#summary-caption")[0] in " ".join(printed.split())
+    page.click("#models [data-model=deployed]")
+
+
+def test_sorting_goes_both_ways_and_says_so(page, real):
+    page.open(real[1])
+    cells = "document.querySelectorAll('#table tbody td:nth-child(2)')"
+    column = f"return [...{cells}].map(c => parseFloat(c.textContent))"
+    page.click("#table [data-sort='0']")
+    values = page.js(column)
+    assert values == sorted(values)
+    assert (
+        page.js("return document.querySelector('#table th:nth-child(2)').ariaSort") == "ascending"
+    )
+    page.click("#table [data-sort='0']")
+    assert page.js(column) == sorted(values, reverse=True)
+    page.click("#table [data-sort=label]")
+    assert page.texts("#table tbody th") == ["afl", "fedavg", "fedmaba"]
+
+
+def test_the_table_can_be_copied_in_three_forms(page, real):
+    page.open(real[1])
+    page.js(
+        "window.copied = []; Object.defineProperty(navigator, 'clipboard', "
+        "{value: {writeText: t => { window.copied.push(t); return Promise.resolve(); }}})"
+    )
+    for kind in ("latex", "markdown", "csv"):
+        page.click(f"[data-copy={kind}]")
+    page.until("window.copied.length === 3")
+    latex, markdown, table = page.js("return window.copied")
+    assert latex.count("\\\\") == 4
+    assert "\\textbf{" in latex
+    assert "$\\pm$" in latex
+    assert markdown.splitlines()[0].startswith("| strategy | variance %²")
+    assert "**" in markdown
+    assert table.splitlines()[0] == "strategy,variance %²,accuracy %,worst 5 %,best 5 %,seeds"
+
+
+def test_pointing_shows_values_by_mouse_and_by_keys(page, real):
+    page.open(real[1])
+    for figure, word in {
+        "#fig-variance": "round", "#fig-hist": "of 40", "#fig-ecdf": "at or below",
+        "#fig-heat": "weight", "#fig-gains": "points", "#fig-labels": "training examples",
+        "#fig-client-accuracy": "round",
+    }.items():  # fmt: skip
+        assert word in page.point(figure, 0.5, 0.5), figure
+    assert "round 6" in page.key("#fig-accuracy", "ArrowRight")
+    assert "round 4" in page.key("#fig-accuracy", "ArrowLeft")
+    assert re.match(r"round \d: (fedavg|afl|fedmaba) [\d.]+.%", page.texts("#say")[0])
+    label = page.js("return document.querySelector('#fig-accuracy .chart').ariaLabel")
+    assert "fedmaba ends at" in label
+
+
+def test_a_click_on_a_client_opens_it(page, real):
+    page.open(real[1])
+    before = page.texts("#client-text")[0]
+    page.bring("#fig-dots")
+    box = page.js(
+        "const b = document.querySelectorAll('#fig-dots svg > circle')[19].getBoundingClientRect();"
+        "return [b.x + b.width / 2, b.y + b.height / 2]"
+    )
+    at = {"x": box[0], "y": box[1], "button": "left", "clickCount": 1}
+    for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+        page.driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": kind, **at})
+    after = page.texts("#client-text")[0]
+    assert after != before
+    name = re.match(r"client (\d+), seed (\d)", after)
+    assert name
+    assert page.js("return document.querySelector('#client-which').value") == name[1]
+    page.choose("#client-which", "3")
+    assert page.texts("#client-text")[0].startswith("client 3,")
+    page.key("#fig-gains", "ArrowRight")
+    page.key("#fig-gains", "Enter")
+    assert not page.texts("#client-text")[0].startswith("client 3,")
+
+
+def test_strategies_can_be_hidden_and_the_theme_switched(page, real):
+    page.open(real[1])
+    page.click("#chips button:nth-child(2)")
+    page.drawn()
+    page.until("document.querySelectorAll('#fig-dots svg > circle').length === 80")
+    page.click("#chips button:nth-child(2)")
+    paper = "return getComputedStyle(document.body).backgroundColor"
+    light = page.js(paper)
+    page.click("#theme")
+    assert page.js(paper) != light
+    assert page.js("return document.documentElement.dataset.theme") == "dark"
+    page.click("#theme")
+    assert page.js(paper) == light
+    assert page.complaints() == []
+
+
+def test_every_figure_downloads_as_a_picture_and_as_data(page, real):
+    import xml.etree.ElementTree as tree
+
+    page.open(real[1])
+    figures = page.js("return [...document.querySelectorAll('figure')].map(f => f.dataset.figure)")
+    for name in figures:
+        time.sleep(0.25)  # the browser lets a page start ten downloads a second
+        page.click(f"#fig-{name} [data-act=csv]")
+        table = page.file(f"{name}.csv").read_text()
+        page.click(f"#fig-{name} [data-act=svg]")
+        assert len(table.splitlines()) > 1, name
+        picture = tree.fromstring(page.file(f"{name}.svg").read_text())
+        assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+        text = page.file(f"{name}.svg").read_text()
+        assert "var(--" not in text, name  # it needs no style sheet
+        assert not re.search(r'(?:href|src)="(?!data:)', text)
+        page.click(f"#fig-{name} [data-act=table]")
+        assert len(page.texts(f"#fig-{name} .data tbody tr")) >= 1
+    clients = (page.downloads / "dots.csv").read_text().splitlines()
+    assert len(clients) == 1 + 120
+    assert page.requests() == []
+    assert page.complaints() == []
+
+
+def test_narrow_wide_and_printed_nothing_sticks_out(page, real):
+    page.open(real[1])
+    for width in (360, 700, 1400):
+        page.driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
+        )
+        time.sleep(0.4)
+        page.drawn()
+        assert page.js("return document.documentElement.scrollWidth") <= width
+    page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    printed = page.driver.execute_cdp_cmd("Page.printToPDF", {"printBackground": False})
+    assert base64.b64decode(printed["data"]).startswith(b"%PDF")
+
+
+def test_it_can_be_read_without_seeing_it(page, real):
+    page.open(real[1])
+    nameless = page.js(
+        "return [...document.querySelectorAll('button, select, [tabindex=\"0\"]')].filter("
+        "e => !(e.textContent.trim() || e.ariaLabel || e.getAttribute('aria-labelledby') ||"
+        " e.labels?.length)).map(e => e.outerHTML.slice(0, 80))"
+    )
+    assert nameless == []
+    assert page.js("return document.documentElement.lang") == "en"
+    assert page.js("return document.querySelectorAll('h1').length") == 1
+    contrast = page.js(
+        """const light = c => { const v = c.match(/[\\d.]+/g).map(Number).slice(0, 3).map(x => {
+             x /= 255; return x <= .03928 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4; });
+             return .2126 * v[0] + .7152 * v[1] + .0722 * v[2]; };
+           const paper = light(getComputedStyle(document.body).backgroundColor);
+           return ['.intro', 'figcaption p', '#table td', '.toc a', '#fig-dots text'].map(q => {
+             const e = document.querySelector(q), s = getComputedStyle(e);
+             const ink = light(e.tagName === 'text' ? s.fill : s.color);
+             return (Math.max(ink, paper) + .05) / (Math.min(ink, paper) + .05); });"""
+    )
+    assert min(contrast) >= 4.5
+
+
+def test_first_paint_of_a_large_report_is_quick(page, tmp_path):
+    out = tmp_path / "large.html"
+    out.write_text(html.page([data.of(report_cases.history())]))
+    assert out.stat().st_size < 5_000_000
+    times = []
+    for _ in range(3):
+        page.open(out)
+        paint = "return performance.getEntriesByName('first-contentful-paint')[0].startTime"
+        times.append(page.js(paint))
+    assert min(times) < 1000, times
+    assert "400 each are embedded" in page.texts(".notes")[0]
+    assert page.complaints() == []
+
+
+def hostile() -> data.Source:
+    """Payloads as strategies, clients, classes, folder, versions, hashes and configuration."""
+    rng, n = np.random.default_rng(0), len(PAYLOADS)
+    runs = []
+    for label in PAYLOADS:
+        run = RunHistory(
+            label, 0, label, np.full(n, 9), diverged="" if rng.random() < 0.9 else label
+        )
+        accuracy = rng.random((2, n))
+        run.tables = {
+            "round": [1, 2], "client": [np.arange(n)] * 2, "weight": [np.full(n, 1 / n)] * 2,
+            "evaluated": [1, 2], "info.lambda": [0.0, 0.1],
+            **{f"{m}.accuracy": list(accuracy) for m in ("deployed", "last")},
+            **{f"{m}.loss": list(accuracy) for m in ("deployed", "last")},
+        }  # fmt: skip
+        run.tables = {k: [np.asarray(v) for v in rows] for k, rows in run.tables.items()}
+        runs.append(run)
+    about = {
+        "command": PAYLOADS,
+        "data": {
+            "name": PAYLOADS[0], "sha256": PAYLOADS[1], "classes": PAYLOADS, "clients": PAYLOADS,
+        },
+        "partition": {p: p for p in PAYLOADS},
+        "model": {p: p for p in PAYLOADS},
+        "device": PAYLOADS[2],
+        "versions": {p: p for p in PAYLOADS},
+    }  # fmt: skip
+    counts = {0: rng.integers(0, 9, (n, n))}
+    return data.Source(PAYLOADS[1], History(runs), about, "\n".join(PAYLOADS), counts)
+
+
+def test_hostile_names_run_nothing_and_ask_for_nothing(page, tmp_path):
+    assert len(set(PAYLOADS)) == 200
+    out = tmp_path / "hostile.html"
+    out.write_text(html.page([hostile()]), encoding="utf-8")
+    page.open(out)
+    assert page.texts("#table tbody th")[1].startswith(PAYLOADS[1])
+    assert set(page.texts("#chips button")) == set(PAYLOADS)
+    for figure in ("dots", "heat", "gains", "labels", "client-labels"):
+        assert page.key(f"#fig-{figure}", "ArrowRight")
+        page.click(f"#fig-{figure} [data-act=table]")
+        page.click(f"#fig-{figure} [data-act=svg]")
+    page.js(
+        "document.querySelector('#fig-labels svg')"
+        ".dispatchEvent(new MouseEvent('click', {bubbles: true}))"
+    )
+    for i in range(0, 200, 20):
+        page.choose("#client-which", str(i))
+        assert page.texts("#client-text")[0].startswith(PAYLOADS[i])
+    page.click("[data-copy=markdown]")
+    assert page.js("return window.hit === undefined")
+    assert page.js("return document.scripts.length") == 2
+    assert (
+        page.js("return document.querySelectorAll('iframe, object, base, img, math').length") == 0
+    )
+    assert page.js("return document.querySelectorAll('link').length") == 1  # the icon, our own
+    assert page.requests() == []
+    assert page.complaints() == []
+
+
+def test_a_live_run_renews_its_page(page, tmp_path):
+    """A second process trains; the page follows it to the end without being reloaded."""
+    folder = tmp_path / "live"
+    words = "compare fedavg fedmaba --data sample --clients 20 --model softmax --rounds 100"
+    words += f" --eval-every 5 --checkpoint-every 20 --seeds 1 --quiet --out {folder}"
+    train = subprocess.Popen(
+        [sys.executable, "-m", "fedmaba", *words.split()], stdout=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        end = time.monotonic() + 60
+        while not (folder / "rounds.jsonl").exists():
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        with watch.serve(folder) as server:
+            thread = threading.Thread(target=server.serve_forever, daemon=True)
+            thread.start()
+            page.open(server.url)
+            page.js("window.same = true")
+            assert "is running" in page.texts(".live")[0]
+            first = page.texts(".live")[0]
+            page.until(f"document.querySelector('.live')?.textContent !== {json.dumps(first)}")
+            train.wait(120)
+            page.until("!document.querySelector('.live')")
+            page.until("document.querySelectorAll('#fig-dots svg > circle').length === 40")
+            assert page.js("return window.same") is True
+            assert set(page.requests()) <= {server.url, f"{server.url}version"}
+            page.js("window.stop()")
+            page.driver.get("about:blank")
+            server.shutdown()
+    finally:
+        train.kill()
+        train.wait()
+    assert page.complaints() == []

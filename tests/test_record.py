@@ -1,0 +1,786 @@
+"""Run folders: what is in them, that they survive stops, damage and full disks, and who may write.
+
+An interrupted and resumed run must end in the same bytes as an unbroken one.
+"""
+
+import dataclasses
+import errno
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from torch import nn
+
+import fedmaba
+from fedmaba import config, engine, experiment, record, strategies
+from fedmaba.errors import Busy, InputError, SaveFailed
+from fedmaba.federation import Federation
+from fedmaba.metrics import Fairness, fairness
+from fedmaba.partition import Split
+from fedmaba.record import Folder, load_checkpoint, load_history, read_checkpoint, run_id
+from fedmaba.strategy import Decision, Strategy
+
+STRATEGIES = ["fedavg", "fedfv:tau=2", "fedmaba:loss_at=mean", "afl"]
+
+
+def asked(npz, **changes):
+    """An experiment of a few cheap rounds; keys as `train__lr`."""
+    tree = {
+        "strategies": STRATEGIES,
+        "seeds": 2,
+        "model": "softmax",
+        "data": {"name": str(npz), "validation": 0.2},
+        "train": {"rounds": 6, "participants": 3, "minibatch": 5},
+        "server": {"momentum": 0.5},
+        "eval": {"every": 2},
+        "machine": {"device": "cpu"},
+        "save": {"every": 3},
+    }
+    for name, value in changes.items():
+        config.put(tree, name.replace("__", "."), value)
+    return config.build(tree)
+
+
+def play(session, stop_after=math.inf):
+    """Run a session until it is done or some rounds have been."""
+    at = session.batch.progress
+    list(session.rounds(lambda: at.round >= stop_after))
+    return session
+
+
+def begun(experiment_, out):
+    session = experiment.prepare(experiment_)
+    experiment.begin(session, out)
+    return session
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Everything in a folder that must repeat, by name."""
+    apart = {"about.json", "timing.jsonl", ".lock"}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in folder.rglob("*")
+        if p.is_file() and p.name not in apart
+    }
+
+
+def debris(folder: Path) -> list[Path]:
+    return [p for p in folder.rglob("*") if ".tmp" in p.name]
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_npz, tmp_path_factory):
+    """A session that ran to its end without a break, and its folder."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    return play(begun(asked(tiny_npz), out)), out
+
+
+@pytest.fixture
+def stopped(tiny_npz, tmp_path):
+    """A folder left after five of six rounds, with two checkpoints."""
+    out = tmp_path / "stopped"
+    play(begun(asked(tiny_npz), out), stop_after=5)
+    assert [p.name for p in record.checkpoints(out)] == ["00000005.ckpt", "00000003.ckpt"]
+    return out
+
+
+# --- what a folder holds -----------------------------------------------------------------------
+
+
+def test_a_finished_folder_holds_everything_and_no_checkpoints(finished):
+    session, out = finished
+    names = set(files(out))
+    runs = [f"{r:02d}-{s}-s{seed}" for r, (s, seed) in enumerate(pairs())]
+    labels = {name.replace(":", "_") for name in runs}
+    want = {"experiment.toml", "partition.npz", "rounds.jsonl", "runs.json"}
+    want |= {f"clients/{name}.npz" for name in labels}
+    kinds = ("last", "deployed", "best")
+    want |= {f"models/{name}-{kind}.safetensors" for name in labels for kind in kinds}
+    assert names == want
+    assert (out / "timing.jsonl").read_text().count("\n") == 6
+    about = json.loads((out / "about.json").read_text())
+    data = session.batch.runs[0].federation.data
+    assert about["data"]["sha256"] == data.sha256()
+    assert about["seeds"] == [0, 1]
+    assert about["versions"]["fedmaba"] == fedmaba.__version__
+    assert about["model"]["parameters"] == 6 * 3 + 3
+
+
+def pairs():
+    return [(s, seed) for s in STRATEGIES for seed in (0, 1)]
+
+
+def test_the_experiment_file_asks_for_the_same_run_again(finished, tiny_npz):
+    _, out = finished
+    again = config.build(config.load(out / "experiment.toml"))
+    assert again == asked(tiny_npz)
+
+
+def test_the_partition_file_says_who_owns_what(finished):
+    session, out = finished
+    with np.load(out / "partition.npz", allow_pickle=False) as z:
+        for run in session.batch.runs:
+            own = f"seed{run.seed}."
+            arrays = {n.removeprefix(own): z[n] for n in z.files if n.startswith(own)}
+            split = Split.from_arrays(arrays)
+            assert split.sha256() == run.federation.split.sha256()
+
+
+def test_a_saved_model_serves_each_client_as_the_history_says(finished):
+    session, out = finished
+    history = load_history(out)
+    for r, (run, seen) in enumerate(zip(session.batch.runs, history.runs, strict=True)):
+        federation = run.federation
+        x = torch.from_numpy(federation.data.x)
+        name = run_id(r, seen.label, seen.seed)
+        for kind in ("last", "deployed"):
+            saved = safetensors.numpy.load_file(out / "models" / f"{name}-{kind}.safetensors")
+            model = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
+            model.load_state_dict({k: torch.from_numpy(v) for k, v in saved.items()})
+            right = (model(x).argmax(1).numpy() == federation.data.y).astype(float)
+            want = [right[rows].mean() for rows in federation.split.test]
+            np.testing.assert_allclose(seen.accuracy(kind)[-1], want)
+
+
+def test_the_best_model_is_that_of_the_best_validation_round(finished):
+    session, out = finished
+    at = session.batch.progress
+    for r, run in enumerate(session.history.runs):
+        judged = run.column("last_validation.accuracy").mean(1)
+        assert at.best_round[r] + 1 == run.evaluated[int(np.argmax(judged))]
+        saved = safetensors.numpy.load_file(
+            out / "models" / f"{run_id(r, run.label, run.seed)}-best.safetensors"
+        )
+        layout = session.batch.rows.layout
+        for name, value in layout.unpack(at.best[r]).items():
+            assert np.array_equal(saved[name], value.numpy())
+
+
+def test_there_is_a_line_for_each_run_and_round(finished):
+    session, out = finished
+    lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert sorted((x["run"], x["round"]) for x in lines) == [
+        (r, t) for r in range(8) for t in range(1, 7)
+    ]
+    for line in lines:
+        run = session.history.runs[line["run"]]
+        assert (line["strategy"], line["seed"]) == (run.label, run.seed)
+        assert ("deployed" in line) == (line["round"] % 2 == 0)
+        if "deployed" in line:
+            i = run.evaluated.tolist().index(line["round"])
+            for model in ("deployed", "last"):
+                assert line[model] == pytest.approx(run.fairness(model)[i]._asdict(), rel=1e-6)
+    assert any("lambda" in line for line in lines)
+
+
+def test_the_lines_use_the_experiments_own_share_of_worst_clients(tiny_npz, tmp_path):
+    out = tmp_path / "share"
+    session = play(begun(asked(tiny_npz, eval__share=0.6, seeds=1), out))
+    run = session.history.runs[0]
+    lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    (line,) = (line for line in lines if (line["run"], line["round"]) == (0, 2))
+    five = run.fairness()[0].worst
+    three = run.fairness(share=0.6)[0].worst
+    assert five != three
+    assert line["deployed"]["worst"] == pytest.approx(three)
+
+
+# --- the history -------------------------------------------------------------------------------
+
+
+def same_history(a, b):
+    assert len(a.runs) == len(b.runs)
+    for x, y in zip(a.runs, b.runs, strict=True):
+        assert (x.label, x.seed, x.deploy, x.diverged) == (y.label, y.seed, y.deploy, y.diverged)
+        left, right = x.arrays(), y.arrays()
+        assert set(left) == set(right)
+        for name, value in left.items():
+            assert right[name].dtype == value.dtype, name
+            np.testing.assert_array_equal(right[name], value, name)
+    assert str(a) == str(b)
+
+
+def test_a_loaded_history_equals_the_one_in_memory(finished):
+    session, out = finished
+    same_history(load_history(out), session.history)
+    same_history(load_history(str(out)), session.history)
+
+
+def test_an_unfinished_history_goes_as_far_as_its_checkpoint(stopped, finished):
+    history = load_history(stopped)
+    whole = finished[0].history
+    for run, full in zip(history.runs, whole.runs, strict=True):
+        assert run.column("round").tolist() == [1, 2, 3, 4, 5]
+        assert np.array_equal(run.column("weight"), full.column("weight")[:5])
+        assert np.array_equal(run.accuracy(), full.accuracy()[:2])
+
+
+def test_the_tables_have_their_shapes(finished):
+    for run in finished[0].history.runs:
+        assert run.evaluated.tolist() == [2, 4, 6]
+        assert run.accuracy().shape == run.loss("last").shape == (3, 5)
+        weights = run.weights()
+        assert weights.shape == (6, 5)
+        assert (np.isfinite(weights).sum(1) == 3).all()
+        for t, client in enumerate(run.column("client")):
+            assert np.array_equal(np.flatnonzero(np.isfinite(weights[t])), client)
+            assert np.array_equal(weights[t, client], run.column("weight")[t])
+        with pytest.raises(InputError, match="no table 'nonsense'"):
+            run.column("nonsense")
+
+
+def test_a_summary_is_mean_and_deviation_over_seeds(finished):
+    history = finished[0].history
+    rows = history.summary("last", share=0.3)
+    assert [row.label for row in rows] == STRATEGIES
+    for row in rows:
+        runs = [run for run in history.runs if run.label == row.label]
+        figures = [
+            fairness(run.accuracy("last")[-1], run.loss("last")[-1], run.test_size, 0.3)
+            for run in runs
+        ]
+        assert row.seeds == 2
+        np.testing.assert_allclose(row.mean, np.mean(figures, axis=0))
+        np.testing.assert_allclose(row.sd, np.std(figures, axis=0, ddof=1))
+    (row, *_) = history.summary(at="best")
+    runs = history.runs[:2]
+    best = [int(np.argmax(r.column("deployed_validation.accuracy").mean(1))) for r in runs]
+    figures = [run.fairness()[i] for run, i in zip(runs, best, strict=True)]
+    np.testing.assert_allclose(row.mean, np.mean(figures, axis=0))
+    (row, *_) = history.summary(at="last5")
+    figures = [np.mean(run.fairness(), axis=0) for run in runs]
+    np.testing.assert_allclose(row.mean, np.mean(figures, axis=0))
+    assert history.picked_on() == "validation data"
+
+
+def test_the_long_table_has_a_line_per_run_evaluation_and_client(finished):
+    history = finished[0].history
+    table = history.to_pandas()
+    assert len(table) == 8 * 3 * 5
+    run = history.runs[5]
+    part = table[(table.strategy == run.label) & (table.seed == run.seed)]
+    grid = part.pivot(index="round", columns="client", values="deployed_accuracy")
+    assert grid.index.tolist() == [2, 4, 6]
+    assert np.array_equal(grid.to_numpy(), run.accuracy())
+    last = part[part["round"] == 6].last_loss.to_numpy()
+    assert np.array_equal(last, run.loss("last")[-1])
+
+
+# --- stop and resume ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 4, 5])
+def test_a_stopped_and_resumed_run_ends_in_the_same_bytes(after, finished, tiny_npz, tmp_path):
+    out = tmp_path / "run"
+    session = play(begun(asked(tiny_npz), out), stop_after=after)
+    assert session.stopped
+    assert len(record.checkpoints(out)) in (1, 2)
+    resumed = experiment.resume(out)
+    assert resumed.batch.progress.round == after
+    play(resumed)
+    assert not resumed.stopped
+    want, got = files(finished[1]), files(out)
+    assert set(want) == set(got)
+    assert [name for name in want if want[name] != got[name]] == []
+    same_history(load_history(out), finished[0].history)
+
+
+@pytest.mark.parametrize("after", [1, 2, 4, 5])
+def test_a_killed_run_goes_on_from_its_checkpoint_to_the_same_bytes(
+    after, finished, tiny_npz, tmp_path
+):
+    out = tmp_path / "run"
+    rounds = begun(asked(tiny_npz), out).rounds()
+    for _ in range(after):
+        next(rounds)
+    rounds.close()  # as if the process had ended here: no last checkpoint
+    play(experiment.resume(out))
+    want, got = files(finished[1]), files(out)
+    assert [name for name in want if want[name] != got.get(name)] == []
+
+
+def test_many_stops_are_as_good_as_one(finished, tiny_npz, tmp_path):
+    out = tmp_path / "run"
+    play(begun(asked(tiny_npz), out), stop_after=2)
+    for after in (3, 4, 5):
+        play(experiment.resume(out), stop_after=after)
+    play(begun(asked(tiny_npz), out))  # the same experiment on its folder goes on, too
+    want, got = files(finished[1]), files(out)
+    assert [name for name in want if want[name] != got.get(name)] == []
+
+
+def test_how_often_checkpoints_are_taken_does_not_show(finished, tiny_npz, tmp_path):
+    out = tmp_path / "run"
+    play(begun(asked(tiny_npz, save__every=1, save__seconds=1e-9), out))
+    want, got = files(finished[1]), files(out)
+    del want["experiment.toml"]
+    assert [name for name in want if want[name] != got.get(name)] == []
+
+
+def test_the_two_newest_checkpoints_stay(tiny_npz, tmp_path):
+    out = tmp_path / "run"
+    play(begun(asked(tiny_npz, save__every=1), out), stop_after=5)
+    assert [p.name for p in record.checkpoints(out)] == ["00000005.ckpt", "00000004.ckpt"]
+
+
+def test_a_stop_asked_for_while_the_caller_looks_at_a_round_loses_nothing(tiny_npz, tmp_path):
+    out = tmp_path / "run"
+    session = begun(asked(tiny_npz, save__every=50), out)
+    wanted = []
+    for snapshot in session.rounds(lambda: bool(wanted)):
+        if snapshot.round == 3:
+            wanted.append(True)
+    assert session.stopped
+    assert experiment_round(out) == session.batch.progress.round
+
+
+def experiment_round(out):
+    resumed = experiment.resume(out)
+    resumed.close()
+    return resumed.batch.progress.round
+
+
+def test_a_stop_in_the_last_round_is_the_end(tiny_npz, tmp_path):
+    session = play(begun(asked(tiny_npz, seeds=1), tmp_path / "run"), stop_after=6)
+    assert not session.stopped
+    assert (tmp_path / "run" / "runs.json").exists()
+
+
+def test_threads_may_change_between_stop_and_resume(finished, stopped, tiny_npz):
+    play(begun(asked(tiny_npz, machine__threads=1), stopped))
+    want, got = files(finished[1]), files(stopped)
+    assert [name for name in want if want[name] != got.get(name)] == []
+
+
+def test_a_folder_of_another_experiment_is_left_alone(finished, stopped, tiny_npz, tmp_path):
+    before = files(stopped)
+    with pytest.raises(InputError, match="holds another experiment: choose another --out"):
+        begun(asked(tiny_npz, train__lr=0.3), stopped)
+    assert files(stopped) == before
+    with pytest.raises(InputError, match="finished: see `fedmaba table"):
+        begun(asked(tiny_npz), finished[1])
+    with pytest.raises(InputError, match="is finished"):
+        experiment.resume(finished[1])
+    other = tmp_path / "mine"
+    other.mkdir()
+    (other / "thesis.txt").write_text("years of work")
+    with pytest.raises(InputError, match="is no run folder"):
+        begun(asked(tiny_npz), other)
+    assert [p.name for p in other.iterdir()] == ["thesis.txt"]
+    with pytest.raises(InputError, match="is no run folder"):
+        experiment.resume(other)
+    with pytest.raises(InputError, match="is no run folder"):
+        load_history(other / "none")
+
+
+def test_an_output_that_is_a_file_is_refused(tiny_npz, tmp_path):
+    (tmp_path / "notes").write_text("kept")
+    with pytest.raises((InputError, SaveFailed), match="notes"):
+        begun(asked(tiny_npz), tmp_path / "notes")
+    with pytest.raises((InputError, SaveFailed), match="notes"):
+        begun(asked(tiny_npz), tmp_path / "notes" / "below")
+    assert (tmp_path / "notes").read_text() == "kept"
+
+
+def test_other_data_under_the_same_name_are_noticed(tiny_npz, tmp_path):
+    mine = tmp_path / "mine.npz"
+    mine.write_bytes(Path(tiny_npz).read_bytes())
+    out = tmp_path / "run"
+    play(begun(asked(mine, seeds=1), out), stop_after=3)
+    with np.load(mine) as z:
+        arrays = dict(z)
+    arrays["x"][0, 0] += 1
+    np.savez(mine, **arrays)
+    before = files(out)
+    with pytest.raises(InputError, match="the data differ"):
+        experiment.resume(out)
+    assert files(out) == before
+    mine.write_bytes(Path(tiny_npz).read_bytes())
+    play(experiment.resume(out))  # nobody holds the folder
+
+
+# --- damage ------------------------------------------------------------------------------------
+
+
+def test_a_damaged_checkpoint_is_always_refused(stopped):
+    newest = record.checkpoints(stopped)[0]
+    good = newest.read_bytes()
+    rng = np.random.default_rng(0)
+    flips = {*range(60), *rng.integers(len(good), size=150).tolist(), len(good) - 1}
+    for at in flips:
+        bad = bytearray(good)
+        bad[at] ^= 1 << int(rng.integers(8))
+        newest.write_bytes(bad)
+        with pytest.raises(InputError, match="is damaged: its checksum is wrong"):
+            read_checkpoint(newest)
+    cuts = {0, 1, 8, 39, 40, 41, *rng.integers(len(good), size=60).tolist(), len(good) - 1}
+    for length in cuts:
+        newest.write_bytes(good[:length])
+        with pytest.raises(InputError, match="is damaged"):
+            read_checkpoint(newest)
+    newest.write_bytes(good + b"\0")
+    with pytest.raises(InputError, match="is damaged"):
+        read_checkpoint(newest)
+    newest.write_bytes(good)
+    assert read_checkpoint(newest)[1]["round"] == 5
+
+
+def test_the_older_checkpoint_takes_the_place_of_a_damaged_one(stopped, finished):
+    newest = record.checkpoints(stopped)[0]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    _, meta, damaged = load_checkpoint(stopped)
+    assert meta["round"] == 3
+    assert len(damaged) == 1
+    assert newest.name in damaged[0]
+    session = experiment.resume(stopped)
+    assert session.batch.progress.round == 3
+    assert any("damaged" in note for note in session.notes)
+    play(session)
+    want, got = files(finished[1]), files(stopped)
+    assert [name for name in want if want[name] != got.get(name)] == []
+
+
+def test_without_a_whole_checkpoint_there_is_one_line_that_names_them(stopped):
+    for file in record.checkpoints(stopped):
+        file.write_bytes(b"FEDMABA1" + bytes(100))
+    before = files(stopped)
+    for attempt in (experiment.resume, load_history):
+        with pytest.raises(InputError) as found:
+            attempt(stopped)
+        assert str(found.value).count("is damaged") == 2
+        assert "\n" not in str(found.value)
+    assert files(stopped) == before
+    Folder(stopped).close()  # nobody holds it
+
+
+@pytest.mark.parametrize("name", ["about.json", "runs.json", "clients"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "garbage"])
+def test_any_other_damaged_file_is_an_error_of_one_line(name, damage, finished, stopped, tmp_path):
+    import shutil
+
+    if name == "about.json":
+        target, attempt = stopped / name, lambda: experiment.resume(stopped)
+    else:
+        copy = tmp_path / "copy"
+        shutil.copytree(finished[1], copy)
+        target = copy / name if name == "runs.json" else next((copy / "clients").iterdir())
+        attempt = lambda: load_history(copy)  # noqa: E731
+    if damage == "missing":
+        target.unlink()
+    else:
+        target.write_bytes(b"" if damage == "empty" else b"\xff{[garbage")
+    with pytest.raises(InputError) as found:
+        attempt()
+    assert "\n" not in str(found.value)
+
+
+# --- full disks --------------------------------------------------------------------------------
+
+
+class Full:
+    """A file on a disk that is full after a few bytes."""
+
+    def __init__(self, *args):
+        self.file = open(*args)  # noqa: SIM115 - closed by the caller's `with`
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *why):
+        self.file.close()
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def write(self, content):
+        self.file.write(content[:10])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def refuse(*args, **kwargs):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+FAULTS = {
+    "fsync": lambda patch: patch.setattr(record.os, "fsync", refuse),
+    "replace": lambda patch: patch.setattr(record.os, "replace", refuse),
+    "write": lambda patch: patch.setattr(record, "open", Full, raising=False),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("when", [4, 6])  # at a checkpoint; at the end
+def test_a_full_disk_costs_nothing_that_was_saved(fault, when, finished, tiny_npz, tmp_path):
+    out = tmp_path / "run"
+    session = begun(asked(tiny_npz), out)
+    at = session.batch.progress
+    with pytest.MonkeyPatch.context() as patch:
+        rounds = session.rounds(lambda: at.round == 4 == when)  # a stop asks for a checkpoint
+        for _ in range(when - 1):
+            next(rounds)
+        FAULTS[fault](patch)
+        with pytest.raises(SaveFailed, match=r"could not be written: No space left.*free some"):
+            list(rounds)
+    assert debris(out) == []
+    assert not (out / "runs.json").exists()
+    assert load_checkpoint(out)[1]["round"] == 3
+    assert SaveFailed.exit_code == 74
+    resumed = experiment.resume(out)  # with space again, and nobody holds the folder
+    assert resumed.batch.progress.round == 3
+    play(resumed)
+    want, got = files(finished[1]), files(out)
+    assert [name for name in want if want[name] != got.get(name)] == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failed_write_leaves_the_file_as_it_was(fault, tmp_path):
+    folder = Folder(tmp_path / "run")
+    folder.write("a.json", b"old")
+    with pytest.MonkeyPatch.context() as patch:
+        FAULTS[fault](patch)
+        with pytest.raises(SaveFailed):
+            folder.write("a.json", b"new and longer than ten bytes")
+        with pytest.raises(SaveFailed):
+            folder.write("sub/b.json", b"new and longer than ten bytes")
+    assert (folder.path / "a.json").read_bytes() == b"old"
+    assert not (folder.path / "sub" / "b.json").exists()
+    assert debris(folder.path) == []
+    folder.close()
+
+
+def test_a_file_is_written_before_it_gets_its_name(tmp_path, monkeypatch):
+    """Data first, then the name, then the folder."""
+    order = []
+    real_fsync, real_replace = os.fsync, os.replace
+
+    def fsync(handle):
+        order.append("folder" if os.path.isdir(f"/proc/self/fd/{handle}") else "data")
+        real_fsync(handle)
+
+    def replace(a, b):
+        order.append("name")
+        real_replace(a, b)
+
+    folder = Folder(tmp_path / "run")
+    monkeypatch.setattr(record.os, "fsync", fsync)
+    monkeypatch.setattr(record.os, "replace", replace)
+    folder.write("a", b"content")
+    folder.close()
+    assert order == ["data", "name", "folder"]
+
+
+# --- one owner ---------------------------------------------------------------------------------
+
+
+def test_a_folder_has_one_owner(tmp_path, tiny_npz):
+    out = tmp_path / "run"
+    code = (
+        "import sys, pathlib; from fedmaba.record import Folder;"
+        "f = Folder(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(Busy, match=rf"is in use by process {other.pid}: wait, or choose"):
+            Folder(out)
+        session = experiment.prepare(asked(tiny_npz, seeds=1))
+        with pytest.raises(Busy):
+            experiment.begin(session, out)
+        session.close()
+        assert Busy.exit_code == 75
+    finally:
+        other.communicate()
+    folder = Folder(out)  # the other is gone, and so is its hold
+    with pytest.raises(Busy, match=str(os.getpid())):
+        Folder(out)
+    folder.close()
+    Folder(out).close()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SaveFailed, match="choose another --out"):
+        Folder(tmp_path / "file" / "run")
+
+
+# --- names -------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None, database=None)
+@given(some.text(max_size=200), some.integers(0, 10**9))
+def test_a_label_cannot_leave_the_folder(label, seed):
+    name = run_id(3, label, seed)
+    assert Path(name).name == name
+    assert name.startswith("03-")
+    assert len(name.encode()) < 120
+    assert not set(name) & set('/\\:*?"<>|\0\n')
+
+
+@dataclass(frozen=True)
+class Hostile(Strategy):
+    """a name that is a path"""
+
+    name: ClassVar[str] = "../../outside/../x"
+
+    def weigh(self, state, replies):
+        m = len(replies.client)
+        extra = {"late": float(replies.round)} if replies.round else {}
+        return Decision(np.full(m, 1 / m), state, extra)
+
+
+SMALL = {"rounds": 3, "seeds": 1, "minibatch": 5, "eval_every": 2, "device": "cpu"}
+
+
+def test_hostile_names_stay_inside(tiny_npz, tmp_path):
+    """Also: what a strategy tells about a round may differ from round to round."""
+    out = tmp_path / "a" / "b" / "run"
+    out.parent.mkdir(parents=True)
+    history = fedmaba.compare([Hostile()], data=str(tiny_npz), model="softmax", out=out, **SMALL)
+    everything = {p for p in tmp_path.rglob("*") if p.is_file()}
+    assert all(out in p.parents for p in everything)
+    same_history(load_history(out), history)
+    lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert [line.get("late") for line in lines] == [None, 1.0, 2.0]
+
+
+# --- from the experiment to the engine ---------------------------------------------------------
+
+
+def test_every_option_reaches_the_engine(tiny_npz):
+    plan = {
+        "train": {
+            "rounds": 7, "participants": 2, "epochs": 3, "steps": 4, "minibatch": 6, "lr": 0.03,
+            "lr_decay": 0.98, "momentum": 0.4, "weight_decay": 0.01,
+        },
+        "server": {"lr": 0.7, "momentum": 0.2},
+        "eval": {"every": 5},
+        "machine": {"dtype": "float64", "device": "cpu", "chunk": 3, "threads": 1},
+    }  # fmt: skip
+    flat = {f"{part}.{name}": value for part, keys in plan.items() for name, value in keys.items()}
+    other = {"server.lr": "server_lr", "server.momentum": "server_momentum"}
+    other["eval.every"] = "eval_every"
+    want = {other.get(name, name.partition(".")[2]): value for name, value in flat.items()}
+    changes = {name.replace(".", "__"): value for name, value in flat.items()}
+    session = experiment.prepare(asked(tiny_npz, **changes))
+    session.close()
+    assert dataclasses.asdict(session.batch.plan) == want
+    defaults = {f.name: f.default for f in dataclasses.fields(engine.Plan)}
+    assert [n for n, v in want.items() if v == defaults[n]] == ["device"]
+    assert session.batch.pool.x.dtype == torch.float64
+    assert session.batch.progress.chunk == 3
+
+
+def test_the_options_of_data_and_runs_reach_the_engine(tiny_npz):
+    changes = {"data__partition": "iid", "data__clients": 4, "data__test": "local"}
+    changes |= {"data__validation": "25%", "seeds": [5, 3], "server__deploy": "ema:0.7"}
+    session = experiment.prepare(asked(tiny_npz, strategies=["fedavg", "afl"], **changes))
+    session.close()
+    runs = session.batch.runs
+    assert [(run.strategy.name, run.seed) for run in runs] == [
+        ("fedavg", 5), ("fedavg", 3), ("afl", 5), ("afl", 3),
+    ]  # fmt: skip
+    assert {run.average for run in runs} == {"ema:0.7"}
+    assert {run.federation.n_clients for run in runs} == {4}
+    federation = runs[0].federation
+    assert federation.validation.size.sum() == pytest.approx(0.25 * 80, abs=3)
+    assert federation.test.size.sum() == pytest.approx(20, abs=3)
+    assert federation is runs[2].federation  # a seed's clients are the same for all strategies
+    assert federation.split.sha256() != runs[1].federation.split.sha256()
+    plain = experiment.prepare(asked(tiny_npz))
+    plain.close()
+    assert {run.average for run in plain.batch.runs} == {"poly:8", "average"}  # each its own
+    assert plain.batch.runs[0].federation.n_clients == 5  # the file's own clients
+
+
+# --- fedmaba.compare ---------------------------------------------------------------------------
+
+
+def test_compare_without_a_folder_writes_nothing(tiny_npz, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    history = fedmaba.compare("fedavg", data=str(tiny_npz), model="softmax", **SMALL)
+    assert [run.label for run in history.runs] == ["fedavg"]
+    assert list(tmp_path.iterdir()) == []
+    assert "fedavg" in str(history)
+
+
+def test_compare_takes_objects_and_grids(fed):
+    given_ = ["fedmaba:alpha=[0,1]", fedmaba.FedProx(mu=0.3)]
+    history = fedmaba.compare(given_, data=fed, model=softmax, **SMALL)
+    labels = [run.label for run in history.runs]
+    assert labels == ["fedmaba:alpha=0", "fedmaba:alpha=1", "fedprox:mu=0.3"]
+    assert isinstance(fed, Federation)
+    assert history.runs[0].n_clients == fed.n_clients
+    with pytest.raises(InputError, match="unknown option 'round': did you mean 'rounds'"):
+        fedmaba.compare("fedavg", data=fed, round=3)
+    with pytest.raises(InputError, match="listed twice"):
+        fedmaba.compare(["fedavg", "fedavg"], data=fed, **SMALL)
+    with pytest.raises(InputError, match=r"participants=9, .* 5 clients"):
+        fedmaba.compare(["fedavg"], data=fed, participants=9, **SMALL)
+
+
+def softmax(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
+
+
+def test_the_saved_strategies_are_those_that_ran(tiny_npz, tmp_path):
+    """To the last digit: a resumed run must be the same run."""
+    listed = [fedmaba.FedMABA(eta_b=1 / 3, rho=0.123456789), fedmaba.FedMABA(eta_b=0.3333333)]
+    out = tmp_path / "run"
+    fedmaba.compare(listed, data=str(tiny_npz), model="softmax", out=out, **SMALL)
+    specs = config.load(out / "experiment.toml")["strategies"]
+    assert [s for spec in specs for s in strategies.parse(spec)] == listed
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("float32", "1e30"), ("float64", "1e20"), ("float64", "1e100")]
+)
+def test_runs_that_diverge_are_recorded_without_noise(dtype, size, tiny_npz, tmp_path):
+    """Not a single warning, valid JSON, a table that says so, and nothing to trip over."""
+    out = tmp_path / "run"
+    listed = ["fedavg", f"fedmaba:eta_s={size}"]
+    options = {**SMALL, "rounds": 20, "eval_every": 1, "dtype": dtype}
+    history = fedmaba.compare(listed, data=str(tiny_npz), model=two_layers, out=out, **options)
+    assert "diverged in round" in history.runs[1].diverged
+    assert history.runs[0].diverged == ""
+    for line in (out / "rounds.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)
+    good, bad = history.summary()
+    assert good.note == ""
+    assert bad.note == "diverged: seed 0"
+    assert np.isnan(bad.mean).all()
+    assert "diverged: seed 0" in str(history)
+    same_history(load_history(out), history)
+    assert set(history.to_pandas().strategy) >= {"fedavg"}
+
+
+def two_layers(shape, classes):
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, classes))
+
+
+def test_a_history_of_nothing_but_divergence_can_be_looked_at(tiny_npz):
+    history = fedmaba.compare(
+        "fedavg", data=str(tiny_npz), model=two_layers, lr=1e30, **{**SMALL, "eval_every": 3}
+    )
+    assert "diverged in round" in history.runs[0].diverged
+    assert "diverged: seed 0" in str(history)
+    assert len(history.to_pandas()) == 0
+
+
+def test_figures_of_a_table_are_named(finished):
+    text = str(finished[0].history)
+    for word in ("strategy", "variance", "accuracy", "worst 5 %", "best 5 %", *STRATEGIES):
+        assert word in text
+    assert len(Fairness._fields) == 10

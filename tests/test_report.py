@@ -1,0 +1,583 @@
+"""The report without a browser: numbers, sizes, policy, escaping, the server, figures, exports."""
+
+import hashlib
+import html.parser
+import http.client
+import json
+import re
+import sys
+import threading
+from base64 import b64decode, b64encode
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import report_cases
+from fedmaba import cli, config, experiment, load_history, record
+from fedmaba.errors import InputError
+from fedmaba.history import History, RunHistory
+from fedmaba.report import data, export, figures, terminal, watch
+from fedmaba.report import html as report
+from report_cases import PAYLOADS
+
+SECTIONS = [
+    "verdict", "summary", "distribution", "tradeoff", "rounds", "weights", "gains", "client",
+    "heterogeneity", "setup",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tiny_npz) -> Path:
+    """A finished run of three strategies and two seeds."""
+    out = tmp_path_factory.mktemp("report") / "run"
+    experiment.compare(
+        ["fedavg", "afl", "fedmaba"], data=str(tiny_npz), model="softmax", rounds=6, eval_every=2,
+        seeds=2, minibatch=5, out=out, device="cpu",
+    )  # fmt: skip
+    return out
+
+
+def call(monkeypatch, capsys, *words) -> str:
+    """What a command prints."""
+    monkeypatch.setattr(sys, "argv", ["fedmaba", *map(str, words)])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    seen = capsys.readouterr()
+    assert not end.value.code, seen.err
+    return seen.out
+
+
+def fails(monkeypatch, capsys, *words) -> str:
+    monkeypatch.setattr(sys, "argv", ["fedmaba", *map(str, words)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code in (2, 74)
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+class Elements(html.parser.HTMLParser):
+    """Every element, its attributes, and the text of the table, scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements, self.rows, self.inside, self.content = [], [], "", {}
+        self.table = False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        self.inside = tag
+        self.table |= dict(attributes).get("id") == "table"
+        if self.table and tag == "tr":
+            self.rows.append([])
+        if self.table and tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        self.inside = ""
+        self.table &= tag != "table"
+
+    def handle_data(self, text):
+        if self.inside in ("script", "style"):
+            self.content.setdefault(self.inside, []).append(text)
+        elif self.table and self.rows and self.rows[-1]:
+            self.rows[-1][-1] += text.strip()
+
+
+# --- the page ----------------------------------------------------------------------------------
+
+
+def test_the_numbers_are_those_of_the_table_command(folder, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "report.html"
+    call(monkeypatch, capsys, "report", folder, "-o", out)
+    seen = Elements(out.read_text())
+    embedded = json.loads(seen.content["script"][0])["tables"]
+    for model in data.MODELS:
+        for at in data.ATS:
+            printed = call(monkeypatch, capsys, "table", folder, "--model", model, "--at", at)
+            lines = [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines()]
+            table = embedded[f"{model}.{at}"]
+            assert table["caption"] in " ".join(printed.split())
+            rows = [[row["label"], *(text for text, _ in row["cells"])] for row in table["rows"]]
+            assert len(rows) == 3
+            assert all(row in lines for row in rows)
+            if (model, at) == ("deployed", "last"):  # what stands in the page before any script
+                assert [row[:-1] for row in seen.rows[1:]] == rows
+
+
+def test_the_share_of_a_report_is_that_of_a_table(folder, monkeypatch, capsys, tmp_path):
+    call(monkeypatch, capsys, "report", folder, "-o", tmp_path / "r.html", "--share", "0.4")
+    printed = call(monkeypatch, capsys, "table", folder, "--share", "0.4")
+    rows = Elements((tmp_path / "r.html").read_text()).rows
+    assert "worst 40 %" in rows[0]
+    assert all("  ".join(printed.split()).count("  ".join(r[1].split())) >= 1 for r in rows[1:])
+
+
+def test_sections_stand_in_the_order_promised(folder):
+    seen = Elements(report.page([data.load(folder)]))
+    assert [a["id"] for tag, a in seen.elements if tag == "section"] == SECTIONS
+
+
+def test_the_policy_allows_our_script_and_style_and_nothing_else(folder):
+    text = report.page([data.load(folder)])
+    seen = Elements(text)
+    (policy,) = [a["content"] for t, a in seen.elements if a.get("http-equiv")]
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules["default-src"] == "'none'"
+    _, script = seen.content["script"]
+    (style,) = seen.content["style"]
+    for name, body in (("script-src", script), ("style-src", style)):
+        digest = b64encode(hashlib.sha256(body.encode()).digest()).decode()
+        assert rules[name] == f"'sha256-{digest}'"
+    assert "unsafe" not in policy
+    assert "connect-src" not in policy
+    assert [t for t, a in seen.elements if t == "script"] == ["script", "script"]
+    for _, attributes in seen.elements:
+        assert not {name for name in attributes if name.startswith("on") or name == "style"}
+        for name in ("src", "href", "action"):
+            assert attributes.get(name, "#").startswith(("#", "data:"))
+    assert not re.search(r"https?://(?!www\.w3\.org)", script + style)
+
+
+def test_the_script_never_builds_markup_from_text():
+    script = (report.PAGE / "script.js").read_text()
+    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(",
+                 "new Function", "setAttribute(\"on", "import("):  # fmt: skip
+        assert word not in script, word
+
+
+def hostile() -> data.Source:
+    run = RunHistory(PAYLOADS[0], 0, PAYLOADS[1], np.full(200, 3))
+    run.tables = {"evaluated": [np.asarray(1)], "round": [np.asarray(1)]}
+    run.tables |= {"client": [np.arange(200)], "weight": [np.full(200, 0.005)]}
+    for model in data.MODELS:
+        run.tables |= {f"{model}.{k}": [np.linspace(0, 1, 200)] for k in ("accuracy", "loss")}
+    runs = [RunHistory(p, 0, p, np.zeros(0, np.int64), p) for p in PAYLOADS[1:]]
+    names = {p: p for p in PAYLOADS}
+    about = {"command": PAYLOADS, "device": PAYLOADS[3], "versions": names, "partition": names}
+    about["data"] = {"name": PAYLOADS[4], "sha256": "x", "classes": PAYLOADS, "clients": PAYLOADS}
+    counts = {0: np.ones((200, 200), np.int64)}
+    return data.Source(PAYLOADS[5], History([run, *runs]), about, "\n".join(PAYLOADS), counts)
+
+
+def test_hostile_names_stay_text():
+    plain = Elements(report.page([data.of(report_cases.history(seeds=1, rounds=4, clients=5))]))
+    seen = Elements(report.page([hostile()]))
+    assert {tag for tag, _ in seen.elements} <= {tag for tag, _ in plain.elements} | {
+        "pre", "code", "article", "h4", "strong", "ul", "li",
+    }  # fmt: skip
+    assert len(seen.content["script"]) == 2
+    assert "<" not in seen.content["script"][0]
+    assert seen.content["script"][1] == plain.content["script"][1]
+    for _, attributes in seen.elements:
+        assert not {name for name in attributes if name.startswith("on") or name == "style"}
+
+
+def test_a_long_run_is_thinned_and_the_page_says_so():
+    """100 clients x 2,000 rounds x 10 runs stay under 5 MB."""
+    text = report.page([data.of(report_cases.history())])
+    assert len(text.encode()) < 5_000_000
+    tree = json.loads(Elements(text).content["script"][0])
+    assert "400 each are embedded in this page, evenly chosen" in text
+    for run in tree["runs"]:
+        for name in ("rounds", "evaluated"):
+            assert len(run[name]) == 400
+            assert (run[name][0], run[name][-1]) == (1, 2000)
+            assert set(np.diff(run[name])) <= {4, 5, 6}
+        assert run["accuracy"]["shape"] == [400, 100]
+
+
+def test_many_clients_are_thinned_too():
+    history = report_cases.history(("fedavg", "afl"), 1, clients=3000, rounds=30, every=10)
+    tree = data.tree([data.of(history)])
+    assert tree["runs"][0]["accuracy"]["shape"] == [3, 2000]
+    assert len(tree["runs"][0]["client"]) == 2000
+    assert "2,000 are shown one by one" in " ".join(tree["notes"])
+
+
+@pytest.mark.parametrize(("count", "keep"), [(0, 5), (1, 5), (5, 5), (6, 5), (1000, 7)])
+def test_thinning_keeps_both_ends(count, keep):
+    at = data.thin(count, keep)
+    assert len(at) == min(count, keep)
+    assert list(at) == sorted(set(at))
+    if count:
+        assert (at[0], at[-1]) == (0, count - 1)
+
+
+def test_packing_loses_less_than_a_hover_shows():
+    values = np.random.default_rng(0).random((7, 9))
+    values[2, 3] = np.nan
+    packed = data.packed(values)
+    steps = np.frombuffer(b64decode(packed["data"]), "<u2").reshape(packed["shape"])
+    back = np.where(steps == 65535, np.nan, packed["low"] + packed["span"] * steps / 65534)
+    np.testing.assert_allclose(back, values, atol=1e-5)
+    assert data.packed(np.full((2, 2), np.nan))["low"] == 0.0
+
+
+def one(label, accuracy, seed=0, diverged="") -> RunHistory:
+    run = RunHistory(label, seed, "last", np.full(len(accuracy), 10), diverged)
+    run.tables = {"evaluated": [np.asarray(1)]}
+    for model in data.MODELS:
+        run.tables |= {f"{model}.{k}": [np.array(accuracy)] for k in ("accuracy", "loss")}
+    return run
+
+
+def verdict(*runs) -> str:
+    (sentence,) = data.verdict([data.of(History(list(runs)))], 0.05)
+    return sentence
+
+
+def test_the_verdict_says_who_is_fairest_with_numbers_and_seeds():
+    base = [one("fedavg", [0.4, 0.8], 0), one("fedavg", [0.5, 0.9], 1)]
+    fair = [one("afl", [0.55, 0.65], 0), one("afl", [0.6, 0.8], 1)]
+    assert verdict(*base, *fair) == (
+        "afl is the fairest of 2 strategies: accuracy varies 84 % less from client to client than "
+        "with fedavg (variance 62.5 against 400.0 %², lower in 2 of 2 seeds), the worst 5 % of "
+        "clients reach 57.5 % against 45.0 %, and the mean is the same (65.0 against 65.0 %)."
+    )
+    flat = one("term", [0.1, 0.1])  # equal misery
+    assert verdict(*base, *fair, flat).startswith(
+        "Of the 2 strategies within 5 points of the best mean, afl is the fairest:"
+    )
+    assert "is fairer than fedavg" in verdict(*base, one("afl", [0.3, 0.9]))
+    assert verdict(*fair) == (
+        "afl reaches a mean accuracy of 65.0 % with a variance of 62.5 %² over clients, and "
+        "57.5 % for the worst 5 % of clients (2 seeds)."
+    )
+    assert verdict(*fair, one("term", [0.4, 0.9])).startswith("afl is the fairest of 2 strategies:")
+    assert verdict(RunHistory("afl", 0, "last", np.zeros(3))) == "No run has been evaluated yet."
+
+
+def test_a_run_that_diverged_is_named(folder):
+    source = data.of(History([one("fedavg", [0.4, 0.8]), one("afl", [0.1, 0.2], 0, "afl broke")]))
+    assert "afl broke" in report.page([source])
+    assert data.tree([source])["tables"]["deployed.last"]["rows"][1]["cells"][0][0] == "–"
+
+
+def test_two_folders_keep_their_names_apart(folder, tmp_path):
+    other = record.load_history(folder)
+    sources = [data.load(folder), data.Source("other", other)]
+    labels = [s["label"] for s in data.tree(sources)["strategies"]]
+    assert labels[0] == "fedavg (run)"
+    assert labels[3] == "fedavg (other)"
+    sentences = data.verdict(sources, 0.05)
+    assert len(sentences) == 2
+    assert sentences[0].startswith("run: ")
+
+
+def test_labels_and_names_of_the_data_reach_the_folder(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    owner = np.repeat(["north", "south"], 20)
+    y = np.r_[np.zeros(20, int), rng.integers(0, 3, 20)]
+    y[-3:] = [0, 1, 2]
+    np.savez(tmp_path / "mine.npz", x=rng.normal(size=(40, 4)), y=y, client=owner)
+    out = tmp_path / "run"
+    experiment.compare(
+        "fedavg", data=str(tmp_path / "mine.npz"), model="softmax", rounds=1, seeds=1, out=out
+    )
+    assert record.load_about(out)["data"]["clients"] == ["north", "south"]
+    (counts,) = record.load_labels(out).values()
+    assert counts.shape == (2, 3)
+    assert counts[0, 0] == counts[0].sum() == 16  # a fifth is for testing
+    text = report.page([data.load(out)])
+    assert '"clients":["north","south"]' in text
+
+
+def test_a_folder_without_label_counts_or_about_still_gives_a_page(folder, tmp_path):
+    import shutil
+
+    bare = tmp_path / "bare"
+    shutil.copytree(folder, bare)
+    (bare / "partition.npz").unlink()
+    (bare / "about.json").unlink()
+    (bare / "experiment.toml").write_text("strategies = 3\n")
+    text = report.page([data.load(bare)])
+    assert "strategies = 3" in text
+    (bare / "about.json").write_text("{")
+    with pytest.raises(InputError, match=r"about\.json cannot be read"):
+        data.load(bare)
+
+
+def test_errors_are_one_line(folder, tmp_path, monkeypatch, capsys):
+    assert "is no run folder" in fails(monkeypatch, capsys, "report", tmp_path / "none")
+    assert "is no run folder" in fails(monkeypatch, capsys, "report", tmp_path)
+    line = fails(monkeypatch, capsys, "report", folder, "-o", tmp_path / "a" / "b" / "c.html")
+    assert "could not be written" in line
+    assert "resume" not in line
+    assert "is no run folder" in fails(monkeypatch, capsys, "watch", tmp_path)
+    line = fails(monkeypatch, capsys, "figure", "pie", folder, "-o", tmp_path / "x.pdf")
+    assert "unknown figure 'pie'" in line
+    line = fails(monkeypatch, capsys, "figure", "rounds", folder, "-o", tmp_path / "x.gif")
+    assert "end it in .pdf" in line
+
+
+# --- notebooks ---------------------------------------------------------------------------------
+
+
+def test_a_history_shows_itself_in_a_notebook(folder):
+    history = load_history(folder)
+    text = history._repr_html_()
+    assert text.startswith("<table>")
+    row = history.summary()[0]
+    assert f"{row.mean.variance:.2f} ± {row.sd.variance:.2f}" in text
+    evil = History([one(PAYLOADS[0], [0.1, 0.2])])
+    assert "<script" not in evil._repr_html_()
+
+
+def test_a_history_plots(folder):
+    pytest.importorskip("matplotlib")
+    figure = load_history(folder).plot("variance")
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    assert [line.get_label() for line in figure.axes[0].lines] == ["fedavg", "afl", "fedmaba"]
+
+
+# --- figures, exports, events ------------------------------------------------------------------
+
+
+def test_every_figure_is_drawn_and_the_same_twice(folder, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    for kind, about in figures.describe():
+        assert about
+        out = tmp_path / f"{kind}.svg"
+        figures.write(kind, [folder], out)
+        assert b"<svg" in out.read_bytes()
+    listed = call(monkeypatch, capsys, "list", "figures")
+    assert {line.split()[0] for line in listed.splitlines()} == set(figures.KINDS)
+    for name in ("a", "b"):
+        call(monkeypatch, capsys, "figure", "variance", folder, "-o", tmp_path / f"{name}.pdf")
+    assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
+    assert (tmp_path / "a.pdf").read_bytes() == (tmp_path / "b.pdf").read_bytes()
+
+
+def test_figures_say_what_they_cannot_show():
+    pytest.importorskip("matplotlib")
+    with pytest.raises(InputError, match="run at least two"):
+        figures.of(History([one("fedavg", [0.1, 0.9])]), "gains")
+    with pytest.raises(InputError, match="no label counts"):
+        figures.of(History([one("fedavg", [0.1, 0.9])]), "heterogeneity")
+    with pytest.raises(InputError, match="been evaluated yet"):
+        figures.of(History([RunHistory("fedavg", 0, "last", np.zeros(2))]))
+
+
+def test_export_writes_what_the_history_holds(folder, tmp_path, monkeypatch, capsys):
+    pandas = pytest.importorskip("pandas")
+    printed = call(monkeypatch, capsys, "export", folder, "--to", "csv", "-o", tmp_path / "csv")
+    assert len(printed.splitlines()) == 4
+    history = load_history(folder)
+    table = {p.stem: pandas.read_csv(p) for p in (tmp_path / "csv").iterdir()}
+    run = history.runs[-1]
+    own = table["clients"].query("strategy == 'fedmaba' and seed == 1 and round == 6")
+    np.testing.assert_allclose(own["deployed_accuracy"], run.accuracy()[-1])
+    own = table["weights"].query("strategy == 'fedmaba' and seed == 1 and round == 3")
+    np.testing.assert_allclose(own["weight"], run.weights()[2])
+    row = table["summary"].query("strategy == 'afl' and model == 'last'").iloc[0]
+    assert row["variance"] == pytest.approx(history.summary("last")[1].mean.variance)
+    assert len(table["rounds"]) == 6 * 3 * 2
+
+
+def test_export_starts_no_formula():
+    assert export.text([["=1+1", "@x", "-1", -1.5, "plain", float("nan")]]) == (
+        "'=1+1,'@x,'-1,-1.5,plain,\n"
+    )
+
+
+def test_tensorboard_events_can_be_read_back(tiny_npz, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("tensorboard")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
+
+    out = tmp_path / "run"
+    words = f"compare fedavg fedmaba --data {tiny_npz} --model softmax --rounds 4 --eval-every 2"
+    call(monkeypatch, capsys, *words.split(), "--seeds", "1", "-q", "--tensorboard", "--out", out)
+    folders = sorted((out / "tensorboard").iterdir())
+    assert [f.name for f in folders] == ["00-fedavg-s0", "01-fedmaba-s0"]
+    (file,) = folders[1].iterdir()
+    reader, seen = PyRecordReader_New(str(file)), {}
+    while True:
+        try:
+            reader.GetNext()
+        except Exception:  # its own way to say the end
+            break
+        event = Event.FromString(reader.record())
+        for value in event.summary.value:
+            seen[event.step, value.tag] = value.simple_value
+    run = load_history(out).runs[1]
+    assert seen[4, "deployed/variance"] == pytest.approx(run.fairness()[-1].variance)
+    assert seen[3, "strategy/lambda"] == pytest.approx(run.column("info.lambda")[2])
+    assert (4, "clients/accuracy") in seen
+
+
+# --- the terminal ------------------------------------------------------------------------------
+
+
+def session(tiny_npz, rounds=4):
+    asked = {"strategies": ["fedavg", "fedmaba"], "seeds": 2, "model": "softmax"}
+    asked["data"], asked["train"] = {"name": str(tiny_npz)}, {"rounds": rounds, "minibatch": 5}
+    asked["eval"], asked["machine"] = {"every": 2}, {"device": "cpu", "threads": 1}
+    return experiment.prepare(config.build(asked))
+
+
+def test_the_display_shows_what_a_person_wants_to_know(tiny_npz):
+    going = session(tiny_npz)
+    pace = terminal.Pace(going)
+    for snapshot in going.rounds():
+        pace.done = snapshot.round + 1
+    stream = StringIO()
+    console = Console(file=stream, width=100, force_terminal=True, color_system=None)
+    console.print(terminal.dashboard(going, pace))
+    text = stream.getvalue()
+    row = going.history.summary()[1]
+    assert "round 4/4" in text
+    assert re.search(r"rounds/s +[\d,]+ clients/s", text)
+    assert "0:00 left" in text
+    (line,) = [line for line in text.splitlines() if line.strip().startswith("fedmaba")]
+    assert f"{row.mean.accuracy:.2f}" in line
+    assert f"{row.mean.variance:.2f}" in line
+    assert f"{row.mean.worst:.2f}" in line
+    assert f"{going.history.runs[-1].column('info.lambda')[-1]:.2f}" in line
+    assert re.search("[▁▂▃▄▅▆▇█]", line)
+
+
+def shown(tiny_npz, quiet, monkeypatch, terminal_like) -> str:
+    stream = StringIO()
+    real = Console
+    monkeypatch.setattr(
+        terminal, "Console",
+        lambda stderr: real(file=stream, width=100, force_terminal=terminal_like),
+    )  # fmt: skip
+    going = session(tiny_npz)
+    with terminal.progress(going, quiet) as display:
+        for snapshot in going.rounds():
+            display(snapshot)
+    return stream.getvalue()
+
+
+def test_plain_lines_where_nobody_watches(tiny_npz, monkeypatch):
+    lines = shown(tiny_npz, False, monkeypatch, False).splitlines()
+    assert len(lines) == 3
+    assert re.match(r"round 4/4, [\d.,]+ rounds/s, 0 s left: fedavg [\d.]+ % var \d+", lines[2])
+    assert re.search(r"fedmaba .* lambda \d\.\d\d$", lines[2])
+    assert "\x1b" not in "".join(lines)
+
+
+def test_quiet_says_nothing_and_no_color_has_none(tiny_npz, monkeypatch):
+    assert shown(tiny_npz, True, monkeypatch, True) == ""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[36m" in shown(tiny_npz, False, monkeypatch, True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[(3|4)\d", shown(tiny_npz, False, monkeypatch, True))
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b" not in shown(tiny_npz, False, monkeypatch, True)
+
+
+def test_small_words():
+    assert terminal.clock(7) == "0:07"
+    assert terminal.clock(750) == "12:30"
+    assert terminal.clock(11045) == "3:04:05"
+    assert terminal.spark([1, 8, 4.5]) == "▁█▅"
+    assert terminal.spark([]) == ""
+
+
+# --- the live page -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served(folder):
+    with watch.serve(folder) as server:
+        thread = threading.Thread(target=server.serve_forever, args=[0.05], daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+
+
+def ask(server, method="GET", path="/", **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+    connection.putrequest(method, path, skip_host="Host" in headers)
+    for name, value in headers.items():
+        if value is not None:
+            connection.putheader(name, value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    found = answer.status, dict(answer.headers), answer.read().decode()
+    connection.close()
+    return found
+
+
+def test_watch_listens_on_loopback_only(served):
+    """As the kernel's table of sockets has it."""
+    port = f":{served.server_address[1]:04X}"
+    bound = []
+    for name in ("tcp", "tcp6"):
+        table = Path(f"/proc/net/{name}")
+        if not table.exists():
+            pytest.skip("no table of sockets here")
+        rows = [line.split() for line in table.read_text().splitlines()[1:]]
+        bound += [row[1] for row in rows if row[1].endswith(port) and row[3] == "0A"]
+    assert bound == ["0100007F" + port]
+
+
+def test_watch_gives_the_page_and_its_version(served):
+    status, headers, body = ask(served)
+    assert status == 200
+    assert "connect-src 'self'" in headers["Content-Security-Policy"]
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+    assert headers["Cache-Control"] == "no-store"
+    version = ask(served, path="/version")[2]
+    assert f'data-version="{version}"' in body
+    assert [a["id"] for t, a in Elements(body).elements if t == "section"] == SECTIONS
+    assert ask(served, "HEAD")[2] == ""
+    assert ask(served, path="/../../etc/passwd")[0] == 404
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example", "", None]
+)
+def test_watch_answers_only_to_its_own_name(served, host):
+    assert ask(served, Host=host)[0] == 403
+
+
+def test_watch_refuses_other_origins_and_other_methods(served):
+    port = served.server_address[1]
+    assert ask(served, Host=f"localhost:{port}")[0] == 200
+    assert ask(served, Origin="http://evil.example")[0] == 403
+    assert ask(served, Origin=f"http://127.0.0.1:{port}")[0] == 200
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
+        status, headers, _ = ask(served, method)
+        assert (status, headers["Allow"]) == (405, "GET, HEAD")
+    assert ask(served, "BREW")[0] == 501
+
+
+def test_watch_says_when_a_port_is_taken(folder, served):
+    with pytest.raises(InputError, match="choose another --port"):
+        watch.serve(folder, served.server_address[1])
+
+
+def test_watch_shows_a_run_before_and_after_its_first_checkpoint(tiny_npz, tmp_path):
+    going = session(tiny_npz, rounds=8)
+    out = tmp_path / "live"
+    experiment.begin(going, out)
+    rounds = going.rounds(stop=lambda: False)
+    for _ in range(4):
+        next(rounds)
+    with watch.serve(out) as server:
+        first, text = server.version(), server.page().decode()
+        assert "live is running" in text
+        assert "round 4 of 8" in text
+        tree = json.loads(Elements(text).content["script"][0])
+        assert tree["runs"][2]["fair"]["round"] == [2, 4]
+        assert "final" not in tree["runs"][2]
+        going.checkpoint()
+        for _ in range(2):
+            next(rounds)
+        assert server.version() != first
+        tree = json.loads(Elements(server.page().decode()).content["script"][0])
+        assert tree["runs"][2]["fair"]["round"] == [2, 4, 6]  # by its lines
+        assert tree["runs"][2]["evaluated"] == [2, 4]  # by its checkpoint
+        for _ in rounds:
+            pass
+        assert "is running" not in server.page().decode()
