@@ -1,11 +1,15 @@
 # make demo   environment, install, then the main job on the embedded sample
 # make test   environment, install, then format check, lint, types, tests
+# make flower-demo, make test-flower   the same on Flower, in an environment of its own
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
+FLOWER_VENV ?= .venv-flower
+FLOWER_BIN = $(FLOWER_VENV)/bin
+FLOWER_STAMP = $(FLOWER_VENV)/.installed
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format clean flower-demo test-flower
 
 demo: $(STAMP)
 	$(BIN)/fedmaba compare fedavg qffl:q=0.1 afl term fedmaba \
@@ -23,11 +27,22 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+flower-demo: $(FLOWER_STAMP)
+	$(FLOWER_BIN)/fedmaba flower demo
+
+test-flower: $(FLOWER_STAMP)
+	$(FLOWER_BIN)/pytest -n 2 --dist loadfile -m "not slow" tests/test_flower*.py
+
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedmaba wants Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sim,dev]'
 	touch $@
 
+$(FLOWER_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(FLOWER_VENV)
+	$(FLOWER_BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sim,flower,dev]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

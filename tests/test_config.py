@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from fedmaba import cli, config
-from fedmaba.config import Experiment, build, dump, options, put, read
+from fedmaba.config import Experiment, build, dump, options, put
 from fedmaba.errors import InputError
 
 quick = settings(
@@ -126,20 +126,6 @@ def test_help_names_every_flag_with_its_default(monkeypatch, capsys):
 def test_a_name_that_looks_like_a_number_is_still_a_name(words, monkeypatch):
     asked = caught(monkeypatch, "compare", "fedavg", *words)
     assert words[1] in (asked.save.out, asked.data.dir)
-
-
-@pytest.mark.parametrize(
-    ("typed", "value"),
-    [
-        ("3", 3), ("0.5", 0.5), ("1e-3", 1e-3), ("true", True), ("[0, 1]", [0, 1]),
-        ('["a", "b"]', ["a", "b"]), ("fedavg", "fedavg"), ("0,1", "0,1"), ("10%", "10%"),
-        ("a b", "a b"), ("", ""), ("x = 3", "x = 3"), ("2024-01-01", "2024-01-01"),
-    ],
-)  # fmt: skip
-def test_a_typed_value_is_a_number_or_list_where_it_reads_as_one(typed, value):
-    got = read(typed)
-    assert got == value
-    assert type(got) is type(value)
 
 
 # --- files -------------------------------------------------------------------------------------

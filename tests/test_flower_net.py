@@ -2,9 +2,12 @@
 
 import contextlib
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +19,9 @@ pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 from fedmaba import engine, record
 from fedmaba.datasets import Dataset, load
 from fedmaba.federation import Federation
+from fedmaba.flower_app import net as net_module
 from fedmaba.flower_app.demo import write_site
-from fedmaba.flower_app.net import LINK, Net, family_of, read_rounds
+from fedmaba.flower_app.net import LINK, OFFLINE, Net, family_of, read_rounds
 from fedmaba.flower_app.new import new
 from fedmaba.partition import Split
 from fedmaba.site import first_model
@@ -151,14 +155,14 @@ def test_fedprox_ends_as_the_simulator(net, small, tmp_path):
 def kill_a_site_in_mid_round(net: Net, state: Path, rounds: int) -> str:
     """The run's id, once its first round has ended without site-1."""
     before = net.log("site-1").count("Received successfully")
-    run = submit(net, "fedmaba", state, timeout=15.0, rounds=rounds)
+    run = submit(net, "fedmaba", state, timeout=30.0, rounds=rounds)
     until(
         lambda: net.log("site-1").count("Received successfully") > before + 1, net
     )  # hello, train
     net.stop("site-1", signal.SIGKILL)
     (first,) = until(lambda: read_rounds(state, 0), net)
     assert set(first["sites"]) == {"site-0"}
-    assert "no answer within 15 seconds" in first["refused"][0]
+    assert "no answer within 30 seconds" in first["refused"][0]
     return run
 
 
@@ -185,3 +189,55 @@ def test_a_killed_supernode_comes_back(net, tmp_path):
     run = kill_a_site_in_mid_round(net, state, rounds=50)
     until(back, net, pause=2.0)
     net.flwr("stop", run, LINK)
+
+
+# what docs/deploy.md says
+
+DEPLOY = (Path(__file__).parents[1] / "docs" / "deploy.md").read_text()
+
+
+def shell(mark: str = "") -> list[str]:
+    """Commands of the page, in order; with a mark, those of the blocks that carry it."""
+    found = re.findall(rf"{re.escape(mark)}^```sh\n(.*?)^```$", DEPLOY, re.M | re.S)
+    return "".join(found).replace("\\\n", " ").splitlines()
+
+
+def test_the_commands_for_keys_work_as_written(tmp_path):
+    script = "set -e\n" + "\n".join(shell("<!-- run -->\n"))
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True, capture_output=True)
+    names = {path.name for path in (tmp_path / "keys").iterdir()}
+    assert {"ca.pem", "server.pem", "server.key", "north", "north.pub"} <= names
+    check = ["openssl", "verify", "-CAfile", "keys/ca.pem", "keys/server.pem"]
+    subprocess.run(check, cwd=tmp_path, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    "program", ["flower-superlink", "flower-supernode", "flwr supernode register", "flwr run"]
+)
+def test_flower_knows_every_option_of_the_page(program):
+    (command,) = [line for line in shell() if line.startswith(program + " ")]
+    words = [*program.split(), "--help"]
+    path = Path(sys.executable).parent / words[0]
+    env = {**os.environ, **OFFLINE, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+    text = subprocess.run([path, *words[1:]], env=env, capture_output=True, text=True).stdout
+    options = re.findall(r"(?<= )--[a-z-]+", command)
+    assert options
+    assert not [option for option in options if option not in text]
+    used = (Path(net_module.__file__)).read_text()
+    assert not [o for o in options if o not in used and o not in ("--database", "--stream")]
+
+
+def test_flowers_configuration_of_the_page_is_what_the_demo_writes(net):
+    (page,) = re.findall(r"^```toml\n(.*?)^```$", DEPLOY, re.M | re.S)
+    ours = tomllib.loads((net.folder / "home" / "config.toml").read_text())
+    theirs = tomllib.loads(page)["superlink"]
+    assert theirs["default"] == ours["superlink"]["default"] == LINK
+    assert set(theirs[LINK]) == set(ours["superlink"][LINK])
+
+
+def test_the_python_of_the_page_is_an_app():
+    blocks = re.findall(r"^```python\n(.*?)^```$", DEPLOY, re.M | re.S)
+    for block, kind in zip(blocks, ("ServerApp", "ClientApp"), strict=True):
+        names: dict = {}
+        exec(compile(block, "deploy.md", "exec"), names)
+        assert type(names["app"]).__name__ == kind

@@ -8,6 +8,8 @@ import errno
 import json
 import math
 import os
+import shutil
+import stat
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -467,8 +469,6 @@ def test_without_a_whole_checkpoint_there_is_one_line_that_names_them(stopped):
 @pytest.mark.parametrize("name", ["about.json", "runs.json", "clients"])
 @pytest.mark.parametrize("damage", ["missing", "empty", "garbage"])
 def test_any_other_damaged_file_is_an_error_of_one_line(name, damage, finished, stopped, tmp_path):
-    import shutil
-
     if name == "about.json":
         target, attempt = stopped / name, lambda: experiment.resume(stopped)
     else:
@@ -565,7 +565,7 @@ def test_a_file_is_written_before_it_gets_its_name(tmp_path, monkeypatch):
     real_fsync, real_replace = os.fsync, os.replace
 
     def fsync(handle):
-        order.append("folder" if os.path.isdir(f"/proc/self/fd/{handle}") else "data")
+        order.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "data")
         real_fsync(handle)
 
     def replace(a, b):

@@ -81,12 +81,12 @@ def _experiment(
     tree: dict[str, Any], options: dict[config.Key, str], overrides: list[str] | None, source: str
 ) -> config.Experiment:
     for key, value in options.items():
-        config.put(tree, key.name, config.read(value))
+        config.put(tree, key.name, value)
     for item in overrides or []:
         name, equals, value = item.partition("=")
         if not equals:
             raise InputError(f"--set {item!r}: write KEY=VALUE, as train.lr=0.05")
-        config.put(tree, name.strip(), config.read(value.strip()))
+        config.put(tree, name.strip(), value.strip())
     return config.build(tree, source)
 
 
@@ -340,7 +340,9 @@ def main() -> None:
         typer.echo(f"fedmaba: {error}", err=True)
         code = error.exit_code
     except usage as error:
-        typer.echo(f"fedmaba: {error.format_message()}".replace("\n", " "), err=True)
+        text = error.format_message()
+        whole = text.lstrip().startswith("Usage:")  # help, where a command lacks its words
+        typer.echo(text if whole else f"fedmaba: {text}".replace("\n", " "), err=True)
         code = 2
     except (typer.Abort, KeyboardInterrupt):
         code = 130

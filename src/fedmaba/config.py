@@ -115,14 +115,17 @@ class Experiment(Section):
     @field_validator("seeds", mode="before")
     @classmethod
     def _seeds(cls, value: object) -> object:
-        return value.split(",") if isinstance(value, str) and "," in value else value
+        if isinstance(value, str) and ("," in value or value.startswith("[")):
+            return value.strip("[] ").split(",")
+        return value
 
     @field_validator("seeds")
     @classmethod
     def _some(cls, value: int | list[int]) -> int | list[int]:
-        listed = value if isinstance(value, list) else list(range(value))
-        if not listed or min(listed) < 0 or len(set(listed)) < len(listed):
-            raise ValueError("give at least one seed, none negative, none twice")
+        listed = value if isinstance(value, list) else range(value)
+        few = 0 < len(listed) <= 10_000
+        if not few or min(listed) < 0 or len(set(listed)) < len(listed):
+            raise ValueError("give at least one seed and at most 10000, none negative, none twice")
         return value
 
     def seed_list(self) -> list[int]:
@@ -176,15 +179,6 @@ def put(tree: dict[str, Any], name: str, value: object) -> None:
     tree[last] = value
 
 
-def read(text: str) -> object:
-    """A value typed on a command line: a number, truth value or list where it reads as one."""
-    try:
-        value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        return text
-    return value if isinstance(value, bool | int | float | list) else text
-
-
 def load(path: Path) -> dict[str, Any]:
     """The tree of a TOML file."""
     try:
@@ -221,18 +215,29 @@ def _toml(value: object) -> str:
 
 def _explain(error: Any) -> str:
     """One pydantic error as value, rule, remedy."""
-    where = [
-        str(part) for part in error["loc"] if not str(part).startswith(("int", "list[", "lit"))
-    ]
+    section: type[BaseModel] = Experiment
+    where: list[str] = []
+    for part in map(str, error["loc"]):  # up to the key: what follows is which form was tried
+        where.append(part)
+        inner = section.model_fields[part].default if part in section.model_fields else None
+        if not isinstance(inner, Section):
+            break
+        section = type(inner)
     name = ".".join(where)
     if error["type"] == "extra_forbidden":
-        section: type[BaseModel] = Experiment
-        for part in where[:-1]:
-            section = type(section.model_fields[part].default)
-        return str(unknown("key", name, [".".join([*where[:-1], k]) for k in section.model_fields]))
+        known = [".".join([*where[:-1], key]) for key in section.model_fields]
+        return str(unknown("key", name, known))
     if error["type"] == "missing":
         return f"{name} is missing: name at least one strategy"
     if error["type"] == "model_type":
         return f"{name}={error['input']!r}: {name} is a section: write [{name}] with keys below it"
     rule = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "it should")
-    return f"{name}={error['input']!r}: {rule}"
+    return f"{name}={_typed(error['input'])}: {rule}"
+
+
+def _typed(value: object) -> str:
+    """A value as the user typed it: a number without quotes, also where it came as text."""
+    try:
+        return f"{float(value):g}" if isinstance(value, str) else repr(value)
+    except ValueError:
+        return repr(value)

@@ -6,7 +6,6 @@ progress display is its consumer's business.
 
 from __future__ import annotations
 
-import json
 import platform
 import signal
 import sys
@@ -23,7 +22,7 @@ import torch
 import fedmaba
 from fedmaba import average, config, datasets, engine, models, partition, record, strategies
 from fedmaba.config import Experiment
-from fedmaba.errors import InputError, unknown
+from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.federation import Federation
 from fedmaba.history import History, RunHistory
 from fedmaba.local import MetricFn
@@ -51,44 +50,46 @@ class Session:
     folder: record.Folder | None = None
     notes: list[str] = field(default_factory=list)
     stopped: bool = False
+    written: int = 0  # rounds that rounds.jsonl tells of
 
     def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
         """Simulate, recording and checkpointing along the way, until done or told to stop."""
-        save, at = self.experiment.save, self.batch.progress
-        written, saved = at.round, time.monotonic()
-        begun = time.monotonic()
+        save, at, folder = self.experiment.save, self.batch.progress, self.folder
+        begun = saved = time.monotonic()
         try:
             for snapshot in engine.simulate(self.batch):
                 self.history.add(snapshot)
-                if self.folder is not None:
-                    seconds = time.monotonic() - begun
-                    begun = time.monotonic()
-                    self.folder.append_timing({"round": at.round, "seconds": round(seconds, 4)})
+                if folder is not None:
+                    now = time.monotonic()
+                    folder.append_timing({"round": at.round, "seconds": round(now - begun, 4)})
+                    begun = now
                     if snapshot.evaluations is not None:
-                        self.folder.append_rounds(self.history, written)
-                        written = at.round
-                    due = at.round % save.every == 0 or time.monotonic() - saved > save.seconds
-                    if due or stop():
-                        self.folder.append_rounds(self.history, written)
-                        written = at.round
-                        self.checkpoint()
+                        self._write_rounds(folder)
+                    if at.round % save.every == 0 or now - saved > save.seconds:
+                        self.checkpoint(folder)
                         saved = time.monotonic()
                 yield snapshot
                 if stop() and at.round < self.batch.plan.rounds:
+                    if folder is not None:
+                        self.checkpoint(folder)
                     self.stopped = True
                     return
-            if self.folder is not None:
-                self.folder.append_rounds(self.history, written)
-                self.folder.finish(self.history, self.models())
+            if folder is not None:
+                self._write_rounds(folder)
+                folder.finish(self.history, self.models())
         finally:
             self.close()
 
-    def checkpoint(self) -> None:
+    def _write_rounds(self, folder: record.Folder) -> None:
+        folder.append_rounds(self.history, self.written, self.experiment.eval.share)
+        self.written = self.batch.progress.round
+
+    def checkpoint(self, folder: record.Folder) -> None:
         """Save all that is needed to go on."""
-        assert self.folder is not None
+        self._write_rounds(folder)
         at = self.batch.progress
         meta = {"chunk": at.chunk, "diverged": at.diverged}
-        self.folder.save(at.round, at.arrays(), meta, self.history)
+        folder.save(at.round, at.arrays(), meta, self.history)
 
     def models(self) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
         """Named weights of every run's last, deployed and best model."""
@@ -148,21 +149,30 @@ def begin(session: Session, out: Path, command: Sequence[str] = ()) -> None:
                 f"{out} holds this experiment, finished: see `fedmaba table {out}`, or choose "
                 "another --out"
             )
-    elif out.exists() and any(p.name != ".lock" for p in out.iterdir()):
+    elif out.exists() and (not out.is_dir() or any(p.name != ".lock" for p in out.iterdir())):
         raise InputError(f"{out} exists and is no run folder: choose another --out")
     session.folder = record.Folder(out)
-    if record.checkpoints(out):
-        _restore(session, out)
-        return
-    session.folder.write("experiment.toml", text.encode())
-    session.folder.write_json("about.json", _about(session, command))
+    try:
+        if record.checkpoints(out):
+            _restore(session, session.folder, out)
+        else:
+            _found(session, session.folder, text, command)
+    except FedmabaError:
+        session.close()
+        raise
+
+
+def _found(session: Session, folder: record.Folder, text: str, command: Sequence[str]) -> None:
+    """Write what a run folder holds from the first moment."""
+    folder.write("experiment.toml", text.encode())
+    folder.write_json("about.json", _about(session, command))
     arrays: record.Arrays = {}
     for run in session.batch.runs:
         for name, value in run.federation.split.to_arrays().items():
             arrays[f"seed{run.seed}.{name}"] = value
         if (labels := run.federation.labels()) is not None:
             arrays[f"seed{run.seed}.labels"] = labels
-    session.folder.write_npz("partition.npz", arrays)
+    folder.write_npz("partition.npz", arrays)
 
 
 def resume(out: Path) -> Session:
@@ -177,16 +187,15 @@ def resume(out: Path) -> Session:
     return session
 
 
-def _restore(session: Session, out: Path) -> None:
-    assert session.folder is not None
+def _restore(session: Session, folder: record.Folder, out: Path) -> None:
     arrays, meta, damaged = record.load_checkpoint(out)
-    about = json.loads((out / "about.json").read_text())
+    about = record.read_json(out / "about.json")
     data = session.batch.runs[0].federation.data.sha256()
-    if about["data"]["sha256"] != data:
+    if not isinstance(about, dict) or about.get("data", {}).get("sha256") != data:
         raise InputError(f"the data differ from those {out} was begun with: restore them")
     session.batch.progress.restore(arrays, meta)
     session.history = record.history_of(arrays, meta)
-    session.folder.lines = meta["lines"]
+    folder.lines, session.written = meta["lines"], meta["round"]
     session.notes += damaged
     session.notes.append(f"resumed after round {meta['round']}")
 

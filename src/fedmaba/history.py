@@ -87,7 +87,8 @@ class RunHistory:
 
     def arrays(self) -> Arrays:
         """Every table as an array, for a file."""
-        return {"test_size": self.test_size, **{name: self.column(name) for name in self.tables}}
+        tables = {name: self.column(name) for name in sorted(self.tables)}
+        return {"test_size": self.test_size, **tables}
 
 
 class Row(NamedTuple):
@@ -116,13 +117,18 @@ class History:
                 row: dict[str, Any] = {"round": done, "client": seen.client, "weight": seen.weight}
                 if seen.loss is not None:
                     row["reported_loss"] = seen.loss
-                _extend(run, {**row, **{f"info.{k}": v for k, v in seen.info.items()}})
+                past = len(run.tables.get("round", []))
+                told = {name: np.nan for name in run.tables if name.startswith("info.")}
+                told |= {f"info.{name}": value for name, value in seen.info.items()}
+                for name in told.keys() - run.tables.keys():  # first told of in this round
+                    run.tables[name] = [np.asarray(np.nan)] * past
+                _extend(run, row | told)
             found = snapshot.evaluations[r] if snapshot.evaluations else None
             if found is not None:
                 rows: dict[str, Any] = {"evaluated": done}
                 for name, scores in found.items():
                     rows[f"{name}.accuracy"] = scores.accuracy
-                    rows[f"{name}.loss"] = scores.loss.astype(np.float32)
+                    rows[f"{name}.loss"] = scores.loss
                 _extend(run, rows)
 
     def summary(self, model: Model = "deployed", at: At = "last", share: float = 0.05) -> list[Row]:
@@ -168,7 +174,7 @@ class History:
                 table[f"{model}_accuracy"] = run.accuracy(model).ravel()
                 table[f"{model}_loss"] = run.loss(model).ravel()
             frames.append(pandas.DataFrame(table))
-        return pandas.concat(frames, ignore_index=True)
+        return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
 
     def plot(self, kind: str = "rounds", model: Model = "deployed") -> Any:
         """A figure of `fedmaba list figures` as a matplotlib Figure."""

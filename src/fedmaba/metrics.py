@@ -77,13 +77,15 @@ def fairness(
     share: float = 0.05,
 ) -> Fairness:
     """Every figure of one evaluation."""
+    with np.errstate(over="ignore"):  # a loss can be huge shortly before a run diverges
+        spread = float(np.var(loss))
     return Fairness(
         variance=variance(accuracy),
         accuracy=100.0 * float(accuracy.mean()),
         by_sample=100.0 * float(accuracy @ size / size.sum()),
         worst=100.0 * tail(accuracy, share),
         best=100.0 * tail(accuracy, share, best=True),
-        loss_variance=float(np.var(loss)),
+        loss_variance=spread,
         gini=gini(accuracy),
         jain=jain(accuracy),
         entropy=entropy(accuracy),

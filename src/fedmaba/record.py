@@ -37,6 +37,7 @@ except ImportError:  # no advisory locks on this platform: two runs on one folde
 
 MAGIC = b"FEDMABA1"
 KEEP = 2
+KEYS = ("label", "seed", "deploy", "diverged")  # what runs.json says of a run
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -75,11 +76,12 @@ class Folder:
     def write_npz(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
         self.write(name, _npz(arrays))
 
-    def append_rounds(self, history: History, first: int) -> None:
-        """Lines of all runs for rounds after `first`, behind the bytes that belong to the run."""
-        self.append_lines(
-            line for r, run in enumerate(history.runs) for line in _lines(r, run, first)
-        )
+    def append_rounds(self, history: History, first: int, share: float) -> None:
+        """Lines of all runs for rounds after `first`, one round after another."""
+        lines = [
+            line for r, run in enumerate(history.runs) for line in _lines(r, run, first, share)
+        ]
+        self.append_lines(sorted(lines, key=lambda line: (line["round"], line["run"])))
 
     def append_lines(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """JSON-ready lines behind the bytes of rounds.jsonl that belong to the run."""
@@ -183,43 +185,55 @@ def read_checkpoint(file: Path) -> tuple[Arrays, dict[str, Any]]:
 def load_history(path: Path | str) -> History:
     """The history of a finished run, or of an unfinished one as far as its checkpoint goes."""
     path = Path(path)
-    if (path / "runs.json").exists():
-        meta = json.loads((path / "runs.json").read_text())["runs"]
-        tables = []
-        for r, about in enumerate(meta):
-            file = path / "clients" / f"{run_id(r, about['label'], about['seed'])}.npz"
-            with np.load(file, allow_pickle=False) as z:
-                tables.append({name: z[name] for name in z.files})
-        return from_arrays(meta, tables)
     if not path.is_dir():
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
-    arrays, meta, _ = load_checkpoint(path)
-    return history_of(arrays, meta)
+    file = path / "runs.json"
+    if not file.exists():
+        arrays, meta, _ = load_checkpoint(path)
+        return history_of(arrays, meta)
+    try:
+        runs = [{key: run[key] for key in KEYS} for run in read_json(file)["runs"]]
+    except (KeyError, TypeError) as error:
+        raise _damaged(file, error) from error
+    names = [run_id(r, run["label"], run["seed"]) for r, run in enumerate(runs)]
+    return from_arrays(runs, [read_npz(path / "clients" / f"{name}.npz") for name in names])
+
+
+def read_json(file: Path) -> Any:
+    """The content of a JSON file of a run folder."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(file, error) from error
+
+
+def read_npz(file: Path) -> Arrays:
+    """The arrays of an NPZ file of a run folder."""
+    try:
+        with np.load(file, allow_pickle=False) as z:
+            return {name: z[name] for name in z.files}
+    except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise _damaged(file, error) from error
+
+
+def _damaged(file: Path, error: Exception) -> InputError:
+    reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).split("\n")[0]
+    return InputError(f"{file} cannot be read ({reason}): restore it, or run the experiment again")
 
 
 def load_about(path: Path | str) -> dict[str, Any]:
     """Versions, hashes, device and command of a run folder; {} where there are none."""
     file = Path(path) / "about.json"
-    try:
-        about = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise InputError(f"{file} cannot be read: {error}: restore it or remove it") from error
+    about = read_json(file) if file.exists() else {}
     return about if isinstance(about, dict) else {}
 
 
 def load_labels(path: Path | str) -> dict[int, NDArray[np.int64]]:
     """(N, C) training examples of each client and class, by seed; {} where none were stored."""
     file = Path(path) / "partition.npz"
-    if not file.exists():
-        return {}
-    try:
-        with np.load(file, allow_pickle=False) as z:
-            names = [name for name in z.files if re.fullmatch(r"seed\d+\.labels", name)]
-            return {int(name[4:-7]): z[name].astype(np.int64) for name in names}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise InputError(f"{file} cannot be read: {error}: restore it or remove it") from error
+    arrays = read_npz(file) if file.exists() else {}
+    names = [name for name in arrays if re.fullmatch(r"seed\d+\.labels", name)]
+    return {int(name[4:-7]): arrays[name].astype(np.int64) for name in names}
 
 
 def read_lines(path: Path | str, first: int = 0) -> list[dict[str, Any]]:
@@ -252,16 +266,13 @@ def history_of(arrays: Arrays, meta: Mapping[str, Any]) -> History:
 
 
 def _runs(history: History) -> list[dict[str, Any]]:
-    return [
-        {"label": r.label, "seed": r.seed, "deploy": r.deploy, "diverged": r.diverged}
-        for r in history.runs
-    ]
+    return [{key: getattr(run, key) for key in KEYS} for run in history.runs]
 
 
-def _lines(r: int, run: Any, first: int) -> list[dict[str, Any]]:
+def _lines(r: int, run: Any, first: int, share: float) -> list[dict[str, Any]]:
     """One run's rounds after `first` as JSON-ready lines."""
     evaluated = {int(t): i for i, t in enumerate(run.tables.get("evaluated", []))}
-    infos = [name for name in run.tables if name.startswith("info.")]
+    infos = sorted(name for name in run.tables if name.startswith("info."))
     lines = []
     for i, done in enumerate(run.tables.get("round", [])):
         if done <= first:
@@ -272,7 +283,7 @@ def _lines(r: int, run: Any, first: int) -> list[dict[str, Any]]:
         at = evaluated.get(int(done))
         for model in ("deployed", "last") if at is not None else ():
             accuracy, loss = (run.tables[f"{model}.{k}"][at] for k in ("accuracy", "loss"))
-            figures = fairness(accuracy.astype(float), loss.astype(float), run.test_size)
+            figures = fairness(accuracy.astype(float), loss.astype(float), run.test_size, share)
             line[model] = {k: _number(v) for k, v in figures._asdict().items()}
         lines.append(line)
     return lines

@@ -42,7 +42,7 @@ class Site:
             return self._train(weights, task)
 
     def evaluate(self, weights: Arrays) -> dict[str, float]:
-        """Accuracy and loss of a model on the test rows; {} where there are none."""
+        """Accuracy of a model on the test rows; {} where there are none."""
         with torch.no_grad():
             rows, flat, pool = self._load(weights, 50)
             return self._test(rows, flat, pool)
@@ -52,7 +52,6 @@ class Site:
         minibatch = int(task.get("minibatch", 50))
         rows, flat, pool = self._load(weights, minibatch)
         numbers = {"num-examples": n, **self._test(rows, flat, pool)}
-        numbers.pop("eval-loss", None)
         where = task.get("loss-at", "start")
         if where == "start":
             numbers["loss"] = self._mean_loss(rows, flat, pool)
@@ -117,11 +116,11 @@ class Site:
         return self._scores(rows, flat, pool, 0, self.data.n_train)[0]
 
     def _test(self, rows: Any, flat: Tensor, pool: Pool) -> dict[str, float]:
-        """Accuracy and loss on the test rows."""
+        """Accuracy on the test rows."""
         if self.data.n_train == len(self.data.x):
             return {}
-        loss, accuracy = self._scores(rows, flat, pool, self.data.n_train, len(self.data.x))
-        return {"accuracy": accuracy, "eval-loss": loss}
+        _, accuracy = self._scores(rows, flat, pool, self.data.n_train, len(self.data.x))
+        return {"accuracy": accuracy}
 
 
 def first_model(

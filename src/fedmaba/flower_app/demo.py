@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import numpy as np
 from fedmaba.federation import Federation
 from fedmaba.flower_app.net import Net, NetError, read_rounds
 from fedmaba.flower_app.new import new
+from fedmaba.strategies import parse
 
 
 def demo(
@@ -23,6 +26,8 @@ def demo(
     partition: str = "shards:2",
 ) -> None:
     """Run a strategy over sites that each hold a shard of the embedded sample."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the blocks
+    parse(strategy)  # before anything is started
     with tempfile.TemporaryDirectory(prefix="fedmaba-flower-") as folder:
         base = Path(folder)
         say(f"keys, certificates and logs in {base}, removed at the end")

@@ -70,11 +70,15 @@ class Net:
         self.close()
 
     def close(self) -> None:
-        """Stop everything: politely all at once, then by force."""
-        for process in self.processes.values():
-            process.terminate()
-        for name in list(self.processes):
-            self.stop(name)
+        """Stop everything: politely all at once, then by force. A second Ctrl-C must wait."""
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            for process in self.processes.values():
+                process.terminate()
+            for name in list(self.processes):
+                self.stop(name)
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def key(self, site: str) -> Path:
         """A site's own key pair; the private half would stay on its host."""

@@ -1,0 +1,105 @@
+"""Pictures of the README: python tools/pictures.py RUN (Chromium, selenium and Pillow needed).
+
+RUN is the folder of a finished run; a few rounds of the same experiment are played again to show
+the terminal half-way.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.terminal_theme import SVG_EXPORT_THEME
+
+from fedmaba import config, experiment
+from fedmaba.report import html, terminal
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking --disable-component-update --disable-sync "
+    "--hide-scrollbars --window-size=1240,1000"
+)
+
+
+def browser(folder: str) -> Any:
+    """A fresh headless Chromium."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or "chromium"
+    for flag in [*FLAGS.split(), f"--user-data-dir={folder}/profile"]:
+        options.add_argument(flag)
+    return webdriver.Chrome(
+        options=options, service=webdriver.ChromeService(shutil.which("chromedriver"))
+    )
+
+
+def shoot(driver: Any, name: str, width: int, top: str, height: int) -> None:
+    """The page from the section `top` on, as a PNG of few colours."""
+    from PIL import Image
+
+    metrics = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    time.sleep(1)
+    driver.execute_script(
+        "document.documentElement.style.scrollBehavior = 'auto';"
+        "document.querySelector(arguments[0]).scrollIntoView()",
+        top,
+    )
+    metrics["height"] = height
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    time.sleep(1)
+    driver.execute_script("document.querySelector(arguments[0]).scrollIntoView()", top)
+    time.sleep(0.5)
+    shot = driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
+    picture = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
+    target = IMAGES / f"{name}.png"
+    picture.quantize(128, dither=Image.Dither.NONE).save(target, optimize=True)
+    print(target, target.stat().st_size)
+
+
+def page(run: Path) -> None:
+    """Two pictures of the report."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "report.html"
+        html.write([run], out)
+        driver = browser(folder)
+        try:
+            driver.get(f"file://{out}")
+            shoot(driver, "report-light", 1240, "#verdict", 1010)
+            driver.find_element("id", "theme").click()
+            shoot(driver, "report-dark", 1240, "#tradeoff", 1180)
+        finally:
+            driver.quit()
+
+
+def screen(run: Path, share: float = 0.6) -> None:
+    """The terminal part of the way through the same experiment."""
+    asked = config.build(config.load(run / "experiment.toml"))
+    session = experiment.prepare(asked)
+    pace = terminal.Pace(session)
+    for snapshot in session.rounds():
+        pace.done = snapshot.round + 1
+        if pace.done >= share * pace.rounds:
+            break
+    console = Console(record=True, width=96, file=io.StringIO(), force_terminal=True)
+    console.print(terminal.dashboard(session, pace))
+    text = console.export_svg(title="fedmaba compare", theme=SVG_EXPORT_THEME)
+    text = re.sub(r"@font-face \{.*?\}\s*", "", text, flags=re.S)  # nothing from elsewhere
+    (IMAGES / "terminal.svg").write_text(text, encoding="utf-8")
+    print(IMAGES / "terminal.svg", len(text))
+
+
+if __name__ == "__main__":
+    IMAGES.mkdir(exist_ok=True)
+    page(Path(sys.argv[1]))
+    screen(Path(sys.argv[1]))
