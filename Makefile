@@ -1,6 +1,8 @@
 # make demo   environment, install, then the main job on the embedded sample
 # make test   environment, install, then format check, lint, types, tests
 # make flower-demo, make test-flower   the same on Flower, in an environment of its own
+# make docs   the documentation site, into build/site, warnings as errors
+# make test-browser   the report in a real Chromium: apt-get install chromium chromium-driver
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -9,7 +11,7 @@ FLOWER_VENV ?= .venv-flower
 FLOWER_BIN = $(FLOWER_VENV)/bin
 FLOWER_STAMP = $(FLOWER_VENV)/.installed
 
-.PHONY: demo test lint format clean flower-demo test-flower
+.PHONY: demo test lint format clean docs test-browser flower-demo test-flower
 
 demo: $(STAMP)
 	$(BIN)/fedmaba compare fedavg qffl:q=0.1 afl term fedmaba \
@@ -17,6 +19,15 @@ demo: $(STAMP)
 
 test: lint
 	$(BIN)/pytest -n auto
+
+docs: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(BIN)/python tools/reference.py
+	$(BIN)/mkdocs build --strict
+
+test-browser: $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[browser]'
+	$(BIN)/pytest -m browser -rs tests/test_page.py
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -173,7 +173,8 @@ def round_of(server: Server, offers) -> dict:
     """One round as the Flower side drives it."""
     asked = {n: f"site-{n}" for n in (1, 2, 3, 4, LIAR)}
     needs = server.terms.strategy.needs().loss != "none"
-    return server.take(*Door(server.model, server.mark(), asked, needs).admit(offers))
+    door = Door(server.model, server.mark(), asked, set(asked.values()), needs)
+    return server.take(*door.admit(offers))
 
 
 def honest(server: Server) -> list[Offer]:
@@ -218,15 +219,17 @@ def test_one_reply_each(spec):
 
 
 def test_two_new_nodes_of_one_name_are_one_site():
-    door = Door(MODEL, "m", {1: None, 2: None, 3: "site-3"}, needs_loss=False)
+    door = Door(MODEL, "m", {1: None, 2: None, 3: "site-3"}, {"site-3", "away"}, needs_loss=False)
     same = [offer(n, "m", words={"site": "twin"}) for n in (1, 2)]
-    theirs = [offer(2, "m", words={"site": "site-3"}), offer(3, "m")]
+    theirs = [offer(1, "m", words={"site": "away"}), offer(2, "m", words={"site": "site-3"})]
+    theirs.append(offer(3, "m"))
     replies, refused = door.admit(same)
     assert [r.node for r in replies] == [1]
     assert "already" in refused[0]
     replies, refused = door.admit(theirs)
     assert [r.node for r in replies] == [3]
-    assert "belongs to another node" in refused[0]
+    assert all("belongs to another node" in why for why in refused)
+    assert len(refused) == 2
 
 
 @pytest.mark.parametrize("spec", STRATEGIES)

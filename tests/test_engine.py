@@ -799,3 +799,9 @@ def test_random_layers_of_an_unknown_model_repeat_alone_and_in_chunks(fed):
     alone, _ = played(["fedmaba"], fed, replace(plan, chunk=1), Functional)
     assert torch.equal(torch.rand(1), expected)
     assert apart(alone.progress.model[0], batch.progress.model[1]) < 1e-9
+
+
+@pytest.mark.parametrize("what", ["loss", "metric"])
+def test_a_loss_or_metric_must_give_a_value_per_example(what, fed):
+    with pytest.raises(ValueError, match="one value per example"):
+        start([Run(one("fedavg"), 0, fed)], PLAN, mlp, **{what: nn.functional.cross_entropy})

@@ -784,3 +784,15 @@ def test_figures_of_a_table_are_named(finished):
     for word in ("strategy", "variance", "accuracy", "worst 5 %", "best 5 %", *STRATEGIES):
         assert word in text
     assert len(Fairness._fields) == 10
+
+
+def test_a_split_federation_takes_no_partition(fed):
+    with pytest.raises(ValueError, match="split already"):
+        fedmaba.compare("fedavg", data=fed, clients=3, rounds=1, seeds=1)
+
+
+def test_a_table_shows_the_share_the_run_asked_for(fed, tmp_path):
+    options = {"model": "softmax", "rounds": 1, "seeds": 1, "share": 0.6}
+    history = fedmaba.compare("fedavg", data=fed, out=tmp_path / "run", **options)
+    assert "worst 60 %" in str(history)
+    assert "worst 60 %" in str(load_history(tmp_path / "run"))

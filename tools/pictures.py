@@ -44,7 +44,7 @@ def browser(folder: str) -> Any:
 
 
 def shoot(driver: Any, name: str, width: int, top: str, height: int) -> None:
-    """The page from the section `top` on, as a PNG of few colours."""
+    """The page from the section `top` on, as a PNG."""
     from PIL import Image
 
     metrics = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
@@ -63,7 +63,7 @@ def shoot(driver: Any, name: str, width: int, top: str, height: int) -> None:
     shot = driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
     picture = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
     target = IMAGES / f"{name}.png"
-    picture.quantize(128, dither=Image.Dither.NONE).save(target, optimize=True)
+    picture.save(target, optimize=True)
     print(target, target.stat().st_size)
 
 
@@ -75,9 +75,9 @@ def page(run: Path) -> None:
         driver = browser(folder)
         try:
             driver.get(f"file://{out}")
-            shoot(driver, "report-light", 1240, "#verdict", 1010)
+            shoot(driver, "report-light", 1240, "#verdict", 1120)
             driver.find_element("id", "theme").click()
-            shoot(driver, "report-dark", 1240, "#tradeoff", 1180)
+            shoot(driver, "report-dark", 1240, "#distribution", 1050)
         finally:
             driver.quit()
 
@@ -102,4 +102,5 @@ def screen(run: Path, share: float = 0.6) -> None:
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
     page(Path(sys.argv[1]))
-    screen(Path(sys.argv[1]))
+    if "--page" not in sys.argv:
+        screen(Path(sys.argv[1]))

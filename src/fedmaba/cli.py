@@ -142,7 +142,10 @@ def table(
         "deployed"
     ),
     at: Annotated[Literal["last", "best", "last5"], typer.Option(help="which rounds")] = "last",
-    share: Share = 0.05,
+    share: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="of clients in 'worst' and 'best' [as run]", min=1e-9, max=1),
+    ] = None,
 ) -> None:
     """Show the table of a run folder, finished or not."""
     from fedmaba import record

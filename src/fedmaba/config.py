@@ -227,7 +227,7 @@ def _explain(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         known = [".".join([*where[:-1], key]) for key in section.model_fields]
         return str(unknown("key", name, known))
-    if error["type"] == "missing":
+    if error["type"] in ("missing", "too_short"):
         return f"{name} is missing: name at least one strategy"
     if error["type"] == "model_type":
         return f"{name}={error['input']!r}: {name} is a section: write [{name}] with keys below it"

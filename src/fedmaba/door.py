@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -78,6 +78,7 @@ class Door:
     model: Arrays  #                    the server's own
     mark: str
     asked: Mapping[int, str | None]  #  node -> site, None where its name is not known yet
+    held: Collection[str] = ()  #       names of the nodes that are there, asked or not
     needs_loss: bool = True
     limits: Limits = Limits()
 
@@ -108,7 +109,7 @@ class Door:
             raise Refused(f"it answers {line(offer.mark)!r}, but this is {self.mark!r}")
         site = site_name(offer.words)
         known = self.asked[offer.node]
-        if known is None and site in self.asked.values():
+        if known is None and site in self.held:
             raise Refused(f"site {site!r} belongs to another node")
         if known is not None and site != known:
             raise Refused(f"it says site {site!r}, but this node is {known!r}")

@@ -212,6 +212,9 @@ def start(
     x = torch.from_numpy(data.x).to(device, dtype)
     template = copy.deepcopy(initial[runs[0].seed]).to(device, dtype)
     example = x[: max(2, min(plan.minibatch, len(x)))]
+    count = plan.threads or torch.get_num_threads()
+    with Workers(1, count).threads():
+        _try(template, example, loss, metric)
     rows = compile(template, example, loss, pair=plan.dtype != "bf16")
     flat = torch.stack([rows.layout.pack(initial[r.seed]) for r in runs]).to(device, dtype)
     nobody = np.zeros(0, np.int64)
@@ -232,7 +235,6 @@ def start(
         _Parts([getattr(run.federation, name) for run in runs], device)
         for name in ("train", "validation", "test")
     )
-    count = plan.threads or torch.get_num_threads()
     apart = rows.parallel and device.type == "cpu"  # each piece of work on one thread
     workers = Workers(count, 1) if apart else Workers(1, count)
     pool = Pool(rows.prepare(x), torch.from_numpy(data.y).to(device), trained.entries)
@@ -674,6 +676,22 @@ def _scores(batch: Batch, parts: _Parts, flat: Tensor, runs: list[int]) -> dict[
         place = parts.host_place[parts.base[r] : parts.base[r] + len(part.index)]
         out[r] = Scores(part.means(loss[place]), part.means(score[place]))
     return out
+
+
+def _try(
+    model: torch.nn.Module, example: Tensor, loss: LossFn | None, metric: MetricFn | None
+) -> None:
+    """Refuse a loss or metric that does not give one value per example."""
+    target = torch.zeros(len(example), dtype=torch.int64, device=example.device)
+    for name, function in (("loss", loss), ("metric", metric)):
+        if function is not None:
+            value = function(model(example), target)
+            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            if shape != (len(example),):
+                raise InputError(
+                    f"the {name} gave {shape} for {len(example)} examples: it must give one value "
+                    "per example, as with reduction='none'"
+                )
 
 
 def _check(runs: Sequence[Run], plan: Plan) -> None:

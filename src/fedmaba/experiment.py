@@ -129,9 +129,10 @@ def prepare(
         for seed in experiment.seed_list()
     ]
     batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric)
-    history = History(
-        [RunHistory(r.strategy.label(), r.seed, r.average, r.federation.test.size) for r in runs]
-    )
+    tables = [
+        RunHistory(r.strategy.label(), r.seed, r.average, r.federation.test.size) for r in runs
+    ]
+    history = History(tables, experiment.eval.share)
     notes = [f"model: {batch.rows.path}"]
     return Session(experiment, batch, history, notes=notes)
 
@@ -204,6 +205,11 @@ def _federations(experiment: Experiment, own: Own) -> dict[int, Federation]:
     """The clients of each seed."""
     seeds, asked = experiment.seed_list(), experiment.data
     if isinstance(own.data, Federation):
+        for key in ("partition", "clients", "test", "dir"):
+            if (value := getattr(asked, key)) is not None:
+                raise InputError(
+                    f"{key}={value!r}: a Federation is split already: leave it out, or give arrays"
+                )
         return dict.fromkeys(seeds, own.data)
     folder = None if asked.dir is None else Path(asked.dir)
     data = own.data or datasets.load(asked.name, folder)

@@ -33,7 +33,7 @@ from flwr.serverapp.strategy import Strategy as Base
 
 from fedmaba import door
 from fedmaba.door import Arrays, Door, Limits, Offer, Sent
-from fedmaba.errors import InputError
+from fedmaba.errors import FedmabaError, InputError
 from fedmaba.server import Server, Terms, figures
 from fedmaba.strategies import parse
 from fedmaba.strategy import Strategy
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from fedmaba.rows import LossFn
 
 POLL = 0.5  # seconds between two looks for replies
-HELLO = 60.0  # seconds after which a node that gave no name, or a wrong one, is asked again
+HELLO = 300.0  # seconds after which a node that gave no name, or a wrong one, is asked again
+SLACK = 300.0  # seconds by which the clocks of two hosts may differ
 
 __all__ = ["FlowerStrategy", "client_app", "initial_arrays", "load_arrays", "reply"]
 
@@ -83,7 +84,10 @@ class FlowerStrategy(Base):
             if value < 1:
                 raise InputError(f"min_{name}_nodes={value}: at least 1 site is needed")
         if isinstance(strategy, str):
-            (strategy,) = parse(strategy)
+            listed = parse(strategy)
+            if len(listed) > 1:
+                raise InputError(f"{strategy!r} is a grid of {len(listed)}: a federation runs one")
+            strategy = listed[0]
         self.terms = Terms(strategy, seed, lr, lr_decay, deploy)
         self.fraction_train = fraction_train
         self.min_train_nodes, self.min_available_nodes = min_train_nodes, min_available_nodes
@@ -93,7 +97,9 @@ class FlowerStrategy(Base):
         self.begun = False  # whether enough sites were there once
         self.asked: dict[int, tuple[float, str | None]] = {}  # node -> when, by which message
         self.unnamed: set[int] = set()  # nodes whose app answers no query: they say it in training
-        self.cohort: dict[int, str | None] = {}  # nodes asked to train in this round
+        self.present: set[int] = set()  # nodes that were there when this round began
+        self.cohort: dict[int, str | None] = {}  # nodes asked to train in it
+        self.ttl: float | None = None  # seconds after which a message is void
         self.reports: list[dict[str, Any]] = []  # what happened, a record per round
 
     def start(
@@ -111,26 +117,27 @@ class FlowerStrategy(Base):
         Flower's own loop counts from 1 again and ends with the first reply that cannot be read.
         """
         server, result = self._begin(initial_arrays), Result()
+        self.ttl = timeout + SLACK  # a site that returns does not work through old rounds
         if server.round:
             log(INFO, "going on after round %s, saved in %s", server.round, self.folder)
-        while server.round < num_rounds:
-            t = server.round + 1
-            messages = self.configure_train(t, initial_arrays, train_config or ConfigRecord(), grid)
-            found = self._exchange(grid, messages, timeout)
-            arrays, metrics = self._aggregate(t, found)
-            if metrics is not None:
+        try:
+            while server.round < num_rounds:
+                t = server.round + 1
+                config = train_config or ConfigRecord()
+                messages = self.configure_train(t, initial_arrays, config, grid)
+                arrays, metrics = self._aggregate(self._exchange(grid, messages, timeout))
                 result.train_metrics_clientapp[t] = metrics
-            if evaluate_fn is not None:
-                own = evaluate_fn(t, arrays)
+                own = None if evaluate_fn is None else evaluate_fn(t, arrays)
                 if own is not None:
                     result.evaluate_metrics_serverapp[t] = own
-        final = (
-            self._final(grid, evaluate_config or ConfigRecord(), timeout) if self.evaluate else {}
-        )
-        if final:
-            metrics = MetricRecord({k: v for k, v in final.items() if isinstance(v, float)})
-            result.evaluate_metrics_clientapp[server.round] = metrics
-        server.finish(final or None)
+            if self.evaluate:
+                final = self._final(grid, evaluate_config or ConfigRecord(), timeout)
+                spread = {k: v for k, v in final.items() if isinstance(v, float)}
+                result.evaluate_metrics_clientapp[server.round] = MetricRecord(spread)
+                server.save([final])
+            server.finish()
+        finally:
+            server.close()
         result.arrays = _record(server.model)
         return result
 
@@ -154,7 +161,7 @@ class FlowerStrategy(Base):
     ) -> list[Message]:
         """One message per participant: model, task, and the caller's own settings."""
         server = self._begin(arrays)
-        present = self._meet(grid)
+        self.present = present = self._meet(grid)
         named = {server.nodes[node]: node for node in present if node in server.nodes}
         drawn = server.draw(named, self.fraction_train, self.min_train_nodes)
         self.cohort = {named[site]: site for site in drawn}
@@ -168,6 +175,7 @@ class FlowerStrategy(Base):
                 node,
                 MessageType.TRAIN,
                 group_id=mark,
+                ttl=self.ttl,
             )
             for node, site in self.cohort.items()
         ]
@@ -176,7 +184,7 @@ class FlowerStrategy(Base):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies, weigh those that count, move the model."""
-        return self._aggregate(server_round, [(m.metadata.src_node_id, m) for m in replies])
+        return self._aggregate([(m.metadata.src_node_id, m) for m in replies])
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -227,7 +235,7 @@ class FlowerStrategy(Base):
         now = time.monotonic()
         self.asked = {n: (t, m) for n, (t, m) in self.asked.items() if now - t < HELLO}
         new = sorted(strangers - set(self.asked))
-        hello = [Message(RecordDict(), node, MessageType.QUERY) for node in new]
+        hello = [Message(RecordDict(), node, MessageType.QUERY, ttl=HELLO + SLACK) for node in new]
         self.asked |= {n: (now, i) for n, i in zip(new, _push(grid, hello), strict=True)}
 
     def _greet(self, node: int, found: Message | str, present: set[int]) -> None:
@@ -238,15 +246,12 @@ class FlowerStrategy(Base):
             return
         try:
             site = door.site_name(_offer(node, found).words)
-            holders = [n for n, s in self.server.nodes.items() if s == site and n != node]
-            if any(n in present for n in holders):
+            if any(s == site for n, s in self.server.nodes.items() if n in present):
                 raise door.Refused(f"site {site!r} belongs to another node")
         except door.Refused as why:
             log(WARNING, "node %s is not let in: %s", node, why)
             return  # it is asked again later
-        for n in holders:
-            del self.server.nodes[n]
-        self.server.nodes[node] = site
+        self.server.name(node, site)
 
     def _exchange(
         self, grid: Grid, messages: Sequence[Message], timeout: float
@@ -274,12 +279,14 @@ class FlowerStrategy(Base):
         return found
 
     def _aggregate(
-        self, server_round: int, found: Sequence[tuple[int, Message | str]]
-    ) -> tuple[ArrayRecord, MetricRecord | None]:
+        self, found: Sequence[tuple[int, Message | str]]
+    ) -> tuple[ArrayRecord, MetricRecord]:
+        """The new model, and the round in numbers."""
         server = self.server
         assert server is not None
-        needs = self.terms.strategy.needs()
-        gate = Door(server.model, server.mark(), self.cohort, needs.loss != "none", self.limits)
+        held = {site for node, site in server.nodes.items() if node in self.present}
+        loss = self.terms.strategy.needs().loss != "none"
+        gate = Door(server.model, server.mark(), self.cohort, held, loss, self.limits)
         replies, refused = gate.admit(_offer(node, message) for node, message in found)
         report = server.take(replies, refused)
         self.unnamed -= {r.node for r in replies}
@@ -300,7 +307,10 @@ class FlowerStrategy(Base):
         present = set(grid.get_node_ids())
         sites = {n: s for n, s in server.nodes.items() if n in present}
         content = RecordDict({"arrays": _record(server.deployed), "config": config})
-        messages = [Message(content, node, MessageType.EVALUATE, group_id="end") for node in sites]
+        messages = [
+            Message(content, node, MessageType.EVALUATE, group_id="end", ttl=self.ttl)
+            for node in sites
+        ]
         accuracy: dict[str, float] = {}
         for node, message in self._exchange(grid, messages, timeout):
             try:
@@ -310,13 +320,12 @@ class FlowerStrategy(Base):
                 continue
             if value is not None:
                 accuracy[sites[node]] = value
-        if not accuracy:
-            return {}
-        sorted_ = {site: accuracy[site] for site in sorted(accuracy)}
-        report = {"round": server.round, "deployed": sorted_, **figures(sorted_)}
-        log(INFO, "%s", f"model handed out: {_spread(report)}")
-        for site, value in sorted_.items():
-            log(INFO, "%s", f"  {site:<16} accuracy {100 * value:5.1f} %")
+        report: dict[str, Any] = {"round": server.round}
+        report["deployed"] = dict(sorted(accuracy.items()))
+        report |= figures(accuracy)
+        log(INFO, "model handed out: %s", _spread(report))
+        for site, value in report["deployed"].items():
+            log(INFO, "  %-16s accuracy %5.1f %%", site, 100 * value)
         return report
 
 
@@ -337,9 +346,12 @@ def client_app(
     """
 
     def name(context: Context) -> str:
-        if site is None:
-            return str(context.node_config.get("site", ""))
-        return site if isinstance(site, str) else site(context)
+        if site is not None:
+            return site if isinstance(site, str) else site(context)
+        if "site" not in context.node_config:
+            raise InputError("this site has no name: start its SuperNode with --node-config "
+                             "'site=\"north\"'")  # fmt: skip
+        return str(context.node_config["site"])
 
     def worker(context: Context) -> Any:
         from fedmaba.site import Site  # with torch, which neither a server nor a query needs
@@ -424,7 +436,9 @@ def _push(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
     if not messages:
         return []
     ids = list(grid.push_messages(messages))
-    return ids if len(ids) == len(messages) else [None] * len(messages)
+    if len(ids) != len(messages):
+        raise FedmabaError("the SuperLink took none of the messages: see its log, then run again")
+    return ids
 
 
 def _pull(grid: Grid, message: str) -> Message | str | None:

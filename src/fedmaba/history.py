@@ -106,6 +106,7 @@ class History:
     """All runs of an experiment."""
 
     runs: list[RunHistory]
+    share: float = 0.05  # of clients in "worst" and "best", unless a table says otherwise
 
     def add(self, snapshot: Snapshot) -> None:
         """Take in one round of all runs."""
@@ -131,8 +132,11 @@ class History:
                     rows[f"{name}.loss"] = scores.loss
                 _extend(run, rows)
 
-    def summary(self, model: Model = "deployed", at: At = "last", share: float = 0.05) -> list[Row]:
+    def summary(
+        self, model: Model = "deployed", at: At = "last", share: float | None = None
+    ) -> list[Row]:
         """One row per strategy: mean and sd over its seeds that did not diverge."""
+        share = self.share if share is None else share
         rows = []
         for label in dict.fromkeys(run.label for run in self.runs):
             runs = [run for run in self.runs if run.label == label]
@@ -193,7 +197,9 @@ class History:
         return plain(self)
 
 
-def from_arrays(meta: Sequence[Mapping[str, Any]], arrays: Sequence[Arrays]) -> History:
+def from_arrays(
+    meta: Sequence[Mapping[str, Any]], arrays: Sequence[Arrays], share: float = 0.05
+) -> History:
     """A history from what `RunHistory.arrays` gave and the runs' labels."""
     runs = []
     for about, tables in zip(meta, arrays, strict=True):
@@ -208,7 +214,7 @@ def from_arrays(meta: Sequence[Mapping[str, Any]], arrays: Sequence[Arrays]) -> 
                 tables=rows,
             )
         )
-    return History(runs)
+    return History(runs, share)
 
 
 def _extend(run: RunHistory, row: dict[str, Any]) -> None:

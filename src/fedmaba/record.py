@@ -107,7 +107,8 @@ class Folder:
         arrays = dict(tensors)
         for r, run in enumerate(history.runs):
             arrays |= {f"table/{r}/{name}": v for name, v in run.arrays().items()}
-        meta = {**meta, "round": round, "lines": self.lines, "runs": _runs(history)}
+        meta = {**meta, "round": round, "lines": self.lines, "share": history.share}
+        meta["runs"] = _runs(history)
         body = safetensors.numpy.save(
             {name: np.ascontiguousarray(v) for name, v in arrays.items()},
             metadata={"fedmaba": json.dumps(meta)},
@@ -123,7 +124,7 @@ class Folder:
             self.write_npz(f"clients/{run_id(r, run.label, run.seed)}.npz", run.arrays())
         for name, weights in models.items():
             self.write(f"models/{name}.safetensors", safetensors.numpy.save(dict(weights)))
-        self.write_json("runs.json", {"runs": _runs(history)})
+        self.write_json("runs.json", {"share": history.share, "runs": _runs(history)})
         for old in checkpoints(self.path):
             old.unlink(missing_ok=True)
 
@@ -192,11 +193,14 @@ def load_history(path: Path | str) -> History:
         arrays, meta, _ = load_checkpoint(path)
         return history_of(arrays, meta)
     try:
-        runs = [{key: run[key] for key in KEYS} for run in read_json(file)["runs"]]
-    except (KeyError, TypeError) as error:
+        about = read_json(file)
+        runs = [{key: run[key] for key in KEYS} for run in about["runs"]]
+        share = float(about.get("share", 0.05))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damaged(file, error) from error
     names = [run_id(r, run["label"], run["seed"]) for r, run in enumerate(runs)]
-    return from_arrays(runs, [read_npz(path / "clients" / f"{name}.npz") for name in names])
+    tables = [read_npz(path / "clients" / f"{name}.npz") for name in names]
+    return from_arrays(runs, tables, share)
 
 
 def read_json(file: Path) -> Any:
@@ -262,6 +266,7 @@ def history_of(arrays: Arrays, meta: Mapping[str, Any]) -> History:
             {n.split("/", 2)[2]: v for n, v in arrays.items() if n.startswith(f"table/{r}/")}
             for r in range(len(meta["runs"]))
         ],
+        meta["share"],
     )
 
 

@@ -99,6 +99,10 @@ class Server:
         self.state = strategy.join(self.state, count) if known else strategy.init(count)
         self.sites += new
 
+    def name(self, node: int, site: str) -> None:
+        """Let a node speak for a site, in place of any other."""
+        self.nodes = {n: s for n, s in self.nodes.items() if s != site} | {node: site}
+
     def draw(self, present: Iterable[str], fraction: float, least: int) -> list[str]:
         """Who takes part: a seeded sample of the known sites that are there, in their order."""
         there = set(present)
@@ -144,7 +148,8 @@ class Server:
     def take(self, replies: Sequence[Reply], refused: Sequence[str] = ()) -> dict[str, Any]:
         """End the round with the replies that count; what happened, ready for JSON."""
         self.join(r.site for r in replies)
-        self.nodes |= {r.node: r.site for r in replies}
+        for r in replies:
+            self.name(r.node, r.site)
         replies = sorted(replies, key=lambda r: self.sites.index(r.site))
         refused = list(refused)
         weights: Mapping[str, float] = {}
@@ -255,16 +260,17 @@ class Server:
         }
         self.folder.save(self.round, arrays, meta, History([]))
 
-    def finish(self, line: Mapping[str, Any] | None = None) -> None:
-        """Write both models as files of their own, and let go of the folder."""
-        if self.folder is None:
-            return
-        if line is not None:
-            self.save([line])
-        for name, model in (("last", self.model), ("deployed", self.deployed)):
-            whole = {n: np.asarray(a, order="C") for n, a in model.items()}
-            self.folder.write(f"models/{name}.safetensors", safetensors.numpy.save(whole))
-        self.folder.close()
+    def finish(self) -> None:
+        """Write both models as files of their own."""
+        if self.folder is not None:
+            for name, model in (("last", self.model), ("deployed", self.deployed)):
+                whole = {n: np.asarray(a, order="C") for n, a in model.items()}
+                self.folder.write(f"models/{name}.safetensors", safetensors.numpy.save(whole))
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        if self.folder is not None:
+            self.folder.close()
 
     def _restore(self, folder: record.Folder) -> None:
         """Go back to the newest whole checkpoint of the folder."""

@@ -63,8 +63,11 @@ def caption(history: History, model: Model, at: At) -> str:
     return f"{what}, {when}; mean ± sd over seeds"
 
 
-def plain(history: History, model: Model = "deployed", at: At = "last", share: float = 0.05) -> str:
+def plain(
+    history: History, model: Model = "deployed", at: At = "last", share: float | None = None
+) -> str:
     """The table as plain text."""
+    share = history.share if share is None else share
     rows = history.summary(model, at, share)
     head = ["strategy", *(c.title for c in columns(share)), ""]
     body = [

@@ -35,16 +35,22 @@ if TYPE_CHECKING:
 STYLE = ("bold", "cyan", "")  # best, second, the others
 
 
+def screen() -> Console:
+    """Standard output; wide where it is no terminal, so that labels stay whole for a reader."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
 def show(
     history: History,
     model: Model = "deployed",
     at: At = "last",
-    share: float = 0.05,
+    share: float | None = None,
     console: Console | None = None,
 ) -> None:
     """Print the table of a history."""
-    console = console or Console()
-    console.print(grid(history, model, at, share))
+    console = console or screen()
+    console.print(grid(history, model, at, history.share if share is None else share))
     for run in history.runs:
         if run.diverged:
             console.print(Text(run.diverged, "red"), soft_wrap=True)
@@ -210,7 +216,7 @@ def _lines(session: Session, console: Console) -> Iterator[Callable[[Snapshot], 
 
 def result(session: Session, out: Path) -> None:
     """The end of a run: its table, what the last model would have given, and where things lie."""
-    console = Console()
+    console = screen()
     share = session.experiment.eval.share
     show(session.history, "deployed", "last", share, console)
     if any(run.deploy != "last" for run in session.history.runs):

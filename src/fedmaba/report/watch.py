@@ -7,6 +7,7 @@ whose Host is another name: a page elsewhere cannot reach it by rebinding a doma
 from __future__ import annotations
 
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -65,9 +66,17 @@ class Server(ThreadingHTTPServer):
         with self._making:
             version = self.version()
             if self._made is None or self._made[0] != version:
-                source = data.load(self.folder)
+                source = self._load()
                 self._made = version, html.page([source], self.share, version).encode()
             return self._made[1]
+
+    def _load(self) -> data.Source:
+        """The run; once more where it moved on between two of its files."""
+        try:
+            return data.load(self.folder)
+        except (FedmabaError, OSError):
+            time.sleep(0.2)
+            return data.load(self.folder)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -317,7 +317,7 @@
       if (!groups.length) return empty(host, needClients);
       const total = Math.max(...groups.map((g) => g.runs.reduce((n, run) => n + final(run).length, 0)));
       const lane = clamp(26 + total * 0.28, 44, 86), [low, high] = band();
-      const narrow = (host.clientWidth || 600) < 520, most = narrow ? 12 : 24;
+      const narrow = (host.clientWidth || 600) < 520, most = narrow ? 40 : 24;
       const left = narrow ? 4 : Math.min(176, 20 + 7.1 * Math.max(...groups.map((g) => Math.min(most, g.name.length))));
       const head = narrow ? 18 : 0;
       const f = frame(host, { height: groups.length * (lane + head) + 58, x: [low, high], y: [0, 1], noY: true, margin: { left, top: 8, right: 12 }, xlabel: "accuracy, %" });
