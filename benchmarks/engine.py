@@ -1,0 +1,71 @@
+"""Client updates per second through `engine.simulate`, as a user calls it.
+
+A client update is all local steps of one client in one round. Data gathering, FedMABA's start-loss
+pass, aggregation and an evaluation every 20 rounds are part of it. Prints a line per job and writes
+JSON.
+
+    python benchmarks/engine.py --device cuda --out engine.json
+"""
+
+import argparse
+import json
+import platform
+import time
+
+import numpy as np
+import torch
+
+from fedmaba import datasets, strategies
+from fedmaba.engine import Plan, Run, simulate, start
+from fedmaba.federation import Federation
+
+GRID = "fedmaba:alpha=[0,.1,.2,.3,.4,.5,.6,.7,.8,.9,1]"
+JOBS = {  # model, images per client, strategies, seeds, participants, precision, rounds
+    "mlp, 33 runs x 100 clients": ("mlp", 600, GRID, 3, None, "tf32", 64),
+    "mlp, 33 runs x 100 clients, float32": ("mlp", 600, GRID, 3, None, "float32", 44),
+    "mlp, 1 run, 10 of 100 clients": ("mlp", 600, "fedmaba", 1, 10, "tf32", 604),
+    "cnn, 33 runs x 10 of 100 clients": ("cnn", 500, GRID, 3, 10, "tf32", 44),
+    "cnn, 33 runs x 10 of 100 clients, bf16": ("cnn", 500, GRID, 3, 10, "bf16", 44),
+}
+WARM = 4  # rounds before the clock starts: kernels are compiled and rounds recorded
+
+
+def examples(model: str, each: int) -> datasets.Dataset:
+    """Random images of the size of Fashion-MNIST or CIFAR-10, ten classes, 100 clients' worth."""
+    rng = np.random.default_rng(0)
+    shape = (1, 28, 28) if model == "mlp" else (3, 32, 32)
+    x = rng.standard_normal((100 * each + 10_000, *shape), dtype=np.float32)
+    y = np.arange(len(x)) % 10
+    n = 100 * each
+    return datasets.from_arrays(x[:n], y[:n], x_test=x[n:], y_test=y[n:])
+
+
+def measure(name: str, device: str) -> dict[str, object]:
+    model, each, spec, seeds, participants, dtype, rounds = JOBS[name]
+    data = examples(model, each)
+    feds = [Federation.make(data, "shards:2", 100, seed) for seed in range(seeds)]
+    runs = [Run(s, i, fed) for i, fed in enumerate(feds) for s in strategies.parse(spec)]
+    plan = Plan(rounds, participants=participants, eval_every=20, dtype=dtype, device=device)
+    batch = start(runs, plan, model)
+    updates, begun = 0, 0.0
+    for snapshot in simulate(batch):
+        if snapshot.round >= WARM:
+            updates += sum(len(r.client) for r in snapshot.rounds if r)
+        elif snapshot.round == WARM - 1:
+            begun = time.perf_counter()
+    seconds = time.perf_counter() - begun
+    rate = updates / seconds
+    print(f"{name}, {dtype}: {rate:,.0f} client updates/s", flush=True)
+    return {"job": name, "dtype": dtype, "updates_per_second": rate, "seconds": seconds}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--only", default="", help="jobs whose name contains this")
+    parser.add_argument("--out", default="engine.json")
+    asked = parser.parse_args()
+    where = torch.cuda.get_device_name() if asked.device == "cuda" else platform.processor()
+    found = [measure(name, asked.device) for name in JOBS if asked.only in name]
+    with open(asked.out, "w") as f:
+        json.dump({"device": where, "torch": torch.__version__, "jobs": found}, f, indent=2)
