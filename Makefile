@@ -15,7 +15,7 @@ FLOWER_STAMP = $(FLOWER_VENV)/.installed
 
 demo: $(STAMP)
 	$(BIN)/fedmaba compare fedavg qffl:q=0.1 afl term fedmaba \
-	  --data sample --clients 20 --partition shards:2 --minibatch 20 --rounds 24 --eval-every 4 --seeds 3
+	  --data sample --clients 20 --partition shards:2 --minibatch 20 --rounds 20 --eval-every 4 --seeds 3
 
 test: lint
 	$(BIN)/pytest -n auto

@@ -120,7 +120,7 @@ def test_a_gpu_gives_the_numbers_of_a_cpu(make, make_federation):
         assert float(((got - want).norm(dim=1) / want.norm(dim=1)).max()) < 1e-9
         single = Plan(**{**vars(cuda), "dtype": "float32"})
         rough = models(played(SPECS, fed, single, make))
-        # a value near zero may cross a ReLU or lose a pool, which moves a model by more than rounding
+        # a value near zero may cross a ReLU or lose a pool: that moves a model more than rounding
         assert float(((rough - want).norm(dim=1) / want.norm(dim=1)).max()) < 1e-2
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -335,6 +336,7 @@ def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
 
 def main() -> None:
     """The entry point: every error a user can mend is one line and its exit code."""
+    warnings.formatwarning = lambda message, *_, **__: f"fedmaba: warning: {message}\n"
     sys.path.append("")  # models and strategies of one's own, from the folder one works in
     usage: Any = typer.BadParameter.__mro__[2]  # click's base of errors, wherever typer keeps it
     try:
