@@ -20,7 +20,7 @@ ROWS, IMAGES = 3, 7
 
 
 def off(got, want):
-    return float((got.double() - want).norm() / want.norm())
+    return float((got.double() - want.detach()).norm() / want.detach().norm())
 
 
 @pytest.mark.parametrize("pair", [True, False])

@@ -1,4 +1,4 @@
-"""The wheel in an empty environment without PyTorch: strategies work, the rest says what it lacks."""
+"""The wheel without PyTorch, in an empty environment: strategies work, the rest says what it lacks."""
 
 import subprocess
 import sys
