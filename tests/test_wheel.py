@@ -1,4 +1,4 @@
-"""The wheel without PyTorch, in an empty environment: strategies work, the rest says what it lacks."""
+"""The wheel in an empty environment without PyTorch: strategies work, the rest names its need."""
 
 import subprocess
 import sys
