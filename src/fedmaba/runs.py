@@ -1,0 +1,157 @@
+"""The words of a simulation: what is asked for, what a round leaves, all that survives it.
+
+Data only. Rows of the matrices in `Progress` are runs; saved and loaded it continues bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmaba.federation import Federation
+from fedmaba.strategy import State, Strategy
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all runs of a batch have in common."""
+
+    rounds: int
+    participants: int | None = None  #      per round; None: all
+    epochs: int = 1  #                      local passes over the data, unless steps says
+    steps: int | None = None
+    minibatch: int = 50
+    lr: float = 0.1
+    lr_decay: float = 0.999  #              per round
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    server_lr: float = 1.0
+    server_momentum: float = 0.0
+    eval_every: int = 1
+    dtype: Literal["float32", "tf32", "bf16", "float64"] = "float32"  # see docs/performance.md
+    device: str = "cpu"
+    chunk: int | None = None  #             rows trained at once; None: from the device's memory
+    threads: int | None = None  #           cores to use; None: what torch would
+
+
+@dataclass(frozen=True)
+class Run:
+    """One strategy on one federation with one seed."""
+
+    strategy: Strategy
+    seed: int
+    federation: Federation
+    deploy: str | None = None  #            which model is handed out; None: the strategy's own
+
+    @property
+    def average(self) -> str:
+        return self.deploy or self.strategy.deploy
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one run's server saw and decided in one round."""
+
+    client: IntArray  # (m,)
+    weight: FloatArray  # (m,)
+    loss: FloatArray | None  # (m,)
+    info: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How one model serves each client: loss and score (accuracy) on its test examples."""
+
+    loss: FloatArray  # (N,)
+    accuracy: FloatArray  # (N,)
+
+
+# One run's server models on every client. "last" and "deployed" (the one that would be handed out)
+# are measured on test examples, "last_validation" and "deployed_validation" where there are such.
+Evaluation = dict[str, Scores]
+
+
+@dataclass
+class Progress:
+    """All that survives a round. Rows of the matrices are runs."""
+
+    round: int  #                           the next one
+    model: Tensor  # (R, P)
+    deployed: Tensor  # (R, P)
+    best: Tensor  # (R, P)                  model of the best evaluated round
+    best_score: FloatArray  # (R,)
+    best_round: IntArray  # (R,)
+    velocity: Tensor | None  # (R, P)       server momentum
+    states: list[State]
+    kept: list[Kept]
+    diverged: list[str]  #                  why a run ended early; empty while it goes on
+    chunk: int
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Everything but round, chunk and diverged, as arrays for a checkpoint."""
+        out: dict[str, NDArray[Any]] = {
+            name: _copy(getattr(self, name)) for name in ("model", "deployed", "best")
+        }
+        out |= {"best_score": self.best_score.copy(), "best_round": self.best_round.copy()}
+        if self.velocity is not None:
+            out["velocity"] = _copy(self.velocity)
+        for r, (state, kept) in enumerate(zip(self.states, self.kept, strict=True)):
+            out |= {f"state/{r}/{name}": value for name, value in state.items()}
+            out[f"kept/{r}/change"] = _copy(kept.change)
+            out |= {f"kept/{r}/client": kept.client, f"kept/{r}/round": kept.round}
+        return out
+
+    def restore(self, arrays: dict[str, NDArray[Any]], meta: dict[str, Any]) -> None:
+        """Go back to where a checkpoint was taken."""
+
+        def tensor(name: str) -> Tensor:
+            return torch.from_numpy(arrays[name].copy()).to(self.model)
+
+        self.round, self.chunk = meta["round"], meta["chunk"]
+        self.diverged = list(meta["diverged"])
+        for name in ("model", "deployed", "best"):  # in place: recorded work knows them
+            getattr(self, name).copy_(tensor(name))
+        self.best_score, self.best_round = arrays["best_score"].copy(), arrays["best_round"].copy()
+        if self.velocity is not None:
+            self.velocity.copy_(tensor("velocity"))
+        for r in range(len(self.states)):
+            own = f"state/{r}/"
+            self.states[r] = {
+                name.removeprefix(own): value.copy()
+                for name, value in arrays.items()
+                if name.startswith(own)
+            }
+            client, round_ = (arrays[f"kept/{r}/{name}"].copy() for name in ("client", "round"))
+            self.kept[r] = Kept(tensor(f"kept/{r}/change"), client, round_)
+
+
+def _copy(tensor: Tensor) -> NDArray[Any]:
+    """An array of its own: the run goes on while a checkpoint is written."""
+    return np.array(tensor.cpu().numpy())
+
+
+@dataclass
+class Kept:
+    """Changes of past rounds that a strategy wants to see again."""
+
+    change: Tensor  # (h, P)
+    client: IntArray  # (h,)
+    round: IntArray  # (h,)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One round of all runs, as it leaves the engine."""
+
+    round: int
+    rounds: list[Round | None]  #           None: the run has ended
+    evaluations: list[Evaluation | None] | None
+    progress: Progress
