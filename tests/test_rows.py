@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fedmaba import models, rng
 from fedmaba.errors import InputError
 from fedmaba.rows import compile
-from fedmaba.rows.base import Bent, Layout
+from fedmaba.rows.base import Bent, Layout, Step
 from fedmaba.rows.general import LoopRows, VmapRows
 from fedmaba.rows.layers import LayerRows
 from fedmaba.rows.random import dropout_mask, shuffles, stream
@@ -202,16 +202,9 @@ class Case:
     def added(self, rows, scale=1.0, bent=None, sink=None):
         read = self.flat(rows.layout)
         sink = torch.zeros_like(read) if sink is None else read
-        loss = rows.accumulate(
-            read,
-            sink,
-            self.x,
-            self.y,
-            self.weight,
-            torch.tensor(scale, dtype=read.dtype),
-            bent,
-            self.keys.clone(),
-        )
+        one = torch.tensor(scale, dtype=read.dtype)
+        step = Step(self.x, self.y, self.weight, one, bent, self.keys.clone())
+        loss = rows.accumulate(read, sink, step)
         return loss, sink
 
 
@@ -369,7 +362,8 @@ def test_frozen_weights_stay_or_are_refused(wrap):
     flat = rows.layout.pack(model)[None]
     sink = torch.zeros_like(flat)
     x, y = torch.randn(1, B, 6), torch.zeros(1, B).long()
-    rows.accumulate(flat, sink, x, y, torch.full((1, B), 0.25), ONE, None, torch.tensor([1]))
+    step = Step(x, y, torch.full((1, B), 0.25), ONE, None, torch.tensor([1]))
+    rows.accumulate(flat, sink, step)
     first, *_, last = rows.layout.views(sink)
     assert last.abs().max() > 0
     assert first.abs().max() == 0
@@ -411,7 +405,7 @@ def test_random_layers_follow_the_rows_key_in_the_loop_form():
         sink = torch.zeros(len(keys), rows.layout.size, dtype=torch.float64)
         n = len(keys)
         key = torch.tensor(keys)
-        rows.accumulate(flat[:n], sink, x[:n], y[:n], weight[:n], ONE, None, key)
+        rows.accumulate(flat[:n], sink, Step(x[:n], y[:n], weight[:n], ONE, None, key))
         return sink
 
     state = torch.get_rng_state()

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmaba.rows.base import Bent, Rows
+from fedmaba.rows.base import Bent, Rows, Step
 from fedmaba.rows.random import shuffles
 from fedmaba.workers import Workers
 
@@ -158,9 +158,8 @@ def _train(
         stream = keys[:a] + k
         if gradient is None:
             x = _take(pool.x, index[:a, k]) if gathered is None else gathered[:a, k]
-            seen[:a] += rows.accumulate(
-                w[:a], w[:a], x, labels[:a, k], weight[:a, k], down, bent, stream
-            )
+            step = Step(x, labels[:a, k], weight[:a, k], down, bent, stream)
+            seen[:a] += rows.accumulate(w[:a], w[:a], step)
             continue
         g = gradient[:a]
         g.zero_()
@@ -168,9 +167,9 @@ def _train(
         for piece, begin in enumerate(range(0, index.shape[2], most)):
             b = slice(begin, begin + most)
             x = _take(pool.x, index[:a, k, b])
-            seen[:a] += rows.accumulate(
-                w[:a], g, x, labels[:a, k, b], weight[:a, k, b], one, bent, stream + (piece << 32)
-            )
+            drawn = stream + (piece << 32)
+            step = Step(x, labels[:a, k, b], weight[:a, k, b], one, bent, drawn)
+            seen[:a] += rows.accumulate(w[:a], g, step)
         if job.weight_decay:
             g.add_(w[:a], alpha=job.weight_decay)
         if start is not None and prox is not None:

@@ -92,6 +92,17 @@ class Bent(NamedTuple):
         return Bent(self.M[:rows], self.epsilon[:rows], self.slope[:rows])
 
 
+class Step(NamedTuple):
+    """One minibatch of every row."""
+
+    x: Tensor  # (R, B, ...)
+    y: Tensor  # (R, B)
+    weight: Tensor  # (R, B)   of each example in its row's loss; 0 for padding
+    scale: Tensor  # ()        a tensor, so that a recorded step can be replayed with another
+    bent: Bent | None
+    keys: Tensor  # (R,)       random streams of this step
+
+
 class Rows(ABC):
     """R copies of a model as rows of a flat matrix (R, P)."""
 
@@ -109,18 +120,11 @@ class Rows(ABC):
         self.activations = _activations(model, example)  # numbers per example, all layers
 
     @abstractmethod
-    def accumulate(
-        self,
-        read: Tensor,  # (R, P)     weights at which the gradient is taken
-        sink: Tensor,  # (R, P)     what scale * gradient is added to; may be `read` itself
-        x: Tensor,  # (R, B, ...)
-        y: Tensor,  # (R, B)
-        weight: Tensor,  # (R, B)   of each example in its row's loss; 0 for padding
-        scale: Tensor,  # ()        a tensor, so that a recorded step can be replayed with another
-        bent: Bent | None,
-        keys: Tensor,  # (R,)       random streams of this step
-    ) -> Tensor:
-        """One minibatch of every row; returns the loss of each row (R,), before it was bent."""
+    def accumulate(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
+        """Add scale * gradient at the weights `read` (R, P) to `sink`, which may be the same.
+
+        Returns the loss of each row (R,), before it was bent.
+        """
 
     def prepare(self, x: Tensor) -> Tensor:
         """Inputs (n, ...) in the order of axes that `accumulate` and `outputs` want."""
@@ -140,10 +144,9 @@ class Rows(ABC):
             return nn.functional.cross_entropy(out, y, reduction="none")
         return self.loss_fn(out, y)
 
-    def loss_and_gradient(
-        self, out: Tensor, y: Tensor, weight: Tensor, scale: Tensor, bent: Bent | None
-    ) -> tuple[Tensor, Tensor]:
+    def loss_and_gradient(self, out: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Loss of each row (R,) and scale * its gradient in the outputs (R, B, C)."""
+        _, y, weight, scale, bent, _ = step
         if self.loss_fn is None:
             log_p = torch.log_softmax(out, -1)
             loss = -(log_p.gather(2, y[..., None])[..., 0] * weight).sum(1)

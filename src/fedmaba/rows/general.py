@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedmaba.rows.base import Bent, LossFn, Rows
+from fedmaba.rows.base import LossFn, Rows, Step
 
 
 class _General(Rows):
@@ -26,11 +26,12 @@ class _General(Rows):
         sink: Tensor,
         grads: list[Tensor],
         loss: Tensor,
-        scale: Tensor,
-        bent: Bent | None,
+        step: Step,
     ) -> Tensor:
         """sink += scale * gradient, row by row; grads are (R, *shape)."""
-        factor = scale.expand_as(loss) if bent is None else scale * bent.factor(loss)
+        factor = step.scale.expand_as(loss)
+        if step.bent is not None:
+            factor = factor * step.bent.factor(loss)
         for view, g in zip(self.layout.views(sink), grads, strict=True):
             view.addcmul_(g, factor.view(-1, *[1] * (g.ndim - 1)))
         return loss
@@ -39,21 +40,11 @@ class _General(Rows):
 class VmapRows(_General):
     """Rows by torch.func.vmap."""
 
-    def accumulate(
-        self,
-        read: Tensor,
-        sink: Tensor,
-        x: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        scale: Tensor,
-        bent: Bent | None,
-        keys: Tensor,
-    ) -> Tensor:
+    def accumulate(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         self.model.train()
         named = self._named(read)
-        grads, loss = vmap(grad_and_value(self._total))(named, x, y, weight)
-        return self._add(sink, [grads[n] for n in self.layout.names], loss.detach(), scale, bent)
+        grads, loss = vmap(grad_and_value(self._total))(named, step.x, step.y, step.weight)
+        return self._add(sink, [grads[n] for n in self.layout.names], loss.detach(), step)
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
         self.model.eval()
@@ -72,30 +63,20 @@ class VmapRows(_General):
 class LoopRows(_General):
     """One row after another; its random numbers are torch's own, seeded by the row's key."""
 
-    def accumulate(
-        self,
-        read: Tensor,
-        sink: Tensor,
-        x: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        scale: Tensor,
-        bent: Bent | None,
-        keys: Tensor,
-    ) -> Tensor:
+    def accumulate(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         self.model.train()
         losses, grads = [], []
         devices = [read.device] if read.is_cuda else []
         with torch.random.fork_rng(devices=devices):
-            for r, k in enumerate(keys.tolist()):
+            for r, k in enumerate(step.keys.tolist()):
                 torch.manual_seed(k & (2**63 - 1))
                 with torch.enable_grad():
                     own = {n: v[r].detach().requires_grad_() for n, v in self._named(read).items()}
-                    loss = self._total(own, x[r], y[r], weight[r])
+                    loss = self._total(own, step.x[r], step.y[r], step.weight[r])
                     grads.append(torch.autograd.grad(loss, list(own.values())))
                 losses.append(loss.detach())
         stacked = [torch.stack(g) for g in zip(*grads, strict=True)]
-        return self._add(sink, stacked, torch.stack(losses), scale, bent)
+        return self._add(sink, stacked, torch.stack(losses), step)
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
         self.model.eval()

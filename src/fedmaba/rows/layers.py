@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedmaba.rows.base import Bent, Form, Layout, LossFn, Rows
+from fedmaba.rows.base import Form, Layout, LossFn, Rows, Step
 from fedmaba.rows.random import dropout_mask
 
 try:
@@ -370,24 +370,14 @@ class LayerRows(Rows):
         views = iter(self.layout.views(flat))
         return [[next(views) for _ in range(layer.weights)] for layer in self.layers]
 
-    def accumulate(
-        self,
-        read: Tensor,
-        sink: Tensor,
-        x: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        scale: Tensor,
-        bent: Bent | None,
-        keys: Tensor,
-    ) -> Tensor:
+    def accumulate(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         w = self._weights(read)
         into = w if sink is read else self._weights(sink)
-        saved = []
+        x, saved = step.x, []
         for layer, own in zip(self.layers, w, strict=True):
-            x, kept = layer.forward(x, own, keys, True)
+            x, kept = layer.forward(x, own, step.keys, True)
             saved.append(kept)
-        loss, g = self.loss_and_gradient(x, y, weight, scale, bent)
+        loss, g = self.loss_and_gradient(x, step)
         first = next(i for i, layer in enumerate(self.layers) if layer.weights)
         for i in reversed(range(first, len(self.layers))):
             below = self.layers[i].backward(g, saved[i], w[i], into[i], i > first)
@@ -395,16 +385,11 @@ class LayerRows(Rows):
                 g = below
         return loss
 
-    def loss_and_gradient(
-        self, out: Tensor, y: Tensor, weight: Tensor, scale: Tensor, bent: Bent | None
-    ) -> tuple[Tensor, Tensor]:
-        b, classes = out.shape[1:]
-        if self.loss_fn is None and _fast(out) and kernels.fits_cross_entropy(b, classes):
-            loss = kernels.cross_entropy(
-                out, y, weight, scale, None if bent is None else torch.stack(bent)
-            )
-            return loss, out
-        return super().loss_and_gradient(out, y, weight, scale, bent)
+    def loss_and_gradient(self, out: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        if self.loss_fn is None and _fast(out) and kernels.fits_cross_entropy(*out.shape[1:]):
+            bent = None if step.bent is None else torch.stack(step.bent)
+            return kernels.cross_entropy(out, step.y, step.weight, step.scale, bent), out
+        return super().loss_and_gradient(out, step)
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
         x = x.expand(len(flat), *x.shape[1:])
