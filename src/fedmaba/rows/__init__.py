@@ -21,7 +21,7 @@ def compile(
 ) -> Rows:
     """The rows form of a model; `example` is a minibatch of inputs (B, ...).
 
-    `pair` keeps float32's accuracy in convolutions on CUDA; without it they are in bfloat16.
+    `pair`: convolutions on CUDA in pairs of bfloat16, near float32; without it in bfloat16 alone.
     """
     how = plan(model, example, pair)
     reason = how.refusal

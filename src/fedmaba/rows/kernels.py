@@ -4,8 +4,9 @@ conv + bias + ReLU + 2x2 max pool is one implicit matrix product: nothing is unr
 convolution's output is never written, and backward needs one byte per pooled value, which of the
 four positions won (4: none, ReLU cut it). Activations are (row, image, y, x, channel); weights
 (row, ky, kx, in, out). Values that meet in a product are bfloat16, alone (PAIR=0) or as a pair
-hi + lo of which hi*hi + hi*lo + lo*hi is taken (PAIR=1): as exact as float32 convolutions, on
-tensor cores. Sums are float32. Nothing here uses atomics: the same inputs give the same bits.
+hi + lo of which hi*hi + hi*lo + lo*hi is taken (PAIR=1): on tensor cores, and between bfloat16
+and float32 in accuracy (docs/performance.md). Sums are float32. Nothing here uses atomics: the same
+inputs give the same bits.
 """
 
 import torch
