@@ -74,7 +74,7 @@ class Folder:
         self.write(name, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
 
     def write_npz(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
-        self.write(name, _npz(arrays))
+        self.write(name, npz(arrays))
 
     def append_rounds(self, history: History, first: int, share: float) -> None:
         """Lines of all runs for rounds after `first`, one round after another."""
@@ -127,6 +127,24 @@ class Folder:
         self.write_json("runs.json", {"share": history.share, "runs": _runs(history)})
         for old in checkpoints(self.path):
             old.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """The checkpoints are no longer needed, nor is the folder that holds nothing else."""
+        for old in checkpoints(self.path):
+            old.unlink(missing_ok=True)
+        self.close()
+        with contextlib.suppress(OSError):  # something of someone else's lies there
+            (self.path / ".lock").unlink(missing_ok=True)
+            (self.path / "checkpoint").rmdir()
+            self.path.rmdir()
+
+
+def make_folder(path: Path) -> None:
+    """A folder to write into."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SaveFailed(f"{path}: {error.strerror}: choose another --out") from error
 
 
 def write_file(
@@ -298,15 +316,15 @@ def _number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+def npz(arrays: Mapping[str, NDArray[Any]], method: int = zipfile.ZIP_DEFLATED) -> bytes:
     """An NPZ file whose bytes depend on the arrays alone; NumPy's own holds the time of day."""
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as z:
+    with zipfile.ZipFile(out, "w", method) as z:
         for name, array in arrays.items():
             entry = io.BytesIO()
             np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
             info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            info.compress_type = zipfile.ZIP_DEFLATED
+            info.compress_type = method
             z.writestr(info, entry.getvalue())
     return out.getvalue()
 
