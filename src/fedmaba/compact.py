@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +25,24 @@ from fedmaba.errors import InputError
 from fedmaba.history import History, RunHistory
 from fedmaba.targets import Key
 
-MODELS = ("last", "deployed", "last_validation", "deployed_validation")
+MODELS = ("last", "deployed", "last_validation")
 Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The content of one file."""
+    """The content of one file; its tables are read when first asked for."""
 
     path: Path
     about: dict[str, Any]
     digest: str  # of the settings
-    runs: dict[Key, RunHistory]
+    keys: tuple[Key, ...]
+
+    @cached_property
+    def runs(self) -> dict[Key, RunHistory]:
+        arrays, told = record.read_npz(self.path), self.about["runs"]
+        with _refusing(self.path):
+            return {key: _run(told[r], r, arrays) for r, key in enumerate(self.keys)}
 
 
 def write(
@@ -90,16 +98,20 @@ def _pack(
 
 def read(path: Path) -> Batch:
     """One file; refused if it is not what `write` writes."""
-    arrays = record.read_npz(path)
-    try:
-        about = json.loads(arrays["about"].tobytes())
+    text = record.read_npz(path, ["about"])["about"].tobytes()
+    with _refusing(path):
+        about = json.loads(text)
         if about["format"] != 1:
             raise ValueError(f"its format is {about['format']}, this version knows 1")
-        runs = {}
-        for r, told in enumerate(about["runs"]):
-            run = _run(told, r, arrays)
-            runs[Key(run.label, run.seed, run.deploy)] = run
-        return Batch(path, about, targets.digest(about["settings"]), runs)
+        keys = tuple(Key(str(r["label"]), int(r["seed"]), str(r["deploy"])) for r in about["runs"])
+        return Batch(path, about, targets.digest(about["settings"]), keys)
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Anything unexpected in a file is one line."""
+    try:
+        yield
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         reason = str(error).split("\n")[0]
         raise InputError(
@@ -137,7 +149,7 @@ def read_all(folder: Path) -> list[Batch]:
     batches = [read(path) for path in sorted(folder.glob("*.npz"))]
     seen: dict[tuple[str, Key], Path] = {}
     for batch in batches:
-        for key in batch.runs:
+        for key in batch.keys:
             first = seen.setdefault((batch.digest, key), batch.path)
             if first != batch.path:
                 raise InputError(
@@ -153,5 +165,5 @@ def collect(batches: Iterable[Batch], job: targets.Job) -> tuple[History, list[B
     rows = {label: i for i, label in enumerate(job.strategies)}
     wanted = sorted(job.runs, key=lambda key: (rows[key.label], key.seed))
     history = History([found[key] for key in wanted if key in found], job.experiment.eval.share)
-    used = [batch for batch in own if batch.runs.keys() & set(wanted)]
+    used = [batch for batch in own if set(batch.keys) & set(wanted)]
     return history, used, [key for key in job.runs if key not in found]

@@ -14,10 +14,12 @@ import errno
 import hashlib
 import io
 import json
+import lzma
 import math
 import os
 import re
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,10 @@ MAGIC = b"FEDMABA1"
 KEEP = 2
 KEYS = ("label", "seed", "deploy", "diverged")  # what runs.json says of a run
 Arrays = dict[str, NDArray[Any]]
+UNREADABLE = (
+    *(OSError, ValueError, EOFError, KeyError, TypeError, AttributeError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError),
+)
 
 
 class Folder:
@@ -229,12 +235,12 @@ def read_json(file: Path) -> Any:
         raise _damaged(file, error) from error
 
 
-def read_npz(file: Path) -> Arrays:
-    """The arrays of an NPZ file of a run folder."""
+def read_npz(file: Path, names: Iterable[str] | None = None) -> Arrays:
+    """The arrays of an NPZ file of a run folder, or some of them."""
     try:
-        with np.load(file, allow_pickle=False) as z:
-            return {name: z[name] for name in z.files}
-    except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        with open(file, "rb") as f, np.load(f, allow_pickle=False) as z:
+            return {name: z[name] for name in (z.files if names is None else names)}
+    except UNREADABLE as error:
         raise _damaged(file, error) from error
 
 

@@ -75,7 +75,7 @@ class Job:
     strategies: dict[str, Strategy]  # by label, in the order of the rows
     runs: tuple[Key, ...]
     whole: Experiment  #               as the file has it, before anything was cut down
-    count: int  #                      of runs, as the file has it
+    every: frozenset[Key]  #           the runs, as the file has them
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class Target:
             if before is not None:
                 runs = tuple(dict.fromkeys([*before.runs, *job.runs]))
                 both = before.strategies | job.strategies
-                job = replace(before, strategies=both, runs=runs, count=before.count + job.count)
+                job = replace(before, strategies=both, runs=runs, every=before.every | job.every)
             jobs[job.digest] = job
         return list(jobs.values())
 
@@ -173,8 +173,8 @@ def changes(job: Job) -> list[str]:
             now, then = (_at(e.model_dump(), key.path) for e in (job.experiment, job.whole))
             if now != then:
                 out.append(f"{key.name} {now} instead of {then}")
-    if len(job.runs) < job.count:
-        out.append(f"{len(job.runs)} runs instead of {job.count}")
+    if left := job.every - set(job.runs):
+        out.append(f"{len(job.every - left)} of {len(job.every)} runs")
     return out
 
 
@@ -213,21 +213,22 @@ def _job(name: str, tree: dict[str, Any], view: View, variant: Variant, scale: S
         tree = _merge(tree, {"eval": {"every": every}})
     asked = config.build(tree)
     listed = {s.label(): s for spec in asked.strategies for s in strategies.parse(spec)}
+    deploys = {label: view.deploy or [s.deploy] for label, s in listed.items()}
     seeds = dict.fromkeys(listed, asked.seed_list())
     for more in view.more:
         for spec in more.strategies:
             for s in strategies.parse(spec):
                 seeds[s.label()] = list(range(more.seeds))
+    every = [Key(k, seed, d) for k in listed for seed in seeds[k] for d in deploys[k]]
     runs = [
         Key(label, seed, deploy)
-        for label, s in listed.items()
+        for label in listed
         for seed in _seeds(seeds[label], scale)
-        for deploy in (view.deploy or [s.deploy])
+        for deploy in deploys[label]
         if not scale.only or any(_matches(word, label) for word in scale.only)
     ]
     runs.sort(key=lambda key: key.seed)  # a part of the runs is whole seeds as far as it goes
-    count = sum(len(seeds[label]) for label in listed) * max(1, len(view.deploy))
-    return Job(variant.title, asked, listed, tuple(runs), whole, count)
+    return Job(variant.title, asked, listed, tuple(runs), whole, frozenset(every))
 
 
 def _small(whole: Experiment) -> dict[str, Any]:
