@@ -456,7 +456,7 @@ def test_our_table_stands_beside_the_papers(tmp_path):
     place = {name: i for i, name in enumerate(table.head)}
     rows = {row[0].text: row for row in table.rows}
     assert len(rows) == 15
-    term = rows["TERM, T=0.1, as in the authors' code"]
+    term = rows["TERM, T=0.1 (code)"]
     at = place["accuracy %"]
     assert term[at + 1].text == "69.41"
     assert term[at + 2].value == pytest.approx(term[at].value - 69.41)

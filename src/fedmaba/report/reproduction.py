@@ -255,10 +255,15 @@ def _table(out: Document, target: Target, batches: Sequence[Batch]) -> None:
 
 
 def _draw(out: Document, history: History, kinds: Sequence[str], model: Model) -> None:
+    """Wide figures whose rows have their names."""
     from fedmaba.report import figures
 
-    for kind in kinds:
-        out.figures[kind] = lambda kind=kind: figures.of(history, kind, model)  # type: ignore[misc]
+    named = History([replace(r, label=name_of(r.label)) for r in history.runs], history.share)
+
+    def picture(kind: str) -> Callable[[], Any]:
+        return lambda: figures.of(named, kind, model, (figures.WIDE, 4.0))
+
+    out.figures |= {kind: picture(kind) for kind in kinds}
 
 
 def _note_diverged(out: Document, history: History) -> None:
@@ -452,9 +457,10 @@ def _sweep(out: Document, target: Target, batches: Sequence[Batch]) -> None:
     }
     from fedmaba.report import figures
 
-    for model, name in (("last", "sweep"), ("deployed", "sweep-deployed")):
-        kind: Model = "last" if model == "last" else "deployed"
-        out.figures[name] = lambda kind=kind: figures.sweep(history, parameter, along, kind)  # type: ignore[misc]
+    def picture(model: Model) -> Callable[[], Any]:
+        return lambda: figures.sweep(history, parameter, along, model)
+
+    out.figures |= {"sweep": picture("last"), "sweep-deployed": picture("deployed")}
     titled = History(
         [
             replace(r, label=f"{parameter} = {along[r.label]:g}") if r.label in along else r
