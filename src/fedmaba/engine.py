@@ -94,7 +94,7 @@ def start(
     count = plan.threads or torch.get_num_threads()
     with Workers(1, count).threads():
         _try(template, example, loss, metric)
-    rows = compile(template, example, loss, pair=plan.dtype != "bf16")
+    rows = compile(template, example, loss, dtype=plan.dtype)
     flat = torch.stack([rows.layout.pack(initial[r.seed]) for r in runs]).to(device, dtype)
     nobody = np.zeros(0, np.int64)
     progress = Progress(
@@ -603,13 +603,16 @@ def _device(name: str) -> torch.device:
 
 @contextmanager
 def _precision(dtype: str) -> Iterator[None]:
-    """Let matrix products on CUDA round to tf32, or not."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = dtype in ("tf32", "bf16")
+    """Let products and convolutions on CUDA round to tf32, or not."""
+    switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    before = [switch.allow_tf32 for switch in switches]
+    for switch in switches:
+        switch.allow_tf32 = dtype in ("tf32", "bf16")
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        for switch, was in zip(switches, before, strict=True):
+            switch.allow_tf32 = was
 
 
 def _chunk(rows: Rows, plan: Plan, flat: Tensor) -> int:
