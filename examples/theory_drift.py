@@ -6,13 +6,14 @@ python examples/theory_drift.py [FIGURE.svg]
 """
 
 import numpy as np
+
 import theory
 import theory_convex as convex
 
 LOCAL, RATES, MOVE = (1, 2, 5, 10), (0.04, 0.02, 0.01, 0.005), 0.4  # MOVE = K eta_c eta_s
 
 
-def measure(local=LOCAL, rates=RATES, rounds: int = 300) -> np.ndarray:
+def measure(local=LOCAL, rates=RATES, rounds: int = 150) -> np.ndarray:
     """(local, rates) distance of the last model to the saddle."""
     fed = convex.federation()
     saddle, _ = convex.Problem(fed).saddle()
@@ -20,7 +21,7 @@ def measure(local=LOCAL, rates=RATES, rounds: int = 300) -> np.ndarray:
     for i, K in enumerate(local):
         for j, lr in enumerate(rates):
             eta_s = MOVE / (K * lr)
-            last, _ = convex.run(fed, [10.0], eta_s=eta_s, rounds=rounds, steps=K, lr=lr)
+            last, _ = convex.run(fed, [20.0], eta_s=eta_s, rounds=rounds, steps=K, lr=lr)
             found[i, j] = (last[-1, 0] - saddle).norm()
     return found
 
@@ -29,6 +30,8 @@ def draw(ax, found) -> None:
     for K, y in list(zip(LOCAL, found, strict=True))[1:]:
         ax.loglog(RATES, y, "o-", ms=3, label=f"K = {K}")
     ax.set(xlabel="eta_c", ylabel="distance to the saddle")
+    ax.set_xticks(RATES, map(str, RATES))
+    ax.minorticks_off()
     ax.legend()
 
 

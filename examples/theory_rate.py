@@ -8,24 +8,25 @@ python examples/theory_rate.py [FIGURE.svg]
 """
 
 import numpy as np
+
 import theory
 import theory_convex as convex
 
 HORIZONS, STEPS, SEEDS, C, MINIBATCH = (100, 200, 400, 800, 1600), (0.5, 10.0), 6, 2.0, 20
 
 
-def measure(horizons=HORIZONS, seeds=SEEDS) -> np.ndarray:
+def measure(horizons=HORIZONS, seeds=SEEDS, steps=STEPS) -> np.ndarray:
     """(horizons, eta_b, seeds, 2) mean of |gradient|^2 over the run; at the averaged model."""
     fed = convex.federation()
     problem = convex.Problem(fed)
     found = []
     for T in horizons:
         last, averaged = convex.run(
-            fed, STEPS, range(seeds), rounds=T, steps=1, lr=C / np.sqrt(T), minibatch=MINIBATCH
+            fed, steps, range(seeds), rounds=T, steps=1, lr=C / np.sqrt(T), minibatch=MINIBATCH
         )
         run = problem.gradient(last).square().sum((-2, -1)).mean(0)
         end = problem.gradient(averaged[-1]).square().sum((-2, -1))
-        found.append(np.stack([run, end], -1).reshape(len(STEPS), seeds, 2))
+        found.append(np.stack([run, end], -1).reshape(len(steps), seeds, 2))
     return np.array(found)
 
 

@@ -1,13 +1,13 @@
 """Where FedMABA's weights settle when the losses stay put, and how soon.
 
-The limit is computed apart, by bisection: p proportional to exp(F / tau) with KL(p || uniform) = rho.
+The limit, p proportional to exp(F / tau) with KL(p || uniform) = rho, is found apart, by bisection.
 
 python examples/theory_steady.py [FIGURE.svg]
 """
 
 import numpy as np
-import theory
 
+import theory
 from fedmaba.strategies.fedmaba import FedMABA
 from fedmaba.strategy import Replies
 

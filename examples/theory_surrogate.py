@@ -4,8 +4,8 @@ python examples/theory_surrogate.py [FIGURE.svg]
 """
 
 import numpy as np
-import theory
 
+import theory
 from fedmaba.simplex import tilt
 
 RADII = 10.0 ** np.arange(0, -6.5, -0.5)
@@ -55,10 +55,14 @@ def draw(left, right, found) -> None:
 if __name__ == "__main__":
     found = {name: measure(losses) for name, losses in families().items()}
     for name, f in found.items():
-        print(f"{name} losses\n    rho  sup-mean  sqrt(2rV)  sqrt(rV)  over sqrt(2rV)  over sqrt(rV)")
+        print(
+            f"{name} losses\n    rho  sup-mean  sqrt(2rV)  sqrt(rV)  over sqrt(2rV)  over sqrt(rV)"
+        )
         for i in range(0, len(RADII), 2):
             s, two, one = (f[k][i] for k in list(f)[:3])
-            print(f"{RADII[i]:7.0e} {s:9.5f} {two:10.5f} {one:9.5f} {s / two:15.4f} {s / one:14.4f}")
+            print(
+                f"{RADII[i]:7.0e} {s:9.5f} {two:10.5f} {one:9.5f} {s / two:15.4f} {s / one:14.4f}"
+            )
         two, one = orders(f)
         print(f"order of what is left: {two:.2f} for sqrt(2 rho Var), {one:.2f} for sqrt(rho Var)")
     theory.figure(draw, 2, found)
