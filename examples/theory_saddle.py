@@ -54,7 +54,7 @@ def draw(*axes_and_found) -> None:
                 ax.semilogy(f["averaged"][show], "C0", label="averaged, poly:8")
                 ax.set_ylim(5e-3, 4)
         ax.set(xlabel="round", title=name)
-        ax.legend(loc="upper right")
+        ax.legend(loc="lower left" if many else "upper right")
     axes[0].set(ylabel="distance to the saddle")
 
 

@@ -145,7 +145,7 @@ def same(a: str, b: str) -> bool:
             if x != y:
                 return False
         elif max(abs(float(x)), abs(float(y))) > 1e-12 and not np.isclose(
-            float(x), float(y), rtol=0.05, atol=1e-4
+            float(x), float(y), rtol=0.05, atol=0
         ):
             return False
     return True
