@@ -1,0 +1,139 @@
+"""Several processes at one simulation, started by torchrun: who does which rows, and their sums.
+
+Every rank holds all models and states and draws the same clients; it trains its share of the rows.
+What must meet are sums: of weighed changes, or of matrices in which each rank filled its own rows.
+One rank alone costs nothing. NCCL moves what lies on GPUs, gloo all else.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fedmaba.errors import InputError, RankLost
+
+PATIENCE = 2.0  # seconds in which a rank that is still there notices that another is gone
+
+
+class Ranks:
+    """The processes of a job; this one is `rank` of `count`."""
+
+    def __init__(self, rank: int = 0, count: int = 1, local: int = 0) -> None:
+        self.rank, self.count = rank, count
+        self.local = local  # on this host
+        self.mine = slice(rank, None, count)  # of rows in order, dealt one by one
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks, in place; the same bits on each."""
+        if self.count > 1:
+            if tensor.is_cuda:  # a rank that died is an error here, but a hang in NCCL
+                torch.cuda.current_stream(tensor.device).synchronize()
+                self.least(0)
+            self._call(dist.all_reduce, tensor)
+        return tensor
+
+    def first(self, tensor: Tensor) -> Tensor:
+        """The tensor of rank 0, in place."""
+        if self.count > 1:
+            self._call(dist.broadcast, tensor, 0)
+        return tensor
+
+    def least(self, value: int) -> int:
+        """The smallest of all ranks' values."""
+        if self.count == 1:
+            return value
+        at = torch.tensor([value])
+        self._call(dist.all_reduce, at, dist.ReduceOp.MIN)
+        return int(at)
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on any rank."""
+        return self.least(-int(flag)) < 0
+
+    def tell(self, content: bytes = b"") -> bytes:
+        """What rank 0 says, on every rank."""
+        if self.count == 1:
+            return content
+        length = self.first(torch.tensor([len(content)]))
+        data = torch.zeros(int(length), dtype=torch.uint8)
+        if self.rank == 0:
+            data.numpy()[:] = np.frombuffer(content, np.uint8)
+        return self.first(data).numpy().tobytes()
+
+    def alike(self, what: str) -> None:
+        """Refuse ranks that were given something else to work on than rank 0."""
+        digest = hashlib.sha256(what.encode()).digest()
+        odd = self.least(self.count if self.tell(digest) == digest else self.rank)
+        if odd < self.count:
+            raise InputError(
+                f"rank {odd} has other data, options or versions than rank 0: give every host the "
+                "same command, files and packages"
+            )
+
+    def _call(self, collective: Callable[..., object], *args: Any) -> None:
+        try:
+            collective(*args)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: RuntimeError) -> RankLost:
+        """Who is gone: those that do not notice that somebody is."""
+        leave()  # whoever waits for this rank notices now
+        store = _store()[0]
+        store.set(f"noticed/{self.rank}", "")
+        end = time.monotonic() + PATIENCE
+        gone = list(range(self.count))
+        while gone and time.monotonic() < end:
+            gone = [r for r in gone if not store.check([f"noticed/{r}"])]
+            time.sleep(0.05)
+        who = ", ".join(map(str, gone))
+        what = f"rank {who} of {self.count} is gone" if gone else str(error).split("\n")[0]
+        return RankLost(f"{what}: what was saved is whole, go on with `fedmaba resume`")
+
+
+@functools.cache
+def join() -> Ranks:
+    """The ranks torchrun started, this process among them; one rank where it was not torchrun."""
+    if not dist.is_available() or not dist.is_torchelastic_launched():
+        return Ranks()
+    store, rank, count = _store()
+    if count == 1:
+        return Ranks()
+    cuda = torch.cuda.is_available() and dist.is_nccl_available()
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count)
+    atexit.register(leave)
+    return Ranks(rank, count, int(os.environ["LOCAL_RANK"]))
+
+
+def leave() -> None:
+    """End the connections to the other ranks."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def speaker() -> str | None:
+    """How this process begins a line on why the job ends; None where another rank has said it."""
+    store, rank, _ = _store()
+    if rank:
+        time.sleep(1)  # what all ranks found, rank 0 says
+    return None if store.add("spoken", 1) > 1 else f"rank {rank}: " if rank else ""
+
+
+@functools.cache
+def _store() -> tuple[Any, int, int]:
+    """torchrun's key-value store, which outlives any rank; this rank, and how many there are."""
+    from torch.distributed.rendezvous import rendezvous
+
+    found: tuple[Any, int, int] = next(rendezvous("env://"))
+    return found
