@@ -28,9 +28,10 @@ PATIENCE = 2.0  # seconds in which a rank that is still there notices that anoth
 class Ranks:
     """The processes of a job; this one is `rank` of `count`."""
 
-    def __init__(self, rank: int = 0, count: int = 1, local: int = 0) -> None:
+    def __init__(self, rank: int = 0, count: int = 1, local: int = 0, host: Any = None) -> None:
         self.rank, self.count = rank, count
-        self.local = local  # on this host
+        self.local = local  # among the ranks of this machine
+        self.host = host  # connections between the hosts' memories
         self.mine = slice(rank, None, count)  # of rows in order, dealt one by one
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ class Ranks:
     def first(self, tensor: Tensor) -> Tensor:
         """The tensor of rank 0, in place."""
         if self.count > 1:
-            self._call(dist.broadcast, tensor, 0)
+            self._call(dist.broadcast, tensor, src=0)
         return tensor
 
     def least(self, value: int) -> int:
@@ -53,7 +54,7 @@ class Ranks:
         if self.count == 1:
             return value
         at = torch.tensor([value])
-        self._call(dist.all_reduce, at, dist.ReduceOp.MIN)
+        self._call(dist.all_reduce, at, op=dist.ReduceOp.MIN)
         return int(at)
 
     def any(self, flag: bool) -> bool:
@@ -80,15 +81,19 @@ class Ranks:
                 "same command, files and packages"
             )
 
-    def _call(self, collective: Callable[..., object], *args: Any) -> None:
+    def _call(self, collective: Callable[..., object], tensor: Tensor, **how: Any) -> None:
         try:
-            collective(*args)
+            collective(tensor, group=None if tensor.is_cuda else self.host, **how)
+            return
         except RuntimeError as error:
-            raise self._lost(error) from error
+            reason = str(error).split("\n")[0]
+        raise self._lost(reason)  # out here, where the error holds no connection any more
 
-    def _lost(self, error: RuntimeError) -> RankLost:
+    def _lost(self, reason: str) -> RankLost:
         """Who is gone: those that do not notice that somebody is."""
-        leave()  # whoever waits for this rank notices now
+        atexit.unregister(dist.destroy_process_group)  # it might wait for those who are gone
+        dist.destroy_process_group(self.host)  # whoever waits for this rank notices now
+        self.host = None
         store = _store()[0]
         store.set(f"noticed/{self.rank}", "")
         end = time.monotonic() + PATIENCE
@@ -97,7 +102,7 @@ class Ranks:
             gone = [r for r in gone if not store.check([f"noticed/{r}"])]
             time.sleep(0.05)
         who = ", ".join(map(str, gone))
-        what = f"rank {who} of {self.count} is gone" if gone else str(error).split("\n")[0]
+        what = f"lost rank {who} of {self.count}" if gone else reason
         return RankLost(f"{what}: what was saved is whole, go on with `fedmaba resume`")
 
 
@@ -110,16 +115,9 @@ def join() -> Ranks:
     if count == 1:
         return Ranks()
     cuda = torch.cuda.is_available() and dist.is_nccl_available()
-    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=count)
-    atexit.register(leave)
-    return Ranks(rank, count, int(os.environ["LOCAL_RANK"]))
-
-
-def leave() -> None:
-    """End the connections to the other ranks."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=count)
+    atexit.register(dist.destroy_process_group)
+    return Ranks(rank, count, int(os.environ["LOCAL_RANK"]), dist.new_group(backend="gloo"))
 
 
 def speaker() -> str | None:
@@ -135,5 +133,7 @@ def _store() -> tuple[Any, int, int]:
     """torchrun's key-value store, which outlives any rank; this rank, and how many there are."""
     from torch.distributed.rendezvous import rendezvous
 
-    found: tuple[Any, int, int] = next(rendezvous("env://"))
-    return found
+    store, rank, count = next(rendezvous("env://"))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # what an earlier one left is void
+    own = dist.PrefixStore(f"fedmaba/{attempt}", store)  # type: ignore[attr-defined]
+    return own, rank, count
