@@ -107,6 +107,7 @@ def test_the_lower_layers_do_not_look_up():
         "federation": {"datasets", "partition", "errors"},
         "models": {"rng", "errors"},
         "workers": set(),
+        "ranks": {"errors"},
         "rows.random": {"rng"},
         "rows.base": set(),
         "rows.general": {"rows.base"},

@@ -290,7 +290,7 @@ def _round(batch: Batch, t: int) -> list[Round | None]:
         decide()
     at.chunk = ranks.least(at.chunk)
     if at.chunk < chunk:
-        warnings.warn(f"out of memory: going on with {at.chunk} clients at once", stacklevel=2)
+        warnings.warn(f"out of memory: the chunk is {at.chunk} from now on", stacklevel=2)
     for c in cohorts:
         if c.change is not None:
             ranks.sum(c.change)
@@ -322,14 +322,15 @@ def _trained(
                 done += 1
                 yield out
             return
-        except torch.OutOfMemoryError as error:
-            reason = str(error).split("\n")[0]
+        except RuntimeError as error:
+            if not _full(error):
+                raise
         chunks = chunks[done:]
         most = min(at.chunk, max(map(len, chunks)))
         if most == 1:
             raise NoRoom(
-                f"one client at a time is too much for {batch.pool.x.device}: {reason}: make the "
-                "minibatch or the model smaller"
+                f"{batch.pool.x.device} has no memory for the training of one client: take a "
+                "smaller --minibatch or model, or fewer runs at once"
             )
         at.chunk = most // 2
         chunks = [c[a : a + at.chunk] for c in chunks for a in range(0, len(c), at.chunk)]
@@ -681,9 +682,19 @@ def _room(t: int) -> Iterator[None]:
     """Make one line of running out of memory where no smaller chunk would help."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not _full(error):
+            raise
         reason = str(error).split("\n")[0]
-        raise NoRoom(f"round {t + 1}: {reason}: fewer runs at once need less") from error
+        raise NoRoom(f"round {t + 1}: {reason}: take fewer runs at once") from error
+
+
+def _full(error: BaseException | None) -> bool:
+    """Whether an error comes of too little memory, on a GPU or a CPU."""
+    if error is None:
+        return False
+    cpu = "DefaultCPUAllocator" in str(error)
+    return cpu or isinstance(error, torch.OutOfMemoryError) or _full(error.__context__)
 
 
 @contextmanager
