@@ -144,6 +144,11 @@ def test_only_one_module_imports_flower():
     assert {n for n in EVERY if "flwr" in str(imports(TREES[n], deep=True))} <= {"flower"}
 
 
+def test_one_module_knows_of_other_processes():
+    found = {n for n in EVERY if "torch.distributed" in imports(TREES[n], deep=True)}
+    assert found == {"ranks"}
+
+
 # run folders; downloads and exports; a federation of real processes and its files
 WRITERS = {"record", "datasets", "published"}
 WRITERS |= {name for name in EVERY if name.startswith("flower_app.")}

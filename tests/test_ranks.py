@@ -124,6 +124,7 @@ def test_two_ranks_give_what_one_gives(pair, monkeypatch, capsys):
     assert capsys.readouterr().out in table
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds its victim in /proc")
 def test_a_death_costs_an_attempt_a_stop_is_agreed_on_and_one_rank_goes_on(pair, monkeypatch):
     words = ["-m", "fedmaba", *WORDS, "--out", "broken"]
     job = begin(2, words, "--max-restarts", "1", SLOW="yes")
