@@ -12,7 +12,9 @@ import functools
 import hashlib
 import os
 import time
+import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -94,13 +96,15 @@ class Ranks:
         atexit.unregister(dist.destroy_process_group)  # it might wait for those who are gone
         dist.destroy_process_group(self.host)  # whoever waits for this rank notices now
         self.host = None
-        store = _store()[0]
-        store.set(f"noticed/{self.rank}", "")
-        end = time.monotonic() + PATIENCE
-        gone = list(range(self.count))
-        while gone and time.monotonic() < end:
-            gone = [r for r in gone if not store.check([f"noticed/{r}"])]
-            time.sleep(0.05)
+        gone: list[int] = []
+        with suppress(RuntimeError):  # torchrun may be gone, too
+            store = _store()[0]
+            store.set(f"noticed/{self.rank}", "")
+            end = time.monotonic() + PATIENCE
+            gone = list(range(self.count))
+            while gone and time.monotonic() < end:
+                gone = [r for r in gone if not store.check([f"noticed/{r}"])]
+                time.sleep(0.05)
         who = ", ".join(map(str, gone))
         what = f"lost rank {who} of {self.count}" if gone else reason
         return RankLost(f"{what}: what was saved is whole, go on with `fedmaba resume`")
@@ -123,9 +127,13 @@ def join() -> Ranks:
 def speaker() -> str | None:
     """How this process begins a line on why the job ends; None where another rank has said it."""
     store, rank, _ = _store()
+    atexit.unregister(dist.destroy_process_group)  # it might wait for the others
     if rank:
         time.sleep(1)  # what all ranks found, rank 0 says
-    return None if store.add("spoken", 1) > 1 else f"rank {rank}: " if rank else ""
+    with suppress(RuntimeError):  # no torchrun, no order: say it
+        if store.add("spoken", 1) > 1:
+            return None
+    return f"rank {rank}: " if rank else ""
 
 
 @functools.cache
@@ -134,6 +142,23 @@ def _store() -> tuple[Any, int, int]:
     from torch.distributed.rendezvous import rendezvous
 
     store, rank, count = next(rendezvous("env://"))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # what an earlier one left is void
-    own = dist.PrefixStore(f"fedmaba/{attempt}", store)  # type: ignore[attr-defined]
+    own = dist.PrefixStore(_word(store, rank, count), store)  # type: ignore[attr-defined]
     return own, rank, count
+
+
+def _word(store: Any, rank: int, count: int) -> str:
+    """A word only the ranks of this attempt share; the store still has the keys of earlier ones."""
+    fresh = uuid.uuid4().hex
+    if rank:
+        store.set(f"fedmaba/asks/{rank}", fresh)
+        word: str = store.get(f"fedmaba/answer/{fresh}").decode()  # waits for it
+        store.set(f"fedmaba/{word}/{rank}", "")
+        return word
+    waiting = set(range(1, count))
+    while waiting:  # answers that nobody waits for any more do no harm
+        asked = [r for r in waiting if store.check([f"fedmaba/asks/{r}"])]
+        for r in asked:
+            store.set(f"fedmaba/answer/{store.get(f'fedmaba/asks/{r}').decode()}", fresh)
+        waiting -= {r for r in waiting if store.check([f"fedmaba/{fresh}/{r}"])}
+        time.sleep(0.01)
+    return fresh
