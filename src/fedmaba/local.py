@@ -97,6 +97,14 @@ class Tape:
         graph.replay()
         return out
 
+    def forget(self) -> None:
+        """Give back the memory of what was recorded."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            self.ready.clear()
+            self.seen.clear()
+            torch.cuda.empty_cache()
+
     def _record(self, work: Callable[..., Any], arrays: tuple[NDArray[Any], ...]) -> Any:
         host = [torch.from_numpy(np.ascontiguousarray(a)).pin_memory() for a in arrays]
         inputs = [h.to(self.device) for h in host]
