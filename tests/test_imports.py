@@ -107,10 +107,13 @@ def test_the_lower_layers_do_not_look_up():
         "federation": {"datasets", "partition", "errors"},
         "models": {"rng", "errors"},
         "workers": set(),
+        "ranks": {"errors"},
         "rows.random": {"rng"},
         "rows.base": set(),
         "rows.general": {"rows.base"},
-        "rows.layers": {"rows", "rows.base", "rows.random", "rows.kernels"},
+        "rows.dense": {"rng"},
+        "rows.conv": set(),
+        "rows.layers": {"rows", "rows.base", "rows.random", "rows.dense", "rows.conv"},
         "local": {"rows.base", "rows.random", "workers"},
         "history": {"errors", "metrics", "report", "report.table", "report.figures", "report.html"},
         "record": {"errors", "history", "metrics"},
@@ -141,6 +144,11 @@ def test_nothing_imports_the_command_line():
 
 def test_only_one_module_imports_flower():
     assert {n for n in EVERY if "flwr" in str(imports(TREES[n], deep=True))} <= {"flower"}
+
+
+def test_one_module_knows_of_other_processes():
+    found = {n for n in EVERY if "torch.distributed" in imports(TREES[n], deep=True)}
+    assert found == {"ranks"}
 
 
 # run folders; downloads and exports; a federation of real processes and its files

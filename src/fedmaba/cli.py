@@ -6,6 +6,7 @@ Heavy modules are imported inside the commands, so that --help answers at once.
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -383,16 +384,19 @@ def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
     from fedmaba import experiment
     from fedmaba.report import terminal
 
+    silent = session.batch.ranks.rank > 0
     with ExitStack() as held:
         stop = held.enter_context(experiment.polite_stop())
-        shows = [held.enter_context(terminal.progress(session, quiet))]
-        if tensorboard:
+        shows = [held.enter_context(terminal.progress(session, quiet or silent))]
+        if tensorboard and not silent:
             from fedmaba.report.tensorboard import events
 
             shows.append(held.enter_context(events(session, out)))
         for snapshot in session.rounds(stop):
             for show in shows:
                 show(snapshot)
+    if silent:
+        return
     if session.stopped:
         done = session.batch.progress.round
         typer.echo(f"stopped after round {done}; go on with: fedmaba resume {out}", err=True)
@@ -402,15 +406,27 @@ def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
         raise typer.Exit(Diverged.exit_code)
 
 
+def _speaker() -> str | None:
+    """How a line on an error begins; None where another process of the job has said it."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return ""
+    from fedmaba import ranks
+
+    return ranks.speaker()
+
+
 def main() -> None:
     """The entry point: every error a user can mend is one line and its exit code."""
     warnings.formatwarning = lambda message, *_, **__: f"fedmaba: warning: {message}\n"
+    if int(os.environ.get("RANK", "0")) and "TORCHELASTIC_RUN_ID" in os.environ:
+        warnings.simplefilter("ignore")  # rank 0 says it
     sys.path.append("")  # models and strategies of one's own, from the folder one works in
     usage: Any = typer.BadParameter.__mro__[2]  # click's base of errors, wherever typer keeps it
     try:
         code = app(standalone_mode=False)
     except FedmabaError as error:
-        typer.echo(f"fedmaba: {error}", err=True)
+        if (who := _speaker()) is not None:
+            typer.echo(f"fedmaba: {who}{error}", err=True)
         code = error.exit_code
     except usage as error:
         text = error.format_message()

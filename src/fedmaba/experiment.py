@@ -6,6 +6,7 @@ progress display is its consumer's business.
 
 from __future__ import annotations
 
+import json
 import platform
 import signal
 import sys
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 
 import fedmaba
-from fedmaba import average, config, datasets, engine, models, partition, record, strategies
+from fedmaba import average, config, datasets, engine, models, partition, ranks, record, strategies
 from fedmaba.config import Experiment
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.federation import Federation
@@ -69,7 +70,7 @@ class Session:
                         self.checkpoint(folder)
                         saved = time.monotonic()
                 yield snapshot
-                if stop() and at.round < self.batch.plan.rounds:
+                if self.batch.ranks.any(stop()) and at.round < self.batch.plan.rounds:
                     if folder is not None:
                         self.checkpoint(folder)
                     self.stopped = True
@@ -133,17 +134,36 @@ def prepare(
     if chosen is None:
         chosen = [(s, seed, experiment.server.deploy) for s in listed for seed in federations]
     runs = [engine.Run(s, seed, federations[seed], deploy) for s, seed, deploy in chosen]
-    batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric)
+    together = ranks.join()
+    if together.count > 1:
+        together.alike(_identity(experiment, federations))
+    batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric, together)
     tables = [
         RunHistory(r.strategy.label(), r.seed, r.average, r.federation.test.size) for r in runs
     ]
     history = History(tables, experiment.eval.share)
     notes = [f"model: {batch.rows.path}"]
+    if together.count > 1:
+        notes.append(f"ranks: {together.count}")
     return Session(experiment, batch, history, notes=notes)
 
 
 def begin(session: Session, out: Path, command: Sequence[str] = ()) -> None:
-    """Take the run folder: fresh, or where the same experiment stopped."""
+    """Take the run folder: fresh, or where the same experiment stopped. Only rank 0 touches it."""
+    together = session.batch.ranks
+    if together.rank == 0:
+        saved = _take(session, out, command)
+        together.tell(b"" if saved is None or together.count == 1 else record.pack(*saved))
+    elif body := together.tell():
+        saved = record.unpack(body)
+        session.batch.progress.restore(*saved)
+        session.history = record.history_of(*saved)
+
+
+def _take(
+    session: Session, out: Path, command: Sequence[str]
+) -> tuple[record.Arrays, dict[str, Any]] | None:
+    """Make the folder this process's own; the checkpoint that it goes on from."""
     experiment = session.experiment
     text = config.dump(experiment)
     if (out / "experiment.toml").exists():
@@ -160,9 +180,9 @@ def begin(session: Session, out: Path, command: Sequence[str] = ()) -> None:
     session.folder = record.Folder(out)
     try:
         if record.checkpoints(out):
-            _restore(session, session.folder, out)
-        else:
-            _found(session, session.folder, text, command)
+            return _restore(session, session.folder, out)
+        _found(session, session.folder, text, command)
+        return None
     except FedmabaError:
         session.close()
         raise
@@ -193,7 +213,9 @@ def resume(out: Path) -> Session:
     return session
 
 
-def _restore(session: Session, folder: record.Folder, out: Path) -> None:
+def _restore(
+    session: Session, folder: record.Folder, out: Path
+) -> tuple[record.Arrays, dict[str, Any]]:
     arrays, meta, damaged = record.load_checkpoint(out)
     about = record.read_json(out / "about.json")
     data = session.batch.runs[0].federation.data.sha256()
@@ -204,6 +226,7 @@ def _restore(session: Session, folder: record.Folder, out: Path) -> None:
     folder.lines, session.written = meta["lines"], meta["round"]
     session.notes += damaged
     session.notes.append(f"resumed after round {meta['round']}")
+    return arrays, meta
 
 
 def _federations(experiment: Experiment, own: Own) -> dict[int, Federation]:
@@ -262,6 +285,14 @@ def _what(experiment: Experiment) -> dict[str, Any]:
     return tree
 
 
+def _identity(experiment: Experiment, federations: dict[int, Federation]) -> str:
+    """All that ranks must have in common."""
+    versions = [fedmaba.__version__, torch.__version__, np.__version__, torch.cuda.is_available()]
+    splits = [fed.split.sha256() for fed in federations.values()]
+    data = next(iter(federations.values())).data.sha256()
+    return json.dumps([versions, _what(experiment), data, splits])
+
+
 def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
     batch = session.batch
     device, data = batch.pool.x.device, batch.runs[0].federation.data
@@ -279,6 +310,7 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
         },
         "partition": splits,
         "model": {"path": batch.rows.path, "parameters": _parameters(batch)},
+        "ranks": batch.ranks.count,
         "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or "cpu",
         "versions": {
             "fedmaba": fedmaba.__version__,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedmaba.rows.base import Bent, Rows, Step
 from fedmaba.rows.random import shuffles
@@ -97,6 +97,14 @@ class Tape:
         graph.replay()
         return out
 
+    def forget(self) -> None:
+        """Give back the memory of what was recorded."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            self.ready.clear()
+            self.seen.clear()
+            torch.cuda.empty_cache()
+
     def _record(self, work: Callable[..., Any], arrays: tuple[NDArray[Any], ...]) -> Any:
         host = [torch.from_numpy(np.ascontiguousarray(a)).pin_memory() for a in arrays]
         inputs = [h.to(self.device) for h in host]
@@ -142,7 +150,6 @@ def _train(
     prox = None if job.prox is None else floats[1, :, None]
     bend = None if job.bend is None else floats[-3:]
     w = models[run]
-    seen = torch.zeros(len(w), device=w.device, dtype=w.dtype)
     index, weight = _minibatches(job, pool, first, size, batches, keys, w.dtype)  # (R, K, B)
     labels = pool.y[index]
     small = w.is_cuda and index.numel() * pool.x[0].numel() <= GATHER and not job.full_batch
@@ -152,14 +159,16 @@ def _train(
     gradient = None if plain else torch.empty_like(w)
     velocity = torch.zeros_like(w) if job.momentum else None
     one, down = torch.ones_like(lr), -lr
+    seen = []  # loss of each minibatch
+    streams = keys + torch.arange(index.shape[1], device=w.device)[:, None]  # (K, R)
     for k in range(index.shape[1]):
         a = int((job.steps > k).sum())  # rows that still have a step to do
         bent = None if bend is None else Bent(*bend[:, :a])
-        stream = keys[:a] + k
+        stream = streams[k, :a]
         if gradient is None:
             x = _take(pool.x, index[:a, k]) if gathered is None else gathered[:a, k]
             step = Step(x, labels[:a, k], weight[:a, k], down, bent, stream)
-            seen[:a] += rows.accumulate(w[:a], w[:a], step)
+            seen.append(rows.accumulate(w[:a], w[:a], step))
             continue
         g = gradient[:a]
         g.zero_()
@@ -169,7 +178,7 @@ def _train(
             x = _take(pool.x, index[:a, k, b])
             drawn = stream + (piece << 32)
             step = Step(x, labels[:a, k, b], weight[:a, k, b], one, bent, drawn)
-            seen[:a] += rows.accumulate(w[:a], g, step)
+            seen.append(rows.accumulate(w[:a], g, step))
         if job.weight_decay:
             g.add_(w[:a], alpha=job.weight_decay)
         if start is not None and prox is not None:
@@ -177,7 +186,9 @@ def _train(
         if velocity is not None:
             g = velocity[:a].mul_(job.momentum).add_(g)
         w[:a].addcmul_(g, down)
-    return w, seen / steps
+    if len(seen[-1]) == len(w):
+        return w, torch.stack(seen).sum(0) / steps
+    return w, nn.utils.rnn.pad_sequence(seen).sum(1) / steps
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
@@ -236,10 +247,10 @@ def evaluate(
     def piece(a: int) -> None:
         part = index[..., a : a + step]
         if shared:  # gathered once for all rows
-            x, y = pool.x[part][None], pool.y[part][None]
+            x, y = _take(pool.x, part)[None], pool.y[part][None]
         for r in range(0, len(flat), group):
             if not shared:
-                x, y = pool.x[part[r : r + group]], pool.y[part[r : r + group]]
+                x, y = _take(pool.x, part[r : r + group]), pool.y[part[r : r + group]]
             out = rows.outputs(flat[r : r + group], x)
             target = y.expand(out.shape[:2])
             losses[r : r + group, a : a + step] = rows.losses(out, target)

@@ -115,10 +115,7 @@ class Folder:
             arrays |= {f"table/{r}/{name}": v for name, v in run.arrays().items()}
         meta = {**meta, "round": round, "lines": self.lines, "share": history.share}
         meta["runs"] = _runs(history)
-        body = safetensors.numpy.save(
-            {name: np.ascontiguousarray(v) for name, v in arrays.items()},
-            metadata={"fedmaba": json.dumps(meta)},
-        )
+        body = pack(arrays, meta)
         digest = hashlib.sha256(body).digest()
         self.write(f"checkpoint/{round:08d}.ckpt", MAGIC + digest + body)
         for old in checkpoints(self.path)[KEEP:]:
@@ -202,6 +199,19 @@ def read_checkpoint(file: Path) -> tuple[Arrays, dict[str, Any]]:
     body = content[40:]
     if content[:8] != MAGIC or hashlib.sha256(body).digest() != content[8:40]:
         raise InputError(f"{file} is damaged: its checksum is wrong, so it is not used")
+    return unpack(body)
+
+
+def pack(arrays: Arrays, meta: Mapping[str, Any]) -> bytes:
+    """Arrays and JSON-ready words as one safetensors body."""
+    return safetensors.numpy.save(
+        {name: np.ascontiguousarray(v) for name, v in arrays.items()},
+        metadata={"fedmaba": json.dumps(meta)},
+    )
+
+
+def unpack(body: bytes) -> tuple[Arrays, dict[str, Any]]:
+    """What `pack` was given."""
     (length,) = np.frombuffer(body[:8], "<u8")
     header = json.loads(body[8 : 8 + int(length)])
     return safetensors.numpy.load(body), json.loads(header["__metadata__"]["fedmaba"])
