@@ -162,7 +162,7 @@ def test_quick_is_small_for_every_target(name):
         (["figure1a", "--rounds", "many"], "'--rounds'"),
         (["figure1a", "--seeds", "none"], "--seeds none"),
         (["figure1a", "--seeds", "0"], "--seeds 0"),
-        (["figure1a", "--seeds", "7,"], "leave no run"),
+        (["figure1b", "--seeds", "7,"], "leave no run"),
         (["figure1a", "--only", "fedavgg"], "unknown row 'fedavgg': did you mean 'fedavg'"),
         (["figure1a", "--only", "fedmaba:alpha=2"], "alpha"),
         (["figure1a", "--batch", "3/2"], "--batch 3/2"),
