@@ -79,7 +79,7 @@ class Tape:
         self.device = device
         self.on = recordable and device.type == "cuda"
         self.seen: Counter[object] = Counter()
-        self.ready: dict[object, tuple[Any, list[Tensor], list[Tensor], Any]] = {}
+        self.ready: dict[object, tuple[Any, list[Tensor], list[Tensor], Any, Any]] = {}
 
     def __call__(self, shape: object, work: Callable[..., Any], *arrays: NDArray[Any]) -> Any:
         """work(*arrays on the device); `shape` names all that decides which operations it does."""
@@ -90,10 +90,12 @@ class Tape:
             if self.seen[shape] != 2 or len(self.ready) >= RECORDED:
                 return work(*(send(a, self.device) for a in arrays))
             self.ready[shape] = self._record(work, arrays)
-        graph, host, inputs, out = self.ready[shape]
+        graph, host, inputs, out, copied = self.ready[shape]
+        copied.synchronize()  # what was sent last time has left the host's memory
         for array, pinned, tensor in zip(arrays, host, inputs, strict=True):
             pinned.numpy()[...] = array
             tensor.copy_(pinned, non_blocking=True)
+        copied.record()
         graph.replay()
         return out
 
@@ -111,13 +113,29 @@ class Tape:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out = work(*inputs)
-        return graph, host, inputs, out
+        return graph, host, inputs, out, torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
 def send(values: NDArray[Any], device: torch.device) -> Tensor:
     """An array on the device, without waiting for what the device is doing."""
     tensor = torch.from_numpy(np.ascontiguousarray(values))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def fetch(values: Tensor) -> Callable[[], NDArray[Any]]:
+    """Start to copy to the host; what is returned waits for that alone, not for later work."""
+    if not values.is_cuda:
+        return values.numpy
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+
+    def wait() -> NDArray[Any]:
+        done.synchronize()
+        return host.numpy()
+
+    return wait
 
 
 def train(rows: Rows, pool: Pool, models: Tensor, job: Job, tape: Tape) -> tuple[Tensor, Tensor]:
