@@ -10,7 +10,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -260,10 +260,15 @@ def _draw(out: Document, history: History, kinds: Sequence[str], model: Model) -
 
     named = History([replace(r, label=name_of(r.label)) for r in history.runs], history.share)
 
-    def picture(kind: str) -> Callable[[], Any]:
-        return lambda: figures.of(named, kind, model, (figures.WIDE, 4.0))
+    def picture(kind: str) -> Any:
+        figure = figures.of(named, kind, model, (figures.WIDE, 4.0))
+        if kind == "variance":  # early rounds are ten times the last ones
+            (axes,) = figure.axes
+            axes.set(yscale="log", ylabel=f"{axes.get_ylabel()} (log)")
+            axes.autoscale()
+        return figure
 
-    out.figures |= {kind: picture(kind) for kind in kinds}
+    out.figures |= {kind: partial(picture, kind) for kind in kinds}
 
 
 def _note_diverged(out: Document, history: History) -> None:
@@ -457,10 +462,8 @@ def _sweep(out: Document, target: Target, batches: Sequence[Batch]) -> None:
     }
     from fedmaba.report import figures
 
-    def picture(model: Model) -> Callable[[], Any]:
-        return lambda: figures.sweep(history, parameter, along, model)
-
-    out.figures |= {"sweep": picture("last"), "sweep-deployed": picture("deployed")}
+    draw = partial(figures.sweep, history, parameter, along)
+    out.figures |= {"sweep": partial(draw, "last"), "sweep-deployed": partial(draw, "deployed")}
     titled = History(
         [
             replace(r, label=f"{parameter} = {along[r.label]:g}") if r.label in along else r
