@@ -415,6 +415,7 @@ CLAIM = {"measure": "less", "number": 33}
     [
         (CLAIM, Interval(40, 20, 60, 3), "holds"),
         (CLAIM, Interval(20, 10, 30, 3), "smaller"),
+        (CLAIM, Interval(30, 20, 40, 3), "within the interval"),
         (CLAIM, Interval(40, -1, 81, 3), "not distinguishable"),
         (CLAIM, Interval(-20, -30, -10, 3), "contradicted"),
         (CLAIM, Interval(40, -np.inf, np.inf, 1), "one seed only"),
