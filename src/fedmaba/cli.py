@@ -292,22 +292,17 @@ def _main(
 
 
 def _run(asked: config.Experiment, quiet: bool, tensorboard: bool) -> None:
-    from fedmaba import experiment
+    from fedmaba import experiment, record
 
     if tensorboard:
         from fedmaba.report.tensorboard import check
 
         check()
     session = experiment.prepare(asked)
-    out = Path(asked.save.out) if asked.save.out else _free(asked.data.name)
+    stem = Path(asked.data.name.partition(":")[0]).stem
+    out = Path(asked.save.out) if asked.save.out else record.claim(Path("runs"), stem)
     experiment.begin(session, out, sys.argv)
     _drive(session, out, quiet, tensorboard)
-
-
-def _free(name: str) -> Path:
-    """The first unused folder for a run of this data set."""
-    stem = Path(name.partition(":")[0]).stem
-    return next(p for i in range(1, 10**6) if not (p := Path("runs") / f"{stem}-{i:03d}").exists())
 
 
 def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
