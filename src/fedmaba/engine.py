@@ -204,6 +204,15 @@ class _Drawn:
     chunks: list[IntArray]  #  rows of the table
 
 
+@dataclass(frozen=True)
+class _Trained:
+    """Rows that came back, with what it takes to tell which of them broke."""
+
+    rows: IntArray
+    means: Tensor  # (n,)             mean loss they met
+    models: Tensor  # (n, P) or (n,)  their weights, or the sums of these
+
+
 def _draw(batch: Batch, alive: list[int], t: int) -> _Drawn:
     """Who takes part in a round, with which random streams, in which chunks."""
     plan, clients, columns = batch.plan, [], []
@@ -255,7 +264,7 @@ def _round(batch: Batch, t: int) -> list[Round | None]:
             cohorts[-1].change = at.model.new_empty(len(client), at.model.shape[1])
     weigh = _start_losses(batch, [c for c in cohorts if c.needs.loss == "start"])
     delta = torch.zeros_like(at.model)
-    trained: list[tuple[IntArray, Tensor]] = []  # rows, and the mean loss they met
+    trained: list[_Trained] = []
     finite = None
 
     def work(rows: IntArray) -> tuple[IntArray, Tensor, Tensor]:
@@ -268,8 +277,9 @@ def _round(batch: Batch, t: int) -> list[Round | None]:
             for c in cohorts:
                 if c.needs.early:
                     _weigh(at, c, t, lr)
-        trained.append((rows, means))
-        if len(drawn.chunks) == 1 and all(c.decision for c in cohorts) and _even(drawn.table, rows):
+        alone = len(drawn.chunks) == 1
+        trained.append(_Trained(rows, means, w if alone else w.sum(1)))
+        if alone and all(c.decision for c in cohorts) and _even(drawn.table, rows):
             finite = _add_and_move(batch, cohorts, w, _shares(batch, cohorts, t))
         else:
             _collect(batch, cohorts, drawn.table, rows, w, means, delta)
@@ -338,7 +348,7 @@ def _conclude(
     cohorts: list[_Cohort],
     t: int,
     finite: list[bool],
-    trained: list[tuple[IntArray, Tensor]],
+    trained: list[_Trained],
 ) -> list[Round | None]:
     """Move the states on, end the runs whose model broke, and tell what happened."""
     out: list[Round | None] = [None] * len(at.states)
@@ -346,16 +356,22 @@ def _conclude(
         if c.decision is None:
             continue
         if not finite[c.r]:
-            seen = np.zeros(sum(len(rows) for rows, _ in trained))
-            for rows, means in trained:
-                seen[rows] = means.cpu().numpy()
-            lost = np.flatnonzero(~np.isfinite(seen[c.rows]))
+            lost = np.flatnonzero(~_sound(trained)[c.rows])
             what = f"the model of client {c.client[lost[0]]}" if len(lost) else "the server's model"
             _diverge(at, c, t, f"{what} is not finite")
             continue
         at.states[c.r] = c.decision.state
         coef = c.decision.coef[: len(c.client)]
         out[c.r] = Round(c.client, coef, c.loss, dict(c.decision.info))
+    return out
+
+
+def _sound(trained: list[_Trained]) -> NDArray[np.bool_]:
+    """Whether each row of a round's table ended with a finite loss and model."""
+    out = np.ones(sum(len(done.rows) for done in trained), np.bool_)
+    for done in trained:
+        models = done.models if done.models.ndim == 1 else done.models.sum(1)
+        out[done.rows] = (done.means.isfinite() & models.isfinite()).cpu().numpy()
     return out
 
 

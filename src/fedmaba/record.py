@@ -303,9 +303,7 @@ def _about_runs(file: Path, about: Any) -> tuple[list[dict[str, Any]], float]:
     return runs, share
 
 
-def _history(
-    file: Path, runs: list[dict[str, Any]], tables: list[Arrays], share: float
-) -> History:
+def _history(file: Path, runs: list[dict[str, Any]], tables: list[Arrays], share: float) -> History:
     try:
         return from_arrays(runs, tables, share)
     except UNREADABLE as error:

@@ -116,7 +116,7 @@ def call(*words: object) -> tuple[int, str, str]:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except BaseException:
         code = -1
-        err.write(traceback.format_exc())
+        err.write("Traceback " + traceback.format_exc()[-700:])
     finally:
         sys.argv, sys.path[:] = before, path
     return code, out.getvalue(), err.getvalue()

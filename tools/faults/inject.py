@@ -74,9 +74,7 @@ class _File:
 
 
 @contextmanager
-def at(
-    root: Path, number: int, action: Action, *, sticky: bool = False
-) -> Iterator[Log]:
+def at(root: Path, number: int, action: Action, *, sticky: bool = False) -> Iterator[Log]:
     """`action` at operation `number` (from 0) below root; sticky: at those that follow, too."""
     log, top = Log(), os.path.abspath(root)
 

@@ -56,9 +56,7 @@ def cases(root: Path, many: int) -> list[Case]:
         "--model softmax --rounds 16 --dtype float64 --eval-every 5 --checkpoint-seconds 1e-9",
         "--model mlp --rounds 12 --participants 4 --eval-every 4 --checkpoint-every 5 --threads 2",
     ]
-    listed = [
-        [*base, *STRATEGIES[i::many], *shapes[i % len(shapes)].split()] for i in range(many)
-    ]
+    listed = [[*base, *STRATEGIES[i::many], *shapes[i % len(shapes)].split()] for i in range(many)]
     pids = [process.spawn(w, place(root, f"whole{i}")) for i, w in enumerate(listed)]
     for i, pid in enumerate(pids):
         if process.wait(pid, 300):
