@@ -14,17 +14,16 @@ import io
 import lzma
 import os
 import pickle
-import tarfile
 import urllib.error
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tools.faults.standins import World, as_file, batch, string, tar_gz
 
 from fedmaba import datasets, published
 from fedmaba.datasets import check, export, fetch, from_arrays, load
 from fedmaba.errors import InputError
-from tools.faults.standins import World, as_file, batch, bin_files, idx_files, string, tar_gz
 
 RNG = np.random.default_rng(0)
 REAL = os.environ.get("FEDMABA_DATA", "")

@@ -81,6 +81,8 @@ def _help(key: config.Key) -> str:
 def _experiment(
     tree: dict[str, Any], options: dict[config.Key, str], overrides: list[str] | None, source: str
 ) -> config.Experiment:
+    from fedmaba import checks
+
     for key, value in options.items():
         config.put(tree, key.name, value)
     for item in overrides or []:
@@ -88,7 +90,7 @@ def _experiment(
         if not equals:
             raise InputError(f"--set {item!r}: write KEY=VALUE, as train.lr=0.05")
         config.put(tree, name.strip(), value.strip())
-    return config.build(tree, source)
+    return checks.build(tree, source)
 
 
 @app.command()
@@ -337,7 +339,7 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except FedmabaError as error:
-        typer.echo(f"fedmaba: {error}", err=True)
+        typer.echo(" ".join(f"fedmaba: {error}".splitlines()), err=True)
         code = error.exit_code
     except usage as error:
         text = error.format_message()

@@ -75,7 +75,7 @@ def _inside(root: Path, work: Callable[[], Tally]) -> Tally:
 
 
 def campaign(count: int, seed: int, say: Say) -> Tally:
-    """Every truncation of one checkpoint, then other damage: none loaded, the one before is used."""
+    """Every truncation of a checkpoint, then other damage: none loaded, the one before is used."""
     from fedmaba import record
 
     rng, tally = random.Random(seed), Tally()

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from fedmaba import datasets, published
-from fedmaba.errors import InputError
 from tools.faults.common import Say, Tally, make_data, progress, scratch
 from tools.faults.damage import mutate
 from tools.faults.standins import World
+
+from fedmaba import datasets, published
+from fedmaba.errors import InputError
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A disk that fails: ENOSPC, EDQUOT, EIO and EROFS at every file operation of a run; a real small one.
+"""A disk that fails: ENOSPC, EDQUOT, EIO, EROFS at every file operation of a run; a real small one.
 
 Wanted: exit code 74 with one line, what was saved before is whole, no debris, and once the disk is
 well again the run goes on to the same bytes.

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from tools.faults.common import Say, Tally, progress
 
 from fedmaba import engine, strategies
 from fedmaba.federation import Federation
-from tools.faults.common import Say, Tally, progress
 
 SPECS = ["fedavg", "fedmaba", "fedmaba:loss_at=mean", "qffl", "fedfv", "fedmgda"]
 Batch = engine.Batch

@@ -7,11 +7,11 @@ import warnings
 from typing import Any
 
 import numpy as np
+from tools.faults.common import Say, Tally, progress
 
 from fedmaba import strategies
 from fedmaba.simplex import kl_uniform
 from fedmaba.strategy import Replies, Strategy
-from tools.faults.common import Say, Tally, progress
 
 VARIANTS = [
     "fedavg", "fedsgd", "fedprox:mu={0.001|1|100}", "qffl:q={0|0.005|0.1|1|5|50}",
@@ -78,7 +78,7 @@ def campaign(count: int, seed: int, say: Say) -> Tally:
     """`count` reports to each strategy of `VARIANTS`, in short federations that carry state."""
     tally = Tally()
     show = progress(say, "reports")
-    per = {name: 0 for name in strategies.REGISTRY}
+    per = dict.fromkeys(strategies.REGISTRY, 0)
     many = {n: sum(v.split(":")[0] == n for v in VARIANTS) for n in per}
     highest = -1.0
     for number, variant in enumerate(VARIANTS):

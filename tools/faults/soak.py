@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-
 from tools.faults.common import Say, Tally, make_data, progress, scratch
 
 LIMIT = 1.0  # MB of resident memory per 1,000 rounds
