@@ -41,7 +41,9 @@ CAMPAIGNS = {
     "races": Campaign("races", "campaign", 100),
     "threads": Campaign("threads", "campaign", 4),
     "soak": Campaign("soak", "campaign", 10_000),
+    "gpu": Campaign("gpu", "campaign", 18),
 }
+HERE = [name for name in CAMPAIGNS if name != "gpu"]  # what `all` runs
 
 
 def run(name: str, count: int | None, seed: int, out: Path) -> Tally:
@@ -77,7 +79,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "faults")
     asked = parser.parse_args()
-    names = list(CAMPAIGNS) if asked.name == "all" else [asked.name]
+    names = HERE if asked.name == "all" else [asked.name]
     lost = sum(run(name, asked.count, asked.seed, asked.out).lost for name in names)
     sys.exit(bool(lost))
 
