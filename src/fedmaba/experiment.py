@@ -157,7 +157,7 @@ def begin(session: Session, out: Path, command: Sequence[str] = ()) -> None:
             _restore(session, session.folder, out)
         else:
             _found(session, session.folder, command)
-    except FedmabaError:
+    except BaseException:
         session.close()
         raise
 

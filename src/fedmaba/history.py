@@ -226,8 +226,10 @@ def _whole(tables: Arrays) -> None:
     evaluated = {len(tables["evaluated"])} if scored or "evaluated" in tables else set()
     shapes = {v.shape[1:] for v in scored.values()} | {n}
     evaluated |= {len(v) for v in scored.values()}
+    pairs = {f"{model}.{what}" for model in ("deployed", "last") for what in ("accuracy", "loss")}
+    lacking = pairs - scored.keys() if evaluated else {}
     odd = [k for k, v in tables.items() if v.dtype.kind not in "iuf" or not v.ndim]
-    if odd or len(n) != 1 or len(rounds) > 1 or len(evaluated) > 1 or len(shapes) > 1:
+    if odd or lacking or len(n) != 1 or len(rounds) > 1 or len(evaluated) > 1 or len(shapes) > 1:
         raise InputError(f"tables of a run do not fit together: {sorted(tables)}")
 
 

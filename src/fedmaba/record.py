@@ -321,7 +321,7 @@ def read_json(file: Path) -> Any:
 def read_npz(file: Path) -> Arrays:
     """The arrays of an NPZ file of a run folder."""
     try:
-        with np.load(file, allow_pickle=False) as z:
+        with open(file, "rb") as f, np.load(f, allow_pickle=False) as z:
             return {name: z[name] for name in z.files}
     except UNREADABLE as error:
         raise _damaged(file, error) from error

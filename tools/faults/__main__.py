@@ -72,13 +72,42 @@ def run(name: str, count: int | None, seed: int, out: Path) -> Tally:
     return tally
 
 
+def gather(out: Path) -> dict[str, dict[str, object]]:
+    """What all campaigns found, by name."""
+    files = {name: out / f"{name}.json" for name in CAMPAIGNS}
+    return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+
+
+def table(found: dict[str, dict[str, object]]) -> list[str]:
+    """A line of the table in docs/reliability.md for each campaign."""
+    lines = []
+    for name, entry in found.items():
+        known = {"command", "tried", "lost", "counts", "why", "seconds", "python"}
+        rest = {**{k: v for k, v in entry.items() if k not in known}, **(entry.get("counts") or {})}
+        more = "; ".join(f"{key}: {_short(value)}" for key, value in rest.items())
+        lines.append(f"| `{name}` | {_short(entry['tried'])} | {entry['lost']} | {more} |")
+    return lines
+
+
+def _short(value: object) -> str:
+    if isinstance(value, list):
+        return " to ".join(map(_short, value))
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.faults", description=__doc__)
-    parser.add_argument("name", choices=[*CAMPAIGNS, "all"])
+    parser.add_argument("name", choices=[*CAMPAIGNS, "all", "table"])
     parser.add_argument("--count", type=int, help="how often to try [full count]")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "faults")
     asked = parser.parse_args()
+    if asked.name == "table":  # of what --out holds, for the page; the JSON for benchmarks/results
+        (asked.out / "faults.json").write_text(json.dumps(gather(asked.out), indent=2) + "\n")
+        print("\n".join(table(gather(asked.out))))
+        return
     names = HERE if asked.name == "all" else [asked.name]
     lost = sum(run(name, asked.count, asked.seed, asked.out).lost for name in names)
     sys.exit(bool(lost))

@@ -6,6 +6,7 @@ file must be that of an unkilled run in a fresh process.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -14,6 +15,7 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tools.faults import inject, process
 from tools.faults.common import (
@@ -50,11 +52,11 @@ def cases(root: Path, many: int) -> list[Case]:
     base = ["compare", "--data", str(data), "--quiet", "--device", "cpu", "--seeds", "1"]
     base += ["--minibatch", "5", "--out", "run"]
     shapes = [
-        "--model softmax --rounds 30 --eval-every 3 --checkpoint-every 1",
-        "--model mlp --rounds 12 --eval-every 2 --checkpoint-every 1 --server-momentum 0.5",
-        "--model softmax --rounds 24 --participants 3 --validation 0.2 --checkpoint-every 2",
-        "--model softmax --rounds 16 --dtype float64 --eval-every 5 --checkpoint-seconds 1e-9",
-        "--model mlp --rounds 12 --participants 4 --eval-every 4 --checkpoint-every 5 --threads 2",
+        "--model softmax --rounds 10 --eval-every 3 --checkpoint-every 1",
+        "--model mlp --rounds 5 --eval-every 2 --checkpoint-every 1 --server-momentum 0.5",
+        "--model softmax --rounds 12 --participants 3 --validation 0.2 --checkpoint-every 2",
+        "--model softmax --rounds 8 --dtype float64 --eval-every 5 --checkpoint-seconds 1e-9",
+        "--model mlp --rounds 7 --participants 4 --eval-every 3 --checkpoint-every 4 --threads 2",
     ]
     listed = [[*base, *STRATEGIES[i::many], *shapes[i % len(shapes)].split()] for i in range(many)]
     pids = [process.spawn(w, place(root, f"whole{i}")) for i, w in enumerate(listed)]
@@ -98,38 +100,68 @@ def finish(here: Path, case: Case, rng: random.Random) -> str:
 def campaign(count: int, seed: int, say: Say) -> Tally:
     """`count` SIGKILLs at random times, one in 20 on a fresh interpreter instead of a fork."""
     process.warm()
-    rng, tally = random.Random(seed), Tally()
-    show = progress(say, "kill")
+    many = 1 if count < 100 else 4  # chains side by side, each in a fork of this process
     with scratch() as root:
         listed = cases(root, 2 if count < 100 else 7)
-        chains = fresh = inside = 0
-        while tally.tried < count:
-            case, here = listed[chains % len(listed)], place(root, f"chain{chains}")
-            kills = 0
-            for _ in range(min(rng.randint(1, 8), count - tally.tried)):
-                new = rng.random() < (0.05 if count >= 100 else 0.0)
-                words = after(here, case.words, rng)
-                pid = (process.spawn if new else process.fork)(words, here)
-                most = case.seconds + (3.0 if new else 0.0)
-                code = process.send(pid, signal.SIGKILL, rng.uniform(1.5 if new else 0.0, most))
-                if code is None and process.wait(pid) == -signal.SIGKILL:
-                    kills += 1
-                    fresh += new
-                    inside += bool(debris(here))
-                    if (here / "run" / "runs.json").exists():
-                        break
-                    continue
-                if code or "Traceback" in said(here):
-                    tally.lose(f"{words}: exit code {code}: {said(here)}")
-                break
-            if kills and (why := finish(here, case, rng)):
-                tally.lose(f"after {kills} kills: {why}")
-            tally.tried += kills
-            chains += 1
-            shutil.rmtree(here, ignore_errors=True)
-            show(tally.tried, count, tally)
-        tally.figures = {"runs": chains, "on fresh processes": fresh, "inside a write": inside}
+        parts = [len(range(count)[i::many]) for i in range(many)]
+        for i, part in enumerate(parts):
+            if os.fork() == 0:
+                code = 1
+                try:
+                    found = _chains(root, listed, i, part, f"{seed}/{i}", count >= 100, say)
+                    (root / f"found{i}").write_text(json.dumps(found))
+                    code = 0
+                finally:
+                    os._exit(code)
+        for _ in range(many):
+            os.wait()
+        tally = Tally()
+        for i in range(many):
+            found = json.loads((root / f"found{i}").read_text())
+            tally.tried += found.pop("tried")
+            for why in found.pop("why"):
+                tally.lose(why)
+            tally.counts.update(found)
+        tally.figures = dict(tally.counts)
+        tally.counts.clear()
     return tally
+
+
+def _chains(
+    root: Path, listed: list[Case], worker: int, count: int, seed: str, some_fresh: bool, say: Say
+) -> dict[str, Any]:
+    """Runs killed and resumed, one after another, until `count` kills were given."""
+    rng, tally = random.Random(seed), Tally()
+    show = progress(say, f"kill, worker {worker}", 30)
+    chains = fresh = inside = 0
+    while tally.tried < count:
+        case = listed[(chains + worker) % len(listed)]
+        here = place(root, f"chain{worker}-{chains}")
+        kills = 0
+        for _ in range(min(rng.randint(1, 12), count - tally.tried)):
+            new = some_fresh and rng.random() < 0.05
+            words = after(here, case.words, rng)
+            pid = (process.spawn if new else process.fork)(words, here)
+            most = case.seconds + (3.0 if new else 0.0)
+            code = process.send(pid, signal.SIGKILL, rng.uniform(1.5 if new else 0.0, most))
+            if code is None and process.wait(pid) == -signal.SIGKILL:
+                kills += 1
+                fresh += new
+                inside += bool(debris(here))
+                if (here / "run" / "runs.json").exists():
+                    break
+                continue
+            if code or "Traceback" in said(here):
+                tally.lose(f"{words}: exit code {code}: {said(here)}")
+            break
+        if kills and (why := finish(here, case, rng)):
+            tally.lose(f"after {kills} kills: {why}")
+        tally.tried += kills
+        chains += 1
+        shutil.rmtree(here, ignore_errors=True)
+        show(tally.tried, count, tally)
+    found = {"runs": chains, "on fresh processes": fresh, "inside a write": inside}
+    return {"tried": tally.tried, "why": tally.why, **found}
 
 
 def steps(count: int, seed: int, say: Say) -> Tally:
