@@ -177,7 +177,7 @@ def writes(name: str):
 
 
 def test_the_scan_for_writers_sees_the_writers():
-    assert {"open", "os.replace", "temporary.unlink"} <= set(writes("record"))
+    assert {"open", "os.replace", "file.unlink"} <= set(writes("record"))
     assert any("write_bytes" in text for text in writes("published"))
 
 
