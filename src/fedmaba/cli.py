@@ -21,6 +21,7 @@ from fedmaba.errors import Diverged, FedmabaError, InputError
 
 if TYPE_CHECKING:
     from fedmaba.experiment import Session
+    from fedmaba.targets import Target
 
 app = typer.Typer(
     name="fedmaba",
@@ -157,6 +158,71 @@ def table(
 
 
 @app.command()
+def reproduce(
+    target: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(metavar="[TARGET]", help="a table or figure; without one, lists them"),
+    ] = None,
+    rounds: Annotated[Optional[int], typer.Option(help="instead of the paper's", min=1)] = None,  # noqa: UP045
+    seeds: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="how many for every row, or which of its own: 0,2 or 3-9 or 2,"),
+    ] = None,
+    only: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="rows to run and show: fedavg,fedmaba:alpha=0.8"),
+    ] = None,
+    batch: Annotated[str, typer.Option(help="run part I of N of the runs, as 1/3")] = "1/1",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="about a minute on two cores, on the embedded sample")
+    ] = False,
+    source: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--from", help="run nothing: draw from the histories in this folder"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder for histories, tables and figures")] = Path(
+        "runs/reproduce"
+    ),
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
+    dtype: Annotated[
+        Literal["float32", "tf32", "bf16", "float64"], typer.Option(help="precision")
+    ] = "float32",
+    quiet: Quiet = False,
+) -> None:
+    """Reproduce a table or figure of the paper and show it beside the paper's numbers."""
+    from fedmaba import targets
+    from fedmaba.report import terminal
+
+    if target is None:
+        terminal.listing("targets")
+        return
+    words = tuple(word for text in only or [] for word in targets.words(text))
+    asked = targets.load(target, targets.Scale(rounds, seeds, words, quick))
+    if source is None:
+        _reproduce(asked, out, batch, config.machine(device, dtype), quiet)
+    terminal.reproduced(asked, source or out, out)
+
+
+def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, quiet: bool) -> None:
+    """Run what is missing of a target, batch after batch."""
+    from fedmaba import experiment, reproduce
+    from fedmaba.report import terminal
+
+    left = reproduce.plan(target, out, reproduce.parse_part(batch))
+    with experiment.polite_stop() as stop, terminal.batches(left, quiet) as show:
+        for work in left:
+            going = reproduce.begin(work, out, machine)
+            show.begin(going)
+            for snapshot in going.rounds(stop):
+                show.round(snapshot.round + 1)
+            if going.stopped:
+                done = going.session.batch.progress.round
+                typer.echo(f"stopped after round {done}; the same command goes on", err=True)
+                raise typer.Exit(130)
+            show.end(going.finish(out, sys.argv))
+
+
+@app.command()
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders")],
     out: Annotated[Path, typer.Option("-o", "--out", help="file to write")] = Path("report.html"),
@@ -219,7 +285,9 @@ def export_run(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="strategies|datasets|models|partitions|figures")],
+    what: Annotated[
+        str, typer.Argument(metavar="strategies|datasets|models|partitions|figures|targets")
+    ],
 ) -> None:
     """One line each, with hyper-parameters and defaults."""
     from fedmaba.report import terminal

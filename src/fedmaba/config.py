@@ -132,6 +132,11 @@ class Experiment(Section):
         return self.seeds if isinstance(self.seeds, list) else list(range(self.seeds))
 
 
+def machine(device: str, dtype: str) -> Machine:
+    """Where and how precisely to compute."""
+    return Machine.model_validate({"device": device, "dtype": dtype})
+
+
 class Key(NamedTuple):
     """One option of an experiment."""
 

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from torch import Tensor
 from fedmaba import average, models, rng
 from fedmaba.errors import InputError, NoRoom
 from fedmaba.federation import Part
-from fedmaba.local import Job, MetricFn, Pool, Tape, evaluate, send, train
+from fedmaba.local import Job, MetricFn, Pool, Tape, evaluate, fetch, send, train
 from fedmaba.ranks import Ranks
 from fedmaba.rows import LossFn, Rows, compile
 from fedmaba.runs import Evaluation, Kept, Plan, Progress, Round, Run, Scores, Snapshot
@@ -64,7 +65,7 @@ class Batch:
     test: _Parts
     workers: Workers
     tape: Tape
-    drawn: tuple[int, list[int], _Drawn] | None = None  # the next round's, drawn ahead
+    ahead: _Begun | None = None  # the next round, on a device that works while the host goes on
     ranks: Ranks = field(default_factory=Ranks)
 
     def evaluate(
@@ -99,7 +100,7 @@ def start(
     count = plan.threads or torch.get_num_threads()
     with Workers(1, count).threads():
         _try(template, example, loss, metric)
-    rows = compile(template, example, loss, pair=plan.dtype != "bf16")
+    rows = compile(template, example, loss, dtype=plan.dtype)
     flat = torch.stack([rows.layout.pack(initial[r.seed]) for r in runs]).to(device, dtype)
     ranks.first(flat)
     nobody = np.zeros(0, np.int64)
@@ -131,6 +132,7 @@ def start(
 def simulate(batch: Batch) -> Iterator[Snapshot]:
     """The rounds of a batch, one after another, from where its progress stands."""
     plan, at = batch.plan, batch.progress
+    batch.ahead = None
     while at.round < plan.rounds and not all(at.diverged):
         t = at.round
         with torch.no_grad(), batch.workers.threads(), _precision(plan.dtype), _room(t):
@@ -246,13 +248,30 @@ def _draw(batch: Batch, alive: list[int], t: int) -> _Drawn:
     return _Drawn(clients, table, chunks)
 
 
-def _round(batch: Batch, t: int) -> list[Round | None]:
-    """One round of all live runs; moves their models and states on."""
-    plan, at, ranks = batch.plan, batch.progress, batch.ranks
+@dataclass(frozen=True)
+class _Begun:
+    """A round that has begun: its losses and its training are asked for."""
+
+    key: object  # what it rests on
+    chunk: int
+    lr: float
+    table: _Table
+    cohorts: list[_Cohort]
+    losses: Callable[[], None]  # waits for the losses at the server's model and hands them out
+    trained: Iterator[tuple[IntArray, Tensor, Tensor]]  # rows, their weights, the loss they met
+
+
+def _key(batch: Batch, alive: list[int], t: int) -> object:
+    """What the beginning of a round rests on; a model that somebody changed has another version."""
+    model = batch.progress.model
+    return t, tuple(alive), model.data_ptr(), model._version
+
+
+def _begin(batch: Batch, alive: list[int], t: int) -> _Begun:
+    """Draw a round and start to train it; on a device that records, without waiting for it."""
+    plan, at = batch.plan, batch.progress
     lr, chunk = plan.lr * plan.lr_decay**t, at.chunk
-    alive = [r for r, why in enumerate(at.diverged) if not why]
-    ahead, batch.drawn = batch.drawn, None
-    drawn = ahead[2] if ahead and ahead[:2] == (t, alive) else _draw(batch, alive, t)
+    drawn = _draw(batch, alive, t)
     cohorts, end = [], 0
     for r, client in zip(alive, drawn.clients, strict=True):
         begin, end = end, end + len(client)
@@ -262,34 +281,50 @@ def _round(batch: Batch, t: int) -> list[Round | None]:
             cohorts[-1].change = at.model.new_zeros(len(client), at.model.shape[1])
         if needs.loss in ("mean", "end"):
             cohorts[-1].loss = np.zeros(len(client))
-    weigh = _start_losses(batch, [c for c in cohorts if c.needs.loss == "start"])
+    losses = _start_losses(batch, [c for c in cohorts if c.needs.loss == "start"])
+
+    def work(rows: IntArray) -> tuple[IntArray, Tensor, Tensor]:
+        job = _job(batch, cohorts, drawn.table, rows, lr)
+        w, means = train(batch.rows, batch.pool, at.model, job, batch.tape)
+        return rows, w, means.clone() if batch.tape.on else means  # a replay would overwrite them
+
+    trained = _trained(batch, work, drawn.chunks)
+    if batch.tape.on:
+        trained = chain(list(islice(trained, 1)), trained)
+    return _Begun(_key(batch, alive, t), chunk, lr, drawn.table, cohorts, losses, trained)
+
+
+def _round(batch: Batch, t: int) -> list[Round | None]:
+    """One round of all live runs; moves their models and states on."""
+    plan, at, ranks = batch.plan, batch.progress, batch.ranks
+    alive = [r for r, why in enumerate(at.diverged) if not why]
+    begun, batch.ahead = batch.ahead, None
+    if begun is None or begun.key != _key(batch, alive, t):
+        begun = _begin(batch, alive, t)
+    table, cohorts, lr = begun.table, begun.cohorts, begun.lr
     delta = torch.zeros_like(at.model)
     trained: list[tuple[IntArray, Tensor]] = []  # rows, and the mean loss they met
     finite = None
 
-    def work(rows: IntArray) -> tuple[IntArray, Tensor, Tensor]:
-        job = _job(batch, cohorts, drawn.table, rows, lr)
-        return rows, *train(batch.rows, batch.pool, at.model, job, batch.tape)
-
     def decide() -> None:
-        weigh()
+        begun.losses()
         for c in cohorts:
             if c.needs.early:
                 _weigh(at, c, t, lr)
 
-    whole = len(drawn.table.size) if ranks.count == 1 else 0  # rows of a round in one chunk
-    for rows, w, means in _trained(batch, work, drawn.chunks):
+    whole = len(table.size) if ranks.count == 1 else 0  # rows of a round in one chunk
+    for rows, w, means in begun.trained:
         if not trained:  # only now: the device trains while the host waits for losses and weighs
             decide()
         trained.append((rows, means))
-        if len(rows) == whole and all(c.decision for c in cohorts) and _even(drawn.table, rows):
+        if len(rows) == whole and all(c.decision for c in cohorts) and _even(table, rows):
             finite = _add_and_move(batch, cohorts, w, _shares(batch, cohorts, t))
         else:
-            _collect(batch, cohorts, drawn.table, rows, w, means, delta)
+            _collect(batch, cohorts, table, rows, w, means, delta)
     if not trained:  # fewer rows than ranks
         decide()
     at.chunk = ranks.least(at.chunk)
-    if at.chunk < chunk:
+    if at.chunk < begun.chunk:
         warnings.warn(f"out of memory: the chunk is {at.chunk} from now on", stacklevel=2)
     for c in cohorts:
         if c.change is not None:
@@ -302,10 +337,11 @@ def _round(batch: Batch, t: int) -> list[Round | None]:
     if finite is None:
         ranks.sum(delta)
         finite = _move(batch, delta, send(_shares(batch, cohorts, t), delta.device))
+    ended = fetch(finite)
     live = [r for r, why in enumerate(at.diverged) if not why]
-    if live and t + 1 < plan.rounds:  # while the device is still at it
-        batch.drawn = (t + 1, live, _draw(batch, live, t + 1))
-    return _conclude(batch, cohorts, t, finite.tolist(), trained)
+    if batch.tape.on and ranks.count == 1 and live and t + 1 < plan.rounds:
+        batch.ahead = _begin(batch, live, t + 1)  # before the host waits for this round's end
+    return _conclude(batch, cohorts, t, ended().tolist(), trained)
 
 
 def _trained(
@@ -517,18 +553,10 @@ def _start_losses(batch: Batch, cohorts: list[_Cohort]) -> Callable[[], None]:
     shape = ("losses", model.data_ptr(), everyone, size.shape, width, length)
     nothing = torch.zeros(size.shape)  # a rank without a client
     means = batch.tape(shape, work, runs, first, size) if size.size else nothing
-    if means.is_cuda:
-        host = torch.empty(means.shape, dtype=means.dtype, pin_memory=True)
-        host.copy_(means, non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
-    else:
-        host, done = means, None
+    means_here = fetch(means)
 
     def hand_out() -> None:
-        if done is not None:
-            done.synchronize()
-        found[:, ranks.mine] = host.numpy()
+        found[:, ranks.mine] = means_here()
         ranks.sum(torch.from_numpy(found))
         for c, value in zip(cohorts, found, strict=True):
             c.loss = value[: len(c.client)].copy()
@@ -699,13 +727,16 @@ def _full(error: BaseException | None) -> bool:
 
 @contextmanager
 def _precision(dtype: str) -> Iterator[None]:
-    """Let matrix products on CUDA round to tf32, or not."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = dtype in ("tf32", "bf16")
+    """Let products and convolutions on CUDA round to tf32, or not."""
+    switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    before = [switch.allow_tf32 for switch in switches]
+    for switch in switches:
+        switch.allow_tf32 = dtype in ("tf32", "bf16")
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        for switch, was in zip(switches, before, strict=True):
+            switch.allow_tf32 = was
 
 
 def _chunk(rows: Rows, plan: Plan, flat: Tensor) -> int:

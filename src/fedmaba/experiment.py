@@ -110,9 +110,16 @@ class Session:
 
 
 def prepare(
-    experiment: Experiment, own: Own | None = None, listed: Sequence[Strategy] | None = None
+    experiment: Experiment,
+    own: Own | None = None,
+    listed: Sequence[Strategy] | None = None,
+    chosen: Sequence[tuple[Strategy, int, str | None]] | None = None,
 ) -> Session:
-    """Everything checked and loaded, nothing written."""
+    """Everything checked and loaded, nothing written.
+
+    `chosen` names the runs one by one (strategy, seed, deployed model) instead of every strategy
+    with every seed.
+    """
     own = own or Own()
     if listed is None:
         listed = [s for spec in experiment.strategies for s in strategies.parse(spec)]
@@ -124,11 +131,9 @@ def prepare(
         average.parse(experiment.server.deploy)
     make = own.model or models.factory(experiment.model)
     federations = _federations(experiment, own)
-    runs = [
-        engine.Run(strategy, seed, federations[seed], experiment.server.deploy)
-        for strategy in listed
-        for seed in experiment.seed_list()
-    ]
+    if chosen is None:
+        chosen = [(s, seed, experiment.server.deploy) for s in listed for seed in federations]
+    runs = [engine.Run(s, seed, federations[seed], deploy) for s, seed, deploy in chosen]
     together = ranks.join()
     if together.count > 1:
         together.alike(_identity(experiment, federations))

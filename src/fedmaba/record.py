@@ -14,10 +14,12 @@ import errno
 import hashlib
 import io
 import json
+import lzma
 import math
 import os
 import re
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,10 @@ MAGIC = b"FEDMABA1"
 KEEP = 2
 KEYS = ("label", "seed", "deploy", "diverged")  # what runs.json says of a run
 Arrays = dict[str, NDArray[Any]]
+UNREADABLE = (
+    *(OSError, ValueError, EOFError, KeyError, TypeError, AttributeError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, RuntimeError),
+)
 
 
 class Folder:
@@ -74,7 +80,7 @@ class Folder:
         self.write(name, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
 
     def write_npz(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
-        self.write(name, _npz(arrays))
+        self.write(name, npz(arrays))
 
     def append_rounds(self, history: History, first: int, share: float) -> None:
         """Lines of all runs for rounds after `first`, one round after another."""
@@ -124,6 +130,24 @@ class Folder:
         self.write_json("runs.json", {"share": history.share, "runs": _runs(history)})
         for old in checkpoints(self.path):
             old.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """The checkpoints are no longer needed, nor is the folder that holds nothing else."""
+        for old in checkpoints(self.path):
+            old.unlink(missing_ok=True)
+        self.close()
+        with contextlib.suppress(OSError):  # something of someone else's lies there
+            (self.path / ".lock").unlink(missing_ok=True)
+            (self.path / "checkpoint").rmdir()
+            self.path.rmdir()
+
+
+def make_folder(path: Path) -> None:
+    """A folder to write into."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SaveFailed(f"{path}: {error.strerror}: choose another --out") from error
 
 
 def write_file(
@@ -221,12 +245,12 @@ def read_json(file: Path) -> Any:
         raise _damaged(file, error) from error
 
 
-def read_npz(file: Path) -> Arrays:
-    """The arrays of an NPZ file of a run folder."""
+def read_npz(file: Path, names: Iterable[str] | None = None) -> Arrays:
+    """The arrays of an NPZ file of a run folder, or some of them."""
     try:
-        with np.load(file, allow_pickle=False) as z:
-            return {name: z[name] for name in z.files}
-    except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        with open(file, "rb") as f, np.load(f, allow_pickle=False) as z:
+            return {name: z[name] for name in (z.files if names is None else names)}
+    except UNREADABLE as error:
         raise _damaged(file, error) from error
 
 
@@ -308,15 +332,15 @@ def _number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+def npz(arrays: Mapping[str, NDArray[Any]], method: int = zipfile.ZIP_DEFLATED) -> bytes:
     """An NPZ file whose bytes depend on the arrays alone; NumPy's own holds the time of day."""
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as z:
+    with zipfile.ZipFile(out, "w", method) as z:
         for name, array in arrays.items():
             entry = io.BytesIO()
             np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
             info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            info.compress_type = zipfile.ZIP_DEFLATED
+            info.compress_type = method
             z.writestr(info, entry.getvalue())
     return out.getvalue()
 
