@@ -707,7 +707,7 @@ def _device(name: str, ranks: Ranks) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).split("\n")[0]
         raise InputError(f"device={name!r}: {reason}: say auto, cpu, cuda or cuda:N") from error
-    if device.index is not None:
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # kernels of our own are launched on the current one
     return device
 
