@@ -61,7 +61,8 @@ def cases(root: Path, many: int, *more: str) -> list[Case]:
     listed = [
         [*base, *STRATEGIES[i::many], *shapes[i % len(shapes)].split(), *more] for i in range(many)
     ]
-    pids = [process.spawn(w, place(root, f"whole{i}")) for i, w in enumerate(listed)]
+    begin = process.fork if more else process.spawn
+    pids = [begin(w, place(root, f"whole{i}")) for i, w in enumerate(listed)]
     for i, pid in enumerate(pids):
         if process.wait(pid, 300):
             raise SystemExit(f"an unkilled run failed: {(root / f'whole{i}/log').read_text()}")
