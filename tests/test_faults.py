@@ -57,7 +57,7 @@ def test_a_signal_ends_a_run_after_a_save(tmp_path):
 
 
 def test_one_thread_gives_the_bits_of_two(tmp_path):
-    assert process("threads", 1, tmp_path)["counts"] == {"softmax": 59}
+    assert process("threads", 1, tmp_path)["counts"] == {"mlp": 59}
 
 
 def test_a_damaged_checkpoint_is_never_loaded():
@@ -67,16 +67,16 @@ def test_a_damaged_checkpoint_is_never_loaded():
 
 @pytest.mark.filterwarnings("default")
 def test_a_forged_checkpoint_is_no_traceback():
-    assert {"used", "refused"} <= set(whole(damage.forged(60, 0, quiet), 60).counts)
+    assert {"used", "refused"} <= set(whole(damage.forged(40, 0, quiet), 40).counts)
 
 
 @pytest.mark.filterwarnings("default")
 def test_a_damaged_folder_is_no_traceback():
-    assert {"read", "refused"} <= set(whole(damage.folders(60, 0, quiet), 60).counts)
+    assert {"read", "refused"} <= set(whole(damage.folders(40, 0, quiet), 40).counts)
 
 
 def test_a_failing_disk_costs_nothing_that_was_saved():
-    tally = whole(disk.campaign(60, 0, quiet), 60)
+    tally = whole(disk.campaign(44, 0, quiet), 44)
     assert {"ENOSPC", "EDQUOT", "EIO"} <= set(tally.counts)
 
 
@@ -85,7 +85,7 @@ def test_mutated_data_files_are_refused_or_unchanged():
 
 
 def test_a_configuration_runs_or_is_refused_with_a_line():
-    counts = whole(configs.campaign(150, 0, quiet), 150).counts
+    counts = whole(configs.campaign(300, 0, quiet), 300).counts
     assert min(counts["ran"], counts["refused"], counts["noise"]) > 5
 
 
@@ -99,7 +99,7 @@ def test_no_nan_is_silent():
 
 
 def test_hostile_names_stay_inside():
-    whole(names.campaign(25, 0, quiet), 25)
+    whole(names.campaign(15, 0, quiet), 15)
 
 
 # --- the campaigns themselves must see what they look for --------------------------------------
@@ -138,10 +138,8 @@ def test_a_campaign_that_loses_says_so(monkeypatch):
 def test_the_page_shows_the_measured_figures():
     found = json.loads((ROOT / "benchmarks" / "results" / "faults.json").read_text())
     text = (ROOT / "docs" / "reliability.md").read_text()
-    lines = table(found)
-    assert len(lines) >= len([n for n in CAMPAIGNS if n != "gpu"])
-    for line in lines:
-        assert line in text, line
+    assert {"kill", "damage"} <= set(found)
+    assert re.findall(r"^\| `\w+` \| [0-9].*$", text, re.M) == table(found)
     for name, entry in found.items():
         assert entry["lost"] == 0, name
         assert re.search(rf"--count {CAMPAIGNS[name].count} ", entry["command"]), name
@@ -149,4 +147,4 @@ def test_the_page_shows_the_measured_figures():
 
 @pytest.mark.skipif(not disk.mountable(), reason="may not mount a disk here")
 def test_a_real_disk_that_fills_up(tmp_path):
-    assert process("tmpfs", 4, tmp_path)["tried"] == 4
+    assert process("tmpfs", 3, tmp_path)["tried"] == 3

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="fedmaba",
     help="Fair federated learning: compare, reproduce and look at every algorithm.",
+    epilog="Exit codes: 0 done, 2 found before any work, 65 a run diverged, 74 the run folder "
+    "could not be written, 75 another process works on it, 130 stopped by Ctrl-C or SIGTERM.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -241,10 +241,12 @@ def claim(parent: Path, stem: str) -> Path:
 
 def foreign(path: Path) -> bool:
     """Whether something other than a run folder, begun or to be begun, lies here."""
-    if not path.exists() or (path / FIRST).exists():
+    if not path.exists():
         return False
     own = {".lock", _temporary(path / FIRST).name}
-    return not path.is_dir() or any(p.name not in own for p in path.iterdir())
+    if path.is_dir() and all(p.name in own for p in path.iterdir()):
+        return False
+    return not (path / FIRST).exists()  # asked last: another process may just have written it
 
 
 def run_id(index: int, label: str, seed: int) -> str:

@@ -46,7 +46,7 @@ def place(root: Path, name: str) -> Path:
     return root / name
 
 
-def cases(root: Path, many: int) -> list[Case]:
+def cases(root: Path, many: int, *more: str) -> list[Case]:
     """Experiments that cover every strategy, with their unkilled runs in fresh processes."""
     data = make_data(root / "tiny.npz")
     base = ["compare", "--data", str(data), "--quiet", "--device", "cpu", "--seeds", "1"]
@@ -58,8 +58,11 @@ def cases(root: Path, many: int) -> list[Case]:
         "--model softmax --rounds 8 --dtype float64 --eval-every 5 --checkpoint-seconds 1e-9",
         "--model mlp --rounds 7 --participants 4 --eval-every 3 --checkpoint-every 4 --threads 2",
     ]
-    listed = [[*base, *STRATEGIES[i::many], *shapes[i % len(shapes)].split()] for i in range(many)]
-    pids = [process.spawn(w, place(root, f"whole{i}")) for i, w in enumerate(listed)]
+    listed = [
+        [*base, *STRATEGIES[i::many], *shapes[i % len(shapes)].split(), *more] for i in range(many)
+    ]
+    begin = process.fork if more else process.spawn
+    pids = [begin(w, place(root, f"whole{i}")) for i, w in enumerate(listed)]
     for i, pid in enumerate(pids):
         if process.wait(pid, 300):
             raise SystemExit(f"an unkilled run failed: {(root / f'whole{i}/log').read_text()}")
@@ -222,7 +225,8 @@ def signals(count: int, seed: int, say: Say) -> Tally:
     show = progress(say, "signals")
     early = stopped = 0
     with scratch() as root:
-        listed = cases(root, 2)
+        # no checkpoint but the one that a stop asks for
+        listed = cases(root, 2, "--rounds", "20", "--checkpoint-every", "50")
         while tally.tried < count:
             case, here = listed[tally.tried % len(listed)], place(root, f"run{tally.tried}")
             number = rng.choice([signal.SIGINT, signal.SIGTERM])

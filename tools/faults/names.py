@@ -49,6 +49,7 @@ def campaign(count: int, seed: int, say: Say) -> Tally:
 def _own(name: str) -> str:
     """The name as a strategy's, a client's and a class's, through Python; then the page."""
     import fedmaba
+    from fedmaba import config
     from fedmaba.datasets import Dataset
     from fedmaba.federation import Federation
     from fedmaba.report import export, html
@@ -67,12 +68,15 @@ def _own(name: str) -> str:
         html.write([Path("run")], Path("page.html"), 0.05)
         export.to_csv(Path("run"), Path("csv"))
     except fedmaba.errors.FedmabaError as error:
-        return "" if "\n" not in str(error) else f"more than one line: {error}"
+        odd = config.ODD.search(name) is not None and "\n" not in str(error)
+        return "" if odd else f"refused: {error}"
     except Exception as error:
         return repr(error)
     page = Path("page.html").read_text(encoding="utf-8")
     if "<script>alert" in page or "<img src=x" in page:
         return "the page holds the name as it is"
+    if [p.is_file() for p in Path("run", "clients").iterdir()] != [True]:
+        return "the name made folders"
     left = {p.name for p in Path().iterdir()}
     return "" if left == {"run", "page.html", "csv"} else f"written beside the folder: {left}"
 

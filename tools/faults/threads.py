@@ -17,8 +17,8 @@ def make(shape, classes):
     )
 """
 CASES = [
+    ("mlp", [*STRATEGIES, "--model", "mlp", "--rounds", "2", "--steps", "2"]),
     ("softmax", [*STRATEGIES, "--model", "softmax", "--rounds", "3"]),
-    ("mlp", [*STRATEGIES, "--model", "mlp", "--rounds", "3"]),
     ("cnn", ["fedavg", "fedmaba", "--model", "cnn", "--rounds", "1", "--steps", "2"]),
     ("own model", ["fedavg", "fedfv", "--model", "own_model:make", "--rounds", "2"]),
 ]
