@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="fedmaba",
     help="Fair federated learning: compare, reproduce and look at every algorithm.",
+    epilog="Exit codes: 0 done, 2 found before any work, 65 a run diverged, 74 the run folder "
+    "could not be written, 75 another process works on it, 130 stopped by Ctrl-C or SIGTERM.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -83,6 +85,8 @@ def _help(key: config.Key) -> str:
 def _experiment(
     tree: dict[str, Any], options: dict[config.Key, str], overrides: list[str] | None, source: str
 ) -> config.Experiment:
+    from fedmaba import checks
+
     for key, value in options.items():
         config.put(tree, key.name, value)
     for item in overrides or []:
@@ -90,7 +94,7 @@ def _experiment(
         if not equals:
             raise InputError(f"--set {item!r}: write KEY=VALUE, as train.lr=0.05")
         config.put(tree, name.strip(), value.strip())
-    return config.build(tree, source)
+    return checks.build(tree, source)
 
 
 @app.command()
@@ -361,22 +365,17 @@ def _main(
 
 
 def _run(asked: config.Experiment, quiet: bool, tensorboard: bool) -> None:
-    from fedmaba import experiment
+    from fedmaba import experiment, record
 
     if tensorboard:
         from fedmaba.report.tensorboard import check
 
         check()
     session = experiment.prepare(asked)
-    out = Path(asked.save.out) if asked.save.out else _free(asked.data.name)
+    stem = Path(asked.data.name.partition(":")[0]).stem
+    out = Path(asked.save.out) if asked.save.out else record.claim(Path("runs"), stem)
     experiment.begin(session, out, sys.argv)
     _drive(session, out, quiet, tensorboard)
-
-
-def _free(name: str) -> Path:
-    """The first unused folder for a run of this data set."""
-    stem = Path(name.partition(":")[0]).stem
-    return next(p for i in range(1, 10**6) if not (p := Path("runs") / f"{stem}-{i:03d}").exists())
 
 
 def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
@@ -426,7 +425,7 @@ def main() -> None:
         code = app(standalone_mode=False)
     except FedmabaError as error:
         if (who := _speaker()) is not None:
-            typer.echo(f"fedmaba: {who}{error}", err=True)
+            typer.echo(" ".join(f"fedmaba: {who}{error}".splitlines()), err=True)
         code = error.exit_code
     except usage as error:
         text = error.format_message()

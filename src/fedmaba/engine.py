@@ -212,6 +212,15 @@ class _Drawn:
     chunks: list[IntArray]  #  rows of the table that this rank trains
 
 
+@dataclass(frozen=True)
+class _Trained:
+    """Rows that came back, with what it takes to tell which of them broke."""
+
+    rows: IntArray
+    means: Tensor  # (n,)             mean loss they met
+    models: Tensor  # (n, P) or (n,)  their weights, or the sums of these
+
+
 def _draw(batch: Batch, alive: list[int], t: int) -> _Drawn:
     """Who takes part in a round, with which random streams, in which chunks."""
     plan, clients, columns = batch.plan, [], []
@@ -303,7 +312,7 @@ def _round(batch: Batch, t: int) -> list[Round | None]:
         begun = _begin(batch, alive, t)
     table, cohorts, lr = begun.table, begun.cohorts, begun.lr
     delta = torch.zeros_like(at.model)
-    trained: list[tuple[IntArray, Tensor]] = []  # rows, and the mean loss they met
+    trained: list[_Trained] = []
     finite = None
 
     def decide() -> None:
@@ -316,8 +325,10 @@ def _round(batch: Batch, t: int) -> list[Round | None]:
     for rows, w, means in begun.trained:
         if not trained:  # only now: the device trains while the host waits for losses and weighs
             decide()
-        trained.append((rows, means))
-        if len(rows) == whole and all(c.decision for c in cohorts) and _even(table, rows):
+        alone = len(rows) == whole
+        keep = w if alone and not batch.tape.on else w.sum(1)  # a replay would overwrite them
+        trained.append(_Trained(rows, means, keep))
+        if alone and all(c.decision for c in cohorts) and _even(table, rows):
             finite = _add_and_move(batch, cohorts, w, _shares(batch, cohorts, t))
         else:
             _collect(batch, cohorts, table, rows, w, means, delta)
@@ -427,7 +438,7 @@ def _conclude(
     cohorts: list[_Cohort],
     t: int,
     finite: list[bool],
-    trained: list[tuple[IntArray, Tensor]],
+    trained: list[_Trained],
 ) -> list[Round | None]:
     """Move the states on, end the runs whose model broke, and tell what happened."""
     at = batch.progress
@@ -436,17 +447,24 @@ def _conclude(
         if c.decision is None:
             continue
         if not finite[c.r]:
-            seen = np.zeros(cohorts[-1].rows.stop)
-            for rows, means in trained:
-                seen[rows] = means.cpu().numpy()
-            batch.ranks.sum(torch.from_numpy(seen))
-            lost = np.flatnonzero(~np.isfinite(seen[c.rows]))
+            broken = _broken(trained, cohorts[-1].rows.stop)
+            batch.ranks.sum(torch.from_numpy(broken))
+            lost = np.flatnonzero(broken[c.rows])
             what = f"the model of client {c.client[lost[0]]}" if len(lost) else "the server's model"
             _diverge(at, c, t, f"{what} is not finite")
             continue
         at.states[c.r] = c.decision.state
         coef = c.decision.coef[: len(c.client)]
         out[c.r] = Round(c.client, coef, c.loss, dict(c.decision.info))
+    return out
+
+
+def _broken(trained: list[_Trained], many: int) -> IntArray:
+    """1 for each row of a round's table that ended with a loss or model that is not finite."""
+    out = np.zeros(many, np.int64)
+    for done in trained:
+        models = done.models if done.models.ndim == 1 else done.models.sum(1)
+        out[done.rows] = (~(done.means.isfinite() & models.isfinite())).cpu().numpy()
     return out
 
 
@@ -689,6 +707,8 @@ def _device(name: str, ranks: Ranks) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).split("\n")[0]
         raise InputError(f"device={name!r}: {reason}: say auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # kernels of our own are launched on the current one
     return device
 
 

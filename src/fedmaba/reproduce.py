@@ -144,7 +144,7 @@ def begin(work: Work, out: Path, machine: config.Machine) -> Batch:
     if record.checkpoints(folder.path):
         arrays, meta, damaged = record.load_checkpoint(folder.path)
         session.batch.progress.restore(arrays, meta)
-        session.history = record.history_of(arrays, meta)
+        session.history = record.history_of(arrays, meta, folder.path / "checkpoint")
         seconds = float(meta["seconds"])
         session.notes += [*damaged, f"goes on after round {meta['round']}"]
     return Batch(work, session, folder, seconds)

@@ -90,7 +90,8 @@ def widen(p: FloatArray, n: int) -> FloatArray:
 
 def project(y: FloatArray, mass: float = 1.0) -> FloatArray:
     """The nearest point to y with non-negative entries that sum to `mass`, exactly, by sorting."""
-    y = y - y.max()  # changes nothing, and keeps sums exact for large entries
+    # changes nothing, keeps sums exact for large entries, and none overflows
+    y = np.maximum(y - y.max(), -2.0 * mass)
     u = np.sort(y)[::-1]
     excess = np.cumsum(u) - mass
     count = np.arange(1, len(y) + 1)
