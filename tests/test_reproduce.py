@@ -166,7 +166,7 @@ def test_quick_is_small_for_every_target(name):
         (["figure1a", "--only", "fedmaba:alpha=2"], "alpha"),
         (["figure1a", "--batch", "3/2"], "--batch 3/2"),
         (["figure1a", "--dtype", "int8"], "'--dtype'"),
-        (["figure1a", "--quick", "--device", "tpu"], "device='tpu'"),
+        (["figure1a", "--quick", "--device", "tpu"], "device='tpu': say auto"),
         (["figure1a", "--from", "nowhere"], "nowhere is no folder"),
         (["figure1a", "--from", "."], "none of its runs is there"),
     ],
