@@ -49,7 +49,7 @@ def test_convolutions_equal_autograd(shape, dtype):
     g = torch.randn_like(y) * torch.logspace(-6, 2, ROWS, device="cuda")[:, None, None]
     sinks = [torch.zeros_like(v) for v in weights]
     layer.backward(g, saved, weights, sinks, False)
-    limit = {"float32": 2e-6, "tf32": 2e-3, "bf16": 3e-2}[dtype]
+    limit = {"float32": 5e-6, "tf32": 2e-3, "bf16": 3e-2}[dtype]
     for r in range(ROWS):
         own = [v[r].double() for v in weights]
         own = [(v.permute(3, 2, 0, 1) if v.ndim == 4 else v).requires_grad_() for v in own]

@@ -149,9 +149,28 @@ def _newton(
         if room[k] >= 1.0:
             x[free] += d
             return
+        leap = x.copy()
+        leap[free] += d
+        leap = _into_box(leap, low, high)  # many bounds at once, where that is downhill
+        if leap @ gram @ leap < x @ gram @ x:
+            x[:] = leap
+            continue
         x[free] += room[k] * d
         x[free[k]] = low[free[k]] if d[k] < 0 else high[free[k]]
         np.clip(x, low, high, out=x)
+
+
+def _into_box(y: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:
+    """The point nearest to y with low <= x <= high and sum 1."""
+    least, most = float((low - y).min()), float((high - y).max())
+    for _ in range(60):
+        shift = (least + most) / 2
+        if np.clip(y + shift, low, high).sum() < 1.0:
+            least = shift
+        else:
+            most = shift
+    out: FloatArray = np.clip(y + most, low, high)
+    return out
 
 
 def kkt_gap(gram: FloatArray, x: FloatArray, centre: FloatArray, radius: float) -> float:
