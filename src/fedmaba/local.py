@@ -236,10 +236,11 @@ def evaluate(
     def piece(a: int) -> None:
         part = index[..., a : a + step]
         if shared:  # gathered once for all rows
-            x, y = pool.x[part][None], pool.y[part][None]
+            x, y = _take(pool.x, part)[None], pool.y[part][None]
         for r in range(0, len(flat), group):
             if not shared:
-                x, y = pool.x[part[r : r + group]], pool.y[part[r : r + group]]
+                own = part[r : r + group]
+                x, y = _take(pool.x, own), pool.y[own]
             out = rows.outputs(flat[r : r + group], x)
             target = y.expand(out.shape[:2])
             losses[r : r + group, a : a + step] = rows.losses(out, target)
