@@ -2,16 +2,20 @@
 # make test   environment, install, then format check, lint, types, tests
 # make flower-demo, make test-flower   the same on Flower, in an environment of its own
 # make docs   the documentation site, into build/site, warnings as errors
+# make faults  every fault campaign at full count (hours on a small machine); figures in build/faults
+# make faults-quick   the small versions, which are part of make test
+# make lock, make audit   renew the hashed lock of the runtime set; ask pip-audit about it
 # make test-browser   the report in a real Chromium: apt-get install chromium chromium-driver
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
+LOCK_VENV = build/lock
 FLOWER_VENV ?= .venv-flower
 FLOWER_BIN = $(FLOWER_VENV)/bin
 FLOWER_STAMP = $(FLOWER_VENV)/.installed
 
-.PHONY: demo test lint format clean docs test-browser flower-demo test-flower
+.PHONY: demo test lint format clean docs test-browser flower-demo test-flower faults faults-quick lock audit
 
 demo: $(STAMP)
 	$(BIN)/fedmaba compare fedavg qffl:q=0.1 afl term fedmaba \
@@ -19,6 +23,26 @@ demo: $(STAMP)
 
 test: lint
 	$(BIN)/pytest -n auto
+
+faults: $(STAMP)
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.faults all
+
+faults-quick: $(STAMP)
+	$(BIN)/pytest -n auto tests/test_faults.py
+
+lock: $(LOCK_VENV)
+	head -3 requirements.lock > build/head
+	$(LOCK_VENV)/bin/pip-compile --quiet --upgrade --generate-hashes --strip-extras --no-header \
+	  --no-emit-options --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+	  --output-file build/requirements.lock pyproject.toml
+	cat build/head build/requirements.lock > requirements.lock
+
+audit: $(LOCK_VENV)
+	$(LOCK_VENV)/bin/pip-audit --strict --require-hashes --disable-pip -r requirements.lock
+
+$(LOCK_VENV):
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet --disable-pip-version-check pip-tools pip-audit
 
 docs: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'

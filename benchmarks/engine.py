@@ -21,13 +21,14 @@ from fedmaba.federation import Federation
 
 GRID = "fedmaba:alpha=[0,.1,.2,.3,.4,.5,.6,.7,.8,.9,1]"
 JOBS = {  # model, images per client, strategies, seeds, participants, precision, rounds
-    "mlp, 33 runs x 100 clients": ("mlp", 600, GRID, 3, None, "tf32", 64),
-    "mlp, 33 runs x 100 clients, float32": ("mlp", 600, GRID, 3, None, "float32", 44),
-    "mlp, 1 run, 10 of 100 clients": ("mlp", 600, "fedmaba", 1, 10, "tf32", 604),
-    "cnn, 33 runs x 10 of 100 clients": ("cnn", 500, GRID, 3, 10, "tf32", 44),
-    "cnn, 33 runs x 10 of 100 clients, bf16": ("cnn", 500, GRID, 3, 10, "bf16", 44),
+    "mlp, 33 runs x 100 clients": ("mlp", 600, GRID, 3, None, "tf32", 80),
+    "mlp, 33 runs x 100 clients, float32": ("mlp", 600, GRID, 3, None, "float32", 60),
+    "mlp, 1 run, 10 of 100 clients": ("mlp", 600, "fedmaba", 1, 10, "tf32", 620),
+    "cnn, 33 runs x 10 of 100 clients": ("cnn", 500, GRID, 3, 10, "tf32", 60),
+    "cnn, 33 runs x 10 of 100 clients, float32": ("cnn", 500, GRID, 3, 10, "float32", 60),
+    "cnn, 33 runs x 10 of 100 clients, bf16": ("cnn", 500, GRID, 3, 10, "bf16", 60),
 }
-WARM = 4  # rounds before the clock starts: kernels are compiled and rounds recorded
+WARM = 20  # rounds before the clock starts: kernels are compiled, rounds recorded
 
 
 def examples(model: str, each: int, tested: int = 10_000) -> datasets.Dataset:

@@ -1,4 +1,4 @@
-"""Times the convolution kernels of the paper's CNN over tile shapes, to choose `kernels.TILES`.
+"""Times the kernels of the paper's models over tile shapes, to choose `conv.TILES`.
 
 python benchmarks/tiles.py            needs a CUDA device
 """
@@ -6,54 +6,95 @@ python benchmarks/tiles.py            needs a CUDA device
 import torch
 import triton
 
-from fedmaba.rows.kernels import Stage
+from fedmaba.rows import conv, dense
+from fedmaba.rows.layers import ConvStages
 
 ROWS, IMAGES = 330, 50
 SHAPES = {  # block, warps, stages
-    "line": [(32, 4, 1), (64, 4, 1), (128, 4, 1), (128, 8, 1)],
-    "tap": [(16, 4, 3), (32, 4, 2), (32, 4, 3), (64, 4, 2)],
+    "window": [(32, 4, 1), (64, 4, 1), (64, 8, 1), (128, 8, 1), (128, 4, 1), (64, 4, 2)],
+    "tap": [(16, 4, 3), (32, 4, 2), (32, 4, 3), (64, 4, 2), (64, 8, 2)],
     "dx": [(64, 4, 3), (128, 4, 2), (128, 4, 3), (128, 8, 2), (256, 8, 2)],
     "dw": [(32, 4, 2), (32, 4, 3), (64, 4, 2), (64, 4, 3)],
-    "d1": [(32, 4, 1), (64, 4, 1), (64, 4, 2), (128, 4, 1)],
+    "d1": [(32, 8, 1), (64, 8, 1), (64, 4, 1), (64, 8, 2), (128, 8, 1), (32, 8, 2)],
 }
 
 
-def jobs(pair: bool):
+def jobs(dtype: str):
     """Both stages, and for each kind of kernel a call in which it does the most."""
     torch.manual_seed(0)
-    first, second = Stage(32, 32, 3, 5, 64, pair), Stage(14, 14, 64, 5, 64, pair)
-    x = torch.randn(ROWS, IMAGES, 32, 32, 3, device="cuda")
+    first = conv.Stage(32, 32, 3, 5, 64, dtype, first=True)
+    second = conv.Stage(14, 14, 64, 5, 64, dtype, first=False)
+    images = torch.randn(ROWS * IMAGES, 3, 32, 32, device="cuda")
+    x = ConvStages([first, second]).prepare(images)
+    x = x.view(ROWS, IMAGES, *x.shape[1:])
     bias = torch.zeros(ROWS, 64, device="cuda")
     w1 = first.pack(torch.randn(ROWS, 5, 5, 3, 64, device="cuda") * 0.1)
     w2 = second.pack(torch.randn(ROWS, 5, 5, 64, 64, device="cuda") * 0.03)
     y1, a1 = first.forward(x, w1, bias, False)
     y2, a2 = second.forward(y1, w2, bias, True)
     g2 = torch.randn_like(y2)
-    s1, s2 = (torch.zeros(w.shape[1:], device="cuda") for w in (w1, w2))
-    g1 = second.backward(g2, y1, a2, w2, s2, bias, True)
+    top = conv.largest(g2)
+    s1, s2 = (torch.zeros(ROWS, 5, 5, c, 64, device="cuda") for c in (3, 64))
+    g1 = second.backward(g2, top, y1, a2, w2, s2, bias, True)
     return (first, second), {
-        "line": lambda: first.forward(x, w1, bias, False),
+        "window": lambda: first.forward(x, w1, bias, False),
         "tap": lambda: second.forward(y1, w2, bias, True),
-        "dx": lambda: second.backward(g2, y1, a2, w2, s2, bias, True),
-        "dw": lambda: second.backward(g2, y1, a2, w2, s2, bias, False),
-        "d1": lambda: first.backward(g1, x, a1, w1, s1, bias, False),
+        "dx": lambda: second.backward(g2, top, y1, a2, w2, s2, bias, True),
+        "dw": lambda: second.backward(g2, top, y1, a2, w2, s2, bias, False),
+        "d1": lambda: first.backward(g1, top, x, a1, w1, s1, bias, False),
     }
 
 
-for pair in (True, False):
-    stages, calls = jobs(pair)
-    for name, shapes in SHAPES.items():
-        times = []
-        for shape in shapes:
-            before = [stage.tiles for stage in stages]
-            for stage in stages:
-                stage.tiles = {**stage.tiles, name: shape}
-            try:
-                times.append((triton.testing.do_bench(calls[name], return_mode="median"), shape))
-            except triton.runtime.errors.OutOfResources:
-                continue
-            finally:
-                for stage, tiles in zip(stages, before, strict=True):
-                    stage.tiles = tiles
-        listed = ", ".join(f"{shape} {ms:.2f} ms" for ms, shape in sorted(times))
-        print("pair" if pair else "bf16", name, listed, flush=True)
+def convolutions() -> None:
+    for dtype in ("float32", "tf32", "bf16"):
+        stages, calls = jobs(dtype)
+        for name, shapes in SHAPES.items():
+            times = []
+            for shape in shapes:
+                before = [stage.tiles for stage in stages]
+                for stage in stages:
+                    stage.tiles = {**stage.tiles, name: shape}
+                try:
+                    ms = triton.testing.do_bench(calls[name], 10, 40, return_mode="median")
+                    times.append((ms, shape))
+                except triton.runtime.errors.OutOfResources:
+                    continue
+                finally:
+                    for stage, tiles in zip(stages, before, strict=True):
+                        stage.tiles = tiles
+            listed = ", ".join(f"{shape} {ms:.2f}" for ms, shape in sorted(times))
+            print(dtype, name, "ms:", listed, flush=True)
+
+
+def products() -> None:
+    """Linear layers of the MLP and the CNN, against torch's."""
+    for shape in ((3300, 784, 200), (3300, 200, 200), (10, 784, 200), (330, 1600, 384)):
+        for dtype in ("float32", "tf32"):
+            torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+            times = [triton.testing.do_bench(call, 10, 40) for call in linear(*shape, dtype)]
+            listed = " ".join(f"{ms:.3f}" for ms in times)
+            print(*shape, dtype, "ms: forward, torch, backward, torch", listed, flush=True)
+
+
+def linear(rows: int, wide: int, out: int, dtype: str):
+    x = torch.rand(rows, IMAGES, wide, device="cuda")
+    w = torch.randn(rows, wide, out, device="cuda") * 0.01
+    b = torch.zeros(rows, out, device="cuda")
+    g = torch.randn(rows, IMAGES, out, device="cuda") * 1e-6
+    keys = torch.arange(rows, device="cuda")
+
+    def torch_backward():
+        torch.bmm(g, w.transpose(1, 2))
+        w.baddbmm_(x.transpose(1, 2), g)
+
+    return (
+        lambda: dense.linear(x, w, b, True, keys, None, dtype),
+        lambda: torch.bmm(x, w),
+        lambda: dense.linear_back(g, x, w, w, b, True, 1.0, dtype),
+        torch_backward,
+    )
+
+
+if __name__ == "__main__":
+    products()
+    convolutions()

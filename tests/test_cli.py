@@ -18,6 +18,7 @@ import pytest
 
 import fedmaba
 from fedmaba import cli, config, strategies
+from fedmaba.errors import Busy, Diverged, SaveFailed
 from fedmaba.record import load_history
 from fedmaba.report import terminal
 
@@ -99,6 +100,15 @@ def test_without_a_word_help_is_shown_as_it_is_written(call):
         shown = answer.out + answer.err
         assert "Usage: fedmaba" in shown
         assert shown.count("\n") > 5
+
+
+def test_help_tells_every_exit_code(call):
+    shown = " ".join(call("--help").out.split())
+    for code in (2, *(kind.exit_code for kind in (Diverged, SaveFailed, Busy)), 130):
+        assert f" {code} " in shown
+    text = (Path(__file__).parents[1] / "docs" / "experiments.md").read_text()
+    for code in (0, 2, 65, 74, 75, 130):
+        assert f"| {code} |" in text
 
 
 def test_the_version(call):
@@ -239,6 +249,12 @@ def make(shape, classes):
         (["fedavg", "--test", "official"], "no official test part"),
         (["fedavg", "--validation", "120%"], "120%"),
         (["fedavg", "--seeds", "1,1"], "none twice"),
+        (["fedavg", "--minibatch", str(10**30)], "train.minibatch=1e+30"),
+        (["fedavg", "--model", ":make"], "write package.module:factory"),
+        (["fedavg", "--model", "os:getpid"], "it must take (shape, classes)"),
+        (["..x.y"], "write package.module.Class"),
+        (["fedavg", "--partition", "a\nb"], "control characters"),
+        (["fedavg", "--clients", "4", "--participants", "5"], "participants=5, but clients=4"),
         (["fedavg", "--clients", "9"], "clients=9, but the data name 5 clients"),
         (["fedavg", "--rouns", "9"], "--rouns"),
         ([], "STRATEGY"),
@@ -246,6 +262,17 @@ def make(shape, classes):
 )
 def test_a_bad_argument_is_one_line_and_nothing_is_written(words, said, refused, tiny_npz):
     assert said in refused("compare", "--data", tiny_npz, "--out", "mine", *QUICK, *words)
+
+
+def test_all_errors_are_told_at_once(refused):
+    words = ["fedmba", "fedmaba:alpha=2", "afl", "afl", "--lr", "0", "--deploy", "ema:2"]
+    words += ["--partition", "shard:2", "--data", "cifar-10", "--model", "mlpp"]
+    words += ["--validation", "120%", "--set", "train.epoch=3", "--device", "gpu"]
+    said = refused("compare", *words, "--out", "mine")
+    for part in ("'fedmba'", "alpha=2", "'afl' is listed twice", "train.lr=0", "deploy='ema:2'",
+                 "partition 'shard'", "'cifar-10'", "'mlpp'", "share '120%'", "'train.epoch'",
+                 "machine.device='gpu'"):  # fmt: skip
+        assert part in said, part
 
 
 @pytest.mark.parametrize("kind", ["truncated", "empty", "garbage"])

@@ -789,6 +789,52 @@ def test_a_model_without_a_row_form_gives_the_plain_loops_model(specs, fed):
         assert apart(vector(batch, batch.progress.model[r]), want.path[-1]) < 1e-9
 
 
+class Block(nn.Module):
+    """Two convolutions with GroupNorm beside a shortcut, as in a ResNet."""
+
+    def __init__(self, inside, out, stride):
+        super().__init__()
+        self.a = nn.Conv2d(inside, out, 3, stride, 1, bias=False)
+        self.b = nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.norm_a, self.norm_b = nn.GroupNorm(2, out), nn.GroupNorm(2, out)
+        plain = stride == 1 and inside == out
+        self.short = nn.Identity() if plain else nn.Conv2d(inside, out, 1, stride, bias=False)
+
+    def forward(self, x):
+        y = self.norm_b(self.b(self.norm_a(self.a(x)).relu()))
+        return (y + self.short(x)).relu()
+
+
+class ResNet(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(shape[0], 4, 3, 1, 1, bias=False), nn.GroupNorm(2, 4))
+        self.blocks = nn.Sequential(Block(4, 4, 1), Block(4, 6, 2))
+        self.head = nn.Linear(6, classes)
+
+    def forward(self, x):
+        return self.head(self.blocks(self.stem(x).relu()).mean((2, 3)))
+
+
+class Whole(Plain):
+    """The plain loop for a model that is no sequence of layers."""
+
+    def forward(self, model, x, key=None):
+        return model(x)
+
+
+@pytest.mark.parametrize("participants", [None, 3])
+def test_a_resnet_with_group_norm_gives_the_plain_loops_model_and_its_path_is_named(
+    participants, fed
+):
+    specs, plan = ["fedmaba", "fedmgda"], replace(PLAN, participants=participants)
+    batch, _ = played(specs, fed, plan, ResNet)
+    assert batch.rows.path == "torch.func.vmap: ResNet has no row form"
+    for r, spec in enumerate(specs):
+        want = Whole(one(spec), 3, fed, plan, ResNet).run()
+        assert apart(vector(batch, batch.progress.model[r]), want.path[-1]) < 1e-9
+
+
 def test_random_layers_of_an_unknown_model_repeat_alone_and_in_chunks(fed):
     plan = replace(PLAN, participants=3)
     batch, _ = played(["fedavg", "fedmaba"], fed, plan, Functional)

@@ -23,47 +23,83 @@ def off(got, want):
     return float((got.double() - want.detach()).norm() / want.detach().norm())
 
 
-@pytest.mark.parametrize("pair", [True, False])
-@pytest.mark.parametrize("shape", [(12, 12, 3, 5, 64), (11, 14, 1, 3, 16), (10, 10, 16, 5, 32)])
-def test_convolutions_equal_autograd(shape, pair):
-    from fedmaba.rows.kernels import Stage
+@pytest.mark.parametrize("dtype", ["float32", "tf32", "bf16"])
+@pytest.mark.parametrize(
+    "shape", [(12, 12, 3, 5, 64), (11, 14, 1, 3, 16), (10, 10, 16, 5, 32), (9, 12, 7, 3, 32)]
+)
+def test_convolutions_equal_autograd(shape, dtype):
+    from fedmaba.rows.conv import Stage
+    from fedmaba.rows.layers import ConvStages
 
     h, w, c, k, n = shape
     torch.manual_seed(0)
-    stages = [Stage(h, w, c, k, n, pair)]
+    stages = [Stage(h, w, c, k, n, dtype, first=True)]
     if stages[0].ph > 3 and stages[0].pw > 3:
-        stages.append(Stage(stages[0].ph, stages[0].pw, n, 3, 16, pair))
-    x = torch.randn(ROWS, IMAGES, h, w, c, device="cuda")
-    weights = [torch.randn(ROWS, s.k, s.k, s.c, s.n, device="cuda") * 0.1 for s in stages]
-    biases = [torch.randn(ROWS, s.n, device="cuda") * 0.1 for s in stages]
-    packed = [s.pack(v) for s, v in zip(stages, weights, strict=True)]
-    y, kept = x, []
-    for i, s in enumerate(stages):
-        out, won = s.forward(y, packed[i], biases[i], i == len(stages) - 1)
-        kept.append((y, won))
-        y = out
-    g = torch.randn_like(y)
+        stages.append(Stage(stages[0].ph, stages[0].pw, n, 3, 16, dtype, first=False))
+    layer = ConvStages(stages)
+    images = torch.randn(ROWS * IMAGES, c, h, w, device="cuda") * 300
+    x = layer.prepare(images)
+    x = x.view(ROWS, IMAGES, *x.shape[1:])
+    weights = [
+        torch.randn(ROWS, *size, device="cuda") * 0.01
+        for s in stages
+        for size in ((s.k, s.k, s.c, s.n), (s.n,))
+    ]
+    y, saved = layer.forward(x, weights, None, True)
+    g = torch.randn_like(y) * torch.logspace(-6, 2, ROWS, device="cuda")[:, None, None]
     sinks = [torch.zeros_like(v) for v in weights]
-    below = [torch.zeros_like(b) for b in biases]
-    back = g
-    for i in reversed(range(len(stages))):
-        back = stages[i].backward(back, *kept[i], packed[i], sinks[i], below[i], i > 0)
-    limit = 1e-4 if pair else 3e-2
+    layer.backward(g, saved, weights, sinks, False)
+    limit = {"float32": 5e-6, "tf32": 2e-3, "bf16": 3e-2}[dtype]
     for r in range(ROWS):
-        own = [v[r].double().permute(3, 2, 0, 1).requires_grad_() for v in weights]
-        bias = [b[r].double().requires_grad_() for b in biases]
-        z = x[r].double().permute(0, 3, 1, 2)
-        for v, b in zip(own, bias, strict=True):
+        own = [v[r].double() for v in weights]
+        own = [(v.permute(3, 2, 0, 1) if v.ndim == 4 else v).requires_grad_() for v in own]
+        z = images.view(ROWS, IMAGES, c, h, w)[r].double()
+        for v, b in zip(own[::2], own[1::2], strict=True):
             z = F.max_pool2d(F.relu(F.conv2d(z, v, b)), 2)
-        z.backward(g[r].double().permute(0, 3, 1, 2))
-        assert off(y[r], z.permute(0, 2, 3, 1)) < limit
-        for i in range(len(stages)):
-            assert off(sinks[i][r], own[i].grad.permute(2, 3, 1, 0)) < 4 * limit
-            assert off(below[i][r], bias[i].grad) < 4 * limit
+        z = z.permute(0, 2, 3, 1).flatten(1)
+        z.backward(g[r].double())
+        assert off(y[r], z) < limit
+        for sink, v in zip(sinks, own, strict=True):
+            grad = v.grad.permute(2, 3, 1, 0) if v.ndim == 4 else v.grad
+            # below float32 a pooling winner may change sides: that moves a gradient more
+            assert off(sink[r], grad) < (4 if dtype == "float32" else 40) * limit
 
 
-def test_what_lies_between_the_products():
-    from fedmaba.rows import kernels
+@pytest.mark.parametrize("dtype", ["float32", "tf32"])
+@pytest.mark.parametrize(("many", "wide", "out", "share"), [(50, 784, 200, 0), (20, 70, 10, 0.5)])
+def test_linear_layers_equal_autograd(dtype, many, wide, out, share):
+    from fedmaba.rows import dense
+    from fedmaba.rows.random import dropout_mask
+
+    torch.manual_seed(0)
+    flat = torch.randn(ROWS, wide * out + out + 3, device="cuda") * 0.1
+    w, b = flat[:, : wide * out].view(ROWS, wide, out), flat[:, wide * out : -3]
+    x = torch.randn(ROWS, many, wide, device="cuda").relu_()
+    keys = torch.randint(-(2**62), 2**62, (ROWS,), device="cuda")
+    g = torch.randn(ROWS, many, out, device="cuda")
+    z = F.relu(torch.bmm(x.double(), w.double()) + b.double()[:, None])
+    if share:
+        z = z * dropout_mask(keys, 5, z.shape, share, z.dtype)
+    limit = 2e-6 if dtype == "float32" else 2e-3
+    got = dense.linear(x, w, b, True, keys, (share, 5) if share else None, dtype)
+    assert off(got, z) < limit
+    assert torch.equal(got > 0, z > 0) or dtype == "tf32"
+    new = w.double() + torch.bmm(x.double().transpose(1, 2), g.double())
+    down = torch.where(x > 0, torch.bmm(g.double(), w.double().transpose(1, 2)) * 1.25, 0.0)
+    bias = b.double() + g.double().sum(1)
+    sink = torch.zeros_like(flat)
+    into, biases = sink[:, : wide * out].view_as(w), sink[:, wide * out : -3]
+    assert dense.linear_back(g, x, w, into, biases, False, 0.0, dtype) is None
+    assert off(into, new - w.double()) < limit
+    below = dense.linear_back(g, x, w, w, b, True, 1.25, dtype)  # in place
+    assert off(below, down) < limit
+    assert off(w, new) < limit
+    assert off(b, bias) < 1e-6
+    assert sink[:, -3:].abs().max() == 0
+
+
+def test_the_loss_equals_autograd():
+    from fedmaba.rows import dense
 
     torch.manual_seed(0)
     z = torch.randn(4, 50, 10, device="cuda")
@@ -79,18 +115,13 @@ def test_what_lies_between_the_products():
     factor[2] = 1.0
     scale = torch.tensor(-0.3, device="cuda")
     got = z.clone()
-    assert off(kernels.cross_entropy(got, y, weight, scale, bent), loss.detach()) < 1e-6
+    assert off(dense.cross_entropy(got, y, weight, scale, bent), loss.detach()) < 1e-6
     assert off(got, grad * factor.detach()[:, None, None] * -0.3) < 1e-5
     flat = torch.randn(4, 33, device="cuda")  # weights of a row, of which the bias is a part
     bias, out = flat[:, 3:23], torch.randn(4, 50, 20, device="cuda")
     want = F.relu(out.double() + bias.double()[:, None])
-    got = kernels.bias_act(out.clone(), bias, True)
+    got = dense.bias_act(out.clone(), bias, True)
     assert off(got, want) < 1e-6
-    g, sink = torch.randn_like(out), torch.zeros(4, 33, device="cuda")
-    masked = g.double() * (want > 0)
-    assert off(kernels.act_grad(g.clone(), got, sink[:, 3:23], True), masked) < 1e-6
-    assert off(sink[:, 3:23], masked.sum(1)) < 1e-5
-    assert sink[:, :3].abs().max() == 0
 
 
 def played(specs, fed, plan, make, stop=None):
@@ -120,8 +151,10 @@ def test_a_gpu_gives_the_numbers_of_a_cpu(make, make_federation):
         assert float(((got - want).norm(dim=1) / want.norm(dim=1)).max()) < 1e-9
         single = Plan(**{**vars(cuda), "dtype": "float32"})
         rough = models(played(SPECS, fed, single, make))
-        # a value near zero may cross a ReLU or lose a pool: that moves a model more than rounding
-        assert float(((rough - want).norm(dim=1) / want.norm(dim=1)).max()) < 1e-2
+        far = (rough - want).norm(dim=1) / want.norm(dim=1)
+        # a pooling winner that changes sides, or a game near a corner, moves a model more
+        assert float(far.median()) < 1e-6
+        assert float(far.max()) < 1e-2
 
 
 @pytest.mark.parametrize("make", [mlp, cnn])

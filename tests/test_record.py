@@ -485,6 +485,175 @@ def test_any_other_damaged_file_is_an_error_of_one_line(name, damage, finished, 
     assert "\n" not in str(found.value)
 
 
+# --- found by the fault campaigns --------------------------------------------------------------
+
+
+def same_bytes(finished, out):
+    want, got = files(finished[1]), files(out)
+    return [name for name in want.keys() | got.keys() if want.get(name) != got.get(name)]
+
+
+def test_a_start_killed_in_its_first_write_can_be_repeated(finished, tiny_npz, tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / ".lock").write_text("process 1")
+    (out / ".experiment.toml.tmp").write_text("strateg")
+    play(begun(asked(tiny_npz), out))
+    assert same_bytes(finished, out) == []
+
+
+def test_what_a_killed_process_left_is_tidied_up(finished, stopped, tiny_npz):
+    for name in (".about.json.tmp", "checkpoint/.00000006.ckpt.tmp"):
+        (stopped / name).write_bytes(b"half of it")
+    spare = record.checkpoints(stopped)[0].read_bytes()
+    play(experiment.resume(stopped))
+    assert same_bytes(finished, stopped) == []
+    (stopped / "checkpoint" / "00000006.ckpt").write_bytes(spare)  # killed before its last step
+    with pytest.raises(InputError, match="is finished"):
+        experiment.resume(stopped)
+    assert same_bytes(finished, stopped) == []
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "flipped", "longer"])
+def test_damaged_lines_are_written_anew_from_the_checkpoint(damage, finished, stopped):
+    file = stopped / "rounds.jsonl"
+    good = file.read_bytes()
+    bad = {"short": good[:50], "flipped": b"x" + good[1:], "longer": good + b'{"round": 6'}
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(bad[damage])
+    session = experiment.resume(stopped)
+    assert any("written anew" in note for note in session.notes) == (damage != "longer")
+    play(session)
+    assert same_bytes(finished, stopped) == []
+
+
+def test_the_lines_do_not_depend_on_when_they_were_written(tiny_npz, tmp_path):
+    """What a strategy tells of some rounds only; as checkpoints by the clock may fall anywhere."""
+    for every in (1, 3):
+        fedmaba.compare(
+            [Hostile()], data=str(tiny_npz), model="softmax", out=tmp_path / f"run{every}",
+            checkpoint_every=every, **{**SMALL, "eval_every": 3},
+        )  # fmt: skip
+    one, three = ((tmp_path / f"run{every}" / "rounds.jsonl").read_bytes() for every in (1, 3))
+    assert one == three
+
+
+def test_a_full_disk_at_the_lock_is_one_line(tmp_path, monkeypatch):
+    class FullLock(Full):
+        def write(self, content):
+            refuse()
+
+    def opened(path, mode, buffering=-1):
+        return FullLock(path, mode, buffering)
+
+    monkeypatch.setattr(record, "open", opened, raising=False)
+    with pytest.raises(SaveFailed, match="No space left"):
+        Folder(tmp_path / "run")
+    monkeypatch.undo()
+    Folder(tmp_path / "run").close()  # nobody holds it
+
+
+def test_a_checkpoint_that_cannot_be_removed_ends_nothing(
+    finished, tiny_npz, tmp_path, monkeypatch
+):
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        play(begun(asked(tiny_npz, save__every=1), out))
+    assert (out / "runs.json").exists()
+    assert len(record.checkpoints(out)) == 6
+    with pytest.raises(InputError, match="is finished"):
+        experiment.resume(out)
+    assert record.checkpoints(out) == []
+
+
+def test_a_folder_finished_by_another_process_meanwhile_is_left_alone(
+    finished, tiny_npz, tmp_path, monkeypatch
+):
+    """Between the first look and the lock, another process ran and ended."""
+    out = tmp_path / "run"
+    real = record.Folder
+
+    def late(path):
+        monkeypatch.setattr(record, "Folder", real)
+        play(begun(asked(tiny_npz), out))
+        return real(path)
+
+    for changes in ({}, {"train__lr": 0.3}):
+        shutil.rmtree(out, ignore_errors=True)
+        session = experiment.prepare(asked(tiny_npz, **changes))
+        monkeypatch.setattr(record, "Folder", late)
+        with pytest.raises(InputError, match=r"finished|another experiment"):
+            experiment.begin(session, out)
+        assert same_bytes(finished, out) == []
+
+
+def test_a_damaged_checkpoint_takes_no_place_from_good_ones(tiny_npz, tmp_path):
+    out = tmp_path / "run"
+    play(begun(asked(tiny_npz, save__every=1), out), stop_after=5)
+    newest = record.checkpoints(out)[0]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    rounds = experiment.resume(out).rounds()
+    next(rounds)
+    rounds.close()
+    assert [p.name for p in record.checkpoints(out)] == ["00000005.ckpt", "00000004.ckpt"]
+    assert load_checkpoint(out)[2] == []
+    (out / "checkpoint" / "00000009.ckpt").write_bytes(b"from nowhere")
+    rounds = experiment.resume(out).rounds()
+    next(rounds)
+    rounds.close()
+    assert [p.name for p in record.checkpoints(out)] == ["00000006.ckpt", "00000005.ckpt"]
+
+
+def test_a_checkpoint_of_another_experiment_is_refused(stopped, tiny_npz, tmp_path):
+    other = tmp_path / "other"
+    play(begun(asked(tiny_npz, strategies=["fedavg", "afl"]), other), stop_after=4)
+    shutil.copy(record.checkpoints(other)[0], stopped / "checkpoint" / "00000009.ckpt")
+    with pytest.raises(InputError, match="is not of this experiment"):
+        experiment.resume(stopped)
+    (stopped / "checkpoint" / "00000009.ckpt").unlink()
+    experiment.resume(stopped).close()
+
+
+def test_a_name_inside_a_foreign_folder_cannot_lead_outside(finished, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(finished[1], copy)
+    about = json.loads((copy / "runs.json").read_text())
+    for key, value in (("seed", "0/../../../x"), ("label", 3), ("seed", True)):
+        runs = [{**about["runs"][0], key: value}, *about["runs"][1:]]
+        (copy / "runs.json").write_text(json.dumps({**about, "runs": runs}))
+        with pytest.raises(InputError, match=r"runs\.json cannot be read"):
+            load_history(copy)
+
+
+def test_another_torch_is_told(stopped):
+    file = stopped / "about.json"
+    about = json.loads(file.read_text())
+    about["versions"]["torch"] = "1.0"
+    file.write_text(json.dumps(about))
+    session = experiment.resume(stopped)
+    session.close()
+    assert "begun with torch 1.0: bits may differ from here on" in session.notes
+
+
+def test_a_run_begun_anew_keeps_its_chunks(tiny_npz, tmp_path):
+    """On a GPU they depend on free memory, and sums on them."""
+    out = tmp_path / "run"
+    begun(asked(tiny_npz), out).close()
+    about = json.loads((out / "about.json").read_text())
+    (out / "about.json").write_text(json.dumps({**about, "chunk": 7}))
+    session = begun(asked(tiny_npz), out)
+    session.close()
+    assert session.batch.progress.chunk == 7
+
+
+def test_folders_without_a_name_are_never_shared(tmp_path):
+    taken = [record.claim(tmp_path / "runs", "sample") for _ in range(3)]
+    assert [p.name for p in taken] == ["sample-001", "sample-002", "sample-003"]
+
+
 # --- full disks --------------------------------------------------------------------------------
 
 

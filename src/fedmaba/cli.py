@@ -6,6 +6,7 @@ Heavy modules are imported inside the commands, so that --help answers at once.
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -20,10 +21,13 @@ from fedmaba.errors import Diverged, FedmabaError, InputError
 
 if TYPE_CHECKING:
     from fedmaba.experiment import Session
+    from fedmaba.targets import Target
 
 app = typer.Typer(
     name="fedmaba",
     help="Fair federated learning: compare, reproduce and look at every algorithm.",
+    epilog="Exit codes: 0 done, 2 found before any work, 65 a run diverged, 74 the run folder "
+    "could not be written, 75 another process works on it, 130 stopped by Ctrl-C or SIGTERM.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -81,6 +85,8 @@ def _help(key: config.Key) -> str:
 def _experiment(
     tree: dict[str, Any], options: dict[config.Key, str], overrides: list[str] | None, source: str
 ) -> config.Experiment:
+    from fedmaba import checks
+
     for key, value in options.items():
         config.put(tree, key.name, value)
     for item in overrides or []:
@@ -88,7 +94,7 @@ def _experiment(
         if not equals:
             raise InputError(f"--set {item!r}: write KEY=VALUE, as train.lr=0.05")
         config.put(tree, name.strip(), value.strip())
-    return config.build(tree, source)
+    return checks.build(tree, source)
 
 
 @app.command()
@@ -156,6 +162,71 @@ def table(
 
 
 @app.command()
+def reproduce(
+    target: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Argument(metavar="[TARGET]", help="a table or figure; without one, lists them"),
+    ] = None,
+    rounds: Annotated[Optional[int], typer.Option(help="instead of the paper's", min=1)] = None,  # noqa: UP045
+    seeds: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="how many for every row, or which of its own: 0,2 or 3-9 or 2,"),
+    ] = None,
+    only: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="rows to run and show: fedavg,fedmaba:alpha=0.8"),
+    ] = None,
+    batch: Annotated[str, typer.Option(help="run part I of N of the runs, as 1/3")] = "1/1",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="about a minute on two cores, on the embedded sample")
+    ] = False,
+    source: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--from", help="run nothing: draw from the histories in this folder"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder for histories, tables and figures")] = Path(
+        "runs/reproduce"
+    ),
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
+    dtype: Annotated[
+        Literal["float32", "tf32", "bf16", "float64"], typer.Option(help="precision")
+    ] = "float32",
+    quiet: Quiet = False,
+) -> None:
+    """Reproduce a table or figure of the paper and show it beside the paper's numbers."""
+    from fedmaba import targets
+    from fedmaba.report import terminal
+
+    if target is None:
+        terminal.listing("targets")
+        return
+    words = tuple(word for text in only or [] for word in targets.words(text))
+    asked = targets.load(target, targets.Scale(rounds, seeds, words, quick))
+    if source is None:
+        _reproduce(asked, out, batch, config.machine(device, dtype), quiet)
+    terminal.reproduced(asked, source or out, out)
+
+
+def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, quiet: bool) -> None:
+    """Run what is missing of a target, batch after batch."""
+    from fedmaba import experiment, reproduce
+    from fedmaba.report import terminal
+
+    left = reproduce.plan(target, out, reproduce.parse_part(batch))
+    with experiment.polite_stop() as stop, terminal.batches(left, quiet) as show:
+        for work in left:
+            going = reproduce.begin(work, out, machine)
+            show.begin(going)
+            for snapshot in going.rounds(stop):
+                show.round(snapshot.round + 1)
+            if going.stopped:
+                done = going.session.batch.progress.round
+                typer.echo(f"stopped after round {done}; the same command goes on", err=True)
+                raise typer.Exit(130)
+            show.end(going.finish(out, sys.argv))
+
+
+@app.command()
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders")],
     out: Annotated[Path, typer.Option("-o", "--out", help="file to write")] = Path("report.html"),
@@ -218,7 +289,9 @@ def export_run(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="strategies|datasets|models|partitions|figures")],
+    what: Annotated[
+        str, typer.Argument(metavar="strategies|datasets|models|partitions|figures|targets")
+    ],
 ) -> None:
     """One line each, with hyper-parameters and defaults."""
     from fedmaba.report import terminal
@@ -292,22 +365,17 @@ def _main(
 
 
 def _run(asked: config.Experiment, quiet: bool, tensorboard: bool) -> None:
-    from fedmaba import experiment
+    from fedmaba import experiment, record
 
     if tensorboard:
         from fedmaba.report.tensorboard import check
 
         check()
     session = experiment.prepare(asked)
-    out = Path(asked.save.out) if asked.save.out else _free(asked.data.name)
+    stem = Path(asked.data.name.partition(":")[0]).stem
+    out = Path(asked.save.out) if asked.save.out else record.claim(Path("runs"), stem)
     experiment.begin(session, out, sys.argv)
     _drive(session, out, quiet, tensorboard)
-
-
-def _free(name: str) -> Path:
-    """The first unused folder for a run of this data set."""
-    stem = Path(name.partition(":")[0]).stem
-    return next(p for i in range(1, 10**6) if not (p := Path("runs") / f"{stem}-{i:03d}").exists())
 
 
 def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
@@ -315,16 +383,19 @@ def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
     from fedmaba import experiment
     from fedmaba.report import terminal
 
+    silent = session.batch.ranks.rank > 0
     with ExitStack() as held:
         stop = held.enter_context(experiment.polite_stop())
-        shows = [held.enter_context(terminal.progress(session, quiet))]
-        if tensorboard:
+        shows = [held.enter_context(terminal.progress(session, quiet or silent))]
+        if tensorboard and not silent:
             from fedmaba.report.tensorboard import events
 
             shows.append(held.enter_context(events(session, out)))
         for snapshot in session.rounds(stop):
             for show in shows:
                 show(snapshot)
+    if silent:
+        return
     if session.stopped:
         done = session.batch.progress.round
         typer.echo(f"stopped after round {done}; go on with: fedmaba resume {out}", err=True)
@@ -334,15 +405,27 @@ def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
         raise typer.Exit(Diverged.exit_code)
 
 
+def _speaker() -> str | None:
+    """How a line on an error begins; None where another process of the job has said it."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return ""
+    from fedmaba import ranks
+
+    return ranks.speaker()
+
+
 def main() -> None:
     """The entry point: every error a user can mend is one line and its exit code."""
     warnings.formatwarning = lambda message, *_, **__: f"fedmaba: warning: {message}\n"
+    if int(os.environ.get("RANK", "0")) and "TORCHELASTIC_RUN_ID" in os.environ:
+        warnings.simplefilter("ignore")  # rank 0 says it
     sys.path.append("")  # models and strategies of one's own, from the folder one works in
     usage: Any = typer.BadParameter.__mro__[2]  # click's base of errors, wherever typer keeps it
     try:
         code = app(standalone_mode=False)
     except FedmabaError as error:
-        typer.echo(f"fedmaba: {error}", err=True)
+        if (who := _speaker()) is not None:
+            typer.echo(" ".join(f"fedmaba: {who}{error}".splitlines()), err=True)
         code = error.exit_code
     except usage as error:
         text = error.format_message()

@@ -6,6 +6,7 @@ here once. Imports nothing heavy: `fedmaba --help` reads this.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedmaba.errors import InputError, unknown
 
 Count = int | None
+MOST = 10**9  # of anything that is counted
+ODD = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # never part of a name
 
 
 def option(default: Any, flag: str, text: str, **limits: Any) -> Any:
@@ -26,6 +29,14 @@ def option(default: Any, flag: str, text: str, **limits: Any) -> Any:
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
+    @field_validator("*")
+    @classmethod
+    def _plain(cls, value: object) -> object:
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and ODD.search(text):
+                raise ValueError("it has control characters or broken text: leave them out")
+        return value
+
 
 class Data(Section):
     name: str = option("sample", "--data", "data set, or a file .npz or .csv of one's own")
@@ -33,7 +44,7 @@ class Data(Section):
     partition: str | None = option(
         None, "--partition", "how it is split over clients [shards:2, or the file's own]"
     )
-    clients: Count = option(None, "--clients", "how many clients [100; sample: 20]", ge=1)
+    clients: Count = option(None, "--clients", "how many clients [100; sample: 20]", ge=1, le=MOST)
     test: Literal["official", "local"] | None = option(
         None, "--test", "official test set, or local: a fifth of each client's data"
     )
@@ -46,11 +57,11 @@ class Data(Section):
 
 
 class Train(Section):
-    rounds: int = option(100, "--rounds", "communication rounds", ge=1)
+    rounds: int = option(100, "--rounds", "communication rounds", ge=1, le=MOST)
     participants: int | Literal["all"] = option("all", "--participants", "clients per round")
-    epochs: int = option(1, "--epochs", "local passes over a client's data", ge=1)
-    steps: Count = option(None, "--steps", "local steps instead of whole epochs", ge=1)
-    minibatch: int = option(50, "--minibatch", "examples per local step", ge=1)
+    epochs: int = option(1, "--epochs", "local passes over a client's data", ge=1, le=MOST)
+    steps: Count = option(None, "--steps", "local steps instead of whole epochs", ge=1, le=MOST)
+    minibatch: int = option(50, "--minibatch", "examples per local step", ge=1, le=MOST)
     lr: float = option(0.1, "--lr", "local step size", gt=0, allow_inf_nan=False)
     lr_decay: float = option(0.999, "--lr-decay", "its factor per round", gt=0, le=1)
     momentum: float = option(0.0, "--momentum", "of local SGD", ge=0, lt=1)
@@ -59,7 +70,7 @@ class Train(Section):
     @field_validator("participants")
     @classmethod
     def _positive(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and value < 1:
+        if isinstance(value, int) and not 1 <= value <= MOST:
             raise ValueError("say 'all' or a number of at least 1")
         return value
 
@@ -75,7 +86,9 @@ class Server(Section):
 
 
 class Eval(Section):
-    every: int = option(10, "--eval-every", "rounds between evaluations of all clients", ge=1)
+    every: int = option(
+        10, "--eval-every", "rounds between evaluations of all clients", ge=1, le=MOST
+    )
     share: float = option(0.05, "--share", "of clients in 'worst' and 'best'", gt=0, le=1)
 
 
@@ -84,13 +97,20 @@ class Machine(Section):
     dtype: Literal["float32", "tf32", "bf16", "float64"] = option(
         "float32", "--dtype", "precision: tf32 and bf16 are faster on a GPU, and rougher"
     )
-    threads: Count = option(None, "--threads", "CPU cores to use [all]", ge=1)
-    chunk: Count = option(None, "--chunk", "clients trained at once [what fits]", ge=1)
+    threads: Count = option(None, "--threads", "CPU cores to use [all]", ge=1, le=1024)
+    chunk: Count = option(None, "--chunk", "clients trained at once [what fits]", ge=1, le=MOST)
+
+    @field_validator("device")
+    @classmethod
+    def _device(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", value):
+            raise ValueError("say auto, cpu, cuda or cuda:N")
+        return value
 
 
 class Save(Section):
     out: str | None = option(None, "--out", "run folder to write [runs/NAME]")
-    every: int = option(50, "--checkpoint-every", "rounds between checkpoints", ge=1)
+    every: int = option(50, "--checkpoint-every", "rounds between checkpoints", ge=1, le=MOST)
     seconds: float = option(60.0, "--checkpoint-seconds", "or seconds, whichever is first", gt=0)
 
 
@@ -123,13 +143,18 @@ class Experiment(Section):
     @classmethod
     def _some(cls, value: int | list[int]) -> int | list[int]:
         listed = value if isinstance(value, list) else range(value)
-        few = 0 < len(listed) <= 10_000
-        if not few or min(listed) < 0 or len(set(listed)) < len(listed):
+        few = 0 < len(listed) <= 10_000 if isinstance(value, list) else 0 < value <= 10_000
+        if not few or not 0 <= min(listed) <= max(listed) < 2**63 or len(set(listed)) < len(listed):
             raise ValueError("give at least one seed and at most 10000, none negative, none twice")
         return value
 
     def seed_list(self) -> list[int]:
         return self.seeds if isinstance(self.seeds, list) else list(range(self.seeds))
+
+
+def machine(device: str, dtype: str) -> Machine:
+    """Where and how precisely to compute."""
+    return Machine.model_validate({"device": device, "dtype": dtype})
 
 
 class Key(NamedTuple):
@@ -185,7 +210,7 @@ def load(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}: name an experiment file (TOML)") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path} is not TOML: {error}") from error
 
 
@@ -223,21 +248,22 @@ def _explain(error: Any) -> str:
         if not isinstance(inner, Section):
             break
         section = type(inner)
-    name = ".".join(where)
+    name, given = ".".join(where), _typed(error["input"])
     if error["type"] == "extra_forbidden":
         known = [".".join([*where[:-1], key]) for key in section.model_fields]
         return str(unknown("key", name, known))
     if error["type"] in ("missing", "too_short"):
         return f"{name} is missing: name at least one strategy"
     if error["type"] == "model_type":
-        return f"{name}={error['input']!r}: {name} is a section: write [{name}] with keys below it"
+        return f"{name}={given}: {name} is a section: write [{name}] with keys below it"
     rule = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "it should")
-    return f"{name}={_typed(error['input'])}: {rule}"
+    return f"{name}={given}: {rule}"
 
 
 def _typed(value: object) -> str:
     """A value as the user typed it: a number without quotes, also where it came as text."""
     try:
-        return f"{float(value):g}" if isinstance(value, str) else repr(value)
+        text = f"{float(value):g}" if isinstance(value, str) else repr(value)
     except ValueError:
-        return repr(value)
+        text = repr(value)
+    return text if len(text) < 100 else f"{text[:80]}..."

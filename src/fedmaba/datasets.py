@@ -74,6 +74,14 @@ def load(
     return Dataset(spec.name, x, y, n_train, spec.classes)
 
 
+def known(name: str) -> None:
+    """Refuse a name that no data set has, and a specification that is wrong."""
+    if name.partition(":")[0] == "synthetic":
+        _options(name)
+    elif not name.endswith((".npz", ".csv")):
+        published.published(name)
+
+
 def describe() -> list[tuple[str, str]]:
     """Name and one line on every data set there is."""
     return [(spec.name, spec.about) for spec in published.PUBLISHED.values()] + [
@@ -256,18 +264,8 @@ _DEFAULT = "clients=30,alpha=1,beta=1,features=60,classes=10,size=100,spread=1,s
 _LEAST = {"clients": 1, "features": 1, "classes": 2, "size": 1, "seed": 0}  # the whole numbers
 
 
-def _synthetic(name: str) -> Dataset:
-    """Synthetic(alpha, beta), after Li et al., Federated Optimization in Heterogeneous Networks.
-
-    One softmax layer for all: weights and biases ~ N(0, 1). Client k adds its own ~ N(0, alpha).
-    Its inputs: b ~ N(0, beta), centre v_j ~ N(b, 1), x_j ~ N(v_j, j^-1.2) for feature j = 1, 2, ...
-    Its label: the class with the largest output. It has round(size * exp(spread * z)) examples,
-    z ~ N(0, 1), kept in 10..20 * size; the last fifth of them is its part of the test set. The
-    second number of N is a variance.
-    Differs: the authors add one number, ~ N(0, alpha), to all weights of a client, which moves all
-    outputs alike and so no label, for any alpha; here alpha = 0 is one model for all clients. Sizes
-    there are 50 + a log-normal (4, 2) number.
-    """
+def _options(name: str) -> dict[str, float]:
+    """The options of a synthetic set, checked."""
     option = {part.partition("=")[0]: math.nan for part in _DEFAULT.split(",")}
     for part in f"{_DEFAULT},{name.partition(':')[2]}".rstrip(",").split(","):
         key, _, text = (word.strip() for word in part.partition("="))
@@ -281,11 +279,29 @@ def _synthetic(name: str) -> Dataset:
         if not least <= option[key] <= most:
             kind = "an integer" if key in _LEAST else "a number"
             raise InputError(f"synthetic: {key}={text}: give {kind} from {least} to {most}")
+    size = max(10, option["size"])
+    needed = (option["clients"] * size + option["classes"]) * option["features"]
+    if needed > 2e8:
+        raise InputError(f"{name}: needs gigabytes: lower clients, size, features or classes")
+    return option
+
+
+def _synthetic(name: str) -> Dataset:
+    """Synthetic(alpha, beta), after Li et al., Federated Optimization in Heterogeneous Networks.
+
+    One softmax layer for all: weights and biases ~ N(0, 1). Client k adds its own ~ N(0, alpha).
+    Its inputs: b ~ N(0, beta), centre v_j ~ N(b, 1), x_j ~ N(v_j, j^-1.2) for feature j = 1, 2, ...
+    Its label: the class with the largest output. It has round(size * exp(spread * z)) examples,
+    z ~ N(0, 1), kept in 10..20 * size; the last fifth of them is its part of the test set. The
+    second number of N is a variance.
+    Differs: the authors add one number, ~ N(0, alpha), to all weights of a client, which moves all
+    outputs alike and so no label, for any alpha; here alpha = 0 is one model for all clients. Sizes
+    there are 50 + a log-normal (4, 2) number.
+    """
+    option = _options(name)
     clients, features, classes, size, seed = (
         int(option[key]) for key in ("clients", "features", "classes", "size", "seed")
     )
-    if clients * features * max(10, size) + features * classes > 2e8:
-        raise InputError(f"{name}: needs gigabytes: lower clients, size, features or classes")
     rng = generator(seed, "synthetic")
     n = np.rint(size * np.exp(option["spread"] * rng.standard_normal(clients)))
     n = np.clip(n, 10, max(10, 20 * size)).astype(np.int64)  # (N,)

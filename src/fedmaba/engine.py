@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba import average, models, rng
-from fedmaba.errors import InputError
+from fedmaba.errors import InputError, NoRoom
 from fedmaba.federation import Part
-from fedmaba.local import Job, MetricFn, Pool, Tape, evaluate, send, train
+from fedmaba.local import Job, MetricFn, Pool, Tape, evaluate, fetch, send, train
+from fedmaba.ranks import Ranks
 from fedmaba.rows import LossFn, Rows, compile
 from fedmaba.runs import Evaluation, Kept, Plan, Progress, Round, Run, Scores, Snapshot
 from fedmaba.strategy import Bend, Decision, Needs, Replies
@@ -62,7 +65,8 @@ class Batch:
     test: _Parts
     workers: Workers
     tape: Tape
-    drawn: tuple[int, list[int], _Drawn] | None = None  # the next round's, drawn ahead
+    ahead: _Begun | None = None  # the next round, on a device that works while the host goes on
+    ranks: Ranks = field(default_factory=Ranks)
 
     def evaluate(
         self, flat: Tensor, index: Tensor, *, scored: bool = True
@@ -77,12 +81,14 @@ def start(
     model: models.Factory | str = "mlp",
     loss: LossFn | None = None,
     metric: MetricFn | None = None,
+    ranks: Ranks | None = None,
 ) -> Batch:
     """A batch at round 0: data on the device, initial models, initial states."""
     _check(runs, plan)
+    ranks = ranks or Ranks()
     data = runs[0].federation.data
     make = models.factory(model) if isinstance(model, str) else model
-    device = _device(plan.device)
+    device = _device(plan.device, ranks)
     dtype = torch.float64 if plan.dtype == "float64" else torch.float32
     initial = {
         seed: models.build(make, data.x.shape[1:], len(data.classes), seed)
@@ -94,8 +100,9 @@ def start(
     count = plan.threads or torch.get_num_threads()
     with Workers(1, count).threads():
         _try(template, example, loss, metric)
-    rows = compile(template, example, loss, pair=plan.dtype != "bf16")
+    rows = compile(template, example, loss, dtype=plan.dtype)
     flat = torch.stack([rows.layout.pack(initial[r.seed]) for r in runs]).to(device, dtype)
+    ranks.first(flat)
     nobody = np.zeros(0, np.int64)
     progress = Progress(
         round=0,
@@ -108,7 +115,7 @@ def start(
         states=[r.strategy.init(r.federation.n_clients) for r in runs],
         kept=[Kept(flat[:0], nobody, nobody) for _ in runs],
         diverged=[""] * len(runs),
-        chunk=plan.chunk or _chunk(rows, plan, flat),
+        chunk=ranks.least(plan.chunk or _chunk(rows, plan, flat)),
     )
     trained, validated, tested = (
         _Parts([getattr(run.federation, name) for run in runs], device)
@@ -119,15 +126,16 @@ def start(
     pool = Pool(rows.prepare(x), torch.from_numpy(data.y).to(device), trained.entries)
     parts = (trained, validated, tested)
     tape = Tape(device, rows.parallel)
-    return Batch(runs, plan, rows, pool, metric, progress, *parts, workers, tape)
+    return Batch(runs, plan, rows, pool, metric, progress, *parts, workers, tape, ranks=ranks)
 
 
 def simulate(batch: Batch) -> Iterator[Snapshot]:
     """The rounds of a batch, one after another, from where its progress stands."""
     plan, at = batch.plan, batch.progress
+    batch.ahead = None
     while at.round < plan.rounds and not all(at.diverged):
         t = at.round
-        with torch.no_grad(), batch.workers.threads(), _precision(plan.dtype):
+        with torch.no_grad(), batch.workers.threads(), _precision(plan.dtype), _room(t):
             rounds = _round(batch, t)
             at.round = t + 1
             due = at.round % plan.eval_every == 0 or at.round == plan.rounds
@@ -201,7 +209,16 @@ class _Drawn:
 
     clients: list[IntArray]
     table: _Table
-    chunks: list[IntArray]  #  rows of the table
+    chunks: list[IntArray]  #  rows of the table that this rank trains
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """Rows that came back, with what it takes to tell which of them broke."""
+
+    rows: IntArray
+    means: Tensor  # (n,)             mean loss they met
+    models: Tensor  # (n, P) or (n,)  their weights, or the sums of these
 
 
 def _draw(batch: Batch, alive: list[int], t: int) -> _Drawn:
@@ -233,55 +250,138 @@ def _draw(batch: Batch, alive: list[int], t: int) -> _Drawn:
         )
     table = _Table(*(np.concatenate(column) for column in zip(*columns, strict=True)))
     order = np.lexsort((-table.size, -table.steps, table.kind))  # of one kind, longest first
+    order = order[batch.ranks.mine]
     groups = np.split(order, np.flatnonzero(np.diff(table.kind[order])) + 1)
     most = batch.progress.chunk
     chunks = [group[a : a + most] for group in groups for a in range(0, len(group), most)]
     return _Drawn(clients, table, chunks)
 
 
-def _round(batch: Batch, t: int) -> list[Round | None]:
-    """One round of all live runs; moves their models and states on."""
+@dataclass(frozen=True)
+class _Begun:
+    """A round that has begun: its losses and its training are asked for."""
+
+    key: object  # what it rests on
+    chunk: int
+    lr: float
+    table: _Table
+    cohorts: list[_Cohort]
+    losses: Callable[[], None]  # waits for the losses at the server's model and hands them out
+    trained: Iterator[tuple[IntArray, Tensor, Tensor]]  # rows, their weights, the loss they met
+
+
+def _key(batch: Batch, alive: list[int], t: int) -> object:
+    """What the beginning of a round rests on; a model that somebody changed has another version."""
+    model = batch.progress.model
+    return t, tuple(alive), model.data_ptr(), model._version
+
+
+def _begin(batch: Batch, alive: list[int], t: int) -> _Begun:
+    """Draw a round and start to train it; on a device that records, without waiting for it."""
     plan, at = batch.plan, batch.progress
-    lr = plan.lr * plan.lr_decay**t
-    alive = [r for r, why in enumerate(at.diverged) if not why]
-    ahead, batch.drawn = batch.drawn, None
-    drawn = ahead[2] if ahead and ahead[:2] == (t, alive) else _draw(batch, alive, t)
+    lr, chunk = plan.lr * plan.lr_decay**t, at.chunk
+    drawn = _draw(batch, alive, t)
     cohorts, end = [], 0
     for r, client in zip(alive, drawn.clients, strict=True):
         begin, end = end, end + len(client)
         needs = batch.runs[r].strategy.needs()
         cohorts.append(_Cohort(r, batch.runs[r], needs, client, slice(begin, end)))
         if not needs.early:
-            cohorts[-1].change = at.model.new_empty(len(client), at.model.shape[1])
-    weigh = _start_losses(batch, [c for c in cohorts if c.needs.loss == "start"])
-    delta = torch.zeros_like(at.model)
-    trained: list[tuple[IntArray, Tensor]] = []  # rows, and the mean loss they met
-    finite = None
+            cohorts[-1].change = at.model.new_zeros(len(client), at.model.shape[1])
+        if needs.loss in ("mean", "end"):
+            cohorts[-1].loss = np.zeros(len(client))
+    losses = _start_losses(batch, [c for c in cohorts if c.needs.loss == "start"])
 
     def work(rows: IntArray) -> tuple[IntArray, Tensor, Tensor]:
         job = _job(batch, cohorts, drawn.table, rows, lr)
-        return rows, *train(batch.rows, batch.pool, at.model, job, batch.tape)
+        w, means = train(batch.rows, batch.pool, at.model, job, batch.tape)
+        return rows, w, means.clone() if batch.tape.on else means  # a replay would overwrite them
 
-    for rows, w, means in batch.workers.map(work, drawn.chunks):
+    trained = _trained(batch, work, drawn.chunks)
+    if batch.tape.on:
+        trained = chain(list(islice(trained, 1)), trained)
+    return _Begun(_key(batch, alive, t), chunk, lr, drawn.table, cohorts, losses, trained)
+
+
+def _round(batch: Batch, t: int) -> list[Round | None]:
+    """One round of all live runs; moves their models and states on."""
+    plan, at, ranks = batch.plan, batch.progress, batch.ranks
+    alive = [r for r, why in enumerate(at.diverged) if not why]
+    begun, batch.ahead = batch.ahead, None
+    if begun is None or begun.key != _key(batch, alive, t):
+        begun = _begin(batch, alive, t)
+    table, cohorts, lr = begun.table, begun.cohorts, begun.lr
+    delta = torch.zeros_like(at.model)
+    trained: list[_Trained] = []
+    finite = None
+
+    def decide() -> None:
+        begun.losses()
+        for c in cohorts:
+            if c.needs.early:
+                _weigh(at, c, t, lr)
+
+    whole = len(table.size) if ranks.count == 1 else 0  # rows of a round in one chunk
+    for rows, w, means in begun.trained:
         if not trained:  # only now: the device trains while the host waits for losses and weighs
-            weigh()
-            for c in cohorts:
-                if c.needs.early:
-                    _weigh(at, c, t, lr)
-        trained.append((rows, means))
-        if len(drawn.chunks) == 1 and all(c.decision for c in cohorts) and _even(drawn.table, rows):
+            decide()
+        alone = len(rows) == whole
+        keep = w if alone and not batch.tape.on else w.sum(1)  # a replay would overwrite them
+        trained.append(_Trained(rows, means, keep))
+        if alone and all(c.decision for c in cohorts) and _even(table, rows):
             finite = _add_and_move(batch, cohorts, w, _shares(batch, cohorts, t))
         else:
-            _collect(batch, cohorts, drawn.table, rows, w, means, delta)
+            _collect(batch, cohorts, table, rows, w, means, delta)
+    if not trained:  # fewer rows than ranks
+        decide()
+    at.chunk = ranks.least(at.chunk)
+    if at.chunk < begun.chunk:
+        warnings.warn(f"out of memory: the chunk is {at.chunk} from now on", stacklevel=2)
     for c in cohorts:
         if c.change is not None:
+            ranks.sum(c.change)
+            if c.loss is not None and c.needs.loss in ("mean", "end"):
+                ranks.sum(torch.from_numpy(c.loss))
             _weigh_changes(at, c, c.change, t, lr, delta)
+            if ranks.rank:  # each rank has the whole sum
+                delta[c.r] = 0
     if finite is None:
+        ranks.sum(delta)
         finite = _move(batch, delta, send(_shares(batch, cohorts, t), delta.device))
+    ended = fetch(finite)
     live = [r for r, why in enumerate(at.diverged) if not why]
-    if live and t + 1 < plan.rounds:  # while the device is still at it
-        batch.drawn = (t + 1, live, _draw(batch, live, t + 1))
-    return _conclude(at, cohorts, t, finite.tolist(), trained)
+    if batch.tape.on and ranks.count == 1 and live and t + 1 < plan.rounds:
+        batch.ahead = _begin(batch, live, t + 1)  # before the host waits for this round's end
+    return _conclude(batch, cohorts, t, ended().tolist(), trained)
+
+
+def _trained(
+    batch: Batch,
+    work: Callable[[IntArray], tuple[IntArray, Tensor, Tensor]],
+    chunks: list[IntArray],
+) -> Iterator[tuple[IntArray, Tensor, Tensor]]:
+    """The work of each chunk; from one that does not fit into memory on, in halves."""
+    at = batch.progress
+    while chunks:
+        done = 0
+        try:
+            for out in batch.workers.map(work, chunks):
+                done += 1
+                yield out
+            return
+        except RuntimeError as error:
+            if not _full(error):
+                raise
+        chunks = chunks[done:]
+        most = min(at.chunk, max(map(len, chunks)))
+        if most == 1:
+            raise NoRoom(
+                f"{batch.pool.x.device} has no memory for the training of one client: take a "
+                "smaller --minibatch or model, or fewer runs at once"
+            )
+        at.chunk = most // 2
+        chunks = [c[a : a + at.chunk] for c in chunks for a in range(0, len(c), at.chunk)]
+        batch.tape.forget()
 
 
 def _shares(batch: Batch, cohorts: list[_Cohort], t: int) -> NDArray[Any]:
@@ -334,28 +434,37 @@ def _move(batch: Batch, delta: Tensor, share: Tensor) -> Tensor:
 
 
 def _conclude(
-    at: Progress,
+    batch: Batch,
     cohorts: list[_Cohort],
     t: int,
     finite: list[bool],
-    trained: list[tuple[IntArray, Tensor]],
+    trained: list[_Trained],
 ) -> list[Round | None]:
     """Move the states on, end the runs whose model broke, and tell what happened."""
+    at = batch.progress
     out: list[Round | None] = [None] * len(at.states)
     for c in cohorts:
         if c.decision is None:
             continue
         if not finite[c.r]:
-            seen = np.zeros(sum(len(rows) for rows, _ in trained))
-            for rows, means in trained:
-                seen[rows] = means.cpu().numpy()
-            lost = np.flatnonzero(~np.isfinite(seen[c.rows]))
+            broken = _broken(trained, cohorts[-1].rows.stop)
+            batch.ranks.sum(torch.from_numpy(broken))
+            lost = np.flatnonzero(broken[c.rows])
             what = f"the model of client {c.client[lost[0]]}" if len(lost) else "the server's model"
             _diverge(at, c, t, f"{what} is not finite")
             continue
         at.states[c.r] = c.decision.state
         coef = c.decision.coef[: len(c.client)]
         out[c.r] = Round(c.client, coef, c.loss, dict(c.decision.info))
+    return out
+
+
+def _broken(trained: list[_Trained], many: int) -> IntArray:
+    """1 for each row of a round's table that ended with a loss or model that is not finite."""
+    out = np.zeros(many, np.int64)
+    for done in trained:
+        models = done.models if done.models.ndim == 1 else done.models.sum(1)
+        out[done.rows] = (~(done.means.isfinite() & models.isfinite())).cpu().numpy()
     return out
 
 
@@ -426,9 +535,7 @@ def _collect(
         if c.change is None:
             continue
         c.change[send(place, w.device)] = own - model[c.r]
-        if c.needs.loss in ("mean", "end"):
-            if c.loss is None:
-                c.loss = np.zeros(len(c.client))
+        if c.loss is not None and c.needs.loss in ("mean", "end"):
             mean = c.needs.loss == "mean"
             c.loss[place] = means.cpu().numpy()[mine] if mean else _own_losses(batch, c, place, own)
 
@@ -440,11 +547,14 @@ def _start_losses(batch: Batch, cohorts: list[_Cohort]) -> Callable[[], None]:
     """
     if not cohorts:
         return lambda: None
-    runs, parts = np.array([c.r for c in cohorts]), batch.train
+    runs, parts, ranks = np.array([c.r for c in cohorts]), batch.train, batch.ranks
     first, size = parts.where(cohorts)
+    found = np.zeros(first.shape)
+    first, size = first[:, ranks.mine], size[:, ranks.mine]
     model = batch.progress.model
-    everyone = all(len(c.client) == c.run.federation.n_clients for c in cohorts)
-    width, length = int(size.max()), int(size.sum(1).max())
+    whole = ranks.count == 1
+    everyone = whole and all(len(c.client) == c.run.federation.n_clients for c in cohorts)
+    width, length = int(size.max(initial=0)), int(size.sum(1).max())
 
     def work(runs: Tensor, first: Tensor, size: Tensor) -> Tensor:
         offset = torch.arange(width, device=first.device)
@@ -459,19 +569,14 @@ def _start_losses(batch: Batch, cohorts: list[_Cohort]) -> Callable[[], None]:
         return torch.where(valid, values.double(), 0.0).sum(2) / valid.sum(2)
 
     shape = ("losses", model.data_ptr(), everyone, size.shape, width, length)
-    means = batch.tape(shape, work, runs, first, size)
-    if means.is_cuda:
-        host = torch.empty(means.shape, dtype=means.dtype, pin_memory=True)
-        host.copy_(means, non_blocking=True)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
-    else:
-        host, done = means, None
+    nothing = torch.zeros(size.shape)  # a rank without a client
+    means = batch.tape(shape, work, runs, first, size) if size.size else nothing
+    means_here = fetch(means)
 
     def hand_out() -> None:
-        if done is not None:
-            done.synchronize()
-        for c, value in zip(cohorts, host.numpy(), strict=True):
+        found[:, ranks.mine] = means_here()
+        ranks.sum(torch.from_numpy(found))
+        for c, value in zip(cohorts, found, strict=True):
             c.loss = value[: len(c.client)].copy()
 
     return hand_out
@@ -548,7 +653,9 @@ def _scores(batch: Batch, parts: _Parts, flat: Tensor, runs: list[int]) -> dict[
     runs = [r for r in runs if len(parts.parts[r].index)]
     if not runs:
         return {}
-    found = batch.evaluate(flat[runs], parts.union)
+    mine, found = batch.ranks.mine, flat.new_zeros(2, len(runs), len(parts.union))
+    found[..., mine] = torch.stack(batch.evaluate(flat[runs], parts.union[mine]))
+    batch.ranks.sum(found)
     out = {}
     for r, loss, score in zip(runs, *(v.double().cpu().numpy() for v in found), strict=True):
         part = parts.parts[r]
@@ -587,9 +694,11 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
         average.parse(run.average)
 
 
-def _device(name: str) -> torch.device:
+def _device(name: str, ranks: Ranks) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if ranks.count > 1 and name.startswith("cuda"):
+        return _own_device(name, ranks)
     try:
         device = torch.device(name)
         if device.type not in ("cpu", "cuda"):
@@ -598,18 +707,56 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).split("\n")[0]
         raise InputError(f"device={name!r}: {reason}: say auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # kernels of our own are launched on the current one
     return device
+
+
+def _own_device(name: str, ranks: Ranks) -> torch.device:
+    """The GPU of this rank, made the current one."""
+    if name != "cuda":
+        raise InputError(f"device={name!r}, but there are {ranks.count} ranks: say cuda")
+    if ranks.local >= (have := torch.cuda.device_count()):
+        raise InputError(
+            f"rank {ranks.rank} is number {ranks.local + 1} on its host, which has {have} GPUs: "
+            "lower --nproc-per-node or say --device cpu"
+        )
+    torch.cuda.set_device(ranks.local)
+    return torch.device("cuda", ranks.local)
+
+
+@contextmanager
+def _room(t: int) -> Iterator[None]:
+    """Make one line of running out of memory where no smaller chunk would help."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not _full(error):
+            raise
+        reason = str(error).split("\n")[0]
+        raise NoRoom(f"round {t + 1}: {reason}: take fewer runs at once") from error
+
+
+def _full(error: BaseException | None) -> bool:
+    """Whether an error comes of too little memory, on a GPU or a CPU."""
+    if error is None:
+        return False
+    cpu = "DefaultCPUAllocator" in str(error)
+    return cpu or isinstance(error, torch.OutOfMemoryError) or _full(error.__context__)
 
 
 @contextmanager
 def _precision(dtype: str) -> Iterator[None]:
-    """Let matrix products on CUDA round to tf32, or not."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = dtype in ("tf32", "bf16")
+    """Let products and convolutions on CUDA round to tf32, or not."""
+    switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    before = [switch.allow_tf32 for switch in switches]
+    for switch in switches:
+        switch.allow_tf32 = dtype in ("tf32", "bf16")
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        for switch, was in zip(switches, before, strict=True):
+            switch.allow_tf32 = was
 
 
 def _chunk(rows: Rows, plan: Plan, flat: Tensor) -> int:

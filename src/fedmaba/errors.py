@@ -19,6 +19,18 @@ class InputError(FedmabaError, ValueError):
     """Found before any work starts: configuration, data files, arguments."""
 
 
+class RankLost(FedmabaError):
+    """Another process of the job ended; what was saved before is whole."""
+
+    exit_code = 69
+
+
+class NoRoom(FedmabaError):
+    """The device has too little memory, even for one client at a time."""
+
+    exit_code = 71
+
+
 class Diverged(FedmabaError):
     """A loss, weight or model stopped being finite."""
 

@@ -6,12 +6,13 @@ progress display is its consumer's business.
 
 from __future__ import annotations
 
+import json
 import platform
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,18 @@ import numpy as np
 import torch
 
 import fedmaba
-from fedmaba import average, config, datasets, engine, models, partition, record, strategies
+from fedmaba import (
+    average,
+    config,
+    datasets,
+    engine,
+    models,
+    partition,
+    published,
+    ranks,
+    record,
+    strategies,
+)
 from fedmaba.config import Experiment
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.federation import Federation
@@ -69,7 +81,7 @@ class Session:
                         self.checkpoint(folder)
                         saved = time.monotonic()
                 yield snapshot
-                if stop() and at.round < self.batch.plan.rounds:
+                if self.batch.ranks.any(stop()) and at.round < self.batch.plan.rounds:
                     if folder is not None:
                         self.checkpoint(folder)
                     self.stopped = True
@@ -81,7 +93,7 @@ class Session:
             self.close()
 
     def _write_rounds(self, folder: record.Folder) -> None:
-        folder.append_rounds(self.history, self.written, self.experiment.eval.share)
+        folder.append_rounds(self.history, self.written)
         self.written = self.batch.progress.round
 
     def checkpoint(self, folder: record.Folder) -> None:
@@ -109,9 +121,16 @@ class Session:
 
 
 def prepare(
-    experiment: Experiment, own: Own | None = None, listed: Sequence[Strategy] | None = None
+    experiment: Experiment,
+    own: Own | None = None,
+    listed: Sequence[Strategy] | None = None,
+    chosen: Sequence[tuple[Strategy, int, str | None]] | None = None,
 ) -> Session:
-    """Everything checked and loaded, nothing written."""
+    """Everything checked and loaded, nothing written.
+
+    `chosen` names the runs one by one (strategy, seed, deployed model) instead of every strategy
+    with every seed.
+    """
     own = own or Own()
     if listed is None:
         listed = [s for spec in experiment.strategies for s in strategies.parse(spec)]
@@ -123,49 +142,77 @@ def prepare(
         average.parse(experiment.server.deploy)
     make = own.model or models.factory(experiment.model)
     federations = _federations(experiment, own)
-    runs = [
-        engine.Run(strategy, seed, federations[seed], experiment.server.deploy)
-        for strategy in listed
-        for seed in experiment.seed_list()
-    ]
-    batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric)
+    if chosen is None:
+        chosen = [(s, seed, experiment.server.deploy) for s in listed for seed in federations]
+    runs = [engine.Run(s, seed, federations[seed], deploy) for s, seed, deploy in chosen]
+    together = ranks.join()
+    if together.count > 1:
+        together.alike(_identity(experiment, federations))
+    batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric, together)
     tables = [
         RunHistory(r.strategy.label(), r.seed, r.average, r.federation.test.size) for r in runs
     ]
     history = History(tables, experiment.eval.share)
     notes = [f"model: {batch.rows.path}"]
+    if together.count > 1:
+        notes.append(f"ranks: {together.count}")
     return Session(experiment, batch, history, notes=notes)
 
 
 def begin(session: Session, out: Path, command: Sequence[str] = ()) -> None:
-    """Take the run folder: fresh, or where the same experiment stopped."""
-    experiment = session.experiment
-    text = config.dump(experiment)
-    if (out / "experiment.toml").exists():
-        before = config.build(config.load(out / "experiment.toml"), str(out / "experiment.toml"))
-        if _what(before) != _what(experiment):
-            raise InputError(f"{out} holds another experiment: choose another --out")
-        if (out / "runs.json").exists():
-            raise InputError(
-                f"{out} holds this experiment, finished: see `fedmaba table {out}`, or choose "
-                "another --out"
-            )
-    elif out.exists() and (not out.is_dir() or any(p.name != ".lock" for p in out.iterdir())):
-        raise InputError(f"{out} exists and is no run folder: choose another --out")
+    """Take the run folder: fresh, or where the same experiment stopped. Only rank 0 touches it."""
+    together = session.batch.ranks
+    if together.rank == 0:
+        saved = _take(session, out, command)
+        together.tell(b"" if saved is None or together.count == 1 else record.pack(*saved))
+    elif body := together.tell():
+        saved = record.unpack(body)
+        session.batch.progress.restore(*saved)
+        session.history = record.history_of(*saved, out / "checkpoint")
+
+
+def _take(
+    session: Session, out: Path, command: Sequence[str]
+) -> tuple[record.Arrays, dict[str, Any]] | None:
+    """Make the folder this process's own; the checkpoint that it goes on from."""
+    _allowed(session.experiment, out)
     session.folder = record.Folder(out)
     try:
+        _allowed(session.experiment, out)  # again: until now another process could change it
         if record.checkpoints(out):
-            _restore(session, session.folder, out)
-        else:
-            _found(session, session.folder, text, command)
-    except FedmabaError:
+            return _restore(session, session.folder, out)
+        _found(session, session.folder, command)
+        return None
+    except BaseException:
         session.close()
         raise
 
 
-def _found(session: Session, folder: record.Folder, text: str, command: Sequence[str]) -> None:
+def _allowed(experiment: Experiment, out: Path) -> None:
+    """Refuse a folder that holds something else, or this and finished."""
+    file = out / record.FIRST
+    try:
+        if record.foreign(out):
+            raise InputError(f"{out} exists and is no run folder: choose another --out")
+        begun = file.exists()
+    except OSError as error:
+        raise InputError(f"{out}: {error.strerror}: choose another --out") from error
+    if begun and _what(config.build(config.load(file), str(file))) != _what(experiment):
+        raise InputError(f"{out} holds another experiment: choose another --out")
+    if begun and (out / "runs.json").exists():
+        raise InputError(
+            f"{out} holds this experiment, finished: see `fedmaba table {out}`, or choose "
+            "another --out"
+        )
+
+
+def _found(session: Session, folder: record.Folder, command: Sequence[str]) -> None:
     """Write what a run folder holds from the first moment."""
-    folder.write("experiment.toml", text.encode())
+    with suppress(InputError):  # begun before: with the same chunks, so the same bits
+        chunk = record.load_about(folder.path).get("chunk")
+        if type(chunk) is int and chunk > 0:
+            session.batch.progress.chunk = chunk
+    folder.write(record.FIRST, config.dump(session.experiment).encode())
     folder.write_json("about.json", _about(session, command))
     arrays: record.Arrays = {}
     for run in session.batch.runs:
@@ -178,27 +225,51 @@ def _found(session: Session, folder: record.Folder, text: str, command: Sequence
 
 def resume(out: Path) -> Session:
     """The experiment of a run folder, where it stopped."""
-    if not (out / "experiment.toml").exists():
+    source = out / record.FIRST
+    if not published.is_file(source):
         raise InputError(f"{out} is no run folder: name one that fedmaba wrote")
     if (out / "runs.json").exists():
+        with suppress(FedmabaError):  # a process may have died before it had tidied up
+            folder = record.Folder(out)
+            folder.forget()
+            folder.close()
         raise InputError(f"{out} is finished: see `fedmaba table {out}`")
-    source = out / "experiment.toml"
     session = prepare(config.build(config.load(source), str(source)))
     begin(session, out)
     return session
 
 
-def _restore(session: Session, folder: record.Folder, out: Path) -> None:
+def _restore(
+    session: Session, folder: record.Folder, out: Path
+) -> tuple[record.Arrays, dict[str, Any]]:
     arrays, meta, damaged = record.load_checkpoint(out)
     about = record.read_json(out / "about.json")
     data = session.batch.runs[0].federation.data.sha256()
-    if not isinstance(about, dict) or about.get("data", {}).get("sha256") != data:
+    told = about.get("data") if isinstance(about, dict) else None
+    if not isinstance(told, dict) or told.get("sha256") != data:
         raise InputError(f"the data differ from those {out} was begun with: restore them")
+    history = record.history_of(arrays, meta, out / "checkpoint")
+    wrong = session.batch.progress.misfit(arrays, meta, session.batch.plan.rounds)
+    if not wrong and [(r.label, r.seed, r.n_clients) for r in history.runs] != [
+        (r.label, r.seed, r.n_clients) for r in session.history.runs
+    ]:
+        wrong = "other runs"
+    if wrong:
+        raise InputError(
+            f"{out}: its newest checkpoint is not of this experiment ({wrong}): remove that file"
+        )
     session.batch.progress.restore(arrays, meta)
-    session.history = record.history_of(arrays, meta)
-    folder.lines, session.written = meta["lines"], meta["round"]
+    session.history = history
+    session.written = meta["round"]
+    if folder.mend_rounds(history):
+        session.notes.append(f"{out / 'rounds.jsonl'} was damaged: written anew")
+    versions = about.get("versions")
+    wrote = versions.get("torch") if isinstance(versions, dict) else None
+    if wrote != torch.__version__:
+        session.notes.append(f"begun with torch {wrote}: bits may differ from here on")
     session.notes += damaged
     session.notes.append(f"resumed after round {meta['round']}")
+    return arrays, meta
 
 
 def _federations(experiment: Experiment, own: Own) -> dict[int, Federation]:
@@ -257,6 +328,14 @@ def _what(experiment: Experiment) -> dict[str, Any]:
     return tree
 
 
+def _identity(experiment: Experiment, federations: dict[int, Federation]) -> str:
+    """All that ranks must have in common."""
+    versions = [fedmaba.__version__, torch.__version__, np.__version__, torch.cuda.is_available()]
+    splits = [fed.split.sha256() for fed in federations.values()]
+    data = next(iter(federations.values())).data.sha256()
+    return json.dumps([versions, _what(experiment), data, splits])
+
+
 def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
     batch = session.batch
     device, data = batch.pool.x.device, batch.runs[0].federation.data
@@ -274,6 +353,8 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
         },
         "partition": splits,
         "model": {"path": batch.rows.path, "parameters": _parameters(batch)},
+        "ranks": batch.ranks.count,
+        "chunk": batch.progress.chunk,
         "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or "cpu",
         "versions": {
             "fedmaba": fedmaba.__version__,

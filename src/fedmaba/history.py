@@ -203,6 +203,7 @@ def from_arrays(
     """A history from what `RunHistory.arrays` gave and the runs' labels."""
     runs = []
     for about, tables in zip(meta, arrays, strict=True):
+        _whole(tables)
         rows = {name: list(table) for name, table in tables.items() if name != "test_size"}
         runs.append(
             RunHistory(
@@ -215,6 +216,24 @@ def from_arrays(
             )
         )
     return History(runs, share)
+
+
+def _whole(tables: Arrays) -> None:
+    """Refuse tables that do not belong together."""
+    n = tables["test_size"].shape
+    rounds = {len(v) for k, v in tables.items() if k in _SEEN or k.startswith("info.")}
+    scored = {k: v for k, v in tables.items() if k.endswith((".accuracy", ".loss"))}
+    evaluated = {len(tables["evaluated"])} if scored or "evaluated" in tables else set()
+    shapes = {v.shape[1:] for v in scored.values()} | {n}
+    evaluated |= {len(v) for v in scored.values()}
+    pairs = {f"{model}.{what}" for model in ("deployed", "last") for what in ("accuracy", "loss")}
+    lacking = pairs - scored.keys() if evaluated else {}
+    odd = [k for k, v in tables.items() if v.dtype.kind not in "iuf" or not v.ndim]
+    if odd or lacking or len(n) != 1 or len(rounds) > 1 or len(evaluated) > 1 or len(shapes) > 1:
+        raise InputError(f"tables of a run do not fit together: {sorted(tables)}")
+
+
+_SEEN = ("round", "client", "weight", "reported_loss")
 
 
 def _extend(run: RunHistory, row: dict[str, Any]) -> None:

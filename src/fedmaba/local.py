@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedmaba.rows.base import Bent, Rows, Step
 from fedmaba.rows.random import shuffles
@@ -79,7 +79,7 @@ class Tape:
         self.device = device
         self.on = recordable and device.type == "cuda"
         self.seen: Counter[object] = Counter()
-        self.ready: dict[object, tuple[Any, list[Tensor], list[Tensor], Any]] = {}
+        self.ready: dict[object, tuple[Any, list[Tensor], list[Tensor], Any, Any]] = {}
 
     def __call__(self, shape: object, work: Callable[..., Any], *arrays: NDArray[Any]) -> Any:
         """work(*arrays on the device); `shape` names all that decides which operations it does."""
@@ -90,12 +90,22 @@ class Tape:
             if self.seen[shape] != 2 or len(self.ready) >= RECORDED:
                 return work(*(send(a, self.device) for a in arrays))
             self.ready[shape] = self._record(work, arrays)
-        graph, host, inputs, out = self.ready[shape]
+        graph, host, inputs, out, copied = self.ready[shape]
+        copied.synchronize()  # what was sent last time has left the host's memory
         for array, pinned, tensor in zip(arrays, host, inputs, strict=True):
             pinned.numpy()[...] = array
             tensor.copy_(pinned, non_blocking=True)
+        copied.record()
         graph.replay()
         return out
+
+    def forget(self) -> None:
+        """Give back the memory of what was recorded."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            self.ready.clear()
+            self.seen.clear()
+            torch.cuda.empty_cache()
 
     def _record(self, work: Callable[..., Any], arrays: tuple[NDArray[Any], ...]) -> Any:
         host = [torch.from_numpy(np.ascontiguousarray(a)).pin_memory() for a in arrays]
@@ -103,13 +113,29 @@ class Tape:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out = work(*inputs)
-        return graph, host, inputs, out
+        return graph, host, inputs, out, torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
 def send(values: NDArray[Any], device: torch.device) -> Tensor:
     """An array on the device, without waiting for what the device is doing."""
     tensor = torch.from_numpy(np.ascontiguousarray(values))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def fetch(values: Tensor) -> Callable[[], NDArray[Any]]:
+    """Start to copy to the host; what is returned waits for that alone, not for later work."""
+    if not values.is_cuda:
+        return values.numpy
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+
+    def wait() -> NDArray[Any]:
+        done.synchronize()
+        return host.numpy()
+
+    return wait
 
 
 def train(rows: Rows, pool: Pool, models: Tensor, job: Job, tape: Tape) -> tuple[Tensor, Tensor]:
@@ -142,7 +168,6 @@ def _train(
     prox = None if job.prox is None else floats[1, :, None]
     bend = None if job.bend is None else floats[-3:]
     w = models[run]
-    seen = torch.zeros(len(w), device=w.device, dtype=w.dtype)
     index, weight = _minibatches(job, pool, first, size, batches, keys, w.dtype)  # (R, K, B)
     labels = pool.y[index]
     small = w.is_cuda and index.numel() * pool.x[0].numel() <= GATHER and not job.full_batch
@@ -152,14 +177,16 @@ def _train(
     gradient = None if plain else torch.empty_like(w)
     velocity = torch.zeros_like(w) if job.momentum else None
     one, down = torch.ones_like(lr), -lr
+    seen = []  # loss of each minibatch
+    streams = keys + torch.arange(index.shape[1], device=w.device)[:, None]  # (K, R)
     for k in range(index.shape[1]):
         a = int((job.steps > k).sum())  # rows that still have a step to do
         bent = None if bend is None else Bent(*bend[:, :a])
-        stream = keys[:a] + k
+        stream = streams[k, :a]
         if gradient is None:
             x = _take(pool.x, index[:a, k]) if gathered is None else gathered[:a, k]
             step = Step(x, labels[:a, k], weight[:a, k], down, bent, stream)
-            seen[:a] += rows.accumulate(w[:a], w[:a], step)
+            seen.append(rows.accumulate(w[:a], w[:a], step))
             continue
         g = gradient[:a]
         g.zero_()
@@ -169,7 +196,7 @@ def _train(
             x = _take(pool.x, index[:a, k, b])
             drawn = stream + (piece << 32)
             step = Step(x, labels[:a, k, b], weight[:a, k, b], one, bent, drawn)
-            seen[:a] += rows.accumulate(w[:a], g, step)
+            seen.append(rows.accumulate(w[:a], g, step))
         if job.weight_decay:
             g.add_(w[:a], alpha=job.weight_decay)
         if start is not None and prox is not None:
@@ -177,7 +204,9 @@ def _train(
         if velocity is not None:
             g = velocity[:a].mul_(job.momentum).add_(g)
         w[:a].addcmul_(g, down)
-    return w, seen / steps
+    if len(seen[-1]) == len(w):
+        return w, torch.stack(seen).sum(0) / steps
+    return w, nn.utils.rnn.pad_sequence(seen).sum(1) / steps
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
@@ -239,8 +268,7 @@ def evaluate(
             x, y = _take(pool.x, part)[None], pool.y[part][None]
         for r in range(0, len(flat), group):
             if not shared:
-                own = part[r : r + group]
-                x, y = _take(pool.x, own), pool.y[own]
+                x, y = _take(pool.x, part[r : r + group]), pool.y[part[r : r + group]]
             out = rows.outputs(flat[r : r + group], x)
             target = y.expand(out.shape[:2])
             losses[r : r + group, a : a + step] = rows.losses(out, target)

@@ -74,7 +74,7 @@ def factory(name: str) -> Factory:
         raise unknown("model", name, REGISTRY)
     try:
         found = getattr(importlib.import_module(where), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise InputError(f"model {name!r}: {error}: write package.module:factory") from error
     if not callable(found):
         raise InputError(f"model {name!r} is no factory: it must take (shape, classes)")
@@ -86,7 +86,12 @@ def build(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Module:
     name = getattr(make, "__name__", str(make))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.key(seed, "model")[0] >> 1))
-        model = make(shape, classes)
+        try:
+            model = make(shape, classes)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+                raise  # inside the user's own code: the whole story is of use
+            raise InputError(f"model {name!r}: {error}: it must take (shape, classes)") from error
         if not isinstance(model, nn.Module):
             raise InputError(f"model {name!r} gave a {type(model).__name__}: return an nn.Module")
         out = _try(model.eval(), name, shape)  # also gives lazy layers their weights

@@ -118,7 +118,7 @@ def parse_share(value: str | float) -> float:
     return share
 
 
-def _parse(spec: str) -> tuple[str, float]:
+def parse(spec: str) -> tuple[str, float]:
     """Name and parameter of a specification."""
     name, colon, text = spec.partition(":")
     if name not in _SCHEMES:
@@ -288,7 +288,7 @@ def split(
     validation: float = 0.0,
 ) -> Split:
     """Divide a data set (its y, n_train and client) over clients by a specification."""
-    name, value = _parse(spec)
+    name, value = parse(spec)
     if test not in ("official", "local"):
         raise unknown("test part", test, ("official", "local"))
     if not 0 <= validation < 1:

@@ -9,20 +9,25 @@ checkpoint/*.ckpt the two newest: magic, SHA-256, then safetensors with tables, 
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import errno
 import hashlib
 import io
 import json
+import lzma
 import math
 import os
 import re
+import time
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
@@ -37,7 +42,14 @@ except ImportError:  # no advisory locks on this platform: two runs on one folde
 
 MAGIC = b"FEDMABA1"
 KEEP = 2
-KEYS = ("label", "seed", "deploy", "diverged")  # what runs.json says of a run
+KEYS = {"label": str, "seed": int, "deploy": str, "diverged": str}  # what runs.json says of a run
+FIRST = "experiment.toml"  # the file that makes a folder a run folder
+NAMES = (FIRST, "about.json", "partition.npz", "rounds.jsonl", "runs.json")
+UNREADABLE = (  # what a parser may say of a damaged file
+    OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, OverflowError, MemoryError,
+    IndexError, RuntimeError, NotImplementedError, RecursionError, SyntaxError,
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, safetensors.SafetensorError,
+)  # fmt: skip
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -49,20 +61,38 @@ class Folder:
         self.lines = 0  # bytes of rounds.jsonl that belong to the run
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self.lock = open(path / ".lock", "a+")  # noqa: SIM115 - held until close
+            self.lock = open(path / ".lock", "ab+", buffering=0)  # noqa: SIM115 - held until close
         except OSError as error:
             raise SaveFailed(f"{path}: {error.strerror}: choose another --out") from error
-        if fcntl is not None:
-            try:
+        try:
+            if fcntl is not None:
                 fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                self.lock.seek(0)
-                holder = self.lock.read().strip() or "another process"
-                self.lock.close()
-                raise Busy(f"{path} is in use by {holder}: wait, or choose another --out") from None
-        self.lock.truncate(0)
-        self.lock.write(f"process {os.getpid()}")
-        self.lock.flush()
+            self.lock.truncate(0)
+            self.lock.write(f"process {os.getpid()}".encode())
+        except BlockingIOError:
+            holder = self._holder()
+            self.lock.close()
+            raise Busy(f"{path} is in use by {holder}: wait, or choose another --out") from None
+        except OSError as error:
+            self.lock.close()
+            raise _failed(path / ".lock", error) from error
+        self._tidy()
+
+    def _holder(self) -> str:
+        """Who holds the folder; it may not have said so yet."""
+        for _ in range(50):
+            time.sleep(0.02)
+            self.lock.seek(0)
+            if text := self.lock.read().decode(errors="replace").strip():
+                return text
+        return "another process"
+
+    def _tidy(self) -> None:
+        """Remove what a process that was killed in a write had not finished."""
+        begun = [_temporary(self.path / name) for name in NAMES]
+        for folder in ("checkpoint", "clients", "models"):
+            begun += (self.path / folder).glob(".*.tmp")
+        _remove(begun)
 
     def close(self) -> None:
         self.lock.close()
@@ -74,18 +104,31 @@ class Folder:
         self.write(name, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
 
     def write_npz(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
-        self.write(name, _npz(arrays))
+        self.write(name, npz(arrays))
 
-    def append_rounds(self, history: History, first: int, share: float) -> None:
+    def append_rounds(self, history: History, first: int) -> None:
         """Lines of all runs for rounds after `first`, one round after another."""
-        lines = [
-            line for r, run in enumerate(history.runs) for line in _lines(r, run, first, share)
-        ]
-        self.append_lines(sorted(lines, key=lambda line: (line["round"], line["run"])))
+        self._append(_text(_all_lines(history, first)))
 
     def append_lines(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """JSON-ready lines behind the bytes of rounds.jsonl that belong to the run."""
-        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
+        self._append(_text(lines))
+
+    def mend_rounds(self, history: History) -> bool:
+        """Make rounds.jsonl begin with what the history tells; whether it did not."""
+        text = _text(_all_lines(history, 0))
+        self.lines = len(text)
+        target = self.path / "rounds.jsonl"
+        try:
+            with open(target, "rb") as f:
+                same = f.read(len(text)) == text
+        except OSError:
+            same = not text
+        if not same:
+            self.write("rounds.jsonl", text)
+        return not same
+
+    def _append(self, text: bytes) -> None:
         target = self.path / "rounds.jsonl"
         try:
             with open(target, "ab") as f:
@@ -109,14 +152,18 @@ class Folder:
             arrays |= {f"table/{r}/{name}": v for name, v in run.arrays().items()}
         meta = {**meta, "round": round, "lines": self.lines, "share": history.share}
         meta["runs"] = _runs(history)
-        body = safetensors.numpy.save(
-            {name: np.ascontiguousarray(v) for name, v in arrays.items()},
-            metadata={"fedmaba": json.dumps(meta)},
-        )
+        body = pack(arrays, meta)
         digest = hashlib.sha256(body).digest()
-        self.write(f"checkpoint/{round:08d}.ckpt", MAGIC + digest + body)
-        for old in checkpoints(self.path)[KEEP:]:
-            old.unlink(missing_ok=True)
+        if self.lines:  # a checkpoint never tells of lines that a power cut could take
+            try:
+                _sync(self.path / "rounds.jsonl")
+            except OSError as error:
+                raise _failed(self.path / "rounds.jsonl", error) from error
+        name = f"{round:08d}.ckpt"
+        self.write(f"checkpoint/{name}", MAGIC + digest + body)
+        found = checkpoints(self.path)
+        keep = [file for file in found if file.name <= name][:KEEP]
+        _remove(file for file in found if file not in keep)  # newer ones are damaged
 
     def finish(self, history: History, models: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
         """Tables and models of a finished run; then its checkpoints are no longer needed."""
@@ -125,15 +172,35 @@ class Folder:
         for name, weights in models.items():
             self.write(f"models/{name}.safetensors", safetensors.numpy.save(dict(weights)))
         self.write_json("runs.json", {"share": history.share, "runs": _runs(history)})
-        for old in checkpoints(self.path):
-            old.unlink(missing_ok=True)
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove the checkpoints of a finished run."""
+        _remove(checkpoints(self.path))
+
+    def discard(self) -> None:
+        """The checkpoints are no longer needed, nor is the folder that holds nothing else."""
+        self.forget()
+        self.close()
+        with contextlib.suppress(OSError):  # something of someone else's lies there
+            (self.path / ".lock").unlink(missing_ok=True)
+            (self.path / "checkpoint").rmdir()
+            self.path.rmdir()
+
+
+def make_folder(path: Path) -> None:
+    """A folder to write into."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SaveFailed(f"{path}: {error.strerror}: choose another --out") from error
 
 
 def write_file(
     target: Path, content: bytes, remedy: str = "mend it, then `fedmaba resume`"
 ) -> None:
     """A whole file or none: temporary file, fsync, rename, fsync of the folder."""
-    temporary = target.with_name(f".{target.name}.tmp")
+    temporary = _temporary(target)
     try:
         target.parent.mkdir(exist_ok=True)
         with open(temporary, "wb") as f:
@@ -143,9 +210,43 @@ def write_file(
         os.replace(temporary, target)
         _sync(target.parent)
     except OSError as error:
-        with contextlib.suppress(OSError):  # the folder itself may be what is missing
-            temporary.unlink(missing_ok=True)
+        _remove([temporary])
         raise _failed(target, error, remedy) from error
+
+
+def _temporary(target: Path) -> Path:
+    return target.with_name(f".{target.name}.tmp")
+
+
+def _remove(files: Iterable[Path]) -> None:
+    """Remove files nobody needs; one that cannot be removed does no harm."""
+    for file in files:
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+def claim(parent: Path, stem: str) -> Path:
+    """A new folder parent/stem-001 or the next free one, taken at once."""
+    for number in range(1, 10**6):
+        path = parent / f"{stem}-{number:03d}"
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise SaveFailed(f"{path}: {error.strerror}: choose another --out") from error
+        return path
+    raise SaveFailed(f"{parent} is full of runs: choose another --out")
+
+
+def foreign(path: Path) -> bool:
+    """Whether something other than a run folder, begun or to be begun, lies here."""
+    if not path.exists():
+        return False
+    own = {".lock", _temporary(path / FIRST).name}
+    if path.is_dir() and all(p.name in own for p in path.iterdir()):
+        return False
+    return not (path / FIRST).exists()  # asked last: another process may just have written it
 
 
 def run_id(index: int, label: str, seed: int) -> str:
@@ -178,9 +279,26 @@ def read_checkpoint(file: Path) -> tuple[Arrays, dict[str, Any]]:
     body = content[40:]
     if content[:8] != MAGIC or hashlib.sha256(body).digest() != content[8:40]:
         raise InputError(f"{file} is damaged: its checksum is wrong, so it is not used")
+    try:
+        return unpack(body)
+    except UNREADABLE as error:
+        raise InputError(f"{file} is no checkpoint of fedmaba: {_reason(error)}") from error
+
+
+def pack(arrays: Arrays, meta: Mapping[str, Any]) -> bytes:
+    """Arrays and JSON-ready words as one safetensors body."""
+    return safetensors.numpy.save(
+        {name: np.ascontiguousarray(v) for name, v in arrays.items()},
+        metadata={"fedmaba": json.dumps(meta)},
+    )
+
+
+def unpack(body: bytes) -> tuple[Arrays, dict[str, Any]]:
+    """What `pack` was given."""
     (length,) = np.frombuffer(body[:8], "<u8")
     header = json.loads(body[8 : 8 + int(length)])
-    return safetensors.numpy.load(body), json.loads(header["__metadata__"]["fedmaba"])
+    meta = json.loads(header["__metadata__"]["fedmaba"])
+    return safetensors.numpy.load(body), {**meta}
 
 
 def load_history(path: Path | str) -> History:
@@ -191,38 +309,64 @@ def load_history(path: Path | str) -> History:
     file = path / "runs.json"
     if not file.exists():
         arrays, meta, _ = load_checkpoint(path)
-        return history_of(arrays, meta)
-    try:
-        about = read_json(file)
-        runs = [{key: run[key] for key in KEYS} for run in about["runs"]]
-        share = float(about.get("share", 0.05))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _damaged(file, error) from error
+        return history_of(arrays, meta, path / "checkpoint")
+    about = read_json(file)
+    runs, share = _about_runs(file, about)
     names = [run_id(r, run["label"], run["seed"]) for r, run in enumerate(runs)]
     tables = [read_npz(path / "clients" / f"{name}.npz") for name in names]
-    return from_arrays(runs, tables, share)
+    return _history(path / "clients", runs, tables, share)
+
+
+def _about_runs(file: Path, about: Any) -> tuple[list[dict[str, Any]], float]:
+    """What a file says of the runs and their share of worst clients, checked."""
+    try:
+        runs = [{key: run[key] for key in KEYS} for run in about["runs"]]
+        share = float(about.get("share", 0.05))
+        for run in runs:
+            for key, kind in KEYS.items():
+                if type(run[key]) is not kind:
+                    raise ValueError(f"{key}={run[key]!r}")
+        if not 0 < share <= 1:
+            raise ValueError(f"share={share}")
+    except UNREADABLE as error:
+        raise _damaged(file, error) from error
+    return runs, share
+
+
+def _history(file: Path, runs: list[dict[str, Any]], tables: list[Arrays], share: float) -> History:
+    try:
+        return from_arrays(runs, tables, share)
+    except UNREADABLE as error:
+        raise _damaged(file, error) from error
 
 
 def read_json(file: Path) -> Any:
     """The content of a JSON file of a run folder."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise _damaged(file, error) from error
 
 
-def read_npz(file: Path) -> Arrays:
-    """The arrays of an NPZ file of a run folder."""
+def read_npz(file: Path, names: Iterable[str] | None = None) -> Arrays:
+    """The arrays of an NPZ file of a run folder, or some of them."""
     try:
-        with np.load(file, allow_pickle=False) as z:
-            return {name: z[name] for name in z.files}
-    except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        with open(file, "rb") as f, np.load(f, allow_pickle=False) as z:
+            return {name: z[name] for name in (z.files if names is None else names)}
+    except UNREADABLE as error:
         raise _damaged(file, error) from error
+
+
+def _reason(error: BaseException) -> str:
+    """What an exception says, on one line."""
+    text = getattr(error, "strerror", None) or str(error)
+    return " ".join(str(text).split())[:200] or type(error).__name__
 
 
 def _damaged(file: Path, error: Exception) -> InputError:
-    reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).split("\n")[0]
-    return InputError(f"{file} cannot be read ({reason}): restore it, or run the experiment again")
+    return InputError(
+        f"{file} cannot be read ({_reason(error)}): restore it, or run the experiment again"
+    )
 
 
 def load_about(path: Path | str) -> dict[str, Any]:
@@ -258,33 +402,43 @@ def read_lines(path: Path | str, first: int = 0) -> list[dict[str, Any]]:
     return lines
 
 
-def history_of(arrays: Arrays, meta: Mapping[str, Any]) -> History:
+def history_of(arrays: Arrays, meta: Mapping[str, Any], file: Path) -> History:
     """The tables inside a checkpoint."""
-    return from_arrays(
-        meta["runs"],
-        [
-            {n.split("/", 2)[2]: v for n, v in arrays.items() if n.startswith(f"table/{r}/")}
-            for r in range(len(meta["runs"]))
-        ],
-        meta["share"],
-    )
+    runs, share = _about_runs(file, meta)
+    tables = [
+        {n.split("/", 2)[2]: v for n, v in arrays.items() if n.startswith(f"table/{r}/")}
+        for r in range(len(runs))
+    ]
+    return _history(file, runs, tables, share)
 
 
 def _runs(history: History) -> list[dict[str, Any]]:
     return [{key: getattr(run, key) for key in KEYS} for run in history.runs]
 
 
+def _text(lines: Iterable[Mapping[str, Any]]) -> bytes:
+    return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
+
+
+def _all_lines(history: History, first: int) -> list[dict[str, Any]]:
+    """JSON-ready lines of all runs for rounds after `first`, one round after another."""
+    found = [
+        line for r, run in enumerate(history.runs) for line in _lines(r, run, first, history.share)
+    ]
+    return sorted(found, key=lambda line: (line["round"], line["run"]))
+
+
 def _lines(r: int, run: Any, first: int, share: float) -> list[dict[str, Any]]:
-    """One run's rounds after `first` as JSON-ready lines."""
+    """One run's rounds after `first` as JSON-ready lines; they depend on the tables alone."""
     evaluated = {int(t): i for i, t in enumerate(run.tables.get("evaluated", []))}
     infos = sorted(name for name in run.tables if name.startswith("info."))
-    lines = []
-    for i, done in enumerate(run.tables.get("round", [])):
-        if done <= first:
-            continue
+    rounds, lines = run.tables.get("round", []), []
+    for i in range(bisect.bisect_right(rounds, first), len(rounds)):
+        done = rounds[i]
         line: dict[str, Any] = {"run": r, "strategy": run.label, "seed": run.seed}
         line["round"] = int(done)
-        line |= {name[5:]: _number(run.tables[name][i]) for name in infos}
+        told = {name[5:]: run.tables[name][i] for name in infos}
+        line |= {name: _number(v) for name, v in told.items() if not np.isnan(v)}
         at = evaluated.get(int(done))
         for model in ("deployed", "last") if at is not None else ():
             accuracy, loss = (run.tables[f"{model}.{k}"][at] for k in ("accuracy", "loss"))
@@ -298,21 +452,22 @@ def _number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _npz(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+def npz(arrays: Mapping[str, NDArray[Any]], method: int = zipfile.ZIP_DEFLATED) -> bytes:
     """An NPZ file whose bytes depend on the arrays alone; NumPy's own holds the time of day."""
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as z:
+    with zipfile.ZipFile(out, "w", method) as z:
         for name, array in arrays.items():
             entry = io.BytesIO()
             np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
             info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            info.compress_type = zipfile.ZIP_DEFLATED
+            info.compress_type = method
             z.writestr(info, entry.getvalue())
     return out.getvalue()
 
 
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

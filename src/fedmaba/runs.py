@@ -109,6 +109,29 @@ class Progress:
             out |= {f"kept/{r}/client": kept.client, f"kept/{r}/round": kept.round}
         return out
 
+    def misfit(self, arrays: dict[str, NDArray[Any]], meta: dict[str, Any], rounds: int) -> str:
+        """What in a checkpoint cannot belong to these runs; empty where all does."""
+        runs, width = self.model.shape
+        done, chunk, diverged = (meta.get(key) for key in ("round", "chunk", "diverged"))
+        if type(done) is not int or not 0 < done <= rounds:
+            return f"round {done!r}"
+        if type(chunk) is not int or chunk < 1:
+            return f"chunk {chunk!r}"
+        if not isinstance(diverged, list) or [type(why) for why in diverged] != [str] * runs:
+            return "another number of runs"
+        want = {k: (v.shape, v.dtype) for k, v in self.arrays().items() if "/" not in k}
+        for r in range(runs):
+            own = f"kept/{r}/"
+            kept = arrays.get(own + "client", np.zeros(0))
+            h = kept.shape[0] if kept.ndim else 0
+            want |= {own + name: ((h,), np.dtype(np.int64)) for name in ("client", "round")}
+            want[own + "change"] = ((h, width), want["model"][1])
+        for name, (shape, dtype) in want.items():
+            found = arrays.get(name)
+            if found is None or (found.shape, found.dtype) != (shape, dtype):
+                return f"array {name}"
+        return ""
+
     def restore(self, arrays: dict[str, NDArray[Any]], meta: dict[str, Any]) -> None:
         """Go back to where a checkpoint was taken."""
 

@@ -90,7 +90,8 @@ def widen(p: FloatArray, n: int) -> FloatArray:
 
 def project(y: FloatArray, mass: float = 1.0) -> FloatArray:
     """The nearest point to y with non-negative entries that sum to `mass`, exactly, by sorting."""
-    y = y - y.max()  # changes nothing, and keeps sums exact for large entries
+    # changes nothing, keeps sums exact for large entries, and none overflows
+    y = np.maximum(y - y.max(), -2.0 * mass)
     u = np.sort(y)[::-1]
     excess = np.cumsum(u) - mass
     count = np.arange(1, len(y) + 1)
@@ -148,9 +149,28 @@ def _newton(
         if room[k] >= 1.0:
             x[free] += d
             return
+        leap = x.copy()
+        leap[free] += d
+        leap = _into_box(leap, low, high)  # many bounds at once, where that is downhill
+        if leap @ gram @ leap < x @ gram @ x:
+            x[:] = leap
+            continue
         x[free] += room[k] * d
         x[free[k]] = low[free[k]] if d[k] < 0 else high[free[k]]
         np.clip(x, low, high, out=x)
+
+
+def _into_box(y: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:
+    """The point nearest to y with low <= x <= high and sum 1."""
+    least, most = float((low - y).min()), float((high - y).max())
+    for _ in range(60):
+        shift = (least + most) / 2
+        if np.clip(y + shift, low, high).sum() < 1.0:
+            least = shift
+        else:
+            most = shift
+    out: FloatArray = np.clip(y + most, low, high)
+    return out
 
 
 def kkt_gap(gram: FloatArray, x: FloatArray, centre: FloatArray, radius: float) -> float:

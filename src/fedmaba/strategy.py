@@ -215,3 +215,9 @@ def reported(values: FloatArray | None, what: str) -> FloatArray:
     if not np.isfinite(values).all():
         raise InputError(f"the replies carry a {what} that is not finite: leave that client out")
     return values
+
+
+def times(factor: float, values: FloatArray) -> FloatArray:
+    """factor * values, never beyond 1e300 whatever a client reports."""
+    with np.errstate(over="ignore"):
+        return np.clip(factor * values, -1e300, 1e300)

@@ -100,11 +100,17 @@ def write(
         raise InputError(f"{out}: the name says the form: end it in {', '.join(FORMS)}")
     _check(kind)
     figure = draw([data.load(folder) for folder in folders], kind, model, share)
-    form, stream = out.suffix.lower()[1:], io.BytesIO()
-    metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}
+    content = encode(figure, out.suffix.lower())
+    record.write_file(out, content, "mend it, or choose another -o")
+
+
+def encode(figure: Any, form: str) -> bytes:
+    """A figure as the bytes of a .pdf, .svg or .png file, the same each time."""
+    metadata = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": {"Software": None}}
+    stream = io.BytesIO()
     with _style():
-        figure.savefig(stream, format=form, metadata=metadata[form])
-    record.write_file(out, stream.getvalue(), "mend it, or choose another -o")
+        figure.savefig(stream, format=form[1:], metadata=metadata[form])
+    return stream.getvalue()
 
 
 def draw(
@@ -114,21 +120,50 @@ def draw(
     _check(kind)
     drawing, size = KINDS[kind]
     with _style():
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        class Picture(Figure):  # type: ignore[misc,unused-ignore]
-            def _repr_png_(self) -> bytes:
-                stream = io.BytesIO()
-                self.savefig(stream, format="png", dpi=150)
-                return stream.getvalue()
-
-        figure = Picture(figsize=size)
-        FigureCanvasAgg(figure)
+        figure = _canvas(size)
         scene = Scene(sources, model, share)
         if not any("evaluated" in run.tables for run in scene.runs):
             raise InputError("no run has been evaluated yet: wait for the first evaluation")
         drawing(figure, scene)
+    return figure
+
+
+def _canvas(size: tuple[float, float]) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    class Picture(Figure):  # type: ignore[misc,unused-ignore]
+        def _repr_png_(self) -> bytes:
+            stream = io.BytesIO()
+            self.savefig(stream, format="png", dpi=150)
+            return stream.getvalue()
+
+    figure = Picture(figsize=size)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def sweep(history: History, parameter: str, values: dict[str, float], model: Model) -> Any:
+    """Figures at the last round against a hyper-parameter; FedAvg as a line with its band."""
+    with _style():
+        figure = _canvas((WIDE, 2.4))
+        rows = {row.label: row for row in history.summary(model)}
+        for axes, name in zip(
+            figure.subplots(1, 3), ("variance", "accuracy", "worst"), strict=True
+        ):
+            shown = [label for label in values if label in rows]
+            x = [values[label] for label in shown]
+            y = [getattr(rows[label].mean, name) for label in shown]
+            sd = np.nan_to_num([getattr(rows[label].sd, name) for label in shown])
+            axes.errorbar(x, y, sd, color=COLORS[0], marker="o", ms=4, capsize=2, label="fedmaba")
+            if "fedavg" in rows:
+                mean, spread = (getattr(f, name) for f in (rows["fedavg"].mean, rows["fedavg"].sd))
+                axes.axhline(mean, color=REFERENCE, lw=1, label="fedavg")
+                if not np.isnan(spread):
+                    axes.axhspan(mean - spread, mean + spread, color=REFERENCE, alpha=0.12, lw=0)
+            axes.set(title=NAMES[name].format(share=100 * history.share), xlabel=parameter)
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return figure
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,20 +35,24 @@ class Cell(NamedTuple):
     rank: int
 
 
+def ranks(rows: Sequence[Row], column: Column) -> list[int]:
+    """Each row's rank in a column; 2 for all where there are too few to rank."""
+    value = np.array([getattr(row.mean, column.field) for row in rows])
+    score = np.where(np.isnan(value), -np.inf, column.sign * value)
+    out = np.full(len(rows), 2)
+    out[np.argsort(-score, kind="stable")[:2]] = [0, 1][: len(rows)]
+    out[np.isnan(value)] = 2
+    return [int(r) for r in out] if len(rows) > 2 else [2] * len(rows)
+
+
 def cells(rows: list[Row], share: float) -> list[list[Cell]]:
     """The body of the table."""
     body: list[list[Cell]] = [[] for _ in rows]
     for column in columns(share):
-        value = np.array([getattr(row.mean, column.field) for row in rows])
-        score = np.where(np.isnan(value), -np.inf, column.sign * value)
-        order = np.argsort(-score, kind="stable")
-        rank = np.full(len(rows), 2)
-        rank[order[:2]] = [0, 1][: len(rows)]
-        for i, row in enumerate(rows):
-            sd = getattr(row.sd, column.field)
-            text = "–" if np.isnan(value[i]) else f"{value[i]:.2f}"
-            text += "" if np.isnan(sd) else f" ± {sd:.2f}"
-            body[i].append(Cell(text, int(rank[i]) if len(rows) > 2 and text != "–" else 2))
+        for row, line, rank in zip(rows, body, ranks(rows, column), strict=True):
+            value, sd = (getattr(f, column.field) for f in (row.mean, row.sd))
+            text = "–" if np.isnan(value) else f"{value:.2f}"
+            line.append(Cell(text + ("" if np.isnan(sd) else f" ± {sd:.2f}"), rank))
     return body
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedmaba.errors import unknown
+from fedmaba.errors import InputError, unknown
 from fedmaba.history import At, History, Model, RunHistory
 from fedmaba.metrics import variance
 from fedmaba.report.table import caption, cells, columns
@@ -31,6 +31,9 @@ from fedmaba.report.table import caption, cells, columns
 if TYPE_CHECKING:
     from fedmaba.engine import Snapshot
     from fedmaba.experiment import Session
+    from fedmaba.report.document import Grid
+    from fedmaba.reproduce import Batch, Work
+    from fedmaba.targets import Target
 
 STYLE = ("bold", "cyan", "")  # best, second, the others
 
@@ -224,8 +227,99 @@ def result(session: Session, out: Path) -> None:
     console.print(Text(f"results: {out}"), soft_wrap=True)
 
 
+class Batches:
+    """Progress over the batches of a target: time left at the rate of client updates so far."""
+
+    def __init__(self, left: Sequence[Work], bar: Progress | None, console: Console) -> None:
+        from fedmaba.reproduce import updates
+
+        self.left, self.bar, self.console, self.updates = left, bar, console, updates
+        self.total, self.past, self.at = sum(map(updates, left)), 0, 0
+        self.begun = self.said = time.monotonic()
+        self.skipped = 0  # updates that an earlier process did
+        self.task = bar.add_task("", total=self.total) if bar else None
+
+    def begin(self, batch: Batch) -> None:
+        self.batch, self.at = batch, self.at + 1
+        work, first = batch.work, batch.session.batch.progress.round
+        self.rounds = work.job.experiment.train.rounds
+        self.each = self.updates(work) // self.rounds
+        self.skipped += first * self.each
+        for note in batch.session.notes:
+            self._say(note)
+        many = f"batch {self.at} of {len(self.left)}: {len(work.runs)} runs, {self.rounds:,} rounds"
+        self._say(f"{many}: {work.job.title}")
+
+    def round(self, done: int) -> None:
+        now, reached = time.monotonic(), self.past + done * self.each
+        rate = (reached - self.skipped) / max(now - self.begun, 1e-9)
+        left = (self.total - reached) / max(rate, 1e-9)
+        text = f"batch {self.at}/{len(self.left)}, round {done}/{self.rounds}, "
+        text += f"{_rate(rate, 'clients')}, {clock(left)} left"
+        if self.bar is not None and self.task is not None:
+            self.bar.update(self.task, completed=reached, description=text)
+        elif now - self.said > 10 or done == self.rounds:
+            self.said = now
+            self._say(text)
+
+    def end(self, written: Path) -> None:
+        self.past += self.rounds * self.each
+        self._say(f"saved {written}")
+
+    def _say(self, text: str) -> None:
+        self.console.print(Text(text, "dim"), soft_wrap=True)
+
+
+@contextmanager
+def batches(left: Sequence[Work], quiet: bool) -> Iterator[Batches]:
+    """A display of a target in progress: a bar on a terminal, plain lines elsewhere."""
+    console = Console(stderr=True, quiet=quiet)
+    if quiet or not console.is_terminal or console.is_dumb_terminal:
+        yield Batches(left, None, console)
+        return
+    with Progress(BarColumn(), TextColumn("{task.description}"), console=console) as bar:
+        yield Batches(left, bar, bar.console)
+
+
+def reproduced(target: Target, source: Path, out: Path) -> None:
+    """Show a target from its histories and write it in every form."""
+    from fedmaba import compact
+    from fedmaba.report import document, reproduction
+
+    console, found = screen(), compact.read_all(source)
+    for one in target.uses if target.view.kind == "all" else [target]:
+        try:
+            page = reproduction.document(one, found)
+        except InputError as error:
+            if target.view.kind != "all":
+                raise
+            console.print(Text(str(error), "red"), soft_wrap=True)
+            continue
+        console.print(Text(page.title, "bold"), soft_wrap=True)
+        for text in page.text:
+            console.print(Text(text, "bold red" if text.startswith("CUT-DOWN") else ""))
+        for grid in page.grids:
+            if one.view.kind != "table" or grid.name in ("best", "last", "pairs-last"):
+                console.print(_page_table(grid))
+        files, why = document.write(page, out / one.name)
+        if why:
+            console.print(Text(f"no figures: {why}", "red"), soft_wrap=True)
+        kinds = ", ".join(dict.fromkeys(f.name for f in files))
+        console.print(Text(f"{out / one.name}: {kinds}"), soft_wrap=True)
+
+
+def _page_table(grid: Grid) -> Table:
+    out = Table(title=grid.title, title_justify="left", title_style="", box=box.SIMPLE_HEAD)
+    for i, name in enumerate(grid.head):
+        words = name in ("row", "note", "verdict", "our reading", "the paper", "where", "reading")
+        out.add_column(name, justify="left" if i == 0 or words else "right", overflow="fold")
+    for row in grid.rows:
+        out.add_row(*(Text(cell.text, STYLE[cell.rank]) for cell in row))
+    return out
+
+
 def listing(what: str) -> None:
-    """One line each: strategies, data sets, models or partitions."""
+    """One line each: strategies, data sets, models, partitions, figures or targets."""
     rows = _rows(what)
     width = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -254,7 +348,12 @@ def _rows(what: str) -> list[tuple[str, ...]]:
         from fedmaba.report import figures
 
         return [*figures.describe()]
-    raise unknown("list", what, ["strategies", "datasets", "models", "partitions", "figures"])
+    if what == "targets":
+        from fedmaba import targets
+
+        return [*targets.describe()]
+    known = ["strategies", "datasets", "models", "partitions", "figures", "targets"]
+    raise unknown("list", what, known)
 
 
 @contextmanager

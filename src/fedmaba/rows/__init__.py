@@ -17,13 +17,13 @@ __all__ = ["Layout", "LossFn", "Rows", "compile"]
 
 
 def compile(
-    model: nn.Module, example: Tensor, loss: LossFn | None = None, *, pair: bool = True
+    model: nn.Module, example: Tensor, loss: LossFn | None = None, *, dtype: str = "float32"
 ) -> Rows:
     """The rows form of a model; `example` is a minibatch of inputs (B, ...).
 
-    `pair`: convolutions on CUDA in pairs of bfloat16, near float32; without it in bfloat16 alone.
+    `dtype`: how products are rounded on CUDA: float32, tf32 or bf16.
     """
-    how = plan(model, example, pair)
+    how = plan(model, example, dtype)
     reason = how.refusal
     if not reason:
         return LayerRows(model, how, example, loss)

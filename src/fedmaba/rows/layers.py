@@ -2,12 +2,13 @@
 
 The step size is folded into the output gradient, so each weight gradient is added to its weights
 by the matrix product itself. A layer without weights is the same function for every row: rows and
-examples are one axis, and autograd gives its backward. On CUDA, `kernels` does what lies between
-the products, and convolutions that it covers.
+examples are one axis, and autograd gives its backward. On CUDA, `dense` does linear layers with
+their ReLU and dropout, and `conv` the convolutions that it covers.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -19,9 +20,9 @@ from fedmaba.rows.base import Form, Layout, LossFn, Rows, Step
 from fedmaba.rows.random import dropout_mask
 
 try:
-    from fedmaba.rows import kernels
+    from fedmaba.rows import conv, dense
 except ImportError:  # no Triton: the plain operations serve
-    kernels = None  # type: ignore[assignment]
+    conv = dense = None  # type: ignore[assignment]
 
 STATELESS = (
     *(nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus),
@@ -32,7 +33,7 @@ STATELESS = (
 
 def _fast(x: Tensor) -> bool:
     """Whether the kernels serve this tensor."""
-    return kernels is not None and x.is_cuda and x.dtype == torch.float32
+    return dense is not None and x.is_cuda and x.dtype == torch.float32
 
 
 class Layer(ABC):
@@ -64,15 +65,8 @@ class Linear(Layer):
         self, x: Tensor, w: list[Tensor], keys: Tensor | None, save: bool
     ) -> tuple[Tensor, Any]:
         flat = x.flatten(1, -2)
-        if self.weights == 2 and _fast(x):
-            y = kernels.bias_act(torch.bmm(flat, w[0]), w[1], self.relu)
-        else:
-            y = (
-                torch.bmm(flat, w[0])
-                if self.weights == 1
-                else torch.baddbmm(w[1][:, None], flat, w[0])
-            )
-            y = y.relu_() if self.relu else y
+        y = torch.bmm(flat, w[0]) if self.weights == 1 else torch.baddbmm(w[1][:, None], flat, w[0])
+        y = y.relu_() if self.relu else y
         return y.view(*x.shape[:-1], -1), (flat, y) if save else None
 
     def backward(
@@ -80,16 +74,56 @@ class Linear(Layer):
     ) -> Tensor | None:
         x, y = saved
         flat = g.flatten(1, -2)
-        if self.weights == 2 and _fast(g):
-            flat = kernels.act_grad(flat.contiguous(), y, sink[1], self.relu)
-        else:
-            if self.relu:
-                flat = torch.ops.aten.threshold_backward(flat, y, 0)
-            if self.weights == 2:
-                sink[1].add_(flat.sum(1))
+        if self.relu:
+            flat = torch.ops.aten.threshold_backward(flat, y, 0)
+        if self.weights == 2:
+            sink[1].add_(flat.sum(1))
         below = torch.bmm(flat, w[0].transpose(1, 2)).view(*g.shape[:-1], -1) if deeper else None
         sink[0].baddbmm_(x.transpose(1, 2), flat)
         return below
+
+
+class Dense(Layer):
+    """On CUDA: x W + b of vectors, then ReLU and dropout where they follow, by `dense`.
+
+    The layer above hands down a gradient with both undone: `undo` is what this layer does for the
+    one below, 1 / (1 - its dropout), or 0 where its inputs are no such outputs.
+    """
+
+    weights = 2
+
+    def __init__(self, relu: bool, drop: tuple[float, int] | None, undo: float, dtype: str) -> None:
+        self.relu, self.drop, self.undo, self.dtype = relu, drop, undo, dtype
+        self.factor = 1.0 / (1.0 - drop[0] if drop else 1.0) if relu else 0.0
+
+    def forward(
+        self, x: Tensor, w: list[Tensor], keys: Tensor | None, save: bool
+    ) -> tuple[Tensor, Any]:
+        flat = x.flatten(1, -2)
+        if keys is not None and flat.shape[1] <= dense.MOST:
+            y = dense.linear(flat, w[0], w[1], self.relu, keys, self.drop, self.dtype)
+        else:
+            y = dense.bias_act(torch.bmm(flat, w[0]), w[1], self.relu)
+            if keys is not None and self.drop is not None:
+                y *= dropout_mask(keys, self.drop[1], y.shape, self.drop[0], y.dtype)
+        return y.view(*x.shape[:-1], -1), flat
+
+    def backward(
+        self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
+    ) -> Tensor | None:
+        x: Tensor = saved
+        flat = g.flatten(1, -2).contiguous()
+        if x.shape[1] <= dense.MOST:
+            below = dense.linear_back(
+                flat, x, w[0], sink[0], sink[1], deeper, self.undo, self.dtype
+            )
+        else:
+            below = torch.bmm(flat, w[0].transpose(1, 2)) if deeper else None
+            if below is not None and self.undo:
+                below = torch.where(x > 0, below * self.undo, 0.0)
+            sink[1].add_(flat.sum(1))
+            sink[0].baddbmm_(x.transpose(1, 2), flat)
+        return None if below is None else below.view(*g.shape[:-1], -1)
 
 
 class Conv2d(Layer):
@@ -180,13 +214,24 @@ def _rows(flat: Tensor, like: Tensor) -> Tensor:
 class ConvStages(Layer):
     """On CUDA: the convolutions at the front of a model, each with its ReLU and pool, then Flatten.
 
-    Inputs are (R, B, H, W, C), outputs (R, B, features) in the order y, x, channel.
+    Inputs are what `prepare` makes of images; outputs (R, B, features) in the order y, x, channel.
     """
 
     def __init__(self, stages: list[Any]) -> None:
         self.stages = stages
         self.weights = 2 * len(stages)
         self.size = sum(4 * stage.ph * stage.pw * stage.n for stage in stages)  # per example
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Images (n, C, H, W) in 16 bits, hi before lo, (n, pieces, H, W, C)."""
+        first = self.stages[0]
+        top = float(x.abs().amax())
+        scale = 2.0 ** (2 - math.frexp(top)[1]) if 0 < top < math.inf else 1.0
+        first.unit = 1.0 / scale
+        moved = x.permute(0, 2, 3, 1) * scale
+        hi = moved.to(first.half)
+        pieces = [hi, (moved - hi).to(first.half)] if first.pair else [hi]
+        return torch.stack(pieces, 1)
 
     def forward(
         self, x: Tensor, w: list[Tensor], keys: Tensor | None, save: bool
@@ -203,10 +248,11 @@ class ConvStages(Layer):
         self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
     ) -> Tensor | None:
         last = self.stages[-1]
+        top = conv.largest(g)
         g = g.contiguous().view(*g.shape[:2], last.ph, last.pw, last.n)
         for i in reversed(range(len(self.stages))):
-            x, won, packed = saved[i]
-            g = self.stages[i].backward(g, x, won, packed, sink[2 * i], sink[2 * i + 1], i > 0)
+            own = (*saved[i], sink[2 * i], sink[2 * i + 1])
+            g = self.stages[i].backward(g, top, *own, i > 0)
         return None
 
 
@@ -312,18 +358,24 @@ class Plan:
         self.refusal = ""
 
 
-def plan(model: nn.Module, example: Tensor, pair: bool) -> Plan:
+def plan(model: nn.Module, example: Tensor, dtype: str) -> Plan:
     """The row form of each layer; `refusal` names the one that has none."""
     out = Plan()
     leaves = list(_leaves(model))
     out.kinds = [type(module).__name__ for _, module in leaves]
-    done = _front(out, leaves, example, pair) if _fast(example) else 0
-    for number in range(done, len(leaves)):
+    fast = _fast(example)
+    done = _front(out, leaves, example, dtype) if fast else 0
+    while done < len(leaves):
+        number = done
         name, module = leaves[number]
         kind = type(module)
-        follows = number + 1 < len(leaves) and type(leaves[number + 1][1]) is nn.ReLU
+        done += 1
+        follows = done < len(leaves) and type(leaves[done][1]) is nn.ReLU
         if isinstance(module, nn.Linear) and kind is nn.Linear:
-            out.layers.append(Linear(module, follows))
+            taken = _dense(out, leaves[number:], number, dtype) if fast else 0
+            if not taken:
+                out.layers.append(Linear(module, follows))
+            done = number + max(1, taken)
             size = (module.out_features, module.in_features)
             out.forms.setdefault(f"{name}.weight".lstrip("."), Form(size, (1, 0), size[::-1]))
         elif isinstance(module, nn.Conv2d) and kind is nn.Conv2d:
@@ -351,22 +403,39 @@ def plan(model: nn.Module, example: Tensor, pair: bool) -> Plan:
     return out
 
 
-def _front(out: Plan, leaves: list[tuple[str, nn.Module]], example: Tensor, pair: bool) -> int:
+def _dense(out: Plan, leaves: list[tuple[str, nn.Module]], number: int, dtype: str) -> int:
+    """Plan a Linear with its ReLU and Dropout for the kernels; returns how many leaves it takes."""
+    modules = [module for _, module in leaves]
+    relu = len(modules) > 1 and type(modules[1]) is nn.ReLU
+    after = modules[2] if relu and len(modules) > 2 else None
+    share = after.p if type(after) is nn.Dropout else 0.0
+    taken = 1 + relu + (type(after) is nn.Dropout)
+    above = modules[taken] if taken < len(modules) else None
+    undone = type(above) is nn.Linear and above.bias is not None  # by a layer of this kind
+    if modules[0].bias is None or share >= 1.0 or (relu and not undone):
+        return 0
+    below = out.layers[-1] if out.layers else None
+    drop = (share, number + 2) if share else None
+    out.layers.append(Dense(relu, drop, below.factor if isinstance(below, Dense) else 0.0, dtype))
+    return taken
+
+
+def _front(out: Plan, leaves: list[tuple[str, nn.Module]], example: Tensor, dtype: str) -> int:
     """Plan the convolutions that the kernels cover; returns how many leaves that takes."""
     stages: list[Any] = []
     shape, at = tuple(example.shape[1:]), 0
     while at + 2 < len(leaves) and type(leaves[at][1]) is nn.Conv2d and len(shape) == 3:
-        (name, conv), (_, pool) = leaves[at], leaves[at + 2]
+        (name, module), (_, pool) = leaves[at], leaves[at + 2]
         c, h, w = shape
-        assert isinstance(conv, nn.Conv2d)
-        k, n = conv.kernel_size[0], conv.out_channels
-        plain = (conv.stride, conv.padding, conv.dilation) == ((1, 1), (0, 0), (1, 1))
-        square = conv.kernel_size == (k, k) and conv.groups == 1 and conv.bias is not None
+        assert isinstance(module, nn.Conv2d)
+        k, n = module.kernel_size[0], module.out_channels
+        plain = (module.stride, module.padding, module.dilation) == ((1, 1), (0, 0), (1, 1))
+        square = module.kernel_size == (k, k) and module.groups == 1 and module.bias is not None
         pooled = isinstance(pool, nn.MaxPool2d) and _halves(pool)
-        fits = kernels.Stage.fits(h, w, c, k, n) and (c >= 16 or not stages)
+        fits = conv.Stage.fits(h, w, c, k, n) and (c >= 16 or not stages)
         if not (plain and square and pooled and fits) or type(leaves[at + 1][1]) is not nn.ReLU:
             return 0
-        stages.append(kernels.Stage(h, w, c, k, n, pair))
+        stages.append(conv.Stage(h, w, c, k, n, dtype, first=not stages))
         out.forms[f"{name}.weight"] = Form((n, c, k, k), (2, 3, 1, 0), (k, k, c, n))
         shape = (n, stages[-1].ph, stages[-1].pw)
         at += 3
@@ -408,9 +477,8 @@ class LayerRows(Rows):
             self.activations = 4 * example[0].numel() + self.layers[0].size
 
     def prepare(self, x: Tensor) -> Tensor:
-        if self.layers and isinstance(self.layers[0], ConvStages):
-            return x.permute(0, 2, 3, 1).contiguous()
-        return x
+        front = self.layers[0] if self.layers else None
+        return front.prepare(x) if isinstance(front, ConvStages) else x
 
     def _weights(self, flat: Tensor) -> list[list[Tensor]]:
         views = iter(self.layout.views(flat))
@@ -432,9 +500,9 @@ class LayerRows(Rows):
         return loss
 
     def loss_and_gradient(self, out: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        if self.loss_fn is None and _fast(out) and kernels.fits_cross_entropy(*out.shape[1:]):
+        if self.loss_fn is None and _fast(out) and dense.fits_cross_entropy(*out.shape[1:]):
             bent = None if step.bent is None else torch.stack(step.bent)
-            return kernels.cross_entropy(out, step.y, step.weight, step.scale, bent), out
+            return dense.cross_entropy(out, step.y, step.weight, step.scale, bent), out
         return super().loss_and_gradient(out, step)
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ def _find(path: str) -> type[Strategy]:
     where, _, attribute = path.rpartition(".")
     try:
         kind = getattr(importlib.import_module(where), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise InputError(f"strategy {path!r}: {error}: write package.module.Class") from error
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise InputError(f"strategy {path!r} is no class derived from fedmaba.Strategy")

@@ -20,6 +20,7 @@ from fedmaba.strategy import (
     Strategy,
     param,
     reported,
+    times,
     uniform,
 )
 
@@ -46,5 +47,5 @@ class AFL(Strategy):
         coef = weight[replies.client]  # the old ones: the model they were chosen for is this one
         coef = coef / coef.sum() if coef.sum() > 0.0 else uniform(replies)
         moved = weight.copy()
-        moved[replies.client] += self.lam * reported(replies.loss, "loss")
+        moved[replies.client] += times(self.lam, reported(replies.loss, "loss"))
         return Decision(coef, {"lambda": project(moved)}, {"effective": effective(coef)})

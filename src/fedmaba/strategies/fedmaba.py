@@ -29,6 +29,7 @@ from fedmaba.strategy import (
     Strategy,
     param,
     reported,
+    times,
 )
 
 FLOOR = 1e-12  # of the uniform weight: no arm is dead for ever
@@ -71,7 +72,7 @@ class FedMABA(Strategy):
         p, who = state["p"], replies.client
         m = len(who)
         relative = np.maximum(p[who] * len(p), FLOOR)
-        a = np.log(relative) + self.eta_b * reported(replies.loss, "loss")
+        a = np.log(relative) + times(self.eta_b, reported(replies.loss, "loss"))
         phat, multiplier, kl = tilt(a, self._radius(p, who))
         new = p.copy()
         new[who] = phat * (p[who].sum() if self.sync == "mass" else 1.0)

@@ -34,7 +34,7 @@ class FedMGDA(Strategy):
     def weigh(self, state: State, replies: Replies) -> Decision:
         gram = reported(replies.gram, "gram matrix")
         length = np.sqrt(gram.diagonal())
-        inverse = np.where(length > 0, 1.0 / np.maximum(length, 1e-300), 0.0)
+        inverse = np.where(length > 1e-150, 1.0 / np.maximum(length, 1e-150), 0.0)
         mu = min_norm(gram * np.outer(inverse, inverse), by_size(replies), self.epsilon)
         coef = self.eta * self.decay**replies.round * mu * inverse
         norm = float(np.sqrt(max(float(coef @ gram @ coef), 0.0)))

@@ -11,7 +11,17 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedmaba.strategy import Decision, Local, Needs, Replies, State, Strategy, param, reported
+from fedmaba.strategy import (
+    Decision,
+    Local,
+    Needs,
+    Replies,
+    State,
+    Strategy,
+    param,
+    reported,
+    times,
+)
 
 
 @dataclass(frozen=True)
@@ -36,5 +46,5 @@ class QFFL(Strategy):
         norms = reported(replies.norms, "norms")
         power = self.q * np.log(loss)
         u = np.exp(power - power.max())  # F_k^q, scaled
-        coef = u / (u * (1.0 + self.q * norms / (loss * replies.lr))).sum()
+        coef = u / (u * (1.0 + self.q * norms / times(replies.lr, loss))).sum()
         return Decision(coef, state, {"step": float(coef.sum())})

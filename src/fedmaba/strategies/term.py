@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedmaba.simplex import effective
-from fedmaba.strategy import Decision, Needs, Replies, State, Strategy, param, reported
+from fedmaba.strategy import Decision, Needs, Replies, State, Strategy, param, reported, times
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class TERM(Strategy):
 
     def weigh(self, state: State, replies: Replies) -> Decision:
         loss = reported(replies.loss, "loss")
-        tilted = np.exp(self.T * (loss - loss.max()))
+        tilted = np.exp(times(self.T, loss - loss.max()))
         p = tilted / tilted.sum()
         info = {"effective": effective(p)}
         if self.normalise == "paper":

@@ -1,0 +1,84 @@
+"""All that is wrong with an experiment, in one line, before any data are read. Rarely needs torch.
+
+`config` knows each key by itself; here the words inside a key are read (strategies, partition,
+deployed model, data set) and keys are held against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from fedmaba import average, config, datasets, partition, strategies
+from fedmaba.errors import InputError
+
+
+def build(tree: Mapping[str, Any], source: str = "") -> config.Experiment:
+    """A checked experiment; every error of its keys and their words in one line."""
+    found = []
+    try:
+        asked = config.build(tree)
+    except InputError as error:
+        found.append(str(error))
+    found += [problem for problem in _problems(tree) if problem not in found]
+    if found:
+        text = "; ".join(found)
+        raise InputError(f"{source}: {text}" if source else text)
+    return asked
+
+
+def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with the words, as far as they are words at all."""
+    specs = tree.get("strategies")
+    specs = [specs] if isinstance(specs, str) else specs if isinstance(specs, list) else []
+    labels: list[str] = []
+    for spec in specs:
+        if isinstance(spec, str):
+            try:
+                labels += [s.label() for s in strategies.parse(spec)]
+            except InputError as error:
+                yield str(error)
+    for label in dict.fromkeys(labels):
+        if labels.count(label) > 1:
+            yield f"strategy {label!r} is listed twice: each row of a table is one"
+    words: dict[str, Callable[[str], object]] = {
+        "server.deploy": average.parse,
+        "data.partition": partition.parse,
+        "data.validation": partition.parse_share,
+        "data.name": datasets.known,
+        "model": _model,
+    }
+    for name, read in words.items():
+        value = _at(tree, name)
+        number = name == "data.validation" and isinstance(value, int | float)
+        if isinstance(value, str) or number:
+            try:
+                read(str(value))
+            except InputError as error:
+                yield str(error)
+    clients, m = (_whole(_at(tree, name)) for name in ("data.clients", "train.participants"))
+    if clients is not None and m is not None and 0 < clients < m:
+        yield f"participants={m}, but clients={clients}: lower it or say 'all'"
+
+
+def _model(name: str) -> None:
+    if name != "mlp":
+        from fedmaba import models
+
+        models.factory(name)
+
+
+def _at(tree: Mapping[str, Any], name: str) -> object:
+    """The value of a key as it was given; None where there is none."""
+    value: object = tree
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _whole(value: object) -> int | None:
+    """A number that came as such or as text."""
+    try:
+        return int(value) if isinstance(value, int | str) else None
+    except ValueError:
+        return None

@@ -1,0 +1,164 @@
+"""Tables and figures of a page, and how they are written: Markdown, LaTeX, CSV, images.
+
+No torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedmaba import record
+from fedmaba.errors import InputError
+from fedmaba.report import export
+
+REMEDY = "mend it, or choose another --out"
+
+
+class Cell(NamedTuple):
+    """One entry: its text, its numbers, and its rank in the column (0 best, 1 second, else 2)."""
+
+    text: str
+    value: float | None = None
+    sd: float | None = None
+    rank: int = 2
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One table; the first column names the rows."""
+
+    name: str
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+
+@dataclass
+class Document:
+    """All that is shown of a target."""
+
+    title: str
+    text: list[str] = field(default_factory=list)
+    grids: list[Grid] = field(default_factory=list)
+    figures: dict[str, Callable[[], Any]] = field(default_factory=dict)
+
+
+def number(value: float, sd: float = float("nan"), rank: int = 2, sign: bool = False) -> Cell:
+    """A cell of a number with its spread; an empty one for nan."""
+    if value != value:
+        return Cell("–")
+    text = f"{value:+.2f}" if sign else f"{value:.2f}"
+    if sd != sd:
+        return Cell(text, value, None, rank)
+    return Cell(f"{text} ± {sd:.2f}", value, sd, rank)
+
+
+def markdown(document: Document, only: Iterable[str] = (), level: int = 1) -> str:
+    """The page as Markdown, or only the tables named."""
+    chosen = set(only)
+    parts = [f"{'#' * level} {document.title}", *document.text]
+    for grid in document.grids:
+        if not chosen or grid.name in chosen:
+            parts.append(table(grid))
+    return "\n\n".join(parts) + "\n"
+
+
+def table(grid: Grid) -> str:
+    """A table as Markdown: the best bold, the second in italics."""
+    lines = [f"**{grid.title}**", "", _line(grid.head), _line(["---"] * len(grid.head))]
+    for row in grid.rows:
+        lines.append(_line([("**{}**", "*{}*", "{}")[c.rank].format(c.text) for c in row]))
+    return "\n".join(lines)
+
+
+def _line(words: Iterable[str]) -> str:
+    return "| " + " | ".join(word.replace("|", "\\|") for word in words) + " |"
+
+
+def latex(document: Document) -> str:
+    r"""The tables for a paper: booktabs; \usepackage{booktabs,xcolor}."""
+    parts = [r"% \usepackage{booktabs,xcolor}"]
+    parts += [f"% {line}" for text in (document.title, *document.text) for line in text.split("\n")]
+    for grid in document.grids:
+        columns = "l" + "r" * (len(grid.head) - 1)
+        body = [" & ".join(_tex(word) for word in grid.head) + r" \\", r"\midrule"]
+        for row in grid.rows:
+            body.append(" & ".join(_mark(c) for c in row) + r" \\")
+        parts.append(
+            "\n".join(
+                [
+                    r"\begin{table}",
+                    rf"\caption{{{_tex(grid.title)}}}",
+                    rf"\begin{{tabular}}{{{columns}}}",
+                    r"\toprule",
+                    *body,
+                    r"\bottomrule",
+                    r"\end{tabular}",
+                    r"\end{table}",
+                ]
+            )
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def _mark(cell: Cell) -> str:
+    forms = (r"\textbf{{{}}}", r"\textcolor{{blue}}{{{}}}", "{}")
+    return forms[cell.rank].format(_tex(cell.text))
+
+
+GREEK = {"α": "alpha", "ε": "varepsilon", "η": "eta", "λ": "lambda", "μ": "mu", "τ": "tau"}
+SYMBOLS = {
+    "\\": r"\textbackslash{}",
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "²": r"$^2$",
+    "–": "--",
+    "−": "$-$",
+    "·": r"$\cdot$",
+    "×": r"$\times$",
+    **{c: f"$\\{name}$" for c, name in GREEK.items()},
+}
+
+
+def _tex(text: str) -> str:
+    return "".join(SYMBOLS.get(c, c) for c in text)
+
+
+def csv(document: Document) -> str:
+    """Every cell as a line: table, row, column, number, spread, text."""
+    rows: list[list[object]] = [["table", "row", "column", "value", "sd", "text"]]
+    for grid in document.grids:
+        for row in grid.rows:
+            for column, cell in zip(grid.head[1:], row[1:], strict=True):
+                spread = "" if cell.sd is None else cell.sd
+                value = "" if cell.value is None else cell.value
+                rows.append([grid.name, row[0].text, column, value, spread, cell.text])
+    return export.text(rows)
+
+
+def write(document: Document, folder: Path) -> tuple[list[Path], str]:
+    """All forms into a folder; the files, and why there are no figures if there are none."""
+    record.make_folder(folder)
+    texts = {"table.md": markdown, "table.tex": latex, "table.csv": csv}
+    written = []
+    for name, make in texts.items():
+        record.write_file(folder / name, make(document).encode(), REMEDY)
+        written.append(folder / name)
+    from fedmaba.report import figures
+
+    for name, draw in document.figures.items():
+        try:
+            figure = draw()
+        except InputError as error:  # no matplotlib, or nothing to draw
+            return written, str(error)
+        for form in figures.FORMS:
+            target = folder / f"{re.sub(r'[^a-z0-9_-]', '_', name)}{form}"
+            record.write_file(target, figures.encode(figure, form), REMEDY)
+            written.append(target)
+    return written, ""

@@ -1,0 +1,164 @@
+"""Running the targets of `fedmaba reproduce`: batch after batch, each saved as soon as it is done.
+
+Runs that a results folder holds already are not run again, and a batch that was interrupted goes on
+from its checkpoint: the same command continues a target, and folders of several machines are merged
+by putting their files together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedmaba
+from fedmaba import compact, config, engine, experiment, record, targets
+from fedmaba.errors import InputError
+from fedmaba.experiment import Session
+from fedmaba.targets import Job, Key, Target
+
+SECONDS = 120.0  # between checkpoints
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is left to do of a job: one batch of the engine."""
+
+    name: str  # of the target it was asked for
+    job: Job
+    runs: tuple[Key, ...]
+
+    @property
+    def file(self) -> str:
+        """The name of its results, which says target, settings and runs."""
+        text = json.dumps([self.job.digest, sorted(self.runs)])
+        return f"{self.name}.{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+
+def plan(target: Target, out: Path, part: tuple[int, int] = (1, 1)) -> list[Work]:
+    """The batches that `out` does not hold yet, or part i of n of every job's."""
+    done = compact.read_all(out) if out.exists() else []
+    left = []
+    for job in target.every_job():
+        first, last = (len(job.runs) * k // part[1] for k in (part[0] - 1, part[0]))
+        missing = set(compact.collect(done, job)[2])
+        runs = tuple(key for key in job.runs[first:last] if key in missing)
+        if runs:
+            left.append(Work(target.name, job, runs))
+    return left
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """`2/3` as part 2 of 3."""
+    first, slash, last = text.partition("/")
+    if slash and first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last):
+        return int(first), int(last)
+    raise InputError(f"--batch {text}: write I/N, the I-th of N parts, as 1/3")
+
+
+@dataclass
+class Batch:
+    """One batch in progress."""
+
+    work: Work
+    session: Session
+    folder: record.Folder
+    seconds: float  #       spent on it so far
+    stopped: bool = False
+
+    def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
+        """Simulate, with a checkpoint every two minutes and whenever told to stop."""
+        session, at = self.session, self.session.batch.progress
+        before, begun = self.seconds, time.monotonic()
+        saved = begun
+        try:
+            for snapshot in engine.simulate(session.batch):
+                session.history.add(replace(snapshot, rounds=[None] * len(snapshot.rounds)))
+                yield snapshot
+                now = time.monotonic()
+                self.seconds = before + now - begun
+                self.stopped = stop() and at.round < session.batch.plan.rounds
+                if self.stopped or now - saved > SECONDS:
+                    self._checkpoint()
+                    saved = time.monotonic()
+                if self.stopped:
+                    return
+        finally:
+            session.batch.workers.close()
+
+    def _checkpoint(self) -> None:
+        at = self.session.batch.progress
+        meta = {"chunk": at.chunk, "diverged": at.diverged, "seconds": self.seconds}
+        self.folder.save(at.round, at.arrays(), meta, self.session.history)
+
+    def finish(self, out: Path, command: Sequence[str]) -> Path:
+        """Save the compact history; the checkpoint is no longer needed."""
+        target = out / f"{self.work.file}.npz"
+        sizes = [run.federation.validation.size for run in self.session.batch.runs]
+        compact.write(target, self.session.history.runs, sizes, self._about(command))
+        self.folder.discard()
+        return target
+
+    def _about(self, command: Sequence[str]) -> dict[str, Any]:
+        batch = self.session.batch
+        device, data = batch.pool.x.device, batch.runs[0].federation.data
+        cuda = device.type == "cuda"
+        return {
+            "target": self.work.name,
+            "settings": self.work.job.settings,
+            "seconds": round(self.seconds, 1),
+            "dtype": batch.plan.dtype,
+            "device": torch.cuda.get_device_name(device) if cuda else platform.machine() or "cpu",
+            "versions": {
+                "fedmaba": fedmaba.__version__,
+                "python": platform.python_version(),
+                "numpy": np.__version__,
+                "torch": torch.__version__,
+            },
+            "command": _command(command),
+            "data": {"name": data.name, "sha256": data.sha256()},
+            "partition": {str(run.seed): run.federation.split.sha256() for run in batch.runs},
+        }
+
+
+def begin(work: Work, out: Path, machine: config.Machine) -> Batch:
+    """A batch at round 0, or where it was interrupted."""
+    job = work.job
+    seeds = sorted({key.seed for key in work.runs})
+    asked = job.experiment.model_copy(update={"seeds": seeds, "machine": machine})
+    chosen = [(job.strategies[key.label], key.seed, key.deploy) for key in work.runs]
+    session = experiment.prepare(asked, None, list(job.strategies.values()), chosen)
+    record.make_folder(out)
+    folder = record.Folder(out / "checkpoint" / f"{work.file}.{machine.dtype}")
+    seconds = 0.0
+    if record.checkpoints(folder.path):
+        arrays, meta, damaged = record.load_checkpoint(folder.path)
+        session.batch.progress.restore(arrays, meta)
+        session.history = record.history_of(arrays, meta, folder.path / "checkpoint")
+        seconds = float(meta["seconds"])
+        session.notes += [*damaged, f"goes on after round {meta['round']}"]
+    return Batch(work, session, folder, seconds)
+
+
+def updates(work: Work) -> int:
+    """Client updates of a batch, as a measure of its work."""
+    asked = work.job.experiment
+    return len(work.runs) * targets.participants(asked) * asked.train.rounds
+
+
+def _command(words: Sequence[str]) -> str:
+    """The command as anyone would type it: without where files went."""
+    kept, skip = ["fedmaba"], False
+    for word in words[1:]:
+        if not skip and not word.startswith("--out"):
+            kept.append(word)
+        skip = word == "--out"
+    return " ".join(kept)

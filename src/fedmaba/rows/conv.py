@@ -1,0 +1,735 @@
+"""Triton kernels for rows of convolutions on CUDA: conv + bias + ReLU + 2x2 max pool at once.
+
+An implicit matrix product: nothing is unrolled in memory, the convolution's output is never
+written, and backward needs one byte per pooled value, which of the four positions won (4: none,
+ReLU cut it). Activations are (row, image, y, x, channel); weights (row, ky, kx, in, out).
+
+Values that meet in a product have 16 bits: bfloat16, float16 (10 bits of mantissa, as tf32 has),
+or a PAIR of float16, hi + lo, of which hi*hi + hi*lo + lo*hi is taken: 22 bits, near float32's
+24. What float16 lacks in range, powers of two make up: one for the inputs, one for each row's
+weights and for each row's gradient, from its largest magnitude. Sums are float32. Nothing here
+uses atomics: the same inputs give the same bits.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+HALF = {"float32": torch.float16, "tf32": torch.float16, "bf16": torch.bfloat16}
+
+
+@triton.jit
+def _scale(largest):
+    """The power of two that brings a magnitude between 4 and 8."""
+    exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
+    field = tl.minimum(tl.maximum(256 - exponent, 2), 252)
+    return (field << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _load(ptr, gap, off, mask, PAIR: tl.constexpr):
+    """A tile as hi and lo."""
+    hi = tl.load(ptr + off, mask=mask, other=0.0)
+    lo = hi
+    if PAIR:
+        lo = tl.load(ptr + gap + off, mask=mask, other=0.0)
+    return hi, lo
+
+
+@triton.jit
+def _store(ptr, gap, off, v, mask, PAIR: tl.constexpr):
+    hi = v.to(ptr.dtype.element_ty)
+    tl.store(ptr + off, hi, mask=mask)
+    if PAIR:
+        tl.store(ptr + gap + off, (v - hi.to(tl.float32)).to(ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _dot(ah, al, bh, bl, acc, PAIR: tl.constexpr):
+    if PAIR:
+        acc = tl.dot(al, bh, acc)
+        acc = tl.dot(ah, bl, acc)
+    return tl.dot(ah, bh, acc)
+
+
+@triton.jit
+def _pack(w, wrow, largest, out, gap, COUNT: tl.constexpr, N: tl.constexpr, PAIR: tl.constexpr):
+    """Weights of one row, scaled, as hi and lo."""
+    m = tl.program_id(1).to(tl.int64)
+    e = tl.program_id(0) * N + tl.arange(0, N)
+    v = tl.load(w + m * wrow + e, mask=e < COUNT) * _scale(tl.load(largest + m))
+    _store(out, gap, m * COUNT + e, v, e < COUNT, PAIR)
+
+
+@triton.jit
+def _pack_window(
+    w,
+    wrow,
+    largest,
+    out,
+    gap,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    DEEP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PAIR: tl.constexpr,
+):
+    """Weights of one row as each position of a pooling window sees them, (4, DEEP, N)."""
+    m = tl.program_id(1).to(tl.int64)
+    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    n, k, place = e % N, (e // N) % DEEP, e // (N * DEEP)
+    c, kx, ky = k % C, (k // C) % (K + 1) - place % 2, k // (C * (K + 1)) - place // 2
+    inside = (place < 4) & (kx >= 0) & (kx < K) & (ky >= 0) & (ky < K)
+    v = tl.load(w + m * wrow + ((ky * K + kx) * C + c) * N + n, mask=inside, other=0.0)
+    v *= _scale(tl.load(largest + m))
+    _store(out, gap, m * (4 * DEEP * N) + e, v, place < 4, PAIR)
+
+
+@triton.jit
+def _pooled(
+    a0,
+    a1,
+    a2,
+    a3,
+    unit,
+    b,
+    y,
+    ygap,
+    arg,
+    o,
+    ok,
+    YF: tl.constexpr,
+    PAIR: tl.constexpr,
+):
+    """The largest of four positions, + bias, ReLU; a value that is not finite stays one."""
+    top = a0
+    won = tl.zeros(a0.shape, tl.int32)
+    won = tl.where(a1 > top, 1, won)
+    top = tl.where(a1 > top, a1, top)
+    won = tl.where(a2 > top, 2, won)
+    top = tl.where(a2 > top, a2, top)
+    won = tl.where(a3 > top, 3, won)
+    top = tl.where(a3 > top, a3, top) * unit + b[None, :]
+    value = tl.where(top < 0.0, 0.0, top)
+    if YF:
+        tl.store(y + o, value, mask=ok)
+    else:
+        _store(y, ygap, o, value, ok, PAIR)
+    tl.store(arg + o, tl.where(top > 0.0, won, 4).to(tl.uint8), mask=ok)
+
+
+@triton.jit
+def _forward(
+    x,
+    xgap,
+    ximage,
+    xrow,
+    unit,
+    w,
+    wgap,
+    largest,
+    b,
+    brow,
+    y,
+    ygap,
+    arg,
+    B,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    YF: tl.constexpr,
+    BP: tl.constexpr,
+    PAIR: tl.constexpr,
+):
+    """BP pooled pixels of one row, one tap after another; an accumulator per pooled position."""
+    PH: tl.constexpr = (H - K + 1) // 2
+    PW: tl.constexpr = (W - K + 1) // 2
+    m = tl.program_id(1).to(tl.int64)
+    p = tl.program_id(0) * BP + tl.arange(0, BP)
+    ok = p < B * PH * PW
+    px, py, image = p % PW, (p // PW) % PH, p // (PH * PW)
+    k = tl.arange(0, C)
+    n = tl.arange(0, N)
+    mask = ok[:, None] & (k < C)[None, :]
+    corner = m * xrow + (image * ximage + (2 * py * W + 2 * px) * C)[:, None] + k[None, :]
+    a0 = tl.zeros((BP, N), tl.float32)
+    a1 = a0
+    a2 = a0
+    a3 = a0
+    for s in range(K * K):
+        q = corner + ((s // K) * W + s % K) * C
+        at = (m * (K * K * C) + s * C + k)[:, None] * N + n[None, :]
+        wh, wl = _load(w, wgap, at, (k < C)[:, None], PAIR)
+        xh, xl = _load(x, xgap, q, mask, PAIR)
+        a0 = _dot(xh, xl, wh, wl, a0, PAIR)
+        xh, xl = _load(x, xgap, q + C, mask, PAIR)
+        a1 = _dot(xh, xl, wh, wl, a1, PAIR)
+        xh, xl = _load(x, xgap, q + W * C, mask, PAIR)
+        a2 = _dot(xh, xl, wh, wl, a2, PAIR)
+        xh, xl = _load(x, xgap, q + W * C + C, mask, PAIR)
+        a3 = _dot(xh, xl, wh, wl, a3, PAIR)
+    unit /= _scale(tl.load(largest + m))
+    o = (m * (B * PH * PW) + p)[:, None] * N + n[None, :]
+    bias = tl.load(b + m * brow + n)
+    _pooled(a0, a1, a2, a3, unit, bias, y, ygap, arg, o, ok[:, None], YF, PAIR)
+
+
+@triton.jit
+def _window(
+    x, xgap, base, ok, k, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr, PAIR: tl.constexpr
+):
+    """All input values under pooling windows: (windows, k), k counts lines, columns, channels."""
+    LINE: tl.constexpr = (K + 1) * C
+    at = base[:, None] + ((k // LINE) * (W * C) + k % LINE)[None, :]
+    return _load(x, xgap, at, ok[:, None] & (k < (K + 1) * LINE)[None, :], PAIR)
+
+
+@triton.jit
+def _forward_window(
+    x,
+    xgap,
+    ximage,
+    xrow,
+    unit,
+    w,
+    wgap,
+    largest,
+    b,
+    brow,
+    y,
+    ygap,
+    arg,
+    B,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    DEEP: tl.constexpr,
+    WIDE: tl.constexpr,
+    YF: tl.constexpr,
+    BP: tl.constexpr,
+    PAIR: tl.constexpr,
+):
+    """Few channels: all values under a pooling window at once, against each position's weights."""
+    PH: tl.constexpr = (H - K + 1) // 2
+    PW: tl.constexpr = (W - K + 1) // 2
+    m = tl.program_id(1).to(tl.int64)
+    p = tl.program_id(0) * BP + tl.arange(0, BP)
+    ok = p < B * PH * PW
+    px, py, image = p % PW, (p // PW) % PH, p // (PH * PW)
+    n = tl.arange(0, N)
+    base = m * xrow + image * ximage + (2 * py * W + 2 * px) * C
+    a0 = tl.zeros((BP, N), tl.float32)
+    a1 = a0
+    a2 = a0
+    a3 = a0
+    for first in range(0, DEEP, WIDE):
+        k = first + tl.arange(0, WIDE)
+        at = (m * (4 * DEEP) + k)[:, None] * N + n[None, :]
+        real = (k < DEEP)[:, None]
+        xh, xl = _window(x, xgap, base, ok, k, W, C, K, PAIR)
+        wh, wl = _load(w, wgap, at, real, PAIR)
+        a0 = _dot(xh, xl, wh, wl, a0, PAIR)
+        wh, wl = _load(w, wgap, at + DEEP * N, real, PAIR)
+        a1 = _dot(xh, xl, wh, wl, a1, PAIR)
+        wh, wl = _load(w, wgap, at + 2 * DEEP * N, real, PAIR)
+        a2 = _dot(xh, xl, wh, wl, a2, PAIR)
+        wh, wl = _load(w, wgap, at + 3 * DEEP * N, real, PAIR)
+        a3 = _dot(xh, xl, wh, wl, a3, PAIR)
+    unit /= _scale(tl.load(largest + m))
+    o = (m * (B * PH * PW) + p)[:, None] * N + n[None, :]
+    bias = tl.load(b + m * brow + n)
+    _pooled(a0, a1, a2, a3, unit, bias, y, ygap, arg, o, ok[:, None], YF, PAIR)
+
+
+@triton.jit
+def _unpool(
+    g,
+    ggap,
+    largest,
+    arg,
+    d,
+    dgap,
+    count,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    C: tl.constexpr,
+    GF: tl.constexpr,
+    N: tl.constexpr,
+    PAIR: tl.constexpr,
+):
+    """Pooled gradient of one row -> gradient of the convolution's output (2PH x 2PW), scaled."""
+    m = tl.program_id(1).to(tl.int64)
+    e = tl.program_id(0) * N + tl.arange(0, N)
+    ok = e < count
+    v = tl.load(g + m * count + e, mask=ok, other=0.0).to(tl.float32)
+    if GF:
+        v *= _scale(tl.load(largest + m))
+    elif PAIR:
+        v += tl.load(g + ggap + m * count + e, mask=ok, other=0.0).to(tl.float32)
+    a = tl.load(arg + m * count + e, mask=ok, other=4)
+    c, p = e % C, e // C
+    px, py, image = p % PW, (p // PW) % PH, p // (PH * PW)
+    o = 4 * m * count + ((image * (2 * PH) + 2 * py) * (2 * PW) + 2 * px) * C + c
+    _store(d, dgap, o, tl.where(a == 0, v, 0.0), ok, PAIR)
+    _store(d, dgap, o + C, tl.where(a == 1, v, 0.0), ok, PAIR)
+    _store(d, dgap, o + 2 * PW * C, tl.where(a == 2, v, 0.0), ok, PAIR)
+    _store(d, dgap, o + 2 * PW * C + C, tl.where(a == 3, v, 0.0), ok, PAIR)
+
+
+@triton.jit
+def _input_grad(
+    d,
+    dgap,
+    w,
+    wgap,
+    largest,
+    dx,
+    xgap,
+    B,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    BM: tl.constexpr,
+    PAIR: tl.constexpr,
+):
+    OH: tl.constexpr = (H - K + 1) // 2 * 2
+    OW: tl.constexpr = (W - K + 1) // 2 * 2
+    m = tl.program_id(1).to(tl.int64)
+    r = tl.program_id(0) * BM + tl.arange(0, BM)
+    ok = r < B * H * W
+    y, x = (r % (H * W)) // W, r % W
+    n = tl.arange(0, N)
+    c = tl.arange(0, C)
+    here = m * (B * OH * OW * N) + ((r // (H * W)) * (OH * OW * N) + (y * OW + x) * N)[:, None]
+    here += n[None, :]
+    acc = tl.zeros((BM, C), tl.float32)
+    for s in range(K * K):
+        ky = s // K
+        kx = s % K
+        inside = ok & (y >= ky) & (y < OH + ky) & (x >= kx) & (x < OW + kx)
+        dh, dl = _load(d, dgap, here - (ky * OW + kx) * N, inside[:, None], PAIR)
+        at = (m * (K * K * C) + s * C + c)[:, None] * N + n[None, :]
+        wh, wl = _load(w, wgap, at, (c < C)[:, None], PAIR)
+        acc = _dot(dh, dl, tl.trans(wh), tl.trans(wl), acc, PAIR)
+    o = (m * (B * H * W) + r)[:, None] * C + c[None, :]
+    _store(dx, xgap, o, acc / _scale(tl.load(largest + m)), ok[:, None], PAIR)
+
+
+@triton.jit
+def _add(ptr, at, v):
+    tl.store(ptr + at, tl.load(ptr + at) + v)
+
+
+@triton.jit
+def _weight_grad(
+    x,
+    xgap,
+    ximage,
+    xrow,
+    unit,
+    d,
+    dgap,
+    largest,
+    sink,
+    srow,
+    B,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    BK: tl.constexpr,
+    PAIR: tl.constexpr,
+):
+    """The taps of one kernel line of one row: the output gradient is loaded once for all."""
+    OH: tl.constexpr = (H - K + 1) // 2 * 2
+    OW: tl.constexpr = (W - K + 1) // 2 * 2
+    ky = tl.program_id(0)
+    m = tl.program_id(1).to(tl.int64)
+    n = tl.arange(0, N)
+    c = tl.arange(0, C)
+    a0 = tl.zeros((C, N), tl.float32)
+    a1 = a0
+    a2 = a0
+    a3 = a0
+    a4 = a0
+    for first in range(0, B * OH * OW, BK):
+        p = first + tl.arange(0, BK)
+        ok = (p < B * OH * OW)[:, None]
+        dh, dl = _load(d, dgap, (m * (B * OH * OW) + p)[:, None] * N + n[None, :], ok, PAIR)
+        oy, ox, image = (p // OW) % OH, p % OW, p // (OH * OW)
+        q = m * xrow + (image * ximage + ((oy + ky) * W + ox) * C)[:, None] + c[None, :]
+        xh, xl = _load(x, xgap, q, ok, PAIR)
+        a0 = _dot(tl.trans(xh), tl.trans(xl), dh, dl, a0, PAIR)
+        if K > 1:
+            xh, xl = _load(x, xgap, q + C, ok, PAIR)
+            a1 = _dot(tl.trans(xh), tl.trans(xl), dh, dl, a1, PAIR)
+        if K > 2:
+            xh, xl = _load(x, xgap, q + 2 * C, ok, PAIR)
+            a2 = _dot(tl.trans(xh), tl.trans(xl), dh, dl, a2, PAIR)
+        if K > 3:
+            xh, xl = _load(x, xgap, q + 3 * C, ok, PAIR)
+            a3 = _dot(tl.trans(xh), tl.trans(xl), dh, dl, a3, PAIR)
+        if K > 4:
+            xh, xl = _load(x, xgap, q + 4 * C, ok, PAIR)
+            a4 = _dot(tl.trans(xh), tl.trans(xl), dh, dl, a4, PAIR)
+    unit /= _scale(tl.load(largest + m))
+    at = m * srow + (ky * K * C + c)[:, None] * N + n[None, :]
+    _add(sink, at, a0 * unit)
+    if K > 1:
+        _add(sink, at + C * N, a1 * unit)
+    if K > 2:
+        _add(sink, at + 2 * C * N, a2 * unit)
+    if K > 3:
+        _add(sink, at + 3 * C * N, a3 * unit)
+    if K > 4:
+        _add(sink, at + 4 * C * N, a4 * unit)
+
+
+@triton.jit
+def _at_place(xh, xl, gh, gl, a, PLACE: tl.constexpr, acc, PAIR: tl.constexpr):
+    """Window values times the gradient that went to one position of the window."""
+    zero = gh * 0
+    dh = tl.where(a == PLACE, gh, zero)
+    dl = dh
+    if PAIR:
+        dl = tl.where(a == PLACE, gl, zero)
+    return _dot(tl.trans(xh), tl.trans(xl), dh, dl, acc, PAIR)
+
+
+@triton.jit
+def _window_grad(
+    x,
+    xgap,
+    ximage,
+    xrow,
+    g,
+    ggap,
+    largest,
+    arg,
+    part,
+    bias,
+    M,
+    B,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    DEEP: tl.constexpr,
+    WIDE: tl.constexpr,
+    S: tl.constexpr,
+    GF: tl.constexpr,
+    BK: tl.constexpr,
+    PAIR: tl.constexpr,
+):
+    """Few channels: partial gradients of one row over one of S stretches of windows, scaled."""
+    PH: tl.constexpr = (H - K + 1) // 2
+    PW: tl.constexpr = (W - K + 1) // 2
+    CHUNKS: tl.constexpr = DEEP // WIDE
+    s = tl.program_id(0) // CHUNKS
+    k = (tl.program_id(0) % CHUNKS) * WIDE + tl.arange(0, WIDE)
+    m = tl.program_id(1).to(tl.int64)
+    count = B * PH * PW
+    length = (count + S - 1) // S
+    n = tl.arange(0, N)
+    e0 = tl.zeros((WIDE, N), tl.float32)
+    e1 = e0
+    e2 = e0
+    e3 = e0
+    total = tl.zeros((N,), tl.float32)
+    for first in range(0, length, BK):
+        p = s * length + first + tl.arange(0, BK)
+        ok = (p < count) & (p < (s + 1) * length)
+        o = (m * count + p)[:, None] * N + n[None, :]
+        a = tl.load(arg + o, mask=ok[:, None], other=4)
+        if GF:
+            whole = tl.load(g + o, mask=ok[:, None], other=0.0) * _scale(tl.load(largest + m))
+            gh = whole.to(x.dtype.element_ty)
+            gl = (whole - gh.to(tl.float32)).to(x.dtype.element_ty)
+        else:
+            gh, gl = _load(g, ggap, o, ok[:, None], PAIR)
+            whole = gh.to(tl.float32)
+            if PAIR:
+                whole += gl.to(tl.float32)
+        total += tl.sum(tl.where(a < 4, whole, 0.0), 0)
+        px, py, image = p % PW, (p // PW) % PH, p // (PH * PW)
+        base = m * xrow + image * ximage + (2 * py * W + 2 * px) * C
+        xh, xl = _window(x, xgap, base, ok, k, W, C, K, PAIR)
+        e0 = _at_place(xh, xl, gh, gl, a, 0, e0, PAIR)
+        e1 = _at_place(xh, xl, gh, gl, a, 1, e1, PAIR)
+        e2 = _at_place(xh, xl, gh, gl, a, 2, e2, PAIR)
+        e3 = _at_place(xh, xl, gh, gl, a, 3, e3, PAIR)
+    o = part + (s * M + m) * (4 * DEEP * N) + k[:, None] * N + n[None, :]
+    tl.store(o, e0)
+    tl.store(o + DEEP * N, e1)
+    tl.store(o + 2 * DEEP * N, e2)
+    tl.store(o + 3 * DEEP * N, e3)
+    tl.store(bias + (s * M + m) * N + n, total)
+
+
+@triton.jit
+def _fold(
+    part,
+    bias_part,
+    largest,
+    unit,
+    sink,
+    srow,
+    bias,
+    brow,
+    M,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    DEEP: tl.constexpr,
+    S: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Add a row's partial gradients of all window positions and stretches to its sinks."""
+    m = tl.program_id(1).to(tl.int64)
+    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ok = e < K * K * C * N
+    n, c, kx, ky = e % N, (e // N) % C, (e // (N * C)) % K, e // (N * C * K)
+    scale = _scale(tl.load(largest + m))
+    total = tl.zeros((BLOCK,), tl.float32)
+    for s in range(S):
+        for place in range(4):
+            k = ((ky + place // 2) * (K + 1) + kx + place % 2) * C + c
+            at = ((s * M + m) * 4 + place) * (DEEP * N) + k * N + n
+            total += tl.load(part + at, mask=ok, other=0.0)
+    at = sink + m * srow + e
+    tl.store(at, tl.load(at, mask=ok, other=0.0) + total * (unit / scale), mask=ok)
+    if tl.program_id(0) == 0:
+        i = tl.arange(0, N)
+        few = tl.zeros((N,), tl.float32)
+        for s in range(S):
+            few += tl.load(bias_part + (s * M + m) * N + i)
+        _add(bias, m * brow + i, few / scale)
+
+
+@triton.jit
+def _bias_grad(
+    g,
+    ggap,
+    largest,
+    arg,
+    bias,
+    brow,
+    count,
+    N: tl.constexpr,
+    GF: tl.constexpr,
+    BK: tl.constexpr,
+    PAIR: tl.constexpr,
+):
+    """What reached the pooled values of one row that ReLU let through."""
+    m = tl.program_id(0).to(tl.int64)
+    n = tl.arange(0, N)
+    total = tl.zeros((N,), tl.float32)
+    for first in range(0, count, BK):
+        p = first + tl.arange(0, BK)
+        ok = (p < count)[:, None]
+        o = (m * count + p)[:, None] * N + n[None, :]
+        v = tl.load(g + o, mask=ok, other=0.0).to(tl.float32)
+        if PAIR and not GF:
+            v += tl.load(g + ggap + o, mask=ok, other=0.0).to(tl.float32)
+        total += tl.sum(tl.where(tl.load(arg + o, mask=ok, other=4) < 4, v, 0.0), 0)
+    if not GF:
+        total /= _scale(tl.load(largest + m))
+    _add(bias, m * brow + n, total)
+
+
+TILES = {  # block, warps, stages, as measured on an H200: benchmarks/tiles.py
+    False: {
+        "window": (64, 4, 1),  # forward, few channels
+        "tap": (32, 4, 3),  #    forward
+        "dx": (128, 4, 3),  #    input gradient
+        "dw": (32, 4, 3),  #     weight gradient
+        "d1": (64, 8, 1),  #     weight gradient, few channels
+    },
+    True: {
+        "window": (64, 4, 1),
+        "tap": (32, 4, 2),
+        "dx": (64, 4, 3),
+        "dw": (32, 4, 2),
+        "d1": (64, 8, 1),
+    },
+}
+STRETCHES = 4
+
+
+def largest(v: Tensor) -> Tensor:
+    """(R,) largest magnitude of each row of v (R, ...), which may be rows of a wider matrix."""
+    out: Tensor = torch.linalg.vector_norm(v.flatten(1), torch.inf, dim=1)
+    return out
+
+
+class Packed:
+    """A row's weights ready for products, and their largest magnitudes."""
+
+    def __init__(self, values: Tensor, largest: Tensor) -> None:
+        self.values, self.largest = values, largest
+
+
+class Stage:
+    """One conv + bias + ReLU + pool of all rows.
+
+    Inputs are images of 16 bits (R, B, pieces, H, W, C) times `scale`, or what the stage before put
+    out, (pieces, R, B, H, W, C).
+    """
+
+    def __init__(
+        self, h: int, w: int, c: int, k: int, n: int, dtype: str, *, first: bool, scale: float = 1.0
+    ) -> None:
+        self.h, self.w, self.c, self.k, self.n, self.first = h, w, c, k, n, first
+        self.pair, self.half, self.unit = dtype == "float32", HALF[dtype], 1.0 / scale
+        self.few = c < 16
+        size = (k + 1) ** 2 * c
+        self.wide = min(128, max(16, triton.next_power_of_2(size)))
+        self.deep = triton.cdiv(size, self.wide) * self.wide
+        self.ph, self.pw = (h - k + 1) // 2, (w - k + 1) // 2
+        self.tiles = TILES[self.pair]
+
+    @staticmethod
+    def fits(h: int, w: int, c: int, k: int, n: int) -> bool:
+        """Whether the kernels cover a convolution: square, small, channels powers of two."""
+        sizes = (16, 32, 64, 128)
+        return k <= 5 and min(h, w) > k and n in sizes and (c < 16 or c in sizes)
+
+    def pack(self, w: Tensor) -> Packed:
+        """Weights (R, k, k, c, n), scaled, in 16 bits."""
+        rows, top = len(w), largest(w)
+        shape = (4, self.deep, self.n) if self.few else (self.k, self.k, self.c, self.n)
+        out = torch.empty(1 + self.pair, rows, *shape, device=w.device, dtype=self.half)
+        where = (w, w.stride(0), top, out, out[0].numel())
+        grid = (triton.cdiv(out[0, 0].numel(), 1024), rows)
+        if self.few:
+            _pack_window[grid](*where, self.c, self.k, self.n, self.deep, 1024, self.pair)
+        else:
+            _pack[grid](*where, out[0, 0].numel(), 1024, self.pair)
+        return Packed(out, top)
+
+    def _place(self, x: Tensor) -> tuple[int, int, int]:
+        """Steps from hi to lo, from image to image and from row to row of inputs."""
+        if self.first:
+            return x.stride(2), x.stride(1), x.stride(0)
+        return x.stride(0), x.stride(2), x.stride(1)
+
+    def forward(self, x: Tensor, w: Packed, b: Tensor, last: bool) -> tuple[Tensor, Tensor]:
+        """Pooled activations, float32 where `last`, and the winners."""
+        rows, images = len(w.largest), x.shape[1 if self.first else 2]
+        shape = (rows, images, self.ph, self.pw, self.n)
+        arg = torch.empty(shape, device=b.device, dtype=torch.uint8)
+        y = (
+            torch.empty(shape, device=b.device)
+            if last
+            else torch.empty((1 + self.pair, *shape), device=b.device, dtype=self.half)
+        )
+        block, warps, stages = self.tiles["window" if self.few else "tap"]
+        kernel = _forward_window if self.few else _forward
+        kernel[(triton.cdiv(images * self.ph * self.pw, block), rows)](
+            x,
+            *self._place(x),
+            self.unit,
+            w.values,
+            w.values[0].numel(),
+            w.largest,
+            b,
+            b.stride(0),
+            y,
+            arg.numel(),
+            arg,
+            images,
+            *(self.h, self.w, self.c, self.k, self.n),
+            *((self.deep, self.wide) if self.few else ()),
+            last,
+            block,
+            self.pair,
+            num_warps=warps,
+            num_stages=stages,
+        )
+        return y, arg
+
+    def backward(
+        self,
+        g: Tensor,
+        top: Tensor,
+        x: Tensor,
+        arg: Tensor,
+        w: Packed,
+        sink: Tensor,
+        bias: Tensor,
+        deeper: bool,
+    ) -> Tensor | None:
+        """Add the weights' gradients to their sinks; the input's, scaled, where `deeper`.
+
+        g is float32 (R, B, ph, pw, n), or what the stage above gave; top are its magnitudes (R,).
+        """
+        whole = g.dtype == torch.float32
+        rows, images = arg.shape[:2]
+        gap = arg.numel()
+        shape = (images, self.h, self.w, self.c, self.k, self.n)
+        if self.few:
+            self._window_backward(g, top, x, arg, sink, bias, shape)
+            return None
+        count = arg[0].numel()
+        _bias_grad[(rows,)](
+            g, gap, top, arg, bias, bias.stride(0), count // self.n, self.n, whole, 128, self.pair
+        )
+        d = torch.empty(1 + self.pair, 4 * gap, device=g.device, dtype=self.half)
+        _unpool[(triton.cdiv(count, 2048), rows)](
+            *(g, gap, top, arg, d, 4 * gap, count),
+            *(self.ph, self.pw, self.n, whole, 2048, self.pair),
+        )
+        below = None
+        if deeper:
+            like = (1 + self.pair, rows, images, self.h, self.w, self.c)
+            below = torch.empty(like, device=g.device, dtype=self.half)
+            block, warps, stages = self.tiles["dx"]
+            _input_grad[(triton.cdiv(images * self.h * self.w, block), rows)](
+                *(d, 4 * gap, w.values, w.values[0].numel(), w.largest, below, below[0].numel()),
+                *(*shape, block, self.pair),
+                num_warps=warps,
+                num_stages=stages,
+            )
+        block, warps, stages = self.tiles["dw"]
+        _weight_grad[(self.k, rows)](
+            *(x, *self._place(x), self.unit, d, 4 * gap, top, sink, sink.stride(0)),
+            *(*shape, block, self.pair),
+            num_warps=warps,
+            num_stages=stages,
+        )
+        return below
+
+    def _window_backward(
+        self,
+        g: Tensor,
+        top: Tensor,
+        x: Tensor,
+        arg: Tensor,
+        sink: Tensor,
+        bias: Tensor,
+        shape: tuple[int, ...],
+    ) -> None:
+        rows = len(arg)
+        part = torch.empty(STRETCHES, rows, 4 * self.deep * self.n, device=g.device)
+        bias_part = torch.empty(STRETCHES, rows, self.n, device=g.device)
+        block, warps, stages = self.tiles["d1"]
+        _window_grad[(STRETCHES * (self.deep // self.wide), rows)](
+            *(x, *self._place(x), g, arg.numel(), top, arg, part, bias_part, rows),
+            *(*shape, self.deep, self.wide, STRETCHES, g.dtype == torch.float32, block, self.pair),
+            num_warps=warps,
+            num_stages=stages,
+        )
+        _fold[(triton.cdiv(sink[0].numel(), 1024), rows)](
+            *(part, bias_part, top, self.unit, sink, sink.stride(0), bias, bias.stride(0), rows),
+            *(self.c, self.k, self.n, self.deep, STRETCHES, 1024),
+        )

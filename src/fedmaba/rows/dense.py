@@ -1,0 +1,336 @@
+"""Triton kernels for rows of linear layers on CUDA: few launches, and each weight read once.
+
+Forward is product + bias + ReLU + dropout. Backward reads a block of weights once, for the inputs'
+gradient and for its own step. Both take minibatches of at most MOST examples. Nothing here uses
+atomics: the same inputs give the same bits.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fedmaba import rng
+
+MOST = 128
+PROGRAMS = 264  # fewer leave parts of a large GPU idle
+DOT = {"float32": "tf32x3", "tf32": "tf32", "bf16": "tf32"}  # float32: three products, as exact
+GOLDEN, FIRST, SECOND = (tl.constexpr(word) for word in (rng.GOLDEN, rng.FIRST, rng.SECOND))
+
+
+@triton.jit
+def _kept(key, e, CUT: tl.constexpr):
+    """Whether dropout keeps element e of a stream: `rows.random.dropout_mask`, one by one."""
+    z = key + (e // 4 + 1).to(tl.uint64) * GOLDEN
+    z = (z ^ (z >> 30)) * FIRST
+    z = (z ^ (z >> 27)) * SECOND
+    z = z ^ (z >> 31)
+    draw = (z >> ((e % 4) * 16).to(tl.uint64)).to(tl.int32) & 65535
+    return (draw ^ 32768) >= CUT  # the mask compares signed words of 16 bits
+
+
+@triton.jit
+def _linear(
+    x,
+    xrow,
+    w,
+    wrow,
+    b,
+    brow,
+    y,
+    keys,
+    B,
+    I: tl.constexpr,
+    O: tl.constexpr,
+    RELU: tl.constexpr,
+    LAYER: tl.constexpr,
+    CUT: tl.constexpr,
+    FACTOR: tl.constexpr,
+    BB: tl.constexpr,
+    BI: tl.constexpr,
+    BO: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """BO outputs of one row's minibatch.
+
+    In tf32x3 the product is taken transposed: then both operands lie as the tensor cores want them.
+    """
+    FLIP: tl.constexpr = PRECISION == "tf32x3"
+    m = tl.program_id(1).to(tl.int64)
+    i = tl.arange(0, BB)
+    o = tl.program_id(0) * BO + tl.arange(0, BO)
+    k = tl.arange(0, BI)
+    acc = tl.zeros((BO, BB) if FLIP else (BB, BO), tl.float32)
+    for first in range(0, I, BI):
+        inside = first + k < I
+        at = m * xrow + i[:, None] * I + (first + k)[None, :]
+        xs = tl.load(x + at, mask=(i < B)[:, None] & inside[None, :], other=0.0)
+        at = m * wrow + (first + k)[:, None] * O + o[None, :]
+        ws = tl.load(w + at, mask=inside[:, None] & (o < O)[None, :], other=0.0)
+        if FLIP:
+            acc = tl.dot(tl.trans(ws), tl.trans(xs), acc, input_precision=PRECISION)
+        else:
+            acc = tl.dot(xs, ws, acc, input_precision=PRECISION)
+    if FLIP:
+        acc = tl.trans(acc)
+    acc += tl.load(b + m * brow + o, mask=o < O, other=0.0)[None, :]
+    if RELU:
+        acc = tl.where(acc < 0.0, 0.0, acc)
+    e = i[:, None] * O + o[None, :]
+    if CUT > 0:
+        key = tl.load(keys + m).to(tl.uint64, bitcast=True) ^ LAYER
+        acc = tl.where(_kept(key, e, CUT), acc * FACTOR, 0.0)
+    tl.store(y + m * B * O + e, acc, mask=(i < B)[:, None] & (o < O)[None, :])
+
+
+@triton.jit
+def _linear_back(
+    g,
+    x,
+    xrow,
+    w,
+    wrow,
+    sink,
+    srow,
+    bias,
+    brow,
+    below,
+    B,
+    I: tl.constexpr,
+    O: tl.constexpr,
+    SAME: tl.constexpr,
+    DEEPER: tl.constexpr,
+    FACTOR: tl.constexpr,
+    BB: tl.constexpr,
+    BI: tl.constexpr,
+    BO: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The weights of BI inputs of one row: their step, and what reaches those inputs.
+
+    FACTOR > 0: the inputs are another layer's outputs after ReLU and dropout; its gradient is
+    handed down with both undone.
+    """
+    m = tl.program_id(1).to(tl.int64)
+    i = tl.arange(0, BB)
+    k = tl.program_id(0) * BI + tl.arange(0, BI)
+    n = tl.arange(0, BO)
+    ok = (i < B)[:, None] & (k < I)[None, :]
+    xs = tl.load(x + m * xrow + i[:, None] * I + k[None, :], mask=ok, other=0.0)
+    xt = tl.trans(xs)
+    acc = tl.zeros((BB, BI), tl.float32)
+    for first in range(0, O, BO):
+        o = first + n
+        at = m * B * O + i[:, None] * O + o[None, :]
+        gs = tl.load(g + at, mask=(i < B)[:, None] & (o < O)[None, :], other=0.0)
+        block = (k < I)[:, None] & (o < O)[None, :]
+        at = k[:, None] * O + o[None, :]
+        change = tl.dot(xt, gs, input_precision=PRECISION)
+        if DEEPER or SAME:
+            ws = tl.load(w + m * wrow + at, mask=block, other=0.0)
+        if DEEPER:
+            acc = tl.dot(gs, tl.trans(ws), acc, input_precision=PRECISION)
+        old = ws if SAME else tl.load(sink + m * srow + at, mask=block, other=0.0)
+        tl.store(sink + m * srow + at, old + change, mask=block)
+        if tl.program_id(0) == 0:
+            here = bias + m * brow + o
+            before = tl.load(here, mask=o < O, other=0.0)
+            tl.store(here, before + tl.sum(gs, 0), mask=o < O)
+    if DEEPER:
+        if FACTOR > 0:
+            acc = tl.where(xs > 0.0, acc * FACTOR, 0.0)
+        tl.store(below + m * B * I + i[:, None] * I + k[None, :], acc, mask=ok)
+
+
+def _few(rows: int, size: int) -> bool:
+    """Whether programs must be small, so that all of a GPU has work."""
+    return bool(rows * triton.cdiv(size, 64) < PROGRAMS)
+
+
+def _block(size: int, most: int) -> int:
+    """How much of an axis one program takes."""
+    return int(max(16, min(most, triton.next_power_of_2(size))))
+
+
+def linear(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor,
+    relu: bool,
+    keys: Tensor,
+    drop: tuple[float, int] | None,
+    dtype: str,
+) -> Tensor:
+    """act(x (R, B, I) @ w (R, I, O) + b (R, O)); `drop`: share to drop and the layer's number."""
+    rows, many, wide = x.shape
+    out = w.shape[2]
+    share, number = drop or (0.0, 0)
+    y = torch.empty(rows, many, out, device=x.device)
+    exact, few = dtype == "float32", _few(rows, out)
+    block = _block(out, 32 if few else 64 if exact else 128)  # as measured: benchmarks/tiles.py
+    _linear[(triton.cdiv(out, block), rows)](
+        x,
+        x.stride(0),
+        w,
+        w.stride(0),
+        b,
+        b.stride(0),
+        y,
+        keys,
+        many,
+        wide,
+        out,
+        relu,
+        (number + 1) * rng.GOLDEN & (2**63 - 1),
+        min(round(share * 65536), 65535),
+        1.0 / (1.0 - share),
+        max(16, triton.next_power_of_2(many)),
+        32,
+        block,
+        DOT[dtype],
+        num_warps=4 if exact or few else 2,
+        num_stages=3,
+    )
+    return y
+
+
+def linear_back(
+    g: Tensor,
+    x: Tensor,
+    w: Tensor,
+    sink: Tensor,
+    bias: Tensor,
+    deeper: bool,
+    factor: float,
+    dtype: str,
+) -> Tensor | None:
+    """Backward of `linear` from g (R, B, O), gradient before ReLU; adds to sink and bias.
+
+    Returns the inputs' gradient where `deeper`; `factor` undoes ReLU and dropout of the layer
+    below.
+    """
+    rows, many, wide = x.shape
+    out = w.shape[2]
+    below = torch.empty(rows, many, wide, device=x.device) if deeper else None
+    few = _few(rows, wide)
+    if not (deeper or few or dtype == "float32"):  # then the plain product is quicker
+        bias.add_(g.sum(1))
+        sink.baddbmm_(x.transpose(1, 2), g)
+        return None
+    block = _block(wide, 32 if few else 64)
+    _linear_back[(triton.cdiv(wide, block), rows)](
+        g,
+        x,
+        x.stride(0),
+        w,
+        w.stride(0),
+        sink,
+        sink.stride(0),
+        bias,
+        bias.stride(0),
+        g if below is None else below,
+        many,
+        wide,
+        out,
+        sink.data_ptr() == w.data_ptr(),
+        deeper,
+        factor,
+        max(16, triton.next_power_of_2(many)),
+        block,
+        _block(out, 64 if few else 32),
+        DOT[dtype],
+        num_warps=4,
+        num_stages=2 if few else 3,
+    )
+    return below
+
+
+@triton.jit
+def _bias_act(y, b, brow, count, O: tl.constexpr, RELU: tl.constexpr, N: tl.constexpr):
+    r = tl.program_id(1).to(tl.int64)
+    e = tl.program_id(0) * N + tl.arange(0, N)
+    ok = e < count
+    v = tl.load(y + r * count + e, mask=ok) + tl.load(b + r * brow + e % O, mask=ok)
+    tl.store(y + r * count + e, tl.where(v < 0.0, 0.0, v) if RELU else v, mask=ok)
+
+
+@triton.jit
+def _cross_entropy(
+    z,
+    y,
+    weight,
+    wrow,
+    yrow,
+    scale,
+    bent,
+    loss,
+    R,
+    B,
+    C: tl.constexpr,
+    BENT: tl.constexpr,
+    BB: tl.constexpr,
+    BC: tl.constexpr,
+):
+    """Loss of one row, and scale * its gradient written over the outputs z."""
+    r = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BB)
+    c = tl.arange(0, BC)
+    ok = (i < B)[:, None] & (c < C)[None, :]
+    at = (r * B + i)[:, None] * C + c[None, :]
+    v = tl.load(z + at, mask=ok, other=-1e30)
+    label = tl.load(y + r * yrow + i, mask=i < B, other=0)
+    share = tl.load(weight + r * wrow + i, mask=i < B, other=0.0)
+    v -= tl.max(v, 1)[:, None]
+    e = tl.exp(v)
+    total = tl.sum(e, 1)
+    hit = c[None, :] == label[:, None]
+    picked = tl.sum(tl.where(hit, v, 0.0), 1)
+    value = tl.sum((tl.log(total) - picked) * share)
+    factor = tl.load(scale)
+    if BENT:
+        room = tl.load(bent + r) - value
+        limit = tl.load(bent + R + r)
+        inside = tl.where(
+            room >= limit, 1.0 / tl.where(room >= limit, room, 1.0), tl.load(bent + 2 * R + r)
+        )
+        factor *= tl.where(tl.load(bent + r) == float("inf"), 1.0, inside)
+    g = (e / total[:, None] - tl.where(hit, 1.0, 0.0)) * (share * factor)[:, None]
+    tl.store(z + at, g, mask=ok)
+    tl.store(loss + r, value)
+
+
+def bias_act(y: Tensor, b: Tensor, relu: bool) -> Tensor:
+    """y (R, B, O) + b (R, O), then ReLU, in place."""
+    rows, count, out = len(y), y[0].numel(), y.shape[-1]
+    _bias_act[(triton.cdiv(count, 2048), rows)](y, b, b.stride(0), count, out, relu, 2048)
+    return y
+
+
+def fits_cross_entropy(b: int, classes: int) -> bool:
+    """Whether one program can hold a row's outputs."""
+    return bool(triton.next_power_of_2(b) * triton.next_power_of_2(classes) <= 16384)
+
+
+def cross_entropy(
+    z: Tensor, y: Tensor, weight: Tensor, scale: Tensor, bent: Tensor | None
+) -> Tensor:
+    """Loss (R,) of outputs z (R, B, C), which become scale * their gradient; bent is (3, R)."""
+    rows, b, classes = z.shape
+    loss = torch.empty(rows, device=z.device, dtype=z.dtype)
+    _cross_entropy[(rows,)](
+        z,
+        y,
+        weight,
+        weight.stride(0),
+        y.stride(0),
+        scale,
+        loss if bent is None else bent,
+        loss,
+        rows,
+        b,
+        classes,
+        bent is not None,
+        triton.next_power_of_2(b),
+        max(16, triton.next_power_of_2(classes)),
+    )
+    return loss

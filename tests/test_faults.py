@@ -1,0 +1,150 @@
+"""Small versions of the fault campaigns; `make faults` runs them at full count."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tools.faults import configs, damage, data, disk, names, nans, reports
+from tools.faults.__main__ import CAMPAIGNS, table
+
+ROOT = Path(__file__).parents[1]
+
+
+def quiet(text: str) -> None:
+    """Nobody watches a test."""
+
+
+def whole(tally, least):
+    """Nothing lost, and something tried."""
+    assert tally.why == []
+    assert tally.lost == 0
+    assert tally.tried >= least
+    return tally
+
+
+def process(name, count, tmp_path):
+    """A campaign that forks, in a process of its own."""
+    words = [sys.executable, "-m", "tools.faults", name, "--count", str(count)]
+    src = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": src, "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*words, "--out", str(tmp_path)], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads((tmp_path / f"{name}.json").read_text())
+    assert found["lost"] == 0
+    return found
+
+
+def test_a_killed_run_ends_in_the_same_bytes(tmp_path):
+    assert process("kill", 25, tmp_path)["tried"] == 25
+
+
+def test_a_run_killed_at_a_file_operation_ends_in_the_same_bytes(tmp_path):
+    assert process("steps", 12, tmp_path)["file operations of the run"] > 100
+
+
+def test_of_two_processes_one_gets_the_folder(tmp_path):
+    assert process("races", 10, tmp_path)["tried"] == 10
+
+
+def test_a_signal_ends_a_run_after_a_save(tmp_path):
+    assert process("signals", 4, tmp_path)["tried"] == 4
+
+
+def test_one_thread_gives_the_bits_of_two(tmp_path):
+    assert process("threads", 1, tmp_path)["counts"] == {"mlp": 59}
+
+
+def test_a_damaged_checkpoint_is_never_loaded():
+    tally = whole(damage.campaign(2000, 0, quiet), 2000)
+    assert tally.figures["truncations"] >= 1000
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_forged_checkpoint_is_no_traceback():
+    assert {"used", "refused"} <= set(whole(damage.forged(40, 0, quiet), 40).counts)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_damaged_folder_is_no_traceback():
+    assert {"read", "refused"} <= set(whole(damage.folders(40, 0, quiet), 40).counts)
+
+
+def test_a_failing_disk_costs_nothing_that_was_saved():
+    tally = whole(disk.campaign(44, 0, quiet), 44)
+    assert {"ENOSPC", "EDQUOT", "EIO"} <= set(tally.counts)
+
+
+def test_mutated_data_files_are_refused_or_unchanged():
+    assert len(whole(data.campaign(500, 0, quiet), 500).counts) == 6
+
+
+def test_a_configuration_runs_or_is_refused_with_a_line():
+    counts = whole(configs.campaign(300, 0, quiet), 300).counts
+    assert min(counts["ran"], counts["refused"], counts["noise"]) > 5
+
+
+def test_random_reports_give_finite_weights_inside_the_ball():
+    tally = whole(reports.campaign(2000, 0, quiet), 20_000)
+    assert tally.figures["largest KL - rho"] <= 1e-9
+
+
+def test_no_nan_is_silent():
+    assert set(whole(nans.campaign(6, 0, quiet), 18).counts) == {"client", "server", "weight"}
+
+
+def test_hostile_names_stay_inside():
+    whole(names.campaign(15, 0, quiet), 15)
+
+
+# --- the campaigns themselves must see what they look for --------------------------------------
+
+
+def test_a_campaign_that_loses_says_so(monkeypatch):
+    """A checkpoint without its checksum, a save without its rename: found."""
+    from fedmaba import record
+
+    real = record.hashlib.sha256
+
+    class Blind:
+        def __init__(self, content=b""):
+            self.real = real(content)
+
+        def digest(self):
+            return bytes(32)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "hashlib", type("Fake", (), {"sha256": Blind}))
+        assert damage.campaign(60, 0, quiet).lost > 3
+
+    def in_place(target, content, remedy=""):
+        target.parent.mkdir(exist_ok=True)
+        with open(target, "wb") as f:
+            f.write(content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "write_file", in_place)
+        assert disk.campaign(10, 0, quiet).lost > 3
+
+
+# --- what the docs say -------------------------------------------------------------------------
+
+
+def test_the_page_shows_the_measured_figures():
+    found = json.loads((ROOT / "benchmarks" / "results" / "faults.json").read_text())
+    text = (ROOT / "docs" / "reliability.md").read_text()
+    assert {"kill", "damage"} <= set(found)
+    assert re.findall(r"^\| `\w+` \| [0-9].*$", text, re.M) == table(found)
+    for name, entry in found.items():
+        assert entry["lost"] == 0, name
+        assert re.search(rf"--count {CAMPAIGNS[name].count} ", entry["command"]), name
+
+
+@pytest.mark.skipif(not disk.mountable(), reason="may not mount a disk here")
+def test_a_real_disk_that_fills_up(tmp_path):
+    assert process("tmpfs", 3, tmp_path)["tried"] == 3

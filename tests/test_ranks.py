@@ -1,0 +1,227 @@
+"""Several processes at one simulation: real torchrun, gloo, on this machine."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedmaba import load_history
+from fedmaba.cli import main
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+MODEL = """
+import os, time
+from torch import nn
+from fedmaba.strategies import FedMABA
+
+if "SLOW" in os.environ:
+    weigh = FedMABA.weigh
+
+    def slowly(self, state, replies):
+        time.sleep(0.05)
+        return weigh(self, state, replies)
+
+    FedMABA.weigh = slowly
+
+def make(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.Tanh(), nn.Linear(16, classes))
+"""
+# weights known early; norms; inner products, also of past rounds; losses met and after training
+RUNS = ["fedmaba", "qffl", "fedmgda", "fedfv", "fedmaba:loss_at=mean", "fedmaba:loss_at=end"]
+WORDS = ["compare", *RUNS, "--participants", "7", "--rounds", "12", "--seeds", "1"]
+WORDS += ["--eval-every", "2", "--checkpoint-every", "3", "--model", "ranks_model:make"]
+WORDS += ["--device", "cpu", "--threads", "1"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory):
+    """Where all jobs of this file work."""
+    path = tmp_path_factory.mktemp("ranks")
+    (path / "ranks_model.py").write_text(MODEL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path)
+        yield path
+
+
+def begin(count, words, *options, **env):
+    """A job of so many ranks."""
+    return subprocess.Popen(
+        [*TORCHRUN, str(count), *options, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+    )
+
+
+def end(job, seen=""):
+    """What a job printed, after it ended by itself."""
+    try:
+        out, err = job.communicate(timeout=120)
+    finally:
+        job.kill()
+    return out, seen + err
+
+
+def until(job, pattern):
+    """Read a job's messages until one matches."""
+    seen = ""
+    while not re.search(pattern, seen, re.MULTILINE):
+        line = job.stderr.readline()
+        assert line, seen
+        seen += line
+    return seen
+
+
+def alone(monkeypatch, *words):
+    """The command in this process."""
+    monkeypatch.setattr(sys, "argv", ["fedmaba", *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert not left.value.code
+
+
+def said(err):
+    return [line for line in err.splitlines() if line.startswith("fedmaba: ")]
+
+
+@pytest.fixture(scope="module")
+def pair(folder):
+    """The experiment on two ranks, undisturbed."""
+    job = begin(2, ["-m", "fedmaba", *WORDS, "--out", "pair"])
+    out, err = end(job)
+    assert job.returncode == 0, err
+    assert out.count("results: pair") == 1
+    assert err.count("model: fast rows") == err.count("ranks: 2") == err.count("round 12/12") == 1
+    return folder / "pair"
+
+
+def close(a, b):
+    """The same clients, weights to 1e-6, and the same metrics."""
+    for x, y in zip(load_history(a).runs, load_history(b).runs, strict=True):
+        assert x.label == y.label
+        assert set(x.tables) == set(y.tables)
+        for name in x.tables:
+            one, two = x.column(name), y.column(name)
+            if one.dtype.kind != "f" or name.endswith("accuracy"):
+                assert np.array_equal(one, two, equal_nan=True), (x.label, name)
+            else:
+                np.testing.assert_allclose(one, two, atol=1e-6, rtol=1e-5, err_msg=name)
+        for name in ("weight", "client"):
+            assert np.abs(np.subtract(x.column(name), y.column(name))).max() <= 1e-6
+
+
+def test_two_ranks_give_what_one_gives(pair, monkeypatch, capsys):
+    alone(monkeypatch, *WORDS, "--out", "one", "--quiet")
+    table = capsys.readouterr().out
+    close("one", pair)
+    alone(monkeypatch, "table", str(pair))
+    assert capsys.readouterr().out in table
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds its victim in /proc")
+def test_a_death_costs_an_attempt_a_stop_is_agreed_on_and_one_rank_goes_on(pair, monkeypatch):
+    words = ["-m", "fedmaba", *WORDS, "--out", "broken"]
+    job = begin(2, words, "--max-restarts", "1", SLOW="yes")
+    seen = until(job, r"^round 4/12")
+    (victim,) = [pid for pid in children(job.pid) if environ(pid)["RANK"] == "1"]
+    os.kill(victim, signal.SIGKILL)
+    # torchrun starts the same command again
+    seen += until(job, r"^resumed after round [36]$")
+    assert said(seen) == [
+        "fedmaba: lost rank 1 of 2: what was saved is whole, go on with `fedmaba resume`"
+    ]
+    until(job, r"^round [68]/12")
+    job.send_signal(signal.SIGTERM)
+    out, err = end(job)
+    assert out == ""
+    assert not said(err)
+    done = re.findall(r"^stopped after round (\d+); go on with: fedmaba resume", err, re.MULTILINE)
+    assert len(done) == 1
+    assert 6 <= int(done[0]) < 12
+
+    lines = Path("broken/rounds.jsonl").read_text().splitlines()
+    assert len(lines) == len(RUNS) * int(done[0])
+    assert lines == (pair / "rounds.jsonl").read_text().splitlines()[: len(lines)]  # to the bit
+    alone(monkeypatch, "resume", "broken", "--quiet")
+    close("broken", pair)
+
+
+def children(pid):
+    return map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+
+
+def environ(pid):
+    items = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(item.split("=", 1) for item in items if "=" in item)
+
+
+SCRIPT = """
+import sys, warnings
+import torch
+from fedmaba import compare, engine, ranks
+from fedmaba.cli import main
+from fedmaba.errors import InputError
+from fedmaba.rows.layers import LayerRows
+
+us = ranks.join()
+assert us is ranks.join() and us.count == 3
+assert us.least(10 - us.rank) == 8
+assert us.any(us.rank == 1) and not us.any(False)
+assert us.tell(b"ab" * us.rank + b"c") == b"c" and us.tell(b"") == b""
+assert torch.equal(us.sum(torch.full((2, 2), us.rank + 1.0)), torch.full((2, 2), 6.0))
+assert us.first(torch.tensor([us.rank])) == 0
+whole = list(range(7))
+assert whole[us.mine] == whole[us.rank :: 3]
+
+# fewer rows than ranks
+few = dict(rounds=2, participants=1, seeds=1, clients=4, device="cpu", model=sys.argv[1])
+history = compare(["fedmaba", "fedmgda"], out="few", **few)
+assert [run.column("round")[-1] for run in history.runs] == [2, 2]
+
+# one rank runs out of memory: all go on with its chunk
+accumulate = LayerRows.accumulate
+
+def small(self, read, sink, step):
+    if us.rank == 1 and len(read) > 2:
+        raise torch.OutOfMemoryError("device full")
+    return accumulate(self, read, sink, step)
+
+LayerRows.accumulate = small
+batches = []
+start = engine.start
+engine.start = lambda *args: batches.append(start(*args)) or batches[-1]
+few |= dict(participants=18, clients=20)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    compare(["fedmaba"], out="full", **few)
+assert batches[0].progress.chunk == 1, batches[0].progress.chunk
+assert [str(w.message) for w in caught] == ["out of memory: the chunk is 1 from now on"]
+
+# not all were told the same
+try:
+    compare(["fedmaba"], rounds=1, lr=0.1 if us.rank < 2 else 0.2)
+except InputError as error:
+    assert str(error).startswith("rank 2 has other data, options or versions than rank 0"), error
+    print("refused", flush=True)
+
+# what every rank finds wrong is said once
+sys.argv = ["fedmaba", "compare", "fedmabba", "--out", "never"]
+main()
+"""
+
+
+def test_three_ranks_agree_on_everything(folder):
+    (folder / "script.py").write_text(SCRIPT)
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    job = begin(3, ["script.py", "ranks_model:make"], PYTHONPATH=path)
+    out, err = end(job)
+    assert out.split() == ["refused"] * 3, err
+    assert job.returncode == 1  # torchrun's own
+    assert said(err) == ["fedmaba: unknown strategy 'fedmabba': did you mean 'fedmaba'?"]
+    assert not (folder / "never").exists()

@@ -1,0 +1,625 @@
+"""`fedmaba reproduce`: targets, compact histories, tables beside the paper's, stops and merges."""
+
+import csv
+import json
+import re
+import runpy
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedmaba import cli, compact, config, reproduce, targets
+from fedmaba.errors import InputError
+from fedmaba.history import History, RunHistory
+from fedmaba.report import document, reproduction
+from fedmaba.report.reproduction import CHOICES, Interval
+from fedmaba.targets import Key, Scale
+
+ROOT = Path(__file__).parents[1]
+TINY = ["--quick", "--rounds", "2", "--seeds", "2", "--only", "fedavg,fedmaba,afl:lam=0.5"]
+CPU = config.machine("cpu", "float32")
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """Run the command line here, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words):
+        monkeypatch.setattr("sys.argv", ["fedmaba", "reproduce", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return run
+
+
+# --- targets -----------------------------------------------------------------------------------
+
+
+def test_every_target_of_the_issue_is_there_and_loads():
+    wanted = {
+        *("table1-grid", "table2-fashion-mnist", "table2-cifar10", "table3-cifar100", "figure1a"),
+        *("figure1b", "figure2-eta_b", "figure2-alpha", "claims", "readings", "all"),
+    }
+    names = targets.names()
+    assert wanted <= set(names)
+    for name in names:
+        target = targets.load(name)
+        assert target.every_job()
+        assert all(targets.changes(job) == [] for job in target.every_job())
+    assert {t.name for t in targets.load("all").uses} == set(names) - {"all"}
+
+
+def settings(name):
+    return targets.load(name).jobs[0].experiment
+
+
+def test_the_set_up_is_the_one_the_text_gives():
+    one = settings("table2-fashion-mnist")
+    assert (one.data.name, one.data.clients, one.data.partition, one.data.test) == (
+        *("fashion-mnist", 100, "shards:2", "official"),
+    )
+    train = one.train
+    assert (train.rounds, train.participants, train.epochs, train.minibatch) == (1000, "all", 1, 50)
+    assert (train.lr, train.lr_decay, one.eval.every, one.model) == (0.1, 0.999, 10, "mlp")
+    two = settings("table2-cifar10")
+    assert (two.data.name, two.train.rounds, two.train.participants) == ("cifar10", 2000, "all")
+    assert (two.model, two.data.partition) == ("cnn", "shards:2")
+    assert settings("table2-cifar10-partial").train.participants == 10
+    assert settings("table3-cifar100").data.partition == "dirichlet:0.5"
+    for name in ("table2-fashion-mnist", "table2-cifar10"):
+        assert settings(f"{name}-dirichlet").data.partition == "dirichlet:0.5"
+        assert settings(f"{name}-dirichlet-partial").train.participants == 10
+
+
+def test_the_rows_and_seeds_are_those_asked_for():
+    (job,) = targets.load("table2-fashion-mnist").jobs
+    seeds = {label: sum(key.label == label for key in job.runs) for label in job.strategies}
+    ten = {"fedavg", "term", "term:normalise=reference", "afl", "afl:lam=0.5", "fedmaba"}
+    ten |= {"fedmaba:alpha=0.8"}
+    three = {"fedsgd", "qffl", "fedmgda", "fedmgda:eta=0.1", "propfair", "propfair:below=scaled"}
+    three |= {"fedprox", "fedfv"}
+    assert seeds == dict.fromkeys(ten, 10) | dict.fromkeys(three, 3)
+    (job,) = targets.load("table2-fashion-mnist-partial").jobs
+    assert {key.deploy for key in job.runs} == {"ema:0.98", "poly:8"}
+    (job,) = targets.load("table2-cifar10-partial").jobs
+    assert {key.deploy for key in job.runs} == {"ema:0.98"}
+    assert len(job.runs) == 45
+
+
+@pytest.mark.parametrize(
+    ("part", "whole"),
+    [
+        ("figure1a", "table2-fashion-mnist"),
+        ("figure1b", "table2-cifar10-partial"),
+        ("table2-fashion-mnist-validation", "table1-grid"),
+    ],
+)
+def test_targets_share_runs_of_the_same_settings(part, whole):
+    small, large = targets.load(part).jobs[0], targets.load(whole).jobs[0]
+    assert small.digest == large.digest
+    assert set(small.runs) <= set(large.runs)
+
+
+def test_what_decides_the_numbers_is_in_the_digest():
+    base = targets.load("table2-fashion-mnist").jobs[0]
+    digests = {base.digest}
+    for change in ({"rounds": 5}, {"quick": True}):
+        digests.add(targets.load("table2-fashion-mnist", Scale(**change)).jobs[0].digest)
+    digests |= {targets.load(name).jobs[0].digest for name in ("table2-cifar10", "table1-grid")}
+    assert len(digests) == 5
+    moved = base.experiment.model_copy(update={"machine": config.machine("cuda", "bf16")})
+    assert targets.digest(targets.settings(moved)) == base.digest
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("2", {0, 1}),
+        ("0,2", {0, 2}),
+        ("3-9", {3, 4, 5, 6, 7, 8, 9}),
+        ("2,", {2}),
+        ("12", {*range(12)}),
+    ],
+)
+def test_seeds_are_a_number_or_some_of_the_targets_own(text, found):
+    (job,) = targets.load("table2-fashion-mnist", Scale(seeds=text)).jobs
+    assert {key.seed for key in job.runs} == found
+    whole = f"{len(set(job.runs) & job.every)} of {len(job.every)} runs"
+    assert targets.changes(job) == ([whole] if len(job.runs) < len(job.every) else [])
+
+
+def test_only_takes_names_and_whole_rows():
+    asked = targets.words("fedavg,fedmaba:alpha=0.8,eta_b=0.5, term")
+    assert asked == ("fedavg", "fedmaba:alpha=0.8,eta_b=0.5", "term")
+    (job,) = targets.load("table2-fashion-mnist", Scale(only=asked)).jobs
+    assert {key.label for key in job.runs} == {
+        *("fedavg", "fedmaba:alpha=0.8", "term", "term:normalise=reference"),
+    }
+
+
+@pytest.mark.parametrize("name", targets.names())
+def test_quick_is_small_for_every_target(name):
+    jobs = targets.load(name, Scale(quick=True)).every_job()
+    works = [reproduce.Work(name, job, job.runs) for job in jobs]
+    rounds = {job.experiment.train.rounds for job in jobs}
+    assert sum(map(reproduce.updates, works)) <= targets.QUICK or rounds == {3}
+    assert {job.experiment.data.name for job in jobs} == {"sample"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["table4"], "unknown target 'table4'"),
+        (["figure1a", "--rounds", "0"], "'--rounds'"),
+        (["figure1a", "--rounds", "many"], "'--rounds'"),
+        (["figure1a", "--seeds", "none"], "--seeds none"),
+        (["figure1a", "--seeds", "0"], "--seeds 0"),
+        (["figure1a", "--seeds", "7,"], "leave no run"),
+        (["figure1a", "--only", "fedavgg"], "unknown row 'fedavgg': did you mean 'fedavg'"),
+        (["figure1a", "--only", "fedmaba:alpha=2"], "alpha"),
+        (["figure1a", "--batch", "3/2"], "--batch 3/2"),
+        (["figure1a", "--dtype", "int8"], "'--dtype'"),
+        (["figure1a", "--quick", "--device", "tpu"], "device='tpu'"),
+        (["figure1a", "--from", "nowhere"], "nowhere is no folder"),
+        (["figure1a", "--from", "."], "none of its runs is there"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(words, said, call, tmp_path):
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"fedmaba: [^\n]+\n", err), err
+    assert said in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_target_all_are_listed(call):
+    code, out, _ = call()
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == targets.names()
+
+
+# --- compact histories -------------------------------------------------------------------------
+
+
+def made(label, seed, size, evaluations=6, deploy="poly:8", held=None, diverged=""):
+    """A run with random but possible accuracies."""
+    rng = np.random.default_rng(zlib.crc32(f"{label} {seed}".encode()))
+    run = RunHistory(label, seed, deploy, size, diverged)
+    if evaluations:
+        run.tables["evaluated"] = [np.int64(10 * (e + 1)) for e in range(evaluations)]
+    sizes = {"last": size, "deployed": size} | ({} if held is None else {"last_validation": held})
+    for model, many in sizes.items() if evaluations else ():
+        right = rng.integers(0, many + 1, (evaluations, len(many)))
+        run.tables[f"{model}.accuracy"] = list(right / many)
+        run.tables[f"{model}.loss"] = list(np.full(right.shape, np.nan))
+    return run
+
+
+ABOUT = {
+    "target": "t",
+    "seconds": 7.5,
+    "dtype": "tf32",
+    "device": "a machine",
+    "versions": {"fedmaba": "0", "python": "3", "numpy": "2", "torch": "2"},
+    "command": "fedmaba reproduce t",
+}
+
+
+def save(path, job, runs, held=None):
+    held = np.zeros(len(runs[0].test_size), int) if held is None else held
+    compact.write(path, runs, [held] * len(runs), ABOUT | {"settings": job.settings})
+
+
+@pytest.mark.parametrize("most", [100, 254, 255, 70_000 // 2])
+def test_accuracies_come_back_exactly(most, tmp_path):
+    size = np.random.default_rng(0).integers(1, most + 1, 20)
+    size[0], held = most, np.arange(1, 21)
+    job = targets.load("figure1a").jobs[0]
+    runs = [
+        made("fedavg", 0, size, held=held),
+        made("fedmaba", 0, size, 2, held=held, diverged="fedmaba, seed 0, diverged in round 21"),
+        made("afl", 1, size, 0, deploy="average", diverged="afl, seed 1, diverged in round 2"),
+    ]
+    save(tmp_path / "x.npz", job, runs, held)
+    batch = compact.read(tmp_path / "x.npz")
+    assert batch.digest == job.digest
+    assert batch.keys == (
+        *(Key("fedavg", 0, "poly:8"), Key("fedmaba", 0, "poly:8"), Key("afl", 1, "average")),
+    )
+    for run, again in zip(runs, batch.runs.values(), strict=True):
+        assert again.diverged == run.diverged
+        assert (again.test_size == size).all()
+        assert again.tables.keys() >= run.tables.keys()
+        for name in run.tables:
+            assert np.array_equal(run.column(name), again.column(name), equal_nan=True), name
+
+
+def test_a_damaged_file_is_one_line(tmp_path):
+    job, path = targets.load("figure1a").jobs[0], tmp_path / "x.npz"
+    size = np.full(20, 100)
+    save(path, job, [made("fedavg", 0, size)])
+    good, rng, told = path.read_bytes(), np.random.default_rng(0), []
+    for _ in range(150):
+        bad = bytearray(good)
+        if rng.random() < 0.3:
+            bad = bad[: rng.integers(len(good))]
+        else:
+            bad[rng.integers(len(good))] ^= 1 << rng.integers(8)
+        path.write_bytes(bad)
+        try:
+            assert len(compact.read(path).runs) == 1
+        except InputError as error:
+            told.append(str(error))
+    assert len(told) > 50
+    assert not any("\n" in text for text in told)
+    np.savez(path, about=np.frombuffer(b'{"format": 2}', np.uint8))
+    with pytest.raises(InputError, match="its format is 2"):
+        compact.read(path)
+
+
+def test_the_same_run_twice_is_refused_and_parts_are_merged(tmp_path):
+    job, size = targets.load("figure1a").jobs[0], np.full(20, 100)
+    save(tmp_path / "a.npz", job, [made("fedavg", 0, size)])
+    save(tmp_path / "b.npz", job, [made("fedavg", 1, size), made("fedmaba", 1, size)])
+    history, used, missing = compact.collect(compact.read_all(tmp_path), job)
+    assert [(r.label, r.seed) for r in history.runs] == [
+        *(("fedavg", 0), ("fedavg", 1), ("fedmaba", 1)),
+    ]
+    assert len(used) == 2
+    assert len(missing) == len(job.runs) - 3
+    save(tmp_path / "c.npz", job, [made("fedavg", 1, size)])
+    with pytest.raises(InputError, match="both hold fedavg, seed 1: keep one"):
+        compact.read_all(tmp_path)
+
+
+# --- from the command to the files -------------------------------------------------------------
+
+
+def test_a_target_from_the_command_to_every_file(call, tmp_path):
+    code, out, err = call("table2-fashion-mnist", *TINY, "--out", "mine")
+    assert code == 0, err
+    assert "CUT-DOWN VERSION" in out
+    assert "train.rounds 2 instead of 1000" in out
+    assert "data.name sample instead of fashion-mnist" in out
+    assert re.search(r"round 2/2, .* left", err)
+    folder = tmp_path / "mine" / "table2-fashion-mnist"
+    names = {path.name for path in folder.iterdir()}
+    images = {f"{k}{f}" for k in ("variance", "tradeoff") for f in (".png", ".svg", ".pdf")}
+    assert names == {"table.md", "table.tex", "table.csv"} | images
+    (file,) = (tmp_path / "mine").glob("*.npz")
+    batch = compact.read(file)
+    assert {key.label for key in batch.keys} == {
+        *("fedavg", "fedmaba", "fedmaba:alpha=0.8", "afl:lam=0.5"),
+    }
+    assert batch.about["command"] == f"fedmaba reproduce table2-fashion-mnist {' '.join(TINY)}"
+    assert batch.about["dtype"] == "float32"
+    assert {*batch.about["versions"]} == {"fedmaba", "python", "numpy", "torch"}
+    tex = (folder / "table.tex").read_text()
+    assert r"\toprule" in tex
+    assert r"\textbf{" in tex
+    assert r"\textcolor{blue}{" in tex
+    assert not re.search(r"(?<!\\)[&%#_](?![^\n]*\\\\)", re.sub(r"^%.*$", "", tex, flags=re.M))
+    with (folder / "table.csv").open() as f:
+        rows = list(csv.DictReader(f))
+    ours = next(r for r in rows if (r["table"], r["row"]) == ("last", "FedAvg"))
+    assert ours["column"] == "seeds"
+    mean = next(
+        float(r["value"])
+        for r in rows
+        if (r["table"], r["row"], r["column"]) == ("last", "FedAvg", "accuracy %")
+    )
+    runs = [run for key, run in batch.runs.items() if key.label == "fedavg"]
+    assert mean == pytest.approx(100 * np.mean([run.accuracy("last")[-1] for run in runs]))
+    # again: nothing left to run, the same pages; and so from the histories alone
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    code, again, err = call("table2-fashion-mnist", *TINY, "--out", "mine")
+    assert (code, "round" in err) == (0, False)
+    assert again == out
+    code, again, _ = call("table2-fashion-mnist", *TINY, "--from", "mine", "--out", "other")
+    assert again == out.replace("mine/", "other/")
+    for path, content in before.items():
+        assert path.read_bytes() == content
+        assert (tmp_path / "other" / folder.name / path.name).read_bytes() == content
+
+
+def tiny(name="table2-fashion-mnist", rounds=3, seeds="2"):
+    return targets.load(name, Scale(rounds, seeds, ("fedavg", "fedmaba", "fedfv"), True))
+
+
+def play(work, out, stop_after=None):
+    batch = reproduce.begin(work, out, CPU)
+    at = batch.session.batch.progress
+    for _ in batch.rounds(lambda: stop_after is not None and at.round > stop_after):
+        pass
+    if not batch.stopped:
+        batch.finish(out, ["fedmaba"])
+    batch.folder.close()
+    return batch
+
+
+def test_an_interrupted_batch_goes_on_and_ends_in_the_same_numbers(tmp_path):
+    (work,) = reproduce.plan(tiny(), tmp_path / "a")
+    play(work, tmp_path / "a")
+    stopped = play(work, tmp_path / "b", stop_after=0)
+    assert stopped.stopped
+    assert not list((tmp_path / "b").glob("*.npz"))
+    (again,) = reproduce.plan(tiny(), tmp_path / "b")
+    assert again == work
+    batch = play(again, tmp_path / "b")
+    assert "goes on after round 1" in batch.session.notes
+    assert batch.seconds > stopped.seconds
+    whole, parts = (compact.read_all(tmp_path / name)[0].runs for name in "ab")
+    assert whole.keys() == parts.keys()
+    for key, run in whole.items():
+        for name in run.tables:
+            assert np.array_equal(run.column(name), parts[key].column(name), equal_nan=True)
+    assert reproduce.plan(tiny(), tmp_path / "b") == []
+    assert not list((tmp_path / "b" / "checkpoint").iterdir())
+
+
+def test_parts_run_apart_are_the_whole(tmp_path):
+    for i in (1, 2, 3):
+        (work,) = reproduce.plan(tiny(), tmp_path / str(i), (i, 3))
+        play(work, tmp_path / str(i))
+    merged = tmp_path / "all"
+    merged.mkdir()
+    for path in tmp_path.glob("?/*.npz"):
+        path.rename(merged / path.name)
+    assert len(list(merged.iterdir())) == 3
+    assert reproduce.plan(tiny(), merged) == []
+    page = reproduction.document(tiny(), compact.read_all(merged))
+    assert not any("Not run yet" in text for text in page.text)
+
+
+def test_runs_with_different_deployed_models_share_a_batch(tmp_path):
+    (work,) = reproduce.plan(tiny("table2-fashion-mnist-partial"), tmp_path)
+    play(work, tmp_path)
+    (batch,) = compact.read_all(tmp_path)
+    for label in ("fedavg", "fedmaba"):
+        a, b = (batch.runs[Key(label, 0, deploy)] for deploy in ("ema:0.98", "poly:8"))
+        assert np.array_equal(a.accuracy("last"), b.accuracy("last"))
+        assert not np.array_equal(a.accuracy("deployed"), b.accuracy("deployed"))
+    page = reproduction.document(tiny("table2-fashion-mnist-partial"), [batch])
+    names = {grid.name for grid in page.grids}
+    assert {"last", "last-ema0.98", "last-poly8", "pairs-last-ema0.98"} <= names
+
+
+# --- what is shown -----------------------------------------------------------------------------
+
+
+def test_the_quantiles_and_intervals_are_students():
+    for i, value in enumerate(reproduction.T95):
+        assert value == pytest.approx(stats.t.ppf(0.975, i + 1), abs=5e-4)
+    sample = [1.0, 2.5, 2.0]
+    low, high = stats.t.interval(0.95, 2, np.mean(sample), stats.sem(sample))
+    found = reproduction.interval(sample)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=1e-3)
+    assert found.seeds == 3
+    assert not found.distinguishable
+    assert reproduction.interval([1.0, 1.1, 0.9]).distinguishable
+    assert not reproduction.interval([5.0]).distinguishable
+
+
+CLAIM = {"measure": "less", "number": 33}
+
+
+@pytest.mark.parametrize(
+    ("claim", "span", "said"),
+    [
+        (CLAIM, Interval(40, 20, 60, 3), "holds"),
+        (CLAIM, Interval(20, 10, 30, 3), "smaller"),
+        (CLAIM, Interval(40, -1, 81, 3), "not distinguishable"),
+        (CLAIM, Interval(-20, -30, -10, 3), "contradicted"),
+        (CLAIM, Interval(40, -np.inf, np.inf, 1), "one seed only"),
+        (CLAIM, Interval(np.nan, -np.inf, np.inf, 0), "not run"),
+        ({"measure": "times", "number": 1.5}, Interval(1.6, 1.2, 2.0, 3), "holds"),
+        ({"measure": "times", "number": 1.5}, Interval(1.2, 0.9, 1.5, 3), "not distinguishable"),
+        ({"measure": "times", "number": 1.5}, Interval(0.8, 0.7, 0.9, 3), "contradicted"),
+    ],
+)
+def test_the_verdict_on_a_statement(claim, span, said):
+    assert reproduction.verdict(claim, span) == said
+
+
+def fill(folder, *names):
+    """Histories of all runs of some targets, made up, at the paper's full settings."""
+    folder.mkdir(exist_ok=True)
+    for target in map(targets.load, names):
+        for job in target.every_job():
+            if (folder / f"{job.digest}.npz").exists():
+                continue
+            held = np.full(20, 60) if job.experiment.data.validation != "0%" else None
+            size = np.full(20, 100)
+            runs = [made(k.label, k.seed, size, deploy=k.deploy, held=held) for k in job.runs]
+            save(folder / f"{job.digest}.npz", job, runs, held)
+    return compact.read_all(folder)
+
+
+def grid(page, name):
+    return next(g for g in page.grids if g.name == name)
+
+
+def test_our_table_stands_beside_the_papers(tmp_path):
+    target = targets.load("table2-fashion-mnist")
+    batches = fill(tmp_path, "table2-fashion-mnist")
+    page = reproduction.document(target, batches)
+    assert not any("CUT-DOWN" in text for text in page.text)
+    table = grid(page, "last")
+    place = {name: i for i, name in enumerate(table.head)}
+    rows = {row[0].text: row for row in table.rows}
+    assert len(rows) == 15
+    term = rows["TERM, T=0.1, as in the authors' code"]
+    at = place["accuracy %"]
+    assert term[at + 1].text == "69.41"
+    assert term[at + 2].value == pytest.approx(term[at].value - 69.41)
+    assert rows["FedFV, α=0.1, τ=1"][at + 1].text == ""
+    assert rows["FedAvg"][1].text == "10"
+    # best of the column bold, second marked
+    variance = {name: row[place["variance %²"]] for name, row in rows.items()}
+    order = sorted(variance, key=lambda name: variance[name].value)
+    assert [variance[name].rank for name in order[:3]] == [0, 1, 2]
+
+
+def test_rounds_are_chosen_as_the_captions_say(tmp_path):
+    target = targets.load("table2-fashion-mnist-validation")
+    (job,) = target.jobs
+    batches = fill(tmp_path, "table2-fashion-mnist-validation")
+    history = reproduction.of_deploy(compact.collect(batches, job)[0], None)
+    run = next(r for r in history.runs if r.label == "fedavg" and r.seed == 1)
+    last, held = run.accuracy("last"), run.column("last_validation.accuracy")
+    want = {
+        "last": last[-1].mean(),
+        "best": last.mean(1).max(),
+        "valid": last[held.mean(1).argmax()].mean(),
+        "last5": last[-5:].mean(),
+    }
+    assert len({round(v, 6) for v in want.values()}) == 4
+    for name, value in want.items():
+        found = reproduction.values(history, "last", CHOICES[name])["fedavg"][1]
+        assert found.accuracy == pytest.approx(100 * value), name
+    assert {"best", "last", "valid", "last5"} <= {
+        g.name for g in reproduction.document(target, batches).grids
+    }
+
+
+def test_differences_are_paired_by_seed(tmp_path):
+    job, size = targets.load("figure1a").jobs[0], np.full(20, 100)
+    runs = [made(label, seed, size) for label in ("fedavg", "fedmaba") for seed in (0, 1, 2)]
+    runs.append(made("fedavg", 7, size))  # no partner
+    found = reproduction.values(History(runs), "last", CHOICES["last"])
+    ours, theirs = reproduction.paired(found, "fedmaba", "variance")
+    want = [
+        [100**2 * np.var(r.accuracy("last")[-1]) for r in runs if r.label == label and r.seed < 3]
+        for label in ("fedmaba", "fedavg")
+    ]
+    assert ours.tolist() == pytest.approx(want[0])
+    assert theirs.tolist() == pytest.approx(want[1])
+    assert job.strategies.keys() >= {"fedavg", "fedmaba"}
+
+
+def test_the_search_picks_by_its_rule(tmp_path):
+    batches = fill(tmp_path, "table1-grid")
+    page = reproduction.document(targets.load("table1-grid"), batches)
+    rows = [[cell.text for cell in row] for row in grid(page, "grid").rows]
+    by_name: dict[str, list[list[str]]] = {}
+    for row in rows:
+        by_name.setdefault(row[0].partition(":")[0], []).append(row)
+    assert len(by_name["fedmaba"]) == 30
+    for group in by_name.values():
+        accuracy = [float(row[4].split()[0]) for row in group]
+        variance = [float(row[3].split()[0]) for row in group]
+        near = [v for a, v in zip(accuracy, variance, strict=True) if a >= max(accuracy) - 1]
+        picked = [row for row in group if row[2] == "yes"]
+        assert [float(row[3].split()[0]) for row in picked] == [min(near)]
+    assert any(text.startswith("Rule: ") for text in page.text)
+
+
+def test_every_page_can_be_made_and_says_what_is_missing(tmp_path):
+    batches = fill(tmp_path, "all")
+    for name in targets.names():
+        page = reproduction.document(targets.load(name), batches)
+        assert not any("Not run yet" in text or "CUT-DOWN" in text for text in page.text), name
+        text = document.markdown(page) + document.latex(page) + document.csv(page)
+        assert "nan" not in text.lower().replace("finance", "")
+        assert bool(page.grids) == (name != "all")
+        for make in page.figures.values():
+            assert make() is not None
+    target = targets.load("table2-fashion-mnist")
+    some = [b for b in batches if b.digest != target.jobs[0].digest]
+    with pytest.raises(InputError, match="none of its runs is there"):
+        reproduction.document(target, some)
+    claims = reproduction.document(targets.load("claims"), some)
+    told = {row[2].text: row[-1].text for row in grid(claims, "claims").rows}
+    assert told["table2-fashion-mnist"] == "not run"
+    assert told["table2-cifar10"] != "not run"
+    assert any("Not run yet" in text for text in claims.text)
+
+
+def test_a_run_that_diverged_is_told_and_left_out(tmp_path):
+    target = targets.load("figure1a")
+    (job,), size = target.jobs, np.full(20, 100)
+    why = "fedmaba, seed 1, diverged in round 21: x"
+    runs = [made("fedavg", s, size) for s in (0, 1)]
+    runs += [made("fedmaba", 0, size), made("fedmaba", 1, size, 2, diverged=why)]
+    runs += [made("afl", s, size, 0, deploy="average", diverged=f"afl, seed {s}") for s in (0, 1)]
+    save(tmp_path / "x.npz", job, runs)
+    for name in ("figure1a", "table2-fashion-mnist"):
+        page = reproduction.document(targets.load(name), compact.read_all(tmp_path))
+        assert any("diverged in round 21" in text for text in page.text)
+        assert page.figures["variance"]() is not None
+    rows = {row[0].text: row for row in grid(page, "last").rows}
+    assert rows["FedMABA, α=0.5"][1].text == "1"
+    assert rows["FedMABA, α=0.5"][-1].text == "diverged: seed 1"
+    assert rows["AFL, λ=0.05"][2].text == "–"
+
+
+def test_the_papers_numbers_have_a_source_and_known_rows():
+    paper = reproduction.paper()
+    assert "2410.20141" in paper["source"]
+    labels = set(targets.load("table2-fashion-mnist").jobs[0].strategies)
+    assert labels == set(paper["names"])
+    for name in ("table2-fashion-mnist", "table2-cifar10", "table3-cifar100"):
+        assert set(paper[name]) <= labels
+        for row in paper[name].values():
+            assert set(row) <= {"variance", "accuracy", "worst", "best"}
+            assert all(len(value) in (1, 2) for value in row.values())
+    known = {t.name for t in targets.load("claims").uses}
+    for claim in paper["claim"]:
+        assert set(claim["targets"]) <= known
+    assert {claim["says"] for claim in paper["claim"]} >= {"33 %", "6 %", "1.5x", "8 %"}
+
+
+# --- the page ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tool():
+    return runpy.run_path(str(ROOT / "tools" / "reproduction.py"))
+
+
+def test_the_numbers_of_the_page_are_those_of_the_files(tool):
+    text = tool["PAGE"].read_text(encoding="utf-8")
+    again = tool["renew"](text, tool["load"](tool["RESULTS"]))
+    assert text == again, "docs/reproduction.md is old: run python tools/reproduction.py"
+    shown = {m[2] for m in tool["BLOCK"].finditer(text)}
+    assert shown == set(targets.names()) - {"all"}
+
+
+def test_the_tool_puts_right_what_is_wrong(tool, tmp_path):
+    batches = fill(tmp_path, "table2-fashion-mnist")
+    text = (
+        "Ours is 1.00<!-- table2-fashion-mnist|fedavg|variance|last|last5 --> %².\n\n"
+        "<!-- reproduce table2-fashion-mnist last -->\n| wrong |\n<!-- end -->\nrest\n"
+    )
+    page = tool["renew"](text, batches)
+    found = reproduction.values(
+        compact.collect(batches, targets.load("table2-fashion-mnist").jobs[0])[0],
+        "last",
+        CHOICES["last5"],
+    )["fedavg"]
+    assert f"Ours is {np.mean([f.variance for f in found.values()]):.2f}<!--" in page
+    assert "wrong" not in page
+    assert "| FedAvg | 10 |" in page
+    assert page.count("**Last server model, at the last round") == 1
+    assert "fedmaba reproduce t" in page
+    assert page.endswith("<!-- end -->\nrest\n")
+    assert tool["renew"](page, batches) == page
+    assert "not run yet" in tool["renew"](text, [])
+    assert "–<!--" in tool["renew"](text, [])
+
+
+def test_results_are_small_and_plain():
+    files = list((ROOT / "results").glob("*"))
+    assert sum(path.stat().st_size for path in files) < 12_000_000
+    for path in files:
+        if path.suffix == ".npz":
+            about = compact.read(path).about
+            assert "/" not in json.dumps(about["command"]).replace("--batch", "").split("--")[0]
