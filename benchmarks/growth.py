@@ -4,7 +4,7 @@ Each axis is varied alone; a slope of 1 is proportional, above it something grow
 is CPU seconds on one core (with --device cuda: seconds on the wall, synchronised) of whole
 simulations, less those of the same with one round, so that start-up is not counted.
 
-    python benchmarks/growth.py          prints slopes, writes results/growth-cpu.json and .svg
+    python benchmarks/growth.py          prints slopes, writes JSON and docs/images/growth-*.svg
 """
 
 from __future__ import annotations
@@ -109,4 +109,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     found = measure(asked.device)
     out.write_text(json.dumps({**about(), "device": asked.device, "axes": found}, indent=2) + "\n")
-    plot(found, out.with_suffix(".svg"))
+    plot(found, RESULTS.parents[1] / "docs" / "images" / f"growth-{asked.device}.svg")

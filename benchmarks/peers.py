@@ -35,6 +35,11 @@ PEERS = {  # what to install beside torch
 CASES = {"10 of 100": (10, 1, 6), "all 100": (100, 1, 1)}  # participants, warm rounds, rounds
 
 
+def write(path: Path, array: np.ndarray) -> None:
+    """An .npy file that the scripts can map."""
+    np.lib.format.open_memmap(path, "w+", array.dtype, array.shape)[:] = array
+
+
 def environment(name: str, cache: Path, torch: str) -> Path | str:
     """The interpreter of a peer's environment, made where there is none; or why there is none."""
     python = cache / name / "bin" / "python"
@@ -103,8 +108,8 @@ if __name__ == "__main__":
     folder.mkdir(parents=True, exist_ok=True)
     asked.cache.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
-    np.save(folder / "x.npy", rng.standard_normal((100, 600, 784), dtype=np.float32))
-    np.save(folder / "y.npy", rng.integers(10, size=(100, 600)))
+    write(folder / "x.npy", rng.standard_normal((100, 600, 784), dtype=np.float32))
+    write(folder / "y.npy", rng.integers(10, size=(100, 600)))
     found = json.loads(asked.out.read_text())["peers"] if asked.out.exists() and asked.only else []
     for name in asked.only or PEERS:
         python = environment(name, asked.cache, about()["torch"])

@@ -1,7 +1,5 @@
 """Flower: its simulation runtime (Ray), FedAvg of flwr.serverapp; evaluation off."""
 
-import sys
-
 import torch
 from common import CLIENTS, FOLDER, LR, MINIBATCH, PARTICIPANTS, ROUNDS, WARM, Clock, mlp
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
@@ -11,7 +9,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 client_app, server_app = ClientApp(), ServerApp()
-folder, minibatch, lr, here = str(FOLDER), MINIBATCH, LR, sys.path[0]
+folder, minibatch, lr = str(FOLDER.resolve()), MINIBATCH, LR
 
 
 @client_app.train()
@@ -20,12 +18,11 @@ def train(message, context):
 
     torch.set_num_threads(1)
     c = int(context.node_config["partition-id"])
-    x, y = (np.load(f"{folder}/{name}.npy", mmap_mode="r")[c] for name in "xy")
+    x, y = (np.load(f"{folder}/{name}.npy", mmap_mode="r", allow_pickle=False)[c] for name in "xy")
     x, y = torch.from_numpy(np.array(x)), torch.from_numpy(np.array(y))
-    linear = torch.nn.Linear, torch.nn.ReLU
-    model = torch.nn.Sequential(
-        linear[0](784, 200), linear[1](), linear[0](200, 200), linear[1](), linear[0](200, 10)
-    )
+    nn = torch.nn  # a worker has no `common`
+    layers = (nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10))
+    model = nn.Sequential(*layers)
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr)
     for rows in torch.randperm(len(x)).split(minibatch):
