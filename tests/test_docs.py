@@ -14,7 +14,7 @@ import pytest
 
 import fedmaba
 from fedmaba import cli, config
-from fedmaba.report import watch
+from fedmaba.report import terminal, watch
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -121,6 +121,9 @@ def test_commands_of_the_docs_are_understood(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     seen = []
     monkeypatch.setattr(cli, "_run", lambda asked, *rest: seen.append(asked))
+    shown = []
+    monkeypatch.setattr(cli, "_reproduce", lambda *rest: None)
+    monkeypatch.setattr(terminal, "reproduced", lambda target, *rest: shown.append(target.name))
     # the folder all pages speak of, so that what reads it can run
     rng = np.random.default_rng(0)
     x, owner = rng.normal(size=(90, 3)), np.repeat([0, 1, 2], 30)
@@ -141,6 +144,7 @@ def test_commands_of_the_docs_are_understood(tmp_path, monkeypatch, capsys):
             cli.main()
         assert not end.value.code, (line, capsys.readouterr().err)
     assert {200, 24, 12} <= {asked.train.rounds for asked in seen}
+    assert "table2-fashion-mnist" in shown
 
 
 def test_experiment_of_the_docs_is_whole():

@@ -1,8 +1,8 @@
 """Renew docs/reproduction.md and its figures from results/: python tools/reproduction.py
 
 Between `<!-- reproduce TARGET TABLE ... -->` and `<!-- end -->` stand the tables of a target, and
-`61.45<!-- TARGET|ROW|FIGURE|MODEL|ROUND -->` is a number of its own. A test compares the page with
-the files, so a number that is in no file cannot stay in it.
+`61.45<!-- TARGET|ROW|FIGURE|MODEL|ROUND -->` is a number of its own, here and in the README; a ROW
+`a - b` is the mean difference over the seeds both have. A test compares the pages with the files.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fedmaba.report import document, figures, reproduction
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproduction.md"
+PAGES = (PAGE, ROOT / "README.md")
 RESULTS = ROOT / "results"
 BLOCK = re.compile(r"(<!-- reproduce (\S+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.S)
 VALUE = re.compile(r"[-+–.\d]+(<!-- ([^|\s]+)\|([^|]+)\|(\w+)\|(\w+)\|(\w+) -->)")
@@ -62,10 +63,13 @@ def value(
     job = targets.load(name).jobs[0]
     history = reproduction.of_deploy(compact.collect(batches, job)[0], None)
     kind = "last" if model == "last" else "deployed"
-    found = reproduction.values(history, kind, reproduction.CHOICES[at]).get(row, {})
-    if not found:
-        return "–"
-    return f"{np.mean([getattr(f, figure) for f in found.values()]):.2f}"
+    found = reproduction.values(history, kind, reproduction.CHOICES[at])
+    ours, _, base = row.partition(" - ")
+    if base:
+        both = reproduction.paired(found, ours, figure, base)
+        return f"{np.mean(np.subtract(*both)):+.2f}" if len(both[0]) else "–"
+    seeds = found.get(ours, {}).values()
+    return f"{np.mean([getattr(f, figure) for f in seeds]):.2f}" if seeds else "–"
 
 
 def draw(batches: list[compact.Batch]) -> None:
@@ -84,6 +88,7 @@ def draw(batches: list[compact.Batch]) -> None:
 
 if __name__ == "__main__":
     found = load(RESULTS)
-    PAGE.write_text(renew(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(renew(page.read_text(encoding="utf-8"), found), encoding="utf-8")
     draw(found)
     print(f"{PAGE}: {len(found)} files, {sum(len(b.keys) for b in found)} runs", file=sys.stderr)

@@ -152,11 +152,6 @@ class Experiment(Section):
         return self.seeds if isinstance(self.seeds, list) else list(range(self.seeds))
 
 
-def machine(device: str, dtype: str) -> Machine:
-    """Where and how precisely to compute."""
-    return Machine.model_validate({"device": device, "dtype": dtype})
-
-
 class Key(NamedTuple):
     """One option of an experiment."""
 
@@ -192,6 +187,11 @@ def build(tree: Mapping[str, Any], source: str = "") -> Experiment:
     except ValidationError as error:
         found = "; ".join(_explain(e) for e in error.errors())
         raise InputError(f"{source}: {found}" if source else found) from None
+
+
+def machine(device: str, dtype: str) -> Machine:
+    """Where and how precisely to compute."""
+    return build({"strategies": ["fedavg"], "machine": {"device": device, "dtype": dtype}}).machine
 
 
 def put(tree: dict[str, Any], name: str, value: object) -> None:

@@ -136,6 +136,8 @@ def begin(work: Work, out: Path, machine: config.Machine) -> Batch:
     asked = job.experiment.model_copy(update={"seeds": seeds, "machine": machine})
     chosen = [(job.strategies[key.label], key.seed, key.deploy) for key in work.runs]
     session = experiment.prepare(asked, None, list(job.strategies.values()), chosen)
+    if session.batch.ranks.count > 1:
+        raise InputError("reproduce is one process: give each GPU its part with --batch I/N")
     record.make_folder(out)
     folder = record.Folder(out / "checkpoint" / f"{work.file}.{machine.dtype}")
     seconds = 0.0

@@ -41,7 +41,7 @@ CAMPAIGNS = {
     "races": Campaign("races", "campaign", 100),
     "threads": Campaign("threads", "campaign", 4),
     "soak": Campaign("soak", "campaign", 10_000),
-    "gpu": Campaign("gpu", "campaign", 18),
+    "gpu": Campaign("gpu", "campaign", 12),
 }
 HERE = [name for name in CAMPAIGNS if name != "gpu"]  # what `all` runs
 

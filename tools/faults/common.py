@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import shutil
@@ -105,6 +106,7 @@ def call(*words: object) -> tuple[int, str, str]:
 
     from fedmaba import cli
 
+    _once()
     out, err = io.StringIO(), io.StringIO()
     before, path = sys.argv, list(sys.path)
     sys.argv = ["fedmaba", *map(str, words)]
@@ -120,6 +122,14 @@ def call(*words: object) -> tuple[int, str, str]:
     finally:
         sys.argv, sys.path[:] = before, path
     return code, out.getvalue(), err.getvalue()
+
+
+@functools.cache
+def _once() -> None:
+    """Let typer build its commands once in this process, not in each call."""
+    import typer.main
+
+    typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 def one_line(text: str) -> bool:

@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+SOURCE = Path(__file__).parents[2] / "src"
+
 
 def warm() -> None:
     """Import what a run imports, and start no thread."""
@@ -58,10 +60,11 @@ def fork(
 
 def spawn(words: Sequence[str], cwd: Path) -> int:
     """Start `fedmaba WORDS` in a fresh interpreter."""
+    source = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "PYTHONPATH": source}  # it starts elsewhere
+    command = [sys.executable, "-m", "fedmaba", *words]
     with open(cwd / "log", "wb") as handle:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fedmaba", *words], stdout=handle, stderr=handle, cwd=cwd
-        )
+        process = subprocess.Popen(command, stdout=handle, stderr=handle, cwd=cwd, env=env)
     process.returncode = 0  # waited for by id, below
     return process.pid
 

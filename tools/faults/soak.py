@@ -45,7 +45,7 @@ def campaign(count: int, seed: int, say: Say) -> Tally:
 
     tally, show = Tally(), progress(say, "soak")
     with scratch() as root:
-        tree = {"strategies": ["fedavg", "fedmaba", "fedfv"], "seeds": 1, "model": "mlp"}
+        tree = {"strategies": ["fedavg", "fedmaba", "fedfv"], "seeds": 1, "model": "softmax"}
         for name, value in {
             "data.name": str(make_data(root / "tiny.npz")), "train.rounds": count,
             "train.participants": 4, "train.minibatch": 5, "eval.every": 10,

@@ -114,13 +114,17 @@ def encode(figure: Any, form: str) -> bytes:
 
 
 def draw(
-    sources: Sequence[data.Source], kind: str, model: Model = "deployed", share: float = 0.05
+    sources: Sequence[data.Source],
+    kind: str,
+    model: Model = "deployed",
+    share: float = 0.05,
+    size: tuple[float, float] | None = None,
 ) -> Any:
     """One figure as a matplotlib Figure that notebooks show by themselves."""
     _check(kind)
-    drawing, size = KINDS[kind]
+    drawing, usual = KINDS[kind]
     with _style():
-        figure = _canvas(size)
+        figure = _canvas(size or usual)
         scene = Scene(sources, model, share)
         if not any("evaluated" in run.tables for run in scene.runs):
             raise InputError("no run has been evaluated yet: wait for the first evaluation")
@@ -167,9 +171,14 @@ def sweep(history: History, parameter: str, values: dict[str, float], model: Mod
     return figure
 
 
-def of(history: History, kind: str = "rounds", model: Model = "deployed") -> Any:
+def of(
+    history: History,
+    kind: str = "rounds",
+    model: Model = "deployed",
+    size: tuple[float, float] | None = None,
+) -> Any:
     """A figure of a history in memory."""
-    return draw([data.of(history)], kind, model)
+    return draw([data.of(history)], kind, model, size=size)
 
 
 def distribution(figure: Any, scene: Scene) -> None:
@@ -360,7 +369,7 @@ def _single(figure: Any, scene: Scene, name: str) -> None:
     axes = figure.subplots()
     _over_rounds(axes, scene, name)
     axes.set(xlabel="round", ylabel=NAMES[name].format(share=100 * scene.share))
-    _legend(figure, scene, 2)
+    _legend(figure, scene, 2 if figure.get_figwidth() < WIDE else 3)
 
 
 def _over_rounds(axes: Any, scene: Scene, name: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedmaba import rng
 
-MOST = 128
+MOST = 64
 PROGRAMS = 264  # fewer leave parts of a large GPU idle
 DOT = {"float32": "tf32x3", "tf32": "tf32", "bf16": "tf32"}  # float32: three products, as exact
 GOLDEN, FIRST, SECOND = (tl.constexpr(word) for word in (rng.GOLDEN, rng.FIRST, rng.SECOND))

@@ -32,8 +32,10 @@ STATELESS = (
 
 
 def _fast(x: Tensor) -> bool:
-    """Whether the kernels serve this tensor."""
-    return dense is not None and x.is_cuda and x.dtype == torch.float32
+    """Whether the kernels serve this tensor: float32 on a GPU that has tf32."""
+    if dense is None or not x.is_cuda or x.dtype != torch.float32:
+        return False
+    return torch.cuda.get_device_capability(x.device) >= (8, 0)
 
 
 class Layer(ABC):
