@@ -31,11 +31,11 @@ JOBS = {  # model, images per client, strategies, seeds, participants, precision
 WARM = 20  # rounds before the clock starts: kernels are compiled, rounds recorded
 
 
-def examples(model: str, each: int) -> datasets.Dataset:
+def examples(model: str, each: int, tested: int = 10_000) -> datasets.Dataset:
     """Random images of the size of Fashion-MNIST or CIFAR-10, ten classes, 100 clients' worth."""
     rng = np.random.default_rng(0)
     shape = (1, 28, 28) if model == "mlp" else (3, 32, 32)
-    x = rng.standard_normal((100 * each + 10_000, *shape), dtype=np.float32)
+    x = rng.standard_normal((100 * each + tested, *shape), dtype=np.float32)
     y = np.arange(len(x)) % 10
     n = 100 * each
     return datasets.from_arrays(x[:n], y[:n], x_test=x[n:], y_test=y[n:])

@@ -93,6 +93,16 @@ def test_references_are_those_of_the_code():
         assert text == found[make](), f"docs/{name} is old: run python tools/reference.py"
 
 
+def test_speed_tables_are_those_of_the_measurements():
+    found = runpy.run_path(str(ROOT / "tools" / "speed.py"))
+    seen = set()
+    for page in found["PAGES"]:
+        text = (ROOT / page).read_text()
+        assert text == found["filled"](text), f"{page} is old: run python tools/speed.py"
+        seen |= {name for _, name, _ in found["MARK"].findall(text)}
+    assert seen == set(found["TABLES"])
+
+
 def test_pictures_are_small():
     found = {path.name: path.stat().st_size for path in (ROOT / "docs" / "images").iterdir()}
     assert {"report-light.png", "report-dark.png", "terminal.svg"} <= set(found)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fedmaba import models, rng
 from fedmaba.errors import InputError
-from fedmaba.rows import compile
+from fedmaba.rows import compile, layers
 from fedmaba.rows.base import Bent, Layout, Step
 from fedmaba.rows.general import LoopRows, VmapRows
 from fedmaba.rows.layers import LayerRows
@@ -617,3 +617,39 @@ def test_clients_are_drawn_uniformly_without_replacement_in_order():
     assert ((count - 180) ** 2 / 180).sum() < 35
     assert rng.sample_clients(5, 0, 4, 4).tolist() == [0, 1, 2, 3]
     assert rng.sample_clients(5, 7, 10, 3).tolist() == rng.sample_clients(5, 7, 10, 3).tolist()
+
+
+@pytest.mark.parametrize("size", [(8, 6), (7, 9), (2, 3)])
+def test_pooling_by_slices_is_torchs(size):
+    """Also with equal numbers in a window, and where a row or column is left over."""
+    x = torch.randint(-2, 3, (2, 3, 4, *size)).float()
+    leaf = x.flatten(0, 1).requires_grad_()
+    plain = nn.functional.max_pool2d(leaf, 2)
+    g = torch.randn_like(plain)
+    (below,) = torch.autograd.grad(plain, leaf, g)
+    pool = layers.Halve()
+    y, saved = pool.forward(x, [], None, True)
+    assert torch.equal(y.flatten(0, 1), plain)
+    assert torch.equal(pool.forward(x, [], None, False)[0], y)
+    found = pool.backward(g.view(y.shape), saved, [], [], True)
+    assert torch.equal(found.flatten(0, 1), below)
+
+
+@pytest.mark.parametrize("padding", [0, 2])
+def test_weight_gradient_as_a_convolution_is_autograds(padding, monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # as `workers` has it on ARM
+    module = nn.Conv2d(16, 5, 3, padding=padding)
+    layer = layers.Conv2d(module, False)
+    x = torch.randn(2, 6, 16, 11, 12)
+    w, b = torch.randn(2, 5, 16, 3, 3), torch.randn(2, 5)
+    assert layer._turned(x[0])
+    y, saved = layer.forward(x, [w, b], None, True)
+    g = torch.randn_like(y)
+    sink = [torch.zeros_like(w), torch.zeros_like(b)]
+    below = layer.backward(g, saved, [w, b], sink, True)
+    for r in range(2):
+        leaves = [t.double().requires_grad_() for t in (x[r], w[r], b[r])]
+        out = nn.functional.conv2d(*leaves, padding=padding)
+        wanted = torch.autograd.grad(out, leaves, g[r].double())
+        for one, other in zip((below[r], sink[0][r], sink[1][r]), wanted, strict=True):
+            assert torch.allclose(one.double(), other, rtol=1e-4, atol=1e-4)

@@ -128,9 +128,9 @@ def test_tilt_of_a_million_entries_is_quick():
     a = rng.gamma(1.0, 3.0, 10**6)
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         found = tilt(a, 0.5)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     assert abs(kl_uniform(found.p) - 0.5) <= 1e-10
     assert min(times) < 0.5
 

@@ -7,6 +7,7 @@ the same bits with one thread as with many.
 
 from __future__ import annotations
 
+import platform
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,9 @@ from typing import TypeVar
 
 import torch
 
+# oneDNN takes over products with a transposed operand and convolutions, and on ARM each call costs
+# it more than half a millisecond: without it OpenBLAS and NNPACK do them, several times as fast.
+ARM = platform.machine() in ("aarch64", "arm64")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -46,13 +50,16 @@ class Workers:
 
     @contextmanager
     def threads(self) -> Iterator[None]:
-        """Give torch as many threads of its own as each piece may use."""
-        before = torch.get_num_threads()
+        """Give torch as many threads of its own as each piece may use; see `ARM`."""
+        before = torch.get_num_threads(), torch.backends.mkldnn.enabled
         torch.set_num_threads(self.torch_threads)
+        if ARM and self.torch_threads == 1:
+            torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
         try:
             yield
         finally:
-            torch.set_num_threads(before)
+            torch.set_num_threads(before[0])
+            torch.backends.mkldnn.enabled = before[1]
 
     def close(self) -> None:
         if self.pool is not None:

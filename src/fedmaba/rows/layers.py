@@ -24,7 +24,6 @@ try:
 except ImportError:  # no Triton: the plain operations serve
     conv = dense = None  # type: ignore[assignment]
 
-MKL: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 STATELESS = (
     *(nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus),
     *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
@@ -81,7 +80,7 @@ class Linear(Layer):
             flat = torch.ops.aten.threshold_backward(flat, y, 0)
         if self.weights == 2:
             sink[1].add_(flat.sum(1))
-        below = torch.bmm(flat, _transposed(w[0])).view(*g.shape[:-1], -1) if deeper else None
+        below = torch.bmm(flat, w[0].transpose(1, 2)).view(*g.shape[:-1], -1) if deeper else None
         sink[0].baddbmm_(x.transpose(1, 2), flat)
         return below
 
@@ -127,12 +126,6 @@ class Dense(Layer):
             sink[1].add_(flat.sum(1))
             sink[0].baddbmm_(x.transpose(1, 2), flat)
         return None if below is None else below.view(*g.shape[:-1], -1)
-
-
-def _transposed(w: Tensor) -> Tensor:
-    """(R, out, in): a view, but a copy for BLAS libraries that are slow on transposed operands."""
-    view = w.transpose(1, 2)
-    return view if w.is_cuda or MKL else view.contiguous()
 
 
 class Conv2d(Layer):
@@ -184,10 +177,24 @@ class Conv2d(Layer):
     def _gradient(
         self, g: Tensor, x: Tensor, w: Tensor, groups: int, deeper: bool
     ) -> tuple[Tensor, Tensor]:
+        if self._turned(x):  # images as channels: one product of Fourier transforms
+            turned = F.conv2d(x.transpose(0, 1), g.transpose(0, 1), None, 1, self.padding)
+            below = self._backward(g, x, w, groups, [True, False])[0] if deeper else x
+            return below, turned.transpose(0, 1)
+        return self._backward(g, x, w, groups, [deeper, True])
+
+    def _turned(self, x: Tensor) -> bool:
+        """Whether the weight gradient is better taken as a convolution of x with g, by NNPACK."""
+        sides = (n + 2 * p for n, p in zip(x.shape[-2:], self.padding, strict=True))
+        plain = self.stride == self.dilation == (1, 1)
+        fits = max(sides) <= 16 <= x.shape[1] and x.dtype == torch.float32  # a tile; its rule
+        return not x.is_cuda and plain and fits and not torch.backends.mkldnn.enabled
+
+    def _backward(
+        self, g: Tensor, x: Tensor, w: Tensor, groups: int, wanted: list[bool]
+    ) -> tuple[Tensor, Tensor]:
         how = (self.stride, self.padding, self.dilation, False, [0, 0], groups)
-        below, dw, _ = torch.ops.aten.convolution_backward(
-            g, x, w, None, *how, [deeper, True, False]
-        )
+        below, dw, _ = torch.ops.aten.convolution_backward(g, x, w, None, *how, [*wanted, False])
         return below, dw
 
 
@@ -296,6 +303,38 @@ class Stateless(Layer):
         return _rows(below, g)
 
 
+class Halve(Layer):
+    """MaxPool2d(2) on a CPU, by slices: torch's own looks at one number at a time."""
+
+    def forward(
+        self, x: Tensor, w: list[Tensor], keys: Tensor | None, save: bool
+    ) -> tuple[Tensor, Any]:
+        height, width = x.shape[-2] // 2, x.shape[-1] // 2
+        even = x[..., : 2 * height, : 2 * width]
+        if not save:
+            tall = torch.maximum(even[..., 0::2, :], even[..., 1::2, :])
+            return torch.maximum(tall[..., 0::2], tall[..., 1::2]), None
+        left, right = even[..., 0::2], even[..., 1::2]
+        wide = torch.maximum(left, right)
+        top, bottom = wide[..., 0::2, :], wide[..., 1::2, :]
+        # which of the four won, as torch has it: the first of equals, left to right, then down
+        east, south = (right > left).view(torch.int8), (bottom > top).view(torch.int8)
+        above, below = east[..., 0::2, :], east[..., 1::2, :]
+        east = (below - above).mul_(south).add_(above)
+        rows, columns = (torch.arange(0, 2 * n, 2, device=x.device) for n in (height, width))
+        won = (rows[:, None] * x.shape[-1] + columns) + east
+        won += south.to(torch.int64).mul_(x.shape[-1])
+        return torch.maximum(top, bottom), (x, won)
+
+    def backward(
+        self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
+    ) -> Tensor | None:
+        x, won = (t.flatten(0, 1) for t in saved)
+        how = ([2, 2], [2, 2], [0, 0], [1, 1], False)
+        undo = torch.ops.aten.max_pool2d_with_indices_backward
+        return _rows(undo(g.flatten(0, 1), x, *how, won), g)
+
+
 class Flatten(Layer):
     """Examples as vectors; a view, also of inputs that rows share."""
 
@@ -354,6 +393,8 @@ def plan(model: nn.Module, example: Tensor, dtype: str) -> Plan:
             continue  # part of the layer before it
         elif isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
             out.layers.append(Flatten())
+        elif isinstance(module, nn.MaxPool2d) and not example.is_cuda and _halves(module):
+            out.layers.append(Halve())
         elif kind in STATELESS and not getattr(module, "inplace", False):
             out.layers.append(Stateless(module))
         else:
@@ -392,8 +433,7 @@ def _front(out: Plan, leaves: list[tuple[str, nn.Module]], example: Tensor, dtyp
         k, n = module.kernel_size[0], module.out_channels
         plain = (module.stride, module.padding, module.dilation) == ((1, 1), (0, 0), (1, 1))
         square = module.kernel_size == (k, k) and module.groups == 1 and module.bias is not None
-        usual = "2, stride=2, padding=0, dilation=1, ceil_mode=False"
-        pooled = isinstance(pool, nn.MaxPool2d) and pool.extra_repr() == f"kernel_size={usual}"
+        pooled = isinstance(pool, nn.MaxPool2d) and _halves(pool)
         fits = conv.Stage.fits(h, w, c, k, n) and (c >= 16 or not stages)
         if not (plain and square and pooled and fits) or type(leaves[at + 1][1]) is not nn.ReLU:
             return 0
@@ -411,6 +451,12 @@ def _front(out: Plan, leaves: list[tuple[str, nn.Module]], example: Tensor, dtyp
     out.forms[f"{name}.weight"] = Form((size[1], *shape), (2, 3, 1, 0), size)
     out.layers.append(ConvStages(stages))
     return at + 1
+
+
+def _halves(pool: nn.MaxPool2d) -> bool:
+    """Whether it is MaxPool2d(2) and nothing else."""
+    usual = "kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False"
+    return type(pool) is nn.MaxPool2d and pool.extra_repr() == usual and not pool.return_indices
 
 
 def _leaves(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:

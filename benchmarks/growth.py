@@ -1,0 +1,112 @@
+"""How time grows with clients, runs, parameters and rounds: slopes in log-log, with a plot.
+
+Each axis is varied alone; a slope of 1 is proportional, above it something grows too fast. The time
+is CPU seconds on one core (with --device cuda: seconds on the wall, synchronised) of whole
+simulations, less those of the same with one round, so that start-up is not counted.
+
+    python benchmarks/growth.py          prints slopes, writes JSON and docs/images/growth-*.svg
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from cpu import RESULTS, about
+from fedmaba import datasets, strategies
+from fedmaba.engine import Plan, Run, simulate, start
+from fedmaba.federation import Federation
+
+BASE = {"clients": 200, "runs": 1, "width": 64, "rounds": 8}
+AXES = {
+    "clients": (250, 1_000, 4_000, 16_000),  # all of them in each round
+    "runs": (1, 2, 4, 8, 16),
+    "width": (64, 128, 256, 512),  # of the hidden layers: parameters grow with its square
+    "rounds": (8, 16, 32, 64),
+}
+
+
+def seconds(device: str, clients: int, runs: int, width: int, rounds: int) -> tuple[float, int]:
+    """Time of all rounds but the first, and the number of parameters."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((5 * clients, 32), dtype=np.float32)
+    y = np.arange(5 * clients) % 10
+    data = datasets.from_arrays(
+        x[: 4 * clients], y[: 4 * clients], x_test=x[4 * clients :], y_test=y[4 * clients :]
+    )
+    fed = Federation.make(data, "iid", clients, 0)
+
+    def model(shape, classes):
+        inner = (nn.Linear(shape[0], width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+        return nn.Sequential(*inner, nn.Linear(width, classes))
+
+    specs = [f"fedmaba:alpha={(1 + i) / (1 + runs)}" for i in range(runs)]
+    batch = start(
+        [Run(strategies.parse(spec)[0], 0, fed) for spec in specs],
+        Plan(rounds + 1, minibatch=2, eval_every=8, device=device, threads=1),
+        model,
+    )
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    begun = 0.0
+    for snapshot in simulate(batch):
+        if snapshot.round == 0:
+            begun = clock()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return clock() - begun, batch.rows.layout.size
+
+
+def slope(x: list[float], y: list[float]) -> float:
+    """Of a straight line through the upper half of the points, in log-log."""
+    half = len(x) // 2
+    return float(np.polyfit(np.log(x[half:]), np.log(y[half:]), 1)[0])
+
+
+def measure(device: str) -> dict[str, dict[str, object]]:
+    seconds(device, **BASE)  # warms up
+    out: dict[str, dict[str, object]] = {}
+    for axis, values in AXES.items():
+        setting = BASE | ({"clients": 50} if axis == "width" else {})
+        points = [seconds(device, **(setting | {axis: value})) for value in values]
+        times = [t for t, _ in points]
+        name = "parameters" if axis == "width" else axis
+        at = [float(p) for _, p in points] if axis == "width" else [float(v) for v in values]
+        out[name] = {"at": at, "seconds": times, "slope": slope(at, times)}
+        listed = ", ".join(f"{a:,.0f}: {t:.2f} s" for a, t in zip(at, times, strict=True))
+        print(f"{name}: slope {out[name]['slope']:.2f} ({listed})", flush=True)
+    return out
+
+
+def plot(found: dict[str, dict[str, object]], path: Path) -> None:
+    """Time against each axis, both logarithmic, beside a line of slope 1."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(found), figsize=(3 * len(found), 2.8), layout="constrained")
+    for axis, (name, one) in zip(axes, found.items(), strict=True):
+        x, y = np.array(one["at"]), np.array(one["seconds"])
+        axis.loglog(x, y[-1] * x / x[-1], color="0.7", linewidth=1)
+        axis.loglog(x, y, marker="o", color="#1f6f8b")
+        axis.set(xlabel=name, title=f"slope {one['slope']:.2f}")
+    axes[0].set_ylabel("seconds")
+    figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    out = asked.out or RESULTS / f"growth-{asked.device}.json"
+    torch.set_num_threads(1)
+    found = measure(asked.device)
+    out.write_text(json.dumps({**about(), "device": asked.device, "axes": found}, indent=2) + "\n")
+    plot(found, RESULTS.parents[1] / "docs" / "images" / f"growth-{asked.device}.svg")

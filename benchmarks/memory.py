@@ -1,0 +1,112 @@
+"""Memory of a large federation: peak above the data, through `engine.simulate`.
+
+A million clients with two training and one test example of 20 numbers each, softmax regression,
+10,000 participants a round, on a CPU. Each setting is a process of its own. The peak is that of the
+resident set after the federation was made, less what it was then.
+
+    python benchmarks/memory.py          prints a line per setting, writes results/memory.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+RESULTS = Path(__file__).parent / "results"
+FEATURES, CLASSES = 20, 10
+SETTINGS = [  # strategy, clients, participants
+    ("fedavg", 1_000_000, 10_000),
+    ("fedmaba", 1_000_000, 10_000),
+    ("fedmaba", 1_000_000, 1_000),
+    ("fedmaba", 100_000, 10_000),
+    ("fedmaba", 100_000, 100_000),
+]
+
+
+def resident() -> int:
+    """Bytes now in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def peak() -> int:
+    """The most bytes ever in memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def measure(
+    spec: str, clients: int, participants: int, rounds: int, each: int
+) -> dict[str, object]:
+    """One setting, in this process."""
+    from fedmaba import datasets, strategies
+    from fedmaba.engine import Plan, Run, simulate, start
+    from fedmaba.federation import Federation
+
+    rng = np.random.default_rng(0)
+    n = clients * (each + 1)
+    x = rng.standard_normal((n, FEATURES), dtype=np.float32)
+    y = np.arange(n) % CLASSES
+    train = clients * each
+    data = datasets.from_arrays(x[:train], y[:train], x_test=x[train:], y_test=y[train:])
+    del x, y
+    fed = Federation.make(data, "iid", clients, 0)
+    run = Run(strategies.parse(spec)[0], 0, fed)
+    gc.collect()
+    before = resident()
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of making the data
+    begun = time.perf_counter()
+    batch = start(
+        [run], Plan(rounds, participants=participants, eval_every=rounds, threads=1), "softmax"
+    )
+    between = time.perf_counter()
+    for _ in simulate(batch):
+        pass
+    return {
+        "strategy": spec,
+        "clients": clients,
+        "participants": participants,
+        "examples": n,
+        "data_bytes": before,
+        "peak_above_bytes": peak() - before,
+        "start_seconds": between - begun,
+        "round_seconds": (time.perf_counter() - between) / rounds,
+    }
+
+
+def apart(*setting: object) -> dict[str, object]:
+    """One setting in a process of its own."""
+    command = [sys.executable, __file__, "--one", *map(str, setting)]
+    out = subprocess.run(command, check=True, capture_output=True, text=True)
+    return dict(json.loads(out.stdout))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--one", nargs=3, metavar=("STRATEGY", "CLIENTS", "PARTICIPANTS"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--each", type=int, default=2, help="training examples of a client")
+    parser.add_argument("--out", default=RESULTS / "memory.json", type=Path)
+    asked = parser.parse_args()
+    if asked.one:
+        spec, clients, participants = asked.one
+        print(json.dumps(measure(spec, int(clients), int(participants), asked.rounds, asked.each)))
+        sys.exit()
+    found = []
+    for setting in SETTINGS:
+        one = apart(*setting, "--rounds", asked.rounds, "--each", asked.each)
+        found.append(one)
+        print(
+            f"{setting[0]}, {setting[1]:,} clients, {setting[2]:,} a round: peak "
+            f"{one['peak_above_bytes'] / 1e9:.2f} GB above {one['data_bytes'] / 1e9:.2f}, "
+            f"{one['round_seconds']:.2f} s a round",
+            flush=True,
+        )
+    asked.out.write_text(json.dumps({"settings": found}, indent=2) + "\n")

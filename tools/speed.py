@@ -1,0 +1,126 @@
+"""Write the speed tables of the README and docs/performance.md from benchmarks/results/*.json.
+
+    python tools/speed.py
+
+A table stands between `<!-- speed:NAME -->` and `<!-- end -->`; a test compares.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/performance.md")
+MARK = re.compile(r"(<!-- speed:(\w+) -->\n).*?(<!-- end -->)", re.S)
+
+
+def _read(name: str) -> dict[str, Any]:
+    return dict(json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text()))
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def gpu() -> str:
+    """Client updates per second of the engine on a GPU."""
+    found = _read("engine-h200")
+    rows = [
+        [
+            job["job"].split(", float32")[0].split(", bf16")[0],
+            job["dtype"],
+            f"{job['updates_per_second']:,.0f}",
+        ]
+        for job in found["jobs"]
+    ]
+    return _table([f"job, one {found['device']}", "precision", "client updates/s"], rows)
+
+
+def core() -> str:
+    """The engine against the plain loop on one CPU core."""
+    found = _read("cpu")
+    rows = [
+        [
+            job["job"],
+            f"{job['ratio']:.2f} x ({min(job['ratios']):.2f} to {max(job['ratios']):.2f})",
+            f"{job['updates_per_second']:.3g}",
+            f"{job['plain_updates_per_second']:.3g}",
+        ]
+        for job in found["jobs"]
+    ]
+    return _table([f"job, one {found['cpu']} core", "ratio", "ours/s", "plain loop/s"], rows)
+
+
+def peers() -> str:
+    """The engine against other simulators on one CPU core."""
+    found = _read("peers")
+    rows = []
+    for name in dict.fromkeys(row["peer"] for row in found["peers"]):
+        own = [row for row in found["peers"] if row["peer"] == name]
+        cells = [
+            f"{row['updates_per_second']:.1f}/s, ours {row['ours']:.1f}/s: {row['ratio']:.2f} x"
+            if "ratio" in row
+            else f"not run: {row['not_run']}"
+            for row in own
+        ]
+        rows.append([f"{name} {own[0]['version']}", *cells])
+    cases = list(dict.fromkeys(row["case"] for row in found["peers"]))
+    return _table(["simulator", *cases], rows)
+
+
+def memory() -> str:
+    """Peak memory above the data."""
+    rows = [
+        [
+            one["strategy"],
+            f"{one['clients']:,}",
+            f"{one['participants']:,}",
+            f"{one['peak_above_bytes'] / 1e9:.2f} GB",
+            f"{one['round_seconds']:.2f} s",
+        ]
+        for one in _read("memory")["settings"]
+    ]
+    return _table(["strategy", "clients", "a round", "peak above the data", "a round takes"], rows)
+
+
+def step() -> str:
+    """One strategy step."""
+    found = _read("step")["steps"]
+    sizes = sorted({one["clients"] for one in found})
+    time = {(one["strategy"], one["clients"]): one["seconds"] for one in found}
+    rows = [
+        [f"`{name}`", *(_ms(time.get((name, n))) for n in sizes)]
+        for name in dict.fromkeys(one["strategy"] for one in found)
+    ]
+    return _table(["strategy", *(f"{n:,} clients" for n in sizes)], rows)
+
+
+def _ms(seconds: float | None) -> str:
+    return "a matrix of n x n" if seconds is None else f"{1e3 * seconds:.3g} ms"
+
+
+def growth() -> str:
+    """Slopes in log-log."""
+    rows = [
+        [name, f"{one['slope']:.2f}", f"{one['at'][0]:,.0f} to {one['at'][-1]:,.0f}"]
+        for name, one in _read("growth-cpu")["axes"].items()
+    ]
+    return _table(["time against", "slope", "from, to"], rows)
+
+
+TABLES = {f.__name__: f for f in (gpu, core, peers, memory, step, growth)}
+
+
+def filled(text: str) -> str:
+    """A page with every table made anew."""
+    return MARK.sub(lambda m: m[1] + TABLES[m[2]]() + m[3], text)
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
