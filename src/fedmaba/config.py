@@ -154,7 +154,8 @@ class Experiment(Section):
 
 def machine(device: str, dtype: str) -> Machine:
     """Where and how precisely to compute."""
-    return Machine.model_validate({"device": device, "dtype": dtype})
+    asked = {"strategies": ["fedavg"], "machine": {"device": device, "dtype": dtype}}
+    return build(asked).machine
 
 
 class Key(NamedTuple):
