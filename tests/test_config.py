@@ -168,7 +168,11 @@ TREES = some.fixed_dictionaries(
         "server": some.fixed_dictionaries({}, optional={"lr": positive, "deploy": word}),
         "eval": some.fixed_dictionaries({}, optional={"share": some.floats(1e-6, 1)}),
         "machine": some.fixed_dictionaries(
-            {}, optional={"device": word, "dtype": some.sampled_from(["float32", "float64"])}
+            {},
+            optional={
+                "device": some.sampled_from(["auto", "cpu", "cuda", "cuda:1"]),
+                "dtype": some.sampled_from(["float32", "float64"]),
+            },
         ),
         "save": some.fixed_dictionaries(
             {}, optional={"out": word, "seconds": some.one_of(positive, some.just(float("inf")))}

@@ -28,6 +28,7 @@ import fedmaba
 from fedmaba import config, engine, experiment, record, strategies
 from fedmaba.errors import Busy, InputError, SaveFailed
 from fedmaba.federation import Federation
+from fedmaba.history import Column
 from fedmaba.metrics import Fairness, fairness
 from fedmaba.partition import Split
 from fedmaba.record import Folder, load_checkpoint, load_history, read_checkpoint, run_id
@@ -965,3 +966,17 @@ def test_a_table_shows_the_share_the_run_asked_for(fed, tmp_path):
     history = fedmaba.compare("fedavg", data=fed, out=tmp_path / "run", **options)
     assert "worst 60 %" in str(history)
     assert "worst 60 %" in str(load_history(tmp_path / "run"))
+
+
+def test_a_table_in_memory_is_hardly_larger_than_its_numbers():
+    column = Column()
+    for i in range(1000):
+        column.append(np.asarray([i, 2 * i]))
+    column.append(np.asarray([0.5, 1.5]))  # a wider kind takes the others along
+    assert len(column) == 1001
+    assert column[-1].tolist() == [0.5, 1.5]
+    assert [int(row[1]) for row in column][:3] == [0, 2, 4]
+    assert np.asarray(column).shape == (1001, 2)
+    assert column._rows.nbytes <= 2.1 * column.array().nbytes
+    with pytest.raises(ValueError, match="a row of shape"):
+        column.append(np.zeros(3))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fedmaba import record, targets
 from fedmaba.errors import InputError
-from fedmaba.history import History, RunHistory
+from fedmaba.history import Column, History, RunHistory
 from fedmaba.targets import Key
 
 MODELS = ("last", "deployed", "last_validation")
@@ -130,7 +130,7 @@ def _run(told: dict[str, Any], r: int, arrays: Arrays) -> RunHistory:
     )
     if not length:
         return run
-    run.tables["evaluated"] = list(arrays["evaluated"][:length])
+    run.tables["evaluated"] = Column(arrays["evaluated"][:length])
     for model in MODELS:
         if model in arrays:
             size = arrays["validation_size" if "validation" in model else "test_size"][r]
@@ -138,7 +138,8 @@ def _run(told: dict[str, Any], r: int, arrays: Arrays) -> RunHistory:
             with np.errstate(invalid="ignore"):
                 accuracy = right / size
             nothing = np.broadcast_to(np.float32(np.nan), right.shape)
-            run.tables |= {f"{model}.accuracy": list(accuracy), f"{model}.loss": list(nothing)}
+            run.tables[f"{model}.accuracy"] = Column(accuracy)
+            run.tables[f"{model}.loss"] = Column(nothing)
     return run
 
 

@@ -125,7 +125,7 @@ def _case(data: Path, rng: random.Random, tally: Tally) -> str:
         # a share of validation data or a partition may leave a client without examples
         hard = {"data.validation", "data.partition", "data.test"} & tree.keys()
         return "" if hard and not wrong and "client" in err else f"verdicts differ: {told}"
-    if wrong.get("train.participants") == 7 and len(wrong) > 1:
+    if wrong.get("train.participants") == 7 and (len(wrong) > 1 or "data.partition" in tree):
         del wrong["train.participants"]  # only the data know that there are 6 clients
     missing = [name for name, value in wrong.items() if not _named(name, value, err)]
     return f"not named {missing}: {told}" if missing else ""

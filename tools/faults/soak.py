@@ -89,4 +89,4 @@ def campaign(count: int, seed: int, say: Say) -> Tally:
 def _bytes(history: object) -> int:
     """What the tables in memory must hold."""
     runs = history.runs  # type: ignore[attr-defined]
-    return sum(sum(v[0].nbytes * len(v) for v in run.tables.values()) for run in runs)
+    return sum(v.array().nbytes for run in runs for v in run.tables.values())
