@@ -1,9 +1,10 @@
 # make demo   environment, install, then the main job on the embedded sample
 # make test   environment, install, then format check, lint, types, tests
+# make test-slow   the tests that take tens of seconds
 # make flower-demo, make test-flower   the same on Flower, in an environment of its own
 # make docs   the documentation site, into build/site, warnings as errors
 # make faults  every fault campaign at full count (hours on a small machine); figures in build/faults
-# make faults-quick   the small versions, which are part of make test
+# make faults-quick   the small versions of these
 # make lock, make audit   renew the hashed lock of the runtime set; ask pip-audit about it
 # make test-browser   the report in a real Chromium: apt-get install chromium chromium-driver
 PYTHON ?= python3
@@ -15,7 +16,7 @@ FLOWER_VENV ?= .venv-flower
 FLOWER_BIN = $(FLOWER_VENV)/bin
 FLOWER_STAMP = $(FLOWER_VENV)/.installed
 
-.PHONY: demo test lint format clean docs test-browser flower-demo test-flower faults faults-quick lock audit
+.PHONY: demo test lint format clean docs test-browser flower-demo test-flower test-slow faults faults-quick lock audit
 
 demo: $(STAMP)
 	$(BIN)/fedmaba compare fedavg qffl:q=0.1 afl term fedmaba \
@@ -28,7 +29,7 @@ faults: $(STAMP)
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.faults all
 
 faults-quick: $(STAMP)
-	$(BIN)/pytest -n auto tests/test_faults.py
+	$(BIN)/pytest -n auto -m 'slow or not slow' tests/test_faults.py
 
 lock: $(LOCK_VENV)
 	head -3 requirements.lock > build/head
@@ -43,6 +44,9 @@ audit: $(LOCK_VENV)
 $(LOCK_VENV):
 	$(PYTHON) -m venv $@
 	$@/bin/pip install --quiet --disable-pip-version-check pip-tools pip-audit
+
+test-slow: $(STAMP)
+	$(BIN)/pytest -n auto -m slow --ignore-glob='tests/test_flower*'
 
 docs: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'

@@ -52,10 +52,12 @@ def test_of_two_processes_one_gets_the_folder(tmp_path):
     assert process("races", 10, tmp_path)["tried"] == 10
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_run_after_a_save(tmp_path):
     assert process("signals", 4, tmp_path)["tried"] == 4
 
 
+@pytest.mark.slow
 def test_one_thread_gives_the_bits_of_two(tmp_path):
     assert process("threads", 1, tmp_path)["counts"] == {"mlp": 59}
 
@@ -89,6 +91,7 @@ def test_a_configuration_runs_or_is_refused_with_a_line():
     assert min(counts["ran"], counts["refused"], counts["noise"]) > 5
 
 
+@pytest.mark.slow
 def test_random_reports_give_finite_weights_inside_the_ball():
     tally = whole(reports.campaign(2000, 0, quiet), 20_000)
     assert tally.figures["largest KL - rho"] <= 1e-9
