@@ -76,7 +76,7 @@ def write(
             size = arrays["validation_size" if "validation" in model else "test_size"]
             arrays[model] = _pack(model, runs, size, len(evaluated))
     record.write_file(
-        path, record.npz(arrays, zipfile.ZIP_LZMA), "mend it, or choose another --out"
+        path, record.npz(arrays, zipfile.ZIP_LZMA), remedy="mend it, or choose another --out"
     )
 
 

@@ -118,8 +118,8 @@ class RunHistory:
         return np.array([int(np.argmax(np.nanmean(judged, axis=1)))])
 
     def arrays(self) -> Arrays:
-        """Every table as an array, for a file."""
-        tables = {name: self.column(name) for name in sorted(self.tables)}
+        """Every table as an array, for a file: views, which later rounds do not change."""
+        tables = {name: self.tables[name].array() for name in sorted(self.tables)}
         return {"test_size": self.test_size, **tables}
 
 

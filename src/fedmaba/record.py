@@ -97,8 +97,8 @@ class Folder:
     def close(self) -> None:
         self.lock.close()
 
-    def write(self, name: str, content: bytes) -> None:
-        write_file(self.path / name, content)
+    def write(self, name: str, *content: bytes) -> None:
+        write_file(self.path / name, *content)
 
     def write_json(self, name: str, content: object) -> None:
         self.write(name, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
@@ -160,7 +160,7 @@ class Folder:
             except OSError as error:
                 raise _failed(self.path / "rounds.jsonl", error) from error
         name = f"{round:08d}.ckpt"
-        self.write(f"checkpoint/{name}", MAGIC + digest + body)
+        self.write(f"checkpoint/{name}", MAGIC, digest, body)
         found = checkpoints(self.path)
         keep = [file for file in found if file.name <= name][:KEEP]
         _remove(file for file in found if file not in keep)  # newer ones are damaged
@@ -197,14 +197,15 @@ def make_folder(path: Path) -> None:
 
 
 def write_file(
-    target: Path, content: bytes, remedy: str = "mend it, then `fedmaba resume`"
+    target: Path, *content: bytes, remedy: str = "mend it, then `fedmaba resume`"
 ) -> None:
     """A whole file or none: temporary file, fsync, rename, fsync of the folder."""
     temporary = _temporary(target)
     try:
         target.parent.mkdir(exist_ok=True)
         with open(temporary, "wb") as f:
-            f.write(content)
+            for part in content:
+                f.write(part)
             f.flush()
             os.fsync(f.fileno())
         os.replace(temporary, target)

@@ -148,7 +148,7 @@ def write(document: Document, folder: Path) -> tuple[list[Path], str]:
     texts = {"table.md": markdown, "table.tex": latex, "table.csv": csv}
     written = []
     for name, make in texts.items():
-        record.write_file(folder / name, make(document).encode(), REMEDY)
+        record.write_file(folder / name, make(document).encode(), remedy=REMEDY)
         written.append(folder / name)
     from fedmaba.report import figures
 
@@ -159,6 +159,6 @@ def write(document: Document, folder: Path) -> tuple[list[Path], str]:
             return written, str(error)
         for form in figures.FORMS:
             target = folder / f"{re.sub(r'[^a-z0-9_-]', '_', name)}{form}"
-            record.write_file(target, figures.encode(figure, form), REMEDY)
+            record.write_file(target, figures.encode(figure, form), remedy=REMEDY)
             written.append(target)
     return written, ""

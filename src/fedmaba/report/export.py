@@ -30,7 +30,7 @@ def to_csv(folder: Path, out: Path) -> list[Path]:
     written = []
     for name, rows in tables.items():
         target = out / f"{name}.csv"
-        record.write_file(target, text(rows).encode(), "mend it, or choose another -o")
+        record.write_file(target, text(rows).encode(), remedy="mend it, or choose another -o")
         written.append(target)
     return written
 

@@ -101,7 +101,7 @@ def write(
     _check(kind)
     figure = draw([data.load(folder) for folder in folders], kind, model, share)
     content = encode(figure, out.suffix.lower())
-    record.write_file(out, content, "mend it, or choose another -o")
+    record.write_file(out, content, remedy="mend it, or choose another -o")
 
 
 def encode(figure: Any, form: str) -> bytes:

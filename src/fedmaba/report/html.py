@@ -28,7 +28,7 @@ PAGE = Path(__file__).parent / "page"
 def write(folders: Sequence[Path], out: Path, share: float = 0.05) -> None:
     """The report of one or more run folders as one file."""
     text = page([data.load(folder) for folder in folders], share)
-    record.write_file(out, text.encode(), "mend it, or choose another -o")
+    record.write_file(out, text.encode(), remedy="mend it, or choose another -o")
 
 
 def page(sources: Sequence[data.Source], share: float = 0.05, version: str | None = None) -> str:
