@@ -628,3 +628,12 @@ def test_results_are_small_and_tell_no_paths():
     assert sum(path.stat().st_size for path in files) < 12_000_000
     for path in files:
         assert not re.search(r"(^|[\s=])[/~]", compact.read(path).about["command"])
+
+
+def test_targets_can_be_left_out_of_all():
+    every = {t.name for t in targets.load("all").uses}
+    some = targets.load("all", targets.Scale(without=("table1-grid", "table2-cifar10")))
+    assert every - {t.name for t in some.uses} == {"table1-grid", "table2-cifar10"}
+    assert not [t for u in some.uses for t in u.uses if t.name == "table2-cifar10"]
+    with pytest.raises(InputError, match="did you mean 'table1-grid'"):
+        targets.load("all", targets.Scale(without=("table1-gird",)))

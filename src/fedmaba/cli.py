@@ -176,6 +176,10 @@ def reproduce(
         Optional[list[str]],  # noqa: UP045
         typer.Option(help="rows to run and show: fedavg,fedmaba:alpha=0.8"),
     ] = None,
+    without: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="TARGET,...", help="targets to leave out of 'all'"),
+    ] = None,
     batch: Annotated[str, typer.Option(help="run part I of N of the runs, as 1/3")] = "1/1",
     quick: Annotated[
         bool, typer.Option("--quick", help="about a minute on two cores, on the embedded sample")
@@ -201,7 +205,8 @@ def reproduce(
         terminal.listing("targets")
         return
     words = tuple(word for text in only or [] for word in targets.words(text))
-    asked = targets.load(target, targets.Scale(rounds, seeds, words, quick))
+    left_out = tuple(name.strip() for text in without or [] for name in text.split(","))
+    asked = targets.load(target, targets.Scale(rounds, seeds, words, quick, left_out))
     if source is None:
         _reproduce(asked, out, batch, config.machine(device, dtype), quiet)
     terminal.reproduced(asked, source or out, out)

@@ -116,6 +116,7 @@ class Scale:
     seeds: str | None = None
     only: tuple[str, ...] = ()
     quick: bool = False
+    without: tuple[str, ...] = ()  # targets that are left out of those that use them
 
 
 def folder() -> Path:
@@ -141,6 +142,9 @@ def describe() -> list[tuple[str, str]]:
 def load(name: str, scale: Scale | None = None) -> Target:
     """A target, scaled as asked."""
     scale = scale or Scale()
+    for other in scale.without:
+        if other not in names():
+            raise unknown("target", other, names())
     target = _load(name, scale, None)
     if scale.quick and scale.rounds is None:
         a_round = sum(len(job.runs) * participants(job.experiment) for job in target.every_job())
@@ -195,7 +199,7 @@ def _load(name: str, scale: Scale, above: tuple[str, ...] | None) -> Target:
     if "strategies" in tree:
         variants = view.variant or [Variant(title=view.title)]
         jobs = [_job(name, tree, view, variant, scale) for variant in variants]
-    uses = tuple(_load(other, scale, above) for other in view.uses)
+    uses = tuple(_load(other, scale, above) for other in view.uses if other not in scale.without)
     return Target(name, view, tuple(jobs), uses)
 
 
