@@ -321,3 +321,18 @@ def test_arguments_are_left_alone():
     for x in (a, gram, centre):
         x.flags.writeable = False
     tilt(a, 0.1), project(a), min_norm(gram, centre, 0.5)
+
+
+def test_min_norm_ends_where_rounding_has_made_the_matrix_indefinite(monkeypatch):
+    rng = np.random.default_rng(3)
+    solved = []
+    solve = np.linalg.solve
+    monkeypatch.setattr(np.linalg, "solve", lambda *args: solved.append(1) or solve(*args))
+    for _ in range(40):
+        v = rng.standard_normal((19, 5)).astype(np.float32)
+        v /= np.linalg.norm(v, axis=1, keepdims=True)
+        gram = (v @ v.T).astype(np.float64) + 1e-3 * np.diag(rng.standard_normal(19))
+        x = min_norm((gram + gram.T) / 2, np.full(19, 1 / 19), 0.1)
+        assert np.isfinite(x).all()
+        assert x.sum() == pytest.approx(1.0)
+    assert len(solved) < 40 * 60

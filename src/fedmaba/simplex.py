@@ -103,7 +103,8 @@ def project(y: FloatArray, mass: float = 1.0) -> FloatArray:
 def min_norm(gram: FloatArray, centre: FloatArray, radius: float) -> FloatArray:
     """argmin x' G x over the simplex with |x - centre| <= radius, to a KKT gap of 1e-9.
 
-    G is the Gram matrix of vectors of length at most 1: the gap is absolute.
+    G is the Gram matrix of vectors of length at most 1: the gap is absolute. Where rounding has made
+    G indefinite, it ends when x' G x falls no more.
     Each turn moves the pair of entries that violates optimality most (a strict decrease, so it
     cannot cycle), then takes Newton steps on the entries strictly inside their box until one of
     them hits its bound or the free part is optimal. Dependency-free, also for singular G.
@@ -113,9 +114,12 @@ def min_norm(gram: FloatArray, centre: FloatArray, radius: float) -> FloatArray:
     if radius <= 0.0 or len(x) == 1:
         return x
     gram = gram + 1e-10 * float(np.trace(gram)) / len(x) * np.eye(len(x))
-    edge = 1e-15
+    edge, value = 1e-15, np.inf
     for _ in range(50 * len(x)):
         g = gram @ x
+        before, value = value, float(x @ g)
+        if not value < before:
+            break
         down, up = x > low + edge, x < high - edge
         i = int(np.argmax(np.where(down, g, -np.inf)))
         j = int(np.argmin(np.where(up, g, np.inf)))
