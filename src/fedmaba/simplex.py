@@ -103,8 +103,8 @@ def project(y: FloatArray, mass: float = 1.0) -> FloatArray:
 def min_norm(gram: FloatArray, centre: FloatArray, radius: float) -> FloatArray:
     """argmin x' G x over the simplex with |x - centre| <= radius, to a KKT gap of 1e-9.
 
-    G is the Gram matrix of vectors of length at most 1: the gap is absolute. Where rounding has made
-    G indefinite, it ends when x' G x falls no more.
+    G is the Gram matrix of vectors of length at most 1: the gap is absolute. Where rounding has
+    made G indefinite, it ends when x' G x falls no more.
     Each turn moves the pair of entries that violates optimality most (a strict decrease, so it
     cannot cycle), then takes Newton steps on the entries strictly inside their box until one of
     them hits its bound or the free part is optimal. Dependency-free, also for singular G.
