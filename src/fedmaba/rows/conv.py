@@ -63,61 +63,43 @@ def _pack(w, wrow, largest, out, gap, COUNT: tl.constexpr, N: tl.constexpr, PAIR
 
 
 @triton.jit
-def _pack_window(
+def _pack_lines(
     w,
     wrow,
     largest,
     out,
     gap,
     C: tl.constexpr,
+    CP: tl.constexpr,
     K: tl.constexpr,
     N: tl.constexpr,
     DEEP: tl.constexpr,
     BLOCK: tl.constexpr,
     PAIR: tl.constexpr,
 ):
-    """Weights of one row as each position of a pooling window sees them, (4, DEEP, N)."""
+    """Weights of one row as two outputs side by side see the values under both, (DEEP, 2, N)."""
+    LINE: tl.constexpr = (K + 1) * CP
     m = tl.program_id(1).to(tl.int64)
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    n, k, place = e % N, (e // N) % DEEP, e // (N * DEEP)
-    c, kx, ky = k % C, (k // C) % (K + 1) - place % 2, k // (C * (K + 1)) - place // 2
-    inside = (place < 4) & (kx >= 0) & (kx < K) & (ky >= 0) & (ky < K)
+    n, east, k = e % N, (e // N) % 2, e // (2 * N)
+    c, kx, ky = k % CP, (k % LINE) // CP - east, k // LINE
+    inside = (ky < K) & (kx >= 0) & (kx < K) & (c < C)
     v = tl.load(w + m * wrow + ((ky * K + kx) * C + c) * N + n, mask=inside, other=0.0)
     v *= _scale(tl.load(largest + m))
-    _store(out, gap, m * (4 * DEEP * N) + e, v, place < 4, PAIR)
+    _store(out, gap, m * (2 * DEEP * N) + e, v, k < DEEP, PAIR)
 
 
 @triton.jit
-def _pooled(
-    a0,
-    a1,
-    a2,
-    a3,
-    unit,
-    b,
-    y,
-    ygap,
-    arg,
-    o,
-    ok,
-    YF: tl.constexpr,
-    PAIR: tl.constexpr,
-):
-    """The largest of four positions, + bias, ReLU; a value that is not finite stays one."""
-    top = a0
-    won = tl.zeros(a0.shape, tl.int32)
-    won = tl.where(a1 > top, 1, won)
-    top = tl.where(a1 > top, a1, top)
-    won = tl.where(a2 > top, 2, won)
-    top = tl.where(a2 > top, a2, top)
-    won = tl.where(a3 > top, 3, won)
-    top = tl.where(a3 > top, a3, top) * unit + b[None, :]
-    value = tl.where(top < 0.0, 0.0, top)
-    if YF:
-        tl.store(y + o, value, mask=ok)
-    else:
-        _store(y, ygap, o, value, ok, PAIR)
-    tl.store(arg + o, tl.where(top > 0.0, won, 4).to(tl.uint8), mask=ok)
+def _lines(k, W: tl.constexpr, CP: tl.constexpr, K: tl.constexpr):
+    """Where the k-th value under two outputs side by side lies, from the first on."""
+    LINE: tl.constexpr = (K + 1) * CP
+    return (k // LINE) * (W * CP) + k % LINE
+
+
+@triton.jit
+def _columns(v, N: tl.constexpr):
+    """(BP, 2N) -> left and right, each (BP, N)."""
+    return tl.split(tl.permute(tl.reshape(v, (v.shape[0], 2, N)), (0, 2, 1)))
 
 
 @triton.jit
@@ -141,110 +123,55 @@ def _forward(
     C: tl.constexpr,
     K: tl.constexpr,
     N: tl.constexpr,
-    YF: tl.constexpr,
-    BP: tl.constexpr,
-    PAIR: tl.constexpr,
-):
-    """BP pooled pixels of one row, one tap after another; an accumulator per pooled position."""
-    PH: tl.constexpr = (H - K + 1) // 2
-    PW: tl.constexpr = (W - K + 1) // 2
-    m = tl.program_id(1).to(tl.int64)
-    p = tl.program_id(0) * BP + tl.arange(0, BP)
-    ok = p < B * PH * PW
-    px, py, image = p % PW, (p // PW) % PH, p // (PH * PW)
-    k = tl.arange(0, C)
-    n = tl.arange(0, N)
-    mask = ok[:, None] & (k < C)[None, :]
-    corner = m * xrow + (image * ximage + (2 * py * W + 2 * px) * C)[:, None] + k[None, :]
-    a0 = tl.zeros((BP, N), tl.float32)
-    a1 = a0
-    a2 = a0
-    a3 = a0
-    for s in range(K * K):
-        q = corner + ((s // K) * W + s % K) * C
-        at = (m * (K * K * C) + s * C + k)[:, None] * N + n[None, :]
-        wh, wl = _load(w, wgap, at, (k < C)[:, None], PAIR)
-        xh, xl = _load(x, xgap, q, mask, PAIR)
-        a0 = _dot(xh, xl, wh, wl, a0, PAIR)
-        xh, xl = _load(x, xgap, q + C, mask, PAIR)
-        a1 = _dot(xh, xl, wh, wl, a1, PAIR)
-        xh, xl = _load(x, xgap, q + W * C, mask, PAIR)
-        a2 = _dot(xh, xl, wh, wl, a2, PAIR)
-        xh, xl = _load(x, xgap, q + W * C + C, mask, PAIR)
-        a3 = _dot(xh, xl, wh, wl, a3, PAIR)
-    unit /= _scale(tl.load(largest + m))
-    o = (m * (B * PH * PW) + p)[:, None] * N + n[None, :]
-    bias = tl.load(b + m * brow + n)
-    _pooled(a0, a1, a2, a3, unit, bias, y, ygap, arg, o, ok[:, None], YF, PAIR)
-
-
-@triton.jit
-def _window(
-    x, xgap, base, ok, k, W: tl.constexpr, C: tl.constexpr, K: tl.constexpr, PAIR: tl.constexpr
-):
-    """All input values under pooling windows: (windows, k), k counts lines, columns, channels."""
-    LINE: tl.constexpr = (K + 1) * C
-    at = base[:, None] + ((k // LINE) * (W * C) + k % LINE)[None, :]
-    return _load(x, xgap, at, ok[:, None] & (k < (K + 1) * LINE)[None, :], PAIR)
-
-
-@triton.jit
-def _forward_window(
-    x,
-    xgap,
-    ximage,
-    xrow,
-    unit,
-    w,
-    wgap,
-    largest,
-    b,
-    brow,
-    y,
-    ygap,
-    arg,
-    B,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    C: tl.constexpr,
-    K: tl.constexpr,
-    N: tl.constexpr,
     DEEP: tl.constexpr,
     WIDE: tl.constexpr,
     YF: tl.constexpr,
+    SAVE: tl.constexpr,
     BP: tl.constexpr,
     PAIR: tl.constexpr,
 ):
-    """Few channels: all values under a pooling window at once, against each position's weights."""
+    """BP pooled pixels of one row: product, + bias, ReLU, the largest of four positions.
+
+    The two positions of a line stand side by side in a product over all values under both.
+    """
     PH: tl.constexpr = (H - K + 1) // 2
     PW: tl.constexpr = (W - K + 1) // 2
     m = tl.program_id(1).to(tl.int64)
     p = tl.program_id(0) * BP + tl.arange(0, BP)
-    ok = p < B * PH * PW
+    ok = (p < B * PH * PW)[:, None]
     px, py, image = p % PW, (p // PW) % PH, p // (PH * PW)
+    base = (m * xrow + image * ximage + (2 * py * W + 2 * px) * C)[:, None]
+    both = tl.arange(0, 2 * N)
+    above = tl.zeros((BP, 2 * N), tl.float32)
+    below = above
+    for s in range(DEEP // WIDE):
+        k = s * WIDE + tl.arange(0, WIDE)
+        at = (m * DEEP + k)[:, None] * (2 * N) + both[None, :]
+        wh, wl = _load(w, wgap, at, (k < DEEP)[:, None], PAIR)
+        at = base + _lines(k, W, C, K)[None, :]
+        real = ok & (k < K * (K + 1) * C)[None, :]
+        xh, xl = _load(x, xgap, at, real, PAIR)
+        above = _dot(xh, xl, wh, wl, above, PAIR)
+        xh, xl = _load(x, xgap, at + W * C, real, PAIR)
+        below = _dot(xh, xl, wh, wl, below, PAIR)
+    a0, a1 = _columns(above, N)
+    a2, a3 = _columns(below, N)
+    won = tl.where(a1 > a0, 1, 0)
+    top = tl.where(a1 > a0, a1, a0)
+    won = tl.where(a2 > top, 2, won)
+    top = tl.where(a2 > top, a2, top)
+    won = tl.where(a3 > top, 3, won)
+    top = tl.where(a3 > top, a3, top)
     n = tl.arange(0, N)
-    base = m * xrow + image * ximage + (2 * py * W + 2 * px) * C
-    a0 = tl.zeros((BP, N), tl.float32)
-    a1 = a0
-    a2 = a0
-    a3 = a0
-    for first in range(0, DEEP, WIDE):
-        k = first + tl.arange(0, WIDE)
-        at = (m * (4 * DEEP) + k)[:, None] * N + n[None, :]
-        real = (k < DEEP)[:, None]
-        xh, xl = _window(x, xgap, base, ok, k, W, C, K, PAIR)
-        wh, wl = _load(w, wgap, at, real, PAIR)
-        a0 = _dot(xh, xl, wh, wl, a0, PAIR)
-        wh, wl = _load(w, wgap, at + DEEP * N, real, PAIR)
-        a1 = _dot(xh, xl, wh, wl, a1, PAIR)
-        wh, wl = _load(w, wgap, at + 2 * DEEP * N, real, PAIR)
-        a2 = _dot(xh, xl, wh, wl, a2, PAIR)
-        wh, wl = _load(w, wgap, at + 3 * DEEP * N, real, PAIR)
-        a3 = _dot(xh, xl, wh, wl, a3, PAIR)
-    unit /= _scale(tl.load(largest + m))
     o = (m * (B * PH * PW) + p)[:, None] * N + n[None, :]
-    bias = tl.load(b + m * brow + n)
-    _pooled(a0, a1, a2, a3, unit, bias, y, ygap, arg, o, ok[:, None], YF, PAIR)
+    top = top * (unit / _scale(tl.load(largest + m))) + tl.load(b + m * brow + n)[None, :]
+    value = tl.where(top < 0.0, 0.0, top)  # a value that is not a number stays one
+    if YF:
+        tl.store(y + o, value, mask=ok)
+    else:
+        _store(y, ygap, o, value, ok, PAIR)
+    if SAVE:
+        tl.store(arg + o, tl.where(top > 0.0, won, 4).to(tl.uint8), mask=ok)
 
 
 @triton.jit
@@ -300,18 +227,21 @@ def _input_grad(
     BM: tl.constexpr,
     PAIR: tl.constexpr,
 ):
+    """BM pixels of one row, the same line of all images first: only kernel lines that reach it."""
     OH: tl.constexpr = (H - K + 1) // 2 * 2
     OW: tl.constexpr = (W - K + 1) // 2 * 2
     m = tl.program_id(1).to(tl.int64)
     r = tl.program_id(0) * BM + tl.arange(0, BM)
     ok = r < B * H * W
-    y, x = (r % (H * W)) // W, r % W
+    y, image, x = r // (B * W), (r // W) % B, r % W
     n = tl.arange(0, N)
     c = tl.arange(0, C)
-    here = m * (B * OH * OW * N) + ((r // (H * W)) * (OH * OW * N) + (y * OW + x) * N)[:, None]
-    here += n[None, :]
+    here = m * (B * OH * OW * N) + (image * (OH * OW * N) + (y * OW + x) * N)[:, None] + n[None, :]
+    top = tl.program_id(0) * BM // (B * W)
+    bottom = (tl.program_id(0) * BM + BM - 1) // (B * W)
+    first = tl.maximum(top - OH + 1, 0)
     acc = tl.zeros((BM, C), tl.float32)
-    for s in range(K * K):
+    for s in range(first * K, tl.minimum(bottom + 1, K) * K):
         ky = s // K
         kx = s % K
         inside = ok & (y >= ky) & (y < OH + ky) & (x >= kx) & (x < OW + kx)
@@ -319,7 +249,7 @@ def _input_grad(
         at = (m * (K * K * C) + s * C + c)[:, None] * N + n[None, :]
         wh, wl = _load(w, wgap, at, (c < C)[:, None], PAIR)
         acc = _dot(dh, dl, tl.trans(wh), tl.trans(wl), acc, PAIR)
-    o = (m * (B * H * W) + r)[:, None] * C + c[None, :]
+    o = (m * (B * H * W) + image * (H * W) + y * W + x)[:, None] * C + c[None, :]
     _store(dx, xgap, o, acc / _scale(tl.load(largest + m)), ok[:, None], PAIR)
 
 
@@ -395,18 +325,27 @@ def _weight_grad(
 
 
 @triton.jit
-def _at_place(xh, xl, gh, gl, a, PLACE: tl.constexpr, acc, PAIR: tl.constexpr):
-    """Window values times the gradient that went to one position of the window."""
+def _line(x, xgap, at, real, gh, gl, a, LEFT: tl.constexpr, acc, PAIR: tl.constexpr):
+    """Values under a line of windows times the gradients that went to its left and right."""
+    left, right = a == LEFT, a == LEFT + 1
     zero = gh * 0
-    dh = tl.where(a == PLACE, gh, zero)
+    dh = _beside(tl.where(left, gh, zero), tl.where(right, gh, zero))
     dl = dh
     if PAIR:
-        dl = tl.where(a == PLACE, gl, zero)
+        dl = _beside(tl.where(left, gl, zero), tl.where(right, gl, zero))
+    xh, xl = _load(x, xgap, at, real, PAIR)
     return _dot(tl.trans(xh), tl.trans(xl), dh, dl, acc, PAIR)
 
 
 @triton.jit
-def _window_grad(
+def _beside(left, right):
+    """Two of (BK, N) -> (BK, 2N)."""
+    both = tl.permute(tl.join(left, right), (0, 2, 1))
+    return tl.reshape(both, (left.shape[0], 2 * left.shape[1]))
+
+
+@triton.jit
+def _lines_grad(
     x,
     xgap,
     ximage,
@@ -431,7 +370,7 @@ def _window_grad(
     BK: tl.constexpr,
     PAIR: tl.constexpr,
 ):
-    """Few channels: partial gradients of one row over one of S stretches of windows, scaled."""
+    """Few channels: partial gradients of one row over one of S stretches of pooled pixels."""
     PH: tl.constexpr = (H - K + 1) // 2
     PW: tl.constexpr = (W - K + 1) // 2
     CHUNKS: tl.constexpr = DEEP // WIDE
@@ -440,40 +379,35 @@ def _window_grad(
     m = tl.program_id(1).to(tl.int64)
     count = B * PH * PW
     length = (count + S - 1) // S
+    end = tl.minimum((s + 1) * length, count)
     n = tl.arange(0, N)
-    e0 = tl.zeros((WIDE, N), tl.float32)
-    e1 = e0
-    e2 = e0
-    e3 = e0
-    total = tl.zeros((N,), tl.float32)
-    for first in range(0, length, BK):
-        p = s * length + first + tl.arange(0, BK)
-        ok = (p < count) & (p < (s + 1) * length)
+    acc = tl.zeros((WIDE, 2 * N), tl.float32)
+    total = tl.zeros((BK, N), tl.float32)
+    for first in range(s * length, end, BK):
+        p = first + tl.arange(0, BK)
+        ok = (p < end)[:, None]
         o = (m * count + p)[:, None] * N + n[None, :]
-        a = tl.load(arg + o, mask=ok[:, None], other=4)
+        a = tl.load(arg + o, mask=ok, other=4)
         if GF:
-            whole = tl.load(g + o, mask=ok[:, None], other=0.0) * _scale(tl.load(largest + m))
+            whole = tl.load(g + o, mask=ok, other=0.0) * _scale(tl.load(largest + m))
             gh = whole.to(x.dtype.element_ty)
             gl = (whole - gh.to(tl.float32)).to(x.dtype.element_ty)
         else:
-            gh, gl = _load(g, ggap, o, ok[:, None], PAIR)
+            gh, gl = _load(g, ggap, o, ok, PAIR)
             whole = gh.to(tl.float32)
             if PAIR:
                 whole += gl.to(tl.float32)
-        total += tl.sum(tl.where(a < 4, whole, 0.0), 0)
+        total += tl.where(a < 4, whole, 0.0)
         px, py, image = p % PW, (p // PW) % PH, p // (PH * PW)
-        base = m * xrow + image * ximage + (2 * py * W + 2 * px) * C
-        xh, xl = _window(x, xgap, base, ok, k, W, C, K, PAIR)
-        e0 = _at_place(xh, xl, gh, gl, a, 0, e0, PAIR)
-        e1 = _at_place(xh, xl, gh, gl, a, 1, e1, PAIR)
-        e2 = _at_place(xh, xl, gh, gl, a, 2, e2, PAIR)
-        e3 = _at_place(xh, xl, gh, gl, a, 3, e3, PAIR)
-    o = part + (s * M + m) * (4 * DEEP * N) + k[:, None] * N + n[None, :]
-    tl.store(o, e0)
-    tl.store(o + DEEP * N, e1)
-    tl.store(o + 2 * DEEP * N, e2)
-    tl.store(o + 3 * DEEP * N, e3)
-    tl.store(bias + (s * M + m) * N + n, total)
+        at = (m * xrow + image * ximage + (2 * py * W + 2 * px) * C)[:, None]
+        at += _lines(k, W, C, K)[None, :]
+        real = ok & (k < K * (K + 1) * C)[None, :]
+        acc = _line(x, xgap, at, real, gh, gl, a, 0, acc, PAIR)
+        acc = _line(x, xgap, at + W * C, real, gh, gl, a, 2, acc, PAIR)
+    at = (s * M + m) * (2 * DEEP * N) + k[:, None] * (2 * N) + tl.arange(0, 2 * N)[None, :]
+    tl.store(part + at, acc)
+    if tl.program_id(0) % CHUNKS == 0:
+        tl.store(bias + (s * M + m) * N + n, tl.sum(total, 0))
 
 
 @triton.jit
@@ -488,13 +422,14 @@ def _fold(
     brow,
     M,
     C: tl.constexpr,
+    CP: tl.constexpr,
     K: tl.constexpr,
     N: tl.constexpr,
     DEEP: tl.constexpr,
     S: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Add a row's partial gradients of all window positions and stretches to its sinks."""
+    """Add a row's partial gradients of both columns and all stretches to its sinks."""
     m = tl.program_id(1).to(tl.int64)
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = e < K * K * C * N
@@ -502,9 +437,9 @@ def _fold(
     scale = _scale(tl.load(largest + m))
     total = tl.zeros((BLOCK,), tl.float32)
     for s in range(S):
-        for place in range(4):
-            k = ((ky + place // 2) * (K + 1) + kx + place % 2) * C + c
-            at = ((s * M + m) * 4 + place) * (DEEP * N) + k * N + n
+        for east in range(2):
+            k = (ky * (K + 1) + kx + east) * CP + c
+            at = ((s * M + m) * DEEP + k) * (2 * N) + east * N + n
             total += tl.load(part + at, mask=ok, other=0.0)
     at = sink + m * srow + e
     tl.store(at, tl.load(at, mask=ok, other=0.0) + total * (unit / scale), mask=ok)
@@ -533,7 +468,7 @@ def _bias_grad(
     """What reached the pooled values of one row that ReLU let through."""
     m = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, N)
-    total = tl.zeros((N,), tl.float32)
+    total = tl.zeros((BK, N), tl.float32)
     for first in range(0, count, BK):
         p = first + tl.arange(0, BK)
         ok = (p < count)[:, None]
@@ -541,7 +476,8 @@ def _bias_grad(
         v = tl.load(g + o, mask=ok, other=0.0).to(tl.float32)
         if PAIR and not GF:
             v += tl.load(g + ggap + o, mask=ok, other=0.0).to(tl.float32)
-        total += tl.sum(tl.where(tl.load(arg + o, mask=ok, other=4) < 4, v, 0.0), 0)
+        total += tl.where(tl.load(arg + o, mask=ok, other=4) < 4, v, 0.0)
+    total = tl.sum(total, 0)
     if not GF:
         total /= _scale(tl.load(largest + m))
     _add(bias, m * brow + n, total)
@@ -549,18 +485,18 @@ def _bias_grad(
 
 TILES = {  # block, warps, stages, as measured on an H200: benchmarks/tiles.py
     False: {
-        "window": (64, 4, 1),  # forward, few channels
-        "tap": (32, 4, 3),  #    forward
-        "dx": (128, 4, 3),  #    input gradient
-        "dw": (32, 4, 3),  #     weight gradient
-        "d1": (64, 8, 1),  #     weight gradient, few channels
+        "y1": (64, 4, 1),  #  forward, few channels
+        "y": (128, 8, 3),  #  forward
+        "dx": (128, 8, 3),  # input gradient
+        "dw": (32, 4, 4),  #  weight gradient
+        "d1": (32, 4, 1),  #  weight gradient, few channels
     },
     True: {
-        "window": (64, 4, 1),
-        "tap": (32, 4, 2),
-        "dx": (64, 4, 3),
+        "y1": (64, 4, 1),
+        "y": (64, 4, 3),
+        "dx": (128, 8, 3),
         "dw": (32, 4, 2),
-        "d1": (64, 8, 1),
+        "d1": (32, 4, 1),
     },
 }
 STRETCHES = 4
@@ -575,15 +511,15 @@ def largest(v: Tensor) -> Tensor:
 class Packed:
     """A row's weights ready for products, and their largest magnitudes."""
 
-    def __init__(self, values: Tensor, largest: Tensor) -> None:
-        self.values, self.largest = values, largest
+    def __init__(self, lines: Tensor, taps: Tensor, largest: Tensor) -> None:
+        self.lines, self.taps, self.largest = lines, taps, largest
 
 
 class Stage:
     """One conv + bias + ReLU + pool of all rows.
 
-    Inputs are images of 16 bits (R, B, pieces, H, W, C) times `scale`, or what the stage before put
-    out, (pieces, R, B, H, W, C).
+    Inputs are images of 16 bits (R, B, pieces, H, W, cp) times `scale`, or what the stage before
+    put out, (pieces, R, B, H, W, C).
     """
 
     def __init__(
@@ -592,8 +528,9 @@ class Stage:
         self.h, self.w, self.c, self.k, self.n, self.first = h, w, c, k, n, first
         self.pair, self.half, self.unit = dtype == "float32", HALF[dtype], 1.0 / scale
         self.few = c < 16
-        size = (k + 1) ** 2 * c
-        self.wide = min(128, max(16, triton.next_power_of_2(size)))
+        self.cp = triton.next_power_of_2(c)  # channels of images, so that loads are aligned
+        size = k * (k + 1) * self.cp
+        self.wide = min(128, max(16, triton.next_power_of_2(size))) if self.few else min(64, c)
         self.deep = triton.cdiv(size, self.wide) * self.wide
         self.ph, self.pw = (h - k + 1) // 2, (w - k + 1) // 2
         self.tiles = TILES[self.pair]
@@ -605,17 +542,20 @@ class Stage:
         return k <= 5 and min(h, w) > k and n in sizes and (c < 16 or c in sizes)
 
     def pack(self, w: Tensor) -> Packed:
-        """Weights (R, k, k, c, n), scaled, in 16 bits."""
+        """Weights (R, k, k, c, n), scaled, in 16 bits, for both directions."""
         rows, top = len(w), largest(w)
-        shape = (4, self.deep, self.n) if self.few else (self.k, self.k, self.c, self.n)
-        out = torch.empty(1 + self.pair, rows, *shape, device=w.device, dtype=self.half)
-        where = (w, w.stride(0), top, out, out[0].numel())
-        grid = (triton.cdiv(out[0, 0].numel(), 1024), rows)
+        pieces = 1 + self.pair
+        lines = torch.empty(pieces, rows, self.deep, 2 * self.n, device=w.device, dtype=self.half)
+        sizes = (self.c, self.cp, self.k, self.n, self.deep, 1024, self.pair)
+        where = (w, w.stride(0), top, lines, lines[0].numel())
+        _pack_lines[(triton.cdiv(lines[0, 0].numel(), 1024), rows)](*where, *sizes)
         if self.few:
-            _pack_window[grid](*where, self.c, self.k, self.n, self.deep, 1024, self.pair)
-        else:
-            _pack[grid](*where, out[0, 0].numel(), 1024, self.pair)
-        return Packed(out, top)
+            return Packed(lines, lines, top)
+        taps = torch.empty(pieces, *w.shape, device=w.device, dtype=self.half)
+        count = w[0].numel()
+        where = (w, w.stride(0), top, taps, taps[0].numel())
+        _pack[(triton.cdiv(count, 1024), rows)](*where, count, 1024, self.pair)
+        return Packed(lines, taps, top)
 
     def _place(self, x: Tensor) -> tuple[int, int, int]:
         """Steps from hi to lo, from image to image and from row to row of inputs."""
@@ -623,8 +563,10 @@ class Stage:
             return x.stride(2), x.stride(1), x.stride(0)
         return x.stride(0), x.stride(2), x.stride(1)
 
-    def forward(self, x: Tensor, w: Packed, b: Tensor, last: bool) -> tuple[Tensor, Tensor]:
-        """Pooled activations, float32 where `last`, and the winners."""
+    def forward(
+        self, x: Tensor, w: Packed, b: Tensor, last: bool, save: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Pooled activations, float32 where `last`; the winners too where `save`."""
         rows, images = len(w.largest), x.shape[1 if self.first else 2]
         shape = (rows, images, self.ph, self.pw, self.n)
         arg = torch.empty(shape, device=b.device, dtype=torch.uint8)
@@ -633,14 +575,13 @@ class Stage:
             if last
             else torch.empty((1 + self.pair, *shape), device=b.device, dtype=self.half)
         )
-        block, warps, stages = self.tiles["window" if self.few else "tap"]
-        kernel = _forward_window if self.few else _forward
-        kernel[(triton.cdiv(images * self.ph * self.pw, block), rows)](
+        block, warps, stages = self.tiles["y1" if self.few else "y"]
+        _forward[(triton.cdiv(images * self.ph * self.pw, block), rows)](
             x,
             *self._place(x),
             self.unit,
-            w.values,
-            w.values[0].numel(),
+            w.lines,
+            w.lines[0].numel(),
             w.largest,
             b,
             b.stride(0),
@@ -648,9 +589,8 @@ class Stage:
             arg.numel(),
             arg,
             images,
-            *(self.h, self.w, self.c, self.k, self.n),
-            *((self.deep, self.wide) if self.few else ()),
-            last,
+            *(self.h, self.w, self.cp, self.k, self.n),
+            *(self.deep, self.wide, last, save),
             block,
             self.pair,
             num_warps=warps,
@@ -676,9 +616,9 @@ class Stage:
         whole = g.dtype == torch.float32
         rows, images = arg.shape[:2]
         gap = arg.numel()
-        shape = (images, self.h, self.w, self.c, self.k, self.n)
+        shape = (images, self.h, self.w, self.cp, self.k, self.n)
         if self.few:
-            self._window_backward(g, top, x, arg, sink, bias, shape)
+            self._lines_backward(g, top, x, arg, sink, bias, shape)
             return None
         count = arg[0].numel()
         _bias_grad[(rows,)](
@@ -695,7 +635,7 @@ class Stage:
             below = torch.empty(like, device=g.device, dtype=self.half)
             block, warps, stages = self.tiles["dx"]
             _input_grad[(triton.cdiv(images * self.h * self.w, block), rows)](
-                *(d, 4 * gap, w.values, w.values[0].numel(), w.largest, below, below[0].numel()),
+                *(d, 4 * gap, w.taps, w.taps[0].numel(), w.largest, below, below[0].numel()),
                 *(*shape, block, self.pair),
                 num_warps=warps,
                 num_stages=stages,
@@ -709,7 +649,7 @@ class Stage:
         )
         return below
 
-    def _window_backward(
+    def _lines_backward(
         self,
         g: Tensor,
         top: Tensor,
@@ -720,10 +660,10 @@ class Stage:
         shape: tuple[int, ...],
     ) -> None:
         rows = len(arg)
-        part = torch.empty(STRETCHES, rows, 4 * self.deep * self.n, device=g.device)
+        part = torch.empty(STRETCHES, rows, self.deep, 2 * self.n, device=g.device)
         bias_part = torch.empty(STRETCHES, rows, self.n, device=g.device)
         block, warps, stages = self.tiles["d1"]
-        _window_grad[(STRETCHES * (self.deep // self.wide), rows)](
+        _lines_grad[(STRETCHES * (self.deep // self.wide), rows)](
             *(x, *self._place(x), g, arg.numel(), top, arg, part, bias_part, rows),
             *(*shape, self.deep, self.wide, STRETCHES, g.dtype == torch.float32, block, self.pair),
             num_warps=warps,
@@ -731,5 +671,5 @@ class Stage:
         )
         _fold[(triton.cdiv(sink[0].numel(), 1024), rows)](
             *(part, bias_part, top, self.unit, sink, sink.stride(0), bias, bias.stride(0), rows),
-            *(self.c, self.k, self.n, self.deep, STRETCHES, 1024),
+            *(self.c, self.cp, self.k, self.n, self.deep, STRETCHES, 1024),
         )

@@ -225,12 +225,12 @@ class ConvStages(Layer):
         self.size = sum(4 * stage.ph * stage.pw * stage.n for stage in stages)  # per example
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Images (n, C, H, W) in 16 bits, hi before lo, (n, pieces, H, W, C)."""
+        """Images (n, C, H, W) in 16 bits, hi before lo, (n, pieces, H, W, first.cp)."""
         first = self.stages[0]
         top = float(x.abs().amax())
         scale = 2.0 ** (2 - math.frexp(top)[1]) if 0 < top < math.inf else 1.0
         first.unit = 1.0 / scale
-        moved = x.permute(0, 2, 3, 1) * scale
+        moved = F.pad(x.permute(0, 2, 3, 1), (0, first.cp - x.shape[1])) * scale
         hi = moved.to(first.half)
         pieces = [hi, (moved - hi).to(first.half)] if first.pair else [hi]
         return torch.stack(pieces, 1)
@@ -241,7 +241,7 @@ class ConvStages(Layer):
         saved = []
         for i, stage in enumerate(self.stages):
             packed = stage.pack(w[2 * i])
-            y, won = stage.forward(x, packed, w[2 * i + 1], i == len(self.stages) - 1)
+            y, won = stage.forward(x, packed, w[2 * i + 1], i == len(self.stages) - 1, save)
             saved.append((x, won, packed) if save else None)
             x = y
         return x.flatten(2), saved
