@@ -334,7 +334,7 @@ def weights(figure: Any, scene: Scene) -> None:
         axes.locator_params(integer=True)
     figure.supxlabel("round", fontsize=8, color=SOFT)
     figure.supylabel("client", fontsize=8, color=SOFT)
-    figure.colorbar(image, ax=grid, label="weight / equal share", shrink=0.8, pad=0.01)
+    figure.colorbar(image, ax=grid, label="weight / equal share", aspect=40, pad=0.01)
 
 
 def constraint(figure: Any, scene: Scene) -> None:
@@ -472,7 +472,7 @@ def _name(axes: Any, points: dict[str, FloatArray], scene: Scene) -> None:
     paths += [line.get_path() for line in axes.lines if line.get_marker() == "None"]
     rules = np.concatenate([place(path.interpolated(20).vertices) for path in paths])
     names: list[Any] = []
-    for label in sorted(points, key=lambda label: tuple(points[label])):
+    for label in sorted(points, key=lambda label: tuple(-points[label])):
         text = axes.annotate(
             label,
             points[label],
