@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,10 @@ from fedmaba.simplex import effective
 ROUNDS = 400  # of a run that the page embeds at most
 CLIENTS = 2000  # of a run that the page shows one by one
 CELLS = 450_000  # client x round numbers of all runs together, of each kind
+HUES = (  # the place of an algorithm in a palette
+    *("fedavg", "fedmaba", "fedfv", "afl", "qffl", "fedmgda", "term", "propfair", "fedprox"),
+    "fedsgd",
+)
 NEAR = 5.0  # points of mean accuracy within which a verdict looks for the fairest
 MODELS: tuple[Model, ...] = ("deployed", "last")
 ATS: tuple[At, ...] = ("last", "best", "last5")
@@ -120,7 +125,10 @@ def tree(sources: Sequence[Source], share: float = 0.05) -> dict[str, Any]:
     ]
     return {
         "share": share,
-        "strategies": [{"label": label, "base": _base(label)} for label in labels],
+        "strategies": [
+            {"label": label, "base": _base(label), "hue": hue, "variant": variant}
+            for label, (hue, variant) in zip(labels, looks(labels), strict=True)
+        ],
         "reference": reference(labels),
         "fairest": labels.index(best.label) if (best := fairest(history, share)) else None,
         "runs": runs,
@@ -137,6 +145,25 @@ def tree(sources: Sequence[Source], share: float = 0.05) -> dict[str, Any]:
 def reference(labels: Sequence[str]) -> int:
     """Which strategy the others are measured against: FedAvg, else the first."""
     return next((i for i, label in enumerate(labels) if _base(label) == "fedavg"), 0)
+
+
+def looks(labels: Sequence[str]) -> list[tuple[int, int]]:
+    """Hue and variant of each row, no pair twice: an algorithm keeps its hue in every figure.
+
+    Two rows of an algorithm share it; further ones, and unknown algorithms, take the least used.
+    """
+    used, hues = [0] * len(HUES), {}
+    for label in labels:
+        home = _base(label)
+        if home in HUES and used[HUES.index(home)] < 2:
+            hues[label] = HUES.index(home)
+            used[hues[label]] += 1
+    for label in labels:
+        if label not in hues:
+            hues[label] = min(range(1, len(HUES)), key=lambda hue: used[hue])
+            used[hues[label]] += 1
+    seen = [hues[label] for label in labels]
+    return [(hue, seen[:i].count(hue)) for i, hue in enumerate(seen)]
 
 
 def thin(count: int, keep: int) -> IntArray:
@@ -472,4 +499,5 @@ def _number(value: Any) -> float | None:
 
 
 def _base(label: str) -> str:
-    return label.split(":")[0].split(" (")[0]
+    """The algorithm of a row: qffl of `qffl:q=0.1` and of `q-FFL, q=0.1 (code)`."""
+    return re.sub(r"[^a-z0-9_]", "", re.split(r"[:,]| \(", label)[0].lower())

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +21,18 @@ from fedmaba.report import data
 
 WIDE, HALF = 6.75, 3.3  # inches: two columns of a page, and one
 INK, SOFT, LINE = "#191b1f", "#5c626c", "#dcdcd6"
-REFERENCE = "#70757d"
-COLORS = ("#0072b2", "#cc4b00", "#008a64", "#b0558a", "#b07800", "#3c9bd6", "#6f4fb8")
-MARKERS = ("s", "^", "D", "P", "v", "X", "p")
+COLORS = (  # by hue; apart for the colour-blind too, 3:1 on white, and each has its marker
+    *(INK, "#0072b2", "#d55e00", "#009e73", "#cc79a7"),
+    *("#3c9bd6", "#882255", "#332288", "#6b4a00", "#6e737b"),
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", ">")
+FILLS = ("full", "none", "left", "top", "right")  # by variant, as the next
+DASHES: tuple[tuple[float, ...], ...] = (
+    *((), (4, 1.6), (1.2, 1.4), (6, 1.4, 1.2, 1.4), (3, 1, 1, 1, 1, 1)),
+)
+GAIN, LOSS = COLORS[1], COLORS[2]
+FEW = 6  # rows; of more, only some are drawn thick
+NO_ROUNDS = "no weights in these histories: name the run folders"
 FORMS = (".pdf", ".svg", ".png")
 STYLE = {
     "font.family": "sans-serif",
@@ -61,6 +71,30 @@ NAMES = {
 }
 
 
+class Style(NamedTuple):
+    """How a row looks in every figure."""
+
+    color: str
+    marker: str
+    fill: str
+    dash: tuple[float, tuple[float, ...] | None]
+
+    def marked(self, size: float) -> dict[str, Any]:
+        """As matplotlib takes a marker: open ones white."""
+        face = {"markerfacecolor": "white"} if self.fill == "none" else {"fillstyle": self.fill}
+        look = {"color": self.color, "marker": self.marker, "markersize": size}
+        return look | {"markerfacecoloralt": "white", "markeredgewidth": 0.8} | face
+
+
+def styles(labels: Sequence[str]) -> dict[str, Style]:
+    """A look for each row: colour and marker say the algorithm, fill and dash the variant."""
+    out = {}
+    for label, (hue, n) in zip(labels, data.looks(labels), strict=True):
+        n %= len(FILLS)
+        out[label] = Style(COLORS[hue], MARKERS[hue], FILLS[n], (0, DASHES[n] or None))
+    return out
+
+
 class Scene:
     """What a drawing function may use: the runs, grouped, and their looks."""
 
@@ -70,17 +104,32 @@ class Scene:
         self.runs = [run for run in self.history.runs if not run.diverged] or self.history.runs
         self.labels = list(dict.fromkeys(run.label for run in self.runs))
         self.reference = data.reference(self.labels)
+        self.styles = styles(self.labels)
 
     def of(self, label: str, table: str = "evaluated") -> list[RunHistory]:
         return [run for run in self.runs if run.label == label and table in run.tables]
 
-    def look(self, label: str) -> tuple[str, str, str]:
-        """Colour, marker and line style of a strategy."""
-        k = self.labels.index(label)
-        if k == self.reference:
-            return REFERENCE, "o", "-"
-        k -= k > self.reference
-        return COLORS[k % 7], MARKERS[k % 7], ("-", "--", ":")[min(k // 7, 2)]
+    def points(self) -> dict[str, FloatArray]:
+        """Variance and mean accuracy at the last round by row: means, then sds over seeds."""
+        out = {}
+        for label in self.labels:
+            found = [run.fairness(self.model, self.share, [-1])[0] for run in self.of(label)]
+            if found:
+                table = np.array([(f.variance, f.accuracy) for f in found])
+                sd = table.std(0, ddof=1) if len(found) > 1 else np.zeros(2)
+                out[label] = np.stack([table.mean(0), sd])
+        return out
+
+    def thick(self) -> set[str]:
+        """The rows to look at: all of a few; of many the reference and the Pareto front."""
+        if len(self.labels) <= FEW:
+            return {*self.labels}
+        return {self.labels[self.reference], *_front(self.points())}
+
+    def every(self, label: str, count: int) -> tuple[int, int]:
+        """Which of a line's points have a marker: six, not the same as the next line's."""
+        step = max(1, count // 6)
+        return self.labels.index(label) * step // len(self.labels), step
 
     def final(self, label: str) -> FloatArray:
         """Accuracy of every client of every seed, percent."""
@@ -149,23 +198,26 @@ def _canvas(size: tuple[float, float]) -> Any:
 
 def sweep(history: History, parameter: str, values: dict[str, float], model: Model) -> Any:
     """Figures at the last round against a hyper-parameter; FedAvg as a line with its band."""
+    rows = {row.label: row for row in history.summary(model)}
+    shown = [label for label in values if label in rows]
+    looks = styles(["fedavg", "fedmaba"])
     with _style():
         figure = _canvas((WIDE, 2.4))
-        rows = {row.label: row for row in history.summary(model)}
         for axes, name in zip(
             figure.subplots(1, 3), ("variance", "accuracy", "worst"), strict=True
         ):
-            shown = [label for label in values if label in rows]
             x = [values[label] for label in shown]
             y = [getattr(rows[label].mean, name) for label in shown]
             sd = np.nan_to_num([getattr(rows[label].sd, name) for label in shown])
-            axes.errorbar(x, y, sd, color=COLORS[0], marker="o", ms=4, capsize=2, label="fedmaba")
+            look = looks["fedmaba"].marked(4.5)
+            axes.errorbar(x, y, sd, **look, capsize=2, elinewidth=1, label="FedMABA, ± sd")
             if "fedavg" in rows:
                 mean, spread = (getattr(f, name) for f in (rows["fedavg"].mean, rows["fedavg"].sd))
-                axes.axhline(mean, color=REFERENCE, lw=1, label="fedavg")
+                axes.axhline(mean, color=looks["fedavg"].color, lw=1, label="FedAvg, ± sd")
                 if not np.isnan(spread):
-                    axes.axhspan(mean - spread, mean + spread, color=REFERENCE, alpha=0.12, lw=0)
-            axes.set(title=NAMES[name].format(share=100 * history.share), xlabel=parameter)
+                    axes.axhspan(mean - spread, mean + spread, color=SOFT, alpha=0.12, lw=0)
+            axes.set(title=NAMES[name].format(share=100 * history.share), xticks=x)
+            axes.set_xlabel({"alpha": "α", "eta_b": r"$\eta_b$"}.get(parameter, parameter))
         handles, labels = axes.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return figure
@@ -184,58 +236,68 @@ def of(
 def distribution(figure: Any, scene: Scene) -> None:
     """client accuracy: histogram and cumulative, algorithms overlaid"""
     left, right = figure.subplots(1, 2)
+    thick = scene.thick()
     for label in scene.labels:
         if not scene.of(label):
             continue
-        values, (color, _, style) = np.sort(scene.final(label)), scene.look(label)
+        values, look = np.sort(scene.final(label)), scene.styles[label]
+        line = {"color": look.color, "ls": look.dash, "lw": 1.4 if label in thick else 0.8}
         low, high = min(0.0, values[0]), max(100.0, values[-1])
         counts, edges = np.histogram(values, bins=np.linspace(low, high, 21))
-        left.stairs(100 * counts / len(values), edges, color=color, ls=style, lw=1.2)
+        if label in thick:
+            left.stairs(100 * counts / len(values), edges, **line)
         share = 100 * np.arange(1, len(values) + 1) / len(values)
-        right.step(values, share, where="post", color=color, ls=style, label=label)
-    left.set(title="Histogram", xlabel="accuracy, %", ylabel="share of clients, %")
+        line |= scene.styles[label].marked(3) | {"markevery": scene.every(label, len(values))}
+        right.step(values, share, where="post", label=label, **line)
+    few = "" if len(thick) == len(scene.labels) else " of the thick rows"
+    left.set(title=f"Histogram{few}", xlabel="accuracy, %", ylabel="share of clients, %")
     right.set(title="Cumulative", xlabel="accuracy, %", ylabel="share of clients, %")
-    _legend(figure, scene)
+    _legend(figure, scene, thick)
 
 
 def tradeoff(figure: Any, scene: Scene) -> None:
-    """mean accuracy against variance: a dot per run, the Pareto front of the means"""
-    from matplotlib.patheffects import withStroke
-
-    axes, means = figure.subplots(), []
-    halo = withStroke(linewidth=2.5, foreground="white")
-    for label in scene.labels:
-        found = [run.fairness(scene.model, scene.share, [-1])[0] for run in scene.of(label)]
-        if not found:
-            continue
-        color, marker, _ = scene.look(label)
-        x, y = [f.variance for f in found], [f.accuracy for f in found]
-        axes.plot(x, y, marker, color=color, ms=4, alpha=0.75, mew=0)
-        center = (float(np.mean(x)), float(np.mean(y)))
-        means.append(center)
-        axes.plot(*center, marker, color=color, ms=8, mfc="white", mew=1.4)
-        axes.annotate(
-            label,
-            center,
-            xytext=(7, 2),
-            textcoords="offset points",
-            color=color,
-            path_effects=[halo],
-        )
-    front = sorted(
-        a for a in means if not any(b != a and b[0] <= a[0] and b[1] >= a[1] for b in means)
-    )
-    axes.plot(*zip(*front, strict=True), color=SOFT, lw=0.8, ls=(0, (3, 3)), zorder=0)
-    axes.margins(0.12)
-    axes.set(xlabel=NAMES["variance"], ylabel=NAMES["accuracy"])
+    """mean accuracy against variance, ± sd over seeds, and the Pareto front"""
+    points = scene.points()
+    top = max(at[0, 1] for at in points.values())
+    close = [label for label, at in points.items() if at[0, 1] >= top - data.NEAR]
+    if len(points) <= FEW or not len(points) / 2 <= len(close) < len(points):
+        panels = [(figure.subplots(), [*points])]
+    else:  # the far ones would squash the others
+        figure.set_size_inches(WIDE, figure.get_figheight())
+        left, right = figure.subplots(1, 2, width_ratios=(1, 1.7))
+        panels = [(left, [x for x in points if x not in close]), (right, close)]
+    for axes, named in panels:
+        shown = points if axes is panels[0][0] else {label: points[label] for label in named}
+        for label, ((x, y), (dx, dy)) in shown.items():
+            look = scene.styles[label]
+            axes.errorbar(x, y, dy, dx, fmt="none", ecolor=look.color, elinewidth=0.7, alpha=0.45)
+            above = 4 if label == scene.labels[scene.reference] else 3
+            axes.plot(x, y, ls="", zorder=above, **look.marked(5.5))
+        front = [points[label][0] for label in _front(points) if label in shown]
+        axes.plot(*np.array(front).T, color=SOFT, lw=0.8, ls=(0, (3, 3)), zorder=0)
+        axes.margins(0.1)
+    panels[0][0].set_ylabel(NAMES["accuracy"])
+    what = "mean ± sd over seeds; dashed: the Pareto front"
+    figure.supxlabel(f"{NAMES['variance']} ({what})", fontsize=8, color=SOFT)
+    if len(panels) > 1:
+        left.set_title("All rows")
+        right.set_title(f"Frame: within {data.NEAR:g} points of the best mean")
+        (x, right_x), (y, top_y) = right.get_xlim(), right.get_ylim()
+        frame = {"fill": False, "ec": SOFT, "lw": 0.6}
+        left.add_patch(_rectangle((x, y), right_x - x, top_y - y, **frame))
+    figure.draw_without_rendering()  # to know where things are
+    for axes, named in panels:
+        _name(axes, {label: points[label][0] for label in named}, scene)
 
 
 def rounds(figure: Any, scene: Scene) -> None:
     """variance, mean, worst and best share over rounds, with bands over seeds"""
     for axes, name in zip(figure.subplots(2, 2).flat, NAMES, strict=True):
         _over_rounds(axes, scene, name)
-        axes.set_title(NAMES[name].format(share=100 * scene.share))
-    _legend(figure, scene)
+        axes.set_title(_title(axes, scene, name))
+    for axes in figure.axes[2:]:
+        axes.set_xlabel("round")
+    _legend(figure, scene, scene.thick())
 
 
 def variance(figure: Any, scene: Scene) -> None:
@@ -256,47 +318,46 @@ def worst(figure: Any, scene: Scene) -> None:
 def weights(figure: Any, scene: Scene) -> None:
     """weights, client by round, of the first seed of each strategy"""
     shown = [scene.of(label, "round")[0] for label in scene.labels if scene.of(label, "round")]
+    if not shown:
+        raise InputError(NO_ROUNDS)
     tables = [run.weights() for run in shown]
     tables = [t * np.sum(~np.isnan(t), axis=1, keepdims=True) for t in tables]
     top = max(2.0, float(np.nanpercentile(np.concatenate([t.ravel() for t in tables]), 99.5)))
-    columns = min(3, len(shown))
-    lines = -(-len(shown) // columns)
-    figure.set_size_inches(WIDE, 0.5 + 1.9 * lines)
-    grid = figure.subplots(lines, columns, squeeze=False, sharey=True)
-    image = None
-    for axes, run, table in zip(grid.flat, shown, tables, strict=False):
+    grid = _grid(figure, len(shown), 1.7, sharey=True)
+    for axes, run, table in zip(grid, shown, tables, strict=True):
         extent = (0.5, len(table) + 0.5, run.n_clients - 0.5, -0.5)
         image = axes.imshow(
             table.T, aspect="auto", cmap="Blues", vmin=0, vmax=top, extent=extent, rasterized=True
         )
         axes.grid(False)
-        axes.set(title=f"{run.label}, seed {run.seed}", xlabel="round")
+        axes.set_title(f"{run.label}, seed {run.seed}", fontsize=7)
         axes.locator_params(integer=True)
-    for axes in list(grid.flat)[len(shown) :]:
-        axes.set_visible(False)
-    for axes in grid[:, 0]:
-        axes.set_ylabel("client")
-    figure.colorbar(image, ax=grid, label="weight / equal share", shrink=0.8, pad=0.01)
+    figure.supxlabel("round", fontsize=8, color=SOFT)
+    figure.supylabel("client", fontsize=8, color=SOFT)
+    figure.colorbar(image, ax=grid, label="weight / equal share", aspect=40, pad=0.01)
 
 
 def constraint(figure: Any, scene: Scene) -> None:
     """the multiplier, KL against rho, and the effective number of clients"""
+    shown = [label for label in scene.labels if scene.of(label, "round")]
+    if not shown:
+        raise InputError(NO_ROUNDS)
     panels = figure.subplots(1, 3)
     titles = ("multiplier λ*", "KL from uniform", "effective clients")
-    for label in scene.labels:
+    for label in shown:
         runs = scene.of(label, "round")
         for axes, name in zip(panels, ("lambda", "kl", "effective"), strict=True):
             curves = [_curve(run, name) for run in runs]
             found = [c for c in curves if c is not None]
             if found:
-                _band(axes, runs[0].column("round"), found, scene.look(label), label)
+                _band(axes, runs[0].column("round"), found, scene, label, {*shown})
         rho = data.radius(label)
         if rho is not None:
             panels[1].axhline(rho, color=SOFT, lw=0.8, ls=":")
     for axes, title in zip(panels, titles, strict=True):
         axes.set(title=title, xlabel="round")
         axes.set_ylim(bottom=0)
-    _legend(figure, scene)
+    _legend(figure, scene, {*shown})
 
 
 def gains(figure: Any, scene: Scene) -> None:
@@ -305,19 +366,21 @@ def gains(figure: Any, scene: Scene) -> None:
     others = [label for label in scene.labels if label != base and scene.of(label)]
     if not others or not scene.of(base):
         raise InputError("gains compares strategies: run at least two, FedAvg among them")
-    figure.set_size_inches(WIDE, 0.5 + 1.35 * len(others))
-    for axes, label in zip(
-        figure.subplots(len(others), sharex=True, squeeze=False).flat, others, strict=True
-    ):
+    for axes, label in zip(_grid(figure, len(others), 1.35, sharex=True), others, strict=True):
         then, now = _pairs(scene, base, label)
-        order = np.argsort(then, kind="stable")
-        change = (now - then)[order]
-        color = np.where(change >= 0, COLORS[0], COLORS[1])
-        axes.bar(np.arange(len(change)), change, color=color, width=0.9)
+        change = (now - then)[np.argsort(then, kind="stable")]
+        edges = np.linspace(0, 100, len(change) + 1)
+        for sign, color in ((1, GAIN), (-1, LOSS)):
+            part = np.where(sign * change > 0, change, 0)
+            axes.stairs(part, edges, fill=True, color=color, lw=0.3, rasterized=len(part) > 500)
         axes.axhline(0, color=SOFT, lw=0.6)
-        won = int((change > 0).sum())
-        axes.set(title=f"{label}: {won} of {len(change)} clients gain", ylabel="points", xticks=[])
-    axes.set_xlabel(f"clients, those {base} serves worst first")
+        won = 100 * float(np.mean(change > 0))
+        axes.set_title(f"{label}\n{won:.0f} % gain", fontsize=7)
+        axes.set_xlim(0, 100)
+    figure.supxlabel(
+        f"clients of all seeds, those {base} serves worst first, %", fontsize=8, color=SOFT
+    )
+    figure.supylabel(f"change of accuracy against {base}, points", fontsize=8, color=SOFT)
 
 
 def heterogeneity(figure: Any, scene: Scene) -> None:
@@ -365,14 +428,106 @@ def _style() -> Any:
     return matplotlib.rc_context(STYLE)
 
 
+def _front(points: dict[str, FloatArray]) -> list[str]:
+    """The rows that none beats in both variance and accuracy, by variance."""
+    means = {label: at[0] for label, at in points.items()}
+    free = [
+        label
+        for label, a in means.items()
+        if not any(b[0] <= a[0] and b[1] >= a[1] and (b != a).any() for b in means.values())
+    ]
+    return sorted(free, key=lambda label: float(means[label][0]))
+
+
+def _rectangle(*place: Any, **look: Any) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle(*place, **look)
+
+
+def _grid(figure: Any, count: int, height: float, **shared: bool) -> list[Any]:
+    """As many panels, three in a line."""
+    columns = min(3, count)
+    lines = -(-count // columns)
+    figure.set_size_inches(WIDE, 0.6 + height * lines)
+    panels = figure.subplots(lines, columns, squeeze=False, **shared)
+    for axes in panels.flat[count:]:
+        axes.remove()
+    for axes in panels.flat[max(0, count - columns) : count]:  # none below
+        axes.tick_params(labelbottom=True)
+    return list(panels.flat[:count])
+
+
+def _name(axes: Any, points: dict[str, FloatArray], scene: Scene) -> None:
+    """Names beside points, each with a line to its own, in the cheapest of many places around.
+
+    Far costs little, to cover a marker or another's line more, another name most.
+    """
+    from matplotlib.patheffects import withStroke
+    from matplotlib.transforms import Bbox
+
+    dot, frame, place = axes.figure.dpi / 72, axes.get_window_extent(), axes.transData.transform
+    marks = [place(line.get_xydata()) for line in axes.lines if line.get_marker() != "None"]
+    paths = [path for bars in axes.collections for path in bars.get_paths()]
+    paths += [line.get_path() for line in axes.lines if line.get_marker() == "None"]
+    rules = np.concatenate([place(path.interpolated(20).vertices) for path in paths])
+    names: list[Any] = []
+    for label in sorted(points, key=lambda label: tuple(-points[label])):
+        text = axes.annotate(
+            label,
+            points[label],
+            xytext=(0, 0),
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            fontsize=7,
+            path_effects=[withStroke(linewidth=2, foreground="white")],
+        )
+        text.set_in_layout(False)
+        mark, half = place(points[label]), text.get_window_extent().size / 2 + dot
+        found = []
+        for far, turn in product((6, 9, 13, 19, 26, 34, 43, 53, 64), np.linspace(-1, 1, 16, False)):
+            way = np.array([np.cos(np.pi * turn), np.sin(np.pi * turn)])
+            line = mark + np.linspace(0, far * dot, 20)[:, None] * way
+            box = Bbox([line[-1] + half * (way - 1), line[-1] + half * (way + 1)])
+            price = (
+                1.5 * far
+                + 1000 * (frame.count_contains(box.corners()) < 4)
+                + 300 * box.count_overlaps(names)
+                + 60 * box.padded(3 * dot).count_contains(np.concatenate(marks))
+                + 30 * sum(name.count_contains(line) for name in names)
+                + 3 * box.count_contains(rules)
+            )
+            found.append((price, way, box, line))
+        _, way, box, line = min(found, key=lambda one: one[0])
+        text.xyann = (line[-1] + half * way - mark) / dot
+        look = {"color": scene.styles[label].color, "lw": 0.7, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate(
+            "",
+            points[label],
+            xytext=(line[-1] - mark) / dot,
+            textcoords="offset points",
+            arrowprops={"arrowstyle": "-", **look},
+            zorder=2,
+        ).set_in_layout(False)
+        names.append(box)
+        marks.append(line)
+
+
 def _single(figure: Any, scene: Scene, name: str) -> None:
     axes = figure.subplots()
     _over_rounds(axes, scene, name)
-    axes.set(xlabel="round", ylabel=NAMES[name].format(share=100 * scene.share))
-    _legend(figure, scene, 2 if figure.get_figwidth() < WIDE else 3)
+    axes.set(xlabel="round", ylabel=_title(axes, scene, name))
+    _legend(figure, scene, scene.thick(), axes)
+
+
+def _title(axes: Any, scene: Scene, name: str) -> str:
+    log = " (log)" if axes.get_yscale() == "log" else ""
+    return NAMES[name].format(share=100 * scene.share) + log
 
 
 def _over_rounds(axes: Any, scene: Scene, name: str) -> None:
+    thick = scene.thick()
     for label in scene.labels:
         runs = scene.of(label)
         if not runs:
@@ -381,21 +536,49 @@ def _over_rounds(axes: Any, scene: Scene, name: str) -> None:
             np.array([getattr(f, name) for f in run.fairness(scene.model, scene.share)])
             for run in runs
         ]
-        _band(axes, runs[0].evaluated, found, scene.look(label), label)
+        _band(axes, runs[0].evaluated, found, scene, label, thick)
     if name == "variance":
+        _scale(axes)
+
+
+def _scale(axes: Any) -> None:
+    """From 0, or logarithmic and said so where the lines would lie on one another."""
+    from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
+
+    y = np.concatenate([line.get_ydata() for line in axes.lines])
+    if not y.min() > 0 or y.max() < 5 * np.median(y):
         axes.set_ylim(bottom=0)
+        return
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(ScalarFormatter())
 
 
 def _band(
-    axes: Any, x: NDArray[Any], curves: list[FloatArray], look: tuple[str, str, str], label: str
+    axes: Any,
+    x: NDArray[Any],
+    curves: list[FloatArray],
+    scene: Scene,
+    label: str,
+    thick: set[str],
 ) -> None:
-    """Mean over seeds, and from the lowest to the highest."""
+    """Mean over seeds, and from the lowest to the highest where the line is thick."""
     count = min(map(len, curves))
     table = np.stack([curve[:count] for curve in curves])
-    color, _, style = look
-    axes.plot(x[:count], table.mean(0), color=color, ls=style, label=label)
-    if len(table) > 1:
-        axes.fill_between(x[:count], table.min(0), table.max(0), color=color, alpha=0.12, lw=0)
+    look, strong = scene.styles[label], label in thick
+    axes.plot(
+        x[:count],
+        table.mean(0),
+        **look.marked(4 if strong else 3),
+        ls=look.dash,
+        lw=1.5 if strong else 0.8,
+        markevery=scene.every(label, count),
+        zorder=3 if strong else 2,
+        label=label,
+    )
+    if len(table) > 1 and strong:
+        axes.fill_between(x[:count], table.min(0), table.max(0), color=look.color, alpha=0.1, lw=0)
 
 
 def _curve(run: RunHistory, name: str) -> FloatArray | None:
@@ -418,11 +601,39 @@ def _pairs(scene: Scene, base: str, label: str) -> tuple[FloatArray, FloatArray]
     return then, now
 
 
-def _legend(figure: Any, scene: Scene, columns: int = 5) -> None:
+def _legend(figure: Any, scene: Scene, thick: set[str], axes: Any = None) -> None:
+    """The rows below the panels; beside a single wide one, in the order the lines end."""
     from matplotlib.lines import Line2D
 
-    handles = []
-    for label in scene.labels:
-        color, _, style = scene.look(label)
-        handles.append(Line2D([], [], color=color, ls=style, label=label))
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)))
+    labels = scene.labels
+    beside = axes is not None and figure.get_figwidth() >= WIDE and len(labels) > FEW
+    if beside:
+        ends = {line.get_label(): line.get_ydata()[-1] for line in axes.lines}
+        labels = sorted(labels, key=lambda label: -ends.get(label, -np.inf))
+    handles = [
+        Line2D(
+            [], [], **look.marked(4), ls=look.dash, lw=1.5 if label in thick else 0.8, label=label
+        )
+        for label, look in ((label, scene.styles[label]) for label in labels)
+    ]
+    size = 7
+    columns = int(72 * figure.get_figwidth() / (size * (0.55 * max(map(len, labels)) + 5)))
+    columns = 1 if beside else max(1, min(columns, len(labels)))
+    notes = []
+    if len(thick) < len(scene.labels):
+        notes.append(f"thick: {scene.labels[scene.reference]} and the Pareto front")
+    if any(panel.collections for panel in figure.axes):
+        notes.append("bands: lowest to highest seed")
+    if not beside:  # the panels keep their height
+        lines = -(-len(labels) // columns) + bool(notes)
+        figure.set_figheight(figure.get_figheight() + max(0, lines - 2) * 1.5 * size / 72)
+    figure.legend(
+        handles=handles,
+        loc="outside right center" if beside else "outside lower center",
+        ncols=columns,
+        fontsize=size,
+        title=("\n" if beside else "; ").join(notes) or None,
+        title_fontsize=size,
+        alignment="left" if beside else "center",
+        handlelength=3,
+    )

@@ -259,16 +259,8 @@ def _draw(out: Document, history: History, kinds: Sequence[str], model: Model) -
     from fedmaba.report import figures
 
     named = History([replace(r, label=name_of(r.label)) for r in history.runs], history.share)
-
-    def picture(kind: str) -> Any:
-        figure = figures.of(named, kind, model, (figures.WIDE, 4.0))
-        if kind == "variance":  # early rounds are ten times the last ones
-            (axes,) = figure.axes
-            axes.set(yscale="log", ylabel=f"{axes.get_ylabel()} (log)")
-            axes.autoscale()
-        return figure
-
-    out.figures |= {kind: partial(picture, kind) for kind in kinds}
+    size = (figures.WIDE, 4.0)
+    out.figures |= {kind: partial(figures.of, named, kind, model, size) for kind in kinds}
 
 
 def _note_diverged(out: Document, history: History) -> None:

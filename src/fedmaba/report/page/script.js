@@ -75,16 +75,13 @@
     return own === undefined ? `client ${clientId(run, i)}` : own;
   }
   const final = (run) => unpack(run.final && run.final[state.model]);
-  const color = (k) => {
-    if (k === D.reference) return "var(--s0)";
-    return `var(--s${1 + (order(k) % 7)})`;
-  };
-  const order = (k) => (k > D.reference ? k - 1 : k);
-  const dash = (k) => (k !== D.reference && order(k) >= 7 ? (order(k) >= 14 ? "2 3" : "7 4") : null);
+  const color = (k) => `var(--s${D.strategies[k].hue})`;
+  const DASHES = [null, "7 4", "2 3", "9 3 2 3", "5 2 2 2 2 2"];
+  const dash = (k) => DASHES[D.strategies[k].variant % 5];
   const SHAPES = ["circle", "square", "triangle", "diamond", "cross"];
-  function mark(k, x, y, r, attributes) { // shape repeats what colour says
-    const shape = k === D.reference ? "circle" : SHAPES[order(k) % 5];
-    const at = { fill: color(k), ...attributes };
+  function mark(k, x, y, r, attributes) { // shape repeats what colour says, an open one is a variant
+    const shape = SHAPES[D.strategies[k].hue % 5], open = D.strategies[k].variant % 2;
+    const at = { fill: open ? "var(--paper)" : color(k), ...(open ? { stroke: color(k), "stroke-width": 1.5 } : {}), ...attributes };
     if (shape === "circle") return s("circle", { cx: x, cy: y, r, ...at });
     if (shape === "square") return s("rect", { x: x - r * 0.9, y: y - r * 0.9, width: r * 1.8, height: r * 1.8, ...at });
     const d = {
