@@ -7,9 +7,9 @@ compared first, to 1e-4: after a round, those of the CNN after one step, because
 pooling window whose winner changes sides soon sets any two computations apart. So that a CNN block
 takes minutes and not an hour, it has a twentieth of 20 rounds of 10 clients and 10,000 test images.
 
-`torch.set_num_threads(1)` is not enough for one thread: on ARM oneDNN takes its number of threads
-when torch is loaded, and the CPU seconds of a second one would count against the plain loop. So the
-command starts itself anew with OMP_NUM_THREADS=1.
+`torch.set_num_threads(1)` is not enough for one thread: on ARM oneDNN still wakes a second one, and
+its CPU seconds would count against the plain loop. So the command starts itself anew with
+OMP_NUM_THREADS=1, which must be there before torch is loaded.
 
     python benchmarks/cpu.py                 prints a line per job, writes results/cpu.json
 """
