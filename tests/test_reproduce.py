@@ -416,12 +416,14 @@ CLAIM = {"measure": "less", "number": 33}
         (CLAIM, Interval(40, 20, 60, 3), "holds"),
         (CLAIM, Interval(20, 10, 30, 3), "smaller"),
         (CLAIM, Interval(30, 20, 40, 3), "within the interval"),
-        (CLAIM, Interval(40, -1, 81, 3), "not distinguishable"),
+        (CLAIM, Interval(40, -1, 81, 3), "cannot tell"),
+        (CLAIM, Interval(10, -1, 21, 3), "not distinguishable"),
+        (CLAIM | {"at_least": True}, Interval(10, -1, 21, 3), "not contradicted"),
         (CLAIM, Interval(-20, -30, -10, 3), "contradicted"),
         (CLAIM, Interval(40, -np.inf, np.inf, 1), "one seed only"),
         (CLAIM, Interval(np.nan, -np.inf, np.inf, 0), "not run"),
         ({"measure": "times", "number": 1.5}, Interval(1.6, 1.2, 2.0, 3), "holds"),
-        ({"measure": "times", "number": 1.5}, Interval(1.2, 0.9, 1.5, 3), "not distinguishable"),
+        ({"measure": "times", "number": 1.5}, Interval(1.2, 0.9, 1.4, 3), "not distinguishable"),
         ({"measure": "times", "number": 1.5}, Interval(0.8, 0.7, 0.9, 3), "contradicted"),
     ],
 )
@@ -589,7 +591,7 @@ def test_the_numbers_of_the_page_are_those_of_the_files(tool):
     batches = tool["load"](tool["RESULTS"])
     for page in tool["PAGES"]:
         text = page.read_text(encoding="utf-8")
-        assert len(tool["VALUE"].findall(text)) > 3
+        assert len(tool["VALUE"].findall(text)) > 3 or tool["MADE"].search(text)
         assert text == tool["renew"](text, batches), "old: run python tools/reproduction.py"
     text = tool["PAGE"].read_text(encoding="utf-8")
     shown = {m[2] for m in tool["BLOCK"].finditer(text)}
