@@ -7,6 +7,10 @@ compared first, to 1e-4: after a round, those of the CNN after one step, because
 pooling window whose winner changes sides soon sets any two computations apart. So that a CNN block
 takes minutes and not an hour, it has a twentieth of 20 rounds of 10 clients and 10,000 test images.
 
+`torch.set_num_threads(1)` is not enough for one thread: on ARM oneDNN still wakes a second one, and
+its CPU seconds would count against the plain loop. So the command starts itself anew with
+OMP_NUM_THREADS=1, which must be there before torch is loaded.
+
     python benchmarks/cpu.py                 prints a line per job, writes results/cpu.json
 """
 
@@ -14,11 +18,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import re
 import shutil
 import statistics
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -108,6 +114,9 @@ if __name__ == "__main__":
     parser.add_argument("--blocks", type=int, default=5)
     parser.add_argument("--out", default=RESULTS / "cpu.json", type=Path)
     asked = parser.parse_args()
+    if os.environ.get("OMP_NUM_THREADS") != "1":
+        again = [sys.executable, *sys.argv]
+        os.execve(again[0], again, {**os.environ, "OMP_NUM_THREADS": "1"})
     torch.set_num_threads(1)
     before = json.loads(asked.out.read_text())["jobs"] if asked.only and asked.out.exists() else []
     found = {job["job"]: job for job in before}

@@ -187,6 +187,7 @@ class _Cohort:
     rows: slice  #                            its rows in the round's table
     loss: FloatArray | None = None  # (m,)
     change: Tensor | None = None  # (m, P)    kept where the weights come after training
+    place: int = 0  #                         its first row among all that are kept
     decision: Decision | None = None
 
 
@@ -266,6 +267,7 @@ class _Begun:
     lr: float
     table: _Table
     cohorts: list[_Cohort]
+    kept: Tensor  # (n, P)      changes of the cohorts whose weights come after training
     losses: Callable[[], None]  # waits for the losses at the server's model and hands them out
     trained: Iterator[tuple[IntArray, Tensor, Tensor]]  # rows, their weights, the loss they met
 
@@ -286,10 +288,9 @@ def _begin(batch: Batch, alive: list[int], t: int) -> _Begun:
         begin, end = end, end + len(client)
         needs = batch.runs[r].strategy.needs()
         cohorts.append(_Cohort(r, batch.runs[r], needs, client, slice(begin, end)))
-        if not needs.early:
-            cohorts[-1].change = at.model.new_zeros(len(client), at.model.shape[1])
         if needs.loss in ("mean", "end"):
             cohorts[-1].loss = np.zeros(len(client))
+    kept = _keep(at.model, [c for c in cohorts if not c.needs.early])
     losses = _start_losses(batch, [c for c in cohorts if c.needs.loss == "start"])
 
     def work(rows: IntArray) -> tuple[IntArray, Tensor, Tensor]:
@@ -300,7 +301,17 @@ def _begin(batch: Batch, alive: list[int], t: int) -> _Begun:
     trained = _trained(batch, work, drawn.chunks)
     if batch.tape.on:
         trained = chain(list(islice(trained, 1)), trained)
-    return _Begun(_key(batch, alive, t), chunk, lr, drawn.table, cohorts, losses, trained)
+    return _Begun(_key(batch, alive, t), chunk, lr, drawn.table, cohorts, kept, losses, trained)
+
+
+def _keep(model: Tensor, late: list[_Cohort]) -> Tensor:
+    """Room for the changes of all cohorts whose weights come after training; each has its part."""
+    room = model.new_zeros(sum(len(c.client) for c in late), model.shape[1])
+    end = 0
+    for c in late:
+        begin, end = end, end + len(c.client)
+        c.change, c.place = room[begin:end], begin
+    return room
 
 
 def _round(batch: Batch, t: int) -> list[Round | None]:
@@ -331,20 +342,13 @@ def _round(batch: Batch, t: int) -> list[Round | None]:
         if alone and all(c.decision for c in cohorts) and _even(table, rows):
             finite = _add_and_move(batch, cohorts, w, _shares(batch, cohorts, t))
         else:
-            _collect(batch, cohorts, table, rows, w, means, delta)
+            _collect(batch, begun, rows, w, means, delta)
     if not trained:  # fewer rows than ranks
         decide()
     at.chunk = ranks.least(at.chunk)
     if at.chunk < begun.chunk:
         warnings.warn(f"out of memory: the chunk is {at.chunk} from now on", stacklevel=2)
-    for c in cohorts:
-        if c.change is not None:
-            ranks.sum(c.change)
-            if c.loss is not None and c.needs.loss in ("mean", "end"):
-                ranks.sum(torch.from_numpy(c.loss))
-            _weigh_changes(at, c, c.change, t, lr, delta)
-            if ranks.rank:  # each rank has the whole sum
-                delta[c.r] = 0
+    _weigh_changes(batch, begun, t, delta)
     if finite is None:
         ranks.sum(delta)
         finite = _move(batch, delta, send(_shares(batch, cohorts, t), delta.device))
@@ -514,30 +518,52 @@ def _job(batch: Batch, cohorts: list[_Cohort], table: _Table, rows: IntArray, lr
 
 
 def _collect(
-    batch: Batch,
-    cohorts: list[_Cohort],
-    table: _Table,
-    rows: IntArray,
-    w: Tensor,
-    means: Tensor,
-    delta: Tensor,
+    batch: Batch, begun: _Begun, rows: IntArray, w: Tensor, means: Tensor, delta: Tensor
 ) -> None:
     """Take in trained rows: add them up where they can be weighed, else keep their changes."""
-    model, whose = batch.progress.model, table.cohort[rows]
-    for i in np.unique(whose):
-        c, mine = cohorts[i], np.flatnonzero(whose == i)
-        place = rows[mine] - c.rows.start
-        own = w[send(mine, w.device)]
-        if c.decision is not None:
-            share = send(c.decision.coef[place], w.device).to(w.dtype)
-            with _precision("float32"):
-                delta[c.r] += share @ own - share.sum() * model[c.r]
-        if c.change is None:
-            continue
-        c.change[send(place, w.device)] = own - model[c.r]
-        if c.loss is not None and c.needs.loss in ("mean", "end"):
-            mean = c.needs.loss == "mean"
-            c.loss[place] = means.cpu().numpy()[mine] if mean else _own_losses(batch, c, place, own)
+    model, cohorts, run = batch.progress.model, begun.cohorts, begun.table.run[rows]
+    whose = begun.table.cohort[rows]
+    if (np.diff(whose) < 0).any():  # each cohort's rows together
+        order = np.argsort(whose, kind="stable")
+        rows, run, whose = rows[order], run[order], whose[order]
+        at = send(order, w.device)
+        w, means = w.index_select(0, at), means.index_select(0, at)
+    present, first, many = np.unique(whose, return_index=True, return_counts=True)
+    here = [
+        (cohorts[i], slice(a, a + n), rows[a : a + n] - cohorts[i].rows.start)
+        for i, a, n in zip(present, first, many, strict=True)
+    ]
+    weighed = [(c.r, own, c.decision.coef[place]) for c, own, place in here if c.decision]
+    if weighed:
+        total, weight = _weighted(w, [own for _, own, _ in weighed], [v for *_, v in weighed])
+        runs = send(np.array([r for r, *_ in weighed]), w.device)
+        delta[runs] += total - weight * model[runs]
+    late = [(c, own, place) for c, own, place in here if c.change is not None]
+    if late:
+        into = send(np.concatenate([c.place + place for c, _, place in late]), w.device)
+        took = np.concatenate([np.arange(own.start, own.stop) for _, own, _ in late])
+        change = w.index_select(0, send(took, w.device))
+        change -= model.index_select(0, send(run[took], w.device))
+        begun.kept.index_copy_(0, into, change)
+    for c, own, place in late:
+        if c.loss is not None and c.needs.loss == "mean":
+            c.loss[place] = means[own].cpu().numpy()
+        elif c.loss is not None and c.needs.loss == "end":
+            c.loss[place] = _own_losses(batch, c, place, w[own])
+
+
+def _weighted(w: Tensor, parts: list[slice], coef: list[FloatArray]) -> tuple[Tensor, Tensor]:
+    """coef @ w of each part of rows, (C, P), and the sum of its coef, (C, 1)."""
+    lengths = {len(v) for v in coef}
+    with _precision("float32"):
+        if len(lengths) == 1 and parts[-1].stop - parts[0].start == lengths.pop() * len(parts):
+            share = send(np.stack(coef), w.device).to(w.dtype)
+            rows = w[parts[0].start : parts[-1].stop].view(*share.shape, -1)
+            return torch.bmm(share[:, None], rows)[:, 0], share.sum(1, keepdim=True)
+        flat = send(np.concatenate(coef), w.device).to(w.dtype)
+        shares = torch.split(flat, [len(v) for v in coef])
+        total = torch.stack([v @ w[own] for v, own in zip(shares, parts, strict=True)])
+        return total, torch.stack([v.sum() for v in shares])[:, None]
 
 
 def _start_losses(batch: Batch, cohorts: list[_Cohort]) -> Callable[[], None]:
@@ -594,38 +620,55 @@ def _own_losses(batch: Batch, c: _Cohort, place: IntArray, w: Tensor) -> FloatAr
     return total.cpu().numpy()
 
 
-def _weigh_changes(
-    at: Progress, c: _Cohort, change: Tensor, t: int, lr: float, delta: Tensor
-) -> None:
-    """Ask a strategy that wants to see norms, inner products or losses after training."""
-    kept = at.kept[c.r]
-    many = torch.cat([change, kept.change]) if len(kept.client) else change
-    seen: dict[str, Any] = {}
+def _weigh_changes(batch: Batch, begun: _Begun, t: int, delta: Tensor) -> None:
+    """Ask the strategies that want to see norms, inner products or losses after training."""
+    at, ranks = batch.progress, batch.ranks
+    late = [c for c in begun.cohorts if c.change is not None]
+    if late:
+        ranks.sum(begun.kept)
+    looks = [_look(at, c) for c in late]  # all begin before the host waits for the first
+    for c, (many, found) in zip(late, looks, strict=True):
+        if c.loss is not None and c.needs.loss in ("mean", "end"):
+            ranks.sum(torch.from_numpy(c.loss))
+        seen = {name: value() for name, value in found.items()}
+        if not all(np.isfinite(v).all() for v in seen.values()):
+            largest = int(many.abs().nan_to_num(torch.inf).amax(1)[: len(c.client)].argmax())
+            _diverge(at, c, t, f"the model change of client {c.client[largest]} is not finite")
+            continue
+        kept = at.kept[c.r]
+        if "gram" in seen:
+            seen["gram"] = (seen["gram"] + seen["gram"].T) / 2
+            seen |= {"past_client": kept.client, "past_round": kept.round}
+        _weigh(at, c, t, begun.lr, **seen)
+        if c.decision is None:
+            continue
+        if not ranks.rank:  # each rank has the whole sum
+            coef = send(c.decision.coef, many.device).to(many.dtype)
+            with _precision("float32"):
+                delta[c.r] = coef @ many[: len(coef)]
+        if c.needs.keep_rounds:
+            stays = (kept.round > t - c.needs.keep_rounds) & ~np.isin(kept.client, c.client)
+            rows = send(np.flatnonzero(stays), many.device)
+            at.kept[c.r] = Kept(
+                torch.cat([kept.change[rows], many[: len(c.client)]]),
+                np.concatenate([kept.client[stays], c.client]),
+                np.concatenate([kept.round[stays], np.full(len(c.client), t)]),
+            )
+
+
+def _look(at: Progress, c: _Cohort) -> tuple[Tensor, dict[str, Callable[[], NDArray[Any]]]]:
+    """A cohort's changes with those kept from rounds before, and what its strategy asks of them."""
+    assert c.change is not None
+    kept, change = at.kept[c.r].change, c.change
+    many = torch.cat([change, kept]) if len(kept) else change
     if c.needs.changes == "norms":
-        seen["norms"] = change.double().square().sum(1).cpu().numpy()
+        return many, {
+            "norms": fetch(torch.linalg.vector_norm(change, dim=1, dtype=torch.float64).square())
+        }
     if c.needs.changes == "gram":
         with _precision("float32"):
-            gram = (many @ many.T).double().cpu().numpy()
-        seen["gram"] = (gram + gram.T) / 2
-        seen["past_client"], seen["past_round"] = kept.client, kept.round
-    if not all(np.isfinite(v).all() for v in seen.values()):
-        largest = int(change.abs().nan_to_num(torch.inf).amax(1).argmax())
-        _diverge(at, c, t, f"the model change of client {c.client[largest]} is not finite")
-        return
-    _weigh(at, c, t, lr, **seen)
-    if c.decision is None:
-        return
-    coef = torch.from_numpy(c.decision.coef).to(many)
-    with _precision("float32"):
-        delta[c.r] = coef @ many[: len(coef)]
-    if c.needs.keep_rounds:
-        stays = (kept.round > t - c.needs.keep_rounds) & ~np.isin(kept.client, c.client)
-        rows = torch.from_numpy(np.flatnonzero(stays)).to(change.device)
-        at.kept[c.r] = Kept(
-            torch.cat([kept.change[rows], change]),
-            np.concatenate([kept.client[stays], c.client]),
-            np.concatenate([kept.round[stays], np.full(len(c.client), t)]),
-        )
+            return many, {"gram": fetch((many @ many.T).double())}
+    return many, {}
 
 
 def _evaluate(batch: Batch) -> list[Evaluation | None]:

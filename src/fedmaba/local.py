@@ -167,7 +167,7 @@ def _train(
     lr = floats[0, 0]
     prox = None if job.prox is None else floats[1, :, None]
     bend = None if job.bend is None else floats[-3:]
-    w = models[run]
+    w = models.index_select(0, run)
     index, weight = _minibatches(job, pool, first, size, batches, keys, w.dtype)  # (R, K, B)
     labels = pool.y[index]
     small = w.is_cuda and index.numel() * pool.x[0].numel() <= GATHER and not job.full_batch
@@ -186,7 +186,8 @@ def _train(
         if gradient is None:
             x = _take(pool.x, index[:a, k]) if gathered is None else gathered[:a, k]
             step = Step(x, labels[:a, k], weight[:a, k], down, bent, stream)
-            seen.append(rows.accumulate(w[:a], w[:a], step))
+            own = w[:a]
+            seen.append(rows.accumulate(own, own, step))
             continue
         g = gradient[:a]
         g.zero_()

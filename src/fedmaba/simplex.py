@@ -165,15 +165,14 @@ def _newton(
 
 
 def _into_box(y: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:
-    """The point nearest to y with low <= x <= high and sum 1."""
-    least, most = float((low - y).min()), float((high - y).max())
-    for _ in range(60):
-        shift = (least + most) / 2
-        if np.clip(y + shift, low, high).sum() < 1.0:
-            least = shift
-        else:
-            most = shift
-    out: FloatArray = np.clip(y + most, low, high)
+    """The point nearest to y with low <= x <= high and sum 1: clip(y + shift) for one shift."""
+    bends = np.concatenate([low - y, high - y])  # where an entry leaves, then reaches, its bound
+    order = np.argsort(bends)
+    at, free = bends[order], np.cumsum(np.repeat([1, -1], len(y))[order])  # entries that move
+    total = low.sum() + np.concatenate([[0.0], np.cumsum(free[:-1] * np.diff(at))])
+    k = min(max(int(np.searchsorted(total, 1.0, "right")) - 1, 0), len(at) - 1)
+    shift = at[k] + (1.0 - total[k]) / max(int(free[k]), 1)
+    out: FloatArray = np.clip(y + shift, low, high)
     return out
 
 

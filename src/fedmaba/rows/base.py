@@ -39,6 +39,7 @@ class Layout:
         self.shapes: list[torch.Size] = []
         self.natural: list[torch.Size] = []
         self.starts: list[int] = []
+        self.steps: list[tuple[int, ...]] = []  # from one entry of an axis to the next
         self.forms = dict(forms or {})
         end = 0
         for name, p in model.named_parameters():
@@ -48,14 +49,16 @@ class Layout:
                 torch.Size(self.forms[name].shape) if name in self.forms else p.shape
             )
             self.starts.append(end)
+            self.steps.append(torch.empty(self.shapes[-1], device="meta").stride())
             end += -(-p.numel() // ALIGN) * ALIGN
         self.size = end
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Each weight of all rows, (R, *shape), as views of flat (R, P)."""
+        rows, apart, base = len(flat), flat.stride(0), flat.storage_offset()
         return [
-            flat[:, a : a + shape.numel()].view(len(flat), *shape)
-            for a, shape in zip(self.starts, self.shapes, strict=True)
+            flat.as_strided((rows, *shape), (apart, *steps), base + a)
+            for a, shape, steps in zip(self.starts, self.shapes, self.steps, strict=True)
         ]
 
     def pack(self, model: nn.Module) -> Tensor:
