@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,9 @@ VALUE = re.compile(r"[-+–.\d]+(<!-- ([^|\s]+)\|([^|]+)\|(\w+)\|(\w+)\|(\w+) --
 LEFT_OUT = ("The paper: ",)  # said once on the page
 
 
+target_of = cache(targets.load)
+
+
 def load(folder: Path) -> list[compact.Batch]:
     return compact.read_all(folder) if folder.is_dir() else []
 
@@ -48,7 +52,7 @@ def renew(text: str, batches: list[compact.Batch]) -> str:
 
 def section(name: str, chosen: list[str], batches: list[compact.Batch]) -> str:
     """The tables of a target, or that it has not been run."""
-    target = targets.load(name)
+    target = target_of(name)
     try:
         page = reproduction.document(target, batches)
     except InputError:
@@ -61,9 +65,14 @@ def section(name: str, chosen: list[str], batches: list[compact.Batch]) -> str:
     used = {b.path: b for job in target.every_job() for b in compact.collect(batches, job)[1]}
     said = sorted({f"`{batch.about['command']}`" for batch in used.values()})
     page.text.append(f"Commands: {', '.join(said)}.")
-    pictures = [picture(name, kind) for kind in page.figures if target.view.kind != "table"]
+    pictures = [
+        f"\n*{'Deployed' if 'deployed' in kind else 'Last server'} model:*\n\n"
+        f"![{target.view.title}]({picture(name, kind)})\n"
+        for kind in page.figures
+        if target.view.kind != "table"
+    ]
     body = document.markdown(page, chosen, level=3)
-    return "\n" + body + "".join(f"\n![{target.view.title}]({p})\n" for p in pictures) + "\n"
+    return "\n" + body + "".join(pictures) + "\n"
 
 
 def picture(name: str, kind: str) -> str:
@@ -90,7 +99,7 @@ def by_seed(
 ) -> dict[int, float]:
     """A figure of a row's runs that did not diverge."""
     name, _, which = name.partition("#")
-    job = targets.load(name).jobs[int(which or 1) - 1]
+    job = target_of(name).jobs[int(which or 1) - 1]
     history = reproduction.of_deploy(compact.collect(batches, job)[0], None)
     runs = [r for r in history.runs if r.label == row and not r.diverged]
     if at.startswith("r"):
@@ -138,7 +147,7 @@ def summary(batches: list[compact.Batch]) -> str:
     looks += (("accuracy", "deployed", "last"),)
     body = []
     for name in WIDE:
-        asked = targets.load(name).jobs[0].experiment
+        asked = target_of(name).jobs[0].experiment
         for row in OURS:
             cells = []
             for figure, model, at in looks:
@@ -170,7 +179,7 @@ def times(batches: list[compact.Batch]) -> str:
     body = []
     for name in targets.names():
         own = [b for b in batches if b.about["target"] == name]
-        jobs = {job.digest: job for job in targets.load(name).every_job()}
+        jobs = {job.digest: job for job in target_of(name).every_job()}
         done = sum(
             len(b.keys)
             * jobs[b.digest].experiment.train.rounds
@@ -189,12 +198,12 @@ def times(batches: list[compact.Batch]) -> str:
 def missing(batches: list[compact.Batch]) -> str:
     """What has not been run, with the command."""
     lines, seen = [], set()
-    for name in sorted(targets.names(), key=lambda n: -len(targets.load(n).every_job())):
+    for name in sorted(targets.names(), key=lambda n: -len(target_of(n).every_job())):
         if name in ("all", "claims"):
             continue
         works = [
             reproduce.Work(name, job, tuple(keys))
-            for job in targets.load(name).every_job()
+            for job in target_of(name).every_job()
             if (
                 keys := [k for k in compact.collect(batches, job)[2] if (job.digest, k) not in seen]
             )
@@ -253,7 +262,7 @@ TABLES: dict[str, Callable[[list[compact.Batch]], str]] = {
 def draw(batches: list[compact.Batch]) -> None:
     """The figures the page shows."""
     for name in targets.names():
-        target = targets.load(name)
+        target = target_of(name)
         if target.view.kind not in ("figure", "sweep"):
             continue
         try:
