@@ -71,7 +71,8 @@ def called(node: ast.Call) -> str:
 def test_there_is_something_to_look_at():
     assert {"engine", "strategies.fedmaba", "rows.layers", "report.table", "cli"} <= set(EVERY)
     assert "torch" in imports(TREES["engine"], deep=False)
-    assert {"models", "rng", "strategy", "workers"} <= inner("engine")
+    assert {"models", "rounds", "workers"} <= inner("engine")
+    assert {"rng", "strategy"} <= inner("rounds")
     assert any(called(node) == "open" for node in calls("record"))
 
 
@@ -81,7 +82,8 @@ def test_what_needs_no_torch_imports_none(name):
     found = imports(TREES[name], deep=False)
     assert not {m for m in found if m.split(".")[0] == "torch"}
     # nor by way of another module of ours
-    heavy = {"engine", "runs", "local", "models", "workers", "experiment", "rows", "rows.base"}
+    heavy = {"engine", "rounds", "batch", "runs", "local", "models", "workers", "experiment"}
+    heavy |= {"rows", "rows.base"}
     assert not inner(name, deep=False) & heavy
 
 
@@ -122,18 +124,19 @@ def test_the_lower_layers_do_not_look_up():
         assert inner(name) <= known, name
 
 
-def test_the_engine_knows_no_algorithm_no_file_and_no_terminal():
-    found = inner("engine")
+@pytest.mark.parametrize("name", ["engine", "rounds", "batch"])
+def test_the_engine_knows_no_algorithm_no_file_and_no_terminal(name):
+    found = inner(name)
     assert not {m for m in found if m.startswith(("strategies", "record", "report", "cli"))}
     words = " ".join(
         node.value
-        for node in ast.walk(TREES["engine"])
+        for node in ast.walk(TREES[name])
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
     from fedmaba.strategies import REGISTRY
 
     assert not {name for name in REGISTRY if name in words.lower().split()}
-    assert not {n.id for n in ast.walk(TREES["engine"]) if isinstance(n, ast.Name)} & {"print"}
+    assert not {n.id for n in ast.walk(TREES[name]) if isinstance(n, ast.Name)} & {"print"}
 
 
 def test_nothing_imports_the_command_line():

@@ -1,4 +1,4 @@
-"""The round loop of a batch of runs: draws clients, trains them as rows, asks the strategies.
+"""The engine: a batch of runs is made, played round after round, and evaluated.
 
 Knows no algorithm, writes no file, prints nothing. `simulate` is a generator: progress bars,
 checkpoints and early stops are lines in its consumer's loop. All that survives a round is one
@@ -8,32 +8,22 @@ checkpoints and early stops are lines in its consumer's loop. All that survives 
 from __future__ import annotations
 
 import copy
-import math
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
-from itertools import chain, islice
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmaba import average, models, rng
+from fedmaba import average, models
+from fedmaba.batch import Batch, Parts, precision
 from fedmaba.errors import InputError, NoRoom
-from fedmaba.federation import Part
-from fedmaba.local import Job, MetricFn, Pool, Tape, evaluate, fetch, send, train
+from fedmaba.local import MetricFn, Pool, Tape
 from fedmaba.ranks import Ranks
+from fedmaba.rounds import out_of_memory, play
 from fedmaba.rows import LossFn, Rows, compile
 from fedmaba.runs import Evaluation, Kept, Plan, Progress, Round, Run, Scores, Snapshot
-from fedmaba.strategy import Bend, Decision, Needs, Replies
 from fedmaba.workers import Workers
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-
 
 __all__ = [
     "Batch",
@@ -48,31 +38,6 @@ __all__ = [
     "simulate",
     "start",
 ]
-
-
-@dataclass
-class Batch:
-    """Runs that share data, model and plan, ready to be simulated."""
-
-    runs: Sequence[Run]
-    plan: Plan
-    rows: Rows
-    pool: Pool
-    metric: MetricFn | None
-    progress: Progress
-    train: _Parts
-    validation: _Parts
-    test: _Parts
-    workers: Workers
-    tape: Tape
-    ahead: _Begun | None = None  # the next round, on a device that works while the host goes on
-    ranks: Ranks = field(default_factory=Ranks)
-
-    def evaluate(
-        self, flat: Tensor, index: Tensor, *, scored: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """Loss and score of each example under each row, (R, n)."""
-        return evaluate(self.rows, flat, index, self.pool, self.workers, self.metric, scored=scored)
 
 
 def start(
@@ -118,7 +83,7 @@ def start(
         chunk=ranks.least(plan.chunk or _chunk(rows, plan, flat)),
     )
     trained, validated, tested = (
-        _Parts([getattr(run.federation, name) for run in runs], device)
+        Parts([getattr(run.federation, name) for run in runs], device)
         for name in ("train", "validation", "test")
     )
     apart = rows.parallel and device.type == "cpu"  # each piece of work on one thread
@@ -135,540 +100,12 @@ def simulate(batch: Batch) -> Iterator[Snapshot]:
     batch.ahead = None
     while at.round < plan.rounds and not all(at.diverged):
         t = at.round
-        with torch.no_grad(), batch.workers.threads(), _precision(plan.dtype), _room(t):
-            rounds = _round(batch, t)
+        with torch.no_grad(), batch.workers.threads(), precision(plan.dtype), _room(t):
+            rounds = play(batch, t)
             at.round = t + 1
             due = at.round % plan.eval_every == 0 or at.round == plan.rounds
             evaluations = _evaluate(batch) if due else None
         yield Snapshot(t, rounds, evaluations, at)
-
-
-class _Parts:
-    """One part (train, validation or test) of every run's federation, on the device."""
-
-    def __init__(self, parts: Sequence[Part], device: torch.device) -> None:
-        self.parts = parts
-        distinct = list({id(part): part for part in parts}.values())
-        ends = np.cumsum([0, *(len(part.index) for part in distinct)])
-        base = {id(part): int(end) for part, end in zip(distinct, ends, strict=False)}
-        self.base = [base[id(part)] for part in parts]  # where a run's entries begin
-        entries = np.concatenate([part.index for part in distinct])
-        union, place = np.unique(entries, return_inverse=True)
-        self.entries = torch.from_numpy(entries).to(device)  # rows of the pool
-        self.union = torch.from_numpy(union).to(device)  # rows of the pool, each once
-        self.host_place = place  # (entries,)       entry -> its place in the union
-        self.place = torch.from_numpy(place).to(device)
-
-    def where(self, cohorts: list[_Cohort]) -> tuple[IntArray, IntArray]:
-        """First entry and number of entries of each participant, (C, m); 0 for padding."""
-        first, size = np.zeros((2, len(cohorts), max(len(c.client) for c in cohorts)), np.int64)
-        for i, c in enumerate(cohorts):
-            first[i, : len(c.client)] = self.base[c.r] + self.parts[c.r].start[c.client]
-            size[i, : len(c.client)] = self.parts[c.r].size[c.client]
-        return first, size
-
-    def packed(self, entry: Tensor, valid: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Pool rows (C, length) of entries (C, m, n_max) without padding, and where each went."""
-        place = (valid.flatten(1).cumsum(1) - 1).clamp_(min=0)
-        at = torch.where(valid.flatten(1), place, length)  # padding: one place beyond the end
-        index = torch.zeros(len(entry), length + 1, dtype=torch.int64, device=entry.device)
-        index.scatter_(1, at, self.entries[entry.flatten(1)])
-        return index[:, :length], place.view(valid.shape)
-
-
-@dataclass
-class _Cohort:
-    """One run's round in the making."""
-
-    r: int
-    run: Run
-    needs: Needs
-    client: IntArray  # (m,)
-    rows: slice  #                            its rows in the round's table
-    loss: FloatArray | None = None  # (m,)
-    change: Tensor | None = None  # (m, P)    kept where the weights come after training
-    place: int = 0  #                         its first row among all that are kept
-    decision: Decision | None = None
-
-
-@dataclass(frozen=True)
-class _Table:
-    """Rows to be trained: participants of all runs, one run after another."""
-
-    cohort: IntArray  # (M,)   whose
-    run: IntArray  # (M,)
-    first: IntArray  # (M,)    where its training examples begin in batch.train
-    size: IntArray  # (M,)     how many they are
-    steps: IntArray  # (M,)
-    key: IntArray  # (M,)      random stream of this client in this round
-    kind: IntArray  # (M,)     rows of one kind can be trained together
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """All of a round that does not depend on the models."""
-
-    clients: list[IntArray]
-    table: _Table
-    chunks: list[IntArray]  #  rows of the table that this rank trains
-
-
-@dataclass(frozen=True)
-class _Trained:
-    """Rows that came back, with what it takes to tell which of them broke."""
-
-    rows: IntArray
-    means: Tensor  # (n,)             mean loss they met
-    models: Tensor  # (n, P) or (n,)  their weights, or the sums of these
-
-
-def _draw(batch: Batch, alive: list[int], t: int) -> _Drawn:
-    """Who takes part in a round, with which random streams, in which chunks."""
-    plan, clients, columns = batch.plan, [], []
-    same: dict[tuple[int, int], tuple[IntArray, IntArray]] = {}  # runs of one seed draw alike
-    for i, r in enumerate(alive):
-        run = batch.runs[r]
-        n, part, local = run.federation.n_clients, run.federation.train, run.strategy.local()
-        if (run.seed, n) not in same:
-            drawn = rng.sample_clients(run.seed, t, n, plan.participants or n)
-            key = rng.key(run.seed, "local", t, drawn).view(np.int64)
-            same[run.seed, n] = (drawn, key)
-        client, key = same[run.seed, n]
-        size = part.size[client]
-        epoch = -(-size // plan.minibatch)
-        steps = np.full_like(size, plan.steps) if plan.steps else plan.epochs * epoch
-        clients.append(client)
-        columns.append(
-            (
-                np.full_like(size, i),
-                np.full_like(size, r),
-                batch.train.base[r] + part.start[client],
-                size,
-                np.ones_like(size) if local.full_batch else steps,
-                key,
-                np.full_like(size, 2 * local.full_batch + (local.prox > 0)),
-            )
-        )
-    table = _Table(*(np.concatenate(column) for column in zip(*columns, strict=True)))
-    order = np.lexsort((-table.size, -table.steps, table.kind))  # of one kind, longest first
-    order = order[batch.ranks.mine]
-    groups = np.split(order, np.flatnonzero(np.diff(table.kind[order])) + 1)
-    most = batch.progress.chunk
-    chunks = [group[a : a + most] for group in groups for a in range(0, len(group), most)]
-    return _Drawn(clients, table, chunks)
-
-
-@dataclass(frozen=True)
-class _Begun:
-    """A round that has begun: its losses and its training are asked for."""
-
-    key: object  # what it rests on
-    chunk: int
-    lr: float
-    table: _Table
-    cohorts: list[_Cohort]
-    kept: Tensor  # (n, P)      changes of the cohorts whose weights come after training
-    losses: Callable[[], None]  # waits for the losses at the server's model and hands them out
-    trained: Iterator[tuple[IntArray, Tensor, Tensor]]  # rows, their weights, the loss they met
-
-
-def _key(batch: Batch, alive: list[int], t: int) -> object:
-    """What the beginning of a round rests on; a model that somebody changed has another version."""
-    model = batch.progress.model
-    return t, tuple(alive), model.data_ptr(), model._version
-
-
-def _begin(batch: Batch, alive: list[int], t: int) -> _Begun:
-    """Draw a round and start to train it; on a device that records, without waiting for it."""
-    plan, at = batch.plan, batch.progress
-    lr, chunk = plan.lr * plan.lr_decay**t, at.chunk
-    drawn = _draw(batch, alive, t)
-    cohorts, end = [], 0
-    for r, client in zip(alive, drawn.clients, strict=True):
-        begin, end = end, end + len(client)
-        needs = batch.runs[r].strategy.needs()
-        cohorts.append(_Cohort(r, batch.runs[r], needs, client, slice(begin, end)))
-        if needs.loss in ("mean", "end"):
-            cohorts[-1].loss = np.zeros(len(client))
-    kept = _keep(at.model, [c for c in cohorts if not c.needs.early])
-    losses = _start_losses(batch, [c for c in cohorts if c.needs.loss == "start"])
-
-    def work(rows: IntArray) -> tuple[IntArray, Tensor, Tensor]:
-        job = _job(batch, cohorts, drawn.table, rows, lr)
-        w, means = train(batch.rows, batch.pool, at.model, job, batch.tape)
-        return rows, w, means.clone() if batch.tape.on else means  # a replay would overwrite them
-
-    trained = _trained(batch, work, drawn.chunks)
-    if batch.tape.on:
-        trained = chain(list(islice(trained, 1)), trained)
-    return _Begun(_key(batch, alive, t), chunk, lr, drawn.table, cohorts, kept, losses, trained)
-
-
-def _keep(model: Tensor, late: list[_Cohort]) -> Tensor:
-    """Room for the changes of all cohorts whose weights come after training; each has its part."""
-    room = model.new_zeros(sum(len(c.client) for c in late), model.shape[1])
-    end = 0
-    for c in late:
-        begin, end = end, end + len(c.client)
-        c.change, c.place = room[begin:end], begin
-    return room
-
-
-def _round(batch: Batch, t: int) -> list[Round | None]:
-    """One round of all live runs; moves their models and states on."""
-    plan, at, ranks = batch.plan, batch.progress, batch.ranks
-    alive = [r for r, why in enumerate(at.diverged) if not why]
-    begun, batch.ahead = batch.ahead, None
-    if begun is None or begun.key != _key(batch, alive, t):
-        begun = _begin(batch, alive, t)
-    table, cohorts, lr = begun.table, begun.cohorts, begun.lr
-    delta = torch.zeros_like(at.model)
-    trained: list[_Trained] = []
-    finite = None
-
-    def decide() -> None:
-        begun.losses()
-        for c in cohorts:
-            if c.needs.early:
-                _weigh(at, c, t, lr)
-
-    whole = len(table.size) if ranks.count == 1 else 0  # rows of a round in one chunk
-    for rows, w, means in begun.trained:
-        if not trained:  # only now: the device trains while the host waits for losses and weighs
-            decide()
-        alone = len(rows) == whole
-        keep = w if alone and not batch.tape.on else w.sum(1)  # a replay would overwrite them
-        trained.append(_Trained(rows, means, keep))
-        if alone and all(c.decision for c in cohorts) and _even(table, rows):
-            finite = _add_and_move(batch, cohorts, w, _shares(batch, cohorts, t))
-        else:
-            _collect(batch, begun, rows, w, means, delta)
-    if not trained:  # fewer rows than ranks
-        decide()
-    at.chunk = ranks.least(at.chunk)
-    if at.chunk < begun.chunk:
-        warnings.warn(f"out of memory: the chunk is {at.chunk} from now on", stacklevel=2)
-    _weigh_changes(batch, begun, t, delta)
-    if finite is None:
-        ranks.sum(delta)
-        finite = _move(batch, delta, send(_shares(batch, cohorts, t), delta.device))
-    ended = fetch(finite)
-    live = [r for r, why in enumerate(at.diverged) if not why]
-    if batch.tape.on and ranks.count == 1 and live and t + 1 < plan.rounds:
-        batch.ahead = _begin(batch, live, t + 1)  # before the host waits for this round's end
-    return _conclude(batch, cohorts, t, ended().tolist(), trained)
-
-
-def _trained(
-    batch: Batch,
-    work: Callable[[IntArray], tuple[IntArray, Tensor, Tensor]],
-    chunks: list[IntArray],
-) -> Iterator[tuple[IntArray, Tensor, Tensor]]:
-    """The work of each chunk; from one that does not fit into memory on, in halves."""
-    at = batch.progress
-    while chunks:
-        done = 0
-        try:
-            for out in batch.workers.map(work, chunks):
-                done += 1
-                yield out
-            return
-        except RuntimeError as error:
-            if not _full(error):
-                raise
-        chunks = chunks[done:]
-        most = min(at.chunk, max(map(len, chunks)))
-        if most == 1:
-            raise NoRoom(
-                f"{batch.pool.x.device} has no memory for the training of one client: take a "
-                "smaller --minibatch or model, or fewer runs at once"
-            )
-        at.chunk = most // 2
-        chunks = [c[a : a + at.chunk] for c in chunks for a in range(0, len(c), at.chunk)]
-        batch.tape.forget()
-
-
-def _shares(batch: Batch, cohorts: list[_Cohort], t: int) -> NDArray[Any]:
-    """(R,) share of each run's new model in its deployed one; 0 for runs that do not move."""
-    double = batch.progress.model.dtype == torch.float64
-    share = np.zeros(len(batch.runs), np.float64 if double else np.float32)
-    for c in cohorts:
-        if not batch.progress.diverged[c.r]:
-            share[c.r] = average.share(c.run.average, t)
-    return share
-
-
-def _even(table: _Table, rows: IntArray) -> bool:
-    """Whether rows are in order, with as many for each run."""
-    many = np.bincount(table.cohort)
-    return bool((many == many[0]).all() and (rows == np.arange(len(rows))).all())
-
-
-def _add_and_move(batch: Batch, cohorts: list[_Cohort], w: Tensor, share: NDArray[Any]) -> Tensor:
-    """Weigh a whole round's rows at once and take the server's step."""
-    model = batch.progress.model
-
-    def work(coef: Tensor, runs: Tensor, share: Tensor) -> Tensor:
-        with _precision("float32"):
-            total = torch.bmm(coef[:, None], w.view(*coef.shape, -1))[:, 0]
-        delta = torch.zeros_like(model)
-        delta[runs] = total - coef.sum(1, keepdim=True) * model[runs]
-        return _move(batch, delta, share)
-
-    coef = np.stack([c.decision.coef for c in cohorts if c.decision]).astype(share.dtype)
-    runs = np.array([c.r for c in cohorts])
-    shape = ("move", w.data_ptr(), model.data_ptr(), coef.shape, runs.tobytes())
-    out: Tensor = batch.tape(shape, work, coef, runs, share)
-    return out
-
-
-def _move(batch: Batch, delta: Tensor, share: Tensor) -> Tensor:
-    """The server's step of each run whose new model is finite, (R,); the others keep their last."""
-    plan, at = batch.plan, batch.progress
-    if at.velocity is not None:
-        at.velocity.mul_(plan.server_momentum).add_(delta)
-        delta = at.velocity
-    new = at.model + plan.server_lr * delta
-    finite = new.isfinite().all(1)
-    moved = (finite & (share > 0))[:, None]
-    averaged = at.deployed + share[:, None] * (new - at.deployed)
-    at.model.copy_(torch.where(moved, new, at.model))
-    at.deployed.copy_(torch.where(moved, averaged, at.deployed))
-    return finite
-
-
-def _conclude(
-    batch: Batch,
-    cohorts: list[_Cohort],
-    t: int,
-    finite: list[bool],
-    trained: list[_Trained],
-) -> list[Round | None]:
-    """Move the states on, end the runs whose model broke, and tell what happened."""
-    at = batch.progress
-    out: list[Round | None] = [None] * len(at.states)
-    for c in cohorts:
-        if c.decision is None:
-            continue
-        if not finite[c.r]:
-            broken = _broken(trained, cohorts[-1].rows.stop)
-            batch.ranks.sum(torch.from_numpy(broken))
-            lost = np.flatnonzero(broken[c.rows])
-            what = f"the model of client {c.client[lost[0]]}" if len(lost) else "the server's model"
-            _diverge(at, c, t, f"{what} is not finite")
-            continue
-        at.states[c.r] = c.decision.state
-        coef = c.decision.coef[: len(c.client)]
-        out[c.r] = Round(c.client, coef, c.loss, dict(c.decision.info))
-    return out
-
-
-def _broken(trained: list[_Trained], many: int) -> IntArray:
-    """1 for each row of a round's table that ended with a loss or model that is not finite."""
-    out = np.zeros(many, np.int64)
-    for done in trained:
-        models = done.models if done.models.ndim == 1 else done.models.sum(1)
-        out[done.rows] = (~(done.means.isfinite() & models.isfinite())).cpu().numpy()
-    return out
-
-
-def _weigh(at: Progress, c: _Cohort, t: int, lr: float, **changes: Any) -> None:
-    """Ask the strategy, unless a report says that the run has diverged."""
-    if c.loss is not None and not np.isfinite(c.loss).all():
-        bad = int(np.flatnonzero(~np.isfinite(c.loss))[0])
-        _diverge(at, c, t, f"the training loss of client {c.client[bad]} is {c.loss[bad]}")
-        return
-    fed = c.run.federation
-    size = fed.train.size[c.client]
-    replies = Replies(t, lr, fed.n_clients, c.client, size, c.loss, **changes)
-    decision = c.run.strategy.weigh(at.states[c.r], replies)
-    if np.isfinite(decision.coef).all():
-        c.decision = decision
-    else:
-        _diverge(at, c, t, "the strategy gave a weight that is not finite")
-
-
-def _diverge(at: Progress, c: _Cohort, t: int, why: str) -> None:
-    label = c.run.strategy.label()
-    at.diverged[c.r] = f"{label}, seed {c.run.seed}, diverged in round {t + 1}: {why}"
-    c.decision = None
-
-
-def _job(batch: Batch, cohorts: list[_Cohort], table: _Table, rows: IntArray, lr: float) -> Job:
-    """The local work of a chunk of rows of one kind."""
-    plan, whose = batch.plan, table.cohort[rows]
-    local = [c.run.strategy.local() for c in cohorts]
-    one = local[whose[0]]
-    bends = [o.bend or Bend(math.inf, 1.0, 1.0) for o in local]
-    bend = np.array([[getattr(b, f.name) for b in bends] for f in fields(Bend)])
-    return Job(
-        run=table.run[rows],
-        first=table.first[rows],
-        size=table.size[rows],
-        key=table.key[rows],
-        steps=table.steps[rows],
-        minibatch=plan.minibatch,
-        lr=lr,
-        momentum=plan.momentum,
-        weight_decay=plan.weight_decay,
-        prox=np.array([o.prox for o in local])[whose] if one.prox > 0 else None,
-        bend=bend[:, whose] if any(local[i].bend for i in np.unique(whose)) else None,
-        full_batch=one.full_batch,
-    )
-
-
-def _collect(
-    batch: Batch, begun: _Begun, rows: IntArray, w: Tensor, means: Tensor, delta: Tensor
-) -> None:
-    """Take in trained rows: add them up where they can be weighed, else keep their changes."""
-    model, cohorts, run = batch.progress.model, begun.cohorts, begun.table.run[rows]
-    whose = begun.table.cohort[rows]
-    if (np.diff(whose) < 0).any():  # each cohort's rows together
-        order = np.argsort(whose, kind="stable")
-        rows, run, whose = rows[order], run[order], whose[order]
-        at = send(order, w.device)
-        w, means = w.index_select(0, at), means.index_select(0, at)
-    present, first, many = np.unique(whose, return_index=True, return_counts=True)
-    here = [
-        (cohorts[i], slice(a, a + n), rows[a : a + n] - cohorts[i].rows.start)
-        for i, a, n in zip(present, first, many, strict=True)
-    ]
-    weighed = [(c.r, own, c.decision.coef[place]) for c, own, place in here if c.decision]
-    if weighed:
-        total, weight = _weighted(w, [own for _, own, _ in weighed], [v for *_, v in weighed])
-        runs = send(np.array([r for r, *_ in weighed]), w.device)
-        delta[runs] += total - weight * model[runs]
-    late = [(c, own, place) for c, own, place in here if c.change is not None]
-    if late:
-        into = send(np.concatenate([c.place + place for c, _, place in late]), w.device)
-        took = np.concatenate([np.arange(own.start, own.stop) for _, own, _ in late])
-        change = w.index_select(0, send(took, w.device))
-        change -= model.index_select(0, send(run[took], w.device))
-        begun.kept.index_copy_(0, into, change)
-    for c, own, place in late:
-        if c.loss is not None and c.needs.loss == "mean":
-            c.loss[place] = means[own].cpu().numpy()
-        elif c.loss is not None and c.needs.loss == "end":
-            c.loss[place] = _own_losses(batch, c, place, w[own])
-
-
-def _weighted(w: Tensor, parts: list[slice], coef: list[FloatArray]) -> tuple[Tensor, Tensor]:
-    """coef @ w of each part of rows, (C, P), and the sum of its coef, (C, 1)."""
-    lengths = {len(v) for v in coef}
-    with _precision("float32"):
-        if len(lengths) == 1 and parts[-1].stop - parts[0].start == lengths.pop() * len(parts):
-            share = send(np.stack(coef), w.device).to(w.dtype)
-            rows = w[parts[0].start : parts[-1].stop].view(*share.shape, -1)
-            return torch.bmm(share[:, None], rows)[:, 0], share.sum(1, keepdim=True)
-        flat = send(np.concatenate(coef), w.device).to(w.dtype)
-        shares = torch.split(flat, [len(v) for v in coef])
-        total = torch.stack([v @ w[own] for v, own in zip(shares, parts, strict=True)])
-        return total, torch.stack([v.sum() for v in shares])[:, None]
-
-
-def _start_losses(batch: Batch, cohorts: list[_Cohort]) -> Callable[[], None]:
-    """Begin to compute each participant's training loss at its run's model; the run is the row.
-
-    What is returned waits for the result and hands it to the cohorts.
-    """
-    if not cohorts:
-        return lambda: None
-    runs, parts, ranks = np.array([c.r for c in cohorts]), batch.train, batch.ranks
-    first, size = parts.where(cohorts)
-    found = np.zeros(first.shape)
-    first, size = first[:, ranks.mine], size[:, ranks.mine]
-    model = batch.progress.model
-    whole = ranks.count == 1
-    everyone = whole and all(len(c.client) == c.run.federation.n_clients for c in cohorts)
-    width, length = int(size.max(initial=0)), int(size.sum(1).max())
-
-    def work(runs: Tensor, first: Tensor, size: Tensor) -> Tensor:
-        offset = torch.arange(width, device=first.device)
-        valid = offset < size[..., None]  # (C, m, n_max)
-        entry = torch.where(valid, first[..., None] + offset, 0)
-        if everyone:  # one set of examples for all runs
-            index, place = parts.union, parts.place[entry]
-        else:  # each run's own, without padding
-            index, place = parts.packed(entry, valid, length)
-        losses, _ = batch.evaluate(model[runs], index, scored=False)
-        values = losses.gather(1, place.flatten(1)).view(place.shape)
-        return torch.where(valid, values.double(), 0.0).sum(2) / valid.sum(2)
-
-    shape = ("losses", model.data_ptr(), everyone, size.shape, width, length)
-    nothing = torch.zeros(size.shape)  # a rank without a client
-    means = batch.tape(shape, work, runs, first, size) if size.size else nothing
-    means_here = fetch(means)
-
-    def hand_out() -> None:
-        found[:, ranks.mine] = means_here()
-        ranks.sum(torch.from_numpy(found))
-        for c, value in zip(cohorts, found, strict=True):
-            c.loss = value[: len(c.client)].copy()
-
-    return hand_out
-
-
-def _own_losses(batch: Batch, c: _Cohort, place: IntArray, w: Tensor) -> FloatArray:
-    """The training loss of trained rows, each on its own client's examples."""
-    part = c.run.federation.train
-    first, size = batch.train.base[c.r] + part.start[c.client[place]], part.size[c.client[place]]
-    offset = torch.arange(int(size.max()), device=w.device)
-    valid = offset < send(size, w.device)[:, None]
-    entry = torch.where(valid, send(first, w.device)[:, None] + offset, 0)
-    losses, _ = batch.evaluate(w, batch.train.entries[entry], scored=False)
-    total = torch.where(valid, losses.double(), 0.0).sum(1) / valid.sum(1)
-    return total.cpu().numpy()
-
-
-def _weigh_changes(batch: Batch, begun: _Begun, t: int, delta: Tensor) -> None:
-    """Ask the strategies that want to see norms, inner products or losses after training."""
-    at, ranks = batch.progress, batch.ranks
-    late = [c for c in begun.cohorts if c.change is not None]
-    if late:
-        ranks.sum(begun.kept)
-    looks = [_look(at, c) for c in late]  # all begin before the host waits for the first
-    for c, (many, found) in zip(late, looks, strict=True):
-        if c.loss is not None and c.needs.loss in ("mean", "end"):
-            ranks.sum(torch.from_numpy(c.loss))
-        seen = {name: value() for name, value in found.items()}
-        if not all(np.isfinite(v).all() for v in seen.values()):
-            largest = int(many.abs().nan_to_num(torch.inf).amax(1)[: len(c.client)].argmax())
-            _diverge(at, c, t, f"the model change of client {c.client[largest]} is not finite")
-            continue
-        kept = at.kept[c.r]
-        if "gram" in seen:
-            seen["gram"] = (seen["gram"] + seen["gram"].T) / 2
-            seen |= {"past_client": kept.client, "past_round": kept.round}
-        _weigh(at, c, t, begun.lr, **seen)
-        if c.decision is None:
-            continue
-        if not ranks.rank:  # each rank has the whole sum
-            coef = send(c.decision.coef, many.device).to(many.dtype)
-            with _precision("float32"):
-                delta[c.r] = coef @ many[: len(coef)]
-        if c.needs.keep_rounds:
-            stays = (kept.round > t - c.needs.keep_rounds) & ~np.isin(kept.client, c.client)
-            rows = send(np.flatnonzero(stays), many.device)
-            at.kept[c.r] = Kept(
-                torch.cat([kept.change[rows], many[: len(c.client)]]),
-                np.concatenate([kept.client[stays], c.client]),
-                np.concatenate([kept.round[stays], np.full(len(c.client), t)]),
-            )
-
-
-def _look(at: Progress, c: _Cohort) -> tuple[Tensor, dict[str, Callable[[], NDArray[Any]]]]:
-    """A cohort's changes with those kept from rounds before, and what its strategy asks of them."""
-    assert c.change is not None
-    kept, change = at.kept[c.r].change, c.change
-    many = torch.cat([change, kept]) if len(kept) else change
-    if c.needs.changes == "norms":
-        return many, {
-            "norms": fetch(torch.linalg.vector_norm(change, dim=1, dtype=torch.float64).square())
-        }
-    if c.needs.changes == "gram":
-        with _precision("float32"):
-            return many, {"gram": fetch((many @ many.T).double())}
-    return many, {}
 
 
 def _evaluate(batch: Batch) -> list[Evaluation | None]:
@@ -691,7 +128,7 @@ def _evaluate(batch: Batch) -> list[Evaluation | None]:
     return [found.get(r) for r in range(len(batch.runs))]
 
 
-def _scores(batch: Batch, parts: _Parts, flat: Tensor, runs: list[int]) -> dict[int, Scores]:
+def _scores(batch: Batch, parts: Parts, flat: Tensor, runs: list[int]) -> dict[int, Scores]:
     """Loss and score of each client under its run's model."""
     runs = [r for r in runs if len(parts.parts[r].index)]
     if not runs:
@@ -774,32 +211,10 @@ def _room(t: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not _full(error):
+        if not out_of_memory(error):
             raise
         reason = str(error).split("\n")[0]
         raise NoRoom(f"round {t + 1}: {reason}: take fewer runs at once") from error
-
-
-def _full(error: BaseException | None) -> bool:
-    """Whether an error comes of too little memory, on a GPU or a CPU."""
-    if error is None:
-        return False
-    cpu = "DefaultCPUAllocator" in str(error)
-    return cpu or isinstance(error, torch.OutOfMemoryError) or _full(error.__context__)
-
-
-@contextmanager
-def _precision(dtype: str) -> Iterator[None]:
-    """Let products and convolutions on CUDA round to tf32, or not."""
-    switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
-    before = [switch.allow_tf32 for switch in switches]
-    for switch in switches:
-        switch.allow_tf32 = dtype in ("tf32", "bf16")
-    try:
-        yield
-    finally:
-        for switch, was in zip(switches, before, strict=True):
-            switch.allow_tf32 = was
 
 
 def _chunk(rows: Rows, plan: Plan, flat: Tensor) -> int:

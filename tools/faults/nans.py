@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tools.faults.common import Say, Tally, progress
 
-from fedmaba import engine, strategies
+from fedmaba import engine, rounds, strategies
 from fedmaba.federation import Federation
 
 SPECS = ["fedavg", "fedmaba", "fedmaba:loss_at=mean", "qffl", "fedfv", "fedmgda"]
@@ -48,8 +48,8 @@ def play(fed: Federation, rounds: int, chunk: int | None) -> tuple[Batch, list[t
 @contextmanager
 def client(run: int, t: int, value: float) -> Iterator[list[int]]:
     """The first weight of one client's trained model becomes `value` in round t."""
-    real, hit, round_ = engine.train, [], [-1]
-    real_round = engine._round
+    real, hit, round_ = rounds.train, [], [-1]
+    real_round = engine.play
 
     def counted(batch: Any, now: int) -> Any:
         round_[0] = now
@@ -63,17 +63,17 @@ def client(run: int, t: int, value: float) -> Iterator[list[int]]:
             hit.append(int(job.first[mine[-1]]))
         return w, means
 
-    engine.train, engine._round = train, counted  # type: ignore[assignment]
+    rounds.train, engine.play = train, counted  # type: ignore[assignment]
     try:
         yield hit
     finally:
-        engine.train, engine._round = real, real_round
+        rounds.train, engine.play = real, real_round
 
 
 @contextmanager
 def server(run: int, t: int, value: float) -> Iterator[list[int]]:
     """The server's step of one run becomes `value` in round t."""
-    real, round_, real_round = engine._move, [-1], engine._round
+    real, round_, real_round = rounds._move, [-1], engine.play
 
     def counted(batch: Any, now: int) -> Any:
         round_[0] = now
@@ -84,11 +84,11 @@ def server(run: int, t: int, value: float) -> Iterator[list[int]]:
             delta[run, -1] = value
         return real(batch, delta, share)
 
-    engine._move, engine._round = move, counted  # type: ignore[assignment]
+    rounds._move, engine.play = move, counted  # type: ignore[assignment]
     try:
         yield []
     finally:
-        engine._move, engine._round = real, real_round
+        rounds._move, engine.play = real, real_round
 
 
 @contextmanager
