@@ -1,29 +1,42 @@
 """Renew docs/reproduction.md and its figures from results/: python tools/reproduction.py
 
-Between `<!-- reproduce TARGET TABLE ... -->` and `<!-- end -->` stand the tables of a target, and
-`61.45<!-- TARGET|ROW|FIGURE|MODEL|ROUND -->` is a number of its own, here and in the README; a ROW
-`a - b` is the mean difference over the seeds both have. A test compares the pages with the files.
+Between `<!-- reproduce TARGET TABLE ... -->` and `<!-- end -->` are tables of a target (`bare`
+among them: nothing else), between `<!-- made NAME -->` and `<!-- end -->` a table over many, and
+`61.45<!-- TARGET|ROW|FIGURE|MODEL|ROUND -->` is a number of its own, here and on other pages:
+TARGET `readings#3` is the third reading, ROW `a - b` the mean difference over the seeds both have,
+FIGURE `floor` the variance that the number of test images alone makes, MODEL `gain` the deployed
+minus the last model, ROUND `r110` the evaluation of round 110. A test compares pages and files.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
-from fedmaba import compact, targets
+from fedmaba import compact, reproduce, targets
 from fedmaba.errors import InputError
+from fedmaba.history import Column, History, RunHistory
 from fedmaba.report import document, figures, reproduction
+from fedmaba.report.document import Cell, Grid
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproduction.md"
-PAGES = (PAGE, ROOT / "README.md")
+PAGES = (PAGE, ROOT / "README.md", ROOT / "docs" / "performance.md")
 RESULTS = ROOT / "results"
+BF16 = ROOT / "benchmarks" / "results" / "bf16"  # rows of a target again, in bf16
 BLOCK = re.compile(r"(<!-- reproduce (\S+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.S)
+MADE = re.compile(r"(<!-- made (\w+) -->\n).*?(<!-- end -->)", re.S)
 VALUE = re.compile(r"[-+–.\d]+(<!-- ([^|\s]+)\|([^|]+)\|(\w+)\|(\w+)\|(\w+) -->)")
 LEFT_OUT = ("The paper: ",)  # said once on the page
+
+
+target_of = cache(targets.load)
 
 
 def load(folder: Path) -> list[compact.Batch]:
@@ -33,23 +46,33 @@ def load(folder: Path) -> list[compact.Batch]:
 def renew(text: str, batches: list[compact.Batch]) -> str:
     """The page with every table and number as the files have it."""
     text = BLOCK.sub(lambda m: m[1] + section(m[2], m[3].split(), batches) + m[4], text)
+    text = MADE.sub(lambda m: f"{m[1]}\n{TABLES[m[2]](batches)}\n\n{m[3]}", text)
     return VALUE.sub(lambda m: value(m[2], m[3], m[4], m[5], m[6], batches) + m[1], text)
 
 
 def section(name: str, chosen: list[str], batches: list[compact.Batch]) -> str:
     """The tables of a target, or that it has not been run."""
-    target = targets.load(name)
+    target = target_of(name)
     try:
         page = reproduction.document(target, batches)
     except InputError:
         return f"\n{target.view.title}: not run yet.\n\n"
+    if "bare" in chosen:
+        return (
+            "\n" + "\n\n".join(document.table(g) for g in page.grids if g.name in chosen) + "\n\n"
+        )
     page.text = [t for t in page.text if not t.startswith(LEFT_OUT)]
     used = {b.path: b for job in target.every_job() for b in compact.collect(batches, job)[1]}
     said = sorted({f"`{batch.about['command']}`" for batch in used.values()})
     page.text.append(f"Commands: {', '.join(said)}.")
-    pictures = [picture(name, kind) for kind in page.figures if target.view.kind != "table"]
+    pictures = [
+        f"\n*{'Deployed' if 'deployed' in kind else 'Last server'} model:*\n\n"
+        f"![{target.view.title}]({picture(name, kind)})\n"
+        for kind in page.figures
+        if target.view.kind != "table"
+    ]
     body = document.markdown(page, chosen, level=3)
-    return "\n" + body + "".join(f"\n![{target.view.title}]({p})\n" for p in pictures) + "\n"
+    return "\n" + body + "".join(pictures) + "\n"
 
 
 def picture(name: str, kind: str) -> str:
@@ -60,22 +83,186 @@ def value(
     name: str, row: str, figure: str, model: str, at: str, batches: list[compact.Batch]
 ) -> str:
     """One mean over seeds, as a table would show it."""
-    job = targets.load(name).jobs[0]
-    history = reproduction.of_deploy(compact.collect(batches, job)[0], None)
-    kind = "last" if model == "last" else "deployed"
-    found = reproduction.values(history, kind, reproduction.CHOICES[at])
     ours, _, base = row.partition(" - ")
+    found = by_seed(name, ours, figure, model, at, batches)
     if base:
-        both = reproduction.paired(found, ours, figure, base)
-        return f"{np.mean(np.subtract(*both)):+.2f}" if len(both[0]) else "–"
-    seeds = found.get(ours, {}).values()
-    return f"{np.mean([getattr(f, figure) for f in seeds]):.2f}" if seeds else "–"
+        other = by_seed(name, base, figure, model, at, batches)
+        found = {seed: found[seed] - other[seed] for seed in found.keys() & other.keys()}
+    if not found:
+        return "–"
+    mean = np.mean([found[seed] for seed in sorted(found)])
+    return f"{mean:+.2f}" if base or model == "gain" else f"{mean:.2f}"
+
+
+def by_seed(
+    name: str, row: str, figure: str, model: str, at: str, batches: list[compact.Batch]
+) -> dict[int, float]:
+    """A figure of a row's runs that did not diverge."""
+    name, _, which = name.partition("#")
+    job = target_of(name).jobs[int(which or 1) - 1]
+    history = reproduction.of_deploy(compact.collect(batches, job)[0], None)
+    runs = [r for r in history.runs if r.label == row and not r.diverged]
+    if at.startswith("r"):
+        runs, at = [until(run, int(at[1:])) for run in runs], "last"
+    if figure == "floor":
+        return {run.seed: floor(run) for run in runs}
+    history = History(runs, history.share)
+    choice = reproduction.CHOICES[at]
+    if model == "gain":
+        last, handed = (reproduction.values(history, m, choice) for m in ("last", "deployed"))
+        both = reproduction.gains(last, handed, row, figure) if last else []
+        return dict(zip(last.get(row, {}), both, strict=True))
+    found = reproduction.values(history, "last" if model == "last" else "deployed", choice)
+    return {seed: getattr(f, figure) for seed, f in found.get(row, {}).items()}
+
+
+def until(run: RunHistory, done: int) -> RunHistory:
+    """A run as it was after some rounds."""
+    count = int(np.flatnonzero(run.evaluated == done)[0]) + 1
+    return replace(run, tables={k: Column(t.array()[:count]) for k, t in run.tables.items()})
+
+
+def floor(run: RunHistory) -> float:
+    """The variance (%²) that clients of the same true accuracies show by their few images alone."""
+    p = run.accuracy("last")[-1]
+    return float(1e4 * np.mean(p * (1 - p) / (run.test_size - 1)))
+
+
+# --- tables over many targets --------------------------------------------------------------------
+
+WIDE = (
+    *("table2-fashion-mnist", "table2-fashion-mnist-partial", "table2-cifar10"),
+    *("table2-cifar10-partial", "table3-cifar100", "table3-cifar100-partial"),
+)
+OURS = ("fedmaba", "fedmaba:alpha=0.8")
+
+
+def summary(batches: list[compact.Batch]) -> str:
+    """FedMABA against FedAvg, in every table."""
+    head = ["data, clients in a round", "seeds", "row", "FedAvg's variance, last / deployed"]
+    head += ["variance, last round", "variance, last five", "variance, deployed"]
+    head += ["worst 5 %, deployed", "accuracy, deployed"]
+    looks = (("variance", "last", "last"), ("variance", "last", "last5"))
+    looks += (("variance", "deployed", "last"), ("worst", "deployed", "last"))
+    looks += (("accuracy", "deployed", "last"),)
+    body = []
+    for name in WIDE:
+        asked = target_of(name).jobs[0].experiment
+        for row in OURS:
+            cells = []
+            for figure, model, at in looks:
+                ours, theirs = (
+                    by_seed(name, r, figure, model, at, batches) for r in (row, "fedavg")
+                )
+                seeds = sorted(ours.keys() & theirs.keys())
+                span = reproduction.interval([ours[s] - theirs[s] for s in seeds])
+                cells.append(Cell(reproduction.span_text(span), rank=0 if shown(span) else 2))
+            if not seeds:
+                continue
+            levels = (value(name, "fedavg", "variance", m, "last", batches) for m in MODELS)
+            where = f"{asked.data.name}, {asked.train.participants}"
+            first = [where, str(len(seeds)), reproduction.name_of(row), " / ".join(levels)]
+            body.append([*map(Cell, first), *cells])
+    return document.table(Grid("summary", "FedMABA minus FedAvg, 95 % t-interval", head, body))
+
+
+MODELS = ("last", "deployed")
+
+
+def shown(span: reproduction.Interval) -> bool:
+    return span.seeds > 1 and span.distinguishable
+
+
+def times(batches: list[compact.Batch]) -> str:
+    """How long each target took, without the runs it shares with others."""
+    head = ["command", "runs of its own", "client updates", "wall time, s", "client updates/s"]
+    body = []
+    for name in targets.names():
+        own = [b for b in batches if b.about["target"] == name]
+        jobs = {job.digest: job for job in target_of(name).every_job()}
+        done = sum(
+            len(b.keys)
+            * jobs[b.digest].experiment.train.rounds
+            * targets.participants(jobs[b.digest].experiment)
+            for b in own
+        )
+        seconds = sum(float(b.about["seconds"]) for b in own)
+        if own:
+            said = ", ".join(sorted({f"`{b.about['command']}`" for b in own}))
+            runs = str(sum(len(b.keys) for b in own))
+            line = [said, runs, f"{done:,}", f"{seconds:,.0f}", f"{done / seconds:,.0f}"]
+            body.append([Cell(text) for text in line])
+    return document.table(Grid("times", "Wall time on one H200", head, body))
+
+
+def missing(batches: list[compact.Batch]) -> str:
+    """What has not been run, with the command."""
+    lines, seen = [], set()
+    for name in sorted(targets.names(), key=lambda n: -len(target_of(n).every_job())):
+        if name in ("all", "claims"):
+            continue
+        works = [
+            reproduce.Work(name, job, tuple(keys))
+            for job in target_of(name).every_job()
+            if (
+                keys := [k for k in compact.collect(batches, job)[2] if (job.digest, k) not in seen]
+            )
+        ]
+        seen |= {(w.job.digest, k) for w in works for k in w.runs}
+        if works:
+            runs, updates = sum(len(w.runs) for w in works), sum(map(reproduce.updates, works))
+            said = f"`fedmaba reproduce {name} --device cuda --dtype tf32`"
+            lines.append((updates, f"- {said}: {runs} runs, {updates:,} client updates"))
+    return "\n".join(line for _, line in sorted(lines)) or "Nothing."
+
+
+def precision(batches: list[compact.Batch]) -> str:
+    """Rows in bf16 beside the same ones in tf32."""
+    again = load(BF16)
+    head = ["row", "model", "variance %²", "bf16 - tf32", "accuracy %", "bf16 - tf32"]
+    head += ["worst 5 %", "bf16 - tf32"]
+    body = []
+    for label in ("fedavg", *OURS):
+        for words, model, at in (
+            ("last round", "last", "last"),
+            ("mean of the last five", "last", "last5"),
+            ("best round", "last", "best"),
+            ("deployed (ema:0.98)", "deployed", "last"),
+        ):
+            line = [Cell(reproduction.name_of(label)), Cell(words)]
+            for figure in ("variance", "accuracy", "worst"):
+                then, now = (
+                    by_seed("table2-cifar10-partial", label, figure, model, at, some)
+                    for some in (batches, again)
+                )
+                seeds = sorted(then.keys() & now.keys())
+                sides = (
+                    [
+                        f"{np.mean(x):.2f} ± {np.std(x, ddof=1):.2f}"
+                        for x in ([then[s] for s in seeds], [now[s] for s in seeds])
+                    ]
+                    if len(seeds) > 1
+                    else []
+                )
+                span = reproduction.interval([now[s] - then[s] for s in seeds])
+                text = reproduction.span_text(span)
+                line += [Cell(" / ".join(sides)), Cell(text, rank=0 if shown(span) else 2)]
+            body.append(line)
+    return document.table(Grid("precision", "tf32 / bf16, mean ± sd over three seeds", head, body))
+
+
+TABLES: dict[str, Callable[[list[compact.Batch]], str]] = {
+    "summary": summary,
+    "times": times,
+    "missing": missing,
+    "precision": precision,
+}
 
 
 def draw(batches: list[compact.Batch]) -> None:
     """The figures the page shows."""
     for name in targets.names():
-        target = targets.load(name)
+        target = target_of(name)
         if target.view.kind not in ("figure", "sweep"):
             continue
         try:

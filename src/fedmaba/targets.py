@@ -52,6 +52,7 @@ class View(Section):
     rule: str = ""
     sweep: str = ""  # the hyper-parameter along the figure's axis
     figures: list[str] = Field(default=[])
+    smooth: int = Field(default=1, ge=1)  # evaluations a figure's lines are means of
     deploy: list[str] = Field(default=[])  # which models are handed out; none: each strategy's own
     more: list[More] = Field(default=[])
     variant: list[Variant] = Field(default=[])

@@ -98,8 +98,10 @@ def styles(labels: Sequence[str]) -> dict[str, Style]:
 class Scene:
     """What a drawing function may use: the runs, grouped, and their looks."""
 
-    def __init__(self, sources: Sequence[data.Source], model: Model, share: float) -> None:
-        self.sources, self.model, self.share = sources, model, share
+    def __init__(
+        self, sources: Sequence[data.Source], model: Model, share: float, smooth: int = 1
+    ) -> None:
+        self.sources, self.model, self.share, self.smooth = sources, model, share, smooth
         self.history = data.combine(sources)
         self.runs = [run for run in self.history.runs if not run.diverged] or self.history.runs
         self.labels = list(dict.fromkeys(run.label for run in self.runs))
@@ -168,13 +170,14 @@ def draw(
     model: Model = "deployed",
     share: float = 0.05,
     size: tuple[float, float] | None = None,
+    smooth: int = 1,
 ) -> Any:
     """One figure as a matplotlib Figure that notebooks show by themselves."""
     _check(kind)
     drawing, usual = KINDS[kind]
     with _style():
         figure = _canvas(size or usual)
-        scene = Scene(sources, model, share)
+        scene = Scene(sources, model, share, smooth)
         if not any("evaluated" in run.tables for run in scene.runs):
             raise InputError("no run has been evaluated yet: wait for the first evaluation")
         drawing(figure, scene)
@@ -228,9 +231,10 @@ def of(
     kind: str = "rounds",
     model: Model = "deployed",
     size: tuple[float, float] | None = None,
+    smooth: int = 1,
 ) -> Any:
-    """A figure of a history in memory."""
-    return draw([data.of(history)], kind, model, size=size)
+    """A figure of a history in memory; lines over rounds are means of the last `smooth` points."""
+    return draw([data.of(history)], kind, model, size=size, smooth=smooth)
 
 
 def distribution(figure: Any, scene: Scene) -> None:
@@ -523,7 +527,8 @@ def _single(figure: Any, scene: Scene, name: str) -> None:
 
 def _title(axes: Any, scene: Scene, name: str) -> str:
     log = " (log)" if axes.get_yscale() == "log" else ""
-    return NAMES[name].format(share=100 * scene.share) + log
+    mean = f", mean of {scene.smooth} evaluations" if scene.smooth > 1 else ""
+    return NAMES[name].format(share=100 * scene.share) + mean + log
 
 
 def _over_rounds(axes: Any, scene: Scene, name: str) -> None:
@@ -536,7 +541,9 @@ def _over_rounds(axes: Any, scene: Scene, name: str) -> None:
             np.array([getattr(f, name) for f in run.fairness(scene.model, scene.share)])
             for run in runs
         ]
-        _band(axes, runs[0].evaluated, found, scene, label, thick)
+        k = min(scene.smooth, *map(len, found))
+        found = [np.convolve(curve, np.full(k, 1 / k), "valid") for curve in found]
+        _band(axes, runs[0].evaluated[k - 1 :], found, scene, label, thick)
     if name == "variance":
         _scale(axes)
 
