@@ -77,12 +77,13 @@ def fairness(
     share: float = 0.05,
 ) -> Fairness:
     """Every figure of one evaluation."""
-    with np.errstate(over="ignore"):  # a loss can be huge shortly before a run diverges
-        spread = float(np.var(loss))
+    with np.errstate(over="ignore", invalid="ignore"):
+        spread = float(np.var(loss))  # a loss can be huge shortly before a run diverges
+        by_sample = float(accuracy @ size / size.sum())  # nan where there is no test example
     return Fairness(
         variance=variance(accuracy),
         accuracy=100.0 * float(accuracy.mean()),
-        by_sample=100.0 * float(accuracy @ size / size.sum()),
+        by_sample=100.0 * by_sample,
         worst=100.0 * tail(accuracy, share),
         best=100.0 * tail(accuracy, share, best=True),
         loss_variance=spread,
