@@ -58,7 +58,7 @@ class FedFV(Strategy):
         if self.alpha > 0:
             free[order[math.ceil((m - 1) * (1 - self.alpha)) :]] = False  # the worst served
         rows = np.eye(m, len(gram))
-        dots = gram[:m].copy()  # <row i, change j>
+        dots = gram[:m, :m].copy()  # <row i, change j>
         for j in order:
             if gram[j, j] <= 0:
                 continue
@@ -66,7 +66,7 @@ class FedFV(Strategy):
             hit[j] = False
             share = dots[hit, j] / gram[j, j]
             rows[hit, j] -= share
-            dots[hit] -= share[:, None] * gram[j]
+            dots[hit] -= share[:, None] * gram[j, :m]
         return rows
 
     def _outside(self, coef: FloatArray, gram: FloatArray, replies: Replies, t: int) -> FloatArray:
