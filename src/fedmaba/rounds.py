@@ -323,17 +323,21 @@ def _collect(
         (cohorts[i], slice(a, a + n), rows[a : a + n] - cohorts[i].rows.start)
         for i, a, n in zip(present, first, many, strict=True)
     ]
-    weighed = [(c.r, own, c.decision.coef[place]) for c, own, place in here if c.decision]
+    weighed = [k for k, (c, *_) in enumerate(here) if c.decision]
     if weighed:
-        total, weight = _weighted(w, [own for _, own, _ in weighed], [v for *_, v in weighed])
-        runs = send(np.array([r for r, *_ in weighed]), w.device)
-        delta[runs] += total - weight * model[runs]
+        nothing = np.zeros(len(rows))
+        total, weight = _weighted(
+            w, [c.decision.coef[p] if c.decision else nothing[own] for c, own, p in here]
+        )
+        runs = send(np.array([here[k][0].r for k in weighed]), w.device)
+        took = send(np.array(weighed), w.device)
+        delta[runs] += total[took] - weight[took] * model[runs]
     late = [(c, own, place) for c, own, place in here if c.change is not None]
     if late:
         into = send(np.concatenate([c.place + place for c, _, place in late]), w.device)
-        took = np.concatenate([np.arange(own.start, own.stop) for _, own, _ in late])
-        change = w.index_select(0, send(took, w.device))
-        change -= model.index_select(0, send(run[took], w.device))
+        mine = np.concatenate([np.arange(own.start, own.stop) for _, own, _ in late])
+        change = w.index_select(0, send(mine, w.device))
+        change -= model.index_select(0, send(run[mine], w.device))
         begun.kept.index_copy_(0, into, change)
     for c, own, place in late:
         if c.loss is not None and c.needs.loss == "mean":
@@ -342,17 +346,18 @@ def _collect(
             c.loss[place] = _own_losses(batch, c, place, w[own])
 
 
-def _weighted(w: Tensor, parts: list[slice], coef: list[FloatArray]) -> tuple[Tensor, Tensor]:
-    """coef @ w of each part of rows, (C, P), and the sum of its coef, (C, 1)."""
-    lengths = {len(v) for v in coef}
+def _weighted(w: Tensor, coef: list[FloatArray]) -> tuple[Tensor, Tensor]:
+    """coef @ w of one cohort's rows after another's, (C, P), and the sum of each coef, (C, 1)."""
+    many = [len(v) for v in coef]
+    share = send(np.concatenate(coef), w.device).to(w.dtype)
     with precision("float32"):
-        if len(lengths) == 1 and parts[-1].stop - parts[0].start == lengths.pop() * len(parts):
-            share = send(np.stack(coef), w.device).to(w.dtype)
-            rows = w[parts[0].start : parts[-1].stop].view(*share.shape, -1)
-            return torch.bmm(share[:, None], rows)[:, 0], share.sum(1, keepdim=True)
-        flat = send(np.concatenate(coef), w.device).to(w.dtype)
-        shares = torch.split(flat, [len(v) for v in coef])
-        total = torch.stack([v @ w[own] for v, own in zip(shares, parts, strict=True)])
+        if min(many) == max(many):
+            even = share.view(len(coef), -1)
+            total = torch.bmm(even[:, None], w.view(*even.shape, -1))[:, 0]
+            return total, even.sum(1, keepdim=True)
+        shares = torch.split(share, many)
+        parts = zip(shares, torch.split(w, many), strict=True)
+        total = torch.stack([v @ rows for v, rows in parts])
         return total, torch.stack([v.sum() for v in shares])[:, None]
 
 
