@@ -352,8 +352,9 @@ def _weighted(w: Tensor, parts: list[slice], coef: list[FloatArray]) -> tuple[Te
             return torch.bmm(share[:, None], rows)[:, 0], share.sum(1, keepdim=True)
         flat = send(np.concatenate(coef), w.device).to(w.dtype)
         shares = torch.split(flat, [len(v) for v in coef])
-        total = torch.stack([v @ w[own] for v, own in zip(shares, parts, strict=True)])
-        return total, torch.stack([v.sum() for v in shares])[:, None]
+        both = zip(shares, parts, strict=True)  # the same product: none notices that another ended
+        each = [torch.bmm(v[None, None], w[own][None])[0] for v, own in both]
+        return torch.cat(each), torch.stack([v.sum() for v in shares])[:, None]
 
 
 def _weigh(at: Progress, c: _Cohort, t: int, lr: float, **changes: Any) -> None:
