@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedmaba import local, models, rng, strategies
+from fedmaba import local, models, rng, rounds, strategies
 from fedmaba.average import parse as averaging
 from fedmaba.average import share as averaging_step
 from fedmaba.engine import Plan, Run, simulate, start
@@ -722,6 +722,80 @@ def test_a_strategy_that_gives_infinite_weights_ends_its_run(fed):
     )
     assert torch.equal(batch.progress.model[0], before)
     assert batch.progress.diverged[1] == ""
+
+
+def tiny(shape, classes):
+    """So few weights that torch adds up a matrix and a vector of them in other orders."""
+    return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4, classes))
+
+
+def test_a_run_that_ends_between_two_others_leaves_them_their_bits(fed):
+    plan = replace(PLAN, dtype="float32", participants=3)
+    found = []
+    for middle in (one("fedavg"), Odd()):
+        runs = [Run(s, 3, fed) for s in (one("fedmaba"), middle, one("afl"))]
+        batch = start(runs, plan, tiny)
+        list(simulate(batch))
+        assert bool(batch.progress.diverged[1]) == isinstance(middle, Odd)
+        found.append(batch.progress.model[::2])
+    assert torch.equal(*found)
+
+
+# --- a device that works while the host goes on ------------------------------------------------
+
+
+class Replays:
+    """A GPU's tape: work of a shape seen before overwrites what it returned the last time."""
+
+    on = True
+
+    def __init__(self):
+        self.ready, self.count = {}, 0
+
+    def __call__(self, shape, work, *arrays):
+        out = work(*(torch.from_numpy(np.ascontiguousarray(a)) for a in arrays))
+        if shape not in self.ready:
+            self.ready[shape] = out
+            return out
+        self.count += 1
+        old = self.ready[shape]
+        for a, b in zip(old, out, strict=True) if isinstance(out, tuple) else [(old, out)]:
+            a.copy_(b)
+        return old
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 4])
+@pytest.mark.parametrize("specs", [[*MIXED, "fedmaba:loss_at=end"], ["fedmaba", "afl", "fedavg"]])
+def test_rounds_begun_ahead_and_replayed_have_the_same_bits(specs, chunk, fed, monkeypatch):
+    plan = replace(PLAN, rounds=7, participants=3, chunk=chunk, server_momentum=0.5)
+    ends = [one("fedmaba:eta_s=1e299"), Odd()]  # after and before the next round has begun
+    found = []
+    for tape in (None, Replays()):
+        batch = start([Run(s, 3, fed) for s in (*ends, *map(one, specs))], plan, mlp)
+        if tape is not None:
+            batch.tape = tape
+            monkeypatch.setattr(rounds, "fetch", lambda values: values.clone().numpy)
+        for shot in simulate(batch):
+            if shot.round == 4:
+                batch.progress.model *= 0.9  # what has begun is void
+        assert all(batch.progress.diverged[:2])
+        found.append(batch.progress)
+    assert tape.count > 3
+    first, second = found
+    assert first.diverged == second.diverged
+    for name, value in first.arrays().items():
+        np.testing.assert_array_equal(second.arrays()[name], value, name)
+
+
+def test_the_client_that_breaks_the_model_is_named_after_replays(make_federation):
+    fed = make_federation(sizes=(8, 8, 8, 8, 8))
+    fed.data.x[fed.split.train[4][0]] = 3e38
+    plan = replace(PLAN, rounds=2, chunk=1, dtype="float32")  # no third is begun
+    batch = start([Run(one("fedavg"), 3, fed)], plan, "softmax")
+    batch.tape = Replays()
+    list(simulate(batch))
+    assert batch.tape.count >= 4  # each client but the first overwrites the one before
+    assert "client 4" in batch.progress.diverged[0]
 
 
 # --- refusals ----------------------------------------------------------------------------------

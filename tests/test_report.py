@@ -466,6 +466,21 @@ def test_a_legend_of_many_rows_lies_in_the_figure_and_on_no_panel(kind):
             assert axes.get_window_extent().height > 80  # of 100 an inch
 
 
+@pytest.mark.parametrize(("asked", "used"), [(1, 1), (3, 3), (9, 5)])
+def test_lines_are_means_of_the_last_evaluations_and_say_of_how_many(asked, used):
+    pytest.importorskip("matplotlib")
+    level = np.array([0.2, 0.5, 0.3, 0.9, 0.6])
+    run = one("fedavg", [0.1, 0.2])
+    run.tables["evaluated"] = [np.asarray(10 * t) for t in range(1, 6)]
+    for name in run.tables.keys() - {"evaluated"}:
+        run.tables[name] = [np.full(2, share) for share in level]
+    (axes,) = figures.of(History([run]), "accuracy", smooth=asked).axes
+    want = [100 * level[a : a + used].mean() for a in range(6 - used)]
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), want)
+    assert axes.lines[0].get_xdata().tolist() == [10, 20, 30, 40, 50][used - 1 :]
+    assert (f"mean of {used} evaluations" in axes.get_ylabel()) == (used > 1)
+
+
 def test_figures_say_what_they_cannot_show():
     pytest.importorskip("matplotlib")
     with pytest.raises(InputError, match="run at least two"):

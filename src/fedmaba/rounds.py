@@ -357,8 +357,8 @@ def _weighted(w: Tensor, coef: list[FloatArray]) -> tuple[Tensor, Tensor]:
             return total, even.sum(1, keepdim=True)
         shares = torch.split(share, many)
         parts = zip(shares, torch.split(w, many), strict=True)
-        total = torch.stack([v @ rows for v, rows in parts])
-        return total, torch.stack([v.sum() for v in shares])[:, None]
+        each = [torch.bmm(v[None, None], rows[None])[0] for v, rows in parts]  # the same product
+        return torch.cat(each), torch.stack([v.sum() for v in shares])[:, None]
 
 
 def _weigh(at: Progress, c: _Cohort, t: int, lr: float, **changes: Any) -> None:
@@ -380,19 +380,21 @@ def _weigh(at: Progress, c: _Cohort, t: int, lr: float, **changes: Any) -> None:
 def _weigh_changes(batch: Batch, begun: Begun, t: int, delta: Tensor) -> None:
     """Ask the strategies that want to see norms, inner products or losses after training."""
     at, ranks = batch.progress, batch.ranks
-    late = [c for c in begun.cohorts if c.change is not None]
+    late = [(c, c.change) for c in begun.cohorts if c.change is not None]
     if late:
         ranks.sum(begun.kept)
-    looks = [_look(at, c) for c in late]  # all begin before the host waits for the first
-    for c, (many, found) in zip(late, looks, strict=True):
+    looks = [
+        _look(c, change, at.kept[c.r].change) for c, change in late
+    ]  # all begin before the host waits for the first
+    for (c, change), found in zip(late, looks, strict=True):
+        kept = at.kept[c.r]
         if c.loss is not None and c.needs.loss in ("mean", "end"):
             ranks.sum(torch.from_numpy(c.loss))
         seen = {name: value() for name, value in found.items()}
         if not all(np.isfinite(v).all() for v in seen.values()):
-            largest = int(many.abs().nan_to_num(torch.inf).amax(1)[: len(c.client)].argmax())
+            largest = int(change.abs().nan_to_num(torch.inf).amax(1).argmax())
             _diverge(at, c, t, f"the model change of client {c.client[largest]} is not finite")
             continue
-        kept = at.kept[c.r]
         if "gram" in seen:
             seen["gram"] = (seen["gram"] + seen["gram"].T) / 2
             seen |= {"past_client": kept.client, "past_round": kept.round}
@@ -400,32 +402,36 @@ def _weigh_changes(batch: Batch, begun: Begun, t: int, delta: Tensor) -> None:
         if c.decision is None:
             continue
         if not ranks.rank:  # each rank has the whole sum
-            coef = send(c.decision.coef, many.device).to(many.dtype)
+            coef = send(c.decision.coef, change.device).to(change.dtype)
+            now, past = coef[: len(change)], coef[len(change) :]
             with precision("float32"):
-                delta[c.r] = coef @ many[: len(coef)]
+                delta[c.r] = now @ change
+                if len(past):
+                    delta[c.r] += past @ kept.change
         if c.needs.keep_rounds:
             stays = (kept.round > t - c.needs.keep_rounds) & ~np.isin(kept.client, c.client)
-            rows = send(np.flatnonzero(stays), many.device)
+            rows = send(np.flatnonzero(stays), change.device)
             at.kept[c.r] = Kept(
-                torch.cat([kept.change[rows], many[: len(c.client)]]),
+                torch.cat([kept.change[rows], change]),
                 np.concatenate([kept.client[stays], c.client]),
                 np.concatenate([kept.round[stays], np.full(len(c.client), t)]),
             )
 
 
-def _look(at: Progress, c: _Cohort) -> tuple[Tensor, dict[str, Callable[[], NDArray[Any]]]]:
-    """A cohort's changes with those kept from rounds before, and what its strategy asks of them."""
-    assert c.change is not None
-    kept, change = at.kept[c.r].change, c.change
-    many = torch.cat([change, kept]) if len(kept) else change
+def _look(c: _Cohort, change: Tensor, kept: Tensor) -> dict[str, Callable[[], NDArray[Any]]]:
+    """What a strategy asks of a cohort's changes and of those kept from rounds before."""
     if c.needs.changes == "norms":
-        return many, {
-            "norms": fetch(torch.linalg.vector_norm(change, dim=1, dtype=torch.float64).square())
-        }
+        norms = torch.linalg.vector_norm(change, dim=1, dtype=torch.float64)
+        return {"norms": fetch(norms.square())}
     if c.needs.changes == "gram":
         with precision("float32"):
-            return many, {"gram": fetch((many @ many.T).double())}
-    return many, {}
+            gram = change @ change.T
+            if len(kept):
+                across = change @ kept.T
+                below = torch.cat([across.T, kept @ kept.T], 1)
+                gram = torch.cat([torch.cat([gram, across], 1), below])
+        return {"gram": fetch(gram.double())}
+    return {}
 
 
 def _own_losses(batch: Batch, c: _Cohort, place: IntArray, w: Tensor) -> FloatArray:

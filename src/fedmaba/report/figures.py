@@ -101,12 +101,14 @@ class Scene:
     def __init__(
         self, sources: Sequence[data.Source], model: Model, share: float, smooth: int = 1
     ) -> None:
-        self.sources, self.model, self.share, self.smooth = sources, model, share, smooth
+        self.sources, self.model, self.share = sources, model, share
         self.history = data.combine(sources)
         self.runs = [run for run in self.history.runs if not run.diverged] or self.history.runs
         self.labels = list(dict.fromkeys(run.label for run in self.runs))
         self.reference = data.reference(self.labels)
         self.styles = styles(self.labels)
+        tables = [run.tables["evaluated"] for run in self.runs if "evaluated" in run.tables]
+        self.smooth = min([smooth, *map(len, tables)])  # evaluations a line's point is the mean of
 
     def of(self, label: str, table: str = "evaluated") -> list[RunHistory]:
         return [run for run in self.runs if run.label == label and table in run.tables]
@@ -541,7 +543,7 @@ def _over_rounds(axes: Any, scene: Scene, name: str) -> None:
             np.array([getattr(f, name) for f in run.fairness(scene.model, scene.share)])
             for run in runs
         ]
-        k = min(scene.smooth, *map(len, found))
+        k = scene.smooth
         found = [np.convolve(curve, np.full(k, 1 / k), "valid") for curve in found]
         _band(axes, runs[0].evaluated[k - 1 :], found, scene, label, thick)
     if name == "variance":

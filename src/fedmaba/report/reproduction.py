@@ -554,6 +554,7 @@ def _claims(out: Document, target: Target, batches: Sequence[Batch]) -> None:
         "interval: the mean does not reach it, but the interval does. Smaller: the direction "
         "holds, the size does not. Not distinguishable: the interval contains no effect, and not "
         "the number. Cannot tell: it contains both. Contradicted: the effect goes the other way. "
+        "Not contradicted: the interval contains no loss, and no loss is all that is said. "
         "The paper's sentences were not at hand: what each number is held against is our reading."
     )
     known = {t.name: t for t in target.uses}

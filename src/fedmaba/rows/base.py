@@ -54,7 +54,7 @@ class Layout:
         self.size = end
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Each weight of all rows, (R, *shape), as views of flat (R, P)."""
+        """Each weight of all rows, (R, *shape), as views of flat (R, P), whose rows are dense."""
         rows, apart, base = len(flat), flat.stride(0), flat.storage_offset()
         return [
             flat.as_strided((rows, *shape), (apart, *steps), base + a)
