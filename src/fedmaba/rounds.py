@@ -383,9 +383,8 @@ def _weigh_changes(batch: Batch, begun: Begun, t: int, delta: Tensor) -> None:
     late = [(c, c.change) for c in begun.cohorts if c.change is not None]
     if late:
         ranks.sum(begun.kept)
-    looks = [
-        _look(c, change, at.kept[c.r].change) for c, change in late
-    ]  # all begin before the host waits for the first
+    # all begin before the host waits for the first
+    looks = [_look(c, change, at.kept[c.r].change) for c, change in late]
     for (c, change), found in zip(late, looks, strict=True):
         kept = at.kept[c.r]
         if c.loss is not None and c.needs.loss in ("mean", "end"):
