@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="fedmaba",
     help="Fair federated learning: compare, reproduce and look at every algorithm.",
-    epilog="Exit codes: 0 done, 2 found before any work, 65 a run diverged, 74 the run folder "
-    "could not be written, 75 another process works on it, 130 stopped by Ctrl-C or SIGTERM.",
+    epilog="Exit codes: 0 done, 2 found before any work, 65 a run diverged, 69 another process of "
+    "the job ended, 71 too little memory, 74 the run folder could not be written, 75 another "
+    "process works on it, 130 stopped by Ctrl-C or SIGTERM.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -204,6 +205,13 @@ def reproduce(
     if target is None:
         terminal.listing("targets")
         return
+    for flag, said in (
+        ("--batch", batch != "1/1"),
+        ("--device", device != "auto"),
+        ("--dtype", dtype != "float32"),
+    ):
+        if source is not None and said:
+            raise InputError(f"{flag} with --from, which runs nothing: leave one of them out")
     words = tuple(word for text in only or [] for word in targets.words(text))
     left_out = tuple(name.strip() for text in without or [] for name in text.split(","))
     asked = targets.load(target, targets.Scale(rounds, seeds, words, quick, left_out))
@@ -433,7 +441,9 @@ def main() -> None:
             typer.echo(" ".join(f"fedmaba: {who}{error}".splitlines()), err=True)
         code = error.exit_code
     except usage as error:
-        text = error.format_message()
+        text = error.format_message().replace(": Value error, ", ": ")
+        if text.startswith("No such command"):
+            text = text.rstrip(".") + ": see fedmaba --help"
         whole = text.lstrip().startswith("Usage:")  # help, where a command lacks its words
         typer.echo(text if whole else f"fedmaba: {text}".replace("\n", " "), err=True)
         code = 2

@@ -125,7 +125,7 @@ def _setup(asked: Experiment) -> str:
         f"{train.rounds:,} rounds, {work} of minibatch {train.minibatch} at step size "
         f"{train.lr:g} · {train.lr_decay:g}^round, model {asked.model}, "
         f"{tests.get(data.test or '', 'official test images by training labels')}{held}, "
-        f"evaluation every {asked.eval.every} rounds"
+        f"evaluation every {f'{asked.eval.every} rounds' if asked.eval.every > 1 else 'round'}"
     )
 
 
