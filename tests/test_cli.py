@@ -112,6 +112,11 @@ def test_help_tells_every_exit_code(call):
         assert f"| {code} |" in text
 
 
+def test_a_wrong_word_names_the_help(refused):
+    assert refused("go") == "fedmaba: No such command 'go': see fedmaba --help\n"
+    assert "Did you mean 'compare'?" in refused("compar")
+
+
 def test_the_version(call):
     answer = call("--version")
     assert (answer.code, answer.out) == (0, f"fedmaba {fedmaba.__version__}\n")
@@ -434,6 +439,7 @@ def test_an_interrupt_stops_after_the_round_and_a_second_one_at_once(call, tiny_
     answer = call(*words, "--out", "mine")
     assert answer.code == 130
     assert answer.err == "stopped after round 1; go on with: fedmaba resume mine\n"
+    assert call("table", "mine").err == "unfinished, saved up to round 1: fedmaba resume mine\n"
     assert call("resume", "mine").code == 128 + signal.SIGINT
     assert shown == [1, 2]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before

@@ -53,6 +53,7 @@ def test_every_target_of_the_issue_is_there_and_loads():
         target = targets.load(name)
         assert target.every_job()
         assert all(targets.changes(job) == [] for job in target.every_job())
+        assert not any(map(targets.part, target.every_job()))
     presets = {name for name in names if "-dirichlet" in name}  # asked for by name
     assert {t.name for t in targets.load("all").uses} == set(names) - {"all"} - presets
 
@@ -133,7 +134,8 @@ def test_seeds_are_a_number_or_some_of_the_targets_own(text, found):
     (job,) = targets.load("table2-fashion-mnist", Scale(seeds=text)).jobs
     assert {key.seed for key in job.runs} == found
     whole = f"{len(set(job.runs) & job.every)} of {len(job.every)} runs"
-    assert targets.changes(job) == ([whole] if len(job.runs) < len(job.every) else [])
+    assert targets.changes(job) == []
+    assert targets.part(job) == (whole if len(job.runs) < len(job.every) else "")
 
 
 def test_only_takes_names_and_whole_rows():
@@ -292,6 +294,8 @@ def test_a_target_from_the_command_to_every_file(call, tmp_path):
     assert code == 0, err
     assert "CUT-DOWN VERSION" in out
     assert "train.rounds 2 instead of 1000" in out
+    assert "Deployed model" in out  # what the README speaks of
+    assert " paper " not in out.split("Last server model")[1]  # nothing to compare
     assert "data.name sample instead of fashion-mnist" in out
     assert re.search(r"round 2/2, .* left", err)
     folder = tmp_path / "mine" / "table2-fashion-mnist"
@@ -452,6 +456,16 @@ def fill(folder, *names):
 
 def grid(page, name):
     return next(g for g in page.grids if g.name == name)
+
+
+def test_some_rows_of_a_table_are_no_cut_down_version(tmp_path):
+    asked = targets.Scale(only=("fedavg", "fedmaba"))
+    page = reproduction.document(
+        targets.load("table2-fashion-mnist", asked), fill(tmp_path, "table2-fashion-mnist")
+    )
+    assert "A part of it: 30 of 94 runs." in page.text
+    assert not any("CUT-DOWN" in text for text in page.text)
+    assert "paper" in grid(page, "last").head
 
 
 def test_our_table_stands_beside_the_papers(tmp_path):

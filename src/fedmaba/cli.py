@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -159,7 +160,11 @@ def table(
     from fedmaba import record
     from fedmaba.report import terminal
 
-    terminal.show(record.load_history(folder), model, at, share)
+    history = record.load_history(folder)
+    terminal.show(history, model, at, share)
+    if not (folder / "runs.json").exists():
+        done = max(len(run.column("round")) for run in history.runs)
+        typer.echo(f"unfinished, saved up to round {done}: fedmaba resume {folder}", err=True)
 
 
 @app.command()
@@ -442,8 +447,8 @@ def main() -> None:
         code = error.exit_code
     except usage as error:
         text = error.format_message().replace(": Value error, ", ": ")
-        if text.startswith("No such command"):
-            text = text.rstrip(".") + ": see fedmaba --help"
+        if re.fullmatch(r"No such command '.*'\.", text):  # and none is near
+            text = text[:-1] + ": see fedmaba --help"
         whole = text.lstrip().startswith("Usage:")  # help, where a command lacks its words
         typer.echo(text if whole else f"fedmaba: {text}".replace("\n", " "), err=True)
         code = 2

@@ -184,16 +184,20 @@ def digest(tree: dict[str, Any]) -> str:
 
 
 def changes(job: Job) -> list[str]:
-    """What was cut down, in words."""
+    """Which settings were cut down, in words."""
     out = []
     for key in config.options():
         if key.path[0] in NUMBERS:
             now, then = (_at(e.model_dump(), key.path) for e in (job.experiment, job.whole))
             if now != then:
                 out.append(f"{key.name} {now} instead of {then}")
-    if left := job.every - set(job.runs):
-        out.append(f"{len(job.every - left)} of {len(job.every)} runs")
     return out
+
+
+def part(job: Job) -> str:
+    """How many of its runs were asked for, in words; nothing where all were."""
+    left = job.every - set(job.runs)
+    return f"{len(job.every - left)} of {len(job.every)} runs" if left else ""
 
 
 def _load(name: str, scale: Scale, above: tuple[str, ...] | None) -> Target:

@@ -299,7 +299,8 @@ def reproduced(target: Target, source: Path, out: Path) -> None:
         for text in page.text:
             console.print(Text(text, "bold red" if text.startswith("CUT-DOWN") else ""))
         for grid in page.grids:
-            if one.view.kind != "table" or grid.name in ("best", "last", "pairs-last"):
+            main = grid.name in ("best", "last", "pairs-last") or grid.name.startswith("last-")
+            if one.view.kind != "table" or main:
                 console.print(_page_table(grid))
         files, why = document.write(page, out / one.name)
         if why:
