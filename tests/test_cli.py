@@ -117,6 +117,10 @@ def test_a_wrong_word_names_the_help(refused):
     assert "Did you mean 'compare'?" in refused("compar")
 
 
+def test_a_data_set_that_nobody_publishes_is_one_line(refused):
+    assert "unknown data set 'mnost'" in refused("data", "fetch", "mnost")
+
+
 def test_the_version(call):
     answer = call("--version")
     assert (answer.code, answer.out) == (0, f"fedmaba {fedmaba.__version__}\n")
