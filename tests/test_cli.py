@@ -18,7 +18,7 @@ import pytest
 
 import fedmaba
 from fedmaba import cli, config, strategies
-from fedmaba.errors import Busy, Diverged, SaveFailed
+from fedmaba.errors import FedmabaError
 from fedmaba.record import load_history
 from fedmaba.report import terminal
 
@@ -104,11 +104,21 @@ def test_without_a_word_help_is_shown_as_it_is_written(call):
 
 def test_help_tells_every_exit_code(call):
     shown = " ".join(call("--help").out.split())
-    for code in (2, *(kind.exit_code for kind in (Diverged, SaveFailed, Busy)), 130):
+    codes = {kind.exit_code for kind in FedmabaError.__subclasses__()}
+    for code in (0, *codes, 130):
         assert f" {code} " in shown
     text = (Path(__file__).parents[1] / "docs" / "experiments.md").read_text()
-    for code in (0, 2, 65, 74, 75, 130):
+    for code in (0, *codes, 130):
         assert f"| {code} |" in text
+
+
+def test_a_wrong_word_names_the_help(refused):
+    assert refused("go") == "fedmaba: No such command 'go': see fedmaba --help\n"
+    assert "Did you mean 'compare'?" in refused("compar")
+
+
+def test_a_data_set_that_nobody_publishes_is_one_line(refused):
+    assert "unknown data set 'mnost'" in refused("data", "fetch", "mnost")
 
 
 def test_the_version(call):
@@ -242,13 +252,16 @@ def make(shape, classes):
         (["fedavg", "--model", "cnn"], "model cnn wants images"),
         (["fedavg", "--model", "no.where:make"], "No module named 'no'"),
         (["fedavg", "--device", "gpu"], "device='gpu'"),
-        (["fedavg", "--device", "cuda:99"], "device='cuda:99'"),
+        (["fedavg", "--device", "cuda:99"], ": say auto or cpu\n"),
         (["fedavg", "--device", "meta"], "device='meta'"),
         (["fedavg", "--partition", "shard:2"], "did you mean 'shards'?"),
         (["fedavg", "--deploy", "ema:2"], "deploy='ema:2'"),
         (["fedavg", "--test", "official"], "no official test part"),
         (["fedavg", "--validation", "120%"], "120%"),
         (["fedavg", "--seeds", "1,1"], "none twice"),
+        (["fedavg", "--seeds", "0-2"], "seeds='0-2': say how many, as 3, or which, as 0,1,2"),
+        (["fedavg", "--seeds", "few"], "seeds='few': say how many, as 3, or which, as 0,1,2\n"),
+        (["fedavg", "--data", "mine.txt"], "data 'mine.txt': a file of one's own ends in .npz or"),
         (["fedavg", "--minibatch", str(10**30)], "train.minibatch=1e+30"),
         (["fedavg", "--model", ":make"], "write package.module:factory"),
         (["fedavg", "--model", "os:getpid"], "it must take (shape, classes)"),
@@ -430,6 +443,7 @@ def test_an_interrupt_stops_after_the_round_and_a_second_one_at_once(call, tiny_
     answer = call(*words, "--out", "mine")
     assert answer.code == 130
     assert answer.err == "stopped after round 1; go on with: fedmaba resume mine\n"
+    assert call("table", "mine").err == "unfinished, saved up to round 1: fedmaba resume mine\n"
     assert call("resume", "mine").code == 128 + signal.SIGINT
     assert shown == [1, 2]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before

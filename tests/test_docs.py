@@ -143,7 +143,7 @@ def test_commands_of_the_docs_are_understood(tmp_path, monkeypatch, capsys):
         with pytest.raises(SystemExit) as end:
             cli.main()
         assert not end.value.code, (line, capsys.readouterr().err)
-    assert {200, 24, 12} <= {asked.train.rounds for asked in seen}
+    assert {30, 24, 12} <= {asked.train.rounds for asked in seen}
     assert "table2-fashion-mnist" in shown
 
 

@@ -801,6 +801,15 @@ def test_the_client_that_breaks_the_model_is_named_after_replays(make_federation
 # --- refusals ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("answer", [np.ones(4), np.ones((5, 1)), None])
+def test_a_strategy_that_gives_too_few_weights_is_told(answer, fed, monkeypatch):
+    given = None if answer is None else Decision(answer, {})
+    monkeypatch.setattr(Odd, "weigh", lambda *_: given)
+    batch = start([Run(Odd(), 3, fed)], PLAN, mlp)
+    with pytest.raises(InputError, match=r"odd: weigh\(\) gave .* for 5 clients: return Decision"):
+        list(simulate(batch))
+
+
 def test_a_plan_that_does_not_fit_is_refused_before_any_work(fed, make_federation):
     run = Run(one("fedavg"), 0, fed)
     with pytest.raises(ValueError, match="participants=6, but the federation has 5 clients"):

@@ -629,6 +629,12 @@ def test_a_name_inside_a_foreign_folder_cannot_lead_outside(finished, tmp_path):
             load_history(copy)
 
 
+def test_a_file_that_is_no_npz_is_called_that(tmp_path):
+    (tmp_path / "a.npz").write_bytes(b"garbage")
+    with pytest.raises(InputError, match=r"a\.npz cannot be read \(no NPZ file\): restore it"):
+        record.read_npz(tmp_path / "a.npz")
+
+
 def test_another_torch_is_told(stopped):
     file = stopped / "about.json"
     about = json.loads(file.read_text())

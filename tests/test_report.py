@@ -386,6 +386,16 @@ def test_an_algorithm_has_the_same_colour_in_every_figure():
     style = (Path(data.__file__).parent / "page" / "style.css").read_text()
     for hue, color in enumerate(figures.COLORS):  # and in the page
         assert f"--s{hue}: {color};" in style
+    script = (Path(data.__file__).parent / "page" / "script.js").read_text()
+    assert "radius of 1: " + " ".join(figures.MARKERS) in script
+    assert len(data.HUES) == len(figures.MARKERS) == len(figures.COLORS)
+
+
+def test_rounds_have_whole_ticks():
+    few = report_cases.history(seeds=1, rounds=3, clients=5)
+    ticks = figures.of(few, "variance").axes[0].get_xticks()
+    assert len(ticks) >= 3
+    assert (ticks == ticks.round()).all()
 
 
 def test_colours_stay_apart_for_the_colour_blind():

@@ -53,6 +53,7 @@ def test_every_target_of_the_issue_is_there_and_loads():
         target = targets.load(name)
         assert target.every_job()
         assert all(targets.changes(job) == [] for job in target.every_job())
+        assert not any(map(targets.part, target.every_job()))
     presets = {name for name in names if "-dirichlet" in name}  # asked for by name
     assert {t.name for t in targets.load("all").uses} == set(names) - {"all"} - presets
 
@@ -133,7 +134,8 @@ def test_seeds_are_a_number_or_some_of_the_targets_own(text, found):
     (job,) = targets.load("table2-fashion-mnist", Scale(seeds=text)).jobs
     assert {key.seed for key in job.runs} == found
     whole = f"{len(set(job.runs) & job.every)} of {len(job.every)} runs"
-    assert targets.changes(job) == ([whole] if len(job.runs) < len(job.every) else [])
+    assert targets.changes(job) == []
+    assert targets.part(job) == (whole if len(job.runs) < len(job.every) else "")
 
 
 def test_only_takes_names_and_whole_rows():
@@ -162,12 +164,16 @@ def test_quick_is_small_for_every_target(name):
         (["figure1a", "--rounds", "many"], "'--rounds'"),
         (["figure1a", "--seeds", "none"], "--seeds none"),
         (["figure1a", "--seeds", "0"], "--seeds 0"),
-        (["figure1b", "--seeds", "7,"], "leave no run"),
+        (["figure1b", "--seeds", "7,"], "leave no run: its seeds are 0 to 2"),
         (["figure1a", "--only", "fedavgg"], "unknown row 'fedavgg': did you mean 'fedavg'"),
         (["figure1a", "--only", "fedmaba:alpha=2"], "alpha"),
         (["figure1a", "--batch", "3/2"], "--batch 3/2"),
         (["figure1a", "--dtype", "int8"], "'--dtype'"),
         (["figure1a", "--quick", "--device", "tpu"], "device='tpu': say auto"),
+        (["figure1a", "--without", "claims"], "--without claims: figure1a does not use it"),
+        (["figure1a", "--from", ".", "--device", "cuda"], "--device with --from, which runs"),
+        (["figure1a", "--from", ".", "--dtype", "tf32"], "--dtype with --from, which runs"),
+        (["figure1a", "--from", ".", "--batch", "1/2"], "--batch with --from, which runs"),
         (["figure1a", "--from", "nowhere"], "nowhere is no folder"),
         (["figure1a", "--from", "."], "none of its runs is there"),
     ],
@@ -288,6 +294,8 @@ def test_a_target_from_the_command_to_every_file(call, tmp_path):
     assert code == 0, err
     assert "CUT-DOWN VERSION" in out
     assert "train.rounds 2 instead of 1000" in out
+    assert "Deployed model" in out  # what the README speaks of
+    assert " paper " not in out.split("Last server model")[1]  # nothing to compare
     assert "data.name sample instead of fashion-mnist" in out
     assert re.search(r"round 2/2, .* left", err)
     folder = tmp_path / "mine" / "table2-fashion-mnist"
@@ -448,6 +456,16 @@ def fill(folder, *names):
 
 def grid(page, name):
     return next(g for g in page.grids if g.name == name)
+
+
+def test_some_rows_of_a_table_are_no_cut_down_version(tmp_path):
+    asked = targets.Scale(only=("fedavg", "fedmaba"))
+    page = reproduction.document(
+        targets.load("table2-fashion-mnist", asked), fill(tmp_path, "table2-fashion-mnist")
+    )
+    assert "A part of it: 30 of 94 runs." in page.text
+    assert not any("CUT-DOWN" in text for text in page.text)
+    assert "paper" in grid(page, "last").head
 
 
 def test_our_table_stands_beside_the_papers(tmp_path):

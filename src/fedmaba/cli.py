@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="fedmaba",
     help="Fair federated learning: compare, reproduce and look at every algorithm.",
-    epilog="Exit codes: 0 done, 2 found before any work, 65 a run diverged, 74 the run folder "
-    "could not be written, 75 another process works on it, 130 stopped by Ctrl-C or SIGTERM.",
+    epilog="Exit codes: 0 done, 2 found before any work, 65 a run diverged, 69 another process of "
+    "the job ended, 71 too little memory, 74 the run folder could not be written, 75 another "
+    "process works on it, 130 stopped by Ctrl-C or SIGTERM.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -158,7 +160,11 @@ def table(
     from fedmaba import record
     from fedmaba.report import terminal
 
-    terminal.show(record.load_history(folder), model, at, share)
+    history = record.load_history(folder)
+    terminal.show(history, model, at, share)
+    if not (folder / "runs.json").exists():
+        done = max(len(run.column("round")) for run in history.runs)
+        typer.echo(f"unfinished, saved up to round {done}: fedmaba resume {folder}", err=True)
 
 
 @app.command()
@@ -204,6 +210,13 @@ def reproduce(
     if target is None:
         terminal.listing("targets")
         return
+    for flag, said in (
+        ("--batch", batch != "1/1"),
+        ("--device", device != "auto"),
+        ("--dtype", dtype != "float32"),
+    ):
+        if source is not None and said:
+            raise InputError(f"{flag} with --from, which runs nothing: leave one of them out")
     words = tuple(word for text in only or [] for word in targets.words(text))
     left_out = tuple(name.strip() for text in without or [] for name in text.split(","))
     asked = targets.load(target, targets.Scale(rounds, seeds, words, quick, left_out))
@@ -433,7 +446,9 @@ def main() -> None:
             typer.echo(" ".join(f"fedmaba: {who}{error}".splitlines()), err=True)
         code = error.exit_code
     except usage as error:
-        text = error.format_message()
+        text = error.format_message().replace(": Value error, ", ": ")
+        if re.fullmatch(r"No such command '.*'\.", text):  # and none is near
+            text = text[:-1] + ": see fedmaba --help"
         whole = text.lstrip().startswith("Usage:")  # help, where a command lacks its words
         typer.echo(text if whole else f"fedmaba: {text}".replace("\n", " "), err=True)
         code = 2

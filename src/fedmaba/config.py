@@ -135,9 +135,11 @@ class Experiment(Section):
     @field_validator("seeds", mode="before")
     @classmethod
     def _seeds(cls, value: object) -> object:
-        if isinstance(value, str) and ("," in value or value.startswith("[")):
-            return value.strip("[] ").split(",")
-        return value
+        if not isinstance(value, str):
+            return value
+        if not re.fullmatch(r"-?\d+|\[?\s*-?\d+\s*(,\s*-?\d+\s*)*,?\s*\]?", value.strip()):
+            raise ValueError("say how many, as 3, or which, as 0,1,2")
+        return value.strip("[], ").split(",") if re.search(r"[\[,]", value) else value
 
     @field_validator("seeds")
     @classmethod

@@ -78,7 +78,11 @@ def known(name: str) -> None:
     """Refuse a name that no data set has, and a specification that is wrong."""
     if name.partition(":")[0] == "synthetic":
         _options(name)
-    elif not name.endswith((".npz", ".csv")):
+    elif name.endswith((".npz", ".csv")):
+        return
+    elif "." in name or "/" in name:
+        raise InputError(f"data {name!r}: a file of one's own ends in .npz or .csv")
+    else:
         published.published(name)
 
 

@@ -186,7 +186,7 @@ def _device(name: str, ranks: Ranks) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).split("\n")[0]
-        raise InputError(f"device={name!r}: {reason}: say auto, cpu, cuda or cuda:N") from error
+        raise InputError(f"device={name!r}: {reason}: say auto or cpu") from error
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # kernels of our own are launched on the current one
     return device

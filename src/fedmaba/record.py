@@ -361,6 +361,8 @@ def read_npz(file: Path, names: Iterable[str] | None = None) -> Arrays:
 def _reason(error: BaseException) -> str:
     """What an exception says, on one line."""
     text = getattr(error, "strerror", None) or str(error)
+    if "allow_pickle" in text:  # what numpy says of anything it does not know
+        text = "no NPZ file"
     return " ".join(str(text).split())[:200] or type(error).__name__
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedmaba import average, rng
 from fedmaba.batch import Batch, precision
-from fedmaba.errors import NoRoom
+from fedmaba.errors import InputError, NoRoom
 from fedmaba.local import Job, fetch, send, train
 from fedmaba.runs import Kept, Progress, Round, Run
 from fedmaba.strategy import Bend, Decision, Needs, Replies
@@ -371,6 +371,13 @@ def _weigh(at: Progress, c: _Cohort, t: int, lr: float, **changes: Any) -> None:
     size = fed.train.size[c.client]
     replies = Replies(t, lr, fed.n_clients, c.client, size, c.loss, **changes)
     decision = c.run.strategy.weigh(at.states[c.r], replies)
+    coef: Any = getattr(decision, "coef", None)
+    m, shape = len(c.client), np.shape(coef)
+    if shape not in ((m,), (m + len(changes.get("past_client", ())),)):
+        raise InputError(
+            f"{c.run.strategy.name}: weigh() gave coefficients of shape {shape} for {m} clients: "
+            "return Decision(coef, state) with one for each"
+        )
     if np.isfinite(decision.coef).all():
         c.decision = decision
     else:

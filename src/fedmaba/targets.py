@@ -140,6 +140,11 @@ def describe() -> list[tuple[str, str]]:
     return [(name, _read(name)["target"]["title"]) for name in names()]
 
 
+def _used(target: Target) -> set[str]:
+    """The names of all targets that this one shows."""
+    return set(target.view.uses).union(*map(_used, target.uses))
+
+
 def load(name: str, scale: Scale | None = None) -> Target:
     """A target, scaled as asked."""
     scale = scale or Scale()
@@ -147,6 +152,9 @@ def load(name: str, scale: Scale | None = None) -> Target:
         if other not in names():
             raise unknown("target", other, names())
     target = _load(name, scale, None)
+    for other in scale.without:
+        if other not in _used(target):
+            raise InputError(f"--without {other}: {name} does not use it: leave it out")
     if scale.quick and scale.rounds is None:
         a_round = sum(len(job.runs) * participants(job.experiment) for job in target.every_job())
         rounds = max(3, min(40, QUICK // max(a_round, 1)))
@@ -154,7 +162,12 @@ def load(name: str, scale: Scale | None = None) -> Target:
     if scale.only:
         _check_only(scale.only, target)
     if not any(job.runs for job in target.every_job()):
-        raise InputError(f"{name}: --only and --seeds leave no run of it: ask for more")
+        seeds = sorted(
+            {key.seed for job in _load(name, Scale(), None).every_job() for key in job.runs}
+        )
+        raise InputError(
+            f"{name}: --only and --seeds leave no run: its seeds are {seeds[0]} to {seeds[-1]}"
+        )
     return target
 
 
@@ -171,16 +184,20 @@ def digest(tree: dict[str, Any]) -> str:
 
 
 def changes(job: Job) -> list[str]:
-    """What was cut down, in words."""
+    """Which settings were cut down, in words."""
     out = []
     for key in config.options():
         if key.path[0] in NUMBERS:
             now, then = (_at(e.model_dump(), key.path) for e in (job.experiment, job.whole))
             if now != then:
                 out.append(f"{key.name} {now} instead of {then}")
-    if left := job.every - set(job.runs):
-        out.append(f"{len(job.every - left)} of {len(job.every)} runs")
     return out
+
+
+def part(job: Job) -> str:
+    """How many of its runs were asked for, in words; nothing where all were."""
+    left = job.every - set(job.runs)
+    return f"{len(job.every - left)} of {len(job.every)} runs" if left else ""
 
 
 def _load(name: str, scale: Scale, above: tuple[str, ...] | None) -> Target:

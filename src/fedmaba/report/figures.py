@@ -363,6 +363,7 @@ def constraint(figure: Any, scene: Scene) -> None:
     for axes, title in zip(panels, titles, strict=True):
         axes.set(title=title, xlabel="round")
         axes.set_ylim(bottom=0)
+        _whole(axes)
     _legend(figure, scene, {*shown})
 
 
@@ -546,8 +547,16 @@ def _over_rounds(axes: Any, scene: Scene, name: str) -> None:
         k = scene.smooth
         found = [np.convolve(curve, np.full(k, 1 / k), "valid") for curve in found]
         _band(axes, runs[0].evaluated[k - 1 :], found, scene, label, thick)
+    _whole(axes)
     if name == "variance":
         _scale(axes)
+
+
+def _whole(axes: Any) -> None:
+    """Rounds are whole numbers, and so are their ticks."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))
 
 
 def _scale(axes: Any) -> None:

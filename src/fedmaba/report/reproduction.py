@@ -94,10 +94,13 @@ def _about(target: Target, jobs: Sequence[Job], found: dict[str, Any]) -> list[s
     """Cut down or whole, the set-up, what has not been run, where and how long it ran."""
     view, text = target.view, []
     cut = list(dict.fromkeys(change for job in jobs for change in targets.changes(job)))
+    some = list(dict.fromkeys(part for job in jobs if (part := targets.part(job))))
+    if some and not cut:
+        text.append(f"A part of it: {'; '.join(some)}.")
     if cut:
         text.append(
             "CUT-DOWN VERSION, not the paper's experiment: "
-            + "; ".join(cut)
+            + "; ".join([*cut, *some])
             + ". Its numbers do not compare with the paper's."
         )
     text += [part for part in (view.note, view.rule and f"Rule: {view.rule}") if part]
@@ -125,7 +128,7 @@ def _setup(asked: Experiment) -> str:
         f"{train.rounds:,} rounds, {work} of minibatch {train.minibatch} at step size "
         f"{train.lr:g} · {train.lr_decay:g}^round, model {asked.model}, "
         f"{tests.get(data.test or '', 'official test images by training labels')}{held}, "
-        f"evaluation every {asked.eval.every} rounds"
+        f"evaluation every {f'{asked.eval.every} rounds' if asked.eval.every > 1 else 'round'}"
     )
 
 
@@ -248,8 +251,9 @@ def paired(
 def _table(out: Document, target: Target, batches: Sequence[Batch]) -> None:
     history = compact.collect(batches, target.jobs[0])[0]
     first = of_deploy(history, None)
-    known = paper().get(target.view.paper, {}) if target.view.paper else {}
-    if known or target.view.paper:
+    like = target.view.paper and not targets.changes(target.jobs[0])
+    known = paper().get(target.view.paper, {}) if like else {}
+    if like:
         out.text.append(f"The paper: {paper()['source']}. {paper()['missing']}")
     for name in ("best", "last", "valid", "last5"):
         _add(out, first, "last", CHOICES[name], known)

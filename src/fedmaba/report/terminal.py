@@ -299,7 +299,8 @@ def reproduced(target: Target, source: Path, out: Path) -> None:
         for text in page.text:
             console.print(Text(text, "bold red" if text.startswith("CUT-DOWN") else ""))
         for grid in page.grids:
-            if one.view.kind != "table" or grid.name in ("best", "last", "pairs-last"):
+            main = grid.name in ("best", "last", "pairs-last") or grid.name.startswith("last-")
+            if one.view.kind != "table" or main:
                 console.print(_page_table(grid))
         files, why = document.write(page, out / one.name)
         if why:
@@ -360,17 +361,23 @@ def _rows(what: str) -> list[tuple[str, ...]]:
 def transfer() -> Iterator[Callable[[str, int, int], None]]:
     """A bar for downloads, fed with (file, bytes so far, bytes in all)."""
     tasks: dict[str, TaskID] = {}
-    with Progress(
+    bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
-    ) as bar:
+    )
 
-        def display(name: str, done: int, total: int) -> None:
-            if name not in tasks:
-                tasks[name] = bar.add_task(name)
-            bar.update(tasks[name], completed=done, total=total)
+    def display(name: str, done: int, total: int) -> None:
+        if not tasks:
+            bar.start()
+        if name not in tasks:
+            tasks[name] = bar.add_task(name)
+        bar.update(tasks[name], completed=done, total=total)
 
+    try:
         yield display
+    finally:
+        if tasks:  # an empty bar is a blank line
+            bar.stop()

@@ -78,18 +78,18 @@
   const color = (k) => `var(--s${D.strategies[k].hue})`;
   const DASHES = [null, "7 4", "2 3", "9 3 2 3", "5 2 2 2 2 2"];
   const dash = (k) => DASHES[D.strategies[k].variant % 5];
-  const SHAPES = ["circle", "square", "triangle", "diamond", "cross"];
+  const PATHS = [ // by hue as figures.MARKERS, within a radius of 1: o s ^ D v P X p < >
+    null, "-.9 -.9 .9 -.9 .9 .9 -.9 .9", "0 -1.15 1.1 .8 -1.1 .8", "0 -1.3 1.2 0 0 1.3 -1.2 0", "0 1.15 1.1 -.8 -1.1 -.8",
+    "-1 -.4 -.4 -.4 -.4 -1 .4 -1 .4 -.4 1 -.4 1 .4 .4 .4 .4 1 -.4 1 -.4 .4 -1 .4",
+    "-.6 -1.1 0 -.5 .6 -1.1 1.1 -.6 .5 0 1.1 .6 .6 1.1 0 .5 -.6 1.1 -1.1 .6 -.5 0 -1.1 -.6",
+    "0 -1.15 1.1 -.35 .7 .95 -.7 .95 -1.1 -.35", "-1.15 0 .8 -1.1 .8 1.1", "1.15 0 -.8 -1.1 -.8 1.1",
+  ];
   function mark(k, x, y, r, attributes) { // shape repeats what colour says, an open one is a variant
-    const shape = SHAPES[D.strategies[k].hue % 5], open = D.strategies[k].variant % 2;
+    const path = PATHS[D.strategies[k].hue], open = D.strategies[k].variant % 2;
     const at = { fill: open ? "var(--paper)" : color(k), ...(open ? { stroke: color(k), "stroke-width": 1.5 } : {}), ...attributes };
-    if (shape === "circle") return s("circle", { cx: x, cy: y, r, ...at });
-    if (shape === "square") return s("rect", { x: x - r * 0.9, y: y - r * 0.9, width: r * 1.8, height: r * 1.8, ...at });
-    const d = {
-      triangle: `M${x} ${y - r * 1.15}L${x + r * 1.1} ${y + r * 0.8}L${x - r * 1.1} ${y + r * 0.8}Z`,
-      diamond: `M${x} ${y - r * 1.3}L${x + r * 1.2} ${y}L${x} ${y + r * 1.3}L${x - r * 1.2} ${y}Z`,
-      cross: `M${x - r} ${y - r * 0.4}h${r * 0.6}v${-r * 0.6}h${r * 0.8}v${r * 0.6}h${r * 0.6}v${r * 0.8}h${-r * 0.6}v${r * 0.6}h${-r * 0.8}v${-r * 0.6}h${-r * 0.6}Z`,
-    }[shape];
-    return s("path", { d, ...at });
+    if (!path) return s("circle", { cx: x, cy: y, r, ...at });
+    const points = path.split(" ").map((value, i) => (i % 2 ? y : x) + r * value).join(" ");
+    return s("polygon", { points, ...at });
   }
   const swatch = (k) => s("svg", { width: 12, height: 12, "aria-hidden": "true" }, mark(k, 6, 6, 4.6));
 
