@@ -1,4 +1,4 @@
-"""Renew docs/reproduction.md and its figures from results/: python tools/reproduction.py
+"""Renew docs/reproduction*.md and their figures from results/: python tools/reproduction.py
 
 Between `<!-- reproduce TARGET TABLE ... -->` and `<!-- end -->` are tables of a target (`bare`
 among them: nothing else), between `<!-- made NAME -->` and `<!-- end -->` a table over many, and
@@ -27,7 +27,8 @@ from fedmaba.report.document import Cell, Grid
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproduction.md"
-PAGES = (PAGE, ROOT / "README.md", ROOT / "docs" / "performance.md")
+TABLES = ROOT / "docs" / "reproduction-tables.md"
+PAGES = (PAGE, TABLES, ROOT / "README.md", ROOT / "docs" / "performance.md")
 RESULTS = ROOT / "results"
 BF16 = ROOT / "benchmarks" / "results" / "bf16"  # rows of a target again, in bf16
 BLOCK = re.compile(r"(<!-- reproduce (\S+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.S)
