@@ -637,7 +637,7 @@ def test_the_numbers_of_the_page_are_those_of_the_files(tool):
         made = tool["MADE"].search(text) or tool["BLOCK"].search(text)
         assert len(tool["VALUE"].findall(text)) > 3 or made
         assert text == tool["renew"](text, batches), "old: run python tools/reproduction.py"
-    text = "".join(tool[name].read_text(encoding="utf-8") for name in ("PAGE", "TABLES"))
+    text = "".join(tool[name].read_text(encoding="utf-8") for name in ("PAGE", "TABLE_PAGE"))
     shown = {m[2] for m in tool["BLOCK"].finditer(text)}
     assert shown == set(targets.names()) - {"all"}
 

@@ -27,8 +27,8 @@ from fedmaba.report.document import Cell, Grid
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproduction.md"
-TABLES = ROOT / "docs" / "reproduction-tables.md"
-PAGES = (PAGE, TABLES, ROOT / "README.md", ROOT / "docs" / "performance.md")
+TABLE_PAGE = ROOT / "docs" / "reproduction-tables.md"
+PAGES = (PAGE, TABLE_PAGE, ROOT / "README.md", ROOT / "docs" / "performance.md")
 RESULTS = ROOT / "results"
 BF16 = ROOT / "benchmarks" / "results" / "bf16"  # rows of a target again, in bf16
 BLOCK = re.compile(r"(<!-- reproduce (\S+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.S)
