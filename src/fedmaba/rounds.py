@@ -350,15 +350,18 @@ def _weighted(w: Tensor, coef: list[FloatArray]) -> tuple[Tensor, Tensor]:
     """coef @ w of one cohort's rows after another's, (C, P), and the sum of each coef, (C, 1)."""
     many = [len(v) for v in coef]
     share = send(np.concatenate(coef), w.device).to(w.dtype)
+    if min(many) == max(many):
+        return _summed(share.view(len(coef), -1), w)
+    parts = zip(torch.split(share, many), torch.split(w, many), strict=True)
+    total, weight = zip(*(_summed(v[None], rows) for v, rows in parts), strict=True)
+    return torch.cat(total), torch.cat(weight)
+
+
+def _summed(coef: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """coef (C, m) @ w (C * m, P) of each cohort, and the sum of its coef, (C, 1)."""
     with precision("float32"):
-        if min(many) == max(many):
-            even = share.view(len(coef), -1)
-            total = torch.bmm(even[:, None], w.view(*even.shape, -1))[:, 0]
-            return total, even.sum(1, keepdim=True)
-        shares = torch.split(share, many)
-        parts = zip(shares, torch.split(w, many), strict=True)
-        each = [torch.bmm(v[None, None], rows[None])[0] for v, rows in parts]  # the same product
-        return torch.cat(each), torch.stack([v.sum() for v in shares])[:, None]
+        total = torch.bmm(coef[:, None], w.view(*coef.shape, -1))[:, 0]
+    return total, coef.sum(1, keepdim=True)
 
 
 def _weigh(at: Progress, c: _Cohort, t: int, lr: float, **changes: Any) -> None:
@@ -473,10 +476,9 @@ def _add_and_move(batch: Batch, cohorts: list[_Cohort], w: Tensor, share: NDArra
     model = batch.progress.model
 
     def work(coef: Tensor, runs: Tensor, share: Tensor) -> Tensor:
-        with precision("float32"):
-            total = torch.bmm(coef[:, None], w.view(*coef.shape, -1))[:, 0]
+        total, weight = _summed(coef, w)
         delta = torch.zeros_like(model)
-        delta[runs] = total - coef.sum(1, keepdim=True) * model[runs]
+        delta[runs] = total - weight * model[runs]
         return _move(batch, delta, share)
 
     coef = np.stack([c.decision.coef for c in cohorts if c.decision]).astype(share.dtype)
