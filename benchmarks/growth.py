@@ -24,11 +24,19 @@ from fedmaba.engine import Plan, Run, simulate, start
 from fedmaba.federation import Federation
 
 BASE = {"clients": 200, "runs": 1, "width": 64, "rounds": 8}
-AXES = {
-    "clients": (250, 1_000, 4_000, 16_000),  # all of them in each round
-    "runs": (1, 2, 4, 8, 16),
-    "width": (64, 128, 256, 512),  # of the hidden layers: parameters grow with its square
-    "rounds": (8, 16, 32, 64),
+AXES = {  # all clients in each round; parameters grow with the square of the hidden layers' width
+    "cpu": {
+        "clients": (250, 1_000, 4_000, 16_000),
+        "runs": (1, 2, 4, 8, 16),
+        "width": (64, 128, 256, 512),
+        "rounds": (8, 16, 32, 64),
+    },
+    "cuda": {
+        "clients": (1_000, 4_000, 16_000, 64_000),
+        "runs": (4, 16, 64, 256),
+        "width": (256, 512, 1_024, 2_048),
+        "rounds": (32, 64, 128, 256),
+    },
 }
 
 
@@ -71,7 +79,7 @@ def slope(x: list[float], y: list[float]) -> float:
 def measure(device: str) -> dict[str, dict[str, object]]:
     seconds(device, **BASE)  # warms up
     out: dict[str, dict[str, object]] = {}
-    for axis, values in AXES.items():
+    for axis, values in AXES[device].items():
         setting = BASE | ({"clients": 50} if axis == "width" else {})
         points = [seconds(device, **(setting | {axis: value})) for value in values]
         times = [t for t, _ in points]

@@ -54,15 +54,6 @@ def _dot(ah, al, bh, bl, acc, PAIR: tl.constexpr):
 
 
 @triton.jit
-def _pack(w, wrow, largest, out, gap, COUNT: tl.constexpr, N: tl.constexpr, PAIR: tl.constexpr):
-    """Weights of one row, scaled, as hi and lo."""
-    m = tl.program_id(1).to(tl.int64)
-    e = tl.program_id(0) * N + tl.arange(0, N)
-    v = tl.load(w + m * wrow + e, mask=e < COUNT) * _scale(tl.load(largest + m))
-    _store(out, gap, m * COUNT + e, v, e < COUNT, PAIR)
-
-
-@triton.jit
 def _pack_lines(
     w,
     wrow,
@@ -90,16 +81,34 @@ def _pack_lines(
 
 
 @triton.jit
+def _pack_back(
+    w,
+    wrow,
+    largest,
+    out,
+    gap,
+    C: tl.constexpr,
+    K: tl.constexpr,
+    N: tl.constexpr,
+    PAIR: tl.constexpr,
+):
+    """One tap of one row as gradients under two inputs side by side see it, (K, K + 1, N, 2, C)."""
+    m = tl.program_id(1).to(tl.int64)
+    east, j, ky = tl.program_id(0) % 2, (tl.program_id(0) // 2) % (K + 1), tl.program_id(0) // 2
+    ky, kx = ky // (K + 1), K - 1 + east - j
+    c, n = tl.arange(0, C), tl.arange(0, N)
+    inside = (c < C)[:, None] & (kx >= 0) & (kx < K)
+    at = w + m * wrow + ((ky * K + kx) * C + c)[:, None] * N + n[None, :]
+    v = tl.trans(tl.load(at, mask=inside, other=0.0)) * _scale(tl.load(largest + m))
+    o = (((m * K + ky) * (K + 1) + j) * N + n)[:, None] * (2 * C) + east * C + c[None, :]
+    _store(out, gap, o, v, (n < N)[:, None], PAIR)
+
+
+@triton.jit
 def _lines(k, W: tl.constexpr, CP: tl.constexpr, K: tl.constexpr):
     """Where the k-th value under two outputs side by side lies, from the first on."""
     LINE: tl.constexpr = (K + 1) * CP
     return (k // LINE) * (W * CP) + k % LINE
-
-
-@triton.jit
-def _columns(v, N: tl.constexpr):
-    """(BP, 2N) -> left and right, each (BP, N)."""
-    return tl.split(tl.permute(tl.reshape(v, (v.shape[0], 2, N)), (0, 2, 1)))
 
 
 @triton.jit
@@ -116,6 +125,7 @@ def _forward(
     brow,
     y,
     ygap,
+    lift,
     arg,
     B,
     H: tl.constexpr,
@@ -137,25 +147,25 @@ def _forward(
     PH: tl.constexpr = (H - K + 1) // 2
     PW: tl.constexpr = (W - K + 1) // 2
     m = tl.program_id(1).to(tl.int64)
-    p = tl.program_id(0) * BP + tl.arange(0, BP)
+    r = tl.arange(0, 2 * BP)  # pooled pixels by their upper lines, then again by their lower ones
+    p = tl.program_id(0) * BP + r % BP
     ok = (p < B * PH * PW)[:, None]
     px, py, image = p % PW, (p // PW) % PH, p // (PH * PW)
-    base = (m * xrow + image * ximage + (2 * py * W + 2 * px) * C)[:, None]
+    base = (m * xrow + image * ximage + ((2 * py + r // BP) * W + 2 * px) * C)[:, None]
     both = tl.arange(0, 2 * N)
-    above = tl.zeros((BP, 2 * N), tl.float32)
-    below = above
+    acc = tl.zeros((2 * BP, 2 * N), tl.float32)
     for s in range(DEEP // WIDE):
         k = s * WIDE + tl.arange(0, WIDE)
         at = (m * DEEP + k)[:, None] * (2 * N) + both[None, :]
         wh, wl = _load(w, wgap, at, (k < DEEP)[:, None], PAIR)
-        at = base + _lines(k, W, C, K)[None, :]
         real = ok & (k < K * (K + 1) * C)[None, :]
-        xh, xl = _load(x, xgap, at, real, PAIR)
-        above = _dot(xh, xl, wh, wl, above, PAIR)
-        xh, xl = _load(x, xgap, at + W * C, real, PAIR)
-        below = _dot(xh, xl, wh, wl, below, PAIR)
-    a0, a1 = _columns(above, N)
-    a2, a3 = _columns(below, N)
+        xh, xl = _load(x, xgap, base + _lines(k, W, C, K)[None, :], real, PAIR)
+        acc = _dot(xh, xl, wh, wl, acc, PAIR)
+    above, below = tl.split(tl.permute(tl.reshape(acc, (2, BP, 2, N)), (1, 3, 2, 0)))
+    a0, a1 = tl.split(above)
+    a2, a3 = tl.split(below)
+    p = tl.program_id(0) * BP + tl.arange(0, BP)
+    ok = (p < B * PH * PW)[:, None]
     won = tl.where(a1 > a0, 1, 0)
     top = tl.where(a1 > a0, a1, a0)
     won = tl.where(a2 > top, 2, won)
@@ -169,7 +179,7 @@ def _forward(
     if YF:
         tl.store(y + o, value, mask=ok)
     else:
-        _store(y, ygap, o, value, ok, PAIR)
+        _store(y, ygap, o, value * lift, ok, PAIR)
     if SAVE:
         tl.store(arg + o, tl.where(top > 0.0, won, 4).to(tl.uint8), mask=ok)
 
@@ -227,30 +237,33 @@ def _input_grad(
     BM: tl.constexpr,
     PAIR: tl.constexpr,
 ):
-    """BM pixels of one row, the same line of all images first: only kernel lines that reach it."""
+    """BM pairs of pixels of one row, a line of all images first: kernel lines that reach it."""
     OH: tl.constexpr = (H - K + 1) // 2 * 2
     OW: tl.constexpr = (W - K + 1) // 2 * 2
+    PAIRS: tl.constexpr = (W + 1) // 2
     m = tl.program_id(1).to(tl.int64)
     r = tl.program_id(0) * BM + tl.arange(0, BM)
-    ok = r < B * H * W
-    y, image, x = r // (B * W), (r // W) % B, r % W
+    ok = r < B * H * PAIRS
+    y, image, x = r // (B * PAIRS), (r // PAIRS) % B, r % PAIRS * 2
     n = tl.arange(0, N)
-    c = tl.arange(0, C)
-    here = m * (B * OH * OW * N) + (image * (OH * OW * N) + (y * OW + x) * N)[:, None] + n[None, :]
-    top = tl.program_id(0) * BM // (B * W)
-    bottom = (tl.program_id(0) * BM + BM - 1) // (B * W)
+    both = tl.arange(0, 2 * C)
+    here = ((m * B + image) * (OH * OW * N) + (y * OW + x - K + 1) * N)[:, None] + n[None, :]
+    top = tl.program_id(0) * BM // (B * PAIRS)
+    bottom = (tl.program_id(0) * BM + BM - 1) // (B * PAIRS)
     first = tl.maximum(top - OH + 1, 0)
-    acc = tl.zeros((BM, C), tl.float32)
-    for s in range(first * K, tl.minimum(bottom + 1, K) * K):
-        ky = s // K
-        kx = s % K
-        inside = ok & (y >= ky) & (y < OH + ky) & (x >= kx) & (x < OW + kx)
-        dh, dl = _load(d, dgap, here - (ky * OW + kx) * N, inside[:, None], PAIR)
-        at = (m * (K * K * C) + s * C + c)[:, None] * N + n[None, :]
-        wh, wl = _load(w, wgap, at, (c < C)[:, None], PAIR)
-        acc = _dot(dh, dl, tl.trans(wh), tl.trans(wl), acc, PAIR)
-    o = (m * (B * H * W) + image * (H * W) + y * W + x)[:, None] * C + c[None, :]
-    _store(dx, xgap, o, acc / _scale(tl.load(largest + m)), ok[:, None], PAIR)
+    acc = tl.zeros((BM, 2 * C), tl.float32)
+    for s in range(first * (K + 1), tl.minimum(bottom + 1, K) * (K + 1)):
+        ky = s // (K + 1)
+        column = x - K + 1 + s % (K + 1)
+        inside = ok & (y >= ky) & (y < OH + ky) & (column >= 0) & (column < OW)
+        at = here + (s % (K + 1) - ky * OW) * N
+        dh, dl = _load(d, dgap, at, inside[:, None], PAIR)
+        at = (m * (K * (K + 1) * N) + s * N + n)[:, None] * (2 * C) + both[None, :]
+        wh, wl = _load(w, wgap, at, (n < N)[:, None], PAIR)
+        acc = _dot(dh, dl, wh, wl, acc, PAIR)
+    o = ((m * B + image) * (H * W) + y * W + x)[:, None] * C + both[None, :]
+    real = ok[:, None] & (x[:, None] + both[None, :] // C < W)
+    _store(dx, xgap, o, acc / _scale(tl.load(largest + m)), real, PAIR)
 
 
 @triton.jit
@@ -485,20 +498,21 @@ def _bias_grad(
 
 TILES = {  # block, warps, stages, as measured on an H200: benchmarks/tiles.py
     False: {
-        "y1": (64, 4, 1),  #  forward, few channels
-        "y": (128, 8, 3),  #  forward
+        "y1": (64, 4, 3),  #  forward, few channels
+        "y": (64, 4, 3),  #   forward
         "dx": (128, 8, 3),  # input gradient
         "dw": (32, 4, 4),  #  weight gradient
         "d1": (32, 4, 1),  #  weight gradient, few channels
     },
     True: {
         "y1": (64, 4, 1),
-        "y": (64, 4, 3),
+        "y": (64, 8, 3),
         "dx": (128, 8, 3),
         "dw": (32, 4, 2),
         "d1": (32, 4, 1),
     },
 }
+AT_ONCE = {False: 32, True: 128}  # values under a pair of outputs per product, "y1"
 STRETCHES = 4
 
 
@@ -511,8 +525,8 @@ def largest(v: Tensor) -> Tensor:
 class Packed:
     """A row's weights ready for products, and their largest magnitudes."""
 
-    def __init__(self, lines: Tensor, taps: Tensor, largest: Tensor) -> None:
-        self.lines, self.taps, self.largest = lines, taps, largest
+    def __init__(self, lines: Tensor, back: Tensor | None, largest: Tensor) -> None:
+        self.lines, self.back, self.largest = lines, back, largest
 
 
 class Stage:
@@ -522,11 +536,9 @@ class Stage:
     put out, (pieces, R, B, H, W, C).
     """
 
-    def __init__(
-        self, h: int, w: int, c: int, k: int, n: int, dtype: str, *, first: bool, scale: float = 1.0
-    ) -> None:
+    def __init__(self, h: int, w: int, c: int, k: int, n: int, dtype: str, *, first: bool) -> None:
         self.h, self.w, self.c, self.k, self.n, self.first = h, w, c, k, n, first
-        self.pair, self.half, self.unit = dtype == "float32", HALF[dtype], 1.0 / scale
+        self.pair, self.half, self.scale = dtype == "float32", HALF[dtype], 1.0
         self.few = c < 16
         self.cp = triton.next_power_of_2(c)  # channels of images, so that loads are aligned
         size = k * (k + 1) * self.cp
@@ -541,21 +553,23 @@ class Stage:
         sizes = (16, 32, 64, 128)
         return k <= 5 and min(h, w) > k and n in sizes and (c < 16 or c in sizes)
 
-    def pack(self, w: Tensor) -> Packed:
-        """Weights (R, k, k, c, n), scaled, in 16 bits, for both directions."""
+    def pack(self, w: Tensor, back: bool) -> Packed:
+        """Weights (R, k, k, c, n), scaled, in 16 bits; where `back`, also for input gradients."""
         rows, top = len(w), largest(w)
         pieces = 1 + self.pair
         lines = torch.empty(pieces, rows, self.deep, 2 * self.n, device=w.device, dtype=self.half)
         sizes = (self.c, self.cp, self.k, self.n, self.deep, 1024, self.pair)
         where = (w, w.stride(0), top, lines, lines[0].numel())
         _pack_lines[(triton.cdiv(lines[0, 0].numel(), 1024), rows)](*where, *sizes)
-        if self.few:
-            return Packed(lines, lines, top)
-        taps = torch.empty(pieces, *w.shape, device=w.device, dtype=self.half)
-        count = w[0].numel()
-        where = (w, w.stride(0), top, taps, taps[0].numel())
-        _pack[(triton.cdiv(count, 1024), rows)](*where, count, 1024, self.pair)
-        return Packed(lines, taps, top)
+        if not back:
+            return Packed(lines, None, top)
+        size = (pieces, rows, self.k * (self.k + 1) * self.n, 2 * self.c)
+        turned = torch.empty(size, device=w.device, dtype=self.half)
+        _pack_back[(2 * self.k * (self.k + 1), rows)](
+            *(w, w.stride(0), top, turned, turned[0].numel()),
+            *(self.c, self.k, self.n, self.pair),
+        )
+        return Packed(lines, turned, top)
 
     def _place(self, x: Tensor) -> tuple[int, int, int]:
         """Steps from hi to lo, from image to image and from row to row of inputs."""
@@ -564,33 +578,35 @@ class Stage:
         return x.stride(0), x.stride(2), x.stride(1)
 
     def forward(
-        self, x: Tensor, w: Packed, b: Tensor, last: bool, save: bool
+        self, x: Tensor, w: Packed, b: Tensor, lift: float | None, save: bool
     ) -> tuple[Tensor, Tensor]:
-        """Pooled activations, float32 where `last`; the winners too where `save`."""
+        """Pooled activations, in 16 bits times `lift` or float32; the winners too where `save`."""
         rows, images = len(w.largest), x.shape[1 if self.first else 2]
         shape = (rows, images, self.ph, self.pw, self.n)
-        arg = torch.empty(shape, device=b.device, dtype=torch.uint8)
+        arg = torch.empty(shape if save else 0, device=b.device, dtype=torch.uint8)
         y = (
             torch.empty(shape, device=b.device)
-            if last
+            if lift is None
             else torch.empty((1 + self.pair, *shape), device=b.device, dtype=self.half)
         )
         block, warps, stages = self.tiles["y1" if self.few else "y"]
+        wide = min(AT_ONCE[self.pair], self.wide) if self.few else self.wide
         _forward[(triton.cdiv(images * self.ph * self.pw, block), rows)](
             x,
             *self._place(x),
-            self.unit,
+            1.0 / self.scale,
             w.lines,
             w.lines[0].numel(),
             w.largest,
             b,
             b.stride(0),
             y,
-            arg.numel(),
+            y[0].numel(),
+            lift or 1.0,
             arg,
             images,
             *(self.h, self.w, self.cp, self.k, self.n),
-            *(self.deep, self.wide, last, save),
+            *(self.deep, wide, lift is None, save),
             block,
             self.pair,
             num_warps=warps,
@@ -630,19 +646,20 @@ class Stage:
             *(self.ph, self.pw, self.n, whole, 2048, self.pair),
         )
         below = None
-        if deeper:
+        if deeper and w.back is not None:
             like = (1 + self.pair, rows, images, self.h, self.w, self.c)
             below = torch.empty(like, device=g.device, dtype=self.half)
             block, warps, stages = self.tiles["dx"]
-            _input_grad[(triton.cdiv(images * self.h * self.w, block), rows)](
-                *(d, 4 * gap, w.taps, w.taps[0].numel(), w.largest, below, below[0].numel()),
+            pairs = images * self.h * ((self.w + 1) // 2)
+            _input_grad[(triton.cdiv(pairs, block), rows)](
+                *(d, 4 * gap, w.back, w.back[0].numel(), w.largest, below, below[0].numel()),
                 *(*shape, block, self.pair),
                 num_warps=warps,
                 num_stages=stages,
             )
         block, warps, stages = self.tiles["dw"]
         _weight_grad[(self.k, rows)](
-            *(x, *self._place(x), self.unit, d, 4 * gap, top, sink, sink.stride(0)),
+            *(x, *self._place(x), 1.0 / self.scale, d, 4 * gap, top, sink, sink.stride(0)),
             *(*shape, block, self.pair),
             num_warps=warps,
             num_stages=stages,
@@ -670,6 +687,16 @@ class Stage:
             num_stages=stages,
         )
         _fold[(triton.cdiv(sink[0].numel(), 1024), rows)](
-            *(part, bias_part, top, self.unit, sink, sink.stride(0), bias, bias.stride(0), rows),
+            *(
+                part,
+                bias_part,
+                top,
+                1.0 / self.scale,
+                sink,
+                sink.stride(0),
+                bias,
+                bias.stride(0),
+                rows,
+            ),
             *(self.c, self.cp, self.k, self.n, self.deep, STRETCHES, 1024),
         )

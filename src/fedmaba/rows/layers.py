@@ -229,7 +229,9 @@ class ConvStages(Layer):
         first = self.stages[0]
         top = float(x.abs().amax())
         scale = 2.0 ** (2 - math.frexp(top)[1]) if 0 < top < math.inf else 1.0
-        first.unit = 1.0 / scale
+        first.scale = scale
+        for stage in self.stages[1:]:  # activations of large images, too, must fit float16
+            stage.scale = min(scale, 1.0)
         moved = F.pad(x.permute(0, 2, 3, 1), (0, first.cp - x.shape[1])) * scale
         hi = moved.to(first.half)
         pieces = [hi, (moved - hi).to(first.half)] if first.pair else [hi]
@@ -239,9 +241,10 @@ class ConvStages(Layer):
         self, x: Tensor, w: list[Tensor], keys: Tensor | None, save: bool
     ) -> tuple[Tensor, Any]:
         saved = []
+        scales: list[float | None] = [stage.scale for stage in self.stages[1:]] + [None]
         for i, stage in enumerate(self.stages):
-            packed = stage.pack(w[2 * i])
-            y, won = stage.forward(x, packed, w[2 * i + 1], i == len(self.stages) - 1, save)
+            packed = stage.pack(w[2 * i], save and i > 0)
+            y, won = stage.forward(x, packed, w[2 * i + 1], scales[i], save)
             saved.append((x, won, packed) if save else None)
             x = y
         return x.flatten(2), saved
