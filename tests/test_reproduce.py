@@ -4,6 +4,7 @@ import csv
 import re
 import runpy
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -417,6 +418,33 @@ def test_the_quantiles_and_intervals_are_students():
     assert not paired.interval([5.0]).distinguishable
 
 
+@pytest.mark.parametrize("sample", [[-0.2] * 2, [0.3 - 0.5, 0.1 - 0.3, 0.7 - 0.9], [0.0] * 10])
+def test_equal_differences_say_nothing_of_their_spread(sample):
+    span = paired.interval(sample)
+    assert not span.distinguishable
+    assert span.text() == f"{sample[0]:+.2f} in every seed"
+    assert claims.said(CLAIM, span) == f"{sample[0]:+.2f} % in every seed: no interval"
+    moved = paired.interval([*sample, sample[0] + 1e-4])
+    assert moved.bounded
+    assert moved.distinguishable == (sample[0] != 0)
+
+
+def test_a_table_does_not_call_equal_differences_distinguishable(tmp_path):
+    (job,), size = targets.load("figure1a").jobs, np.full(20, 100)
+    runs = [made("fedavg", seed, size) for seed in (0, 1)]
+    for run in runs[:2]:
+        right = 0.3 + 0.01 * np.arange(6)[:, None] + np.linspace(0, 0.19, 20)
+        run.tables["last.accuracy"] = list(right + 0.1 * run.seed)
+        more = right + 0.1 * run.seed + 0.02
+        tables = run.tables | {"last.accuracy": list(more)}
+        runs.append(RunHistory("fedmaba", run.seed, run.deploy, size, tables=tables))
+    save(tmp_path / "x.npz", job, runs)
+    page = reproduction.document(targets.load("table2-fashion-mnist"), compact.read_all(tmp_path))
+    (row,) = grid(page, "pairs-last").rows
+    shown = ["+0.00 in every seed", *["+2.00 in every seed"] * 3]
+    assert [cell.text for cell in row] == ["FedMABA, α=0.5", "2", *shown, "any"]
+
+
 CLAIM = {"measure": "less", "number": 33}
 
 
@@ -527,6 +555,18 @@ def test_differences_are_paired_by_seed(tmp_path):
     assert ours.tolist() == pytest.approx(want[0])
     assert theirs.tolist() == pytest.approx(want[1])
     assert job.strategies.keys() >= {"fedavg", "fedmaba"}
+
+
+def test_a_row_before_fedavg_is_held_against_it_too(tmp_path):
+    target, batches = targets.load("figure1a"), fill(tmp_path, "figure1a")
+    (job,) = target.jobs
+    turned = replace(job, strategies=dict(reversed(job.strategies.items())))
+    tables = [
+        grid(reproduction.document(replace(target, jobs=jobs), batches), "curve").rows
+        for jobs in ([job], [turned])
+    ]
+    assert tables[0] == tables[1][::-1]
+    assert [row[0].text for row in tables[0] if not row[-1].text] == ["FedAvg"]
 
 
 def test_what_the_average_does_is_paired_by_run(tmp_path):

@@ -98,6 +98,8 @@ def verdict(claim: Claim, span: Interval) -> str:
         return "not run" if not span.seeds else "one seed only"
     if np.isnan(span.mean):
         return "undefined: FedAvg's is 0"
+    if not span.bounded:
+        return "no interval"
     if span.low <= nothing <= span.high:
         if claim.get("at_least"):
             return "not contradicted"
