@@ -17,6 +17,7 @@ from fedmaba.report.chosen import (
     CHOICES,
     REFERENCE,
     Choice,
+    Found,
     at_choice,
     by_seed,
     history_of,
@@ -30,6 +31,7 @@ from fedmaba.report.data import FIGURES
 from fedmaba.report.document import Cell, Document, Grid, number
 from fedmaba.report.paired import Interval, difference, moments
 from fedmaba.report.paper import name_of
+from fedmaba.report.scene import WIDE
 from fedmaba.report.table import columns, ranks
 from fedmaba.targets import Target
 
@@ -111,11 +113,7 @@ def differences(
     found = values(history, model, choice)
     if REFERENCE not in found or len(found) < 2:
         return None
-    spans = {
-        row: [difference(by_seed(found, row, f), by_seed(found, REFERENCE, f)) for f in FIGURES]
-        for row in found
-        if row != REFERENCE
-    }
+    spans = {row: _minus(found, row, found, REFERENCE) for row in found if row != REFERENCE}
     short, words = _of(model, deploy)
     title = f"{words}, {choice.words}: difference to FedAvg under the same seeds, 95 % t-interval"
     return _spans(f"pairs-{choice.name}{short}", title, history, spans)
@@ -126,13 +124,15 @@ def gain(history: History, deploy: str | None) -> Grid | None:
     last, handed = (values(history, model, LAST) for model in ("last", "deployed"))
     if not last:
         return None
-    spans = {
-        row: [difference(by_seed(handed, row, f), by_seed(last, row, f)) for f in FIGURES]
-        for row in last
-    }
+    spans = {row: _minus(handed, row, last, row) for row in last}
     short, words = _of("deployed", deploy)
     title = f"{words} minus last server model of the same runs, at the last round, 95 % t-interval"
     return _spans(f"gain{short}", title, history, spans)
+
+
+def _minus(ours: Found, row: str, theirs: Found, base: str) -> list[Interval]:
+    """Each figure of a row minus that of another."""
+    return [difference(by_seed(ours, row, f), by_seed(theirs, base, f)) for f in FIGURES]
 
 
 def _of(model: Model, deploy: str | None) -> tuple[str, str]:
@@ -160,7 +160,7 @@ def _spans(name: str, title: str, history: History, spans: dict[str, list[Interv
 def _draw(out: Document, history: History, kinds: Sequence[str], smooth: int = 1) -> None:
     """Wide figures of the last server model whose rows have their names."""
     named = replace(history, runs=[replace(r, label=name_of(r.label)) for r in history.runs])
-    size = (figures.WIDE, 4.0)
+    size = (WIDE, 4.0)
     out.figures |= {kind: partial(figures.of, named, kind, "last", size, smooth) for kind in kinds}
 
 
