@@ -1,6 +1,7 @@
 """One description of an experiment: command line, TOML and Python say the same."""
 
 import inspect
+import re
 import tomllib
 
 import pytest
@@ -283,7 +284,7 @@ def test_an_unknown_key_is_named_as_it_was_written(name):
         ("eval.share", 1.1, "less than or equal to 1"),
         ("seeds", 0, "at least one seed"),
         ("seeds", [1, 1], "none twice"),
-        ("seeds", [-1], "none negative"),
+        ("seeds", [-1], "each from 0"),
         ("seeds", "one,two", "seeds="),
         ("strategies", [], "strategies"),
         ("save.every", 0, "save.every=0"),
@@ -297,8 +298,42 @@ def test_a_value_out_of_range_is_named_with_the_rule(name, value, said):
     assert text.startswith(name)
 
 
-def test_an_absurd_number_of_seeds_is_refused_at_once():
-    assert refusal({"seeds": 10**15}).startswith("seeds")
+@pytest.mark.parametrize("many", [10**15, "0-999999999999999", "0-9999,10000", "0-9998," * 10**4])
+def test_an_absurd_number_of_seeds_is_refused_at_once(many):
+    text = refusal({"seeds": many})
+    assert text.startswith("seeds=")
+    assert "at most 10000" in text
+    assert len(text) < 200
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("3", 3), (" 3 ", 3), ("2,", [2]), ("0,2", [0, 2]), ("7, 0,", [7, 0]), ("3-5", [3, 4, 5]),
+        ("4-4", [4]), ("9,0-2, 5-6,", [9, 0, 1, 2, 5, 6]), (f"{2**63 - 1},", [2**63 - 1]),
+    ],
+)  # fmt: skip
+def test_seeds_as_text_are_how_many_or_which(text, found):
+    assert config.seeds(text) == found
+    assert build({"strategies": ["fedavg"], "seeds": text}).seeds == found
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "say how many, as 3, or which: 0,2 or 3-9 or 2,"),
+        (",", "say how many"), ("1,,2", "say how many"), ("3-", "say how many"),
+        ("-3", "say how many"), ("1-2-3", "say how many"), ("1.5", "say how many"),
+        ("[1,2]", "say how many"), ("\u0663", "say how many"), ("9" * 5000, "say how many"),
+        ("0", "at least one seed"), ("10001", "at most 10000"), (f"{2**63},", "2**63 - 1"),
+        ("1-3,2", "none twice"), ("0,9-3", "9-3 is no range: write 3-9"),
+    ],
+)  # fmt: skip
+def test_seeds_that_are_neither_are_one_line(text, said):
+    with pytest.raises(InputError) as error:
+        config.seeds(text)
+    assert re.fullmatch(r"seeds=[^\n]{1,200}", str(error.value))
+    assert said in str(error.value)
 
 
 def test_a_missing_strategy_is_named():

@@ -3,18 +3,21 @@
 import csv
 import re
 import runpy
+import subprocess
+import sys
 import zlib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from fedmaba import cli, compact, config, reproduce, targets
 from fedmaba.errors import InputError
 from fedmaba.history import History, RunHistory
-from fedmaba.report import chosen, claims, document, paired, paper, reproduction
+from fedmaba.report import chosen, claims, document, paired, paper, reproduction, terminal
 from fedmaba.report.chosen import CHOICES
 from fedmaba.report.paired import Interval
 from fedmaba.targets import Key, Scale
@@ -47,7 +50,8 @@ def call(monkeypatch, capsys, tmp_path):
 def test_every_target_of_the_issue_is_there_and_loads():
     wanted = {
         *("table1-grid", "table2-fashion-mnist", "table2-cifar10", "table3-cifar100", "figure1a"),
-        *("figure1b", "figure2-eta_b", "figure2-alpha", "claims", "readings", "all"),
+        *("figure1b", "figure1b-all", "figure2-eta_b", "figure2-alpha"),
+        *("claims", "readings", "all"),
     }
     names = targets.names()
     assert wanted <= set(names)
@@ -102,6 +106,7 @@ def test_the_rows_and_seeds_are_those_asked_for():
     [
         ("figure1a", "table2-fashion-mnist"),
         ("figure1b", "table2-cifar10-partial"),
+        ("figure1b-all", "table2-cifar10"),
         ("table2-fashion-mnist-validation", "table1-grid"),
     ],
 )
@@ -129,11 +134,12 @@ def test_what_decides_the_numbers_is_in_the_digest():
         ("0,2", {0, 2}),
         ("3-9", {3, 4, 5, 6, 7, 8, 9}),
         ("2,", {2}),
+        ("8-20,1", {1, 8, 9}),
         ("12", {*range(12)}),
     ],
 )
 def test_seeds_are_a_number_or_some_of_the_targets_own(text, found):
-    (job,) = targets.load("table2-fashion-mnist", Scale(seeds=text)).jobs
+    (job,) = targets.load("table2-fashion-mnist", Scale(seeds=config.seeds(text))).jobs
     assert {key.seed for key in job.runs} == found
     whole = f"{len(set(job.runs) & job.every)} of {len(job.every)} runs"
     assert targets.changes(job) == []
@@ -164,8 +170,9 @@ def test_quick_is_small_for_every_target(name):
         (["table4"], "unknown target 'table4'"),
         (["figure1a", "--rounds", "0"], "'--rounds'"),
         (["figure1a", "--rounds", "many"], "'--rounds'"),
-        (["figure1a", "--seeds", "none"], "--seeds none"),
-        (["figure1a", "--seeds", "0"], "--seeds 0"),
+        (["figure1a", "--seeds", "none"], "seeds='none': say how many"),
+        (["figure1a", "--seeds", "0"], "seeds=0: give at least one"),
+        (["figure1a", "--seeds", "0-99999999999"], "name at most 10000"),
         (["figure1b", "--seeds", "7,"], "leave no run: its seeds are 0 to 2"),
         (["figure1a", "--only", "fedavgg"], "unknown row 'fedavgg': did you mean 'fedavg'"),
         (["figure1a", "--only", "fedmaba:alpha=2"], "alpha"),
@@ -177,6 +184,10 @@ def test_quick_is_small_for_every_target(name):
         (["figure1a", "--from", ".", "--dtype", "tf32"], "--dtype with --from, which runs"),
         (["figure1a", "--from", ".", "--batch", "1/2"], "--batch with --from, which runs"),
         (["figure1a", "--from", "nowhere"], "nowhere is no folder"),
+        (["--from", "nowhere"], "nowhere is no folder"),
+        (["--quick"], "--quick without a target: name one, or leave it out"),
+        (["--seeds", "2"], "--seeds without a target"),
+        (["--from", ".", "--dtype", "bf16"], "--dtype without a target"),
         (["figure1a", "--from", "."], "none of its runs is there"),
     ],
 )
@@ -188,10 +199,81 @@ def test_bad_input_is_one_line_and_nothing_is_written(words, said, call, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_without_a_target_all_are_listed(call):
+def listed(out):
+    """The lines of a list of targets, by name: runs, held, client updates, title."""
+    head, *lines, last = out.splitlines()
+    assert head.split() == ["target", "runs", "held", "client", "updates"]
+    rows = [line.split(maxsplit=4) for line in lines]
+    sizes = {name: [int(n.replace(",", "")) for n in rest[:3]] + rest[3:] for name, *rest in rows}
+    return sizes, last
+
+
+def test_without_a_target_all_are_listed_with_their_work(call):
     code, out, _ = call()
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == targets.names()
+    sizes, last = listed(out)
+    assert list(sizes) == targets.names()
+    assert last.startswith("held: runs in runs/reproduce; ")
+    for name, (runs, held, updates, title) in sizes.items():
+        target = targets.load(name)
+        works = [reproduce.Work(name, job, job.runs) for job in target.every_job()]
+        assert (runs, held) == (sum(len(work.runs) for work in works), 0)
+        assert (updates, title) == (sum(map(reproduce.updates, works)), target.view.title)
+    assert sizes["table2-fashion-mnist"][:3] == [94, 0, 94 * 100 * 1000]
+    assert sizes["table3-cifar100-partial"][:3] == [45, 0, 45 * 10 * 2000]
+    assert sizes["all"][0] < sum(size[0] for size in sizes.values()) / 2  # shared runs count once
+
+
+def test_the_list_says_what_a_folder_holds(call, capsys, tmp_path):
+    """A run is held for every target that shows it; cut-down ones are other runs."""
+    (tmp_path / "some").mkdir()
+    few = ("figure1b", Scale(seeds=2, only=("fedavg", "fedmaba")))
+    for name, scale in (few, ("figure1a", Scale(rounds=7))):
+        (job,) = targets.load(name, scale).jobs
+        runs = [made(k.label, k.seed, np.full(4, 9), 1, deploy=k.deploy) for k in job.runs]
+        save(tmp_path / "some" / f"{name}.npz", job, runs)
+    for words in (["--from", "some"], ["--out", "some"], ["--from", "some", "--out", "none"]):
+        sizes, last = listed(call(*words)[1])
+        held = {name: size[1] for name, size in sizes.items() if size[1]}
+        shared = ("table2-cifar10-partial", "figure1b", "claims", "all")
+        assert held == dict.fromkeys(shared, 6)
+        assert last.startswith("held: runs in some")
+    assert {size[1] for size in listed(call("--out", "none")[1])[0].values()} == {0}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["some"]
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "some").rename(tmp_path / "runs" / "reproduce")
+    _, out, _ = call()
+    assert listed(out)[0]["figure1b"][1] == 6
+    terminal.listing("targets")
+    assert capsys.readouterr().out == out
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_the_list_fits_the_terminal(width, monkeypatch, capsys, tmp_path):
+    """Titles stand beside where there is room, else below, and nothing is cut."""
+    monkeypatch.setattr(terminal, "screen", lambda: Console(width=width, force_terminal=True))
+    terminal.goals(tmp_path)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    lines = [line.rstrip() for line in plain.splitlines()][:-1]
+    assert max(map(len, lines)) <= width
+    assert (len(lines) == 1 + len(targets.names())) == (width == 200)
+    whole = " ".join(plain.split())
+    for name in targets.names():
+        assert any(line.split()[0] == name for line in lines)
+        assert targets.load(name).view.title in whole
+
+
+def test_listing_targets_wants_neither_torch_nor_tables():
+    code = (
+        "import sys; from pathlib import Path; from fedmaba import cli, compact;"
+        "from fedmaba.report import terminal; compact._run = None;"
+        "terminal.goals(Path('.'), Path(sys.argv[1])); assert 'torch' not in sys.modules"
+    )
+    words = [sys.executable, "-c", code, ROOT / "results"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    runs, held, *_ = listed(done.stdout)[0]["table2-fashion-mnist"]
+    assert runs == held
 
 
 # --- compact histories -------------------------------------------------------------------------
@@ -340,7 +422,7 @@ def test_a_target_from_the_command_to_every_file(call, tmp_path):
         assert (tmp_path / "other" / folder.name / path.name).read_bytes() == content
 
 
-def tiny(name="table2-fashion-mnist", rounds=3, seeds="2"):
+def tiny(name="table2-fashion-mnist", rounds=3, seeds=2):
     return targets.load(name, Scale(rounds, seeds, ("fedavg", "fedmaba", "fedfv"), True))
 
 

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
@@ -171,7 +171,9 @@ def table(
 def reproduce(
     target: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Argument(metavar="[TARGET]", help="a table or figure; without one, lists them"),
+        typer.Argument(
+            metavar="[TARGET]", help="a table or figure; without one, lists them and what is held"
+        ),
     ] = None,
     rounds: Annotated[Optional[int], typer.Option(help="instead of the paper's", min=1)] = None,  # noqa: UP045
     seeds: Annotated[
@@ -194,8 +196,8 @@ def reproduce(
         Optional[Path],  # noqa: UP045
         typer.Option("--from", help="run nothing: draw from the histories in this folder"),
     ] = None,
-    out: Annotated[Path, typer.Option(help="folder for histories, tables and figures")] = Path(
-        "runs/reproduce"
+    out: Annotated[Path, typer.Option(help="folder for histories, tables and figures")] = (
+        config.KEPT
     ),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
     dtype: Annotated[
@@ -207,22 +209,27 @@ def reproduce(
     from fedmaba import targets
     from fedmaba.report import terminal
 
+    scale = {"--rounds": rounds, "--seeds": seeds, "--only": only, "--without": without}
+    how = {"--batch": batch != "1/1", "--device": device != "auto", "--dtype": dtype != "float32"}
     if target is None:
-        terminal.listing("targets")
+        _refuse({**scale, "--quick": quick, **how}, "without a target: name one, or leave it out")
+        terminal.goals(out, source)
         return
-    for flag, said in (
-        ("--batch", batch != "1/1"),
-        ("--device", device != "auto"),
-        ("--dtype", dtype != "float32"),
-    ):
-        if source is not None and said:
-            raise InputError(f"{flag} with --from, which runs nothing: leave one of them out")
+    if source is not None:
+        _refuse(how, "with --from, which runs nothing: leave one of them out")
     words = tuple(word for text in only or [] for word in targets.words(text))
+    some = None if seeds is None else config.seeds(seeds)
     left_out = tuple(name.strip() for text in without or [] for name in text.split(","))
-    asked = targets.load(target, targets.Scale(rounds, seeds, words, quick, left_out))
+    asked = targets.load(target, targets.Scale(rounds, some, words, quick, left_out))
     if source is None:
         _reproduce(asked, out, batch, config.machine(device, dtype), quiet)
     terminal.reproduced(asked, source or out, out)
+
+
+def _refuse(flags: Mapping[str, object], why: str) -> None:
+    for flag, said in flags.items():
+        if said:
+            raise InputError(f"{flag} {why}")
 
 
 def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, quiet: bool) -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,16 @@ class Batch:
         arrays, told = record.read_npz(self.path), self.about["runs"]
         with _refusing(self.path):
             return {key: _run(told[r], r, arrays) for r, key in enumerate(self.keys)}
+
+
+class Size(NamedTuple):
+    """What a target takes, and how much of it is there."""
+
+    name: str
+    title: str
+    runs: int
+    held: int  #    of the runs
+    updates: int  # of clients, in all runs
 
 
 def write(
@@ -168,3 +178,16 @@ def collect(batches: Iterable[Batch], job: targets.Job) -> tuple[History, list[B
     history = History([found[key] for key in wanted if key in found], job.experiment.eval.share)
     used = [batch for batch in own if set(batch.keys) & set(wanted)]
     return history, used, [key for key in job.runs if key not in found]
+
+
+def sizes(batches: Iterable[Batch]) -> list[Size]:
+    """Every target, with how many of its runs are there."""
+    there = {(batch.digest, key) for batch in batches for key in batch.keys}
+    out = []
+    for target in map(targets.load, targets.names()):
+        jobs = target.every_job()
+        held = sum((job.digest, key) in there for job in jobs for key in job.runs)
+        runs = sum(len(job.runs) for job in jobs)
+        work = sum(len(job.runs) * targets.updates(job) for job in jobs)
+        out.append(Size(target.name, target.view.title, runs, held, work))
+    return out

@@ -18,6 +18,8 @@ from fedmaba.errors import InputError, unknown
 
 Count = int | None
 MOST = 10**9  # of anything that is counted
+SEEDS = 10_000  # at most
+KEPT = Path("runs/reproduce")  # where `fedmaba reproduce` keeps its results, unless told
 ODD = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # never part of a name
 
 
@@ -118,7 +120,7 @@ class Experiment(Section):
     """Everything that decides the numbers, and where they go."""
 
     strategies: list[str] = Field(min_length=1, description="name:key=value,... each")
-    seeds: int | list[int] = option(3, "--seeds", "how many, or which: 0,1,2")
+    seeds: int | list[int] = option(3, "--seeds", "how many, or which: 0,2 or 3-9 or 2,")
     model: str = option("mlp", "--model", "mlp, cnn, softmax or package.module:factory")
     data: Data = Data()
     train: Train = Train()
@@ -135,23 +137,37 @@ class Experiment(Section):
     @field_validator("seeds", mode="before")
     @classmethod
     def _seeds(cls, value: object) -> object:
-        if not isinstance(value, str):
-            return value
-        if not re.fullmatch(r"-?\d+|\[?\s*-?\d+\s*(,\s*-?\d+\s*)*,?\s*\]?", value.strip()):
-            raise ValueError("say how many, as 3, or which, as 0,1,2")
-        return value.strip("[], ").split(",") if re.search(r"[\[,]", value) else value
+        return _which(value) if isinstance(value, str) else value
 
     @field_validator("seeds")
     @classmethod
     def _some(cls, value: int | list[int]) -> int | list[int]:
         listed = value if isinstance(value, list) else range(value)
-        few = 0 < len(listed) <= 10_000 if isinstance(value, list) else 0 < value <= 10_000
+        few = 0 < (len(value) if isinstance(value, list) else value) <= SEEDS
         if not few or not 0 <= min(listed) <= max(listed) < 2**63 or len(set(listed)) < len(listed):
-            raise ValueError("give at least one seed and at most 10000, none negative, none twice")
+            raise ValueError(
+                f"give at least one seed and at most {SEEDS}, each from 0 to 2**63 - 1, none twice"
+            )
         return value
 
     def seed_list(self) -> list[int]:
         return self.seeds if isinstance(self.seeds, list) else list(range(self.seeds))
+
+
+def _which(text: str) -> int | list[int]:
+    """`3` says how many; `0,2`, `3-9` and `2,` say which."""
+    found: list[int] = []
+    for part in text.strip().removesuffix(",").split(","):
+        ends = re.fullmatch(r"([0-9]{1,19})(-([0-9]{1,19}))?", part.strip())
+        if not ends:
+            raise ValueError("say how many, as 3, or which: 0,2 or 3-9 or 2,")
+        first, last = int(ends[1]), int(ends[3] or ends[1])
+        if last < first:
+            raise ValueError(f"{part.strip()} is no range: write {last}-{first}")
+        if len(found) + last - first >= SEEDS:
+            raise ValueError(f"these are too many: name at most {SEEDS}")
+        found += range(first, last + 1)
+    return found if re.search("[,-]", text) else found[0]
 
 
 class Key(NamedTuple):
@@ -194,6 +210,11 @@ def build(tree: Mapping[str, Any], source: str = "") -> Experiment:
 def machine(device: str, dtype: str) -> Machine:
     """Where and how precisely to compute."""
     return build({"strategies": ["fedavg"], "machine": {"device": device, "dtype": dtype}}).machine
+
+
+def seeds(text: str) -> int | list[int]:
+    """How many seeds, or which."""
+    return build({"strategies": ["fedavg"], "seeds": text}).seeds
 
 
 def put(tree: dict[str, Any], name: str, value: object) -> None:

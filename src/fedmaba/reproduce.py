@@ -151,9 +151,8 @@ def begin(work: Work, out: Path, machine: config.Machine) -> Batch:
 
 
 def updates(work: Work) -> int:
-    """Client updates of a batch, as a measure of its work."""
-    asked = work.job.experiment
-    return len(work.runs) * targets.participants(asked) * asked.train.rounds
+    """Client updates of a batch."""
+    return len(work.runs) * targets.updates(work.job)
 
 
 def _command(words: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -82,7 +83,7 @@ class Job:
     def settings(self) -> dict[str, Any]:
         return settings(self.experiment)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         return digest(self.settings)
 
@@ -114,7 +115,7 @@ class Scale:
     """How a target is scaled down or up."""
 
     rounds: int | None = None
-    seeds: str | None = None
+    seeds: int | Sequence[int] | None = None  # how many for every row, or which of its own
     only: tuple[str, ...] = ()
     quick: bool = False
     without: tuple[str, ...] = ()  # targets that are left out of those that use them
@@ -133,11 +134,6 @@ def names() -> list[str]:
     if not found:
         raise InputError(f"{folder()} holds no targets: install fedmaba again")
     return sorted(found, key=lambda n: (next(i for i, p in enumerate(order) if n.startswith(p)), n))
-
-
-def describe() -> list[tuple[str, str]]:
-    """Every target and its title."""
-    return [(name, _read(name)["target"]["title"]) for name in names()]
 
 
 def _used(target: Target) -> set[str]:
@@ -265,19 +261,12 @@ def _small(whole: Experiment) -> dict[str, Any]:
 
 def _seeds(own: Sequence[int], scale: Scale) -> list[int]:
     """The seeds of a row: its own, the first few of any number, or those named among its own."""
-    text = scale.seeds
-    if text is None:
+    asked = scale.seeds
+    if asked is None:
         return list(own[:2] if scale.quick else own)
-    if re.fullmatch(r"\d+", text) and 1 <= int(text) <= 100:
-        return list(range(int(text)))
-    named: set[int] = set()
-    for part in text.removesuffix(",").split(","):
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
-        if not found or ("," not in text and found[2] is None):
-            raise InputError(f"--seeds {text}: say how many (1 to 100), or which: 0,2 or 3-9 or 2,")
-        first = int(found[1])
-        named |= set(range(first, int(found[2] or first) + 1))
-    return [seed for seed in own if seed in named]
+    if isinstance(asked, int):
+        return list(range(asked))
+    return [seed for seed in own if seed in asked]
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -302,6 +291,11 @@ def participants(experiment: Experiment) -> int:
     """Clients in a round."""
     some = experiment.train.participants
     return (experiment.data.clients or 100) if some == "all" else int(some)
+
+
+def updates(job: Job) -> int:
+    """Client updates of one run, as a measure of its work."""
+    return participants(job.experiment) * job.experiment.train.rounds
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -20,8 +20,8 @@ HUGE = 10**30
 # key: values that are right, values that are wrong
 TABLE: dict[str, tuple[list[object], list[object]]] = {
     "seeds": (
-        [1, 2, [3], [0, 7], "4,5"],
-        [0, -1, [], [1, 1], [-2], HUGE, [HUGE], 1.5, "x", 10_001],
+        [1, 2, [3], [0, 7], "4,5", "3-5", "0,7-8", "2,"],
+        [0, -1, [], [1, 1], [-2], HUGE, [HUGE], 1.5, "x", 10_001, "5-3", "0-10000", "1-2,2"],
     ),
     "model": (["softmax"], ["mlpp", "", ":", ":x", "a:", ".x:y", "no.where:make", "os:nothing", 3]),
     "data.partition": (

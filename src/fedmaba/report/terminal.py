@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -23,6 +24,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fedmaba import config
 from fedmaba.errors import InputError, unknown
 from fedmaba.history import At, History, Model, RunHistory
 from fedmaba.metrics import variance
@@ -319,8 +321,31 @@ def _page_table(grid: Grid) -> Table:
     return out
 
 
+def goals(out: Path, source: Path | None = None) -> None:
+    """Every target with its runs, those a folder holds, and its client updates."""
+    from fedmaba import compact
+
+    console, where = screen(), source or out
+    sizes = compact.sizes(compact.read_all(where) if source or out.exists() else [])
+    width = max(len(size.name) for size in sizes)
+    head = f"{'target':{width}}  runs  held  client updates"
+    whole = len(head) + 2 + max(len(size.title) for size in sizes)
+    beside = not console.is_terminal or console.width >= whole
+    console.print(Text(head, "dim"), soft_wrap=True)
+    for size in sizes:
+        line = f"{size.name:{width}}  {size.runs:4}  {size.held:4}  {size.updates:14,}"
+        console.print(Text(f"{line}  {size.title}" if beside else line), soft_wrap=True)
+        if not beside:
+            console.print(Padding(Text(size.title, "dim"), (0, 0, 0, 2), expand=False))
+    note = "" if source else "; fedmaba reproduce --from FOLDER looks into another folder"
+    console.print(Text(f"held: runs in {where}{note}", "dim"), soft_wrap=True)
+
+
 def listing(what: str) -> None:
     """One line each: strategies, data sets, models, partitions, figures or targets."""
+    if what == "targets":
+        goals(config.KEPT)
+        return
     rows = _rows(what)
     width = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -349,10 +374,6 @@ def _rows(what: str) -> list[tuple[str, ...]]:
         from fedmaba.report import figures
 
         return [*figures.describe()]
-    if what == "targets":
-        from fedmaba import targets
-
-        return [*targets.describe()]
     known = ["strategies", "datasets", "models", "partitions", "figures", "targets"]
     raise unknown("list", what, known)
 
