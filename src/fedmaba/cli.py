@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
@@ -23,6 +24,16 @@ from fedmaba.errors import Diverged, FedmabaError, InputError
 if TYPE_CHECKING:
     from fedmaba.experiment import Session
     from fedmaba.targets import Target
+
+    Model = Literal["deployed", "last"]
+    At = Literal["last", "best", "last5"]
+    Dtype = Literal["float32", "tf32", "bf16", "float64"]
+    Form = Literal["csv"]
+else:  # typer before 0.19 knows choices by enums only
+    Model = StrEnum("Model", ["deployed", "last"])
+    At = StrEnum("At", ["last", "best", "last5"])
+    Dtype = StrEnum("Dtype", ["float32", "tf32", "bf16", "float64"])
+    Form = StrEnum("Form", ["csv"])
 
 app = typer.Typer(
     name="fedmaba",
@@ -147,10 +158,8 @@ def resume(
 @app.command()
 def table(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
-    model: Annotated[Literal["deployed", "last"], typer.Option(help="which server model")] = (
-        "deployed"
-    ),
-    at: Annotated[Literal["last", "best", "last5"], typer.Option(help="which rounds")] = "last",
+    model: Annotated[Model, typer.Option(help="which server model")] = ("deployed"),
+    at: Annotated[At, typer.Option(help="which rounds")] = "last",
     share: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(help="of clients in 'worst' and 'best' [as run]", min=1e-9, max=1),
@@ -200,9 +209,7 @@ def reproduce(
         config.KEPT
     ),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
-    dtype: Annotated[
-        Literal["float32", "tf32", "bf16", "float64"], typer.Option(help="precision")
-    ] = "float32",
+    dtype: Annotated[Dtype, typer.Option(help="precision")] = "float32",
     quiet: Quiet = False,
 ) -> None:
     """Reproduce a table or figure of the paper and show it beside the paper's numbers."""
@@ -222,7 +229,7 @@ def reproduce(
     left_out = tuple(name.strip() for text in without or [] for name in text.split(","))
     asked = targets.load(target, targets.Scale(rounds, some, words, quick, left_out))
     if source is None:
-        _reproduce(asked, out, batch, config.machine(device, dtype), quiet)
+        _reproduce(asked, out, batch, config.machine(device, str(dtype)), quiet)
     terminal.reproduced(asked, source or out, out)
 
 
@@ -284,9 +291,7 @@ def figure(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="see fedmaba list figures")],
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders")],
     out: Annotated[Path, typer.Option("-o", "--out", help=".pdf, .svg or .png")],
-    model: Annotated[Literal["deployed", "last"], typer.Option(help="which server model")] = (
-        "deployed"
-    ),
+    model: Annotated[Model, typer.Option(help="which server model")] = ("deployed"),
     share: Share = 0.05,
 ) -> None:
     """Draw one figure in print quality."""
@@ -299,7 +304,7 @@ def figure(
 @app.command("export")
 def export_run(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
-    to: Annotated[Literal["csv"], typer.Option(help="which form")] = "csv",
+    to: Annotated[Form, typer.Option(help="which form")] = "csv",
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("-o", "--out", help="folder to write [RUN/csv]"),

@@ -85,7 +85,7 @@ def build(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Module:
     """The model with the initial weights of this seed, checked against the data's shape."""
     name = getattr(make, "__name__", str(make))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(rng.key(seed, "model")[0] >> 1))
+        torch.manual_seed(int(rng.key(seed, "model")[0]) >> 1)
         try:
             model = make(shape, classes)
         except TypeError as error:
