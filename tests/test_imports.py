@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -119,9 +120,24 @@ def test_the_lower_layers_do_not_look_up():
         "local": {"rows.base", "rows.random", "workers"},
         "history": {"errors", "metrics", "report", "report.table", "report.figures", "report.html"},
         "record": {"errors", "history", "metrics"},
+        "report.paper": set(),
+        "report.paired": {"metrics"},
+        "report.chosen": {"compact", "history", "metrics", "targets"},
+        "report.scene": {"errors", "history", "report", "report.data"},
+        "report.labels": {"history", "report.scene"},
     }
     for name, known in allowed.items():
         assert inner(name) <= known, name
+
+
+def test_no_module_needs_itself():
+    graph = {name: inner(name, deep=False) & set(EVERY) for name in EVERY}
+    order = list(TopologicalSorter(graph).static_order())  # raises CycleError
+    assert (
+        order.index("report.paired")
+        < order.index("report.claims")
+        < order.index("report.reproduction")
+    )
 
 
 @pytest.mark.parametrize("name", ["engine", "rounds", "batch"])

@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,9 @@ from scipy import stats
 from fedmaba import cli, compact, config, reproduce, targets
 from fedmaba.errors import InputError
 from fedmaba.history import History, RunHistory
-from fedmaba.report import document, reproduction, terminal
-from fedmaba.report.reproduction import CHOICES, Interval
+from fedmaba.report import chosen, claims, document, paired, paper, reproduction, terminal
+from fedmaba.report.chosen import CHOICES
+from fedmaba.report.paired import Interval
 from fedmaba.targets import Key, Scale
 
 ROOT = Path(__file__).parents[1]
@@ -486,16 +488,43 @@ def test_runs_with_different_deployed_models_share_a_batch(tmp_path):
 
 
 def test_the_quantiles_and_intervals_are_students():
-    for i, value in enumerate(reproduction.T95):
+    for i, value in enumerate(paired.T95):
         assert value == pytest.approx(stats.t.ppf(0.975, i + 1), abs=5e-4)
     sample = [1.0, 2.5, 2.0]
     low, high = stats.t.interval(0.95, 2, np.mean(sample), stats.sem(sample))
-    found = reproduction.interval(sample)
+    found = paired.interval(sample)
     assert (found.low, found.high) == pytest.approx((low, high), abs=1e-3)
     assert found.seeds == 3
     assert not found.distinguishable
-    assert reproduction.interval([1.0, 1.1, 0.9]).distinguishable
-    assert not reproduction.interval([5.0]).distinguishable
+    assert paired.interval([1.0, 1.1, 0.9]).distinguishable
+    assert not paired.interval([5.0]).distinguishable
+
+
+@pytest.mark.parametrize("sample", [[-0.2] * 2, [0.3 - 0.5, 0.1 - 0.3, 0.7 - 0.9], [0.0] * 10])
+def test_equal_differences_say_nothing_of_their_spread(sample):
+    span = paired.interval(sample)
+    assert not span.distinguishable
+    assert span.text() == f"{sample[0]:+.2f} in every seed"
+    assert claims.said(CLAIM, span) == f"{sample[0]:+.2f} % in every seed: no interval"
+    moved = paired.interval([*sample, sample[0] + 1e-4])
+    assert moved.bounded
+    assert moved.distinguishable == (sample[0] != 0)
+
+
+def test_a_table_does_not_call_equal_differences_distinguishable(tmp_path):
+    (job,), size = targets.load("figure1a").jobs, np.full(20, 100)
+    runs = [made("fedavg", seed, size) for seed in (0, 1)]
+    for run in runs[:2]:
+        right = 0.3 + 0.01 * np.arange(6)[:, None] + np.linspace(0, 0.19, 20)
+        run.tables["last.accuracy"] = list(right + 0.1 * run.seed)
+        more = right + 0.1 * run.seed + 0.02
+        tables = run.tables | {"last.accuracy": list(more)}
+        runs.append(RunHistory("fedmaba", run.seed, run.deploy, size, tables=tables))
+    save(tmp_path / "x.npz", job, runs)
+    page = reproduction.document(targets.load("table2-fashion-mnist"), compact.read_all(tmp_path))
+    (row,) = grid(page, "pairs-last").rows
+    shown = ["+0.00 in every seed", *["+2.00 in every seed"] * 3]
+    assert [cell.text for cell in row] == ["FedMABA, α=0.5", "2", *shown, "any"]
 
 
 CLAIM = {"measure": "less", "number": 33}
@@ -519,7 +548,7 @@ CLAIM = {"measure": "less", "number": 33}
     ],
 )
 def test_the_verdict_on_a_statement(claim, span, said):
-    assert reproduction.verdict(claim, span) == said
+    assert claims.verdict(claim, span) == said
 
 
 def fill(folder, *names):
@@ -575,7 +604,7 @@ def test_rounds_are_chosen_as_the_captions_say(tmp_path):
     target = targets.load("table2-fashion-mnist-validation")
     (job,) = target.jobs
     batches = fill(tmp_path, "table2-fashion-mnist-validation")
-    history = reproduction.of_deploy(compact.collect(batches, job)[0], None)
+    history = chosen.history_of(batches, job)
     run = next(r for r in history.runs if r.label == "fedavg" and r.seed == 1)
     last, held = run.accuracy("last"), run.column("last_validation.accuracy")
     want = {
@@ -586,7 +615,7 @@ def test_rounds_are_chosen_as_the_captions_say(tmp_path):
     }
     assert len({round(v, 6) for v in want.values()}) == 4
     for name, value in want.items():
-        found = reproduction.values(history, "last", CHOICES[name])["fedavg"][1]
+        found = chosen.values(history, "last", CHOICES[name])["fedavg"][1]
         assert found.accuracy == pytest.approx(100 * value), name
     assert {"best", "last", "valid", "last5"} <= {
         g.name for g in reproduction.document(target, batches).grids
@@ -597,8 +626,10 @@ def test_differences_are_paired_by_seed(tmp_path):
     job, size = targets.load("figure1a").jobs[0], np.full(20, 100)
     runs = [made(label, seed, size) for label in ("fedavg", "fedmaba") for seed in (0, 1, 2)]
     runs.append(made("fedavg", 7, size))  # no partner
-    found = reproduction.values(History(runs), "last", CHOICES["last"])
-    ours, theirs = reproduction.paired(found, "fedmaba", "variance")
+    found = chosen.values(History(runs), "last", CHOICES["last"])
+    ours, theirs = paired.pairs(
+        *(chosen.by_seed(found, row, "variance") for row in ("fedmaba", "fedavg"))
+    )
     want = [
         [100**2 * np.var(r.accuracy("last")[-1]) for r in runs if r.label == label and r.seed < 3]
         for label in ("fedmaba", "fedavg")
@@ -606,6 +637,18 @@ def test_differences_are_paired_by_seed(tmp_path):
     assert ours.tolist() == pytest.approx(want[0])
     assert theirs.tolist() == pytest.approx(want[1])
     assert job.strategies.keys() >= {"fedavg", "fedmaba"}
+
+
+def test_a_row_before_fedavg_is_held_against_it_too(tmp_path):
+    target, batches = targets.load("figure1a"), fill(tmp_path, "figure1a")
+    (job,) = target.jobs
+    turned = replace(job, strategies=dict(reversed(job.strategies.items())))
+    tables = [
+        grid(reproduction.document(replace(target, jobs=jobs), batches), "curve").rows
+        for jobs in ([job], [turned])
+    ]
+    assert tables[0] == tables[1][::-1]
+    assert [row[0].text for row in tables[0] if not row[-1].text] == ["FedAvg"]
 
 
 def test_what_the_average_does_is_paired_by_run(tmp_path):
@@ -625,7 +668,7 @@ def test_what_the_average_does_is_paired_by_run(tmp_path):
 
 
 def test_a_statement_is_shown_with_its_unit_interval_and_verdict():
-    show = reproduction.claim_text
+    show = claims.said
     span = Interval(1.6, 1.2, 2.0, 3)
     assert show({"measure": "times", "number": 1.5}, span) == "1.60 x [1.20, 2.00]: holds"
     assert show(CLAIM, Interval(20, 10, 30, 3)) == "+20.00 % [+10.00, +30.00]: smaller"
@@ -689,19 +732,19 @@ def test_a_run_that_diverged_is_told_and_left_out(tmp_path):
 
 
 def test_the_papers_numbers_have_a_source_and_known_rows():
-    paper = reproduction.paper()
-    assert "2410.20141" in paper["source"]
+    told = paper.load()
+    assert "2410.20141" in told["source"]
     labels = set(targets.load("table2-fashion-mnist").jobs[0].strategies)
-    assert labels == set(paper["names"])
+    assert labels == set(told["names"])
     for name in ("table2-fashion-mnist", "table2-cifar10", "table3-cifar100"):
-        assert set(paper[name]) <= labels
-        for row in paper[name].values():
+        assert set(told[name]) <= labels
+        for row in told[name].values():
             assert set(row) <= {"variance", "accuracy", "worst", "best"}
             assert all(len(value) in (1, 2) for value in row.values())
     known = {t.name for t in targets.load("claims").uses}
-    for claim in paper["claim"]:
+    for claim in told["claim"]:
         assert set(claim["targets"]) <= known
-    assert {claim["says"] for claim in paper["claim"]} >= {"33 %", "6 %", "1.5x", "8 %"}
+    assert {claim["says"] for claim in told["claim"]} >= {"33 %", "6 %", "1.5x", "8 %"}
 
 
 # --- the page ----------------------------------------------------------------------------------
@@ -731,7 +774,7 @@ def test_the_tool_puts_right_what_is_wrong(tool, tmp_path):
         "<!-- reproduce table2-fashion-mnist last -->\n| wrong |\n<!-- end -->\nrest\n"
     )
     page = tool["renew"](text, batches)
-    found = reproduction.values(
+    found = chosen.values(
         compact.collect(batches, targets.load("table2-fashion-mnist").jobs[0])[0],
         "last",
         CHOICES["last5"],

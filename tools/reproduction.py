@@ -21,9 +21,10 @@ import numpy as np
 
 from fedmaba import compact, reproduce, targets
 from fedmaba.errors import InputError
-from fedmaba.history import Column, History, RunHistory
-from fedmaba.report import document, figures, reproduction
+from fedmaba.history import Column, History, Model, RunHistory
+from fedmaba.report import chosen, document, figures, paired, reproduction
 from fedmaba.report.document import Cell, Grid
+from fedmaba.report.paper import name_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproduction.md"
@@ -35,6 +36,7 @@ BLOCK = re.compile(r"(<!-- reproduce (\S+)((?: \S+)*) -->\n).*?(<!-- end -->)", 
 MADE = re.compile(r"(<!-- made (\w+) -->\n).*?(<!-- end -->)", re.S)
 VALUE = re.compile(r"[-+–.\d]+(<!-- ([^|\s]+)\|([^|]+)\|(\w+)\|(\w+)\|(\w+) -->)")
 LEFT_OUT = ("The paper: ",)  # said once on the page
+MODELS: tuple[Model, ...] = ("last", "deployed")
 
 
 target_of = cache(targets.load)
@@ -92,12 +94,10 @@ def value(
     ours, _, base = row.partition(" - ")
     found = by_seed(name, ours, figure, model, at, batches)
     if base:
-        other = by_seed(name, base, figure, model, at, batches)
-        found = {seed: found[seed] - other[seed] for seed in found.keys() & other.keys()}
-    if not found:
-        return "–"
-    mean = np.mean([found[seed] for seed in sorted(found)])
-    return f"{mean:+.2f}" if base or model == "gain" else f"{mean:.2f}"
+        span = paired.difference(found, by_seed(name, base, figure, model, at, batches))
+        return document.number(span.mean, sign=True).text
+    mean, _ = paired.moments([*found.values()])
+    return document.number(mean, sign=model == "gain").text
 
 
 def by_seed(
@@ -106,20 +106,21 @@ def by_seed(
     """A figure of a row's runs that did not diverge."""
     name, _, which = name.partition("#")
     job = target_of(name).jobs[int(which or 1) - 1]
-    history = reproduction.of_deploy(compact.collect(batches, job)[0], None)
+    history = chosen.history_of(batches, job)
     runs = [r for r in history.runs if r.label == row and not r.diverged]
     if at.startswith("r"):
         runs, at = [until(run, int(at[1:])) for run in runs], "last"
     if figure == "floor":
         return {run.seed: floor(run) for run in runs}
     history = History(runs, history.share)
-    choice = reproduction.CHOICES[at]
+
+    def of(model: Model) -> dict[int, float]:
+        return chosen.by_seed(chosen.values(history, model, chosen.CHOICES[at]), row, figure)
+
     if model == "gain":
-        last, handed = (reproduction.values(history, m, choice) for m in ("last", "deployed"))
-        both = reproduction.gains(last, handed, row, figure) if last else []
-        return dict(zip(last.get(row, {}), both, strict=True))
-    found = reproduction.values(history, "last" if model == "last" else "deployed", choice)
-    return {seed: getattr(f, figure) for seed, f in found.get(row, {}).items()}
+        last, handed = map(of, MODELS)
+        return {seed: handed[seed] - last[seed] for seed in last}
+    return of("last" if model == "last" else "deployed")
 
 
 def until(run: RunHistory, done: int) -> RunHistory:
@@ -160,23 +161,20 @@ def summary(batches: list[compact.Batch]) -> str:
                 ours, theirs = (
                     by_seed(name, r, figure, model, at, batches) for r in (row, "fedavg")
                 )
-                seeds = sorted(ours.keys() & theirs.keys())
-                span = reproduction.interval([ours[s] - theirs[s] for s in seeds])
-                cells.append(Cell(reproduction.span_text(span), rank=0 if shown(span) else 2))
-            if not seeds:
+                span = paired.difference(ours, theirs)
+                cells.append(span_cell(span))
+            if not span.seeds:
                 continue
             levels = (value(name, "fedavg", "variance", m, "last", batches) for m in MODELS)
             where = f"{asked.data.name}, {asked.train.participants}"
-            first = [where, str(len(seeds)), reproduction.name_of(row), " / ".join(levels)]
+            first = [where, str(span.seeds), name_of(row), " / ".join(levels)]
             body.append([*map(Cell, first), *cells])
     return document.table(Grid("summary", "FedMABA minus FedAvg, 95 % t-interval", head, body))
 
 
-MODELS = ("last", "deployed")
-
-
-def shown(span: reproduction.Interval) -> bool:
-    return span.seeds > 1 and span.distinguishable
+def span_cell(span: paired.Interval) -> Cell:
+    """A difference, bold where it is one."""
+    return Cell(span.text(), rank=0 if span.distinguishable else 2)
 
 
 def times(batches: list[compact.Batch]) -> str:
@@ -235,24 +233,15 @@ def precision(batches: list[compact.Batch]) -> str:
             ("best round", "last", "best"),
             ("deployed (ema:0.98)", "deployed", "last"),
         ):
-            line = [Cell(reproduction.name_of(label)), Cell(words)]
+            line = [Cell(name_of(label)), Cell(words)]
             for figure in ("variance", "accuracy", "worst"):
                 then, now = (
                     by_seed("table2-cifar10-partial", label, figure, model, at, some)
                     for some in (batches, again)
                 )
-                seeds = sorted(then.keys() & now.keys())
-                sides = (
-                    [
-                        f"{np.mean(x):.2f} ± {np.std(x, ddof=1):.2f}"
-                        for x in ([then[s] for s in seeds], [now[s] for s in seeds])
-                    ]
-                    if len(seeds) > 1
-                    else []
-                )
-                span = reproduction.interval([now[s] - then[s] for s in seeds])
-                text = reproduction.span_text(span)
-                line += [Cell(" / ".join(sides)), Cell(text, rank=0 if shown(span) else 2)]
+                sides = [document.number(*paired.moments(x)) for x in paired.pairs(then, now)]
+                line.append(Cell(" / ".join(side.text for side in sides)))
+                line.append(span_cell(paired.difference(now, then)))
             body.append(line)
     return document.table(Grid("precision", "tf32 / bf16, mean ± sd over three seeds", head, body))
 

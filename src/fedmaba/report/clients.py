@@ -1,0 +1,164 @@
+"""Figures of clients: how a row serves them, what it weighs them with, who gains. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedmaba.errors import InputError
+from fedmaba.history import FloatArray
+from fedmaba.report import data, labels
+from fedmaba.report.scene import COLORS, FEW, NAMES, SOFT, WIDE, Scene, front
+
+GAIN, LOSS = COLORS[1], COLORS[2]
+
+
+def distribution(figure: Any, scene: Scene) -> None:
+    """client accuracy: histogram and cumulative, algorithms overlaid"""
+    left, right = figure.subplots(1, 2)
+    thick = scene.thick()
+    for label in scene.labels:
+        if not scene.of(label):
+            continue
+        values, look = np.sort(scene.final(label)), scene.styles[label]
+        line = {"color": look.color, "ls": look.dash, "lw": 1.4 if label in thick else 0.8}
+        low, high = min(0.0, values[0]), max(100.0, values[-1])
+        counts, edges = np.histogram(values, bins=np.linspace(low, high, 21))
+        if label in thick:
+            left.stairs(100 * counts / len(values), edges, **line)
+        share = 100 * np.arange(1, len(values) + 1) / len(values)
+        line |= scene.styles[label].marked(3) | {"markevery": scene.every(label, len(values))}
+        right.step(values, share, where="post", label=label, **line)
+    few = "" if len(thick) == len(scene.labels) else " of the thick rows"
+    left.set(title=f"Histogram{few}", xlabel="accuracy, %", ylabel="share of clients, %")
+    right.set(title="Cumulative", xlabel="accuracy, %", ylabel="share of clients, %")
+    labels.legend(figure, scene, thick)
+
+
+def tradeoff(figure: Any, scene: Scene) -> None:
+    """mean accuracy against variance, ± sd over seeds, and the Pareto front"""
+    points = scene.points()
+    top = max(at[0, 1] for at in points.values())
+    close = [label for label, at in points.items() if at[0, 1] >= top - data.NEAR]
+    if len(points) <= FEW or not len(points) / 2 <= len(close) < len(points):
+        panels = [(figure.subplots(), [*points])]
+    else:  # the far ones would squash the others
+        figure.set_size_inches(WIDE, figure.get_figheight())
+        left, right = figure.subplots(1, 2, width_ratios=(1, 1.7))
+        panels = [(left, [x for x in points if x not in close]), (right, close)]
+    for axes, named in panels:
+        shown = points if axes is panels[0][0] else {label: points[label] for label in named}
+        for label, ((x, y), (dx, dy)) in shown.items():
+            look = scene.styles[label]
+            axes.errorbar(x, y, dy, dx, fmt="none", ecolor=look.color, elinewidth=0.7, alpha=0.45)
+            above = 4 if label == scene.labels[scene.reference] else 3
+            axes.plot(x, y, ls="", zorder=above, **look.marked(5.5))
+        best = [points[label][0] for label in front(points) if label in shown]
+        axes.plot(*np.array(best).T, color=SOFT, lw=0.8, ls=(0, (3, 3)), zorder=0)
+        axes.margins(0.1)
+    panels[0][0].set_ylabel(NAMES["accuracy"])
+    what = "mean ± sd over seeds; dashed: the Pareto front"
+    labels.sides(figure, f"{NAMES['variance']} ({what})")
+    if len(panels) > 1:
+        left.set_title("All rows")
+        right.set_title(f"Frame: within {data.NEAR:g} points of the best mean")
+        (x, right_x), (y, top_y) = right.get_xlim(), right.get_ylim()
+        frame = {"fill": False, "ec": SOFT, "lw": 0.6}
+        left.add_patch(_rectangle((x, y), right_x - x, top_y - y, **frame))
+    figure.draw_without_rendering()  # to know where things are
+    for axes, named in panels:
+        labels.name_points(axes, {label: points[label][0] for label in named}, scene)
+
+
+def _rectangle(*place: Any, **look: Any) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle(*place, **look)
+
+
+def weights(figure: Any, scene: Scene) -> None:
+    """weights, client by round, of the first seed of each strategy"""
+    shown = [scene.of(label, "round")[0] for label in scene.with_rounds()]
+    tables = [run.weights() for run in shown]
+    tables = [t * np.sum(~np.isnan(t), axis=1, keepdims=True) for t in tables]
+    top = max(2.0, float(np.nanpercentile(np.concatenate([t.ravel() for t in tables]), 99.5)))
+    grid = _grid(figure, len(shown), 1.7, sharey=True)
+    for axes, run, table in zip(grid, shown, tables, strict=True):
+        extent = (0.5, len(table) + 0.5, run.n_clients - 0.5, -0.5)
+        image = axes.imshow(
+            table.T, aspect="auto", cmap="Blues", vmin=0, vmax=top, extent=extent, rasterized=True
+        )
+        axes.grid(False)
+        axes.set_title(f"{run.label}, seed {run.seed}", fontsize=7)
+        axes.locator_params(integer=True)
+    labels.sides(figure, "round", "client")
+    figure.colorbar(image, ax=grid, label="weight / equal share", aspect=40, pad=0.01)
+
+
+def gains(figure: Any, scene: Scene) -> None:
+    """who gains and who loses against FedAvg, client by client"""
+    base = scene.labels[scene.reference]
+    others = [label for label in scene.labels if label != base and scene.of(label)]
+    if not others or not scene.of(base):
+        raise InputError("gains compares strategies: run at least two, FedAvg among them")
+    for axes, label in zip(_grid(figure, len(others), 1.35, sharex=True), others, strict=True):
+        then, now = _pairs(scene, base, label)
+        change = (now - then)[np.argsort(then, kind="stable")]
+        edges = np.linspace(0, 100, len(change) + 1)
+        for sign, color in ((1, GAIN), (-1, LOSS)):
+            part = np.where(sign * change > 0, change, 0)
+            axes.stairs(part, edges, fill=True, color=color, lw=0.3, rasterized=len(part) > 500)
+        axes.axhline(0, color=SOFT, lw=0.6)
+        won = 100 * float(np.mean(change > 0))
+        axes.set_title(f"{label}\n{won:.0f} % gain", fontsize=7)
+        axes.set_xlim(0, 100)
+    labels.sides(
+        figure,
+        f"clients of all seeds, those {base} serves worst first, %",
+        f"change of accuracy against {base}, points",
+    )
+
+
+def _pairs(scene: Scene, base: str, label: str) -> tuple[FloatArray, FloatArray]:
+    """Client accuracies of two strategies under the same seeds."""
+    theirs = {run.seed: run for run in scene.of(base)}
+    both = [(theirs[run.seed], run) for run in scene.of(label) if run.seed in theirs]
+    both = [(a, b) for a, b in both if a.n_clients == b.n_clients]
+    if not both:
+        raise InputError(f"{label} and {base} share no seed: run both with the same seeds")
+    then, now = (
+        np.concatenate([100 * pair[i].accuracy(scene.model)[-1] for pair in both]) for i in (0, 1)
+    )
+    return then, now
+
+
+def heterogeneity(figure: Any, scene: Scene) -> None:
+    """label by client: training examples of each class"""
+    source = next((s for s in scene.sources if s.labels), None)
+    if source is None:
+        raise InputError("no label counts in these folders: run again with this version")
+    seed, counts = next(iter(source.labels.items()))
+    names = [str(name) for name in source.data.get("classes") or ()] or None
+    figure.set_size_inches(WIDE, 0.8 + 0.16 * min(30, counts.shape[1]))
+    axes = figure.subplots()
+    image = axes.imshow(counts.T, aspect="auto", cmap="Blues", vmin=0, rasterized=True)
+    axes.grid(False)
+    if names and len(names) <= 30:
+        axes.set_yticks(range(len(names)), names)
+    axes.locator_params(axis="x", integer=True)
+    axes.set(xlabel="client", title=f"training examples, seed {seed}")
+    figure.colorbar(image, ax=axes, shrink=0.8, pad=0.01)
+
+
+def _grid(figure: Any, count: int, height: float, **shared: bool) -> list[Any]:
+    """As many panels, three in a line."""
+    columns = min(3, count)
+    lines = -(-count // columns)
+    figure.set_size_inches(WIDE, 0.6 + height * lines)
+    panels = figure.subplots(lines, columns, squeeze=False, **shared)
+    for axes in panels.flat[count:]:
+        axes.remove()
+    for axes in panels.flat[max(0, count - columns) : count]:  # none below
+        axes.tick_params(labelbottom=True)
+    return list(panels.flat[:count])

@@ -1,0 +1,161 @@
+"""Figures of lines: over rounds, and against a hyper-parameter. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmaba.history import FloatArray, History, Model, RunHistory
+from fedmaba.report import data, labels
+from fedmaba.report.scene import NAMES, SOFT, Scene, styles
+
+
+def rounds(figure: Any, scene: Scene) -> None:
+    """variance, mean, worst and best share over rounds, with bands over seeds"""
+    for axes, name in zip(figure.subplots(2, 2).flat, NAMES, strict=True):
+        _over_rounds(axes, scene, name)
+        axes.set_title(labels.title(axes, scene, name))
+    for axes in figure.axes[2:]:
+        axes.set_xlabel("round")
+    labels.legend(figure, scene, scene.thick())
+
+
+def variance(figure: Any, scene: Scene) -> None:
+    """variance over clients, over rounds"""
+    _single(figure, scene, "variance")
+
+
+def accuracy(figure: Any, scene: Scene) -> None:
+    """mean accuracy over rounds"""
+    _single(figure, scene, "accuracy")
+
+
+def worst(figure: Any, scene: Scene) -> None:
+    """accuracy of the worst share of clients over rounds"""
+    _single(figure, scene, "worst")
+
+
+def _single(figure: Any, scene: Scene, name: str) -> None:
+    axes = figure.subplots()
+    _over_rounds(axes, scene, name)
+    axes.set(xlabel="round", ylabel=labels.title(axes, scene, name))
+    labels.legend(figure, scene, scene.thick(), axes)
+
+
+def _over_rounds(axes: Any, scene: Scene, name: str) -> None:
+    thick = scene.thick()
+    for label in scene.labels:
+        runs = scene.of(label)
+        if not runs:
+            continue
+        found = [
+            np.array([getattr(f, name) for f in run.fairness(scene.model, scene.share)])
+            for run in runs
+        ]
+        k = scene.smooth
+        found = [np.convolve(curve, np.full(k, 1 / k), "valid") for curve in found]
+        _band(axes, runs[0].evaluated[k - 1 :], found, scene, label, thick)
+    _whole(axes)
+    if name == "variance":
+        _scale(axes)
+
+
+def _band(
+    axes: Any,
+    x: NDArray[Any],
+    curves: list[FloatArray],
+    scene: Scene,
+    label: str,
+    thick: set[str],
+) -> None:
+    """Mean over seeds, and from the lowest to the highest where the line is thick."""
+    count = min(map(len, curves))
+    table = np.stack([curve[:count] for curve in curves])
+    look, strong = scene.styles[label], label in thick
+    axes.plot(
+        x[:count],
+        table.mean(0),
+        **look.marked(4 if strong else 3),
+        ls=look.dash,
+        lw=1.5 if strong else 0.8,
+        markevery=scene.every(label, count),
+        zorder=3 if strong else 2,
+        label=label,
+    )
+    if len(table) > 1 and strong:
+        axes.fill_between(x[:count], table.min(0), table.max(0), color=look.color, alpha=0.1, lw=0)
+
+
+def _whole(axes: Any) -> None:
+    """Rounds are whole numbers, and so are their ticks."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))
+
+
+def _scale(axes: Any) -> None:
+    """From 0, or logarithmic and said so where the lines would lie on one another."""
+    from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
+
+    y = np.concatenate([line.get_ydata() for line in axes.lines])
+    if not y.min() > 0 or y.max() < 5 * np.median(y):
+        axes.set_ylim(bottom=0)
+        return
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+
+
+def constraint(figure: Any, scene: Scene) -> None:
+    """the multiplier, KL against rho, and the effective number of clients"""
+    shown = scene.with_rounds()
+    panels = figure.subplots(1, 3)
+    titles = ("multiplier λ*", "KL from uniform", "effective clients")
+    for label in shown:
+        runs = scene.of(label, "round")
+        for axes, name in zip(panels, ("lambda", "kl", "effective"), strict=True):
+            curves = [_curve(run, name) for run in runs]
+            found = [c for c in curves if c is not None]
+            if found:
+                _band(axes, runs[0].column("round"), found, scene, label, {*shown})
+        rho = data.radius(label)
+        if rho is not None:
+            panels[1].axhline(rho, color=SOFT, lw=0.8, ls=":")
+    for axes, title in zip(panels, titles, strict=True):
+        axes.set(title=title, xlabel="round")
+        axes.set_ylim(bottom=0)
+        _whole(axes)
+    labels.legend(figure, scene, {*shown})
+
+
+def _curve(run: RunHistory, name: str) -> FloatArray | None:
+    if name == "effective":
+        return data.effective_clients(run, np.arange(len(run.tables["round"])))
+    found = f"info.{name}" in run.tables
+    return run.column(f"info.{name}").astype(np.float64) if found else None
+
+
+def sweep(
+    figure: Any, history: History, parameter: str, values: dict[str, float], model: Model
+) -> None:
+    """Figures at the last round against a hyper-parameter; FedAvg as a line with its band."""
+    rows = {row.label: row for row in history.summary(model)}
+    shown = [label for label in values if label in rows]
+    looks = styles(["fedavg", "fedmaba"])
+    x = [values[label] for label in shown]
+    for axes, name in zip(figure.subplots(1, 3), ("variance", "accuracy", "worst"), strict=True):
+        y = [getattr(rows[label].mean, name) for label in shown]
+        sd = np.nan_to_num([getattr(rows[label].sd, name) for label in shown])
+        look = looks["fedmaba"].marked(4.5)
+        axes.errorbar(x, y, sd, **look, capsize=2, elinewidth=1, label="FedMABA, ± sd")
+        if "fedavg" in rows:
+            mean, spread = (getattr(f, name) for f in (rows["fedavg"].mean, rows["fedavg"].sd))
+            axes.axhline(mean, color=looks["fedavg"].color, lw=1, label="FedAvg, ± sd")
+            if not np.isnan(spread):
+                axes.axhspan(mean - spread, mean + spread, color=SOFT, alpha=0.12, lw=0)
+        axes.set(title=NAMES[name].format(share=100 * history.share), xticks=x)
+        axes.set_xlabel({"alpha": "α", "eta_b": r"$\eta_b$"}.get(parameter, parameter))
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)

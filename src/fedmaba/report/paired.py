@@ -1,0 +1,78 @@
+"""Statistics over seeds: means, and differences under the same seeds with Student's 95 % interval.
+
+An interval is only as good as the spread it is made from. One seed has none, and neither have
+differences that are equal in every seed (figures move in steps of one test image): both are shown
+without an interval and never called distinguishable. Pure, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedmaba.metrics import FloatArray
+
+T95 = (  # 97.5 % quantile of Student's t for 1, 2, ... degrees of freedom
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+EQUAL = 1e-9  # relative: what rounding makes of equal values
+
+
+class Interval(NamedTuple):
+    """A mean over seeds with its 95 % t-interval, without ends where there is none."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+    @property
+    def bounded(self) -> bool:
+        return bool(np.isfinite(self.high - self.low))
+
+    @property
+    def distinguishable(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+    def text(self, sign: str = "+", unit: str = "") -> str:
+        """The mean, and its interval or why there is none."""
+        if np.isnan(self.mean):
+            return "–"
+        mean, low, high = (f"{x:{sign}.2f}" for x in self[:3])
+        if self.bounded:
+            return f"{mean}{unit} [{low}, {high}]"
+        return f"{mean}{unit}" + (" in every seed" if self.seeds > 1 else "")
+
+
+def interval(sample: Sequence[float] | FloatArray) -> Interval:
+    """Of one value per seed."""
+    x = np.asarray(sample, np.float64)
+    n = len(x)
+    if not n or not np.isfinite(x).all():  # a share of nothing
+        return Interval(np.nan, -np.inf, np.inf, n)
+    mean = float(x.mean())
+    if np.ptp(x) <= EQUAL * max(1.0, float(np.abs(x).max())):
+        return Interval(mean, -np.inf, np.inf, n)
+    half = (T95[n - 2] if n <= len(T95) + 1 else 1.96) * float(x.std(ddof=1)) / np.sqrt(n)
+    return Interval(mean, mean - half, mean + half, n)
+
+
+def moments(sample: Sequence[float] | FloatArray) -> tuple[float, float]:
+    """Mean and standard deviation over seeds; nan where there are too few."""
+    mean = float(np.mean(sample)) if len(sample) else np.nan
+    return mean, float(np.std(sample, ddof=1)) if len(sample) > 1 else np.nan
+
+
+def pairs(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[FloatArray, FloatArray]:
+    """Two sets of values by seed, under the seeds both have."""
+    both = sorted(ours.keys() & theirs.keys())
+    return np.array([ours[seed] for seed in both]), np.array([theirs[seed] for seed in both])
+
+
+def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval:
+    """Ours minus theirs under the same seeds."""
+    return interval(np.subtract(*pairs(ours, theirs)))

@@ -1,0 +1,118 @@
+"""What every figure is drawn from: the runs by row, and how a row looks. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedmaba.errors import InputError
+from fedmaba.history import FloatArray, Model, RunHistory
+from fedmaba.report import data
+
+WIDE, HALF = 6.75, 3.3  # inches: two columns of a page, and one
+INK, SOFT, LINE = "#191b1f", "#5c626c", "#dcdcd6"
+COLORS = (  # by hue; apart for the colour-blind too, 3:1 on white, and each has its marker
+    *(INK, "#0072b2", "#d55e00", "#009e73", "#cc79a7"),
+    *("#3c9bd6", "#882255", "#332288", "#6b4a00", "#6e737b"),
+)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", ">")
+FILLS = ("full", "none", "left", "top", "right")  # by variant, as the next
+DASHES: tuple[tuple[float, ...], ...] = (
+    *((), (4, 1.6), (1.2, 1.4), (6, 1.4, 1.2, 1.4), (3, 1, 1, 1, 1, 1)),
+)
+FEW = 6  # rows; of more, only some are drawn thick
+NAMES = {
+    "variance": "variance over clients, %²",
+    "accuracy": "mean accuracy, %",
+    "worst": "worst {share:g} % of clients, %",
+    "best": "best {share:g} % of clients, %",
+}
+
+
+class Style(NamedTuple):
+    """How a row looks in every figure."""
+
+    color: str
+    marker: str
+    fill: str
+    dash: tuple[float, tuple[float, ...] | None]
+
+    def marked(self, size: float) -> dict[str, Any]:
+        """As matplotlib takes a marker: open ones white."""
+        face = {"markerfacecolor": "white"} if self.fill == "none" else {"fillstyle": self.fill}
+        look = {"color": self.color, "marker": self.marker, "markersize": size}
+        return look | {"markerfacecoloralt": "white", "markeredgewidth": 0.8} | face
+
+
+def styles(labels: Sequence[str]) -> dict[str, Style]:
+    """A look for each row: colour and marker say the algorithm, fill and dash the variant."""
+    out = {}
+    for label, (hue, n) in zip(labels, data.looks(labels), strict=True):
+        n %= len(FILLS)
+        out[label] = Style(COLORS[hue], MARKERS[hue], FILLS[n], (0, DASHES[n] or None))
+    return out
+
+
+class Scene:
+    """What a drawing function may use: the runs, grouped, and their looks."""
+
+    def __init__(
+        self, sources: Sequence[data.Source], model: Model, share: float, smooth: int = 1
+    ) -> None:
+        self.sources, self.model, self.share = sources, model, share
+        self.history = data.combine(sources)
+        self.runs = [run for run in self.history.runs if not run.diverged] or self.history.runs
+        self.labels = list(dict.fromkeys(run.label for run in self.runs))
+        self.reference = data.reference(self.labels)
+        self.styles = styles(self.labels)
+        tables = [run.tables["evaluated"] for run in self.runs if "evaluated" in run.tables]
+        self.smooth = min([smooth, *map(len, tables)])  # evaluations a line's point is the mean of
+
+    def of(self, label: str, table: str = "evaluated") -> list[RunHistory]:
+        return [run for run in self.runs if run.label == label and table in run.tables]
+
+    def with_rounds(self) -> list[str]:
+        """The rows whose weights and multipliers are known."""
+        found = [label for label in self.labels if self.of(label, "round")]
+        if not found:
+            raise InputError("no weights in these histories: name the run folders")
+        return found
+
+    def points(self) -> dict[str, FloatArray]:
+        """Variance and mean accuracy at the last round by row: means, then sds over seeds."""
+        out = {}
+        for label in self.labels:
+            found = [run.fairness(self.model, self.share, [-1])[0] for run in self.of(label)]
+            if found:
+                table = np.array([(f.variance, f.accuracy) for f in found])
+                sd = table.std(0, ddof=1) if len(found) > 1 else np.zeros(2)
+                out[label] = np.stack([table.mean(0), sd])
+        return out
+
+    def thick(self) -> set[str]:
+        """The rows to look at: all of a few; of many the reference and the Pareto front."""
+        if len(self.labels) <= FEW:
+            return {*self.labels}
+        return {self.labels[self.reference], *front(self.points())}
+
+    def every(self, label: str, count: int) -> tuple[int, int]:
+        """Which of a line's points have a marker: six, not the same as the next line's."""
+        step = max(1, count // 6)
+        return self.labels.index(label) * step // len(self.labels), step
+
+    def final(self, label: str) -> FloatArray:
+        """Accuracy of every client of every seed, percent."""
+        return np.concatenate([100 * run.accuracy(self.model)[-1] for run in self.of(label)])
+
+
+def front(points: dict[str, FloatArray]) -> list[str]:
+    """The rows that none beats in both variance and accuracy, by variance."""
+    means = {label: at[0] for label, at in points.items()}
+    free = [
+        label
+        for label, a in means.items()
+        if not any(b[0] <= a[0] and b[1] >= a[1] and (b != a).any() for b in means.values())
+    ]
+    return sorted(free, key=lambda label: float(means[label][0]))

@@ -1,0 +1,288 @@
+"""The tables and figures of a target, one function for each kind of target. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fedmaba import compact, targets
+from fedmaba.compact import Batch
+from fedmaba.history import History, Model, Row
+from fedmaba.report import figures, paper
+from fedmaba.report.chosen import (
+    CHOICES,
+    REFERENCE,
+    Choice,
+    Found,
+    at_choice,
+    by_seed,
+    history_of,
+    of_deploy,
+    tail,
+    validated,
+    values,
+    variances,
+)
+from fedmaba.report.data import FIGURES
+from fedmaba.report.document import Cell, Document, Grid, number
+from fedmaba.report.paired import Interval, difference, moments
+from fedmaba.report.paper import name_of
+from fedmaba.report.scene import WIDE
+from fedmaba.report.table import columns, ranks
+from fedmaba.targets import Target
+
+LAST = CHOICES["last"]
+
+
+# --- tables of algorithms ------------------------------------------------------------------------
+
+
+def table(out: Document, target: Target, batches: Sequence[Batch]) -> None:
+    """Rows by figures beside the paper's, differences to FedAvg, what the average does."""
+    history = compact.collect(batches, target.jobs[0])[0]
+    first = of_deploy(history, None)
+    like = target.view.paper and not targets.changes(target.jobs[0])
+    known = paper.load().get(target.view.paper, {}) if like else {}
+    if like:
+        out.text.append(f"The paper: {paper.load()['source']}. {paper.load()['missing']}")
+    grids = [
+        levels(first, "last", CHOICES[name], known) for name in ("best", "last", "valid", "last5")
+    ]
+    grids += [differences(first, "last", CHOICES[name]) for name in ("last", "best", "last5")]
+    handed: list[str | None] = [*target.view.deploy] or [None]
+    for deploy in handed:
+        own = of_deploy(history, deploy)
+        grids.append(levels(own, "deployed", LAST, deploy=deploy))
+        grids.append(differences(own, "deployed", LAST, deploy))
+        grids.append(gain(own, deploy))
+    out.grids += filter(None, grids)
+    _note_diverged(out, history)
+    _draw(out, first, target.view.figures or ["variance", "tradeoff"])
+
+
+def levels(
+    history: History,
+    model: Model,
+    choice: Choice,
+    known: dict[str, Any] | None = None,
+    deploy: str | None = None,
+) -> Grid | None:
+    """A table of rows by figures, with the paper's and the difference where it has any."""
+    seen = at_choice(history, choice)
+    if seen is None or not seen.runs:
+        return None
+    rows = seen.summary(model, choice.at)
+    short, words = _of(model, deploy)
+    head, body = ["row", "seeds"], [[Cell(name_of(r.label)), Cell(str(r.seeds))] for r in rows]
+    for column in columns(history.share):
+        told = {
+            label: row[column.field] for label, row in (known or {}).items() if column.field in row
+        }
+        head += [column.title, *(["paper", "difference"] if told else [])]
+        for row, line, rank in zip(rows, body, ranks(rows, column), strict=True):
+            ours = getattr(row.mean, column.field)
+            line.append(number(ours, getattr(row.sd, column.field), rank))
+            if told:
+                line += _theirs(told.get(row.label), ours)
+    if any(row.note for row in rows):
+        head.append("note")
+        for row, line in zip(rows, body, strict=True):
+            line.append(Cell(row.note))
+    title = f"{words}, {choice.words}; mean ± sd over seeds"
+    return Grid(f"{choice.name}{short}", title, head, body)
+
+
+def _theirs(told: Sequence[float] | None, ours: float) -> list[Cell]:
+    if told is None:
+        return [Cell(""), Cell("")]
+    text = f"{told[0]:g}" + (f" ± {told[1]:g}" if len(told) > 1 else "")
+    return [
+        Cell(text, told[0], told[1] if len(told) > 1 else None),
+        number(ours - told[0], sign=True),
+    ]
+
+
+def differences(
+    history: History, model: Model, choice: Choice, deploy: str | None = None
+) -> Grid | None:
+    """Each row's differences to FedAvg."""
+    found = values(history, model, choice)
+    if REFERENCE not in found or len(found) < 2:
+        return None
+    spans = {row: _minus(found, row, found, REFERENCE) for row in found if row != REFERENCE}
+    short, words = _of(model, deploy)
+    title = f"{words}, {choice.words}: difference to FedAvg under the same seeds, 95 % t-interval"
+    return _spans(f"pairs-{choice.name}{short}", title, history, spans)
+
+
+def gain(history: History, deploy: str | None) -> Grid | None:
+    """What handing out the average does to each row, the reference included."""
+    last, handed = (values(history, model, LAST) for model in ("last", "deployed"))
+    if not last:
+        return None
+    spans = {row: _minus(handed, row, last, row) for row in last}
+    short, words = _of("deployed", deploy)
+    title = f"{words} minus last server model of the same runs, at the last round, 95 % t-interval"
+    return _spans(f"gain{short}", title, history, spans)
+
+
+def _minus(ours: Found, row: str, theirs: Found, base: str) -> list[Interval]:
+    """Each figure of a row minus that of another."""
+    return [difference(by_seed(ours, row, f), by_seed(theirs, base, f)) for f in FIGURES]
+
+
+def _of(model: Model, deploy: str | None) -> tuple[str, str]:
+    """A short name and the words for a model."""
+    if model == "last":
+        return "", "Last server model"
+    short = f"-{(deploy or 'deployed').replace(':', '')}"
+    return short, f"Deployed model ({deploy or 'poly:8; AFL: the mean of all rounds'})"
+
+
+def _spans(name: str, title: str, history: History, spans: dict[str, list[Interval]]) -> Grid:
+    """Rows of differences with their intervals."""
+    head = ["row", "seeds", *(c.title for c in columns(history.share)), "not distinguishable in"]
+    what = {"worst": "worst 5 %", "best": "best 5 %"}
+    body = []
+    for label, row in spans.items():
+        same = [f for f, s in zip(FIGURES, row, strict=True) if not s.distinguishable]
+        listed = ", ".join(what.get(f, f) for f in same) if len(same) < 4 else "any"
+        listed = listed if row[0].seeds > 1 else "one seed"
+        cells = [Cell(s.text(), s.mean) for s in row]
+        body.append([Cell(name_of(label)), Cell(str(row[0].seeds)), *cells, Cell(listed)])
+    return Grid(name, title, head, body)
+
+
+def _draw(out: Document, history: History, kinds: Sequence[str], smooth: int = 1) -> None:
+    """Wide figures of the last server model whose rows have their names."""
+    named = replace(history, runs=[replace(r, label=name_of(r.label)) for r in history.runs])
+    size = (WIDE, 4.0)
+    out.figures |= {kind: partial(figures.of, named, kind, "last", size, smooth) for kind in kinds}
+
+
+def _note_diverged(out: Document, history: History) -> None:
+    told = dict.fromkeys(run.diverged for run in history.runs if run.diverged)
+    if told:
+        out.text.append(f"Left out of every mean: {'; '.join(told)}.")
+
+
+# --- the hyper-parameter search ------------------------------------------------------------------
+
+
+def search(out: Document, target: Target, batches: Sequence[Batch]) -> None:
+    """Every setting of a grid, and which one is picked for each algorithm."""
+    history = history_of(batches, target.jobs[0])
+    tested = {row.label: row for row in history.summary("last")}
+    groups: dict[str, list[Row]] = {}
+    for row in validated(history).summary("last"):
+        groups.setdefault(row.label.partition(":")[0], []).append(row)
+    head = ["setting", "seeds", "picked", "validation variance %²", "validation accuracy %"]
+    head += [f"test {c.title}" for c in columns(history.share)]
+    body = []
+    for rows in groups.values():
+        best = pick(rows)
+        for row in rows:
+            test = tested[row.label]
+            body.append(
+                [
+                    Cell(row.label),
+                    Cell(str(row.seeds)),
+                    Cell("yes" if row is best else row.note, rank=0 if row is best else 2),
+                    number(row.mean.variance, row.sd.variance),
+                    number(row.mean.accuracy, row.sd.accuracy),
+                    *(number(getattr(test.mean, f), getattr(test.sd, f)) for f in FIGURES),
+                ]
+            )
+    title = "Every setting of the grid; last server model, at the last round; mean ± sd over seeds"
+    out.grids.append(Grid("grid", title, head, body))
+
+
+def pick(rows: Sequence[Row]) -> Row | None:
+    """The smallest variance among rows at most one point of accuracy below the best."""
+    good = [row for row in rows if row.seeds]
+    top = max((row.mean.accuracy for row in good), default=0.0)
+    near = [row for row in good if row.mean.accuracy >= top - 1.0]
+    return min(near, key=lambda row: row.mean.variance, default=None)
+
+
+# --- figures, and the numbers in them ------------------------------------------------------------
+
+
+def curve(out: Document, target: Target, batches: Sequence[Batch]) -> None:
+    """Variance over rounds."""
+    history = history_of(batches, target.jobs[0])
+    _draw(out, history, target.view.figures, target.view.smooth)
+    runs = [r for r in history.runs if "evaluated" in r.tables]
+    marks = sorted({int(t) for r in runs for t in r.evaluated})
+    places = list(
+        dict.fromkeys(round(q * (len(marks) - 1)) for q in (0.1, 0.25, 0.5, 0.75, 1.0))
+    )  # which a run that did not diverge has all
+    curves = variances(history, "last")
+    means, sds = (
+        {row: {s: float(look(tail(c))) for s, c in own.items()} for row, own in curves.items()}
+        for look in (np.mean, np.std)
+    )
+    body: list[list[Cell]] = []
+    for row in dict.fromkeys(r.label for r in runs):
+        own = curves.get(row, {})
+        mean, sd = means.get(row, {}), sds.get(row, {})
+        cells = [number(*moments([float(c[i]) for c in own.values()])) for i in places]
+        cells += [number(moments([*tails.values()])[0]) for tails in (mean, sd)]
+        span = difference(mean, means.get(REFERENCE, {}))
+        cells.append(Cell("" if row == REFERENCE else span.text()))
+        body.append([Cell(name_of(row)), Cell(str(len(own))), *cells])
+    head = ["row", "seeds", *(f"round {marks[i]:,}" for i in places)]
+    head += ["mean of the last fifth", "sd within it", "mean minus FedAvg's"]
+    title = "Variance over clients (%²) of the last server model; mean ± sd over seeds"
+    out.grids.append(Grid("curve", title, head, body))
+    _note_diverged(out, history)
+
+
+def sweep(out: Document, target: Target, batches: Sequence[Batch]) -> None:
+    """Figures against a hyper-parameter."""
+    job, parameter = target.jobs[0], target.view.sweep
+    history = history_of(batches, job)
+    along = {
+        label: float(getattr(s, parameter))
+        for label, s in job.strategies.items()
+        if hasattr(s, parameter)
+    }
+    draw = partial(figures.sweep, history, parameter, along)
+    out.figures |= {"sweep": partial(draw, "last"), "sweep-deployed": partial(draw, "deployed")}
+    title = {label: f"{parameter} = {value:g}" for label, value in along.items()}
+    runs = [replace(r, label=title.get(r.label, r.label)) for r in history.runs]
+    titled = replace(history, runs=runs)
+    grids = [levels(titled, "last", CHOICES[name]) for name in ("last", "best", "last5")]
+    grids.append(levels(titled, "deployed", LAST))
+    grids.append(differences(titled, "last", LAST))
+    out.grids += filter(None, grids)
+
+
+# --- other readings ------------------------------------------------------------------------------
+
+
+def readings(out: Document, target: Target, batches: Sequence[Batch]) -> None:
+    """FedAvg beside FedMABA under other readings of the paper."""
+    for name in ("last", "last5"):
+        head = ["reading", "seeds"]
+        for title in ("variance %²", "accuracy %", "worst 5 %"):
+            head += [f"FedAvg, {title}", f"FedMABA, {title}"]
+        head.append("variance, FedMABA − FedAvg")
+        body = []
+        for job in target.jobs:
+            found = values(history_of(batches, job), "last", CHOICES[name])
+            row = next((label for label in job.strategies if label != REFERENCE), "")
+            cells = [
+                number(*moments([*by_seed(found, label, figure).values()]))
+                for figure in ("variance", "accuracy", "worst")
+                for label in (REFERENCE, row)
+            ]
+            span = difference(*(by_seed(found, label, "variance") for label in (row, REFERENCE)))
+            seeds = str(len(found.get(REFERENCE, {})))
+            body.append([Cell(job.title), Cell(seeds), *cells, Cell(span.text(), span.mean)])
+        title = f"Last server model, {CHOICES[name].words}; mean ± sd over seeds, 95 % t-interval"
+        out.grids.append(Grid(name, title, head, body))
