@@ -69,13 +69,18 @@ def section(name: str, chosen: list[str], batches: list[compact.Batch]) -> str:
     said = sorted({f"`{batch.about['command']}`" for batch in used.values()})
     page.text.append(f"Commands: {', '.join(said)}.")
     pictures = [
-        f"\n*{'Deployed' if 'deployed' in kind else 'Last server'} model:*\n\n"
-        f"![{target.view.title}]({picture(name, kind)})\n"
+        f"\n*{caption(kind)}:*\n\n![{target.view.title}; {caption(kind)}]({picture(name, kind)})\n"
         for kind in page.figures
         if target.view.kind != "table"
     ]
     body = document.markdown(page, chosen, level=3)
     return "\n" + body + "".join(pictures) + "\n"
+
+
+def caption(kind: str) -> str:
+    """Which model a figure shows, and what of it."""
+    what = {"variance": ", variance over clients", "worst": ", worst 5 % of clients"}
+    return f"{'Deployed' if 'deployed' in kind else 'Last server'} model{what.get(kind, '')}"
 
 
 def picture(name: str, kind: str) -> str:

@@ -245,8 +245,9 @@ def _csv(path: Path) -> Dataset:
                     except ValueError:
                         value = math.nan
                     if not abs(value) < 3.4e38:  # the largest float32
-                        what = f"{cell!r} is no finite number"
-                        raise InputError(f"{at}, column {column}: {what}: correct or drop the row")
+                        what = f"{cell!r} is no finite number: correct or drop the row"
+                        named = "columns that hold words are called label, client or split"
+                        raise InputError(f"{at}, column {column}: {what}; {named}")
                     cells.append(value)
                 n += bool(row)
     except (OSError, UnicodeDecodeError, csv.Error) as err:
