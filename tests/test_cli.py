@@ -444,9 +444,12 @@ def test_an_interrupt_stops_after_the_round_and_a_later_one_at_once(call, tiny_n
     words = ["compare", "fedavg", "--data", tiny_npz, *QUICK, "--checkpoint-every", "1"]
     answer = call(*words, "--out", "mine")
     assert answer.code == 130
-    assert answer.err == "stopped after round 1; go on with: fedmaba resume mine\n"
+    told = "stopping after this round; Ctrl-C again, a second later, ends at once\n"
+    assert answer.err == told + "stopped after round 1; go on with: fedmaba resume mine\n"
     assert call("table", "mine").err == "unfinished, saved up to round 1: fedmaba resume mine\n"
-    assert call("resume", "mine").code == 128 + signal.SIGINT
+    ended = call("resume", "mine")
+    assert ended.code == 128 + signal.SIGINT
+    assert ended.err.endswith("ended at once: what came after the last checkpoint is lost\n")
     assert shown == [1, 2]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 

@@ -19,7 +19,7 @@ import report_cases
 from fedmaba import cli, config, experiment, load_history, record
 from fedmaba.errors import InputError
 from fedmaba.history import History, RunHistory
-from fedmaba.report import data, export, figures, scene, terminal, watch
+from fedmaba.report import data, export, figures, scene, table, terminal, watch
 from fedmaba.report import html as report
 from report_cases import PAYLOADS
 
@@ -721,3 +721,17 @@ def test_watch_shows_a_run_before_and_after_its_first_checkpoint(tiny_npz, tmp_p
         for _ in rounds:
             pass
         assert "is running" not in server.page().decode()
+
+
+@pytest.mark.parametrize(("seeds", "judged"), [(1, False), (2, True)])
+def test_a_row_of_one_seed_beside_rows_of_more_is_neither_ranked_nor_on_the_front(seeds, judged):
+    several = [
+        one(name, [a, 0.8], s) for s in (0, 1) for name, a in (("fedavg", 0.4), ("afl", 0.5))
+    ]
+    history = History([*several, *(one("ideal", [0.9, 0.9], s) for s in range(seeds))])
+    rows = history.summary("last")
+    ranks = [table.ranks(rows, column) for column in table.columns(0.05)]
+    assert [[r[-1] == 0 for r in ranks]] == [[judged] * 4]
+    assert all(sorted(r)[:2] == [0, 1] for r in ranks)
+    front = scene.Scene([data.of(history)], "last", 0.05).front()
+    assert front == (["ideal"] if judged else ["afl"])

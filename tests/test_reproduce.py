@@ -713,6 +713,15 @@ def test_every_page_can_be_made_and_says_what_is_missing(tmp_path):
     assert any("Not run yet" in text for text in claims.text)
 
 
+def test_runs_that_are_missing_are_listed_by_seeds_with_every_name(tmp_path):
+    target = targets.load("figure1b-all")
+    (job,), size = target.jobs, np.full(20, 100)
+    save(tmp_path / "x.npz", job, [made("fedavg", s, size) for s in (0, 2)])
+    page = reproduction.document(target, compact.read_all(tmp_path))
+    (told,) = (text for text in page.text if text.startswith("Not run yet: "))
+    assert "seeds 0, 1, 2 of FedMABA, α=0.5; FedMABA, α=0.8, and seed 1 of FedAvg" in told
+
+
 def test_a_run_that_diverged_is_told_and_left_out(tmp_path):
     target = targets.load("figure1a")
     (job,), size = target.jobs, np.full(20, 100)

@@ -239,13 +239,21 @@ def _refuse(flags: Mapping[str, object], why: str) -> None:
             raise InputError(f"{flag} {why}")
 
 
+def _tell(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _hush(text: str) -> None:
+    """What another rank says."""
+
+
 def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, quiet: bool) -> None:
     """Run what is missing of a target, batch after batch."""
     from fedmaba import experiment, reproduce
     from fedmaba.report import terminal
 
     left = reproduce.plan(target, out, reproduce.parse_part(batch))
-    with experiment.polite_stop() as stop, terminal.batches(left, quiet) as show:
+    with experiment.polite_stop(_tell) as stop, terminal.batches(left, quiet) as show:
         for work in left:
             going = reproduce.begin(work, out, machine)
             show.begin(going)
@@ -415,7 +423,7 @@ def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
 
     silent = session.batch.ranks.rank > 0
     with ExitStack() as held:
-        stop = held.enter_context(experiment.polite_stop())
+        stop = held.enter_context(experiment.polite_stop(_hush if silent else _tell))
         shows = [held.enter_context(terminal.progress(session, quiet or silent))]
         if tensorboard and not silent:
             from fedmaba.report.tensorboard import events

@@ -370,7 +370,7 @@ def _parameters(batch: engine.Batch) -> int:
 
 
 @contextmanager
-def polite_stop() -> Iterator[Callable[[], bool]]:
+def polite_stop(tell: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     """Ctrl-C and SIGTERM ask to stop after the round; again, a second later, stops at once.
 
     What comes within a second is the same wish: `timeout` signals both process and group.
@@ -379,7 +379,10 @@ def polite_stop() -> Iterator[Callable[[], bool]]:
 
     def ask(number: int, frame: object) -> None:
         asked.append(time.monotonic())
-        if asked[-1] > asked[0] + 1:
+        if len(asked) == 1:
+            tell("stopping after this round; Ctrl-C again, a second later, ends at once")
+        elif asked[-1] > asked[0] + 1:
+            tell("ended at once: what came after the last checkpoint is lost")
             sys.exit(128 + number)
 
     before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}

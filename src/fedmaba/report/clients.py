@@ -9,7 +9,7 @@ import numpy as np
 from fedmaba.errors import InputError
 from fedmaba.history import FloatArray
 from fedmaba.report import data, labels
-from fedmaba.report.scene import COLORS, FEW, NAMES, SOFT, WIDE, Scene, front
+from fedmaba.report.scene import COLORS, FEW, NAMES, SOFT, WIDE, Scene
 
 GAIN, LOSS = COLORS[1], COLORS[2]
 
@@ -54,7 +54,7 @@ def tradeoff(figure: Any, scene: Scene) -> None:
             axes.errorbar(x, y, dy, dx, fmt="none", ecolor=look.color, elinewidth=0.7, alpha=0.45)
             above = 4 if label == scene.labels[scene.reference] else 3
             axes.plot(x, y, ls="", zorder=above, **look.marked(5.5))
-        best = [points[label][0] for label in front(points) if label in shown]
+        best = [points[label][0] for label in scene.front() if label in shown]
         axes.plot(*np.array(best).T, color=SOFT, lw=0.8, ls=(0, (3, 3)), zorder=0)
         axes.margins(0.1)
     panels[0][0].set_ylabel(NAMES["accuracy"])

@@ -89,12 +89,19 @@ def _setup(asked: Experiment) -> str:
 
 
 def _listed(keys: Sequence[Key]) -> str:
-    """Runs as rows with their seeds."""
-    rows: dict[str, list[int]] = {}
+    """Runs as seeds with their rows."""
+    rows: dict[str, set[int]] = {}
     for key in keys:
-        rows.setdefault(name_of(key.label), []).append(key.seed)
-    named = [f"{row} (seed {', '.join(map(str, sorted(set(s))))})" for row, s in rows.items()]
-    return "; ".join(named[:8]) + (f"; and {len(named) - 8} more rows" if len(named) > 8 else "")
+        rows.setdefault(name_of(key.label), set()).add(key.seed)
+    seeds: dict[tuple[int, ...], list[str]] = {}
+    for row, own in rows.items():
+        seeds.setdefault(tuple(sorted(own)), []).append(row)
+    named = []
+    for lacks, labels in seeds.items():
+        rest = f"; and {len(labels) - 20} more rows" if len(labels) > 20 else ""
+        which = f"seed{'s' * (len(lacks) > 1)} {', '.join(map(str, lacks))}"
+        named.append(f"{which} of {'; '.join(labels[:20])}{rest}")
+    return ", and ".join(named)
 
 
 def _lacking(target: Target, found: dict[str, Any]) -> str:

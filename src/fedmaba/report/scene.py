@@ -10,6 +10,7 @@ import numpy as np
 from fedmaba.errors import InputError
 from fedmaba.history import FloatArray, Model, RunHistory
 from fedmaba.report import data
+from fedmaba.report.table import lone
 
 WIDE, HALF = 6.75, 3.3  # inches: two columns of a page, and one
 INK, SOFT, LINE = "#191b1f", "#5c626c", "#dcdcd6"
@@ -95,7 +96,21 @@ class Scene:
         """The rows to look at: all of a few; of many the reference and the Pareto front."""
         if len(self.labels) <= FEW:
             return {*self.labels}
-        return {self.labels[self.reference], *front(self.points())}
+        return {self.labels[self.reference], *self.front()}
+
+    def front(self) -> list[str]:
+        """The rows that none beats in both variance and accuracy, by variance."""
+        points = self.points()
+        alone = lone([len(self.of(label)) for label in points])
+        means = {
+            label: points[label][0] for label, one in zip(points, alone, strict=True) if not one
+        }
+        free = [
+            label
+            for label, a in means.items()
+            if not any(b[0] <= a[0] and b[1] >= a[1] and (b != a).any() for b in means.values())
+        ]
+        return sorted(free, key=lambda label: float(means[label][0]))
 
     def every(self, label: str, count: int) -> tuple[int, int]:
         """Which of a line's points have a marker: six, not the same as the next line's."""
@@ -105,14 +120,3 @@ class Scene:
     def final(self, label: str) -> FloatArray:
         """Accuracy of every client of every seed, percent."""
         return np.concatenate([100 * run.accuracy(self.model)[-1] for run in self.of(label)])
-
-
-def front(points: dict[str, FloatArray]) -> list[str]:
-    """The rows that none beats in both variance and accuracy, by variance."""
-    means = {label: at[0] for label, at in points.items()}
-    free = [
-        label
-        for label, a in means.items()
-        if not any(b[0] <= a[0] and b[1] >= a[1] and (b != a).any() for b in means.values())
-    ]
-    return sorted(free, key=lambda label: float(means[label][0]))

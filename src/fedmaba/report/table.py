@@ -35,9 +35,15 @@ class Cell(NamedTuple):
     rank: int
 
 
+def lone(seeds: Sequence[int]) -> list[bool]:
+    """Which rows have one seed beside rows of more: no mean to be held against theirs."""
+    return [n == 1 < max(seeds) for n in seeds]
+
+
 def ranks(rows: Sequence[Row], column: Column) -> list[int]:
     """Each row's rank in a column; 2 for all where there are too few to rank."""
     value = np.array([getattr(row.mean, column.field) for row in rows])
+    value[lone([row.seeds for row in rows])] = np.nan
     score = np.where(np.isnan(value), -np.inf, column.sign * value)
     out = np.full(len(rows), 2)
     out[np.argsort(-score, kind="stable")[:2]] = [0, 1][: len(rows)]

@@ -315,7 +315,12 @@ def _page_table(grid: Grid) -> Table:
     out = Table(title=grid.title, title_justify="left", title_style="", box=box.SIMPLE_HEAD)
     for i, name in enumerate(grid.head):
         words = name in ("row", "note", "verdict", "our reading", "the paper", "where", "reading")
-        out.add_column(name, justify="left" if i == 0 or words else "right", overflow="fold")
+        out.add_column(
+            name,
+            justify="left" if i == 0 or words else "right",
+            overflow="fold",
+            no_wrap=name in ("where", "setting"),  # names, which are not to be broken
+        )
     for row in grid.rows:
         out.add_row(*(Text(cell.text, STYLE[cell.rank]) for cell in row))
     return out
@@ -337,7 +342,7 @@ def goals(out: Path, source: Path | None = None) -> None:
         console.print(Text(f"{line}  {size.title}" if beside else line), soft_wrap=True)
         if not beside:
             console.print(Padding(Text(size.title, "dim"), (0, 0, 0, 2), expand=False))
-    note = "" if source else "; fedmaba reproduce --from FOLDER looks into another folder"
+    note = "" if source else "; --from FOLDER looks into another, as results of the repository"
     console.print(Text(f"held: runs in {where}{note}", "dim"), soft_wrap=True)
 
 

@@ -151,7 +151,7 @@ def _spans(name: str, title: str, history: History, spans: dict[str, list[Interv
     for label, row in spans.items():
         same = [f for f, s in zip(FIGURES, row, strict=True) if not s.distinguishable]
         listed = ", ".join(what.get(f, f) for f in same) if len(same) < 4 else "any"
-        listed = listed if row[0].seeds > 1 else "one seed"
+        listed = listed if row[0].seeds > 1 else ["no seed of FedAvg's", "one seed"][row[0].seeds]
         cells = [Cell(s.text(), s.mean) for s in row]
         body.append([Cell(name_of(label)), Cell(str(row[0].seeds)), *cells, Cell(listed)])
     return Grid(name, title, head, body)
