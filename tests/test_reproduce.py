@@ -437,12 +437,14 @@ def play(work, out, stop_after=None):
     return batch
 
 
-def test_an_interrupted_batch_goes_on_and_ends_in_the_same_numbers(tmp_path):
+def test_an_interrupted_batch_goes_on_and_ends_in_the_same_numbers(tmp_path, call):
     (work,) = reproduce.plan(tiny(), tmp_path / "a")
     play(work, tmp_path / "a")
     stopped = play(work, tmp_path / "b", stop_after=0)
     assert stopped.stopped
     assert not list((tmp_path / "b").glob("*.npz"))
+    told = "interrupted: table2-fashion-mnist (float32) after round 1; "
+    assert told in call("--out", tmp_path / "b")[1]
     (again,) = reproduce.plan(tiny(), tmp_path / "b")
     assert again == work
     batch = play(again, tmp_path / "b")
@@ -455,6 +457,7 @@ def test_an_interrupted_batch_goes_on_and_ends_in_the_same_numbers(tmp_path):
             assert np.array_equal(run.column(name), parts[key].column(name), equal_nan=True)
     assert reproduce.plan(tiny(), tmp_path / "b") == []
     assert not list((tmp_path / "b" / "checkpoint").iterdir())
+    assert "interrupted: " not in call("--out", tmp_path / "b")[1]
 
 
 def test_parts_run_apart_are_the_whole(tmp_path):

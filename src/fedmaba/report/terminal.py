@@ -327,8 +327,8 @@ def _page_table(grid: Grid) -> Table:
 
 
 def goals(out: Path, source: Path | None = None) -> None:
-    """Every target with its runs, those a folder holds, and its client updates."""
-    from fedmaba import compact
+    """Every target with its runs, those a folder holds, its client updates; what was begun."""
+    from fedmaba import compact, record
 
     console, where = screen(), source or out
     sizes = compact.sizes(compact.read_all(where) if source or out.exists() else [])
@@ -342,7 +342,12 @@ def goals(out: Path, source: Path | None = None) -> None:
         console.print(Text(f"{line}  {size.title}" if beside else line), soft_wrap=True)
         if not beside:
             console.print(Padding(Text(size.title, "dim"), (0, 0, 0, 2), expand=False))
-    note = "" if source else "; --from FOLDER looks into another, as results of the repository"
+    note = "" if source else "; --from FOLDER looks into another, as the repository's results"
+    for folder in sorted((where / "checkpoint").glob("*.*.*")):
+        if files := record.checkpoints(folder):
+            name, _, dtype = folder.name.rsplit(".", 2)
+            text = f"interrupted: {name} ({dtype}) after round {int(files[0].stem):,}; "
+            console.print(Text(f"{text}the command that began it goes on"), soft_wrap=True)
     console.print(Text(f"held: runs in {where}{note}", "dim"), soft_wrap=True)
 
 
