@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import ClassVar, Literal, NamedTuple, get_args, get_type_hints
 
 import numpy as np
@@ -22,6 +23,8 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 State = dict[str, FloatArray]
 LossAt = Literal["none", "start", "mean", "end"]
+
+_hints = cache(get_type_hints)  # of a class, which is slow
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class Strategy:
     )
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
+        hints = _hints(type(self))
         for f in dataclasses.fields(self):
             value, kind = getattr(self, f.name), hints[f.name]
             choices = get_args(kind)
