@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import ClassVar, Literal, NamedTuple, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,6 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 State = dict[str, FloatArray]
 LossAt = Literal["none", "start", "mean", "end"]
-
-_hints = cache(get_type_hints)  # of a class, which is slow
 
 
 @dataclass(frozen=True)
@@ -87,6 +85,12 @@ class Bend:
     M: float
     epsilon: float
     slope: float
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """The types of a class's fields; to find them is slow."""
+    return get_type_hints(kind)
 
 
 @dataclass(frozen=True)
