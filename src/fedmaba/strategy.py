@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
 
 import numpy as np
@@ -87,10 +86,14 @@ class Bend:
     slope: float
 
 
-@cache
+_known: dict[type, dict[str, Any]] = {}
+
+
 def _hints(kind: type) -> dict[str, Any]:
     """The types of a class's fields; to find them is slow."""
-    return get_type_hints(kind)
+    if kind not in _known:
+        _known[kind] = get_type_hints(kind)
+    return _known[kind]
 
 
 @dataclass(frozen=True)
