@@ -57,17 +57,14 @@ class FedFV(Strategy):
         free = np.ones(m, dtype=bool)
         if self.alpha > 0:
             free[order[math.ceil((m - 1) * (1 - self.alpha)) :]] = False  # the worst served
-        rows = np.eye(m, len(gram))
-        dots = gram[:m, :m].copy()  # <row i, change j>
+        length = np.maximum(gram.diagonal()[:m], 0.0)[:, None]
+        factor = np.divide(free, length, where=length > 0, out=np.zeros((m, m)))
+        np.fill_diagonal(factor, 0.0)  # nothing is projected off itself
+        rows = np.eye(len(gram), m)  # a column each
         for j in order:
-            if gram[j, j] <= 0:
-                continue
-            hit = free & (dots[:, j] < 0)
-            hit[j] = False
-            share = dots[hit, j] / gram[j, j]
-            rows[hit, j] -= share
-            dots[hit] -= share[:, None] * gram[j, :m]
-        return rows
+            dots = np.einsum("k,ki->i", gram[j, :m], rows[:m])  # with change j
+            rows[j] -= factor[j] * np.minimum(dots, 0.0)
+        return rows.T
 
     def _outside(self, coef: FloatArray, gram: FloatArray, replies: Replies, t: int) -> FloatArray:
         """Project off the sum of round t's kept changes that conflict with the mean."""
