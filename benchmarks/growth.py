@@ -98,7 +98,7 @@ def measure(device: str) -> dict[str, dict[str, object]]:
     return out
 
 
-def plot(found: dict[str, dict[str, object]], path: Path) -> None:
+def plot(device: str, found: dict[str, dict[str, object]]) -> None:
     """Time against each axis, both logarithmic, beside a line of slope 1."""
     import matplotlib
 
@@ -112,16 +112,20 @@ def plot(found: dict[str, dict[str, object]], path: Path) -> None:
         axis.loglog(x, y, marker="o", color="#1f6f8b")
         axis.set(xlabel=name, title=f"slope {one['slope']:.2f}")
     axes[0].set_ylabel("seconds")
-    figure.savefig(path, metadata={"Date": None})
+    images = RESULTS.parents[1] / "docs" / "images"
+    figure.savefig(images / f"growth-{device}.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--plot", type=Path, metavar="JSON", help="only draw what is in a file")
     asked = parser.parse_args()
-    out = asked.out or RESULTS / f"growth-{asked.device}.json"
-    torch.set_num_threads(1)
-    found = measure(asked.device)
-    out.write_text(json.dumps({**about(), "device": asked.device, "axes": found}, indent=2) + "\n")
-    plot(found, RESULTS.parents[1] / "docs" / "images" / f"growth-{asked.device}.svg")
+    if asked.plot is None:
+        asked.plot = asked.out or RESULTS / f"growth-{asked.device}.json"
+        torch.set_num_threads(1)
+        found = {**about(), "device": asked.device, "axes": measure(asked.device)}
+        asked.plot.write_text(json.dumps(found, indent=2) + "\n")
+    found = json.loads(asked.plot.read_text())
+    plot(found["device"], found["axes"])
