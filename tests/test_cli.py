@@ -114,7 +114,7 @@ def test_help_tells_every_exit_code(call):
 
 def test_a_wrong_word_names_the_help(refused):
     assert refused("go") == "fedmaba: No such command 'go': see fedmaba --help\n"
-    said = refused("compar")  # typer guesses since 0.16
+    said = refused("compar")  # typer guesses since 0.20
     assert "Did you mean 'compare'?" in said or said.endswith("see fedmaba --help\n")
 
 

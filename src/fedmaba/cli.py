@@ -23,10 +23,9 @@ from fedmaba.errors import Diverged, FedmabaError, InputError
 
 if TYPE_CHECKING:
     from fedmaba.experiment import Session
+    from fedmaba.history import At, Model
     from fedmaba.targets import Target
 
-    Model = Literal["deployed", "last"]
-    At = Literal["last", "best", "last5"]
     Dtype = Literal["float32", "tf32", "bf16", "float64"]
     Form = Literal["csv"]
 else:  # typer before 0.19 knows choices by enums only
@@ -158,7 +157,7 @@ def resume(
 @app.command()
 def table(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
-    model: Annotated[Model, typer.Option(help="which server model")] = ("deployed"),
+    model: Annotated[Model, typer.Option(help="which server model")] = "deployed",
     at: Annotated[At, typer.Option(help="which rounds")] = "last",
     share: Annotated[
         Optional[float],  # noqa: UP045
@@ -299,7 +298,7 @@ def figure(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="see fedmaba list figures")],
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders")],
     out: Annotated[Path, typer.Option("-o", "--out", help=".pdf, .svg or .png")],
-    model: Annotated[Model, typer.Option(help="which server model")] = ("deployed"),
+    model: Annotated[Model, typer.Option(help="which server model")] = "deployed",
     share: Share = 0.05,
 ) -> None:
     """Draw one figure in print quality."""
