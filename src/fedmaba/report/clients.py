@@ -58,7 +58,8 @@ def tradeoff(figure: Any, scene: Scene) -> None:
         axes.plot(*np.array(best).T, color=SOFT, lw=0.8, ls=(0, (3, 3)), zorder=0)
         axes.margins(0.1)
     panels[0][0].set_ylabel(NAMES["accuracy"])
-    what = "mean ± sd over seeds; dashed: the Pareto front"
+    some = " of rows of several seeds" if scene.alone() else ""
+    what = f"mean ± sd over seeds; dashed: the Pareto front{some}"
     labels.sides(figure, f"{NAMES['variance']} ({what})")
     if len(panels) > 1:
         left.set_title("All rows")

@@ -98,13 +98,15 @@ class Scene:
             return {*self.labels}
         return {self.labels[self.reference], *self.front()}
 
+    def alone(self) -> set[str]:
+        """The rows of one seed beside rows of more."""
+        one = lone([len(self.of(label)) for label in self.labels])
+        return {label for label, yes in zip(self.labels, one, strict=True) if yes}
+
     def front(self) -> list[str]:
         """The rows that none beats in both variance and accuracy, by variance."""
-        points = self.points()
-        alone = lone([len(self.of(label)) for label in points])
-        means = {
-            label: points[label][0] for label, one in zip(points, alone, strict=True) if not one
-        }
+        alone = self.alone()
+        means = {label: at[0] for label, at in self.points().items() if label not in alone}
         free = [
             label
             for label, a in means.items()
