@@ -200,6 +200,13 @@ def test_fedfv_in_the_plane():
     assert FedFV(tau=0).weigh({}, seen).coef == pytest.approx([2 * factor, 1.5 * factor, factor])
 
 
+@pytest.mark.parametrize("short", [1e-154, 1e-158, 1e-162, 0])
+def test_fedfv_never_projects_on_a_change_too_short_to_measure(short):
+    # squares of 1e-308, below the smallest normal float, down to 0; reciprocals may overflow
+    seen = told([0, 1], loss=[2, 1], changes=[[1, 0], [-short, 0]])
+    assert FedFV(tau=0, alpha=0).weigh({}, seen).coef.tolist() == [0.5, 0.5]
+
+
 def fair_average(g, loss, alpha, past):
     """FedFV on the vectors themselves; past: for each round, oldest first, what it kept."""
     order = np.argsort(loss)

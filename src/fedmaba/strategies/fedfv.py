@@ -2,7 +2,8 @@
 
 All vectors live in the span of the changes, so projections are done on their coefficients with the
 Gram matrix. Past rounds are t - tau ... t - 1, oldest first; a client counts at the round it was
-last seen. Differs: a zero vector is never projected on; where everything cancels, nothing is added.
+last seen. Differs: a zero vector is never projected on (nor one so short that its square has lost
+digits); where everything cancels, nothing is added.
 """
 
 import math
@@ -21,6 +22,8 @@ from fedmaba.strategy import (
     param,
     reported,
 )
+
+TINY = float(np.finfo(np.float64).tiny)  # below it a square has fewer digits, and no reciprocal
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,8 @@ class FedFV(Strategy):
         free = np.ones(m, dtype=bool)
         if self.alpha > 0:
             free[order[math.ceil((m - 1) * (1 - self.alpha)) :]] = False  # the worst served
-        length = np.maximum(gram.diagonal()[:m], 0.0)[:, None]
-        factor = np.divide(free, length, where=length > 0, out=np.zeros((m, m)))
+        length = gram.diagonal()[:m, None]
+        factor = np.divide(free, length, where=length >= TINY, out=np.zeros((m, m)))
         np.fill_diagonal(factor, 0.0)  # nothing is projected off itself
         rows = np.eye(len(gram), m)  # a column each
         for j in order:
@@ -84,4 +87,4 @@ def _square(coef: FloatArray, gram: FloatArray) -> float:
     """Squared length of a combination; 0 where it is rounding of vectors that cancel."""
     scale = float(np.abs(coef) @ np.sqrt(np.maximum(gram.diagonal(), 0.0)))
     square = float(coef @ gram @ coef)
-    return square if square > 1e-13 * scale * scale else 0.0
+    return square if square >= max(1e-13 * scale * scale, TINY) else 0.0
