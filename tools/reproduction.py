@@ -29,7 +29,10 @@ from fedmaba.report.paper import name_of
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproduction.md"
 TABLE_PAGE = ROOT / "docs" / "reproduction-tables.md"
-PAGES = (PAGE, TABLE_PAGE, ROOT / "README.md", ROOT / "docs" / "performance.md")
+PAGES = (
+    *(PAGE, TABLE_PAGE, ROOT / "README.md"),
+    *(ROOT / "docs" / name for name in ("performance.md", "algorithms/index.md")),
+)
 RESULTS = ROOT / "results"
 BF16 = ROOT / "benchmarks" / "results" / "bf16"  # rows of a target again, in bf16
 BLOCK = re.compile(r"(<!-- reproduce (\S+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.S)

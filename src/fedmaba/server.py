@@ -181,7 +181,9 @@ class Server:
     def _step(self, replies: Sequence[Reply]) -> tuple[dict[str, float], Mapping[str, float], str]:
         """Weigh the changes and move the model; weights by site, info, and what went wrong."""
         base = self._flat(self.model)
-        change = np.stack([self._flat(r.model) for r in replies]) - base  # (m, P)
+        change = np.empty((len(replies), len(base)), self.dtype)  # (m, P)
+        for row, r in zip(change, replies, strict=True):
+            np.subtract(self._flat(r.model), base, out=row)
         client = np.array([self.sites.index(r.site) for r in replies], np.int64)
         many, numbers = self._numbers(replies, client, change)
         decision = self.terms.strategy.weigh(self.state, numbers)
