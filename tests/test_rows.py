@@ -387,6 +387,26 @@ def test_a_model_that_cannot_be_vectorised_is_trained_row_by_row_and_says_why():
     assert "random" in rows.path.split(";")[1]
 
 
+def test_a_model_that_branches_on_its_data_is_trained_row_by_row():
+    class Branch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(6, C)
+
+        def forward(self, x):
+            return self.a(x) if x.sum() > 0 else -self.a(x)
+
+    rows = compile(Branch(), torch.ones(2, 6))
+    assert type(rows) is LoopRows
+    x = torch.stack([torch.ones(B, 6), -torch.ones(B, 6)])
+    flat = rows.layout.pack(rows.model).repeat(2, 1)
+    want = rows.model.a(x[0])
+    close(rows.outputs(flat, x)[0], want.detach())
+    keys = torch.arange(2)
+    step = Step(x, torch.zeros(2, B, dtype=torch.int64), torch.full((2, B), 1 / B), ONE, None, keys)
+    assert torch.isfinite(rows.accumulate(flat, flat.clone(), step)).all()
+
+
 def test_the_fast_form_names_its_layers():
     case = Case("two convs")
     path = compile(case.template, case.x[0]).path

@@ -100,7 +100,7 @@ def vmap_refusal(model: nn.Module, example: Tensor, loss: LossFn | None) -> str 
         return (out.square() if loss is None else loss(out, y)).sum()
 
     try:
-        vmap(grad_and_value(total), in_dims=(0, None, 0))(weights, example, target)
+        vmap(grad_and_value(total))(weights, example.expand(2, *example.shape), target)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         return str(error).strip().split("\n")[0][:120]
     return None
