@@ -94,6 +94,8 @@ HOSTILE = {
     "nan in a statistic": with_array("1.running_var", filled(np.nan, (3,))),
     "negative variance": with_array("1.running_var", filled(-1.0, (3,))),
     "negative counter": with_array("1.num_batches_tracked", sent(np.array(-1))),
+    "counter at its end": with_array("1.num_batches_tracked", sent(np.array(2**63 - 1))),
+    "counter at its other end": with_array("1.num_batches_tracked", sent(np.array(-(2**63)))),
     # the model: names, shapes, dtypes
     "array missing": lambda o: replace(o, arrays={k: v for k, v in o.arrays.items() if k != W}),
     "array too many": with_array("backdoor", filled(1.0)),
@@ -223,9 +225,10 @@ def test_two_new_nodes_of_one_name_are_one_site():
     same = [offer(n, "m", words={"site": "twin"}) for n in (1, 2)]
     theirs = [offer(1, "m", words={"site": "away"}), offer(2, "m", words={"site": "site-3"})]
     theirs.append(offer(3, "m"))
-    replies, refused = door.admit(same)
-    assert [r.node for r in replies] == [1]
-    assert "already" in refused[0]
+    for arrived in (same, same[::-1]):
+        replies, refused = door.admit(arrived)
+        assert [r.node for r in replies] == [1]
+        assert "already" in refused[0]
     replies, refused = door.admit(theirs)
     assert [r.node for r in replies] == [3]
     assert all("belongs to another node" in why for why in refused)
@@ -273,6 +276,13 @@ def test_fortran_order_and_empty_arrays_are_read():
     assert read("e", sent(empty), empty, Limits()).shape == (0, 4)
     lone = np.array(3.0, np.float32)
     assert read("s", sent(lone), lone, Limits()) == 3.0
+
+
+def test_bytes_beyond_a_model_are_refused_before_any_is_read(monkeypatch):
+    monkeypatch.setattr("fedmaba.door.read", None)
+    padded = {n: s._replace(data=s.data + bytes(5000)) for n, s in offer(1, "m").arrays.items()}
+    with pytest.raises(Refused, match="this model takes at most"):
+        Door(MODEL, "m", {1: "site-1"}).check(offer(1, "m", arrays=padded))
 
 
 def test_a_line_stays_a_line():
@@ -362,6 +372,32 @@ def test_an_absent_site_keeps_its_weight_for_its_return():
     assert now[:2].sum() == pytest.approx(before[:2].sum())
     assert now.sum() == pytest.approx(1.0)
     assert server.take(replies_of(server))["sites"]["site-3"]["weight"] > 0
+
+
+def test_a_half_precision_model_never_becomes_infinite():
+    server = Server(Terms(parse("fedmaba:eta_s=3")[0]), {"w": np.full(2, 3e4, np.float16)})
+    server.join(["a"])
+    report = server.take([Reply(1, "a", {"w": np.full(2, 6e4, np.float16)}, 5, 1.0)])
+    assert "would not be finite" in report["refused"][0]
+    assert server.model["w"].tolist() == server.deployed["w"].tolist() == [3e4, 3e4]
+
+
+def test_a_site_belongs_to_the_node_that_spoke_for_it_last():
+    server = server_of("fedavg")
+    server.name(1, "site-1")
+    server.name(9, "site-1")
+    assert {n: s for n, s in server.nodes.items() if s == "site-1"} == {9: "site-1"}
+
+
+def test_lines_that_were_taken_away_leave_no_gap(tmp_path):
+    server = server_of("fedavg", tmp_path)
+    server.take(replies_of(server))
+    server.folder.close()
+    (tmp_path / "rounds.jsonl").unlink()
+    again = server_of("fedavg", tmp_path)
+    again.take(replies_of(again))
+    again.folder.close()
+    assert [row["round"] for row in record.read_lines(tmp_path)] == [2]
 
 
 def test_new_sites_come_last_in_order_of_name():

@@ -345,6 +345,14 @@ def test_a_large_full_batch_is_taken_in_pieces(model, fed, monkeypatch):
         assert apart(vector(batch, batch.progress.model[r]), want) < 1e-9
 
 
+def test_a_bent_loss_is_that_of_the_whole_minibatch(fed, monkeypatch):
+    monkeypatch.setattr(local, "MICRO", 4)
+    plan, spec = replace(PLAN, minibatch=7, momentum=0.5), "propfair:M=1.5,epsilon=0.3"
+    batch, _ = played([spec], fed, plan, mlp)
+    want = Plain(one(spec), 3, fed, plan, mlp).run().path[-1]
+    assert apart(vector(batch, batch.progress.model[0]), want) < 1e-9
+
+
 def test_changes_are_kept_as_long_as_they_are_asked_for_once_per_client(fed):
     drawn = [{*rng.sample_clients(3, t, 5, 2).tolist()} for t in range(20)]
     rounds = next(  # one client answers twice within tau, another one's change has just expired
@@ -665,8 +673,8 @@ def test_a_run_that_diverges_stops_with_a_finite_model_and_a_reason(spec, fed):
 
 def test_the_client_that_breaks_the_model_is_named(make_federation):
     fed = make_federation()
-    culprit = fed.split.train[2][0]
-    fed.data.x[culprit] = 3e38  # finite, as data must be
+    for client in (2, 3):  # the first is named
+        fed.data.x[fed.split.train[client][0]] = 3e38  # finite, as data must be
     for spec in ("fedavg", "fedmaba", "fedfv", "qffl", "fedmaba:loss_at=end"):
         plan = replace(PLAN, dtype="float32")
         batch = start([Run(one(spec), 3, fed)], plan, "softmax")
@@ -711,8 +719,10 @@ class Odd(Strategy):
         return Decision(np.full(len(replies.client), bad / len(replies.client)), state)
 
 
-def test_a_strategy_that_gives_infinite_weights_ends_its_run(fed):
-    batch = start([Run(Odd(), 3, fed), Run(one("fedavg"), 3, fed)], replace(PLAN, rounds=4), mlp)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_strategy_that_gives_infinite_weights_ends_its_run(momentum, fed):
+    plan = replace(PLAN, rounds=5, server_momentum=momentum)
+    batch = start([Run(Odd(), 3, fed), Run(one("fedavg"), 3, fed)], plan, mlp)
     before = None
     for shot in simulate(batch):
         if shot.round == 1:

@@ -95,6 +95,12 @@ def test_one_has_everything():
     assert metrics.gap(values) == pytest.approx(0.8)
 
 
+def test_a_client_without_a_figure_leaves_none_of_the_whole():
+    found = fairness(np.array([0.5, np.nan]), np.array([1.0, np.nan]), np.array([10, 0]))
+    for name in ("variance", "accuracy", "best", "gini", "jain", "entropy", "gap"):
+        assert np.isnan(getattr(found, name)), name
+
+
 def test_nobody_has_anything():
     """No division by zero, and equal is equal."""
     got = fairness(np.zeros(3), np.ones(3), np.ones(3, np.int64))

@@ -119,6 +119,14 @@ def test_tilt_survives_a_tiny_ball_and_huge_entries():
     assert np.allclose(found.p, 1 / 3, atol=1e-6)
 
 
+def test_tilt_sees_differences_far_below_the_largest_entry():
+    a = np.array([0.0, -2000.0, -4000.0])
+    p, multiplier, kl = tilt(a, 0.1)
+    assert kl == pytest.approx(0.1, abs=1e-12)
+    assert p[1] / p[2] == pytest.approx(p[0] / p[1], rel=1e-9)  # evenly spaced stays evenly spaced
+    assert multiplier > 1000
+
+
 def test_no_ball_means_uniform():
     assert tilt(np.array([5.0, 1.0, 0.0]), 0.0).p.tolist() == [1 / 3] * 3
     assert tilt(np.array([5.0]), 1.0).p.tolist() == [1.0]
@@ -188,40 +196,29 @@ def test_projection_sums_to_one_where_the_partial_sum_trap_does_not():
 def test_projection_equals_a_quadratic_programme():
     rng = np.random.default_rng(4)
     for _ in range(30):
-        n, mass = int(rng.integers(1, 7)), rng.choice([0.3, 1.0, 2.5])
+        n = int(rng.integers(1, 7))
         y = rng.normal(0, 1, n)
         found = minimize(
             lambda x, y=y: 0.5 * (x - y) @ (x - y),
-            np.full(n, mass / n),
+            np.full(n, 1 / n),
             jac=lambda x, y=y: x - y,
             bounds=[(0, None)] * n,
-            constraints={
-                "type": "eq",
-                "fun": lambda x, mass=mass: x.sum() - mass,
-                "jac": np.ones_like,
-            },
+            constraints={"type": "eq", "fun": lambda x: x.sum() - 1, "jac": np.ones_like},
             method="SLSQP",
             options={"ftol": 1e-15, "maxiter": 300},
         )
-        assert np.allclose(project(y, mass), found.x, atol=1e-6)
+        assert np.allclose(project(y), found.x, atol=1e-6)
 
 
 @relaxed
-@given(
-    arrays(np.float64, some.integers(1, 30), elements=some.floats(-100, 100)),
-    some.floats(0.01, 10),
-)
-def test_projection_is_feasible_idempotent_and_nearest(y, mass):
-    x = project(y, mass)
+@given(arrays(np.float64, some.integers(1, 30), elements=some.floats(-100, 100)))
+def test_projection_is_feasible_idempotent_and_nearest(y):
+    x = project(y)
     assert (x >= 0).all()
-    assert x.sum() == pytest.approx(mass, rel=1e-12)
-    assert np.allclose(project(x, mass), x, atol=1e-12)
+    assert x.sum() == pytest.approx(1, rel=1e-12)
+    assert np.allclose(project(x), x, atol=1e-12)
     # nearest: <y - x, z - x> <= 0 for every z of the set, so for each of its corners
-    assert (mass * (y - x) - (y - x) @ x).max() <= 1e-9
-
-
-def test_projection_onto_no_mass_is_zero():
-    assert project(np.array([3.0, -1.0]), 0.0).tolist() == [0.0, 0.0]
+    assert ((y - x) - (y - x) @ x).max() <= 1e-9
 
 
 @pytest.mark.parametrize("top", [1e6, 1e12, 1e17, 1e300])
@@ -357,6 +354,14 @@ def test_arguments_are_left_alone():
     tilt(a, 0.1), project(a), min_norm(gram, centre, 0.5)
 
 
+def test_min_norm_is_never_worse_than_its_centre():
+    gram, centre = (
+        np.array([[0.0, 1.0], [1.0, 0.0]]),
+        np.array([0.7, 0.3]),
+    )  # a saddle at (1/2, 1/2)
+    assert min_norm(gram, centre, 0.3) == pytest.approx([1.0, 0.0])
+
+
 def test_min_norm_ends_where_rounding_has_made_the_matrix_indefinite(monkeypatch):
     rng = np.random.default_rng(3)
     solved = []
@@ -366,7 +371,8 @@ def test_min_norm_ends_where_rounding_has_made_the_matrix_indefinite(monkeypatch
         v = rng.standard_normal((19, 5)).astype(np.float32)
         v /= np.linalg.norm(v, axis=1, keepdims=True)
         gram = (v @ v.T).astype(np.float64) + 1e-3 * np.diag(rng.standard_normal(19))
-        x = min_norm((gram + gram.T) / 2, np.full(19, 1 / 19), 0.1)
-        assert np.isfinite(x).all()
+        gram, centre = (gram + gram.T) / 2, np.full(19, 1 / 19)
+        x = min_norm(gram, centre, 0.1)
+        assert x @ gram @ x <= centre @ gram @ centre + 1e-12
         assert x.sum() == pytest.approx(1.0)
     assert len(solved) < 40 * 60

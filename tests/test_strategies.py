@@ -348,6 +348,25 @@ def test_reference_form_of_term_is_a_fraction_of_the_average():
     assert sums[-1] == pytest.approx(1 / 5, rel=1e-9)
 
 
+def test_qffl_takes_a_loss_of_zero_for_a_tenth_of_a_billionth():
+    told = replies(QFedAvg(q=1), [0, 1], [0.0, 1e-5], np.zeros((2, 3)))
+    assert QFedAvg(q=1).weigh({}, told).coef == pytest.approx([1e-5, 1], rel=2e-5)
+
+
+def test_qffl_takes_no_step_where_the_step_size_has_vanished():
+    for lr, norm, want in ((0.0, 1.0, 0.0), (1e-320, 1.0, 0.0), (0.0, 0.0, 0.5)):
+        told = replies(QFedAvg(q=0.1), [0, 1], [1.0, 1.0], np.full((2, 1), norm))
+        assert QFedAvg(q=0.1).weigh({}, dataclasses.replace(told, lr=lr)).coef == pytest.approx(
+            [want] * 2
+        )
+
+
+def test_afl_weighs_a_cohort_without_mass_alike_whatever_its_sizes():
+    strategy = AFL()
+    told = replies(strategy, [0, 1], [1.0, 2.0], np.zeros((2, 3)), n=3, size=[10, 90])
+    assert strategy.weigh({"lambda": np.array([0.0, 0, 1])}, told).coef.tolist() == [0.5, 0.5]
+
+
 def test_qffl_never_steps_further_than_the_average():
     for q in (0.1, 1, 15):
         assert all(0 < c.sum() <= 1 + 1e-12 for c in coefficients(QFedAvg(q=q)))
@@ -473,6 +492,21 @@ def test_global_ball_survives_a_cohort_without_mass():
     assert coef[1] > coef[0]  # no arm is dead: the losses still decide
 
 
+def test_global_ball_survives_a_cohort_of_hardly_any_mass():
+    strategy = FedMABA(ball="global")
+    state = {"p": np.array([3e-311, 1.0])}
+    coef, state, _ = strategy.weigh(state, plain(2, [0], [0.0]))
+    assert coef.tolist() == [1.0]
+    assert state["p"].tolist() == [3e-311, 1.0]
+
+
+def test_an_arm_is_floored_at_a_trillionth_of_the_uniform_weight():
+    # log(1e-12) + 0.5 * 60 = 2.4 above the other arm's 0
+    coef = weights({"p": np.array([0.0, 1.0]) / 2}, plain(2, [0, 1], [60.0, 0.0]), rho=10)
+    odds = 1e-12 * np.exp(30.0)
+    assert coef == pytest.approx([odds / (1 + odds), 1 / (1 + odds)])
+
+
 def test_literal_ball_has_no_root_for_a_small_cohort():
     with pytest.warns(RuntimeWarning, match="no root with 10 of 100"):
         coef = weights(FedMABA().init(100), plain(100, range(10), np.arange(10.0)), ball="literal")
@@ -513,6 +547,14 @@ def test_fedfv_adds_nothing_where_everything_cancels():
         told = replies(strategy, [0, 1], rng.random(2), line[:, None])
         coef = strategy.weigh({}, told).coef  # each is projected off the other: 0
         assert abs(coef).max() <= 1e-6
+
+
+def test_fedfv_takes_what_rounding_leaves_of_a_sum_for_nothing():
+    # 1 and -1 + 1e-4, as a float32 Gram matrix has them: their mean is mostly rounding
+    told = replies(FedFV(alpha=1, tau=0), [0, 1], [1.0, 2.0], [[1.0], [-0.9999]])
+    decision = FedFV(alpha=1, tau=0).weigh({}, told)
+    assert decision.coef.tolist() == [0.0, 0.0]
+    assert decision.info["shrunk"] == 0.0
 
 
 changes_of = {

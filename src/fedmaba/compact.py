@@ -94,7 +94,7 @@ def _pack(
     model: str, runs: Sequence[RunHistory], size: NDArray[np.int32], length: int
 ) -> NDArray[Any]:
     """Counts as differences; modulo arithmetic of small unsigned numbers brings them back."""
-    kind = np.uint8 if size.max() < 255 else np.uint16
+    kind = np.min_scalar_type(int(size.max()))  # the smallest unsigned one
     counts = np.zeros((len(runs), length, size.shape[1]), kind)
     for r, run in enumerate(runs):
         accuracy = np.asarray(run.tables.get(f"{model}.accuracy", []), np.float64)

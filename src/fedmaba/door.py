@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 Arrays = dict[str, NDArray[Any]]
 SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NPY, HEADER = b"\x93NUMPY\x01\x00", 4096  # how an array begins, and how long its header may be
+MOST_COUNTED = 2**53  # of an integer: what a mean of counters keeps exactly
 
 
 class Refused(Exception):
@@ -163,6 +164,8 @@ def read(name: str, sent: Sent, like: NDArray[Any], limits: Limits) -> NDArray[A
             raise Refused(f"{name} has values that are not finite")
         if values.size and float(np.abs(values).max()) > limits.weight:
             raise Refused(f"{name} has values beyond {limits.weight:g}")
+    elif values.size and max(-int(values.min()), int(values.max())) > MOST_COUNTED:
+        raise Refused(f"{name} has values beyond {MOST_COUNTED}")
     if is_statistic(name, like) and values.size and values.min() < 0 and not _signed(name):
         raise Refused(f"{name} has negative values")
     return values.reshape(like.shape, order="F" if orders[header] == "F" else "C")

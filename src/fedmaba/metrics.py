@@ -39,7 +39,7 @@ def gini(values: FloatArray) -> float:
 def jain(values: FloatArray) -> float:
     """Jain's index: 1 where all are equal, 1/N where one has everything."""
     square = float((values**2).sum())
-    return float(values.sum() ** 2 / (len(values) * square)) if square > 0.0 else 1.0
+    return float(values.sum() ** 2 / (len(values) * square)) if square != 0.0 else 1.0
 
 
 def entropy(values: FloatArray) -> float:
@@ -47,7 +47,8 @@ def entropy(values: FloatArray) -> float:
     if len(values) < 2 or values.sum() <= 0.0:
         return 1.0
     p = values / values.sum()
-    return float(-(p[p > 0] @ np.log(p[p > 0])) / np.log(len(values)))
+    p = p[~(p <= 0)]  # nan stays
+    return float(-(p @ np.log(p)) / np.log(len(values)))
 
 
 def gap(values: FloatArray) -> float:

@@ -132,11 +132,12 @@ class Folder:
         target = self.path / "rounds.jsonl"
         try:
             with open(target, "ab") as f:
-                f.truncate(self.lines)
+                end = min(self.lines, f.seek(0, os.SEEK_END))  # fewer where someone took them away
+                f.truncate(end)
                 f.write(text)
         except OSError as error:
             raise _failed(target, error) from error
-        self.lines += len(text)
+        self.lines = end + len(text)
 
     def append_timing(self, line: Mapping[str, object]) -> None:
         try:
@@ -392,7 +393,7 @@ def read_lines(path: Path | str, first: int = 0) -> list[dict[str, Any]]:
     file = Path(path) / "rounds.jsonl"
     try:
         text = file.read_bytes().decode(errors="replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return []
     lines = []
     for line in text.splitlines(keepends=True):
@@ -400,7 +401,8 @@ def read_lines(path: Path | str, first: int = 0) -> list[dict[str, Any]]:
             found = json.loads(line) if line.endswith("\n") else {}
         except ValueError:
             continue
-        if isinstance(found, dict) and found.get("round", 0) > first:
+        done = found.get("round", 0) if isinstance(found, dict) else 0
+        if isinstance(done, int) and done > first:
             lines.append(found)
     return lines
 

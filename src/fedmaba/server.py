@@ -191,8 +191,8 @@ class Server:
         if not np.isfinite(coef).all():
             return {}, {}, "the strategy gave a weight that is not finite: this round adds nothing"
         with np.errstate(over="ignore", invalid="ignore"):
-            new = base + coef.astype(self.dtype) @ many[: len(coef)]
-        if not np.isfinite(new).all():
+            new = self._named(base + coef.astype(self.dtype) @ many[: len(coef)])
+        if not all(np.isfinite(part).all() for part in new.values()):
             return {}, {}, "the new model would not be finite: this round adds nothing"
         self._keep(client, change)
         self.state = decision.state
@@ -228,18 +228,21 @@ class Server:
             now = np.full(len(client), self.round, np.int64)
             self.kept_round = np.concatenate([self.kept_round[stays], now])
 
-    def _set(self, flat: NDArray[Any], statistics: Arrays) -> None:
+    def _set(self, weights: Arrays, statistics: Arrays) -> None:
         """Move to a new model, and the one handed out along with it."""
         share = average.share(self.terms.average, self.round)
-        at = 0
-        for name in self.weights:
-            old, averaged = self.model[name], self.deployed[name]
-            part = flat[at : at + old.size].reshape(old.shape)
-            at += old.size
-            self.model[name] = part.astype(old.dtype)
-            self.deployed[name] = (averaged + share * (part - averaged)).astype(old.dtype)
-        self.model |= statistics
+        for name, new in weights.items():
+            averaged = self.deployed[name].astype(self.dtype)
+            averaged += share * (new - averaged)
+            self.deployed[name] = averaged.astype(new.dtype)
+        self.model |= weights | statistics
         self.deployed |= statistics
+
+    def _named(self, flat: NDArray[Any]) -> Arrays:
+        """The weights of a model from (P,), as it keeps them."""
+        ends = np.cumsum([self.model[name].size for name in self.weights])
+        parts = zip(self.weights, np.split(flat, ends[:-1]), strict=True)
+        return {n: a.reshape(self.model[n].shape).astype(self.model[n].dtype) for n, a in parts}
 
     def _flat(self, model: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         """(P,) the weights of a model, one after another."""

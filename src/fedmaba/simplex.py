@@ -88,16 +88,15 @@ def widen(p: FloatArray, n: int) -> FloatArray:
     return np.concatenate([p, np.full(n - len(p), p.mean())]) * (len(p) / n)
 
 
-def project(y: FloatArray, mass: float = 1.0) -> FloatArray:
-    """The nearest point to y with non-negative entries that sum to `mass`, exactly, by sorting."""
+def project(y: FloatArray) -> FloatArray:
+    """The nearest point to y with non-negative entries that sum to 1, exactly, by sorting."""
     # changes nothing, keeps sums exact for large entries, and none overflows
-    y = np.maximum(y - y.max(), -2.0 * mass)
+    y = np.maximum(y - y.max(), -2.0)
     u = np.sort(y)[::-1]
-    excess = np.cumsum(u) - mass
-    count = np.arange(1, len(y) + 1)
-    k = np.flatnonzero(u * count > excess)[-1] if mass > 0 else 0
-    x = np.maximum(y - excess[k] / (k + 1), 0.0)
-    return x * (mass / x.sum()) if mass > 0 else np.zeros_like(x)
+    excess = np.cumsum(u) - 1.0
+    k = np.flatnonzero(u * np.arange(1, len(y) + 1) > excess)[-1]
+    x: FloatArray = np.maximum(y - excess[k] / (k + 1), 0.0)
+    return x / x.sum()
 
 
 def min_norm(gram: FloatArray, centre: FloatArray, radius: float) -> FloatArray:

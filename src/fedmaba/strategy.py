@@ -227,6 +227,9 @@ def reported(values: FloatArray | None, what: str) -> FloatArray:
     return values
 
 
+TINY = float(np.finfo(np.float64).tiny)  # below it a number has fewer digits, and no reciprocal
+
+
 def times(factor: float, values: FloatArray) -> FloatArray:
     """factor * values, never beyond 1e300 whatever a client reports."""
     with np.errstate(over="ignore"):

@@ -113,7 +113,8 @@ def campaign(count: int, seed: int, say: Say) -> Tally:
                     seen["gram"] = (gram + gram.T) / 2
                     seen["past_client"], seen["past_round"] = past, past_round
                 size = np_rng.integers(1, rng.choice([2, 100, 10**9]), m)
-                replies = Replies(t, 10.0 ** rng.uniform(-6, 1), n, who, size, **seen)
+                lr = rng.choice([0.0, 1e-320, *10.0 ** np_rng.uniform(-6, 1, 18)])  # 0: underflow
+                replies = Replies(t, float(lr), n, who, size, **seen)
                 why = ""
                 try:
                     with warnings.catch_warnings():

@@ -54,17 +54,19 @@ def interval(sample: Sequence[float] | FloatArray) -> Interval:
     n = len(x)
     if not n or not np.isfinite(x).all():  # a share of nothing
         return Interval(np.nan, -np.inf, np.inf, n)
-    mean = float(x.mean())
-    if np.ptp(x) <= EQUAL * max(1.0, float(np.abs(x).max())):
-        return Interval(mean, -np.inf, np.inf, n)
-    half = (T95[n - 2] if n <= len(T95) + 1 else 1.96) * float(x.std(ddof=1)) / np.sqrt(n)
-    return Interval(mean, mean - half, mean + half, n)
+    with np.errstate(over="ignore", invalid="ignore"):  # huge shortly before a run diverges
+        mean = float(x.mean())
+        if np.ptp(x) <= EQUAL * max(1.0, float(np.abs(x).max())):
+            return Interval(mean, -np.inf, np.inf, n)
+        half = (T95[n - 2] if n <= len(T95) + 1 else 1.96) * float(x.std(ddof=1)) / np.sqrt(n)
+        return Interval(mean, mean - half, mean + half, n)
 
 
 def moments(sample: Sequence[float] | FloatArray) -> tuple[float, float]:
     """Mean and standard deviation over seeds; nan where there are too few."""
-    mean = float(np.mean(sample)) if len(sample) else np.nan
-    return mean, float(np.std(sample, ddof=1)) if len(sample) > 1 else np.nan
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = float(np.mean(sample)) if len(sample) else np.nan
+        return mean, float(np.std(sample, ddof=1)) if len(sample) > 1 else np.nan
 
 
 def pairs(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[FloatArray, FloatArray]:
@@ -75,4 +77,5 @@ def pairs(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[Float
 
 def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval:
     """Ours minus theirs under the same seeds."""
-    return interval(np.subtract(*pairs(ours, theirs)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return interval(np.subtract(*pairs(ours, theirs)))

@@ -91,9 +91,6 @@ class Bent(NamedTuple):
         bent = torch.where(room >= self.epsilon, inside, self.slope)
         return torch.where(self.M.isinf(), 1.0, bent)
 
-    def first(self, rows: int) -> Bent:
-        return Bent(self.M[:rows], self.epsilon[:rows], self.slope[:rows])
-
 
 class Step(NamedTuple):
     """One minibatch of every row."""

@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedmaba.strategy import (
+    TINY,
     Decision,
     FloatArray,
     Needs,
@@ -22,8 +23,6 @@ from fedmaba.strategy import (
     param,
     reported,
 )
-
-TINY = float(np.finfo(np.float64).tiny)  # below it a square has fewer digits, and no reciprocal
 
 
 @dataclass(frozen=True)
@@ -87,4 +86,4 @@ def _square(coef: FloatArray, gram: FloatArray) -> float:
     """Squared length of a combination; 0 where it is rounding of vectors that cancel."""
     scale = float(np.abs(coef) @ np.sqrt(np.maximum(gram.diagonal(), 0.0)))
     square = float(coef @ gram @ coef)
-    return square if square >= max(1e-13 * scale * scale, TINY) else 0.0
+    return square if square >= max(1e-6 * scale * scale, TINY) else 0.0

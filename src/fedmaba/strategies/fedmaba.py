@@ -20,6 +20,7 @@ import numpy as np
 from fedmaba.errors import InputError
 from fedmaba.simplex import effective, tilt, widen
 from fedmaba.strategy import (
+    TINY,
     Decision,
     FloatArray,
     IntArray,
@@ -87,7 +88,7 @@ class FedMABA(Strategy):
             return self.rho
         if self.ball == "global":  # KL of the whole = the others' part + the cohort's, by mass
             mass = float(p[who].sum())
-            if mass <= 0.0:  # nothing to bound
+            if mass < TINY:  # nothing to bound
                 return np.inf
             others = np.delete(p, who)
             others = others @ np.log(np.maximum(others * n, FLOOR))

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedmaba.strategy import (
+    TINY,
     Decision,
     Local,
     Needs,
@@ -46,5 +47,7 @@ class QFFL(Strategy):
         norms = reported(replies.norms, "norms")
         power = self.q * np.log(loss)
         u = np.exp(power - power.max())  # F_k^q, scaled
-        coef = u / (u * (1.0 + self.q * norms / times(replies.lr, loss))).sum()
+        with np.errstate(over="ignore"):  # beyond 1e300 the step is none
+            curve = np.minimum(self.q * norms / np.maximum(times(replies.lr, loss), TINY), 1e300)
+            coef = u / (u * (1.0 + curve)).sum()
         return Decision(coef, state, {"step": float(coef.sum())})
