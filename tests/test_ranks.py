@@ -101,6 +101,14 @@ def pair(folder):
     return folder / "pair"
 
 
+def test_all_ranks_share_a_folder_that_is_named_for_them(folder):
+    job = begin(2, ["-m", "fedmaba", *WORDS])
+    out, err = end(job)
+    assert job.returncode == 0, err
+    assert [path.name for path in (folder / "runs").iterdir()] == ["sample-001"]
+    assert "results: runs/sample-001" in out
+
+
 def close(a, b):
     """The same clients, weights to 1e-6, and the same metrics."""
     for x, y in zip(load_history(a).runs, load_history(b).runs, strict=True):

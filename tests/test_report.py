@@ -735,3 +735,12 @@ def test_a_row_of_one_seed_beside_rows_of_more_is_neither_ranked_nor_on_the_fron
     assert all(sorted(r)[:2] == [0, 1] for r in ranks)
     front = scene.Scene([data.of(history)], "last", 0.05).front()
     assert front == (["ideal"] if judged else ["afl"])
+
+
+@pytest.mark.parametrize("folders", [1, 2])
+def test_a_live_run_shows_its_newest_points_beside_another_of_its_name(folders):
+    figures = dict.fromkeys(("variance", "accuracy", "worst", "best"), 1.0)
+    line = {"strategy": "fedavg", "seed": 0, "round": 7, "deployed": figures, "last": figures}
+    run = RunHistory("fedavg", 0, "", np.zeros(0, np.int64))
+    sources = [data.Source("run", History([run]), lines=[line], finished=False)] * folders
+    assert [r["fair"]["round"] for r in data.tree(sources)["runs"]] == [[7]] * folders

@@ -410,7 +410,12 @@ def _run(asked: config.Experiment, quiet: bool, tensorboard: bool) -> None:
         check()
     session = experiment.prepare(asked)
     stem = Path(asked.data.name.partition(":")[0]).stem
-    out = Path(asked.save.out) if asked.save.out else record.claim(Path("runs"), stem)
+    ranks = session.batch.ranks
+    if asked.save.out:
+        out = Path(asked.save.out)
+    else:  # one folder for all ranks
+        claimed = "" if ranks.rank else str(record.claim(Path("runs"), stem))
+        out = Path(ranks.tell(claimed.encode()).decode())
     experiment.begin(session, out, sys.argv)
     _drive(session, out, quiet, tensorboard)
 

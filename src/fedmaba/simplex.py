@@ -95,8 +95,9 @@ def project(y: FloatArray) -> FloatArray:
     u = np.sort(y)[::-1]
     excess = np.cumsum(u) - 1.0
     k = np.flatnonzero(u * np.arange(1, len(y) + 1) > excess)[-1]
-    x: FloatArray = np.maximum(y - excess[k] / (k + 1), 0.0)
-    return x / x.sum()
+    x = np.maximum(y - excess[k] / (k + 1), 0.0)
+    out: FloatArray = x / x.sum()
+    return out
 
 
 def min_norm(gram: FloatArray, centre: FloatArray, radius: float) -> FloatArray:

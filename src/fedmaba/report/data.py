@@ -354,12 +354,11 @@ def _run(
 
 def _fair(run: RunHistory, source: Source, share: float, keep: int) -> dict[str, Any]:
     """The figures over rounds of both models, and newer ones from the lines of a live run."""
+    own = re.sub(rf" \({re.escape(source.name)}( #\d+)?\)$", "", run.label)  # as before `combine`
     newer = [
         line
         for line in source.lines
-        if line.get("strategy") == run.label.removesuffix(f" ({source.name})")
-        and line.get("seed") == run.seed
-        and "deployed" in line
+        if line.get("strategy") == own and line.get("seed") == run.seed and "deployed" in line
     ]
     rounds = run.evaluated.tolist() if "evaluated" in run.tables else []
     newer = [line for line in newer if line["round"] > (rounds[-1] if rounds else 0)]
