@@ -258,6 +258,21 @@ def test_a_site_that_falls_silent_keeps_its_weight_and_returns(fed):
     assert second["refused"] == ["node 1000 (site-0): it failed: no answer within 1 seconds"]
 
 
+def test_a_site_that_cannot_be_reached_is_named(fed):
+    class Cut(LocalGrid):
+        def push_messages(self, messages):
+            about = [m.metadata for m in messages]
+            lost = [a.dst_node_id == 1000 and a.message_type == "train" for a in about]
+            ids = super().push_messages(messages)
+            return [None if gone else i for i, gone in zip(ids, lost, strict=True)]
+
+    strategy, _ = started("fedmaba", fed, Cut(apps(fed)), 1, min_available_nodes=5)
+    assert "site-0" not in strategy.reports[0]["sites"]
+    assert strategy.reports[0]["refused"] == [
+        "node 1000 (site-0): it failed: nothing could be sent"
+    ]
+
+
 def test_sites_join_and_leave(fed):
     everyone = apps(fed)
     nodes = list(everyone)

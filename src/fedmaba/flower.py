@@ -262,8 +262,11 @@ class FlowerStrategy(Base):
         """
         end = time.monotonic() + timeout
         nodes = [m.metadata.dst_node_id for m in messages]
-        waiting = {i: n for i, n in zip(_push(grid, messages), nodes, strict=True) if i}
-        found: list[tuple[int, Message | str]] = []
+        sent = list(zip(_push(grid, messages), nodes, strict=True))
+        waiting = {i: n for i, n in sent if i}
+        found: list[tuple[int, Message | str]] = [
+            (n, "nothing could be sent") for i, n in sent if not i
+        ]
         while waiting:
             for message, node in list(waiting.items()):
                 got = _pull(grid, message)
