@@ -278,6 +278,32 @@ def test_a_bad_argument_is_one_line_and_nothing_is_written(words, said, refused,
     assert said in refused("compare", "--data", tiny_npz, "--out", "mine", *QUICK, *words)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("own_broken", "x = 1\nclass Shy(:\n", "own_broken.py, line 2: invalid syntax: mend it"),
+        ("own_needy", "import nosuchpkg\n", "module 'own_needy' wants 'nosuchpkg', which is not"),
+        ("own_typo", "import os\nprnt(os)\n", "own_typo.py, line 2: NameError: name 'prnt' is"),
+        ("own_other", "from os import nothing\n", "own_other.py, line 1: ImportError: cannot"),
+        ("own_empty", "", "module 'own_empty' has no 'Shy': write package.module"),
+    ],
+)
+def test_a_module_of_ones_own_that_cannot_be_read_is_named(name, text, said, refused, tiny_npz):
+    Path(f"{name}.py").write_text(text)
+    words = ["compare", "--data", tiny_npz, "--out", "mine", *QUICK]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "dont_write_bytecode", True)
+        assert said in refused(*words, f"{name}.Shy")
+        assert said in refused(*words, "fedavg", "--model", f"{name}:Shy")
+
+
+def test_an_experiment_file_is_no_strategy(refused):
+    Path("exp.toml").write_text("")
+    assert "'exp.toml' is an experiment file: say fedmaba run exp.toml" in refused(
+        "compare", "exp.toml"
+    )
+
+
 def test_all_errors_are_told_at_once(refused):
     words = ["fedmba", "fedmaba:alpha=2", "afl", "afl", "--lr", "0", "--deploy", "ema:2"]
     words += ["--partition", "shard:2", "--data", "cifar-10", "--model", "mlpp"]

@@ -16,6 +16,7 @@ from fedmaba.door import Door, Limits, Offer, Refused, Reply, Sent, line, read
 from fedmaba.errors import Busy, InputError
 from fedmaba.server import Server, Terms
 from fedmaba.strategies import REGISTRY, parse
+from fedmaba.strategy import Decision
 
 STRATEGIES = ["fedavg", "qffl:q=1", "afl", "term", "fedfv", "fedmaba:alpha=0.8"]
 RNG = np.random.default_rng(0)
@@ -357,9 +358,20 @@ def test_a_state_folder_of_another_model_is_refused(tmp_path):
     server = server_of("fedavg", tmp_path)
     server.take(replies_of(server))
     server.folder.close()
-    other = {"0.weight": np.zeros((2, 2), np.float32)}
-    with pytest.raises(InputError, match="another model"):
-        Server(Terms(parse("fedavg")[0]), other, tmp_path)
+    turned = {name: value.T for name, value in MODEL.items()}  # as many numbers
+    for other in ({"0.weight": np.zeros((2, 2), np.float32)}, turned):
+        with pytest.raises(InputError, match="another model"):
+            Server(Terms(parse("fedavg")[0]), other, tmp_path)
+
+
+def test_a_strategy_whose_state_cannot_be_saved_moves_no_model(monkeypatch):
+    server = server_of("fedavg")
+    before = server.model["0.weight"].copy()
+    odd = Decision(np.full(5, 0.2), {"seen": {1, 2}})
+    monkeypatch.setattr(type(server.terms.strategy), "weigh", lambda *_: odd)
+    with pytest.raises(InputError, match="fedavg: state 'seen' is of type set"):
+        server.take(replies_of(server))
+    assert np.array_equal(server.model["0.weight"], before)
 
 
 def test_an_absent_site_keeps_its_weight_for_its_return():

@@ -820,6 +820,41 @@ def test_a_strategy_that_gives_too_few_weights_is_told(answer, fed, monkeypatch)
         list(simulate(batch))
 
 
+@pytest.mark.parametrize(
+    ("state", "info", "said"),
+    [
+        ({"seen": {1, 2}}, {}, "state 'seen' is of type set, which cannot be saved: keep arrays"),
+        ({"seen": [1.0]}, {}, "state 'seen' is of type list"),
+        ({"seen": np.array(["a"])}, {}, r"state 'seen' is an array of <U1, shape \(1,\)"),
+        ({"seen": np.zeros(2, np.complex128)}, {}, "state 'seen' is an array of complex128"),
+        ({3: np.zeros(2)}, {}, "its state is .*: give a dict by names"),
+        (None, {}, "its state is None: give a dict by names"),
+        ({}, {"each": np.zeros(6)}, r"info 'each' is an array of float64, shape \(6,\): a round"),
+        ({}, {"each": "many"}, "info 'each' is of type str"),
+        ({}, [1], r"its info is \[1\]: give a dict by names"),
+    ],
+)
+def test_what_a_strategy_keeps_and_tells_is_looked_at_in_its_first_round(
+    state, info, said, fed, monkeypatch
+):
+    monkeypatch.setattr(Odd, "weigh", lambda *_: Decision(np.ones(5), state, info))
+    with pytest.raises(InputError, match=f"odd: {said}"):
+        next(simulate(start([Run(Odd(), 3, fed)], PLAN, mlp)))
+    if state:
+        monkeypatch.setattr(Odd, "init", lambda *_: state)
+        with pytest.raises(InputError, match=f"odd: {said}"):
+            start([Run(Odd(), 3, fed)], PLAN, mlp)
+
+
+def test_numbers_of_every_kind_are_kept_and_told(fed, monkeypatch):
+    kinds = [1, True, 0.5, np.float32(1), np.int64(2), np.array(3.0), np.bool_(True)]
+    told = {str(i): value for i, value in enumerate(kinds)}
+    kept = {"a": np.zeros((2, 3), np.float32), "b": np.float64(1), "c": np.zeros(2, bool)}
+    monkeypatch.setattr(Odd, "weigh", lambda *_: Decision(np.full(5, 0.2), kept, told))
+    (seen, *_) = next(simulate(start([Run(Odd(), 3, fed)], PLAN, mlp))).rounds
+    assert seen.info == told
+
+
 def test_a_plan_that_does_not_fit_is_refused_before_any_work(fed, make_federation):
     run = Run(one("fedavg"), 0, fed)
     with pytest.raises(ValueError, match="participants=6, but the federation has 5 clients"):

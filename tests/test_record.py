@@ -32,6 +32,7 @@ from fedmaba.history import Column
 from fedmaba.metrics import Fairness, fairness
 from fedmaba.partition import Split
 from fedmaba.record import Folder, load_checkpoint, load_history, read_checkpoint, run_id
+from fedmaba.report import data, html
 from fedmaba.strategy import Decision, Strategy
 
 STRATEGIES = ["fedavg", "fedfv:tau=2", "fedmaba:loss_at=mean", "afl"]
@@ -265,6 +266,17 @@ def test_a_summary_is_mean_and_deviation_over_seeds(finished):
     figures = [np.mean(run.fairness(), axis=0) for run in runs]
     np.testing.assert_allclose(row.mean, np.mean(figures, axis=0))
     assert history.picked_on() == "validation data"
+
+
+def test_a_summary_refuses_rounds_and_shares_that_there_are_not(finished):
+    history = finished[0].history
+    for at in ("first", "", None):
+        with pytest.raises(InputError, match=f"at={at!r}: choose one of last, best, last5"):
+            history.summary(at=at)
+    for share in (5, 0, -0.1, math.nan):
+        with pytest.raises(InputError, match="above 0 and at most 1"):
+            history.summary(share=share)
+    assert history.summary(share=1)[0].seeds == 2
 
 
 def test_the_long_table_has_a_line_per_run_evaluation_and_client(finished):
@@ -618,6 +630,195 @@ def test_a_checkpoint_of_another_experiment_is_refused(stopped, tiny_npz, tmp_pa
     experiment.resume(stopped).close()
 
 
+def net(hidden, kind=nn.ReLU):
+    """A model whose flat vector has the same width for 6 to 10 hidden units."""
+
+    def make(shape, classes):
+        return nn.Sequential(nn.Linear(*shape, hidden), kind(), nn.Linear(hidden, classes))
+
+    return make
+
+
+def without_bias(shape, classes):
+    last = nn.Linear(8, classes, bias=False)
+    return nn.Sequential(nn.Linear(*shape, 8), nn.ReLU(), last)
+
+
+def brought(npz, out, rules=("fedavg",), **own):
+    """A session in a folder, with objects of the caller's."""
+    options = {"strategies": list(rules), "model": "make"}
+    listed = [s for rule in rules for s in strategies.parse(rule)]
+    given_ = experiment.Own(**{"model": net(8), **own})
+    session = experiment.prepare(asked(npz, **options), given_, listed)
+    experiment.begin(session, out)
+    return session
+
+
+def test_a_model_of_other_shapes_does_not_take_over_the_weights(tiny_npz, tmp_path):
+    out = tmp_path / "run"
+    wide, was = play(brought(tiny_npz, out), stop_after=3), files(out)
+    said = r"begun with another model \(0\.weight \(8, 6\); now 0\.weight \(9, 6\)\): restore it"
+    with pytest.raises(InputError, match=said):
+        brought(tiny_npz, out, model=net(9))
+    assert files(out) == was
+    other = experiment.prepare(asked(tiny_npz), experiment.Own(model=net(9)))
+    assert other.batch.rows.layout.size == wide.batch.rows.layout.size  # or the test shows nothing
+    with pytest.raises(InputError, match=r"\(2\.bias \(3,\); now nothing\)"):
+        brought(tiny_npz, out, model=without_bias)
+    play(brought(tiny_npz, out))
+    assert (out / "runs.json").exists()
+
+
+def test_weights_that_a_device_keeps_in_another_order_are_not_mixed_up(tiny_npz, tmp_path):
+    out = tmp_path / "run"
+    play(brought(tiny_npz, out), stop_after=3)
+    session = experiment.prepare(asked(tiny_npz), experiment.Own(model=net(8)))
+    session.batch.rows.layout.forms.clear()
+    with pytest.raises(InputError, match="keeps weights in another order: go on there"):
+        session.fits(load_checkpoint(out)[1], out)
+
+
+def scaled(scale):
+    def loss(outputs, targets):
+        return scale * nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    return loss
+
+
+def hits(outputs, targets):
+    return (outputs.argmax(1) == targets).float()
+
+
+def misses(outputs, targets):
+    return (outputs.argmax(1) != targets).float()
+
+
+@pytest.mark.parametrize(
+    ("what", "before", "after"),
+    [
+        ("loss", scaled(1), scaled(2)),
+        ("loss", None, scaled(1)),
+        ("loss", scaled(1), None),
+        ("loss", nn.CrossEntropyLoss(reduction="none"),
+         nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1)),
+        ("metric", hits, misses),
+        ("model", net(8), net(8, nn.Tanh)),
+    ],
+)  # fmt: skip
+def test_a_run_goes_on_with_the_code_it_was_begun_with(what, before, after, tiny_npz, tmp_path):
+    out = tmp_path / "run"
+    play(brought(tiny_npz, out, **{what: before}), stop_after=3)
+    with pytest.raises(InputError, match=f"begun with another {what} .*: restore it, or choose"):
+        brought(tiny_npz, out, **{what: after})
+    play(brought(tiny_npz, out, **{what: before}))
+    assert (out / "runs.json").exists()
+
+
+def test_another_python_compares_names_only(tiny_npz, tmp_path):
+    out = tmp_path / "run"
+    play(brought(tiny_npz, out, loss=scaled(1), metric=hits), stop_after=3)
+    about = json.loads((out / "about.json").read_text())
+    about["versions"]["python"] = "3.1.4"
+    about["own"]["loss"] = "scaled.<locals>.loss 0123456789ab"
+    (out / "about.json").write_text(json.dumps(about))
+    brought(tiny_npz, out, loss=scaled(1), metric=hits).close()
+    with pytest.raises(InputError, match=r"another metric \(hits \w+; now misses \w+\)"):
+        brought(tiny_npz, out, loss=scaled(1), metric=misses)
+
+
+RULE = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from fedmaba.strategy import Decision, Strategy
+
+@dataclass(frozen=True)
+class Rule(Strategy):
+    name: ClassVar[str] = "rule"
+
+    def weigh(self, state, replies):
+        return Decision(np.full(len(replies.client), SHARE / len(replies.client)), state)
+"""
+
+
+def test_a_strategy_of_ones_own_that_was_edited_is_noticed(tiny_npz, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    out, file = tmp_path / "run", tmp_path / "some_rule.py"
+
+    def edit(share):
+        file.write_text(RULE.replace("SHARE", share))
+        monkeypatch.delitem(sys.modules, "some_rule", raising=False)
+
+    edit("1")
+    play(begun(asked(tiny_npz, strategies=["some_rule.Rule"]), out), stop_after=3)
+    edit("2")
+    with pytest.raises(InputError, match="begun with another strategy rule"):
+        experiment.resume(out)
+    edit("1 ")
+    play(experiment.resume(out))
+    assert (out / "runs.json").exists()
+
+
+@dataclass(frozen=True)
+class Counts(Strategy):
+    """keeps a number, not a vector"""
+
+    name: ClassVar[str] = "counts"
+
+    def init(self, n_clients):
+        return {"rounds": np.array(0.0)}
+
+    def weigh(self, state, replies):
+        m = len(replies.client)
+        return Decision(np.full(m, 1 / m), {"rounds": state["rounds"] + 1})
+
+
+def test_a_single_number_in_a_state_comes_back_as_one(tiny_npz, tmp_path, monkeypatch):
+    monkeypatch.setitem(strategies.REGISTRY, "counts", Counts)
+    out = tmp_path / "run"
+    play(brought(tiny_npz, out, ["counts"]), stop_after=3)
+    session = brought(tiny_npz, out, ["counts"])
+    session.close()
+    assert {s["rounds"].shape for s in session.batch.progress.states} == {()}
+    assert {float(s["rounds"]) for s in session.batch.progress.states} == {3.0}
+
+
+def test_a_run_of_objects_names_the_python_call_and_no_command(tiny_npz, tmp_path):
+    out = tmp_path / "run"
+    play(brought(tiny_npz, out), stop_after=3)
+    again = f"repeat the Python call that began it, with out='{out}'"
+    assert record.to_go_on(out) == again
+    with pytest.raises(InputError, match=f"was begun in Python, with more than names: {again}"):
+        experiment.resume(out)
+    assert "fedmaba" not in record.load_about(out)["repeat"]
+    page = html.page([data.load(out)])
+    assert "the Python call that began it" in page
+    assert "fedmaba run" not in page
+
+
+def test_a_run_of_names_alone_says_its_command_wherever_it_was_begun(tiny_npz, tmp_path):
+    out = tmp_path / "run"
+    options = {**SMALL, "data": tiny_npz, "model": "softmax", "out": out}
+    fedmaba.compare([fedmaba.FedMABA(alpha=0.5)], **options)
+    assert record.load_about(out)["repeat"] == "fedmaba run experiment.toml --out NEW"
+    assert record.to_go_on(out) == f"fedmaba resume {out}"
+    other = tmp_path / "hostile"
+    fedmaba.compare(Hostile(), **{**options, "out": other})
+    assert "Python call" in record.to_go_on(other)
+
+
+def test_a_folder_without_checkpoints_says_what_it_is(tiny_npz, tmp_path):
+    out = tmp_path / "runs" / "first"
+    begun(asked(tiny_npz), out).close()
+    with pytest.raises(InputError, match=f"holds no checkpoint yet: wait, or fedmaba resume {out}"):
+        load_history(out)
+    experiment.resume(out).close()  # as it says
+    with pytest.raises(InputError, match=r"runs is no run folder: name one that fedmaba wrote"):
+        load_history(tmp_path / "runs")
+
+
 def test_a_name_inside_a_foreign_folder_cannot_lead_outside(finished, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(finished[1], copy)
@@ -962,9 +1163,38 @@ def test_figures_of_a_table_are_named(finished):
     assert len(Fairness._fields) == 10
 
 
-def test_a_split_federation_takes_no_partition(fed):
+@pytest.mark.parametrize(
+    "option", [{"clients": 3}, {"partition": "iid"}, {"validation": 0.2}, {"validation": 10}]
+)
+def test_a_split_federation_takes_no_partition(option, fed):
     with pytest.raises(ValueError, match="split already"):
-        fedmaba.compare("fedavg", data=fed, clients=3, rounds=1, seeds=1)
+        fedmaba.compare("fedavg", data=fed, rounds=1, seeds=1, **option)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            {"data": (np.zeros((4, 2)), np.zeros(4))},
+            r"data of type tuple: give .*from_arrays\(x, y",
+        ),
+        ({"data": None}, "data of type NoneType"),
+        ({"strategies": [fedmaba.FedMABA]}, r"FedMABA is a class: write FedMABA\(\)"),
+        ({"strategies": fedmaba.FedMABA}, r"FedMABA is a class: write FedMABA\(\)"),
+        ({"strategies": ["fedavg", 3]}, "3 is no strategy: give a name"),
+        ({"model": nn.Linear(6, 3)}, r"the model is a Linear already: give a function of \(shape"),
+        ({"model": 3}, r"it must take \(shape, classes\)"),
+    ],
+)
+def test_an_object_of_the_wrong_kind_is_one_line(words, said, tiny_npz):
+    with pytest.raises(InputError, match=said) as error:
+        fedmaba.compare(**{"strategies": "fedavg", "data": str(tiny_npz), **SMALL, **words})
+    assert "\n" not in str(error.value)
+
+
+def test_compare_takes_a_path_and_a_single_object(tiny_npz):
+    history = fedmaba.compare(fedmaba.FedProx(), data=tiny_npz, model="softmax", **SMALL)
+    assert [run.label for run in history.runs] == ["fedprox"]
 
 
 def test_a_table_shows_the_share_the_run_asked_for(fed, tmp_path):

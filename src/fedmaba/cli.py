@@ -172,7 +172,7 @@ def table(
     terminal.show(history, model, at, share)
     if not (folder / "runs.json").exists():
         done = max(len(run.column("round")) for run in history.runs)
-        typer.echo(f"unfinished, saved up to round {done}: fedmaba resume {folder}", err=True)
+        _tell(f"unfinished, saved up to round {done}: {record.to_go_on(folder)}")
 
 
 @app.command()

@@ -23,6 +23,7 @@ from fedmaba.ranks import Ranks
 from fedmaba.rounds import out_of_memory, play
 from fedmaba.rows import LossFn, Rows, compile
 from fedmaba.runs import Evaluation, Kept, Plan, Progress, Round, Run, Scores, Snapshot
+from fedmaba.strategy import sound
 from fedmaba.workers import Workers
 
 __all__ = [
@@ -77,7 +78,7 @@ def start(
         best_score=np.full(len(runs), -np.inf),
         best_round=np.full(len(runs), -1, np.int64),
         velocity=torch.zeros_like(flat) if plan.server_momentum else None,
-        states=[r.strategy.init(r.federation.n_clients) for r in runs],
+        states=[sound(r.strategy, r.strategy.init(r.federation.n_clients)) for r in runs],
         kept=[Kept(flat[:0], nobody, nobody) for _ in runs],
         diverged=[""] * len(runs),
         chunk=ranks.least(plan.chunk or _chunk(rows, plan, flat)),

@@ -11,9 +11,10 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.federation import Federation
 from fedmaba.history import History, RunHistory
 from fedmaba.local import MetricFn
+from fedmaba.own import marks
 from fedmaba.rows import LossFn
 from fedmaba.strategy import Strategy
 
@@ -61,6 +63,8 @@ class Session:
     history: History
     folder: record.Folder | None = None
     notes: list[str] = field(default_factory=list)
+    marks: dict[str, str] = field(default_factory=dict)  # of the user's own code
+    python: bool = False  # whether only a call in Python can say what it is made of
     stopped: bool = False
     written: int = 0  # rounds that rounds.jsonl tells of
 
@@ -100,8 +104,34 @@ class Session:
         """Save all that is needed to go on."""
         self._write_rounds(folder)
         at = self.batch.progress
-        meta = {"chunk": at.chunk, "diverged": at.diverged}
-        folder.save(at.round, at.arrays(), meta, self.history)
+        folder.save(at.round, at.arrays(), self.meta(), self.history)
+
+    def meta(self) -> dict[str, Any]:
+        """What a checkpoint says beside arrays."""
+        at, layout = self.batch.progress, self.batch.rows.layout
+        named = zip(layout.names, layout.natural, strict=True)
+        return {
+            "chunk": at.chunk,
+            "diverged": at.diverged,
+            "weights": [f"{name} {tuple(shape)}" for name, shape in named],
+            "order": str(sorted(layout.forms.items())),
+        }
+
+    def fits(self, meta: Mapping[str, Any], out: Path) -> None:
+        """Refuse a checkpoint whose numbers would be taken for other weights."""
+        told, mine = meta.get("weights"), self.meta()
+        told = told if isinstance(told, list) else []
+        for was, now in zip_longest(told, mine["weights"], fillvalue="nothing"):
+            if was != now:
+                raise InputError(
+                    f"{out} was begun with another model ({was}; now {now}): restore it, or "
+                    "choose another --out"
+                )
+        if meta.get("order") != mine["order"]:
+            raise InputError(
+                f"{out} was begun on a device that keeps weights in another order: go on there, or "
+                "choose another --out"
+            )
 
     def models(self) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
         """Named weights of every run's last, deployed and best model."""
@@ -131,7 +161,7 @@ def prepare(
     `chosen` names the runs one by one (strategy, seed, deployed model) instead of every strategy
     with every seed.
     """
-    own = own or Own()
+    called, own = own is not None, own or Own()
     if listed is None:
         listed = [s for spec in experiment.strategies for s in strategies.parse(spec)]
     labels = [s.label() for s in listed]
@@ -156,7 +186,11 @@ def prepare(
     notes = [f"model: {batch.rows.path}"]
     if together.count > 1:
         notes.append(f"ranks: {together.count}")
-    return Session(experiment, batch, history, notes=notes)
+    things = {"model": make, "loss": own.loss, "metric": own.metric}
+    code = marks({what: thing for what, thing in things.items() if thing is not None})
+    rules = marks({f"strategy {s.name}": type(s) for s in listed})
+    python = called and (own != Own() or bool(rules))  # rules are told by their short names
+    return Session(experiment, batch, history, None, notes, code | rules, python)
 
 
 def begin(session: Session, out: Path, command: Sequence[str] = ()) -> None:
@@ -234,6 +268,8 @@ def resume(out: Path) -> Session:
             folder.forget()
             folder.close()
         raise InputError(f"{out} is finished: see `fedmaba table {out}`")
+    if record.load_about(out).get("python"):
+        raise InputError(f"{out} was begun in Python, with more than names: {record.to_go_on(out)}")
     session = prepare(config.build(config.load(source), str(source)))
     begin(session, out)
     return session
@@ -248,6 +284,8 @@ def _restore(
     told = about.get("data") if isinstance(about, dict) else None
     if not isinstance(told, dict) or told.get("sha256") != data:
         raise InputError(f"the data differ from those {out} was begun with: restore them")
+    session.fits(meta, out)
+    _same_code(session, about, out)
     history = record.history_of(arrays, meta, out / "checkpoint")
     wrong = session.batch.progress.misfit(arrays, meta, session.batch.plan.rounds)
     if not wrong and [(r.label, r.seed, r.n_clients) for r in history.runs] != [
@@ -272,12 +310,29 @@ def _restore(
     return arrays, meta
 
 
+def _same_code(session: Session, about: Mapping[str, Any], out: Path) -> None:
+    """Refuse other code of the user's than a run was begun with."""
+    told, mine = about.get("own"), session.marks
+    if not isinstance(told, dict):
+        return
+    versions = about.get("versions")
+    wrote = str(versions.get("python")) if isinstance(versions, dict) else ""
+    same = wrote.split(".")[:2] == platform.python_version().split(".")[:2]
+    for what in sorted({*told, *mine}):
+        was, now = str(told.get(what, "none")), mine.get(what, "none")
+        if was != now if same else was.split(" ")[0] != now.split(" ")[0]:  # else other bytecode
+            raise InputError(
+                f"{out} was begun with another {what} ({was}; now {now}): restore it, or choose "
+                "another --out"
+            )
+
+
 def _federations(experiment: Experiment, own: Own) -> dict[int, Federation]:
     """The clients of each seed."""
     seeds, asked = experiment.seed_list(), experiment.data
     if isinstance(own.data, Federation):
-        for key in ("partition", "clients", "test", "dir"):
-            if (value := getattr(asked, key)) is not None:
+        for key in ("partition", "clients", "test", "validation", "dir"):
+            if (value := getattr(asked, key)) != config.Data.model_fields[key].default:
                 raise InputError(
                     f"{key}={value!r}: a Federation is split already: leave it out, or give arrays"
                 )
@@ -343,7 +398,11 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
     splits = {str(run.seed): run.federation.split.sha256() for run in batch.runs}
     return {
         "command": list(command),
-        "repeat": "fedmaba run experiment.toml --out NEW",
+        "repeat": "the Python call that began it, with another out"
+        if session.python
+        else "fedmaba run experiment.toml --out NEW",
+        "python": session.python,
+        "own": session.marks,
         "seeds": session.experiment.seed_list(),
         "data": {
             "name": data.name,
@@ -394,9 +453,9 @@ def polite_stop(tell: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
 
 
 def compare(
-    strategies: Sequence[str | Strategy] | str,
+    strategies: Sequence[str | Strategy] | str | Strategy,
     *,
-    data: str | datasets.Dataset | Federation = "sample",
+    data: str | Path | datasets.Dataset | Federation = "sample",
     model: str | models.Factory = "mlp",
     loss: LossFn | None = None,
     metric: MetricFn | None = None,
@@ -407,11 +466,17 @@ def compare(
 
     Options are those of `fedmaba compare`, with underscores: rounds=40, clients=20, lr=0.05.
     """
-    if isinstance(strategies, str):
+    if isinstance(strategies, str | Strategy | type):
         strategies = [strategies]
     listed = [s for item in strategies for s in _listed(item)]
     flags = {key.argument: key for key in config.options()}
     tree: dict[str, Any] = {"strategies": [s.label() for s in listed]}
+    data = str(data) if isinstance(data, Path) else data
+    if not isinstance(data, str | datasets.Dataset | Federation):
+        raise InputError(
+            f"data of type {type(data).__name__}: give a name, a file, or "
+            "fedmaba.Federation.from_arrays(x, y, client)"
+        )
     own = Own(
         data=None if isinstance(data, str) else data,
         model=None if isinstance(model, str) else model,
@@ -432,5 +497,9 @@ def compare(
     return session.history
 
 
-def _listed(item: str | Strategy) -> list[Strategy]:
+def _listed(item: object) -> list[Strategy]:
+    if isinstance(item, type) and issubclass(item, Strategy):
+        raise InputError(f"{item.__name__} is a class: write {item.__name__}(), or its name")
+    if not isinstance(item, str | Strategy):
+        raise InputError(f"{item!r} is no strategy: give a name, or an object as fedmaba.FedMABA()")
     return strategies.parse(item) if isinstance(item, str) else [item]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,12 +102,16 @@ class RunHistory:
         self, model: Model = "deployed", share: float = 0.05, at: Iterable[int] | None = None
     ) -> list[Fairness]:
         """The fairness figures at each evaluation, or at those named."""
+        if not 0 < share <= 1:
+            raise InputError(f"share={share}: give a share of the clients above 0 and at most 1")
         accuracy, loss = self.accuracy(model), self.loss(model)
         at = range(len(accuracy)) if at is None else at
         return [fairness(accuracy[i], loss[i], self.test_size, share) for i in at]
 
     def chosen(self, at: At, model: Model = "deployed") -> IntArray:
         """Which evaluations a table shows: the last, the best, or the last five."""
+        if at not in get_args(At):
+            raise InputError(f"at={at!r}: choose one of {', '.join(get_args(At))}")
         count = len(self.tables.get("evaluated", []))
         if at == "last5":
             return np.arange(max(0, count - 5), count)

@@ -6,13 +6,12 @@ one with running statistics: those are not part of the model change that clients
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from fedmaba import rng
+from fedmaba import own, rng
 from fedmaba.errors import InputError, unknown
 
 Shape = tuple[int, ...]
@@ -72,10 +71,7 @@ def factory(name: str) -> Factory:
     where, _, attribute = name.partition(":")
     if not attribute:
         raise unknown("model", name, REGISTRY)
-    try:
-        found = getattr(importlib.import_module(where), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise InputError(f"model {name!r}: {error}: write package.module:factory") from error
+    found = own.find(f"model {name!r}", where, attribute, "package.module:factory")
     if not callable(found):
         raise InputError(f"model {name!r} is no factory: it must take (shape, classes)")
     return found  # type: ignore[no-any-return]
@@ -83,6 +79,12 @@ def factory(name: str) -> Factory:
 
 def build(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Module:
     """The model with the initial weights of this seed, checked against the data's shape."""
+    if isinstance(make, nn.Module):
+        kind = type(make).__name__
+        raise InputError(
+            f"the model is a {kind} already: give a function of (shape, classes) that makes it, as "
+            f"lambda shape, classes: {kind}(...)"
+        )
     name = getattr(make, "__name__", str(make))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.key(seed, "model")[0]) >> 1)

@@ -269,7 +269,9 @@ def load_checkpoint(path: Path) -> tuple[Arrays, dict[str, Any], list[str]]:
             return *read_checkpoint(file), damaged
         except InputError as error:
             damaged.append(str(error))
-    raise InputError("; ".join(damaged) or f"{path} holds no checkpoint: nothing to resume")
+    raise InputError(
+        "; ".join(damaged) or f"{path} holds no checkpoint yet: wait, or {to_go_on(path)}"
+    )
 
 
 def read_checkpoint(file: Path) -> tuple[Arrays, dict[str, Any]]:
@@ -290,7 +292,7 @@ def read_checkpoint(file: Path) -> tuple[Arrays, dict[str, Any]]:
 def pack(arrays: Arrays, meta: Mapping[str, Any]) -> bytes:
     """Arrays and JSON-ready words as one safetensors body."""
     return safetensors.numpy.save(
-        {name: np.ascontiguousarray(v) for name, v in arrays.items()},
+        {name: np.asarray(v, order="C") for name, v in arrays.items()},
         metadata={"fedmaba": json.dumps(meta)},
     )
 
@@ -306,9 +308,9 @@ def unpack(body: bytes) -> tuple[Arrays, dict[str, Any]]:
 def load_history(path: Path | str) -> History:
     """The history of a finished run, or of an unfinished one as far as its checkpoint goes."""
     path = Path(path)
-    if not path.is_dir():
-        raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
     file = path / "runs.json"
+    if not (file.exists() or (path / FIRST).exists() or checkpoints(path)):
+        raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
     if not file.exists():
         arrays, meta, _ = load_checkpoint(path)
         return history_of(arrays, meta, path / "checkpoint")
@@ -378,6 +380,13 @@ def load_about(path: Path | str) -> dict[str, Any]:
     file = Path(path) / "about.json"
     about = read_json(file) if file.exists() else {}
     return about if isinstance(about, dict) else {}
+
+
+def to_go_on(path: Path) -> str:
+    """What an unfinished run wants."""
+    if load_about(path).get("python"):
+        return f"repeat the Python call that began it, with out={str(path)!r}"
+    return f"fedmaba resume {path}"
 
 
 def load_labels(path: Path | str) -> dict[int, NDArray[np.int64]]:

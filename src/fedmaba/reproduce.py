@@ -96,7 +96,7 @@ class Batch:
 
     def _checkpoint(self) -> None:
         at = self.session.batch.progress
-        meta = {"chunk": at.chunk, "diverged": at.diverged, "seconds": self.seconds}
+        meta = {**self.session.meta(), "seconds": self.seconds}
         self.folder.save(at.round, at.arrays(), meta, self.session.history)
 
     def finish(self, out: Path, command: Sequence[str]) -> Path:
@@ -143,6 +143,7 @@ def begin(work: Work, out: Path, machine: config.Machine) -> Batch:
     seconds = 0.0
     if record.checkpoints(folder.path):
         arrays, meta, damaged = record.load_checkpoint(folder.path)
+        session.fits(meta, out)
         session.batch.progress.restore(arrays, meta)
         session.history = record.history_of(arrays, meta, folder.path / "checkpoint")
         seconds = float(meta["seconds"])

@@ -24,7 +24,7 @@ from fedmaba.batch import Batch, precision
 from fedmaba.errors import InputError, NoRoom
 from fedmaba.local import Job, fetch, send, train
 from fedmaba.runs import Kept, Progress, Round, Run
-from fedmaba.strategy import Bend, Decision, Needs, Replies
+from fedmaba.strategy import Bend, Decision, Needs, Replies, sound
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -381,6 +381,7 @@ def _weigh(at: Progress, c: _Cohort, t: int, lr: float, **changes: Any) -> None:
             f"{c.run.strategy.name}: weigh() gave coefficients of shape {shape} for {m} clients: "
             "return Decision(coef, state) with one for each"
         )
+    sound(c.run.strategy, decision.state, decision.info)
     if np.isfinite(decision.coef).all():
         c.decision = decision
     else:

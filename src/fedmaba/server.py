@@ -26,7 +26,7 @@ from fedmaba.door import Arrays, Reply, is_statistic
 from fedmaba.errors import InputError
 from fedmaba.history import History
 from fedmaba.metrics import fairness
-from fedmaba.strategy import IntArray, Replies, State, Strategy
+from fedmaba.strategy import IntArray, Replies, State, Strategy, sound
 
 Task = dict[str, int | float | str | bool]
 
@@ -187,6 +187,7 @@ class Server:
         client = np.array([self.sites.index(r.site) for r in replies], np.int64)
         many, numbers = self._numbers(replies, client, change)
         decision = self.terms.strategy.weigh(self.state, numbers)
+        sound(self.terms.strategy, decision.state, decision.info)
         coef = decision.coef
         if not np.isfinite(coef).all():
             return {}, {}, "the strategy gave a weight that is not finite: this round adds nothing"
@@ -295,9 +296,8 @@ class Server:
         for kind in ("model/", "deployed/"):
             for name, like in self.model.items():
                 found = saved[kind].get(name)
-                if found is None or (found.size, found.dtype) != (like.size, like.dtype):
+                if found is None or (found.shape, found.dtype) != (like.shape, like.dtype):
                     raise InputError(f"{path} holds another model: choose another state folder")
-                saved[kind][name] = found.reshape(like.shape)  # a scalar is saved as one entry
         self.model, self.deployed, self.state = saved.values()
         self.kept = arrays["kept"].copy()
         self.kept_client, self.kept_round = (

@@ -207,6 +207,39 @@ def build(kind: type[Strategy], values: Mapping[str, object]) -> Strategy:
     return kind(**values)
 
 
+def sound(strategy: Strategy, state: State, info: Mapping[str, float] | None = None) -> State:
+    """A state that a checkpoint can hold, beside info that can be recorded; else refused."""
+    info = {} if info is None else info
+    for what, found in (("state", state), ("info", info)):
+        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+            raise InputError(f"{strategy.name}: its {what} is {found!r}: give a dict by names")
+    for name, value in state.items():
+        if not _numbers(value):
+            raise InputError(
+                f"{strategy.name}: state {name!r} is {_kind(value)}, which cannot be saved: keep "
+                "arrays of numbers, as np.array([1.0])"
+            )
+    for name, number in info.items():
+        if not isinstance(number, int | float) and (np.ndim(number) or not _numbers(number)):
+            raise InputError(
+                f"{strategy.name}: info {name!r} is {_kind(number)}: a round records single "
+                "numbers, as float(...): keep arrays in the state"
+            )
+    return state
+
+
+def _numbers(value: Any) -> bool:
+    """Whether it is an array of real numbers, of a kind that files have."""
+    array = isinstance(value, np.ndarray | np.generic)
+    return array and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype}, shape {value.shape}"
+    return f"of type {type(value).__name__}"
+
+
 def by_size(replies: Replies) -> FloatArray:
     """Weights in proportion to the clients' training examples."""
     return np.asarray(replies.size / replies.size.sum(), dtype=np.float64)

@@ -440,11 +440,12 @@ def setup(source: Source) -> dict[str, Any]:
     hashes = [("data " + str(source.data.get("name", "")), str(source.data.get("sha256", "")))]
     partitions = _items(about.get("partition") or {})
     hashes += [(f"partition, seed {seed}", str(digest)) for seed, digest in partitions]
+    again = f"fedmaba run {quoted([source.name + '/experiment.toml'])} --out NEW"
     return {
         "name": source.name,
         "experiment": source.experiment,
         "command": quoted(command),
-        "repeat": f"fedmaba run {quoted([source.name + '/experiment.toml'])} --out NEW",
+        "repeat": str(about.get("repeat")) if about.get("python") else again,
         "facts": facts,
         "hashes": hashes if source.data else [],
         "finished": source.finished,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import itertools
 from typing import get_args, get_type_hints
 
+from fedmaba import own
 from fedmaba.errors import InputError, unknown
 from fedmaba.strategies.afl import AFL
 from fedmaba.strategies.fedavg import FedAvg
@@ -101,11 +101,10 @@ def describe() -> list[tuple[str, str, str]]:
 
 def _find(path: str) -> type[Strategy]:
     """The class at `package.module.Class`."""
+    if path.endswith(".toml"):
+        raise InputError(f"strategy {path!r} is an experiment file: say fedmaba run {path}")
     where, _, attribute = path.rpartition(".")
-    try:
-        kind = getattr(importlib.import_module(where), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise InputError(f"strategy {path!r}: {error}: write package.module.Class") from error
+    kind = own.find(f"strategy {path!r}", where, attribute, "package.module.Class")
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise InputError(f"strategy {path!r} is no class derived from fedmaba.Strategy")
     return kind
