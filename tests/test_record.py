@@ -1216,3 +1216,36 @@ def test_a_table_in_memory_is_hardly_larger_than_its_numbers():
     assert column._rows.nbytes <= 2.1 * column.array().nbytes
     with pytest.raises(ValueError, match="a row of shape"):
         column.append(np.zeros(3))
+
+
+def test_a_folder_that_is_let_go_is_nobody_elses(tmp_path, monkeypatch):
+    """Who takes it while its lock file is removed finds it held, or makes it anew."""
+    first, close, seen = Folder(tmp_path / "run"), Folder.close, []
+
+    def closing(self):
+        close(self)
+        if not seen:
+            seen.append(Folder(tmp_path / "run"))  # as another process may, at this very moment
+
+    monkeypatch.setattr(Folder, "close", closing)
+    first.discard()
+    with pytest.raises(Busy):
+        Folder(tmp_path / "run")
+    seen[0].write("runs.json", b"{}")
+    seen[0].close()
+
+
+def test_label_counts_that_are_none_are_left_out(tmp_path):
+    good = np.ones((2, 3), int)
+    odd = {"seed0.labels": np.array(["a"]), "seed1.labels": good, "seed2.labels": good[0]}
+    np.savez(tmp_path / "partition.npz", **odd)
+    assert list(record.load_labels(tmp_path)) == [1]
+
+
+def test_lines_of_odd_content_are_left_out(tmp_path):
+    lines = ['{"round": "3"}', "[3]", '{"round": 2}', '{"round": null}']
+    (tmp_path / "rounds.jsonl").write_text("\n".join(lines) + "\n")
+    assert record.read_lines(tmp_path) == [{"round": 2}]
+    (tmp_path / "rounds.jsonl").unlink()
+    (tmp_path / "rounds.jsonl").mkdir()
+    assert record.read_lines(tmp_path) == []

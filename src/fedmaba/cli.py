@@ -171,7 +171,7 @@ def table(
     history = record.load_history(folder)
     terminal.show(history, model, at, share)
     if not (folder / "runs.json").exists():
-        done = max(len(run.column("round")) for run in history.runs)
+        done = max(len(run.tables.get("round", ())) for run in history.runs)
         _tell(f"unfinished, saved up to round {done}: {record.to_go_on(folder)}")
 
 

@@ -226,7 +226,9 @@ def names(items: Iterable[str]) -> str:
 
 def line(value: object, most: int = 100) -> str:
     """What a stranger sent, fit for one line of a log."""
-    huge = isinstance(value, int) and value.bit_length() > 64  # longer than Python would print
-    text = "a huge number" if huge else str(value)[: most + 1]
+    try:
+        text = str(value)[: most + 1]
+    except ValueError:  # longer than Python would print
+        text = "a huge number"
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= most else text[:most] + "..."

@@ -117,7 +117,24 @@ class Session:
             "order": str(sorted(layout.forms.items())),
         }
 
-    def fits(self, meta: Mapping[str, Any], out: Path) -> None:
+    def restore(self, arrays: record.Arrays, meta: dict[str, Any], out: Path) -> None:
+        """Go back to where a checkpoint was taken, if it is of these runs."""
+        self._fits(meta, out)
+        history = record.history_of(arrays, meta, out / "checkpoint")
+        wrong = self.batch.progress.misfit(arrays, meta, self.batch.plan.rounds)
+        if not wrong and [(r.label, r.seed, r.n_clients) for r in history.runs] != [
+            (r.label, r.seed, r.n_clients) for r in self.history.runs
+        ]:
+            wrong = "other runs"
+        if wrong:
+            raise InputError(
+                f"{out}: its newest checkpoint is not of this experiment ({wrong}): remove that "
+                "file"
+            )
+        self.batch.progress.restore(arrays, meta)
+        self.history = history
+
+    def _fits(self, meta: Mapping[str, Any], out: Path) -> None:
         """Refuse a checkpoint whose numbers would be taken for other weights."""
         told, mine = meta.get("weights"), self.meta()
         told = told if isinstance(told, list) else []
@@ -284,22 +301,10 @@ def _restore(
     told = about.get("data") if isinstance(about, dict) else None
     if not isinstance(told, dict) or told.get("sha256") != data:
         raise InputError(f"the data differ from those {out} was begun with: restore them")
-    session.fits(meta, out)
     _same_code(session, about, out)
-    history = record.history_of(arrays, meta, out / "checkpoint")
-    wrong = session.batch.progress.misfit(arrays, meta, session.batch.plan.rounds)
-    if not wrong and [(r.label, r.seed, r.n_clients) for r in history.runs] != [
-        (r.label, r.seed, r.n_clients) for r in session.history.runs
-    ]:
-        wrong = "other runs"
-    if wrong:
-        raise InputError(
-            f"{out}: its newest checkpoint is not of this experiment ({wrong}): remove that file"
-        )
-    session.batch.progress.restore(arrays, meta)
-    session.history = history
+    session.restore(arrays, meta, out)
     session.written = meta["round"]
-    if folder.mend_rounds(history):
+    if folder.mend_rounds(session.history):
         session.notes.append(f"{out / 'rounds.jsonl'} was damaged: written anew")
     versions = about.get("versions")
     wrote = versions.get("torch") if isinstance(versions, dict) else None

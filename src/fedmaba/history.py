@@ -181,8 +181,9 @@ class History:
                 [np.mean(run.fairness(model, share, run.chosen(at, model)), axis=0) for run in good]
             ).reshape(len(good), len(Fairness._fields))
             nothing = np.full(len(Fairness._fields), np.nan)
-            mean = figures.mean(0) if len(good) else nothing
-            sd = figures.std(0, ddof=1) if len(good) > 1 else nothing
+            with np.errstate(over="ignore", invalid="ignore"):  # huge just before a run diverges
+                mean = figures.mean(0) if len(good) else nothing
+                sd = figures.std(0, ddof=1) if len(good) > 1 else nothing
             lost = [run.seed for run in runs if run.diverged]
             note = f"diverged: seed {', '.join(map(str, lost))}" if lost else ""
             rows.append(Row(label, len(good), Fairness(*mean), Fairness(*sd), note))

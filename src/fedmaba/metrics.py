@@ -78,18 +78,16 @@ def fairness(
     share: float = 0.05,
 ) -> Fairness:
     """Every figure of one evaluation."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        spread = float(np.var(loss))  # a loss can be huge shortly before a run diverges
-        by_sample = float(accuracy @ size / size.sum())  # nan where there is no test example
-    return Fairness(
-        variance=variance(accuracy),
-        accuracy=100.0 * float(accuracy.mean()),
-        by_sample=100.0 * by_sample,
-        worst=100.0 * tail(accuracy, share),
-        best=100.0 * tail(accuracy, share, best=True),
-        loss_variance=spread,
-        gini=gini(accuracy),
-        jain=jain(accuracy),
-        entropy=entropy(accuracy),
-        gap=100.0 * gap(accuracy),
-    )
+    with np.errstate(over="ignore", invalid="ignore"):  # huge shortly before a run diverges
+        return Fairness(
+            variance=variance(accuracy),
+            accuracy=100.0 * float(accuracy.mean()),
+            by_sample=100.0 * float(accuracy @ size / size.sum()),  # nan: no test example
+            worst=100.0 * tail(accuracy, share),
+            best=100.0 * tail(accuracy, share, best=True),
+            loss_variance=float(np.var(loss)),
+            gini=gini(accuracy),
+            jain=jain(accuracy),
+            entropy=entropy(accuracy),
+            gap=100.0 * gap(accuracy),
+        )

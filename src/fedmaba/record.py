@@ -60,13 +60,7 @@ class Folder:
         self.path = path
         self.lines = 0  # bytes of rounds.jsonl that belong to the run
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            self.lock = open(path / ".lock", "ab+", buffering=0)  # noqa: SIM115 - held until close
-        except OSError as error:
-            raise SaveFailed(f"{path}: {error.strerror}: choose another --out") from error
-        try:
-            if fcntl is not None:
-                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._take()
             self.lock.truncate(0)
             self.lock.write(f"process {os.getpid()}".encode())
         except BlockingIOError:
@@ -77,6 +71,25 @@ class Folder:
             self.lock.close()
             raise _failed(path / ".lock", error) from error
         self._tidy()
+
+    def _take(self) -> None:
+        """Lock the folder; again where another process removes the lock file meanwhile."""
+        file = self.path / ".lock"
+        for tried in range(10):
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self.lock = open(file, "ab+", buffering=0)  # noqa: SIM115 - held until close
+            except OSError as error:
+                if isinstance(error, FileNotFoundError) and tried < 9:
+                    continue
+                raise SaveFailed(f"{self.path}: {error.strerror}: choose another --out") from error
+            if fcntl is not None:
+                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(self.lock.fileno()), file.stat()):
+                    return
+            self.lock.close()
+        raise SaveFailed(f"{file} is removed again and again: choose another --out")
 
     def _holder(self) -> str:
         """Who holds the folder; it may not have said so yet."""
@@ -182,11 +195,13 @@ class Folder:
     def discard(self) -> None:
         """The checkpoints are no longer needed, nor is the folder that holds nothing else."""
         self.forget()
-        self.close()
+        if fcntl is None:  # an open file cannot be removed
+            self.close()
         with contextlib.suppress(OSError):  # something of someone else's lies there
             (self.path / ".lock").unlink(missing_ok=True)
             (self.path / "checkpoint").rmdir()
             self.path.rmdir()
+        self.close()
 
 
 def make_folder(path: Path) -> None:
@@ -313,6 +328,8 @@ def load_history(path: Path | str) -> History:
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
     if not file.exists():
         arrays, meta, _ = load_checkpoint(path)
+        if "terms" in meta:
+            raise InputError(f"{path} is the state of a server on Flower: see its rounds.jsonl")
         return history_of(arrays, meta, path / "checkpoint")
     about = read_json(file)
     runs, share = _about_runs(file, about)
@@ -393,8 +410,9 @@ def load_labels(path: Path | str) -> dict[int, NDArray[np.int64]]:
     """(N, C) training examples of each client and class, by seed; {} where none were stored."""
     file = Path(path) / "partition.npz"
     arrays = read_npz(file) if file.exists() else {}
-    names = [name for name in arrays if re.fullmatch(r"seed\d+\.labels", name)]
-    return {int(name[4:-7]): arrays[name].astype(np.int64) for name in names}
+    counts = {n: a for n, a in arrays.items() if a.ndim == 2 and a.dtype.kind in "iu"}
+    names = [name for name in counts if re.fullmatch(r"seed\d+\.labels", name)]
+    return {int(name[4:-7]): counts[name].astype(np.int64) for name in names}
 
 
 def read_lines(path: Path | str, first: int = 0) -> list[dict[str, Any]]:

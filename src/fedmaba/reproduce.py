@@ -141,13 +141,16 @@ def begin(work: Work, out: Path, machine: config.Machine) -> Batch:
     record.make_folder(out)
     folder = record.Folder(out / "checkpoint" / f"{work.file}.{machine.dtype}")
     seconds = 0.0
-    if record.checkpoints(folder.path):
-        arrays, meta, damaged = record.load_checkpoint(folder.path)
-        session.fits(meta, out)
-        session.batch.progress.restore(arrays, meta)
-        session.history = record.history_of(arrays, meta, folder.path / "checkpoint")
-        seconds = float(meta["seconds"])
-        session.notes += [*damaged, f"goes on after round {meta['round']}"]
+    try:
+        if record.checkpoints(folder.path):
+            arrays, meta, damaged = record.load_checkpoint(folder.path)
+            session.restore(arrays, meta, folder.path)
+            seconds = float(meta.get("seconds", 0))
+            session.notes += [*damaged, f"goes on after round {meta['round']}"]
+    except BaseException:
+        folder.close()
+        session.batch.workers.close()
+        raise
     return Batch(work, session, folder, seconds)
 
 

@@ -22,7 +22,7 @@ class PropFair(Strategy):
     below: Literal["tangent", "scaled"] = "tangent"
 
     def local(self) -> Local:
-        slope = 1.0 / (self.epsilon if self.below == "tangent" else self.M)
+        slope = min(1.0 / (self.epsilon if self.below == "tangent" else self.M), 1e30)  # float32
         return Local(bend=Bend(self.M, self.epsilon, slope))
 
     def weigh(self, state: State, replies: Replies) -> Decision:
