@@ -10,13 +10,15 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import typer
+from pydantic import ValidationError
 
 from fedmaba import __version__, config
 from fedmaba.errors import Diverged, FedmabaError, InputError
@@ -224,6 +226,8 @@ def reproduce(
     if source is not None:
         _refuse(how, "with --from, which runs nothing: leave one of them out")
     words = tuple(word for text in only or [] for word in targets.words(text))
+    if only and not words:
+        raise InputError(f"--only {','.join(only)!r}: it names no row: name one, or leave it out")
     some = None if seeds is None else config.seeds(seeds)
     left_out = tuple(name.strip() for text in without or [] for name in text.split(","))
     asked = targets.load(target, targets.Scale(rounds, some, words, quick, left_out))
@@ -451,6 +455,15 @@ def _speaker() -> str | None:
     return ranks.speaker()
 
 
+def _filled(words: Sequence[str]) -> None:
+    """Refuse an empty word, which is a shell variable that was never set."""
+    for before, word in pairwise(["", *words]):
+        flag = re.fullmatch("(--[a-z-]+)=", word)
+        if not word or flag:
+            name = flag[1] if flag else before if before.startswith("-") else "an argument"
+            raise InputError(f"{name} is empty: give it a value, or leave it out")
+
+
 def main() -> None:
     """The entry point: every error a user can mend is one line and its exit code."""
     warnings.formatwarning = lambda message, *_, **__: f"fedmaba: warning: {message}\n"
@@ -459,6 +472,7 @@ def main() -> None:
     sys.path.append("")  # models and strategies of one's own, from the folder one works in
     usage: Any = typer.BadParameter.__mro__[2]  # click's base of errors, wherever typer keeps it
     try:
+        _filled(sys.argv[1:])
         code = app(standalone_mode=False)
     except FedmabaError as error:
         if (who := _speaker()) is not None:
@@ -466,6 +480,9 @@ def main() -> None:
         code = error.exit_code
     except usage as error:
         text = error.format_message().replace(": Value error, ", ": ")
+        if isinstance(error.__cause__, ValidationError):  # what newer typers leave out
+            given = error.__cause__.errors()[0]["input"]
+            text = text.replace(": Input should", f": {given}: it should")
         if re.fullmatch(r"No such command '.*'\.", text):  # and none is near
             text = text[:-1] + ": see fedmaba --help"
         whole = text.lstrip().startswith("Usage:")  # help, where a command lacks its words
