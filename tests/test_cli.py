@@ -263,7 +263,15 @@ def make(shape, classes):
         (["fedavg", "--seeds", "2-0"], "seeds='2-0': 2-0 is no range: write 0-2\n"),
         (["fedavg", "--seeds", "few"], "seeds='few': say how many, as 3, or which: 0,2 or 3-9"),
         (["fedavg", "--data", "mine.txt"], "data 'mine.txt': a file of one's own ends in .npz or"),
-        (["fedavg", "--minibatch", str(10**30)], "train.minibatch=1e+30"),
+        (["fedavg", "--minibatch", str(10**30)], "train.minibatch=1000000"),
+        (["fedavg", "--rounds", "1e2"], "train.rounds=1e2: it should be a valid integer"),
+        (["fedavg,fedmaba"], "strategy 'fedavg,fedmaba': name each by itself: fedavg fedmaba"),
+        (["fedavg", "--set", "lr=0.1"], "'lr': did you mean 'train.lr' or 'server.lr'?"),
+        (["fedavg", "--set", "train.eval_every=1"], "did you mean 'eval.every'?"),
+        (["fedavg", "--out", ""], "--out is empty: give it a value, or leave it out\n"),
+        (["fedavg", "--data="], "--data is empty"),
+        (["fedavg", ""], "an argument is empty"),
+        (["fedavg", "--set", "save.out="], "save.out='': it is empty: name a folder"),
         (["fedavg", "--model", ":make"], "write package.module:factory"),
         (["fedavg", "--model", "os:getpid"], "it must take (shape, classes)"),
         (["..x.y"], "write package.module.Class"),
@@ -330,7 +338,29 @@ def test_a_bad_experiment_file_is_one_line(refused):
     assert "unknown key 'train.learning_rate'" in said
     assert "train.lr=0" in said
     Path("e.toml").write_text("rounds = 3\n")
-    assert "strategies is missing" in refused("run", "e.toml")
+    said = refused("run", "e.toml")
+    assert "strategies is missing" in said
+    assert "unknown key 'rounds': did you mean 'train.rounds'?" in said
+    Path("e.toml").write_text("strategies = 'fedavg'\nseeds = [true]\ntrain.rounds = true\n")
+    said = refused("run", "e.toml")
+    for name in ("seeds=[True]", "train.rounds=True"):
+        assert f"{name}: no key is true or false: give a number" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["table", "mine", "--share", "5"], "5"),
+        (["table", "mine", "--share", "few"], "few"),
+        (["flower", "demo", "--sites", "0"], "0"),
+        (["watch", "mine", "--port", "99999"], "99999"),
+        (["reproduce", "table1-grid", "--rounds", "1.5"], "1.5"),
+    ],
+)
+def test_a_number_out_of_range_is_shown(words, value, refused):
+    said = refused(*words)
+    assert re.search(rf"'{words[-2]}': '?{value}\b", said)
+    assert "Input" not in said
 
 
 def test_a_folder_in_use_for_something_else_is_left_alone(call, refused, tiny_npz):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,6 +31,14 @@ def option(default: Any, flag: str, text: str, **limits: Any) -> Any:
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool(cls, value: object) -> object:
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, bool):  # which would pass for 0 or 1
+                raise ValueError("no key is true or false: give a number or text")
+        return value
 
     @field_validator("*")
     @classmethod
@@ -114,6 +123,13 @@ class Save(Section):
     out: str | None = option(None, "--out", "run folder to write [runs/NAME]")
     every: int = option(50, "--checkpoint-every", "rounds between checkpoints", ge=1, le=MOST)
     seconds: float = option(60.0, "--checkpoint-seconds", "or seconds, whichever is first", gt=0)
+
+    @field_validator("out")
+    @classmethod
+    def _named(cls, value: str | None) -> str | None:
+        if value is not None and not value.strip():
+            raise ValueError("it is empty: name a folder, or leave it out")
+        return value
 
 
 class Experiment(Section):
@@ -274,6 +290,9 @@ def _explain(error: Any) -> str:
     name, given = ".".join(where), _typed(error["input"])
     if error["type"] == "extra_forbidden":
         known = [".".join([*where[:-1], key]) for key in section.model_fields]
+        same = [key.name for key in options() if where[-1] in (key.path[-1], key.argument)]
+        if same:  # it stands in another section
+            return f"unknown key {name!r}: did you mean {' or '.join(map(repr, same))}?"
         return str(unknown("key", name, known))
     if error["type"] in ("missing", "too_short"):
         return f"{name} is missing: name at least one strategy"
@@ -285,8 +304,9 @@ def _explain(error: Any) -> str:
 
 def _typed(value: object) -> str:
     """A value as the user typed it: a number without quotes, also where it came as text."""
-    try:
-        text = f"{float(value):g}" if isinstance(value, str) else repr(value)
-    except ValueError:
-        text = repr(value)
+    text = repr(value)
+    if isinstance(value, str):
+        with suppress(ValueError):
+            float(value)
+            text = value
     return text if len(text) < 100 else f"{text[:80]}..."
