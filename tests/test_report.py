@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import fedmaba
 import report_cases
 from fedmaba import cli, config, experiment, load_history, record
 from fedmaba.errors import InputError
@@ -495,7 +496,7 @@ def test_figures_say_what_they_cannot_show():
     pytest.importorskip("matplotlib")
     with pytest.raises(InputError, match="run at least two"):
         figures.of(History([one("fedavg", [0.1, 0.9])]), "gains")
-    with pytest.raises(InputError, match="no label counts"):
+    with pytest.raises(InputError, match=r"in memory holds no label counts: compare\(.*out=FOLDER"):
         figures.of(History([one("fedavg", [0.1, 0.9])]), "heterogeneity")
     for kind in ("weights", "constraint"):
         with pytest.raises(InputError, match="no weights in these histories"):
@@ -518,6 +519,21 @@ def test_export_writes_what_the_history_holds(folder, tmp_path, monkeypatch, cap
     row = table["summary"].query("strategy == 'afl' and model == 'last'").iloc[0]
     assert row["variance"] == pytest.approx(history.summary("last")[1].mean.variance)
     assert len(table["rounds"]) == 6 * 3 * 2
+
+
+def test_export_names_clients_that_have_names(tmp_path, monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    owner = np.repeat(["=ward", "icu"], 20)
+    np.savez(tmp_path / "mine.npz", x=rng.normal(size=(40, 4)), y=np.arange(40) % 2, client=owner)
+    words = {"data": str(tmp_path / "mine.npz"), "seeds": 1, "device": "cpu", "model": "softmax"}
+    for name, options in {"own": {}, "cut": {"partition": "iid", "clients": 2}}.items():
+        fedmaba.compare("fedavg", out=tmp_path / name, rounds=2, eval_every=1, **words, **options)
+        export.to_csv(tmp_path / name, tmp_path / name / "csv")
+        for kind in ("clients", "weights"):
+            found = pandas.read_csv(tmp_path / name / "csv" / f"{kind}.csv", keep_default_na=False)
+            assert found["client"].tolist() == [0, 1] * 2
+            assert found["name"].tolist() == (["'=ward", "icu"] if name == "own" else ["", ""]) * 2
 
 
 def test_export_starts_no_formula():
