@@ -3,6 +3,7 @@
 Most calls run in this process; those that need one of their own (signals, no torch, speed) get it.
 """
 
+import errno
 import os
 import re
 import resource
@@ -530,3 +531,20 @@ def test_without_torch_strategies_work_and_simulating_names_the_remedy(tmp_path,
     assert listed.returncode == 0
     assert "fedmaba" in listed.stdout
     assert [p.name for p in tmp_path.iterdir() if p.name != "__pycache__"] == ["sitecustomize.py"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_app_that_does_not_fit_on_the_disk_leaves_nothing(there, call, refused, monkeypatch):
+    folder, write = Path("app"), Path.write_text
+    if there:
+        folder.mkdir()
+
+    def full(path, text, **how):
+        write(path, "" if path.name == "server_app.py" else text, **how)
+        if path.name == "server_app.py":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        assert "No space left" in refused("flower", "new", folder, code=74)
+    assert call("flower", "new", folder).code == 0
