@@ -106,7 +106,7 @@ class Eval(Section):
 class Machine(Section):
     device: str = option("auto", "--device", "auto, cpu, cuda or cuda:N")
     dtype: Literal["float32", "tf32", "bf16", "float64"] = option(
-        "float32", "--dtype", "precision: tf32 and bf16 are faster on a GPU, and rougher"
+        "float32", "--dtype", "precision of training: on a GPU tf32 and bf16 are faster and rougher"
     )
     threads: Count = option(None, "--threads", "CPU cores to use [all]", ge=1, le=1024)
     chunk: Count = option(None, "--chunk", "clients trained at once [what fits]", ge=1, le=MOST)
