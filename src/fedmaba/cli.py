@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 import typer
 from pydantic import ValidationError
 
-from fedmaba import __version__, config
+from fedmaba import __version__, config, streams
 from fedmaba.errors import Diverged, FedmabaError, InputError
 
 if TYPE_CHECKING:
@@ -466,6 +466,7 @@ def _filled(words: Sequence[str]) -> None:
 
 def main() -> None:
     """The entry point: every error a user can mend is one line and its exit code."""
+    streams.settle()
     warnings.formatwarning = lambda message, *_, **__: f"fedmaba: warning: {message}\n"
     if int(os.environ.get("RANK", "0")) and "TORCHELASTIC_RUN_ID" in os.environ:
         warnings.simplefilter("ignore")  # rank 0 says it
@@ -474,6 +475,7 @@ def main() -> None:
     try:
         _filled(sys.argv[1:])
         code = app(standalone_mode=False)
+        sys.stdout.flush()
     except FedmabaError as error:
         if (who := _speaker()) is not None:
             typer.echo(" ".join(f"fedmaba: {who}{error}".splitlines()), err=True)

@@ -190,22 +190,22 @@ def from_arrays(
 def _open(path: Path, **how: Any) -> IO[Any]:
     """A file of a user's; one that may not be read is told apart from one that is damaged."""
     try:
-        return path.open(**how)
+        handle: IO[Any] = path.open(**how)
     except OSError as err:
         raise InputError(f"{path}: {err.strerror}: make it readable, or name another") from None
+    return handle
 
 
-def _array(path: Path, data: Any, key: str) -> NDArray[Any]:
+def _array(path: Path, data: Any, key: str) -> Any:
     """One array of an .npz file; objects in it are refused, not unpickled."""
     try:
-        out: NDArray[Any] = data[key]
+        return data[key]
     except ValueError as err:
         if "Object arrays" not in str(err):
             raise
         rule = "client ids are integers or strings: use .astype(str)"
         rule = rule if key.startswith("client") else "save numbers"
         raise InputError(f"{path}: {key} has dtype object: {rule}") from None
-    return out
 
 
 def _npz(path: Path) -> Dataset:

@@ -151,8 +151,8 @@ def command(target: Target) -> str:
     if scale.rounds is not None:
         words += ["--rounds", str(scale.rounds)]
     if scale.seeds is not None:
-        many = isinstance(scale.seeds, int)
-        words += ["--seeds", str(scale.seeds) if many else f"{','.join(map(str, scale.seeds))},"]
+        many = scale.seeds
+        words += ["--seeds", str(many) if isinstance(many, int) else f"{str([*many])[1:-1]},"]
     if scale.only:
         words += ["--only", ",".join(scale.only)]
     for other in scale.without:

@@ -16,7 +16,8 @@ def new(folder: Path) -> list[Path]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists and is not an empty folder: choose another one")
     source = resources.files("fedmaba.flower_app") / "template"
-    there, written = folder.exists(), []
+    there = folder.exists()
+    written: list[Path] = []
     for item in sorted(source.iterdir(), key=lambda entry: entry.name):
         name = item.name.removesuffix(".tmpl")
         target = folder / PACKAGE / name if name.endswith(".py") else folder / name
