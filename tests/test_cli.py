@@ -234,6 +234,54 @@ def make(shape, classes):
     return nn.Sequential(nn.Linear(shape[0], 5), nn.ReLU(), nn.Linear(5, classes))
 """
 
+# --- where the output goes ---------------------------------------------------------------------
+
+
+def test_a_reader_who_leaves_does_not_end_a_run(tmp_path, tiny_npz):
+    words = ["compare", "fedavg", "--data", tiny_npz, *QUICK[:-1], "--eval-every", "1"]
+    for gone in ("stdout", "stderr"):
+        reader, writer = os.pipe()
+        os.close(reader)
+        how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, gone: writer}
+        done = subprocess.run([*COMMAND, *words, "--out", gone], cwd=tmp_path, text=True, **how)
+        os.close(writer)
+        assert done.returncode == 0
+        assert (tmp_path / gone / "runs.json").exists()
+        assert ("results: stderr" in (done.stdout or "")) == (gone == "stderr")
+        assert "Error" not in (done.stderr or "")
+
+
+@pytest.mark.parametrize("words", [["list", "strategies"], ["table", "mine"]])
+def test_output_that_finds_no_room_is_one_line(words, call, tiny_npz):
+    call("compare", "fedavg", "--data", tiny_npz, *QUICK, "--out", "mine")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 74
+    assert re.fullmatch(r"fedmaba: standard output .*: No space left .*\n", done.stderr)
+
+
+@pytest.mark.parametrize(("encoding", "plus"), [("cp1252", "±"), ("ascii", "+-")])
+def test_an_encoding_without_a_sign_spells_it(encoding, plus, call, tiny_npz):
+    call("compare", "fedavg", "--data", tiny_npz, *QUICK, "--out", "mine")
+    results = Path(__file__).parents[1] / "results"
+    rows = {"FedMGDA+, eta=0.1, epsilon=0.1 ", "AFL, lambda=0.05 "}
+    words = ["reproduce", "table2-fashion-mnist", "--from", results, "--only", "fedmgda,afl"]
+    for command, found in ((["table", "mine"], {"fedavg "}), (words, rows)):
+        done = subprocess.run(
+            [*COMMAND, *map(str, command)],
+            capture_output=True,
+            env=os.environ | {"PYTHONIOENCODING": encoding},
+        )
+        shown = done.stdout.decode(encoding).splitlines()
+        assert done.returncode == 0, done.stderr
+        for name in found:
+            (line, *_) = [line for line in shown if line.startswith(f"| {name}")]
+            assert f" {plus} " in line
+            (head, *_) = [line for line in shown if line.startswith("| ")]
+            assert len(line) == len(head)
+    assert Path("runs/reproduce/table2-fashion-mnist/table.md").exists()
+
+
 # --- bad input ---------------------------------------------------------------------------------
 
 

@@ -600,6 +600,49 @@ def test_the_display_shows_what_a_person_wants_to_know(tiny_npz):
     assert re.search("[▁▂▃▄▅▆▇█]", line)
 
 
+def printed(width, renderable) -> str:
+    stream = StringIO()
+    Console(file=stream, width=width, color_system=None).print(renderable)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [34, 50, 60, 66, 72, 80, 100, 160])
+def test_names_and_numbers_are_whole_at_any_width(width):
+    labels = ["fedavg", "fedmaba:alpha=0.8,eta_b=0.5"]
+    accuracy = np.linspace(0.1, 0.9, 20)
+    runs = [one(label, accuracy * (1 - s / 9), s) for label in labels for s in (0, 1)]
+    text = printed(width, terminal.grid(History(runs), "deployed", "last", 0.05))
+    rows = History(runs).summary()
+    for row, line in zip(rows, table.cells(rows, 0.05), strict=True):
+        assert row.label[:12] in text
+        assert all(cell.text in text for cell in line)
+    assert (labels[1] in text) == (width not in (80,))  # folded, where the table still has room
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [46, 60, 72, 80, 100])
+def test_the_display_drops_columns_before_names_and_numbers(width, tiny_npz):
+    going = session(tiny_npz)
+    pace = terminal.Pace(going)
+    for snapshot in going.rounds():
+        pace.done = snapshot.round + 1
+    for run in going.history.runs[2:]:
+        run.label = "fedmaba:alpha=0.8,eta_b=0.5"
+    text = printed(width, terminal.dashboard(going, pace))
+    for row in going.history.summary():
+        assert row.label[:12] in text
+        assert f"{row.mean.accuracy:.2f}" in text
+        assert f"{row.mean.variance:.2f}" in text
+    assert "round 4/4" in text
+    assert "0:00 left" in text
+    if width in (46, 100):
+        assert ("rounds/s" in text) == (width == 100)
+    assert ("λ*" in text) == (width >= 72)
+    assert ("over rounds" in text) == (width >= 100)
+    assert "…" not in text
+
+
 def shown(tiny_npz, quiet, monkeypatch, terminal_like) -> str:
     stream = StringIO()
     real = Console
