@@ -249,6 +249,14 @@ def test_a_reader_who_leaves_does_not_end_a_run(tmp_path, tiny_npz):
         assert (tmp_path / gone / "runs.json").exists()
         assert ("results: stderr" in (done.stdout or "")) == (gone == "stderr")
         assert "Error" not in (done.stderr or "")
+    reader, writer = os.pipe()
+    os.close(reader)
+    results = Path(__file__).parents[1] / "results"
+    words = ["reproduce", "figure2-alpha", "--from", results, "--out", "drawn"]
+    done = subprocess.run([*COMMAND, *words], cwd=tmp_path, stdout=writer)
+    os.close(writer)
+    assert done.returncode == 0
+    assert (tmp_path / "drawn" / "figure2-alpha" / "table.csv").exists()
 
 
 @pytest.mark.parametrize("words", [["list", "strategies"], ["table", "mine"]])

@@ -782,6 +782,42 @@ def test_watch_shows_a_run_before_and_after_its_first_checkpoint(tiny_npz, tmp_p
         assert "is running" not in server.page().decode()
 
 
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_run_that_nobody_works_on_is_not_called_running(saved, tiny_npz, tmp_path):
+    out = tmp_path / "cut"
+    going = session(tiny_npz, rounds=8)
+    experiment.begin(going, out)
+    asked = []
+    rounds = going.rounds(stop=lambda: bool(asked))
+    for _ in range(4):
+        next(rounds)
+    with watch.serve(out) as server:
+        before = server.version()
+        assert "cut is running" in server.page().decode()
+        asked.append(saved)
+        next(rounds, None) if saved else going.close()  # an interrupt, or the end of a process
+        assert server.version() != before
+        for text in (server.page().decode(), report.page([data.load(out)])):
+            assert "is running" not in text
+            assert "cut was interrupted" in text
+            assert "saved up to round 4 of 8" in text
+            assert "deployed model ()" not in text
+    assert not record.held(out)
+    assert not record.held(tmp_path)
+    again = experiment.resume(out)
+    assert record.held(out)
+    again.close()
+
+
+def test_looking_who_works_on_a_folder_keeps_nobody_out(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+    record.Folder(tmp_path).close()
+    look = open(tmp_path / ".lock", "rb")  # noqa: SIM115 - as `held` does, for a moment
+    fcntl.flock(look, fcntl.LOCK_SH)
+    monkeypatch.setattr(record.time, "sleep", lambda seconds: look.close())
+    record.Folder(tmp_path).close()
+
+
 @pytest.mark.parametrize(("seeds", "judged"), [(1, False), (2, True)])
 def test_a_row_of_one_seed_beside_rows_of_more_is_neither_ranked_nor_on_the_front(seeds, judged):
     several = [

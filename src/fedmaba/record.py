@@ -24,7 +24,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import safetensors
@@ -65,8 +65,7 @@ class Folder:
         except OSError as error:
             raise SaveFailed(f"{path}: {error.strerror}: choose another --out") from error
         try:
-            if fcntl is not None:
-                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self.lock)
             self.lock.truncate(0)
             self.lock.write(f"process {os.getpid()}".encode())
         except BlockingIOError:
@@ -186,6 +185,30 @@ class Folder:
             (self.path / ".lock").unlink(missing_ok=True)
             (self.path / "checkpoint").rmdir()
             self.path.rmdir()
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Take a folder; tried twice, as someone may only be looking whether it is `held`."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(0.05)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def held(path: Path) -> bool:
+    """Whether a process works on a run folder; yes where nobody can tell."""
+    try:
+        with open(path / ".lock", "rb") as file:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such file, or no locks on this file system
+        return False
+    return fcntl is None
 
 
 def make_folder(path: Path) -> None:
