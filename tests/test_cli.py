@@ -259,9 +259,11 @@ def test_a_reader_who_leaves_does_not_end_a_run(tmp_path, tiny_npz):
     assert (tmp_path / "drawn" / "figure2-alpha" / "table.csv").exists()
 
 
-@pytest.mark.parametrize("words", [["list", "strategies"], ["table", "mine"]])
-def test_output_that_finds_no_room_is_one_line(words, call, tiny_npz):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["--version"], ["table", "mine"]])
+def test_output_that_finds_no_room_is_one_line(words, unbuffered, call, tiny_npz, monkeypatch):
     call("compare", "fedavg", "--data", tiny_npz, *QUICK, "--out", "mine")
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     with open("/dev/full", "w") as full:
         done = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 74

@@ -40,8 +40,8 @@ app = typer.Typer(
     name="fedmaba",
     help="Fair federated learning: compare, reproduce and look at every algorithm.",
     epilog="Exit codes: 0 done, 2 found before any work, 65 a run diverged, 69 another process of "
-    "the job ended, 71 too little memory, 74 the run folder could not be written, 75 another "
-    "process works on it, 130 stopped by Ctrl-C or SIGTERM.",
+    "the job ended, 71 too little memory, 74 the run folder or the output could not be written, "
+    "75 another process works on the folder, 130 stopped by Ctrl-C or SIGTERM.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -210,7 +210,7 @@ def reproduce(
         config.KEPT
     ),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
-    dtype: Annotated[Dtype, typer.Option(help="precision")] = "float32",
+    dtype: Annotated[Dtype, typer.Option(help=config.PRECISION)] = "float32",
     quiet: Quiet = False,
 ) -> None:
     """Reproduce a table or figure of the paper and show it beside the paper's numbers."""

@@ -21,6 +21,7 @@ Count = int | None
 MOST = 10**9  # of anything that is counted
 SEEDS = 10_000  # at most
 KEPT = Path("runs/reproduce")  # where `fedmaba reproduce` keeps its results, unless told
+PRECISION = "precision: tf32 and bf16 are faster on a GPU, and rougher"
 ODD = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # never part of a name
 
 
@@ -105,9 +106,7 @@ class Eval(Section):
 
 class Machine(Section):
     device: str = option("auto", "--device", "auto, cpu, cuda or cuda:N")
-    dtype: Literal["float32", "tf32", "bf16", "float64"] = option(
-        "float32", "--dtype", "precision of training: on a GPU tf32 and bf16 are faster and rougher"
-    )
+    dtype: Literal["float32", "tf32", "bf16", "float64"] = option("float32", "--dtype", PRECISION)
     threads: Count = option(None, "--threads", "CPU cores to use [all]", ge=1, le=1024)
     chunk: Count = option(None, "--chunk", "clients trained at once [what fits]", ge=1, le=MOST)
 

@@ -9,32 +9,47 @@ from __future__ import annotations
 import codecs
 import errno
 import io
+import os
 import sys
 import unicodedata
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fedmaba.errors import SaveFailed
 
 ASCII = {"±": "+-", "²": "^2", "–": "-", "−": "-", "·": "*", "×": "x", "λ": "lambda"}
 
 
-class Outlet(io.FileIO):
-    """Drops what is written from the moment on that nobody can read it."""
+class Outlet(io.TextIOWrapper):
+    """A stream that goes nowhere from the moment on that nobody can read it.
 
-    def __init__(self, name: str, handle: int) -> None:
-        super().__init__(handle, "w", closefd=False)
-        self.said, self.shut = name, False
+    A layer above the buffer and not below it: a signal may interrupt Python code that a buffer
+    waits for, and what is then said would find the buffer locked.
+    """
 
-    def write(self, data: Any, /) -> int:
-        if not self.shut:
-            try:
-                return super().write(data)
-            except OSError as error:
-                self.shut = True
-                if self.said == "stdout" and error.errno != errno.EPIPE:
-                    why = f"{error.strerror}: mend it, or send it elsewhere"
-                    raise SaveFailed(f"standard output could not be written: {why}") from error
-        return len(data)
+    def write(self, text: str, /) -> int:
+        if text == "":  # only to see whether it takes text: an error would pass for a no
+            return 0
+        with self._open():
+            return super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._open():
+            super().flush()
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            handle = self.fileno()
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, handle)
+            os.close(nowhere)
+            if handle == 1 and error.errno != errno.EPIPE:
+                why = f"{error.strerror}: mend it, or send it elsewhere"
+                raise SaveFailed(f"standard output could not be written: {why}") from error
 
 
 def settle() -> None:
@@ -45,10 +60,8 @@ def settle() -> None:
             continue
         stream.reconfigure(errors="fedmaba")
         if stream is getattr(sys, f"__{name}__") and not stream.isatty():
-            outlet = io.BufferedWriter(Outlet(name, stream.fileno()))
             how = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
-            text = io.TextIOWrapper(outlet, stream.encoding, "fedmaba", **how)
-            setattr(sys, name, text)
+            setattr(sys, name, Outlet(stream.buffer, stream.encoding, "fedmaba", **how))
 
 
 def spelled(text: str) -> str:

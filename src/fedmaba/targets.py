@@ -152,7 +152,7 @@ def command(target: Target) -> str:
         words += ["--rounds", str(scale.rounds)]
     if scale.seeds is not None:
         many = scale.seeds
-        words += ["--seeds", str(many) if isinstance(many, int) else f"{str([*many])[1:-1]},"]
+        words += ["--seeds", str(many) if isinstance(many, int) else ",".join(map(str, many)) + ","]
     if scale.only:
         words += ["--only", ",".join(scale.only)]
     for other in scale.without:
