@@ -3,6 +3,7 @@
 Most calls run in this process; those that need one of their own (signals, no torch, speed) get it.
 """
 
+import errno
 import os
 import re
 import resource
@@ -233,6 +234,64 @@ def make(shape, classes):
     return nn.Sequential(nn.Linear(shape[0], 5), nn.ReLU(), nn.Linear(5, classes))
 """
 
+# --- where the output goes ---------------------------------------------------------------------
+
+
+def test_a_reader_who_leaves_does_not_end_a_run(tmp_path, tiny_npz):
+    words = ["compare", "fedavg", "--data", tiny_npz, *QUICK[:-1], "--eval-every", "1"]
+    for gone in ("stdout", "stderr"):
+        reader, writer = os.pipe()
+        os.close(reader)
+        how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, gone: writer}
+        done = subprocess.run([*COMMAND, *words, "--out", gone], cwd=tmp_path, text=True, **how)
+        os.close(writer)
+        assert done.returncode == 0
+        assert (tmp_path / gone / "runs.json").exists()
+        assert ("results: stderr" in (done.stdout or "")) == (gone == "stderr")
+        assert "Error" not in (done.stderr or "")
+    reader, writer = os.pipe()
+    os.close(reader)
+    results = Path(__file__).parents[1] / "results"
+    words = ["reproduce", "figure2-alpha", "--from", results, "--out", "drawn"]
+    done = subprocess.run([*COMMAND, *words], cwd=tmp_path, stdout=writer)
+    os.close(writer)
+    assert done.returncode == 0
+    assert (tmp_path / "drawn" / "figure2-alpha" / "table.csv").exists()
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["--version"], ["table", "mine"]])
+def test_output_that_finds_no_room_is_one_line(words, unbuffered, call, tiny_npz, monkeypatch):
+    call("compare", "fedavg", "--data", tiny_npz, *QUICK, "--out", "mine")
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 74
+    assert re.fullmatch(r"fedmaba: standard output .*: No space left .*\n", done.stderr)
+
+
+@pytest.mark.parametrize(("encoding", "plus"), [("cp1252", "±"), ("ascii", "+-")])
+def test_an_encoding_without_a_sign_spells_it(encoding, plus, call, tiny_npz):
+    call("compare", "fedavg", "--data", tiny_npz, *QUICK, "--out", "mine")
+    results = Path(__file__).parents[1] / "results"
+    rows = {"FedMGDA+, eta=0.1, epsilon=0.1 ", "AFL, lambda=0.05 "}
+    words = ["reproduce", "table2-fashion-mnist", "--from", results, "--only", "fedmgda,afl"]
+    for command, found in ((["table", "mine"], {"fedavg "}), (words, rows)):
+        done = subprocess.run(
+            [*COMMAND, *map(str, command)],
+            capture_output=True,
+            env=os.environ | {"PYTHONIOENCODING": encoding},
+        )
+        shown = done.stdout.decode(encoding).splitlines()
+        assert done.returncode == 0, done.stderr
+        for name in found:
+            (line, *_) = [line for line in shown if line.startswith(f"| {name}")]
+            assert f" {plus} " in line
+            (head, *_) = [line for line in shown if line.startswith("| ")]
+            assert len(line) == len(head)
+    assert Path("runs/reproduce/table2-fashion-mnist/table.md").exists()
+
+
 # --- bad input ---------------------------------------------------------------------------------
 
 
@@ -263,7 +322,15 @@ def make(shape, classes):
         (["fedavg", "--seeds", "2-0"], "seeds='2-0': 2-0 is no range: write 0-2\n"),
         (["fedavg", "--seeds", "few"], "seeds='few': say how many, as 3, or which: 0,2 or 3-9"),
         (["fedavg", "--data", "mine.txt"], "data 'mine.txt': a file of one's own ends in .npz or"),
-        (["fedavg", "--minibatch", str(10**30)], "train.minibatch=1e+30"),
+        (["fedavg", "--minibatch", str(10**30)], "train.minibatch=1000000"),
+        (["fedavg", "--rounds", "1e2"], "train.rounds=1e2: it should be a valid integer"),
+        (["fedavg,fedmaba"], "strategy 'fedavg,fedmaba': name each by itself: fedavg fedmaba"),
+        (["fedavg", "--set", "lr=0.1"], "'lr': did you mean 'train.lr' or 'server.lr'?"),
+        (["fedavg", "--set", "train.eval_every=1"], "did you mean 'eval.every'?"),
+        (["fedavg", "--out", ""], "--out is empty: give it a value, or leave it out\n"),
+        (["fedavg", "--data="], "--data is empty"),
+        (["fedavg", ""], "an argument is empty"),
+        (["fedavg", "--set", "save.out="], "save.out='': it is empty: name a folder"),
         (["fedavg", "--model", ":make"], "write package.module:factory"),
         (["fedavg", "--model", "os:getpid"], "it must take (shape, classes)"),
         (["..x.y"], "write package.module.Class"),
@@ -356,7 +423,29 @@ def test_a_bad_experiment_file_is_one_line(refused):
     assert "unknown key 'train.learning_rate'" in said
     assert "train.lr=0" in said
     Path("e.toml").write_text("rounds = 3\n")
-    assert "strategies is missing" in refused("run", "e.toml")
+    said = refused("run", "e.toml")
+    assert "strategies is missing" in said
+    assert "unknown key 'rounds': did you mean 'train.rounds'?" in said
+    Path("e.toml").write_text("strategies = 'fedavg'\nseeds = [true]\ntrain.rounds = true\n")
+    said = refused("run", "e.toml")
+    for name in ("seeds=[True]", "train.rounds=True"):
+        assert f"{name}: no key is true or false: give a number" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["table", "mine", "--share", "5"], "5"),
+        (["table", "mine", "--share", "few"], "few"),
+        (["flower", "demo", "--sites", "0"], "0"),
+        (["watch", "mine", "--port", "99999"], "99999"),
+        (["reproduce", "table1-grid", "--rounds", "1.5"], "1.5"),
+    ],
+)
+def test_a_number_out_of_range_is_shown(words, value, refused):
+    said = refused(*words)
+    assert re.search(rf"'{words[-2]}': '?{value}\b", said)
+    assert "Input" not in said
 
 
 def test_a_folder_in_use_for_something_else_is_left_alone(call, refused, tiny_npz):
@@ -526,3 +615,20 @@ def test_without_torch_strategies_work_and_simulating_names_the_remedy(tmp_path,
     assert listed.returncode == 0
     assert "fedmaba" in listed.stdout
     assert [p.name for p in tmp_path.iterdir() if p.name != "__pycache__"] == ["sitecustomize.py"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_app_that_does_not_fit_on_the_disk_leaves_nothing(there, call, refused, monkeypatch):
+    folder, write = Path("app"), Path.write_text
+    if there:
+        folder.mkdir()
+
+    def full(path, text, **how):
+        write(path, "" if path.name == "server_app.py" else text, **how)
+        if path.name == "server_app.py":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        assert "No space left" in refused("flower", "new", folder, code=74)
+    assert call("flower", "new", folder).code == 0

@@ -7,6 +7,7 @@ files need $FEDMABA_DATA, a folder that has them.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import gzip
 import hashlib
@@ -586,6 +587,24 @@ def test_npz(tmp_path):
     says(lambda: load(str(path)), "not an .npz file")
 
 
+def test_npz_with_words_as_objects_names_the_remedy(tmp_path):
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=X, y=Y, client=np.array(list("aabbcc"), object))
+    says(lambda: load(str(path)), f"{path}: client has dtype object", "use .astype(str)")
+
+
+@pytest.mark.parametrize("name", ["mine.npz", "mine.csv"])
+def test_a_file_that_may_not_be_read_is_not_called_damaged(name, tmp_path, monkeypatch):
+    path = tmp_path / name
+    path.write_text("")
+
+    def refuse(*args, **how):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    says(lambda: load(str(path)), f"{path}: Permission denied: make it readable")
+
+
 def test_npz_with_objects_is_not_unpickled(tmp_path):
     proof, path = tmp_path / "executed", tmp_path / "mine.npz"
 
@@ -594,7 +613,7 @@ def test_npz_with_objects_is_not_unpickled(tmp_path):
             return os.system, (f"touch {proof}",)
 
     np.savez(path, x=np.array([Gadget()], object), y=[0])
-    says(lambda: load(str(path)), "not an .npz file of plain arrays")
+    says(lambda: load(str(path)), f"{path}: x has dtype object: save numbers")
     path.write_bytes(pickle.dumps(Gadget()))
     says(lambda: load(str(path)), "not an .npz file of plain arrays")
     assert not proof.exists()

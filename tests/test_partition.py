@@ -9,8 +9,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedmaba import partition
+from fedmaba import datasets, partition
 from fedmaba.errors import InputError
+from fedmaba.federation import Federation
 from fedmaba.partition import Split, parse_share, split
 
 EQUAL = np.concatenate([np.tile(np.arange(10), 600), np.tile(np.arange(10), 200)])
@@ -248,9 +249,12 @@ def test_saved_and_read_back():
         ({"spec": "given", "client": np.arange(8000) % 2 - 1, "clients": None}, "client_test"),
         (
             {"spec": "given", "client": np.arange(8000) // 6000, "clients": None},
-            "client 1 has no train",
+            "client 1 has no train example left (partition given, test official, validation 0): "
+            "give it more data, or leave it out",
         ),
-        ({"clients": 3000, "test": "local", "validation": 0.1}, "has no train example left"),
+        ({"clients": 3000, "test": "local", "validation": 0.1}, "or leave out --validation"),
+        ({"validation": 0.999}, "client 0 (and 99 more) has no train example left"),
+        ({"validation": 0.999}, "give it more data, or lower --validation"),
     ],
 )
 def test_impossible_requests_say_why(change, message):
@@ -259,6 +263,16 @@ def test_impossible_requests_say_why(change, message):
         split(**{**ask, **change})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_client_that_gets_nothing_is_named():
+    x, y, owner = np.zeros((9, 2)), np.arange(9) % 2, np.array(["a"] * 4 + ["b"] * 4 + ["solo"])
+    data = datasets.from_arrays(x, y, owner)
+    with pytest.raises(InputError, match=r"client 'solo' has no train .*, or leave it out"):
+        Federation.make(data, "given", test="local")
+    data = datasets.from_arrays(x, y, owner, x[:4], y[:4], owner[2:6])
+    with pytest.raises(InputError, match=r"client 'solo' has no test .*, or say --test local"):
+        Federation.make(data, "given")
 
 
 def test_too_few_test_examples_of_a_class_are_refused():

@@ -675,7 +675,7 @@ def test_weights_that_a_device_keeps_in_another_order_are_not_mixed_up(tiny_npz,
     session = experiment.prepare(asked(tiny_npz), experiment.Own(model=net(8)))
     session.batch.rows.layout.forms.clear()
     with pytest.raises(InputError, match="keeps weights in another order: go on there"):
-        session.fits(load_checkpoint(out)[1], out)
+        session.restore(*load_checkpoint(out)[:2], out)
 
 
 def scaled(scale):

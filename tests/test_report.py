@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+import fedmaba
 import report_cases
 from fedmaba import cli, config, experiment, load_history, record
 from fedmaba.errors import InputError
@@ -495,7 +496,7 @@ def test_figures_say_what_they_cannot_show():
     pytest.importorskip("matplotlib")
     with pytest.raises(InputError, match="run at least two"):
         figures.of(History([one("fedavg", [0.1, 0.9])]), "gains")
-    with pytest.raises(InputError, match="no label counts"):
+    with pytest.raises(InputError, match=r"in memory holds no label counts: compare\(.*out=FOLDER"):
         figures.of(History([one("fedavg", [0.1, 0.9])]), "heterogeneity")
     for kind in ("weights", "constraint"):
         with pytest.raises(InputError, match="no weights in these histories"):
@@ -518,6 +519,21 @@ def test_export_writes_what_the_history_holds(folder, tmp_path, monkeypatch, cap
     row = table["summary"].query("strategy == 'afl' and model == 'last'").iloc[0]
     assert row["variance"] == pytest.approx(history.summary("last")[1].mean.variance)
     assert len(table["rounds"]) == 6 * 3 * 2
+
+
+def test_export_names_clients_that_have_names(tmp_path, monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    owner = np.repeat(["=ward", "icu"], 20)
+    np.savez(tmp_path / "mine.npz", x=rng.normal(size=(40, 4)), y=np.arange(40) % 2, client=owner)
+    words = {"data": str(tmp_path / "mine.npz"), "seeds": 1, "device": "cpu", "model": "softmax"}
+    for name, options in {"own": {}, "cut": {"partition": "iid", "clients": 2}}.items():
+        fedmaba.compare("fedavg", out=tmp_path / name, rounds=2, eval_every=1, **words, **options)
+        export.to_csv(tmp_path / name, tmp_path / name / "csv")
+        for kind in ("clients", "weights"):
+            found = pandas.read_csv(tmp_path / name / "csv" / f"{kind}.csv", keep_default_na=False)
+            assert found["client"].tolist() == [0, 1] * 2
+            assert found["name"].tolist() == (["'=ward", "icu"] if name == "own" else ["", ""]) * 2
 
 
 def test_export_starts_no_formula():
@@ -582,6 +598,49 @@ def test_the_display_shows_what_a_person_wants_to_know(tiny_npz):
     assert f"{row.mean.worst:.2f}" in line
     assert f"{going.history.runs[-1].column('info.lambda')[-1]:.2f}" in line
     assert re.search("[▁▂▃▄▅▆▇█]", line)
+
+
+def printed(width, renderable) -> str:
+    stream = StringIO()
+    Console(file=stream, width=width, color_system=None).print(renderable)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [34, 50, 60, 66, 72, 80, 100, 160])
+def test_names_and_numbers_are_whole_at_any_width(width):
+    labels = ["fedavg", "fedmaba:alpha=0.8,eta_b=0.5"]
+    accuracy = np.linspace(0.1, 0.9, 20)
+    runs = [one(label, accuracy * (1 - s / 9), s) for label in labels for s in (0, 1)]
+    text = printed(width, terminal.grid(History(runs), "deployed", "last", 0.05))
+    rows = History(runs).summary()
+    for row, line in zip(rows, table.cells(rows, 0.05), strict=True):
+        assert row.label[:12] in text
+        assert all(cell.text in text for cell in line)
+    assert (labels[1] in text) == (width not in (80,))  # folded, where the table still has room
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [46, 60, 72, 80, 100])
+def test_the_display_drops_columns_before_names_and_numbers(width, tiny_npz):
+    going = session(tiny_npz)
+    pace = terminal.Pace(going)
+    for snapshot in going.rounds():
+        pace.done = snapshot.round + 1
+    for run in going.history.runs[2:]:
+        run.label = "fedmaba:alpha=0.8,eta_b=0.5"
+    text = printed(width, terminal.dashboard(going, pace))
+    for row in going.history.summary():
+        assert row.label[:12] in text
+        assert f"{row.mean.accuracy:.2f}" in text
+        assert f"{row.mean.variance:.2f}" in text
+    assert "round 4/4" in text
+    assert "0:00 left" in text
+    if width in (46, 100):
+        assert ("rounds/s" in text) == (width == 100)
+    assert ("λ*" in text) == (width >= 72)
+    assert ("over rounds" in text) == (width >= 100)
+    assert "…" not in text
 
 
 def shown(tiny_npz, quiet, monkeypatch, terminal_like) -> str:
@@ -721,6 +780,42 @@ def test_watch_shows_a_run_before_and_after_its_first_checkpoint(tiny_npz, tmp_p
         for _ in rounds:
             pass
         assert "is running" not in server.page().decode()
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_run_that_nobody_works_on_is_not_called_running(saved, tiny_npz, tmp_path):
+    out = tmp_path / "cut"
+    going = session(tiny_npz, rounds=8)
+    experiment.begin(going, out)
+    asked = []
+    rounds = going.rounds(stop=lambda: bool(asked))
+    for _ in range(4):
+        next(rounds)
+    with watch.serve(out) as server:
+        before = server.version()
+        assert "cut is running" in server.page().decode()
+        asked.append(saved)
+        next(rounds, None) if saved else going.close()  # an interrupt, or the end of a process
+        assert server.version() != before
+        for text in (server.page().decode(), report.page([data.load(out)])):
+            assert "is running" not in text
+            assert "cut was interrupted" in text
+            assert "saved up to round 4 of 8" in text
+            assert "deployed model ()" not in text
+    assert not record.held(out)
+    assert not record.held(tmp_path)
+    again = experiment.resume(out)
+    assert record.held(out)
+    again.close()
+
+
+def test_looking_who_works_on_a_folder_keeps_nobody_out(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+    record.Folder(tmp_path).close()
+    look = open(tmp_path / ".lock", "rb")  # noqa: SIM115 - as `held` does, for a moment
+    fcntl.flock(look, fcntl.LOCK_SH)
+    monkeypatch.setattr(record.time, "sleep", lambda seconds: look.close())
+    record.Folder(tmp_path).close()
 
 
 @pytest.mark.parametrize(("seeds", "judged"), [(1, False), (2, True)])

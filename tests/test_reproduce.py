@@ -188,7 +188,17 @@ def test_quick_is_small_for_every_target(name):
         (["--quick"], "--quick without a target: name one, or leave it out"),
         (["--seeds", "2"], "--seeds without a target"),
         (["--from", ".", "--dtype", "bf16"], "--dtype without a target"),
-        (["figure1a", "--from", "."], "none of its runs is there"),
+        (["figure1a", "--from", "."], "none of its runs is there: name their folder with --from"),
+        (["figure1a", "--from", "."], "or run `fedmaba reproduce figure1a`\n"),
+        (["figure1a", "--from", ".", "--rounds", "50"], "reproduce figure1a --rounds 50`\n"),
+        (["figure1a", "--from", ".", "--quick"], "`fedmaba reproduce figure1a --quick --rounds"),
+        (["figure1a", "--from", ".", "--seeds", "0-1"], "figure1a --seeds 0,1,`\n"),
+        (["figure1a", "--from", ".", "--only", "fedavg"], "figure1a --only fedavg`\n"),
+        (["figure1a", "--only", ""], "--only is empty: give it a value, or leave it out"),
+        (["figure1a", "--only", " "], "--only ' ': it names no row: name one, or leave it out"),
+        (["figure1a", "--seeds", ""], "--seeds is empty"),
+        (["figure1a", "--batch", ""], "--batch is empty"),
+        (["figure1a", "--from="], "--from is empty"),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_is_written(words, said, call, tmp_path):

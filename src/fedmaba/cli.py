@@ -10,15 +10,17 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import typer
+from pydantic import ValidationError
 
-from fedmaba import __version__, config
+from fedmaba import __version__, config, streams
 from fedmaba.errors import Diverged, FedmabaError, InputError
 
 if TYPE_CHECKING:
@@ -38,8 +40,8 @@ app = typer.Typer(
     name="fedmaba",
     help="Fair federated learning: compare, reproduce and look at every algorithm.",
     epilog="Exit codes: 0 done, 2 found before any work, 65 a run diverged, 69 another process of "
-    "the job ended, 71 too little memory, 74 the run folder could not be written, 75 another "
-    "process works on it, 130 stopped by Ctrl-C or SIGTERM.",
+    "the job ended, 71 too little memory, 74 the run folder or the output could not be written, "
+    "75 another process works on the folder, 130 stopped by Ctrl-C or SIGTERM.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -208,7 +210,7 @@ def reproduce(
         config.KEPT
     ),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
-    dtype: Annotated[Dtype, typer.Option(help="precision")] = "float32",
+    dtype: Annotated[Dtype, typer.Option(help=config.PRECISION)] = "float32",
     quiet: Quiet = False,
 ) -> None:
     """Reproduce a table or figure of the paper and show it beside the paper's numbers."""
@@ -224,6 +226,8 @@ def reproduce(
     if source is not None:
         _refuse(how, "with --from, which runs nothing: leave one of them out")
     words = tuple(word for text in only or [] for word in targets.words(text))
+    if only and not words:
+        raise InputError(f"--only {','.join(only)!r}: it names no row: name one, or leave it out")
     some = None if seeds is None else config.seeds(seeds)
     left_out = tuple(name.strip() for text in without or [] for name in text.split(","))
     asked = targets.load(target, targets.Scale(rounds, some, words, quick, left_out))
@@ -456,21 +460,36 @@ def _speaker() -> str | None:
     return ranks.speaker()
 
 
+def _filled(words: Sequence[str]) -> None:
+    """Refuse an empty word, which is a shell variable that was never set."""
+    for before, word in pairwise(["", *words]):
+        flag = re.fullmatch("(--[a-z-]+)=", word)
+        if not word or flag:
+            name = flag[1] if flag else before if before.startswith("-") else "an argument"
+            raise InputError(f"{name} is empty: give it a value, or leave it out")
+
+
 def main() -> None:
     """The entry point: every error a user can mend is one line and its exit code."""
+    streams.settle()
     warnings.formatwarning = lambda message, *_, **__: f"fedmaba: warning: {message}\n"
     if int(os.environ.get("RANK", "0")) and "TORCHELASTIC_RUN_ID" in os.environ:
         warnings.simplefilter("ignore")  # rank 0 says it
     sys.path.append("")  # models and strategies of one's own, from the folder one works in
     usage: Any = typer.BadParameter.__mro__[2]  # click's base of errors, wherever typer keeps it
     try:
+        _filled(sys.argv[1:])
         code = app(standalone_mode=False)
+        sys.stdout.flush()
     except FedmabaError as error:
         if (who := _speaker()) is not None:
             typer.echo(" ".join(f"fedmaba: {who}{error}".splitlines()), err=True)
         code = error.exit_code
     except usage as error:
         text = error.format_message().replace(": Value error, ", ": ")
+        if isinstance(error.__cause__, ValidationError):  # what newer typers leave out
+            given = error.__cause__.errors()[0]["input"]
+            text = text.replace(": Input should", f": {given}: it should")
         if re.fullmatch(r"No such command '.*'\.", text):  # and none is near
             text = text[:-1] + ": see fedmaba --help"
         whole = text.lstrip().startswith("Usage:")  # help, where a command lacks its words

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +21,7 @@ Count = int | None
 MOST = 10**9  # of anything that is counted
 SEEDS = 10_000  # at most
 KEPT = Path("runs/reproduce")  # where `fedmaba reproduce` keeps its results, unless told
+PRECISION = "precision: tf32 and bf16 are faster on a GPU, and rougher"
 ODD = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # never part of a name
 
 
@@ -30,6 +32,14 @@ def option(default: Any, flag: str, text: str, **limits: Any) -> Any:
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool(cls, value: object) -> object:
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, bool):  # which would pass for 0 or 1
+                raise ValueError("no key is true or false: give a number or text")
+        return value
 
     @field_validator("*")
     @classmethod
@@ -96,9 +106,7 @@ class Eval(Section):
 
 class Machine(Section):
     device: str = option("auto", "--device", "auto, cpu, cuda or cuda:N")
-    dtype: Literal["float32", "tf32", "bf16", "float64"] = option(
-        "float32", "--dtype", "precision: tf32 and bf16 are faster on a GPU, and rougher"
-    )
+    dtype: Literal["float32", "tf32", "bf16", "float64"] = option("float32", "--dtype", PRECISION)
     threads: Count = option(None, "--threads", "CPU cores to use [all]", ge=1, le=1024)
     chunk: Count = option(None, "--chunk", "clients trained at once [what fits]", ge=1, le=MOST)
 
@@ -114,6 +122,13 @@ class Save(Section):
     out: str | None = option(None, "--out", "run folder to write [runs/NAME]")
     every: int = option(50, "--checkpoint-every", "rounds between checkpoints", ge=1, le=MOST)
     seconds: float = option(60.0, "--checkpoint-seconds", "or seconds, whichever is first", gt=0)
+
+    @field_validator("out")
+    @classmethod
+    def _named(cls, value: str | None) -> str | None:
+        if value is not None and not value.strip():
+            raise ValueError("it is empty: name a folder, or leave it out")
+        return value
 
 
 class Experiment(Section):
@@ -274,6 +289,9 @@ def _explain(error: Any) -> str:
     name, given = ".".join(where), _typed(error["input"])
     if error["type"] == "extra_forbidden":
         known = [".".join([*where[:-1], key]) for key in section.model_fields]
+        same = [key.name for key in options() if where[-1] in (key.path[-1], key.argument)]
+        if same:  # it stands in another section
+            return f"unknown key {name!r}: did you mean {' or '.join(map(repr, same))}?"
         return str(unknown("key", name, known))
     if error["type"] in ("missing", "too_short"):
         return f"{name} is missing: name at least one strategy"
@@ -285,8 +303,9 @@ def _explain(error: Any) -> str:
 
 def _typed(value: object) -> str:
     """A value as the user typed it: a number without quotes, also where it came as text."""
-    try:
-        text = f"{float(value):g}" if isinstance(value, str) else repr(value)
-    except ValueError:
-        text = repr(value)
+    text = repr(value)
+    if isinstance(value, str):
+        with suppress(ValueError):
+            float(value)
+            text = value
     return text if len(text) < 100 else f"{text[:80]}..."

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -187,12 +187,35 @@ def from_arrays(
     return Dataset(name, xs, ys, n_train, names, client, tuple(map(str, known)))
 
 
+def _open(path: Path, **how: Any) -> IO[Any]:
+    """A file of a user's; one that may not be read is told apart from one that is damaged."""
+    try:
+        handle: IO[Any] = path.open(**how)
+    except OSError as err:
+        raise InputError(f"{path}: {err.strerror}: make it readable, or name another") from None
+    return handle
+
+
+def _array(path: Path, data: Any, key: str) -> Any:
+    """One array of an .npz file; objects in it are refused, not unpickled."""
+    try:
+        return data[key]
+    except ValueError as err:
+        if "Object arrays" not in str(err):
+            raise
+        rule = "client ids are integers or strings: use .astype(str)"
+        rule = rule if key.startswith("client") else "save numbers"
+        raise InputError(f"{path}: {key} has dtype object: {rule}") from None
+
+
 def _npz(path: Path) -> Dataset:
-    """An .npz file of arrays; objects in it are refused, not unpickled."""
+    """An .npz file of arrays."""
     allowed = ("x", "y", "client", "x_test", "y_test", "client_test")
     try:
-        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as data:
-            found = {key: data[key] for key in data.files}
+        with _open(path, mode="rb") as handle, np.load(handle, allow_pickle=False) as data:
+            found = {key: _array(path, data, key) for key in data.files}
+    except InputError:
+        raise
     except Exception as err:  # whatever way a foreign parser fails, the file is what must change
         what = f"not an .npz file of plain arrays ({published.line(err)})"
         raise InputError(f"{path}: {what}: save it with np.savez(file, x=x, y=y)") from None
@@ -220,7 +243,7 @@ def _csv(path: Path) -> Dataset:
     """A .csv file with a header: label (or y), optional client and split, the rest are features."""
     cells, n = array("f"), 0  # features, row after row
     try:
-        with path.open(newline="", encoding="utf-8-sig") as handle:
+        with _open(path, newline="", encoding="utf-8-sig") as handle:
             reader = csv.reader(handle)
             header = [word.strip() for word in next(reader, [])]
             label = "label" if "label" in header else "y"

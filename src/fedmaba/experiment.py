@@ -301,8 +301,8 @@ def _restore(
     told = about.get("data") if isinstance(about, dict) else None
     if not isinstance(told, dict) or told.get("sha256") != data:
         raise InputError(f"the data differ from those {out} was begun with: restore them")
-    _same_code(session, about, out)
     session.restore(arrays, meta, out)
+    _same_code(session, about, out)
     session.written = meta["round"]
     if folder.mend_rounds(session.history):
         session.notes.append(f"{out / 'rounds.jsonl'} was damaged: written anew")

@@ -116,6 +116,7 @@ class Federation:
             seed,
             test=test,
             validation=validation,
+            names=data.client_names,
         )
         return cls(data, split)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -286,6 +286,7 @@ def split(
     seed: int,
     test: str = "official",
     validation: float = 0.0,
+    names: Sequence[str] = (),  # of the data's own clients
 ) -> Split:
     """Divide a data set (its y, n_train and client) over clients by a specification."""
     name, value = parse(spec)
@@ -339,10 +340,25 @@ def split(
         _group(owner[held], rows[held], n),
         _group(owner_test, rows_test, n),
     )
-    for part in ("train", "test"):
-        empty = [k for k, mine in enumerate(getattr(result, part)) if not len(mine)]
-        if empty:
-            what = f"client {empty[0]} has no {part} example left"
-            why = f"partition {spec}, test {test}, validation {validation:g}"
-            raise InputError(f"{what} ({why}): use fewer clients or give it more data")
+    _complete(result, spec, test, validation, names if name == "given" else ())
     return result
+
+
+def _complete(found: Split, spec: str, test: str, validation: float, names: Sequence[str]) -> None:
+    """Refuse a split that leaves a client nothing to train or to test on."""
+    for part in ("train", "test"):
+        empty = [k for k, mine in enumerate(getattr(found, part)) if not len(mine)]
+        if not empty:
+            continue
+        k = empty[0]
+        held = len(found.validation[k])
+        remedy = "leave it out" if spec == "given" else "use fewer clients"
+        if part == "test":
+            remedy = "say --test local"
+        elif held:
+            remedy = "lower --validation" if held > 1 else "leave out --validation"
+        who = f"client {names[k]!r}" if names else f"client {k}"
+        many = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
+        why = f"partition {spec}, test {test}, validation {validation:g}"
+        what = f"{who}{many} has no {part} example left ({why})"
+        raise InputError(f"{what}: give it more data, or {remedy}")

@@ -24,7 +24,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import safetensors
@@ -83,8 +83,7 @@ class Folder:
                 if isinstance(error, FileNotFoundError) and tried < 9:
                     continue
                 raise SaveFailed(f"{self.path}: {error.strerror}: choose another --out") from error
-            if fcntl is not None:
-                fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(self.lock)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(self.lock.fileno()), file.stat()):
                     return
@@ -202,6 +201,30 @@ class Folder:
             (self.path / "checkpoint").rmdir()
             self.path.rmdir()
         self.close()
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Take a folder; tried twice, as someone may only be looking whether it is `held`."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(0.05)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def held(path: Path) -> bool:
+    """Whether a process works on a run folder; yes where nobody can tell."""
+    try:
+        with open(path / ".lock", "rb") as file:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such file, or no locks on this file system
+        return False
+    return fcntl is None
 
 
 def make_folder(path: Path) -> None:

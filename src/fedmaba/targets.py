@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -96,6 +97,7 @@ class Target:
     view: View
     jobs: tuple[Job, ...]
     uses: tuple[Target, ...]
+    scale: Scale
 
     def every_job(self) -> list[Job]:
         """Its own jobs and those of the targets it shows; jobs of the same settings as one."""
@@ -139,6 +141,23 @@ def names() -> list[str]:
 def _used(target: Target) -> set[str]:
     """The names of all targets that this one shows."""
     return set(target.view.uses).union(*map(_used, target.uses))
+
+
+def command(target: Target) -> str:
+    """What one types to run a target as it was asked for."""
+    scale, words = target.scale, ["fedmaba", "reproduce", target.name]
+    if scale.quick:
+        words.append("--quick")
+    if scale.rounds is not None:
+        words += ["--rounds", str(scale.rounds)]
+    if scale.seeds is not None:
+        many = scale.seeds
+        words += ["--seeds", str(many) if isinstance(many, int) else ",".join(map(str, many)) + ","]
+    if scale.only:
+        words += ["--only", ",".join(scale.only)]
+    for other in scale.without:
+        words += ["--without", other] if other in _used(target) else []
+    return shlex.join(words)
 
 
 def load(name: str, scale: Scale | None = None) -> Target:
@@ -214,7 +233,7 @@ def _load(name: str, scale: Scale, above: tuple[str, ...] | None) -> Target:
         variants = view.variant or [Variant(title=view.title)]
         jobs = [_job(name, tree, view, variant, scale) for variant in variants]
     uses = tuple(_load(other, scale, above) for other in view.uses if other not in scale.without)
-    return Target(name, view, tuple(jobs), uses)
+    return Target(name, view, tuple(jobs), uses, scale)
 
 
 def _job(name: str, tree: dict[str, Any], view: View, variant: Variant, scale: Scale) -> Job:

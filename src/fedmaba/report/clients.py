@@ -138,6 +138,9 @@ def heterogeneity(figure: Any, scene: Scene) -> None:
     """label by client: training examples of each class"""
     source = next((s for s in scene.sources if s.labels), None)
     if source is None:
+        if not any(s.experiment for s in scene.sources):
+            how = "compare(..., out=FOLDER), then `fedmaba figure heterogeneity FOLDER -o FILE`"
+            raise InputError(f"a history in memory holds no label counts: {how}")
         raise InputError("no label counts in these folders: run again with this version")
     seed, counts = next(iter(source.labels.items()))
     names = [str(name) for name in source.data.get("classes") or ()] or None

@@ -56,6 +56,7 @@ class Source:
     lines: Sequence[Mapping[str, Any]] = ()  # of rounds.jsonl, newer than the history
     rounds: int | None = None  # asked for
     finished: bool = True
+    held: bool = False  # by a process that works on it
 
     @property
     def data(self) -> Mapping[str, Any]:
@@ -86,7 +87,8 @@ def load(path: Path) -> Source:
         except InputError:  # written by another version: show it, do not judge it
             rounds = None
     about, labels = record.load_about(path), record.load_labels(path)
-    return Source(path.name, history, about, text, labels, lines, rounds, finished)
+    held = not finished and record.held(path)
+    return Source(path.name, history, about, text, labels, lines, rounds, finished, held)
 
 
 def of(history: History, name: str = "history") -> Source:
@@ -478,7 +480,8 @@ def _live(source: Source) -> dict[str, Any]:
         if own:
             figures = [_number(own[-1]["deployed"].get(name)) for name in FIGURES]
             rows.append({"label": run.label, "seed": run.seed, "figures": figures})
-    return {"name": source.name, "done": done, "rounds": source.rounds, "rows": rows}
+    about = {"name": source.name, "done": done, "rounds": source.rounds, "held": source.held}
+    return {**about, "rows": rows}
 
 
 def packed(values: FloatArray) -> dict[str, Any]:

@@ -20,12 +20,13 @@ HEAD = ("strategy", "seed", "round")
 
 def to_csv(folder: Path, out: Path) -> list[Path]:
     """summary.csv, rounds.csv, clients.csv and weights.csv of a run folder."""
-    history = data.load(folder).history
+    source = data.load(folder)
+    history, names = source.history, [str(name) for name in source.data.get("clients") or ()]
     tables = {
         "summary": summary(history),
         "rounds": rounds(history),
-        "clients": clients(history),
-        "weights": weights(history),
+        "clients": clients(history, names),
+        "weights": weights(history, names),
     }
     written = []
     for name, rows in tables.items():
@@ -70,10 +71,10 @@ def rounds(history: History) -> list[list[object]]:
     return rows
 
 
-def clients(history: History) -> list[list[object]]:
-    """Accuracy and loss, a row per run, evaluation and client."""
+def clients(history: History, names: Sequence[str] = ()) -> list[list[object]]:
+    """Accuracy and loss, a row per run, evaluation and client; its name where it has one."""
     columns = [f"{model}_{what}" for model in data.MODELS for what in ("accuracy", "loss")]
-    rows: list[list[object]] = [[*HEAD, "client", *columns]]
+    rows: list[list[object]] = [[*HEAD, "client", "name", *columns]]
     for run in history.runs:
         if "evaluated" not in run.tables:
             continue
@@ -81,13 +82,14 @@ def clients(history: History) -> list[list[object]]:
         stacked: Any = np.stack(tables, axis=-1)  # (E, N, 4)
         for i, done in enumerate(run.evaluated):
             head = [run.label, run.seed, int(done)]
-            rows += [[*head, c, *stacked[i, c].tolist()] for c in range(run.n_clients)]
+            for c in range(run.n_clients):
+                rows.append([*head, c, _name(names, c), *stacked[i, c].tolist()])
     return rows
 
 
-def weights(history: History) -> list[list[object]]:
+def weights(history: History, names: Sequence[str] = ()) -> list[list[object]]:
     """Weight and reported loss, a row per run, round and participant."""
-    rows: list[list[object]] = [[*HEAD, "client", "weight", "reported_loss"]]
+    rows: list[list[object]] = [[*HEAD, "client", "name", "weight", "reported_loss"]]
     for run in history.runs:
         losses = run.tables.get("reported_loss")
         for i, done in enumerate(run.tables.get("round", ())):
@@ -95,8 +97,12 @@ def weights(history: History) -> list[list[object]]:
             loss = losses[i].tolist() if losses else [None] * len(who)
             head = [run.label, run.seed, int(done)]
             found = zip(who.tolist(), weight.tolist(), loss, strict=True)
-            rows += [[*head, *one] for one in found]
+            rows += [[*head, c, _name(names, c), *one] for c, *one in found]
     return rows
+
+
+def _name(names: Sequence[str], client: int) -> str:
+    return names[client] if client < len(names) else ""
 
 
 def _cell(value: object) -> object:

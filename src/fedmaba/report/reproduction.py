@@ -26,8 +26,8 @@ def document(target: Target, batches: Sequence[Batch]) -> Document:
     found = {job.digest: compact.collect(batches, job) for job in jobs}
     if not any(history.runs for history, _, _ in found.values()):
         raise InputError(
-            f"{target.name}: none of its runs is there: run `fedmaba reproduce {target.name}` "
-            "first, or name their folder with --from"
+            f"{target.name}: none of its runs is there: name their folder with --from, or run "
+            f"`{targets.command(target)}`"
         )
     out.text += _about(target, jobs, found)
     shows: dict[str, Callable[[Document, Target, Sequence[Batch]], None]] = {

@@ -64,8 +64,9 @@ def cells(rows: list[Row], share: float) -> list[list[Cell]]:
 
 def caption(history: History, model: Model, at: At) -> str:
     """Which model and which round the table shows."""
-    average = sorted({run.deploy for run in history.runs})
-    what = "last server model" if model == "last" else f"deployed model ({', '.join(average)})"
+    average = ", ".join(sorted({run.deploy for run in history.runs if run.deploy}))
+    what = "last server model" if model == "last" else "deployed model"
+    what += f" ({average})" if model == "deployed" and average else ""
     when = {
         "last": "at the last round",
         "best": f"at its best round, picked on {history.picked_on()}",

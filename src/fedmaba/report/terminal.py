@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import (
+    Console,
+    ConsoleOptions,
+    Group,
+    JustifyMethod,
+    RenderableType,
+    RenderResult,
+)
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress import (
@@ -24,9 +31,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedmaba import config
+from fedmaba import config, streams
 from fedmaba.errors import InputError, unknown
-from fedmaba.history import At, History, Model, RunHistory
+from fedmaba.history import At, History, Model, Row, RunHistory
 from fedmaba.metrics import variance
 from fedmaba.report.table import caption, cells, columns
 
@@ -38,6 +45,8 @@ if TYPE_CHECKING:
     from fedmaba.targets import Target
 
 STYLE = ("bold", "cyan", "")  # best, second, the others
+NAME = 12  # signs of a name that a line holds at least
+WORDS = ("row", "note", "verdict", "our reading", "the paper", "where", "reading")  # no numbers
 
 
 def screen() -> Console:
@@ -61,23 +70,70 @@ def show(
             console.print(Text(run.diverged, "red"), soft_wrap=True)
 
 
-def grid(history: History, model: Model, at: At, share: float) -> Table:
+def grid(history: History, model: Model, at: At, share: float) -> RenderableType:
     """The table: best bold, second-best coloured."""
-    rows = history.summary(model, at, share)
-    out = Table(
-        title=caption(history, model, at),
-        title_justify="left",
-        title_style="",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1),
-    )
-    out.add_column("strategy", overflow="fold")
-    for column in columns(share):
-        out.add_column(column.title, justify="right", no_wrap=True)
+    rows, body = history.summary(model, at, share), []
     for row, line in zip(rows, cells(rows, share), strict=True):
-        note = f" ({row.note})" if row.note else ""
-        out.add_row(Text(row.label + note), *(Text(c.text, STYLE[c.rank]) for c in line))
-    return out
+        body.append([_word(_named(row)), *(_word(c.text, STYLE[c.rank]) for c in line)])
+    head = ["strategy", *(c.title for c in columns(share))]
+    return _table(caption(history, model, at), head, body, whole=head[1:])
+
+
+class Fitting:
+    """The first of several forms that has room, else the last."""
+
+    def __init__(self, *forms: RenderableType) -> None:
+        self.forms = forms
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.max_width
+        fits = (f for f in self.forms if not isinstance(f, Table) or _least(f) <= wide)
+        yield next(fits, self.forms[-1])
+
+
+def _least(table: Table) -> int:
+    """The width that the least widths of its columns make."""
+    n, (_, right, _, left) = len(table.columns), table.padding
+    lines = n + 1 if table.box else 0
+    return sum(c.min_width or 0 for c in table.columns) + n * (left + right) + lines
+
+
+def _table(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[Text]], whole: Collection[str]
+) -> RenderableType:
+    """A table, the columns `whole` in one line each; where it is too wide, a block for each row."""
+    out = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD)
+    head = [streams.spelled(name) for name in head]
+    whole = [streams.spelled(name) for name in whole]
+    for i, name in enumerate(head):
+        texts = [name, *(row[i].plain for row in rows)]
+        words = texts if name in whole else [word for text in texts for word in text.split()]
+        least = max(map(len, words), default=0)
+        out.add_column(
+            name,
+            justify="left" if i == 0 or name in WORDS else "right",
+            overflow="fold",
+            no_wrap=name in whole,
+            min_width=min(least, NAME) if i == 0 and name not in whole else least,
+        )
+    blocks: list[RenderableType] = [Text(title)]
+    for label, *line in rows:
+        block = Table.grid(padding=(0, 2))
+        for name, text in zip(head[1:], line, strict=True):
+            if text:
+                block.add_row(name, text)
+        blocks += [Text(), label, Padding(block, (0, 0, 0, 2), expand=False)]
+        out.add_row(label, *line)
+    return Fitting(out, Group(*blocks, Text()))
+
+
+def _word(text: str, style: str = "") -> Text:
+    return Text(streams.spelled(text), style)
+
+
+def _named(row: Row) -> str:
+    """A row's label and what is to be said of it."""
+    return f"{row.label} ({row.note})" if row.note else row.label
 
 
 @contextmanager
@@ -118,28 +174,46 @@ class Pace:
 def dashboard(session: Session, pace: Pace) -> RenderableType:
     """Round, rate and time left; below, how each strategy does by now."""
     share = session.experiment.eval.share
-    bar = Table.grid(padding=(0, 2), expand=True)
-    for ratio in (None, 1, None, None):
-        bar.add_column(ratio=ratio, no_wrap=True)
-    bar.add_row(
-        Text.assemble("round ", (f"{pace.done}", "bold"), f"/{pace.rounds}"),
-        ProgressBar(total=pace.rounds, completed=pace.done, complete_style="cyan"),
-        Text(f"{_rate(pace.rate, 'rounds')}  {_rate(pace.rate * pace.clients, 'clients')}", "dim"),
-        Text.assemble((clock(pace.left), "bold"), " left"),
-    )
-    now = Table(box=None, padding=(0, 2), show_edge=False, header_style="dim")
-    now.add_column("strategy", overflow="fold")
-    for title in ("accuracy %", "variance %²", f"worst {100 * share:g} %", "λ*"):
-        now.add_column(title, justify="right", no_wrap=True)
-    now.add_column("variance over rounds", no_wrap=True)
-    rows = session.history.summary(share=share)
+    rate = f"{_rate(pace.rate, 'rounds')}  {_rate(pace.rate * pace.clients, 'clients')}"
+    head = ["strategy", "accuracy %", "variance %²", f"worst {100 * share:g} %", "λ*"]
+    head += ["variance over rounds"]
+    rows, body = session.history.summary(share=share), []
     for row, line in zip(rows, cells(rows, share), strict=True):
         variance, accuracy, worst, _ = (Text(c.text.split(" ")[0], STYLE[c.rank]) for c in line)
         runs = [run for run in session.history.runs if run.label == row.label]
-        note = f" ({row.note})" if row.note else ""
         trend = Text(spark(_variances(runs)), "cyan")
-        now.add_row(Text(row.label + note), accuracy, variance, worst, _multiplier(runs), trend)
-    return Group(bar, Text(), now)
+        body.append([Text(_named(row)), accuracy, variance, worst, Text(_multiplier(runs)), trend])
+    tables = (_now(head[:keep], body) for keep in (6, 5, 4, 3, 2))
+    return Group(Fitting(_bar(pace, rate), _bar(pace, "")), Text(), Fitting(*tables))
+
+
+def _bar(pace: Pace, rate: str) -> Table:
+    """How far a run is, in one line."""
+    done = Text.assemble("round ", (f"{pace.done}", "bold"), f"/{pace.rounds}")
+    left = Text.assemble((clock(pace.left), "bold"), " left")
+    out = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    out.add_column(no_wrap=True, min_width=len(done))
+    out.add_column(ratio=1, min_width=10)
+    for text in (rate, left):
+        out.add_column(no_wrap=True, min_width=len(text))
+    bar = ProgressBar(total=pace.rounds, completed=pace.done, complete_style="cyan")
+    out.add_row(done, bar, Text(rate, "dim"), left)
+    return out
+
+
+def _now(head: Sequence[str], rows: Sequence[Sequence[Text]]) -> Table:
+    """As many columns of the display as `head` names."""
+    out = Table(box=None, padding=(0, 2), show_edge=False, header_style="dim")
+    for i, name in enumerate(head):
+        widest = max(len(name), *(len(row[i]) for row in rows))
+        if i == 0:
+            out.add_column(name, overflow="fold", min_width=min(NAME, widest))
+        else:
+            side: JustifyMethod = "left" if name.endswith("rounds") else "right"
+            out.add_column(name, justify=side, no_wrap=True, min_width=widest)
+    for row in rows:
+        out.add_row(*row[: len(head)])
+    return out
 
 
 def spark(values: list[float]) -> str:
@@ -292,6 +366,7 @@ def reproduced(target: Target, source: Path, out: Path) -> None:
     for one in target.uses if target.view.kind == "all" else [target]:
         try:
             page = reproduction.document(one, found)
+            files, why = document.write(page, out / one.name)
         except InputError as error:
             if target.view.kind != "all":
                 raise
@@ -304,26 +379,15 @@ def reproduced(target: Target, source: Path, out: Path) -> None:
             main = grid.name in ("best", "last", "pairs-last") or grid.name.startswith("last-")
             if one.view.kind != "table" or main:
                 console.print(_page_table(grid))
-        files, why = document.write(page, out / one.name)
         if why:
             console.print(Text(f"no figures: {why}", "red"), soft_wrap=True)
         kinds = ", ".join(dict.fromkeys(f.name for f in files))
         console.print(Text(f"{out / one.name}: {kinds}"), soft_wrap=True)
 
 
-def _page_table(grid: Grid) -> Table:
-    out = Table(title=grid.title, title_justify="left", title_style="", box=box.SIMPLE_HEAD)
-    for i, name in enumerate(grid.head):
-        words = name in ("row", "note", "verdict", "our reading", "the paper", "where", "reading")
-        out.add_column(
-            name,
-            justify="left" if i == 0 or words else "right",
-            overflow="fold",
-            no_wrap=name in ("where", "setting"),  # names, which are not to be broken
-        )
-    for row in grid.rows:
-        out.add_row(*(Text(cell.text, STYLE[cell.rank]) for cell in row))
-    return out
+def _page_table(grid: Grid) -> RenderableType:
+    rows = [[_word(cell.text, STYLE[cell.rank]) for cell in row] for row in grid.rows]
+    return _table(grid.title, grid.head, rows, whole=("where", "setting"))
 
 
 def goals(out: Path, source: Path | None = None) -> None:

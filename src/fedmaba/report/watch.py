@@ -11,6 +11,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from fedmaba import record
 from fedmaba.errors import FedmabaError, InputError
 from fedmaba.report import data, html
 
@@ -59,6 +60,7 @@ class Server(ThreadingHTTPServer):
                 seen.append(f"{found.st_mtime_ns:x}-{found.st_size:x}")
             except OSError:
                 seen.append("0")
+        seen.append(str(record.held(self.folder)))
         return ".".join(seen)
 
     def page(self) -> bytes:
