@@ -50,6 +50,13 @@ class Section(BaseModel):
         return value
 
 
+def named(value: str | None) -> str | None:
+    """Refuse a folder without a name, which is a shell variable that was never set."""
+    if value is not None and not value.strip():
+        raise ValueError("it is empty: name a folder, or leave it out")
+    return value
+
+
 class Data(Section):
     name: str = option("sample", "--data", "data set, or a file .npz or .csv of one's own")
     dir: str | None = option(None, "--data-dir", "folder where the data set's files lie")
@@ -61,6 +68,8 @@ class Data(Section):
         None, "--test", "official test set, or local: a fifth of each client's data"
     )
     validation: str = option("0%", "--validation", "share of each client's training data to hold")
+
+    _named = field_validator("dir")(named)
 
     @field_validator("validation", mode="before")
     @classmethod
@@ -123,12 +132,7 @@ class Save(Section):
     every: int = option(50, "--checkpoint-every", "rounds between checkpoints", ge=1, le=MOST)
     seconds: float = option(60.0, "--checkpoint-seconds", "or seconds, whichever is first", gt=0)
 
-    @field_validator("out")
-    @classmethod
-    def _named(cls, value: str | None) -> str | None:
-        if value is not None and not value.strip():
-            raise ValueError("it is empty: name a folder, or leave it out")
-        return value
+    _named = field_validator("out")(named)
 
 
 class Experiment(Section):
