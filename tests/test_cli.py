@@ -20,7 +20,7 @@ import pytest
 import fedmaba
 from fedmaba import cli, config, strategies
 from fedmaba.errors import FedmabaError
-from fedmaba.record import load_history
+from fedmaba.record import Folder, load_history
 from fedmaba.report import terminal
 
 QUICK = ["--rounds", "4", "--seeds", "2", "--minibatch", "5", "--eval-every", "2"]
@@ -563,6 +563,9 @@ def test_an_interrupt_stops_after_the_round_and_a_later_one_at_once(call, tiny_n
     told = "stopping after this round; Ctrl-C again, a second later, ends at once\n"
     assert answer.err == told + "stopped after round 1; go on with: fedmaba resume mine\n"
     assert call("table", "mine").err == "unfinished, saved up to round 1: fedmaba resume mine\n"
+    folder = Folder(Path("mine"))
+    assert call("table", "mine").err == "unfinished, saved up to round 1: it is running\n"
+    folder.close()
     ended = call("resume", "mine")
     assert ended.code == 128 + signal.SIGINT
     assert ended.err.endswith("ended at once: what came after the last checkpoint is lost\n")

@@ -1249,3 +1249,12 @@ def test_lines_of_odd_content_are_left_out(tmp_path):
     (tmp_path / "rounds.jsonl").unlink()
     (tmp_path / "rounds.jsonl").mkdir()
     assert record.read_lines(tmp_path) == []
+
+
+def test_a_run_resumed_before_its_first_checkpoint_keeps_its_command(tiny_npz, tmp_path):
+    session = experiment.prepare(asked(tiny_npz))
+    experiment.begin(session, tmp_path / "run", ["fedmaba", "compare", "fedavg"])
+    session.close()
+    again = experiment.resume(tmp_path / "run")
+    again.close()
+    assert record.load_about(tmp_path / "run")["command"] == ["fedmaba", "compare", "fedavg"]

@@ -174,7 +174,8 @@ def table(
     terminal.show(history, model, at, share)
     if not (folder / "runs.json").exists():
         done = max(len(run.tables.get("round", ())) for run in history.runs)
-        _tell(f"unfinished, saved up to round {done}: {record.to_go_on(folder)}")
+        how = "it is running" if record.held(folder) else record.to_go_on(folder)
+        _tell(f"unfinished, saved up to round {done}: {how}")
 
 
 @app.command()

@@ -260,9 +260,11 @@ def _allowed(experiment: Experiment, out: Path) -> None:
 def _found(session: Session, folder: record.Folder, command: Sequence[str]) -> None:
     """Write what a run folder holds from the first moment."""
     with suppress(InputError):  # begun before: with the same chunks, so the same bits
-        chunk = record.load_about(folder.path).get("chunk")
+        before = record.load_about(folder.path)
+        chunk, said = before.get("chunk"), before.get("command")
         if type(chunk) is int and chunk > 0:
             session.batch.progress.chunk = chunk
+        command = command or (said if isinstance(said, list) else command)
     folder.write(record.FIRST, config.dump(session.experiment).encode())
     folder.write_json("about.json", _about(session, command))
     arrays: record.Arrays = {}
