@@ -1,37 +1,50 @@
-"""What clients that lie about their loss can do to the others, and what a smaller rho costs.
+"""What clients that lie about their loss can do to the others, and what helps.
 
-python examples/liars.py      one seed; docs/algorithms/fedmaba.md has three
+python examples/liars.py          two lies, one seed
+python examples/liars.py all      every row of docs/algorithms/fedmaba.md, three seeds
 """
 
+import sys
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
 import fedmaba
 from fedmaba.strategies import FedMABA
 
-LIARS = 2  # of 20 clients: these train honestly, but say that their loss is enormous
-
 
 @dataclass(frozen=True)
 class Liars(FedMABA):
-    """FedMABA among liars"""
+    """FedMABA where the first clients train honestly, but report another loss than theirs"""
 
     name: ClassVar[str] = "liars"
+    many: int = 2
+    lie: Literal["huge", "triple", "worst"] = "huge"
 
     def weigh(self, state: dict, replies: fedmaba.Replies) -> fedmaba.Decision:
-        said = np.where(replies.client < LIARS, 1e6, replies.loss)
-        return super().weigh(state, replies=replace(replies, loss=said))
+        loss, liar = replies.loss, replies.client < self.many
+        lies = {"huge": 1e6, "triple": 3 * loss, "worst": loss[~liar].max()}
+        said = np.where(liar, lies[self.lie], loss)
+        return super().weigh(state, replace(replies, loss=said))
 
+
+ROWS = ["fedavg", "fedmaba", Liars(), Liars(trust="usual")]
+MORE = [
+    *("fedmaba:rho=0.1", Liars(rho=0.1), "fedmaba:trust=usual"),
+    *(Liars(lie=lie, trust=trust) for lie in ("triple", "worst") for trust in ("all", "usual")),
+    *(Liars(many=6, trust=trust) for trust in ("all", "usual")),
+]
 
 if __name__ == "__main__":
-    rows = ["fedavg", "fedmaba", Liars(), "fedmaba:rho=0.1", Liars(rho=0.1)]
-    history = fedmaba.compare(rows, clients=20, rounds=16, eval_every=16, seeds=1)
-    print("honest clients, deployed model: variance of accuracy, worst client, liars' weight")
+    whole = "all" in sys.argv
+    rows, seeds = (ROWS + MORE, 3) if whole else (ROWS, 1)
+    history = fedmaba.compare(rows, clients=20, rounds=16, eval_every=16, seeds=seeds)
+    print("honest clients, deployed model: variance of accuracy, worst client; the liars' weight")
     for label in dict.fromkeys(run.label for run in history.runs):
         runs = [run for run in history.runs if run.label == label]
-        honest = [100 * run.accuracy()[-1, LIARS:] for run in runs]
+        many = 6 if "many=6" in label else 2
+        honest = [100 * run.accuracy()[-1, many:] for run in runs]
         variance, worst = np.mean([(a.var(), a.min()) for a in honest], axis=0)
-        weight = np.mean([run.weights()[-1, :LIARS].sum() for run in runs])
-        print(f"{label:16} {variance:6.1f} %²  {worst:5.1f} %  {weight:.2f}")
+        weight = np.mean([run.weights()[-1, :many].sum() for run in runs])
+        print(f"{label:31} {variance:6.1f} %²  {worst:5.1f} %  {weight:.2f}")

@@ -35,7 +35,7 @@ def test_mass_ratios_and_the_ball_are_kept(values, more):
     assert kl_uniform(wide) <= kl_uniform(p) + 1e-12
 
 
-@pytest.mark.parametrize("spec", [*REGISTRY, "term:normalise=reference"])
+@pytest.mark.parametrize("spec", [*REGISTRY, "term:normalise=reference", "fedmaba:trust=usual"])
 def test_every_strategy_takes_in_new_clients(spec):
     (strategy,) = parse(spec)
     state = strategy.init(3)
@@ -46,7 +46,7 @@ def test_every_strategy_takes_in_new_clients(spec):
     assert {n: v.tolist() for n, v in same.items()} == {n: v.tolist() for n, v in state.items()}
 
 
-@pytest.mark.parametrize("spec", ["fedmaba", "fedmaba:ball=global", "afl"])
+@pytest.mark.parametrize("spec", ["fedmaba", "fedmaba:ball=global", "fedmaba:trust=usual", "afl"])
 def test_new_clients_weigh_in_the_next_round(spec):
     (strategy,) = parse(spec)
     everyone = np.arange(5)

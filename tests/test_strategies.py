@@ -35,6 +35,7 @@ SPECS = [
     "fedmaba:alpha=0.8,eta_b=1,rho=0.3,eta_s=0.5,loss_at=mean",
     "fedmaba:ball=global,loss_at=end",
     "fedmaba:sync=overwrite",
+    "fedmaba:trust=usual",
 ]
 DOCS = Path(__file__).parents[1] / "docs" / "algorithms"
 quick = settings(

@@ -21,6 +21,7 @@ VARIANTS = [
     "fedfv:alpha={0|0.1|1},tau={0|1|3}",
     "fedmaba:alpha={0|0.5|1},eta_b={0|0.5|1000},rho={0|0.001|0.1|1|20},loss_at={start|mean|end}",
     "fedmaba:ball=global,rho={0.01|1},eta_b={0.5|100}",
+    "fedmaba:trust=usual,ball={cohort|global},eta_b={0.5|100}",
     "fedmaba:sync=overwrite,rho={0.1|1},eta_b={0.5|100}",
     "fedmaba:ball=literal,rho={0.1|1|5},eta_b={0.5|100}",
 ]  # fmt: skip

@@ -8,7 +8,8 @@ Differs: lambda* = 0 where the ball does not bind (the paper only gives the root
 clients in a round the paper's log N leaves no root below N exp(-rho) participants, so the ball is
 around uniform over the round's cohort (ball="cohort"); "literal" is the paper's, "global" bounds
 the KL of the whole vector of N. phat replaces the cohort's own share of p (sync="mass");
-"overwrite" is the literal reading, in which the total mass grows.
+"overwrite" is the literal reading, in which the total mass grows. trust="usual", not in the paper,
+takes losses far above most clients' last ones back towards their median.
 """
 
 import warnings
@@ -18,6 +19,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedmaba.errors import InputError
+from fedmaba.robust import usual
 from fedmaba.simplex import effective, tilt, widen
 from fedmaba.strategy import (
     TINY,
@@ -34,6 +36,7 @@ from fedmaba.strategy import (
 )
 
 FLOOR = 1e-12  # of the uniform weight: no arm is dead for ever
+LAST = ("said", "heard")  # each client's last report, and whether there was one
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class FedMABA(Strategy):
     loss_at: Literal["start", "mean", "end"] = "start"
     sync: Literal["mass", "overwrite"] = "mass"
     ball: Literal["cohort", "global", "literal"] = "cohort"
+    trust: Literal["all", "usual"] = "all"
 
     def needs(self) -> Needs:
         return Needs(loss=self.loss_at)
@@ -56,10 +60,15 @@ class FedMABA(Strategy):
         return self.eta_s
 
     def init(self, n_clients: int) -> State:
-        return {"p": np.full(n_clients, 1.0 / n_clients)}
+        p = {"p": np.full(n_clients, 1.0 / n_clients)}
+        return p if self.trust == "all" else p | {name: np.zeros(n_clients) for name in LAST}
 
     def join(self, state: State, n_clients: int) -> State:
-        return {"p": widen(state["p"], n_clients)}
+        last = {name: state[name] for name in LAST if name in state}
+        new = n_clients - len(state["p"])
+        return {"p": widen(state["p"], n_clients)} | {
+            k: np.pad(v, (0, new)) for k, v in last.items()
+        }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,13 +82,24 @@ class FedMABA(Strategy):
         p, who = state["p"], replies.client
         m = len(who)
         relative = np.maximum(p[who] * len(p), FLOOR)
-        a = np.log(relative) + times(self.eta_b, reported(replies.loss, "loss"))
+        loss, last = self._believed(state, who, reported(replies.loss, "loss"))
+        a = np.log(relative) + times(self.eta_b, loss)
         phat, multiplier, kl = tilt(a, self._radius(p, who))
         new = p.copy()
         new[who] = phat * (p[who].sum() if self.sync == "mass" else 1.0)
         coef = self.eta_s * (self.alpha * phat + (1.0 - self.alpha) / m)
         info = {"lambda": multiplier, "kl": kl, "effective": effective(phat)}
-        return Decision(coef, {"p": new}, info)
+        if last:
+            info["doubted"] = float((loss != replies.loss).sum())
+        return Decision(coef, {"p": new} | last, info)
+
+    def _believed(self, state: State, who: IntArray, loss: FloatArray) -> tuple[FloatArray, State]:
+        """The losses that count, and what every client said last."""
+        if self.trust == "all":
+            return loss, {}
+        said, heard = (state[name].copy() for name in LAST)
+        said[who], heard[who] = loss, 1.0
+        return usual(loss, said[heard > 0]), dict(zip(LAST, (said, heard), strict=True))
 
     def _radius(self, p: FloatArray, who: IntArray) -> float:
         """The radius of the ball in terms of KL(phat || uniform over the cohort)."""
