@@ -102,7 +102,7 @@ def pair(folder):
 
 
 def test_all_ranks_share_a_folder_that_is_named_for_them(folder):
-    job = begin(2, ["-m", "fedmaba", *WORDS])
+    job = begin(2, ["-m", "fedmaba", "compare", "fedavg", "--rounds", "2", *WORDS[-6:]])
     out, err = end(job)
     assert job.returncode == 0, err
     assert [path.name for path in (folder / "runs").iterdir()] == ["sample-001"]
