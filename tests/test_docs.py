@@ -160,3 +160,16 @@ def test_links_lead_somewhere():
     for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
             assert (path.parent / target).exists(), (path.name, target)
+
+
+def test_every_row_of_a_table_has_as_many_cells_as_its_head():
+    tables = 0
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        head = 0
+        text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+        for line in text.splitlines():
+            bars = len(re.findall(r"(?<!\\)\|", line)) if line.lstrip().startswith("|") else 0
+            tables += bool(bars and not head)
+            head = bars and (head or bars)
+            assert bars == head, f"{path.name}: {line}"
+    assert tables > 100

@@ -175,6 +175,22 @@ def summary(batches: list[compact.Batch]) -> str:
     return document.table(Grid("summary", "FedMABA minus FedAvg, 95 % t-interval", head, body))
 
 
+def which(batches: list[compact.Batch]) -> str:
+    """The rows among which one chooses: levels of the deployed model, differences to FedAvg."""
+    name, figures = "table2-fashion-mnist", ("variance", "accuracy", "worst", "best")
+    head = ["row", "seeds", "variance %²", "accuracy %", "worst 5 %", "best 5 %"]
+    head += ["worst 5 %, minus FedAvg's"]
+    body = []
+    for row in ("fedavg", *OURS, "fedfv", "afl", "term"):
+        levels = [value(name, row, figure, "deployed", "last", batches) for figure in figures]
+        found = by_seed(name, row, "worst", "deployed", "last", batches)
+        base = by_seed(name, "fedavg", "worst", "deployed", "last", batches)
+        apart = Cell("") if row == "fedavg" else span_cell(paired.difference(found, base))
+        body.append([*map(Cell, [f"`{row}`", str(len(found)), *levels]), apart])
+    title = "Fashion-MNIST, two classes a client, all 100 clients, deployed model"
+    return document.table(Grid("which", title, head, body))
+
+
 def span_cell(span: paired.Interval) -> Cell:
     """A difference, bold where it is one."""
     return Cell(span.text(), rank=0 if span.distinguishable else 2)
@@ -254,6 +270,7 @@ TABLES: dict[str, Callable[[list[compact.Batch]], str]] = {
     "times": times,
     "missing": missing,
     "precision": precision,
+    "which": which,
 }
 
 
