@@ -25,6 +25,7 @@ def test_a_round_is_shown_and_ctrl_c_stops_everything():
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background
     )
     seen = ""
     try:
