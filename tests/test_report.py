@@ -816,6 +816,7 @@ def test_looking_who_works_on_a_folder_keeps_nobody_out(tmp_path, monkeypatch):
     fcntl.flock(look, fcntl.LOCK_SH)
     monkeypatch.setattr(record.time, "sleep", lambda seconds: look.close())
     record.Folder(tmp_path).close()
+    assert look.closed  # it was in the way, and waited for
 
 
 @pytest.mark.parametrize(("seeds", "judged"), [(1, False), (2, True)])
