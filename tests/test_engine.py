@@ -8,6 +8,7 @@ import copy
 import math
 from dataclasses import dataclass, replace
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -774,12 +775,36 @@ class Replays:
         return old
 
 
+def test_a_recording_that_is_no_longer_used_makes_room_for_another(monkeypatch):
+    tape, done = local.Tape(torch.device("cpu"), recordable=True), []
+
+    def record(work, arrays):
+        done.append(work())
+        nothing = SimpleNamespace(
+            replay=lambda: None, synchronize=lambda: None, record=lambda: None
+        )
+        return nothing, [], [], work(), nothing
+
+    monkeypatch.setattr(tape, "_record", record)
+    tape.on = True
+    old, new = range(local.RECORDED), range(local.RECORDED, local.RECORDED + 3)
+    for shape in [*old, *old]:
+        assert tape(shape, lambda shape=shape: shape) == shape
+    assert done == list(old)
+    tape.calls += local.STALE
+    for shape in [0, *old[2:], *new, *new]:  # all but one are still in use
+        assert tape(shape, lambda shape=shape: shape) == shape
+    assert done == [*old, new[0]]
+    assert sorted(tape.ready) == [0, *old[2:], new[0]]
+
+
 @pytest.mark.parametrize("chunk", [None, 1, 4])
 @pytest.mark.parametrize("specs", [[*MIXED, "fedmaba:loss_at=end"], ["fedmaba", "afl", "fedavg"]])
 def test_rounds_begun_ahead_and_replayed_have_the_same_bits(specs, chunk, fed, monkeypatch):
     plan = replace(PLAN, rounds=7, participants=3, chunk=chunk, server_momentum=0.5)
     ends = [one("fedmaba:eta_s=1e299"), Odd()]  # after and before the next round has begun
-    found = []
+    found, lanes = [], rounds._lanes
+    monkeypatch.setattr(rounds, "_lanes", lambda batch, apart: lanes(batch, apart=True))
     for tape in (None, Replays()):
         batch = start([Run(s, 3, fed) for s in (*ends, *map(one, specs))], plan, mlp)
         if tape is not None:
@@ -795,6 +820,32 @@ def test_rounds_begun_ahead_and_replayed_have_the_same_bits(specs, chunk, fed, m
     assert first.diverged == second.diverged
     for name, value in first.arrays().items():
         np.testing.assert_array_equal(second.arrays()[name], value, name)
+
+
+def test_the_host_weighs_a_lane_while_the_device_trains_the_other(fed, monkeypatch):
+    """Each lane's next round begins once, and before changes of this one are weighed."""
+    events, begin, weigh = [], rounds._begin, rounds._weigh
+
+    def begins(batch, runs, t):
+        events.append(("begin", t, runs))
+        return begin(batch, runs, t)
+
+    def weighs(at, c, t, lr, **changes):
+        events.append(("weigh", t, c.r))
+        weigh(at, c, t, lr, **changes)
+
+    monkeypatch.setattr(rounds, "_begin", begins)
+    monkeypatch.setattr(rounds, "_weigh", weighs)
+    specs = ["fedmgda", "fedavg", "fedfv", "fedmaba"]
+    batch = start([Run(one(s), 3, fed) for s in specs], replace(PLAN, rounds=4), mlp)
+    batch.tape = Replays()
+    list(simulate(batch))
+    begun = [(t, runs) for what, t, runs in events if what == "begin"]
+    assert sorted(begun) == [(t, runs) for t in range(4) for runs in ([0, 2], [1, 3])]
+    for t in range(1, 3):
+        order = [events.index(("weigh", t, 3)), events.index(("begin", t + 1, [1, 3]))]
+        order += [events.index(("weigh", t, 0)), events.index(("begin", t + 1, [0, 2]))]
+        assert order == sorted(order)
 
 
 def test_the_client_that_breaks_the_model_is_named_after_replays(make_federation):

@@ -20,7 +20,7 @@ from fedmaba.runs import Plan, Progress, Run
 from fedmaba.workers import Workers
 
 if TYPE_CHECKING:
-    from fedmaba.rounds import Begun
+    from fedmaba.rounds import Ahead
 
 IntArray = NDArray[np.int64]
 
@@ -73,7 +73,7 @@ class Batch:
     test: Parts
     workers: Workers
     tape: Tape
-    ahead: Begun | None = None  # the next round, on a device that works while the host goes on
+    ahead: Ahead | None = None  # the next round, on a device that works while the host goes on
     ranks: Ranks = field(default_factory=Ranks)
 
     def evaluate(

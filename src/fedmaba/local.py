@@ -26,6 +26,7 @@ MetricFn = Callable[[Tensor, Tensor], Tensor]  # outputs (n, C), targets (n,) ->
 MICRO = 500  # examples of a full-batch gradient taken at once
 BUDGET = 4_000_000  # numbers of activations held at a time in an evaluation on a CPU
 RECORDED = 8  # shapes of work kept ready for replay
+STALE = 100  # calls after which one that was not replayed gives way to another
 GATHER = 250_000_000  # numbers of a chunk's inputs that may be gathered before its first step
 
 
@@ -78,18 +79,22 @@ class Tape:
     def __init__(self, device: torch.device, recordable: bool) -> None:
         self.device = device
         self.on = recordable and device.type == "cuda"
-        self.seen: Counter[object] = Counter()
+        self.calls = 0
+        self.seen: Counter[int] = Counter()  # by hash: shapes may be many
         self.ready: dict[object, tuple[Any, list[Tensor], list[Tensor], Any, Any]] = {}
+        self.used: dict[object, int] = {}  # the call that replayed it last
 
     def __call__(self, shape: object, work: Callable[..., Any], *arrays: NDArray[Any]) -> Any:
         """work(*arrays on the device); `shape` names all that decides which operations it does."""
         if not self.on:
             return work(*(send(a, self.device) for a in arrays))
+        self.calls += 1
         if shape not in self.ready:
-            self.seen[shape] += 1
-            if self.seen[shape] != 2 or len(self.ready) >= RECORDED:
+            self.seen[hash(shape)] += 1
+            if self.seen[hash(shape)] < 2 or not self._room():
                 return work(*(send(a, self.device) for a in arrays))
             self.ready[shape] = self._record(work, arrays)
+        self.used[shape] = self.calls
         graph, host, inputs, out, copied = self.ready[shape]
         copied.synchronize()  # what was sent last time has left the host's memory
         for array, pinned, tensor in zip(arrays, host, inputs, strict=True):
@@ -99,11 +104,24 @@ class Tape:
         graph.replay()
         return out
 
+    def _room(self) -> bool:
+        """Whether one more may be kept; one that is no longer used makes room."""
+        if len(self.ready) < RECORDED:
+            return True
+        oldest = min(self.used, key=self.used.__getitem__)
+        if self.calls - self.used[oldest] <= STALE:
+            return False
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        del self.ready[oldest], self.used[oldest]
+        return True
+
     def forget(self) -> None:
         """Give back the memory of what was recorded."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             self.ready.clear()
+            self.used.clear()
             self.seen.clear()
             torch.cuda.empty_cache()
 
@@ -138,8 +156,13 @@ def fetch(values: Tensor) -> Callable[[], NDArray[Any]]:
     return wait
 
 
-def train(rows: Rows, pool: Pool, models: Tensor, job: Job, tape: Tape) -> tuple[Tensor, Tensor]:
-    """Trained weights (R, P) and the mean loss of the minibatches seen (R,)."""
+def train(
+    rows: Rows, pool: Pool, models: Tensor, job: Job, tape: Tape, apart: object = None
+) -> tuple[Tensor, Tensor]:
+    """Trained weights (R, P) and the mean loss of the minibatches seen (R,).
+
+    A replay overwrites the results of a job of the same shape, unless it was kept `apart`.
+    """
     dtype = np.float64 if models.dtype == torch.float64 else np.float32
     ints = np.stack([job.run, job.first, job.size, job.batches(), job.key, job.steps])
     floats = [np.full(len(job.run), job.lr)]
@@ -149,7 +172,7 @@ def train(rows: Rows, pool: Pool, models: Tensor, job: Job, tape: Tape) -> tuple
     def work(ints: Tensor, floats: Tensor) -> tuple[Tensor, Tensor]:
         return _train(rows, pool, models, job, ints, floats)
 
-    shape = ("train", models.data_ptr(), *job.shape())
+    shape = ("train", apart, models.data_ptr(), *job.shape())
     out: tuple[Tensor, Tensor] = tape(shape, work, ints, np.stack(floats).astype(dtype))
     return out
 

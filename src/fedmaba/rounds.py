@@ -2,7 +2,8 @@
 
 The order of things serves a device that works while the host goes on: a round's training is asked
 for first, then the losses its strategies weigh by, and the next round begins before the host waits
-for the end of the last.
+for the end of the last. Runs whose weights come after training go in a lane of their own: the
+device trains the others while the host weighs them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import chain, islice
 from typing import Any
 
@@ -28,6 +29,7 @@ from fedmaba.strategy import Bend, Decision, Needs, Replies, sound
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+Host = Callable[[], NDArray[Any]]  # waits for what is copied to the host
 
 
 @dataclass
@@ -76,72 +78,115 @@ class _Trained:
     models: Tensor  # (n, P) or (n,)  their weights, or the sums of these
 
 
-@dataclass(frozen=True)
+@dataclass
 class Begun:
-    """A round that has begun: its losses and its training are asked for."""
+    """A round of a lane that has begun: its losses and its training are asked for."""
 
-    key: object  # what it rests on
     chunk: int
     lr: float
     table: _Table
     cohorts: list[_Cohort]
+    delta: Tensor  # (R, P)     what is to be added to the models
     kept: Tensor  # (n, P)      changes of the cohorts whose weights come after training
     losses: Callable[[], None]  # waits for the losses at the server's model and hands them out
     trained: Iterator[tuple[IntArray, Tensor, Tensor]]  # rows, their weights, the loss they met
+    taken: list[_Trained] = field(default_factory=list)  # those that were taken in
+    met: list[tuple[_Cohort, IntArray, Host]] = field(default_factory=list)  # losses of places
+    looks: list[dict[str, Host]] | None = None  # what strategies want to know of the changes
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Lanes whose next round has begun before it was asked for, by round and runs."""
+
+    mark: object  # of the models that it rests on
+    lanes: dict[tuple[int, ...], Begun]
 
 
 def play(batch: Batch, t: int) -> list[Round | None]:
     """One round of all live runs; moves their models and states on."""
-    plan, at, ranks = batch.plan, batch.progress, batch.ranks
-    alive = [r for r, why in enumerate(at.diverged) if not why]
-    begun, batch.ahead = batch.ahead, None
-    if begun is None or begun.key != _key(batch, alive, t):
-        begun = _begin(batch, alive, t)
-    table, cohorts, lr = begun.table, begun.cohorts, begun.lr
-    delta = torch.zeros_like(at.model)
-    trained: list[_Trained] = []
+    at, ahead = batch.progress, batch.ahead
+    lanes = ahead.lanes if ahead and ahead.mark == _mark(at.model) else {}
+    after: dict[tuple[int, ...], Begun] = {}
+    out: list[Round | None] = [None] * len(batch.runs)
+    batch.ahead = None
+    for runs in _lanes(batch, apart=_hurries(batch)):
+        begun = lanes.pop((t, *runs), None) or _begin(batch, runs, t)
+        _finish(batch, begun, t, after, out)
+    batch.ahead = Ahead(_mark(at.model), after)
+    return out
+
+
+def _mark(model: Tensor) -> object:
+    """A model that somebody changed has another one."""
+    return model.data_ptr(), model._version
+
+
+def _hurries(batch: Batch) -> bool:
+    """Whether work is asked for ahead: of a device that goes on alone, and alone has all rows."""
+    return batch.tape.on and batch.ranks.count == 1
+
+
+def _lanes(batch: Batch, *, apart: bool) -> list[list[int]]:
+    """Live runs; those whose weights come after training `apart`."""
+    alive = [r for r, why in enumerate(batch.progress.diverged) if not why]
+    late = [r for r in alive if apart and not batch.runs[r].strategy.needs().early]
+    early = [r for r in alive if r not in late]
+    return [lane for lane in (early, late) if lane]
+
+
+def _finish(
+    batch: Batch,
+    begun: Begun,
+    t: int,
+    after: dict[tuple[int, ...], Begun],
+    out: list[Round | None],
+) -> None:
+    """Take in what was trained, weigh it, move the models; the lane's next round is begun."""
+    at, ranks, cohorts = batch.progress, batch.ranks, begun.cohorts
     finite = None
 
     def decide() -> None:
         begun.losses()
         for c in cohorts:
             if c.needs.early:
-                _weigh(at, c, t, lr)
+                _weigh(at, c, t, begun.lr)
 
-    whole = len(table.size) if ranks.count == 1 else 0  # rows of a round in one chunk
+    whole = len(begun.table.size) if ranks.count == 1 else 0  # rows of a round in one chunk
+    decided = False
     for rows, w, means in begun.trained:
-        if not trained:  # only now: the device trains while the host waits for losses and weighs
+        if not decided:  # only now: the device trains while the host waits for losses and weighs
             decide()
-        alone = len(rows) == whole
-        keep = w if alone and not batch.tape.on else w.sum(1)  # a replay would overwrite them
-        trained.append(_Trained(rows, means, keep))
-        if alone and all(c.decision for c in cohorts) and _even(table, rows):
+            decided = True
+        _remember(batch, begun, rows, w, means)
+        weighed = all(c.decision for c in cohorts)
+        if len(rows) == whole and weighed and _even(begun.table, rows):
             finite = _add_and_move(batch, cohorts, w, _shares(batch, cohorts, t))
         else:
-            _collect(batch, begun, rows, w, means, delta)
-    if not trained:  # fewer rows than ranks
+            _collect(batch, begun, rows, w, means)
+    if not decided:  # all was taken in before, or there are fewer rows than ranks
         decide()
     at.chunk = ranks.least(at.chunk)
     if at.chunk < begun.chunk:
-        warnings.warn(f"out of memory: the chunk is {at.chunk} from now on", stacklevel=2)
-    _weigh_changes(batch, begun, t, delta)
+        warnings.warn(f"out of memory: the chunk is {at.chunk} from now on", stacklevel=3)
+    _weigh_changes(batch, begun, t)
     if finite is None:
-        ranks.sum(delta)
-        finite = _move(batch, delta, send(_shares(batch, cohorts, t), delta.device))
+        ranks.sum(begun.delta)
+        finite = _move(batch, begun.delta, send(_shares(batch, cohorts, t), begun.delta.device))
     ended = fetch(finite)
-    live = [r for r, why in enumerate(at.diverged) if not why]
-    if batch.tape.on and ranks.count == 1 and live and t + 1 < plan.rounds:
-        batch.ahead = _begin(batch, live, t + 1)  # before the host waits for this round's end
-    return _conclude(batch, cohorts, t, ended().tolist(), trained)
+    live = [c.r for c in cohorts if not at.diverged[c.r]]
+    if _hurries(batch) and live and t + 1 < batch.plan.rounds:
+        after[(t + 1, *live)] = _begin(batch, live, t + 1)  # before the host waits for the end
+    _conclude(batch, begun, t, ended().tolist(), out)
 
 
-def _begin(batch: Batch, alive: list[int], t: int) -> Begun:
-    """Draw a round and start to train it; on a device that records, without waiting for it."""
+def _begin(batch: Batch, runs: list[int], t: int) -> Begun:
+    """Draw a lane's round and start to train it; on a device that records, without waiting."""
     plan, at = batch.plan, batch.progress
     lr, chunk = plan.lr * plan.lr_decay**t, at.chunk
-    drawn = _draw(batch, alive, t)
+    drawn = _draw(batch, runs, t)
     cohorts, end = [], 0
-    for r, client in zip(alive, drawn.clients, strict=True):
+    for r, client in zip(runs, drawn.clients, strict=True):
         begin, end = end, end + len(client)
         needs = batch.runs[r].strategy.needs()
         cohorts.append(_Cohort(r, batch.runs[r], needs, client, slice(begin, end)))
@@ -149,22 +194,24 @@ def _begin(batch: Batch, alive: list[int], t: int) -> Begun:
             cohorts[-1].loss = np.zeros(len(client))
     kept = _keep(at.model, [c for c in cohorts if not c.needs.early])
     losses = _start_losses(batch, [c for c in cohorts if c.needs.loss == "start"])
+    early = any(c.needs.early for c in cohorts)
 
     def work(rows: IntArray) -> tuple[IntArray, Tensor, Tensor]:
         job = _job(batch, cohorts, drawn.table, rows, lr)
-        w, means = train(batch.rows, batch.pool, at.model, job, batch.tape)
+        w, means = train(batch.rows, batch.pool, at.model, job, batch.tape, early)
         return rows, w, means.clone() if batch.tape.on else means  # a replay would overwrite them
 
     trained = _trained(batch, work, drawn.chunks)
     if batch.tape.on:
         trained = chain(list(islice(trained, 1)), trained)
-    return Begun(_key(batch, alive, t), chunk, lr, drawn.table, cohorts, kept, losses, trained)
-
-
-def _key(batch: Batch, alive: list[int], t: int) -> object:
-    """What the beginning of a round rests on; a model that somebody changed has another version."""
-    model = batch.progress.model
-    return t, tuple(alive), model.data_ptr(), model._version
+    delta = torch.zeros_like(at.model)
+    begun = Begun(chunk, lr, drawn.table, cohorts, delta, kept, losses, trained)
+    if _hurries(batch) and not early:  # nothing of it waits for the host
+        for part in trained:
+            _remember(batch, begun, *part)
+            _collect(batch, begun, *part)
+        begun.looks = _looks(at, begun)
+    return begun
 
 
 def _draw(batch: Batch, alive: list[int], t: int) -> _Drawn:
@@ -307,9 +354,14 @@ def _job(batch: Batch, cohorts: list[_Cohort], table: _Table, rows: IntArray, lr
     )
 
 
-def _collect(
-    batch: Batch, begun: Begun, rows: IntArray, w: Tensor, means: Tensor, delta: Tensor
-) -> None:
+def _remember(batch: Batch, begun: Begun, rows: IntArray, w: Tensor, means: Tensor) -> None:
+    """Keep what tells which of the trained rows broke."""
+    alone = len(rows) == len(begun.table.size)
+    models = w if alone and not batch.tape.on else w.sum(1)  # a replay would overwrite them
+    begun.taken.append(_Trained(rows, means, models))
+
+
+def _collect(batch: Batch, begun: Begun, rows: IntArray, w: Tensor, means: Tensor) -> None:
     """Take in trained rows: add them up where they can be weighed, else keep their changes."""
     model, cohorts, run = batch.progress.model, begun.cohorts, begun.table.run[rows]
     whose = begun.table.cohort[rows]
@@ -331,7 +383,7 @@ def _collect(
         )
         runs = send(np.array([here[k][0].r for k in weighed]), w.device)
         took = send(np.array(weighed), w.device)
-        delta[runs] += total[took] - weight[took] * model[runs]
+        begun.delta[runs] += total[took] - weight[took] * model[runs]
     late = [(c, own, place) for c, own, place in here if c.change is not None]
     if late:
         into = send(np.concatenate([c.place + place for c, _, place in late]), w.device)
@@ -340,10 +392,10 @@ def _collect(
         change -= model.index_select(0, send(run[mine], w.device))
         begun.kept.index_copy_(0, into, change)
     for c, own, place in late:
-        if c.loss is not None and c.needs.loss == "mean":
-            c.loss[place] = means[own].cpu().numpy()
-        elif c.loss is not None and c.needs.loss == "end":
-            c.loss[place] = _own_losses(batch, c, place, w[own])
+        if c.needs.loss == "mean":
+            begun.met.append((c, place, fetch(means[own])))
+        elif c.needs.loss == "end":
+            begun.met.append((c, place, fetch(_own_losses(batch, c, place, w[own]))))
 
 
 def _weighted(w: Tensor, coef: list[FloatArray]) -> tuple[Tensor, Tensor]:
@@ -388,14 +440,16 @@ def _weigh(at: Progress, c: _Cohort, t: int, lr: float, **changes: Any) -> None:
         _diverge(at, c, t, "the strategy gave a weight that is not finite")
 
 
-def _weigh_changes(batch: Batch, begun: Begun, t: int, delta: Tensor) -> None:
+def _weigh_changes(batch: Batch, begun: Begun, t: int) -> None:
     """Ask the strategies that want to see norms, inner products or losses after training."""
-    at, ranks = batch.progress, batch.ranks
+    at, ranks, delta = batch.progress, batch.ranks, begun.delta
     late = [(c, c.change) for c in begun.cohorts if c.change is not None]
     if late:
         ranks.sum(begun.kept)
-    # all begin before the host waits for the first
-    looks = [_look(c, change, at.kept[c.r].change) for c, change in late]
+    looks = _looks(at, begun) if begun.looks is None else begun.looks
+    for c, place, value in begun.met:
+        if c.loss is not None:
+            c.loss[place] = value()
     for (c, change), found in zip(late, looks, strict=True):
         kept = at.kept[c.r]
         if c.loss is not None and c.needs.loss in ("mean", "end"):
@@ -428,7 +482,13 @@ def _weigh_changes(batch: Batch, begun: Begun, t: int, delta: Tensor) -> None:
             )
 
 
-def _look(c: _Cohort, change: Tensor, kept: Tensor) -> dict[str, Callable[[], NDArray[Any]]]:
+def _looks(at: Progress, begun: Begun) -> list[dict[str, Host]]:
+    """Ask for what strategies want to know of changes: for all, before the host waits for one."""
+    late = [(c, c.change) for c in begun.cohorts if c.change is not None]
+    return [_look(c, change, at.kept[c.r].change) for c, change in late]
+
+
+def _look(c: _Cohort, change: Tensor, kept: Tensor) -> dict[str, Host]:
     """What a strategy asks of a cohort's changes and of those kept from rounds before."""
     if c.needs.changes == "norms":
         norms = torch.linalg.vector_norm(change, dim=1, dtype=torch.float64)
@@ -444,7 +504,7 @@ def _look(c: _Cohort, change: Tensor, kept: Tensor) -> dict[str, Callable[[], ND
     return {}
 
 
-def _own_losses(batch: Batch, c: _Cohort, place: IntArray, w: Tensor) -> FloatArray:
+def _own_losses(batch: Batch, c: _Cohort, place: IntArray, w: Tensor) -> Tensor:
     """The training loss of trained rows, each on its own client's examples."""
     part = c.run.federation.train
     first, size = batch.train.base[c.r] + part.start[c.client[place]], part.size[c.client[place]]
@@ -452,8 +512,7 @@ def _own_losses(batch: Batch, c: _Cohort, place: IntArray, w: Tensor) -> FloatAr
     valid = offset < send(size, w.device)[:, None]
     entry = torch.where(valid, send(first, w.device)[:, None] + offset, 0)
     losses, _ = batch.evaluate(w, batch.train.entries[entry], scored=False)
-    total = torch.where(valid, losses.double(), 0.0).sum(1) / valid.sum(1)
-    return total.cpu().numpy()
+    return torch.where(valid, losses.double(), 0.0).sum(1) / valid.sum(1)
 
 
 def _shares(batch: Batch, cohorts: list[_Cohort], t: int) -> NDArray[Any]:
@@ -492,12 +551,13 @@ def _add_and_move(batch: Batch, cohorts: list[_Cohort], w: Tensor, share: NDArra
 def _move(batch: Batch, delta: Tensor, share: Tensor) -> Tensor:
     """The server's step of each run whose new model is finite, (R,); the others keep their last."""
     plan, at = batch.plan, batch.progress
+    asked = share > 0
     if at.velocity is not None:
-        at.velocity.mul_(plan.server_momentum).add_(delta)
-        delta = at.velocity
+        pushed = plan.server_momentum * at.velocity + delta
+        delta = at.velocity.copy_(torch.where(asked[:, None], pushed, at.velocity))
     new = at.model + plan.server_lr * delta
     finite = new.isfinite().all(1)
-    moved = (finite & (share > 0))[:, None]
+    moved = (finite & asked)[:, None]
     averaged = at.deployed + share[:, None] * (new - at.deployed)
     at.model.copy_(torch.where(moved, new, at.model))
     at.deployed.copy_(torch.where(moved, averaged, at.deployed))
@@ -505,20 +565,15 @@ def _move(batch: Batch, delta: Tensor, share: Tensor) -> Tensor:
 
 
 def _conclude(
-    batch: Batch,
-    cohorts: list[_Cohort],
-    t: int,
-    finite: list[bool],
-    trained: list[_Trained],
-) -> list[Round | None]:
+    batch: Batch, begun: Begun, t: int, finite: list[bool], out: list[Round | None]
+) -> None:
     """Move the states on, end the runs whose model broke, and tell what happened."""
-    at = batch.progress
-    out: list[Round | None] = [None] * len(at.states)
+    at, cohorts = batch.progress, begun.cohorts
     for c in cohorts:
         if c.decision is None:
             continue
         if not finite[c.r]:
-            broken = _broken(trained, cohorts[-1].rows.stop)
+            broken = _broken(begun.taken, cohorts[-1].rows.stop)
             batch.ranks.sum(torch.from_numpy(broken))
             lost = np.flatnonzero(broken[c.rows])
             what = f"the model of client {c.client[lost[0]]}" if len(lost) else "the server's model"
@@ -527,7 +582,6 @@ def _conclude(
         at.states[c.r] = c.decision.state
         coef = c.decision.coef[: len(c.client)]
         out[c.r] = Round(c.client, coef, c.loss, dict(c.decision.info))
-    return out
 
 
 def _broken(trained: list[_Trained], many: int) -> IntArray:
