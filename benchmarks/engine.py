@@ -19,14 +19,21 @@ from fedmaba import datasets, strategies
 from fedmaba.engine import Plan, Run, simulate, start
 from fedmaba.federation import Federation
 
-GRID = "fedmaba:alpha=[0,.1,.2,.3,.4,.5,.6,.7,.8,.9,1]"
+GRID = ("fedmaba:alpha=[0,.1,.2,.3,.4,.5,.6,.7,.8,.9,1]",)
+TABLE = (  # the rows of Table II: some are weighed before training, some after
+    *("fedavg", "fedsgd", "qffl", "fedmgda:eta=[1,0.1]", "term:normalise=[paper,reference]"),
+    *("afl:lam=[0.05,0.5]", "propfair:below=[tangent,scaled]", "fedprox", "fedfv"),
+    "fedmaba:alpha=[0.5,0.8]",
+)
 JOBS = {  # model, images per client, strategies, seeds, participants, precision, rounds
     "mlp, 33 runs x 100 clients": ("mlp", 600, GRID, 3, None, "tf32", 80),
     "mlp, 33 runs x 100 clients, float32": ("mlp", 600, GRID, 3, None, "float32", 60),
-    "mlp, 1 run, 10 of 100 clients": ("mlp", 600, "fedmaba", 1, 10, "tf32", 620),
+    "mlp, 1 run, 10 of 100 clients": ("mlp", 600, ("fedmaba",), 1, 10, "tf32", 620),
     "cnn, 33 runs x 10 of 100 clients": ("cnn", 500, GRID, 3, 10, "tf32", 60),
     "cnn, 33 runs x 10 of 100 clients, float32": ("cnn", 500, GRID, 3, 10, "float32", 60),
     "cnn, 33 runs x 10 of 100 clients, bf16": ("cnn", 500, GRID, 3, 10, "bf16", 60),
+    "mlp, 45 runs of 15 rows x 100 clients": ("mlp", 600, TABLE, 3, None, "tf32", 60),
+    "cnn, 45 runs of 15 rows x 10 of 100 clients": ("cnn", 500, TABLE, 3, 10, "tf32", 60),
 }
 WARM = 20  # rounds before the clock starts: kernels are compiled, rounds recorded
 
@@ -42,10 +49,11 @@ def examples(model: str, each: int, tested: int = 10_000) -> datasets.Dataset:
 
 
 def measure(name: str, device: str) -> dict[str, object]:
-    model, each, spec, seeds, participants, dtype, rounds = JOBS[name]
+    model, each, specs, seeds, participants, dtype, rounds = JOBS[name]
     data = examples(model, each)
     feds = [Federation.make(data, "shards:2", 100, seed) for seed in range(seeds)]
-    runs = [Run(s, i, fed) for i, fed in enumerate(feds) for s in strategies.parse(spec)]
+    chosen = [strategy for spec in specs for strategy in strategies.parse(spec)]
+    runs = [Run(strategy, i, fed) for i, fed in enumerate(feds) for strategy in chosen]
     plan = Plan(rounds, participants=participants, eval_every=20, dtype=dtype, device=device)
     batch = start(runs, plan, model)
     updates, begun = 0, 0.0
