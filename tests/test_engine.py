@@ -22,6 +22,8 @@ from fedmaba.average import parse as averaging
 from fedmaba.average import share as averaging_step
 from fedmaba.engine import Plan, Run, simulate, start
 from fedmaba.errors import InputError
+from fedmaba.local import _groups
+from fedmaba.rows.layers import LayerRows
 from fedmaba.rows.random import dropout_mask, shuffles
 from fedmaba.simplex import kkt_gap
 from fedmaba.strategy import Decision, Local, Needs, Replies, Strategy
@@ -461,6 +463,28 @@ def test_a_run_is_the_same_alone_in_a_batch_and_in_other_chunks(model, fed, make
                 assert x.rounds[row].client.tolist() == y.rounds[r].client.tolist()
     a, b = batch.progress.model[:2]
     assert apart(a, b) > 1e-3  # two seeds are two runs
+
+
+def test_steps_in_groups_give_the_same_run(fed, monkeypatch):
+    runs = [Run(one(s), 3, fed) for s in MIXED]
+    plan = replace(PLAN, epochs=2)
+    want, _ = played(runs, fed, plan, mlp)
+    asked = []
+
+    def group(rows, w, minibatch):
+        asked.append(minibatch)
+        return 2
+
+    monkeypatch.setattr(LayerRows, "group", group)
+    got, _ = played(runs, fed, plan, mlp)
+    assert apart(got.progress.model, want.progress.model) < 1e-9
+    assert set(asked) == {plan.minibatch}
+
+
+def test_groups_of_steps_are_even_and_of_the_same_rows():
+    found = [(a, list(k)) for a, k in _groups(np.array([7, 7, 2]), 3)]
+    assert found == [(3, [0, 1]), (2, [2, 3, 4]), (2, [5, 6])]
+    assert [list(k) for _, k in _groups(np.array([4]), 1)] == [[0], [1], [2], [3]]
 
 
 @pytest.mark.parametrize("model", MODELS)

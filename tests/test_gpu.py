@@ -7,8 +7,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedmaba import strategies
+from fedmaba.batch import precision
 from fedmaba.engine import Plan, Run, simulate, start
 from fedmaba.models import cnn, mlp
+from fedmaba.rows import compile
+from fedmaba.rows.base import Step
 
 pytestmark = [
     pytest.mark.gpu,
@@ -155,6 +158,30 @@ def test_a_gpu_gives_the_numbers_of_a_cpu(make, make_federation):
         # a pooling winner that changes sides, or a game near a corner, moves a model more
         assert float(far.median()) < 1e-6
         assert float(far.max()) < 1e-2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "tf32"])
+def test_steps_in_a_group_are_those_one_after_another(dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Dropout(0.3), nn.Linear(200, 10))
+    rows = compile(model, torch.zeros(2, 784, device="cuda"), dtype=dtype)
+    w = rows.layout.pack(model).cuda().repeat(ROWS, 1)
+    x, y = torch.randn(ROWS, 4, 50, 784).cuda(), torch.randint(10, (ROWS, 4, 50)).cuda()
+    weight, down = torch.full((ROWS, 50), 0.02).cuda(), torch.tensor(-0.1).cuda()
+    keys = torch.arange(4 * ROWS).view(4, ROWS).cuda()
+    steps = [Step(x[:, k], y[:, k], weight, down, None, keys[k]) for k in range(4)]
+    one, many = w.clone(), w.clone()
+    with torch.no_grad(), precision(dtype):
+        losses = torch.stack([rows.accumulate(one, one, step) for step in steps])
+        limit = 1e-5 if dtype == "float32" else 5e-3
+        assert off(torch.stack(rows.sweep(many, x, steps)), losses.double()) < limit
+    assert off(many - w, (one - w).double()) < limit
+
+
+def test_weights_that_outgrow_the_cache_take_groups():
+    rows = compile(mlp((1, 28, 28), 10), torch.zeros(2, 1, 28, 28, device="cuda"), dtype="tf32")
+    assert rows.group(torch.empty(1, rows.layout.size, device="cuda"), 50) == 1
+    assert rows.group(torch.empty(2000, rows.layout.size, device="cuda"), 50) == 6
 
 
 @pytest.mark.parametrize("make", [mlp, cnn])

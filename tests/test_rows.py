@@ -285,6 +285,19 @@ def forms(case, loss=None):
     yield LoopRows(case.template, layout, case.x[0], loss, "")
 
 
+GROUPED = {
+    "linear": (FLAT, nn.Sequential(nn.Linear(6, C))),
+    "no bias": (FLAT, nn.Sequential(nn.Linear(6, 7, bias=False), nn.Tanh(), nn.Linear(7, C))),
+    "dropout": dense(nn.ReLU(), nn.Dropout(0.3)),
+    "relu twice": (
+        IMAGE,
+        nn.Sequential(
+            nn.Flatten(), nn.Linear(128, 9), nn.ReLU(), nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, C)
+        ),
+    ),
+}
+
+
 def squares(out, y):
     return (out - (y[:, None] == torch.arange(C)).to(out)).square().sum(1)
 
@@ -334,6 +347,28 @@ def test_a_bent_loss_in_every_form():
     steep = Bent(torch.ones(R).double(), torch.ones(R).double(), torch.full((R,), 7.0).double())
     for rows, (_, grads) in zip(forms(case, squares), own, strict=True):
         close(case.added(rows, 1.0, steep)[1], grads)
+
+
+@pytest.mark.parametrize("name", ["linear", "no bias", "dropout", "relu twice"])
+def test_steps_in_a_group_are_those_one_after_another(name):
+    shape, model = GROUPED[name]
+    rows = compile(model, torch.randn(B, *shape))
+    torch.manual_seed(1)
+    w = rows.layout.pack(model).double().repeat(R, 1)
+    x, y = torch.randn(R, 4, B, *shape).double(), torch.randint(C, (R, 4, B))
+    weight = torch.rand(R, 4, B).double()
+    weight[:, -1, 1:] = 0  # padding
+    bent = Bent(*torch.tensor([[9.0, math.inf, 0.1], [0.5] * R, [1.0] * R]).double())
+    down = torch.tensor(-0.3).double()
+    keys = torch.arange(4 * R).view(4, R)
+    steps = [Step(x[:, k], y[:, k], weight[:, k], down, bent, keys[k]) for k in range(4)]
+    one, many = w.clone(), w.clone()
+    with torch.no_grad():
+        losses = [rows.accumulate(one, one, step) for step in steps]
+        close(torch.stack(rows.sweep(many, x, steps)), torch.stack(losses))
+    close(many, one)
+    assert (many - w).abs().amax(1).min() > 1e-3
+    assert rows.group(w, B) == 1  # on a CPU nothing is gained
 
 
 def test_a_row_does_not_see_its_neighbours():

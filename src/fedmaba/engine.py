@@ -223,5 +223,5 @@ def _chunk(rows: Rows, plan: Plan, flat: Tensor) -> int:
     size = flat.element_size()
     if not flat.is_cuda:
         return max(1, int(8e6 / (rows.layout.size * size)))
-    each = size * (4 * rows.layout.size + 3 * rows.activations * plan.minibatch)
+    each = size * rows.room(plan.minibatch)
     return max(1, int(0.4 * torch.cuda.mem_get_info(flat.device)[0] / each))

@@ -7,7 +7,7 @@ never waits for the host.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,17 +202,19 @@ def _train(
     one, down = torch.ones_like(lr), -lr
     seen = []  # loss of each minibatch
     streams = keys + torch.arange(index.shape[1], device=w.device)[:, None]  # (K, R)
-    for k in range(index.shape[1]):
-        a = int((job.steps > k).sum())  # rows that still have a step to do
+    for a, group in _groups(job.steps, rows.group(w, job.minibatch) if gradient is None else 1):
         bent = None if bend is None else Bent(*bend[:, :a])
-        stream = streams[k, :a]
         if gradient is None:
-            x = _take(pool.x, index[:a, k]) if gathered is None else gathered[:a, k]
-            step = Step(x, labels[:a, k], weight[:a, k], down, bent, stream)
-            own = w[:a]
-            seen.append(rows.accumulate(own, own, step))
+            at = slice(group.start, group.stop)
+            x = _take(pool.x, index[:a, at]) if gathered is None else gathered[:a, at]
+            now = [
+                Step(x[:, i], labels[:a, k], weight[:a, k], down, bent, streams[k, :a])
+                for i, k in enumerate(group)
+            ]
+            seen += rows.sweep(w[:a], x, now)
             continue
-        g = gradient[:a]
+        k = group.start
+        stream, g = streams[k, :a], gradient[:a]
         g.zero_()
         most = MICRO if bent is None else index.shape[2]  # a bent loss needs the minibatch whole
         for piece, begin in enumerate(range(0, index.shape[2], most)):
@@ -231,6 +233,14 @@ def _train(
     if len(seen[-1]) == len(w):
         return w, torch.stack(seen).sum(0) / steps
     return w, nn.utils.rnn.pad_sequence(seen).sum(1) / steps
+
+
+def _groups(steps: IntArray, most: int) -> Iterator[tuple[int, range]]:
+    """Steps that the same rows do, at most so many at a time, and how many rows they are."""
+    active = (steps > np.arange(steps.max())[:, None]).sum(1)  # of each step
+    for same in np.split(np.arange(len(active)), np.flatnonzero(np.diff(active)) + 1):
+        for part in np.array_split(same, -(-len(same) // most)):
+            yield int(active[part[0]]), range(int(part[0]), int(part[-1]) + 1)
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:

@@ -126,6 +126,21 @@ class Rows(ABC):
         Returns the loss of each row (R,), before it was bent.
         """
 
+    def group(self, w: Tensor, minibatch: int) -> int:
+        """How many steps of rows w (R, P) `sweep` should be given at a time."""
+        return 1
+
+    def sweep(self, w: Tensor, x: Tensor, steps: list[Step]) -> list[Tensor]:
+        """Do steps one after another; x (R, steps, B, ...) has the inputs of all.
+
+        Returns the loss of each row (R,) in each.
+        """
+        return [self.accumulate(w, w, step) for step in steps]
+
+    def room(self, minibatch: int) -> int:
+        """About how many numbers the training of a row takes."""
+        return 4 * self.layout.size + 3 * self.activations * minibatch
+
     def prepare(self, x: Tensor) -> Tensor:
         """Inputs (n, ...) in the order of axes that `accumulate` and `outputs` want."""
         return x

@@ -37,11 +37,15 @@ def _linear(
     wrow,
     b,
     brow,
+    z,
+    zrow,
     y,
     keys,
     B,
+    many,
     I: tl.constexpr,
     O: tl.constexpr,
+    START: tl.constexpr,
     RELU: tl.constexpr,
     LAYER: tl.constexpr,
     CUT: tl.constexpr,
@@ -51,7 +55,7 @@ def _linear(
     BO: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """BO outputs of one row's minibatch.
+    """BO outputs of one row's minibatch, from the first `many` inputs; START: added to z.
 
     In tf32x3 the product is taken transposed: then both operands lie as the tensor cores want them.
     """
@@ -61,7 +65,7 @@ def _linear(
     o = tl.program_id(0) * BO + tl.arange(0, BO)
     k = tl.arange(0, BI)
     acc = tl.zeros((BO, BB) if FLIP else (BB, BO), tl.float32)
-    for first in range(0, I, BI):
+    for first in range(0, many, BI):
         inside = first + k < I
         at = m * xrow + i[:, None] * I + (first + k)[None, :]
         xs = tl.load(x + at, mask=(i < B)[:, None] & inside[None, :], other=0.0)
@@ -74,9 +78,11 @@ def _linear(
     if FLIP:
         acc = tl.trans(acc)
     acc += tl.load(b + m * brow + o, mask=o < O, other=0.0)[None, :]
+    e = i[:, None] * O + o[None, :]
+    if START:
+        acc += tl.load(z + m * zrow + e, mask=(i < B)[:, None] & (o < O)[None, :], other=0.0)
     if RELU:
         acc = tl.where(acc < 0.0, 0.0, acc)
-    e = i[:, None] * O + o[None, :]
     if CUT > 0:
         key = tl.load(keys + m).to(tl.uint64, bitcast=True) ^ LAYER
         acc = tl.where(_kept(key, e, CUT), acc * FACTOR, 0.0)
@@ -162,6 +168,36 @@ def linear(
     dtype: str,
 ) -> Tensor:
     """act(x (R, B, I) @ w (R, I, O) + b (R, O)); `drop`: share to drop and the layer's number."""
+    return _act(x, w, x.shape[2], None, b, relu, keys, drop, dtype)
+
+
+def corrected(
+    z: Tensor,
+    gram: Tensor,
+    moved: Tensor,
+    past: int,
+    b: Tensor,
+    relu: bool,
+    keys: Tensor,
+    drop: tuple[float, int] | None,
+    dtype: str,
+) -> Tensor:
+    """act(z (R, B, O) + gram (R, B, I) @ moved (R, I, O) + b (R, O)); moved is 0 from `past` on."""
+    return _act(gram, moved, past, z, b, relu, keys, drop, dtype)
+
+
+def _act(
+    x: Tensor,
+    w: Tensor,
+    inputs: int,
+    z: Tensor | None,
+    b: Tensor,
+    relu: bool,
+    keys: Tensor,
+    drop: tuple[float, int] | None,
+    dtype: str,
+) -> Tensor:
+    """act(z + x (R, B, I) @ w (R, I, O) + b (R, O)) over as many inputs."""
     rows, many, wide = x.shape
     out = w.shape[2]
     share, number = drop or (0.0, 0)
@@ -175,11 +211,15 @@ def linear(
         w.stride(0),
         b,
         b.stride(0),
+        y if z is None else z,
+        0 if z is None else z.stride(0),
         y,
         keys,
         many,
+        inputs,
         wide,
         out,
+        z is not None,
         relu,
         (number + 1) * rng.GOLDEN & (2**63 - 1),
         min(round(share * 65536), 65535),

@@ -24,6 +24,8 @@ try:
 except ImportError:  # no Triton: the plain operations serve
     conv = dense = None  # type: ignore[assignment]
 
+BALANCE = 500  # products of numbers that a GPU does while its memory moves a few of them
+
 STATELESS = (
     *(nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus),
     *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
@@ -71,13 +73,29 @@ class Linear(Layer):
         y = y.relu_() if self.relu else y
         return y.view(*x.shape[:-1], -1), (flat, y) if save else None
 
+    def corrected(
+        self,
+        z: Tensor,
+        gram: Tensor,
+        moved: Tensor,
+        past: int,
+        w: list[Tensor],
+        keys: Tensor,
+    ) -> Tensor:
+        """Outputs from x W (R, B, out) and what the steps of `past` examples did to W."""
+        y = torch.baddbmm(z, gram[:, :, :past], moved[:, :past]) if past else z
+        y = y if self.weights == 1 else y + w[1][:, None]
+        return y.relu() if self.relu else y
+
+    def undo(self, g: Tensor, y: Tensor) -> Tensor:
+        """The gradient of outputs as that of x W."""
+        return torch.ops.aten.threshold_backward(g, y, 0) if self.relu else g
+
     def backward(
         self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
     ) -> Tensor | None:
         x, y = saved
-        flat = g.flatten(1, -2)
-        if self.relu:
-            flat = torch.ops.aten.threshold_backward(flat, y, 0)
+        flat = self.undo(g.flatten(1, -2), y)
         if self.weights == 2:
             sink[1].add_(flat.sum(1))
         below = torch.bmm(flat, w[0].transpose(1, 2)).view(*g.shape[:-1], -1) if deeper else None
@@ -88,14 +106,14 @@ class Linear(Layer):
 class Dense(Layer):
     """On CUDA: x W + b of vectors, then ReLU and dropout where they follow, by `dense`.
 
-    The layer above hands down a gradient with both undone: `undo` is what this layer does for the
+    The layer above hands down a gradient with both undone: `undone` is what this layer does for the
     one below, 1 / (1 - its dropout), or 0 where its inputs are no such outputs.
     """
 
     weights = 2
 
     def __init__(self, relu: bool, drop: tuple[float, int] | None, undo: float, dtype: str) -> None:
-        self.relu, self.drop, self.undo, self.dtype = relu, drop, undo, dtype
+        self.relu, self.drop, self.undone, self.dtype = relu, drop, undo, dtype
         self.factor = 1.0 / (1.0 - drop[0] if drop else 1.0) if relu else 0.0
 
     def forward(
@@ -110,6 +128,23 @@ class Dense(Layer):
                 y *= dropout_mask(keys, self.drop[1], y.shape, self.drop[0], y.dtype)
         return y.view(*x.shape[:-1], -1), flat
 
+    def corrected(
+        self,
+        z: Tensor,
+        gram: Tensor,
+        moved: Tensor,
+        past: int,
+        w: list[Tensor],
+        keys: Tensor,
+    ) -> Tensor:
+        """Outputs from x W (R, B, out) and what the steps of `past` examples did to W."""
+        act = (w[1], self.relu, keys, self.drop, self.dtype)
+        return dense.corrected(z, gram, moved, past, *act)
+
+    def undo(self, g: Tensor, y: Tensor) -> Tensor:
+        """The gradient of outputs as that of x W: the layer above saw to it."""
+        return g
+
     def backward(
         self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
     ) -> Tensor | None:
@@ -117,12 +152,12 @@ class Dense(Layer):
         flat = g.flatten(1, -2).contiguous()
         if x.shape[1] <= dense.MOST:
             below = dense.linear_back(
-                flat, x, w[0], sink[0], sink[1], deeper, self.undo, self.dtype
+                flat, x, w[0], sink[0], sink[1], deeper, self.undone, self.dtype
             )
         else:
             below = torch.bmm(flat, w[0].transpose(1, 2)) if deeper else None
-            if below is not None and self.undo:
-                below = torch.where(x > 0, below * self.undo, 0.0)
+            if below is not None and self.undone:
+                below = torch.where(x > 0, below * self.undone, 0.0)
             sink[1].add_(flat.sum(1))
             sink[0].baddbmm_(x.transpose(1, 2), flat)
         return None if below is None else below.view(*g.shape[:-1], -1)
@@ -478,6 +513,7 @@ class LayerRows(Rows):
         kinds = ", ".join(dict.fromkeys(how.kinds))
         super().__init__(model, Layout(model, how.forms), example, loss, f"fast rows ({kinds})")
         self.layers = how.layers
+        self.first = next((i for i, layer in enumerate(self.layers) if layer.weights), 0)
         if self.layers and isinstance(self.layers[0], ConvStages):  # outputs are pooled at once
             self.activations = 4 * example[0].numel() + self.layers[0].size
 
@@ -492,17 +528,85 @@ class LayerRows(Rows):
     def accumulate(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         w = self._weights(read)
         into = w if sink is read else self._weights(sink)
-        x, saved = step.x, []
-        for layer, own in zip(self.layers, w, strict=True):
+        x = step.x
+        for layer in self.layers[: self.first]:
+            x, _ = layer.forward(x, [], step.keys, False)
+        return self._there_and_back(x, w, into, step, self.first, False)[0]
+
+    def _there_and_back(
+        self,
+        x: Tensor,
+        w: list[list[Tensor]],
+        into: list[list[Tensor]],
+        step: Step,
+        first: int,
+        deeper: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """From the inputs of a layer to the loss, and the gradient down to it or to its inputs."""
+        saved = []
+        for layer, own in zip(self.layers[first:], w[first:], strict=True):
             x, kept = layer.forward(x, own, step.keys, True)
             saved.append(kept)
         loss, g = self.loss_and_gradient(x, step)
-        first = next(i for i, layer in enumerate(self.layers) if layer.weights)
         for i in reversed(range(first, len(self.layers))):
-            below = self.layers[i].backward(g, saved[i], w[i], into[i], i > first)
+            below = self.layers[i].backward(g, saved.pop(), w[i], into[i], deeper or i > first)
             if below is not None:
                 g = below
-        return loss
+        return loss, g
+
+    def group(self, w: Tensor, minibatch: int) -> int:
+        """More than one where the first layer's weights outgrow the cache, and products are quick.
+
+        A group takes the products of its examples with each other, but the bus sees the weights
+        once a group instead of once a step: the best size is where both cost the same.
+        """
+        if not self._groups() or minibatch > dense.MOST:
+            return 1
+        size = self.layout.shapes[0]
+        cache = torch.cuda.get_device_properties(w.device).L2_cache_size
+        if len(w) * size.numel() * w.element_size() <= cache:
+            return 1
+        return max(1, int(math.sqrt(BALANCE * size[1]) / minibatch))
+
+    def room(self, minibatch: int) -> int:
+        if not self._groups():
+            return super().room(minibatch)
+        inputs, out = self.layout.shapes[0]
+        many = int(math.sqrt(BALANCE * out))
+        return super().room(minibatch) + many * (inputs + 2 * out + many)
+
+    def _groups(self) -> bool:
+        """Whether inputs reach the first weights as plain vectors, in products that are quick."""
+        *below, front = self.layers[: self.first + 1]
+        plain = all(isinstance(layer, Flatten) for layer in below)
+        return plain and isinstance(front, Dense) and front.dtype != "float32"
+
+    def sweep(self, w: Tensor, x: Tensor, steps: list[Step]) -> list[Tensor]:
+        """The first layer's weights move once, at the end: until then its outputs are corrected.
+
+        A step adds x'g to W, so later outputs x W change by (x x') g.
+        """
+        if len(steps) == 1:
+            return super().sweep(w, x, steps)
+        own, front = self._weights(w), self.layers[self.first]
+        assert isinstance(front, Linear | Dense)
+        inputs = x.flatten(3).flatten(1, 2)  # (R, S * B, in)
+        weights, *bias = own[self.first]
+        products = torch.bmm(inputs, weights)
+        gram = torch.bmm(inputs, inputs.transpose(1, 2))
+        moved = torch.zeros_like(products)  # what each example adds: its gradient times scale
+        many, losses = x.shape[2], []
+        for k, step in enumerate(steps):
+            now = slice(k * many, (k + 1) * many)
+            before = (products[:, now], gram[:, now], moved, k * many)
+            y = front.corrected(*before, own[self.first], step.keys)
+            loss, g = self._there_and_back(y, own, own, step, self.first + 1, True)
+            losses.append(loss)
+            moved[:, now] = front.undo(g, y)
+            for b in bias:
+                b.add_(moved[:, now].sum(1))
+        weights.baddbmm_(inputs.transpose(1, 2), moved)
+        return losses
 
     def loss_and_gradient(self, out: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         if self.loss_fn is None and _fast(out) and dense.fits_cross_entropy(*out.shape[1:]):
