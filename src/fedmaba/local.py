@@ -6,6 +6,7 @@ never waits for the host.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -129,8 +130,15 @@ class Tape:
         host = [torch.from_numpy(np.ascontiguousarray(a)).pin_memory() for a in arrays]
         inputs = [h.to(self.device) for h in host]
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            out = work(*inputs)
+        gc.collect()
+        collecting = gc.isenabled()
+        gc.disable()  # a recording of an earlier run, freed in the middle, would break this one
+        try:
+            with torch.cuda.graph(graph):
+                out = work(*inputs)
+        finally:
+            if collecting:
+                gc.enable()
         return graph, host, inputs, out, torch.cuda.Event()  # type: ignore[no-untyped-call]
 
 
