@@ -105,11 +105,19 @@ def _ms(seconds: float | None) -> str:
 
 def growth() -> str:
     """Slopes in log-log."""
+    places = [_read(f"growth-{device}")["axes"] for device in ("cpu", "cuda")]
     rows = [
-        [name, f"{one['slope']:.2f}", f"{one['at'][0]:,.0f} to {one['at'][-1]:,.0f}"]
-        for name, one in _read("growth-cpu")["axes"].items()
+        [
+            name,
+            *(
+                cell
+                for one in (axes[name] for axes in places)
+                for cell in (f"{one['slope']:.2f}", f"{one['at'][0]:,.0f} to {one['at'][-1]:,.0f}")
+            ),
+        ]
+        for name in places[0]
     ]
-    return _table(["time against", "slope", "from, to"], rows)
+    return _table(["time against", "slope, one core", "from, to", "slope, H200", "from, to"], rows)
 
 
 TABLES = {f.__name__: f for f in (gpu, core, peers, memory, step, growth)}
