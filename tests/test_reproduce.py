@@ -732,7 +732,8 @@ def test_runs_that_are_missing_are_listed_by_seeds_with_every_name(tmp_path):
     save(tmp_path / "x.npz", job, [made("fedavg", s, size) for s in (0, 2)])
     page = reproduction.document(target, compact.read_all(tmp_path))
     (told,) = (text for text in page.text if text.startswith("Not run yet: "))
-    assert "seeds 0, 1, 2 of FedMABA, α=0.5; FedMABA, α=0.8, and seed 1 of FedAvg" in told
+    others = "FedMABA, α=0.5; FedMABA, α=0.8; FedFV, α=0.1, τ=1"
+    assert f"seeds 0, 1, 2 of {others}, and seed 1 of FedAvg" in told
 
 
 def test_a_run_that_diverged_is_told_and_left_out(tmp_path):
