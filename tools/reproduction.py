@@ -5,7 +5,9 @@ among them: nothing else), between `<!-- made NAME -->` and `<!-- end -->` a tab
 `61.45<!-- TARGET|ROW|FIGURE|MODEL|ROUND -->` is a number of its own, here and on other pages:
 TARGET `readings#3` is the third reading, ROW `a - b` the mean difference over the seeds both have,
 FIGURE `floor` the variance that the number of test images alone makes, MODEL `gain` the deployed
-minus the last model, ROUND `r110` the evaluation of round 110. A test compares pages and files.
+minus the last model, ROUND `r110` the evaluation of round 110; `from` and `to` are the ends of the
+longest stretch of evaluations at which a difference is distinguishable. A test compares pages and
+files.
 """
 
 from __future__ import annotations
@@ -95,6 +97,8 @@ def value(
 ) -> str:
     """One mean over seeds, as a table would show it."""
     ours, _, base = row.partition(" - ")
+    if at in ("from", "to"):
+        return f"{stretch(name, ours, base, figure, model, batches)[at == 'to']}"
     found = by_seed(name, ours, figure, model, at, batches)
     if base:
         span = paired.difference(found, by_seed(name, base, figure, model, at, batches))
@@ -103,19 +107,45 @@ def value(
     return document.number(mean, sign=model == "gain").text
 
 
+def rows_of(name: str, row: str, batches: list[compact.Batch]) -> tuple[list[RunHistory], float]:
+    """A row's runs that did not diverge, and the share that its worst clients are."""
+    name, _, which = name.partition("#")
+    history = chosen.history_of(batches, target_of(name).jobs[int(which or 1) - 1])
+    return [r for r in history.runs if r.label == row and not r.diverged], history.share
+
+
+def stretch(
+    name: str, row: str, base: str, figure: str, model: str, batches: list[compact.Batch]
+) -> tuple[int, int]:
+    """Ends of the longest stretch of evaluations at which two rows can be told apart."""
+    kind: Model = "last" if model == "last" else "deployed"
+    found = [rows_of(name, label, batches) for label in (row, base)]
+    ours, theirs = (
+        {run.seed: [getattr(f, figure) for f in run.fairness(kind, share)] for run in runs}
+        for runs, share in found
+    )
+    evaluated = found[0][0][0].evaluated
+    seeds = sorted(ours.keys() & theirs.keys())
+    differ = np.array([ours[s] for s in seeds]) - np.array([theirs[s] for s in seeds])
+    best, first = (0, 0), 0
+    for k, column in enumerate(differ.T):
+        if not paired.interval(column).distinguishable:
+            first = k + 1
+        elif k - first >= best[1] - best[0]:
+            best = first, k
+    return int(evaluated[best[0]]), int(evaluated[best[1]])
+
+
 def by_seed(
     name: str, row: str, figure: str, model: str, at: str, batches: list[compact.Batch]
 ) -> dict[int, float]:
     """A figure of a row's runs that did not diverge."""
-    name, _, which = name.partition("#")
-    job = target_of(name).jobs[int(which or 1) - 1]
-    history = chosen.history_of(batches, job)
-    runs = [r for r in history.runs if r.label == row and not r.diverged]
+    runs, share = rows_of(name, row, batches)
     if at.startswith("r"):
         runs, at = [until(run, int(at[1:])) for run in runs], "last"
     if figure == "floor":
         return {run.seed: floor(run) for run in runs}
-    history = History(runs, history.share)
+    history = History(runs, share)
 
     def of(model: Model) -> dict[int, float]:
         return chosen.by_seed(chosen.values(history, model, chosen.CHOICES[at]), row, figure)
