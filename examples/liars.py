@@ -41,16 +41,14 @@ def rows(tenth: int) -> list[Liars | str]:
     ]
 
 
-SIZES = {
-    "": {"clients": 20, "rounds": 6, "seeds": 1},
-    "all": {"clients": 20, "rounds": 16, "seeds": 3},
-    "full": {"data": "fashion-mnist", "clients": 100, "rounds": 1000, "dtype": "tf32"},
-}
+SMALL = {"clients": 20, "rounds": 6, "seeds": 1}
+ALL = {"clients": 20, "rounds": 16, "seeds": 3}
+FULL = {"data": "fashion-mnist", "clients": 100, "rounds": 1000, "dtype": "tf32"}
 
 if __name__ == "__main__":
-    size = SIZES[sys.argv[1] if len(sys.argv) > 1 else ""]
+    size = FULL if "full" in sys.argv else ALL if "all" in sys.argv else SMALL
     tenth = size["clients"] // 10
-    asked = rows(tenth) if size["rounds"] > 6 else rows(tenth)[:4]
+    asked = rows(tenth)[:4] if size is SMALL else rows(tenth)
     history = fedmaba.compare(asked, eval_every=size["rounds"], **size)
     print("honest clients, deployed model: variance of accuracy, worst client; the liars' weight")
     for label in dict.fromkeys(run.label for run in history.runs):
