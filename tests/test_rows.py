@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from fedmaba import models, rng
 from fedmaba.errors import InputError
 from fedmaba.rows import compile, layers
-from fedmaba.rows.base import Bent, Layout, Step
+from fedmaba.rows.base import Bent, Layout, Rows, Step
 from fedmaba.rows.general import LoopRows, VmapRows
 from fedmaba.rows.layers import LayerRows
 from fedmaba.rows.random import dropout_mask, shuffles, stream
@@ -97,6 +98,8 @@ FAST = {
     "relu in place": lambda: dense(nn.ReLU(inplace=True)),
     "relu first": lambda: (FLAT, nn.Sequential(nn.ReLU(), nn.Linear(6, C))),
     "relu last": lambda: (FLAT, nn.Sequential(nn.Linear(6, C), nn.ReLU())),
+    "two relus, then tanh": lambda: dense(nn.ReLU(), nn.Linear(7, 7), nn.ReLU(), nn.Tanh()),
+    "sigmoid last": lambda: (FLAT, nn.Sequential(*dense(nn.ReLU())[1], nn.Sigmoid())),
     "identity": lambda: dense(nn.Identity(), nn.ReLU()),
     "dropout": lambda: dense(nn.ReLU(), nn.Dropout(0.4)),
     "dropout, then relu": lambda: dense(nn.Dropout(0.4), nn.ReLU()),
@@ -104,6 +107,7 @@ FAST = {
     "dropout first": lambda: (FLAT, nn.Sequential(nn.Dropout(0.3), nn.Linear(6, C))),
     "dropout last": lambda: (FLAT, nn.Sequential(nn.Linear(6, C), nn.Dropout(0.3))),
     "all dropped": lambda: dense(nn.Dropout(1.0)),
+    "all dropped after relu": lambda: dense(nn.ReLU(), nn.Dropout(1.0)),
     "vectors of vectors": lambda: (
         FLAT,
         nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Linear(3, 4), nn.Flatten(), nn.Linear(8, C)),
@@ -245,6 +249,72 @@ def test_rows_add_what_autograd_gives_each_row(name):
     # the same, as a step of SGD folded into the weights that are read
     _, moved = case.added(rows, -0.3, sink="read")
     close(moved, case.flat(rows.layout) - 0.3 * grads)
+
+
+class Kernels:
+    """What `rows.dense` computes, by plain operations: a CPU can plan as a GPU does."""
+
+    MOST = 64
+
+    @staticmethod
+    def linear(x, w, b, relu, keys, drop, dtype):
+        y = x @ w + b[:, None]
+        y = y.relu() if relu else y
+        return y if drop is None else y * dropout_mask(keys, drop[1], y.shape, drop[0], y.dtype)
+
+    @staticmethod
+    def corrected(z, gram, moved, past, b, *act):
+        eye = torch.eye(z.shape[-1], dtype=z.dtype).expand(len(z), -1, -1)
+        return Kernels.linear(z + gram @ moved, eye, b, *act)
+
+    @staticmethod
+    def linear_back(g, x, w, sink, bias, deeper, factor, dtype):
+        below = g @ w.transpose(1, 2) if deeper else None
+        sink += x.transpose(1, 2) @ g
+        bias += g.sum(1)
+        return torch.where(x > 0, below * factor, 0.0) if deeper and factor else below
+
+    @staticmethod
+    def bias_act(y, b, relu):
+        y += b[:, None]
+        return y.relu_() if relu else y
+
+    @staticmethod
+    def fits_cross_entropy(b, classes):
+        return True
+
+    @staticmethod
+    def cross_entropy(z, y, weight, scale, bent):
+        assert z.is_contiguous()
+        plain = Step(None, y, weight, scale, None if bent is None else Bent(*bent), None)
+        loss, g = Rows.loss_and_gradient(SimpleNamespace(loss_fn=None), z.clone(), plain)
+        z.numpy()[...] = g.numpy()  # as a kernel: autograd does not notice
+        return loss
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    monkeypatch.setattr(layers, "dense", Kernels)
+    monkeypatch.setattr(layers, "_fast", lambda x: True)
+    monkeypatch.setattr(layers, "_front", lambda *_: 0)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_rows_planned_for_kernels_add_what_autograd_gives_each_row(name, kernels):
+    test_rows_add_what_autograd_gives_each_row(name)
+
+
+def test_the_kernel_that_overwrites_outputs_has_them_in_order(kernels):
+    case = Case("sigmoid last")
+    rows = compile(case.template, case.x[0])
+    out = torch.randn(B, R, C).double().transpose(0, 1)
+    step = Step(case.x, case.y, case.weight, ONE.double(), None, case.keys)
+    before = out.clone()
+    for got, want in zip(
+        rows.loss_and_gradient(out, step), Rows.loss_and_gradient(rows, out, step), strict=True
+    ):
+        close(got, want)
+    assert torch.equal(out, before)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -446,18 +446,29 @@ def plan(model: nn.Module, example: Tensor, dtype: str) -> Plan:
 def _dense(out: Plan, leaves: list[tuple[str, nn.Module]], number: int, dtype: str) -> int:
     """Plan a Linear with its ReLU and Dropout for the kernels; returns how many leaves it takes."""
     modules = [module for _, module in leaves]
-    relu = len(modules) > 1 and type(modules[1]) is nn.ReLU
-    after = modules[2] if relu and len(modules) > 2 else None
-    share = after.p if type(after) is nn.Dropout else 0.0
-    taken = 1 + relu + (type(after) is nn.Dropout)
-    above = modules[taken] if taken < len(modules) else None
-    undone = type(above) is nn.Linear and above.bias is not None  # by a layer of this kind
-    if modules[0].bias is None or share >= 1.0 or (relu and not undone):
+    taken = _takes(modules)
+    if not taken:
         return 0
-    below = out.layers[-1] if out.layers else None
-    drop = (share, number + 2) if share else None
-    out.layers.append(Dense(relu, drop, below.factor if isinstance(below, Dense) else 0.0, dtype))
+    last, below = modules[taken - 1], out.layers[-1] if out.layers else None
+    drop = (last.p, number + 2) if isinstance(last, nn.Dropout) and last.p else None
+    undo = below.factor if isinstance(below, Dense) else 0.0
+    out.layers.append(Dense(taken > 1, drop, undo, dtype))
     return taken
+
+
+def _takes(modules: list[nn.Module]) -> int:
+    """How many modules a Dense layer would do, 0 where the first is no such layer.
+
+    Its ReLU and dropout are undone by the layer above, which must be another.
+    """
+    kinds = [type(module) for module in modules[:3]]
+    if kinds[:1] != [nn.Linear] or modules[0].bias is None:
+        return 0
+    if kinds[1:2] != [nn.ReLU]:
+        return 1
+    taken = 3 if kinds[2:] == [nn.Dropout] else 2
+    dropped = taken == 3 and modules[2].p == 1.0  # all of it: nothing would be left to undo
+    return 0 if dropped or not _takes(modules[taken:]) else taken
 
 
 def _front(out: Plan, leaves: list[tuple[str, nn.Module]], example: Tensor, dtype: str) -> int:
@@ -611,6 +622,8 @@ class LayerRows(Rows):
     def loss_and_gradient(self, out: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         if self.loss_fn is None and _fast(out) and dense.fits_cross_entropy(*out.shape[1:]):
             bent = None if step.bent is None else torch.stack(step.bent)
+            if not isinstance(self.layers[-1], Dense):  # other layers may need their outputs again
+                out = out.clone(memory_format=torch.contiguous_format)
             return dense.cross_entropy(out, step.y, step.weight, step.scale, bent), out
         return super().loss_and_gradient(out, step)
 
