@@ -356,13 +356,13 @@ def forms(case, loss=None):
 
 
 GROUPED = {
-    "linear": (FLAT, nn.Sequential(nn.Linear(6, C))),
-    "no bias": (FLAT, nn.Sequential(nn.Linear(6, 7, bias=False), nn.Tanh(), nn.Linear(7, C))),
-    "dropout": dense(nn.ReLU(), nn.Dropout(0.3)),
-    "relu twice": (
+    "linear": FAST["linear"],
+    "no bias": lambda: (FLAT, nn.Sequential(nn.Linear(6, 7, bias=False), *dense(nn.Tanh())[1][1:])),
+    "dropout": FAST["dropout"],
+    "image": lambda: (
         IMAGE,
         nn.Sequential(
-            nn.Flatten(), nn.Linear(128, 9), nn.ReLU(), nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, C)
+            nn.Flatten(), nn.Linear(128, 9), nn.ReLU(), nn.Linear(9, 7), nn.ReLU(), *dense()[1][1:]
         ),
     ),
 }
@@ -419,11 +419,11 @@ def test_a_bent_loss_in_every_form():
         close(case.added(rows, 1.0, steep)[1], grads)
 
 
-@pytest.mark.parametrize("name", ["linear", "no bias", "dropout", "relu twice"])
+@pytest.mark.parametrize("name", GROUPED)
 def test_steps_in_a_group_are_those_one_after_another(name):
-    shape, model = GROUPED[name]
-    rows = compile(model, torch.randn(B, *shape))
     torch.manual_seed(1)
+    shape, model = GROUPED[name]()
+    rows = compile(model, torch.randn(B, *shape), dtype="tf32")
     w = rows.layout.pack(model).double().repeat(R, 1)
     x, y = torch.randn(R, 4, B, *shape).double(), torch.randint(C, (R, 4, B))
     weight = torch.rand(R, 4, B).double()
@@ -438,7 +438,34 @@ def test_steps_in_a_group_are_those_one_after_another(name):
         close(torch.stack(rows.sweep(many, x, steps)), torch.stack(losses))
     close(many, one)
     assert (many - w).abs().amax(1).min() > 1e-3
-    assert rows.group(w, B) == 1  # on a CPU nothing is gained
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_steps_in_a_group_planned_for_kernels_are_those_one_after_another(name, kernels):
+    test_steps_in_a_group_are_those_one_after_another(name)
+
+
+def test_only_plain_vectors_whose_weights_outgrow_the_cache_go_in_groups(kernels, monkeypatch):
+    def asked(name, dtype="tf32", minibatch=5):
+        shape, model = {**FAST, **GROUPED, "sequence": sequence}[name]()
+        rows = compile(model, torch.randn(B, *shape), dtype=dtype)
+        extra = rows.room(minibatch) - Rows.room(rows, minibatch)
+        return rows.group(torch.empty(R, rows.layout.size), minibatch), extra
+
+    def sequence():
+        head = (nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.Flatten(), nn.Linear(4, C))
+        return (2, 3), nn.Sequential(*head)
+
+    cache = SimpleNamespace(L2_cache_size=R * 6 * 7 * 4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: cache)
+    assert asked("dropout") == (1, 40 * (6 + 2 * 7 + 40))  # room for more rows than these
+    cache.L2_cache_size -= 1
+    assert asked("dropout") == (8, 40 * (6 + 2 * 7 + 40))  # sqrt(250 * 7) examples
+    assert asked("image")[0] == 9
+    assert asked("dropout", minibatch=Kernels.MOST + 1) == (1, 0)
+    assert asked("dropout", "float32") == (1, 0)
+    for name in ("no bias", "sequence", "vectors of vectors", "conv", "relu first"):
+        assert asked(name) == (1, 0)
 
 
 def test_a_row_does_not_see_its_neighbours():

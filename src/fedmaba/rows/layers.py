@@ -523,7 +523,7 @@ class LayerRows(Rows):
     def __init__(self, model: nn.Module, how: Plan, example: Tensor, loss: LossFn | None) -> None:
         kinds = ", ".join(dict.fromkeys(how.kinds))
         super().__init__(model, Layout(model, how.forms), example, loss, f"fast rows ({kinds})")
-        self.layers = how.layers
+        self.layers, self.vectors = how.layers, example.ndim == 2
         self.first = next((i for i, layer in enumerate(self.layers) if layer.weights), 0)
         if self.layers and isinstance(self.layers[0], ConvStages):  # outputs are pooled at once
             self.activations = 4 * example[0].numel() + self.layers[0].size
@@ -566,31 +566,32 @@ class LayerRows(Rows):
         return loss, g
 
     def group(self, w: Tensor, minibatch: int) -> int:
-        """More than one where the first layer's weights outgrow the cache, and products are quick.
-
-        A group takes the products of its examples with each other, but the bus sees the weights
-        once a group instead of once a step: the best size is where both cost the same.
-        """
-        if not self._groups() or minibatch > dense.MOST:
+        many = self._many(minibatch)
+        if many == 1:
             return 1
-        size = self.layout.shapes[0]
         cache = torch.cuda.get_device_properties(w.device).L2_cache_size
-        if len(w) * size.numel() * w.element_size() <= cache:
-            return 1
-        return max(1, int(math.sqrt(BALANCE * size[1]) / minibatch))
+        return many if len(w) * self.layout.shapes[0].numel() * w.element_size() > cache else 1
 
     def room(self, minibatch: int) -> int:
-        if not self._groups():
+        many = self._many(minibatch)
+        if many == 1:
             return super().room(minibatch)
-        inputs, out = self.layout.shapes[0]
-        many = int(math.sqrt(BALANCE * out))
-        return super().room(minibatch) + many * (inputs + 2 * out + many)
+        (inputs, out), examples = self.layout.shapes[0], many * minibatch
+        return super().room(minibatch) + examples * (inputs + 2 * out + examples)
 
-    def _groups(self) -> bool:
-        """Whether inputs reach the first weights as plain vectors, in products that are quick."""
+    def _many(self, minibatch: int) -> int:
+        """Steps in a group where the first layer's weights outgrow the cache.
+
+        A group takes the products of its examples with each other, but the bus sees the weights
+        once a group instead of once a step: the best size is where both cost the same. More than
+        one only where inputs reach those weights as plain vectors, in products that are quick.
+        """
         *below, front = self.layers[: self.first + 1]
-        plain = all(isinstance(layer, Flatten) for layer in below)
-        return plain and isinstance(front, Dense) and front.dtype != "float32"
+        plain = all(isinstance(layer, Flatten) for layer in below) and (below or self.vectors)
+        quick = isinstance(front, Dense) and front.dtype != "float32" and minibatch <= dense.MOST
+        if not (plain and quick):
+            return 1
+        return max(1, int(math.sqrt(BALANCE * self.layout.shapes[0][1]) / minibatch))
 
     def sweep(self, w: Tensor, x: Tensor, steps: list[Step]) -> list[Tensor]:
         """The first layer's weights move once, at the end: until then its outputs are corrected.
