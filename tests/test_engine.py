@@ -465,20 +465,26 @@ def test_a_run_is_the_same_alone_in_a_batch_and_in_other_chunks(model, fed, make
     assert apart(a, b) > 1e-3  # two seeds are two runs
 
 
-def test_steps_in_groups_give_the_same_run(fed, monkeypatch):
-    runs = [Run(one(s), 3, fed) for s in MIXED]
-    plan = replace(PLAN, epochs=2)
-    want, _ = played(runs, fed, plan, mlp)
-    asked = []
+def test_steps_in_groups_give_the_same_run(fed, kernels, monkeypatch):
+    def model(shape, classes):
+        inner = nn.Linear(math.prod(shape), 10), nn.ReLU(), nn.Dropout(0.3)
+        return nn.Sequential(nn.Flatten(), *inner, nn.Linear(10, classes))
 
-    def group(rows, w, minibatch):
-        asked.append(minibatch)
-        return 2
+    runs, plan = [Run(one(s), 3, fed) for s in MIXED], replace(PLAN, epochs=2)
+    found, sweep = [], LayerRows.sweep
+    for size in (1, 2):
+        done = []
 
-    monkeypatch.setattr(LayerRows, "group", group)
-    got, _ = played(runs, fed, plan, mlp)
-    assert apart(got.progress.model, want.progress.model) < 1e-9
-    assert set(asked) == {plan.minibatch}
+        def noted(rows, w, x, steps, done=done):
+            done.append(len(steps))
+            return sweep(rows, w, x, steps)
+
+        monkeypatch.setattr(LayerRows, "sweep", noted)
+        monkeypatch.setattr(LayerRows, "group", lambda *_, size=size: size)
+        batch, _ = played(runs, fed, plan, model)
+        assert max(done) == size
+        found.append(batch.progress.model)
+    assert apart(*found) < 1e-9
 
 
 def test_groups_of_steps_are_even_and_of_the_same_rows():

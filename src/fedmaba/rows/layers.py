@@ -73,29 +73,13 @@ class Linear(Layer):
         y = y.relu_() if self.relu else y
         return y.view(*x.shape[:-1], -1), (flat, y) if save else None
 
-    def corrected(
-        self,
-        z: Tensor,
-        gram: Tensor,
-        moved: Tensor,
-        past: int,
-        w: list[Tensor],
-        keys: Tensor,
-    ) -> Tensor:
-        """Outputs from x W (R, B, out) and what the steps of `past` examples did to W."""
-        y = torch.baddbmm(z, gram[:, :, :past], moved[:, :past]) if past else z
-        y = y if self.weights == 1 else y + w[1][:, None]
-        return y.relu() if self.relu else y
-
-    def undo(self, g: Tensor, y: Tensor) -> Tensor:
-        """The gradient of outputs as that of x W."""
-        return torch.ops.aten.threshold_backward(g, y, 0) if self.relu else g
-
     def backward(
         self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
     ) -> Tensor | None:
         x, y = saved
-        flat = self.undo(g.flatten(1, -2), y)
+        flat = g.flatten(1, -2)
+        if self.relu:
+            flat = torch.ops.aten.threshold_backward(flat, y, 0)
         if self.weights == 2:
             sink[1].add_(flat.sum(1))
         below = torch.bmm(flat, w[0].transpose(1, 2)).view(*g.shape[:-1], -1) if deeper else None
@@ -129,21 +113,11 @@ class Dense(Layer):
         return y.view(*x.shape[:-1], -1), flat
 
     def corrected(
-        self,
-        z: Tensor,
-        gram: Tensor,
-        moved: Tensor,
-        past: int,
-        w: list[Tensor],
-        keys: Tensor,
+        self, z: Tensor, gram: Tensor, moved: Tensor, past: int, bias: Tensor, keys: Tensor
     ) -> Tensor:
         """Outputs from x W (R, B, out) and what the steps of `past` examples did to W."""
-        act = (w[1], self.relu, keys, self.drop, self.dtype)
+        act = (bias, self.relu, keys, self.drop, self.dtype)
         return dense.corrected(z, gram, moved, past, *act)
-
-    def undo(self, g: Tensor, y: Tensor) -> Tensor:
-        """The gradient of outputs as that of x W: the layer above saw to it."""
-        return g
 
     def backward(
         self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
@@ -601,9 +575,9 @@ class LayerRows(Rows):
         if len(steps) == 1:
             return super().sweep(w, x, steps)
         own, front = self._weights(w), self.layers[self.first]
-        assert isinstance(front, Linear | Dense)
+        assert isinstance(front, Dense)
         inputs = x.flatten(3).flatten(1, 2)  # (R, S * B, in)
-        weights, *bias = own[self.first]
+        weights, bias = own[self.first]
         products = torch.bmm(inputs, weights)
         gram = torch.bmm(inputs, inputs.transpose(1, 2))
         moved = torch.zeros_like(products)  # what each example adds: its gradient times scale
@@ -611,12 +585,11 @@ class LayerRows(Rows):
         for k, step in enumerate(steps):
             now = slice(k * many, (k + 1) * many)
             before = (products[:, now], gram[:, now], moved, k * many)
-            y = front.corrected(*before, own[self.first], step.keys)
+            y = front.corrected(*before, bias, step.keys)
             loss, g = self._there_and_back(y, own, own, step, self.first + 1, True)
             losses.append(loss)
-            moved[:, now] = front.undo(g, y)
-            for b in bias:
-                b.add_(moved[:, now].sum(1))
+            moved[:, now] = g
+            bias.add_(g.sum(1))
         weights.baddbmm_(inputs.transpose(1, 2), moved)
         return losses
 
