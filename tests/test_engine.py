@@ -8,6 +8,7 @@ import copy
 import math
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
@@ -887,6 +888,19 @@ def test_the_client_that_breaks_the_model_is_named_after_replays(make_federation
     list(simulate(batch))
     assert batch.tape.count >= 4  # each client but the first overwrites the one before
     assert "client 4" in batch.progress.diverged[0]
+
+
+def test_the_client_whose_model_breaks_after_a_finite_loss_is_named_after_replays(make_federation):
+    fed = make_federation(sizes=(8, 8, 8, 8, 8))
+    fed.data.x[fed.split.train[4]] = 1e30
+    plan = replace(PLAN, participants=2, minibatch=8, lr=1e9, dtype="float32")
+    drawn = ([4 in rng.sample_clients(seed, t, 5, 2) for t in (0, 1)] for seed in count())
+    seed = next(i for i, has in enumerate(drawn) if has == [True, False])
+    batch = start([Run(one("fedavg"), seed, fed)], plan, "softmax")
+    batch.tape = Replays()
+    list(simulate(batch))
+    assert batch.tape.count == 1  # the next round, without the client, has overwritten its model
+    assert "round 1: the model of client 4 is not finite" in batch.progress.diverged[0]
 
 
 # --- refusals ----------------------------------------------------------------------------------
