@@ -855,7 +855,7 @@ def test_rounds_begun_ahead_and_replayed_have_the_same_bits(specs, chunk, fed, m
 
 def test_the_host_weighs_a_lane_while_the_device_trains_the_other(fed, monkeypatch):
     """Each lane's next round begins once, and before changes of this one are weighed."""
-    events, begin, weigh = [], rounds._begin, rounds._weigh
+    events, begin, look, weigh = [], rounds._begin, rounds._look, rounds._weigh
 
     def begins(batch, runs, t):
         events.append(("begin", t, runs))
@@ -865,18 +865,24 @@ def test_the_host_weighs_a_lane_while_the_device_trains_the_other(fed, monkeypat
         events.append(("weigh", t, c.r))
         weigh(at, c, t, lr, **changes)
 
+    def looks(c, change, kept):
+        events.append(("look", c.r))
+        return look(c, change, kept)
+
     monkeypatch.setattr(rounds, "_begin", begins)
+    monkeypatch.setattr(rounds, "_look", looks)
     monkeypatch.setattr(rounds, "_weigh", weighs)
     specs = ["fedmgda", "fedavg", "fedfv", "fedmaba"]
     batch = start([Run(one(s), 3, fed) for s in specs], replace(PLAN, rounds=4), mlp)
     batch.tape = Replays()
     list(simulate(batch))
-    begun = [(t, runs) for what, t, runs in events if what == "begin"]
+    begun = [tuple(event) for what, *event in events if what == "begin"]
     assert sorted(begun) == [(t, runs) for t in range(4) for runs in ([0, 2], [1, 3])]
     for t in range(1, 3):
         order = [events.index(("weigh", t, 3)), events.index(("begin", t + 1, [1, 3]))]
         order += [events.index(("weigh", t, 0)), events.index(("begin", t + 1, [0, 2]))]
         assert order == sorted(order)
+        assert events[: order[0]].count(("look", 0)) == t + 1  # asked for before the others weigh
 
 
 def test_the_client_that_breaks_the_model_is_named_after_replays(make_federation):
