@@ -24,6 +24,7 @@ from fedmaba.average import share as averaging_step
 from fedmaba.engine import Plan, Run, simulate, start
 from fedmaba.errors import InputError
 from fedmaba.local import _groups
+from fedmaba.ranks import Ranks
 from fedmaba.rows.layers import LayerRows
 from fedmaba.rows.random import dropout_mask, shuffles
 from fedmaba.simplex import kkt_gap
@@ -883,6 +884,25 @@ def test_the_host_weighs_a_lane_while_the_device_trains_the_other(fed, monkeypat
         order += [events.index(("weigh", t, 0)), events.index(("begin", t + 1, [0, 2]))]
         assert order == sorted(order)
         assert events[: order[0]].count(("look", 0)) == t + 1  # asked for before the others weigh
+
+
+def test_several_ranks_begin_nothing_ahead(fed):
+    """Changes are looked at when all ranks have added theirs."""
+
+    class Two(Ranks):
+        def sum(self, tensor):
+            return tensor
+
+        def least(self, value):
+            return value
+
+    batch = start([Run(one(s), 3, fed) for s in ("fedmgda", "fedavg")], PLAN, mlp, ranks=Two())
+    batch.tape = Replays()
+    ahead = []
+    for shot in simulate(batch):
+        ahead.append(len(batch.ahead.lanes))
+        batch.ranks.count = 2 - shot.round % 2
+    assert ahead == [2, 0, 0]  # of one rank, of two, and at the end
 
 
 def test_the_client_that_breaks_the_model_is_named_after_replays(make_federation):
