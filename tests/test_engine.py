@@ -854,6 +854,15 @@ def test_rounds_begun_ahead_and_replayed_have_the_same_bits(specs, chunk, fed, m
         np.testing.assert_array_equal(second.arrays()[name], value, name)
 
 
+def test_runs_in_lanes_are_those_in_one(fed):
+    plan, runs = replace(PLAN, server_momentum=0.5), [Run(one(s), 3, fed) for s in MIXED]
+    want, batch = played(runs, fed, plan, mlp)[0], start(runs, plan, mlp)
+    batch.tape = Replays()
+    list(simulate(batch))
+    for name in ("model", "deployed", "velocity"):
+        assert apart(getattr(batch.progress, name), getattr(want.progress, name)) < 1e-9
+
+
 def test_the_host_weighs_a_lane_while_the_device_trains_the_other(fed, monkeypatch):
     """Each lane's next round begins once, and before changes of this one are weighed."""
     events, begin, look, weigh = [], rounds._begin, rounds._look, rounds._weigh

@@ -1,9 +1,9 @@
 """One round of all runs: draw clients, train them as rows, ask the strategies, move the models.
 
-The order of things serves a device that works while the host goes on: a round's training is asked
-for first, then the losses its strategies weigh by, and the next round begins before the host waits
-for the end of the last. Runs whose weights come after training go in a lane of their own: the
-device trains the others while the host weighs them.
+The order of things serves a device that works while the host goes on: the losses that strategies
+weigh by and a round's training are asked for before the host waits for either, and the next round
+begins before it waits for the end of the last. Runs whose weights come after training go in a lane
+of their own: the device trains the others while the host weighs them.
 """
 
 from __future__ import annotations
