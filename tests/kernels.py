@@ -15,6 +15,7 @@ class Kernels:
 
     @staticmethod
     def linear(x, w, b, relu, keys, drop, dtype):
+        assert x[0].is_contiguous()
         y = x @ w + b[:, None]
         y = y.relu() if relu else y
         return y if drop is None else y * dropout_mask(keys, drop[1], y.shape, drop[0], y.dtype)
@@ -26,6 +27,8 @@ class Kernels:
 
     @staticmethod
     def linear_back(g, x, w, sink, bias, deeper, factor, dtype):
+        assert g.is_contiguous()
+        assert x[0].is_contiguous()
         below = g @ w.transpose(1, 2) if deeper else None
         sink += x.transpose(1, 2) @ g
         bias += g.sum(1)

@@ -109,6 +109,7 @@ def test_linear_layers_equal_autograd(dtype, many, wide, out, share):
         (nn.Sigmoid(),),
         (nn.ReLU(), nn.Tanh(), nn.Linear(10, 10)),
         (nn.Unflatten(1, (10, 1, 1)), nn.Conv2d(10, 10, 1), nn.Flatten()),
+        (nn.Unflatten(1, (10, 1, 1)), nn.Conv2d(10, 10, 1), nn.Flatten(), nn.Linear(10, 10)),
     ],
 )
 def test_models_that_end_otherwise_have_their_gradients(end):

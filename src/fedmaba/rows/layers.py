@@ -105,6 +105,8 @@ class Dense(Layer):
     ) -> tuple[Tensor, Any]:
         flat = x.flatten(1, -2)
         if keys is not None and flat.shape[1] <= dense.MOST:
+            if not flat[0].is_contiguous():  # the kernels want each row's examples in order
+                flat = flat.contiguous()
             y = dense.linear(flat, w[0], w[1], self.relu, keys, self.drop, self.dtype)
         else:
             y = dense.bias_act(torch.bmm(flat, w[0]), w[1], self.relu)
