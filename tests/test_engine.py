@@ -828,6 +828,9 @@ def test_a_recording_that_is_no_longer_used_makes_room_for_another(monkeypatch):
         assert tape(shape, lambda shape=shape: shape) == shape
     assert done == [*old, new[0]]
     assert sorted(tape.ready) == [0, *old[2:], new[0]]
+    tape.calls += local.STALE
+    tape(new[1], lambda: new[1])  # there was no room for it before
+    assert done[-1] == new[1]
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 4])
@@ -883,9 +886,11 @@ def test_the_host_weighs_a_lane_while_the_device_trains_the_other(fed, monkeypat
     monkeypatch.setattr(rounds, "_look", looks)
     monkeypatch.setattr(rounds, "_weigh", weighs)
     specs = ["fedmgda", "fedavg", "fedfv", "fedmaba"]
-    batch = start([Run(one(s), 3, fed) for s in specs], replace(PLAN, rounds=4), mlp)
+    batch = start([Run(one(s), 3, fed) for s in specs], replace(PLAN, rounds=4, chunk=4), mlp)
     batch.tape = Replays()
     list(simulate(batch))
+    weighed = sorted(event for event in events if event[0] == "weigh")
+    assert weighed == [("weigh", t, r) for t in range(4) for r in range(4)]
     begun = [tuple(event) for what, *event in events if what == "begin"]
     assert sorted(begun) == [(t, runs) for t in range(4) for runs in ([0, 2], [1, 3])]
     for t in range(1, 3):
