@@ -8,6 +8,8 @@ import pytest
 from fedmaba.datasets import Dataset
 from fedmaba.federation import Federation
 from fedmaba.partition import Split
+from fedmaba.rows import layers
+from kernels import Kernels
 
 SIZES = (5, 9, 6, 3, 8)  # of the training parts
 TESTED = (4, 3, 6, 2, 5)
@@ -59,3 +61,18 @@ def tiny_npz(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("data") / "tiny.npz"
     np.savez(path, x=x.astype(np.float32), y=y, client=client)
     return path
+
+
+@pytest.fixture
+def kernels(monkeypatch) -> None:
+    """Plan and train as on a GPU whose kernels are plain operations."""
+    forward = layers.Conv2d.forward
+
+    def beside(*args):  # rows as groups of channels
+        y, saved = forward(*args)
+        return y.transpose(0, 1).contiguous().transpose(0, 1), saved
+
+    monkeypatch.setattr(layers.Conv2d, "forward", beside)
+    monkeypatch.setattr(layers, "dense", Kernels)
+    monkeypatch.setattr(layers, "_fast", lambda x: True)
+    monkeypatch.setattr(layers, "_front", lambda *_: 0)

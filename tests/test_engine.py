@@ -8,6 +8,7 @@ import copy
 import math
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +24,7 @@ from fedmaba.average import share as averaging_step
 from fedmaba.engine import Plan, Run, simulate, start
 from fedmaba.errors import InputError
 from fedmaba.local import _groups
+from fedmaba.ranks import Ranks
 from fedmaba.rows.layers import LayerRows
 from fedmaba.rows.random import dropout_mask, shuffles
 from fedmaba.simplex import kkt_gap
@@ -465,20 +467,26 @@ def test_a_run_is_the_same_alone_in_a_batch_and_in_other_chunks(model, fed, make
     assert apart(a, b) > 1e-3  # two seeds are two runs
 
 
-def test_steps_in_groups_give_the_same_run(fed, monkeypatch):
-    runs = [Run(one(s), 3, fed) for s in MIXED]
-    plan = replace(PLAN, epochs=2)
-    want, _ = played(runs, fed, plan, mlp)
-    asked = []
+def test_steps_in_groups_give_the_same_run(fed, kernels, monkeypatch):
+    def model(shape, classes):
+        inner = nn.Linear(math.prod(shape), 10), nn.ReLU(), nn.Dropout(0.3)
+        return nn.Sequential(nn.Flatten(), *inner, nn.Linear(10, classes))
 
-    def group(rows, w, minibatch):
-        asked.append(minibatch)
-        return 2
+    runs, plan = [Run(one(s), 3, fed) for s in MIXED], replace(PLAN, epochs=2)
+    found, sweep = [], LayerRows.sweep
+    for size in (1, 2):
+        done = []
 
-    monkeypatch.setattr(LayerRows, "group", group)
-    got, _ = played(runs, fed, plan, mlp)
-    assert apart(got.progress.model, want.progress.model) < 1e-9
-    assert set(asked) == {plan.minibatch}
+        def noted(rows, w, x, steps, done=done):
+            done.append(len(steps))
+            return sweep(rows, w, x, steps)
+
+        monkeypatch.setattr(LayerRows, "sweep", noted)
+        monkeypatch.setattr(LayerRows, "group", lambda *_, size=size: size)
+        batch, _ = played(runs, fed, plan, model)
+        assert max(done) == size
+        found.append(batch.progress.model)
+    assert apart(*found) < 1e-9
 
 
 def test_groups_of_steps_are_even_and_of_the_same_rows():
@@ -820,6 +828,9 @@ def test_a_recording_that_is_no_longer_used_makes_room_for_another(monkeypatch):
         assert tape(shape, lambda shape=shape: shape) == shape
     assert done == [*old, new[0]]
     assert sorted(tape.ready) == [0, *old[2:], new[0]]
+    tape.calls += local.STALE
+    tape(new[1], lambda: new[1])  # there was no room for it before
+    assert done[-1] == new[1]
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 4])
@@ -846,9 +857,18 @@ def test_rounds_begun_ahead_and_replayed_have_the_same_bits(specs, chunk, fed, m
         np.testing.assert_array_equal(second.arrays()[name], value, name)
 
 
+def test_runs_in_lanes_are_those_in_one(fed):
+    plan, runs = replace(PLAN, server_momentum=0.5), [Run(one(s), 3, fed) for s in MIXED]
+    want, batch = played(runs, fed, plan, mlp)[0], start(runs, plan, mlp)
+    batch.tape = Replays()
+    list(simulate(batch))
+    for name in ("model", "deployed", "velocity"):
+        assert apart(getattr(batch.progress, name), getattr(want.progress, name)) < 1e-9
+
+
 def test_the_host_weighs_a_lane_while_the_device_trains_the_other(fed, monkeypatch):
     """Each lane's next round begins once, and before changes of this one are weighed."""
-    events, begin, weigh = [], rounds._begin, rounds._weigh
+    events, begin, look, weigh = [], rounds._begin, rounds._look, rounds._weigh
 
     def begins(batch, runs, t):
         events.append(("begin", t, runs))
@@ -858,18 +878,45 @@ def test_the_host_weighs_a_lane_while_the_device_trains_the_other(fed, monkeypat
         events.append(("weigh", t, c.r))
         weigh(at, c, t, lr, **changes)
 
+    def looks(c, change, kept):
+        events.append(("look", c.r))
+        return look(c, change, kept)
+
     monkeypatch.setattr(rounds, "_begin", begins)
+    monkeypatch.setattr(rounds, "_look", looks)
     monkeypatch.setattr(rounds, "_weigh", weighs)
     specs = ["fedmgda", "fedavg", "fedfv", "fedmaba"]
-    batch = start([Run(one(s), 3, fed) for s in specs], replace(PLAN, rounds=4), mlp)
+    batch = start([Run(one(s), 3, fed) for s in specs], replace(PLAN, rounds=4, chunk=4), mlp)
     batch.tape = Replays()
     list(simulate(batch))
-    begun = [(t, runs) for what, t, runs in events if what == "begin"]
+    weighed = sorted(event for event in events if event[0] == "weigh")
+    assert weighed == [("weigh", t, r) for t in range(4) for r in range(4)]
+    begun = [tuple(event) for what, *event in events if what == "begin"]
     assert sorted(begun) == [(t, runs) for t in range(4) for runs in ([0, 2], [1, 3])]
     for t in range(1, 3):
         order = [events.index(("weigh", t, 3)), events.index(("begin", t + 1, [1, 3]))]
         order += [events.index(("weigh", t, 0)), events.index(("begin", t + 1, [0, 2]))]
         assert order == sorted(order)
+        assert events[: order[0]].count(("look", 0)) == t + 1  # asked for before the others weigh
+
+
+def test_several_ranks_begin_nothing_ahead(fed):
+    """Changes are looked at when all ranks have added theirs."""
+
+    class Two(Ranks):
+        def sum(self, tensor):
+            return tensor
+
+        def least(self, value):
+            return value
+
+    batch = start([Run(one(s), 3, fed) for s in ("fedmgda", "fedavg")], PLAN, mlp, ranks=Two())
+    batch.tape = Replays()
+    ahead = []
+    for shot in simulate(batch):
+        ahead.append(len(batch.ahead.lanes))
+        batch.ranks.count = 2 - shot.round % 2
+    assert ahead == [2, 0, 0]  # of one rank, of two, and at the end
 
 
 def test_the_client_that_breaks_the_model_is_named_after_replays(make_federation):
@@ -881,6 +928,19 @@ def test_the_client_that_breaks_the_model_is_named_after_replays(make_federation
     list(simulate(batch))
     assert batch.tape.count >= 4  # each client but the first overwrites the one before
     assert "client 4" in batch.progress.diverged[0]
+
+
+def test_the_client_whose_model_breaks_after_a_finite_loss_is_named_after_replays(make_federation):
+    fed = make_federation(sizes=(8, 8, 8, 8, 8))
+    fed.data.x[fed.split.train[4]] = 1e30
+    plan = replace(PLAN, participants=2, minibatch=8, lr=1e9, dtype="float32")
+    drawn = ([4 in rng.sample_clients(seed, t, 5, 2) for t in (0, 1)] for seed in count())
+    seed = next(i for i, has in enumerate(drawn) if has == [True, False])
+    batch = start([Run(one("fedavg"), seed, fed)], plan, "softmax")
+    batch.tape = Replays()
+    list(simulate(batch))
+    assert batch.tape.count == 1  # the next round, without the client, has overwritten its model
+    assert "round 1: the model of client 4 is not finite" in batch.progress.diverged[0]
 
 
 # --- refusals ----------------------------------------------------------------------------------

@@ -102,6 +102,34 @@ def test_linear_layers_equal_autograd(dtype, many, wide, out, share):
     assert sink[:, -3:].abs().max() == 0
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        (nn.ReLU(),),
+        (nn.Sigmoid(),),
+        (nn.ReLU(), nn.Tanh(), nn.Linear(10, 10)),
+        (nn.Unflatten(1, (10, 1, 1)), nn.Conv2d(10, 10, 1), nn.Flatten()),
+        (nn.Unflatten(1, (10, 1, 1)), nn.Conv2d(10, 10, 1), nn.Flatten(), nn.Linear(10, 10)),
+    ],
+)
+def test_models_that_end_otherwise_have_their_gradients(end):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 10), *end).cuda()
+    x, y = torch.randn(ROWS, IMAGES, 30).cuda(), torch.randint(10, (ROWS, IMAGES)).cuda()
+    weight, keys = torch.full((ROWS, IMAGES), 0.1).cuda(), torch.arange(ROWS).cuda()
+    found = []
+    for kind in (torch.float64, torch.float32):
+        rows = compile(model.to(kind), x[0].to(kind))
+        w = rows.layout.pack(model).cuda().to(kind).repeat(ROWS, 1)
+        one = torch.ones((), dtype=kind).cuda()
+        step = Step(x.to(kind), y, weight.to(kind), one, None, keys)
+        sink = torch.zeros_like(w)
+        with torch.no_grad(), precision("float32"):
+            rows.accumulate(w, sink, step)
+        found.append(sink)
+    assert off(found[1], found[0]) < 1e-5
+
+
 def test_the_loss_equals_autograd():
     from fedmaba.rows import dense
 

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from torch.nn import functional as F
 from fedmaba import models, rng
 from fedmaba.errors import InputError
 from fedmaba.rows import compile, layers
-from fedmaba.rows.base import Bent, Layout, Step
+from fedmaba.rows.base import Bent, Layout, Rows, Step
 from fedmaba.rows.general import LoopRows, VmapRows
 from fedmaba.rows.layers import LayerRows
 from fedmaba.rows.random import dropout_mask, shuffles, stream
+from kernels import Kernels
 
 R, B, C = 3, 4, 5  # rows, minibatch, classes
 FLAT, IMAGE = (6,), (2, 8, 8)
@@ -92,11 +94,17 @@ FAST = {
     "bare linear": lambda: (FLAT, nn.Linear(6, C)),
     "square bare linear": lambda: ((C,), nn.Linear(C, C)),
     "no bias": lambda: dense(nn.ReLU(), nn.Linear(7, 7, bias=False)),
+    "no bias first": lambda: (
+        FLAT,
+        nn.Sequential(nn.Linear(6, 7, bias=False), nn.ReLU(), nn.Linear(7, C)),
+    ),
     "nested": lambda: dense(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(7, 7)))),
     "relu twice": lambda: dense(nn.ReLU(), nn.ReLU()),
     "relu in place": lambda: dense(nn.ReLU(inplace=True)),
     "relu first": lambda: (FLAT, nn.Sequential(nn.ReLU(), nn.Linear(6, C))),
     "relu last": lambda: (FLAT, nn.Sequential(nn.Linear(6, C), nn.ReLU())),
+    "two relus, then tanh": lambda: dense(nn.ReLU(), nn.Linear(7, 7), nn.ReLU(), nn.Tanh()),
+    "sigmoid last": lambda: (FLAT, nn.Sequential(*dense(nn.ReLU())[1], nn.Sigmoid())),
     "identity": lambda: dense(nn.Identity(), nn.ReLU()),
     "dropout": lambda: dense(nn.ReLU(), nn.Dropout(0.4)),
     "dropout, then relu": lambda: dense(nn.Dropout(0.4), nn.ReLU()),
@@ -104,6 +112,7 @@ FAST = {
     "dropout first": lambda: (FLAT, nn.Sequential(nn.Dropout(0.3), nn.Linear(6, C))),
     "dropout last": lambda: (FLAT, nn.Sequential(nn.Linear(6, C), nn.Dropout(0.3))),
     "all dropped": lambda: dense(nn.Dropout(1.0)),
+    "all dropped after relu": lambda: dense(nn.ReLU(), nn.Dropout(1.0)),
     "vectors of vectors": lambda: (
         FLAT,
         nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Linear(3, 4), nn.Flatten(), nn.Linear(8, C)),
@@ -247,6 +256,24 @@ def test_rows_add_what_autograd_gives_each_row(name):
     close(moved, case.flat(rows.layout) - 0.3 * grads)
 
 
+@pytest.mark.parametrize("name", FAST)
+def test_rows_planned_for_kernels_add_what_autograd_gives_each_row(name, kernels):
+    test_rows_add_what_autograd_gives_each_row(name)
+
+
+def test_the_kernel_that_overwrites_outputs_has_them_in_order(kernels):
+    case = Case("sigmoid last")
+    rows = compile(case.template, case.x[0])
+    out = torch.randn(B, R, C).double().transpose(0, 1)
+    step = Step(case.x, case.y, case.weight, ONE.double(), None, case.keys)
+    before = out.clone()
+    for got, want in zip(
+        rows.loss_and_gradient(out, step), Rows.loss_and_gradient(rows, out, step), strict=True
+    ):
+        close(got, want)
+    assert torch.equal(out, before)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_rows_give_the_models_outputs_in_evaluation_mode(name):
     case = Case(name)
@@ -285,16 +312,21 @@ def forms(case, loss=None):
     yield LoopRows(case.template, layout, case.x[0], loss, "")
 
 
+def image():
+    inner = (nn.Linear(128, 9), nn.ReLU(), nn.Linear(9, 7), nn.ReLU())
+    return IMAGE, nn.Sequential(nn.Flatten(), *inner, nn.Linear(7, C))
+
+
+def sequence():
+    head = (nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2), nn.Flatten(), nn.Linear(4, C))
+    return (2, 3), nn.Sequential(*head)
+
+
 GROUPED = {
-    "linear": (FLAT, nn.Sequential(nn.Linear(6, C))),
-    "no bias": (FLAT, nn.Sequential(nn.Linear(6, 7, bias=False), nn.Tanh(), nn.Linear(7, C))),
-    "dropout": dense(nn.ReLU(), nn.Dropout(0.3)),
-    "relu twice": (
-        IMAGE,
-        nn.Sequential(
-            nn.Flatten(), nn.Linear(128, 9), nn.ReLU(), nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, C)
-        ),
-    ),
+    "linear": FAST["linear"],
+    "tanh": lambda: dense(nn.Tanh()),
+    "dropout": FAST["dropout"],
+    "image": image,
 }
 
 
@@ -349,11 +381,11 @@ def test_a_bent_loss_in_every_form():
         close(case.added(rows, 1.0, steep)[1], grads)
 
 
-@pytest.mark.parametrize("name", ["linear", "no bias", "dropout", "relu twice"])
-def test_steps_in_a_group_are_those_one_after_another(name):
-    shape, model = GROUPED[name]
-    rows = compile(model, torch.randn(B, *shape))
+@pytest.mark.parametrize("name", GROUPED)
+def test_steps_in_a_group_are_those_one_after_another(name, kernels):
     torch.manual_seed(1)
+    shape, model = GROUPED[name]()
+    rows = compile(model, torch.randn(B, *shape), dtype="tf32")
     w = rows.layout.pack(model).double().repeat(R, 1)
     x, y = torch.randn(R, 4, B, *shape).double(), torch.randint(C, (R, 4, B))
     weight = torch.rand(R, 4, B).double()
@@ -368,7 +400,25 @@ def test_steps_in_a_group_are_those_one_after_another(name):
         close(torch.stack(rows.sweep(many, x, steps)), torch.stack(losses))
     close(many, one)
     assert (many - w).abs().amax(1).min() > 1e-3
-    assert rows.group(w, B) == 1  # on a CPU nothing is gained
+
+
+def test_only_plain_vectors_whose_weights_outgrow_the_cache_go_in_groups(kernels, monkeypatch):
+    def asked(name, dtype="tf32", minibatch=5):
+        shape, model = {**FAST, "image": image, "sequence": sequence}[name]()
+        rows = compile(model, torch.randn(B, *shape), dtype=dtype)
+        extra = rows.room(minibatch) - Rows.room(rows, minibatch)
+        return rows.group(torch.empty(R, rows.layout.size), minibatch), extra
+
+    cache = SimpleNamespace(L2_cache_size=R * 6 * 7 * 4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: cache)
+    assert asked("dropout") == (1, 40 * (6 + 2 * 7 + 40))  # room for more rows than these
+    cache.L2_cache_size -= 1
+    assert asked("dropout") == (8, 40 * (6 + 2 * 7 + 40))  # sqrt(250 * 7) examples
+    assert asked("image")[0] == 9
+    assert asked("dropout", minibatch=Kernels.MOST + 1) == (1, 0)
+    assert asked("dropout", "float32") == (1, 0)
+    for name in ("no bias first", "sequence", "vectors of vectors", "conv", "relu first"):
+        assert asked(name) == (1, 0)
 
 
 def test_a_row_does_not_see_its_neighbours():

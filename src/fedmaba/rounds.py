@@ -1,9 +1,9 @@
 """One round of all runs: draw clients, train them as rows, ask the strategies, move the models.
 
-The order of things serves a device that works while the host goes on: a round's training is asked
-for first, then the losses its strategies weigh by, and the next round begins before the host waits
-for the end of the last. Runs whose weights come after training go in a lane of their own: the
-device trains the others while the host weighs them.
+The order of things serves a device that works while the host goes on: the losses that strategies
+weigh by and a round's training are asked for before the host waits for either, and the next round
+begins before it waits for the end of the last. Runs whose weights come after training go in a lane
+of their own: the device trains the others while the host weighs them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,6 @@ class _Trained:
 class Begun:
     """A round of a lane that has begun: its losses and its training are asked for."""
 
-    chunk: int
     lr: float
     table: _Table
     cohorts: list[_Cohort]
@@ -109,11 +108,14 @@ def play(batch: Batch, t: int) -> list[Round | None]:
     lanes = ahead.lanes if ahead and ahead.mark == _mark(at.model) else {}
     after: dict[tuple[int, ...], Begun] = {}
     out: list[Round | None] = [None] * len(batch.runs)
-    batch.ahead = None
+    batch.ahead, chunk = None, at.chunk
     for runs in _lanes(batch, apart=_hurries(batch)):
         begun = lanes.pop((t, *runs), None) or _begin(batch, runs, t)
         _finish(batch, begun, t, after, out)
     batch.ahead = Ahead(_mark(at.model), after)
+    at.chunk = batch.ranks.least(at.chunk)
+    if at.chunk < chunk:
+        warnings.warn(f"out of memory: the chunk is {at.chunk} from now on", stacklevel=2)
     return out
 
 
@@ -166,9 +168,6 @@ def _finish(
             _collect(batch, begun, rows, w, means)
     if not decided:  # all was taken in before, or there are fewer rows than ranks
         decide()
-    at.chunk = ranks.least(at.chunk)
-    if at.chunk < begun.chunk:
-        warnings.warn(f"out of memory: the chunk is {at.chunk} from now on", stacklevel=3)
     _weigh_changes(batch, begun, t)
     if finite is None:
         ranks.sum(begun.delta)
@@ -183,7 +182,7 @@ def _finish(
 def _begin(batch: Batch, runs: list[int], t: int) -> Begun:
     """Draw a lane's round and start to train it; on a device that records, without waiting."""
     plan, at = batch.plan, batch.progress
-    lr, chunk = plan.lr * plan.lr_decay**t, at.chunk
+    lr = plan.lr * plan.lr_decay**t
     drawn = _draw(batch, runs, t)
     cohorts, end = [], 0
     for r, client in zip(runs, drawn.clients, strict=True):
@@ -205,7 +204,7 @@ def _begin(batch: Batch, runs: list[int], t: int) -> Begun:
     if batch.tape.on:
         trained = chain(list(islice(trained, 1)), trained)
     delta = torch.zeros_like(at.model)
-    begun = Begun(chunk, lr, drawn.table, cohorts, delta, kept, losses, trained)
+    begun = Begun(lr, drawn.table, cohorts, delta, kept, losses, trained)
     if _hurries(batch) and not early:  # nothing of it waits for the host
         for part in trained:
             _remember(batch, begun, *part)

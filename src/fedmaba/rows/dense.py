@@ -197,7 +197,7 @@ def _act(
     drop: tuple[float, int] | None,
     dtype: str,
 ) -> Tensor:
-    """act(z + x (R, B, I) @ w (R, I, O) + b (R, O)) over as many inputs."""
+    """act(z + x (R, B, I) @ w (R, I, O) + b (R, O)); w is 0 from `inputs` on."""
     rows, many, wide = x.shape
     out = w.shape[2]
     share, number = drop or (0.0, 0)

@@ -73,29 +73,13 @@ class Linear(Layer):
         y = y.relu_() if self.relu else y
         return y.view(*x.shape[:-1], -1), (flat, y) if save else None
 
-    def corrected(
-        self,
-        z: Tensor,
-        gram: Tensor,
-        moved: Tensor,
-        past: int,
-        w: list[Tensor],
-        keys: Tensor,
-    ) -> Tensor:
-        """Outputs from x W (R, B, out) and what the steps of `past` examples did to W."""
-        y = torch.baddbmm(z, gram[:, :, :past], moved[:, :past]) if past else z
-        y = y if self.weights == 1 else y + w[1][:, None]
-        return y.relu() if self.relu else y
-
-    def undo(self, g: Tensor, y: Tensor) -> Tensor:
-        """The gradient of outputs as that of x W."""
-        return torch.ops.aten.threshold_backward(g, y, 0) if self.relu else g
-
     def backward(
         self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
     ) -> Tensor | None:
         x, y = saved
-        flat = self.undo(g.flatten(1, -2), y)
+        flat = g.flatten(1, -2)
+        if self.relu:
+            flat = torch.ops.aten.threshold_backward(flat, y, 0)
         if self.weights == 2:
             sink[1].add_(flat.sum(1))
         below = torch.bmm(flat, w[0].transpose(1, 2)).view(*g.shape[:-1], -1) if deeper else None
@@ -121,6 +105,8 @@ class Dense(Layer):
     ) -> tuple[Tensor, Any]:
         flat = x.flatten(1, -2)
         if keys is not None and flat.shape[1] <= dense.MOST:
+            if not flat[0].is_contiguous():  # the kernels want each row's examples in order
+                flat = flat.contiguous()
             y = dense.linear(flat, w[0], w[1], self.relu, keys, self.drop, self.dtype)
         else:
             y = dense.bias_act(torch.bmm(flat, w[0]), w[1], self.relu)
@@ -129,21 +115,11 @@ class Dense(Layer):
         return y.view(*x.shape[:-1], -1), flat
 
     def corrected(
-        self,
-        z: Tensor,
-        gram: Tensor,
-        moved: Tensor,
-        past: int,
-        w: list[Tensor],
-        keys: Tensor,
+        self, z: Tensor, gram: Tensor, moved: Tensor, past: int, bias: Tensor, keys: Tensor
     ) -> Tensor:
         """Outputs from x W (R, B, out) and what the steps of `past` examples did to W."""
-        act = (w[1], self.relu, keys, self.drop, self.dtype)
+        act = (bias, self.relu, keys, self.drop, self.dtype)
         return dense.corrected(z, gram, moved, past, *act)
-
-    def undo(self, g: Tensor, y: Tensor) -> Tensor:
-        """The gradient of outputs as that of x W: the layer above saw to it."""
-        return g
 
     def backward(
         self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
@@ -446,18 +422,29 @@ def plan(model: nn.Module, example: Tensor, dtype: str) -> Plan:
 def _dense(out: Plan, leaves: list[tuple[str, nn.Module]], number: int, dtype: str) -> int:
     """Plan a Linear with its ReLU and Dropout for the kernels; returns how many leaves it takes."""
     modules = [module for _, module in leaves]
-    relu = len(modules) > 1 and type(modules[1]) is nn.ReLU
-    after = modules[2] if relu and len(modules) > 2 else None
-    share = after.p if type(after) is nn.Dropout else 0.0
-    taken = 1 + relu + (type(after) is nn.Dropout)
-    above = modules[taken] if taken < len(modules) else None
-    undone = type(above) is nn.Linear and above.bias is not None  # by a layer of this kind
-    if modules[0].bias is None or share >= 1.0 or (relu and not undone):
+    taken = _takes(modules)
+    if not taken:
         return 0
-    below = out.layers[-1] if out.layers else None
-    drop = (share, number + 2) if share else None
-    out.layers.append(Dense(relu, drop, below.factor if isinstance(below, Dense) else 0.0, dtype))
+    last, below = modules[taken - 1], out.layers[-1] if out.layers else None
+    drop = (last.p, number + 2) if isinstance(last, nn.Dropout) and last.p else None
+    undo = below.factor if isinstance(below, Dense) else 0.0
+    out.layers.append(Dense(taken > 1, drop, undo, dtype))
     return taken
+
+
+def _takes(modules: list[nn.Module]) -> int:
+    """How many modules a Dense layer would do, 0 where the first is no such layer.
+
+    Its ReLU and dropout are undone by the layer above, which must be another.
+    """
+    kinds = [type(module) for module in modules[:3]]
+    if kinds[:1] != [nn.Linear] or modules[0].bias is None:
+        return 0
+    if kinds[1:2] != [nn.ReLU]:
+        return 1
+    taken = 3 if kinds[2:] == [nn.Dropout] else 2
+    dropped = taken == 3 and modules[2].p == 1.0  # all of it: nothing would be left to undo
+    return 0 if dropped or not _takes(modules[taken:]) else taken
 
 
 def _front(out: Plan, leaves: list[tuple[str, nn.Module]], example: Tensor, dtype: str) -> int:
@@ -512,7 +499,7 @@ class LayerRows(Rows):
     def __init__(self, model: nn.Module, how: Plan, example: Tensor, loss: LossFn | None) -> None:
         kinds = ", ".join(dict.fromkeys(how.kinds))
         super().__init__(model, Layout(model, how.forms), example, loss, f"fast rows ({kinds})")
-        self.layers = how.layers
+        self.layers, self.vectors = how.layers, example.ndim == 2
         self.first = next((i for i, layer in enumerate(self.layers) if layer.weights), 0)
         if self.layers and isinstance(self.layers[0], ConvStages):  # outputs are pooled at once
             self.activations = 4 * example[0].numel() + self.layers[0].size
@@ -555,31 +542,32 @@ class LayerRows(Rows):
         return loss, g
 
     def group(self, w: Tensor, minibatch: int) -> int:
-        """More than one where the first layer's weights outgrow the cache, and products are quick.
-
-        A group takes the products of its examples with each other, but the bus sees the weights
-        once a group instead of once a step: the best size is where both cost the same.
-        """
-        if not self._groups() or minibatch > dense.MOST:
+        many = self._many(minibatch)
+        if many == 1:
             return 1
-        size = self.layout.shapes[0]
         cache = torch.cuda.get_device_properties(w.device).L2_cache_size
-        if len(w) * size.numel() * w.element_size() <= cache:
-            return 1
-        return max(1, int(math.sqrt(BALANCE * size[1]) / minibatch))
+        return many if len(w) * self.layout.shapes[0].numel() * w.element_size() > cache else 1
 
     def room(self, minibatch: int) -> int:
-        if not self._groups():
+        many = self._many(minibatch)
+        if many == 1:
             return super().room(minibatch)
-        inputs, out = self.layout.shapes[0]
-        many = int(math.sqrt(BALANCE * out))
-        return super().room(minibatch) + many * (inputs + 2 * out + many)
+        (inputs, out), examples = self.layout.shapes[0], many * minibatch
+        return super().room(minibatch) + examples * (inputs + 2 * out + examples)
 
-    def _groups(self) -> bool:
-        """Whether inputs reach the first weights as plain vectors, in products that are quick."""
+    def _many(self, minibatch: int) -> int:
+        """Steps in a group where the first layer's weights outgrow the cache.
+
+        A group takes the products of its examples with each other, but the bus sees the weights
+        once a group instead of once a step: the best size is where both cost the same. More than
+        one only where inputs reach those weights as plain vectors, in products that are quick.
+        """
         *below, front = self.layers[: self.first + 1]
-        plain = all(isinstance(layer, Flatten) for layer in below)
-        return plain and isinstance(front, Dense) and front.dtype != "float32"
+        plain = all(isinstance(layer, Flatten) for layer in below) and (below or self.vectors)
+        quick = isinstance(front, Dense) and front.dtype != "float32" and minibatch <= dense.MOST
+        if not (plain and quick):
+            return 1
+        return max(1, int(math.sqrt(BALANCE * self.layout.shapes[0][1]) / minibatch))
 
     def sweep(self, w: Tensor, x: Tensor, steps: list[Step]) -> list[Tensor]:
         """The first layer's weights move once, at the end: until then its outputs are corrected.
@@ -589,9 +577,9 @@ class LayerRows(Rows):
         if len(steps) == 1:
             return super().sweep(w, x, steps)
         own, front = self._weights(w), self.layers[self.first]
-        assert isinstance(front, Linear | Dense)
+        assert isinstance(front, Dense)
         inputs = x.flatten(3).flatten(1, 2)  # (R, S * B, in)
-        weights, *bias = own[self.first]
+        weights, bias = own[self.first]
         products = torch.bmm(inputs, weights)
         gram = torch.bmm(inputs, inputs.transpose(1, 2))
         moved = torch.zeros_like(products)  # what each example adds: its gradient times scale
@@ -599,18 +587,19 @@ class LayerRows(Rows):
         for k, step in enumerate(steps):
             now = slice(k * many, (k + 1) * many)
             before = (products[:, now], gram[:, now], moved, k * many)
-            y = front.corrected(*before, own[self.first], step.keys)
+            y = front.corrected(*before, bias, step.keys)
             loss, g = self._there_and_back(y, own, own, step, self.first + 1, True)
             losses.append(loss)
-            moved[:, now] = front.undo(g, y)
-            for b in bias:
-                b.add_(moved[:, now].sum(1))
+            moved[:, now] = g
+            bias.add_(g.sum(1))
         weights.baddbmm_(inputs.transpose(1, 2), moved)
         return losses
 
     def loss_and_gradient(self, out: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         if self.loss_fn is None and _fast(out) and dense.fits_cross_entropy(*out.shape[1:]):
             bent = None if step.bent is None else torch.stack(step.bent)
+            if not isinstance(self.layers[-1], Dense):  # other layers may need their outputs again
+                out = out.clone(memory_format=torch.contiguous_format)
             return dense.cross_entropy(out, step.y, step.weight, step.scale, bent), out
         return super().loss_and_gradient(out, step)
 

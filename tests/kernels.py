@@ -1,0 +1,52 @@
+"""What `fedmaba.rows.dense` computes, by plain operations: a CPU can plan as a GPU does."""
+
+from types import SimpleNamespace
+
+import torch
+
+from fedmaba.rows.base import Bent, Rows, Step
+from fedmaba.rows.random import dropout_mask
+
+
+class Kernels:
+    """Stands in for the module."""
+
+    MOST = 64
+
+    @staticmethod
+    def linear(x, w, b, relu, keys, drop, dtype):
+        assert x[0].is_contiguous()
+        y = x @ w + b[:, None]
+        y = y.relu() if relu else y
+        return y if drop is None else y * dropout_mask(keys, drop[1], y.shape, drop[0], y.dtype)
+
+    @staticmethod
+    def corrected(z, gram, moved, past, b, *act):
+        eye = torch.eye(z.shape[-1], dtype=z.dtype).expand(len(z), -1, -1)
+        return Kernels.linear(z + gram @ moved, eye, b, *act)
+
+    @staticmethod
+    def linear_back(g, x, w, sink, bias, deeper, factor, dtype):
+        assert g.is_contiguous()
+        assert x[0].is_contiguous()
+        below = g @ w.transpose(1, 2) if deeper else None
+        sink += x.transpose(1, 2) @ g
+        bias += g.sum(1)
+        return torch.where(x > 0, below * factor, 0.0) if deeper and factor else below
+
+    @staticmethod
+    def bias_act(y, b, relu):
+        y += b[:, None]
+        return y.relu_() if relu else y
+
+    @staticmethod
+    def fits_cross_entropy(b, classes):
+        return True
+
+    @staticmethod
+    def cross_entropy(z, y, weight, scale, bent):
+        assert z.is_contiguous()
+        plain = Step(None, y, weight, scale, None if bent is None else Bent(*bent), None)
+        loss, g = Rows.loss_and_gradient(SimpleNamespace(loss_fn=None), z.clone(), plain)
+        z.numpy()[...] = g.numpy()  # as a kernel: autograd does not notice
+        return loss
