@@ -55,8 +55,8 @@ def client(run: int, t: int, value: float) -> Iterator[list[int]]:
         round_[0] = now
         return real_round(batch, now)
 
-    def train(rows: Any, pool: Any, models: Any, job: Any, tape: Any) -> Any:
-        w, means = real(rows, pool, models, job, tape)
+    def train(rows: Any, pool: Any, models: Any, job: Any, *more: Any) -> Any:
+        w, means = real(rows, pool, models, job, *more)
         mine = np.flatnonzero(job.run == run)
         if round_[0] == t and len(mine) and not hit:
             w[mine[-1], 0] = value
