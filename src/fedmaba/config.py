@@ -96,6 +96,18 @@ class Train(Section):
         return value
 
 
+class Attack(Section):
+    does: str | None = option(
+        None, "--attack", "what hostile clients do: loss=1e6, loss=x3, labels=flip, update=-1, ..."
+    )
+    share: str = option("10%", "--hostile", "share of clients that do it; figures are of the rest")
+
+    @field_validator("share", mode="before")
+    @classmethod
+    def _text(cls, value: object) -> object:
+        return str(value) if isinstance(value, int | float) else value
+
+
 class Server(Section):
     lr: float = option(1.0, "--server-lr", "factor on the server's step", gt=0, allow_inf_nan=False)
     momentum: float = option(0.0, "--server-momentum", "of the server's step", ge=0, lt=1)
@@ -143,6 +155,7 @@ class Experiment(Section):
     model: str = option("mlp", "--model", "mlp, cnn, softmax or package.module:factory")
     data: Data = Data()
     train: Train = Train()
+    attack: Attack = Attack()
     server: Server = Server()
     eval: Eval = Eval()
     machine: Machine = Machine()

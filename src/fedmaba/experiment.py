@@ -23,6 +23,7 @@ import torch
 
 import fedmaba
 from fedmaba import (
+    attack,
     average,
     config,
     datasets,
@@ -189,6 +190,9 @@ def prepare(
         average.parse(experiment.server.deploy)
     make = own.model or models.factory(experiment.model)
     federations = _federations(experiment, own)
+    if experiment.attack.does is not None:
+        does, share = attack.parse(experiment.attack.does), experiment.attack.share
+        federations = attack.turn(federations, does, partition.parse_share(share))
     if chosen is None:
         chosen = [(s, seed, experiment.server.deploy) for s in listed for seed in federations]
     runs = [engine.Run(s, seed, federations[seed], deploy) for s, seed, deploy in chosen]
@@ -203,6 +207,11 @@ def prepare(
     notes = [f"model: {batch.rows.path}"]
     if together.count > 1:
         notes.append(f"ranks: {together.count}")
+    if (lies := runs[0].federation.hostile) is not None:
+        notes.append(
+            f"hostile: {lies.who.sum()} of {len(lies.who)} clients ({experiment.attack.does}); "
+            "figures are of the others"
+        )
     things = {"model": make, "loss": own.loss, "metric": own.metric}
     code = marks({what: thing for what, thing in things.items() if thing is not None})
     rules = marks({f"strategy {s.name}": type(s) for s in listed})
@@ -418,6 +427,11 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
             "clients": list(batch.runs[0].federation.client_names()),
         },
         "partition": splits,
+        "hostile": {
+            f"{session.experiment.attack.does}, seed {run.seed}": np.flatnonzero(lies.who).tolist()
+            for run in batch.runs
+            if (lies := run.federation.hostile) is not None
+        },
         "model": {"path": batch.rows.path, "parameters": _parameters(batch)},
         "ranks": batch.ranks.count,
         "chunk": batch.progress.chunk,

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedmaba import datasets, partition
+from fedmaba.attack import Hostile
 from fedmaba.datasets import Dataset
 from fedmaba.partition import Split
 
@@ -60,6 +61,7 @@ class Federation:
 
     data: Dataset
     split: Split
+    hostile: Hostile | None = None  # clients that lie or do harm
 
     @cached_property
     def train(self) -> Part:

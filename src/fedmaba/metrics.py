@@ -77,7 +77,9 @@ def fairness(
     size: NDArray[np.int64],  # (N,) test examples
     share: float = 0.05,
 ) -> Fairness:
-    """Every figure of one evaluation."""
+    """Every figure of one evaluation, over the clients that have test examples."""
+    if size.any() and not size.all():
+        accuracy, loss, size = accuracy[size > 0], loss[size > 0], size[size > 0]
     with np.errstate(over="ignore", invalid="ignore"):  # huge shortly before a run diverges
         return Fairness(
             variance=variance(accuracy),

@@ -194,10 +194,13 @@ def _begin(batch: Batch, runs: list[int], t: int) -> Begun:
     kept = _keep(at.model, [c for c in cohorts if not c.needs.early])
     losses = _start_losses(batch, [c for c in cohorts if c.needs.loss == "start"])
     early = any(c.needs.early for c in cohorts)
+    factor = _factors(cohorts)
 
     def work(rows: IntArray) -> tuple[IntArray, Tensor, Tensor]:
         job = _job(batch, cohorts, drawn.table, rows, lr)
         w, means = train(batch.rows, batch.pool, at.model, job, batch.tape, early)
+        if factor is not None:
+            _overdo(at.model, w, job.run, factor[rows])
         return rows, w, means.clone() if batch.tape.on else means  # a replay would overwrite them
 
     trained = _trained(batch, work, drawn.chunks)
@@ -353,6 +356,26 @@ def _job(batch: Batch, cohorts: list[_Cohort], table: _Table, rows: IntArray, lr
     )
 
 
+def _factors(cohorts: list[_Cohort]) -> FloatArray | None:
+    """How many times its change each row sends; None where all are honest in that."""
+    hostile = [c.run.federation.hostile for c in cohorts]
+    if all(lies is None or lies.attack.update == 1 for lies in hostile):
+        return None
+    both = zip(cohorts, hostile, strict=True)
+    return np.concatenate(
+        [lies.factor(c.client) if lies else np.ones(len(c.client)) for c, lies in both]
+    )
+
+
+def _overdo(model: Tensor, w: Tensor, run: IntArray, factor: FloatArray) -> None:
+    """Multiply the changes of some trained rows."""
+    rows = np.flatnonzero(factor != 1)
+    if len(rows):
+        at, start = send(rows, w.device), model.index_select(0, send(run[rows], w.device))
+        many = send(factor[rows, None], w.device).to(w.dtype)
+        w.index_copy_(0, at, start + many * (w.index_select(0, at) - start))
+
+
 def _remember(batch: Batch, begun: Begun, rows: IntArray, w: Tensor, means: Tensor) -> None:
     """Keep what tells which of the trained rows broke."""
     alone = len(rows) == len(begun.table.size)
@@ -422,6 +445,8 @@ def _weigh(at: Progress, c: _Cohort, t: int, lr: float, **changes: Any) -> None:
         _diverge(at, c, t, f"the training loss of client {c.client[bad]} is {c.loss[bad]}")
         return
     fed = c.run.federation
+    if c.loss is not None and fed.hostile is not None:
+        c.loss = fed.hostile.said(c.client, c.loss)
     size = fed.train.size[c.client]
     replies = Replies(t, lr, fed.n_clients, c.client, size, c.loss, **changes)
     decision = c.run.strategy.weigh(at.states[c.r], replies)

@@ -26,7 +26,14 @@ from fedmaba.errors import InputError, unknown
 from fedmaba.strategy import Strategy
 
 QUICK = 5_000  # client updates of a quick version: about a minute on two cores
-NUMBERS = ("model", "data", "train", "server", "eval")  # what decides the numbers of a run
+NUMBERS = (
+    "model",
+    "data",
+    "train",
+    "attack",
+    "server",
+    "eval",
+)  # what decides the numbers of a run
 
 
 class More(Section):
@@ -190,6 +197,8 @@ def settings(experiment: Experiment) -> dict[str, Any]:
     """All that decides the numbers of a run but strategy, seed and deployed model."""
     tree = {k: v for k, v in experiment.model_dump().items() if k in NUMBERS}
     del tree["data"]["dir"], tree["server"]["deploy"]
+    if tree["attack"]["does"] is None:
+        del tree["attack"]
     return tree
 
 

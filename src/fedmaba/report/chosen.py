@@ -111,7 +111,7 @@ def variances(history: History, model: Model) -> dict[str, dict[int, FloatArray]
     """(E,) over clients at each evaluation, %², by row and seed."""
     out: dict[str, dict[int, FloatArray]] = {}
     for run in good(history):
-        out.setdefault(run.label, {})[run.seed] = 1e4 * run.accuracy(model).var(axis=1)
+        out.setdefault(run.label, {})[run.seed] = 1e4 * np.nanvar(run.accuracy(model), axis=1)
     return out
 
 

@@ -131,7 +131,8 @@ def _pairs(scene: Scene, base: str, label: str) -> tuple[FloatArray, FloatArray]
     then, now = (
         np.concatenate([100 * pair[i].accuracy(scene.model)[-1] for pair in both]) for i in (0, 1)
     )
-    return then, now
+    both_known = np.isfinite(then - now)
+    return then[both_known], now[both_known]
 
 
 def heterogeneity(figure: Any, scene: Scene) -> None:

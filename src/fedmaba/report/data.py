@@ -282,6 +282,11 @@ def notes(sources: Sequence[Source], history: History, keep: int) -> list[str]:
             f"Of {most:,} clients, {CLIENTS:,} are shown one by one, evenly chosen; tables, "
             "verdict and curves over rounds use all of them."
         )
+    if any((run.test_size == 0).any() for run in history.runs):
+        out.append(
+            "Clients without test examples, as hostile ones, are not in the figures; weights and "
+            "losses show them."
+        )
     kinds = {(s.data.get("sha256"), str(s.about.get("partition"))) for s in sources}
     if len(sources) > 1 and len(kinds) > 1:
         out.append(
@@ -443,6 +448,8 @@ def setup(source: Source) -> dict[str, Any]:
     partitions = _items(about.get("partition") or {})
     hashes += [(f"partition, seed {seed}", str(digest)) for seed, digest in partitions]
     again = f"fedmaba run {quoted([source.name + '/experiment.toml'])} --out NEW"
+    for what, who in _items(about.get("hostile") or {}):
+        facts.append((f"hostile: {what}", ", ".join(map(str, who))))
     return {
         "name": source.name,
         "experiment": source.experiment,

@@ -120,5 +120,8 @@ class Scene:
         return self.labels.index(label) * step // len(self.labels), step
 
     def final(self, label: str) -> FloatArray:
-        """Accuracy of every client of every seed, percent."""
-        return np.concatenate([100 * run.accuracy(self.model)[-1] for run in self.of(label)])
+        """Accuracy of every client of every seed that has test examples, percent."""
+        found: FloatArray = np.concatenate(
+            [100 * run.accuracy(self.model)[-1] for run in self.of(label)]
+        )
+        return found[np.isfinite(found)]

@@ -72,7 +72,9 @@ def caption(history: History, model: Model, at: At) -> str:
         "best": f"at its best round, picked on {history.picked_on()}",
         "last5": "mean of the last five evaluations",
     }[at]
-    return f"{what}, {when}; mean ± sd over seeds"
+    counts = {(int((run.test_size > 0).sum()), run.n_clients) for run in history.runs}
+    some = " or ".join(f"{k:,} of {n:,}" for k, n in sorted(counts) if k < n)
+    return f"{what}, {when}; mean ± sd over seeds" + (f"; {some} clients" if some else "")
 
 
 def plain(

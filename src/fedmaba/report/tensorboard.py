@@ -58,7 +58,7 @@ def events(session: Session, out: Path) -> Iterator[Callable[[Snapshot], None]]:
                 scores = found[model]  # type: ignore[index]
                 figures = fairness(scores.accuracy, scores.loss, runs[r].test_size, share)
                 values |= {f"{model}/{name}": getattr(figures, name) for name in FIGURES}
-                spread = scores.accuracy if model == "deployed" else spread
+                spread = scores.accuracy[runs[r].test_size > 0] if model == "deployed" else spread
             if values:
                 writer.add_event(_event(done, values, spread))
 

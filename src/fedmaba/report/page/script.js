@@ -71,8 +71,8 @@
   };
   const clientId = (run, i) => (run.client ? run.client[i] : i);
   function clientName(run, i) {
-    const own = D.folders[run.folder].clients[i];
-    return own === undefined ? `client ${clientId(run, i)}` : own;
+    const own = D.folders[run.folder].clients[i], left = run.final && Number.isNaN(final(run)[i]);
+    return (own === undefined ? `client ${clientId(run, i)}` : own) + (left ? " (not in the figures)" : "");
   }
   const final = (run) => unpack(run.final && run.final[state.model]);
   const color = (k) => `var(--s${D.strategies[k].hue})`;
@@ -726,7 +726,7 @@
     if (state.labels === null && all.length) state.labels = all[0].key;
     if (state.client === null && all.length) { // the one the reference serves worst
       const base = all[0].runs.find((run) => run.strategy === D.reference && run.final) || all[0].runs.find((run) => run.final);
-      if (base) { const v = final(base); let worst = 0; v.forEach((a, i) => { if (a < v[worst]) worst = i; }); state.client = worst; }
+      if (base) { const v = final(base); let worst = 0; v.forEach((a, i) => { if (a < v[worst] || Number.isNaN(v[worst])) worst = i; }); state.client = worst; }
     }
   }
 

@@ -1,0 +1,154 @@
+"""Clients that lie or do harm, for experiments. NumPy only, pure.
+
+Who is hostile depends on the seed alone, so every strategy meets the same ones. They have no test
+examples: a run's figures are those of the others.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmaba import rng
+from fedmaba.errors import InputError
+
+if TYPE_CHECKING:
+    from fedmaba.federation import Federation
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+KINDS = {
+    "loss=L": "report the loss L, as 1e6",
+    "loss=xF": "report F times their own loss",
+    "loss=worst": "report the largest loss of the round's honest participants",
+    "labels=flip": "train on labels turned round: the first class is called the last",
+    "update=F": "send F times the change of their model; -1 turns it round",
+}
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What hostile clients do, all of it at once."""
+
+    loss: float | None = None  # what they report,
+    times: float | None = None  # or how many times their own loss,
+    worst: bool = False  # or that of the worst honest participant
+    flip: bool = False
+    update: float = 1.0
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """The hostile clients of one federation."""
+
+    attack: Attack
+    who: NDArray[np.bool_]  # (N,)
+
+    def said(self, client: IntArray, loss: FloatArray) -> FloatArray:
+        """The losses that a round's participants report."""
+        lies, attack = self.who[client], self.attack
+        if attack.loss is not None:
+            return np.where(lies, attack.loss, loss)
+        if attack.times is not None:
+            return np.where(lies, attack.times * loss, loss)
+        if attack.worst and not lies.all():
+            return np.where(lies, loss[~lies].max(), loss)
+        return loss
+
+    def factor(self, client: IntArray) -> FloatArray:
+        """How many times its change each participant sends."""
+        return np.where(self.who[client], self.attack.update, 1.0)
+
+
+def parse(text: str) -> Attack:
+    """`loss=x3`, or several joined by `+`."""
+    told: dict[str, Any] = {}
+    keys = [part.strip().partition("=")[0] for part in text.split("+")]
+    for key, part in zip(keys, text.split("+"), strict=True):
+        meant = _meant(key, part.strip().partition("=")[2])
+        if meant is None:
+            raise InputError(
+                f"attack {part.strip()!r} is unknown: write {', '.join(KINDS)}, or some joined by +"
+            )
+        if keys.count(key) > 1:
+            raise InputError(f"attack {text!r}: {key} stands in it twice: leave one out")
+        told |= meant
+    return Attack(**told)
+
+
+def _meant(key: str, value: str) -> dict[str, Any] | None:
+    """What a part says; None where it says nothing."""
+    if (key, value) == ("labels", "flip"):
+        return {"flip": True}
+    if (key, value) == ("loss", "worst"):
+        return {"worst": True}
+    times = key == "loss" and value.startswith("x")
+    number = _number(value[times:])
+    if number is None or key not in ("loss", "update") or (key == "loss" and number < 0):
+        return None
+    return {"times" if times else key: number}
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def turn(federations: dict[int, Federation], attack: Attack, share: float) -> dict[int, Federation]:
+    """The same federations with a share of each one's clients hostile."""
+    hostile = {}
+    for seed, fed in federations.items():
+        n, many = fed.n_clients, max(1, round(share * fed.n_clients))
+        if share <= 0 or many >= n:
+            raise InputError(
+                f"a share of {share:g} of {n} clients is hostile: leave at least one on either side"
+            )
+        who = np.zeros(n, bool)
+        who[np.argsort(rng.key(seed, "hostile", np.arange(n)))[:many]] = True
+        hostile[seed] = Hostile(attack, who)
+    out = {seed: _without_tests(fed, hostile[seed]) for seed, fed in federations.items()}
+    return _flipped(out) if attack.flip else out
+
+
+def _without_tests(fed: Federation, hostile: Hostile) -> Federation:
+    none = np.zeros(0, np.int64)
+    kept = {
+        part: tuple(none if lies else rows for rows, lies in zip(lists, hostile.who, strict=True))
+        for part, lists in (("validation", fed.split.validation), ("test", fed.split.test))
+    }
+    return replace(fed, split=replace(fed.split, **kept), hostile=hostile)
+
+
+def _flipped(federations: dict[int, Federation]) -> dict[int, Federation]:
+    """Hostile clients train on copies of their examples, whose labels are turned round."""
+    data = next(iter(federations.values())).data
+    taken = [
+        rows
+        for fed in federations.values()
+        if fed.hostile is not None
+        for rows, lies in zip(fed.split.train, fed.hostile.who, strict=True)
+        if lies
+    ]
+    copied = np.unique(np.concatenate(taken))
+    more = replace(
+        data,
+        x=np.concatenate([data.x, data.x[copied]]),
+        y=np.concatenate([data.y, len(data.classes) - 1 - data.y[copied]]),
+        client=None if data.client is None else np.append(data.client, data.client[copied]),
+    )
+    out = {}
+    for seed, fed in federations.items():
+        assert fed.hostile is not None
+        train = tuple(
+            len(data.x) + np.searchsorted(copied, rows) if lies else rows
+            for rows, lies in zip(fed.split.train, fed.hostile.who, strict=True)
+        )
+        out[seed] = replace(fed, data=more, split=replace(fed.split, train=train))
+    return out
