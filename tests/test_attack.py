@@ -12,6 +12,7 @@ from fedmaba import attack, cli, strategies
 from fedmaba.attack import Attack, Hostile
 from fedmaba.engine import Plan, Run, simulate, start
 from fedmaba.errors import InputError
+from fedmaba.federation import attacked
 from fedmaba.metrics import fairness
 
 
@@ -61,7 +62,7 @@ def test_what_is_reported_by_hand():
 
 def test_who_is_hostile_depends_on_the_seed_alone(fed, held_fed):
     def who(seed, federation=fed, does="loss=x3", share=0.4):
-        return attack.turn({seed: federation}, attack.parse(does), share)[seed].hostile.who
+        return attacked({seed: federation}, attack.parse(does), share)[seed].hostile.who
 
     assert who(0).sum() == 2
     assert who(0, share=0.01).sum() == 1
@@ -72,11 +73,11 @@ def test_who_is_hostile_depends_on_the_seed_alone(fed, held_fed):
 @pytest.mark.parametrize("share", [0.0, 0.95, 1.0])
 def test_some_are_hostile_and_some_are_not(fed, share):
     with pytest.raises(InputError, match="leave at least one on either side"):
-        attack.turn({0: fed}, Attack(update=2.0), share)
+        attacked({0: fed}, Attack(update=2.0), share)
 
 
 def test_hostile_clients_are_not_tested_and_learn_wrong_labels(held_fed):
-    turned = attack.turn(dict.fromkeys((0, 1), held_fed), Attack(flip=True), 0.4)
+    turned = attacked(dict.fromkeys((0, 1), held_fed), Attack(flip=True), 0.4)
     assert turned[0].data is turned[1].data  # one batch holds runs of all seeds
     last = len(held_fed.data.classes) - 1
     for fed in turned.values():
@@ -96,7 +97,7 @@ def model(shape, classes):
 
 def played(fed, does, spec="fedavg", **more):
     plan = Plan(1, minibatch=4, dtype="float64", **more)
-    fed = attack.turn({0: fed}, attack.parse(does), 0.4)[0]
+    fed = attacked({0: fed}, attack.parse(does), 0.4)[0]
     batch = start([Run(strategies.parse(spec)[0], 0, fed)], plan, model)
     before = batch.progress.model.clone()
     (shot,) = simulate(batch)

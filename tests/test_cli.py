@@ -135,6 +135,7 @@ def test_the_version(call):
         ("datasets", ["sample", "fashion-mnist", "cifar10", "synthetic", "FILE.npz"]),
         ("models", ["mlp", "cnn", "softmax", "package.module:factory"]),
         ("partitions", ["shards:K", "dirichlet:A", "iid", "given"]),
+        ("attacks", ["loss=L", "loss=xF", "loss=worst", "labels=flip", "update=F"]),
     ],
 )
 def test_a_list_has_one_line_for_each(what, words, call):

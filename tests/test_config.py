@@ -35,6 +35,8 @@ TYPED = {
     "train.lr_decay": ("1", 1.0),
     "train.momentum": ("0.9", 0.9),
     "train.weight_decay": ("1e-4", 1e-4),
+    "attack.does": ("loss=x3", "loss=x3"),
+    "attack.share": ("20%", "20%"),
     "server.lr": ("0.5", 0.5),
     "server.momentum": ("0.3", 0.3),
     "server.deploy": ("ema:0.9", "ema:0.9"),

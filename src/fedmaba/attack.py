@@ -7,17 +7,14 @@ examples: a run's figures are those of the others.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmaba import rng
 from fedmaba.errors import InputError
-
-if TYPE_CHECKING:
-    from fedmaba.federation import Federation
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -47,6 +44,18 @@ class Hostile:
 
     attack: Attack
     who: NDArray[np.bool_]  # (N,)
+
+    @classmethod
+    def draw(cls, attack: Attack, share: float, n: int, seed: int) -> Hostile:
+        """A share of n clients, at least one of them, and not all."""
+        many = max(1, round(share * n))
+        if share <= 0 or many >= n:
+            raise InputError(
+                f"a share of {share:g} of {n} clients is hostile: leave at least one on either side"
+            )
+        who = np.zeros(n, bool)
+        who[np.argsort(rng.key(seed, "hostile", np.arange(n)))[:many]] = True
+        return cls(attack, who)
 
     def said(self, client: IntArray, loss: FloatArray) -> FloatArray:
         """The losses that a round's participants report."""
@@ -99,56 +108,3 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-def turn(federations: dict[int, Federation], attack: Attack, share: float) -> dict[int, Federation]:
-    """The same federations with a share of each one's clients hostile."""
-    hostile = {}
-    for seed, fed in federations.items():
-        n, many = fed.n_clients, max(1, round(share * fed.n_clients))
-        if share <= 0 or many >= n:
-            raise InputError(
-                f"a share of {share:g} of {n} clients is hostile: leave at least one on either side"
-            )
-        who = np.zeros(n, bool)
-        who[np.argsort(rng.key(seed, "hostile", np.arange(n)))[:many]] = True
-        hostile[seed] = Hostile(attack, who)
-    out = {seed: _without_tests(fed, hostile[seed]) for seed, fed in federations.items()}
-    return _flipped(out) if attack.flip else out
-
-
-def _without_tests(fed: Federation, hostile: Hostile) -> Federation:
-    none = np.zeros(0, np.int64)
-    kept = {
-        part: tuple(none if lies else rows for rows, lies in zip(lists, hostile.who, strict=True))
-        for part, lists in (("validation", fed.split.validation), ("test", fed.split.test))
-    }
-    return replace(fed, split=replace(fed.split, **kept), hostile=hostile)
-
-
-def _flipped(federations: dict[int, Federation]) -> dict[int, Federation]:
-    """Hostile clients train on copies of their examples, whose labels are turned round."""
-    data = next(iter(federations.values())).data
-    taken = [
-        rows
-        for fed in federations.values()
-        if fed.hostile is not None
-        for rows, lies in zip(fed.split.train, fed.hostile.who, strict=True)
-        if lies
-    ]
-    copied = np.unique(np.concatenate(taken))
-    more = replace(
-        data,
-        x=np.concatenate([data.x, data.x[copied]]),
-        y=np.concatenate([data.y, len(data.classes) - 1 - data.y[copied]]),
-        client=None if data.client is None else np.append(data.client, data.client[copied]),
-    )
-    out = {}
-    for seed, fed in federations.items():
-        assert fed.hostile is not None
-        train = tuple(
-            len(data.x) + np.searchsorted(copied, rows) if lies else rows
-            for rows, lies in zip(fed.split.train, fed.hostile.who, strict=True)
-        )
-        out[seed] = replace(fed, data=more, split=replace(fed.split, train=train))
-    return out

@@ -332,7 +332,7 @@ def export_run(
 @app.command("list")
 def list_(
     what: Annotated[
-        str, typer.Argument(metavar="strategies|datasets|models|partitions|figures|targets")
+        str, typer.Argument(metavar="strategies|datasets|models|partitions|attacks|figures|targets")
     ],
 ) -> None:
     """One line each, with hyper-parameters and defaults."""

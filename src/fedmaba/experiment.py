@@ -37,7 +37,7 @@ from fedmaba import (
 )
 from fedmaba.config import Experiment
 from fedmaba.errors import FedmabaError, InputError, unknown
-from fedmaba.federation import Federation
+from fedmaba.federation import Federation, attacked
 from fedmaba.history import History, RunHistory
 from fedmaba.local import MetricFn
 from fedmaba.own import marks
@@ -192,7 +192,7 @@ def prepare(
     federations = _federations(experiment, own)
     if experiment.attack.does is not None:
         does, share = attack.parse(experiment.attack.does), experiment.attack.share
-        federations = attack.turn(federations, does, partition.parse_share(share))
+        federations = attacked(federations, does, partition.parse_share(share))
     if chosen is None:
         chosen = [(s, seed, experiment.server.deploy) for s in listed for seed in federations]
     runs = [engine.Run(s, seed, federations[seed], deploy) for s, seed, deploy in chosen]

@@ -6,14 +6,14 @@ clients are three arrays and not three million.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedmaba import datasets, partition
-from fedmaba.attack import Hostile
+from fedmaba.attack import Attack, Hostile
 from fedmaba.datasets import Dataset
 from fedmaba.partition import Split
 
@@ -134,3 +134,51 @@ class Federation:
         """One's own examples with their owners; a fifth of each client's are its test examples."""
         data = datasets.from_arrays(x, y, client)
         return cls.make(data, "given", seed=seed, test="local", validation=validation)
+
+
+def attacked(
+    federations: dict[int, Federation], attack: Attack, share: float
+) -> dict[int, Federation]:
+    """The same federations, by seed, with a share of each one's clients hostile."""
+    out = {
+        seed: _without_tests(fed, Hostile.draw(attack, share, fed.n_clients, seed))
+        for seed, fed in federations.items()
+    }
+    return _flipped(out) if attack.flip else out
+
+
+def _without_tests(fed: Federation, hostile: Hostile) -> Federation:
+    none = np.zeros(0, np.int64)
+    kept = {
+        part: tuple(none if lies else rows for rows, lies in zip(lists, hostile.who, strict=True))
+        for part, lists in (("validation", fed.split.validation), ("test", fed.split.test))
+    }
+    return replace(fed, split=replace(fed.split, **kept), hostile=hostile)
+
+
+def _flipped(federations: dict[int, Federation]) -> dict[int, Federation]:
+    """Hostile clients train on copies of their examples, whose labels are turned round."""
+    data = next(iter(federations.values())).data
+    taken = [
+        rows
+        for fed in federations.values()
+        if fed.hostile is not None
+        for rows, lies in zip(fed.split.train, fed.hostile.who, strict=True)
+        if lies
+    ]
+    copied = np.unique(np.concatenate(taken))
+    more = replace(
+        data,
+        x=np.concatenate([data.x, data.x[copied]]),
+        y=np.concatenate([data.y, len(data.classes) - 1 - data.y[copied]]),
+        client=None if data.client is None else np.append(data.client, data.client[copied]),
+    )
+    out = {}
+    for seed, fed in federations.items():
+        assert fed.hostile is not None
+        train = tuple(
+            len(data.x) + np.searchsorted(copied, rows) if lies else rows
+            for rows, lies in zip(fed.split.train, fed.hostile.who, strict=True)
+        )
+        out[seed] = replace(fed, data=more, split=replace(fed.split, train=train))
+    return out

@@ -416,7 +416,7 @@ def goals(out: Path, source: Path | None = None) -> None:
 
 
 def listing(what: str) -> None:
-    """One line each: strategies, data sets, models, partitions, figures or targets."""
+    """One line each: strategies, data sets, models, partitions, attacks, figures or targets."""
     if what == "targets":
         goals(config.KEPT)
         return
@@ -444,11 +444,15 @@ def _rows(what: str) -> list[tuple[str, ...]]:
         from fedmaba import partition
 
         return [*partition.describe()]
+    if what == "attacks":
+        from fedmaba import attack
+
+        return [*attack.KINDS.items()]
     if what == "figures":
         from fedmaba.report import figures
 
         return [*figures.describe()]
-    known = ["strategies", "datasets", "models", "partitions", "figures", "targets"]
+    known = ["strategies", "datasets", "models", "partitions", "attacks", "figures", "targets"]
     raise unknown("list", what, known)
 
 
