@@ -165,6 +165,11 @@ def test_a_run_with_hostile_clients_is_told_and_drawn(tmp_path, run_cli):
         assert (out / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
+def test_a_share_that_does_nothing_is_refused():
+    with pytest.raises(InputError, match="'20%', but they do nothing: say what with --attack"):
+        fedmaba.compare(["fedavg"], rounds=1, hostile="20%")
+
+
 def test_python_takes_the_same_words(fed):
     history = fedmaba.compare(
         ["fedavg"],

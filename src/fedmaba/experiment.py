@@ -190,9 +190,12 @@ def prepare(
         average.parse(experiment.server.deploy)
     make = own.model or models.factory(experiment.model)
     federations = _federations(experiment, own)
-    if experiment.attack.does is not None:
-        does, share = attack.parse(experiment.attack.does), experiment.attack.share
-        federations = attacked(federations, does, partition.parse_share(share))
+    does, hostile = experiment.attack.does, experiment.attack.share
+    if does is not None:
+        share = partition.parse_share(hostile)
+        federations = attacked(federations, attack.parse(does), share)
+    elif hostile != config.Attack().share:
+        raise InputError(f"hostile={hostile!r}, but they do nothing: say what with --attack")
     if chosen is None:
         chosen = [(s, seed, experiment.server.deploy) for s in listed for seed in federations]
     runs = [engine.Run(s, seed, federations[seed], deploy) for s, seed, deploy in chosen]

@@ -26,14 +26,7 @@ from fedmaba.errors import InputError, unknown
 from fedmaba.strategy import Strategy
 
 QUICK = 5_000  # client updates of a quick version: about a minute on two cores
-NUMBERS = (
-    "model",
-    "data",
-    "train",
-    "attack",
-    "server",
-    "eval",
-)  # what decides the numbers of a run
+NUMBERS = ("model", "data", "train", "attack", "server", "eval")  # what decides a run's numbers
 
 
 class More(Section):
@@ -54,7 +47,7 @@ class Variant(Section):
 class View(Section):
     """The section [target] of a file."""
 
-    kind: Literal["table", "grid", "figure", "sweep", "readings", "claims", "all"]
+    kind: Literal["table", "grid", "figure", "sweep", "readings", "attacks", "claims", "all"]
     title: str
     note: str = ""
     paper: str = ""  # which table of paper.toml stands beside ours
@@ -138,7 +131,7 @@ def folder() -> Path:
 
 def names() -> list[str]:
     """Every target, tables first."""
-    order = ("table", "figure", "claims", "readings", "all")
+    order = ("table", "figure", "claims", "readings", "attacks", "all")
     found = [path.stem for path in folder().glob("*.toml")]
     if not found:
         raise InputError(f"{folder()} holds no targets: install fedmaba again")

@@ -36,6 +36,7 @@ def document(target: Target, batches: Sequence[Batch]) -> Document:
         "figure": views.curve,
         "sweep": views.sweep,
         "readings": views.readings,
+        "attacks": views.attacks,
         "claims": claims.show,
         "all": lambda *_: None,
     }
@@ -79,8 +80,10 @@ def _setup(asked: Experiment) -> str:
     held = (
         f", {data.validation} of the training images held back" if data.validation != "0%" else ""
     )
+    lies = asked.attack
+    hostile = f"{lies.share} of them hostile ({lies.does}), " if lies.does else ""
     return (
-        f"{data.name}, {data.partition}, {data.clients} clients, {some} in each round, "
+        f"{data.name}, {data.partition}, {data.clients} clients, {hostile}{some} in each round, "
         f"{train.rounds:,} rounds, {work} of minibatch {train.minibatch} at step size "
         f"{train.lr:g} · {train.lr_decay:g}^round, model {asked.model}, "
         f"{tests.get(data.test or '', 'official test images by training labels')}{held}, "

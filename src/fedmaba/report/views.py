@@ -286,3 +286,24 @@ def readings(out: Document, target: Target, batches: Sequence[Batch]) -> None:
             body.append([Cell(job.title), Cell(seeds), *cells, Cell(span.text(), span.mean)])
         title = f"Last server model, {CHOICES[name].words}; mean ± sd over seeds, 95 % t-interval"
         out.grids.append(Grid(name, title, head, body))
+
+
+# --- hostile clients -----------------------------------------------------------------------------
+
+
+def attacks(out: Document, target: Target, batches: Sequence[Batch]) -> None:
+    """Every strategy under every attack that was tried."""
+    rows = list(dict.fromkeys(label for job in target.jobs for label in job.strategies))
+    for figure, title in (
+        ("variance", "variance %²"),
+        ("accuracy", "accuracy %"),
+        ("worst", "worst 5 %"),
+    ):
+        body = []
+        for job in target.jobs:
+            found = values(history_of(batches, job), "deployed", CHOICES["last"])
+            cells = [number(*moments([*by_seed(found, row, figure).values()])) for row in rows]
+            seeds = max((len(by_seed(found, row, figure)) for row in rows), default=0)
+            body += [[Cell(job.title), Cell(str(seeds)), *cells]] if seeds else []
+        title = f"Deployed model, at the last round: {title} of the honest; mean ± sd over seeds"
+        out.grids.append(Grid(figure, title, ["hostile", "seeds", *map(name_of, rows)], body))
