@@ -896,7 +896,7 @@ def test_attacks_that_were_tried_are_shown_with_every_strategy(tmp_path):
             "fedmaba:rho=0.1",
             "fedmaba:trust=usual",
         ]
-        ((title, seeds, nothing, some, *_),) = grid.body
+        ((title, seeds, nothing, some, *_),) = grid.rows
         assert (title.text, seeds.text) == ("10 % report a loss of a million", "2")
         assert nothing.text in ("", "–")
         assert float(some.text.split()[0]) > 0  # nan is not
