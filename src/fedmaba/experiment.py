@@ -188,14 +188,11 @@ def prepare(
             raise InputError(f"strategy {label!r} is listed twice: each row of a table is one")
     if experiment.server.deploy is not None:
         average.parse(experiment.server.deploy)
+    does, share = _attack(experiment.attack)
     make = own.model or models.factory(experiment.model)
     federations = _federations(experiment, own)
-    does, hostile = experiment.attack.does, experiment.attack.share
     if does is not None:
-        share = partition.parse_share(hostile)
-        federations = attacked(federations, attack.parse(does), share)
-    elif hostile != config.Attack().share:
-        raise InputError(f"hostile={hostile!r}, but they do nothing: say what with --attack")
+        federations = attacked(federations, does, share)
     if chosen is None:
         chosen = [(s, seed, experiment.server.deploy) for s in listed for seed in federations]
     runs = [engine.Run(s, seed, federations[seed], deploy) for s, seed, deploy in chosen]
@@ -220,6 +217,14 @@ def prepare(
     rules = marks({f"strategy {s.name}": type(s) for s in listed})
     python = called and (own != Own() or bool(rules))  # rules are told by their short names
     return Session(experiment, batch, history, None, notes, code | rules, python)
+
+
+def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:
+    """What hostile clients do, and their share."""
+    if asked.does is None and asked.share != config.Attack().share:
+        raise InputError(f"hostile={asked.share!r}, but they do nothing: say what with --attack")
+    does = None if asked.does is None else attack.parse(asked.does)
+    return does, partition.parse_share(asked.share)
 
 
 def begin(session: Session, out: Path, command: Sequence[str] = ()) -> None:

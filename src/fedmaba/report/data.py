@@ -449,7 +449,8 @@ def setup(source: Source) -> dict[str, Any]:
     hashes += [(f"partition, seed {seed}", str(digest)) for seed, digest in partitions]
     again = f"fedmaba run {quoted([source.name + '/experiment.toml'])} --out NEW"
     for what, who in _items(about.get("hostile") or {}):
-        facts.append((f"hostile: {what}", ", ".join(map(str, who))))
+        some = ", ".join(map(str, who[:100])) + (", ..." if len(who) > 100 else "")
+        facts.append((f"hostile: {what}", some))
     return {
         "name": source.name,
         "experiment": source.experiment,
