@@ -96,7 +96,7 @@ def test_one_has_everything():
 
 
 def test_a_client_without_a_figure_leaves_none_of_the_whole():
-    found = fairness(np.array([0.5, np.nan]), np.array([1.0, np.nan]), np.array([10, 0]))
+    found = fairness(np.array([0.5, np.nan]), np.array([1.0, np.nan]), np.array([10, 10]))
     for name in ("variance", "accuracy", "best", "gini", "jain", "entropy", "gap"):
         assert np.isnan(getattr(found, name)), name
 
