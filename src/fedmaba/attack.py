@@ -54,7 +54,7 @@ class Hostile:
                 f"a share of {share:g} of {n} clients is hostile: leave at least one on either side"
             )
         who = np.zeros(n, bool)
-        who[np.argsort(rng.key(seed, "hostile", np.arange(n)))[:many]] = True
+        who[rng.some(rng.key(seed, "hostile", np.arange(n)), many)] = True
         return cls(attack, who)
 
     def said(self, client: IntArray, loss: FloatArray) -> FloatArray:

@@ -57,6 +57,11 @@ def named(value: str | None) -> str | None:
     return value
 
 
+def text(value: object) -> object:
+    """A share may be given as a number."""
+    return str(value) if isinstance(value, int | float) else value
+
+
 class Data(Section):
     name: str = option("sample", "--data", "data set, or a file .npz or .csv of one's own")
     dir: str | None = option(None, "--data-dir", "folder where the data set's files lie")
@@ -70,11 +75,7 @@ class Data(Section):
     validation: str = option("0%", "--validation", "share of each client's training data to hold")
 
     _named = field_validator("dir")(named)
-
-    @field_validator("validation", mode="before")
-    @classmethod
-    def _text(cls, value: object) -> object:
-        return str(value) if isinstance(value, int | float) else value
+    _text = field_validator("validation", mode="before")(text)
 
 
 class Train(Section):
@@ -102,10 +103,7 @@ class Attack(Section):
     )
     share: str = option("10%", "--hostile", "share of clients that do it; figures are of the rest")
 
-    @field_validator("share", mode="before")
-    @classmethod
-    def _text(cls, value: object) -> object:
-        return str(value) if isinstance(value, int | float) else value
+    _text = field_validator("share", mode="before")(text)
 
 
 class Server(Section):

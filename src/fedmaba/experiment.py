@@ -436,7 +436,7 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
         },
         "partition": splits,
         "hostile": {
-            f"{session.experiment.attack.does}, seed {run.seed}": np.flatnonzero(lies.who).tolist()
+            str(run.seed): np.flatnonzero(lies.who).tolist()
             for run in batch.runs
             if (lies := run.federation.hostile) is not None
         },

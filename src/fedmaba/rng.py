@@ -49,5 +49,9 @@ def sample_clients(seed: int, round: int, n_clients: int, participants: int) -> 
     everyone = np.arange(n_clients, dtype=np.int64)
     if participants == n_clients:
         return everyone
-    words = key(seed, "participants", round, everyone)
-    return np.sort(np.argpartition(words, participants)[:participants]).astype(np.int64)
+    return some(key(seed, "participants", round, everyone), participants)
+
+
+def some(words: UIntArray, many: int) -> NDArray[np.int64]:
+    """Places of so many of the words, drawn by the words themselves, in order."""
+    return np.sort(np.argpartition(words, many)[:many]).astype(np.int64)

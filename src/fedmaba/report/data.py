@@ -448,10 +448,10 @@ def setup(source: Source) -> dict[str, Any]:
     partitions = _items(about.get("partition") or {})
     hashes += [(f"partition, seed {seed}", str(digest)) for seed, digest in partitions]
     again = f"fedmaba run {quoted([source.name + '/experiment.toml'])} --out NEW"
-    for what, who in _items(about.get("hostile")):
+    for seed, who in _items(about.get("hostile")):
         listed = [str(c) for c in who] if isinstance(who, list) else []
         more = ", ..." if len(listed) > 100 else ""
-        facts.append((f"hostile: {what}", ", ".join(listed[:100]) + more))
+        facts.append((f"hostile clients, seed {seed}", ", ".join(listed[:100]) + more))
     return {
         "name": source.name,
         "experiment": source.experiment,

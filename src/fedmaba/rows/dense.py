@@ -166,38 +166,13 @@ def linear(
     keys: Tensor,
     drop: tuple[float, int] | None,
     dtype: str,
+    start: Tensor | None = None,
+    inputs: int | None = None,
 ) -> Tensor:
-    """act(x (R, B, I) @ w (R, I, O) + b (R, O)); `drop`: share to drop and the layer's number."""
-    return _act(x, w, x.shape[2], None, b, relu, keys, drop, dtype)
+    """act(x (R, B, I) @ w (R, I, O) + b (R, O)); `drop`: share to drop and the layer's number.
 
-
-def corrected(
-    z: Tensor,
-    gram: Tensor,
-    moved: Tensor,
-    past: int,
-    b: Tensor,
-    relu: bool,
-    keys: Tensor,
-    drop: tuple[float, int] | None,
-    dtype: str,
-) -> Tensor:
-    """act(z (R, B, O) + gram (R, B, I) @ moved (R, I, O) + b (R, O)); moved is 0 from `past` on."""
-    return _act(gram, moved, past, z, b, relu, keys, drop, dtype)
-
-
-def _act(
-    x: Tensor,
-    w: Tensor,
-    inputs: int,
-    z: Tensor | None,
-    b: Tensor,
-    relu: bool,
-    keys: Tensor,
-    drop: tuple[float, int] | None,
-    dtype: str,
-) -> Tensor:
-    """act(z + x (R, B, I) @ w (R, I, O) + b (R, O)); w is 0 from `inputs` on."""
+    Added to `start` (R, B, O) where it is given; only the first `inputs` of w may differ from 0.
+    """
     rows, many, wide = x.shape
     out = w.shape[2]
     share, number = drop or (0.0, 0)
@@ -211,15 +186,15 @@ def _act(
         w.stride(0),
         b,
         b.stride(0),
-        y if z is None else z,
-        0 if z is None else z.stride(0),
+        y if start is None else start,
+        0 if start is None else start.stride(0),
         y,
         keys,
         many,
-        inputs,
+        wide if inputs is None else inputs,
         wide,
         out,
-        z is not None,
+        start is not None,
         relu,
         (number + 1) * rng.GOLDEN & (2**63 - 1),
         min(round(share * 65536), 65535),

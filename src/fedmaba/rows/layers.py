@@ -119,7 +119,7 @@ class Dense(Layer):
     ) -> Tensor:
         """Outputs from x W (R, B, out) and what the steps of `past` examples did to W."""
         act = (bias, self.relu, keys, self.drop, self.dtype)
-        return dense.corrected(z, gram, moved, past, *act)
+        return dense.linear(gram, moved, *act, start=z, inputs=past)
 
     def backward(
         self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
