@@ -104,13 +104,17 @@ def plot(device: str, found: dict[str, dict[str, object]]) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import EngFormatter, NullFormatter
 
     figure, axes = plt.subplots(1, len(found), figsize=(3 * len(found), 2.8), layout="constrained")
     for axis, (name, one) in zip(axes, found.items(), strict=True):
         x, y = np.array(one["at"]), np.array(one["seconds"])
         axis.loglog(x, y[-1] * x / x[-1], color="0.7", linewidth=1)
         axis.loglog(x, y, marker="o", color="#1f6f8b")
-        axis.set(xlabel=name, title=f"slope {one['slope']:.2f}")
+        axis.set(xlabel=name, title=f"slope {one['slope']:.2f}", xticks=x)
+        axis.xaxis.set_major_formatter(EngFormatter(places=0, sep=""))
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.yaxis.set_minor_formatter(NullFormatter())
     axes[0].set_ylabel("seconds")
     images = RESULTS.parents[1] / "docs" / "images"
     figure.savefig(images / f"growth-{device}.svg", metadata={"Date": None})

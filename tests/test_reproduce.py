@@ -8,6 +8,7 @@ import sys
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -843,6 +844,28 @@ def test_numbers_of_rounds_readings_floors_and_gains(tool, tmp_path):
     found = show("readings", "fedavg", "accuracy", "gain", "last")
     assert found == pytest.approx(100 * np.mean(gain), abs=0.01)
     assert found != 0
+
+
+def test_rounds_between_which_rows_are_told_apart(tool, monkeypatch):
+    def runs(by):  # three seeds, one point apart
+        return [
+            SimpleNamespace(
+                seed=s,
+                evaluated=10 * np.arange(1, 1 + len(by)),
+                fairness=lambda kind, share, s=s: [SimpleNamespace(variance=v + s) for v in by],
+            )
+            for s in (-1, 0, 1)
+        ], 0.05
+
+    level = runs([0] * 7)
+    for run in level[0]:
+        run.fairness = lambda kind, share: [SimpleNamespace(variance=0)] * 7
+    rows = {"ours": runs([9, 0, 9, 9, 9, 0, 9]), "same": runs([0] * 7), "base": level}
+    stretch = tool["stretch"]
+    monkeypatch.setitem(stretch.__globals__, "rows_of", lambda name, row, batches: rows[row])
+    assert stretch("t", "ours", "base", "variance", "last", []) == (30, 50)
+    with pytest.raises(ValueError, match="never told apart"):
+        stretch("t", "same", "base", "variance", "last", [])
 
 
 def test_tables_over_many_targets(tool, tmp_path):

@@ -127,12 +127,14 @@ def stretch(
     evaluated = found[0][0][0].evaluated
     seeds = sorted(ours.keys() & theirs.keys())
     differ = np.array([ours[s] for s in seeds]) - np.array([theirs[s] for s in seeds])
-    best, first = (0, 0), 0
+    best, first = (0, -1), 0
     for k, column in enumerate(differ.T):
         if not paired.interval(column).distinguishable:
             first = k + 1
-        elif k - first >= best[1] - best[0]:
+        elif k - first > best[1] - best[0]:
             best = first, k
+    if best[1] < 0:
+        raise ValueError(f"{name}: {row} and {base} are never told apart in {figure}")
     return int(evaluated[best[0]]), int(evaluated[best[1]])
 
 
