@@ -1,14 +1,15 @@
 """One CPU core: the engine against the loop that everybody writes (`plain.py`).
 
-Both do the same rounds of FedMABA, in one process, on one thread, a block of rounds each in turn;
-an evaluation ends each block. The figure is the median over blocks of the ratio of CPU seconds,
-which other work on the machine disturbs less than the clock on the wall. The models of both are
+That loop is there twice: with a DataLoader, and with images indexed in tensors, which is quicker.
+All do the same rounds of FedMABA, in one process, on one thread, a block of rounds each in turn;
+an evaluation ends each block. The figures are medians over blocks of ratios of CPU seconds,
+which other work on the machine disturbs less than the clock on the wall. The models of all are
 compared first, to 1e-4: after a round, those of the CNN after one step, because in float32 a
 pooling window whose winner changes sides soon sets any two computations apart. So that a CNN block
 takes minutes and not an hour, it has a twentieth of 20 rounds of 10 clients and 10,000 test images.
 
 `torch.set_num_threads(1)` is not enough for one thread: on ARM oneDNN still wakes a second one, and
-its CPU seconds would count against the plain loop. So the command starts itself anew with
+its CPU seconds would count against the plain loops. So the command starts itself anew with
 OMP_NUM_THREADS=1, which must be there before torch is loaded.
 
     python benchmarks/cpu.py                 prints a line per job, writes results/cpu.json
@@ -26,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -40,6 +42,7 @@ JOBS = {  # images per client, participants, rounds of a block, test images
     "mlp": (600, 10, 20, 10_000),
     "cnn": (500, 2, 5, 500),
 }
+LOOPS = {"a DataLoader": True, "tensors": False}  # how the plain loop comes by its images
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -59,53 +62,60 @@ def gap(kind: str, run: Run, participants: int, steps: int | None) -> float:
     plan = Plan(1, participants=participants, steps=steps, threads=1)
     batch = start([run], plan, kind)
     next(simulate(batch))
-    other = Plain(run, plan, models.factory(kind), same_masks=True)
-    other.step()
     ours = batch.rows.layout.unpack(batch.progress.model[0])
-    top = max(float(v.abs().max()) for v in other.server.values())
-    return max(float((ours[k] - v).abs().max()) for k, v in other.server.items()) / top
+    apart = []
+    for loader in LOOPS.values():
+        other = Plain(run, plan, models.factory(kind), same_masks=True, loader=loader)
+        other.step()
+        top = max(float(v.abs().max()) for v in other.server.values())
+        apart += [float((ours[k] - v).abs().max()) / top for k, v in other.server.items()]
+    return max(apart)
 
 
 def measure(kind: str, blocks: int) -> dict[str, object]:
-    """Blocks of rounds of both sides, in turn."""
+    """Blocks of rounds of all sides, in turn."""
     each, participants, block, tested = JOBS[kind]
     fed = Federation.make(examples(kind, each, tested), "shards:2", 100, 0)
     run = Run(strategies.parse("fedmaba")[0], 0, fed)
     apart = gap(kind, run, participants, 1 if kind == "cnn" else None)
     if apart > 1e-4:
-        raise SystemExit(f"{kind}: the two models differ by {apart:.1e}, more than 1e-4")
+        raise SystemExit(f"{kind}: the models differ by {apart:.1e}, more than 1e-4")
     plan = Plan(block * blocks, participants=participants, eval_every=block, threads=1)
     rounds = simulate(start([run], plan, kind))
-    other = Plain(run, plan, models.factory(kind), same_masks=False)
-    cpu, wall = [], []  # (ours, plain) seconds of each block
+    sides: dict[str, Callable[[], object]] = {"ours": lambda: next(rounds)}
+    for name, loader in LOOPS.items():
+        sides[name] = Plain(run, plan, models.factory(kind), loader=loader).step
+    cpu: dict[str, list[float]] = {name: [] for name in sides}
+    wall: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(blocks):
-        begun = time.process_time(), time.perf_counter()
-        for _ in range(block):
-            next(rounds)
-        between = time.process_time(), time.perf_counter()
-        for _ in range(block):
-            other.step()
-        ended = time.process_time(), time.perf_counter()
-        for seconds, a, b, c in zip((cpu, wall), begun, between, ended, strict=True):
-            seconds.append((b - a, c - b))
-    ratios = [plain / ours for ours, plain in cpu]
-    rates = [block * participants / statistics.median(side) for side in zip(*cpu, strict=True)]
-    ratio, clock = (statistics.median(p / o for o, p in pairs) for pairs in (cpu, wall))
-    print(
-        f"{kind}: {ratio:.2f} x the plain loop ({min(ratios):.2f} to {max(ratios):.2f}; wall "
-        f"{clock:.2f}), {rates[0]:.2f} against {rates[1]:.2f} client updates per CPU second; the "
-        f"models differ by {apart:.0e}",
-        flush=True,
-    )
-    return {
-        "job": kind,
-        "ratio": ratio,
-        "ratios": ratios,
-        "ratio_wall": clock,
-        "updates_per_second": rates[0],
-        "plain_updates_per_second": rates[1],
-        "model_gap": apart,
-    }
+        for name, step in sides.items():
+            begun = time.process_time(), time.perf_counter()
+            for _ in range(block):
+                step()
+            cpu[name].append(time.process_time() - begun[0])
+            wall[name].append(time.perf_counter() - begun[1])
+    rates = {name: block * participants / statistics.median(cpu[name]) for name in sides}
+    found: dict[str, object] = {"job": kind, "updates_per_second": rates["ours"]}
+    for name in LOOPS:
+        ratios, clock = (
+            [other / ours for ours, other in zip(side["ours"], side[name], strict=True)]
+            for side in (cpu, wall)
+        )
+        ratio, by_clock = statistics.median(ratios), statistics.median(clock)
+        print(
+            f"{kind}: {ratio:.2f} x the plain loop with {name} ({min(ratios):.2f} to "
+            f"{max(ratios):.2f}; wall {by_clock:.2f}), {rates['ours']:.2f} against "
+            f"{rates[name]:.2f} client updates per CPU second",
+            flush=True,
+        )
+        found[name] = {
+            "ratio": ratio,
+            "ratios": ratios,
+            "ratio_wall": by_clock,
+            "updates_per_second": rates[name],
+        }
+    print(f"{kind}: the models differ by {apart:.0e}", flush=True)
+    return {**found, "model_gap": apart}
 
 
 if __name__ == "__main__":

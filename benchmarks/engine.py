@@ -1,8 +1,8 @@
 """Client updates per second through `engine.simulate`, as a user calls it.
 
 A client update is all local steps of one client in one round. Data gathering, FedMABA's start-loss
-pass, aggregation and an evaluation every 20 rounds are part of it. Prints a line per job and writes
-JSON.
+pass, aggregation and an evaluation every 20 rounds are part of it. Prints a line per job, with the
+slowest and the fastest 20 rounds of it, and writes JSON.
 
     python benchmarks/engine.py --device cuda --out engine.json
 """
@@ -35,7 +35,7 @@ JOBS = {  # model, images per client, strategies, seeds, participants, precision
     "mlp, 45 runs of 15 rows x 100 clients": ("mlp", 600, TABLE, 3, None, "tf32", 60),
     "cnn, 45 runs of 15 rows x 10 of 100 clients": ("cnn", 500, TABLE, 3, 10, "tf32", 60),
 }
-WARM = 20  # rounds before the clock starts: kernels are compiled, rounds recorded
+EVERY = 20  # rounds between evaluations; the first 20 are not timed: kernels are compiled then
 
 
 def examples(model: str, each: int, tested: int = 10_000) -> datasets.Dataset:
@@ -54,18 +54,22 @@ def measure(name: str, device: str) -> dict[str, object]:
     feds = [Federation.make(data, "shards:2", 100, seed) for seed in range(seeds)]
     chosen = [strategy for spec in specs for strategy in strategies.parse(spec)]
     runs = [Run(strategy, i, fed) for i, fed in enumerate(feds) for strategy in chosen]
-    plan = Plan(rounds, participants=participants, eval_every=20, dtype=dtype, device=device)
+    plan = Plan(rounds, participants=participants, eval_every=EVERY, dtype=dtype, device=device)
     batch = start(runs, plan, model)
-    updates, begun = 0, 0.0
+    updates, marks = 0, []
     for snapshot in simulate(batch):
-        if snapshot.round >= WARM:
+        if snapshot.round >= EVERY:
             updates += sum(len(r.client) for r in snapshot.rounds if r)
-        elif snapshot.round == WARM - 1:
-            begun = time.perf_counter()
-    seconds = time.perf_counter() - begun
-    rate = updates / seconds
-    print(f"{name}, {dtype}: {rate:,.0f} client updates/s", flush=True)
-    return {"job": name, "dtype": dtype, "updates_per_second": rate, "seconds": seconds}
+        if (snapshot.round + 1) % EVERY == 0:
+            marks.append(time.perf_counter())
+    seconds = marks[-1] - marks[0]
+    rate, parts = updates / seconds, np.diff(marks)  # a part: EVERY rounds and their evaluation
+    slow, fast = (updates / len(parts) / part for part in (parts.max(), parts.min()))
+    print(f"{name}, {dtype}: {rate:,.0f} client updates/s ({slow:,.0f} to {fast:,.0f})", flush=True)
+    return {
+        **{"job": name, "dtype": dtype, "updates_per_second": rate, "seconds": seconds},
+        **{"slowest": slow, "fastest": fast},
+    }
 
 
 if __name__ == "__main__":

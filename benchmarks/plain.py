@@ -2,17 +2,21 @@
 
 The baseline of `cpu.py`. It does the work of `engine.simulate`, no more: the start losses that the
 strategy asks for, local SGD, the weighted sum, the averaged model that is handed out, and both
-models on every client's test images. Clients hold their images as tensors, which is quicker than a
-DataLoader. It shares with the engine who takes part, the order of the minibatches and `weigh`.
+models on every client's test images. It shares with the engine who takes part, the order of the
+minibatches and `weigh`. Images come from a DataLoader, as in the examples of PyTorch, Flower and
+FedLab, or are indexed in a client's tensor, which is quicker.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 from fedmaba import average, models, rng
 from fedmaba.rows.random import dropout_mask, shuffles
@@ -20,6 +24,7 @@ from fedmaba.runs import Plan, Run
 from fedmaba.strategy import Replies
 
 Weights = dict[str, Tensor]
+Pair = tuple[Tensor, Tensor]
 
 
 class SameMask(nn.Module):
@@ -38,7 +43,16 @@ class SameMask(nn.Module):
 class Plain:
     """One run of a strategy whose weights are known before training."""
 
-    def __init__(self, run: Run, plan: Plan, make: models.Factory, *, same_masks: bool) -> None:
+    def __init__(
+        self,
+        run: Run,
+        plan: Plan,
+        make: models.Factory,
+        *,
+        same_masks: bool = False,
+        loader: bool = False,
+    ) -> None:
+        self.loader = loader
         data, fed = run.federation.data, run.federation
         self.run, self.plan, self.round = run, plan, 0
         self.model = models.build(make, data.x.shape[1:], len(data.classes), run.seed)
@@ -87,20 +101,33 @@ class Plain:
         optimizer = torch.optim.SGD(self.model.parameters(), lr)
         keys = torch.tensor([key])
         order = shuffles(keys + (1 << 40), torch.tensor([[len(x)]]), len(x))[0]
-        for k, rows in enumerate(order.split(self.plan.minibatch)[: self.plan.steps]):
+        for k, (images, labels) in enumerate(self.minibatches(x, y, order)):
             for mask in self.masks:
                 mask.key = keys + k
             optimizer.zero_grad()
-            F.cross_entropy(self.model(x[rows]), y[rows]).backward()
+            F.cross_entropy(self.model(images), labels).backward()
             optimizer.step()
         return self.model.state_dict()
 
+    def minibatches(self, x: Tensor, y: Tensor, order: Tensor) -> Iterator[Pair]:
+        """A client's minibatches of one epoch, in this order."""
+        size = self.plan.minibatch
+        if self.loader:
+            found = iter(DataLoader(TensorDataset(x, y), size, sampler=order.tolist()))
+        else:
+            found = ((x[rows], y[rows]) for rows in order.split(size))
+        return islice(found, self.plan.steps)
+
+    def whole(self, x: Tensor, y: Tensor) -> Pair:
+        """All of a client's examples at once."""
+        return next(iter(DataLoader(TensorDataset(x, y), len(x)))) if self.loader else (x, y)
+
     @torch.no_grad()
-    def losses(self, w: Weights, part: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def losses(self, w: Weights, part: list[Pair]) -> Pair:
         """Loss and accuracy of a model for each client."""
         self.model.load_state_dict(w)
         self.model.eval()
-        out = [(self.model(x), y) for x, y in part]
+        out = [(self.model(x), y) for x, y in (self.whole(*pair) for pair in part)]
         loss = [F.cross_entropy(o, y).item() for o, y in out]
         right = [(o.argmax(1) == y).double().mean().item() for o, y in out]
         return torch.tensor(loss, dtype=torch.float64), torch.tensor(right)

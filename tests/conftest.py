@@ -8,7 +8,8 @@ import pytest
 from fedmaba.datasets import Dataset
 from fedmaba.federation import Federation
 from fedmaba.partition import Split
-from fedmaba.rows import layers
+from fedmaba.rows import kernels as triton
+from fedmaba.rows import layers, stack
 from kernels import Kernels
 
 SIZES = (5, 9, 6, 3, 8)  # of the training parts
@@ -73,6 +74,6 @@ def kernels(monkeypatch) -> None:
         return y.transpose(0, 1).contiguous().transpose(0, 1), saved
 
     monkeypatch.setattr(layers.Conv2d, "forward", beside)
-    monkeypatch.setattr(layers, "dense", Kernels)
-    monkeypatch.setattr(layers, "_fast", lambda x: True)
-    monkeypatch.setattr(layers, "_front", lambda *_: 0)
+    monkeypatch.setattr(triton, "dense", Kernels)
+    monkeypatch.setattr(triton, "fast", lambda x: True)
+    monkeypatch.setattr(stack, "_front", lambda *_: 0)

@@ -18,15 +18,15 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedmaba import local, models, rng, rounds, strategies
+from fedmaba import local, models, rng, rounds, strategies, weigh
 from fedmaba.average import parse as averaging
 from fedmaba.average import share as averaging_step
 from fedmaba.engine import Plan, Run, simulate, start
 from fedmaba.errors import InputError
 from fedmaba.local import _groups
 from fedmaba.ranks import Ranks
-from fedmaba.rows.layers import LayerRows
 from fedmaba.rows.random import dropout_mask, shuffles
+from fedmaba.rows.stack import LayerRows
 from fedmaba.simplex import kkt_gap
 from fedmaba.strategy import Decision, Local, Needs, Replies, Strategy
 
@@ -844,7 +844,8 @@ def test_rounds_begun_ahead_and_replayed_have_the_same_bits(specs, chunk, fed, m
         batch = start([Run(s, 3, fed) for s in (*ends, *map(one, specs))], plan, mlp)
         if tape is not None:
             batch.tape = tape
-            monkeypatch.setattr(rounds, "fetch", lambda values: values.clone().numpy)
+            for module in (rounds, weigh):
+                monkeypatch.setattr(module, "fetch", lambda values: values.clone().numpy)
         for shot in simulate(batch):
             if shot.round == 4:
                 batch.progress.model *= 0.9  # what has begun is void
@@ -868,7 +869,7 @@ def test_runs_in_lanes_are_those_in_one(fed):
 
 def test_the_host_weighs_a_lane_while_the_device_trains_the_other(fed, monkeypatch):
     """Each lane's next round begins once, and before changes of this one are weighed."""
-    events, begin, look, weigh = [], rounds._begin, rounds._look, rounds._weigh
+    events, begin, look, ask = [], rounds._begin, weigh._look, weigh.ask
 
     def begins(batch, runs, t):
         events.append(("begin", t, runs))
@@ -876,15 +877,15 @@ def test_the_host_weighs_a_lane_while_the_device_trains_the_other(fed, monkeypat
 
     def weighs(at, c, t, lr, **changes):
         events.append(("weigh", t, c.r))
-        weigh(at, c, t, lr, **changes)
+        ask(at, c, t, lr, **changes)
 
     def looks(c, change, kept):
         events.append(("look", c.r))
         return look(c, change, kept)
 
     monkeypatch.setattr(rounds, "_begin", begins)
-    monkeypatch.setattr(rounds, "_look", looks)
-    monkeypatch.setattr(rounds, "_weigh", weighs)
+    monkeypatch.setattr(weigh, "_look", looks)
+    monkeypatch.setattr(weigh, "ask", weighs)
     specs = ["fedmgda", "fedavg", "fedfv", "fedmaba"]
     batch = start([Run(one(s), 3, fed) for s in specs], replace(PLAN, rounds=4, chunk=4), mlp)
     batch.tape = Replays()

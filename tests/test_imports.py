@@ -73,7 +73,8 @@ def test_there_is_something_to_look_at():
     assert {"engine", "strategies.fedmaba", "rows.layers", "report.table", "cli"} <= set(EVERY)
     assert "torch" in imports(TREES["engine"], deep=False)
     assert {"models", "rounds", "workers"} <= inner("engine")
-    assert {"rng", "strategy"} <= inner("rounds")
+    assert {"cohort", "move", "weigh"} <= inner("rounds")
+    assert {"rng", "strategy"} <= inner("cohort")
     assert any(called(node) == "open" for node in calls("record"))
 
 
@@ -83,7 +84,19 @@ def test_what_needs_no_torch_imports_none(name):
     found = imports(TREES[name], deep=False)
     assert not {m for m in found if m.split(".")[0] == "torch"}
     # nor by way of another module of ours
-    heavy = {"engine", "rounds", "batch", "runs", "local", "models", "workers", "experiment"}
+    heavy = {
+        "engine",
+        "rounds",
+        "cohort",
+        "weigh",
+        "move",
+        "batch",
+        "runs",
+        "local",
+        "models",
+        "workers",
+        "experiment",
+    }
     heavy |= {"rows", "rows.base"}
     assert not inner(name, deep=False) & heavy
 
@@ -120,7 +133,9 @@ def test_the_lower_layers_do_not_look_up():
         "rows.dense": {"rng"},
         "rows.conv": {"rows", "rows.conv_kernels"},
         "rows.conv_kernels": set(),
-        "rows.layers": {"rows", "rows.base", "rows.random", "rows.dense", "rows.conv"},
+        "rows.kernels": {"rows", "rows.dense", "rows.conv"},
+        "rows.layers": {"rows", "rows.kernels", "rows.random"},
+        "rows.stack": {"rows", "rows.kernels", "rows.base", "rows.layers"},
         "local": {"rows.base", "rows.random", "workers"},
         "history": {"errors", "metrics", "report", "report.table", "report.figures", "report.html"},
         "record": {"errors", "history", "metrics"},
@@ -144,7 +159,7 @@ def test_no_module_needs_itself():
     )
 
 
-@pytest.mark.parametrize("name", ["engine", "rounds", "batch"])
+@pytest.mark.parametrize("name", ["engine", "rounds", "cohort", "weigh", "move", "batch"])
 def test_the_engine_knows_no_algorithm_no_file_and_no_terminal(name):
     found = inner(name)
     assert not {m for m in found if m.startswith(("strategies", "record", "report", "cli"))}

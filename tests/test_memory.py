@@ -12,7 +12,7 @@ from fedmaba import cli, experiment, record, strategies
 from fedmaba.config import build
 from fedmaba.engine import Plan, Run, simulate, start
 from fedmaba.errors import NoRoom
-from fedmaba.rows.layers import LayerRows
+from fedmaba.rows.stack import LayerRows
 
 SPECS = ["fedmaba", "fedavg", "fedprox:mu=1", "qffl", "fedfv", "fedmaba:loss_at=mean"]
 PLAN = Plan(rounds=3, minibatch=4, lr=0.2, dtype="float64", threads=1)

@@ -175,7 +175,7 @@ import torch
 from fedmaba import compare, engine, ranks
 from fedmaba.cli import main
 from fedmaba.errors import InputError
-from fedmaba.rows.layers import LayerRows
+from fedmaba.rows.stack import LayerRows
 
 us = ranks.join()
 assert us is ranks.join() and us.count == 3

@@ -15,8 +15,8 @@ from fedmaba.errors import InputError
 from fedmaba.rows import compile, layers
 from fedmaba.rows.base import Bent, Layout, Rows, Step
 from fedmaba.rows.general import LoopRows, VmapRows
-from fedmaba.rows.layers import LayerRows
 from fedmaba.rows.random import dropout_mask, shuffles, stream
+from fedmaba.rows.stack import LayerRows
 from kernels import Kernels
 
 R, B, C = 3, 4, 5  # rows, minibatch, classes

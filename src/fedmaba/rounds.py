@@ -8,90 +8,31 @@ of their own: the device trains the others while the host weighs them.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmaba import average, rng
-from fedmaba.batch import Batch, precision
-from fedmaba.errors import InputError, NoRoom
-from fedmaba.local import Job, fetch, send, train
-from fedmaba.runs import Kept, Progress, Round, Run
-from fedmaba.strategy import Bend, Decision, Needs, Replies, sound
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-Host = Callable[[], NDArray[Any]]  # waits for what is copied to the host
-
-
-@dataclass
-class _Cohort:
-    """One run's round in the making."""
-
-    r: int
-    run: Run
-    needs: Needs
-    client: IntArray  # (m,)
-    rows: slice  #                            its rows in the round's table
-    loss: FloatArray | None = None  # (m,)
-    change: Tensor | None = None  # (m, P)    kept where the weights come after training
-    place: int = 0  #                         its first row among all that are kept
-    decision: Decision | None = None
-
-
-@dataclass(frozen=True)
-class _Table:
-    """Rows to be trained: participants of all runs, one run after another."""
-
-    cohort: IntArray  # (M,)   whose
-    run: IntArray  # (M,)
-    first: IntArray  # (M,)    where its training examples begin in batch.train
-    size: IntArray  # (M,)     how many they are
-    steps: IntArray  # (M,)
-    key: IntArray  # (M,)      random stream of this client in this round
-    kind: IntArray  # (M,)     rows of one kind can be trained together
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """All of a round that does not depend on the models."""
-
-    clients: list[IntArray]
-    table: _Table
-    chunks: list[IntArray]  #  rows of the table that this rank trains
-
-
-@dataclass(frozen=True)
-class _Trained:
-    """Rows that came back, with what it takes to tell which of them broke."""
-
-    rows: IntArray
-    means: Tensor  # (n,)             mean loss they met
-    models: Tensor  # (n, P) or (n,)  their weights, or the sums of these
-
-
-@dataclass
-class Begun:
-    """A round of a lane that has begun: its losses and its training are asked for."""
-
-    lr: float
-    table: _Table
-    cohorts: list[_Cohort]
-    delta: Tensor  # (R, P)     what is to be added to the models
-    kept: Tensor  # (n, P)      changes of the cohorts whose weights come after training
-    losses: Callable[[], None]  # waits for the losses at the server's model and hands them out
-    trained: Iterator[tuple[IntArray, Tensor, Tensor]]  # rows, their weights, the loss they met
-    taken: list[_Trained] = field(default_factory=list)  # those that were taken in
-    met: list[tuple[_Cohort, IntArray, Host]] = field(default_factory=list)  # losses of places
-    looks: list[dict[str, Host]] | None = None  # what strategies want to know of the changes
+from fedmaba import move, weigh
+from fedmaba.batch import Batch
+from fedmaba.cohort import (
+    Begun,
+    FloatArray,
+    IntArray,
+    Trained,
+    diverge,
+    draw,
+    factors,
+    job_of,
+    keep,
+)
+from fedmaba.errors import NoRoom
+from fedmaba.local import fetch, send, train
+from fedmaba.runs import Round
 
 
 @dataclass(frozen=True)
@@ -152,7 +93,7 @@ def _finish(
         begun.losses()
         for c in cohorts:
             if c.needs.early:
-                _weigh(at, c, t, begun.lr)
+                weigh.ask(at, c, t, begun.lr)
 
     whole = len(begun.table.size) if ranks.count == 1 else 0  # rows of a round in one chunk
     decided = False
@@ -162,16 +103,17 @@ def _finish(
             decided = True
         _remember(batch, begun, rows, w, means)
         weighed = all(c.decision for c in cohorts)
-        if len(rows) == whole and weighed and _even(begun.table, rows):
-            finite = _add_and_move(batch, cohorts, w, _shares(batch, cohorts, t))
+        if len(rows) == whole and weighed and move.even(begun.table, rows):
+            finite = move.whole(batch, cohorts, w, move.shares(batch, cohorts, t))
         else:
             _collect(batch, begun, rows, w, means)
     if not decided:  # all was taken in before, or there are fewer rows than ranks
         decide()
-    _weigh_changes(batch, begun, t)
+    weigh.ask_late(batch, begun, t)
     if finite is None:
         ranks.sum(begun.delta)
-        finite = _move(batch, begun.delta, send(_shares(batch, cohorts, t), begun.delta.device))
+        share = send(move.shares(batch, cohorts, t), begun.delta.device)
+        finite = move.step(batch, begun.delta, share)
     ended = fetch(finite)
     live = [c.r for c in cohorts if not at.diverged[c.r]]
     if _hurries(batch) and live and t + 1 < batch.plan.rounds:
@@ -183,21 +125,15 @@ def _begin(batch: Batch, runs: list[int], t: int) -> Begun:
     """Draw a lane's round and start to train it; on a device that records, without waiting."""
     plan, at = batch.plan, batch.progress
     lr = plan.lr * plan.lr_decay**t
-    drawn = _draw(batch, runs, t)
-    cohorts, end = [], 0
-    for r, client in zip(runs, drawn.clients, strict=True):
-        begin, end = end, end + len(client)
-        needs = batch.runs[r].strategy.needs()
-        cohorts.append(_Cohort(r, batch.runs[r], needs, client, slice(begin, end)))
-        if needs.loss in ("mean", "end"):
-            cohorts[-1].loss = np.zeros(len(client))
-    kept = _keep(at.model, [c for c in cohorts if not c.needs.early])
-    losses = _start_losses(batch, [c for c in cohorts if c.needs.loss == "start"])
+    drawn = draw(batch, runs, t)
+    cohorts = drawn.cohorts
+    kept = keep(at.model, [c for c in cohorts if not c.needs.early])
+    losses = weigh.start_losses(batch, [c for c in cohorts if c.needs.loss == "start"])
     early = any(c.needs.early for c in cohorts)
-    factor = _factors(cohorts)
+    factor = factors(cohorts)
 
     def work(rows: IntArray) -> tuple[IntArray, Tensor, Tensor]:
-        job = _job(batch, cohorts, drawn.table, rows, lr)
+        job = job_of(batch, cohorts, drawn.table, rows, lr)
         w, means = train(batch.rows, batch.pool, at.model, job, batch.tape, early)
         if factor is not None:
             _overdo(at.model, w, job.run, factor[rows])
@@ -212,96 +148,8 @@ def _begin(batch: Batch, runs: list[int], t: int) -> Begun:
         for part in trained:
             _remember(batch, begun, *part)
             _collect(batch, begun, *part)
-        begun.looks = _looks(at, begun)
+        begun.looks = weigh.looks(at, begun)
     return begun
-
-
-def _draw(batch: Batch, alive: list[int], t: int) -> _Drawn:
-    """Who takes part in a round, with which random streams, in which chunks."""
-    plan, clients, columns = batch.plan, [], []
-    same: dict[tuple[int, int], tuple[IntArray, IntArray]] = {}  # runs of one seed draw alike
-    for i, r in enumerate(alive):
-        run = batch.runs[r]
-        n, part, local = run.federation.n_clients, run.federation.train, run.strategy.local()
-        if (run.seed, n) not in same:
-            drawn = rng.sample_clients(run.seed, t, n, plan.participants or n)
-            key = rng.key(run.seed, "local", t, drawn).view(np.int64)
-            same[run.seed, n] = (drawn, key)
-        client, key = same[run.seed, n]
-        size = part.size[client]
-        epoch = -(-size // plan.minibatch)
-        steps = np.full_like(size, plan.steps) if plan.steps else plan.epochs * epoch
-        clients.append(client)
-        columns.append(
-            (
-                np.full_like(size, i),
-                np.full_like(size, r),
-                batch.train.base[r] + part.start[client],
-                size,
-                np.ones_like(size) if local.full_batch else steps,
-                key,
-                np.full_like(size, 2 * local.full_batch + (local.prox > 0)),
-            )
-        )
-    table = _Table(*(np.concatenate(column) for column in zip(*columns, strict=True)))
-    order = np.lexsort((-table.size, -table.steps, table.kind))  # of one kind, longest first
-    order = order[batch.ranks.mine]
-    groups = np.split(order, np.flatnonzero(np.diff(table.kind[order])) + 1)
-    most = batch.progress.chunk
-    chunks = [group[a : a + most] for group in groups for a in range(0, len(group), most)]
-    return _Drawn(clients, table, chunks)
-
-
-def _keep(model: Tensor, late: list[_Cohort]) -> Tensor:
-    """Room for the changes of all cohorts whose weights come after training; each has its part."""
-    room = model.new_zeros(sum(len(c.client) for c in late), model.shape[1])
-    end = 0
-    for c in late:
-        begin, end = end, end + len(c.client)
-        c.change, c.place = room[begin:end], begin
-    return room
-
-
-def _start_losses(batch: Batch, cohorts: list[_Cohort]) -> Callable[[], None]:
-    """Begin to compute each participant's training loss at its run's model; the run is the row.
-
-    What is returned waits for the result and hands it to the cohorts.
-    """
-    if not cohorts:
-        return lambda: None
-    runs, parts, ranks = np.array([c.r for c in cohorts]), batch.train, batch.ranks
-    first, size = parts.where([(c.r, c.client) for c in cohorts])
-    found = np.zeros(first.shape)
-    first, size = first[:, ranks.mine], size[:, ranks.mine]
-    model = batch.progress.model
-    whole = ranks.count == 1
-    everyone = whole and all(len(c.client) == c.run.federation.n_clients for c in cohorts)
-    width, length = int(size.max(initial=0)), int(size.sum(1).max())
-
-    def work(runs: Tensor, first: Tensor, size: Tensor) -> Tensor:
-        offset = torch.arange(width, device=first.device)
-        valid = offset < size[..., None]  # (C, m, n_max)
-        entry = torch.where(valid, first[..., None] + offset, 0)
-        if everyone:  # one set of examples for all runs
-            index, place = parts.union, parts.place[entry]
-        else:  # each run's own, without padding
-            index, place = parts.packed(entry, valid, length)
-        losses, _ = batch.evaluate(model[runs], index, scored=False)
-        values = losses.gather(1, place.flatten(1)).view(place.shape)
-        return torch.where(valid, values.double(), 0.0).sum(2) / valid.sum(2)
-
-    shape = ("losses", model.data_ptr(), everyone, size.shape, width, length)
-    nothing = torch.zeros(size.shape)  # a rank without a client
-    means = batch.tape(shape, work, runs, first, size) if size.size else nothing
-    means_here = fetch(means)
-
-    def hand_out() -> None:
-        found[:, ranks.mine] = means_here()
-        ranks.sum(torch.from_numpy(found))
-        for c, value in zip(cohorts, found, strict=True):
-            c.loss = value[: len(c.client)].copy()
-
-    return hand_out
 
 
 def _trained(
@@ -333,40 +181,6 @@ def _trained(
         batch.tape.forget()
 
 
-def _job(batch: Batch, cohorts: list[_Cohort], table: _Table, rows: IntArray, lr: float) -> Job:
-    """The local work of a chunk of rows of one kind."""
-    plan, whose = batch.plan, table.cohort[rows]
-    local = [c.run.strategy.local() for c in cohorts]
-    one = local[whose[0]]
-    bends = [o.bend or Bend(math.inf, 1.0, 1.0) for o in local]
-    bend = np.array([[getattr(b, f.name) for b in bends] for f in fields(Bend)])
-    return Job(
-        run=table.run[rows],
-        first=table.first[rows],
-        size=table.size[rows],
-        key=table.key[rows],
-        steps=table.steps[rows],
-        minibatch=plan.minibatch,
-        lr=lr,
-        momentum=plan.momentum,
-        weight_decay=plan.weight_decay,
-        prox=np.array([o.prox for o in local])[whose] if one.prox > 0 else None,
-        bend=bend[:, whose] if any(local[i].bend for i in np.unique(whose)) else None,
-        full_batch=one.full_batch,
-    )
-
-
-def _factors(cohorts: list[_Cohort]) -> FloatArray | None:
-    """How many times its change each row sends; None where all are honest in that."""
-    hostile = [c.run.federation.hostile for c in cohorts]
-    if all(lies is None or lies.attack.update == 1 for lies in hostile):
-        return None
-    both = zip(cohorts, hostile, strict=True)
-    return np.concatenate(
-        [lies.factor(c.client) if lies else np.ones(len(c.client)) for c, lies in both]
-    )
-
-
 def _overdo(model: Tensor, w: Tensor, run: IntArray, factor: FloatArray) -> None:
     """Multiply the changes of some trained rows."""
     rows = np.flatnonzero(factor != 1)
@@ -380,7 +194,7 @@ def _remember(batch: Batch, begun: Begun, rows: IntArray, w: Tensor, means: Tens
     """Keep what tells which of the trained rows broke."""
     alone = len(rows) == len(begun.table.size)
     models = w if alone and not batch.tape.on else w.sum(1)  # a replay would overwrite them
-    begun.taken.append(_Trained(rows, means, models))
+    begun.taken.append(Trained(rows, means, models))
 
 
 def _collect(batch: Batch, begun: Begun, rows: IntArray, w: Tensor, means: Tensor) -> None:
@@ -400,7 +214,7 @@ def _collect(batch: Batch, begun: Begun, rows: IntArray, w: Tensor, means: Tenso
     weighed = [k for k, (c, *_) in enumerate(here) if c.decision]
     if weighed:
         nothing = np.zeros(len(rows))
-        total, weight = _weighted(
+        total, weight = move.weighted(
             w, [c.decision.coef[p] if c.decision else nothing[own] for c, own, p in here]
         )
         runs = send(np.array([here[k][0].r for k in weighed]), w.device)
@@ -417,175 +231,7 @@ def _collect(batch: Batch, begun: Begun, rows: IntArray, w: Tensor, means: Tenso
         if c.needs.loss == "mean":
             begun.met.append((c, place, fetch(means[own])))
         elif c.needs.loss == "end":
-            begun.met.append((c, place, fetch(_own_losses(batch, c, place, w[own]))))
-
-
-def _weighted(w: Tensor, coef: list[FloatArray]) -> tuple[Tensor, Tensor]:
-    """coef @ w of one cohort's rows after another's, (C, P), and the sum of each coef, (C, 1)."""
-    many = [len(v) for v in coef]
-    share = send(np.concatenate(coef), w.device).to(w.dtype)
-    if min(many) == max(many):
-        return _summed(share.view(len(coef), -1), w)
-    parts = zip(torch.split(share, many), torch.split(w, many), strict=True)
-    total, weight = zip(*(_summed(v[None], rows) for v, rows in parts), strict=True)
-    return torch.cat(total), torch.cat(weight)
-
-
-def _summed(coef: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """coef (C, m) @ w (C * m, P) of each cohort, and the sum of its coef, (C, 1)."""
-    with precision("float32"):
-        total = torch.bmm(coef[:, None], w.view(*coef.shape, -1))[:, 0]
-    return total, coef.sum(1, keepdim=True)
-
-
-def _weigh(at: Progress, c: _Cohort, t: int, lr: float, **changes: Any) -> None:
-    """Ask the strategy, unless a report says that the run has diverged."""
-    if c.loss is not None and not np.isfinite(c.loss).all():
-        bad = int(np.flatnonzero(~np.isfinite(c.loss))[0])
-        _diverge(at, c, t, f"the training loss of client {c.client[bad]} is {c.loss[bad]}")
-        return
-    fed = c.run.federation
-    if c.loss is not None and fed.hostile is not None:
-        c.loss = fed.hostile.said(c.client, c.loss)
-    size = fed.train.size[c.client]
-    replies = Replies(t, lr, fed.n_clients, c.client, size, c.loss, **changes)
-    decision = c.run.strategy.weigh(at.states[c.r], replies)
-    coef: Any = getattr(decision, "coef", None)
-    m, shape = len(c.client), np.shape(coef)
-    if shape not in ((m,), (m + len(changes.get("past_client", ())),)):
-        raise InputError(
-            f"{c.run.strategy.name}: weigh() gave coefficients of shape {shape} for {m} clients: "
-            "return Decision(coef, state) with one for each"
-        )
-    sound(c.run.strategy, decision.state, decision.info)
-    if np.isfinite(decision.coef).all():
-        c.decision = decision
-    else:
-        _diverge(at, c, t, "the strategy gave a weight that is not finite")
-
-
-def _weigh_changes(batch: Batch, begun: Begun, t: int) -> None:
-    """Ask the strategies that want to see norms, inner products or losses after training."""
-    at, ranks, delta = batch.progress, batch.ranks, begun.delta
-    late = [(c, c.change) for c in begun.cohorts if c.change is not None]
-    if late:
-        ranks.sum(begun.kept)
-    looks = _looks(at, begun) if begun.looks is None else begun.looks
-    for c, place, value in begun.met:
-        if c.loss is not None:
-            c.loss[place] = value()
-    for (c, change), found in zip(late, looks, strict=True):
-        kept = at.kept[c.r]
-        if c.loss is not None and c.needs.loss in ("mean", "end"):
-            ranks.sum(torch.from_numpy(c.loss))
-        seen = {name: value() for name, value in found.items()}
-        if not all(np.isfinite(v).all() for v in seen.values()):
-            largest = int(change.abs().nan_to_num(torch.inf).amax(1).argmax())
-            _diverge(at, c, t, f"the model change of client {c.client[largest]} is not finite")
-            continue
-        if "gram" in seen:
-            seen["gram"] = (seen["gram"] + seen["gram"].T) / 2
-            seen |= {"past_client": kept.client, "past_round": kept.round}
-        _weigh(at, c, t, begun.lr, **seen)
-        if c.decision is None:
-            continue
-        if not ranks.rank:  # each rank has the whole sum
-            coef = send(c.decision.coef, change.device).to(change.dtype)
-            now, past = coef[: len(change)], coef[len(change) :]
-            with precision("float32"):
-                delta[c.r] = now @ change
-                if len(past):
-                    delta[c.r] += past @ kept.change
-        if c.needs.keep_rounds:
-            stays = (kept.round > t - c.needs.keep_rounds) & ~np.isin(kept.client, c.client)
-            rows = send(np.flatnonzero(stays), change.device)
-            at.kept[c.r] = Kept(
-                torch.cat([kept.change[rows], change]),
-                np.concatenate([kept.client[stays], c.client]),
-                np.concatenate([kept.round[stays], np.full(len(c.client), t)]),
-            )
-
-
-def _looks(at: Progress, begun: Begun) -> list[dict[str, Host]]:
-    """Ask for what strategies want to know of changes: for all, before the host waits for one."""
-    late = [(c, c.change) for c in begun.cohorts if c.change is not None]
-    return [_look(c, change, at.kept[c.r].change) for c, change in late]
-
-
-def _look(c: _Cohort, change: Tensor, kept: Tensor) -> dict[str, Host]:
-    """What a strategy asks of a cohort's changes and of those kept from rounds before."""
-    if c.needs.changes == "norms":
-        norms = torch.linalg.vector_norm(change, dim=1, dtype=torch.float64)
-        return {"norms": fetch(norms.square())}
-    if c.needs.changes == "gram":
-        with precision("float32"):
-            gram = change @ change.T
-            if len(kept):
-                across = change @ kept.T
-                below = torch.cat([across.T, kept @ kept.T], 1)
-                gram = torch.cat([torch.cat([gram, across], 1), below])
-        return {"gram": fetch(gram.double())}
-    return {}
-
-
-def _own_losses(batch: Batch, c: _Cohort, place: IntArray, w: Tensor) -> Tensor:
-    """The training loss of trained rows, each on its own client's examples."""
-    part = c.run.federation.train
-    first, size = batch.train.base[c.r] + part.start[c.client[place]], part.size[c.client[place]]
-    offset = torch.arange(int(size.max()), device=w.device)
-    valid = offset < send(size, w.device)[:, None]
-    entry = torch.where(valid, send(first, w.device)[:, None] + offset, 0)
-    losses, _ = batch.evaluate(w, batch.train.entries[entry], scored=False)
-    return torch.where(valid, losses.double(), 0.0).sum(1) / valid.sum(1)
-
-
-def _shares(batch: Batch, cohorts: list[_Cohort], t: int) -> NDArray[Any]:
-    """(R,) share of each run's new model in its deployed one; 0 for runs that do not move."""
-    double = batch.progress.model.dtype == torch.float64
-    share = np.zeros(len(batch.runs), np.float64 if double else np.float32)
-    for c in cohorts:
-        if not batch.progress.diverged[c.r]:
-            share[c.r] = average.share(c.run.average, t)
-    return share
-
-
-def _even(table: _Table, rows: IntArray) -> bool:
-    """Whether rows are in order, with as many for each run."""
-    many = np.bincount(table.cohort)
-    return bool((many == many[0]).all() and (rows == np.arange(len(rows))).all())
-
-
-def _add_and_move(batch: Batch, cohorts: list[_Cohort], w: Tensor, share: NDArray[Any]) -> Tensor:
-    """Weigh a whole round's rows at once and take the server's step."""
-    model = batch.progress.model
-
-    def work(coef: Tensor, runs: Tensor, share: Tensor) -> Tensor:
-        total, weight = _summed(coef, w)
-        delta = torch.zeros_like(model)
-        delta[runs] = total - weight * model[runs]
-        return _move(batch, delta, share)
-
-    coef = np.stack([c.decision.coef for c in cohorts if c.decision]).astype(share.dtype)
-    runs = np.array([c.r for c in cohorts])
-    shape = ("move", w.data_ptr(), model.data_ptr(), coef.shape, runs.tobytes())
-    out: Tensor = batch.tape(shape, work, coef, runs, share)
-    return out
-
-
-def _move(batch: Batch, delta: Tensor, share: Tensor) -> Tensor:
-    """The server's step of each run whose new model is finite, (R,); the others keep their last."""
-    plan, at = batch.plan, batch.progress
-    asked = share > 0
-    if at.velocity is not None:
-        pushed = plan.server_momentum * at.velocity + delta
-        delta = at.velocity.copy_(torch.where(asked[:, None], pushed, at.velocity))
-    new = at.model + plan.server_lr * delta
-    finite = new.isfinite().all(1)
-    moved = (finite & asked)[:, None]
-    averaged = at.deployed + share[:, None] * (new - at.deployed)
-    at.model.copy_(torch.where(moved, new, at.model))
-    at.deployed.copy_(torch.where(moved, averaged, at.deployed))
-    return finite
+            begun.met.append((c, place, fetch(weigh.own_losses(batch, c, place, w[own]))))
 
 
 def _conclude(
@@ -601,26 +247,20 @@ def _conclude(
             batch.ranks.sum(torch.from_numpy(broken))
             lost = np.flatnonzero(broken[c.rows])
             what = f"the model of client {c.client[lost[0]]}" if len(lost) else "the server's model"
-            _diverge(at, c, t, f"{what} is not finite")
+            diverge(at, c, t, f"{what} is not finite")
             continue
         at.states[c.r] = c.decision.state
         coef = c.decision.coef[: len(c.client)]
         out[c.r] = Round(c.client, coef, c.loss, dict(c.decision.info))
 
 
-def _broken(trained: list[_Trained], many: int) -> IntArray:
+def _broken(trained: list[Trained], many: int) -> IntArray:
     """1 for each row of a round's table that ended with a loss or model that is not finite."""
     out = np.zeros(many, np.int64)
     for done in trained:
         models = done.models if done.models.ndim == 1 else done.models.sum(1)
         out[done.rows] = (~(done.means.isfinite() & models.isfinite())).cpu().numpy()
     return out
-
-
-def _diverge(at: Progress, c: _Cohort, t: int, why: str) -> None:
-    label = c.run.strategy.label()
-    at.diverged[c.r] = f"{label}, seed {c.run.seed}, diverged in round {t + 1}: {why}"
-    c.decision = None
 
 
 def out_of_memory(error: BaseException | None) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tools.faults.common import Say, Tally, progress
 
-from fedmaba import engine, rounds, strategies
+from fedmaba import engine, move, rounds, strategies
 from fedmaba.federation import Federation
 
 SPECS = ["fedavg", "fedmaba", "fedmaba:loss_at=mean", "qffl", "fedfv", "fedmgda"]
@@ -73,22 +73,22 @@ def client(run: int, t: int, value: float) -> Iterator[list[int]]:
 @contextmanager
 def server(run: int, t: int, value: float) -> Iterator[list[int]]:
     """The server's step of one run becomes `value` in round t."""
-    real, round_, real_round = rounds._move, [-1], engine.play
+    real, round_, real_round = move.step, [-1], engine.play
 
     def counted(batch: Any, now: int) -> Any:
         round_[0] = now
         return real_round(batch, now)
 
-    def move(batch: Any, delta: Any, share: Any) -> Any:
+    def step(batch: Any, delta: Any, share: Any) -> Any:
         if round_[0] == t:
             delta[run, -1] = value
         return real(batch, delta, share)
 
-    rounds._move, engine.play = move, counted  # type: ignore[assignment]
+    move.step, engine.play = step, counted  # type: ignore[assignment]
     try:
         yield []
     finally:
-        rounds._move, engine.play = real, real_round
+        move.step, engine.play = real, real_round
 
 
 @contextmanager

@@ -23,7 +23,7 @@ def warm() -> None:
     import fedmaba.cli
     import fedmaba.experiment
     import fedmaba.report.terminal
-    import fedmaba.rows.layers  # noqa: F401
+    import fedmaba.rows.stack  # noqa: F401
 
 
 def fork(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedmaba.rows.base import Layout, LossFn, Rows
 from fedmaba.rows.general import LoopRows, VmapRows, vmap_refusal
-from fedmaba.rows.layers import LayerRows, plan
+from fedmaba.rows.stack import LayerRows, plan
 
 __all__ = ["Layout", "LossFn", "Rows", "compile"]
 

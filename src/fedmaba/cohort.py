@@ -1,0 +1,173 @@
+"""Who takes part in a round and what each trains: cohorts of clients, rows, chunks, jobs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmaba import rng
+from fedmaba.batch import Batch
+from fedmaba.local import Job
+from fedmaba.runs import Progress, Run
+from fedmaba.strategy import Bend, Decision, Needs
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+Host = Callable[[], NDArray[Any]]  # waits for what is copied to the host
+
+
+@dataclass
+class Cohort:
+    """One run's round in the making."""
+
+    r: int
+    run: Run
+    needs: Needs
+    client: IntArray  # (m,)
+    rows: slice  #                            its rows in the round's table
+    loss: FloatArray | None = None  # (m,)
+    change: Tensor | None = None  # (m, P)    kept where the weights come after training
+    place: int = 0  #                         its first row among all that are kept
+    decision: Decision | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows to be trained: participants of all runs, one run after another."""
+
+    cohort: IntArray  # (M,)   whose
+    run: IntArray  # (M,)
+    first: IntArray  # (M,)    where its training examples begin in batch.train
+    size: IntArray  # (M,)     how many they are
+    steps: IntArray  # (M,)
+    key: IntArray  # (M,)      random stream of this client in this round
+    kind: IntArray  # (M,)     rows of one kind can be trained together
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """All of a round that does not depend on the models."""
+
+    cohorts: list[Cohort]
+    table: Table
+    chunks: list[IntArray]  #  rows of the table that this rank trains
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Rows that came back, with what it takes to tell which of them broke."""
+
+    rows: IntArray
+    means: Tensor  # (n,)             mean loss they met
+    models: Tensor  # (n, P) or (n,)  their weights, or the sums of these
+
+
+@dataclass
+class Begun:
+    """A round of a lane that has begun: its losses and its training are asked for."""
+
+    lr: float
+    table: Table
+    cohorts: list[Cohort]
+    delta: Tensor  # (R, P)     what is to be added to the models
+    kept: Tensor  # (n, P)      changes of the cohorts whose weights come after training
+    losses: Callable[[], None]  # waits for the losses at the server's model and hands them out
+    trained: Iterator[tuple[IntArray, Tensor, Tensor]]  # rows, their weights, the loss they met
+    taken: list[Trained] = field(default_factory=list)  # those that were taken in
+    met: list[tuple[Cohort, IntArray, Host]] = field(default_factory=list)  # losses of places
+    looks: list[dict[str, Host]] | None = None  # what strategies want to know of the changes
+
+
+def draw(batch: Batch, alive: list[int], t: int) -> Drawn:
+    """Who takes part in a round, with which random streams, in which chunks."""
+    plan, cohorts, columns, end = batch.plan, [], [], 0
+    same: dict[tuple[int, int], tuple[IntArray, IntArray]] = {}  # runs of one seed draw alike
+    for i, r in enumerate(alive):
+        run = batch.runs[r]
+        n, part, local = run.federation.n_clients, run.federation.train, run.strategy.local()
+        if (run.seed, n) not in same:
+            drawn = rng.sample_clients(run.seed, t, n, plan.participants or n)
+            key = rng.key(run.seed, "local", t, drawn).view(np.int64)
+            same[run.seed, n] = (drawn, key)
+        client, key = same[run.seed, n]
+        size = part.size[client]
+        epoch = -(-size // plan.minibatch)
+        steps = np.full_like(size, plan.steps) if plan.steps else plan.epochs * epoch
+        needs, begin, end = run.strategy.needs(), end, end + len(client)
+        cohorts.append(Cohort(r, run, needs, client, slice(begin, end)))
+        if needs.loss in ("mean", "end"):
+            cohorts[-1].loss = np.zeros(len(client))
+        columns.append(
+            (
+                np.full_like(size, i),
+                np.full_like(size, r),
+                batch.train.base[r] + part.start[client],
+                size,
+                np.ones_like(size) if local.full_batch else steps,
+                key,
+                np.full_like(size, 2 * local.full_batch + (local.prox > 0)),
+            )
+        )
+    table = Table(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+    order = np.lexsort((-table.size, -table.steps, table.kind))  # of one kind, longest first
+    order = order[batch.ranks.mine]
+    groups = np.split(order, np.flatnonzero(np.diff(table.kind[order])) + 1)
+    most = batch.progress.chunk
+    chunks = [group[a : a + most] for group in groups for a in range(0, len(group), most)]
+    return Drawn(cohorts, table, chunks)
+
+
+def keep(model: Tensor, late: list[Cohort]) -> Tensor:
+    """Room for the changes of all cohorts whose weights come after training; each has its part."""
+    room = model.new_zeros(sum(len(c.client) for c in late), model.shape[1])
+    end = 0
+    for c in late:
+        begin, end = end, end + len(c.client)
+        c.change, c.place = room[begin:end], begin
+    return room
+
+
+def job_of(batch: Batch, cohorts: list[Cohort], table: Table, rows: IntArray, lr: float) -> Job:
+    """The local work of a chunk of rows of one kind."""
+    plan, whose = batch.plan, table.cohort[rows]
+    local = [c.run.strategy.local() for c in cohorts]
+    one = local[whose[0]]
+    bends = [o.bend or Bend(math.inf, 1.0, 1.0) for o in local]
+    bend = np.array([[getattr(b, f.name) for b in bends] for f in fields(Bend)])
+    return Job(
+        run=table.run[rows],
+        first=table.first[rows],
+        size=table.size[rows],
+        key=table.key[rows],
+        steps=table.steps[rows],
+        minibatch=plan.minibatch,
+        lr=lr,
+        momentum=plan.momentum,
+        weight_decay=plan.weight_decay,
+        prox=np.array([o.prox for o in local])[whose] if one.prox > 0 else None,
+        bend=bend[:, whose] if any(local[i].bend for i in np.unique(whose)) else None,
+        full_batch=one.full_batch,
+    )
+
+
+def factors(cohorts: list[Cohort]) -> FloatArray | None:
+    """How many times its change each row sends; None where all are honest in that."""
+    hostile = [c.run.federation.hostile for c in cohorts]
+    if all(lies is None or lies.attack.update == 1 for lies in hostile):
+        return None
+    both = zip(cohorts, hostile, strict=True)
+    return np.concatenate(
+        [lies.factor(c.client) if lies else np.ones(len(c.client)) for c, lies in both]
+    )
+
+
+def diverge(at: Progress, c: Cohort, t: int, why: str) -> None:
+    label = c.run.strategy.label()
+    at.diverged[c.r] = f"{label}, seed {c.run.seed}, diverged in round {t + 1}: {why}"
+    c.decision = None

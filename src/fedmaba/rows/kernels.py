@@ -1,0 +1,20 @@
+"""The Triton kernels, where there are any; without them the plain operations serve."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+try:
+    from fedmaba.rows import conv, dense
+except ImportError:  # no Triton
+    conv = dense = None  # type: ignore[assignment]
+
+__all__ = ["conv", "dense", "fast"]
+
+
+def fast(x: Tensor) -> bool:
+    """Whether they serve this tensor: float32 on a GPU that has tf32."""
+    if dense is None or not x.is_cuda or x.dtype != torch.float32:
+        return False
+    return torch.cuda.get_device_capability(x.device) >= (8, 0)
