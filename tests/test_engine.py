@@ -871,9 +871,9 @@ def test_the_host_weighs_a_lane_while_the_device_trains_the_other(fed, monkeypat
     """Each lane's next round begins once, and before changes of this one are weighed."""
     events, begin, look, ask = [], rounds._begin, weigh._look, weigh.ask
 
-    def begins(batch, runs, t):
+    def begins(batch, runs, t, *drawn):
         events.append(("begin", t, runs))
-        return begin(batch, runs, t)
+        return begin(batch, runs, t, *drawn)
 
     def weighs(at, c, t, lr, **changes):
         events.append(("weigh", t, c.r))

@@ -21,6 +21,7 @@ from fedmaba import move, weigh
 from fedmaba.batch import Batch
 from fedmaba.cohort import (
     Begun,
+    Drawn,
     FloatArray,
     IntArray,
     Trained,
@@ -87,7 +88,9 @@ def _finish(
 ) -> None:
     """Take in what was trained, weigh it, move the models; the lane's next round is begun."""
     at, ranks, cohorts = batch.progress, batch.ranks, begun.cohorts
-    finite = None
+    goes_on = _hurries(batch) and t + 1 < batch.plan.rounds
+    runs, chunk, finite = [c.r for c in cohorts], at.chunk, None
+    drawn = draw(batch, runs, t + 1) if goes_on else None  # while the device works
 
     def decide() -> None:
         begun.losses()
@@ -115,25 +118,26 @@ def _finish(
         share = send(move.shares(batch, cohorts, t), begun.delta.device)
         finite = move.step(batch, begun.delta, share)
     ended = fetch(finite)
-    live = [c.r for c in cohorts if not at.diverged[c.r]]
-    if _hurries(batch) and live and t + 1 < batch.plan.rounds:
-        after[(t + 1, *live)] = _begin(batch, live, t + 1)  # before the host waits for the end
+    live = [r for r in runs if not at.diverged[r]]
+    if goes_on and live:  # before the host waits for the end
+        same = live == runs and at.chunk == chunk
+        after[(t + 1, *live)] = _begin(batch, live, t + 1, drawn if same else None)
     _conclude(batch, begun, t, ended().tolist(), out)
 
 
-def _begin(batch: Batch, runs: list[int], t: int) -> Begun:
-    """Draw a lane's round and start to train it; on a device that records, without waiting."""
+def _begin(batch: Batch, runs: list[int], t: int, drawn: Drawn | None = None) -> Begun:
+    """Start to train a lane's round, drawn if it is not; on a device that records, no waiting."""
     plan, at = batch.plan, batch.progress
     lr = plan.lr * plan.lr_decay**t
-    drawn = draw(batch, runs, t)
-    cohorts = drawn.cohorts
+    drawn = drawn or draw(batch, runs, t)
+    cohorts, table = drawn.cohorts, drawn.table
     kept = keep(at.model, [c for c in cohorts if not c.needs.early])
     losses = weigh.start_losses(batch, [c for c in cohorts if c.needs.loss == "start"])
     early = any(c.needs.early for c in cohorts)
     factor = factors(cohorts)
 
     def work(rows: IntArray) -> tuple[IntArray, Tensor, Tensor]:
-        job = job_of(batch, cohorts, drawn.table, rows, lr)
+        job = job_of(batch, cohorts, table, rows, lr)
         w, means = train(batch.rows, batch.pool, at.model, job, batch.tape, early)
         if factor is not None:
             _overdo(at.model, w, job.run, factor[rows])
@@ -143,7 +147,7 @@ def _begin(batch: Batch, runs: list[int], t: int) -> Begun:
     if batch.tape.on:
         trained = chain(list(islice(trained, 1)), trained)
     delta = torch.zeros_like(at.model)
-    begun = Begun(lr, drawn.table, cohorts, delta, kept, losses, trained)
+    begun = Begun(lr, table, cohorts, delta, kept, losses, trained)
     if _hurries(batch) and not early:  # nothing of it waits for the host
         for part in trained:
             _remember(batch, begun, *part)
