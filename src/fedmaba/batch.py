@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +18,6 @@ from fedmaba.ranks import Ranks
 from fedmaba.rows import Rows
 from fedmaba.runs import Plan, Progress, Run
 from fedmaba.workers import Workers
-
-if TYPE_CHECKING:
-    from fedmaba.rounds import Ahead
 
 IntArray = NDArray[np.int64]
 
@@ -73,7 +70,6 @@ class Batch:
     test: Parts
     workers: Workers
     tape: Tape
-    ahead: Ahead | None = None  # the next round, on a device that works while the host goes on
     ranks: Ranks = field(default_factory=Ranks)
 
     def evaluate(

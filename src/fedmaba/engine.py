@@ -97,12 +97,11 @@ def start(
 
 def simulate(batch: Batch) -> Iterator[Snapshot]:
     """The rounds of a batch, one after another, from where its progress stands."""
-    plan, at = batch.plan, batch.progress
-    batch.ahead = None
+    plan, at, ahead = batch.plan, batch.progress, None
     while at.round < plan.rounds and not all(at.diverged):
         t = at.round
         with torch.no_grad(), batch.workers.threads(), precision(plan.dtype), _room(t):
-            rounds = play(batch, t)
+            rounds, ahead = play(batch, t, ahead)
             at.round = t + 1
             due = at.round % plan.eval_every == 0 or at.round == plan.rounds
             evaluations = _evaluate(batch) if due else None

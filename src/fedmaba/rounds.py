@@ -44,21 +44,20 @@ class Ahead:
     lanes: dict[tuple[int, ...], Begun]
 
 
-def play(batch: Batch, t: int) -> list[Round | None]:
-    """One round of all live runs; moves their models and states on."""
-    at, ahead = batch.progress, batch.ahead
+def play(batch: Batch, t: int, ahead: Ahead | None) -> tuple[list[Round | None], Ahead]:
+    """One round of all live runs; moves their models and states on, and begins the next."""
+    at = batch.progress
     lanes = ahead.lanes if ahead and ahead.mark == _mark(at.model) else {}
     after: dict[tuple[int, ...], Begun] = {}
     out: list[Round | None] = [None] * len(batch.runs)
-    batch.ahead, chunk = None, at.chunk
+    chunk = at.chunk
     for runs in _lanes(batch, apart=_hurries(batch)):
         begun = lanes.pop((t, *runs), None) or _begin(batch, runs, t)
         _finish(batch, begun, t, after, out)
-    batch.ahead = Ahead(_mark(at.model), after)
     at.chunk = batch.ranks.least(at.chunk)
     if at.chunk < chunk:
         warnings.warn(f"out of memory: the chunk is {at.chunk} from now on", stacklevel=2)
-    return out
+    return out, Ahead(_mark(at.model), after)
 
 
 def _mark(model: Tensor) -> object:

@@ -51,9 +51,9 @@ def client(run: int, t: int, value: float) -> Iterator[list[int]]:
     real, hit, round_ = rounds.train, [], [-1]
     real_round = engine.play
 
-    def counted(batch: Any, now: int) -> Any:
+    def counted(batch: Any, now: int, ahead: Any) -> Any:
         round_[0] = now
-        return real_round(batch, now)
+        return real_round(batch, now, ahead)
 
     def train(rows: Any, pool: Any, models: Any, job: Any, *more: Any) -> Any:
         w, means = real(rows, pool, models, job, *more)
@@ -75,9 +75,9 @@ def server(run: int, t: int, value: float) -> Iterator[list[int]]:
     """The server's step of one run becomes `value` in round t."""
     real, round_, real_round = move.step, [-1], engine.play
 
-    def counted(batch: Any, now: int) -> Any:
+    def counted(batch: Any, now: int, ahead: Any) -> Any:
         round_[0] = now
-        return real_round(batch, now)
+        return real_round(batch, now, ahead)
 
     def step(batch: Any, delta: Any, share: Any) -> Any:
         if round_[0] == t:
