@@ -726,6 +726,11 @@ def test_every_page_can_be_made_and_says_what_is_missing(tmp_path):
     assert told["table2-fashion-mnist"] == "not run"
     assert told["table2-cifar10"] != "not run"
     assert any("Not run yet" in text for text in claims.text)
+    fewer = targets.load("claims", targets.Scale(without=("table2-cifar10",)))
+    rows = grid(reproduction.document(fewer, batches), "claims").rows
+    told = {row[2].text: row[-1].text for row in rows}
+    assert told["table2-cifar10"] == "left out"
+    assert told["table2-fashion-mnist"] not in ("left out", "not run")
 
 
 def test_runs_that_are_missing_are_listed_by_seeds_with_every_name(tmp_path):

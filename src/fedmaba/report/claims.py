@@ -42,6 +42,11 @@ def show(out: Document, target: Target, batches: Sequence[Batch]) -> None:
     for claim in paper.load()["claim"]:
         told = [claim["says"], claim["reading"]]
         for name in claim["targets"]:
+            if name not in known:
+                line = [*told, name, "", "0", *["left out"] * len(LOOKS)]
+                body.append([Cell(text) for text in line])
+                told = ["", ""]
+                continue
             history = history_of(batches, known[name].jobs[0])
             rows = {paper.name_of(row): row for row in claim["rows"]}
             if not values(history, "last", CHOICES["last"]):
