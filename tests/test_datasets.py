@@ -16,6 +16,7 @@ import lzma
 import os
 import pickle
 import urllib.error
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,22 @@ def test_cifar_numbers(world, name, n, n_train):
     np.testing.assert_array_equal(data.y, rows[:, -3073])  # cifar100: the fine label, not the first
     assert (len(data.x), data.n_train) == (n, n_train)
     assert len(data.classes) == int(name.removeprefix("cifar"))
+
+
+@pytest.mark.parametrize("place", ["data", "data/cifar100", "cache/fedmaba/cifar100"])
+def test_the_coarse_classes_come_from_the_same_files(place, world, tmp_path):
+    world.lay(world.plain["cifar100"], tmp_path / place)
+    data = world.load("cifar100-coarse")
+    rows = [np.frombuffer(r, np.uint8).reshape(3, -1) for r in world.plain["cifar100"].values()]
+    np.testing.assert_array_equal(data.y, np.concatenate(rows)[:, 0])
+    np.testing.assert_array_equal(data.x, world.load("cifar100").x)
+    assert (data.name, len(data.classes)) == ("cifar100-coarse", 20)
+
+
+def test_the_coarse_classes_are_fetched_once_with_the_fine_ones(world, monkeypatch):
+    asked = serve(monkeypatch, world.archive["cifar100"])
+    assert fetch("cifar100-coarse") == world.cache / "fedmaba" / "cifar100" == fetch("cifar100")
+    assert len(asked) == 1
 
 
 def test_fashion_mnist_forms_agree(world, monkeypatch):
@@ -476,6 +493,7 @@ def test_names(world):
         "fashion-mnist",
         "cifar10",
         "cifar100",
+        "cifar100-coarse",
         "synthetic",
         "FILE.npz",
         "FILE.csv",
@@ -783,6 +801,17 @@ def test_real_files(name):
     found = tuple(hashlib.sha256(a.tobytes()).hexdigest() for a in (pixels, labels))
     assert found == TRUE[name]
     assert len(data.x) - data.n_train == 10_000
+
+
+def test_each_real_fine_class_has_one_coarse_class_and_each_of_these_five():
+    if not REAL:
+        pytest.skip("set $FEDMABA_DATA to a folder with the published files")
+    fine, coarse = (load(name, download=False) for name in ("cifar100", "cifar100-coarse"))
+    both = {(fine.classes[a], coarse.classes[b]) for a, b in zip(fine.y, coarse.y, strict=True)}
+    assert len(both) == 100
+    assert Counter(b for _, b in both) == dict.fromkeys(coarse.classes, 5)
+    assert {("otter", "aquatic_mammals"), ("tulip", "flowers"), ("bus", "vehicles_1")} <= both
+    assert {("man", "people"), ("tank", "vehicles_2"), ("crab", "non-insect_invertebrates")} <= both
 
 
 def test_the_sample_is_part_of_fashion_mnist():

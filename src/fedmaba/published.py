@@ -22,7 +22,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -69,11 +69,18 @@ class Published:
     mean: tuple[float, ...] = (0.0,)  # per channel, of pixels / 255
     std: tuple[float, ...] = (1.0,)
     labels: tuple[str, ...] = ()  # label lists of a Python batch, in a *.bin record's order
+    label: int = -1  # which of them is learnt
+    files_of: str = ""  # the set that these files belong to, if it goes by another name
     urls: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()  # sub-folders in which the plain files may lie, too
     binary: tuple[_File, str] | None = None  # archive of the plain files, the folder inside it
     python: tuple[_File, str] | None = None  # archive of the Python batches, the folder inside it
     system: Path | None = None  # where a package of the operating system puts the files
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder that the files are kept in."""
+        return self.files_of or self.name
 
     @property
     def record(self) -> int:
@@ -96,6 +103,10 @@ oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate p
 possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider
 squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout
 tulip turtle wardrobe whale willow_tree wolf woman worm"""
+_CIFAR20 = """aquatic_mammals fish flowers food_containers fruit_and_vegetables
+household_electrical_devices household_furniture insects large_carnivores
+large_man-made_outdoor_things large_natural_outdoor_scenes large_omnivores_and_herbivores
+medium_mammals non-insect_invertebrates people reptiles small_mammals trees vehicles_1 vehicles_2"""
 _ZALANDO = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
 _COLOUR: dict[str, Any] = {
@@ -174,6 +185,14 @@ PUBLISHED = {
         python=(_ARCHIVES[3], "cifar-100-python"),
     ),
 }
+PUBLISHED["cifar100-coarse"] = replace(
+    PUBLISHED["cifar100"],
+    name="cifar100-coarse",
+    about="CIFAR-100 with its 20 coarse classes; the same files",
+    classes=tuple(_CIFAR20.split()),
+    label=0,
+    files_of="cifar100",
+)
 
 
 # --- reading published files -------------------------------------------------------------------
@@ -367,7 +386,7 @@ def arrays(spec: Published, found: Found) -> tuple[FloatArray, IntArray, int]:
             continue
         record = np.frombuffer(raw, np.uint8, offset=head[False]).reshape(-1, spec.record)
         if spec.labels:
-            y[first[file]] = record[:, len(spec.labels) - 1]
+            y[first[file]] = record[:, range(len(spec.labels))[spec.label]]
         pixels = record[:, len(spec.labels) :].reshape(-1, *spec.shape)
         out = x[first[file]]
         for i in range(0, len(out), 5000):  # in pieces, so that the float copy stays small
@@ -405,8 +424,8 @@ def _places(spec: Published, data_dir: Path | None) -> list[Traversable]:
         if folder is not None:
             if not folder.is_dir():
                 raise InputError(f"{word} {str(folder)!r} is no folder: create it or correct it")
-            places += [folder, folder / spec.name]
-    return [*places, _cache() / spec.name, *([spec.system] if spec.system else [])]
+            places += [folder, folder / spec.folder]
+    return [*places, _cache() / spec.folder, *([spec.system] if spec.system else [])]
 
 
 def locate(spec: Published, data_dir: Path | None, why: str | None = "") -> Found:
@@ -476,11 +495,11 @@ def _sound(spec: Published, found: Found) -> str:
 
 
 def fetch(name: str, data_dir: Path | None = None, progress: Progress | None = None) -> Path:
-    """Put the publisher's plain files into `data_dir`/NAME, or the cache; returns the folder."""
+    """Put the publisher's plain files into a folder in `data_dir` or the cache; returns it."""
     spec = published(name)
     if not spec.urls:
         raise InputError(f"{name} comes with the package: there is nothing to fetch")
-    target = (data_dir or _cache()) / name
+    target = (data_dir or _cache()) / spec.folder
     for place in (data_dir, target) if data_dir else (target,):
         try:
             found = find(spec, place)

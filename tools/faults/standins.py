@@ -87,6 +87,9 @@ class World:
         self.add("fashion-mnist", idx_files())
         self.add("cifar10", bin_files([f.name for f in published._CIFAR10_FILES], 1))
         self.add("cifar100", bin_files(["train.bin", "test.bin"], 2))
+        fine, coarse = self.specs["cifar100"], published.PUBLISHED["cifar100-coarse"]
+        same = {"files": fine.files, "binary": fine.binary, "python": fine.python}
+        self.specs[coarse.name] = dataclasses.replace(coarse, **same)  # type: ignore[arg-type]
 
     def add(self, name: str, files: dict[str, bytes]) -> None:
         spec = published.PUBLISHED[name]
