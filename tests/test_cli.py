@@ -377,10 +377,11 @@ def test_all_errors_are_told_at_once(refused):
     words = ["fedmba", "fedmaba:alpha=2", "afl", "afl", "--lr", "0", "--deploy", "ema:2"]
     words += ["--partition", "shard:2", "--data", "cifar-10", "--model", "mlpp"]
     words += ["--validation", "120%", "--set", "train.epoch=3", "--device", "gpu"]
+    words += ["--attack", "labels=swap", "--hostile", "130%"]
     said = refused("compare", *words, "--out", "mine")
     for part in ("'fedmba'", "alpha=2", "'afl' is listed twice", "train.lr=0", "deploy='ema:2'",
                  "partition 'shard'", "'cifar-10'", "'mlpp'", "share '120%'", "'train.epoch'",
-                 "machine.device='gpu'"):  # fmt: skip
+                 "machine.device='gpu'", "attack 'labels=swap'", "share '130%'"):  # fmt: skip
         assert part in said, part
 
 
