@@ -299,6 +299,12 @@ def test_the_verdict_says_who_is_fairest_with_numbers_and_seeds():
     assert verdict(RunHistory("afl", 0, "last", np.zeros(3))) == "No run has been evaluated yet."
 
 
+def test_hostile_clients_are_called_as_everywhere_else():
+    about = {"hostile": {"0": [1, 7]}, "data": {"clients": ["north", "south"]}}
+    facts = data.setup(data.Source("run", History([one("fedavg", [0.4, 0.8])]), about))["facts"]
+    assert facts[-1] == ("hostile clients, seed 0", "south, 7")
+
+
 def test_a_run_that_diverged_is_named(folder):
     source = data.of(History([one("fedavg", [0.4, 0.8]), one("afl", [0.1, 0.2], 0, "afl broke")]))
     assert "afl broke" in report.page([source])

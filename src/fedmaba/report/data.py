@@ -461,8 +461,10 @@ def setup(source: Source) -> dict[str, Any]:
     partitions = _items(about.get("partition") or {})
     hashes += [(f"partition, seed {seed}", str(digest)) for seed, digest in partitions]
     again = f"fedmaba run {quoted([source.name + '/experiment.toml'])} --out NEW"
+    names = dict(enumerate(source.data.get("clients") or ()))
     for seed, who in _items(about.get("hostile")):
-        listed = [str(c) for c in who] if isinstance(who, list) else []
+        whose = [c for c in who if isinstance(c, int)] if isinstance(who, list) else []
+        listed = [str(names.get(c, c)) for c in whose]
         more = ", ..." if len(listed) > 100 else ""
         facts.append((f"hostile clients, seed {seed}", ", ".join(listed[:100]) + more))
     return {
