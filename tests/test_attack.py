@@ -54,6 +54,7 @@ def test_what_is_reported_by_hand():
 
     assert said("loss=9") == [1, 2, 9, 9]
     assert said("loss=x3") == [1, 2, 12, 9]
+    assert said("loss=x1e308") == [1, 2, np.finfo(float).max, np.finfo(float).max]
     assert said("loss=worst") == [1, 2, 2, 2]
     assert said("labels=flip") == [1, 2, 4, 3]
     alone = Hostile(Attack(worst=True), np.ones(5, bool))

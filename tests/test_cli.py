@@ -306,6 +306,7 @@ def test_an_encoding_without_a_sign_spells_it(encoding, plus, call, tiny_npz):
         (["fedavg:x=1"], "hyper-parameter of fedavg 'x'"),
         (["fedavg", "fedavg"], "'fedavg' is listed twice"),
         (["fedavg", "--set", "train.epoch=3"], "did you mean 'train.epochs'?"),
+        (["fedavg", "--set", "train.foo=3"], "unknown key 'train.foo': choose one of epochs, lr"),
         (["fedavg", "--participants", "6"], "participants=6, but the federation has 5 clients"),
         (["fedavg", "--participants", "few"], "train.participants='few'"),
         (["fedavg", "--lr", "-1", "--rounds", "0"], "train.rounds=0"),
@@ -377,10 +378,11 @@ def test_all_errors_are_told_at_once(refused):
     words = ["fedmba", "fedmaba:alpha=2", "afl", "afl", "--lr", "0", "--deploy", "ema:2"]
     words += ["--partition", "shard:2", "--data", "cifar-10", "--model", "mlpp"]
     words += ["--validation", "120%", "--set", "train.epoch=3", "--device", "gpu"]
+    words += ["--attack", "labels=swap", "--hostile", "130%"]
     said = refused("compare", *words, "--out", "mine")
     for part in ("'fedmba'", "alpha=2", "'afl' is listed twice", "train.lr=0", "deploy='ema:2'",
                  "partition 'shard'", "'cifar-10'", "'mlpp'", "share '120%'", "'train.epoch'",
-                 "machine.device='gpu'"):  # fmt: skip
+                 "machine.device='gpu'", "attack 'labels=swap'", "share '130%'"):  # fmt: skip
         assert part in said, part
 
 

@@ -557,7 +557,7 @@ def spoiled(*cells: tuple[int, int]) -> np.ndarray:
             {"x": spoiled((17, 0), (18, 1), (18, 2)), "y": [0] * 20},
             "x has 3 non-finite values, first at row 17",
         ),
-        ({"x": np.full((6, 2), 1e300), "y": Y}, "12 non-finite"),
+        ({"x": np.full((6, 2), 1e300), "y": Y}, "12 huge values, first at row 0: scale them"),
         ({"x": [1.0, 2.0], "y": [0, 1]}, "shape (2,)"),
         ({"x": np.zeros((0, 3)), "y": []}, "shape (0, 3)"),
         ({"x": [[1.0], [1.0, 2.0]], "y": [0, 1]}, "ragged"),

@@ -1121,3 +1121,5 @@ def test_random_layers_of_an_unknown_model_repeat_alone_and_in_chunks(fed):
 def test_a_loss_or_metric_must_give_a_value_per_example(what, fed):
     with pytest.raises(ValueError, match="one value per example"):
         start([Run(one("fedavg"), 0, fed)], PLAN, mlp, **{what: nn.functional.cross_entropy})
+    with pytest.raises(ValueError, match=f"{what}='mse': give a function"):
+        start([Run(one("fedavg"), 0, fed)], PLAN, mlp, **{what: "mse"})

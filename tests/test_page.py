@@ -309,6 +309,13 @@ def test_every_figure_downloads_as_a_picture_and_as_data(page, real):
     assert page.complaints() == []
 
 
+def test_there_is_no_half_round(page, tmp_path):
+    history = experiment.compare(["fedavg"], model="softmax", rounds=4, eval_every=2, seeds=1)
+    (tmp_path / "r.html").write_text(html.page([data.of(history)]))
+    page.open(tmp_path / "r.html")
+    assert page.texts("#fig-variance svg text[text-anchor=middle]") == ["2", "3", "4"]
+
+
 def test_narrow_wide_and_printed_nothing_sticks_out(page, real):
     page.open(real[1])
     for width in (360, 700, 1400):

@@ -5,6 +5,7 @@ import html.parser
 import http.client
 import json
 import re
+import shutil
 import sys
 import threading
 from base64 import b64decode, b64encode
@@ -117,6 +118,43 @@ def test_the_share_of_a_report_is_that_of_a_table(folder, monkeypatch, capsys, t
     rows = Elements((tmp_path / "r.html").read_text()).rows
     assert "worst 40 %" in rows[0]
     assert all("  ".join(printed.split()).count("  ".join(r[1].split())) >= 1 for r in rows[1:])
+
+
+def test_worst_and_best_are_of_the_share_that_the_run_was_asked_for(tmp_path, tiny_npz):
+    history = experiment.compare(
+        ["fedavg", "afl"], data=str(tiny_npz), model="softmax", rounds=4, eval_every=2, seeds=1,
+        minibatch=5, share=0.4, out=tmp_path / "run", device="cpu",
+    )  # fmt: skip
+    source = data.load(tmp_path / "run")
+    seen = data.tree([source])
+    table = seen["tables"]["deployed.last"]
+    assert table["columns"][2] == "worst 40 %"
+    worst = history.summary()[0].mean.worst
+    assert worst != history.summary(share=0.05)[0].mean.worst
+    head, *rows = export.rounds(source.history)
+    ends = [row for row in rows if row[:4] == ["fedavg", 0, 4, "deployed"]]
+    assert [row[head.index("worst")] for row in ends] == [worst]
+    assert seen["runs"][0]["fair"]["deployed"]["worst"][-1] == pytest.approx(worst, rel=1e-5)
+    assert "worst 40 %" in history._repr_html_()
+    assert history.plot("worst").axes[0].get_ylabel().startswith("worst 40 %")
+    assert data.tree([source], 0.2)["tables"]["deployed.last"]["columns"][2] == "worst 20 %"
+
+
+def test_lines_of_a_live_run_tell_no_worst_of_another_share(tmp_path, folder):
+    shutil.copytree(folder, tmp_path / "run")
+    (tmp_path / "run" / "runs.json").unlink()
+    source = data.load(tmp_path / "run")
+    assert source.lines
+    assert not source.finished
+    for share, known in ((0.05, True), (0.4, False)):
+        seen = data.tree([source], share)
+        (live,) = seen["live"]
+        (_, accuracy, worst, best) = live["rows"][0]["figures"]
+        assert accuracy is not None
+        assert [worst is not None, best is not None] == [known, known]
+        curve = seen["runs"][0]["fair"]["deployed"]
+        assert (curve["worst"][-1] is not None) == known
+        assert curve["variance"][-1] is not None
 
 
 def test_sections_stand_in_the_order_promised(folder):
@@ -246,12 +284,25 @@ def test_the_verdict_says_who_is_fairest_with_numbers_and_seeds():
         "Of the 2 strategies within 5 points of the best mean, afl is the fairest:"
     )
     assert "is fairer than fedavg" in verdict(*base, one("afl", [0.3, 0.9]))
+    spread, told = one("afl", [0.3, 1.0]), verdict(*base, flat, one("afl", [0.3, 1.0]))
+    assert told.endswith("against 1225.0 %² at 65.0 % for afl, the next fairest (2 seeds).")
+    assert "10.0 % for term, which has the least of the others" in verdict(*base, flat)
+    assert "afl is the fairest: accuracy varies 206 % more" in verdict(
+        one("fedavg", [0.2, 0.6]), spread
+    )
+    assert "accuracy varies more from" in verdict(one("fedavg", [0.1, 0.1]), spread)
     assert verdict(*fair) == (
         "afl reaches a mean accuracy of 65.0 % with a variance of 62.5 %² over clients, and "
         "57.5 % for the worst 5 % of clients (2 seeds)."
     )
     assert verdict(*fair, one("term", [0.4, 0.9])).startswith("afl is the fairest of 2 strategies:")
     assert verdict(RunHistory("afl", 0, "last", np.zeros(3))) == "No run has been evaluated yet."
+
+
+def test_hostile_clients_are_called_as_everywhere_else():
+    about = {"hostile": {"0": [1, 7]}, "data": {"clients": ["north", "south"]}}
+    facts = data.setup(data.Source("run", History([one("fedavg", [0.4, 0.8])]), about))["facts"]
+    assert facts[-1] == ("hostile clients, seed 0", "south, 7")
 
 
 def test_a_run_that_diverged_is_named(folder):
@@ -397,6 +448,24 @@ def test_rounds_have_whole_ticks():
     ticks = figures.of(few, "variance").axes[0].get_xticks()
     assert len(ticks) >= 3
     assert (ticks == ticks.round()).all()
+
+
+def test_the_names_of_the_axes_stay_inside_a_figure(folder):
+    for kind in figures.KINDS:
+        figure = figures.draw([data.load(folder)], kind)
+        figure.draw_without_rendering()
+        for text in filter(None, (figure._supxlabel, figure._supylabel)):
+            box = text.get_window_extent()
+            assert min(box.x0, box.y0) >= 0, (kind, text)
+            assert (box.max <= figure.bbox.max).all(), (kind, text)
+
+
+def test_a_figure_of_runs_that_diverged_at_once_does_not_tell_to_wait():
+    lost = RunHistory("afl", 0, "last", np.zeros(3, int), "afl, seed 0, diverged in round 1: x")
+    with pytest.raises(InputError, match="every run diverged"):
+        figures.of(History([lost]), "variance")
+    with pytest.raises(InputError, match="wait for the first evaluation"):
+        figures.of(History([RunHistory("afl", 0, "last", np.zeros(3, int))]), "variance")
 
 
 def test_colours_stay_apart_for_the_colour_blind():

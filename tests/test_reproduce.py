@@ -584,6 +584,14 @@ def grid(page, name):
     return next(g for g in page.grids if g.name == name)
 
 
+def test_some_seeds_of_a_target_with_variants_are_counted_over_all_of_them(tmp_path):
+    target = targets.load("attacks", targets.Scale(seeds=2))
+    job, size = target.jobs[0], np.full(20, 100)
+    save(tmp_path / "x.npz", job, [made("fedavg", s, size) for s in (0, 1)])
+    page = reproduction.document(target, compact.read_all(tmp_path))
+    assert "A part of it: 64 of 96 runs." in page.text
+
+
 def test_some_rows_of_a_table_are_no_cut_down_version(tmp_path):
     asked = targets.Scale(only=("fedavg", "fedmaba"))
     page = reproduction.document(

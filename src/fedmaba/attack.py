@@ -63,7 +63,9 @@ class Hostile:
         if attack.loss is not None:
             return np.where(lies, attack.loss, loss)
         if attack.times is not None:
-            return np.where(lies, attack.times * loss, loss)
+            with np.errstate(over="ignore"):  # a report is finite, however large
+                lie = np.minimum(attack.times * loss, np.finfo(np.float64).max)
+            return np.where(lies, lie, loss)
         if attack.worst and not lies.all():
             return np.where(lies, loss[~lies].max(), loss)
         return loss

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from fedmaba import average, config, datasets, partition, strategies
+from fedmaba import attack, average, config, datasets, partition, strategies
 from fedmaba.errors import InputError
 
 
@@ -45,12 +45,14 @@ def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
         "server.deploy": average.parse,
         "data.partition": partition.parse,
         "data.validation": partition.parse_share,
+        "attack.does": attack.parse,
+        "attack.share": partition.parse_share,
         "data.name": datasets.known,
         "model": _model,
     }
     for name, read in words.items():
         value = _at(tree, name)
-        number = name == "data.validation" and isinstance(value, int | float)
+        number = read is partition.parse_share and isinstance(value, int | float)
         if isinstance(value, str) or number:
             try:
                 read(str(value))

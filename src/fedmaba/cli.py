@@ -54,7 +54,10 @@ app.add_typer(flower_app, name="flower")
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, only the result")]
 Events = Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard events")]
-Share = Annotated[float, typer.Option(help="of clients in 'worst' and 'best'", min=1e-9, max=1)]
+Share = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(help="of clients in 'worst' and 'best' [as run]", min=1e-9, max=1),
+]
 Overrides = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads this at run time
     typer.Option("--set", metavar="KEY=VALUE", help="any key of the experiment, as train.lr=0.05"),
@@ -161,10 +164,7 @@ def table(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
     model: Annotated[Model, typer.Option(help="which server model")] = "deployed",
     at: Annotated[At, typer.Option(help="which rounds")] = "last",
-    share: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(help="of clients in 'worst' and 'best' [as run]", min=1e-9, max=1),
-    ] = None,
+    share: Share = None,
 ) -> None:
     """Show the table of a run folder, finished or not."""
     from fedmaba import record
@@ -274,7 +274,7 @@ def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, q
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders")],
     out: Annotated[Path, typer.Option("-o", "--out", help="file to write")] = Path("report.html"),
-    share: Share = 0.05,
+    share: Share = None,
 ) -> None:
     """Write one self-contained page with every table and figure."""
     from fedmaba.report import html
@@ -287,7 +287,7 @@ def report(
 def watch(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
     port: Annotated[int, typer.Option(help="0: any that is free", min=0, max=65535)] = 0,
-    share: Share = 0.05,
+    share: Share = None,
 ) -> None:
     """Serve the report of a run while it goes on, to this machine only."""
     from fedmaba.report import watch as live
@@ -304,7 +304,7 @@ def figure(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders")],
     out: Annotated[Path, typer.Option("-o", "--out", help=".pdf, .svg or .png")],
     model: Annotated[Model, typer.Option(help="which server model")] = "deployed",
-    share: Share = 0.05,
+    share: Share = None,
 ) -> None:
     """Draw one figure in print quality."""
     from fedmaba.report import figures

@@ -303,11 +303,11 @@ def _explain(error: Any) -> str:
         section = type(inner)
     name, given = ".".join(where), _typed(error["input"])
     if error["type"] == "extra_forbidden":
-        known = [".".join([*where[:-1], key]) for key in section.model_fields]
         same = [key.name for key in options() if where[-1] in (key.path[-1], key.argument)]
         if same:  # it stands in another section
             return f"unknown key {name!r}: did you mean {' or '.join(map(repr, same))}?"
-        return str(unknown("key", name, known))
+        head = "".join(f"{part}." for part in where[:-1])
+        return str(unknown("key", where[-1], section.model_fields, head))
     if error["type"] in ("missing", "too_short"):
         return f"{name} is missing: name at least one strategy"
     if error["type"] == "model_type":

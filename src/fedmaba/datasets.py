@@ -121,8 +121,10 @@ def _features(word: str, values: ArrayLike) -> FloatArray:
     finite = np.isfinite(out.reshape(len(out), -1))  # (n, features)
     if not finite.all():
         count, row = finite.size - int(finite.sum()), int(np.argmin(finite.all(1)))
-        what = f"{word} has {count} non-finite values, first at row {row}"
-        raise InputError(f"{what}: drop these rows or fill the gaps")
+        kind, remedy = "non-finite", "drop these rows or fill the gaps"
+        if np.isfinite(wide[row]).all():
+            kind, remedy = "huge", "scale them, float32 ends at 3e38"
+        raise InputError(f"{word} has {count} {kind} values, first at row {row}: {remedy}")
     return out
 
 

@@ -151,6 +151,8 @@ def _try(
     target = torch.zeros(len(example), dtype=torch.int64, device=example.device)
     for name, function in (("loss", loss), ("metric", metric)):
         if function is not None:
+            if not callable(function):
+                raise InputError(f"{name}={function!r}: give a function of (outputs, targets)")
             value = function(model(example), target)
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             if shape != (len(example),):

@@ -49,12 +49,12 @@ class Busy(FedmabaError):
     exit_code = 75
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """The error for a name nobody registered, with the nearest known one."""
+def unknown(kind: str, name: str, known: Iterable[str], head: str = "") -> InputError:
+    """The error for a name nobody registered, with the nearest known one; all begin with `head`."""
     names = sorted(known)
     several = [part.strip() for part in name.split(",")]
     if len(several) > 1 and not set(several).isdisjoint(names):
         return InputError(f"unknown {kind} {name!r}: name each by itself: {' '.join(several)}")
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else "choose one of " + ", ".join(names)
-    return InputError(f"unknown {kind} {name!r}: {hint}")
+    hint = f"did you mean {head + near[0]!r}?" if near else "choose one of " + ", ".join(names)
+    return InputError(f"unknown {kind} {head + name!r}: {hint}")

@@ -211,10 +211,11 @@ def changes(job: Job) -> list[str]:
     return out
 
 
-def part(job: Job) -> str:
-    """How many of its runs were asked for, in words; nothing where all were."""
-    left = job.every - set(job.runs)
-    return f"{len(job.every - left)} of {len(job.every)} runs" if left else ""
+def part(*jobs: Job) -> str:
+    """How many of their runs were asked for, in words; nothing where all were."""
+    asked = sum(len(job.every & set(job.runs)) for job in jobs)
+    every = sum(len(job.every) for job in jobs)
+    return f"{asked} of {every} runs" if asked < every else ""
 
 
 def _load(name: str, scale: Scale, above: tuple[str, ...] | None) -> Target:

@@ -117,7 +117,7 @@ def gains(figure: Any, scene: Scene) -> None:
     labels.sides(
         figure,
         f"clients of all seeds, those {base} serves worst first, %",
-        f"change of accuracy against {base}, points",
+        "change of accuracy, points",
     )
 
 

@@ -83,7 +83,8 @@ def load(path: Path) -> Source:
     if (path / "experiment.toml").exists():
         text = (path / "experiment.toml").read_text(encoding="utf-8", errors="replace")
         try:
-            rounds = config.build(config.load(path / "experiment.toml")).train.rounds
+            asked = config.build(config.load(path / "experiment.toml"))
+            rounds, history.share = asked.train.rounds, asked.eval.share
         except InputError:  # written by another version: show it, do not judge it
             rounds = None
     about, labels = record.load_about(path), record.load_labels(path)
@@ -109,14 +110,16 @@ def combine(sources: Sequence[Source]) -> History:
             twin = [s.name for s in sources].count(source.name) > 1
             name = f"{source.name} #{i + 1}" if twin else source.name
             runs.append(replace(run, label=f"{run.label} ({name})") if shared else run)
-    return History(runs)
+    shares = {source.history.share for source in sources}
+    return History(runs, shares.pop()) if len(shares) == 1 else History(runs)
 
 
-def tree(sources: Sequence[Source], share: float = 0.05) -> dict[str, Any]:
-    """Everything the page needs."""
+def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any]:
+    """Everything the page needs; worst and best by the runs' own share unless told."""
     if not sources:
         raise InputError("nothing to report on: name at least one run folder")
     history = combine(sources)
+    share = history.share if share is None else share
     labels = list(dict.fromkeys(run.label for run in history.runs))
     owner = [i for i, source in enumerate(sources) for _ in source.history.runs]
     widest = max((min(run.n_clients, CLIENTS) for run in history.runs), default=1)
@@ -140,7 +143,7 @@ def tree(sources: Sequence[Source], share: float = 0.05) -> dict[str, Any]:
         },
         "verdict": verdict(sources, share),
         "notes": notes(sources, history, keep),
-        "live": [_live(source) for source in sources if not source.finished],
+        "live": [_live(source, share) for source in sources if not source.finished],
     }
 
 
@@ -216,14 +219,18 @@ def _sentence(history: History, share: float) -> str:
             f"clients, and {best.mean.worst:.1f} % for {tail} ({_seeds(best.seeds)})."
         )
     if best is base:
-        others = min((r for r in rows if r is not base), key=lambda r: r.mean.variance)
+        rest = [row for row in near if row is not base]
+        what = "the next fairest" if rest else "which has the least of the others"
+        others = min(rest or [r for r in rows if r is not base], key=lambda r: r.mean.variance)
         return (
             f"No strategy here that keeps its mean accuracy within {NEAR:g} points is fairer than "
             f"{base.label}: variance over clients {base.mean.variance:.1f} %² at {_mean(base)} "
-            f"against {others.mean.variance:.1f} %² at {_mean(others)} for {others.label}, the "
-            f"next fairest ({_seeds(base.seeds)})."
+            f"against {others.mean.variance:.1f} %² at {_mean(others)} for {others.label}, "
+            f"{what} ({_seeds(base.seeds)})."
         )
-    ratio = 100 * (1 - best.mean.variance / base.mean.variance) if base.mean.variance else 0.0
+    ratio = best.mean.variance / base.mean.variance if base.mean.variance else math.nan
+    varies = "less" if best.mean.variance <= base.mean.variance else "more"
+    varies = varies if math.isnan(ratio) else f"{abs(100 * (1 - ratio)):.0f} % {varies}"
     won, pairs = _paired(history, best.label, base.label, share)
     moved = best.mean.accuracy - base.mean.accuracy
     change = "the same" if abs(moved) < 0.05 else f"{abs(moved):.1f} points "
@@ -233,7 +240,7 @@ def _sentence(history: History, share: float) -> str:
         few = f"Of the {len(near)} strategies" if len(near) > 1 else "Of the strategies"
         head = f"{few} within {NEAR:g} points of the best mean, {best.label} is the fairest"
     return (
-        f"{head}: accuracy varies {ratio:.0f} % less "
+        f"{head}: accuracy varies {varies} "
         f"from client to client than with {base.label} (variance {best.mean.variance:.1f} against "
         f"{base.mean.variance:.1f} %², lower in {won} of {_seeds(pairs)}), {tail} "
         f"{'reach' if best.mean.worst >= base.mean.worst else 'fall to'} "
@@ -374,9 +381,15 @@ def _fair(run: RunHistory, source: Source, share: float, keep: int) -> dict[str,
     out: dict[str, Any] = {"round": [*(rounds[i] for i in known), *(x["round"] for x in fresh)]}
     for model in MODELS:
         found = [f._asdict() for f in run.fairness(model, share, known)] if rounds else []
-        rows = [*found, *(line[model] for line in fresh)]
+        rows = [*found, *(_told(line[model], source, share) for line in fresh)]
         out[model] = {name: [_number(row.get(name)) for row in rows] for name in FIGURES}
     return out
+
+
+def _told(figures: Mapping[str, Any], source: Source, share: float) -> Mapping[str, Any]:
+    """What a line says, without the worst and best of another share of clients."""
+    same = share == source.history.share
+    return figures if same else {k: v for k, v in figures.items() if k not in ("worst", "best")}
 
 
 def _info(run: RunHistory, keep: int) -> dict[str, Any]:
@@ -448,8 +461,10 @@ def setup(source: Source) -> dict[str, Any]:
     partitions = _items(about.get("partition") or {})
     hashes += [(f"partition, seed {seed}", str(digest)) for seed, digest in partitions]
     again = f"fedmaba run {quoted([source.name + '/experiment.toml'])} --out NEW"
+    names = dict(enumerate(source.data.get("clients") or ()))
     for seed, who in _items(about.get("hostile")):
-        listed = [str(c) for c in who] if isinstance(who, list) else []
+        whose = [c for c in who if isinstance(c, int)] if isinstance(who, list) else []
+        listed = [str(names.get(c, c)) for c in whose]
         more = ", ..." if len(listed) > 100 else ""
         facts.append((f"hostile clients, seed {seed}", ", ".join(listed[:100]) + more))
     return {
@@ -474,7 +489,7 @@ def _items(found: object) -> list[tuple[str, Any]]:
     return [(str(k), v) for k, v in found.items()] if isinstance(found, dict) else []
 
 
-def _live(source: Source) -> dict[str, Any]:
+def _live(source: Source, share: float) -> dict[str, Any]:
     """How far an unfinished run is, and its newest figures."""
     done = max((int(line["round"]) for line in source.lines), default=0)
     rows = []
@@ -487,7 +502,8 @@ def _live(source: Source) -> dict[str, Any]:
             and "deployed" in line
         ]
         if own:
-            figures = [_number(own[-1]["deployed"].get(name)) for name in FIGURES]
+            last = _told(own[-1]["deployed"], source, share)
+            figures = [_number(last.get(name)) for name in FIGURES]
             rows.append({"label": run.label, "seed": run.seed, "figures": figures})
     about = {"name": source.name, "done": done, "rounds": source.rounds, "held": source.held}
     return {**about, "rows": rows}

@@ -67,7 +67,11 @@ def describe() -> list[tuple[str, str]]:
 
 
 def write(
-    kind: str, folders: Sequence[Path], out: Path, model: Model = "deployed", share: float = 0.05
+    kind: str,
+    folders: Sequence[Path],
+    out: Path,
+    model: Model = "deployed",
+    share: float | None = None,
 ) -> None:
     """One figure of one or more run folders as a file."""
     if out.suffix.lower() not in FORMS:
@@ -82,7 +86,7 @@ def draw(
     sources: Sequence[data.Source],
     kind: str,
     model: Model = "deployed",
-    share: float = 0.05,
+    share: float | None = None,
     size: tuple[float, float] | None = None,
     smooth: int = 1,
 ) -> Any:
@@ -93,6 +97,8 @@ def draw(
         figure = _canvas(size or usual)
         scene = Scene(sources, model, share, smooth)
         if not any("evaluated" in run.tables for run in scene.runs):
+            if all(run.diverged for run in scene.runs):
+                raise InputError("every run diverged before its first evaluation: lower train.lr")
             raise InputError("no run has been evaluated yet: wait for the first evaluation")
         drawing(figure, scene)
     return figure

@@ -25,13 +25,15 @@ from fedmaba.report import data
 PAGE = Path(__file__).parent / "page"
 
 
-def write(folders: Sequence[Path], out: Path, share: float = 0.05) -> None:
+def write(folders: Sequence[Path], out: Path, share: float | None = None) -> None:
     """The report of one or more run folders as one file."""
     text = page([data.load(folder) for folder in folders], share)
     record.write_file(out, text.encode(), remedy="mend it, or choose another -o")
 
 
-def page(sources: Sequence[data.Source], share: float = 0.05, version: str | None = None) -> str:
+def page(
+    sources: Sequence[data.Source], share: float | None = None, version: str | None = None
+) -> str:
     """The page; `version` names the state of a live run, which the page then asks after."""
     tree = data.tree(sources, share)
     style, script = _asset("style.css"), _asset("script.js")

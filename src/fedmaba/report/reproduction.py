@@ -51,7 +51,7 @@ def _about(target: Target, jobs: Sequence[Job], found: dict[str, Any]) -> list[s
     """Cut down or whole, the set-up, what has not been run, where and how long it ran."""
     view, text = target.view, []
     cut = list(dict.fromkeys(change for job in jobs for change in targets.changes(job)))
-    some = list(dict.fromkeys(part for job in jobs if (part := targets.part(job))))
+    some = [part] if (part := targets.part(*jobs)) else []
     if some and not cut:
         text.append(f"A part of it: {'; '.join(some)}.")
     if cut:

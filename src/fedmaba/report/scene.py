@@ -60,10 +60,11 @@ class Scene:
     """What a drawing function may use: the runs, grouped, and their looks."""
 
     def __init__(
-        self, sources: Sequence[data.Source], model: Model, share: float, smooth: int = 1
+        self, sources: Sequence[data.Source], model: Model, share: float | None, smooth: int = 1
     ) -> None:
-        self.sources, self.model, self.share = sources, model, share
+        self.sources, self.model = sources, model
         self.history = data.combine(sources)
+        self.share = self.history.share if share is None else share
         self.runs = [run for run in self.history.runs if not run.diverged] or self.history.runs
         self.labels = list(dict.fromkeys(run.label for run in self.runs))
         self.reference = data.reference(self.labels)

@@ -19,7 +19,7 @@ ADDRESS = "127.0.0.1"
 LIVING = ("runs.json", "rounds.jsonl", "checkpoint", "experiment.toml")
 
 
-def serve(folder: Path, port: int = 0, share: float = 0.05) -> Server:
+def serve(folder: Path, port: int = 0, share: float | None = None) -> Server:
     """A server for one run folder, ready to `serve_forever`."""
     data.load(folder)  # says at once what is wrong with it
     try:
@@ -35,7 +35,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, folder: Path, port: int, share: float) -> None:
+    def __init__(self, folder: Path, port: int, share: float | None) -> None:
         super().__init__((ADDRESS, port), Handler)
         self.folder, self.share = folder, share
         self._made: tuple[str, bytes] | None = None

@@ -94,10 +94,10 @@
   const swatch = (k) => s("svg", { width: 12, height: 12, "aria-hidden": "true" }, mark(k, 6, 6, 4.6));
 
   // ---- chart frame ---------------------------------------------------------------------------
-  function ticks(low, high, count) {
-    const span = high - low || 1, rough = span / Math.max(1, count);
+  function ticks(low, high, count, whole) {
+    const span = high - low || 1, rough = Math.max(span / Math.max(1, count), whole ? 1 : 0);
     const power = 10 ** Math.floor(Math.log10(rough));
-    const step = [1, 2, 2.5, 5, 10].find((m) => m * power >= rough * 0.999) * power;
+    const step = [1, 2, 2.5, 5, 10].find((m) => m * power >= rough * 0.999 && !(whole && m * power % 1)) * power;
     const out = [];
     for (let v = Math.ceil(low / step - 1e-9) * step; v <= high + step * 1e-9; v += step) {
       out.push(Math.abs(v) < step * 1e-9 ? 0 : Number(v.toPrecision(12)));
@@ -127,7 +127,7 @@
       }
     }
     if (!o.noX) {
-      const every = o.xt || ticks(x0, x1, Math.max(2, Math.min(8, Math.round((right - m.left) / 70))));
+      const every = o.xt || ticks(x0, x1, Math.max(2, Math.min(8, Math.round((right - m.left) / 70))), o.whole);
       back.append(s("line", { class: "axis", x1: m.left, x2: right, y1: bottom, y2: bottom }));
       for (const v of every) back.append(s("text", { x: X(v), y: bottom + 18, "text-anchor": "middle" }, (o.fx || brief)(v)));
     }
@@ -206,7 +206,7 @@
     if (o.rule) all.push(o.rule.y);
     const f = frame(host, {
       height: o.height || 260, x: [xs[0], xs[xs.length - 1]], y: o.y || extent(all, { zero: o.zero }),
-      margin: { right: room, left: o.left || 46 }, xlabel: o.xlabel || "round", ylabel: o.ylabel, fy: o.fy, fx: o.fx,
+      margin: { right: room, left: o.left || 46 }, xlabel: o.xlabel || "round", ylabel: o.ylabel, fy: o.fy, fx: o.fx, whole: !o.xlabel,
     });
     const value = (one, x) => { // the value at x, or none
       if (o.step) { let at = -1; for (let i = 0; i < one.xs.length && one.xs[i] <= x; i++) at = i; return at < 0 ? 0 : one.ys[at]; }
