@@ -590,6 +590,8 @@ def test_some_seeds_of_a_target_with_variants_are_counted_over_all_of_them(tmp_p
     save(tmp_path / "x.npz", job, [made("fedavg", s, size) for s in (0, 1)])
     page = reproduction.document(target, compact.read_all(tmp_path))
     assert "A part of it: 64 of 96 runs." in page.text
+    (told,) = (text for text in page.text if text.startswith("Not run yet: "))
+    assert told.startswith("Not run yet: nobody is hostile (6 of 8 runs); 10 % report a loss of a ")
 
 
 def test_some_rows_of_a_table_are_no_cut_down_version(tmp_path):

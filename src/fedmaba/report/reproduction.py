@@ -65,7 +65,8 @@ def _about(target: Target, jobs: Sequence[Job], found: dict[str, Any]) -> list[s
         text.append(f"Set-up: {_setup(target.jobs[0].experiment)}.")
     missing = [key for _, _, keys in found.values() for key in keys]
     if missing:
-        listed = _listed(missing) if target.jobs else _lacking(target, found)
+        several = _variants(jobs, found) if target.jobs else _lacking(target, found)
+        listed = _listed(missing) if len(target.jobs) == 1 else several
         text.append(f"Not run yet: {listed}.")
     used = {batch.path: batch for _, own, _ in found.values() for batch in own}
     text.append(_ran(list(used.values())))
@@ -105,6 +106,12 @@ def _listed(keys: Sequence[Key]) -> str:
         which = f"seed{'s' * (len(lacks) > 1)} {', '.join(map(str, lacks))}"
         named.append(f"{which} of {'; '.join(labels[:20])}{rest}")
     return ", and ".join(named)
+
+
+def _variants(jobs: Sequence[Job], found: dict[str, Any]) -> str:
+    """Which variants of a target lack runs."""
+    lost = [(job, len(found[job.digest][2])) for job in jobs]
+    return "; ".join(f"{job.title} ({n} of {len(job.runs)} runs)" for job, n in lost if n)
 
 
 def _lacking(target: Target, found: dict[str, Any]) -> str:
