@@ -67,8 +67,12 @@ def measure(name: str, device: str) -> dict[str, object]:
     slow, fast = (updates / len(parts) / part for part in (parts.max(), parts.min()))
     print(f"{name}, {dtype}: {rate:,.0f} client updates/s ({slow:,.0f} to {fast:,.0f})", flush=True)
     return {
-        "job": name, "dtype": dtype, "updates_per_second": rate, "seconds": seconds,
-        "slowest": slow, "fastest": fast,
+        "job": name,
+        "dtype": dtype,
+        "updates_per_second": rate,
+        "seconds": seconds,
+        "slowest": slow,
+        "fastest": fast,
     }
 
 

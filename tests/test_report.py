@@ -605,6 +605,19 @@ def test_export_names_clients_that_have_names(tmp_path, monkeypatch):
             assert found["name"].tolist() == (["'=ward", "icu"] if name == "own" else ["", ""]) * 2
 
 
+def test_export_marks_clients_that_were_hostile(tiny_npz, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    words = {"data": str(tiny_npz), "seeds": 2, "device": "cpu", "model": "softmax"}
+    lies = {"attack": "loss=1e6", "hostile": "40%"}
+    fedmaba.compare("fedmaba", out=tmp_path / "run", rounds=2, eval_every=1, **words, **lies)
+    export.to_csv(tmp_path / "run", tmp_path / "csv")
+    found = pandas.read_csv(tmp_path / "csv" / "weights.csv", keep_default_na=False)
+    assert ((found["hostile"] == "yes") == (found["reported_loss"] == 1e6)).all()
+    assert (found["hostile"] == "yes").sum() == 2 * 2 * 2  # clients, rounds, seeds
+    found = pandas.read_csv(tmp_path / "csv" / "clients.csv", keep_default_na=False)
+    assert ((found["hostile"] == "yes") == (found["last_accuracy"] == "")).all()
+
+
 def test_export_starts_no_formula():
     assert export.text([["=1+1", "@x", "-1", -1.5, "plain", float("nan")]]) == (
         "'=1+1,'@x,'-1,-1.5,plain,\n"

@@ -143,12 +143,12 @@ class Session:
             if was != now:
                 raise InputError(
                     f"{out} was begun with another model ({was}; now {now}): restore it, or "
-                    "choose another --out"
+                    "begin another run in another folder"
                 )
         if meta.get("order") != mine["order"]:
             raise InputError(
                 f"{out} was begun on a device that keeps weights in another order: go on there, or "
-                "choose another --out"
+                "begin another run in another folder"
             )
 
     def models(self) -> dict[str, dict[str, np.ndarray[Any, Any]]]:

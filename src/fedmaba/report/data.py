@@ -63,6 +63,15 @@ class Source:
         data = self.about.get("data")
         return data if isinstance(data, dict) else {}
 
+    @property
+    def hostile(self) -> dict[str, list[int]]:
+        """Clients that did not do as they were told, by seed."""
+        found = _items(self.about.get("hostile"))
+        return {
+            seed: [c for c in who if isinstance(c, int)] if isinstance(who, list) else []
+            for seed, who in found
+        }
+
 
 def load(path: Path) -> Source:
     """A run folder, finished or not; an unfinished one as far as its files go."""
@@ -462,9 +471,8 @@ def setup(source: Source) -> dict[str, Any]:
     hashes += [(f"partition, seed {seed}", str(digest)) for seed, digest in partitions]
     again = f"fedmaba run {quoted([source.name + '/experiment.toml'])} --out NEW"
     names = dict(enumerate(source.data.get("clients") or ()))
-    for seed, who in _items(about.get("hostile")):
-        whose = [c for c in who if isinstance(c, int)] if isinstance(who, list) else []
-        listed = [str(names.get(c, c)) for c in whose]
+    for seed, who in source.hostile.items():
+        listed = [str(names.get(c, c)) for c in who]
         more = ", ..." if len(listed) > 100 else ""
         facts.append((f"hostile clients, seed {seed}", ", ".join(listed[:100]) + more))
     return {

@@ -16,17 +16,18 @@ from fedmaba.metrics import Fairness
 from fedmaba.report import data
 
 HEAD = ("strategy", "seed", "round")
+WHO = ("client", "name", "hostile")
 
 
 def to_csv(folder: Path, out: Path) -> list[Path]:
     """summary.csv, rounds.csv, clients.csv and weights.csv of a run folder."""
     source = data.load(folder)
-    history, names = source.history, [str(name) for name in source.data.get("clients") or ()]
+    history = source.history
     tables = {
         "summary": summary(history),
         "rounds": rounds(history),
-        "clients": clients(history, names),
-        "weights": weights(history, names),
+        "clients": clients(source),
+        "weights": weights(source),
     }
     written = []
     for name, rows in tables.items():
@@ -71,38 +72,41 @@ def rounds(history: History) -> list[list[object]]:
     return rows
 
 
-def clients(history: History, names: Sequence[str] = ()) -> list[list[object]]:
-    """Accuracy and loss, a row per run, evaluation and client; its name where it has one."""
+def clients(source: data.Source) -> list[list[object]]:
+    """Accuracy and loss, a row per run, evaluation and client."""
     columns = [f"{model}_{what}" for model in data.MODELS for what in ("accuracy", "loss")]
-    rows: list[list[object]] = [[*HEAD, "client", "name", *columns]]
-    for run in history.runs:
+    rows: list[list[object]] = [[*HEAD, *WHO, *columns]]
+    for run in source.history.runs:
         if "evaluated" not in run.tables:
             continue
         tables = [t for m in data.MODELS for t in (run.accuracy(m), run.loss(m))]
         stacked: Any = np.stack(tables, axis=-1)  # (E, N, 4)
+        who = [_who(source, run.seed, c) for c in range(run.n_clients)]
         for i, done in enumerate(run.evaluated):
             head = [run.label, run.seed, int(done)]
-            for c in range(run.n_clients):
-                rows.append([*head, c, _name(names, c), *stacked[i, c].tolist()])
+            rows += [[*head, *who[c], *stacked[i, c].tolist()] for c in range(run.n_clients)]
     return rows
 
 
-def weights(history: History, names: Sequence[str] = ()) -> list[list[object]]:
+def weights(source: data.Source) -> list[list[object]]:
     """Weight and reported loss, a row per run, round and participant."""
-    rows: list[list[object]] = [[*HEAD, "client", "name", "weight", "reported_loss"]]
-    for run in history.runs:
+    rows: list[list[object]] = [[*HEAD, *WHO, "weight", "reported_loss"]]
+    for run in source.history.runs:
         losses = run.tables.get("reported_loss")
         for i, done in enumerate(run.tables.get("round", ())):
             who, weight = run.tables["client"][i], run.tables["weight"][i]
             loss = losses[i].tolist() if losses else [None] * len(who)
             head = [run.label, run.seed, int(done)]
             found = zip(who.tolist(), weight.tolist(), loss, strict=True)
-            rows += [[*head, c, _name(names, c), *one] for c, *one in found]
+            rows += [[*head, *_who(source, run.seed, c), *one] for c, *one in found]
     return rows
 
 
-def _name(names: Sequence[str], client: int) -> str:
-    return names[client] if client < len(names) else ""
+def _who(source: data.Source, seed: int, client: int) -> tuple[int, str, str]:
+    """A client's index, its name where it has one, and whether it was hostile."""
+    names = source.data.get("clients") or ()
+    lies = client in source.hostile.get(str(seed), ())
+    return client, str(names[client]) if client < len(names) else "", "yes" if lies else ""
 
 
 def _cell(value: object) -> object:
