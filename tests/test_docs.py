@@ -88,7 +88,8 @@ def test_the_notebook_runs_headless(tmp_path, monkeypatch, capsys):
 
 def test_references_are_those_of_the_code():
     found = runpy.run_path(str(ROOT / "tools" / "reference.py"))
-    for name, make in (("cli.md", "command_line"), ("api.md", "python")):
+    pages = {"cli.md": "command_line", "api.md": "python", "architecture.md": "architecture"}
+    for name, make in pages.items():
         text = (ROOT / "docs" / name).read_text()
         assert text == found[make](), f"docs/{name} is old: run python tools/reference.py"
 

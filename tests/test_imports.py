@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -147,6 +148,16 @@ def test_the_lower_layers_do_not_look_up():
     }
     for name, known in allowed.items():
         assert inner(name) <= known, name
+
+
+def test_modules_stand_on_those_before_them_on_the_page_of_the_architecture():
+    floors = runpy.run_path(str(SRC.parents[1] / "tools" / "reference.py"))["FLOORS"]
+    order = [name for names in floors.values() for name in names.split()]
+    for name in set(EVERY) - {"__init__"}:
+        own = name.split(".")[0]
+        needed = {other.split(".")[0] for other in inner(name, deep=False)} - {own, "__init__"}
+        below = order[: order.index(own)]
+        assert needed <= set(below), f"{name} needs {needed - set(below)}"
 
 
 def test_no_module_needs_itself():

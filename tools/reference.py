@@ -1,7 +1,11 @@
-"""Write docs/cli.md and docs/api.md from the code: python tools/reference.py (a test compares)."""
+"""Write what docs say of the code from the code: python tools/reference.py (a test compares).
+
+That is docs/cli.md, docs/api.md and the list of modules in docs/architecture.md.
+"""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Iterator
@@ -14,6 +18,15 @@ import fedmaba
 from fedmaba import cli, config
 
 DOCS = Path(__file__).parents[1] / "docs"
+FLOORS = {  # from the ground up: a module imports what stands before it (a test looks)
+    "Words and maths": "errors rng simplex metrics average attack strategy robust own strategies",
+    "Data": "published datasets partition federation",
+    "Rows": "rows workers",
+    "Rounds": "runs models ranks local batch cohort weigh move rounds engine",
+    "Experiments": "config checks history record experiment targets compact reproduce",
+    "What people see": "streams report cli __main__",
+    "A real federation": "door server site flower flower_app",
+}
 
 
 def command_line() -> str:
@@ -65,6 +78,33 @@ def _about(p: Any) -> str:
     return f"{text} [{default}]" if plain and "[" not in text else text
 
 
+def architecture() -> str:
+    """docs/architecture.md with its list of modules as they are."""
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    before, begin, rest = text.partition("<!-- modules -->\n")
+    _, end, after = rest.partition("<!-- end -->\n")
+    return before + begin + "\n" + modules() + "\n" + end + after
+
+
+def modules() -> str:
+    """Every module by its floor, with the first line of what it says of itself."""
+    root = Path(fedmaba.__file__).parent
+    left = {path.stem for path in root.glob("*.py")} - {"__init__"}
+    left |= {path.parent.name for path in root.glob("*/__init__.py")}
+    lines = ["| floor | module | |", "| --- | --- | --- |"]
+    for floor, names in FLOORS.items():
+        for name in names.split():
+            left.remove(name)
+            path = root / name / "__init__.py" if (root / name).is_dir() else root / f"{name}.py"
+            about = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").strip()
+            shown = f"`{name}/`" if path.parent != root else f"`{name}`"
+            lines.append(f"| {floor} | {shown} | {about.splitlines()[0]} |")
+            floor = ""
+    if left:
+        raise SystemExit(f"tools/reference.py: FLOORS lacks {', '.join(sorted(left))}")
+    return "\n".join(lines) + "\n"
+
+
 def python() -> str:
     """Every public name: signature, first words, methods."""
     lines = [
@@ -113,3 +153,4 @@ def _flat(text: str) -> str:
 if __name__ == "__main__":
     (DOCS / "cli.md").write_text(command_line(), encoding="utf-8")
     (DOCS / "api.md").write_text(python(), encoding="utf-8")
+    (DOCS / "architecture.md").write_text(architecture(), encoding="utf-8")
