@@ -229,6 +229,8 @@ def test_a_long_run_is_thinned_and_the_page_says_so():
             assert (run[name][0], run[name][-1]) == (1, 2000)
             assert set(np.diff(run[name])) <= {4, 5, 6}
         assert run["accuracy"]["shape"] == [400, 100]
+    sparse = report.page([data.of(report_cases.history(clients=3, rounds=500, every=10))])
+    assert "Of up to 500 rounds of a run, 400 are embedded" in sparse
 
 
 def test_many_clients_are_thinned_too():

@@ -286,11 +286,14 @@ def notes(sources: Sequence[Source], history: History, keep: int) -> list[str]:
     out = []
     longest = max((len(run.tables.get("round", ())) for run in history.runs), default=0)
     tested = max((len(run.tables.get("evaluated", ())) for run in history.runs), default=0)
-    if longest > keep or tested > keep:
-        what = f"{longest:,} rounds and {tested:,} evaluations"
+    many = [f"{longest:,} rounds"] * (longest > keep) + [f"{tested:,} evaluations"] * (
+        tested > keep
+    )
+    if many:
         out.append(
-            f"Of up to {what} of a run, {keep} each are embedded in this page, evenly chosen, "
-            "first and last included; tables, verdict and counts use all of them."
+            f"Of up to {' and '.join(many)} of a run, {keep}{' each' * (len(many) > 1)} are "
+            "embedded in this page, evenly chosen, first and last included; tables, verdict and "
+            "counts use all of them."
         )
     most = max((run.n_clients for run in history.runs), default=0)
     if most > CLIENTS:
