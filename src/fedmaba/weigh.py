@@ -102,11 +102,11 @@ def ask_late(batch: Batch, begun: Begun, t: int) -> None:
     late = [(c, c.change) for c in begun.cohorts if c.change is not None]
     if late:
         ranks.sum(begun.kept)
-    seen_of = looks(at, begun) if begun.looks is None else begun.looks
+    asked = looks(at, begun) if begun.looks is None else begun.looks
     for c, place, value in begun.met:
         if c.loss is not None:
             c.loss[place] = value()
-    for (c, change), found in zip(late, seen_of, strict=True):
+    for (c, change), found in zip(late, asked, strict=True):
         kept = at.kept[c.r]
         if c.loss is not None and c.needs.loss in ("mean", "end"):
             ranks.sum(torch.from_numpy(c.loss))
