@@ -25,6 +25,8 @@ def figure(draw: Callable[..., None], panels: int, found: Any) -> None:
     """`python theory_x.py FILE.svg`: hand the panels to `draw` and write them there."""
     if len(sys.argv) < 2:
         return
+    if sys.argv[1].startswith("-"):
+        sys.exit(f"{sys.argv[1]} is no name of a figure: give FIGURE.svg, or nothing")
     import matplotlib as mpl
     from matplotlib import pyplot as plt
 

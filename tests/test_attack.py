@@ -33,10 +33,16 @@ def test_attacks_are_read(text, meant):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "loss", "loss=", "loss=x", "loss=-1", "loss=nan", "loss=xinf", "labels=1"]
+    "text", ["", "loss", "loss=", "loss=x", "loss=nan", "loss=xinf", "labels=1"]
 )
 def test_what_is_no_attack_is_one_line(text):
     with pytest.raises(InputError, match=r"is unknown: write loss=L, .*, or some joined by \+"):
+        attack.parse(text)
+
+
+@pytest.mark.parametrize("text", ["loss=-1", "loss=x-3"])
+def test_a_loss_below_zero_is_told_so(text):
+    with pytest.raises(InputError, match=f"attack '{text}': a reported loss is 0 or more"):
         attack.parse(text)
 
 

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 import fedmaba
-from fedmaba import cli, config, strategies
+from fedmaba import cli, config, datasets, strategies
 from fedmaba.errors import FedmabaError
+from fedmaba.flower_app.net import NetError
 from fedmaba.record import Folder, load_history
 from fedmaba.report import terminal
 
@@ -105,7 +106,7 @@ def test_without_a_word_help_is_shown_as_it_is_written(call):
 
 def test_help_tells_every_exit_code(call):
     shown = " ".join(call("--help").out.split())
-    codes = {kind.exit_code for kind in FedmabaError.__subclasses__()}
+    codes = {kind.exit_code for kind in FedmabaError.__subclasses__()} | {NetError.exit_code}
     for code in (0, *codes, 130):
         assert f" {code} " in shown
     text = (Path(__file__).parents[1] / "docs" / "experiments.md").read_text()
@@ -117,6 +118,17 @@ def test_a_wrong_word_names_the_help(refused):
     assert refused("go") == "fedmaba: No such command 'go': see fedmaba --help\n"
     said = refused("compar")  # typer guesses since 0.20
     assert "Did you mean 'compare'?" in said or said.endswith("see fedmaba --help\n")
+
+
+def test_a_check_of_data_that_are_not_there_or_not_right_fails(call, monkeypatch):
+    found = {"here": "ok", "there": "ok"}
+    monkeypatch.setattr(datasets, "check", lambda *_: list(found.items()))
+    assert call("data", "check", "cifar10").code == 0
+    for status in ("absent", "cut short"):
+        found["there"] = status
+        answer = call("data", "check", "cifar10")
+        assert answer.code == 2
+        assert answer.out == f"here: ok\nthere: {status}\n"
 
 
 def test_a_data_set_that_nobody_publishes_is_one_line(refused):

@@ -317,11 +317,15 @@ def test_a_name_belongs_to_the_node_that_has_it(fed):
     assert 5 not in strategy.cohort
 
 
-def test_too_few_sites_is_said_in_time(fed):
+def test_too_few_sites_is_said_in_time(fed, monkeypatch):
+    said = []
+    monkeypatch.setattr(flower, "log", lambda level, text, *rest: said.append(text % rest))
     some = dict(list(apps(fed).items())[:2])
     strategy = FlowerStrategy("fedavg", min_available_nodes=3, wait=0.05)
     with pytest.raises(InputError, match=r"2 sites after 0\.05 seconds, but 3 are needed"):
         strategy.start(LocalGrid(some), first(fed), 1)
+    assert said[-1] == "waiting for sites: 2 of 3 are here"
+    assert len(said) == len(set(said))
 
 
 def test_an_app_of_ones_own_needs_three_lines(fed):
@@ -495,12 +499,32 @@ def test_bad_options_are_refused():
     for bad in ({"fraction_train": 0}, {"fraction_train": 2}, {"min_train_nodes": 0}, {"lr": -1}):
         with pytest.raises(InputError):
             FlowerStrategy("fedavg", **bad)
+    for word in ({"lr": "0.1"}, {"fraction_train": "1"}, {"seed": 0.5}, {"min_train_nodes": True}):
+        with pytest.raises(InputError, match=f"{next(iter(word))}=.*: it must be a"):
+            FlowerStrategy("fedavg", **word)
     with pytest.raises(InputError, match="is a grid of 2"):
         FlowerStrategy("fedmaba:alpha=[0.1,0.2]")
     with pytest.raises(InputError, match="unknown strategy"):
         FlowerStrategy("fedavgg")
     with pytest.raises(InputError, match="safetensors"):
         load_arrays("nowhere.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ({"num_rounds": "9"}, "num_rounds='9'"),
+        ({"num_rounds": 0}, "num_rounds=0"),
+        ({"timeout": "9"}, "timeout='9'"),
+        ({"train_config": ConfigRecord({"minibatch": 0})}, "minibatch=0"),
+        ({"train_config": ConfigRecord({"epochs": "x"})}, "epochs='x'"),
+    ],
+)
+def test_a_bad_start_is_refused_before_any_site_is_asked(bad, said, fed, tmp_path):
+    strategy = FlowerStrategy("fedavg", state=tmp_path / "state")
+    with pytest.raises(InputError, match=f"{said}: it must be a"):
+        strategy.start(LocalGrid(apps(fed)), first(fed), **bad)
+    assert not (tmp_path / "state").exists()
 
 
 def test_the_new_app_is_whole(tmp_path):

@@ -20,8 +20,8 @@ from fedmaba import engine, record
 from fedmaba.datasets import Dataset, load
 from fedmaba.federation import Federation
 from fedmaba.flower_app import net as net_module
-from fedmaba.flower_app.demo import write_site
-from fedmaba.flower_app.net import LINK, OFFLINE, Net, family_of, read_rounds
+from fedmaba.flower_app.demo import watch, write_site
+from fedmaba.flower_app.net import LINK, OFFLINE, Net, NetError, family_of, read_rounds
 from fedmaba.flower_app.new import new
 from fedmaba.partition import Split
 from fedmaba.site import first_model
@@ -203,6 +203,21 @@ def test_a_killed_supernode_comes_back(net, tmp_path):
     net.flwr("stop", run, LINK)
 
 
+def test_a_superlink_that_cannot_start_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr(Net, "_certificates", lambda net: None)  # so they are missing
+    with pytest.raises(NetError, match=r"did not start: .*ssl"), Net(tmp_path):
+        pass
+
+
+def test_a_supernode_that_ends_is_told_with_its_last_words(tmp_path):
+    net = Net(tmp_path)
+    net._start("site-1", "sh", "-c", "echo my last words")
+    net.processes["site-1"].wait()
+    with pytest.raises(NetError, match="site-1 has ended: my last words"):
+        watch(net, "1", tmp_path / "state", lambda text: None)
+    net.close()
+
+
 # what docs/deploy.md says
 
 DEPLOY = (Path(__file__).parents[1] / "docs" / "deploy.md").read_text()
@@ -221,6 +236,15 @@ def test_the_commands_for_keys_work_as_written(tmp_path):
     assert {"ca.pem", "server.pem", "server.key", "north", "north.pub"} <= names
     check = ["openssl", "verify", "-CAfile", "keys/ca.pem", "keys/server.pem"]
     subprocess.run(check, cwd=tmp_path, check=True, capture_output=True)
+
+
+def test_no_folder_of_the_page_has_the_name_of_the_superlink(tmp_path):
+    """Flower takes a word that is a folder for an app, and refuses it in place of a SuperLink."""
+    (made,) = [line.split()[-1] for line in shell() if line.startswith("fedmaba flower new")]
+    (run,) = [line.split()[2:4] for line in shell() if line.startswith("flwr run ")]
+    assert run == [made, LINK]
+    new(tmp_path / made)
+    assert not (tmp_path / LINK).exists()
 
 
 @pytest.mark.parametrize(

@@ -989,7 +989,7 @@ def test_a_folder_has_one_owner(tmp_path, tiny_npz):
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(SaveFailed, match="choose another --out"):
+    with pytest.raises(SaveFailed, match="choose another folder"):  # resume has no --out
         Folder(tmp_path / "file" / "run")
 
 

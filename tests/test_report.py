@@ -836,6 +836,15 @@ def test_watch_refuses_other_origins_and_other_methods(served):
     assert ask(served, "BREW")[0] == 501
 
 
+@pytest.mark.parametrize(("error", "said"), [(BrokenPipeError, False), (KeyError, True)])
+def test_watch_is_silent_about_a_browser_that_goes_away(served, capsys, error, said):
+    try:
+        raise error
+    except error:
+        served.handle_error(None, ("127.0.0.1", 1))
+    assert ("Traceback" in capsys.readouterr().err) == said
+
+
 def test_watch_says_when_a_port_is_taken(folder, served):
     with pytest.raises(InputError, match="choose another --port"):
         watch.serve(folder, served.server_address[1])

@@ -159,6 +159,14 @@ def test_page_shows_what_the_example_prints(name, monkeypatch, capsys):
     assert not missing
 
 
+def test_an_option_is_not_taken_for_the_name_of_a_figure(load, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["theory_steady.py", "--help"])
+    with pytest.raises(SystemExit, match=r"--help is no name of a figure: give FIGURE\.svg"):
+        load("theory").figure(lambda *_: None, 1, None)
+    assert not list(tmp_path.iterdir())
+
+
 def test_examples_are_short():
     for name in NAMES:
         assert len((ROOT / "examples" / f"{name}.py").read_text().splitlines()) <= 100, name

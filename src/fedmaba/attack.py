@@ -99,8 +99,10 @@ def _meant(key: str, value: str) -> dict[str, Any] | None:
         return {"worst": True}
     times = key == "loss" and value.startswith("x")
     number = _number(value[times:])
-    if number is None or key not in ("loss", "update") or (key == "loss" and number < 0):
+    if number is None or key not in ("loss", "update"):
         return None
+    if key == "loss" and number < 0:
+        raise InputError(f"attack 'loss={value}': a reported loss is 0 or more")
     return {"times" if times else key: number}
 
 

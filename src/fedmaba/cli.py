@@ -40,8 +40,9 @@ app = typer.Typer(
     name="fedmaba",
     help="Fair federated learning: compare, reproduce and look at every algorithm.",
     epilog="Exit codes: 0 done, 2 found before any work, 65 a run diverged, 69 another process of "
-    "the job ended, 71 too little memory, 74 the run folder or the output could not be written, "
-    "75 another process works on the folder, 130 stopped by Ctrl-C or SIGTERM.",
+    "the job ended, 70 a process of the Flower demo failed, 71 too little memory, 74 the run "
+    "folder or the output could not be written, 75 another process works on the folder, "
+    "130 stopped by Ctrl-C or SIGTERM.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -357,8 +358,11 @@ def check(name: str, data_dir: Annotated[Optional[Path], typer.Option()] = None)
     """Check the files of a data set, size and SHA-256."""
     from fedmaba import datasets
 
-    for path, status in datasets.check(name, data_dir):
+    found = datasets.check(name, data_dir)
+    for path, status in found:
         typer.echo(f"{path}: {status}")
+    if any(status != "ok" for _, status in found):
+        raise typer.Exit(InputError.exit_code)
 
 
 @data_app.command()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO, WARNING
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,11 +79,12 @@ class FlowerStrategy(Base):
         evaluate: bool = True,
         wait: float = 3600.0,
     ) -> None:
+        _check(0, fraction_train=fraction_train, lr=lr, lr_decay=lr_decay)
+        _check(0, whole=True, seed=seed)
+        _check(1, whole=True, min_train_nodes=min_train_nodes)
+        _check(1, whole=True, min_available_nodes=min_available_nodes)
         if not 0 < fraction_train <= 1:
             raise InputError(f"fraction_train={fraction_train}: it must lie above 0, at most at 1")
-        for name, value in (("train", min_train_nodes), ("available", min_available_nodes)):
-            if value < 1:
-                raise InputError(f"min_{name}_nodes={value}: at least 1 site is needed")
         if isinstance(strategy, str):
             listed = parse(strategy)
             if len(listed) > 1:
@@ -116,6 +118,10 @@ class FlowerStrategy(Base):
 
         Flower's own loop counts from 1 again and ends with the first reply that cannot be read.
         """
+        config = train_config or ConfigRecord()
+        _check(1, whole=True, num_rounds=num_rounds)
+        _check(0, timeout=timeout)
+        _check(1, whole=True, **{k: config[k] for k in ("epochs", "minibatch") if k in config})
         server, result = self._begin(initial_arrays), Result()
         self.ttl = timeout + SLACK  # a site that returns does not work through old rounds
         if server.round:
@@ -123,7 +129,6 @@ class FlowerStrategy(Base):
         try:
             while server.round < num_rounds:
                 t = server.round + 1
-                config = train_config or ConfigRecord()
                 messages = self.configure_train(t, initial_arrays, config, grid)
                 arrays, metrics = self._aggregate(self._exchange(grid, messages, timeout))
                 result.train_metrics_clientapp[t] = metrics
@@ -206,7 +211,7 @@ class FlowerStrategy(Base):
 
     def _meet(self, grid: Grid) -> set[int]:
         """Ask new nodes for their names; the nodes that are there, once they are enough."""
-        server, end = self.server, time.monotonic() + self.wait
+        server, end, seen = self.server, time.monotonic() + self.wait, -1
         assert server is not None
         while True:
             present = set(grid.get_node_ids())
@@ -223,6 +228,9 @@ class FlowerStrategy(Base):
                 self.begun = True
                 server.join(server.nodes[node] for node in known)  # together, so by name
                 return ready
+            if len(ready) != seen:
+                log(INFO, "waiting for sites: %s of %s are here", len(ready), enough)
+                seen = len(ready)
             if time.monotonic() > end:
                 raise InputError(
                     f"{len(ready)} sites after {self.wait:g} seconds, but {enough} are needed: "
@@ -407,6 +415,15 @@ def load_arrays(path: str | Path) -> ArrayRecord:
         return _record(safetensors.numpy.load_file(path))
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise InputError(f"{path}: {error}: give a .safetensors file of weights") from error
+
+
+def _check(low: int, whole: bool = False, **values: object) -> None:
+    """Numbers as a run configuration gives them, which may hold words as well."""
+    kind, words = (Integral, "a whole number") if whole else (Real, "a number")
+    for name, value in values.items():
+        number = isinstance(value, kind) and not isinstance(value, bool)
+        if not number or not low <= float(value) < np.inf:  # type: ignore[arg-type]
+            raise InputError(f"{name}={value!r}: it must be {words} from {low} on")
 
 
 def _record(model: Mapping[str, Any]) -> ArrayRecord:

@@ -66,7 +66,7 @@ class Folder:
         except BlockingIOError:
             holder = self._holder()
             self.lock.close()
-            raise Busy(f"{path} is in use by {holder}: wait, or choose another --out") from None
+            raise Busy(f"{path} is in use by {holder}: wait, or choose another folder") from None
         except OSError as error:
             self.lock.close()
             raise _failed(path / ".lock", error) from error
@@ -82,13 +82,13 @@ class Folder:
             except OSError as error:
                 if isinstance(error, FileNotFoundError) and tried < 9:
                     continue
-                raise SaveFailed(f"{self.path}: {error.strerror}: choose another --out") from error
+                raise SaveFailed(f"{self.path}: {error.strerror}: choose another folder") from error
             _lock(self.lock)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(self.lock.fileno()), file.stat()):
                     return
             self.lock.close()
-        raise SaveFailed(f"{file} is removed again and again: choose another --out")
+        raise SaveFailed(f"{file} is removed again and again: choose another folder")
 
     def _holder(self) -> str:
         """Who holds the folder; it may not have said so yet."""

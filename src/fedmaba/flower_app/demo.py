@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedmaba.federation import Federation
-from fedmaba.flower_app.net import Net, NetError, read_rounds
+from fedmaba.flower_app.net import LINK, Net, NetError, read_rounds
 from fedmaba.flower_app.new import new
 from fedmaba.strategies import parse
 
@@ -66,18 +66,14 @@ def watch(net: Net, run: str, state: Path, say: Callable[[str], None]) -> None:
                 say(text)
         seen += len(lines)
         if time.monotonic() - checked > 5 and not lines:
+            net.check()
             status = net.status(run)
             checked = time.monotonic()
             if status.startswith("finished") and not list(read_rounds(state, seen)):
                 if status != "finished:completed":
-                    raise NetError(f"run {run} ended as {status}: {last_words(net)}")
+                    raise NetError(f"run {run} ended as {status}: {net.last_words(LINK)}")
                 return
         time.sleep(0.5)
-
-
-def last_words(net: Net) -> str:
-    """The end of the SuperLink's log on one line."""
-    return " ".join(net.log("fair").split())[-300:]
 
 
 def shown(line: dict[str, Any]) -> list[str]:

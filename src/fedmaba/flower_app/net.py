@@ -124,6 +124,16 @@ class Net:
         path = self.logs / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
+    def last_words(self, name: str) -> str:
+        """The end of its log on one line."""
+        return " ".join(self.log(name).split())[-300:]
+
+    def check(self) -> None:
+        """Whether all processes still run."""
+        for name, process in self.processes.items():
+            if process.poll() is not None:
+                raise NetError(f"{name} has ended: {self.last_words(name)}")
+
     def stop(self, name: str, number: int = signal.SIGTERM, patience: float = 15.0) -> None:
         """End one process and all it started; by force where they do not go in time."""
         process = self.processes.pop(name, None)
@@ -181,7 +191,7 @@ class Net:
                 if probe.connect_ex(("127.0.0.1", self.port)) == 0:
                     return
             if self.processes[LINK].poll() is not None or time.monotonic() > end:
-                raise NetError(f"the SuperLink did not start: see {self.logs / LINK}.log")
+                raise NetError(f"the SuperLink did not start: {self.last_words(LINK)}")
             time.sleep(0.2)
 
     def _start(self, name: str, *words: object) -> None:

@@ -6,10 +6,12 @@ whose Host is another name: a page elsewhere cannot reach it by rebinding a doma
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from fedmaba import record
 from fedmaba.errors import FedmabaError, InputError
@@ -50,6 +52,11 @@ class Server(ThreadingHTTPServer):
         port = self.server_address[1]
         names = {f"{name}:{port}" for name in (ADDRESS, "localhost")}
         return names | {ADDRESS, "localhost"} if port == 80 else names
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that went away before it had the whole page is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def version(self) -> str:
         """Changes whenever a file of the run does."""
