@@ -45,7 +45,7 @@ def draw(ax, found) -> None:
     T = np.array(HORIZONS)
     ax.loglog(T, 0.2 / np.sqrt(T / T[0]), "k--", lw=0.8, label="T^-1/2")
     ax.set(xlabel="rounds T", ylabel="squared gradient norm")
-    ax.set_ylim(1e-6, None)
+    ax.set_ylim(1e-7, None)
     ax.legend(fontsize=7, loc="lower left")
 
 
