@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedmaba import record
-from fedmaba.history import History
+from fedmaba.history import History, RunHistory
 from fedmaba.metrics import Fairness
 from fedmaba.report import data
 
@@ -81,7 +81,7 @@ def clients(source: data.Source) -> list[list[object]]:
             continue
         tables = [t for m in data.MODELS for t in (run.accuracy(m), run.loss(m))]
         stacked: Any = np.stack(tables, axis=-1)  # (E, N, 4)
-        who = [_who(source, run.seed, c) for c in range(run.n_clients)]
+        who = _who(source, run)
         for i, done in enumerate(run.evaluated):
             head = [run.label, run.seed, int(done)]
             rows += [[*head, *who[c], *stacked[i, c].tolist()] for c in range(run.n_clients)]
@@ -92,21 +92,23 @@ def weights(source: data.Source) -> list[list[object]]:
     """Weight and reported loss, a row per run, round and participant."""
     rows: list[list[object]] = [[*HEAD, *WHO, "weight", "reported_loss"]]
     for run in source.history.runs:
-        losses = run.tables.get("reported_loss")
+        losses, everyone = run.tables.get("reported_loss"), _who(source, run)
         for i, done in enumerate(run.tables.get("round", ())):
             who, weight = run.tables["client"][i], run.tables["weight"][i]
             loss = losses[i].tolist() if losses else [None] * len(who)
             head = [run.label, run.seed, int(done)]
             found = zip(who.tolist(), weight.tolist(), loss, strict=True)
-            rows += [[*head, *_who(source, run.seed, c), *one] for c, *one in found]
+            rows += [[*head, *everyone[c], *one] for c, *one in found]
     return rows
 
 
-def _who(source: data.Source, seed: int, client: int) -> tuple[int, str, str]:
-    """A client's index, its name where it has one, and whether it was hostile."""
-    names = source.data.get("clients") or ()
-    lies = client in source.hostile.get(str(seed), ())
-    return client, str(names[client]) if client < len(names) else "", "yes" if lies else ""
+def _who(source: data.Source, run: RunHistory) -> list[tuple[int, str, str]]:
+    """Every client's index, its name where it has one, and whether it was hostile."""
+    names, lies = source.data.get("clients") or (), set(source.hostile.get(str(run.seed), ()))
+    return [
+        (c, str(names[c]) if c < len(names) else "", "yes" if c in lies else "")
+        for c in range(run.n_clients)
+    ]
 
 
 def _cell(value: object) -> object:
