@@ -28,7 +28,7 @@ TABLE = (  # the rows of Table II: some are weighed before training, some after
 JOBS = {  # model, images per client, strategies, seeds, participants, precision, rounds
     "mlp, 33 runs x 100 clients": ("mlp", 600, GRID, 3, None, "tf32", 80),
     "mlp, 33 runs x 100 clients, float32": ("mlp", 600, GRID, 3, None, "float32", 60),
-    "mlp, 1 run, 10 of 100 clients": ("mlp", 600, ("fedmaba",), 1, 10, "tf32", 620),
+    "mlp, 1 run, 10 of 100 clients": ("mlp", 600, ("fedmaba",), 1, 10, "tf32", 4020),
     "cnn, 33 runs x 10 of 100 clients": ("cnn", 500, GRID, 3, 10, "tf32", 60),
     "cnn, 33 runs x 10 of 100 clients, float32": ("cnn", 500, GRID, 3, 10, "float32", 60),
     "cnn, 33 runs x 10 of 100 clients, bf16": ("cnn", 500, GRID, 3, 10, "bf16", 60),

@@ -957,6 +957,39 @@ def test_a_file_is_written_before_it_gets_its_name(tmp_path, monkeypatch):
     assert order == ["data", "name", "folder"]
 
 
+def test_a_run_ends_in_the_same_bytes_where_the_system_is_as_windows_is(
+    finished, tiny_npz, tmp_path, monkeypatch
+):
+    """There no folder can be opened, only a file open for writing be synced, and none be locked."""
+    held, real_open, real_fsync, real_close = {}, os.open, os.fsync, os.close
+
+    def opened(path, flags, *rest, **more):
+        if os.path.isdir(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        handle = real_open(path, flags, *rest, **more)
+        held[handle] = flags
+        return handle
+
+    def fsync(handle):
+        if handle in held and not held[handle] & (os.O_RDWR | os.O_WRONLY):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        real_fsync(handle)
+
+    def closed(handle):
+        held.pop(handle, None)
+        real_close(handle)
+
+    monkeypatch.delattr(os, "O_DIRECTORY")
+    monkeypatch.setattr(record, "fcntl", None)
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "close", closed)
+    out = tmp_path / "run"
+    play(begun(asked(tiny_npz), out), stop_after=4)
+    play(experiment.resume(out))
+    assert files(out) == files(finished[1])
+
+
 # --- one owner ---------------------------------------------------------------------------------
 
 

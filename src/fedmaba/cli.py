@@ -418,7 +418,7 @@ def _run(asked: config.Experiment, quiet: bool, tensorboard: bool) -> None:
 
         check()
     session = experiment.prepare(asked)
-    stem = Path(asked.data.name.partition(":")[0]).stem
+    stem = Path(asked.data.name).stem.partition(":")[0]
     ranks = session.batch.ranks
     if asked.save.out:
         out = Path(asked.save.out)
