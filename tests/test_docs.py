@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import fedmaba
-from fedmaba import cli, config
+from fedmaba import cli, config, errors
+from fedmaba.flower_app import net
 from fedmaba.report import terminal, watch
 
 ROOT = Path(__file__).parents[1]
@@ -153,14 +154,43 @@ def test_experiment_of_the_docs_is_whole():
     (toml,) = blocks(text, "toml")
     assert config.build(tomllib.loads(toml)).data.clients == 20
     for key in config.options():
-        row = rf"^\| `{re.escape(key.name)}` \| `{key.flag}` \| [^|]*\| {re.escape(key.text)} \|$"
-        assert re.search(row, text, re.MULTILINE), key.name
+        default = "" if key.default is None else f"`{key.default}`"
+        row = f"| `{key.name}` | `{key.flag}` | {default} | {key.text} |"
+        assert row in text.splitlines(), key.name
+
+
+def test_exit_codes_are_those_of_the_code():
+    """The page, --help and the errors name the same ones."""
+    text = (ROOT / "docs" / "experiments.md").read_text().partition("## Exit codes")[2]
+    told = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
+    kinds = [errors.FedmabaError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    assert net.NetError in kinds
+    assert told == {0, 130, *(kind.exit_code for kind in kinds)}
+    assert told == {int(code) for code in re.findall(r"\b\d+\b", cli.app.info.epilog)}
 
 
 def test_links_lead_somewhere():
     for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
             assert (path.parent / target).exists(), (path.name, target)
+
+
+def heads(path: Path) -> set[str]:
+    """Anchors of a page, as GitHub and the site make them of its headings."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    plain = (re.sub(r"[^\w\s-]", "", head).lower() for head in re.findall(r"^#+ (.+)$", text, re.M))
+    return {re.sub(r"\s+", "-", head.strip()) for head in plain}
+
+
+def test_anchors_are_headings():
+    seen = 0
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", path.read_text()):
+            assert anchor in heads(path.parent / target if target else path), (path.name, anchor)
+            seen += 1
+    assert seen > 20
 
 
 def test_every_row_of_a_table_has_as_many_cells_as_its_head():
