@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import fedmaba
-from fedmaba import cli, config, errors
-from fedmaba.flower_app import net
+from fedmaba import cli, config
 from fedmaba.report import terminal, watch
 
 ROOT = Path(__file__).parents[1]
@@ -157,18 +156,6 @@ def test_experiment_of_the_docs_is_whole():
         default = "" if key.default is None else f"`{key.default}`"
         row = f"| `{key.name}` | `{key.flag}` | {default} | {key.text} |"
         assert row in text.splitlines(), key.name
-
-
-def test_exit_codes_are_those_of_the_code():
-    """The page, --help and the errors name the same ones."""
-    text = (ROOT / "docs" / "experiments.md").read_text().partition("## Exit codes")[2]
-    told = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
-    kinds = [errors.FedmabaError]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    assert net.NetError in kinds
-    assert told == {0, 130, *(kind.exit_code for kind in kinds)}
-    assert told == {int(code) for code in re.findall(r"\b\d+\b", cli.app.info.epilog)}
 
 
 def test_links_lead_somewhere():
