@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import shutil
+import socket
 import sys
 import threading
 from base64 import b64decode, b64encode
@@ -826,8 +827,66 @@ def test_watch_gives_the_page_and_its_version(served):
     version = ask(served, path="/version")[2]
     assert f'data-version="{version}"' in body
     assert [a["id"] for t, a in Elements(body).elements if t == "section"] == SECTIONS
-    assert ask(served, "HEAD")[2] == ""
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["X-Frame-Options"] == "DENY"
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert headers["Cross-Origin-Opener-Policy"] == "same-origin"
     assert ask(served, path="/../../etc/passwd")[0] == 404
+
+
+def spoken(server, text: str) -> bytes:
+    """All that a server answers until it hangs up."""
+    port = server.server_address[1]
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+        line.sendall(text.replace("HERE", f"127.0.0.1:{port}").replace("\n", "\r\n").encode())
+        return b"".join(iter(lambda: line.recv(1 << 16), b""))
+
+
+def test_watch_sends_no_body_after_a_head(served):
+    head, _, body = spoken(served, "HEAD / HTTP/1.1\nHost: HERE\nConnection: close\n\n").partition(
+        b"\r\n\r\n"
+    )
+    assert int(re.search(rb"Content-Length: (\d+)", head)[1]) > 1000
+    assert body == b""
+
+
+def test_watch_does_not_take_what_it_refused_for_another_request(served):
+    inner = "GET /version HTTP/1.1\nHost: HERE\n\n"
+    answer = spoken(served, f"POST / HTTP/1.1\nHost: HERE\nContent-Length: 60\n\n{inner}")
+    assert answer.startswith(b"HTTP/1.1 405 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_watch_makes_a_page_once_for_each_state_of_a_run(folder, tmp_path, monkeypatch):
+    shutil.copytree(folder, tmp_path / "run")
+    made = []
+    real = watch.html.page
+    monkeypatch.setattr(watch.html, "page", lambda *words: made.append(1) or real(*words))
+    with watch.serve(tmp_path / "run") as server:
+        first = server.page()
+        assert server.page() == first
+        assert len(made) == 1
+        (tmp_path / "run" / "rounds.jsonl").touch()
+        server.page()
+        assert len(made) == 2
+
+
+@pytest.mark.parametrize(("times", "status"), [(1, 200), (2, 503)])
+def test_watch_looks_again_before_it_says_what_is_wrong(times, status, served, monkeypatch):
+    real, left = data.load, [InputError("half a file")] * times
+
+    def load(path):
+        if left:
+            raise left.pop()
+        return real(path)
+
+    monkeypatch.setattr(served, "_made", None)
+    monkeypatch.setattr(data, "load", load)
+    monkeypatch.setattr(watch.time, "sleep", lambda seconds: None)
+    found = ask(served)
+    assert found[0] == status
+    assert (found[2] == "fedmaba: half a file\n") == (status == 503)
 
 
 @pytest.mark.parametrize(
