@@ -240,9 +240,12 @@ def test_a_long_run_is_thinned_and_the_page_says_so():
 
 def test_many_clients_are_thinned_too():
     history = report_cases.history(("fedavg", "afl"), 1, clients=3000, rounds=30, every=10)
-    tree = data.tree([data.of(history)])
+    names = {"data": {"clients": [f"client {c}" for c in range(3000)]}}
+    tree = data.tree([data.Source("many", history, names)])
     assert tree["runs"][0]["accuracy"]["shape"] == [3, 2000]
-    assert len(tree["runs"][0]["client"]) == 2000
+    who = tree["runs"][0]["client"]
+    assert len(who) == 2000
+    assert tree["folders"][0]["clients"] == [f"client {c}" for c in who]
     assert "2,000 are shown one by one" in " ".join(tree["notes"])
 
 
@@ -255,14 +258,106 @@ def test_thinning_keeps_both_ends(count, keep):
         assert (at[0], at[-1]) == (0, count - 1)
 
 
+def unpacked(packed):
+    """A table as the script of the page reads it."""
+    steps = np.frombuffer(b64decode(packed["data"]), "<u2").reshape(packed["shape"])
+    return np.where(steps == 65535, np.nan, packed["low"] + packed["span"] * steps / 65534)
+
+
 def test_packing_loses_less_than_a_hover_shows():
     values = np.random.default_rng(0).random((7, 9))
     values[2, 3] = np.nan
-    packed = data.packed(values)
-    steps = np.frombuffer(b64decode(packed["data"]), "<u2").reshape(packed["shape"])
-    back = np.where(steps == 65535, np.nan, packed["low"] + packed["span"] * steps / 65534)
-    np.testing.assert_allclose(back, values, atol=1e-5)
+    np.testing.assert_allclose(unpacked(data.packed(values)), values, atol=1e-5)
     assert data.packed(np.full((2, 2), np.nan))["low"] == 0.0
+
+
+def test_the_page_carries_the_tables_of_every_run(folder):
+    source = data.load(folder)
+    seen = data.tree([source])
+    for run, told in zip(source.history.runs, seen["runs"], strict=True):
+        assert (told["evaluated"], told["rounds"]) == ([2, 4, 6], [1, 2, 3, 4, 5, 6])
+        tables = {"accuracy": run.accuracy(), "weight": run.weights()}
+        if run.label != "fedavg":  # which asks for no loss
+            loss = np.empty_like(run.weights())
+            np.put_along_axis(loss, run.column("client"), run.column("reported_loss"), axis=1)
+            tables["loss"] = loss
+        for name, values in tables.items():
+            np.testing.assert_allclose(unpacked(told[name]), values, atol=1e-4, err_msg=name)
+        for model in data.MODELS:
+            final = run.accuracy(model)[-1:]
+            np.testing.assert_allclose(unpacked(told["final"][model]), final, atol=1e-4)
+        weights = run.weights() / run.weights().sum(1, keepdims=True)
+        want = np.exp(-(weights * np.log(np.maximum(weights, 1e-300))).sum(1))
+        np.testing.assert_allclose(told["info"]["effective"], want, rtol=1e-5)
+    assert any((run.accuracy() != run.accuracy("last"))[-1].any() for run in source.history.runs)
+    counts = record.load_labels(folder)
+    for seed, told in seen["folders"][0]["labels"].items():
+        np.testing.assert_allclose(unpacked(told["counts"]), counts[int(seed)], atol=1e-2)
+
+
+def test_the_page_tells_how_often_the_ball_bound():
+    history = report_cases.history(("fedavg", "fedmaba:rho=0.3"), 1, clients=5, rounds=4)
+    history.runs[1].tables |= {"info.lambda": [0.0, 0.0, 0.5, 2.0], "info.kl": [0.1, 0.2, 0.3, 0.3]}
+    average, fair = (run["info"] for run in data.tree([data.of(history)])["runs"])
+    assert set(average) == {"effective"}
+    assert fair["lambda"] == [0.0, 0.0, 0.5, 2.0]
+    assert fair["kl"] == [0.1, 0.2, 0.3, 0.3]
+    assert (fair["bound"], fair["rho"]) == ([2, 4], 0.3)
+
+
+def test_the_tiles_show_the_fairest_beside_the_reference():
+    history = History([one("fedavg", [0.4, 0.8]), one("afl", [0.5, 0.6])])
+    tiles = report.tiles(data.tree([data.of(history)]))
+    assert [(t["name"], t["value"], t["unit"], t["then"]) for t in tiles] == [
+        ("variance over clients", "25.0", "%²", "400.0 %²"),
+        ("worst 5 %", "50.0", "%", "40.0 %"),
+        ("mean accuracy", "55.0", "%", "60.0 %"),
+    ]
+    assert {(t["who"], t["base"]) for t in tiles} == {("afl", "fedavg")}
+    assert report.tiles(data.tree([data.of(History(history.runs[:1]))])) == []
+
+
+def test_the_overview_counts_what_was_run(folder):
+    told = ["3 strategies", "2 seeds", "5 clients", "6 rounds"]
+    assert report.overview([data.load(folder)])[1:] == told
+    few = report.overview([data.of(report_cases.history(("afl",), 1, clients=9, rounds=1))])
+    assert few == ["1 strategy", "1 seed", "9 clients", "1 round"]
+
+
+def test_the_set_up_has_the_hashes_and_the_command(folder):
+    told, about = data.setup(data.load(folder)), record.load_about(folder)
+    (name, digest), *splits = told["hashes"]
+    assert name.startswith("data ")
+    assert digest == about["data"]["sha256"]
+    assert dict(splits) == {f"partition, seed {s}": about["partition"][s] for s in ("0", "1")}
+    assert told["repeat"] == "fedmaba run run/experiment.toml --out NEW"
+    python = data.Source("run", History([]), {"python": True, "repeat": "the Python call"})
+    assert data.setup(python)["repeat"] == "the Python call"
+
+
+def test_a_caption_says_which_model_which_round_and_how_many_clients():
+    runs = [one("fedavg", [0.4, 0.8]), one("afl", [0.5, 0.6])]
+    runs[0].deploy, runs[1].deploy = "poly:8", "average"
+    history = History(runs)
+    tail = "; mean ± sd over seeds"
+    for model, at, said in (
+        ("deployed", "last", "deployed model (average, poly:8), at the last round"),
+        ("last", "last", "last server model, at the last round"),
+        ("last", "best", "last server model, at its best round, picked on test data"),
+        ("last", "last5", "last server model, mean of the last five evaluations"),
+    ):
+        assert table.caption(history, model, at) == said + tail
+    runs[0].tables["deployed_validation.accuracy"] = runs[0].tables["deployed.accuracy"]
+    assert "picked on validation data" in table.caption(history, "last", "best")
+    runs[0].test_size = np.array([10, 0])
+    assert table.caption(history, "last", "last").endswith(f"{tail}; 1 of 2 clients")
+
+
+def test_two_rows_are_not_ranked_and_three_of_one_seed_are():
+    rows = History([one(name, [0.4, a]) for name, a in (("a", 0.8), ("b", 0.6), ("c", 0.4))])
+    first = table.columns(0.05)[0]
+    assert table.ranks(rows.summary(), first) == [2, 1, 0]
+    assert table.ranks(rows.summary()[:2], first) == [2, 2]
 
 
 def one(label, accuracy, seed=0, diverged="") -> RunHistory:
@@ -327,6 +422,8 @@ def test_two_folders_keep_their_names_apart(folder, tmp_path):
     sentences = data.verdict(sources, 0.05)
     assert len(sentences) == 2
     assert sentences[0].startswith("run: ")
+    assert len(data.verdict([data.of(other, "a"), data.of(other, "b")], 0.05)) == 2
+    assert len(data.verdict([data.load(folder)] * 2, 0.05)) == 1  # of the same data
 
 
 def test_labels_and_names_of_the_data_reach_the_folder(tmp_path, monkeypatch):
@@ -770,6 +867,21 @@ def test_quiet_says_nothing_and_no_color_has_none(tiny_npz, monkeypatch):
     assert not re.search(r"\x1b\[(3|4)\d", shown(tiny_npz, False, monkeypatch, True))
     monkeypatch.setenv("TERM", "dumb")
     assert "\x1b" not in shown(tiny_npz, False, monkeypatch, True)
+
+
+def test_rate_and_time_left_count_from_where_this_process_began(tiny_npz, monkeypatch):
+    going, now = session(tiny_npz, rounds=10), [100.0]
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    going.batch.progress.round = 4  # an earlier process did these
+    pace = terminal.Pace(going)
+    assert (pace.rate, pace.left) == (0.0, 0.0)
+    now[0], pace.done = 106.0, 7
+    assert (pace.rate, pace.left) == (0.5, 6.0)
+    text = printed(100, terminal.dashboard(going, pace))
+    assert "round 7/10" in text
+    assert "0.5 rounds/s  10 clients/s" in text  # two strategies, two seeds, five clients
+    assert "0:06 left" in text
+    going.close()
 
 
 def test_small_words():
