@@ -100,18 +100,17 @@ def test_without_a_word_help_is_shown_as_it_is_written(call):
     for words in ((), ("data",)):
         answer = call(*words)
         shown = answer.out + answer.err
-        assert "Usage: fedmaba" in shown
+        assert re.match(r"Usage: .*\bfedmaba ", shown)  # or python -m fedmaba, as it was started
         assert shown.count("\n") > 5
 
 
 def test_help_tells_every_exit_code(call):
     shown = " ".join(call("--help").out.split())
     codes = {kind.exit_code for kind in FedmabaError.__subclasses__()} | {NetError.exit_code}
-    for code in (0, *codes, 130):
-        assert f" {code} " in shown
+    told = set(map(int, re.findall(r"\b\d+\b", shown.partition("Exit codes:")[2])))
+    assert told == {0, *codes, 130}
     text = (Path(__file__).parents[1] / "docs" / "experiments.md").read_text()
-    for code in (0, *codes, 130):
-        assert f"| {code} |" in text
+    assert told == set(map(int, re.findall(r"^\| (\d+) \|", text, re.MULTILINE)))
 
 
 def test_a_wrong_word_names_the_help(refused):

@@ -153,14 +153,31 @@ def test_experiment_of_the_docs_is_whole():
     (toml,) = blocks(text, "toml")
     assert config.build(tomllib.loads(toml)).data.clients == 20
     for key in config.options():
-        row = rf"^\| `{re.escape(key.name)}` \| `{key.flag}` \| [^|]*\| {re.escape(key.text)} \|$"
-        assert re.search(row, text, re.MULTILINE), key.name
+        default = "" if key.default is None else f"`{key.default}`"
+        row = f"| `{key.name}` | `{key.flag}` | {default} | {key.text} |"
+        assert row in text.splitlines(), key.name
 
 
 def test_links_lead_somewhere():
     for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
             assert (path.parent / target).exists(), (path.name, target)
+
+
+def heads(path: Path) -> set[str]:
+    """Anchors of a page, as GitHub and the site make them of its headings."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    plain = (re.sub(r"[^\w\s-]", "", head).lower() for head in re.findall(r"^#+ (.+)$", text, re.M))
+    return {re.sub(r"\s+", "-", head.strip()) for head in plain}
+
+
+def test_anchors_are_headings():
+    seen = 0
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", path.read_text()):
+            assert anchor in heads(path.parent / target if target else path), (path.name, anchor)
+            seen += 1
+    assert seen > 20
 
 
 def test_every_row_of_a_table_has_as_many_cells_as_its_head():

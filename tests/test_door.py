@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedmaba import average, record
-from fedmaba.door import Door, Limits, Offer, Refused, Reply, Sent, line, read
+from fedmaba.door import Door, Limits, Offer, Refused, Reply, Sent, line, names, read
 from fedmaba.errors import Busy, InputError
 from fedmaba.server import Server, Terms
 from fedmaba.strategies import REGISTRY, parse
@@ -288,8 +288,41 @@ def test_bytes_beyond_a_model_are_refused_before_any_is_read(monkeypatch):
 
 def test_a_line_stays_a_line():
     assert line("a\nb\x00") == "a?b?"
-    assert len(line("x" * 10**6)) < 200
+    assert line("x" * 100) == "x" * 100
+    assert line("x" * 10**6) == "x" * 100 + "..."
     assert line(10**10000) == "a huge number"
+    assert names("dcba") == "a, b, c and 1 more"
+    assert names("cab") == "a, b, c"
+
+
+@pytest.mark.parametrize(
+    ("key", "inside", "outside"),
+    [
+        ("loss", (0, 1000.0), (-1e-9, 1000.001)),
+        ("num-examples", (1, 1_000_000), (0, 1_000_001)),
+        ("accuracy", (0.0, 1.0), (-1e-9, 1.001)),
+    ],
+)
+def test_a_number_on_a_limit_passes_and_the_next_does_not(key, inside, outside):
+    door = Door(MODEL, "m", {1: "site-1"})
+    for value in inside:
+        reply = door.check(with_number(key, value)(offer(1, "m")))
+        assert {"num-examples": reply.count}.get(key, getattr(reply, key, None)) == value
+    for value in outside:
+        with pytest.raises(Refused, match=f"{key} is"):
+            door.check(with_number(key, value)(offer(1, "m")))
+
+
+def test_an_entry_on_a_limit_passes_and_the_next_does_not():
+    above = float(np.nextafter(np.float32(1e6), np.float32(2e6)))
+    for sign in (1, -1):
+        assert read(W, filled(sign * 1e6), MODEL[W], Limits())[0, 0] == sign * 1e6
+        with pytest.raises(Refused, match="beyond"):
+            read(W, filled(sign * above), MODEL[W], Limits())
+    counter, like = "1.num_batches_tracked", MODEL["1.num_batches_tracked"]
+    assert read(counter, sent(np.array(2**53)), like, Limits()) == 2**53  # a count, no weight
+    with pytest.raises(Refused, match="beyond"):
+        read(counter, sent(np.array(2**53 + 1)), like, Limits())
 
 
 def test_limits_are_the_operators_own():

@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import shutil
+import socket
 import sys
 import threading
 from base64 import b64decode, b64encode
@@ -115,9 +116,13 @@ def test_the_numbers_are_those_of_the_table_command(folder, tmp_path, monkeypatc
 def test_the_share_of_a_report_is_that_of_a_table(folder, monkeypatch, capsys, tmp_path):
     call(monkeypatch, capsys, "report", folder, "-o", tmp_path / "r.html", "--share", "0.4")
     printed = call(monkeypatch, capsys, "table", folder, "--share", "0.4")
-    rows = Elements((tmp_path / "r.html").read_text()).rows
-    assert "worst 40 %" in rows[0]
-    assert all("  ".join(printed.split()).count("  ".join(r[1].split())) >= 1 for r in rows[1:])
+    head, *rows = Elements((tmp_path / "r.html").read_text()).rows
+    assert "worst 40 %" in head
+    lines = [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines()]
+    assert len(rows) == 3
+    assert all(row[:-1] in lines for row in rows)
+    plain = call(monkeypatch, capsys, "table", folder)
+    assert not any(row[3] in plain for row in rows)  # the worst 5 % are others
 
 
 def test_worst_and_best_are_of_the_share_that_the_run_was_asked_for(tmp_path, tiny_npz):
@@ -235,9 +240,12 @@ def test_a_long_run_is_thinned_and_the_page_says_so():
 
 def test_many_clients_are_thinned_too():
     history = report_cases.history(("fedavg", "afl"), 1, clients=3000, rounds=30, every=10)
-    tree = data.tree([data.of(history)])
+    names = {"data": {"clients": [f"client {c}" for c in range(3000)]}}
+    tree = data.tree([data.Source("many", history, names)])
     assert tree["runs"][0]["accuracy"]["shape"] == [3, 2000]
-    assert len(tree["runs"][0]["client"]) == 2000
+    who = tree["runs"][0]["client"]
+    assert len(who) == 2000
+    assert tree["folders"][0]["clients"] == [f"client {c}" for c in who]
     assert "2,000 are shown one by one" in " ".join(tree["notes"])
 
 
@@ -250,14 +258,106 @@ def test_thinning_keeps_both_ends(count, keep):
         assert (at[0], at[-1]) == (0, count - 1)
 
 
+def unpacked(packed):
+    """A table as the script of the page reads it."""
+    steps = np.frombuffer(b64decode(packed["data"]), "<u2").reshape(packed["shape"])
+    return np.where(steps == 65535, np.nan, packed["low"] + packed["span"] * steps / 65534)
+
+
 def test_packing_loses_less_than_a_hover_shows():
     values = np.random.default_rng(0).random((7, 9))
     values[2, 3] = np.nan
-    packed = data.packed(values)
-    steps = np.frombuffer(b64decode(packed["data"]), "<u2").reshape(packed["shape"])
-    back = np.where(steps == 65535, np.nan, packed["low"] + packed["span"] * steps / 65534)
-    np.testing.assert_allclose(back, values, atol=1e-5)
+    np.testing.assert_allclose(unpacked(data.packed(values)), values, atol=1e-5)
     assert data.packed(np.full((2, 2), np.nan))["low"] == 0.0
+
+
+def test_the_page_carries_the_tables_of_every_run(folder):
+    source = data.load(folder)
+    seen = data.tree([source])
+    for run, told in zip(source.history.runs, seen["runs"], strict=True):
+        assert (told["evaluated"], told["rounds"]) == ([2, 4, 6], [1, 2, 3, 4, 5, 6])
+        tables = {"accuracy": run.accuracy(), "weight": run.weights()}
+        if run.label != "fedavg":  # which asks for no loss
+            loss = np.empty_like(run.weights())
+            np.put_along_axis(loss, run.column("client"), run.column("reported_loss"), axis=1)
+            tables["loss"] = loss
+        for name, values in tables.items():
+            np.testing.assert_allclose(unpacked(told[name]), values, atol=1e-4, err_msg=name)
+        for model in data.MODELS:
+            final = run.accuracy(model)[-1:]
+            np.testing.assert_allclose(unpacked(told["final"][model]), final, atol=1e-4)
+        weights = run.weights() / run.weights().sum(1, keepdims=True)
+        want = np.exp(-(weights * np.log(np.maximum(weights, 1e-300))).sum(1))
+        np.testing.assert_allclose(told["info"]["effective"], want, rtol=1e-5)
+    assert any((run.accuracy() != run.accuracy("last"))[-1].any() for run in source.history.runs)
+    counts = record.load_labels(folder)
+    for seed, told in seen["folders"][0]["labels"].items():
+        np.testing.assert_allclose(unpacked(told["counts"]), counts[int(seed)], atol=1e-2)
+
+
+def test_the_page_tells_how_often_the_ball_bound():
+    history = report_cases.history(("fedavg", "fedmaba:rho=0.3"), 1, clients=5, rounds=4)
+    history.runs[1].tables |= {"info.lambda": [0.0, 0.0, 0.5, 2.0], "info.kl": [0.1, 0.2, 0.3, 0.3]}
+    average, fair = (run["info"] for run in data.tree([data.of(history)])["runs"])
+    assert set(average) == {"effective"}
+    assert fair["lambda"] == [0.0, 0.0, 0.5, 2.0]
+    assert fair["kl"] == [0.1, 0.2, 0.3, 0.3]
+    assert (fair["bound"], fair["rho"]) == ([2, 4], 0.3)
+
+
+def test_the_tiles_show_the_fairest_beside_the_reference():
+    history = History([one("fedavg", [0.4, 0.8]), one("afl", [0.5, 0.6])])
+    tiles = report.tiles(data.tree([data.of(history)]))
+    assert [(t["name"], t["value"], t["unit"], t["then"]) for t in tiles] == [
+        ("variance over clients", "25.0", "%²", "400.0 %²"),
+        ("worst 5 %", "50.0", "%", "40.0 %"),
+        ("mean accuracy", "55.0", "%", "60.0 %"),
+    ]
+    assert {(t["who"], t["base"]) for t in tiles} == {("afl", "fedavg")}
+    assert report.tiles(data.tree([data.of(History(history.runs[:1]))])) == []
+
+
+def test_the_overview_counts_what_was_run(folder):
+    told = ["3 strategies", "2 seeds", "5 clients", "6 rounds"]
+    assert report.overview([data.load(folder)])[1:] == told
+    few = report.overview([data.of(report_cases.history(("afl",), 1, clients=9, rounds=1))])
+    assert few == ["1 strategy", "1 seed", "9 clients", "1 round"]
+
+
+def test_the_set_up_has_the_hashes_and_the_command(folder):
+    told, about = data.setup(data.load(folder)), record.load_about(folder)
+    (name, digest), *splits = told["hashes"]
+    assert name.startswith("data ")
+    assert digest == about["data"]["sha256"]
+    assert dict(splits) == {f"partition, seed {s}": about["partition"][s] for s in ("0", "1")}
+    assert told["repeat"] == "fedmaba run run/experiment.toml --out NEW"
+    python = data.Source("run", History([]), {"python": True, "repeat": "the Python call"})
+    assert data.setup(python)["repeat"] == "the Python call"
+
+
+def test_a_caption_says_which_model_which_round_and_how_many_clients():
+    runs = [one("fedavg", [0.4, 0.8]), one("afl", [0.5, 0.6])]
+    runs[0].deploy, runs[1].deploy = "poly:8", "average"
+    history = History(runs)
+    tail = "; mean ± sd over seeds"
+    for model, at, said in (
+        ("deployed", "last", "deployed model (average, poly:8), at the last round"),
+        ("last", "last", "last server model, at the last round"),
+        ("last", "best", "last server model, at its best round, picked on test data"),
+        ("last", "last5", "last server model, mean of the last five evaluations"),
+    ):
+        assert table.caption(history, model, at) == said + tail
+    runs[0].tables["deployed_validation.accuracy"] = runs[0].tables["deployed.accuracy"]
+    assert "picked on validation data" in table.caption(history, "last", "best")
+    runs[0].test_size = np.array([10, 0])
+    assert table.caption(history, "last", "last").endswith(f"{tail}; 1 of 2 clients")
+
+
+def test_two_rows_are_not_ranked_and_three_of_one_seed_are():
+    rows = History([one(name, [0.4, a]) for name, a in (("a", 0.8), ("b", 0.6), ("c", 0.4))])
+    first = table.columns(0.05)[0]
+    assert table.ranks(rows.summary(), first) == [2, 1, 0]
+    assert table.ranks(rows.summary()[:2], first) == [2, 2]
 
 
 def one(label, accuracy, seed=0, diverged="") -> RunHistory:
@@ -322,6 +422,8 @@ def test_two_folders_keep_their_names_apart(folder, tmp_path):
     sentences = data.verdict(sources, 0.05)
     assert len(sentences) == 2
     assert sentences[0].startswith("run: ")
+    assert len(data.verdict([data.of(other, "a"), data.of(other, "b")], 0.05)) == 2
+    assert len(data.verdict([data.load(folder)] * 2, 0.05)) == 1  # of the same data
 
 
 def test_labels_and_names_of_the_data_reach_the_folder(tmp_path, monkeypatch):
@@ -584,12 +686,20 @@ def test_export_writes_what_the_history_holds(folder, tmp_path, monkeypatch, cap
     table = {p.stem: pandas.read_csv(p) for p in (tmp_path / "csv").iterdir()}
     run = history.runs[-1]
     own = table["clients"].query("strategy == 'fedmaba' and seed == 1 and round == 6")
-    np.testing.assert_allclose(own["deployed_accuracy"], run.accuracy()[-1])
+    for model in data.MODELS:
+        np.testing.assert_allclose(own[f"{model}_accuracy"], run.accuracy(model)[-1])
+        np.testing.assert_allclose(own[f"{model}_loss"], run.loss(model)[-1])
+    assert (own["deployed_loss"] != own["last_loss"]).any()
     own = table["weights"].query("strategy == 'fedmaba' and seed == 1 and round == 3")
     np.testing.assert_allclose(own["weight"], run.weights()[2])
+    np.testing.assert_allclose(own["reported_loss"], run.column("reported_loss")[2])
     row = table["summary"].query("strategy == 'afl' and model == 'last'").iloc[0]
     assert row["variance"] == pytest.approx(history.summary("last")[1].mean.variance)
     assert len(table["rounds"]) == 6 * 3 * 2
+    own = table["rounds"].query("strategy == 'fedmaba' and seed == 1 and model == 'last'")
+    for name in ("variance", "worst", "gini"):
+        want = [getattr(found, name) for found in run.fairness("last")]
+        np.testing.assert_allclose(own[name], want)
 
 
 def test_export_names_clients_that_have_names(tmp_path, monkeypatch):
@@ -759,6 +869,21 @@ def test_quiet_says_nothing_and_no_color_has_none(tiny_npz, monkeypatch):
     assert "\x1b" not in shown(tiny_npz, False, monkeypatch, True)
 
 
+def test_rate_and_time_left_count_from_where_this_process_began(tiny_npz, monkeypatch):
+    going, now = session(tiny_npz, rounds=10), [100.0]
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    going.batch.progress.round = 4  # an earlier process did these
+    pace = terminal.Pace(going)
+    assert (pace.rate, pace.left) == (0.0, 0.0)
+    now[0], pace.done = 106.0, 7
+    assert (pace.rate, pace.left) == (0.5, 6.0)
+    text = printed(100, terminal.dashboard(going, pace))
+    assert "round 7/10" in text
+    assert "0.5 rounds/s  10 clients/s" in text  # two strategies, two seeds, five clients
+    assert "0:06 left" in text
+    going.close()
+
+
 def test_small_words():
     assert terminal.clock(7) == "0:07"
     assert terminal.clock(750) == "12:30"
@@ -814,8 +939,66 @@ def test_watch_gives_the_page_and_its_version(served):
     version = ask(served, path="/version")[2]
     assert f'data-version="{version}"' in body
     assert [a["id"] for t, a in Elements(body).elements if t == "section"] == SECTIONS
-    assert ask(served, "HEAD")[2] == ""
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["X-Frame-Options"] == "DENY"
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert headers["Cross-Origin-Opener-Policy"] == "same-origin"
     assert ask(served, path="/../../etc/passwd")[0] == 404
+
+
+def spoken(server, text: str) -> bytes:
+    """All that a server answers until it hangs up."""
+    port = server.server_address[1]
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as line:
+        line.sendall(text.replace("HERE", f"127.0.0.1:{port}").replace("\n", "\r\n").encode())
+        return b"".join(iter(lambda: line.recv(1 << 16), b""))
+
+
+def test_watch_sends_no_body_after_a_head(served):
+    head, _, body = spoken(served, "HEAD / HTTP/1.1\nHost: HERE\nConnection: close\n\n").partition(
+        b"\r\n\r\n"
+    )
+    assert int(re.search(rb"Content-Length: (\d+)", head)[1]) > 1000
+    assert body == b""
+
+
+def test_watch_does_not_take_what_it_refused_for_another_request(served):
+    inner = "GET /version HTTP/1.1\nHost: HERE\n\n"
+    answer = spoken(served, f"POST / HTTP/1.1\nHost: HERE\nContent-Length: 60\n\n{inner}")
+    assert answer.startswith(b"HTTP/1.1 405 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_watch_makes_a_page_once_for_each_state_of_a_run(folder, tmp_path, monkeypatch):
+    shutil.copytree(folder, tmp_path / "run")
+    made = []
+    real = watch.html.page
+    monkeypatch.setattr(watch.html, "page", lambda *words: made.append(1) or real(*words))
+    with watch.serve(tmp_path / "run") as server:
+        first = server.page()
+        assert server.page() == first
+        assert len(made) == 1
+        (tmp_path / "run" / "rounds.jsonl").touch()
+        server.page()
+        assert len(made) == 2
+
+
+@pytest.mark.parametrize(("times", "status"), [(1, 200), (2, 503)])
+def test_watch_looks_again_before_it_says_what_is_wrong(times, status, served, monkeypatch):
+    real, left = data.load, [InputError("half a file")] * times
+
+    def load(path):
+        if left:
+            raise left.pop()
+        return real(path)
+
+    monkeypatch.setattr(served, "_made", None)
+    monkeypatch.setattr(data, "load", load)
+    monkeypatch.setattr(watch.time, "sleep", lambda seconds: None)
+    found = ask(served)
+    assert found[0] == status
+    assert (found[2] == "fedmaba: half a file\n") == (status == 503)
 
 
 @pytest.mark.parametrize(

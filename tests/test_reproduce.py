@@ -1,6 +1,7 @@
 """`fedmaba reproduce`: targets, compact histories, tables beside the paper's, stops and merges."""
 
 import csv
+import io
 import re
 import runpy
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from fedmaba import cli, compact, config, reproduce, targets
+from fedmaba import cli, compact, config, record, reproduce, targets
 from fedmaba.errors import InputError
 from fedmaba.history import History, RunHistory
 from fedmaba.report import chosen, claims, document, paired, paper, reproduction, terminal
@@ -459,6 +460,14 @@ def test_an_interrupted_batch_goes_on_and_ends_in_the_same_numbers(tmp_path, cal
     assert told in call("--out", tmp_path / "b")[1]
     (again,) = reproduce.plan(tiny(), tmp_path / "b")
     assert again == work
+    held = reproduce.begin(again, tmp_path / "b", CPU)
+    assert held.seconds == pytest.approx(stopped.seconds)
+    held.session.close()
+    held.folder.close()
+    other = reproduce.begin(again, tmp_path / "b", config.machine("cpu", "float64"))
+    assert other.session.batch.progress.round == 0  # of another precision: begun anew
+    other.session.close()
+    other.folder.discard()
     batch = play(again, tmp_path / "b")
     assert "goes on after round 1" in batch.session.notes
     assert batch.seconds > stopped.seconds
@@ -468,8 +477,46 @@ def test_an_interrupted_batch_goes_on_and_ends_in_the_same_numbers(tmp_path, cal
         for name in run.tables:
             assert np.array_equal(run.column(name), parts[key].column(name), equal_nan=True)
     assert reproduce.plan(tiny(), tmp_path / "b") == []
-    assert not list((tmp_path / "b" / "checkpoint").iterdir())
+    for name in "ab":  # one had checkpoints, one was done before the first was due
+        assert not list((tmp_path / name / "checkpoint").iterdir())
     assert "interrupted: " not in call("--out", tmp_path / "b")[1]
+
+
+def test_a_batch_that_is_killed_goes_on_from_its_last_minutes(tmp_path, monkeypatch):
+    (work,) = reproduce.plan(tiny(), tmp_path)
+    for seconds, saved in ((reproduce.SECONDS, []), (0, [2])):
+        monkeypatch.setattr(reproduce, "SECONDS", seconds)
+        batch = reproduce.begin(work, tmp_path, CPU)
+        for snapshot in batch.rounds():
+            if snapshot.round == 2:
+                break
+        batch.folder.close()
+        found = record.checkpoints(batch.folder.path)
+        assert [int(path.stem) for path in found][:1] == saved
+
+
+def test_reproduce_under_torchrun_names_the_remedy(tmp_path, monkeypatch):
+    (work,) = reproduce.plan(tiny(), tmp_path)
+    going = reproduce.begin(work, tmp_path, CPU)
+    going.session.close()
+    going.folder.close()
+    going.session.batch.ranks = SimpleNamespace(count=2)
+    monkeypatch.setattr(reproduce.experiment, "prepare", lambda *words: going.session)
+    with pytest.raises(InputError, match="--batch I/N"):
+        reproduce.begin(work, tmp_path, CPU)
+
+
+def test_time_left_of_a_target_counts_only_what_this_process_did(tmp_path, monkeypatch):
+    (work,) = reproduce.plan(tiny(), tmp_path)
+    stream, now = io.StringIO(), [50.0]
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    show = terminal.Batches([work, work], None, Console(file=stream, width=160))
+    at = SimpleNamespace(progress=SimpleNamespace(round=1))
+    show.begin(SimpleNamespace(work=work, session=SimpleNamespace(notes=[], batch=at)))
+    now[0] += 10
+    show.round(3)  # two of six rounds in ten seconds, three left
+    rate = 2 * reproduce.updates(work) / 3 / 10
+    assert f"round 3/3, {rate:,.0f} clients/s, 0:15 left" in stream.getvalue()
 
 
 def test_parts_run_apart_are_the_whole(tmp_path):

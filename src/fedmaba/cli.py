@@ -59,6 +59,10 @@ Share = Annotated[
     Optional[float],  # noqa: UP045
     typer.Option(help="of clients in 'worst' and 'best' [as run]", min=1e-9, max=1),
 ]
+DataDir = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(help="folder where its files are looked for first"),
+]
 Overrides = Annotated[
     Optional[list[str]],  # noqa: UP045 - typer reads this at run time
     typer.Option("--set", metavar="KEY=VALUE", help="any key of the experiment, as train.lr=0.05"),
@@ -343,7 +347,13 @@ def list_(
 
 
 @data_app.command()
-def fetch(name: str, data_dir: Annotated[Optional[Path], typer.Option()] = None) -> None:  # noqa: UP045
+def fetch(
+    name: str,
+    data_dir: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="folder to put it in [the cache]"),
+    ] = None,
+) -> None:
     """Download a data set from its publisher and check it."""
     from fedmaba import datasets
     from fedmaba.report import terminal
@@ -354,7 +364,7 @@ def fetch(name: str, data_dir: Annotated[Optional[Path], typer.Option()] = None)
 
 
 @data_app.command()
-def check(name: str, data_dir: Annotated[Optional[Path], typer.Option()] = None) -> None:  # noqa: UP045
+def check(name: str, data_dir: DataDir = None) -> None:
     """Check the files of a data set, size and SHA-256."""
     from fedmaba import datasets
 
@@ -369,7 +379,7 @@ def check(name: str, data_dir: Annotated[Optional[Path], typer.Option()] = None)
 def export(
     name: str,
     directory: Path,
-    data_dir: Annotated[Optional[Path], typer.Option()] = None,  # noqa: UP045
+    data_dir: DataDir = None,
 ) -> None:
     """Write a data set as its publisher's plain binary files."""
     from fedmaba import datasets
@@ -391,9 +401,9 @@ def flower_new(
 
 @flower_app.command("demo")
 def flower_demo(
-    strategy: str = "fedmaba:alpha=0.8",
-    sites: Annotated[int, typer.Option(min=1, max=50)] = 5,
-    rounds: Annotated[int, typer.Option(min=1)] = 4,
+    strategy: Annotated[str, typer.Option(help="one row, no grid")] = "fedmaba:alpha=0.8",
+    sites: Annotated[int, typer.Option(help="SuperNodes, a shard each", min=1, max=50)] = 5,
+    rounds: Annotated[int, typer.Option(help="communication rounds", min=1)] = 4,
 ) -> None:
     """Run a federation of real Flower processes on this machine, with TLS and keys."""
     from fedmaba.flower_app.demo import demo

@@ -198,7 +198,8 @@ class Folder:
             self.close()
         with contextlib.suppress(OSError):  # something of someone else's lies there
             (self.path / ".lock").unlink(missing_ok=True)
-            (self.path / "checkpoint").rmdir()
+            with contextlib.suppress(FileNotFoundError):  # done before the first was due
+                (self.path / "checkpoint").rmdir()
             self.path.rmdir()
         self.close()
 
