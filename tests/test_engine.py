@@ -467,6 +467,28 @@ def test_a_run_is_the_same_alone_in_a_batch_and_in_other_chunks(model, fed, make
     assert apart(a, b) > 1e-3  # two seeds are two runs
 
 
+@pytest.mark.parametrize("model", [cnn, lambda *args: Functional(*args)])
+@pytest.mark.parametrize("change", [{"momentum": 0.5}, {"steps": 1}])
+def test_masks_of_large_minibatches_do_not_depend_on_other_runs(model, change, fed, monkeypatch):
+    """Full batches are taken in pieces, bent losses are not."""
+
+    @dataclass(frozen=True)
+    class Bent(strategies.PropFair):
+        name = "bent"
+
+        def local(self):
+            return replace(super().local(), full_batch=True)
+
+    monkeypatch.setattr(local, "MICRO", 2)
+    plan, runs = replace(PLAN, rounds=1, minibatch=50, **change), []
+    for strategy in (one("fedavg"), one("fedsgd"), one("fedprox"), one("propfair"), Bent()):
+        runs.append(Run(strategy, 3, fed))
+    batch, _ = played(runs, fed, plan, model)
+    for r, run in enumerate(runs):
+        alone, _ = played([run], fed, plan, model)
+        assert apart(alone.progress.model[0], batch.progress.model[r]) < 1e-9
+
+
 def test_steps_in_groups_give_the_same_run(fed, kernels, monkeypatch):
     def model(shape, classes):
         inner = nn.Linear(math.prod(shape), 10), nn.ReLU(), nn.Dropout(0.3)
@@ -1046,7 +1068,8 @@ class Functional(nn.Module):
         self.a, self.b = nn.Linear(math.prod(shape), 6), nn.Linear(6, classes)
 
     def forward(self, x):
-        return self.b(F.dropout(self.a(x.flatten(1)).relu(), 0.5, self.training))
+        x = F.dropout(x.flatten(1), 0.2, self.training)
+        return self.b(F.dropout(self.a(x).relu(), 0.5, self.training))
 
 
 @pytest.mark.parametrize("specs", [["fedavg", "fedprox:mu=1"], ["fedmaba", "propfair:M=1.5"]])
