@@ -1,7 +1,8 @@
 """Models as ordinary nn.Module, made by a factory of (input shape, number of classes).
 
 Users bring their own as `package.module:factory` or as a callable. A model may hold any layer but
-one with running statistics: those are not part of the model change that clients send.
+one whose buffers change in training, as running statistics do: those are not part of the model
+change that clients send.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from fedmaba import own, rng
 from fedmaba.errors import InputError, unknown
@@ -104,6 +106,11 @@ def build(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Module:
                 f"model {name!r}: layer {label!r} is a {type(module).__name__} with statistics "
                 "over examples, which no server rule averages rightly: use GroupNorm"
             )
+    if moved := _moved(model, name, shape):
+        raise InputError(
+            f"model {name!r}: training changes the buffer {moved!r}, which is no weight that "
+            "clients send: leave out such a layer (batch statistics, spectral norm, counters)"
+        )
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
     if frozen or not any(True for _ in model.parameters()):
         what = f"weights {frozen[0]!r} are frozen" if frozen else "there are no weights to train"
@@ -116,7 +123,20 @@ def build(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Module:
     return model
 
 
-def _try(model: nn.Module, name: str, shape: Shape) -> torch.Tensor:
+def _moved(model: nn.Module, name: str, shape: Shape) -> str:
+    """The first buffer that a call in training mode changes; the model keeps its own."""
+    before = dict(model.named_buffers())
+    if not before:
+        return ""
+    after = {n: b.clone() for n, b in before.items()}
+    model.train()
+    with torch.random.fork_rng(devices=[]):
+        _try(lambda x: functional_call(model, after, (x + torch.rand_like(x),)), name, shape)
+    model.eval()
+    return next((n for n, b in before.items() if not torch.equal(b, after[n])), "")
+
+
+def _try(model: Callable[[torch.Tensor], object], name: str, shape: Shape) -> torch.Tensor:
     """The outputs of a model for two blank inputs."""
     try:
         with torch.no_grad():
