@@ -25,7 +25,7 @@ from hypothesis import strategies as some
 from torch import nn
 
 import fedmaba
-from fedmaba import config, engine, experiment, record, strategies
+from fedmaba import config, datasets, engine, experiment, record, strategies
 from fedmaba.errors import Busy, InputError, SaveFailed
 from fedmaba.federation import Federation
 from fedmaba.history import Column
@@ -423,6 +423,25 @@ def test_other_data_under_the_same_name_are_noticed(tiny_npz, tmp_path):
     assert files(out) == before
     mine.write_bytes(Path(tiny_npz).read_bytes())
     play(experiment.resume(out))  # nobody holds the folder
+
+
+def test_a_federation_that_is_divided_otherwise_is_noticed(tiny_npz, tmp_path):
+    out, examples = tmp_path / "run", datasets.load(str(tiny_npz))
+
+    def session(seed):
+        federation = Federation.make(examples, "iid", 5, seed, test="local")
+        given_ = experiment.Own(data=federation)
+        found = experiment.prepare(asked("own", data__validation="0%"), given_)
+        experiment.begin(found, out)
+        return found
+
+    play(session(0), stop_after=3)
+    before = files(out)
+    with pytest.raises(InputError, match=r"divided otherwise than when .* was begun: restore"):
+        session(1)
+    assert files(out) == before
+    play(session(0))
+    assert (out / "runs.json").exists()
 
 
 # --- damage ------------------------------------------------------------------------------------
