@@ -581,6 +581,24 @@ def test_a_buffer_that_training_changes_is_refused(make, buffer):
         models.build(make, FLAT, C, 0)
 
 
+class Mixing(nn.Module):
+    """Normalises over a minibatch by hand."""
+
+    def __init__(self, classes, training):
+        super().__init__()
+        self.a, self.mixes = nn.Linear(6, classes), training
+
+    def forward(self, x):
+        y = nn.functional.dropout(self.a(x), 0.3, self.training)
+        return y - y.mean(0) if self.training == self.mixes else y
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_that_mixes_examples_is_refused(training):
+    with pytest.raises(InputError, match="depends on the others of the minibatch, which is padded"):
+        models.build(lambda shape, classes: Mixing(classes, training), FLAT, C, 0)
+
+
 def test_constant_buffers_are_accepted_and_the_model_is_left_as_it_is():
     def make(shape, classes):
         model = nn.Sequential(nn.Linear(6, classes), nn.Dropout(0.5))
