@@ -1035,6 +1035,27 @@ def test_a_plan_that_does_not_fit_is_refused_before_any_work(fed, make_federatio
         start([run], PLAN, "cnn")
 
 
+NONE = np.zeros(0, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s: {"train": (*s.train[:4], NONE)}, "client 4 has no training examples: leave"),
+        (lambda s: {"test": (NONE,) * 5}, "no client has a test example"),
+        (lambda s: {"test": (NONE,) * 5, "validation": s.test}, "no client has a test example"),
+        (lambda s: {"test": s.test[:4]}, "the split has 5 clients, but 4 in test"),
+        (lambda s: {"train": (s.train[0] + 99, *s.train[1:])}, r"train names .* outside 0\.\.\d+$"),
+        (lambda s: {"test": (-s.test[0] - 1, *s.test[1:])}, r"test names examples outside 0\.\."),
+        (lambda s: dict.fromkeys(("train", "test", "validation"), ()), "there are no clients"),
+    ],
+)
+def test_a_split_made_by_hand_that_no_run_can_use_is_refused(change, said, fed):
+    odd = replace(fed, split=replace(fed.split, **change(fed.split)))
+    with pytest.raises(InputError, match=said):
+        start([Run(one("fedavg"), 0, odd)], PLAN, mlp)
+
+
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "meta", "cpu:x", ""])
 def test_a_device_that_is_not_there_is_refused(device, fed):
     with pytest.raises(ValueError, match="device="):
