@@ -712,6 +712,18 @@ def misses(outputs, targets):
     return (outputs.argmax(1) != targets).float()
 
 
+def margin(least, *, computed=False):
+    """A metric as an object whose class holds the constant, or says it when asked."""
+
+    class Margin:
+        limit = property(lambda self: least) if computed else least
+
+        def __call__(self, outputs, targets):
+            return (outputs.softmax(1).gather(1, targets[:, None])[:, 0] > self.limit).float()
+
+    return Margin()
+
+
 @pytest.mark.parametrize(
     ("what", "before", "after"),
     [
@@ -722,6 +734,8 @@ def misses(outputs, targets):
          nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1)),
         ("metric", hits, misses),
         ("model", net(8), net(8, nn.Tanh)),
+        ("metric", margin(0.1), margin(0.2)),
+        ("metric", margin(0.1, computed=True), margin(0.2, computed=True)),
     ],
 )  # fmt: skip
 def test_a_run_goes_on_with_the_code_it_was_begun_with(what, before, after, tiny_npz, tmp_path):
