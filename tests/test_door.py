@@ -400,7 +400,7 @@ def test_a_state_folder_of_another_model_is_refused(tmp_path):
 def test_a_strategy_whose_state_cannot_be_saved_moves_no_model(monkeypatch):
     server = server_of("fedavg")
     before = server.model["0.weight"].copy()
-    odd = Decision(np.full(5, 0.2), {"seen": {1, 2}})
+    odd = Decision(np.full(4, 0.2), {"seen": {1, 2}})
     monkeypatch.setattr(type(server.terms.strategy), "weigh", lambda *_: odd)
     with pytest.raises(InputError, match="fedavg: state 'seen' is of type set"):
         server.take(replies_of(server))
@@ -465,6 +465,16 @@ def test_only_those_present_are_drawn_and_the_draw_is_seeded():
     assert "9" not in first
     assert server.draw(here, 0.01, 2) == server.draw(here, 2 / 9, 1)
     assert server.draw([], 0.5, 1) == []
+
+
+@pytest.mark.parametrize("many", [0, 3, 5])
+def test_a_strategy_that_leaves_replies_without_a_weight_is_refused(many, monkeypatch):
+    server = Server(Terms(parse("fedavg")[0]), MODEL)
+    coef = np.full(many, 0.1)
+    monkeypatch.setattr(REGISTRY["fedavg"], "weigh", lambda self, state, _: Decision(coef, state))
+    said = rf"fedavg: weigh\(\) gave coefficients of shape \({many},\) for 4 clients"
+    with pytest.raises(InputError, match=said):
+        server.take(replies_of(server))
 
 
 def test_running_statistics_are_averaged_by_size_and_do_not_weigh():

@@ -467,6 +467,28 @@ def test_a_run_is_the_same_alone_in_a_batch_and_in_other_chunks(model, fed, make
     assert apart(a, b) > 1e-3  # two seeds are two runs
 
 
+@pytest.mark.parametrize("model", [cnn, lambda *args: Functional(*args)])
+@pytest.mark.parametrize("change", [{"momentum": 0.5}, {"steps": 1}])
+def test_masks_of_large_minibatches_do_not_depend_on_other_runs(model, change, fed, monkeypatch):
+    """Full batches are taken in pieces, bent losses are not."""
+
+    @dataclass(frozen=True)
+    class Bent(strategies.PropFair):
+        name = "bent"
+
+        def local(self):
+            return replace(super().local(), full_batch=True)
+
+    monkeypatch.setattr(local, "MICRO", 2)
+    plan, runs = replace(PLAN, rounds=1, minibatch=50, **change), []
+    for strategy in (one("fedavg"), one("fedsgd"), one("fedprox"), one("propfair"), Bent()):
+        runs.append(Run(strategy, 3, fed))
+    batch, _ = played(runs, fed, plan, model)
+    for r, run in enumerate(runs):
+        alone, _ = played([run], fed, plan, model)
+        assert apart(alone.progress.model[0], batch.progress.model[r]) < 1e-9
+
+
 def test_steps_in_groups_give_the_same_run(fed, kernels, monkeypatch):
     def model(shape, classes):
         inner = nn.Linear(math.prod(shape), 10), nn.ReLU(), nn.Dropout(0.3)
@@ -1013,6 +1035,27 @@ def test_a_plan_that_does_not_fit_is_refused_before_any_work(fed, make_federatio
         start([run], PLAN, "cnn")
 
 
+NONE = np.zeros(0, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s: {"train": (*s.train[:4], NONE)}, "client 4 has no training examples: leave"),
+        (lambda s: {"test": (NONE,) * 5}, "no client has a test example"),
+        (lambda s: {"test": (NONE,) * 5, "validation": s.test}, "no client has a test example"),
+        (lambda s: {"test": s.test[:4]}, "the split has 5 clients, but 4 in test"),
+        (lambda s: {"train": (s.train[0] + 99, *s.train[1:])}, r"train names .* outside 0\.\.\d+$"),
+        (lambda s: {"test": (-s.test[0] - 1, *s.test[1:])}, r"test names examples outside 0\.\."),
+        (lambda s: dict.fromkeys(("train", "test", "validation"), ()), "there are no clients"),
+    ],
+)
+def test_a_split_made_by_hand_that_no_run_can_use_is_refused(change, said, fed):
+    odd = replace(fed, split=replace(fed.split, **change(fed.split)))
+    with pytest.raises(InputError, match=said):
+        start([Run(one("fedavg"), 0, odd)], PLAN, mlp)
+
+
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "meta", "cpu:x", ""])
 def test_a_device_that_is_not_there_is_refused(device, fed):
     with pytest.raises(ValueError, match="device="):
@@ -1046,7 +1089,8 @@ class Functional(nn.Module):
         self.a, self.b = nn.Linear(math.prod(shape), 6), nn.Linear(6, classes)
 
     def forward(self, x):
-        return self.b(F.dropout(self.a(x.flatten(1)).relu(), 0.5, self.training))
+        x = F.dropout(x.flatten(1), 0.2, self.training)
+        return self.b(F.dropout(self.a(x).relu(), 0.5, self.training))
 
 
 @pytest.mark.parametrize("specs", [["fedavg", "fedprox:mu=1"], ["fedmaba", "propfair:M=1.5"]])

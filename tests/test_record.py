@@ -25,7 +25,7 @@ from hypothesis import strategies as some
 from torch import nn
 
 import fedmaba
-from fedmaba import config, engine, experiment, record, strategies
+from fedmaba import config, datasets, engine, experiment, record, strategies
 from fedmaba.errors import Busy, InputError, SaveFailed
 from fedmaba.federation import Federation
 from fedmaba.history import Column
@@ -425,6 +425,25 @@ def test_other_data_under_the_same_name_are_noticed(tiny_npz, tmp_path):
     play(experiment.resume(out))  # nobody holds the folder
 
 
+def test_a_federation_that_is_divided_otherwise_is_noticed(tiny_npz, tmp_path):
+    out, examples = tmp_path / "run", datasets.load(str(tiny_npz))
+
+    def session(seed):
+        federation = Federation.make(examples, "iid", 5, seed, test="local")
+        given_ = experiment.Own(data=federation)
+        found = experiment.prepare(asked("own", data__validation="0%"), given_)
+        experiment.begin(found, out)
+        return found
+
+    play(session(0), stop_after=3)
+    before = files(out)
+    with pytest.raises(InputError, match=r"divided otherwise than when .* was begun: restore"):
+        session(1)
+    assert files(out) == before
+    play(session(0))
+    assert (out / "runs.json").exists()
+
+
 # --- damage ------------------------------------------------------------------------------------
 
 
@@ -693,6 +712,18 @@ def misses(outputs, targets):
     return (outputs.argmax(1) != targets).float()
 
 
+def margin(least, *, computed=False):
+    """A metric as an object whose class holds the constant, or says it when asked."""
+
+    class Margin:
+        limit = property(lambda self: least) if computed else least
+
+        def __call__(self, outputs, targets):
+            return (outputs.softmax(1).gather(1, targets[:, None])[:, 0] > self.limit).float()
+
+    return Margin()
+
+
 @pytest.mark.parametrize(
     ("what", "before", "after"),
     [
@@ -703,6 +734,8 @@ def misses(outputs, targets):
          nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1)),
         ("metric", hits, misses),
         ("model", net(8), net(8, nn.Tanh)),
+        ("metric", margin(0.1), margin(0.2)),
+        ("metric", margin(0.1, computed=True), margin(0.2, computed=True)),
     ],
 )  # fmt: skip
 def test_a_run_goes_on_with_the_code_it_was_begun_with(what, before, after, tiny_npz, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 from fedmaba import models, rng
 from fedmaba.errors import InputError
@@ -546,6 +547,87 @@ def test_running_statistics_are_refused_with_the_remedy():
 
     with pytest.raises(InputError, match=r"layer '0\.1' is a BatchNorm2d .* use GroupNorm"):
         models.build(make, IMAGE, C, 0)
+
+
+class Counting(nn.Module):
+    """Weighs by how often it was called."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.a = nn.Linear(6, classes)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("constant", torch.ones(()))
+
+    def forward(self, x):
+        if self.training:
+            self.calls = self.calls + 1
+        return self.a(x) * self.constant / (1 + self.calls)
+
+
+@pytest.mark.parametrize(
+    ("make", "buffer"),
+    [
+        (lambda shape, classes: Counting(classes), "calls"),
+        (lambda shape, classes: nn.utils.spectral_norm(nn.Linear(6, classes)), "weight_u"),
+        (
+            lambda shape, classes: nn.utils.parametrizations.spectral_norm(nn.Linear(6, classes)),
+            r"parametrizations\.weight\.0\._u",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*spectral_norm.*:FutureWarning")
+def test_a_buffer_that_training_changes_is_refused(make, buffer):
+    with pytest.raises(InputError, match=f"training changes the buffer '{buffer}', .* leave out"):
+        models.build(make, FLAT, C, 0)
+
+
+class Mixing(nn.Module):
+    """Normalises over a minibatch by hand."""
+
+    def __init__(self, classes, training):
+        super().__init__()
+        self.a, self.mixes = nn.Linear(6, classes), training
+
+    def forward(self, x):
+        y = nn.functional.dropout(self.a(x), 0.3, self.training)
+        return y - y.mean(0) if self.training == self.mixes else y
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_that_mixes_examples_is_refused(training):
+    with pytest.raises(InputError, match="depends on the others of the minibatch, which is padded"):
+        models.build(lambda shape, classes: Mixing(classes, training), FLAT, C, 0)
+
+
+def test_constant_buffers_are_accepted_and_the_model_is_left_as_it_is():
+    def make(shape, classes):
+        model = nn.Sequential(nn.Linear(6, classes), nn.Dropout(0.5))
+        model.register_buffer("constant", torch.full((2,), -torch.inf))
+        return model
+
+    model = models.build(make, FLAT, C, 0)
+    assert not model.training
+    assert model.constant.isinf().all()
+
+
+def tripled(shape, classes):
+    first = nn.Linear(6, 6)
+    first.register_forward_hook(lambda module, args, out: 3 * out)
+    return nn.Sequential(first, nn.ReLU(), nn.Linear(6, classes))
+
+
+def pruned(shape, classes):
+    first = prune.random_unstructured(nn.Linear(6, 6, bias=False), "weight", 0.5)
+    return nn.Sequential(first, nn.ReLU(), nn.Linear(6, classes))
+
+
+@pytest.mark.parametrize("make", [tripled, pruned])
+def test_hooks_of_a_model_are_heeded(make):
+    model = models.build(make, FLAT, C, 0)
+    rows, x = compile(model, torch.zeros(2, 6)), torch.randn(B, 6)
+    assert "a model with hooks has no row form" in rows.path
+    out = rows.outputs(rows.layout.pack(model)[None], x[None])[0]
+    torch.testing.assert_close(out, model(x))
 
 
 def test_a_group_norm_is_accepted():

@@ -15,7 +15,7 @@ from fedmaba import rng
 from fedmaba.batch import Batch
 from fedmaba.local import Job
 from fedmaba.runs import Progress, Run
-from fedmaba.strategy import Bend, Decision, Needs
+from fedmaba.strategy import Bend, Decision, Local, Needs
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -111,7 +111,7 @@ def draw(batch: Batch, alive: list[int], t: int) -> Drawn:
                 size,
                 np.ones_like(size) if local.full_batch else steps,
                 key,
-                np.full_like(size, 2 * local.full_batch + (local.prox > 0)),
+                np.full_like(size, _kind(local)),
             )
         )
     table = Table(*(np.concatenate(column) for column in zip(*columns, strict=True)))
@@ -121,6 +121,11 @@ def draw(batch: Batch, alive: list[int], t: int) -> Drawn:
     most = batch.progress.chunk
     chunks = [group[a : a + most] for group in groups for a in range(0, len(group), most)]
     return Drawn(cohorts, table, chunks)
+
+
+def _kind(local: Local) -> int:
+    """Equal for clients that can be trained together; a bent full batch is not cut in pieces."""
+    return (local.prox > 0) + 2 * local.full_batch * (1 + (local.bend is not None))
 
 
 def keep(model: Tensor, late: list[Cohort]) -> Tensor:

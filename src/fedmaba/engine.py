@@ -174,6 +174,8 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
                 f"participants={m}, but the federation has {n} clients: lower it or say 'all'"
             )
         average.parse(run.average)
+    for federation in {id(run.federation): run.federation for run in runs}.values():
+        federation.check()
 
 
 def _device(name: str, ranks: Ranks) -> torch.device:

@@ -320,6 +320,11 @@ def _restore(
     told = about.get("data") if isinstance(about, dict) else None
     if not isinstance(told, dict) or told.get("sha256") != data:
         raise InputError(f"the data differ from those {out} was begun with: restore them")
+    if about.get("partition") != _partition(session):
+        raise InputError(
+            f"the clients' examples are divided otherwise than when {out} was begun: restore the "
+            "split, or choose another --out"
+        )
     session.restore(arrays, meta, out)
     _same_code(session, about, out)
     session.written = meta["round"]
@@ -419,7 +424,6 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
     batch = session.batch
     device, data = batch.pool.x.device, batch.runs[0].federation.data
     cuda = device.type == "cuda"
-    splits = {str(run.seed): run.federation.split.sha256() for run in batch.runs}
     return {
         "command": list(command),
         "repeat": "the Python call that began it, with another out"
@@ -434,7 +438,7 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
             "classes": list(data.classes),
             "clients": list(batch.runs[0].federation.client_names()),
         },
-        "partition": splits,
+        "partition": _partition(session),
         "hostile": {
             str(run.seed): np.flatnonzero(lies.who).tolist()
             for run in batch.runs
@@ -451,6 +455,11 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
             "torch": torch.__version__,
         },
     }
+
+
+def _partition(session: Session) -> dict[str, str]:
+    """The digest of who owns which examples, by seed."""
+    return {str(run.seed): run.federation.split.sha256() for run in session.batch.runs}
 
 
 def _parameters(batch: engine.Batch) -> int:

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedmaba import datasets, partition
 from fedmaba.attack import Attack, Hostile
 from fedmaba.datasets import Dataset
+from fedmaba.errors import InputError
 from fedmaba.partition import Split
 
 IntArray = NDArray[np.int64]
@@ -78,6 +79,23 @@ class Federation:
     @property
     def n_clients(self) -> int:
         return len(self.split.train)
+
+    def check(self) -> None:
+        """Refuse a split made by hand that no run can use."""
+        n, many = self.n_clients, len(self.data.x)
+        for name in partition.PARTS:
+            part: Part = getattr(self, name)
+            if len(part.size) != n:
+                raise InputError(f"the split has {n} clients, but {len(part.size)} in {name}")
+            if len(part.index) and not 0 <= part.index.min() <= part.index.max() < many:
+                raise InputError(f"the split's {name} names examples outside 0..{many - 1}")
+        if not n or not self.train.size.all():
+            who = (
+                f"client {np.argmin(self.train.size)} has no" if n else "there are no clients with"
+            )
+            raise InputError(f"{who} training examples: leave out clients without any")
+        if not len(self.test.index):
+            raise InputError("no client has a test example: hold some out")
 
     def labels(self) -> NDArray[np.int32] | None:
         """(N, C) training examples of each client and class; None where that is a huge table."""

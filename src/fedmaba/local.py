@@ -224,7 +224,7 @@ def _train(
         k = group.start
         stream, g = streams[k, :a], gradient[:a]
         g.zero_()
-        most = MICRO if bent is None else index.shape[2]  # a bent loss needs the minibatch whole
+        most = MICRO if job.full_batch and bent is None else index.shape[2]  # bent: whole
         for piece, begin in enumerate(range(0, index.shape[2], most)):
             b = slice(begin, begin + most)
             x = _take(pool.x, index[:a, k, b])

@@ -1,15 +1,18 @@
 """Models as ordinary nn.Module, made by a factory of (input shape, number of classes).
 
 Users bring their own as `package.module:factory` or as a callable. A model may hold any layer but
-one with running statistics: those are not part of the model change that clients send.
+one whose buffers change in training, as running statistics do: those are not part of the model
+change that clients send. Nor may an example's output depend on others: minibatches are padded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from fedmaba import own, rng
 from fedmaba.errors import InputError, unknown
@@ -96,7 +99,8 @@ def build(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Module:
             raise InputError(f"model {name!r}: {error}: it must take (shape, classes)") from error
         if not isinstance(model, nn.Module):
             raise InputError(f"model {name!r} gave a {type(model).__name__}: return an nn.Module")
-        out = _try(model.eval(), name, shape)  # also gives lazy layers their weights
+        blank = torch.zeros(2, *shape)
+        out = _try(model.eval(), name, blank)  # also gives lazy layers their weights
     for label, module in model.named_modules():
         statistics = getattr(module, "running_mean", None) is not None
         if statistics or isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -113,18 +117,48 @@ def build(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Module:
             f"model {name!r} gives outputs of shape {tuple(out.shape[1:])} per example, but the "
             f"data have {classes} classes: its last layer must have {classes} outputs"
         )
+    if why := _leak(model, name, shape):
+        raise InputError(f"model {name!r}: {why}")
     return model
 
 
-def _try(model: nn.Module, name: str, shape: Shape) -> torch.Tensor:
-    """The outputs of a model for two blank inputs."""
+def _leak(model: nn.Module, name: str, shape: Shape) -> str:
+    """How examples or steps would reach others than by the weights; the model is left as it is."""
+    before = dict(model.named_buffers())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        one, *others = torch.rand(3, *shape)
+        for training in (True, False):
+            model.train(training)
+            outs = []
+            for other in others:
+                after = {n: b.clone() for n, b in before.items()}
+                torch.manual_seed(0)
+                x = torch.stack([one, other])
+                outs.append(_try(partial(functional_call, model, after), name, x))
+                for n, b in before.items():
+                    if not torch.equal(b, after[n]):
+                        return (
+                            f"training changes the buffer {n!r}, which is no weight that clients "
+                            "send: leave out such a layer (spectral norm, counters)"
+                        )
+            if not torch.allclose(outs[0][0], outs[1][0], 1e-4, 1e-6, equal_nan=True):
+                return (
+                    "its output for an example depends on the others of the minibatch, which is "
+                    "padded: normalise each example by itself, as GroupNorm does"
+                )
+    return ""
+
+
+def _try(model: Callable[[torch.Tensor], object], name: str, x: torch.Tensor) -> torch.Tensor:
+    """The outputs of a model for two inputs."""
     try:
         with torch.no_grad():
-            out = model(torch.zeros(2, *shape))
+            out = model(x)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         reason = str(error).split("\n")[0]
         raise InputError(
-            f"model {name!r} does not accept inputs of shape {shape}: {reason}"
+            f"model {name!r} does not accept inputs of shape {tuple(x.shape[1:])}: {reason}"
         ) from error
     if not isinstance(out, torch.Tensor):
         raise InputError(f"model {name!r} gives outputs as {type(out).__name__}: return one tensor")

@@ -86,6 +86,8 @@ def _inside(thing: Any) -> Iterable[Any]:
             return thing.__code__, thing.__defaults__, *named, *held
         case staticmethod() | classmethod():
             return (thing.__func__,)
+        case property():
+            return thing.fget, thing.fset
         case MethodType():
             return thing.__func__, thing.__self__
         case partial():
@@ -95,7 +97,7 @@ def _inside(thing: Any) -> Iterable[Any]:
         case frozenset():
             return sorted(thing, key=repr)
         case type():
-            return *thing.__bases__, *(v for _, v in sorted(vars(thing).items()) if _code(v))
+            return *thing.__bases__, *(v for k, v in sorted(vars(thing).items()) if _own(k, v))
         case _ if callable(thing):
             settings = sorted(getattr(thing, "__dict__", {}).items())
             return type(thing), *(pair for pair in settings if isinstance(pair[1], PLAIN))
@@ -106,5 +108,7 @@ def _root(thing: object) -> str:
     return str(getattr(thing, "__module__", "")).split(".")[0]
 
 
-def _code(value: object) -> bool:
-    return isinstance(value, (FunctionType, staticmethod, classmethod))
+def _own(name: str, value: object) -> bool:
+    """Whether an entry of a class is code or a constant, not what Python keeps there."""
+    constant = isinstance(value, (*PLAIN, tuple)) and not name.startswith("__")
+    return constant or isinstance(value, (FunctionType, staticmethod, classmethod, property))

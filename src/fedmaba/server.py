@@ -26,7 +26,7 @@ from fedmaba.door import Arrays, Reply, is_statistic
 from fedmaba.errors import InputError
 from fedmaba.history import History
 from fedmaba.metrics import fairness
-from fedmaba.strategy import IntArray, Replies, State, Strategy, sound
+from fedmaba.strategy import IntArray, Replies, State, Strategy, weighed
 
 Task = dict[str, int | float | str | bool]
 
@@ -186,8 +186,7 @@ class Server:
             np.subtract(self._flat(r.model), base, out=row)
         client = np.array([self.sites.index(r.site) for r in replies], np.int64)
         many, numbers = self._numbers(replies, client, change)
-        decision = self.terms.strategy.weigh(self.state, numbers)
-        sound(self.terms.strategy, decision.state, decision.info)
+        decision = weighed(self.terms.strategy, self.state, numbers)
         coef = decision.coef
         if not np.isfinite(coef).all():
             return {}, {}, "the strategy gave a weight that is not finite: this round adds nothing"

@@ -207,6 +207,20 @@ def build(kind: type[Strategy], values: Mapping[str, object]) -> Strategy:
     return kind(**values)
 
 
+def weighed(strategy: Strategy, state: State, replies: Replies) -> Decision:
+    """What a strategy decides, refused unless it has a coefficient for each change it saw."""
+    decision = strategy.weigh(state, replies)
+    coef: Any = getattr(decision, "coef", None)
+    m, past, shape = len(replies.client), replies.past_client, np.shape(coef)
+    if shape not in ((m,), (m + (0 if past is None else len(past)),)):
+        raise InputError(
+            f"{strategy.name}: weigh() gave coefficients of shape {shape} for {m} clients: "
+            "return Decision(coef, state) with one for each"
+        )
+    sound(strategy, decision.state, decision.info)
+    return decision
+
+
 def sound(strategy: Strategy, state: State, info: Mapping[str, float] | None = None) -> State:
     """A state that a checkpoint can hold, beside info that can be recorded; else refused."""
     info = {} if info is None else info

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from fedmaba.batch import Batch, precision
 from fedmaba.cohort import Begun, Cohort, Host, IntArray, diverge
-from fedmaba.errors import InputError
 from fedmaba.local import fetch, send
 from fedmaba.runs import Kept, Progress
-from fedmaba.strategy import Replies, sound
+from fedmaba.strategy import Replies, weighed
 
 
 def start_losses(batch: Batch, cohorts: list[Cohort]) -> Callable[[], None]:
@@ -81,15 +80,7 @@ def ask(at: Progress, c: Cohort, t: int, lr: float, **changes: Any) -> None:
         c.loss = fed.hostile.said(c.client, c.loss)
     size = fed.train.size[c.client]
     replies = Replies(t, lr, fed.n_clients, c.client, size, c.loss, **changes)
-    decision = c.run.strategy.weigh(at.states[c.r], replies)
-    coef: Any = getattr(decision, "coef", None)
-    m, shape = len(c.client), np.shape(coef)
-    if shape not in ((m,), (m + len(changes.get("past_client", ())),)):
-        raise InputError(
-            f"{c.run.strategy.name}: weigh() gave coefficients of shape {shape} for {m} clients: "
-            "return Decision(coef, state) with one for each"
-        )
-    sound(c.run.strategy, decision.state, decision.info)
+    decision = weighed(c.run.strategy, at.states[c.r], replies)
     if np.isfinite(decision.coef).all():
         c.decision = decision
     else:

@@ -66,13 +66,15 @@ class LoopRows(_General):
     def accumulate(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         self.model.train()
         losses, grads = [], []
+        # padding, which depends on the other rows, would draw numbers, too
+        many = (step.weight > 0).sum(1).clamp(min=1).tolist()
         devices = [read.device] if read.is_cuda else []
         with torch.random.fork_rng(devices=devices):
-            for r, k in enumerate(step.keys.tolist()):
+            for r, (k, size) in enumerate(zip(step.keys.tolist(), many, strict=True)):
                 torch.manual_seed(k & (2**63 - 1))
                 with torch.enable_grad():
                     own = {n: v[r].detach().requires_grad_() for n, v in self._named(read).items()}
-                    loss = self._total(own, step.x[r], step.y[r], step.weight[r])
+                    loss = self._total(own, *(part[r, :size] for part in step[:3]))
                     grads.append(torch.autograd.grad(loss, list(own.values())))
                 losses.append(loss.detach())
         stacked = [torch.stack(g) for g in zip(*grads, strict=True)]

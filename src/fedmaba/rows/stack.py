@@ -39,6 +39,9 @@ class Plan:
 def plan(model: nn.Module, example: Tensor, dtype: str) -> Plan:
     """The row form of each layer; `refusal` names the one that has none."""
     out = Plan()
+    if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
+        out.refusal = "a model with hooks has no row form"
+        return out
     leaves = list(_leaves(model))
     out.kinds = [type(module).__name__ for _, module in leaves]
     fast = kernels.fast(example)
