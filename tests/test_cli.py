@@ -314,6 +314,20 @@ def test_an_encoding_without_a_sign_spells_it(encoding, plus, call, tiny_npz):
         (["fedmaba:alfa=0.5"], "did you mean 'alpha'?"),
         (["fedmaba:alpha=1.5"], "fedmaba: alpha=1.5: give a finite number of at least 0 and at"),
         (["fedmaba:alpha"], "'alpha' is not key=value"),
+        (
+            ["gdro"],
+            "'gdro': choose one of afl, fedavg, fedfv, fedmaba, fedmgda, fedprox, fedsgd, "
+            "propfair, qffl, term, or write package.module.Class of one's own\n",
+        ),
+        (
+            ["fedmaba", "--alpha", "0.8"],
+            "--alpha: hyper-parameters stand with their strategy: write STRATEGY:alpha=VALUE\n",
+        ),
+        (
+            ["fedavg", "--participants", "50%"],
+            "train.participants='50%': say 'all' or a number of at least 1\n",
+        ),
+        (["fedavg", "--validation", "10"], "data.validation='10': write"),
         (["fedavg:x=1"], "hyper-parameter of fedavg 'x'"),
         (["fedavg", "fedavg"], "'fedavg' is listed twice"),
         (["fedavg", "--set", "train.epoch=3"], "did you mean 'train.epochs'?"),
@@ -392,8 +406,9 @@ def test_all_errors_are_told_at_once(refused):
     words += ["--attack", "labels=swap", "--hostile", "130%"]
     said = refused("compare", *words, "--out", "mine")
     for part in ("'fedmba'", "alpha=2", "'afl' is listed twice", "train.lr=0", "deploy='ema:2'",
-                 "partition 'shard'", "'cifar-10'", "'mlpp'", "share '120%'", "'train.epoch'",
-                 "machine.device='gpu'", "attack 'labels=swap'", "share '130%'"):  # fmt: skip
+                 "partition 'shard'", "'cifar-10'", "'mlpp'", "data.validation='120%'",
+                 "'train.epoch'", "machine.device='gpu'", "attack 'labels=swap'",
+                 "attack.share='130%'"):  # fmt: skip
         assert part in said, part
 
 
@@ -472,7 +487,9 @@ def test_a_folder_in_use_for_something_else_is_left_alone(call, refused, tiny_np
     assert "notes" in refused(*words, "notes")
     assert call(*words, "done").code == 0
     other = [w if w != "fedavg" else "afl" for w in words]
-    assert "holds another experiment: choose another --out" in refused(*other, "done")
+    assert "holds another experiment, in strategies: choose another --out" in refused(
+        *other, "done"
+    )
     assert "is finished" in refused("resume", "done")
     assert "is no run folder" in refused("resume", "nowhere")
     assert "is no run folder" in refused("table", "nowhere")

@@ -380,7 +380,7 @@ def test_threads_may_change_between_stop_and_resume(finished, stopped, tiny_npz)
 
 def test_a_folder_of_another_experiment_is_left_alone(finished, stopped, tiny_npz, tmp_path):
     before = files(stopped)
-    with pytest.raises(InputError, match="holds another experiment: choose another --out"):
+    with pytest.raises(InputError, match=r"holds another experiment, in train\.lr: choose another"):
         begun(asked(tiny_npz, train__lr=0.3), stopped)
     assert files(stopped) == before
     with pytest.raises(InputError, match="finished: see `fedmaba table"):

@@ -470,6 +470,11 @@ def test_errors_are_one_line(folder, tmp_path, monkeypatch, capsys):
     assert "unknown figure 'pie'" in line
     line = fails(monkeypatch, capsys, "figure", "rounds", folder, "-o", tmp_path / "x.gif")
     assert "end it in .pdf" in line
+    line = fails(monkeypatch, capsys, "report", folder, "-o", tmp_path / "x.pdf")
+    assert "x.pdf: a report is a page: end it in .html" in line
+    for words, name in ((["report"], "x.html"), (["figure", "rounds"], "x.svg")):
+        line = fails(monkeypatch, capsys, *words, folder, folder / ".", "-o", tmp_path / name)
+        assert f"{folder} is named twice" in line
 
 
 # --- notebooks ---------------------------------------------------------------------------------
@@ -539,6 +544,8 @@ def test_an_algorithm_has_the_same_colour_in_every_figure():
     assert few["fedavg"] == many["FedAvg"]
     assert many["FedMABA, α=0.8"].color == few["fedmaba"].color
     assert len({s.color for s in many.values()}) == 10
+    own = scene.styles(["mine:step=1 (a)", "fedavg (a)", "mine:step=1 (b)", "fedavg (b)"])
+    assert own["mine:step=1 (a)"].color == own["mine:step=1 (b)"].color
     style = (Path(data.__file__).parent / "page" / "style.css").read_text()
     for hue, color in enumerate(scene.COLORS):  # and in the page
         assert f"--s{hue}: {color};" in style
@@ -551,6 +558,8 @@ def test_rounds_have_whole_ticks():
     few = report_cases.history(seeds=1, rounds=3, clients=5)
     ticks = figures.of(few, "variance").axes[0].get_xticks()
     assert len(ticks) >= 3
+    assert (ticks == ticks.round()).all()
+    ticks = figures.of(History([one("fedavg", [0.1, 0.9])]), "variance").axes[0].get_xticks()
     assert (ticks == ticks.round()).all()
 
 
@@ -635,6 +644,14 @@ def test_names_in_a_full_tradeoff_do_not_overlap():
     assert left.get_ylim()[0] < 66 < 80 < right.get_ylim()[0]
 
 
+def test_the_frame_of_a_tradeoff_holds_no_row_that_it_does_not_show():
+    pytest.importorskip("matplotlib")
+    level = [80, 79, 78, 77, 76, 75.1, 74.9]  # the last is more than five points below the first
+    runs = [one(f"own{i}", (v + np.array([-9 - i, 9 + i])) / 100) for i, v in enumerate(level)]
+    _, right = figures.of(History(runs), "tradeoff").axes
+    assert 74.9 < right.get_ylim()[0] < 75.1
+
+
 @pytest.mark.parametrize("kind", ["distribution", "rounds", "variance", "accuracy", "worst"])
 def test_a_legend_of_many_rows_lies_in_the_figure_and_on_no_panel(kind):
     pytest.importorskip("matplotlib")
@@ -674,6 +691,10 @@ def test_figures_say_what_they_cannot_show():
     for kind in ("weights", "constraint"):
         with pytest.raises(InputError, match="no weights in these histories"):
             figures.of(table2(), kind)
+    plain = one("fedavg", [0.1, 0.9])
+    plain.tables |= {"round": [np.asarray(1)], "weight": [np.array([0.5, 0.5])]}
+    with pytest.raises(InputError, match="no multiplier and no KL in these runs"):
+        figures.of(History([plain]), "constraint")
     with pytest.raises(InputError, match="been evaluated yet"):
         figures.of(History([RunHistory("fedavg", 0, "last", np.zeros(2))]))
 
@@ -798,6 +819,11 @@ def printed(width, renderable) -> str:
     stream = StringIO()
     Console(file=stream, width=width, color_system=None).print(renderable)
     return stream.getvalue()
+
+
+def test_the_caption_of_a_small_table_stays_in_one_line_and_knows_one_seed():
+    text = printed(100, terminal.grid(History([one("afl", [0.1, 0.9])]), "deployed", "last", 0.05))
+    assert text.splitlines()[0] == "deployed model (last), at the last round; one seed"
 
 
 @pytest.mark.parametrize("width", [34, 50, 60, 66, 72, 80, 100, 160])

@@ -186,6 +186,7 @@ def test_quick_is_small_for_every_target(name):
         (["figure1a", "--from", ".", "--dtype", "tf32"], "--dtype with --from, which runs"),
         (["figure1a", "--from", ".", "--batch", "1/2"], "--batch with --from, which runs"),
         (["figure1a", "--from", "nowhere"], "nowhere is no folder"),
+        (["table3"], "unknown target 'table3': did you mean 'table3-cifar100'?"),
         (["--from", "nowhere"], "nowhere is no folder"),
         (["--quick"], "--quick without a target: name one, or leave it out"),
         (["--seeds", "2"], "--seeds without a target"),

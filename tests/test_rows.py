@@ -493,6 +493,22 @@ def test_a_model_that_branches_on_its_data_is_trained_row_by_row():
     assert torch.isfinite(rows.accumulate(flat, flat.clone(), step)).all()
 
 
+def test_a_model_that_vmap_cannot_evaluate_is_trained_row_by_row():
+    class Recurrent(nn.Module):  # torch vectorises an LSTM's gradient, but not its forward pass
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.LSTM(6, 4, batch_first=True), nn.Linear(4, C)
+
+        def forward(self, x):
+            return self.b(self.a(x)[0][:, -1])
+
+    rows = compile(Recurrent(), torch.ones(2, 3, 6))
+    assert type(rows) is LoopRows
+    flat, x = rows.layout.pack(rows.model).repeat(2, 1), torch.randn(1, B, 3, 6)
+    with torch.no_grad():
+        close(rows.outputs(flat, x)[1], rows.model(x[0]))
+
+
 def test_the_fast_form_names_its_layers():
     case = Case("two convs")
     path = compile(case.template, case.x[0]).path

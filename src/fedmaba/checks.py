@@ -6,6 +6,7 @@ deployed model, data set) and keys are held against each other.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -57,7 +58,7 @@ def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
             try:
                 read(str(value))
             except InputError as error:
-                yield str(error)
+                yield re.sub("^share ", f"{name}=", str(error))
     clients, m = (_whole(_at(tree, name)) for name in ("data.clients", "train.participants"))
     if clients is not None and m is not None and 0 < clients < m:
         yield f"participants={m}, but clients={clients}: lower it or say 'all'"

@@ -510,6 +510,12 @@ def main() -> None:
         if isinstance(error.__cause__, ValidationError):  # what newer typers leave out
             given = error.__cause__.errors()[0]["input"]
             text = text.replace(": Input should", f": {given}: it should")
+        from fedmaba import strategies
+
+        asked = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
+        if any(asked in known.__dataclass_fields__ for known in strategies.REGISTRY.values()):
+            rule = f"hyper-parameters stand with their strategy: write STRATEGY:{asked}=VALUE"
+            text = f"No such option: --{asked}: {rule}"
         if re.fullmatch(r"No such command '.*'\.", text):  # and none is near
             text = text[:-1] + ": see fedmaba --help"
         whole = text.lstrip().startswith("Usage:")  # help, where a command lacks its words

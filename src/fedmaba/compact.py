@@ -157,6 +157,8 @@ def read_all(folder: Path) -> list[Batch]:
     """Every file of a folder."""
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: name one with files of `fedmaba reproduce`")
+    if (folder / record.FIRST).exists():
+        raise InputError(f"{folder} is a run folder: name one with files of `fedmaba reproduce`")
     batches = [read(path) for path in sorted(folder.glob("*.npz"))]
     seen: dict[tuple[str, Key], Path] = {}
     for batch in batches:

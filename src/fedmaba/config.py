@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -89,12 +89,14 @@ class Train(Section):
     momentum: float = option(0.0, "--momentum", "of local SGD", ge=0, lt=1)
     weight_decay: float = option(0.0, "--weight-decay", "of local SGD", ge=0, allow_inf_nan=False)
 
-    @field_validator("participants")
+    @field_validator("participants", mode="wrap")
     @classmethod
-    def _positive(cls, value: int | str) -> int | str:
-        if isinstance(value, int) and not 1 <= value <= MOST:
-            raise ValueError("say 'all' or a number of at least 1")
-        return value
+    def _positive(cls, value: object, read: Callable[[object], int | str]) -> int | str:
+        with suppress(ValueError):
+            found = read(value)
+            if found == "all" or 1 <= int(found) <= MOST:
+                return found
+        raise ValueError("say 'all' or a number of at least 1")
 
 
 class Attack(Section):

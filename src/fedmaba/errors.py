@@ -49,12 +49,21 @@ class Busy(FedmabaError):
     exit_code = 75
 
 
-def unknown(kind: str, name: str, known: Iterable[str], head: str = "") -> InputError:
-    """The error for a name nobody registered, with the nearest known one; all begin with `head`."""
+def unknown(
+    kind: str, name: str, known: Iterable[str], head: str = "", other: str = ""
+) -> InputError:
+    """The error for a name nobody registered, with the nearest known one; all begin with `head`.
+
+    `other` ends the list of what can be chosen where none is near.
+    """
     names = sorted(known)
     several = [part.strip() for part in name.split(",")]
     if len(several) > 1 and not set(several).isdisjoint(names):
         return InputError(f"unknown {kind} {name!r}: name each by itself: {' '.join(several)}")
-    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-    hint = f"did you mean {head + near[0]!r}?" if near else "choose one of " + ", ".join(names)
+    low = name.lower()
+    near = difflib.get_close_matches(low, names, n=1) or [
+        known for known in names if len(low) > 2 and low in known
+    ]
+    every = "choose one of " + ", ".join(names) + other
+    hint = f"did you mean {head + near[0]!r}?" if near else every
     return InputError(f"unknown {kind} {head + name!r}: {hint}")

@@ -265,8 +265,9 @@ def _allowed(experiment: Experiment, out: Path) -> None:
         begun = file.exists()
     except OSError as error:
         raise InputError(f"{out}: {error.strerror}: choose another --out") from error
-    if begun and _what(config.build(config.load(file), str(file))) != _what(experiment):
-        raise InputError(f"{out} holds another experiment: choose another --out")
+    there = config.build(config.load(file), str(file)) if begun else experiment
+    if other := _differing(_what(there), _what(experiment)):
+        raise InputError(f"{out} holds another experiment, in {other}: choose another --out")
     if begun and (out / "runs.json").exists():
         raise InputError(
             f"{out} holds this experiment, finished: see `fedmaba table {out}`, or choose "
@@ -410,6 +411,17 @@ def _what(experiment: Experiment) -> dict[str, Any]:
     tree["data"].pop("dir")
     tree["machine"].pop("threads")
     return tree
+
+
+def _differing(there: Mapping[str, Any], here: Mapping[str, Any], head: str = "") -> str:
+    """The keys in which two trees differ."""
+    found = []
+    for key, value in here.items():
+        if isinstance(value, dict):
+            found += [_differing(there[key], value, f"{key}.")]
+        elif there[key] != value:
+            found += [head + key]
+    return ", ".join(filter(None, found))
 
 
 def _identity(experiment: Experiment, federations: dict[int, Federation]) -> str:

@@ -65,6 +65,10 @@ def tradeoff(figure: Any, scene: Scene) -> None:
         left.set_title("All rows")
         right.set_title(f"Frame: within {data.NEAR:g} points of the best mean")
         (x, right_x), (y, top_y) = right.get_xlim(), right.get_ylim()
+        far = max(points[label][0, 1] for label in panels[0][1])
+        if far > y:  # it would lie in the frame, and not be shown there
+            y = (far + min(points[label][0, 1] for label in close)) / 2
+            right.set_ylim(y, top_y)
         frame = {"fill": False, "ec": SOFT, "lw": 0.6}
         left.add_patch(_rectangle((x, y), right_x - x, top_y - y, **frame))
     figure.draw_without_rendering()  # to know where things are

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmaba.errors import InputError
 from fedmaba.history import FloatArray, History, Model, RunHistory
 from fedmaba.report import data, labels
 from fedmaba.report.scene import NAMES, SOFT, Scene, styles
@@ -92,7 +93,8 @@ def _whole(axes: Any) -> None:
     """Rounds are whole numbers, and so are their ticks."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], integer=True))
+    steps = [1, 2, 2.5, 5, 10]
+    axes.xaxis.set_major_locator(MaxNLocator("auto", steps=steps, integer=True, min_n_ticks=1))
 
 
 def _scale(axes: Any) -> None:
@@ -112,19 +114,23 @@ def _scale(axes: Any) -> None:
 def constraint(figure: Any, scene: Scene) -> None:
     """the multiplier, KL against rho, and the effective number of clients"""
     shown = scene.with_rounds()
-    panels = figure.subplots(1, 3)
-    titles = ("multiplier λ*", "KL from uniform", "effective clients")
+    told = {name for label in shown for run in scene.of(label, "round") for name in run.tables}
+    titles = {"lambda": "multiplier λ*", "kl": "KL from uniform", "effective": "effective clients"}
+    titles = {k: v for k, v in titles.items() if k == "effective" or f"info.{k}" in told}
+    if len(titles) == 1:
+        raise InputError("no multiplier and no KL in these runs: run a rule with them, as fedmaba")
+    panels = figure.subplots(1, len(titles))
     for label in shown:
         runs = scene.of(label, "round")
-        for axes, name in zip(panels, ("lambda", "kl", "effective"), strict=True):
+        for axes, name in zip(panels, titles, strict=True):
             curves = [_curve(run, name) for run in runs]
             found = [c for c in curves if c is not None]
             if found:
                 _band(axes, runs[0].column("round"), found, scene, label, {*shown})
         rho = data.radius(label)
-        if rho is not None:
-            panels[1].axhline(rho, color=SOFT, lw=0.8, ls=":")
-    for axes, title in zip(panels, titles, strict=True):
+        if rho is not None and "kl" in titles:
+            panels[list(titles).index("kl")].axhline(rho, color=SOFT, lw=0.8, ls=":")
+    for axes, title in zip(panels, titles.values(), strict=True):
         axes.set(title=title, xlabel="round")
         axes.set_ylim(bottom=0)
         _whole(axes)

@@ -106,6 +106,15 @@ def of(history: History, name: str = "history") -> Source:
     return Source(name, history)
 
 
+def load_all(paths: Sequence[Path]) -> list[Source]:
+    """Several run folders, each once."""
+    found = [path.resolve() for path in paths]
+    for i, path in enumerate(found):
+        if path in found[:i]:
+            raise InputError(f"{paths[i]} is named twice: name each run folder once")
+    return [load(path) for path in paths]
+
+
 def combine(sources: Sequence[Source]) -> History:
     """All runs in one history; a label that two folders share gets its folder's name."""
     owners: dict[str, set[int]] = {}
@@ -167,6 +176,7 @@ def looks(labels: Sequence[str]) -> list[tuple[int, int]]:
     Two rows of an algorithm share it; further ones, and unknown algorithms, take the least used.
     """
     used, hues = [0] * len(HUES), {}
+    second: dict[str, int] = {}  # where an unknown algorithm's second row belongs
     for label in labels:
         home = _base(label)
         if home in HUES and used[HUES.index(home)] < 2:
@@ -174,8 +184,11 @@ def looks(labels: Sequence[str]) -> list[tuple[int, int]]:
             used[hues[label]] += 1
     for label in labels:
         if label not in hues:
-            hues[label] = min(range(1, len(HUES)), key=lambda hue: used[hue])
+            least = min(range(1, len(HUES)), key=lambda hue: used[hue])
+            hues[label] = second.pop(_base(label), least)
             used[hues[label]] += 1
+            if hues[label] == least and _base(label) not in HUES:
+                second[_base(label)] = least
     seen = [hues[label] for label in labels]
     return [(hue, seen[:i].count(hue)) for i, hue in enumerate(seen)]
 

@@ -77,7 +77,7 @@ def write(
     if out.suffix.lower() not in FORMS:
         raise InputError(f"{out}: the name says the form: end it in {', '.join(FORMS)}")
     _check(kind)
-    figure = draw([data.load(folder) for folder in folders], kind, model, share)
+    figure = draw(data.load_all(folders), kind, model, share)
     content = encode(figure, out.suffix.lower())
     record.write_file(out, content, remedy="mend it, or choose another -o")
 

@@ -19,6 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from fedmaba import __version__, record
+from fedmaba.errors import InputError
 from fedmaba.history import History
 from fedmaba.report import data
 
@@ -27,7 +28,9 @@ PAGE = Path(__file__).parent / "page"
 
 def write(folders: Sequence[Path], out: Path, share: float | None = None) -> None:
     """The report of one or more run folders as one file."""
-    text = page([data.load(folder) for folder in folders], share)
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"{out}: a report is a page: end it in .html")
+    text = page(data.load_all(folders), share)
     record.write_file(out, text.encode(), remedy="mend it, or choose another -o")
 
 

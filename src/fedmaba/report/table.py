@@ -74,7 +74,9 @@ def caption(history: History, model: Model, at: At) -> str:
     }[at]
     counts = {(int((run.test_size > 0).sum()), run.n_clients) for run in history.runs}
     some = " or ".join(f"{k:,} of {n:,}" for k, n in sorted(counts) if k < n)
-    return f"{what}, {when}; mean ± sd over seeds" + (f"; {some} clients" if some else "")
+    labels = [run.label for run in history.runs]
+    over = "one seed" if len(labels) == len({*labels}) else "mean ± sd over seeds"
+    return f"{what}, {when}; {over}" + (f"; {some} clients" if some else "")
 
 
 def plain(

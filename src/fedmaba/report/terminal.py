@@ -102,7 +102,7 @@ def _table(
     title: str, head: Sequence[str], rows: Sequence[Sequence[Text]], whole: Collection[str]
 ) -> RenderableType:
     """A table, the columns `whole` in one line each; where it is too wide, a block for each row."""
-    out = Table(title=title, title_justify="left", title_style="", box=box.SIMPLE_HEAD)
+    out = Table(box=box.SIMPLE_HEAD)
     head = [streams.spelled(name) for name in head]
     whole = [streams.spelled(name) for name in whole]
     for i, name in enumerate(head):
@@ -116,7 +116,7 @@ def _table(
             no_wrap=name in whole,
             min_width=min(least, NAME) if i == 0 and name not in whole else least,
         )
-    blocks: list[RenderableType] = [Text(title)]
+    blocks: list[RenderableType] = []
     for label, *line in rows:
         block = Table.grid(padding=(0, 2))
         for name, text in zip(head[1:], line, strict=True):
@@ -124,7 +124,7 @@ def _table(
                 block.add_row(name, text)
         blocks += [Text(), label, Padding(block, (0, 0, 0, 2), expand=False)]
         out.add_row(label, *line)
-    return Fitting(out, Group(*blocks, Text()))
+    return Group(Text(streams.spelled(title)), Fitting(out, Group(*blocks, Text())))
 
 
 def _word(text: str, style: str = "") -> Text:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import torch
 from torch import Tensor, nn
@@ -92,7 +93,7 @@ class LoopRows(_General):
 
 
 def vmap_refusal(model: nn.Module, example: Tensor, loss: LossFn | None) -> str | None:
-    """Why torch.func cannot vectorise model and loss, tried on a minibatch; None where it can."""
+    """Why torch.func cannot vectorise model and loss, tried in both modes; None where it can."""
     model = copy.deepcopy(model).train()  # a failed try may leave its own tensors behind
     weights = {n: p.detach()[None].expand(2, *p.shape) for n, p in model.named_parameters()}
     target = torch.zeros(2, len(example), dtype=torch.int64, device=example.device)
@@ -102,7 +103,12 @@ def vmap_refusal(model: nn.Module, example: Tensor, loss: LossFn | None) -> str 
         return (out.square() if loss is None else loss(out, y)).sum()
 
     try:
-        vmap(grad_and_value(total))(weights, example.expand(2, *example.shape), target)
+        with warnings.catch_warnings():  # of slow operations, which it may then not use at all
+            warnings.simplefilter("ignore")
+            vmap(grad_and_value(total))(weights, example.expand(2, *example.shape), target)
+            model.eval()
+            with torch.no_grad():  # other operations than with gradients, in an LSTM
+                vmap(lambda own: functional_call(model, own, (example,)))(weights)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         return str(error).strip().split("\n")[0][:120]
     return None

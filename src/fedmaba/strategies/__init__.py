@@ -69,7 +69,9 @@ def parse(spec: str) -> list[Strategy]:
     """
     name, _, rest = spec.partition(":")
     if name not in REGISTRY and "." not in name:
-        raise unknown("strategy", name, REGISTRY)
+        raise unknown(
+            "strategy", name, REGISTRY, other=", or write package.module.Class of one's own"
+        )
     kind = REGISTRY[name] if name in REGISTRY else _find(name)
     grid: dict[str, list[object]] = {}
     for item in _split(rest, spec):
