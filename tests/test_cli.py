@@ -164,6 +164,33 @@ def test_a_list_has_one_line_for_each(what, words, call):
 # --- running -----------------------------------------------------------------------------------
 
 
+def test_a_table_for_a_paper_has_the_differences_to_a_row(call, refused, tiny_npz):
+    words = ["fedavg", "afl", "fedmaba", "--data", tiny_npz, *QUICK, "--out", "run"]
+    assert call("compare", *words).code == 0
+    history = load_history(Path("run"))
+    runs = {(run.label, run.seed): run.fairness("last", 0.5)[-1] for run in history.runs}
+    apart = [runs["afl", seed].worst - runs["fedavg", seed].worst for seed in (0, 1)]
+    mean, half = np.mean(apart), 12.706 * np.std(apart, ddof=1) / np.sqrt(2)
+    asked = ["table", "run", "--model", "last", "--share", "0.5", "--against", "fedavg"]
+    shown = f"{mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]"
+    text, tex, listed = (call(*asked, "--to", to).out for to in ("text", "latex", "csv"))
+    for out in (text, tex):
+        assert shown in out
+        assert "last server model, at the last round: difference to fedavg" in out.lower()
+    assert tex.count(r"\begin{tabular}") == 2
+    line = next(x for x in listed.splitlines() if x.startswith("differences,afl,worst 50 %,"))
+    assert float(line.split(",")[3]) == pytest.approx(mean)
+    plain = call(*asked[:-2], "--to", "markdown").out
+    assert "difference" not in plain
+    assert [row.split(" | ")[0] for row in plain.splitlines() if row.startswith("| ")][2:] == [
+        "| fedavg",
+        "| afl",
+        "| fedmaba",
+    ]
+    said = refused("table", "run", "--against", "fedmab")
+    assert said == "fedmaba: unknown row 'fedmab': did you mean 'fedmaba'?\n"
+
+
 def test_compare_runs_a_file_with_a_client_column_and_shows_the_table(call, tiny_npz):
     words = ["compare", "fedavg", "fedmaba:alpha=[0.2,0.8]", "--data", tiny_npz]
     answer = call(*words, *QUICK, "--out", "mine")

@@ -113,7 +113,7 @@ def test_pictures_are_small():
 def commands() -> list[str]:
     texts = [README, *(p.read_text() for p in sorted((ROOT / "docs").rglob("*.md")))]
     shell = "\n".join(b for text in texts for b in blocks(text, "sh")).replace("\\\n", " ")
-    lines = [line.split("#")[0].strip() for line in shell.splitlines()]
+    lines = [re.split("#| > ", line)[0].strip() for line in shell.splitlines()]
     return [line for line in lines if line.startswith("fedmaba ")]
 
 

@@ -336,10 +336,11 @@ def test_the_set_up_has_the_hashes_and_the_command(folder):
 
 
 def test_a_caption_says_which_model_which_round_and_how_many_clients():
-    runs = [one("fedavg", [0.4, 0.8]), one("afl", [0.5, 0.6])]
-    runs[0].deploy, runs[1].deploy = "poly:8", "average"
+    runs = [one("fedavg", [0.4, 0.8]), one("afl", [0.5, 0.6]), one("afl", [0.5, 0.6], seed=1)]
+    runs[0].deploy, runs[1].deploy, runs[2].deploy = "poly:8", "average", "average"
     history = History(runs)
     tail = "; mean ± sd over seeds"
+    assert table.caption(History(runs[:2]), "last", "last").endswith("; one seed")
     for model, at, said in (
         ("deployed", "last", "deployed model (average, poly:8), at the last round"),
         ("last", "last", "last server model, at the last round"),
@@ -358,6 +359,14 @@ def test_two_rows_are_not_ranked_and_three_of_one_seed_are():
     first = table.columns(0.05)[0]
     assert table.ranks(rows.summary(), first) == [2, 1, 0]
     assert table.ranks(rows.summary()[:2], first) == [2, 2]
+
+
+def test_rows_that_look_equal_share_a_rank():
+    names = zip("abcd", (0.9, 0.9 + 1e-9, 0.8, 0.7), strict=True)
+    rows = History([one(name, [0.9, a]) for name, a in names]).summary()
+    mean = table.columns(0.05)[1]
+    assert table.ranks(rows, mean) == [0, 0, 1, 2]
+    assert table.ranks([rows[0]] * 3, mean) == [2, 2, 2]
 
 
 def one(label, accuracy, seed=0, diverged="") -> RunHistory:
@@ -1124,7 +1133,9 @@ def test_looking_who_works_on_a_folder_keeps_nobody_out(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("seeds", "judged"), [(1, False), (2, True)])
 def test_a_row_of_one_seed_beside_rows_of_more_is_neither_ranked_nor_on_the_front(seeds, judged):
     several = [
-        one(name, [a, 0.8], s) for s in (0, 1) for name, a in (("fedavg", 0.4), ("afl", 0.5))
+        one(name, [a, b], s)
+        for s in (0, 1)
+        for name, a, b in (("fedavg", 0.4, 0.79), ("afl", 0.5, 0.8))
     ]
     history = History([*several, *(one("ideal", [0.9, 0.9], s) for s in range(seeds))])
     rows = history.summary("last")

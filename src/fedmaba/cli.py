@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 
     Dtype = Literal["float32", "tf32", "bf16", "float64"]
     Form = Literal["csv"]
+    TableForm = Literal["text", "markdown", "latex", "csv"]
 else:  # typer before 0.19 knows choices by enums only
     Model = StrEnum("Model", ["deployed", "last"])
     At = StrEnum("At", ["last", "best", "last5"])
     Dtype = StrEnum("Dtype", ["float32", "tf32", "bf16", "float64"])
     Form = StrEnum("Form", ["csv"])
+    TableForm = StrEnum("TableForm", ["text", "markdown", "latex", "csv"])
 
 app = typer.Typer(
     name="fedmaba",
@@ -170,13 +172,25 @@ def table(
     model: Annotated[Model, typer.Option(help="which server model")] = "deployed",
     at: Annotated[At, typer.Option(help="which rounds")] = "last",
     share: Share = None,
+    against: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="ROW", help="also each row's differences to this one, with 95 % intervals"
+        ),
+    ] = None,
+    to: Annotated[TableForm, typer.Option(help="how it is written")] = "text",
 ) -> None:
     """Show the table of a run folder, finished or not."""
     from fedmaba import record
-    from fedmaba.report import terminal
+    from fedmaba.report import document, sheet, terminal
 
     history = record.load_history(folder)
-    terminal.show(history, model, at, share)
+    page = sheet.of(history, model, at, share, against, str(folder))
+    if to == "text":
+        terminal.show(history, model, at, share)
+        terminal.grids(page.grids[1:])
+    else:
+        typer.echo(document.FORMS[to](page), nl=False)
     if not (folder / "runs.json").exists():
         done = max(len(run.tables.get("round", ())) for run in history.runs)
         how = "it is running" if record.held(folder) else record.to_go_on(folder)

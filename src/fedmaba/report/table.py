@@ -41,14 +41,14 @@ def lone(seeds: Sequence[int]) -> list[bool]:
 
 
 def ranks(rows: Sequence[Row], column: Column) -> list[int]:
-    """Each row's rank in a column; 2 for all where there are too few to rank."""
-    value = np.array([getattr(row.mean, column.field) for row in rows])
+    """Each row's rank in a column, as shown; 2 for all where there are too few or all are equal."""
+    value = np.array([round(getattr(row.mean, column.field), 2) for row in rows])
     value[lone([row.seeds for row in rows])] = np.nan
-    score = np.where(np.isnan(value), -np.inf, column.sign * value)
-    out = np.full(len(rows), 2)
-    out[np.argsort(-score, kind="stable")[:2]] = [0, 1][: len(rows)]
-    out[np.isnan(value)] = 2
-    return [int(r) for r in out] if len(rows) > 2 else [2] * len(rows)
+    better = np.unique(column.sign * value[~np.isnan(value)])[::-1]
+    if len(rows) < 3 or len(better) < 2:
+        return [2] * len(rows)
+    place = {float(v): min(i, 2) for i, v in enumerate(better)}
+    return [place.get(float(column.sign * v), 2) for v in value]
 
 
 def cells(rows: list[Row], share: float) -> list[list[Cell]]:

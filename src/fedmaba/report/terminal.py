@@ -385,6 +385,13 @@ def reproduced(target: Target, source: Path, out: Path) -> None:
         console.print(Text(f"{out / one.name}: {kinds}"), soft_wrap=True)
 
 
+def grids(found: Sequence[Grid]) -> None:
+    """Print tables of a page."""
+    console = screen()
+    for one in found:
+        console.print(_page_table(one))
+
+
 def _page_table(grid: Grid) -> RenderableType:
     rows = [[_word(cell.text, STYLE[cell.rank]) for cell in row] for row in grid.rows]
     return _table(grid.title, grid.head, rows, whole=("where", "setting"))

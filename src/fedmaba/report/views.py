@@ -17,7 +17,6 @@ from fedmaba.report.chosen import (
     CHOICES,
     REFERENCE,
     Choice,
-    Found,
     at_choice,
     by_seed,
     history_of,
@@ -29,9 +28,10 @@ from fedmaba.report.chosen import (
 )
 from fedmaba.report.data import FIGURES
 from fedmaba.report.document import Cell, Document, Grid, number
-from fedmaba.report.paired import Interval, difference, moments
+from fedmaba.report.paired import difference, moments
 from fedmaba.report.paper import name_of
 from fedmaba.report.scene import WIDE
+from fedmaba.report.sheet import minus, paired
 from fedmaba.report.table import columns, ranks
 from fedmaba.targets import Target
 
@@ -113,10 +113,12 @@ def differences(
     found = values(history, model, choice)
     if REFERENCE not in found or len(found) < 2:
         return None
-    spans = {row: _minus(found, row, found, REFERENCE) for row in found if row != REFERENCE}
+    spans = {row: minus(found, row, found, REFERENCE) for row in found if row != REFERENCE}
     short, words = _of(model, deploy)
     title = f"{words}, {choice.words}: difference to FedAvg under the same seeds, 95 % t-interval"
-    return _spans(f"pairs-{choice.name}{short}", title, history, spans)
+    return paired(
+        f"pairs-{choice.name}{short}", title, history.share, spans, name_of(REFERENCE), name_of
+    )
 
 
 def gain(history: History, deploy: str | None) -> Grid | None:
@@ -124,15 +126,10 @@ def gain(history: History, deploy: str | None) -> Grid | None:
     last, handed = (values(history, model, LAST) for model in ("last", "deployed"))
     if not last:
         return None
-    spans = {row: _minus(handed, row, last, row) for row in last}
+    spans = {row: minus(handed, row, last, row) for row in last}
     short, words = _of("deployed", deploy)
     title = f"{words} minus last server model of the same runs, at the last round, 95 % t-interval"
-    return _spans(f"gain{short}", title, history, spans)
-
-
-def _minus(ours: Found, row: str, theirs: Found, base: str) -> list[Interval]:
-    """Each figure of a row minus that of another."""
-    return [difference(by_seed(ours, row, f), by_seed(theirs, base, f)) for f in FIGURES]
+    return paired(f"gain{short}", title, history.share, spans, name_of(REFERENCE), name_of)
 
 
 def _of(model: Model, deploy: str | None) -> tuple[str, str]:
@@ -141,20 +138,6 @@ def _of(model: Model, deploy: str | None) -> tuple[str, str]:
         return "", "Last server model"
     short = f"-{(deploy or 'deployed').replace(':', '')}"
     return short, f"Deployed model ({deploy or 'poly:8; AFL: the mean of all rounds'})"
-
-
-def _spans(name: str, title: str, history: History, spans: dict[str, list[Interval]]) -> Grid:
-    """Rows of differences with their intervals."""
-    head = ["row", "seeds", *(c.title for c in columns(history.share)), "not distinguishable in"]
-    what = {"worst": "worst 5 %", "best": "best 5 %"}
-    body = []
-    for label, row in spans.items():
-        same = [f for f, s in zip(FIGURES, row, strict=True) if not s.distinguishable]
-        listed = ", ".join(what.get(f, f) for f in same) if len(same) < 4 else "any"
-        listed = listed if row[0].seeds > 1 else ["no seed of FedAvg's", "one seed"][row[0].seeds]
-        cells = [Cell(s.text(), s.mean) for s in row]
-        body.append([Cell(name_of(label)), Cell(str(row[0].seeds)), *cells, Cell(listed)])
-    return Grid(name, title, head, body)
 
 
 def _draw(out: Document, history: History, kinds: Sequence[str], smooth: int = 1) -> None:
