@@ -57,9 +57,22 @@ app.add_typer(flower_app, name="flower")
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, only the result")]
 Events = Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard events")]
+
+
+def _share(text: str) -> float:
+    """A share of clients."""
+    with suppress(ValueError):
+        share = float(str(config.fraction(text)))
+        if 0 < share <= 1:
+            return share
+    raise typer.BadParameter(f"{text}: write it as 0.05 or 5%, above 0 and at most 1")
+
+
 Share = Annotated[
     Optional[float],  # noqa: UP045
-    typer.Option(help="of clients in 'worst' and 'best' [as run]", min=1e-9, max=1),
+    typer.Option(
+        help="of clients in 'worst' and 'best', as 5% [as run]", parser=_share, metavar="SHARE"
+    ),
 ]
 DataDir = Annotated[
     Optional[Path],  # noqa: UP045
@@ -208,7 +221,9 @@ def reproduce(
     rounds: Annotated[Optional[int], typer.Option(help="instead of the paper's", min=1)] = None,  # noqa: UP045
     seeds: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="how many for every row, or which of its own: 0,2 or 3-9 or 2,"),
+        typer.Option(
+            help="how many for every row, or which of its own: 3-9, or 0,2, or only 2 as 2,"
+        ),
     ] = None,
     only: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -291,7 +306,7 @@ def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, q
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders")],
     out: Annotated[Path, typer.Option("-o", "--out", help="file to write")] = Path("report.html"),
     share: Share = None,
 ) -> None:
@@ -320,7 +335,7 @@ def watch(
 @app.command()
 def figure(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="see fedmaba list figures")],
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders")],
     out: Annotated[Path, typer.Option("-o", "--out", help=".pdf, .svg or .png")],
     model: Annotated[Model, typer.Option(help="which server model")] = "deployed",
     share: Share = None,

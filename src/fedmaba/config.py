@@ -62,6 +62,14 @@ def text(value: object) -> object:
     return str(value) if isinstance(value, int | float) else value
 
 
+def fraction(value: object) -> object:
+    """5% as 0.05; anything else as it is."""
+    if isinstance(value, str) and value.endswith("%"):
+        with suppress(ValueError):
+            return float(value[:-1]) / 100
+    return value
+
+
 class Data(Section):
     name: str = option("sample", "--data", "data set, or a file .npz or .csv of one's own")
     dir: str | None = option(None, "--data-dir", "folder where the data set's files lie")
@@ -122,7 +130,9 @@ class Eval(Section):
     every: int = option(
         10, "--eval-every", "rounds between evaluations of all clients", ge=1, le=MOST
     )
-    share: float = option(0.05, "--share", "of clients in 'worst' and 'best'", gt=0, le=1)
+    share: float = option(0.05, "--share", "of clients in 'worst' and 'best', as 5%", gt=0, le=1)
+
+    _fraction = field_validator("share", mode="before")(fraction)
 
 
 class Machine(Section):
@@ -151,7 +161,9 @@ class Experiment(Section):
     """Everything that decides the numbers, and where they go."""
 
     strategies: list[str] = Field(min_length=1, description="name:key=value,... each")
-    seeds: int | list[int] = option(3, "--seeds", "how many, or which: 0,2 or 3-9 or 2,")
+    seeds: int | list[int] = option(
+        3, "--seeds", "how many, or which: 3-9, or 0,2, or only 2 as 2,"
+    )
     model: str = option("mlp", "--model", "mlp, cnn, softmax or package.module:factory")
     data: Data = Data()
     train: Train = Train()
@@ -192,7 +204,7 @@ def _which(text: str) -> int | list[int]:
     for part in text.strip().removesuffix(",").split(","):
         ends = re.fullmatch(r"([0-9]{1,19})(-([0-9]{1,19}))?", part.strip())
         if not ends:
-            raise ValueError("say how many, as 3, or which: 0,2 or 3-9 or 2,")
+            raise ValueError("say how many, as 3, or which: 3-9, or 0,2, or only 2 as 2,")
         first, last = int(ends[1]), int(ends[3] or ends[1])
         if last < first:
             raise ValueError(f"{part.strip()} is no range: write {last}-{first}")

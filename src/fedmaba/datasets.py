@@ -130,7 +130,8 @@ def _features(word: str, values: ArrayLike) -> FloatArray:
 
 def _labels(word: str, values: ArrayLike, n: int) -> IntArray:
     """Labels as integers from 0."""
-    wide = _column(word, values, "buif", "labels are integers 0..C-1: number the classes", n)
+    rule = "labels are integers 0..C-1: number the classes, as np.unique(y, return_inverse=True)[1]"
+    wide = _column(word, values, "buif", rule, n)
     with np.errstate(invalid="ignore"):
         out = wide.astype(np.int64)
     wrong = (out != wide) | (out < 0)

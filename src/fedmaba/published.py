@@ -471,7 +471,9 @@ def _scratch(folder: Path) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".fedmaba-") as part:
             yield Path(part)
     except OSError as err:
-        raise InputError(f"{folder}: cannot write there ({line(err)}): name another one") from None
+        raise InputError(
+            f"{folder}: cannot write there: {err.strerror}: name another one"
+        ) from None
 
 
 def _write(spec: Published, found: Found, folder: Path) -> list[Path]:

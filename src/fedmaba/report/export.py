@@ -114,6 +114,6 @@ def _who(source: data.Source, run: RunHistory) -> list[tuple[int, str, str]]:
 def _cell(value: object) -> object:
     if isinstance(value, str) and value[:1] in "=+-@\t\r" and value:
         return f"'{value}"
-    if isinstance(value, float) and not np.isfinite(value):
-        return ""
+    if isinstance(value, float):
+        return f"{value:.12g}" if np.isfinite(value) else ""
     return value
