@@ -361,6 +361,21 @@ def test_two_rows_are_not_ranked_and_three_of_one_seed_are():
     assert table.ranks(rows.summary()[:2], first) == [2, 2]
 
 
+def test_a_history_in_memory_gives_the_tables_for_a_paper():
+    seeds = {"fedavg": (0.4, 0.6), "afl": (0.5, 0.9), "ideal": (0.9, 0.9)}
+    runs = [one(name, [a, 0.8], s) for name, pair in seeds.items() for s, a in enumerate(pair)]
+    history = History([*runs, one("afl", [0.1, 0.1], 2, diverged="afl, seed 2, diverged")])
+    text = history.table(against="fedavg", model="last")
+    assert text.startswith("Left out of every mean: afl, seed 2, diverged.\n\n**Last server model")
+    half = 12.706 * np.std([5, 15], ddof=1) / np.sqrt(2)  # of mean accuracy, seed by seed
+    line = next(x for x in text.splitlines()[8:] if x.startswith("| afl | 2 | "))
+    assert line.split(" | ")[3] == f"+10.00 [{10 - half:+.2f}, {10 + half:+.2f}]"
+    assert history.table("csv", "last").startswith("table,row,column,value,sd,text\n")
+    assert r"\toprule" in history.table("latex")
+    with pytest.raises(InputError, match="unknown form 'pdf': choose one of csv, latex, markdown"):
+        history.table("pdf")
+
+
 def test_rows_that_look_equal_share_a_rank():
     names = zip("abcd", (0.9, 0.9 + 1e-9, 0.8, 0.7), strict=True)
     rows = History([one(name, [0.9, a]) for name, a in names]).summary()

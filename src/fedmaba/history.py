@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.errors import InputError
+from fedmaba.errors import InputError, unknown
 from fedmaba.metrics import Fairness, fairness
 
 if TYPE_CHECKING:
@@ -216,6 +216,21 @@ class History:
                 table[f"{model}_loss"] = run.loss(model).ravel()
             frames.append(pandas.DataFrame(table))
         return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
+
+    def table(
+        self,
+        to: str = "markdown",
+        model: Model = "deployed",
+        at: At = "last",
+        share: float | None = None,
+        against: str | None = None,
+    ) -> str:
+        """The table as "markdown", "latex" or "csv", also of differences to the row `against`."""
+        from fedmaba.report import document, sheet
+
+        if to not in document.FORMS:
+            raise unknown("form", to, document.FORMS)
+        return document.FORMS[to](sheet.of(self, model, at, share, against))
 
     def plot(self, kind: str = "rounds", model: Model = "deployed") -> Any:
         """A figure of `fedmaba list figures` as a matplotlib Figure."""

@@ -60,7 +60,8 @@ def number(value: float, sd: float = float("nan"), rank: int = 2, sign: bool = F
 def markdown(document: Document, only: Iterable[str] = (), level: int = 1) -> str:
     """The page as Markdown, or only the tables named."""
     chosen = set(only)
-    parts = [f"{'#' * level} {document.title}", *document.text]
+    title = [f"{'#' * level} {document.title}"] if document.title else []
+    parts = [*title, *document.text]
     for grid in document.grids:
         if not chosen or grid.name in chosen:
             parts.append(table(grid))
@@ -82,7 +83,8 @@ def _line(words: Iterable[str]) -> str:
 def latex(document: Document) -> str:
     r"""The tables for a paper: booktabs; \usepackage{booktabs,xcolor}."""
     parts = [r"% \usepackage{booktabs,xcolor}"]
-    parts += [f"% {line}" for text in (document.title, *document.text) for line in text.split("\n")]
+    told = [document.title, *document.text]
+    parts += [f"% {line}" for text in told for line in text.splitlines()]
     for grid in document.grids:
         columns = "l" + "r" * (len(grid.head) - 1)
         body = [" & ".join(_tex(word) for word in grid.head) + r" \\", r"\midrule"]

@@ -20,7 +20,7 @@ def of(
     at: At = "last",
     share: float | None = None,
     against: str | None = None,
-    title: str = "history",
+    title: str = "",
 ) -> Document:
     """Every row, and each one's differences to the row `against`."""
     history = history if share is None else replace(history, share=share)
