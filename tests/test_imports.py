@@ -24,6 +24,7 @@ LIGHT = [
     "report.export", "report.tensorboard",
 ]  # fmt: skip
 LIGHT += [name for name in EVERY if name.startswith("strategies.")]
+LOOKS = ("table", "sheet", "figures", "html")  # how a history shows itself
 LIGHT += [
     name
     for name in EVERY
@@ -138,7 +139,7 @@ def test_the_lower_layers_do_not_look_up():
         "rows.layers": {"rows", "rows.kernels", "rows.random"},
         "rows.stack": {"rows", "rows.kernels", "rows.base", "rows.layers"},
         "local": {"rows.base", "rows.random", "workers"},
-        "history": {"errors", "metrics", "report", "report.table", "report.figures", "report.html"},
+        "history": {"errors", "metrics", "report", *(f"report.{n}" for n in LOOKS)},
         "record": {"errors", "history", "metrics"},
         "report.paper": set(),
         "report.paired": {"metrics"},

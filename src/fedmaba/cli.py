@@ -195,7 +195,7 @@ def table(
 ) -> None:
     """Show the table of a run folder, finished or not."""
     from fedmaba import record
-    from fedmaba.report import document, sheet, terminal
+    from fedmaba.report import sheet, terminal
 
     history = record.load_history(folder)
     page = sheet.of(history, model, at, share, against, str(folder))
@@ -203,7 +203,7 @@ def table(
         terminal.show(history, model, at, share)
         terminal.grids(page.grids[1:])
     else:
-        typer.echo(document.FORMS[to](page), nl=False)
+        typer.echo(sheet.written(page, to), nl=False)
     if not (folder / "runs.json").exists():
         done = max(len(run.tables.get("round", ())) for run in history.runs)
         how = "it is running" if record.held(folder) else record.to_go_on(folder)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.errors import InputError, unknown
+from fedmaba.errors import InputError
 from fedmaba.metrics import Fairness, fairness
 
 if TYPE_CHECKING:
@@ -226,11 +226,9 @@ class History:
         against: str | None = None,
     ) -> str:
         """The table as "markdown", "latex" or "csv", also of differences to the row `against`."""
-        from fedmaba.report import document, sheet
+        from fedmaba.report import sheet
 
-        if to not in document.FORMS:
-            raise unknown("form", to, document.FORMS)
-        return document.FORMS[to](sheet.of(self, model, at, share, against))
+        return sheet.written(sheet.of(self, model, at, share, against), to)
 
     def plot(self, kind: str = "rounds", model: Model = "deployed") -> Any:
         """A figure of `fedmaba list figures` as a matplotlib Figure."""

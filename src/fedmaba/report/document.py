@@ -144,9 +144,6 @@ def csv(document: Document) -> str:
     return export.text(rows)
 
 
-FORMS: dict[str, Callable[[Document], str]] = {"markdown": markdown, "latex": latex, "csv": csv}
-
-
 def write(document: Document, folder: Path) -> tuple[list[Path], str]:
     """All forms into a folder; the files, and why there are no figures if there are none."""
     record.make_folder(folder)

@@ -9,7 +9,7 @@ from fedmaba.errors import unknown
 from fedmaba.history import At, History, Model
 from fedmaba.report.chosen import Choice, Found, by_seed, values
 from fedmaba.report.data import FIGURES
-from fedmaba.report.document import Cell, Document, Grid, number
+from fedmaba.report.document import Cell, Document, Grid, csv, latex, markdown, number
 from fedmaba.report.paired import Interval, difference
 from fedmaba.report.table import caption, columns, ranks
 
@@ -30,6 +30,14 @@ def of(
     if against is not None:
         grids.append(_differences(history, model, at, against))
     return Document(title, text, grids)
+
+
+def written(sheet: Document, to: str) -> str:
+    """It as Markdown, LaTeX or CSV."""
+    forms = {"markdown": markdown, "latex": latex, "csv": csv}
+    if to not in forms:
+        raise unknown("form", to, forms)
+    return forms[to](sheet)
 
 
 def _levels(history: History, model: Model, at: At) -> Grid:
