@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import fields
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
@@ -542,7 +543,7 @@ def main() -> None:
         from fedmaba import strategies
 
         asked = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
-        if any(asked in known.__dataclass_fields__ for known in strategies.REGISTRY.values()):
+        if any(asked == f.name for known in strategies.REGISTRY.values() for f in fields(known)):
             rule = f"hyper-parameters stand with their strategy: write STRATEGY:{asked}=VALUE"
             text = f"No such option: --{asked}: {rule}"
         if re.fullmatch(r"No such command '.*'\.", text):  # and none is near

@@ -86,9 +86,14 @@ class Federation:
         for name in partition.PARTS:
             part: Part = getattr(self, name)
             if len(part.size) != n:
-                raise InputError(f"the split has {n} clients, but {len(part.size)} in {name}")
+                raise InputError(
+                    f"the split has {n} clients, but {len(part.size)} in {name}: give each client "
+                    "a part, which may be empty"
+                )
             if len(part.index) and not 0 <= part.index.min() <= part.index.max() < many:
-                raise InputError(f"the split's {name} names examples outside 0..{many - 1}")
+                raise InputError(
+                    f"the split's {name} names examples outside 0..{many - 1}: name rows of x"
+                )
         if not n or not self.train.size.all():
             who = (
                 f"client {np.argmin(self.train.size)} has no" if n else "there are no clients with"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from fedmaba.errors import unknown
-from fedmaba.history import At, History, Model
+from fedmaba.history import At, History, Model, Row
 from fedmaba.report.chosen import Choice, Found, by_seed, values
 from fedmaba.report.data import FIGURES
 from fedmaba.report.document import Cell, Document, Grid, csv, latex, markdown, number
@@ -41,9 +41,17 @@ def written(sheet: Document, to: str) -> str:
 
 
 def _levels(history: History, model: Model, at: At) -> Grid:
+    words = caption(history, model, at)
     rows = history.summary(model, at)
-    head, body = ["strategy", "seeds"], [[Cell(r.label), Cell(str(r.seeds))] for r in rows]
-    for column in columns(history.share):
+    return levels("levels", words[0].upper() + words[1:], rows, history.share)
+
+
+def levels(
+    name: str, title: str, rows: list[Row], share: float, named: Callable[[str], str] = str
+) -> Grid:
+    """Rows by figures, mean ± sd over seeds, the best marked."""
+    head, body = ["row", "seeds"], [[Cell(named(r.label)), Cell(str(r.seeds))] for r in rows]
+    for column in columns(share):
         head.append(column.title)
         for row, line, rank in zip(rows, body, ranks(rows, column), strict=True):
             value, sd = (getattr(f, column.field) for f in (row.mean, row.sd))
@@ -52,8 +60,7 @@ def _levels(history: History, model: Model, at: At) -> Grid:
         head.append("note")
         for row, line in zip(rows, body, strict=True):
             line.append(Cell(row.note))
-    words = caption(history, model, at)
-    return Grid("levels", words[0].upper() + words[1:], head, body)
+    return Grid(name, title, head, body)
 
 
 def _differences(history: History, model: Model, at: At, against: str) -> Grid:

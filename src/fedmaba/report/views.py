@@ -12,7 +12,7 @@ import numpy as np
 from fedmaba import compact, targets
 from fedmaba.compact import Batch
 from fedmaba.history import History, Model, Row
-from fedmaba.report import figures, paper
+from fedmaba.report import figures, paper, sheet
 from fedmaba.report.chosen import (
     CHOICES,
     REFERENCE,
@@ -32,7 +32,7 @@ from fedmaba.report.paired import difference, moments
 from fedmaba.report.paper import name_of
 from fedmaba.report.scene import WIDE
 from fedmaba.report.sheet import minus, paired
-from fedmaba.report.table import columns, ranks
+from fedmaba.report.table import columns
 from fedmaba.targets import Target
 
 LAST = CHOICES["last"]
@@ -77,23 +77,22 @@ def levels(
         return None
     rows = seen.summary(model, choice.at)
     short, words = _of(model, deploy)
-    head, body = ["row", "seeds"], [[Cell(name_of(r.label)), Cell(str(r.seeds))] for r in rows]
-    for column in columns(history.share):
-        told = {
-            label: row[column.field] for label, row in (known or {}).items() if column.field in row
-        }
-        head += [column.title, *(["paper", "difference"] if told else [])]
-        for row, line, rank in zip(rows, body, ranks(rows, column), strict=True):
-            ours = getattr(row.mean, column.field)
-            line.append(number(ours, getattr(row.sd, column.field), rank))
-            if told:
-                line += _theirs(told.get(row.label), ours)
-    if any(row.note for row in rows):
-        head.append("note")
-        for row, line in zip(rows, body, strict=True):
-            line.append(Cell(row.note))
     title = f"{words}, {choice.words}; mean ± sd over seeds"
-    return Grid(f"{choice.name}{short}", title, head, body)
+    ours = sheet.levels(f"{choice.name}{short}", title, rows, history.share, name_of)
+    return _beside(ours, rows, known or {})
+
+
+def _beside(ours: Grid, rows: Sequence[Row], known: dict[str, Any]) -> Grid:
+    """The paper's numbers and the difference behind each figure that it has any of."""
+    head, body = [*ours.head], [[*line] for line in ours.rows]
+    for field in reversed(FIGURES):
+        told = {label: row[field] for label, row in known.items() if field in row}
+        at = 3 + FIGURES.index(field)
+        if told:
+            head[at:at] = ["paper", "difference"]
+            for row, line in zip(rows, body, strict=True):
+                line[at:at] = _theirs(told.get(row.label), getattr(row.mean, field))
+    return Grid(ours.name, ours.title, head, body)
 
 
 def _theirs(told: Sequence[float] | None, ours: float) -> list[Cell]:
