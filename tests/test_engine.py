@@ -1045,7 +1045,10 @@ NONE = np.zeros(0, np.int64)
         (lambda s: {"test": (NONE,) * 5}, "no client has a test example"),
         (lambda s: {"test": (NONE,) * 5, "validation": s.test}, "no client has a test example"),
         (lambda s: {"test": s.test[:4]}, "the split has 5 clients, but 4 in test"),
-        (lambda s: {"train": (s.train[0] + 99, *s.train[1:])}, r"train names .* outside 0\.\.\d+: name rows of x$"),
+        (
+            lambda s: {"train": (s.train[0] + 99, *s.train[1:])},
+            r"train names .* outside 0\.\.\d+: name rows of x$",
+        ),
         (lambda s: {"test": (-s.test[0] - 1, *s.test[1:])}, r"test names examples outside 0\.\."),
         (lambda s: dict.fromkeys(("train", "test", "validation"), ()), "there are no clients"),
     ],
