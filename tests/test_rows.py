@@ -17,7 +17,7 @@ from fedmaba.rows import compile, layers
 from fedmaba.rows.base import Bent, Layout, Rows, Step
 from fedmaba.rows.general import LoopRows, VmapRows
 from fedmaba.rows.random import dropout_mask, shuffles, stream
-from fedmaba.rows.stack import LayerRows
+from fedmaba.rows.stack import LayerRows, plan
 from kernels import Kernels
 
 R, B, C = 3, 4, 5  # rows, minibatch, classes
@@ -822,20 +822,59 @@ def test_clients_are_drawn_uniformly_without_replacement_in_order():
     assert rng.sample_clients(5, 7, 10, 3).tolist() == rng.sample_clients(5, 7, 10, 3).tolist()
 
 
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("size", [(8, 6), (7, 9), (2, 3)])
-def test_pooling_by_slices_is_torchs(size):
-    """Also with equal numbers in a window, and where a row or column is left over."""
+def test_pooling_is_torchs(size, last, relu):
+    """Also with equal numbers in a window, where a row or column is left over, and after a ReLU."""
     x = torch.randint(-2, 3, (2, 3, 4, *size)).float()
     leaf = x.flatten(0, 1).requires_grad_()
-    plain = nn.functional.max_pool2d(leaf, 2)
+    plain = nn.functional.max_pool2d(leaf.relu() if relu else leaf, 2)
     g = torch.randn_like(plain)
     (below,) = torch.autograd.grad(plain, leaf, g)
-    pool = layers.Halve()
+    pool = layers.Halve(relu)
+    x = layers._channels_last(x) if last else x
     y, saved = pool.forward(x, [], None, True)
     assert torch.equal(y.flatten(0, 1), plain)
     assert torch.equal(pool.forward(x, [], None, False)[0], y)
     found = pool.backward(g.view(y.shape), saved, [], [], True)
     assert torch.equal(found.flatten(0, 1), below)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("relu", [False, True])
+def test_convolutions_with_channels_last_are_autograds(rows, relu, monkeypatch):
+    """As oneDNN has them; outputs stay in that order, so that the layers above are quick."""
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)
+    layer = layers.Conv2d(nn.Conv2d(3, 5, 3, stride=2, padding=1), relu)
+    x = torch.randn(rows, 6, 3, 11, 12)
+    w, b = torch.randn(rows, 5, 3, 3, 3), torch.randn(rows, 5)
+    y, saved = layer.forward(x, [w, b], None, True)
+    assert y.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
+    g = torch.randn(y.shape)
+    sink = [torch.zeros_like(w), torch.zeros_like(b)]
+    below = layer.backward(g, saved, [w, b], sink, True)
+    for r in range(rows):
+        leaves = [t.double().requires_grad_() for t in (x[r], w[r], b[r])]
+        out = nn.functional.conv2d(*leaves, stride=2, padding=1)
+        out = out.relu() if relu else out
+        assert torch.allclose(y[r].double(), out, rtol=1e-5, atol=1e-5)
+        wanted = torch.autograd.grad(out, leaves, g[r].double())
+        for one, other in zip((below[r], sink[0][r], sink[1][r]), wanted, strict=True):
+            assert torch.allclose(one.double(), other, rtol=1e-4, atol=1e-4)
+
+
+def test_relu_goes_behind_the_pool_it_stands_before():
+    """Where a convolution is pooled at once; elsewhere it stays where it is."""
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(2, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 3), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(18, 3)),
+    )
+    made = plan(model, torch.zeros(1, 1, 24, 24), "float32")
+    kinds = [(type(layer).__name__, getattr(layer, "relu", None)) for layer in made.layers]
+    front = [("Conv2d", False), ("Halve", True), ("Conv2d", True), ("Conv2d", False)]
+    assert kinds == [*front, ("Halve", False), ("Flatten", None), ("Linear", False)]
 
 
 @pytest.mark.parametrize("padding", [0, 2])

@@ -225,6 +225,6 @@ def _chunk(rows: Rows, plan: Plan, flat: Tensor) -> int:
     """Rows trained at once: what fits a CPU's cache, or part of a GPU's free memory."""
     size = flat.element_size()
     if not flat.is_cuda:
-        return max(1, int(8e6 / (rows.layout.size * size)))
+        return max(1, int(14e6 / size / (rows.layout.size + rows.activations * plan.minibatch)))
     each = size * rows.room(plan.minibatch)
     return max(1, int(0.4 * torch.cuda.mem_get_info(flat.device)[0] / each))

@@ -143,8 +143,9 @@ class Conv2d(Layer):
             y = _apart(self._conv(_beside(x), w[0].flatten(0, 1), None, rows), rows)
             y = y + w[1][:, None, :, None, None] if self.weights == 2 else y
         else:
+            x = _channels_last(x) if torch.backends.mkldnn.enabled else x
             bias = w[1] if self.weights == 2 else [None] * rows
-            y = torch.stack([self._conv(x[r], w[0][r], bias[r], 1) for r in range(rows)])
+            y = _stacked([self._conv(x[r], w[0][r], bias[r], 1) for r in range(rows)])
         y = y.relu_() if self.relu else y
         return y, (x, y) if save else None
 
@@ -166,7 +167,7 @@ class Conv2d(Layer):
             below, dw = self._gradient(g[r], x[r], w[0][r], 1, deeper)
             sink[0][r].add_(dw)
             each.append(below)
-        return torch.stack(each) if deeper else None
+        return _stacked(each) if deeper else None
 
     def _conv(self, x: Tensor, w: Tensor, bias: Tensor | None, groups: int) -> Tensor:
         return F.conv2d(x, w, bias, self.stride, self.padding, self.dilation, groups)
@@ -203,6 +204,20 @@ def _beside(x: Tensor) -> Tensor:
 def _apart(x: Tensor, rows: int) -> Tensor:
     """(B, R*C, H, W) -> (R, B, C, H, W)."""
     return x.view(len(x), rows, -1, *x.shape[2:]).transpose(0, 1)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Each row's images (B, C, H, W) with their channels side by side, as oneDNN likes them."""
+    return x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+
+
+def _stacked(each: list[Tensor]) -> Tensor:
+    """Images of rows (B, C, H, W) as (R, B, C, H, W), in the order they have in memory."""
+    if len(each) == 1:
+        return each[0][None]
+    if each[0].is_contiguous():
+        return torch.stack(each)
+    return torch.stack([x.permute(0, 2, 3, 1) for x in each]).permute(0, 1, 4, 2, 3)
 
 
 def _rows(flat: Tensor, like: Tensor) -> Tensor:
@@ -304,35 +319,54 @@ class Stateless(Layer):
 
 
 class Halve(Layer):
-    """MaxPool2d(2) on a CPU, by slices: torch's own looks at one number at a time."""
+    """MaxPool2d(2) on a CPU, then ReLU where one came before it: on a quarter of the numbers.
+
+    The two may change places: a winner below 0 passes no gradient either way.
+    """
+
+    def __init__(self, relu: bool) -> None:
+        self.relu = relu
 
     def forward(
         self, x: Tensor, w: list[Tensor], keys: Tensor | None, save: bool
     ) -> tuple[Tensor, Any]:
-        height, width = x.shape[-2] // 2, x.shape[-1] // 2
-        even = x[..., : 2 * height, : 2 * width]
-        if not save:
-            tall = torch.maximum(even[..., 0::2, :], even[..., 1::2, :])
-            return torch.maximum(tall[..., 0::2], tall[..., 1::2]), None
-        left, right = even[..., 0::2], even[..., 1::2]
-        wide = torch.maximum(left, right)
-        top, bottom = wide[..., 0::2, :], wide[..., 1::2, :]
-        # which of the four won, as torch has it: the first of equals, left to right, then down
-        east, south = (right > left).view(torch.int8), (bottom > top).view(torch.int8)
-        above, below = east[..., 0::2, :], east[..., 1::2, :]
-        east = (below - above).mul_(south).add_(above)
-        rows, columns = (torch.arange(0, 2 * n, 2, device=x.device) for n in (height, width))
-        won = (rows[:, None] * x.shape[-1] + columns) + east
-        won += south.to(torch.int64).mul_(x.shape[-1])
-        return torch.maximum(top, bottom), (x, won)
+        flat = x.flatten(0, 1)
+        if flat.is_contiguous(memory_format=torch.channels_last):
+            y, won = F.max_pool2d(flat, 2, return_indices=True)
+        else:
+            y, won = _pooled(flat, save)
+        y = y.relu_() if self.relu else y
+        return _rows(y, x), (flat, won, y) if save else None
 
     def backward(
         self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
     ) -> Tensor | None:
-        x, won = (t.flatten(0, 1) for t in saved)
+        x, won, y = saved
+        flat = g.flatten(0, 1)
+        if self.relu:
+            flat = torch.ops.aten.threshold_backward(flat, y, 0)
         how = ([2, 2], [2, 2], [0, 0], [1, 1], False)
-        undo = torch.ops.aten.max_pool2d_with_indices_backward
-        return _rows(undo(g.flatten(0, 1), x, *how, won), g)
+        return _rows(torch.ops.aten.max_pool2d_with_indices_backward(flat, x, *how, won), g)
+
+
+def _pooled(x: Tensor, save: bool) -> tuple[Tensor, Tensor | None]:
+    """MaxPool2d(2) of images (n, C, H, W) by slices: torch's own looks at one number at a time."""
+    height, width = x.shape[-2] // 2, x.shape[-1] // 2
+    even = x[..., : 2 * height, : 2 * width]
+    if not save:
+        tall = torch.maximum(even[..., 0::2, :], even[..., 1::2, :])
+        return torch.maximum(tall[..., 0::2], tall[..., 1::2]), None
+    left, right = even[..., 0::2], even[..., 1::2]
+    wide = torch.maximum(left, right)
+    top, bottom = wide[..., 0::2, :], wide[..., 1::2, :]
+    # which of the four won, as torch has it: the first of equals, left to right, then down
+    east, south = (right > left).view(torch.int8), (bottom > top).view(torch.int8)
+    above, below = east[..., 0::2, :], east[..., 1::2, :]
+    east = (below - above).mul_(south).add_(above)
+    rows, columns = (torch.arange(0, 2 * n, 2, device=x.device) for n in (height, width))
+    won = (rows[:, None] * x.shape[-1] + columns) + east
+    won += south.to(torch.int64).mul_(x.shape[-1])
+    return torch.maximum(top, bottom), won
 
 
 class Flatten(Layer):

@@ -63,7 +63,8 @@ def plan(model: nn.Module, example: Tensor, dtype: str) -> Plan:
             if module.groups != 1 or module.padding_mode != "zeros" or module.padding == "same":
                 out.refusal = "Conv2d with groups or special padding has no row form"
                 return out
-            out.layers.append(Conv2d(module, follows))
+            later = follows and not example.is_cuda and _halved(leaves[done + 1 :])
+            out.layers.append(Conv2d(module, follows and not later))
         elif isinstance(module, nn.Dropout) and kind is nn.Dropout:
             out.layers.append(Dropout(module, number))
         elif (
@@ -72,8 +73,9 @@ def plan(model: nn.Module, example: Tensor, dtype: str) -> Plan:
             continue  # part of the layer before it
         elif isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
             out.layers.append(Flatten())
-        elif isinstance(module, nn.MaxPool2d) and not example.is_cuda and _halves(module):
-            out.layers.append(Halve())
+        elif not example.is_cuda and _halved(leaves[number:]):
+            before = [type(module) for _, module in leaves[max(0, number - 2) : number]]
+            out.layers.append(Halve(before == [nn.Conv2d, nn.ReLU]))
         elif kind in STATELESS and not getattr(module, "inplace", False):
             out.layers.append(Stateless(module))
         else:
@@ -147,6 +149,12 @@ def _halves(pool: nn.MaxPool2d) -> bool:
     """Whether it is MaxPool2d(2) and nothing else."""
     usual = "kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False"
     return type(pool) is nn.MaxPool2d and pool.extra_repr() == usual and not pool.return_indices
+
+
+def _halved(leaves: list[tuple[str, nn.Module]]) -> bool:
+    """Whether MaxPool2d(2) comes first."""
+    first = leaves[0][1] if leaves else None
+    return isinstance(first, nn.MaxPool2d) and _halves(first)
 
 
 def _leaves(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:
