@@ -330,7 +330,7 @@ class Halve(Layer):
     def forward(
         self, x: Tensor, w: list[Tensor], keys: Tensor | None, save: bool
     ) -> tuple[Tensor, Any]:
-        flat = x.flatten(0, 1)
+        flat, won = x.flatten(0, 1), None
         if flat.is_contiguous(memory_format=torch.channels_last):
             y, won = F.max_pool2d(flat, 2, return_indices=True)
         else:
