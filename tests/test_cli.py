@@ -96,6 +96,22 @@ def test_help_is_quick_and_needs_no_torch():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("said", [None, "3"])
+def test_numpy_gets_one_thread_unless_told_otherwise(said):
+    """Its BLAS reads the number when it is loaded, so it must be there before."""
+    check = (
+        "import os, sys; sys.argv = ['fedmaba', 'strategies', '--help']\n"
+        "from fedmaba.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print('numpy' in sys.modules, os.environ['OPENBLAS_NUM_THREADS'])"
+    )
+    env = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
+    env |= {} if said is None else {"OPENBLAS_NUM_THREADS": said}
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, env=env)
+    assert done.stdout.splitlines()[-1] == f"False {said or 1}", done.stderr
+
+
 def test_without_a_word_help_is_shown_as_it_is_written(call):
     for words in ((), ("data",)):
         answer = call(*words)

@@ -507,17 +507,50 @@ def test_reproduce_under_torchrun_names_the_remedy(tmp_path, monkeypatch):
         reproduce.begin(work, tmp_path, CPU)
 
 
-def test_time_left_of_a_target_counts_only_what_this_process_did(tmp_path, monkeypatch):
-    (work,) = reproduce.plan(tiny(), tmp_path)
+def showing(works, tmp_path, monkeypatch):
+    """A display of batches, what it says, and a clock that stands still."""
     stream, now = io.StringIO(), [50.0]
     monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
-    show = terminal.Batches([work, work], None, Console(file=stream, width=160))
-    at = SimpleNamespace(progress=SimpleNamespace(round=1))
-    show.begin(SimpleNamespace(work=work, session=SimpleNamespace(notes=[], batch=at)))
+    show = terminal.Batches(works, None, Console(file=stream, width=160))
+
+    def begin(work):
+        show.begin(SimpleNamespace(work=work, session=SimpleNamespace(notes=[])))
+
+    return show, begin, stream, now
+
+
+def test_time_left_of_a_target_is_at_the_pace_since_the_first_round(tmp_path, monkeypatch):
+    (work,) = reproduce.plan(tiny(), tmp_path)
+    show, begin, stream, now = showing([work, work], tmp_path, monkeypatch)
+    begin(work)
+    now[0] += 100  # kernels are compiled
+    show.round(2)  # the first one here: another process did the one before
+    assert stream.getvalue().endswith("batch 1/2, round 2/3\n")
     now[0] += 10
-    show.round(3)  # two of six rounds in ten seconds, three left
-    rate = 2 * reproduce.updates(work) / 3 / 10
-    assert f"round 3/3, {rate:,.0f} clients/s, 0:15 left" in stream.getvalue()
+    show.round(3)  # a round in ten seconds, three left
+    rate = work.updates / 3 / 10
+    assert f"round 3/3, {rate:,.0f} clients/s, 0:30 left" in stream.getvalue()
+
+
+def test_time_left_knows_that_batches_to_come_are_dearer(tmp_path, monkeypatch):
+    (work,) = reproduce.plan(tiny(), tmp_path)
+    dear = work.job.experiment.model_copy(update={"model": "cnn"})
+    later = replace(work, job=replace(work.job, experiment=dear))
+    show, begin, stream, now = showing([work, later], tmp_path, monkeypatch)
+    begin(work)
+    for done in (1, 2, 3):
+        show.round(done)
+        now[0] += 10
+    assert "round 3/3" in stream.getvalue()
+    assert (
+        stream.getvalue().rstrip().endswith(f"{terminal.clock(30 * terminal.EFFORT['cnn'])} left")
+    )
+    show.end(tmp_path / "saved.npz")
+    begin(later)
+    for done in (1, 2):
+        show.round(done)
+        now[0] += 11  # not dearer at all, as it turns out
+    assert stream.getvalue().rstrip().endswith("0:11 left")
 
 
 def test_parts_run_apart_are_the_whole(tmp_path):

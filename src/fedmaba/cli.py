@@ -522,6 +522,9 @@ def _filled(words: Sequence[str]) -> None:
 def main() -> None:
     """The entry point: every error a user can mend is one line and its exit code."""
     streams.settle()
+    # NumPy comes with a BLAS whose threads spin on every core after each product of 100 x 100,
+    # the size that strategies have; what gains by threads is torch's, which has its own.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     warnings.formatwarning = lambda message, *_, **__: f"fedmaba: warning: {message}\n"
     if int(os.environ.get("RANK", "0")) and "TORCHELASTIC_RUN_ID" in os.environ:
         warnings.simplefilter("ignore")  # rank 0 says it

@@ -42,6 +42,11 @@ class Work:
         text = json.dumps([self.job.digest, sorted(self.runs)])
         return f"{self.name}.{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
+    @property
+    def updates(self) -> int:
+        """Of clients, in all its runs."""
+        return len(self.runs) * targets.updates(self.job)
+
 
 def plan(target: Target, out: Path, part: tuple[int, int] = (1, 1)) -> list[Work]:
     """The batches that `out` does not hold yet, or part i of n of every job's."""
@@ -152,11 +157,6 @@ def begin(work: Work, out: Path, machine: config.Machine) -> Batch:
         session.batch.workers.close()
         raise
     return Batch(work, session, folder, seconds)
-
-
-def updates(work: Work) -> int:
-    """Client updates of a batch."""
-    return len(work.runs) * targets.updates(work.job)
 
 
 def _command(words: Sequence[str]) -> str:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 STYLE = ("bold", "cyan", "")  # best, second, the others
 NAME = 12  # signs of a name that a line holds at least
+EFFORT = {"cnn": 20}  # MLP updates that take as long as one: 14 on an H200, 50 on a core of a CPU
 WORDS = ("row", "note", "verdict", "our reading", "the paper", "where", "reading")  # no numbers
 
 
@@ -304,34 +305,37 @@ def result(session: Session, out: Path) -> None:
 
 
 class Batches:
-    """Progress over the batches of a target: time left at the rate of client updates so far."""
+    """Progress over the batches of a target: time left at the pace of the one that runs.
+
+    A batch's first round, in which a GPU's kernels are compiled, tells nothing of its pace.
+    """
 
     def __init__(self, left: Sequence[Work], bar: Progress | None, console: Console) -> None:
-        from fedmaba.reproduce import updates
-
-        self.left, self.bar, self.console, self.updates = left, bar, console, updates
-        self.total, self.past, self.at = sum(map(updates, left)), 0, 0
-        self.begun = self.said = time.monotonic()
-        self.skipped = 0  # updates that an earlier process did
+        self.left, self.bar, self.console = left, bar, console
+        self.total, self.past, self.at = sum(map(_effort, left)), 0, 0
+        self.said = time.monotonic()
         self.task = bar.add_task("", total=self.total) if bar else None
 
     def begin(self, batch: Batch) -> None:
-        self.batch, self.at = batch, self.at + 1
-        work, first = batch.work, batch.session.batch.progress.round
+        work = batch.work
+        self.at += 1
         self.rounds = work.job.experiment.train.rounds
-        self.each = self.updates(work) // self.rounds
-        self.skipped += first * self.each
+        self.effort = _effort(work) // self.rounds  # of a round
+        self.clients = work.updates // self.rounds
+        self.mark: tuple[float, int] | None = None  # when its first round was done, and which
         for note in batch.session.notes:
             self._say(note)
         many = f"batch {self.at} of {len(self.left)}: {len(work.runs)} runs, {self.rounds:,} rounds"
         self._say(f"{many}: {work.job.title}")
 
     def round(self, done: int) -> None:
-        now, reached = time.monotonic(), self.past + done * self.each
-        rate = (reached - self.skipped) / max(now - self.begun, 1e-9)
-        left = (self.total - reached) / max(rate, 1e-9)
-        text = f"batch {self.at}/{len(self.left)}, round {done}/{self.rounds}, "
-        text += f"{_rate(rate, 'clients')}, {clock(left)} left"
+        now, reached = time.monotonic(), self.past + done * self.effort
+        self.mark = self.mark or (now, done)
+        rate = (done - self.mark[1]) / max(now - self.mark[0], 1e-9)  # rounds per second
+        text = f"batch {self.at}/{len(self.left)}, round {done}/{self.rounds}"
+        if rate > 0:
+            left = (self.total - reached) / (rate * self.effort)
+            text += f", {_rate(rate * self.clients, 'clients')}, {clock(left)} left"
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=reached, description=text)
         elif now - self.said > 10 or done == self.rounds:
@@ -339,11 +343,16 @@ class Batches:
             self._say(text)
 
     def end(self, written: Path) -> None:
-        self.past += self.rounds * self.each
+        self.past += self.rounds * self.effort
         self._say(f"saved {written}")
 
     def _say(self, text: str) -> None:
         self.console.print(Text(text, "dim"), soft_wrap=True)
+
+
+def _effort(work: Work) -> int:
+    """Of a batch, in client updates of the MLP."""
+    return work.updates * EFFORT.get(work.job.experiment.model, 1)
 
 
 @contextmanager
