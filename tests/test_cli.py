@@ -100,7 +100,7 @@ def test_help_is_quick_and_needs_no_torch():
 def test_numpy_gets_one_thread_unless_told_otherwise(said):
     """Its BLAS reads the number when it is loaded, so it must be there before."""
     check = (
-        "import os, sys; sys.argv = ['fedmaba', 'strategies', '--help']\n"
+        "import os, sys; sys.argv = ['fedmaba', 'compare', '--help']\n"
         "from fedmaba.cli import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"

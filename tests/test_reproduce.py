@@ -162,7 +162,7 @@ def test_quick_is_small_for_every_target(name):
     jobs = targets.load(name, Scale(quick=True)).every_job()
     works = [reproduce.Work(name, job, job.runs) for job in jobs]
     rounds = {job.experiment.train.rounds for job in jobs}
-    assert sum(map(reproduce.updates, works)) <= targets.QUICK or rounds == {3}
+    assert sum(w.updates for w in works) <= targets.QUICK or rounds == {3}
     assert {job.experiment.data.name for job in jobs} == {"sample"}
 
 
@@ -231,7 +231,7 @@ def test_without_a_target_all_are_listed_with_their_work(call):
         target = targets.load(name)
         works = [reproduce.Work(name, job, job.runs) for job in target.every_job()]
         assert (runs, held) == (sum(len(work.runs) for work in works), 0)
-        assert (updates, title) == (sum(map(reproduce.updates, works)), target.view.title)
+        assert (updates, title) == (sum(w.updates for w in works), target.view.title)
     assert sizes["table2-fashion-mnist"][:3] == [94, 0, 94 * 100 * 1000]
     assert sizes["table3-cifar100-partial"][:3] == [45, 0, 45 * 10 * 2000]
     assert sizes["all"][0] < sum(size[0] for size in sizes.values()) / 2  # shared runs count once

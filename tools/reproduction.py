@@ -265,7 +265,7 @@ def missing(batches: list[compact.Batch]) -> str:
         ]
         seen |= {(w.job.digest, k) for w in works for k in w.runs}
         if works:
-            runs, updates = sum(len(w.runs) for w in works), sum(map(reproduce.updates, works))
+            runs, updates = sum(len(w.runs) for w in works), sum(w.updates for w in works)
             said = f"`fedmaba reproduce {name} --device cuda --dtype tf32`"
             lines.append((updates, f"- {said}: {runs} runs, {updates:,} client updates"))
     return "\n".join(line for _, line in sorted(lines)) or "Nothing."
