@@ -40,14 +40,17 @@ def process(name, count, tmp_path):
     return found
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_in_the_same_bytes(tmp_path):
     assert process("kill", 25, tmp_path)["tried"] == 25
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_a_file_operation_ends_in_the_same_bytes(tmp_path):
     assert process("steps", 12, tmp_path)["file operations of the run"] > 100
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_gets_the_folder(tmp_path):
     assert process("races", 10, tmp_path)["tried"] == 10
 
@@ -77,6 +80,7 @@ def test_a_damaged_folder_is_no_traceback():
     assert {"read", "refused"} <= set(whole(damage.folders(40, 0, quiet), 40).counts)
 
 
+@pytest.mark.slow
 def test_a_failing_disk_costs_nothing_that_was_saved():
     tally = whole(disk.campaign(44, 0, quiet), 44)
     assert {"ENOSPC", "EDQUOT", "EIO"} <= set(tally.counts)

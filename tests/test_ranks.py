@@ -101,6 +101,7 @@ def pair(folder):
     return folder / "pair"
 
 
+@pytest.mark.slow
 def test_all_ranks_share_a_folder_that_is_named_for_them(folder):
     job = begin(2, ["-m", "fedmaba", "compare", "fedavg", "--rounds", "2", *WORDS[-6:]])
     out, err = end(job)
@@ -133,6 +134,7 @@ def test_two_ranks_give_what_one_gives(pair, monkeypatch, capsys):
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds its victim in /proc")
+@pytest.mark.slow
 def test_a_death_costs_an_attempt_a_stop_is_agreed_on_and_one_rank_goes_on(pair, monkeypatch):
     words = ["-m", "fedmaba", *WORDS, "--out", "broken"]
     job = begin(2, words, "--max-restarts", "1", SLOW="yes")
@@ -224,6 +226,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_three_ranks_agree_on_everything(folder):
     (folder / "script.py").write_text(SCRIPT)
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -23,6 +23,7 @@ def peak(strategy: str, clients: int, participants: int) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads Linux's /proc")
+@pytest.mark.slow
 def test_memory_grows_with_neither_participants_nor_clients():
     """50,000 changes of 224 weights are 45 MB; a strategy that keeps them shows that it counts."""
     few, many = (peak("fedmaba", 50_000, m) for m in (1_000, 50_000))

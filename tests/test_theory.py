@@ -84,6 +84,7 @@ def test_saddle_is_that_of_another_solver(load):
     assert np.abs(best.x - p.numpy()).max() < 1e-3
 
 
+@pytest.mark.slow
 def test_one_local_step_reaches_the_saddle_and_not_the_mean(load):
     found = load("theory_saddle").measure(rounds=120)
     full = found["full batch", 10.0]
@@ -106,6 +107,7 @@ def test_gradient_falls_no_slower_than_the_root_of_the_rounds(load):
     assert -0.75 < slopes.mean() < -0.4
 
 
+@pytest.mark.slow
 def test_drift_of_local_steps_is_linear_in_the_step_size(load):
     drift = load("theory_drift")
     rates = (0.04, 0.01)

@@ -25,6 +25,7 @@ def run(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_the_wheel_works_without_torch(tmp_path):
     build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT)
     done = run(*build)
