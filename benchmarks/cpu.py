@@ -12,7 +12,7 @@ takes minutes and not an hour, it has a twentieth of 20 rounds of 10 clients and
 its CPU seconds would count against the plain loops. So the command starts itself anew with
 OMP_NUM_THREADS=1, which must be there before torch is loaded.
 
-    python benchmarks/cpu.py                 prints a line per job, writes results/cpu.json
+    python benchmarks/cpu.py                 prints a line per job, writes results/cpu-MACHINE.json
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=tuple(JOBS))
     parser.add_argument("--blocks", type=int, default=5)
-    parser.add_argument("--out", default=RESULTS / "cpu.json", type=Path)
+    parser.add_argument("--out", default=RESULTS / f"cpu-{platform.machine()}.json", type=Path)
     asked = parser.parse_args()
     if os.environ.get("OMP_NUM_THREADS") != "1":
         again = [sys.executable, *sys.argv]

@@ -102,7 +102,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=tuple(PEERS), nargs="*")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "fedmaba-peers")
-    parser.add_argument("--out", default=RESULTS / "peers.json", type=Path)
+    own = RESULTS / f"peers-{platform.machine()}.json"
+    parser.add_argument("--out", default=own, type=Path)
     asked = parser.parse_args()
     folder = Path(__file__).parents[1] / "build" / "peers"
     folder.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,7 @@ PAGES = (
 )
 RESULTS = ROOT / "results"
 BF16 = ROOT / "benchmarks" / "results" / "bf16"  # rows of a target again, in bf16
+AGAIN = BF16.with_name("again")  # runs of several targets again, by later kernels
 BLOCK = re.compile(r"(<!-- reproduce (\S+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.S)
 MADE = re.compile(r"(<!-- made (\w+) -->\n).*?(<!-- end -->)", re.S)
 VALUE = re.compile(r"[-+–.\d]+(<!-- ([^|\s]+)\|([^|]+)\|(\w+)\|(\w+)\|(\w+) -->)")
@@ -297,11 +298,59 @@ def precision(batches: list[compact.Batch]) -> str:
     return document.table(Grid("precision", "tf32 / bf16, mean ± sd over three seeds", head, body))
 
 
+def again(batches: list[compact.Batch]) -> str:
+    """Runs beside the same ones of another day: how far rounding alone moves a table."""
+    later = load(AGAIN)
+    head = ["target", "entries", "within one sd", "median, sd", "row", "variance, last round"]
+    head += ["again", "variance, deployed", "again"]
+    body = []
+    for name in (
+        *("table2-fashion-mnist", "table2-fashion-mnist-partial"),
+        *("table2-cifar10-partial", "table3-cifar100-partial"),
+    ):
+        moved = _moved(name, batches, later)
+        said = [name, f"{len(moved)}", f"{sum(m < 1 for m in moved)}", f"{np.median(moved):.2f}"]
+        for label in OURS:
+            line = [Cell(text) for text in [*said, name_of(label)]]
+            for model in MODELS:
+                for some in (batches, later):
+                    ours, plain = (
+                        {k: v for k, v in seen.items() if k < 3}
+                        for seen in (
+                            by_seed(name, row, "variance", model, "last", some)
+                            for row in (label, "fedavg")
+                        )
+                    )
+                    line.append(span_cell(paired.difference(ours, plain)))
+            body.append(line)
+            said = ["", "", "", ""]
+    title = "FedMABA minus FedAvg under the same three seeds, twice; 95 % t-interval"
+    return document.table(Grid("again", title, head, body))
+
+
+def _moved(name: str, batches: list[compact.Batch], later: list[compact.Batch]) -> list[float]:
+    """How far entries moved, in their standard deviations over seeds; no rows that diverged."""
+    out = []
+    for label in target_of(name).jobs[0].strategies:
+        for figure in ("variance", "accuracy", "worst", "best"):
+            for model in MODELS:
+                then, now = paired.pairs(
+                    *(
+                        by_seed(name, label, figure, model, "last", some)
+                        for some in (batches, later)
+                    )
+                )
+                if len(now) == 3:
+                    out.append(abs(float(np.mean(now - then))) / float(np.std(then, ddof=1)))
+    return out
+
+
 TABLES: dict[str, Callable[[list[compact.Batch]], str]] = {
     "summary": summary,
     "times": times,
     "missing": missing,
     "precision": precision,
+    "again": again,
     "which": which,
 }
 

@@ -40,12 +40,42 @@ def gpu() -> str:
     return _table([f"job, one {found['device']}", "precision", "client updates/s"], rows)
 
 
-def core() -> str:
-    """The engine against the plain loop on one CPU core."""
-    found = _read("cpu")
+def whole() -> str:
+    """The paper's tables and figures by one command, batch after batch."""
+    found = _read("reproduce-h200")
     rows = [
         [
-            job["job"],
+            ", ".join([one["data"], one["partition"].replace("shards:2", "2 shards")]),
+            f"{one['clients']} of 100",
+            f"{one['runs']}",
+            f"{one['updates']:,}",
+            f"{one['seconds']:.0f} s",
+            f"{one['updates'] / one['seconds']:,.0f}",
+        ]
+        for one in found["batches"]
+    ]
+    runs, updates = (sum(one[key] for one in found["batches"]) for key in ("runs", "updates"))
+    seconds = found["seconds"]
+    last = ["all, with data, figures", "", f"{runs}", f"{updates:,}", f"{seconds:.0f} s", ""]
+    head = [f"batch, one {found['device']}, {found['dtype']}", "clients a round", "runs"]
+    return _table([*head, "client updates", "took", "updates/s"], [*rows, last])
+
+
+def _machines(name: str) -> list[dict[str, Any]]:
+    """The files of a benchmark of one CPU core."""
+    found = (ROOT / "benchmarks" / "results").glob(f"{name}-*.json")
+    return [_read(path.stem) for path in sorted(found, reverse=True)]
+
+
+def _cpu(found: dict[str, Any]) -> str:
+    return re.sub(r"\(R\)| Processor| @.*", "", found["cpu"])
+
+
+def core() -> str:
+    """The engine against the plain loop on one CPU core."""
+    rows = [
+        [
+            f"{job['job']}, {_cpu(found)}",
             f"{job['updates_per_second']:.3g}/s",
             *(
                 f"{side['ratio']:.2f} x ({min(side['ratios']):.2f} to {max(side['ratios']):.2f})"
@@ -53,27 +83,27 @@ def core() -> str:
                 for side in (job["a DataLoader"], job["tensors"])
             ),
         ]
+        for found in _machines("cpu")
         for job in found["jobs"]
     ]
     head = ["the plain loop with a DataLoader", "with images indexed in tensors"]
-    return _table([f"job, one {found['cpu']} core", "ours", *head], rows)
+    return _table(["job, one core", "ours", *head], rows)
 
 
 def peers() -> str:
     """The engine against other simulators on one CPU core."""
-    found = _read("peers")
     rows = []
-    for name in dict.fromkeys(row["peer"] for row in found["peers"]):
-        own = [row for row in found["peers"] if row["peer"] == name]
-        cells = [
-            f"{row['updates_per_second']:.1f}/s, ours {row['ours']:.1f}/s: {row['ratio']:.2f} x"
-            if "ratio" in row
-            else f"not run: {row['not_run']}"
-            for row in own
-        ]
-        rows.append([f"{name} {own[0]['version']}", *cells])
-    cases = list(dict.fromkeys(row["case"] for row in found["peers"]))
-    return _table(["simulator", *cases], rows)
+    for found in _machines("peers"):
+        for name in dict.fromkeys(row["peer"] for row in found["peers"]):
+            own = [row for row in found["peers"] if row["peer"] == name]
+            cells = [
+                f"{row['updates_per_second']:.1f}/s, ours {row['ours']:.1f}/s: {row['ratio']:.2f} x"
+                if "ratio" in row
+                else f"not run: {row['not_run']}"
+                for row in own
+            ]
+            rows.append([f"{name} {own[0]['version']}", _cpu(found), *cells])
+    return _table(["simulator", "core", "10 of 100", "all 100"], rows)
 
 
 def memory() -> str:
@@ -124,7 +154,7 @@ def growth() -> str:
     return _table(["time against", "slope, one core", "from, to", "slope, H200", "from, to"], rows)
 
 
-TABLES = {f.__name__: f for f in (gpu, core, peers, memory, step, growth)}
+TABLES = {f.__name__: f for f in (gpu, whole, core, peers, memory, step, growth)}
 
 
 def filled(text: str) -> str:
