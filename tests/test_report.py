@@ -820,9 +820,9 @@ def session(tiny_npz, rounds=4, save=None):
 
 def test_the_display_shows_what_a_person_wants_to_know(tiny_npz):
     going = session(tiny_npz)
-    pace = terminal.Pace(going)
+    pace = terminal.Pace(going.batch)
     for snapshot in going.rounds():
-        pace.done = snapshot.round + 1
+        pace.reach(snapshot.round + 1)
     stream = StringIO()
     console = Console(file=stream, width=100, force_terminal=True, color_system=None)
     console.print(terminal.dashboard(going, pace))
@@ -868,9 +868,9 @@ def test_names_and_numbers_are_whole_at_any_width(width):
 @pytest.mark.parametrize("width", [46, 60, 72, 80, 100])
 def test_the_display_drops_columns_before_names_and_numbers(width, tiny_npz):
     going = session(tiny_npz)
-    pace = terminal.Pace(going)
+    pace = terminal.Pace(going.batch)
     for snapshot in going.rounds():
-        pace.done = snapshot.round + 1
+        pace.reach(snapshot.round + 1)
     for run in going.history.runs[2:]:
         run.label = "fedmaba:alpha=0.8,eta_b=0.5"
     text = printed(width, terminal.dashboard(going, pace))
@@ -923,9 +923,13 @@ def test_rate_and_time_left_count_from_where_this_process_began(tiny_npz, monkey
     going, now = session(tiny_npz, rounds=10), [100.0]
     monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
     going.batch.progress.round = 4  # an earlier process did these
-    pace = terminal.Pace(going)
+    pace = terminal.Pace(going.batch)
     assert (pace.rate, pace.left) == (0.0, 0.0)
-    now[0], pace.done = 106.0, 7
+    now[0] = 103.0
+    pace.reach(5)
+    assert (pace.rate, pace.left) == (1 / 3, 15.0)
+    now[0] = 107.0
+    pace.reach(7)  # the first round no longer counts
     assert (pace.rate, pace.left) == (0.5, 6.0)
     text = printed(100, terminal.dashboard(going, pace))
     assert "round 7/10" in text

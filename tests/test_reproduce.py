@@ -507,49 +507,54 @@ def test_reproduce_under_torchrun_names_the_remedy(tmp_path, monkeypatch):
         reproduce.begin(work, tmp_path, CPU)
 
 
-def showing(works, tmp_path, monkeypatch):
-    """A display of batches, what it says, and a clock that stands still."""
+def showing(works, monkeypatch):
+    """A display of batches, how one begins, what is said, and a clock that stands still."""
     stream, now = io.StringIO(), [50.0]
     monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
     show = terminal.Batches(works, None, Console(file=stream, width=160))
 
-    def begin(work):
-        show.begin(SimpleNamespace(work=work, session=SimpleNamespace(notes=[])))
+    def begin(work, done=0):
+        asked, runs = (
+            work.job.experiment,
+            [SimpleNamespace(federation=SimpleNamespace(n_clients=20))],
+        )
+        batch = SimpleNamespace(
+            progress=SimpleNamespace(round=done),
+            plan=SimpleNamespace(rounds=asked.train.rounds, participants=None),
+            runs=runs * len(work.runs),
+        )
+        show.begin(SimpleNamespace(work=work, session=SimpleNamespace(notes=[], batch=batch)))
 
     return show, begin, stream, now
 
 
-def test_time_left_of_a_target_is_at_the_pace_since_the_first_round(tmp_path, monkeypatch):
+def test_time_left_of_a_target_is_at_the_pace_of_this_process(tmp_path, monkeypatch):
     (work,) = reproduce.plan(tiny(), tmp_path)
-    show, begin, stream, now = showing([work, work], tmp_path, monkeypatch)
-    begin(work)
+    show, begin, stream, now = showing([work, work], monkeypatch)
+    begin(work, done=1)  # another process did the first round
     now[0] += 100  # kernels are compiled
-    show.round(2)  # the first one here: another process did the one before
-    assert stream.getvalue().endswith("batch 1/2, round 2/3\n")
+    show.round(2)
     now[0] += 10
     show.round(3)  # a round in ten seconds, three left
-    rate = work.updates / 3 / 10
-    assert f"round 3/3, {rate:,.0f} clients/s, 0:30 left" in stream.getvalue()
+    assert f"round 3/3, {2 * len(work.runs)} clients/s, 0:30 left" in stream.getvalue()
 
 
 def test_time_left_knows_that_batches_to_come_are_dearer(tmp_path, monkeypatch):
     (work,) = reproduce.plan(tiny(), tmp_path)
     dear = work.job.experiment.model_copy(update={"model": "cnn"})
     later = replace(work, job=replace(work.job, experiment=dear))
-    show, begin, stream, now = showing([work, later], tmp_path, monkeypatch)
+    show, begin, stream, now = showing([work, later], monkeypatch)
     begin(work)
     for done in (1, 2, 3):
-        show.round(done)
         now[0] += 10
-    assert "round 3/3" in stream.getvalue()
-    assert (
-        stream.getvalue().rstrip().endswith(f"{terminal.clock(30 * terminal.EFFORT['cnn'])} left")
-    )
+        show.round(done)
+    left = terminal.clock(30 * terminal.EFFORT["cnn"])
+    assert stream.getvalue().rstrip().endswith(f" clients/s, {left} left")
     show.end(tmp_path / "saved.npz")
     begin(later)
     for done in (1, 2):
+        now[0] += 11  # hardly dearer, as it turns out
         show.round(done)
-        now[0] += 11  # not dearer at all, as it turns out
     assert stream.getvalue().rstrip().endswith("0:11 left")
 
 

@@ -38,6 +38,7 @@ from fedmaba.metrics import variance
 from fedmaba.report.table import caption, cells, columns
 
 if TYPE_CHECKING:
+    import fedmaba.batch
     from fedmaba.engine import Snapshot
     from fedmaba.experiment import Session
     from fedmaba.report.document import Grid
@@ -153,18 +154,26 @@ def progress(session: Session, quiet: bool) -> Iterator[Callable[[Snapshot], Non
 
 
 class Pace:
-    """How fast rounds come, and when the last will be there."""
+    """How fast rounds come, and when the last will be there.
 
-    def __init__(self, session: Session) -> None:
-        self.begun, self.first = time.monotonic(), session.batch.progress.round
-        self.done, self.rounds = self.first, session.batch.plan.rounds
-        n = [run.n_clients for run in session.history.runs]
-        self.clients = sum(min(session.batch.plan.participants or c, c) for c in n)  # a round
+    From the second one on the first does not count: on a GPU kernels are compiled in it.
+    """
+
+    def __init__(self, batch: fedmaba.batch.Batch) -> None:
+        self.done, self.rounds = batch.progress.round, batch.plan.rounds
+        n = [run.federation.n_clients for run in batch.runs]
+        self.clients = sum(min(batch.plan.participants or c, c) for c in n)  # a round
+        self.times = [(time.monotonic(), self.done)]  # of the start, the first round, the last
+
+    def reach(self, done: int) -> None:
+        self.done = done
+        self.times = [*self.times[:2], (time.monotonic(), done)]
 
     @property
     def rate(self) -> float:
-        """Rounds per second since this process began."""
-        return (self.done - self.first) / max(time.monotonic() - self.begun, 1e-9)
+        """Rounds per second."""
+        (then, first), (now, last) = self.times[-2:] if len(self.times) > 1 else self.times * 2
+        return (last - first) / max(now - then, 1e-9)
 
     @property
     def left(self) -> float:
@@ -254,7 +263,7 @@ def _rate(value: float, what: str) -> str:
 
 @contextmanager
 def _live(session: Session, console: Console) -> Iterator[Callable[[Snapshot], None]]:
-    pace = Pace(session)
+    pace = Pace(session.batch)
     drawn = 0.0  # fast rounds must not wait for the display
     with Live(
         dashboard(session, pace), console=console, refresh_per_second=4, transient=True
@@ -262,7 +271,7 @@ def _live(session: Session, console: Console) -> Iterator[Callable[[Snapshot], N
 
         def display(snapshot: Snapshot) -> None:
             nonlocal drawn
-            pace.done = snapshot.round + 1
+            pace.reach(snapshot.round + 1)
             if time.monotonic() - drawn > 0.2 or pace.done == pace.rounds:
                 live.update(dashboard(session, pace))
                 drawn = time.monotonic()
@@ -272,10 +281,10 @@ def _live(session: Session, console: Console) -> Iterator[Callable[[Snapshot], N
 
 @contextmanager
 def _lines(session: Session, console: Console) -> Iterator[Callable[[Snapshot], None]]:
-    pace, share = Pace(session), session.experiment.eval.share
+    pace, share = Pace(session.batch), session.experiment.eval.share
 
     def display(snapshot: Snapshot) -> None:
-        pace.done = snapshot.round + 1
+        pace.reach(snapshot.round + 1)
         if snapshot.evaluations is None:
             return
         parts = []
@@ -305,10 +314,7 @@ def result(session: Session, out: Path) -> None:
 
 
 class Batches:
-    """Progress over the batches of a target: time left at the pace of the one that runs.
-
-    A batch's first round, in which a GPU's kernels are compiled, tells nothing of its pace.
-    """
+    """Progress over the batches of a target: time left at the pace of the one that runs."""
 
     def __init__(self, left: Sequence[Work], bar: Progress | None, console: Console) -> None:
         self.left, self.bar, self.console = left, bar, console
@@ -317,33 +323,27 @@ class Batches:
         self.task = bar.add_task("", total=self.total) if bar else None
 
     def begin(self, batch: Batch) -> None:
-        work = batch.work
-        self.at += 1
-        self.rounds = work.job.experiment.train.rounds
-        self.effort = _effort(work) // self.rounds  # of a round
-        self.clients = work.updates // self.rounds
-        self.mark: tuple[float, int] | None = None  # when its first round was done, and which
+        work, self.pace = batch.work, Pace(batch.session.batch)
+        self.at, self.effort = self.at + 1, _effort(work) // self.pace.rounds  # of a round
         for note in batch.session.notes:
             self._say(note)
-        many = f"batch {self.at} of {len(self.left)}: {len(work.runs)} runs, {self.rounds:,} rounds"
-        self._say(f"{many}: {work.job.title}")
+        many = f"{len(work.runs)} runs, {self.pace.rounds:,} rounds"
+        self._say(f"batch {self.at} of {len(self.left)}: {many}: {work.job.title}")
 
     def round(self, done: int) -> None:
-        now, reached = time.monotonic(), self.past + done * self.effort
-        self.mark = self.mark or (now, done)
-        rate = (done - self.mark[1]) / max(now - self.mark[0], 1e-9)  # rounds per second
-        text = f"batch {self.at}/{len(self.left)}, round {done}/{self.rounds}"
-        if rate > 0:
-            left = (self.total - reached) / (rate * self.effort)
-            text += f", {_rate(rate * self.clients, 'clients')}, {clock(left)} left"
+        self.pace.reach(done)
+        now, reached, rate = time.monotonic(), self.past + done * self.effort, self.pace.rate
+        left = (self.total - reached) / max(rate * self.effort, 1e-9)
+        text = f"batch {self.at}/{len(self.left)}, round {done}/{self.pace.rounds}, "
+        text += f"{_rate(rate * self.pace.clients, 'clients')}, {clock(left)} left"
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=reached, description=text)
-        elif now - self.said > 10 or done == self.rounds:
+        elif now - self.said > 10 or done == self.pace.rounds:
             self.said = now
             self._say(text)
 
     def end(self, written: Path) -> None:
-        self.past += self.rounds * self.effort
+        self.past += self.pace.rounds * self.effort
         self._say(f"saved {written}")
 
     def _say(self, text: str) -> None:
