@@ -34,6 +34,7 @@ def told(folder: Path, seconds: float) -> dict[str, Any]:
             {
                 "data": data["name"],
                 "partition": data["partition"],
+                "validation": data["validation"],
                 "clients": clients,  # in a round
                 "runs": len(batch.keys),
                 "seconds": batch.about["seconds"],
