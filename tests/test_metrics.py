@@ -107,6 +107,21 @@ def test_nobody_has_anything():
     assert (got.gini, got.jain, got.entropy, got.variance, got.accuracy) == (0, 1, 1, 0, 0)
 
 
+@pytest.mark.parametrize("n", [3, 400_000])  # all at once, or two at a time
+def test_many_evaluations_are_one_after_another(n):
+    draw = np.random.default_rng(n)
+    accuracy, loss = draw.random((2, 5, n))
+    accuracy[1] = 0.0
+    accuracy[2, 0] = np.nan
+    size = draw.integers(0, 3, n)
+    size[:2] = 2
+    found = metrics.every(accuracy, loss, size, 0.3)
+    each = [fairness(*one, size, 0.3) for one in zip(accuracy, loss, strict=True)]
+    assert np.allclose(found, each, rtol=1e-12, atol=0, equal_nan=True)
+    assert np.isnan(found[2].variance)
+    assert found[1].gini == 0
+
+
 def test_a_single_client():
     got = fairness(np.array([0.4]), np.array([1.0]), np.array([5]))
     assert (got.gini, got.entropy, got.variance, got.gap) == (0, 1, 0, 0)

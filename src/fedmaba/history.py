@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmaba import metrics
 from fedmaba.errors import InputError
-from fedmaba.metrics import Fairness, fairness
+from fedmaba.metrics import Fairness
 
 if TYPE_CHECKING:
     from fedmaba.engine import Snapshot
@@ -105,8 +106,10 @@ class RunHistory:
         if not 0 < share <= 1:
             raise InputError(f"share={share}: give a share of the clients above 0 and at most 1")
         accuracy, loss = self.accuracy(model), self.loss(model)
-        at = range(len(accuracy)) if at is None else at
-        return [fairness(accuracy[i], loss[i], self.test_size, share) for i in at]
+        if at is not None:
+            some = list(at)
+            accuracy, loss = accuracy[some], loss[some]
+        return metrics.every(accuracy, loss, self.test_size, share)
 
     def chosen(self, at: At, model: Model = "deployed") -> IntArray:
         """Which evaluations a table shows: the last, the best, or the last five."""

@@ -1,13 +1,13 @@
 """Fairness figures of a per-client vector. Pure; accuracies come in as shares, go out in percent.
 
-One client is one entry; nothing is weighed by size unless a name says so. Variances are population
-variances (ddof 0), as the field reports them.
+One client is one entry of the last axis; nothing is weighed by size unless a name says so.
+Variances are population variances (ddof 0), as the field reports them.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,45 +15,54 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float64]
 
 
-def variance(accuracy: FloatArray) -> float:
+def variance(accuracy: FloatArray) -> Any:
     """Population variance of the clients' accuracy, in percent squared."""
-    return float(np.var(100.0 * accuracy))
+    return np.var(100.0 * accuracy, axis=-1)
 
 
-def tail(values: FloatArray, share: float, *, best: bool = False) -> float:
+def tail(values: FloatArray, share: float, *, best: bool = False) -> Any:
     """Mean of the worst (or best) max(1, ceil(share N)) clients."""
-    count = max(1, math.ceil(share * len(values) - 1e-9))
+    count = max(1, math.ceil(share * values.shape[-1] - 1e-9))
     ordered = np.sort(values)
-    return float(ordered[-count:].mean() if best else ordered[:count].mean())
+    return _sum(ordered[..., -count:] if best else ordered[..., :count]) / count
 
 
-def gini(values: FloatArray) -> float:
+def gini(values: FloatArray) -> Any:
     """Gini coefficient: 0 where all are equal, towards 1 where one has everything."""
-    ordered = np.sort(values)
-    n, total = len(ordered), ordered.sum()
-    if total <= 0.0:
-        return 0.0
-    return float((2.0 * np.arange(1, n + 1) - n - 1) @ ordered / (n * total))
+    n, total = values.shape[-1], _sum(values)
+    ranked = _sum(np.sort(values) * np.arange(1.0 - n, n, 2.0))
+    return _over(ranked, n * total, ~(total <= 0.0), 0.0)
 
 
-def jain(values: FloatArray) -> float:
+def jain(values: FloatArray) -> Any:
     """Jain's index: 1 where all are equal, 1/N where one has everything."""
-    square = float((values**2).sum())
-    return float(values.sum() ** 2 / (len(values) * square)) if square != 0.0 else 1.0
+    square = _sum(values * values)
+    return _over(_sum(values) ** 2, values.shape[-1] * square, square != 0.0, 1.0)
 
 
-def entropy(values: FloatArray) -> float:
+def entropy(values: FloatArray) -> Any:
     """Entropy of the clients' shares of the total over log N: 1 where all are equal."""
-    if len(values) < 2 or values.sum() <= 0.0:
-        return 1.0
-    p = values / values.sum()
-    p = p[~(p <= 0)]  # nan stays
-    return float(-(p @ np.log(p)) / np.log(len(values)))
+    n, total = values.shape[-1], _sum(values)[..., None]
+    if n < 2:
+        return np.ones(values.shape[:-1])[()]
+    some = ~(total <= 0.0)
+    p = _over(values, total, some, 1.0)
+    spread = -_sum(p * np.log(np.where(p <= 0.0, 1.0, p)))  # nan stays
+    return _over(spread, np.log(n), some[..., 0], 1.0)
 
 
-def gap(values: FloatArray) -> float:
+def gap(values: FloatArray) -> Any:
     """Best client minus worst client."""
-    return float(values.max() - values.min())
+    return values.max(axis=-1) - values.min(axis=-1)
+
+
+def _sum(values: FloatArray) -> Any:
+    return np.add.reduce(values, axis=-1)
+
+
+def _over(above: FloatArray, below: FloatArray, some: NDArray[np.bool_], none: float) -> Any:
+    """above / below where there is `some`thing to share, else `none`."""
+    return np.divide(above, below, out=np.full(np.shape(above), none), where=some)[()]
 
 
 class Fairness(NamedTuple):
@@ -78,18 +87,40 @@ def fairness(
     share: float = 0.05,
 ) -> Fairness:
     """Every figure of one evaluation, over the clients that have test examples."""
+    return every(accuracy[None], loss[None], size, share)[0]
+
+
+def every(
+    accuracy: FloatArray,  # (E, N)
+    loss: FloatArray,  # (E, N)
+    size: NDArray[np.int64],  # (N,)
+    share: float,
+) -> list[Fairness]:
+    """The figures of many evaluations, some at a time."""
+    some = max(1, 1_000_000 // max(1, len(size)))
+    out = []
+    for a in range(0, len(accuracy), some):
+        found = _figures(accuracy[a : a + some], loss[a : a + some], size, share)
+        out += [Fairness(*map(float, one)) for one in zip(*found, strict=True)]
+    return out
+
+
+def _figures(
+    accuracy: FloatArray, loss: FloatArray, size: NDArray[np.int64], share: float
+) -> tuple[Any, ...]:
+    """What Fairness has, of each evaluation."""
     if size.any() and not size.all():
-        accuracy, loss, size = accuracy[size > 0], loss[size > 0], size[size > 0]
+        accuracy, loss, size = accuracy[:, size > 0], loss[:, size > 0], size[size > 0]
     with np.errstate(over="ignore", invalid="ignore"):  # huge shortly before a run diverges
-        return Fairness(
-            variance=variance(accuracy),
-            accuracy=100.0 * float(accuracy.mean()),
-            by_sample=100.0 * float(accuracy @ size / size.sum()),  # nan: no test example
-            worst=100.0 * tail(accuracy, share),
-            best=100.0 * tail(accuracy, share, best=True),
-            loss_variance=float(np.var(loss)),
-            gini=gini(accuracy),
-            jain=jain(accuracy),
-            entropy=entropy(accuracy),
-            gap=100.0 * gap(accuracy),
+        return (
+            variance(accuracy),
+            100.0 * accuracy.mean(axis=-1),
+            100.0 * (accuracy * size).sum(axis=-1) / size.sum(),  # nan: no test example
+            100.0 * tail(accuracy, share),
+            100.0 * tail(accuracy, share, best=True),
+            np.var(loss, axis=-1),
+            gini(accuracy),
+            jain(accuracy),
+            entropy(accuracy),
+            100.0 * gap(accuracy),
         )

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from fedmaba.errors import Busy, FedmabaError, InputError, SaveFailed
 from fedmaba.history import History, from_arrays
-from fedmaba.metrics import fairness
+from fedmaba.metrics import every
 
 try:
     import fcntl
@@ -496,10 +496,15 @@ def _lines(r: int, run: Any, first: int, share: float) -> list[dict[str, Any]]:
         told = {name[5:]: run.tables[name][i] for name in infos}
         line |= {name: _number(v) for name, v in told.items() if not np.isnan(v)}
         at = evaluated.get(int(done))
-        for model in ("deployed", "last") if at is not None else ():
-            accuracy, loss = (run.tables[f"{model}.{k}"][at] for k in ("accuracy", "loss"))
-            figures = fairness(accuracy.astype(float), loss.astype(float), run.test_size, share)
-            line[model] = {k: _number(v) for k, v in figures._asdict().items()}
+        if at is not None:
+            models = ("deployed", "last")
+            accuracy, loss = (
+                np.stack([run.tables[f"{model}.{name}"][at] for model in models]).astype(float)
+                for name in ("accuracy", "loss")
+            )
+            found = every(accuracy, loss, run.test_size, share)
+            for model, figures in zip(models, found, strict=True):
+                line[model] = {k: _number(v) for k, v in figures._asdict().items()}
         lines.append(line)
     return lines
 
