@@ -114,12 +114,12 @@ class Page:
         )  # fmt: skip
 
     def file(self, name: str) -> Path:
-        """A download, when it is whole."""
-        end = time.monotonic() + 10
-        while not (self.downloads / name).exists():
+        """A download, when it is whole: until then the name is an empty file's."""
+        path, end = self.downloads / name, time.monotonic() + 10
+        while not path.exists() or not path.stat().st_size:
             assert time.monotonic() < end, name
             time.sleep(0.05)
-        return self.downloads / name
+        return path
 
     def complaints(self) -> list[str]:
         return [entry["message"] for entry in self.driver.get_log("browser")]
