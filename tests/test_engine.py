@@ -6,8 +6,9 @@ what decides which clients, minibatches and masks are drawn, and `Strategy.weigh
 
 import copy
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import count
 from types import SimpleNamespace
 
@@ -426,6 +427,47 @@ def test_the_deployed_model_is_its_formula_of_the_server_models(rule, fed):
         want = torch.einsum("t,tp->p", share, w[:, r])
         assert apart(batch.progress.deployed[r], want) < 1e-12
     assert not torch.equal(batch.progress.model[0], batch.progress.model[1])
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_runs_that_differ_in_the_deployed_model_are_trained_once(replayed, held_fed, monkeypatch):
+    plan = replace(PLAN, rounds=5, participants=3, server_momentum=0.5, eval_every=2, chunk=4)
+    rules = ("last", "poly:8", "ema:0.9", "last")  # the fourth is another run, for all one knows
+    each = [one(s) for s in (*MIXED, "fedfv", "fedmaba:eta_s=1e299")]
+    trained, train = Counter(), rounds.train
+
+    def counted(rows, pool, models, job, *rest):
+        trained[len(found)] += len(job.run)
+        return train(rows, pool, models, job, *rest)
+
+    close = partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-12)
+    found, shots = [], []
+    monkeypatch.setattr(rounds, "train", counted)
+    for asked in (rules, *([rule] for rule in rules[:3])):
+        batch = start([Run(s, 3, held_fed, rule) for s in each for rule in asked], plan, mlp)
+        if replayed:
+            batch.tape = Replays()
+            for module in (rounds, weigh):
+                monkeypatch.setattr(module, "fetch", lambda values: values.clone().numpy)
+        shots.append(list(simulate(batch)))
+        found.append(batch.progress)
+    assert 0 < trained[0] <= 2 * trained[1] == 2 * trained[2] == 2 * trained[3]
+    for k, alone in enumerate(found[1:]):
+        assert found[0].diverged[k::4] == alone.diverged
+        assert any(alone.diverged)
+        for name in ("model", "deployed", "best", "velocity", "best_score", "best_round"):
+            close(getattr(found[0], name)[k::4], getattr(alone, name))
+        for i in range(len(each)):
+            j = 4 * i + k
+            assert found[0].kept[j].client.tolist() == alone.kept[i].client.tolist()
+            for name, value in alone.states[i].items():
+                close(found[0].states[j][name], value)
+            for shared, own in zip(shots[0], shots[k + 1], strict=True):
+                assert (shared.rounds[j] is None) == (own.rounds[i] is None)
+                if own.rounds[i] is not None:
+                    close(shared.rounds[j].weight, own.rounds[i].weight)
+                for name, scores in ((own.evaluations or {i: None})[i] or {}).items():
+                    close(shared.evaluations[j][name].loss, scores.loss)
 
 
 @pytest.mark.parametrize("text", ["", "ema", "ema:1", "ema:0", "poly", "poly:-1", "last:3", "x"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -71,6 +73,32 @@ class Batch:
     workers: Workers
     tape: Tape
     ranks: Ranks = field(default_factory=Ranks)
+
+    @cached_property
+    def same(self) -> dict[int, list[int]]:
+        """Runs that train alike and differ in the model they hand out alone, by the first of them.
+
+        Only that one is trained.
+        """
+        found: dict[tuple[object, ...], list[int]] = {}
+        alike: Counter[tuple[object, ...]] = Counter()
+        for r, run in enumerate(self.runs):
+            key = (id(run.strategy), run.seed, id(run.federation))
+            found.setdefault((*key, alike[*key, run.average]), []).append(r)
+            alike[*key, run.average] += (
+                1  # one that differs in nothing is another's twin, or none's
+            )
+        return {runs[0]: runs for runs in found.values()}
+
+    @cached_property
+    def first(self) -> Tensor | None:
+        """(R,) which run is trained for each; None where every run is trained itself."""
+        if len(self.same) == len(self.runs):
+            return None
+        first = torch.arange(len(self.runs))
+        for one, runs in self.same.items():
+            first[runs] = one
+        return first.to(self.pool.x.device)
 
     def evaluate(
         self, flat: Tensor, index: Tensor, *, scored: bool = True

@@ -28,6 +28,7 @@ class Cohort:
 
     r: int
     run: Run
+    same: list[int]  #                        this run and those that only hand out another model
     needs: Needs
     client: IntArray  # (m,)
     rows: slice  #                            its rows in the round's table
@@ -100,7 +101,7 @@ def draw(batch: Batch, alive: list[int], t: int) -> Drawn:
         epoch = -(-size // plan.minibatch)
         steps = np.full_like(size, plan.steps) if plan.steps else plan.epochs * epoch
         needs, begin, end = run.strategy.needs(), end, end + len(client)
-        cohorts.append(Cohort(r, run, needs, client, slice(begin, end)))
+        cohorts.append(Cohort(r, run, batch.same[r], needs, client, slice(begin, end)))
         if needs.loss in ("mean", "end"):
             cohorts[-1].loss = np.zeros(len(client))
         columns.append(
@@ -174,5 +175,6 @@ def factors(cohorts: list[Cohort]) -> FloatArray | None:
 
 def diverge(at: Progress, c: Cohort, t: int, why: str) -> None:
     label = c.run.strategy.label()
-    at.diverged[c.r] = f"{label}, seed {c.run.seed}, diverged in round {t + 1}: {why}"
+    for r in c.same:
+        at.diverged[r] = f"{label}, seed {c.run.seed}, diverged in round {t + 1}: {why}"
     c.decision = None

@@ -115,7 +115,8 @@ def _evaluate(batch: Batch) -> list[Evaluation | None]:
     averaged = [r for r in alive if batch.runs[r].average != "last"]
     found: dict[int, Evaluation] = {r: {} for r in alive}
     for parts, suffix in ((batch.test, ""), (batch.validation, "_validation")):
-        last = _scores(batch, parts, at.model, alive)
+        trained = _scores(batch, parts, at.model, [r for r in alive if r in batch.same])
+        last = {r: scores for one, scores in trained.items() for r in batch.same[one]}
         deployed = last | _scores(batch, parts, at.deployed, averaged)
         for r in last:
             found[r] |= {"last" + suffix: last[r], "deployed" + suffix: deployed[r]}

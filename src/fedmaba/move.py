@@ -21,7 +21,8 @@ def shares(batch: Batch, cohorts: list[Cohort], t: int) -> NDArray[Any]:
     share = np.zeros(len(batch.runs), np.float64 if double else np.float32)
     for c in cohorts:
         if not batch.progress.diverged[c.r]:
-            share[c.r] = average.share(c.run.average, t)
+            for r in c.same:
+                share[r] = average.share(batch.runs[r].average, t)
     return share
 
 
@@ -70,6 +71,8 @@ def step(batch: Batch, delta: Tensor, share: Tensor) -> Tensor:
     """The server's step of each run whose new model is finite, (R,); the others keep their last."""
     plan, at = batch.plan, batch.progress
     asked = share > 0
+    if batch.first is not None:
+        delta = delta.index_select(0, batch.first)
     if at.velocity is not None:
         pushed = plan.server_momentum * at.velocity + delta
         delta = at.velocity.copy_(torch.where(asked[:, None], pushed, at.velocity))

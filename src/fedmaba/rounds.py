@@ -71,8 +71,8 @@ def _hurries(batch: Batch) -> bool:
 
 
 def _lanes(batch: Batch, *, apart: bool) -> list[list[int]]:
-    """Live runs; those whose weights come after training `apart`."""
-    alive = [r for r, why in enumerate(batch.progress.diverged) if not why]
+    """Live runs to be trained; those whose weights come after training `apart`."""
+    alive = [r for r in batch.same if not batch.progress.diverged[r]]
     late = [r for r in alive if apart and not batch.runs[r].strategy.needs().early]
     early = [r for r in alive if r not in late]
     return [lane for lane in (early, late) if lane]
@@ -252,9 +252,10 @@ def _conclude(
             what = f"the model of client {c.client[lost[0]]}" if len(lost) else "the server's model"
             diverge(at, c, t, f"{what} is not finite")
             continue
-        at.states[c.r] = c.decision.state
         coef = c.decision.coef[: len(c.client)]
-        out[c.r] = Round(c.client, coef, c.loss, dict(c.decision.info))
+        happened = Round(c.client, coef, c.loss, dict(c.decision.info))
+        for r in c.same:
+            at.states[r], out[r] = c.decision.state, happened
 
 
 def _broken(trained: list[Trained], many: int) -> IntArray:

@@ -49,7 +49,9 @@ class Run:
     strategy: Strategy
     seed: int
     federation: Federation
-    deploy: str | None = None  #            which model is handed out; None: the strategy's own
+    # Which model is handed out; None: the strategy's own. Runs of one strategy object, seed and
+    # federation that differ in this alone are trained once.
+    deploy: str | None = None
 
     @property
     def average(self) -> str:

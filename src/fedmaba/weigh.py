@@ -122,11 +122,13 @@ def ask_late(batch: Batch, begun: Begun, t: int) -> None:
         if c.needs.keep_rounds:
             stays = (kept.round > t - c.needs.keep_rounds) & ~np.isin(kept.client, c.client)
             rows = send(np.flatnonzero(stays), change.device)
-            at.kept[c.r] = Kept(
+            both = Kept(
                 torch.cat([kept.change[rows], change]),
                 np.concatenate([kept.client[stays], c.client]),
                 np.concatenate([kept.round[stays], np.full(len(c.client), t)]),
             )
+            for r in c.same:
+                at.kept[r] = both
 
 
 def looks(at: Progress, begun: Begun) -> list[dict[str, Host]]:
