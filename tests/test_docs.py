@@ -8,17 +8,25 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import fedmaba
-from fedmaba import cli, config
+from fedmaba import cli, config, strategies
 from fedmaba.report import terminal, watch
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+
+
+@pytest.fixture(autouse=True)
+def no_other_strategies():
+    """What a page registers is gone after it."""
+    with mock.patch.dict(strategies.REGISTRY):
+        yield
 
 
 def blocks(text: str, kind: str) -> list[str]:

@@ -233,6 +233,7 @@ def test_without_a_target_all_are_listed_with_their_work(call):
         assert (runs, held) == (sum(len(work.runs) for work in works), 0)
         assert (updates, title) == (sum(w.updates for w in works), target.view.title)
     assert sizes["table2-fashion-mnist"][:3] == [94, 0, 94 * 100 * 1000]
+    assert sizes["table2-fashion-mnist-partial"][:3] == [90, 0, 45 * 10 * 1000]  # two models each
     assert sizes["table3-cifar100-partial"][:3] == [45, 0, 45 * 10 * 2000]
     assert sizes["all"][0] < sum(size[0] for size in sizes.values()) / 2  # shared runs count once
 
@@ -522,6 +523,7 @@ def showing(works, monkeypatch):
             progress=SimpleNamespace(round=done),
             plan=SimpleNamespace(rounds=asked.train.rounds, participants=None),
             runs=runs * len(work.runs),
+            same={r: [r] for r in range(len(work.runs))},
         )
         show.begin(SimpleNamespace(work=work, session=SimpleNamespace(notes=[], batch=batch)))
 

@@ -190,6 +190,6 @@ def sizes(batches: Iterable[Batch]) -> list[Size]:
         jobs = target.every_job()
         held = sum((job.digest, key) in there for job in jobs for key in job.runs)
         runs = sum(len(job.runs) for job in jobs)
-        work = sum(len(job.runs) * targets.updates(job) for job in jobs)
+        work = sum(targets.updates(job, job.runs) for job in jobs)
         out.append(Size(target.name, target.view.title, runs, held, work))
     return out

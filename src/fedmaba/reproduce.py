@@ -45,7 +45,7 @@ class Work:
     @property
     def updates(self) -> int:
         """Of clients, in all its runs."""
-        return len(self.runs) * targets.updates(self.job)
+        return targets.updates(self.job, self.runs)
 
 
 def plan(target: Target, out: Path, part: tuple[int, int] = (1, 1)) -> list[Work]:

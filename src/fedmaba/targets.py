@@ -171,7 +171,7 @@ def load(name: str, scale: Scale | None = None) -> Target:
         if other not in _used(target):
             raise InputError(f"--without {other}: {name} does not use it: leave it out")
     if scale.quick and scale.rounds is None:
-        a_round = sum(len(job.runs) * participants(job.experiment) for job in target.every_job())
+        a_round = sum(updates(job, job.runs, 1) for job in target.every_job())
         rounds = max(3, min(40, QUICK // max(a_round, 1)))
         target = _load(name, replace(scale, rounds=rounds), None)
     if scale.only:
@@ -315,9 +315,10 @@ def participants(experiment: Experiment) -> int:
     return (experiment.data.clients or 100) if some == "all" else int(some)
 
 
-def updates(job: Job) -> int:
-    """Client updates of one run, as a measure of its work."""
-    return participants(job.experiment) * job.experiment.train.rounds
+def updates(job: Job, runs: Sequence[Key], rounds: int | None = None) -> int:
+    """Client updates of some of a job's runs; those of another deployed model are trained once."""
+    trained = len({(key.label, key.seed) for key in runs})
+    return trained * participants(job.experiment) * (rounds or job.experiment.train.rounds)
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -161,7 +161,7 @@ class Pace:
 
     def __init__(self, batch: fedmaba.batch.Batch) -> None:
         self.done, self.rounds = batch.progress.round, batch.plan.rounds
-        n = [run.federation.n_clients for run in batch.runs]
+        n = [batch.runs[r].federation.n_clients for r in batch.same]
         self.clients = sum(min(batch.plan.participants or c, c) for c in n)  # a round
         self.times = [(time.monotonic(), self.done)]  # of the start, the first round, the last
 
