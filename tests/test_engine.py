@@ -895,6 +895,10 @@ def test_a_recording_that_is_no_longer_used_makes_room_for_another(monkeypatch):
     tape.calls += local.STALE
     tape(new[1], lambda: new[1])  # there was no room for it before
     assert done[-1] == new[1]
+    for shape in range(100, 200 + local.SHAPES):
+        tape(shape, lambda: None)
+    assert len(tape.seen) < 200
+    assert new[1] in tape.ready
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 4])

@@ -172,7 +172,8 @@ def environ(pid):
 
 
 SCRIPT = """
-import sys, warnings
+import json, sys, warnings
+from pathlib import Path
 import torch
 from fedmaba import compare, engine, ranks
 from fedmaba.cli import main
@@ -193,6 +194,7 @@ assert whole[us.mine] == whole[us.rank :: 3]
 few = dict(rounds=2, participants=1, seeds=1, clients=4, device="cpu", model=sys.argv[1])
 history = compare(["fedmaba", "fedmgda"], out="few", **few)
 assert [run.column("round")[-1] for run in history.runs] == [2, 2]
+told = json.loads(Path("few/about.json").read_text())["chunk"]
 
 # one rank runs out of memory: all go on with its chunk
 accumulate = LayerRows.accumulate
@@ -212,6 +214,18 @@ with warnings.catch_warnings(record=True) as caught:
     compare(["fedmaba"], out="full", **few)
 assert batches[0].progress.chunk == 1, batches[0].progress.chunk
 assert [str(w.message) for w in caught] == ["out of memory: the chunk is 1 from now on"]
+
+# a run begun before has the chunk of its folder on every rank
+Path("begun").mkdir(exist_ok=True)
+if not us.rank:
+    for name in ("experiment.toml", "about.json"):
+        Path("begun", name).write_bytes(Path("few", name).read_bytes())
+us.tell()
+one = dict(few, participants=1, clients=4)
+engine._chunk, found = lambda *args: 7 + us.rank, engine._chunk
+compare(["fedmaba", "fedmgda"], out="begun", **one)
+engine._chunk = found
+assert batches[-1].progress.chunk == told, (batches[-1].progress.chunk, told)
 
 # not all were told the same
 try:

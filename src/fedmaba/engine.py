@@ -111,7 +111,7 @@ def simulate(batch: Batch) -> Iterator[Snapshot]:
 def _evaluate(batch: Batch) -> list[Evaluation | None]:
     """Every live run's models on every client; remembers the best round's last model."""
     at = batch.progress
-    alive = [r for r, why in enumerate(at.diverged) if not why]
+    alive = sorted(r for one, runs in batch.same.items() if not at.diverged[one] for r in runs)
     averaged = [r for r in alive if batch.runs[r].average != "last"]
     found: dict[int, Evaluation] = {r: {} for r in alive}
     for parts, suffix in ((batch.test, ""), (batch.validation, "_validation")):

@@ -229,14 +229,15 @@ def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:
 
 def begin(session: Session, out: Path, command: Sequence[str] = ()) -> None:
     """Take the run folder: fresh, or where the same experiment stopped. Only rank 0 touches it."""
-    together = session.batch.ranks
+    together, at = session.batch.ranks, session.batch.progress
     if together.rank == 0:
         saved = _take(session, out, command)
         together.tell(b"" if saved is None or together.count == 1 else record.pack(*saved))
     elif body := together.tell():
         saved = record.unpack(body)
-        session.batch.progress.restore(*saved)
+        at.restore(*saved)
         session.history = record.history_of(*saved, out / "checkpoint")
+    at.chunk = int(together.tell(str(at.chunk).encode()))
 
 
 def _take(

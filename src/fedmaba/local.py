@@ -28,6 +28,7 @@ MICRO = 500  # examples of a full-batch gradient taken at once
 BUDGET = 4_000_000  # numbers of activations held at a time in an evaluation on a CPU
 RECORDED = 8  # shapes of work kept ready for replay
 STALE = 100  # calls after which one that was not replayed gives way to another
+SHAPES = 10_000  # of work, remembered until they come again
 GATHER = 250_000_000  # numbers of a chunk's inputs that may be gathered before its first step
 
 
@@ -81,7 +82,7 @@ class Tape:
         self.device = device
         self.on = recordable and device.type == "cuda"
         self.calls = 0
-        self.seen: Counter[int] = Counter()  # by hash: shapes may be many
+        self.seen: Counter[int] = Counter()  # of the last shapes, by hash
         self.ready: dict[object, tuple[Any, list[Tensor], list[Tensor], Any, Any]] = {}
         self.used: dict[object, int] = {}  # the call that replayed it last
 
@@ -91,6 +92,8 @@ class Tape:
             return work(*(send(a, self.device) for a in arrays))
         self.calls += 1
         if shape not in self.ready:
+            if len(self.seen) > SHAPES:  # of rounds that never come again, as clients of all sizes
+                self.seen.clear()
             self.seen[hash(shape)] += 1
             if self.seen[hash(shape)] < 2 or not self._room():
                 return work(*(send(a, self.device) for a in arrays))
