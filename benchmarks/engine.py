@@ -32,8 +32,8 @@ JOBS = {  # model, images per client, strategies, seeds, participants, precision
     "cnn, 33 runs x 10 of 100 clients": ("cnn", 500, GRID, 3, 10, "tf32", 60),
     "cnn, 33 runs x 10 of 100 clients, float32": ("cnn", 500, GRID, 3, 10, "float32", 60),
     "cnn, 33 runs x 10 of 100 clients, bf16": ("cnn", 500, GRID, 3, 10, "bf16", 60),
-    "mlp, 45 runs of 15 rows x 100 clients": ("mlp", 600, TABLE, 3, None, "tf32", 60),
-    "cnn, 45 runs of 15 rows x 10 of 100 clients": ("cnn", 500, TABLE, 3, 10, "tf32", 60),
+    "mlp, 45 runs, 15 strategies x 100 clients": ("mlp", 600, TABLE, 3, None, "tf32", 60),
+    "cnn, 45 runs, 15 strategies x 10 of 100 clients": ("cnn", 500, TABLE, 3, 10, "tf32", 60),
 }
 EVERY = 20  # rounds between evaluations; the first 20 are not timed: kernels are compiled then
 

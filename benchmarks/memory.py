@@ -99,6 +99,8 @@ if __name__ == "__main__":
         spec, clients, participants = asked.one
         print(json.dumps(measure(spec, int(clients), int(participants), asked.rounds, asked.each)))
         sys.exit()
+    from cpu import about  # here: what is measured shall not hold torch before its own start
+
     found = []
     for setting in SETTINGS:
         one = apart(*setting, "--rounds", asked.rounds, "--each", asked.each)
@@ -109,4 +111,4 @@ if __name__ == "__main__":
             f"{one['round_seconds']:.2f} s a round",
             flush=True,
         )
-    asked.out.write_text(json.dumps({"settings": found}, indent=2) + "\n")
+    asked.out.write_text(json.dumps({**about(), "settings": found}, indent=2) + "\n")

@@ -489,6 +489,12 @@ def test_the_first_model_replaces_the_initial_one():
 MIXED = ["fedavg", "fedsgd", "fedprox", "propfair", "qffl", "fedfv", "fedmaba:loss_at=mean"]
 
 
+def test_a_minibatch_larger_than_any_client_takes_no_more_room(fed):
+    chunks = [start([Run(one("fedavg"), 3, fed)], replace(PLAN, minibatch=b), mlp).progress.chunk
+              for b in (max(fed.train.size), 10**9)]  # fmt: skip
+    assert chunks[0] == chunks[1] > 1
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_a_run_is_the_same_alone_in_a_batch_and_in_other_chunks(model, fed, make_federation):
     plan = replace(PLAN, participants=3)

@@ -110,6 +110,7 @@ def peers() -> str:
 
 def memory() -> str:
     """Peak memory above the data."""
+    found = _read("memory")
     rows = [
         [
             one["strategy"],
@@ -118,21 +119,25 @@ def memory() -> str:
             f"{one['peak_above_bytes'] / 1e9:.2f} GB",
             f"{one['round_seconds']:.2f} s",
         ]
-        for one in _read("memory")["settings"]
+        for one in found["settings"]
     ]
-    return _table(["strategy", "clients", "a round", "peak above the data", "a round takes"], rows)
+    return _table(
+        [f"strategy, {_cpu(found)}", "clients", "a round", "peak above the data", "a round takes"],
+        rows,
+    )
 
 
 def step() -> str:
     """One strategy step."""
-    found = _read("step")["steps"]
+    told = _read("step")
+    found = told["steps"]
     sizes = sorted({one["clients"] for one in found})
     time = {(one["strategy"], one["clients"]): one["seconds"] for one in found}
     rows = [
         [f"`{name}`", *(_ms(time.get((name, n))) for n in sizes)]
         for name in dict.fromkeys(one["strategy"] for one in found)
     ]
-    return _table(["strategy", *(f"{n:,} clients" for n in sizes)], rows)
+    return _table([f"strategy, {_cpu(told)}", *(f"{n:,} clients" for n in sizes)], rows)
 
 
 def _ms(seconds: float | None) -> str:
@@ -141,7 +146,8 @@ def _ms(seconds: float | None) -> str:
 
 def growth() -> str:
     """Slopes in log-log."""
-    places = [_read(f"growth-{device}")["axes"] for device in ("cpu", "cuda")]
+    found = [_read(f"growth-{device}") for device in ("cpu", "cuda")]
+    places, where = [one["axes"] for one in found], f"slope, {_cpu(found[0])}"
     rows = [
         [
             name,
@@ -153,7 +159,7 @@ def growth() -> str:
         ]
         for name in places[0]
     ]
-    return _table(["time against", "slope, one core", "from, to", "slope, H200", "from, to"], rows)
+    return _table(["time against", where, "from, to", "slope, H200", "from, to"], rows)
 
 
 TABLES = {f.__name__: f for f in (gpu, whole, core, peers, memory, step, growth)}

@@ -81,7 +81,7 @@ def start(
         states=[sound(r.strategy, r.strategy.init(r.federation.n_clients)) for r in runs],
         kept=[Kept(flat[:0], nobody, nobody) for _ in runs],
         diverged=[""] * len(runs),
-        chunk=ranks.least(plan.chunk or _chunk(rows, plan, flat)),
+        chunk=ranks.least(plan.chunk or _chunk(rows, _most(runs, plan), flat)),
     )
     trained, validated, tested = (
         Parts([getattr(run.federation, name) for run in runs], device)
@@ -222,10 +222,15 @@ def _room(t: int) -> Iterator[None]:
         raise NoRoom(f"round {t + 1}: {reason}: take fewer runs at once") from error
 
 
-def _chunk(rows: Rows, plan: Plan, flat: Tensor) -> int:
+def _most(runs: Sequence[Run], plan: Plan) -> int:
+    """Examples in a minibatch: no client has more than all of its own."""
+    return min(plan.minibatch, max(int(run.federation.train.size.max()) for run in runs))
+
+
+def _chunk(rows: Rows, minibatch: int, flat: Tensor) -> int:
     """Rows trained at once: what fits a CPU's cache, or part of a GPU's free memory."""
     size = flat.element_size()
     if not flat.is_cuda:
-        return max(1, int(14e6 / size / (rows.layout.size + rows.activations * plan.minibatch)))
-    each = size * rows.room(plan.minibatch)
+        return max(1, int(14e6 / size / (rows.layout.size + rows.activations * minibatch)))
+    each = size * rows.room(minibatch)
     return max(1, int(0.4 * torch.cuda.mem_get_info(flat.device)[0] / each))

@@ -6,6 +6,7 @@ its input's length and leaves its arguments alone.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -37,8 +38,9 @@ def tilt(a: FloatArray, rho: float) -> Tilt:
     p, kl, _ = _softmax(a, 1.0)
     if kl <= rho:
         return Tilt(p, 0.0, kl)
-    low, high, goal = 0.0, 1.0, np.sqrt(rho)
-    s = min(0.5, float(np.sqrt(2.0 * rho) / max(a.std(), 1e-300)))
+    low, high, goal = 0.0, 1.0, math.sqrt(rho)
+    spread = math.sqrt(max(float(a @ a) / n - float(a.sum() / n) ** 2, 1e-300))
+    s = min(0.5, math.sqrt(2.0 * rho) / spread)
     for _ in range(200):
         p, kl, spread = _softmax(a, s)
         if abs(kl - rho) <= 1e-13 * max(1.0, rho):
@@ -46,13 +48,13 @@ def tilt(a: FloatArray, rho: float) -> Tilt:
         low, high = (s, high) if kl < rho else (low, s)
         if high - low <= 4e-16 * high:
             break
-        root = np.sqrt(kl)
+        root = math.sqrt(kl)
         slope = spread / (2.0 * root) if root > 0.0 else 0.0
-        step = s + (goal - root) / slope if slope > 0.0 else np.inf
+        step = s + (goal - root) / slope if slope > 0.0 else math.inf
         if low < step < high:
-            s = float(step)
+            s = step
         else:
-            s = float(np.sqrt(low * high)) if low > 0.0 else high / 16.0
+            s = math.sqrt(low * high) if low > 0.0 else high / 16.0
     return Tilt(p, 1.0 / s - 1.0, kl)
 
 
@@ -63,7 +65,7 @@ def _softmax(a: FloatArray, s: float) -> tuple[FloatArray, float, float]:
     total = p.sum()
     p /= total
     mean = float(p @ z)
-    kl = mean - float(np.log(total)) + float(np.log(len(a)))
+    kl = mean - math.log(total) + math.log(len(a))
     z -= mean
     z *= z
     return p, max(kl, 0.0), float(p @ z) / s

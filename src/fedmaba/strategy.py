@@ -280,4 +280,4 @@ TINY = float(np.finfo(np.float64).tiny)  # below it a number has fewer digits, a
 def times(factor: float, values: FloatArray) -> FloatArray:
     """factor * values, never beyond 1e300 whatever a client reports."""
     with np.errstate(over="ignore"):
-        return np.clip(factor * values, -1e300, 1e300)
+        return np.minimum(np.maximum(factor * values, -1e300), 1e300)

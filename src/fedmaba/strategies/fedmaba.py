@@ -12,6 +12,7 @@ the KL of the whole vector of N. phat replaces the cohort's own share of p (sync
 takes losses far above most clients' last ones back towards their median.
 """
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -20,7 +21,7 @@ import numpy as np
 
 from fedmaba.errors import InputError
 from fedmaba.robust import usual
-from fedmaba.simplex import effective, tilt, widen
+from fedmaba.simplex import tilt, widen
 from fedmaba.strategy import (
     TINY,
     Decision,
@@ -88,7 +89,7 @@ class FedMABA(Strategy):
         new = p.copy()
         new[who] = phat * (p[who].sum() if self.sync == "mass" else 1.0)
         coef = self.eta_s * (self.alpha * phat + (1.0 - self.alpha) / m)
-        info = {"lambda": multiplier, "kl": kl, "effective": effective(phat)}
+        info = {"lambda": multiplier, "kl": kl, "effective": m * math.exp(-kl)}
         if last:
             info["doubted"] = float((loss != replies.loss).sum())
         return Decision(coef, {"p": new} | last, info)
