@@ -689,6 +689,7 @@ def test_csv(tmp_path):
         (CSV.replace(",train", ",test"), "no training rows"),
         (CSV.replace("label", "name"), "it needs label"),
         (CSV.replace("width", "height"), "no name twice"),
+        (CSV.replace("width", "y"), "columns label and y: keep the one"),
         ("label,client\n1,2\n", "at least one feature"),
         ("label,a\n", "no training rows"),
         ("", "it needs label"),

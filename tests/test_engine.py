@@ -6,6 +6,7 @@ what decides which clients, minibatches and masks are drawn, and `Strategy.weigh
 
 import copy
 import math
+import warnings
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -1222,3 +1223,25 @@ def test_a_loss_or_metric_must_give_a_value_per_example(what, fed):
         start([Run(one("fedavg"), 0, fed)], PLAN, mlp, **{what: nn.functional.cross_entropy})
     with pytest.raises(ValueError, match=f"{what}='mse': give a function"):
         start([Run(one("fedavg"), 0, fed)], PLAN, mlp, **{what: "mse"})
+
+
+def test_a_metric_that_is_no_number_is_refused_at_once_and_survived_later(fed):
+    def nothing(out, target):
+        return torch.full((len(out),), math.nan, dtype=out.dtype)
+
+    run = Run(one("fedavg"), 0, fed)
+    with pytest.raises(InputError, match="the metric gave a value that is not finite"):
+        start([run], PLAN, mlp, metric=nothing)
+    batch = start([run], PLAN, mlp)
+    batch.metric = nothing
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        *_, last = simulate(batch)
+    assert np.isnan(last.evaluations[0]["last"].accuracy).all()
+    assert batch.progress.best_round.tolist() == [-1]
+
+
+def test_what_a_strategy_needs_has_a_name():
+    for wrong in ({"loss": "Start"}, {"changes": "all"}, {"keep_rounds": -1}, {"keep_rounds": 0.5}):
+        with pytest.raises(InputError, match=rf"Needs\({next(iter(wrong))}="):
+            Needs(**wrong)

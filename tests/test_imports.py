@@ -116,7 +116,7 @@ def test_the_lower_layers_do_not_look_up():
         "errors": set(),
         "rng": set(),
         "simplex": set(),
-        "metrics": set(),
+        "metrics": {"errors"},
         "strategy": {"errors"},
         "robust": {"strategy"},
         "partition": {"errors", "rng"},

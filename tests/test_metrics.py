@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from fedmaba import metrics
+from fedmaba.errors import InputError
 from fedmaba.metrics import Fairness, fairness, tail
 
 ACCURACY = np.array([0.5, 1.0, 0.75, 0.75])
@@ -99,6 +100,16 @@ def test_a_client_without_a_figure_leaves_none_of_the_whole():
     found = fairness(np.array([0.5, np.nan]), np.array([1.0, np.nan]), np.array([10, 10]))
     for name in ("variance", "accuracy", "best", "gini", "jain", "entropy", "gap"):
         assert np.isnan(getattr(found, name)), name
+
+
+def test_figures_of_lists_and_of_what_does_not_fit():
+    whole = fairness([0.9, 0.4], [0.3, 1.9], [50, 50])
+    assert whole == fairness(np.array([0.9, 0.4]), np.array([0.3, 1.9]), np.array([50, 50]))
+    for wrong in (([], [], []), ([0.5], [1.0, 2.0], [3]), ([[0.5]], [[1.0]], [[3]])):
+        with pytest.raises(InputError, match="give one of each per client"):
+            fairness(*wrong)
+    with pytest.raises(InputError, match="share=3: give a share"):
+        fairness([0.5], [1.0], [3], share=3)
 
 
 def test_nobody_has_anything():

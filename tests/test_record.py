@@ -8,6 +8,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -25,7 +26,7 @@ from hypothesis import strategies as some
 from torch import nn
 
 import fedmaba
-from fedmaba import config, datasets, engine, experiment, record, strategies
+from fedmaba import cli, config, datasets, engine, experiment, record, strategies
 from fedmaba.errors import Busy, InputError, SaveFailed
 from fedmaba.federation import Federation
 from fedmaba.history import Column
@@ -479,7 +480,7 @@ def test_the_older_checkpoint_takes_the_place_of_a_damaged_one(stopped, finished
     assert newest.name in damaged[0]
     session = experiment.resume(stopped)
     assert session.batch.progress.round == 3
-    assert any("damaged" in note for note in session.notes)
+    assert any("damaged" in note for note in session.faults)
     play(session)
     want, got = files(finished[1]), files(stopped)
     assert [name for name in want if want[name] != got.get(name)] == []
@@ -493,6 +494,7 @@ def test_without_a_whole_checkpoint_there_is_one_line_that_names_them(stopped):
         with pytest.raises(InputError) as found:
             attempt(stopped)
         assert str(found.value).count("is damaged") == 2
+        assert str(found.value).endswith("to begin anew, or choose another --out")
         assert "\n" not in str(found.value)
     assert files(stopped) == before
     Folder(stopped).close()  # nobody holds it
@@ -556,9 +558,51 @@ def test_damaged_lines_are_written_anew_from_the_checkpoint(damage, finished, st
     else:
         file.write_bytes(bad[damage])
     session = experiment.resume(stopped)
-    assert any("written anew" in note for note in session.notes) == (damage != "longer")
+    assert any("written anew" in note for note in session.faults) == (damage != "longer")
     play(session)
     assert same_bytes(finished, stopped) == []
+
+
+@pytest.mark.parametrize("content", [None, b"junk", "other"])
+def test_a_damaged_partition_is_written_anew(content, finished, stopped):
+    file = stopped / "partition.npz"
+    if content is None:
+        file.unlink()
+    else:
+        other = record.npz({"seed0.train": np.arange(3)})
+        file.write_bytes(other if content == "other" else content)
+    session = experiment.resume(stopped)
+    assert session.faults == [f"{file} was damaged: written anew"]
+    play(session)
+    assert same_bytes(finished, stopped) == []
+
+
+@pytest.mark.parametrize("content", [None, "[]", "{"])
+def test_what_was_begun_is_known_from_about_json_or_it_is_named(content, stopped):
+    file = stopped / "about.json"
+    file.write_text(content) if content else file.unlink()
+    with pytest.raises(
+        InputError, match=r"about\.json (cannot be read|is not there).*: restore it"
+    ):
+        experiment.resume(stopped)
+
+
+def test_a_table_of_another_kind_is_named(finished):
+    file = next((finished[1] / "clients").iterdir())
+    good = file.read_bytes()
+    file.write_bytes(record.npz({"x": np.arange(3)}))
+    with pytest.raises(InputError, match=rf"{file.name} cannot be read \(it lacks 'test_size'\)"):
+        load_history(finished[1])
+    file.write_bytes(good)
+
+
+def test_what_was_made_good_is_said_even_to_the_quiet(stopped, monkeypatch, capsys):
+    newest = record.checkpoints(stopped)[0]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    monkeypatch.setattr("sys.argv", ["fedmaba", "resume", str(stopped), "--quiet"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert re.fullmatch(rf".*{newest.name} is damaged: .*\n", capsys.readouterr().err)
 
 
 def test_the_lines_do_not_depend_on_when_they_were_written(tiny_npz, tmp_path):
@@ -876,7 +920,7 @@ def test_another_torch_is_told(stopped):
     file.write_text(json.dumps(about))
     session = experiment.resume(stopped)
     session.close()
-    assert "begun with torch 1.0: bits may differ from here on" in session.notes
+    assert "begun with torch 1.0: bits may differ from here on" in session.faults
 
 
 def test_a_run_begun_anew_keeps_its_chunks(tiny_npz, tmp_path):
@@ -1105,7 +1149,7 @@ def test_hostile_names_stay_inside(tiny_npz, tmp_path):
 def test_every_option_reaches_the_engine(tiny_npz):
     plan = {
         "train": {
-            "rounds": 7, "participants": 2, "epochs": 3, "steps": 4, "minibatch": 6, "lr": 0.03,
+            "rounds": 7, "participants": 2, "epochs": 3, "minibatch": 6, "lr": 0.03,
             "lr_decay": 0.98, "momentum": 0.4, "weight_decay": 0.01,
         },
         "server": {"lr": 0.7, "momentum": 0.2},
@@ -1119,7 +1163,10 @@ def test_every_option_reaches_the_engine(tiny_npz):
     changes = {name.replace(".", "__"): value for name, value in flat.items()}
     session = experiment.prepare(asked(tiny_npz, **changes))
     session.close()
-    assert dataclasses.asdict(session.batch.plan) == want
+    assert dataclasses.asdict(session.batch.plan) == want | {"steps": None}
+    steps = experiment.prepare(asked(tiny_npz, train__steps=4))  # instead of epochs
+    steps.close()
+    assert steps.batch.plan.steps == 4
     defaults = {f.name: f.default for f in dataclasses.fields(engine.Plan)}
     assert [n for n, v in want.items() if v == defaults[n]] == ["device"]
     assert session.batch.pool.x.dtype == torch.float64

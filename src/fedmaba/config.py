@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from fedmaba.errors import InputError, unknown
 
@@ -21,7 +21,7 @@ Count = int | None
 MOST = 10**9  # of anything that is counted
 SEEDS = 10_000  # at most
 KEPT = Path("runs/reproduce")  # where `fedmaba reproduce` keeps its results, unless told
-PRECISION = "precision: tf32 and bf16 are faster on a GPU, and rougher"
+PRECISION = "float32, tf32, bf16 or float64: tf32 and bf16 are faster on a GPU, and rougher"
 ODD = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # never part of a name
 
 
@@ -96,6 +96,13 @@ class Train(Section):
     lr_decay: float = option(0.999, "--lr-decay", "its factor per round", gt=0, le=1)
     momentum: float = option(0.0, "--momentum", "of local SGD", ge=0, lt=1)
     weight_decay: float = option(0.0, "--weight-decay", "of local SGD", ge=0, allow_inf_nan=False)
+
+    @field_validator("steps")
+    @classmethod
+    def _instead(cls, value: int | None, others: ValidationInfo) -> int | None:
+        if value is not None and others.data.get("epochs", 1) != 1:
+            raise ValueError(f"epochs is {others.data['epochs']}, too: give one of them")
+        return value
 
     @field_validator("participants", mode="wrap")
     @classmethod
@@ -202,7 +209,7 @@ def _which(text: str) -> int | list[int]:
     """`3` says how many; `0,2`, `3-9` and `2,` say which."""
     found: list[int] = []
     for part in text.strip().removesuffix(",").split(","):
-        ends = re.fullmatch(r"([0-9]{1,19})(-([0-9]{1,19}))?", part.strip())
+        ends = re.fullmatch(r"([0-9]{1,99})(-([0-9]{1,99}))?", part.strip())
         if not ends:
             raise ValueError("say how many, as 3, or which: 3-9, or 0,2, or only 2 as 2,")
         first, last = int(ends[1]), int(ends[3] or ends[1])

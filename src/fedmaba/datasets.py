@@ -220,7 +220,8 @@ def _npz(path: Path) -> Dataset:
     except InputError:
         raise
     except Exception as err:  # whatever way a foreign parser fails, the file is what must change
-        what = f"not an .npz file of plain arrays ({published.line(err)})"
+        told = "" if "allow_pickle" in str(err) else f" ({published.line(err)})"  # numpy's advice
+        what = f"not an .npz file of plain arrays{told}"
         raise InputError(f"{path}: {what}: save it with np.savez(file, x=x, y=y)") from None
     try:
         for key in found:
@@ -249,10 +250,12 @@ def _csv(path: Path) -> Dataset:
         with _open(path, newline="", encoding="utf-8-sig") as handle:
             reader = csv.reader(handle)
             header = [word.strip() for word in next(reader, [])]
+            if {"label", "y"} <= set(header):
+                raise InputError(f"{path}: columns label and y: keep the one that is the label")
             label = "label" if "label" in header else "y"
             words: dict[str, list[str]] = {w: [] for w in (label, "client", "split") if w in header}
             if label not in words or len(words) == len(header) or len(set(header)) < len(header):
-                rule = "label, at least one feature, and no name twice"
+                rule = "label (or y), at least one feature, and no name twice"
                 raise InputError(f"{path}: header {','.join(header)[:80]!r}: it needs {rule}")
             for row in reader:
                 at = f"{path}, line {reader.line_num}"

@@ -122,7 +122,7 @@ def _evaluate(batch: Batch) -> list[Evaluation | None]:
             found[r] |= {"last" + suffix: last[r], "deployed" + suffix: deployed[r]}
     for r in alive:
         judged = found[r].get("last_validation", found[r]["last"])
-        score = float(np.nanmean(judged.accuracy))
+        score = np.nan if np.isnan(judged.accuracy).all() else float(np.nanmean(judged.accuracy))
         if score > at.best_score[r]:
             at.best_score[r], at.best_round[r] = score, at.round - 1
             at.best[r] = at.model[r]
@@ -160,6 +160,11 @@ def _try(
                 raise InputError(
                     f"the {name} gave {shape} for {len(example)} examples: it must give one value "
                     "per example, as with reduction='none'"
+                )
+            if name == "metric" and not bool(value.isfinite().all()):
+                raise InputError(
+                    "the metric gave a value that is not finite: give each example a score, as 1 "
+                    "for right and 0 for wrong"
                 )
 
 

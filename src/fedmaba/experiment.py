@@ -64,6 +64,7 @@ class Session:
     history: History
     folder: record.Folder | None = None
     notes: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)  # found and made good: said even when quiet
     marks: dict[str, str] = field(default_factory=dict)  # of the user's own code
     python: bool = False  # whether only a call in Python can say what it is made of
     stopped: bool = False
@@ -216,7 +217,7 @@ def prepare(
     code = marks({what: thing for what, thing in things.items() if thing is not None})
     rules = marks({f"strategy {s.name}": type(s) for s in listed})
     python = called and (own != Own() or bool(rules))  # rules are told by their short names
-    return Session(experiment, batch, history, None, notes, code | rules, python)
+    return Session(experiment, batch, history, None, notes, [], code | rules, python)
 
 
 def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:
@@ -286,13 +287,18 @@ def _found(session: Session, folder: record.Folder, command: Sequence[str]) -> N
         command = command or (said if isinstance(said, list) else command)
     folder.write(record.FIRST, config.dump(session.experiment).encode())
     folder.write_json("about.json", _about(session, command))
+    folder.write_npz("partition.npz", _splits(session))
+
+
+def _splits(session: Session) -> record.Arrays:
+    """Which examples each client has, and its label counts, by seed."""
     arrays: record.Arrays = {}
     for run in session.batch.runs:
         for name, value in run.federation.split.to_arrays().items():
             arrays[f"seed{run.seed}.{name}"] = value
         if (labels := run.federation.labels()) is not None:
             arrays[f"seed{run.seed}.labels"] = labels
-    folder.write_npz("partition.npz", arrays)
+    return arrays
 
 
 def resume(out: Path) -> Session:
@@ -317,9 +323,11 @@ def _restore(
     session: Session, folder: record.Folder, out: Path
 ) -> tuple[record.Arrays, dict[str, Any]]:
     arrays, meta, damaged = record.load_checkpoint(out)
-    about = record.read_json(out / "about.json")
+    about = record.load_about(out)
+    if not about:
+        raise InputError(f"{out / 'about.json'} is not there: restore it, or choose another --out")
     data = session.batch.runs[0].federation.data.sha256()
-    told = about.get("data") if isinstance(about, dict) else None
+    told = about.get("data")
     if not isinstance(told, dict) or told.get("sha256") != data:
         raise InputError(f"the data differ from those {out} was begun with: restore them")
     if about.get("partition") != _partition(session):
@@ -331,12 +339,14 @@ def _restore(
     _same_code(session, about, out)
     session.written = meta["round"]
     if folder.mend_rounds(session.history):
-        session.notes.append(f"{out / 'rounds.jsonl'} was damaged: written anew")
+        session.faults.append(f"{out / 'rounds.jsonl'} was damaged: written anew")
+    if folder.mend_npz("partition.npz", _splits(session)):
+        session.faults.append(f"{out / 'partition.npz'} was damaged: written anew")
     versions = about.get("versions")
     wrote = versions.get("torch") if isinstance(versions, dict) else None
     if wrote != torch.__version__:
-        session.notes.append(f"begun with torch {wrote}: bits may differ from here on")
-    session.notes += damaged
+        session.faults.append(f"begun with torch {wrote}: bits may differ from here on")
+    session.faults += damaged
     session.notes.append(f"resumed after round {meta['round']}")
     return arrays, meta
 

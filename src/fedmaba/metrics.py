@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmaba.errors import InputError
+
 FloatArray = NDArray[np.float64]
 
 
@@ -87,6 +89,12 @@ def fairness(
     share: float = 0.05,
 ) -> Fairness:
     """Every figure of one evaluation, over the clients that have test examples."""
+    accuracy, loss, size = np.asarray(accuracy), np.asarray(loss), np.asarray(size)
+    if accuracy.ndim != 1 or not len(accuracy) or not accuracy.shape == loss.shape == size.shape:
+        shapes = ", ".join(str(v.shape) for v in (accuracy, loss, size))
+        raise InputError(f"accuracy, loss and size of shapes {shapes}: give one of each per client")
+    if not 0 < share <= 1:
+        raise InputError(f"share={share!r}: give a share of the clients, above 0 and at most 1")
     return every(accuracy[None], loss[None], size, share)[0]
 
 

@@ -115,7 +115,7 @@ def build(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Module:
     if out.ndim != 2 or out.shape[0] != 2 or out.shape[1] < classes:
         raise InputError(
             f"model {name!r} gives outputs of shape {tuple(out.shape[1:])} per example, but the "
-            f"data have {classes} classes: its last layer must have {classes} outputs"
+            f"data have {classes} classes: its last layer must have at least {classes} outputs"
         )
     if why := _leak(model, name, shape):
         raise InputError(f"model {name!r}: {why}")

@@ -140,6 +140,19 @@ class Folder:
             self.write("rounds.jsonl", text)
         return not same
 
+    def mend_npz(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> bool:
+        """Make a file hold these arrays; whether it did not."""
+        try:
+            there = read_npz(self.path / name)
+        except InputError:
+            there = {}
+        same = there.keys() == arrays.keys() and all(
+            np.array_equal(there[key], value) for key, value in arrays.items()
+        )
+        if not same:
+            self.write_npz(name, arrays)
+        return not same
+
     def _append(self, text: bytes) -> None:
         target = self.path / "rounds.jsonl"
         try:
@@ -308,9 +321,10 @@ def load_checkpoint(path: Path) -> tuple[Arrays, dict[str, Any], list[str]]:
             return *read_checkpoint(file), damaged
         except InputError as error:
             damaged.append(str(error))
-    raise InputError(
-        "; ".join(damaged) or f"{path} holds no checkpoint yet: wait, or {to_go_on(path)}"
-    )
+    if damaged:
+        remedy = f"delete {path / 'checkpoint'} to begin anew, or choose another --out"
+        raise InputError(f"{'; '.join(damaged)}: {remedy}")
+    raise InputError(f"{path} holds no checkpoint yet: wait, or {to_go_on(path)}")
 
 
 def read_checkpoint(file: Path) -> tuple[Arrays, dict[str, Any]]:
@@ -357,9 +371,11 @@ def load_history(path: Path | str) -> History:
         return history_of(arrays, meta, path / "checkpoint")
     about = read_json(file)
     runs, share = _about_runs(file, about)
-    names = [run_id(r, run["label"], run["seed"]) for r, run in enumerate(runs)]
-    tables = [read_npz(path / "clients" / f"{name}.npz") for name in names]
-    return _history(path / "clients", runs, tables, share)
+    found = []
+    for r, run in enumerate(runs):
+        table = path / "clients" / f"{run_id(r, run['label'], run['seed'])}.npz"
+        found += _history(table, [run], [read_npz(table)], share).runs
+    return History(found, share)
 
 
 def _about_runs(file: Path, about: Any) -> tuple[list[dict[str, Any]], float]:
@@ -405,6 +421,8 @@ def read_npz(file: Path, names: Iterable[str] | None = None) -> Arrays:
 def _reason(error: BaseException) -> str:
     """What an exception says, on one line."""
     text = getattr(error, "strerror", None) or str(error)
+    if isinstance(error, KeyError):
+        text = f"it lacks {text}"
     if "allow_pickle" in text:  # what numpy says of anything it does not know
         text = "no NPZ file"
     return " ".join(str(text).split())[:200] or type(error).__name__
@@ -412,7 +430,8 @@ def _reason(error: BaseException) -> str:
 
 def _damaged(file: Path, error: Exception) -> InputError:
     return InputError(
-        f"{file} cannot be read ({_reason(error)}): restore it, or run the experiment again"
+        f"{file} cannot be read ({_reason(error)}): restore it, or run the experiment again with "
+        "another --out"
     )
 
 
@@ -420,7 +439,9 @@ def load_about(path: Path | str) -> dict[str, Any]:
     """Versions, hashes, device and command of a run folder; {} where there are none."""
     file = Path(path) / "about.json"
     about = read_json(file) if file.exists() else {}
-    return about if isinstance(about, dict) else {}
+    if not isinstance(about, dict):
+        raise _damaged(file, ValueError("no JSON object"))
+    return about
 
 
 def to_go_on(path: Path) -> str:

@@ -151,7 +151,8 @@ def begin(work: Work, out: Path, machine: config.Machine) -> Batch:
             arrays, meta, damaged = record.load_checkpoint(folder.path)
             session.restore(arrays, meta, folder.path)
             seconds = float(meta.get("seconds", 0))
-            session.notes += [*damaged, f"goes on after round {meta['round']}"]
+            session.faults += damaged
+            session.notes.append(f"goes on after round {meta['round']}")
     except BaseException:
         folder.close()
         session.batch.workers.close()

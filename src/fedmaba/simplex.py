@@ -39,8 +39,8 @@ def tilt(a: FloatArray, rho: float) -> Tilt:
     if kl <= rho:
         return Tilt(p, 0.0, kl)
     low, high, goal = 0.0, 1.0, math.sqrt(rho)
-    spread = math.sqrt(max(float(a @ a) / n - float(a.sum() / n) ** 2, 1e-300))
-    s = min(0.5, math.sqrt(2.0 * rho) / spread)
+    deviation = math.sqrt(max(float(a @ a) / n - float(a.sum() / n) ** 2, 1e-300))
+    s = min(0.5, math.sqrt(2.0 * rho) / deviation)
     for _ in range(200):
         p, kl, spread = _softmax(a, s)
         if abs(kl - rho) <= 1e-13 * max(1.0, rho):
@@ -51,10 +51,8 @@ def tilt(a: FloatArray, rho: float) -> Tilt:
         root = math.sqrt(kl)
         slope = spread / (2.0 * root) if root > 0.0 else 0.0
         step = s + (goal - root) / slope if slope > 0.0 else math.inf
-        if low < step < high:
-            s = step
-        else:
-            s = math.sqrt(low * high) if low > 0.0 else high / 16.0
+        middle = math.sqrt(low * high) if low > 0.0 else high / 16.0
+        s = step if low < step < high else middle
     return Tilt(p, 1.0 / s - 1.0, kl)
 
 

@@ -22,6 +22,8 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 State = dict[str, FloatArray]
 LossAt = Literal["none", "start", "mean", "end"]
+Changes = Literal["none", "norms", "gram"]
+MOST = 1e300  # of a hyper-parameter or a report, so that products stay finite
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,15 @@ class Needs:
     loss: LossAt = (
         "none"  #                     training loss: at the server's model, seen, or after
     )
-    changes: Literal["none", "norms", "gram"] = "none"
+    changes: Changes = "none"
     keep_rounds: int = 0  #                      changes of how many past rounds join the gram
+
+    def __post_init__(self) -> None:
+        for name, choices in (("loss", get_args(LossAt)), ("changes", get_args(Changes))):
+            if (value := getattr(self, name)) not in choices:
+                raise InputError(f"Needs({name}={value!r}): choose one of {', '.join(choices)}")
+        if type(self.keep_rounds) is not int or self.keep_rounds < 0:
+            raise InputError(f"Needs(keep_rounds={self.keep_rounds!r}): give a whole number from 0")
 
     @property
     def early(self) -> bool:
@@ -118,7 +127,7 @@ class Strategy:
                     raise InputError(f"{self.name}: {f.name}={value!r}: {_rule(f, kind)}")
                 low, high, strict = _range(f)
                 inside = (low < value if strict else low <= value) and value <= high
-                if not inside or not abs(value) < 1e300 or kind(value) != value:
+                if not inside or not abs(value) < MOST or kind(value) != value:
                     raise InputError(f"{self.name}: {f.name}={value!r}: {_rule(f, kind)}")
                 object.__setattr__(self, f.name, kind(value))
 
@@ -193,6 +202,8 @@ def _rule(f: dataclasses.Field[object], kind: type) -> str:
         parts.append(f"{'above' if strict else 'of at least'} {low:g}")
     if high < np.inf:
         parts.append(f"{'and ' if len(parts) > 1 else 'of '}at most {high:g}")
+    elif kind is float:
+        parts.append(f"{'and ' if len(parts) > 1 else ''}below {MOST:g}")
     return " ".join(parts)
 
 
@@ -278,6 +289,6 @@ TINY = float(np.finfo(np.float64).tiny)  # below it a number has fewer digits, a
 
 
 def times(factor: float, values: FloatArray) -> FloatArray:
-    """factor * values, never beyond 1e300 whatever a client reports."""
+    """factor * values, never beyond MOST whatever a client reports."""
     with np.errstate(over="ignore"):
-        return np.minimum(np.maximum(factor * values, -1e300), 1e300)
+        return np.minimum(np.maximum(factor * values, -MOST), MOST)

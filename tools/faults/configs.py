@@ -102,6 +102,8 @@ def _case(data: Path, rng: random.Random, tally: Tally) -> str:
             wrong[name] = tree[name] = rng.choice(bad)
         elif good:
             tree[name] = rng.choice(good)
+    if tree.get("train.epochs") == 2 and tree.get("train.steps") in (1, 3):
+        wrong.setdefault("train.steps", tree["train.steps"])  # one instead of the other
     either = False
     specs = rng.sample(GOOD, rng.randint(1, 3))
     if errors and rng.random() < 0.3:

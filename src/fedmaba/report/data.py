@@ -231,6 +231,8 @@ def _sentence(history: History, share: float) -> str:
         return "No run has been evaluated yet."
     base = next((row for row in rows if _base(row.label) == "fedavg"), None)
     near = _near(rows)
+    if not near:
+        return "No score of any run is a number."
     best = min(near, key=lambda row: row.mean.variance)
     tail = f"the worst {100 * share:g} % of clients"
     if len(rows) == 1 or base is None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedmaba import record
+from fedmaba.errors import InputError
 from fedmaba.history import History, RunHistory
 from fedmaba.metrics import Fairness
 from fedmaba.report import data
@@ -23,6 +24,8 @@ def to_csv(folder: Path, out: Path) -> list[Path]:
     """summary.csv, rounds.csv, clients.csv and weights.csv of a run folder."""
     source = data.load(folder)
     history = source.history
+    if not any(run.tables for run in history.runs):
+        raise InputError(f"{folder} holds no checkpoint yet: wait, or {record.to_go_on(folder)}")
     tables = {
         "summary": summary(history),
         "rounds": rounds(history),

@@ -142,6 +142,8 @@ def _named(row: Row) -> str:
 def progress(session: Session, quiet: bool) -> Iterator[Callable[[Snapshot], None]]:
     """A display fed with snapshots: live on a terminal, plain lines elsewhere."""
     console = Console(stderr=True)
+    for fault in session.faults:
+        console.print(Text(fault), soft_wrap=True)
     if quiet:
         yield lambda snapshot: None
         return
@@ -325,7 +327,7 @@ class Batches:
     def begin(self, batch: Batch) -> None:
         work, self.pace = batch.work, Pace(batch.session.batch)
         self.at, self.effort = self.at + 1, _effort(work) // self.pace.rounds  # of a round
-        for note in batch.session.notes:
+        for note in batch.session.faults + batch.session.notes:
             self._say(note)
         many = f"{len(work.runs)} runs, {self.pace.rounds:,} rounds"
         self._say(f"batch {self.at} of {len(self.left)}: {many}: {work.job.title}")
