@@ -425,6 +425,12 @@ def test_the_verdict_says_who_is_fairest_with_numbers_and_seeds():
     assert verdict(RunHistory("afl", 0, "last", np.zeros(3))) == "No run has been evaluated yet."
 
 
+def test_a_verdict_on_scores_that_are_no_numbers():
+    nothing = [one(label, [np.nan, np.nan]) for label in ("fedavg", "afl")]
+    assert verdict(*nothing) == "No score of any run is a number."
+    assert verdict(*nothing, one("term", [0.5, 0.7])).startswith("term reaches a mean")
+
+
 def test_hostile_clients_are_called_as_everywhere_else():
     about = {"hostile": {"0": [1, 7]}, "data": {"clients": ["north", "south"]}}
     facts = data.setup(data.Source("run", History([one("fedavg", [0.4, 0.8])]), about))["facts"]

@@ -84,10 +84,9 @@ class Batch:
         alike: Counter[tuple[object, ...]] = Counter()
         for r, run in enumerate(self.runs):
             key = (id(run.strategy), run.seed, id(run.federation))
-            found.setdefault((*key, alike[*key, run.average]), []).append(r)
-            alike[*key, run.average] += (
-                1  # one that differs in nothing is another's twin, or none's
-            )
+            nth = alike[*key, run.average]  # one that differs in nothing is trained itself
+            found.setdefault((*key, nth), []).append(r)
+            alike[*key, run.average] += 1
         return {runs[0]: runs for runs in found.values()}
 
     @cached_property

@@ -215,7 +215,7 @@ def verdict(sources: Sequence[Source], share: float) -> list[str]:
 
 def _near(rows: Sequence[Row]) -> list[Row]:
     """Strategies whose mean accuracy is not far below the best: equal misery is not fairness."""
-    high = max((row.mean.accuracy for row in rows), default=0.0)
+    high = np.fmax.reduce([row.mean.accuracy for row in rows], initial=0.0)
     return [row for row in rows if row.mean.accuracy >= high - NEAR]
 
 
@@ -229,10 +229,11 @@ def _sentence(history: History, share: float) -> str:
     rows = [row for row in history.summary(share=share) if row.seeds]
     if not rows:
         return "No run has been evaluated yet."
+    rows = [row for row in rows if not np.isnan(row.mean.accuracy)]
+    if not rows:
+        return "No score of any run is a number."
     base = next((row for row in rows if _base(row.label) == "fedavg"), None)
     near = _near(rows)
-    if not near:
-        return "No score of any run is a number."
     best = min(near, key=lambda row: row.mean.variance)
     tail = f"the worst {100 * share:g} % of clients"
     if len(rows) == 1 or base is None:
