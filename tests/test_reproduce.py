@@ -525,7 +525,9 @@ def showing(works, monkeypatch):
             runs=runs * len(work.runs),
             same={r: [r] for r in range(len(work.runs))},
         )
-        show.begin(SimpleNamespace(work=work, session=SimpleNamespace(notes=[], batch=batch)))
+        show.begin(
+            SimpleNamespace(work=work, session=SimpleNamespace(notes=[], faults=[], batch=batch))
+        )
 
     return show, begin, stream, now
 
