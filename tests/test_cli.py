@@ -292,6 +292,7 @@ def make(shape, classes):
 # --- where the output goes ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_reader_who_leaves_does_not_end_a_run(tmp_path, tiny_npz):
     words = ["compare", "fedavg", "--data", tiny_npz, *QUICK[:-1], "--eval-every", "1"]
     for gone in ("stdout", "stderr"):

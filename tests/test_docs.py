@@ -45,7 +45,17 @@ def test_readme_python_runs(number, tmp_path, monkeypatch, capsys):
 EXAMPLES = sorted(p.stem for p in (ROOT / "examples").glob("*.py"))
 
 
-@pytest.mark.parametrize("name", [n for n in EXAMPLES if not n.startswith("theory")])
+LONG = ("liars", "own_model")  # ten seconds and more
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.slow) if n in LONG else n
+        for n in EXAMPLES
+        if not n.startswith("theory")
+    ],
+)
 def test_example_runs_and_is_short(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = ROOT / "examples" / f"{name}.py"

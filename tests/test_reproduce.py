@@ -484,6 +484,7 @@ def test_an_interrupted_batch_goes_on_and_ends_in_the_same_numbers(tmp_path, cal
     assert "interrupted: " not in call("--out", tmp_path / "b")[1]
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_killed_goes_on_from_its_last_minutes(tmp_path, monkeypatch):
     (work,) = reproduce.plan(tiny(), tmp_path)
     for seconds, saved in ((reproduce.SECONDS, []), (0, [2])):
@@ -807,6 +808,7 @@ def test_the_search_picks_by_its_rule(tmp_path):
     assert any(text.startswith("Rule: ") for text in page.text)
 
 
+@pytest.mark.slow
 def test_every_page_can_be_made_and_says_what_is_missing(tmp_path):
     batches, drawn = fill(tmp_path, *targets.names()), set()
     for name in targets.names():
