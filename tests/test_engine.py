@@ -901,11 +901,21 @@ def test_a_recording_that_is_no_longer_used_makes_room_for_another(monkeypatch):
     assert sorted(tape.ready) == [0, *old[2:], new[0]]
     tape.calls += local.STALE
     tape(new[1], lambda: new[1])  # there was no room for it before
+    assert done[-1] == new[0]  # the one that made room had not paid: four times are wanted now
+    for _ in range(local.PAYS):
+        tape(0, lambda: 0)
+    tape(new[1], lambda: new[1])
     assert done[-1] == new[1]
+    assert tape.wanted == 8
+    tape.calls += local.STALE
+    for shape in [*old[3:], new[0], new[1], *[new[2]] * 6]:
+        tape(shape, lambda shape=shape: shape)
+    assert (0 in tape.ready, tape.wanted) == (False, 2)  # it had paid
+    assert done[-1] == new[2]
     for shape in range(100, 200 + local.SHAPES):
         tape(shape, lambda: None)
     assert len(tape.seen) < 200
-    assert new[1] in tape.ready
+    assert new[2] in tape.ready
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 4])

@@ -28,6 +28,7 @@ MICRO = 500  # examples of a full-batch gradient taken at once
 BUDGET = 4_000_000  # numbers of activations held at a time in an evaluation on a CPU
 RECORDED = 8  # shapes of work kept ready for replay
 STALE = 100  # calls after which one that was not replayed gives way to another
+PAYS = 50  # replays that make up for a recording
 SHAPES = 10_000  # of work, remembered until they come again
 GATHER = 250_000_000  # numbers of a chunk's inputs that may be gathered before its first step
 
@@ -82,9 +83,11 @@ class Tape:
         self.device = device
         self.on = recordable and device.type == "cuda"
         self.calls = 0
+        self.wanted = 2  # times that a shape must come before it is recorded
         self.seen: Counter[int] = Counter()  # of the last shapes, by hash
         self.ready: dict[object, tuple[Any, list[Tensor], list[Tensor], Any, Any]] = {}
         self.used: dict[object, int] = {}  # the call that replayed it last
+        self.replays: Counter[object] = Counter()
 
     def __call__(self, shape: object, work: Callable[..., Any], *arrays: NDArray[Any]) -> Any:
         """work(*arrays on the device); `shape` names all that decides which operations it does."""
@@ -95,10 +98,11 @@ class Tape:
             if len(self.seen) > SHAPES:  # of rounds that never come again, as clients of all sizes
                 self.seen.clear()
             self.seen[hash(shape)] += 1
-            if self.seen[hash(shape)] < 2 or not self._room():
+            if self.seen[hash(shape)] < self.wanted or not self._room():
                 return work(*(send(a, self.device) for a in arrays))
             self.ready[shape] = self._record(work, arrays)
         self.used[shape] = self.calls
+        self.replays[shape] += 1
         graph, host, inputs, out, copied = self.ready[shape]
         copied.synchronize()  # what was sent last time has left the host's memory
         for array, pinned, tensor in zip(arrays, host, inputs, strict=True):
@@ -109,7 +113,10 @@ class Tape:
         return out
 
     def _room(self) -> bool:
-        """Whether one more may be kept; one that is no longer used makes room."""
+        """Whether one more may be kept; one that is no longer used makes room.
+
+        Where that one did not pay, shapes change too often: the next must come twice as often.
+        """
         if len(self.ready) < RECORDED:
             return True
         oldest = min(self.used, key=self.used.__getitem__)
@@ -118,6 +125,7 @@ class Tape:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         del self.ready[oldest], self.used[oldest]
+        self.wanted = 2 if self.replays.pop(oldest) >= PAYS else 2 * self.wanted
         return True
 
     def forget(self) -> None:
@@ -126,14 +134,15 @@ class Tape:
             torch.cuda.synchronize(self.device)
             self.ready.clear()
             self.used.clear()
+            self.replays.clear()
             self.seen.clear()
+            gc.collect()
             torch.cuda.empty_cache()
 
     def _record(self, work: Callable[..., Any], arrays: tuple[NDArray[Any], ...]) -> Any:
         host = [torch.from_numpy(np.ascontiguousarray(a)).pin_memory() for a in arrays]
         inputs = [h.to(self.device) for h in host]
         graph = torch.cuda.CUDAGraph()
-        gc.collect()
         collecting = gc.isenabled()
         gc.disable()  # a recording of an earlier run, freed in the middle, would break this one
         try:
@@ -206,15 +215,17 @@ def _train(
     labels = pool.y[index]
     small = w.is_cuda and index.numel() * pool.x[0].numel() <= GATHER and not job.full_batch
     gathered = _take(pool.x, index) if small else None
-    plain = not (job.full_batch or job.momentum or job.weight_decay or job.prox is not None)
+    plain = not (job.full_batch or job.momentum or job.weight_decay)
     start = None if job.prox is None else w.clone()
     gradient = None if plain else torch.empty_like(w)
+    most = rows.group(w, job.minibatch) if plain and start is None else 1
     velocity = torch.zeros_like(w) if job.momentum else None
     one, down = torch.ones_like(lr), -lr
     seen = []  # loss of each minibatch
     streams = keys + torch.arange(index.shape[1], device=w.device)[:, None]  # (K, R)
-    for a, group in _groups(job.steps, rows.group(w, job.minibatch) if gradient is None else 1):
+    for a, group in _groups(job.steps, most):
         bent = None if bend is None else Bent(*bend[:, :a])
+        away = None if start is None or prox is None else w[:a] - start[:a]
         if gradient is None:
             at = slice(group.start, group.stop)
             x = _take(pool.x, index[:a, at]) if gathered is None else gathered[:a, at]
@@ -223,21 +234,23 @@ def _train(
                 for i, k in enumerate(group)
             ]
             seen += rows.sweep(w[:a], x, now)
+            if away is not None and prox is not None:
+                w[:a].addcmul_(away, down * prox[:a])
             continue
         k = group.start
         stream, g = streams[k, :a], gradient[:a]
         g.zero_()
-        most = MICRO if job.full_batch and bent is None else index.shape[2]  # bent: whole
-        for piece, begin in enumerate(range(0, index.shape[2], most)):
-            b = slice(begin, begin + most)
+        part = MICRO if job.full_batch and bent is None else index.shape[2]  # bent: whole
+        for piece, begin in enumerate(range(0, index.shape[2], part)):
+            b = slice(begin, begin + part)
             x = _take(pool.x, index[:a, k, b])
             drawn = stream + (piece << 32)
             step = Step(x, labels[:a, k, b], weight[:a, k, b], one, bent, drawn)
             seen.append(rows.accumulate(w[:a], g, step))
         if job.weight_decay:
             g.add_(w[:a], alpha=job.weight_decay)
-        if start is not None and prox is not None:
-            g.addcmul_(prox[:a], w[:a] - start[:a])
+        if away is not None and prox is not None:
+            g.addcmul_(prox[:a], away)
         if velocity is not None:
             g = velocity[:a].mul_(job.momentum).add_(g)
         w[:a].addcmul_(g, down)

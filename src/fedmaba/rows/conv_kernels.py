@@ -1,4 +1,7 @@
-"""Triton kernels of `conv`: each works on tiles of one row's images. PAIR: values are hi + lo."""
+"""Triton kernels of `conv`: each works on tiles of one row's images. PAIR: values are hi + lo.
+
+Numbers of rows and images change from call to call: no kernel is compiled again for them.
+"""
 
 import triton
 import triton.language as tl
@@ -96,7 +99,7 @@ def _lines(k, W: tl.constexpr, CP: tl.constexpr, K: tl.constexpr):
     return (k // LINE) * (W * CP) + k % LINE
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def forward(
     x,
     xgap,
@@ -204,7 +207,7 @@ def unpool(
     _store(d, dgap, o + 2 * PW * C + C, tl.where(a == 3, v, 0.0), ok, PAIR)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def input_grad(
     d,
     dgap,
@@ -256,7 +259,7 @@ def _add(ptr, at, v):
     tl.store(ptr + at, tl.load(ptr + at) + v)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def weight_grad(
     x,
     xgap,
@@ -342,7 +345,7 @@ def _beside(left, right):
     return tl.reshape(both, (left.shape[0], 2 * left.shape[1]))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "B"])
 def lines_grad(
     x,
     xgap,
@@ -408,7 +411,7 @@ def lines_grad(
         tl.store(bias + (s * M + m) * N + n, tl.sum(total, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def fold(
     part,
     bias_part,

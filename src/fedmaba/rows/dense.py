@@ -29,7 +29,7 @@ def _kept(key, e, CUT: tl.constexpr):
     return (draw ^ 32768) >= CUT  # the mask compares signed words of 16 bits
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "many"])
 def _linear(
     x,
     xrow,
@@ -89,7 +89,7 @@ def _linear(
     tl.store(y + m * B * O + e, acc, mask=(i < B)[:, None] & (o < O)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def _linear_back(
     g,
     x,
@@ -269,7 +269,7 @@ def _bias_act(y, b, brow, count, O: tl.constexpr, RELU: tl.constexpr, N: tl.cons
     tl.store(y + r * count + e, tl.where(v < 0.0, 0.0, v) if RELU else v, mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["R", "B"])
 def _cross_entropy(
     z,
     y,
