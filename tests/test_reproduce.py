@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 import re
 import runpy
 import subprocess
@@ -17,9 +18,9 @@ from rich.console import Console
 from scipy import stats
 
 from fedmaba import cli, compact, config, record, reproduce, targets
-from fedmaba.errors import InputError
+from fedmaba.errors import InputError, NoRoom
 from fedmaba.history import History, RunHistory
-from fedmaba.report import chosen, claims, document, paired, paper, reproduction, terminal
+from fedmaba.report import chosen, claims, document, drawing, paired, paper, reproduction, terminal
 from fedmaba.report.chosen import CHOICES
 from fedmaba.report.paired import Interval
 from fedmaba.targets import Key, Scale
@@ -881,6 +882,46 @@ def test_the_papers_numbers_have_a_source_and_known_rows():
     for claim in told["claim"]:
         assert set(claim["targets"]) <= known
     assert {claim["says"] for claim in told["claim"]} >= {"33 %", "6 %", "1.5x", "8 %"}
+
+
+# --- many targets at once ------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_targets_drawn_at_once_are_those_drawn_one_after_another(tmp_path, monkeypatch):
+    names, kept = ("figure2-alpha", "figure2-eta_b"), tmp_path / "kept"
+    fill(kept, *names)
+    asked = [targets.load(name) for name in (*names, "table3-cifar100")]
+    written = []
+    for cores in (1, 2):
+        monkeypatch.setattr(drawing, "_cores", lambda cores=cores: cores)
+        out, pages = tmp_path / str(cores), []
+        for target, wait in zip(asked, drawing.every(asked, kept, out), strict=True):
+            if target.name in names:
+                pages.append(wait().page)
+                continue
+            with pytest.raises(InputError, match="none of its runs is there"):
+                wait()
+        files = {p.relative_to(out): p.read_bytes() for p in out.rglob("*.*")}
+        written.append((pages, files))
+    forms = {path.suffix for path in written[0][1]}
+    assert forms == {".md", ".tex", ".csv", ".svg", ".pdf", ".png"}
+    assert written[0] == written[1]
+
+
+def test_a_drawing_process_that_is_killed_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(drawing, "_cores", lambda: 2)
+    monkeypatch.setattr(drawing, "_leave_stopping_to_the_first", os.abort)
+    asked = [targets.load(name) for name in ("table2-fashion-mnist", "attacks")]
+    for wait in drawing.every(asked, tmp_path, tmp_path):
+        with pytest.raises(NoRoom, match="one target at a time"):
+            wait()
+
+
+def test_a_folder_that_is_none_is_said_before_anything_is_drawn(call, tmp_path):
+    code, out, err = call("all", "--from", tmp_path / "no")
+    assert (code, out) == (2, "")
+    assert "is no folder" in err
 
 
 # --- the page ----------------------------------------------------------------------------------

@@ -370,16 +370,15 @@ def batches(left: Sequence[Work], quiet: bool) -> Iterator[Batches]:
 
 def reproduced(target: Target, source: Path, out: Path) -> None:
     """Show a target from its histories and write it in every form."""
-    from fedmaba import compact
-    from fedmaba.report import document, reproduction
+    from fedmaba.report import drawing
 
-    console, found = screen(), compact.read_all(source)
-    for one in target.uses if target.view.kind == "all" else [target]:
+    console, whole = screen(), target.view.kind == "all"
+    shown = target.uses if whole else (target,)
+    for one, wait in zip(shown, drawing.every(shown, source, out), strict=True):
         try:
-            page = reproduction.document(one, found)
-            files, why = document.write(page, out / one.name)
+            page, files, why = wait()
         except InputError as error:
-            if target.view.kind != "all":
+            if not whole:
                 raise
             console.print(Text(str(error), "red"), soft_wrap=True)
             continue
