@@ -263,6 +263,15 @@ def test_a_resumed_run_gives_the_same_bits(make, dtype, make_federation):
         assert all(np.array_equal(a[key], b[key]) for key in a)
 
 
+def test_the_callers_own_draws_are_left_alone(make_federation):
+    fed = make_federation(sizes=(20,) * 5)
+    torch.cuda.manual_seed(5)
+    expected = torch.rand(1, device="cuda")
+    torch.cuda.manual_seed(5)
+    played(["fedavg"], fed, Plan(rounds=1, minibatch=5, device="cuda"), mlp)
+    assert torch.equal(torch.rand(1, device="cuda"), expected)
+
+
 def test_a_model_the_kernels_do_not_cover_still_runs(make_federation):
     def odd(shape, classes):
         return nn.Sequential(

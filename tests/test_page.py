@@ -225,6 +225,7 @@ def test_the_table_can_be_copied_in_three_forms(page, real):
     latex, markdown, table = page.js("return window.copied")
     assert latex.count("\\\\") == 4
     assert "\\textbf{" in latex
+    assert latex.startswith("% \\usepackage{booktabs,xcolor}\n%")
     assert "$\\pm$" in latex
     assert markdown.splitlines()[0].startswith("| strategy | variance %²")
     assert "**" in markdown

@@ -1295,6 +1295,7 @@ def test_a_split_federation_takes_no_partition(option, fed):
         ({"strategies": [fedmaba.FedMABA]}, r"FedMABA is a class: write FedMABA\(\)"),
         ({"strategies": fedmaba.FedMABA}, r"FedMABA is a class: write FedMABA\(\)"),
         ({"strategies": ["fedavg", 3]}, "3 is no strategy: give a name"),
+        ({"strategies": None}, "None is no list of strategies: name them"),
         ({"model": nn.Linear(6, 3)}, r"the model is a Linear already: give a function of \(shape"),
         ({"model": 3}, r"it must take \(shape, classes\)"),
     ],

@@ -1,5 +1,6 @@
 """The report without a browser: numbers, sizes, policy, escaping, the server, figures, exports."""
 
+import csv
 import hashlib
 import html.parser
 import http.client
@@ -370,7 +371,14 @@ def test_a_history_in_memory_gives_the_tables_for_a_paper():
     half = 12.706 * np.std([5, 15], ddof=1) / np.sqrt(2)  # of mean accuracy, seed by seed
     line = next(x for x in text.splitlines()[8:] if x.startswith("| afl | 2 | "))
     assert line.split(" | ")[3] == f"+10.00 [{10 - half:+.2f}, {10 + half:+.2f}]"
-    assert history.table("csv", "last").startswith("table,row,column,value,sd,text\n")
+    lines = list(csv.DictReader(StringIO(history.table("csv", "last", against="fedavg"))))
+    assert list(lines[0]) == ["table", "row", "column", "value", "sd", "low", "high", "text"]
+    pair = {
+        x["row"]: x for x in lines if (x["table"], x["column"]) == ("differences", "accuracy %")
+    }
+    found = [float(pair["afl"][name]) for name in ("value", "low", "high")]
+    assert found == pytest.approx([10, 10 - half, 10 + half], abs=1e-3)
+    assert {x["low"] for x in lines if x["table"] == "levels"} == {""}
     assert r"\toprule" in history.table("latex")
     with pytest.raises(InputError, match="unknown form 'pdf': choose one of csv, latex, markdown"):
         history.table("pdf")
@@ -779,6 +787,9 @@ def test_export_marks_clients_that_were_hostile(tiny_npz, tmp_path):
     assert (found["hostile"] == "yes").sum() == 2 * 2 * 2  # clients, rounds, seeds
     found = pandas.read_csv(tmp_path / "csv" / "clients.csv", keep_default_na=False)
     assert ((found["hostile"] == "yes") == (found["last_accuracy"] == "")).all()
+    (tmp_path / "run" / "about.json").unlink()
+    with pytest.raises(InputError, match=r"about\.json, which says who is hostile, is not there"):
+        export.to_csv(tmp_path / "run", tmp_path / "csv")
 
 
 def test_export_starts_no_formula():

@@ -296,6 +296,8 @@ def test_a_taken_name_is_refused():
         name = "fedavg"
 
     assert strategies.register(FedAvg) is FedAvg
+    with pytest.raises(InputError, match="3 is no class of strategies"):
+        strategies.register(3)
     with pytest.raises(InputError, match="registered already"):
         strategies.register(Mine)
 

@@ -11,7 +11,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -529,6 +529,8 @@ def compare(
     """
     if isinstance(strategies, str | Strategy | type):
         strategies = [strategies]
+    if not isinstance(strategies, Iterable):
+        raise InputError(f"{strategies!r} is no list of strategies: name them, as ['fedavg']")
     listed = [s for item in strategies for s in _listed(item)]
     flags = {key.argument: key for key in config.options()}
     tree: dict[str, Any] = {"strategies": [s.label() for s in listed]}

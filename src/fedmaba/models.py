@@ -7,7 +7,8 @@ change that clients send. Nor may an example's output depend on others: minibatc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -89,8 +90,7 @@ def build(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Module:
             f"lambda shape, classes: {kind}(...)"
         )
     name = getattr(make, "__name__", str(make))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(rng.key(seed, "model")[0]) >> 1)
+    with _seeded(int(rng.key(seed, "model")[0]) >> 1):
         try:
             model = make(shape, classes)
         except TypeError as error:
@@ -122,11 +122,20 @@ def build(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Module:
     return model
 
 
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Draws of torch from this seed; the caller's own go on as if there had been none."""
+    begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpus = range(torch.cuda.device_count()) if begun else ()
+    with torch.random.fork_rng(devices=list(gpus)):
+        torch.manual_seed(seed)
+        yield
+
+
 def _leak(model: nn.Module, name: str, shape: Shape) -> str:
     """How examples or steps would reach others than by the weights; the model is left as it is."""
     before = dict(model.named_buffers())
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with _seeded(0):
         one, *others = torch.rand(3, *shape)
         for training in (True, False):
             model.train(training)

@@ -88,15 +88,21 @@ def load(path: Path) -> Source:
         history = History([RunHistory(label, seed, "", nobody) for label, seed in ordered])
     else:
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
-    text, rounds = "", None
+    text, rounds, lies = "", None, False
     if (path / "experiment.toml").exists():
         text = (path / "experiment.toml").read_text(encoding="utf-8", errors="replace")
         try:
             asked = config.build(config.load(path / "experiment.toml"))
             rounds, history.share = asked.train.rounds, asked.eval.share
+            lies = bool(asked.attack.does)
         except InputError:  # written by another version: show it, do not judge it
             rounds = None
     about, labels = record.load_about(path), record.load_labels(path)
+    if lies and not isinstance(about.get("hostile"), dict):
+        raise InputError(
+            f"{path / 'about.json'}, which says who is hostile, is not there or not whole: restore "
+            "it, or run the experiment again with another --out"
+        )
     held = not finished and record.held(path)
     return Source(path.name, history, about, text, labels, lines, rounds, finished, held)
 

@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedmaba import record
 from fedmaba.errors import InputError
 from fedmaba.report import export
+from fedmaba.report.paired import Interval
 
 REMEDY = "mend it, or choose another --out"
 
@@ -25,6 +28,7 @@ class Cell(NamedTuple):
     value: float | None = None
     sd: float | None = None
     rank: int = 2
+    span: tuple[float, float] | None = None  # of the interval around the value
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,12 @@ def number(value: float, sd: float = float("nan"), rank: int = 2, sign: bool = F
     if sd != sd:
         return Cell(text, value, None, rank)
     return Cell(f"{text} ± {sd:.2f}", value, sd, rank)
+
+
+def between(span: Interval) -> Cell:
+    """A cell of a mean with its interval."""
+    bounds = (span.low, span.high) if span.bounded else None
+    return Cell(span.text(), None if np.isnan(span.mean) else span.mean, span=bounds)
 
 
 def markdown(document: Document, only: Iterable[str] = (), level: int = 1) -> str:
@@ -133,14 +143,14 @@ def _tex(text: str) -> str:
 
 
 def csv(document: Document) -> str:
-    """Every cell as a line: table, row, column, number, spread, text."""
-    rows: list[list[object]] = [["table", "row", "column", "value", "sd", "text"]]
+    """Every cell as a line: table, row, column, number, spread, ends of its interval, text."""
+    rows: list[list[object]] = [["table", "row", "column", "value", "sd", "low", "high", "text"]]
     for grid in document.grids:
         for row in grid.rows:
             for column, cell in zip(grid.head[1:], row[1:], strict=True):
-                spread = "" if cell.sd is None else cell.sd
-                value = "" if cell.value is None else cell.value
-                rows.append([grid.name, row[0].text, column, value, spread, cell.text])
+                numbers = (cell.value, cell.sd, *(cell.span or (None, None)))
+                shown = ["" if number is None else number for number in numbers]
+                rows.append([grid.name, row[0].text, column, *shown, cell.text])
     return export.text(rows)
 
 

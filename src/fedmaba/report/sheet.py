@@ -9,7 +9,7 @@ from fedmaba.errors import unknown
 from fedmaba.history import At, History, Model, Row
 from fedmaba.report.chosen import Choice, Found, by_seed, values
 from fedmaba.report.data import FIGURES
-from fedmaba.report.document import Cell, Document, Grid, csv, latex, markdown, number
+from fedmaba.report.document import Cell, Document, Grid, between, csv, latex, markdown, number
 from fedmaba.report.paired import Interval, difference
 from fedmaba.report.table import caption, columns, ranks
 
@@ -96,6 +96,6 @@ def paired(
         same = [w for w, span in zip(words, row, strict=True) if not span.distinguishable]
         listed = ", ".join(same) if len(same) < len(words) else "any"
         listed = listed if row[0].seeds > 1 else [f"no seed of {base}'s", "one seed"][row[0].seeds]
-        cells = [Cell(span.text(), span.mean) for span in row]
+        cells = [between(span) for span in row]
         body.append([Cell(named(label)), Cell(str(row[0].seeds)), *cells, Cell(listed)])
     return Grid(name, title, ["row", "seeds", *titles, "not distinguishable in"], body)

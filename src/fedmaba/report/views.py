@@ -27,7 +27,7 @@ from fedmaba.report.chosen import (
     variances,
 )
 from fedmaba.report.data import FIGURES
-from fedmaba.report.document import Cell, Document, Grid, number
+from fedmaba.report.document import Cell, Document, Grid, between, number
 from fedmaba.report.paired import difference, moments
 from fedmaba.report.paper import name_of
 from fedmaba.report.scene import WIDE
@@ -215,7 +215,7 @@ def curve(out: Document, target: Target, batches: Sequence[Batch]) -> None:
         cells = [number(*moments([float(c[i]) for c in own.values()])) for i in places]
         cells += [number(moments([*tails.values()])[0]) for tails in (mean, sd)]
         span = difference(mean, means.get(REFERENCE, {}))
-        cells.append(Cell("" if row == REFERENCE else span.text()))
+        cells.append(Cell("") if row == REFERENCE else between(span))
         body.append([Cell(name_of(row)), Cell(str(len(own))), *cells])
     head = ["row", "seeds", *(f"round {marks[i]:,}" for i in places)]
     head += ["mean of the last fifth", "sd within it", "mean minus FedAvg's"]
@@ -265,7 +265,7 @@ def readings(out: Document, target: Target, batches: Sequence[Batch]) -> None:
             ]
             span = difference(*(by_seed(found, label, "variance") for label in (row, REFERENCE)))
             seeds = str(len(found.get(REFERENCE, {})))
-            body.append([Cell(job.title), Cell(seeds), *cells, Cell(span.text(), span.mean)])
+            body.append([Cell(job.title), Cell(seeds), *cells, between(span)])
         title = f"Last server model, {CHOICES[name].words}; mean ± sd over seeds, 95 % t-interval"
         out.grids.append(Grid(name, title, head, body))
 

@@ -56,6 +56,8 @@ REGISTRY: dict[str, type[Strategy]] = {
 
 def register(kind: type[Strategy]) -> type[Strategy]:
     """Make a strategy of one's own known by its name; also usable as a decorator."""
+    if not (isinstance(kind, type) and issubclass(kind, Strategy)):
+        raise InputError(f"{kind!r} is no class of strategies: derive one from fedmaba.Strategy")
     if REGISTRY.get(kind.name, kind) is not kind:
         raise InputError(f"a strategy named {kind.name!r} is registered already: choose a new name")
     REGISTRY[kind.name] = kind

@@ -766,8 +766,8 @@
   const csv = (rows) => rows.map((row) => row.map(quote).join(",")).join("\r\n") + "\r\n";
   const copies = {
     latex() {
-      const best = (text, rank) => (rank === 0 ? `\\textbf{${tex(text)}}` : rank === 1 ? `\\underline{${tex(text)}}` : tex(text));
-      return [`% ${current().caption.replace(/\n/g, " ")}`, `\\begin{tabular}{l${"r".repeat(current().columns.length)}}`, "\\toprule",
+      const best = (text, rank) => (rank === 0 ? `\\textbf{${tex(text)}}` : rank === 1 ? `\\textcolor{blue}{${tex(text)}}` : tex(text));
+      return ["% \\usepackage{booktabs,xcolor}", `% ${current().caption.replace(/\n/g, " ")}`, `\\begin{tabular}{l${"r".repeat(current().columns.length)}}`, "\\toprule",
         ["strategy", ...current().columns].map(tex).join(" & ") + " \\\\", "\\midrule",
         ...sorted().map((row) => [tex(row.label), ...row.cells.map(([text, rank]) => best(text, rank))].join(" & ") + " \\\\"), "\\bottomrule", "\\end{tabular}", ""].join("\n");
     },
