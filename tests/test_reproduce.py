@@ -5,8 +5,10 @@ import io
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
+import time
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -896,13 +898,10 @@ def test_targets_drawn_at_once_are_those_drawn_one_after_another(tmp_path, monke
     written = []
     for cores in (1, 2):
         monkeypatch.setattr(drawing, "_cores", lambda cores=cores: cores)
-        out, pages = tmp_path / str(cores), []
-        for target, wait in zip(asked, drawing.every(asked, kept, out), strict=True):
-            if target.name in names:
-                pages.append(wait().page)
-                continue
-            with pytest.raises(InputError, match="none of its runs is there"):
-                wait()
+        out = tmp_path / str(cores)
+        *drawn, nothing = drawing.every(asked, kept, out)
+        assert "none of its runs is there" in str(nothing)
+        pages = [shown.page for shown in drawn]
         files = {p.relative_to(out): p.read_bytes() for p in out.rglob("*.*")}
         written.append((pages, files))
     forms = {path.suffix for path in written[0][1]}
@@ -910,13 +909,35 @@ def test_targets_drawn_at_once_are_those_drawn_one_after_another(tmp_path, monke
     assert written[0] == written[1]
 
 
+def dies(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_a_drawing_process_that_is_killed_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(drawing, "_cores", lambda: 2)
-    monkeypatch.setattr(drawing, "_leave_stopping_to_the_first", os.abort)
+    monkeypatch.setattr(drawing, "_work", dies)
     asked = [targets.load(name) for name in ("table2-fashion-mnist", "attacks")]
-    for wait in drawing.every(asked, tmp_path, tmp_path):
-        with pytest.raises(NoRoom, match="one target at a time"):
-            wait()
+    with pytest.raises(NoRoom, match="one target at a time"):
+        next(drawing.every(asked, tmp_path, tmp_path))
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_that_draw(tmp_path):
+    words = [sys.executable, "-m", "fedmaba", "reproduce", "all", "--from", ROOT / "results"]
+    going = subprocess.Popen(
+        [*words, "--out", tmp_path],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    for _ in range(300):
+        if list(tmp_path.glob("*/table.md")):
+            break
+        time.sleep(0.1)
+    os.killpg(going.pid, signal.SIGINT)
+    assert going.communicate(timeout=20)[1] == ""  # waits for all who hold its end
+    assert going.returncode == 130
 
 
 def test_a_folder_that_is_none_is_said_before_anything_is_drawn(call, tmp_path):

@@ -1,20 +1,18 @@
-"""Targets drawn and written, many at once: each in a process, for Matplotlib keeps to one core."""
+"""Targets drawn and written, by processes that share them: Matplotlib keeps to one core."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from functools import partial
+from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
 from fedmaba import compact
 from fedmaba.compact import Batch
-from fedmaba.errors import NoRoom
+from fedmaba.errors import FedmabaError, NoRoom
 from fedmaba.report import document, reproduction
 from fedmaba.report.document import Document
 from fedmaba.targets import Target
@@ -28,39 +26,37 @@ class Shown(NamedTuple):
     why: str  # there are no figures
 
 
-def draw(target: Target, found: Sequence[Batch], out: Path) -> Shown:
-    """Write a target's page from histories."""
-    page = reproduction.document(target, found)
-    files, why = document.write(page, out / target.name)
-    page.figures.clear()
-    return Shown(page, files, why)
-
-
-def every(targets: Sequence[Target], source: Path, out: Path) -> Iterator[Callable[[], Shown]]:
-    """What waits for each target, in their order; a core draws one at a time."""
+def every(targets: Sequence[Target], source: Path, out: Path) -> Iterator[Shown | FedmabaError]:
+    """Each target in its order, as soon as it is written, or what hindered it."""
     found = compact.read_all(source)  # also to be told once, and at once, what is wrong with it
     many = min(_cores(), len(targets))
     if many < 2:
-        for target in targets:
-            yield partial(draw, target, found, out)
+        yield from (_drawn(target, found, out) for target in targets)
         return
-    with ProcessPoolExecutor(many, get_context("spawn"), _leave_stopping_to_the_first) as pool:
-        going = [pool.submit(_apart, target, source, out) for target in targets]
-        try:
-            for one in going:
-                yield partial(_wait, one)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _wait(going: Future[Shown]) -> Shown:
+    context, workers, ends = get_context("spawn"), [], []
     try:
-        return going.result()
-    except BrokenProcessPool as error:
-        raise NoRoom(
-            "a process that draws was killed, most likely for lack of memory: draw one target at a "
-            "time, as `fedmaba reproduce TARGET --from FOLDER`"
-        ) from error
+        for i in range(many):
+            here, there = context.Pipe(duplex=False)
+            own = (there, targets[i::many], source, out)
+            workers.append(context.Process(target=_work, args=own, daemon=True))
+            workers[-1].start()
+            there.close()  # so that a worker that ends leaves nobody waiting
+            ends.append(here)
+        for k in range(len(targets)):
+            yield _next(ends[k % many])
+    finally:
+        for worker in workers:
+            worker.terminate()
+
+
+def _drawn(target: Target, found: Sequence[Batch], out: Path) -> Shown | FedmabaError:
+    try:
+        page = reproduction.document(target, found)
+        files, why = document.write(page, out / target.name)
+    except FedmabaError as error:
+        return error
+    page.figures.clear()
+    return Shown(page, files, why)
 
 
 def _cores() -> int:
@@ -70,10 +66,20 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _leave_stopping_to_the_first() -> None:
-    """Ctrl-C reaches every process of a terminal; only the first one answers it."""
+def _work(there: Connection, targets: Sequence[Target], source: Path, out: Path) -> None:
+    """What one process does; Ctrl-C, which reaches all of a terminal, is for the first of them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    found = compact.read_all(source)
+    for target in targets:
+        there.send(_drawn(target, found, out))
 
 
-def _apart(target: Target, source: Path, out: Path) -> Shown:
-    return draw(target, compact.read_all(source), out)
+def _next(here: Connection) -> Shown | FedmabaError:
+    try:
+        shown: Shown | FedmabaError = here.recv()
+    except EOFError as error:
+        raise NoRoom(
+            "a process that draws ended early, most likely for lack of memory: draw one target at "
+            "a time, as `fedmaba reproduce TARGET --from FOLDER`"
+        ) from error
+    return shown

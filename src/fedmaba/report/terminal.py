@@ -32,7 +32,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmaba import config, streams
-from fedmaba.errors import InputError, unknown
+from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.history import At, History, Model, Row, RunHistory
 from fedmaba.metrics import variance
 from fedmaba.report.table import caption, cells, columns
@@ -374,14 +374,13 @@ def reproduced(target: Target, source: Path, out: Path) -> None:
 
     console, whole = screen(), target.view.kind == "all"
     shown = target.uses if whole else (target,)
-    for one, wait in zip(shown, drawing.every(shown, source, out), strict=True):
-        try:
-            page, files, why = wait()
-        except InputError as error:
-            if not whole:
-                raise
-            console.print(Text(str(error), "red"), soft_wrap=True)
+    for one, drawn in zip(shown, drawing.every(shown, source, out), strict=True):
+        if isinstance(drawn, InputError) and whole:
+            console.print(Text(str(drawn), "red"), soft_wrap=True)
             continue
+        if isinstance(drawn, FedmabaError):
+            raise drawn
+        page, files, why = drawn
         console.print(Text(page.title, "bold"), soft_wrap=True)
         for text in page.text:
             console.print(Text(text, "bold red" if text.startswith("CUT-DOWN") else ""))
