@@ -77,7 +77,7 @@ def _work(there: Connection, targets: Sequence[Target], source: Path, out: Path)
 def _next(here: Connection) -> Shown | FedmabaError:
     try:
         shown: Shown | FedmabaError = here.recv()
-    except EOFError as error:
+    except (EOFError, OSError) as error:  # before a message, or in the middle of one
         raise NoRoom(
             "a process that draws ended early, most likely for lack of memory: draw one target at "
             "a time, as `fedmaba reproduce TARGET --from FOLDER`"
