@@ -929,6 +929,7 @@ def test_ctrl_c_ends_all_that_draw(tmp_path):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's `&` ignores it
         text=True,
     )
     for _ in range(300):
