@@ -5,13 +5,12 @@ No torch.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from fedmaba import record
 from fedmaba.errors import InputError
@@ -64,7 +63,7 @@ def number(value: float, sd: float = float("nan"), rank: int = 2, sign: bool = F
 def between(span: Interval) -> Cell:
     """A cell of a mean with its interval."""
     bounds = (span.low, span.high) if span.bounded else None
-    return Cell(span.text(), None if np.isnan(span.mean) else span.mean, span=bounds)
+    return Cell(span.text(), None if math.isnan(span.mean) else span.mean, span=bounds)
 
 
 def markdown(document: Document, only: Iterable[str] = (), level: int = 1) -> str:

@@ -773,7 +773,7 @@
     },
     markdown() {
       const safe = (text) => text.replace(/[\\|`*_<>[\]]/g, "\\$&").replace(/\s+/g, " ");
-      const best = (text, rank) => (rank === 0 ? `**${text}**` : rank === 1 ? `<u>${text}</u>` : text);
+      const best = (text, rank) => (rank === 0 ? `**${text}**` : rank === 1 ? `*${text}*` : text);
       return [`| strategy | ${current().columns.join(" | ")} |`, `|---|${"---:|".repeat(current().columns.length)}`,
         ...sorted().map((row) => `| ${safe(row.label)} | ${row.cells.map(([text, rank]) => best(text, rank)).join(" | ")} |`), ""].join("\n");
     },
