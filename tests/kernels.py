@@ -14,9 +14,10 @@ class Kernels:
     MOST = 64
 
     @staticmethod
-    def linear(x, w, b, relu, keys, drop, dtype, start=None, inputs=None):
+    def linear(x, w, b, relu, keys, drop, dtype, start=None, inputs=None, owner=None):
         assert x[0].is_contiguous()
-        y = x @ w + b[:, None]  # also from `inputs` on: a kernel reads on to the end of its block
+        x = x if owner is None else x[owner]
+        y = x[..., :inputs] @ w[:, :inputs] + b[:, None]
         y = y if start is None else y + start
         y = y.relu() if relu else y
         return y if drop is None else y * dropout_mask(keys, drop[1], y.shape, drop[0], y.dtype)

@@ -27,6 +27,7 @@ from fedmaba.engine import Plan, Run, simulate, start
 from fedmaba.errors import InputError
 from fedmaba.local import _groups
 from fedmaba.ranks import Ranks
+from fedmaba.rows import kernels as triton
 from fedmaba.rows.random import dropout_mask, shuffles
 from fedmaba.rows.stack import LayerRows
 from fedmaba.simplex import kkt_gap
@@ -548,9 +549,9 @@ def test_steps_in_groups_give_the_same_run(fed, kernels, monkeypatch):
     for size in (1, 2):
         done = []
 
-        def noted(rows, w, x, steps, done=done):
+        def noted(rows, w, inputs, steps, done=done):
             done.append(len(steps))
-            return sweep(rows, w, x, steps)
+            return sweep(rows, w, inputs, steps)
 
         monkeypatch.setattr(LayerRows, "sweep", noted)
         monkeypatch.setattr(LayerRows, "group", lambda *_, size=size: size)
@@ -558,6 +559,62 @@ def test_steps_in_groups_give_the_same_run(fed, kernels, monkeypatch):
         assert max(done) == size
         found.append(batch.progress.model)
     assert apart(*found) < 1e-9
+
+
+def test_runs_of_one_seed_share_their_inputs(make_federation, kernels, monkeypatch):
+    def model(shape, classes):
+        inner = nn.Linear(math.prod(shape), 10), nn.ReLU(), nn.Dropout(0.3)
+        return nn.Sequential(nn.Flatten(), *inner, nn.Linear(10, classes))
+
+    fed = make_federation(sizes=(7, 7, 7, 7, 7))
+    specs = ("fedavg", "fedmaba", "term", "qffl", "fedprox", "fedsgd")
+    runs = [Run(one(spec), seed, fed) for seed in (3, 4) for spec in specs]
+    plan = replace(PLAN, epochs=2)
+    monkeypatch.setattr(LayerRows, "group", lambda *_: 2)
+    found, taken, sweep = [], [], LayerRows.sweep
+
+    def noted(rows, w, inputs, steps):
+        taken.append((len(inputs.x), len(w), inputs.owner is not None))
+        return sweep(rows, w, inputs, steps)
+
+    monkeypatch.setattr(LayerRows, "sweep", noted)
+    for least in (math.inf, 1):
+        taken.clear()
+        monkeypatch.setattr(local, "ALIKE", least)
+        batch, _ = played(runs, fed, replace(plan, chunk=1000), model)
+        found.append(batch.progress.model)
+        assert any(shared for *_, shared in taken) == (least == 1)
+    assert (10, 40, True) in taken
+    assert apart(*found) < 1e-9
+
+
+def test_rows_share_inputs_where_runs_draw_alike():
+    def shared(key, first=None, steps=None):
+        key = np.array(key)
+        first, same = np.array(first or key * 10), np.full(len(key), 4)
+        steps = same if steps is None else np.array(steps)
+        return local.Job(key, first, same, key, steps, 2, 0.1).shared()
+
+    assert shared([5, 3, 9]) is None  # nobody does
+    assert shared([5, 5, 3, 3]) is None  # 3 comes after 5 has come twice
+    assert shared([5, 3, 5, 3], first=[1, 2, 1, 7]) is None  # of another federation
+    assert shared([5, 3, 5, 3], steps=[2, 2, 2, 1]) is None
+    many = np.arange(100)
+    owner, blocks = shared([*many, *many, *many[40:]])
+    assert owner.tolist() == [*many, *many, *many[40:]]
+    assert blocks == [(0, 100, 0), (100, 200, 0), (200, 260, 40)]
+    assert shared([*many[:50], *many[:50]]) is None  # blocks of 50
+
+
+def test_compiling_kernels_ahead_changes_nothing(fed, kernels, monkeypatch):
+    monkeypatch.setattr(LayerRows, "group", lambda *_: 1)
+    found, asked = [], []
+    for ahead in (lambda work: None, lambda work: asked.append(work())):
+        monkeypatch.setattr(triton, "compiled", ahead)
+        batch, _ = played(MIXED, fed, PLAN, MODELS["mlp"])
+        found.append(batch.progress.model)
+    assert len(asked) == 1
+    assert torch.equal(*found)
 
 
 def test_groups_of_steps_are_even_and_of_the_same_rows():

@@ -12,7 +12,7 @@ from fedmaba.engine import Plan, Run, simulate, start
 from fedmaba.local import Tape
 from fedmaba.models import cnn, mlp
 from fedmaba.rows import compile
-from fedmaba.rows.base import Step
+from fedmaba.rows.base import Block, Inputs, Step
 
 pytestmark = [
     pytest.mark.gpu,
@@ -203,7 +203,8 @@ def test_steps_in_a_group_are_those_one_after_another(dtype):
     one, many = w.clone(), w.clone()
     with torch.no_grad(), precision(dtype):
         losses = torch.stack([rows.accumulate(one, one, step) for step in steps])
-        assert off(torch.stack(rows.sweep(many, x, steps)), losses.double()) < 5e-3
+        inputs = Inputs(x, [Block(0, ROWS, 0)])
+        assert off(torch.stack(rows.sweep(many, inputs, steps)), losses.double()) < 5e-3
     exact = w.clone()
     with torch.no_grad(), precision("float32"):
         for step in steps:
@@ -215,8 +216,43 @@ def test_steps_in_a_group_are_those_one_after_another(dtype):
 def test_weights_that_outgrow_the_cache_take_groups():
     example = torch.zeros(2, 1, 28, 28).cuda()
     rows = compile(mlp((1, 28, 28), 10).cuda(), example, dtype="tf32")
-    assert rows.group(torch.empty(1, rows.layout.size, device="cuda"), 50) == 1
-    assert rows.group(torch.empty(2000, rows.layout.size, device="cuda"), 50) == 4
+    models = torch.empty(1, rows.layout.size, device="cuda")
+    assert rows.group(models, 1, 50) == 1
+    assert rows.group(models, 2000, 50) == 4
+
+
+def test_rows_that_share_inputs_are_those_with_copies_of_them():
+    torch.manual_seed(0)
+    layers = nn.Linear(784, 200), nn.ReLU(), nn.Dropout(0.3), nn.Linear(200, 10)
+    model, example = nn.Sequential(*layers).cuda(), torch.zeros(2, 784).cuda()
+    rows = compile(model, example, dtype="tf32")
+    owner = torch.tensor([0, 1, 2, 1, 2, 0]).cuda()
+    w = rows.layout.pack(model).cuda() + 0.01 * torch.rand(6, rows.layout.size).cuda()
+    x, y = torch.randn(3, 4, 50, 784).cuda(), torch.randint(10, (6, 4, 50)).cuda()
+    weight, down = torch.full((6, 50), 0.02).cuda(), torch.tensor(-0.1).cuda()
+    keys = torch.arange(24).view(4, 6).cuda()
+    steps = [Step(x[owner, k], y[:, k], weight, down, None, keys[k]) for k in range(4)]
+    blocks = [Block(0, 3, 0), Block(3, 5, 1), Block(5, 6, 0)]
+    alone, shared = w.clone(), w.clone()
+    with torch.no_grad(), precision("tf32"):
+        want = rows.sweep(alone, Inputs(x[owner], [Block(0, 6, 0)]), steps)
+        got = rows.sweep(shared, Inputs(x, blocks, owner), steps)
+    assert off(torch.stack(got), torch.stack(want).double()) < 1e-5
+    assert off(shared - w, (alone - w).double()) < 1e-3
+
+
+def test_a_run_with_its_kernels_compiled_ahead_is_the_same(make_federation, monkeypatch):
+    from fedmaba.rows import kernels, launch
+
+    fed = make_federation(shape=(3, 16, 16))
+    plan = Plan(rounds=3, minibatch=4, dtype="tf32", device="cuda")
+    found, asked = [], []
+    compiled = launch.compiled
+    for ahead in (lambda work: None, lambda work: asked.append(compiled(work))):
+        monkeypatch.setattr(kernels, "compiled", ahead)
+        found.append(models(played(["fedavg", "fedprox", "fedmaba", "fedfv"], fed, plan, cnn)))
+    assert asked
+    assert torch.equal(*found)
 
 
 def test_a_recording_survives_the_end_of_an_earlier_one():

@@ -14,7 +14,7 @@ from torch.nn.utils import prune
 from fedmaba import models, rng
 from fedmaba.errors import InputError
 from fedmaba.rows import compile, layers
-from fedmaba.rows.base import Bent, Layout, Rows, Step
+from fedmaba.rows.base import Bent, Block, Inputs, Layout, Rows, Step
 from fedmaba.rows.general import LoopRows, VmapRows
 from fedmaba.rows.random import dropout_mask, shuffles, stream
 from fedmaba.rows.stack import LayerRows, plan
@@ -398,9 +398,32 @@ def test_steps_in_a_group_are_those_one_after_another(name, kernels):
     one, many = w.clone(), w.clone()
     with torch.no_grad():
         losses = [rows.accumulate(one, one, step) for step in steps]
-        close(torch.stack(rows.sweep(many, x, steps)), torch.stack(losses))
+        inputs = Inputs(x, [Block(0, R, 0)])
+        close(torch.stack(rows.sweep(many, inputs, steps)), torch.stack(losses))
     close(many, one)
     assert (many - w).abs().amax(1).min() > 1e-3
+
+
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("together", [1, 2])
+def test_rows_that_share_inputs_are_those_with_copies_of_them(name, together, kernels):
+    torch.manual_seed(1)
+    shape, model = GROUPED[name]()
+    rows = compile(model, torch.randn(B, *shape), dtype="tf32")
+    owner = torch.tensor([0, 1, 2, 1, 2, 0])
+    w = rows.layout.pack(model).double() + 0.1 * torch.rand(6, rows.layout.size).double()
+    x, y = torch.randn(3, 2, B, *shape).double(), torch.randint(C, (6, 2, B))
+    weight, keys = torch.rand(6, 2, B).double(), torch.arange(12).view(2, 6)
+    down, blocks = torch.tensor(-0.3).double(), [Block(0, 3, 0), Block(3, 5, 1), Block(5, 6, 0)]
+    steps = [Step(x[owner, k], y[:, k], weight[:, k], down, None, keys[k]) for k in range(2)]
+    one, many, got = w.clone(), w.clone(), []
+    with torch.no_grad():
+        want = [rows.accumulate(one, one, step) for step in steps]
+        for k in range(0, 2, together):
+            blind = [step._replace(x=None) for step in steps[k : k + together]]
+            got += rows.sweep(many, Inputs(x[:, k : k + together], blocks, owner), blind)
+    close(torch.stack(got), torch.stack(want))
+    close(many, one)
 
 
 def test_only_plain_vectors_whose_weights_outgrow_the_cache_go_in_groups(kernels, monkeypatch):
@@ -408,7 +431,7 @@ def test_only_plain_vectors_whose_weights_outgrow_the_cache_go_in_groups(kernels
         shape, model = {**FAST, "image": image, "sequence": sequence}[name]()
         rows = compile(model, torch.randn(B, *shape), dtype=dtype)
         extra = rows.room(minibatch) - Rows.room(rows, minibatch)
-        return rows.group(torch.empty(R, rows.layout.size), minibatch), extra
+        return rows.group(torch.empty(1, rows.layout.size), R, minibatch), extra
 
     cache = SimpleNamespace(L2_cache_size=R * 6 * 7 * 4)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: cache)

@@ -20,7 +20,7 @@ from fedmaba.batch import Batch, Parts, precision
 from fedmaba.errors import InputError, NoRoom
 from fedmaba.local import MetricFn, Pool, Tape
 from fedmaba.ranks import Ranks
-from fedmaba.rounds import out_of_memory, play
+from fedmaba.rounds import out_of_memory, play, ready
 from fedmaba.rows import LossFn, Rows, compile
 from fedmaba.runs import Evaluation, Kept, Plan, Progress, Round, Run, Scores, Snapshot
 from fedmaba.strategy import sound
@@ -98,6 +98,8 @@ def start(
 def simulate(batch: Batch) -> Iterator[Snapshot]:
     """The rounds of a batch, one after another, from where its progress stands."""
     plan, at, ahead = batch.plan, batch.progress, None
+    with torch.no_grad(), batch.workers.threads(), precision(plan.dtype):
+        ready(batch)
     while at.round < plan.rounds and not all(at.diverged):
         t = at.round
         with torch.no_grad(), batch.workers.threads(), precision(plan.dtype), _room(t):

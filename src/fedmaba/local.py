@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedmaba.rows.base import Bent, Rows, Step
+from fedmaba.rows.base import Bent, Block, Inputs, Rows, Step
 from fedmaba.rows.random import shuffles
 from fedmaba.workers import Workers
 
@@ -30,6 +30,7 @@ RECORDED = 8  # shapes of work kept ready for replay
 STALE = 100  # calls after which one that was not replayed gives way to another
 PAYS = 50  # replays that make up for a recording
 SHAPES = 10_000  # of work, remembered until they come again
+ALIKE = 64  # rows of a block that shares inputs, on average: smaller ones are better on their own
 GATHER = 250_000_000  # numbers of a chunk's inputs that may be gathered before its first step
 
 
@@ -71,6 +72,25 @@ class Job:
 
     def epochs(self) -> int:
         return int((-(-self.steps // self.batches())).max())
+
+    def plain(self) -> bool:
+        """Whether each step adds its gradient to the weights, and nothing else does."""
+        return not (self.full_batch or self.momentum or self.weight_decay or self.prox is not None)
+
+    def shared(self) -> tuple[IntArray, list[Block]] | None:
+        """Whose inputs each row takes, (R,), where rows share those of the first of them.
+
+        Runs of one seed draw alike: then rows of run after run see the same minibatches in the
+        same order, a block of them for each run. None where that does not hold of all rows.
+        """
+        _, first, place = np.unique(self.key, return_index=True, return_inverse=True)
+        owner, rows = first[place], len(self.key)
+        blocks = np.split(np.arange(rows), np.flatnonzero(np.diff(owner) != 1) + 1)
+        alike = (self.first == self.first[owner]).all() and (self.steps == self.steps[0]).all()
+        front = first.max() < len(first)  # each comes once before one comes twice
+        if not (alike and front and len(first) < rows and len(blocks) * ALIKE <= rows):
+            return None
+        return owner, [Block(int(b[0]), int(b[-1]) + 1, int(owner[b[0]])) for b in blocks]
 
 
 class Tape:
@@ -184,15 +204,18 @@ def train(
     A replay overwrites the results of a job of the same shape, unless it was kept `apart`.
     """
     dtype = np.float64 if models.dtype == torch.float64 else np.float32
-    ints = np.stack([job.run, job.first, job.size, job.batches(), job.key, job.steps])
+    most = rows.group(models, len(job.run), job.minibatch) if job.plain() else 1
+    own = np.arange(len(job.run)), [Block(0, len(job.run), 0)]
+    owner, blocks = (job.shared() if most > 1 else None) or own
+    ints = np.stack([job.run, job.first, job.size, job.batches(), job.key, job.steps, owner])
     floats = [np.full(len(job.run), job.lr)]
     floats += [] if job.prox is None else [job.prox]
     floats += [] if job.bend is None else list(job.bend)
 
     def work(ints: Tensor, floats: Tensor) -> tuple[Tensor, Tensor]:
-        return _train(rows, pool, models, job, ints, floats)
+        return _train(rows, pool, models, job, most, blocks, ints, floats)
 
-    shape = ("train", apart, models.data_ptr(), *job.shape())
+    shape = ("train", apart, models.data_ptr(), most, *blocks, *job.shape())
     out: tuple[Tensor, Tensor] = tape(shape, work, ints, np.stack(floats).astype(dtype))
     return out
 
@@ -202,23 +225,27 @@ def _train(
     pool: Pool,
     models: Tensor,
     job: Job,
-    ints: Tensor,  # (6, R)    run, first, size, minibatches in an epoch, key, steps
+    most: int,  # steps in a group
+    blocks: list[Block],
+    ints: Tensor,  # (7, R)    run, first, size, minibatches in an epoch, key, steps, inputs' owner
     floats: Tensor,  # (., R)  lr, then prox, then the bend, where there are such
 ) -> tuple[Tensor, Tensor]:
     """All steps of a chunk; only operations on the device."""
-    run, first, size, batches, keys, steps = ints
+    run, _, _, _, keys, steps, owner = ints
     lr = floats[0, 0]
     prox = None if job.prox is None else floats[1, :, None]
     bend = None if job.bend is None else floats[-3:]
     w = models.index_select(0, run)
-    index, weight = _minibatches(job, pool, first, size, batches, keys, w.dtype)  # (R, K, B)
+    drawn = ints[1:5] if len(blocks) == 1 else ints[1:5, : blocks[0].stop]
+    index, weight = _minibatches(job, pool, drawn, w.dtype)  # (U, K, B)
     labels = pool.y[index]
     small = w.is_cuda and index.numel() * pool.x[0].numel() <= GATHER and not job.full_batch
     gathered = _take(pool.x, index) if small else None
-    plain = not (job.full_batch or job.momentum or job.weight_decay)
-    start = None if job.prox is None else w.clone()
-    gradient = None if plain else torch.empty_like(w)
-    most = rows.group(w, job.minibatch) if plain and start is None else 1
+    shared = None
+    if len(blocks) > 1:
+        shared, labels, weight = owner, labels[owner], weight[owner]
+    start = None if prox is None else w.clone()
+    gradient = torch.empty_like(w) if job.full_batch or job.momentum or job.weight_decay else None
     velocity = torch.zeros_like(w) if job.momentum else None
     one, down = torch.ones_like(lr), -lr
     seen = []  # loss of each minibatch
@@ -233,7 +260,8 @@ def _train(
                 Step(x[:, i], labels[:a, k], weight[:a, k], down, bent, streams[k, :a])
                 for i, k in enumerate(group)
             ]
-            seen += rows.sweep(w[:a], x, now)
+            inputs = Inputs(x, blocks if shared is not None else [Block(0, a, 0)], shared)
+            seen += rows.sweep(w[:a], inputs, now)
             if away is not None and prox is not None:
                 w[:a].addcmul_(away, down * prox[:a])
             continue
@@ -275,13 +303,11 @@ def _take(x: Tensor, index: Tensor) -> Tensor:
 def _minibatches(
     job: Job,
     pool: Pool,
-    first: Tensor,  # (R,)
-    size: Tensor,  # (R,)
-    batches: Tensor,  # (R,)
-    keys: Tensor,  # (R,)
+    drawn: Tensor,  # (4, R)  first, size, minibatches in an epoch, key
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Pool rows (R, K, B) and weights (R, K, B) of all minibatches; steps a row lacks are void."""
+    first, size, batches, keys = drawn
     device, width = first.device, int(job.size.max())
     offset = torch.arange(width, device=device)
     mine = pool.entries[(first[:, None] + offset).clamp_(max=len(pool.entries) - 1)]  # (R, n_max)

@@ -9,6 +9,7 @@ of their own: the device trains the others while the host weighs them.
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -32,7 +33,8 @@ from fedmaba.cohort import (
     keep,
 )
 from fedmaba.errors import NoRoom
-from fedmaba.local import fetch, send, train
+from fedmaba.local import Tape, fetch, send, train
+from fedmaba.rows import kernels
 from fedmaba.runs import Round
 
 
@@ -60,6 +62,31 @@ def play(batch: Batch, t: int, ahead: Ahead | None) -> tuple[list[Round | None],
     return out, Ahead(_mark(at.model), after)
 
 
+def ready(batch: Batch) -> None:
+    """Have the kernels of a round and an evaluation compiled before the first of them.
+
+    That is done by their work on numbers that mean nothing, which a loss or metric of somebody's
+    own need not take.
+    """
+    at, once = batch.progress, Tape(batch.pool.x.device, recordable=False)
+    if not kernels.fast(at.model) or batch.rows.loss_fn or batch.metric:
+        return
+
+    def work() -> None:
+        for runs in _lanes(batch, apart=_hurries(batch)):
+            drawn = draw(batch, runs, at.round)
+            for rows in drawn.chunks:
+                job = job_of(batch, drawn.cohorts, drawn.table, rows, batch.plan.lr)
+                train(batch.rows, batch.pool, at.model, job, once)
+        batch.evaluate(at.model, batch.test.union)
+
+    try:
+        kernels.compiled(work)
+    except RuntimeError as error:
+        if not out_of_memory(error):  # the round itself will take less
+            raise
+
+
 def _mark(model: Tensor) -> object:
     """A model that somebody changed has another one."""
     return model.data_ptr(), model._version
@@ -75,7 +102,18 @@ def _lanes(batch: Batch, *, apart: bool) -> list[list[int]]:
     alive = [r for r in batch.same if not batch.progress.diverged[r]]
     late = [r for r in alive if apart and not batch.runs[r].strategy.needs().early]
     early = [r for r in alive if r not in late]
-    return [lane for lane in (early, late) if lane]
+    return [_in_turn(batch, lane) for lane in (early, late) if lane]
+
+
+def _in_turn(batch: Batch, runs: list[int]) -> list[int]:
+    """One run of each seed, then another of each: rows that share inputs make large blocks."""
+    before: Counter[tuple[int, int]] = Counter()
+    turn = {}
+    for r in runs:
+        alike = batch.runs[r].seed, id(batch.runs[r].federation)
+        turn[r] = before[alike]
+        before[alike] += 1
+    return sorted(runs, key=turn.__getitem__)
 
 
 def _finish(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -103,6 +103,22 @@ class Step(NamedTuple):
     keys: Tensor  # (R,)       random streams of this step
 
 
+class Block(NamedTuple):
+    """Rows that take inputs in their order: row `start` those of number `inputs`, and so on."""
+
+    start: int
+    stop: int
+    inputs: int
+
+
+class Inputs(NamedTuple):
+    """What a group of steps sees. Rows with the same examples share theirs."""
+
+    x: Tensor  # (U, steps, B, ...)
+    blocks: Sequence[Block]  # all rows, in order
+    owner: Tensor | None = None  # (R,)  whose inputs a row takes; None: each has its own
+
+
 class Rows(ABC):
     """R copies of a model as rows of a flat matrix (R, P)."""
 
@@ -126,12 +142,15 @@ class Rows(ABC):
         Returns the loss of each row (R,), before it was bent.
         """
 
-    def group(self, w: Tensor, minibatch: int) -> int:
-        """How many steps of rows w (R, P) `sweep` should be given at a time."""
+    def group(self, models: Tensor, rows: int, minibatch: int) -> int:
+        """How many steps of so many rows like models (., P) `sweep` should be given at a time.
+
+        Where it is more than 1, rows may share inputs.
+        """
         return 1
 
-    def sweep(self, w: Tensor, x: Tensor, steps: list[Step]) -> list[Tensor]:
-        """Do steps one after another; x (R, steps, B, ...) has the inputs of all.
+    def sweep(self, w: Tensor, inputs: Inputs, steps: list[Step]) -> list[Tensor]:
+        """Do steps one after another; their own x is asked for only where no row shares inputs.
 
         Returns the loss of each row (R,) in each.
         """

@@ -16,6 +16,7 @@ import triton
 from torch import Tensor
 
 from fedmaba.rows import conv_kernels as kernels
+from fedmaba.rows.launch import launch
 
 HALF = {"float32": torch.float16, "tf32": torch.float16, "bf16": torch.bfloat16}
 TILES = {  # block, warps, stages, as measured on an H200: benchmarks/tiles.py
@@ -38,8 +39,13 @@ AT_ONCE = {False: 32, True: 128}  # values under a pair of outputs per product, 
 STRETCHES = 4
 
 
-def largest(v: Tensor) -> Tensor:
-    """(R,) largest magnitude of each row of v (R, ...), which may be rows of a wider matrix."""
+def largest(v: Tensor, half: torch.dtype) -> Tensor:
+    """(R,) largest magnitude of each row of v (R, ...), which may be rows of a wider matrix.
+
+    bfloat16 has float32's range: there it is 4, which kernels scale by 1.
+    """
+    if half == torch.bfloat16:
+        return torch.full((len(v),), 4.0, device=v.device)
     out: Tensor = torch.linalg.vector_norm(v.flatten(1), torch.inf, dim=1)
     return out
 
@@ -77,17 +83,19 @@ class Stage:
 
     def pack(self, w: Tensor, back: bool) -> Packed:
         """Weights (R, k, k, c, n), scaled, in 16 bits; where `back`, also for input gradients."""
-        rows, top = len(w), largest(w)
+        rows, top = len(w), largest(w, self.half)
         pieces = 1 + self.pair
         lines = torch.empty(pieces, rows, self.deep, 2 * self.n, device=w.device, dtype=self.half)
         sizes = (self.c, self.cp, self.k, self.n, self.deep, 1024, self.pair)
         where = (w, w.stride(0), top, lines, lines[0].numel())
-        kernels.pack_lines[(triton.cdiv(lines[0, 0].numel(), 1024), rows)](*where, *sizes)
+        launch(kernels.pack_lines, (triton.cdiv(lines[0, 0].numel(), 1024), rows), *where, *sizes)
         if not back:
             return Packed(lines, None, top)
         size = (pieces, rows, self.k * (self.k + 1) * self.n, 2 * self.c)
         turned = torch.empty(size, device=w.device, dtype=self.half)
-        kernels.pack_back[(2 * self.k * (self.k + 1), rows)](
+        launch(
+            kernels.pack_back,
+            (2 * self.k * (self.k + 1), rows),
             *(w, w.stride(0), top, turned, turned[0].numel()),
             *(self.c, self.k, self.n, self.pair),
         )
@@ -113,7 +121,9 @@ class Stage:
         )
         block, warps, stages = self.tiles["y1" if self.few else "y"]
         wide = min(AT_ONCE[self.pair], self.wide) if self.few else self.wide
-        kernels.forward[(triton.cdiv(images * self.ph * self.pw, block), rows)](
+        launch(
+            kernels.forward,
+            (triton.cdiv(images * self.ph * self.pw, block), rows),
             x,
             *self._place(x),
             1.0 / self.scale,
@@ -159,11 +169,16 @@ class Stage:
             self._lines_backward(g, top, x, arg, sink, bias, shape)
             return None
         count = arg[0].numel()
-        kernels.bias_grad[(rows,)](
-            g, gap, top, arg, bias, bias.stride(0), count // self.n, self.n, whole, 128, self.pair
+        launch(
+            kernels.bias_grad,
+            (rows,),
+            *(g, gap, top, arg, bias, bias.stride(0)),
+            *(count // self.n, self.n, whole, 128, self.pair),
         )
         d = torch.empty(1 + self.pair, 4 * gap, device=g.device, dtype=self.half)
-        kernels.unpool[(triton.cdiv(count, 2048), rows)](
+        launch(
+            kernels.unpool,
+            (triton.cdiv(count, 2048), rows),
             *(g, gap, top, arg, d, 4 * gap, count),
             *(self.ph, self.pw, self.n, whole, 2048, self.pair),
         )
@@ -173,14 +188,18 @@ class Stage:
             below = torch.empty(like, device=g.device, dtype=self.half)
             block, warps, stages = self.tiles["dx"]
             pairs = images * self.h * ((self.w + 1) // 2)
-            kernels.input_grad[(triton.cdiv(pairs, block), rows)](
+            launch(
+                kernels.input_grad,
+                (triton.cdiv(pairs, block), rows),
                 *(d, 4 * gap, w.back, w.back[0].numel(), w.largest, below, below[0].numel()),
                 *(*shape, block, self.pair),
                 num_warps=warps,
                 num_stages=stages,
             )
         block, warps, stages = self.tiles["dw"]
-        kernels.weight_grad[(self.k, rows)](
+        launch(
+            kernels.weight_grad,
+            (self.k, rows),
             *(x, *self._place(x), 1.0 / self.scale, d, 4 * gap, top, sink, sink.stride(0)),
             *(*shape, block, self.pair),
             num_warps=warps,
@@ -202,13 +221,17 @@ class Stage:
         part = torch.empty(STRETCHES, rows, self.deep, 2 * self.n, device=g.device)
         bias_part = torch.empty(STRETCHES, rows, self.n, device=g.device)
         block, warps, stages = self.tiles["d1"]
-        kernels.lines_grad[(STRETCHES * (self.deep // self.wide), rows)](
+        launch(
+            kernels.lines_grad,
+            (STRETCHES * (self.deep // self.wide), rows),
             *(x, *self._place(x), g, arg.numel(), top, arg, part, bias_part, rows),
             *(*shape, self.deep, self.wide, STRETCHES, g.dtype == torch.float32, block, self.pair),
             num_warps=warps,
             num_stages=stages,
         )
-        kernels.fold[(triton.cdiv(sink[0].numel(), 1024), rows)](
+        launch(
+            kernels.fold,
+            (triton.cdiv(sink[0].numel(), 1024), rows),
             *(
                 part,
                 bias_part,

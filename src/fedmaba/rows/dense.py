@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fedmaba import rng
+from fedmaba.rows.launch import launch
 
 MOST = 64
 PROGRAMS = 264  # fewer leave parts of a large GPU idle
@@ -41,11 +42,13 @@ def _linear(
     zrow,
     y,
     keys,
+    owner,
     B,
     many,
     I: tl.constexpr,
     O: tl.constexpr,
     START: tl.constexpr,
+    SHARED: tl.constexpr,
     RELU: tl.constexpr,
     LAYER: tl.constexpr,
     CUT: tl.constexpr,
@@ -57,6 +60,7 @@ def _linear(
 ):
     """BO outputs of one row's minibatch, from the first `many` inputs; START: added to z.
 
+    SHARED: the inputs are those of `owner`, which several rows may have.
     In tf32x3 the product is taken transposed: then both operands lie as the tensor cores want them.
     """
     FLIP: tl.constexpr = PRECISION == "tf32x3"
@@ -65,12 +69,13 @@ def _linear(
     o = tl.program_id(0) * BO + tl.arange(0, BO)
     k = tl.arange(0, BI)
     acc = tl.zeros((BO, BB) if FLIP else (BB, BO), tl.float32)
+    xm = tl.load(owner + m) if SHARED else m
     for first in range(0, many, BI):
         inside = first + k < I
-        at = m * xrow + i[:, None] * I + (first + k)[None, :]
+        at = xm * xrow + i[:, None] * I + (first + k)[None, :]
         xs = tl.load(x + at, mask=(i < B)[:, None] & inside[None, :], other=0.0)
         at = m * wrow + (first + k)[:, None] * O + o[None, :]
-        ws = tl.load(w + at, mask=inside[:, None] & (o < O)[None, :], other=0.0)
+        ws = tl.load(w + at, mask=(first + k < many)[:, None] & (o < O)[None, :], other=0.0)
         if FLIP:
             acc = tl.dot(tl.trans(ws), tl.trans(xs), acc, input_precision=PRECISION)
         else:
@@ -168,18 +173,22 @@ def linear(
     dtype: str,
     start: Tensor | None = None,
     inputs: int | None = None,
+    owner: Tensor | None = None,
 ) -> Tensor:
     """act(x (R, B, I) @ w (R, I, O) + b (R, O)); `drop`: share to drop and the layer's number.
 
-    Added to `start` (R, B, O) where it is given; only the first `inputs` of w may differ from 0.
+    Added to `start` (R, B, O) where it is given; of w only the first `inputs` are read. Where rows
+    share x, `owner` (R,) says which of them each takes.
     """
-    rows, many, wide = x.shape
-    out = w.shape[2]
+    many, wide = x.shape[1:]
+    rows, _, out = w.shape
     share, number = drop or (0.0, 0)
     y = torch.empty(rows, many, out, device=x.device)
     exact, few = dtype == "float32", _few(rows, out)
     block = _block(out, 32 if few else 64 if exact else 128)  # as measured: benchmarks/tiles.py
-    _linear[(triton.cdiv(out, block), rows)](
+    launch(
+        _linear,
+        (triton.cdiv(out, block), rows),
         x,
         x.stride(0),
         w,
@@ -190,11 +199,13 @@ def linear(
         0 if start is None else start.stride(0),
         y,
         keys,
+        keys if owner is None else owner,
         many,
         wide if inputs is None else inputs,
         wide,
         out,
         start is not None,
+        owner is not None,
         relu,
         (number + 1) * rng.GOLDEN & (2**63 - 1),
         min(round(share * 65536), 65535),
@@ -233,7 +244,9 @@ def linear_back(
         sink.baddbmm_(x.transpose(1, 2), g)
         return None
     block = _block(wide, 32 if few else 64)
-    _linear_back[(triton.cdiv(wide, block), rows)](
+    launch(
+        _linear_back,
+        (triton.cdiv(wide, block), rows),
         g,
         x,
         x.stride(0),
@@ -317,7 +330,7 @@ def _cross_entropy(
 def bias_act(y: Tensor, b: Tensor, relu: bool) -> Tensor:
     """y (R, B, O) + b (R, O), then ReLU, in place."""
     rows, count, out = len(y), y[0].numel(), y.shape[-1]
-    _bias_act[(triton.cdiv(count, 2048), rows)](y, b, b.stride(0), count, out, relu, 2048)
+    launch(_bias_act, (triton.cdiv(count, 2048), rows), y, b, b.stride(0), count, out, relu, 2048)
     return y
 
 
@@ -332,7 +345,9 @@ def cross_entropy(
     """Loss (R,) of outputs z (R, B, C), which become scale * their gradient; bent is (3, R)."""
     rows, b, classes = z.shape
     loss = torch.empty(rows, device=z.device, dtype=z.dtype)
-    _cross_entropy[(rows,)](
+    launch(
+        _cross_entropy,
+        (rows,),
         z,
         y,
         weight,

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 try:
     from fedmaba.rows import conv, dense
+    from fedmaba.rows.launch import compiled
 except ImportError:  # no Triton
     conv = dense = None  # type: ignore[assignment]
 
-__all__ = ["conv", "dense", "fast"]
+    def compiled(work: Callable[[], object]) -> None:
+        """Nothing to compile."""
+
+
+__all__ = ["compiled", "conv", "dense", "fast"]
 
 
 def fast(x: Tensor) -> bool:

@@ -101,11 +101,18 @@ class Dense(Layer):
         return y.view(*x.shape[:-1], -1), flat
 
     def corrected(
-        self, z: Tensor, gram: Tensor, moved: Tensor, past: int, bias: Tensor, keys: Tensor
+        self,
+        z: Tensor,
+        gram: Tensor,
+        owner: Tensor | None,
+        moved: Tensor,
+        past: int,
+        bias: Tensor,
+        keys: Tensor,
     ) -> Tensor:
         """Outputs from x W (R, B, out) and what the steps of `past` examples did to W."""
         act = (bias, self.relu, keys, self.drop, self.dtype)
-        return kernels.dense.linear(gram, moved, *act, start=z, inputs=past)
+        return kernels.dense.linear(gram, moved, *act, start=z, inputs=past, owner=owner)
 
     def backward(
         self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
@@ -265,7 +272,7 @@ class ConvStages(Layer):
         self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
     ) -> Tensor | None:
         last = self.stages[-1]
-        top = kernels.conv.largest(g)
+        top = kernels.conv.largest(g, last.half)
         g = g.contiguous().view(*g.shape[:2], last.ph, last.pw, last.n)
         for i in reversed(range(len(self.stages))):
             own = (*saved[i], sink[2 * i], sink[2 * i + 1])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmaba.rows import kernels
-from fedmaba.rows.base import Form, Layout, LossFn, Rows, Step
+from fedmaba.rows.base import Form, Inputs, Layout, LossFn, Rows, Step
 from fedmaba.rows.layers import (
     STATELESS,
     Conv2d,
@@ -214,12 +214,13 @@ class LayerRows(Rows):
                 g = below
         return loss, g
 
-    def group(self, w: Tensor, minibatch: int) -> int:
+    def group(self, models: Tensor, rows: int, minibatch: int) -> int:
         many = self._many(minibatch)
         if many == 1:
             return 1
-        cache = torch.cuda.get_device_properties(w.device).L2_cache_size
-        return many if len(w) * self.layout.shapes[0].numel() * w.element_size() > cache else 1
+        cache = torch.cuda.get_device_properties(models.device).L2_cache_size
+        size = rows * self.layout.shapes[0].numel() * models.element_size()
+        return many if size > cache else 1
 
     def room(self, minibatch: int) -> int:
         many = self._many(minibatch)
@@ -246,30 +247,34 @@ class LayerRows(Rows):
             return 1
         return max(1, int(math.sqrt(BALANCE * self.layout.shapes[0][1]) / minibatch))
 
-    def sweep(self, w: Tensor, x: Tensor, steps: list[Step]) -> list[Tensor]:
+    def sweep(self, w: Tensor, inputs: Inputs, steps: list[Step]) -> list[Tensor]:
         """The first layer's weights move once, at the end: until then its outputs are corrected.
 
         A step adds x'g to W, so later outputs x W change by (x x') g.
         """
-        if len(steps) == 1:
-            return super().sweep(w, x, steps)
+        if len(steps) == 1 and inputs.owner is None:
+            return super().sweep(w, inputs, steps)
         own, front = self._weights(w), self.layers[self.first]
         assert isinstance(front, Dense)
-        inputs = x.flatten(3).flatten(1, 2)  # (R, S * B, in)
+        x, many = inputs.x.flatten(3).flatten(1, 2), inputs.x.shape[2]  # (U, S * B, in)
         weights, bias = own[self.first]
-        products = torch.bmm(inputs, weights)
-        gram = torch.bmm(inputs, inputs.transpose(1, 2))
-        moved = torch.zeros_like(products)  # what each example adds: its gradient times scale
-        many, losses = x.shape[2], []
+        products = w.new_empty(len(w), x.shape[1], weights.shape[2])
+        for start, stop, at in inputs.blocks:
+            torch.bmm(x[at : at + stop - start], weights[start:stop], out=products[start:stop])
+        gram = torch.bmm(x, x.transpose(1, 2))
+        moved = torch.empty_like(products)  # what each example adds: its gradient times scale
+        losses = []
         for k, step in enumerate(steps):
             now = slice(k * many, (k + 1) * many)
-            before = (products[:, now], gram[:, now], moved, k * many)
+            before = (products[:, now], gram[:, now], inputs.owner, moved, k * many)
             y = front.corrected(*before, bias, step.keys)
             loss, g = self._there_and_back(y, own, own, step, self.first + 1, True)
             losses.append(loss)
             moved[:, now] = g
             bias.add_(g.sum(1))
-        weights.baddbmm_(inputs.transpose(1, 2), moved)
+        for start, stop, at in inputs.blocks:
+            turned = x[at : at + stop - start].transpose(1, 2)
+            weights[start:stop].baddbmm_(turned, moved[start:stop])
         return losses
 
     def loss_and_gradient(self, out: Tensor, step: Step) -> tuple[Tensor, Tensor]:

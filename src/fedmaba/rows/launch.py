@@ -1,0 +1,34 @@
+"""Launches of Triton kernels, and a way to have those of some work compiled side by side."""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import Any
+
+import triton
+
+_compiling = ContextVar("compiling", default=False)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Run a kernel; inside `compiled`, only compile it."""
+    if _compiling.get():
+        kernel.warmup(*args, grid=grid, **options)
+    else:
+        kernel[grid](*args, **options)
+
+
+def compiled(work: Callable[[], object]) -> None:
+    """Compile the kernels that some work launches, on all cores at once, and run none of them.
+
+    What it computes is void. Where Triton compiles one at a time only, they wait for their launch.
+    """
+    if not hasattr(triton, "AsyncCompileMode"):
+        return
+    before = _compiling.set(True)
+    try:
+        with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool):
+            work()
+    finally:
+        _compiling.reset(before)
