@@ -244,15 +244,14 @@ def _train(
     shared = None
     if len(blocks) > 1:
         shared, labels, weight = owner, labels[owner], weight[owner]
-    start = None if prox is None else w.clone()
     gradient = torch.empty_like(w) if job.full_batch or job.momentum or job.weight_decay else None
+    start = None if prox is None else w if gradient is None else w.clone()
     velocity = torch.zeros_like(w) if job.momentum else None
     one, down = torch.ones_like(lr), -lr
     seen = []  # loss of each minibatch
     streams = keys + torch.arange(index.shape[1], device=w.device)[:, None]  # (K, R)
     for a, group in _groups(job.steps, most):
         bent = None if bend is None else Bent(*bend[:, :a])
-        away = None if start is None or prox is None else w[:a] - start[:a]
         if gradient is None:
             at = slice(group.start, group.stop)
             x = _take(pool.x, index[:a, at]) if gathered is None else gathered[:a, at]
@@ -260,10 +259,13 @@ def _train(
                 Step(x[:, i], labels[:a, k], weight[:a, k], down, bent, streams[k, :a])
                 for i, k in enumerate(group)
             ]
-            inputs = Inputs(x, blocks if shared is not None else [Block(0, a, 0)], shared)
-            seen += rows.sweep(w[:a], inputs, now)
-            if away is not None and prox is not None:
-                w[:a].addcmul_(away, down * prox[:a])
+            if start is not None and prox is not None:
+                pulled = torch.lerp(w[:a], start[:a], lr * prox[:a])
+                seen.append(rows.accumulate(w[:a], pulled, now[0]))
+                w = pulled if a == len(w) else torch.cat([pulled, w[a:]])
+            else:
+                inputs = Inputs(x, blocks if shared is not None else [Block(0, a, 0)], shared)
+                seen += rows.sweep(w[:a], inputs, now)
             continue
         k = group.start
         stream, g = streams[k, :a], gradient[:a]
@@ -277,8 +279,8 @@ def _train(
             seen.append(rows.accumulate(w[:a], g, step))
         if job.weight_decay:
             g.add_(w[:a], alpha=job.weight_decay)
-        if away is not None and prox is not None:
-            g.addcmul_(prox[:a], away)
+        if start is not None and prox is not None:
+            g.addcmul_(prox[:a], w[:a] - start[:a])
         if velocity is not None:
             g = velocity[:a].mul_(job.momentum).add_(g)
         w[:a].addcmul_(g, down)
