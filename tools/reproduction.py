@@ -36,8 +36,12 @@ PAGES = (
     *(ROOT / "docs" / name for name in ("performance.md", "algorithms/index.md")),
 )
 RESULTS = ROOT / "results"
-BF16 = ROOT / "benchmarks" / "results" / "bf16"  # rows of a target again, in bf16
-AGAIN = BF16.with_name("again")  # runs of several targets again, by later kernels
+BF16 = ROOT / "benchmarks" / "results" / "bf16"  # runs of several targets in bf16
+AGAIN = BF16.with_name("again")  # the same again in tf32, by later kernels
+TWICE = (
+    *("table2-fashion-mnist", "table2-fashion-mnist-partial"),
+    *("table2-cifar10-partial", "table3-cifar100-partial"),
+)
 BLOCK = re.compile(r"(<!-- reproduce (\S+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.S)
 MADE = re.compile(r"(<!-- made (\w+) -->\n).*?(<!-- end -->)", re.S)
 VALUE = re.compile(r"[-+–.\d]+(<!-- ([^|\s]+)\|([^|]+)\|(\w+)\|(\w+)\|(\w+) -->)")
@@ -304,11 +308,8 @@ def again(batches: list[compact.Batch]) -> str:
     head = ["target", "entries", "within one sd", "median, sd", "row", "variance, last round"]
     head += ["again", "variance, deployed", "again"]
     body = []
-    for name in (
-        *("table2-fashion-mnist", "table2-fashion-mnist-partial"),
-        *("table2-cifar10-partial", "table3-cifar100-partial"),
-    ):
-        moved = _moved(name, batches, later)
+    for name in TWICE:
+        moved = [far for far, _ in _moved(name, batches, later)]
         said = [name, f"{len(moved)}", f"{sum(m < 1 for m in moved)}", f"{np.median(moved):.2f}"]
         for label in OURS:
             line = [Cell(text) for text in [*said, name_of(label)]]
@@ -328,21 +329,40 @@ def again(batches: list[compact.Batch]) -> str:
     return document.table(Grid("again", title, head, body))
 
 
-def _moved(name: str, batches: list[compact.Batch], later: list[compact.Batch]) -> list[float]:
-    """How far entries moved, in their standard deviations over seeds; no rows that diverged."""
+def _moved(
+    name: str, batches: list[compact.Batch], later: list[compact.Batch]
+) -> list[tuple[float, bool]]:
+    """How far entries moved, in their standard deviations over seeds, and whether seeds agree.
+
+    That is: whether the interval of the paired difference leaves out 0. No rows that diverged.
+    """
     out = []
     for label in target_of(name).jobs[0].strategies:
         for figure in ("variance", "accuracy", "worst", "best"):
             for model in MODELS:
-                then, now = paired.pairs(
-                    *(
-                        by_seed(name, label, figure, model, "last", some)
-                        for some in (batches, later)
-                    )
+                then, now = (
+                    by_seed(name, label, figure, model, "last", some) for some in (batches, later)
                 )
-                if len(now) == 3:
-                    out.append(abs(float(np.mean(now - then))) / float(np.std(then, ddof=1)))
+                before, after = paired.pairs(then, now)
+                if len(after) == 3:
+                    far = abs(float(np.mean(after - before))) / float(np.std(before, ddof=1))
+                    out.append((far, paired.difference(now, then).distinguishable))
     return out
+
+
+def rounding(batches: list[compact.Batch]) -> str:
+    """How far tables move in bf16, beside how far they move in tf32 on another day."""
+    head = ["target", "", "entries", "within one sd", "median, sd", "intervals without 0"]
+    body = []
+    for name in TWICE:
+        for words, folder in (("tf32 again", AGAIN), ("bf16", BF16)):
+            moved = _moved(name, batches, load(folder))
+            far = [m for m, _ in moved]
+            line = [name, words, f"{len(far)}", f"{sum(m < 1 for m in far)}"]
+            line += [f"{np.median(far):.2f}", f"{sum(agree for _, agree in moved)}"]
+            body.append([Cell(text) for text in line])
+    title = "Entries of a table against those in tf32 with the same three seeds"
+    return document.table(Grid("rounding", title, head, body))
 
 
 TABLES: dict[str, Callable[[list[compact.Batch]], str]] = {
@@ -350,6 +370,7 @@ TABLES: dict[str, Callable[[list[compact.Batch]], str]] = {
     "times": times,
     "missing": missing,
     "precision": precision,
+    "rounding": rounding,
     "again": again,
     "which": which,
 }

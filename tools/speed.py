@@ -42,20 +42,27 @@ def gpu() -> str:
 
 def whole() -> str:
     """The paper's tables and figures by one command: large batches, and the small ones as one."""
-    found = _read("reproduce-h200")
+    then, now = _read("reproduce-h200-tf32"), _read("reproduce-h200-bf16")
+    rows = [
+        [name, f"{runs}", f"{updates:,}", f"{before:.0f} s", f"{took:.0f} s", f"{rate:,.0f}"]
+        for (name, runs, updates, took), (*_, before) in zip(_parts(now), _parts(then), strict=True)
+        for rate in [updates / took]
+    ]
+    runs, updates = (sum(one[key] for one in now["batches"]) for key in ("runs", "updates"))
+    ends = [f"{found['seconds']:.0f} s" for found in (then, now)]
+    rows.append(["all, with loading data and drawing", f"{runs}", f"{updates:,}", *ends, ""])
+    head = [f"batch, one {now['device']}", "runs", "client updates", "earlier, tf32", "now, bf16"]
+    return _table([*head, "updates/s"], rows)
+
+
+def _parts(found: dict[str, Any]) -> list[tuple[str, int, int, float]]:
+    """Name, runs, client updates and seconds."""
     large = [one for one in found["batches"] if one["runs"] > 10]
-    rows = [_batch(f"{one['data']}, {one['partition']}, {_some(one)}", [one]) for one in large]
     small = [one for one in found["batches"] if one not in large]
-    rows.append(_batch(f"{len(small)} more readings, {small[0]['data']}, all clients", small))
-    every = _batch("all, with loading data and drawing", found["batches"])
-    rows.append([*every[:3], f"{found['seconds']:.0f} s", ""])
-    head = [f"batch, one {found['device']}, {found['dtype']}", "runs", "client updates"]
-    return _table([*head, "took", "updates/s"], rows)
-
-
-def _batch(name: str, parts: list[dict[str, Any]]) -> list[str]:
-    runs, updates, seconds = (sum(p[key] for p in parts) for key in ("runs", "updates", "seconds"))
-    return [name, f"{runs}", f"{updates:,}", f"{seconds:.0f} s", f"{updates / seconds:,.0f}"]
+    named = {f"{one['data']}, {one['partition']}, {_some(one)}": [one] for one in large}
+    named[f"{len(small)} more readings, {small[0]['data']}, all clients"] = small
+    keys = ("runs", "updates", "seconds")
+    return [(name, *(sum(p[key] for p in parts) for key in keys)) for name, parts in named.items()]
 
 
 def _some(one: dict[str, Any]) -> str:
