@@ -98,11 +98,11 @@ def start(
 def simulate(batch: Batch) -> Iterator[Snapshot]:
     """The rounds of a batch, one after another, from where its progress stands."""
     plan, at, ahead = batch.plan, batch.progress, None
-    with torch.no_grad(), batch.workers.threads(), precision(plan.dtype):
-        ready(batch)
     while at.round < plan.rounds and not all(at.diverged):
         t = at.round
         with torch.no_grad(), batch.workers.threads(), precision(plan.dtype), _room(t):
+            if ahead is None:
+                ready(batch)
             rounds, ahead = play(batch, t, ahead)
             at.round = t + 1
             due = at.round % plan.eval_every == 0 or at.round == plan.rounds
