@@ -934,6 +934,22 @@ class Replays:
             a.copy_(b)
         return old
 
+    def forget(self):
+        self.ready.clear()
+
+
+def test_recordings_are_given_back_at_the_end(fed):
+    batch = start([Run(one("fedmaba"), 3, fed)], PLAN, MODELS["mlp"])
+    batch.tape = Replays()
+    shots = simulate(batch)
+    next(shots)
+    assert batch.tape.ready
+    shots.close()
+    assert not batch.tape.ready
+    assert len(list(simulate(batch))) == PLAN.rounds - 1
+    assert batch.tape.count
+    assert not batch.tape.ready
+
 
 def test_a_recording_that_is_no_longer_used_makes_room_for_another(monkeypatch):
     tape, done = local.Tape(torch.device("cpu"), recordable=True), []

@@ -171,14 +171,23 @@ def models(batch, name="model"):
 
 
 @pytest.mark.parametrize("make", [mlp, cnn])
-def test_a_gpu_gives_the_numbers_of_a_cpu(make, make_federation):
+def test_a_gpu_gives_the_numbers_of_a_cpu(make, make_federation, monkeypatch):
+    recorded, record = [], Tape._record
+
+    def noted(tape, *args):
+        recorded.append(tape)
+        return record(tape, *args)
+
+    monkeypatch.setattr(Tape, "_record", noted)
     fed = make_federation(shape=(3, 16, 16))
     for participants in (None, 3):
         plan = Plan(rounds=4, participants=participants, minibatch=4, dtype="float64", eval_every=2)
         want = models(played(SPECS, fed, plan, make))
         cuda = Plan(**{**vars(plan), "device": "cuda"})
         batch = played(SPECS, fed, cuda, make)
-        assert batch.tape.ready  # recorded and replayed
+        assert recorded  # and replayed
+        assert not batch.tape.ready  # memory was given back
+        recorded.clear()
         got = models(batch)
         assert float(((got - want).norm(dim=1) / want.norm(dim=1)).max()) < 1e-9
         single = Plan(**{**vars(cuda), "dtype": "float32"})

@@ -98,16 +98,20 @@ def start(
 def simulate(batch: Batch) -> Iterator[Snapshot]:
     """The rounds of a batch, one after another, from where its progress stands."""
     plan, at, ahead = batch.plan, batch.progress, None
-    while at.round < plan.rounds and not all(at.diverged):
-        t = at.round
-        with torch.no_grad(), batch.workers.threads(), precision(plan.dtype), _room(t):
-            if ahead is None:
-                ready(batch)
-            rounds, ahead = play(batch, t, ahead)
-            at.round = t + 1
-            due = at.round % plan.eval_every == 0 or at.round == plan.rounds
-            evaluations = _evaluate(batch) if due else None
-        yield Snapshot(t, rounds, evaluations, at)
+    try:
+        while at.round < plan.rounds and not all(at.diverged):
+            t = at.round
+            with torch.no_grad(), batch.workers.threads(), precision(plan.dtype), _room(t):
+                if ahead is None:
+                    ready(batch)
+                rounds, ahead = play(batch, t, ahead)
+                at.round = t + 1
+                due = at.round % plan.eval_every == 0 or at.round == plan.rounds
+                evaluations = _evaluate(batch) if due else None
+            yield Snapshot(t, rounds, evaluations, at)
+    finally:
+        ahead = None
+        batch.tape.forget()  # a batch that comes after this one finds the device's memory
 
 
 def _evaluate(batch: Batch) -> list[Evaluation | None]:

@@ -236,14 +236,13 @@ def _train(
     prox = None if job.prox is None else floats[1, :, None]
     bend = None if job.bend is None else floats[-3:]
     w = models.index_select(0, run)
-    drawn = ints[1:5] if len(blocks) == 1 else ints[1:5, : blocks[0].stop]
-    index, weight = _minibatches(job, pool, drawn, w.dtype)  # (U, K, B)
+    index, weight = _minibatches(job, pool, ints[1:5, : blocks[0].stop], w.dtype)  # (U, K, B)
     labels = pool.y[index]
     small = w.is_cuda and index.numel() * pool.x[0].numel() <= GATHER and not job.full_batch
     gathered = _take(pool.x, index) if small else None
-    shared = None
-    if len(blocks) > 1:
-        shared, labels, weight = owner, labels[owner], weight[owner]
+    shared = owner if len(blocks) > 1 else None
+    if shared is not None:
+        labels, weight = labels[shared], weight[shared]
     gradient = torch.empty_like(w) if job.full_batch or job.momentum or job.weight_decay else None
     start = None if prox is None else w if gradient is None else w.clone()
     velocity = torch.zeros_like(w) if job.momentum else None
