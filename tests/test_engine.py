@@ -1186,6 +1186,10 @@ NONE = np.zeros(0, np.int64)
             r"train names .* outside 0\.\.\d+: name rows of x$",
         ),
         (lambda s: {"test": (-s.test[0] - 1, *s.test[1:])}, r"test names examples outside 0\.\."),
+        (
+            lambda s: {"test": (s.train[1][:2], *s.test[1:])},
+            r"test names example \d+, which .*: put it into one part$",
+        ),
         (lambda s: dict.fromkeys(("train", "test", "validation"), ()), "there are no clients"),
     ],
 )

@@ -83,6 +83,7 @@ class Federation:
     def check(self) -> None:
         """Refuse a split made by hand that no run can use."""
         n, many = self.n_clients, len(self.data.x)
+        taken = np.zeros(many, bool)
         for name in partition.PARTS:
             part: Part = getattr(self, name)
             if len(part.size) != n:
@@ -94,6 +95,13 @@ class Federation:
                 raise InputError(
                     f"the split's {name} names examples outside 0..{many - 1}: name rows of x"
                 )
+            if taken[part.index].any():
+                twice = part.index[np.argmax(taken[part.index])]
+                raise InputError(
+                    f"the split's {name} names example {twice}, which it names before among those "
+                    "for training or validation: put it into one part"
+                )
+            taken[part.index] = True
         if not n or not self.train.size.all():
             who = (
                 f"client {np.argmin(self.train.size)} has no" if n else "there are no clients with"
