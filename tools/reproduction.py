@@ -353,10 +353,10 @@ def _moved(
 def rounding(batches: list[compact.Batch]) -> str:
     """How far tables move in bf16, beside how far they move in tf32 on another day."""
     head = ["target", "", "entries", "within one sd", "median, sd", "intervals without 0"]
-    body = []
+    sides, body = {"tf32 again": load(AGAIN), "bf16": load(BF16)}, []
     for name in TWICE:
-        for words, folder in (("tf32 again", AGAIN), ("bf16", BF16)):
-            moved = _moved(name, batches, load(folder))
+        for words, later in sides.items():
+            moved = _moved(name, batches, later)
             far = [m for m, _ in moved]
             line = [name, words, f"{len(far)}", f"{sum(m < 1 for m in far)}"]
             line += [f"{np.median(far):.2f}", f"{sum(agree for _, agree in moved)}"]
