@@ -45,8 +45,10 @@ def whole() -> str:
     then, now = _read("reproduce-h200-tf32"), _read("reproduce-h200-bf16")
     before = {name: took for name, _, _, took in _parts(then)}
     rows = [
-        [name, f"{runs}", f"{updates:,}", f"{before[name]:.0f} s", f"{took:.0f} s"]
-        + [f"{updates / took:,.0f}"]
+        [
+            *(name, f"{runs}", f"{updates:,}", f"{before[name]:.0f} s"),
+            *(f"{took:.0f} s", f"{updates / took:,.0f}"),
+        ]
         for name, runs, updates, took in _parts(now)
     ]
     runs, updates = (sum(one[key] for one in now["batches"]) for key in ("runs", "updates"))
