@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedmaba import engine, local, models, rng, rounds, strategies, weigh
+from fedmaba import engine, local, models, rng, rounds, strategies, tape, weigh
 from fedmaba.average import parse as averaging
 from fedmaba.average import share as averaging_step
 from fedmaba.engine import Plan, Run, simulate, start
@@ -549,14 +549,15 @@ def test_steps_in_groups_give_the_same_run(fed, kernels, monkeypatch):
     for size in (1, 2):
         done = []
 
-        def noted(rows, w, inputs, steps, done=done):
-            done.append(len(steps))
-            return sweep(rows, w, inputs, steps)
+        def noted(rows, w, inputs, steps, pull, done=done):
+            done.append((len(steps), pull is not None))
+            return sweep(rows, w, inputs, steps, pull)
 
         monkeypatch.setattr(LayerRows, "sweep", noted)
         monkeypatch.setattr(LayerRows, "group", lambda *_, size=size: size)
         batch, _ = played(runs, fed, plan, model)
-        assert max(done) == size
+        assert (size, True) in done  # FedProx, too
+        assert max(done)[0] == size
         found.append(batch.progress.model)
     assert apart(*found) < 1e-9
 
@@ -573,9 +574,9 @@ def test_runs_of_one_seed_share_their_inputs(make_federation, kernels, monkeypat
     monkeypatch.setattr(LayerRows, "group", lambda *_: 2)
     found, taken, sweep = [], [], LayerRows.sweep
 
-    def noted(rows, w, inputs, steps):
+    def noted(rows, w, inputs, steps, pull):
         taken.append((len(inputs.x), len(w), inputs.owner is not None))
-        return sweep(rows, w, inputs, steps)
+        return sweep(rows, w, inputs, steps, pull)
 
     monkeypatch.setattr(LayerRows, "sweep", noted)
     for least in (math.inf, 1):
@@ -934,8 +935,35 @@ class Replays:
             a.copy_(b)
         return old
 
+    def restless(self, kind):
+        return False
+
     def forget(self):
         self.ready.clear()
+
+
+class Parts(Replays):
+    """A GPU's tape where no round has the shape of another: parts of work are replayed."""
+
+    def __init__(self):
+        super().__init__()
+        self.places = {}
+
+    def restless(self, kind):
+        return True
+
+    def part(self, shape, work, *tensors):
+        if shape not in self.ready:
+            self.ready[shape] = [work, [t.clone() for t in tensors]]
+        else:
+            self.count += 1
+        recorded, inputs = self.ready[shape]  # with what it saw the first time, but for its inputs
+        for mine, given in zip(inputs, tensors, strict=True):
+            mine.copy_(given)
+        return recorded(*inputs)
+
+    def place(self, name, like, rows):
+        return self.places.setdefault(name, like.new_empty(rows, like.shape[1]))
 
 
 def test_recordings_are_given_back_at_the_end(fed):
@@ -952,7 +980,7 @@ def test_recordings_are_given_back_at_the_end(fed):
 
 
 def test_a_recording_that_is_no_longer_used_makes_room_for_another(monkeypatch):
-    tape, done = local.Tape(torch.device("cpu"), recordable=True), []
+    kept, done = tape.Tape(torch.device("cpu"), recordable=True), []
 
     def record(work, arrays):
         done.append(work())
@@ -961,47 +989,79 @@ def test_a_recording_that_is_no_longer_used_makes_room_for_another(monkeypatch):
         )
         return nothing, [], [], work(), nothing
 
-    monkeypatch.setattr(tape, "_record", record)
-    tape.on = True
-    old, new = range(local.RECORDED), range(local.RECORDED, local.RECORDED + 3)
+    monkeypatch.setattr(kept, "_record", record)
+    kept.on = True
+    old, new = range(tape.RECORDED), range(tape.RECORDED, tape.RECORDED + 3)
     for shape in [*old, *old]:
-        assert tape(shape, lambda shape=shape: shape) == shape
+        assert kept(shape, lambda shape=shape: shape) == shape
     assert done == list(old)
-    tape.calls += local.STALE
+    kept.calls += tape.STALE
     for shape in [0, *old[2:], *new, *new]:  # all but one are still in use
-        assert tape(shape, lambda shape=shape: shape) == shape
+        assert kept(shape, lambda shape=shape: shape) == shape
     assert done == [*old, new[0]]
-    assert sorted(tape.ready) == [0, *old[2:], new[0]]
-    tape.calls += local.STALE
-    tape(new[1], lambda: new[1])  # there was no room for it before
+    assert sorted(kept.ready) == [0, *old[2:], new[0]]
+    kept.calls += tape.STALE
+    kept(new[1], lambda: new[1])  # there was no room for it before
     assert done[-1] == new[0]  # the one that made room had not paid: four times are wanted now
-    for _ in range(local.PAYS):
-        tape(0, lambda: 0)
-    tape(new[1], lambda: new[1])
+    for _ in range(tape.PAYS):
+        kept(0, lambda: 0)
+    kept(new[1], lambda: new[1])
     assert done[-1] == new[1]
-    assert tape.wanted == 8
-    tape.calls += local.STALE
+    assert kept.wanted == 8
+    kept.calls += tape.STALE
     for shape in [*old[3:], new[0], new[1], *[new[2]] * 6]:
-        tape(shape, lambda shape=shape: shape)
-    assert (0 in tape.ready, tape.wanted) == (False, 2)  # it had paid
+        kept(shape, lambda shape=shape: shape)
+    assert (0 in kept.ready, kept.wanted) == (False, 2)  # it had paid
     assert done[-1] == new[2]
-    for shape in range(100, 200 + local.SHAPES):
-        tape(shape, lambda: None)
-    assert len(tape.seen) < 200
-    assert new[2] in tape.ready
+    for shape in range(100, 200 + tape.SHAPES):
+        kept(shape, lambda: None)
+    assert len(kept.seen) < 200
+    assert new[2] in kept.ready
+
+
+def test_parts_of_work_without_a_shape_of_its_own_are_recorded(monkeypatch):
+    kept, done = tape.Tape(torch.device("cpu"), recordable=True), []
+    assert not any(kept.restless("a") for _ in range(2 * tape.RESTLESS))  # not on a CPU
+    kept.on = True
+    assert [kept.restless("a") for _ in range(tape.RESTLESS + 2)][-3:] == [False, True, True]
+    assert not kept.restless("b")
+    kept.recording = True
+    assert not kept.restless("a")
+
+    def record(work, tensors):
+        inputs, out = [t.clone() for t in tensors], torch.zeros(2)
+        done.append(len(inputs[0]))
+        return SimpleNamespace(replay=lambda: out.copy_(work(*inputs))), inputs, out
+
+    monkeypatch.setattr(kept, "_record_part", record)
+    found = []
+    for value in (1.0, 2.0, 3.0):
+        given = torch.full((2,), value)
+        found.append(kept.part(2, lambda x: x + 1, given))
+        assert given.tolist() == [value] * 2
+    assert [x.tolist() for x in found] == [[2.0] * 2, [3.0] * 2, [4.0] * 2]  # none overwritten
+    assert done == [2]
+    monkeypatch.setattr(tape, "PARTS", 1)
+    for _ in range(3):
+        assert kept.part(3, lambda x: x, torch.ones(3)).tolist() == [1.0] * 3
+    assert done == [2]  # no room for another
+    first = kept.place("w", torch.zeros(1, 4), 3)
+    assert first.shape == (3, 4)
+    assert kept.place("w", torch.zeros(1, 4), 3) is first
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 4])
+@pytest.mark.parametrize("kind", [Replays, Parts])
 @pytest.mark.parametrize("specs", [[*MIXED, "fedmaba:loss_at=end"], ["fedmaba", "afl", "fedavg"]])
-def test_rounds_begun_ahead_and_replayed_have_the_same_bits(specs, chunk, fed, monkeypatch):
+def test_rounds_begun_ahead_and_replayed_have_the_same_bits(specs, kind, chunk, fed, monkeypatch):
     plan = replace(PLAN, rounds=7, participants=3, chunk=chunk, server_momentum=0.5)
     ends = [one("fedmaba:eta_s=1e299"), Odd()]  # after and before the next round has begun
     found, lanes = [], rounds._lanes
     monkeypatch.setattr(rounds, "_lanes", lambda batch, apart: lanes(batch, apart=True))
-    for tape in (None, Replays()):
+    for device in (None, kind()):
         batch = start([Run(s, 3, fed) for s in (*ends, *map(one, specs))], plan, mlp)
-        if tape is not None:
-            batch.tape = tape
+        if device is not None:
+            batch.tape = device
             for module in (rounds, weigh):
                 monkeypatch.setattr(module, "fetch", lambda values: values.clone().numpy)
         for shot in simulate(batch):
@@ -1009,7 +1069,7 @@ def test_rounds_begun_ahead_and_replayed_have_the_same_bits(specs, chunk, fed, m
                 batch.progress.model *= 0.9  # what has begun is void
         assert all(batch.progress.diverged[:2])
         found.append(batch.progress)
-    assert tape.count > 3
+    assert device.count > 3
     first, second = found
     assert first.diverged == second.diverged
     for name, value in first.arrays().items():

@@ -487,6 +487,24 @@ def test_an_interrupted_batch_goes_on_and_ends_in_the_same_numbers(tmp_path, cal
     assert "interrupted: " not in call("--out", tmp_path / "b")[1]
 
 
+@pytest.mark.filterwarnings("ignore:fedmaba. ball=literal")
+def test_data_are_read_once_for_batches_one_after_another(tmp_path, monkeypatch, call):
+    read, load = [], reproduce.experiment.datasets.load
+    monkeypatch.setattr(
+        reproduce.experiment.datasets, "load", lambda *words: read.append(words) or load(*words)
+    )
+    asked = targets.load("readings", Scale(1, 1, ("fedmaba",), True))
+    assert len(reproduce.plan(asked, tmp_path)) > 1
+    words = ("--quick", "--rounds", "1", "--seeds", "1", "--only", "fedmaba")
+    assert call("readings", *words, "--out", tmp_path)[0] == 0
+    assert len(read) == 1
+    digests = {batch.about["data"]["sha256"] for batch in compact.read_all(tmp_path)}
+    assert digests == {load("sample").sha256()}
+    other = config.Data(name="cifar10")
+    held = reproduce.Held(config.Data(name="sample"), load("sample"), "")
+    assert (held.suits(held.asked), held.suits(other)) == (True, False)
+
+
 @pytest.mark.slow
 def test_a_batch_that_is_killed_goes_on_from_its_last_minutes(tmp_path, monkeypatch):
     (work,) = reproduce.plan(tiny(), tmp_path)

@@ -14,7 +14,7 @@ from torch.nn.utils import prune
 from fedmaba import models, rng
 from fedmaba.errors import InputError
 from fedmaba.rows import compile, layers
-from fedmaba.rows.base import Bent, Block, Inputs, Layout, Rows, Step
+from fedmaba.rows.base import Bent, Block, Inputs, Layout, Pull, Rows, Step
 from fedmaba.rows.general import LoopRows, VmapRows
 from fedmaba.rows.random import dropout_mask, shuffles, stream
 from fedmaba.rows.stack import LayerRows, plan
@@ -402,6 +402,30 @@ def test_steps_in_a_group_are_those_one_after_another(name, kernels):
         close(torch.stack(rows.sweep(many, inputs, steps)), torch.stack(losses))
     close(many, one)
     assert (many - w).abs().amax(1).min() > 1e-3
+
+
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("together", [1, 2, 4])
+def test_steps_that_are_pulled_back_in_groups_are_those_of_fedprox(name, together, kernels):
+    torch.manual_seed(1)
+    shape, model = GROUPED[name]()
+    rows = compile(model, torch.randn(B, *shape), dtype="tf32")
+    start = rows.layout.pack(model).double() + 0.1 * torch.rand(R, rows.layout.size).double()
+    x, y = torch.randn(R, 4, B, *shape).double(), torch.randint(C, (R, 4, B))
+    weight, keys = torch.rand(R, 4, B).double(), torch.arange(4 * R).view(4, R)
+    down, mu = torch.tensor(-0.3).double(), torch.tensor([0.2, 1.0, 0.0]).double()[:, None]
+    steps = [Step(x[:, k], y[:, k], weight[:, k], down, None, keys[k]) for k in range(4)]
+    one, many, want, got = start.clone(), start.clone(), [], []
+    with torch.no_grad():
+        for step in steps:
+            gradient = torch.zeros_like(one)
+            want.append(rows.accumulate(one, gradient, step))
+            one = one + gradient + down * mu * (one - start)
+        for k in range(0, 4, together):
+            inputs = Inputs(x[:, k : k + together], [Block(0, R, 0)])
+            got += rows.sweep(many, inputs, steps[k : k + together], Pull(start, -down * mu))
+    close(torch.stack(got), torch.stack(want))
+    close(many, one)
 
 
 @pytest.mark.parametrize("name", GROUPED)

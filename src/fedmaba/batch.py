@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.federation import Part
-from fedmaba.local import MetricFn, Pool, Tape, evaluate
+from fedmaba.local import MetricFn, Pool, evaluate
 from fedmaba.ranks import Ranks
 from fedmaba.rows import Rows
 from fedmaba.runs import Plan, Progress, Run
+from fedmaba.tape import Tape
 from fedmaba.workers import Workers
 
 IntArray = NDArray[np.int64]

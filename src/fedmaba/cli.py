@@ -291,10 +291,10 @@ def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, q
     from fedmaba import experiment, reproduce
     from fedmaba.report import terminal
 
-    left = reproduce.plan(target, out, reproduce.parse_part(batch))
+    left, held = reproduce.plan(target, out, reproduce.parse_part(batch)), None
     with experiment.polite_stop(_tell) as stop, terminal.batches(left, quiet) as show:
         for work in left:
-            going = reproduce.begin(work, out, machine)
+            going = reproduce.begin(work, out, machine, held)
             show.begin(going)
             for snapshot in going.rounds(stop):
                 show.round(snapshot.round + 1)
@@ -303,6 +303,8 @@ def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, q
                 typer.echo(f"stopped after round {done}; the same command goes on", err=True)
                 raise typer.Exit(130)
             show.end(going.finish(out, sys.argv))
+            held = going.hold()
+            del going  # and the device's memory with it
 
 
 @app.command()

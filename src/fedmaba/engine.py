@@ -18,12 +18,13 @@ from torch import Tensor
 from fedmaba import average, models
 from fedmaba.batch import Batch, Parts, precision
 from fedmaba.errors import InputError, NoRoom
-from fedmaba.local import MetricFn, Pool, Tape
+from fedmaba.local import MetricFn, Pool
 from fedmaba.ranks import Ranks
 from fedmaba.rounds import out_of_memory, play, ready
 from fedmaba.rows import LossFn, Rows, compile
 from fedmaba.runs import Evaluation, Kept, Plan, Progress, Round, Run, Scores, Snapshot
 from fedmaba.strategy import sound
+from fedmaba.tape import Tape
 from fedmaba.workers import Workers
 
 __all__ = [

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmaba import average
 from fedmaba.batch import Batch, precision
 from fedmaba.cohort import Cohort, FloatArray, IntArray, Table
-from fedmaba.local import send
+from fedmaba.tape import send
 
 
 def shares(batch: Batch, cohorts: list[Cohort], t: int) -> NDArray[Any]:

@@ -14,15 +14,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 import fedmaba
 from fedmaba import compact, config, engine, experiment, record, targets
+from fedmaba.datasets import Dataset
 from fedmaba.errors import InputError
-from fedmaba.experiment import Session
+from fedmaba.experiment import Own, Session
 from fedmaba.targets import Job, Key, Target
 
 SECONDS = 120.0  # between checkpoints
@@ -69,6 +70,17 @@ def parse_part(text: str) -> tuple[int, int]:
     raise InputError(f"--batch {text}: write I/N, the I-th of N parts, as 1/3")
 
 
+class Held(NamedTuple):
+    """The data of a batch that is done, for the next one."""
+
+    asked: config.Data
+    data: Dataset
+    sha256: str
+
+    def suits(self, asked: config.Data) -> bool:
+        return (self.asked.name, self.asked.dir) == (asked.name, asked.dir)
+
+
 @dataclass
 class Batch:
     """One batch in progress."""
@@ -77,6 +89,7 @@ class Batch:
     session: Session
     folder: record.Folder
     seconds: float  #       spent on it so far
+    held: Held | None  #    its data, if they were those of the batch before
     stopped: bool = False
 
     def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
@@ -112,9 +125,17 @@ class Batch:
         self.folder.discard()
         return target
 
+    def hold(self) -> Held:
+        """Its data for the next batch, without all that was made of them."""
+        if self.held is None:
+            data = self.session.batch.runs[0].federation.data
+            self.held = Held(self.session.experiment.data, data, data.sha256())
+        return self.held
+
     def _about(self, command: Sequence[str]) -> dict[str, Any]:
         batch = self.session.batch
-        device, data = batch.pool.x.device, batch.runs[0].federation.data
+        device, held = batch.pool.x.device, self.hold()
+        splits = {run.seed: run.federation for run in batch.runs}
         cuda = device.type == "cuda"
         return {
             "target": self.work.name,
@@ -129,18 +150,20 @@ class Batch:
                 "torch": torch.__version__,
             },
             "command": _command(command),
-            "data": {"name": data.name, "sha256": data.sha256()},
-            "partition": {str(run.seed): run.federation.split.sha256() for run in batch.runs},
+            "data": {"name": held.data.name, "sha256": held.sha256},
+            "partition": {str(seed): fed.split.sha256() for seed, fed in splits.items()},
         }
 
 
-def begin(work: Work, out: Path, machine: config.Machine) -> Batch:
-    """A batch at round 0, or where it was interrupted."""
+def begin(work: Work, out: Path, machine: config.Machine, held: Held | None = None) -> Batch:
+    """A batch at round 0, or where it was interrupted; with the data that are held, if its own."""
     job = work.job
     seeds = sorted({key.seed for key in work.runs})
     asked = job.experiment.model_copy(update={"seeds": seeds, "machine": machine})
     chosen = [(job.strategies[key.label], key.seed, key.deploy) for key in work.runs]
-    session = experiment.prepare(asked, None, list(job.strategies.values()), chosen)
+    held = held if held and held.suits(asked.data) else None
+    own = Own(held.data) if held else None
+    session = experiment.prepare(asked, own, list(job.strategies.values()), chosen)
     if session.batch.ranks.count > 1:
         raise InputError("reproduce is one process: give each GPU its part with --batch I/N")
     record.make_folder(out)
@@ -157,7 +180,7 @@ def begin(work: Work, out: Path, machine: config.Machine) -> Batch:
         folder.close()
         session.batch.workers.close()
         raise
-    return Batch(work, session, folder, seconds)
+    return Batch(work, session, folder, seconds, held)
 
 
 def _command(words: Sequence[str]) -> str:

@@ -33,9 +33,10 @@ from fedmaba.cohort import (
     keep,
 )
 from fedmaba.errors import NoRoom
-from fedmaba.local import Tape, fetch, send, train
+from fedmaba.local import train
 from fedmaba.rows import kernels
 from fedmaba.runs import Round
+from fedmaba.tape import Tape, fetch, send
 
 
 @dataclass(frozen=True)

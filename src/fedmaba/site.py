@@ -18,8 +18,9 @@ from torch import Tensor
 from fedmaba import models
 from fedmaba.datasets import Dataset
 from fedmaba.errors import InputError
-from fedmaba.local import Job, MetricFn, Pool, Tape, evaluate, train
+from fedmaba.local import Job, MetricFn, Pool, evaluate, train
 from fedmaba.rows import LossFn, compile
+from fedmaba.tape import Tape
 from fedmaba.workers import Workers
 
 Arrays = dict[str, NDArray[Any]]

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fedmaba.batch import Batch, precision
 from fedmaba.cohort import Begun, Cohort, Host, IntArray, diverge
-from fedmaba.local import fetch, send
 from fedmaba.runs import Kept, Progress
 from fedmaba.strategy import Replies, weighed
+from fedmaba.tape import fetch, send
 
 
 def start_losses(batch: Batch, cohorts: list[Cohort]) -> Callable[[], None]:
@@ -144,10 +144,22 @@ def _look(c: Cohort, change: Tensor, kept: Tensor) -> dict[str, Host]:
         return {"norms": fetch(norms.square())}
     if c.needs.changes == "gram":
         with precision("float32"):
-            gram = change @ change.T
+            gram = _products(change, change)
             if len(kept):
-                across = change @ kept.T
-                below = torch.cat([across.T, kept @ kept.T], 1)
+                across = _products(change, kept)
+                below = torch.cat([across.T, _products(kept, kept)], 1)
                 gram = torch.cat([torch.cat([gram, across], 1), below])
         return {"gram": fetch(gram.double())}
     return {}
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b.T, (m, P) with (n, P), as a sum over pieces of their length.
+
+    That rounds less, and few long rows keep all of a GPU at work.
+    """
+    piece = max(2048, 4 * len(b))
+    many = a.shape[1] // piece
+    each, other = (v[:, : many * piece].view(len(v), many, piece) for v in (a, b))
+    rest = a[:, many * piece :] @ b[:, many * piece :].T
+    return rest + torch.bmm(each.transpose(0, 1), other.permute(1, 2, 0)).sum(0)

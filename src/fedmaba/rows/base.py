@@ -119,6 +119,13 @@ class Inputs(NamedTuple):
     owner: Tensor | None = None  # (R,)  whose inputs a row takes; None: each has its own
 
 
+class Pull(NamedTuple):
+    """FedProx's term: each step also moves weights this share of the way to where they started."""
+
+    start: Tensor  # (R, P)
+    rate: Tensor  # (R, 1)   step size times mu
+
+
 class Rows(ABC):
     """R copies of a model as rows of a flat matrix (R, P)."""
 
@@ -149,12 +156,20 @@ class Rows(ABC):
         """
         return 1
 
-    def sweep(self, w: Tensor, inputs: Inputs, steps: list[Step]) -> list[Tensor]:
+    def sweep(
+        self, w: Tensor, inputs: Inputs, steps: list[Step], pull: Pull | None = None
+    ) -> list[Tensor]:
         """Do steps one after another; their own x is asked for only where no row shares inputs.
 
         Returns the loss of each row (R,) in each.
         """
-        return [self.accumulate(w, w, step) for step in steps]
+        losses = []
+        for step in steps:
+            read = w if pull is None else w.clone()
+            if pull is not None:
+                w.lerp_(pull.start, pull.rate)
+            losses.append(self.accumulate(read, w, step))
+        return losses
 
     def room(self, minibatch: int) -> int:
         """About how many numbers the training of a row takes."""

@@ -19,24 +19,25 @@ from fedmaba.rows import conv_kernels as kernels
 from fedmaba.rows.launch import launch
 
 HALF = {"float32": torch.float16, "tf32": torch.float16, "bf16": torch.bfloat16}
-TILES = {  # block, warps, stages, as measured on an H200: benchmarks/tiles.py
-    False: {
-        "y1": (64, 4, 3),  #  forward, few channels
-        "y": (64, 4, 3),  #   forward
-        "dx": (128, 8, 3),  # input gradient
-        "dw": (32, 4, 4),  #  weight gradient
-        "d1": (32, 4, 1),  #  weight gradient, few channels
+Tile = tuple[int, int, int, int | None]
+TILES: dict[bool, dict[str, Tile]] = {  # block, warps, stages, most registers of a thread:
+    False: {  #                            as measured on an H200, benchmarks/tiles.py
+        "y1": (64, 4, 3, 168),  #   forward, few channels; so that three programs fit
+        "y": (64, 4, 3, None),  #   forward
+        "dx": (128, 4, 3, None),  # input gradient
+        "dw": (32, 4, 4, None),  #  weight gradient
+        "d1": (32, 4, 3, None),  #  weight gradient, few channels
     },
     True: {
-        "y1": (64, 4, 1),
-        "y": (64, 8, 3),
-        "dx": (128, 8, 3),
-        "dw": (32, 4, 2),
-        "d1": (32, 4, 1),
+        "y1": (64, 4, 1, None),
+        "y": (64, 8, 3, None),
+        "dx": (128, 8, 3, None),
+        "dw": (32, 4, 2, None),
+        "d1": (32, 4, 1, None),
     },
 }
 AT_ONCE = {False: 32, True: 128}  # values under a pair of outputs per product, "y1"
-STRETCHES = 4
+PROGRAMS = 264  # fewer leave parts of a large GPU idle
 
 
 def largest(v: Tensor, half: torch.dtype) -> Tensor:
@@ -119,7 +120,7 @@ class Stage:
             if lift is None
             else torch.empty((1 + self.pair, *shape), device=b.device, dtype=self.half)
         )
-        block, warps, stages = self.tiles["y1" if self.few else "y"]
+        block, warps, stages, registers = self.tiles["y1" if self.few else "y"]
         wide = min(AT_ONCE[self.pair], self.wide) if self.few else self.wide
         launch(
             kernels.forward,
@@ -143,6 +144,7 @@ class Stage:
             self.pair,
             num_warps=warps,
             num_stages=stages,
+            maxnreg=registers,
         )
         return y, arg
 
@@ -186,7 +188,7 @@ class Stage:
         if deeper and w.back is not None:
             like = (1 + self.pair, rows, images, self.h, self.w, self.c)
             below = torch.empty(like, device=g.device, dtype=self.half)
-            block, warps, stages = self.tiles["dx"]
+            block, warps, stages, registers = self.tiles["dx"]
             pairs = images * self.h * ((self.w + 1) // 2)
             launch(
                 kernels.input_grad,
@@ -195,8 +197,9 @@ class Stage:
                 *(*shape, block, self.pair),
                 num_warps=warps,
                 num_stages=stages,
+                maxnreg=registers,
             )
-        block, warps, stages = self.tiles["dw"]
+        block, warps, stages, registers = self.tiles["dw"]
         launch(
             kernels.weight_grad,
             (self.k, rows),
@@ -204,6 +207,7 @@ class Stage:
             *(*shape, block, self.pair),
             num_warps=warps,
             num_stages=stages,
+            maxnreg=registers,
         )
         return below
 
@@ -218,16 +222,18 @@ class Stage:
         shape: tuple[int, ...],
     ) -> None:
         rows = len(arg)
-        part = torch.empty(STRETCHES, rows, self.deep, 2 * self.n, device=g.device)
-        bias_part = torch.empty(STRETCHES, rows, self.n, device=g.device)
-        block, warps, stages = self.tiles["d1"]
+        stretches = 4 if 4 * rows >= PROGRAMS else 8
+        part = torch.empty(stretches, rows, self.deep, 2 * self.n, device=g.device)
+        bias_part = torch.empty(stretches, rows, self.n, device=g.device)
+        block, warps, stages, registers = self.tiles["d1"]
         launch(
             kernels.lines_grad,
-            (STRETCHES * (self.deep // self.wide), rows),
+            (stretches * (self.deep // self.wide), rows),
             *(x, *self._place(x), g, arg.numel(), top, arg, part, bias_part, rows),
-            *(*shape, self.deep, self.wide, STRETCHES, g.dtype == torch.float32, block, self.pair),
+            *(*shape, self.deep, self.wide, stretches, g.dtype == torch.float32, block, self.pair),
             num_warps=warps,
             num_stages=stages,
+            maxnreg=registers,
         )
         launch(
             kernels.fold,
@@ -243,5 +249,5 @@ class Stage:
                 bias.stride(0),
                 rows,
             ),
-            *(self.c, self.cp, self.k, self.n, self.deep, STRETCHES, 1024),
+            *(self.c, self.cp, self.k, self.n, self.deep, stretches, 1024),
         )

@@ -16,6 +16,12 @@ from fedmaba.rows.launch import launch
 MOST = 64
 PROGRAMS = 264  # fewer leave parts of a large GPU idle
 DOT = {"float32": "tf32x3", "tf32": "tf32", "bf16": "tf32"}  # float32: three products, as exact
+BACK: dict[str, tuple[int, int, int, int | None]] = {  # inputs, outputs, stages, most registers of
+    "float32": (64, 32, 3, None),  #                      a thread: benchmarks/tiles.py
+    "tf32": (32, 64, 3, 168),
+    "bf16": (64, 32, 4, 168),
+    "few": (32, 64, 2, None),
+}
 GOLDEN, FIRST, SECOND = (tl.constexpr(word) for word in (rng.GOLDEN, rng.FIRST, rng.SECOND))
 
 
@@ -116,11 +122,12 @@ def _linear_back(
     BI: tl.constexpr,
     BO: tl.constexpr,
     PRECISION: tl.constexpr,
+    ROUGH: tl.constexpr,
 ):
     """The weights of BI inputs of one row: their step, and what reaches those inputs.
 
     FACTOR > 0: the inputs are another layer's outputs after ReLU and dropout; its gradient is
-    handed down with both undone.
+    handed down with both undone. ROUGH: steps are products of bfloat16, which need not be turned.
     """
     m = tl.program_id(1).to(tl.int64)
     i = tl.arange(0, BB)
@@ -128,7 +135,7 @@ def _linear_back(
     n = tl.arange(0, BO)
     ok = (i < B)[:, None] & (k < I)[None, :]
     xs = tl.load(x + m * xrow + i[:, None] * I + k[None, :], mask=ok, other=0.0)
-    xt = tl.trans(xs)
+    xt = tl.trans(xs.to(tl.bfloat16) if ROUGH else xs)
     acc = tl.zeros((BB, BI), tl.float32)
     for first in range(0, O, BO):
         o = first + n
@@ -136,7 +143,8 @@ def _linear_back(
         gs = tl.load(g + at, mask=(i < B)[:, None] & (o < O)[None, :], other=0.0)
         block = (k < I)[:, None] & (o < O)[None, :]
         at = k[:, None] * O + o[None, :]
-        change = tl.dot(xt, gs, input_precision=PRECISION)
+        near = gs.to(tl.bfloat16) if ROUGH else gs
+        change = tl.dot(xt, near, input_precision=PRECISION)
         if DEEPER or SAME:
             ws = tl.load(w + m * wrow + at, mask=block, other=0.0)
         if DEEPER:
@@ -243,7 +251,8 @@ def linear_back(
         bias.add_(g.sum(1))
         sink.baddbmm_(x.transpose(1, 2), g)
         return None
-    block = _block(wide, 32 if few else 64)
+    inputs, outputs, stages, registers = BACK["few" if few else dtype]
+    block = _block(wide, inputs)
     launch(
         _linear_back,
         (triton.cdiv(wide, block), rows),
@@ -265,10 +274,12 @@ def linear_back(
         factor,
         max(16, triton.next_power_of_2(many)),
         block,
-        _block(out, 64 if few else 32),
+        _block(out, outputs),
         DOT[dtype],
+        dtype == "bf16",
         num_warps=4,
-        num_stages=2 if few else 3,
+        num_stages=stages,
+        maxnreg=registers,
     )
     return below
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmaba.rows import kernels
-from fedmaba.rows.base import Form, Inputs, Layout, LossFn, Rows, Step
+from fedmaba.rows.base import Form, Inputs, Layout, LossFn, Pull, Rows, Step
 from fedmaba.rows.layers import (
     STATELESS,
     Conv2d,
@@ -164,6 +164,14 @@ def _leaves(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:
     return [leaf for n, child in inside if child is not None for leaf in _leaves(child, n)]
 
 
+def _products(x: Tensor, weights: Tensor, inputs: Inputs) -> Tensor:
+    """x W of each row, (R, S * B, out), with its own inputs or those it shares."""
+    out = weights.new_empty(len(weights), x.shape[1], weights.shape[2])
+    for start, stop, at in inputs.blocks:
+        torch.bmm(x[at : at + stop - start], weights[start:stop], out=out[start:stop])
+    return out
+
+
 class LayerRows(Rows):
     """Rows of a sequential model."""
 
@@ -247,34 +255,49 @@ class LayerRows(Rows):
             return 1
         return max(1, int(math.sqrt(BALANCE * self.layout.shapes[0][1]) / minibatch))
 
-    def sweep(self, w: Tensor, inputs: Inputs, steps: list[Step]) -> list[Tensor]:
+    def sweep(
+        self, w: Tensor, inputs: Inputs, steps: list[Step], pull: Pull | None = None
+    ) -> list[Tensor]:
         """The first layer's weights move once, at the end: until then its outputs are corrected.
 
-        A step adds x'g to W, so later outputs x W change by (x x') g.
+        A step adds x'g to W, so later outputs x W change by (x x') g. A pull scales both, W and
+        what was added, and adds a part of x times W at the start.
         """
         if len(steps) == 1 and inputs.owner is None:
-            return super().sweep(w, inputs, steps)
-        own, front = self._weights(w), self.layers[self.first]
+            return super().sweep(w, inputs, steps, pull)
+        own, front, rest = self._weights(w), self.layers[self.first], self.layout.starts[1]
         assert isinstance(front, Dense)
         x, many = inputs.x.flatten(3).flatten(1, 2), inputs.x.shape[2]  # (U, S * B, in)
-        weights, bias = own[self.first]
-        products = w.new_empty(len(w), x.shape[1], weights.shape[2])
-        for start, stop, at in inputs.blocks:
-            torch.bmm(x[at : at + stop - start], weights[start:stop], out=products[start:stop])
+        weights = own[self.first][0]
+        products = _products(x, weights, inputs)
         gram = torch.bmm(x, x.transpose(1, 2))
         moved = torch.empty_like(products)  # what each example adds: its gradient times scale
+        before, read = w, own
+        if pull is not None:
+            before = torch.empty_like(w)  # as a step finds them; of the first layer, biases alone
+            read, rate = self._weights(before), pull.rate[..., None]
+            start = self._weights(pull.start)[self.first][0]
+            still = _products(x, start, inputs)
         losses = []
         for k, step in enumerate(steps):
-            now = slice(k * many, (k + 1) * many)
-            before = (products[:, now], gram[:, now], inputs.owner, moved, k * many)
-            y = front.corrected(*before, bias, step.keys)
-            loss, g = self._there_and_back(y, own, own, step, self.first + 1, True)
+            now, past, later = slice(k * many, (k + 1) * many), k * many, (k + 1) * many
+            if pull is not None:
+                before[:, rest:] = w[:, rest:]
+                w[:, rest:].lerp_(pull.start[:, rest:], pull.rate)
+            state = (products[:, now], gram[:, now], inputs.owner, moved, past)
+            y = front.corrected(*state, read[self.first][1], step.keys)
+            loss, g = self._there_and_back(y, read, own, step, self.first + 1, True)
             losses.append(loss)
+            if pull is not None:
+                moved[:, :past] *= 1 - rate
+                products[:, later:].lerp_(still[:, later:], rate)
             moved[:, now] = g
-            bias.add_(g.sum(1))
-        for start, stop, at in inputs.blocks:
-            turned = x[at : at + stop - start].transpose(1, 2)
-            weights[start:stop].baddbmm_(turned, moved[start:stop])
+            own[self.first][1].add_(g.sum(1))
+        if pull is not None:
+            weights.lerp_(start, 1 - (1 - rate) ** len(steps))
+        for first, last, at in inputs.blocks:
+            turned = x[at : at + last - first].transpose(1, 2)
+            weights[first:last].baddbmm_(turned, moved[first:last])
         return losses
 
     def loss_and_gradient(self, out: Tensor, step: Step) -> tuple[Tensor, Tensor]:
