@@ -865,8 +865,24 @@ def test_clients_are_drawn_uniformly_without_replacement_in_order():
         assert drawn.tolist() == sorted(drawn.tolist())
         count[drawn] += 1
     assert ((count - 180) ** 2 / 180).sum() < 35
+    column = np.arange(3)[:, None]
+    for n, many in ((10, 3), (4, 4)):
+        rows = rng.sample_clients(5, column, n, many)
+        assert rows.tolist() == [rng.sample_clients(5, t, n, many).tolist() for t in range(3)]
     assert rng.sample_clients(5, 0, 4, 4).tolist() == [0, 1, 2, 3]
     assert rng.sample_clients(5, 7, 10, 3).tolist() == rng.sample_clients(5, 7, 10, 3).tolist()
+
+
+@pytest.mark.parametrize(("n", "many"), [(10, 3), (4, 4), (60_000, 2)])
+def test_participants_of_a_round_are_those_drawn_for_it_alone(n, many):
+    for t in (0, 1, 31, 32, 70):
+        clients, keys = rng.participants(5, t, n, many)
+        assert clients.tolist() == rng.sample_clients(5, t, n, many).tolist()
+        assert keys.tolist() == rng.key(5, "local", t, clients).tolist()
+        clients[:], keys[:] = 0, 0  # a caller's own
+        again, streams = rng.participants(5, t, n, many)
+        assert again.any()
+        assert streams.any()
 
 
 @pytest.mark.parametrize("relu", [False, True])

@@ -19,6 +19,7 @@ from fedmaba.local import MetricFn, Pool, evaluate
 from fedmaba.ranks import Ranks
 from fedmaba.rows import Rows
 from fedmaba.runs import Plan, Progress, Run
+from fedmaba.strategy import Local, Needs
 from fedmaba.tape import Tape
 from fedmaba.workers import Workers
 
@@ -74,6 +75,16 @@ class Batch:
     workers: Workers
     tape: Tape
     ranks: Ranks = field(default_factory=Ranks)
+
+    @cached_property
+    def needs(self) -> list[Needs]:
+        """What each run's strategy wants to see."""
+        return [run.strategy.needs() for run in self.runs]
+
+    @cached_property
+    def local(self) -> list[Local]:
+        """What each run's strategy asks of its clients."""
+        return [run.strategy.local() for run in self.runs]
 
     @cached_property
     def same(self) -> dict[int, list[int]]:

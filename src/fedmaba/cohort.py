@@ -91,16 +91,15 @@ def draw(batch: Batch, alive: list[int], t: int) -> Drawn:
     same: dict[tuple[int, int], tuple[IntArray, IntArray]] = {}  # runs of one seed draw alike
     for i, r in enumerate(alive):
         run = batch.runs[r]
-        n, part, local = run.federation.n_clients, run.federation.train, run.strategy.local()
+        n, part, local = run.federation.n_clients, run.federation.train, batch.local[r]
         if (run.seed, n) not in same:
-            drawn = rng.sample_clients(run.seed, t, n, plan.participants or n)
-            key = rng.key(run.seed, "local", t, drawn).view(np.int64)
-            same[run.seed, n] = (drawn, key)
+            drawn, stream = rng.participants(run.seed, t, n, plan.participants or n)
+            same[run.seed, n] = (drawn, stream.view(np.int64))
         client, key = same[run.seed, n]
         size = part.size[client]
         epoch = -(-size // plan.minibatch)
         steps = np.full_like(size, plan.steps) if plan.steps else plan.epochs * epoch
-        needs, begin, end = run.strategy.needs(), end, end + len(client)
+        needs, begin, end = batch.needs[r], end, end + len(client)
         cohorts.append(Cohort(r, run, batch.same[r], needs, client, slice(begin, end)))
         if needs.loss in ("mean", "end"):
             cohorts[-1].loss = np.zeros(len(client))
@@ -118,7 +117,8 @@ def draw(batch: Batch, alive: list[int], t: int) -> Drawn:
     table = Table(*(np.concatenate(column) for column in zip(*columns, strict=True)))
     order = np.lexsort((-table.size, -table.steps, table.kind))  # of one kind, longest first
     order = order[batch.ranks.mine]
-    groups = np.split(order, np.flatnonzero(np.diff(table.kind[order])) + 1)
+    cuts = np.flatnonzero(np.diff(table.kind[order])) + 1
+    groups = np.split(order, cuts) if len(cuts) else [order]
     most = batch.progress.chunk
     chunks = [group[a : a + most] for group in groups for a in range(0, len(group), most)]
     return Drawn(cohorts, table, chunks)
@@ -142,10 +142,11 @@ def keep(model: Tensor, late: list[Cohort]) -> Tensor:
 def job_of(batch: Batch, cohorts: list[Cohort], table: Table, rows: IntArray, lr: float) -> Job:
     """The local work of a chunk of rows of one kind."""
     plan, whose = batch.plan, table.cohort[rows]
-    local = [c.run.strategy.local() for c in cohorts]
-    one = local[whose[0]]
-    bends = [o.bend or Bend(math.inf, 1.0, 1.0) for o in local]
-    bend = np.array([[getattr(b, f.name) for b in bends] for f in fields(Bend)])
+    local = [batch.local[c.r] for c in cohorts]
+    one, bend = local[whose[0]], None
+    if any(local[i].bend for i in np.unique(whose)):
+        bends = [o.bend or Bend(math.inf, 1.0, 1.0) for o in local]
+        bend = np.array([[getattr(b, f.name) for b in bends] for f in fields(Bend)])[:, whose]
     return Job(
         run=table.run[rows],
         first=table.first[rows],
@@ -157,7 +158,7 @@ def job_of(batch: Batch, cohorts: list[Cohort], table: Table, rows: IntArray, lr
         momentum=plan.momentum,
         weight_decay=plan.weight_decay,
         prox=np.array([o.prox for o in local])[whose] if one.prox > 0 else None,
-        bend=bend[:, whose] if any(local[i].bend for i in np.unique(whose)) else None,
+        bend=bend,
         full_batch=one.full_batch,
     )
 

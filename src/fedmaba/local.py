@@ -103,7 +103,7 @@ def train(
     most = rows.group(models, len(job.run), job.minibatch) if job.plain() else 1
     shared = job.shared() if most > 1 else None
     owner, blocks = shared or (np.arange(len(job.run)), [])
-    ints = np.stack([job.run, job.first, job.size, job.batches(), job.key, job.steps, owner])
+    ints = np.array([job.run, job.first, job.size, job.batches(), job.key, job.steps, owner])
     floats = [np.full(len(job.run), job.lr)]
     floats += [] if job.prox is None else [job.prox]
     floats += [] if job.bend is None else list(job.bend)
@@ -115,7 +115,7 @@ def train(
         return _train(rows, pool, models, job, most, blocks, ints, floats, lent)
 
     shape = (kind, *blocks, *job.shape())
-    out: tuple[Tensor, Tensor] = tape(shape, work, ints, np.stack(floats).astype(dtype))
+    out: tuple[Tensor, Tensor] = tape(shape, work, ints, np.array(floats, dtype))
     return out
 
 

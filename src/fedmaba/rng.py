@@ -44,14 +44,38 @@ def generator(seed: int, purpose: str, *words: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=int(key(seed, purpose, *words)[0])))
 
 
-def sample_clients(seed: int, round: int, n_clients: int, participants: int) -> NDArray[np.int64]:
-    """Which clients take part: uniform without replacement, in client order."""
+def participants(
+    seed: int, round: int, n_clients: int, many: int
+) -> tuple[NDArray[np.int64], UIntArray]:
+    """Who takes part in a round, and the key of each one's local work in it."""
+    at_once = max(1, min(32, 100_000 // n_clients))  # as many rounds cost little more than one
+    clients, keys = _rounds(seed, round // at_once, at_once, n_clients, many)
+    return clients[round % at_once].copy(), keys[round % at_once].copy()
+
+
+@lru_cache(maxsize=64)
+def _rounds(
+    seed: int, block: int, at_once: int, n_clients: int, many: int
+) -> tuple[NDArray[np.int64], UIntArray]:
+    rounds = np.arange(block * at_once, (block + 1) * at_once)[:, None]
+    clients = sample_clients(seed, rounds, n_clients, many)
+    return clients, key(seed, "local", rounds, clients)
+
+
+def sample_clients(
+    seed: int, round: int | NDArray[np.int64], n_clients: int, participants: int
+) -> NDArray[np.int64]:
+    """Which clients take part: uniform without replacement, in client order.
+
+    A row for each of several rounds, given as a column.
+    """
     everyone = np.arange(n_clients, dtype=np.int64)
     if participants == n_clients:
-        return everyone
+        out: NDArray[np.int64] = everyone + 0 * np.asarray(round)
+        return out
     return some(key(seed, "participants", round, everyone), participants)
 
 
 def some(words: UIntArray, many: int) -> NDArray[np.int64]:
     """Places of so many of the words, drawn by the words themselves, in order."""
-    return np.sort(np.argpartition(words, many)[:many]).astype(np.int64)
+    return np.sort(np.argpartition(words, many)[..., :many]).astype(np.int64)

@@ -101,7 +101,7 @@ def _hurries(batch: Batch) -> bool:
 def _lanes(batch: Batch, *, apart: bool) -> list[list[int]]:
     """Live runs to be trained; those whose weights come after training `apart`."""
     alive = [r for r in batch.same if not batch.progress.diverged[r]]
-    late = [r for r in alive if apart and not batch.runs[r].strategy.needs().early]
+    late = [r for r in alive if apart and not batch.needs[r].early]
     early = [r for r in alive if r not in late]
     return [_in_turn(batch, lane) for lane in (early, late) if lane]
 

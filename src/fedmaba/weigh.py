@@ -134,7 +134,10 @@ def ask_late(batch: Batch, begun: Begun, t: int) -> None:
 def looks(at: Progress, begun: Begun) -> list[dict[str, Host]]:
     """Ask for what strategies want to know of changes: for all, before the host waits for one."""
     late = [(c, c.change) for c in begun.cohorts if c.change is not None]
-    return [_look(c, change, at.kept[c.r].change) for c, change in late]
+    if not late:
+        return []
+    with precision("float32"):
+        return [_look(c, change, at.kept[c.r].change) for c, change in late]
 
 
 def _look(c: Cohort, change: Tensor, kept: Tensor) -> dict[str, Host]:
@@ -143,12 +146,11 @@ def _look(c: Cohort, change: Tensor, kept: Tensor) -> dict[str, Host]:
         norms = torch.linalg.vector_norm(change, dim=1, dtype=torch.float64)
         return {"norms": fetch(norms.square())}
     if c.needs.changes == "gram":
-        with precision("float32"):
-            gram = _products(change, change)
-            if len(kept):
-                across = _products(change, kept)
-                below = torch.cat([across.T, _products(kept, kept)], 1)
-                gram = torch.cat([torch.cat([gram, across], 1), below])
+        gram = _products(change, change)
+        if len(kept):
+            across = _products(change, kept)
+            below = torch.cat([across.T, _products(kept, kept)], 1)
+            gram = torch.cat([torch.cat([gram, across], 1), below])
         return {"gram": fetch(gram.double())}
     return {}
 
