@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import time
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from fedmaba.federation import Federation
 BASE = {"clients": 200, "runs": 1, "width": 64}
 ROUNDS = {"cpu": 8, "cuda": 32}
 FIRST = {"cpu": 1, "cuda": 4}  # rounds that are not counted
-TIMES = {"cpu": 1, "cuda": 3}
+TIMES = 3
 AXES = {  # all clients in each round; parameters grow with the square of the hidden layers' width
     "cpu": {
         "clients": (250, 1_000, 4_000, 16_000),
@@ -86,7 +87,7 @@ def measure(device: str) -> dict[str, dict[str, object]]:
     for axis, values in AXES[device].items():
         setting = base | ({"clients": 50} if axis == "width" else {})
         points = [
-            min(seconds(device, **(setting | {axis: value})) for _ in range(TIMES[device]))
+            min(seconds(device, **(setting | {axis: value})) for _ in range(TIMES))
             for value in values
         ]
         times = [t for t, _ in points]
@@ -127,7 +128,8 @@ if __name__ == "__main__":
     parser.add_argument("--plot", type=Path, metavar="JSON", help="only draw what is in a file")
     asked = parser.parse_args()
     if asked.plot is None:
-        asked.plot = asked.out or RESULTS / f"growth-{asked.device}.json"
+        where = platform.machine() if asked.device == "cpu" else asked.device
+        asked.plot = asked.out or RESULTS / f"growth-{where}.json"
         torch.set_num_threads(1)
         found = {**about(), "device": asked.device, "axes": measure(asked.device)}
         asked.plot.write_text(json.dumps(found, indent=2) + "\n")

@@ -973,6 +973,7 @@ def tool():
     return runpy.run_path(str(ROOT / "tools" / "reproduction.py"))
 
 
+@pytest.mark.slow
 def test_the_numbers_of_the_page_are_those_of_the_files(tool):
     batches = tool["load"](tool["RESULTS"])
     for page in tool["PAGES"]:

@@ -337,12 +337,14 @@ def _moved(
     That is: whether the interval of the paired difference leaves out 0. No rows that diverged.
     """
     out = []
-    for label in target_of(name).jobs[0].strategies:
-        for figure in ("variance", "accuracy", "worst", "best"):
-            for model in MODELS:
-                then, now = (
-                    by_seed(name, label, figure, model, "last", some) for some in (batches, later)
-                )
+    (job, *_), last = target_of(name).jobs, chosen.CHOICES["last"]
+    for model in MODELS:
+        sides = [
+            chosen.values(chosen.history_of(some, job), model, last) for some in (batches, later)
+        ]
+        for label in job.strategies:
+            for figure in ("variance", "accuracy", "worst", "best"):
+                then, now = (chosen.by_seed(found, label, figure) for found in sides)
                 before, after = paired.pairs(then, now)
                 if len(after) == 3:
                     far = abs(float(np.mean(after - before))) / float(np.std(before, ddof=1))

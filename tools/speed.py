@@ -155,21 +155,19 @@ def _ms(seconds: float | None) -> str:
 
 
 def growth() -> str:
-    """Slopes in log-log."""
-    found = [_read(f"growth-{device}") for device in ("cpu", "cuda")]
-    places, where = [one["axes"] for one in found], f"slope, {_cpu(found[0])}"
-    rows = [
-        [
-            name,
-            *(
-                cell
-                for one in (axes[name] for axes in places)
-                for cell in (f"{one['slope']:.2f}", f"{one['at'][0]:,.0f} to {one['at'][-1]:,.0f}")
-            ),
+    """Slopes in log-log, by core and on a GPU."""
+    cores = [_read(f"growth-{machine}") for machine in ("x86_64", "aarch64")]
+    gpu = _read("growth-cuda")
+    head = ["time against", *(f"slope, {_cpu(one)}" for one in cores), "from, to"]
+    rows = []
+    for name, there in gpu["axes"].items():
+        spans = [
+            f"{one['at'][0]:,.0f} to {one['at'][-1]:,.0f}"
+            for one in (cores[0]["axes"][name], there)
         ]
-        for name in places[0]
-    ]
-    return _table(["time against", where, "from, to", "slope, H200", "from, to"], rows)
+        slopes = [f"{one['axes'][name]['slope']:.2f}" for one in cores]
+        rows.append([name, *slopes, spans[0], f"{there['slope']:.2f}", spans[1]])
+    return _table([*head, "slope, H200", "from, to"], rows)
 
 
 TABLES = {f.__name__: f for f in (gpu, whole, core, peers, memory, step, growth)}
