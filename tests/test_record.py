@@ -344,6 +344,19 @@ def test_how_often_checkpoints_are_taken_does_not_show(finished, tiny_npz, tmp_p
     assert [name for name in want if want[name] != got.get(name)] == []
 
 
+@pytest.mark.parametrize(
+    ("every", "seconds", "want"), [(None, 60.0, []), (None, 1e-9, [2, 3, 4]), (2, 60.0, [2, 4])]
+)
+def test_checkpoints_are_due_by_the_clock_and_by_rounds_if_asked(
+    every, seconds, want, tiny_npz, tmp_path, monkeypatch
+):
+    taken, save = [], Folder.save
+    monkeypatch.setattr(Folder, "save", lambda *a: (taken.append(a[1]), save(*a)))
+    changes = {"save__every": every, "save__seconds": seconds, "train__rounds": 4}
+    play(begun(asked(tiny_npz, **changes), tmp_path / "run"))
+    assert [done for done in taken if done > 1] == want
+
+
 def test_the_two_newest_checkpoints_stay(tiny_npz, tmp_path):
     out = tmp_path / "run"
     play(begun(asked(tiny_npz, save__every=1), out), stop_after=5)

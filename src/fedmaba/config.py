@@ -158,8 +158,8 @@ class Machine(Section):
 
 class Save(Section):
     out: str | None = option(None, "--out", "run folder to write [runs/NAME]")
-    every: int = option(50, "--checkpoint-every", "rounds between checkpoints", ge=1, le=MOST)
-    seconds: float = option(60.0, "--checkpoint-seconds", "or seconds, whichever is first", gt=0)
+    seconds: float = option(60.0, "--checkpoint-seconds", "seconds between checkpoints", gt=0)
+    every: Count = option(None, "--checkpoint-every", "also after so many rounds", ge=1, le=MOST)
 
     _named = field_validator("out")(named)
 

@@ -69,6 +69,7 @@ class Session:
     python: bool = False  # whether only a call in Python can say what it is made of
     stopped: bool = False
     written: int = 0  # rounds that rounds.jsonl tells of
+    timing: list[dict[str, object]] = field(default_factory=list)  # of those it does not yet
 
     def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
         """Simulate, recording and checkpointing along the way, until done or told to stop."""
@@ -79,11 +80,12 @@ class Session:
                 self.history.add(snapshot)
                 if folder is not None:
                     now = time.monotonic()
-                    folder.append_timing({"round": at.round, "seconds": round(now - begun, 4)})
+                    self.timing.append({"round": at.round, "seconds": round(now - begun, 4)})
                     begun = now
                     if snapshot.evaluations is not None:
                         self._write_rounds(folder)
-                    if at.round % save.every == 0 or now - saved > save.seconds:
+                    due = save.every is not None and at.round % save.every == 0
+                    if due or now - saved > save.seconds:
                         self.checkpoint(folder)
                         saved = time.monotonic()
                 yield snapshot
@@ -100,7 +102,8 @@ class Session:
 
     def _write_rounds(self, folder: record.Folder) -> None:
         folder.append_rounds(self.history, self.written)
-        self.written = self.batch.progress.round
+        folder.append_timing(self.timing)
+        self.written, self.timing = self.batch.progress.round, []
 
     def checkpoint(self, folder: record.Folder) -> None:
         """Save all that is needed to go on."""

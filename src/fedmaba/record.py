@@ -164,10 +164,10 @@ class Folder:
             raise _failed(target, error) from error
         self.lines = end + len(text)
 
-    def append_timing(self, line: Mapping[str, object]) -> None:
+    def append_timing(self, lines: Iterable[Mapping[str, Any]]) -> None:
         try:
-            with open(self.path / "timing.jsonl", "a") as f:
-                f.write(json.dumps(line) + "\n")
+            with open(self.path / "timing.jsonl", "ab") as f:
+                f.write(_text(lines))
         except OSError as error:
             raise _failed(self.path / "timing.jsonl", error) from error
 

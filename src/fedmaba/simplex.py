@@ -152,7 +152,7 @@ def _by_sets(gram: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray 
         if not len(f):
             break
         try:
-            both = np.linalg.solve(gram[np.ix_(f, f)], np.stack([gram[f] @ x, free[f]], axis=1))
+            both = np.linalg.solve(gram[f][:, f], np.stack([(gram @ x)[f], free[f]], axis=1))
         except np.linalg.LinAlgError:
             break
         level = (1.0 - x.sum() + both[:, 0].sum()) / both[:, 1].sum()

@@ -42,9 +42,9 @@ class FedFV(Strategy):
     def weigh(self, state: State, replies: Replies) -> Decision:
         gram, loss = reported(replies.gram, "gram matrix"), reported(replies.loss, "loss")
         m = len(loss)
-        mean = np.zeros(len(gram))
+        mean, coef = np.zeros((2, len(gram)))
         mean[:m] = 1.0 / m
-        coef = self._inside(gram, loss).mean(axis=0)
+        coef[:m] = self._inside(gram[:m, :m], loss)
         for t in range(replies.round - self.tau, replies.round):
             coef = self._outside(coef, gram, replies, t)
         length, goal = _square(coef, gram), _square(mean, gram)
@@ -53,20 +53,25 @@ class FedFV(Strategy):
         return Decision(coef, state, {"shrunk": shrunk})
 
     def _inside(self, gram: FloatArray, loss: FloatArray) -> FloatArray:
-        """Each participant's change as coefficients (m, m+h), free of conflicts in the round."""
+        """(m,) The mean of the changes, each free of conflicts with the others of the round.
+
+        Clients in the order of their losses: `cut[j, i]` is how far change i, projected off all
+        before j, points against change j; 0 where it does not, and for j itself.
+        """
         m = len(loss)
         order = np.argsort(loss, kind="stable")
-        free = np.ones(m, dtype=bool)
-        if self.alpha > 0:
-            free[order[math.ceil((m - 1) * (1 - self.alpha)) :]] = False  # the worst served
-        length = gram.diagonal()[:m, None]
-        factor = np.divide(free, length, where=length >= TINY, out=np.zeros((m, m)))
-        np.fill_diagonal(factor, 0.0)  # nothing is projected off itself
-        rows = np.eye(len(gram), m)  # a column each
-        for j in order:
-            dots = np.einsum("k,ki->i", gram[j, :m], rows[:m])  # with change j
-            rows[j] -= factor[j] * np.minimum(dots, 0.0)
-        return rows.T
+        free = math.ceil((m - 1) * (1 - self.alpha)) if self.alpha > 0 else m  # not worst served
+        length = gram.diagonal()[order]
+        inverse = np.divide(1.0, length, where=length >= TINY, out=np.zeros(m))
+        dots = gram[order].take(order, axis=1)
+        share = dots * inverse  # of a projection on j in a product with k
+        np.fill_diagonal(dots, np.inf)  # nothing is projected off itself
+        cut, zero = np.zeros((m, free)), np.zeros(free)
+        for j, (dot, own, out) in enumerate(zip(dots[:, :free], share, cut, strict=True)):
+            np.minimum(dot - np.dot(own[:j], cut[:j]), zero, out=out)
+        coef = np.empty(m)
+        coef[order] = (1.0 - cut.sum(axis=1) * inverse) / m
+        return coef
 
     def _outside(self, coef: FloatArray, gram: FloatArray, replies: Replies, t: int) -> FloatArray:
         """Project off the sum of round t's kept changes that conflict with the mean."""
