@@ -76,32 +76,20 @@ def test_there_is_something_to_look_at():
     assert "torch" in imports(TREES["engine"], deep=False)
     assert {"models", "rounds", "workers"} <= inner("engine")
     assert {"cohort", "move", "weigh"} <= inner("rounds")
-    assert {"rng", "strategy"} <= inner("cohort")
+    assert {"batch", "strategy"} <= inner("cohort")
     assert any(called(node) == "open" for node in calls("record"))
 
 
 @pytest.mark.parametrize("name", LIGHT)
 def test_what_needs_no_torch_imports_none(name):
     assert name in FILES
-    found = imports(TREES[name], deep=False)
-    assert not {m for m in found if m.split(".")[0] == "torch"}
-    # nor by way of another module of ours
-    heavy = {
-        "engine",
-        "rounds",
-        "cohort",
-        "weigh",
-        "move",
-        "batch",
-        "runs",
-        "local",
-        "tape",
-        "models",
-        "workers",
-        "experiment",
-    }
-    heavy |= {"rows", "rows.base"}
-    assert not inner(name, deep=False) & heavy
+    seen, left = set(), {name}  # it, and all modules of ours that come with it
+    while left:
+        one = left.pop()
+        seen.add(one)
+        found = imports(TREES[one], deep=False)
+        assert not {m for m in found if m.split(".")[0] == "torch"}, one
+        left |= {m if m in TREES else f"{m}.__init__" for m in inner(one, deep=False)} - seen
 
 
 @pytest.mark.parametrize("name", [n for n in EVERY if re.fullmatch(r"strategies\.(?!__)\w+", n)])

@@ -875,14 +875,18 @@ def test_clients_are_drawn_uniformly_without_replacement_in_order():
 
 @pytest.mark.parametrize(("n", "many"), [(10, 3), (4, 4), (60_000, 2)])
 def test_participants_of_a_round_are_those_drawn_for_it_alone(n, many):
-    for t in (0, 1, 31, 32, 70):
-        clients, keys = rng.participants(5, t, n, many)
+    draws = rng.Draws()
+    for t in (0, 1, 31, 32, 70, 31):
+        clients, keys = draws(5, t, n, many)
         assert clients.tolist() == rng.sample_clients(5, t, n, many).tolist()
         assert keys.tolist() == rng.key(5, "local", t, clients).tolist()
         clients[:], keys[:] = 0, 0  # a caller's own
-        again, streams = rng.participants(5, t, n, many)
+        again, streams = draws(5, t, n, many)
         assert again.any()
         assert streams.any()
+    assert len(draws.newest) == 1
+    draws(6, 0, n, many)
+    assert len(draws.newest) == 2  # of each seed the newest
 
 
 @pytest.mark.parametrize("relu", [False, True])

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedmaba.federation import Part
 from fedmaba.local import MetricFn, Pool, evaluate
 from fedmaba.ranks import Ranks
+from fedmaba.rng import Draws
 from fedmaba.rows import Rows
 from fedmaba.runs import Plan, Progress, Run
 from fedmaba.strategy import Local, Needs
@@ -75,6 +76,7 @@ class Batch:
     workers: Workers
     tape: Tape
     ranks: Ranks = field(default_factory=Ranks)
+    draws: Draws = field(default_factory=Draws)
 
     @cached_property
     def needs(self) -> list[Needs]:

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmaba import rng
 from fedmaba.batch import Batch
 from fedmaba.local import Job
 from fedmaba.runs import Progress, Run
@@ -93,7 +92,7 @@ def draw(batch: Batch, alive: list[int], t: int) -> Drawn:
         run = batch.runs[r]
         n, part, local = run.federation.n_clients, run.federation.train, batch.local[r]
         if (run.seed, n) not in same:
-            drawn, stream = rng.participants(run.seed, t, n, plan.participants or n)
+            drawn, stream = batch.draws(run.seed, t, n, plan.participants or n)
             same[run.seed, n] = (drawn, stream.view(np.int64))
         client, key = same[run.seed, n]
         size = part.size[client]

@@ -8,6 +8,7 @@ checkpoints and early stops are lines in its consumer's loop. All that survives 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -101,7 +102,7 @@ def simulate(batch: Batch) -> Iterator[Snapshot]:
     plan, at, ahead = batch.plan, batch.progress, None
     try:
         while at.round < plan.rounds and not all(at.diverged):
-            t = at.round
+            t, chunk = at.round, at.chunk
             with torch.no_grad(), batch.workers.threads(), precision(plan.dtype), _room(t):
                 if ahead is None:
                     ready(batch)
@@ -110,6 +111,8 @@ def simulate(batch: Batch) -> Iterator[Snapshot]:
                 due = at.round % plan.eval_every == 0 or at.round == plan.rounds
                 evaluations = _evaluate(batch) if due else None
             yield Snapshot(t, rounds, evaluations, at)
+            if at.chunk < chunk:
+                warnings.warn(f"out of memory: the chunk is {at.chunk} from now on", stacklevel=2)
     finally:
         ahead = None
         batch.tape.forget()  # a batch that comes after this one finds the device's memory

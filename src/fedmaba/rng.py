@@ -44,22 +44,24 @@ def generator(seed: int, purpose: str, *words: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=int(key(seed, purpose, *words)[0])))
 
 
-def participants(
-    seed: int, round: int, n_clients: int, many: int
-) -> tuple[NDArray[np.int64], UIntArray]:
-    """Who takes part in a round, and the key of each one's local work in it."""
-    at_once = max(1, min(32, 100_000 // n_clients))  # as many rounds cost little more than one
-    clients, keys = _rounds(seed, round // at_once, at_once, n_clients, many)
-    return clients[round % at_once].copy(), keys[round % at_once].copy()
+class Draws:
+    """Who takes part in rounds that follow one another; several are drawn at once."""
 
+    def __init__(self) -> None:
+        self.newest: dict[tuple[int, ...], tuple[int, NDArray[np.int64], UIntArray]] = {}
 
-@lru_cache(maxsize=64)
-def _rounds(
-    seed: int, block: int, at_once: int, n_clients: int, many: int
-) -> tuple[NDArray[np.int64], UIntArray]:
-    rounds = np.arange(block * at_once, (block + 1) * at_once)[:, None]
-    clients = sample_clients(seed, rounds, n_clients, many)
-    return clients, key(seed, "local", rounds, clients)
+    def __call__(
+        self, seed: int, round: int, n_clients: int, many: int
+    ) -> tuple[NDArray[np.int64], UIntArray]:
+        """The participants of a round, and the key of each one's local work in it."""
+        at_once = max(1, min(32, 100_000 // n_clients))  # as many rounds cost little more than one
+        which, (block, place) = (seed, n_clients, many), divmod(round, at_once)
+        found = self.newest.get(which)
+        if found is None or found[0] != block:
+            rounds = np.arange(block * at_once, (block + 1) * at_once)[:, None]
+            clients = sample_clients(seed, rounds, n_clients, many)
+            found = self.newest[which] = block, clients, key(seed, "local", rounds, clients)
+        return found[1][place].copy(), found[2][place].copy()
 
 
 def sample_clients(

@@ -8,7 +8,6 @@ of their own: the device trains the others while the host weighs them.
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -53,13 +52,10 @@ def play(batch: Batch, t: int, ahead: Ahead | None) -> tuple[list[Round | None],
     lanes = ahead.lanes if ahead and ahead.mark == _mark(at.model) else {}
     after: dict[tuple[int, ...], Begun] = {}
     out: list[Round | None] = [None] * len(batch.runs)
-    chunk = at.chunk
     for runs in _lanes(batch, apart=_hurries(batch)):
         begun = lanes.pop((t, *runs), None) or _begin(batch, runs, t)
         _finish(batch, begun, t, after, out)
     at.chunk = batch.ranks.least(at.chunk)
-    if at.chunk < chunk:
-        warnings.warn(f"out of memory: the chunk is {at.chunk} from now on", stacklevel=2)
     return out, Ahead(_mark(at.model), after)
 
 

@@ -72,6 +72,7 @@ class Tape:
 
     def part(self, shape: object, work: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """work(*tensors), a part of some work; all else that it uses must stay where it is."""
+        shape = (shape, *(t.shape for t in tensors))
         if shape not in self.parts:
             if len(self.parts) == PARTS or self._times(shape) < 2:
                 return work(*tensors)
@@ -115,9 +116,11 @@ class Tape:
         """Give back the memory of what was recorded."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-            for kept in (self.ready, self.used, self.replays, self.seen, self.parts, self.places):
+            for kept in (self.ready, self.used, self.parts, self.places):
                 kept.clear()
-            self.pool = None
+            for counted in (self.replays, self.seen, self.came):
+                counted.clear()
+            self.wanted, self.pool = 2, None
             gc.collect()
             torch.cuda.empty_cache()
 
