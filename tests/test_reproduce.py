@@ -505,6 +505,22 @@ def test_data_are_read_once_for_batches_one_after_another(tmp_path, monkeypatch,
     assert (held.suits(held.asked), held.suits(other)) == (True, False)
 
 
+def test_what_is_held_for_the_next_batch_is_what_was_read(tmp_path):
+    """Where clients flip labels, the batch trains on more than that."""
+    asked = targets.load("attacks", Scale(1, 1, ("fedavg",), True))
+    works = reproduce.plan(asked, tmp_path)
+    does = [w.job.settings.get("attack", {}).get("does") for w in works]
+    work = works[does.index("labels=flip")]
+    batch = reproduce.begin(work, tmp_path, CPU)
+    held = batch.hold()
+    batch.session.close()
+    batch.folder.close()
+    assert len(batch.session.batch.pool.x) > len(held.data.x)
+    assert (
+        held.sha256 == held.data.sha256() == reproduce.experiment.datasets.load("sample").sha256()
+    )
+
+
 @pytest.mark.slow
 def test_a_batch_that_is_killed_goes_on_from_its_last_minutes(tmp_path, monkeypatch):
     (work,) = reproduce.plan(tiny(), tmp_path)

@@ -62,6 +62,7 @@ class Session:
     experiment: Experiment
     batch: engine.Batch
     history: History
+    data: datasets.Dataset  # as it was read: those of the batch may have flipped labels beside it
     folder: record.Folder | None = None
     notes: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)  # found and made good: said even when quiet
@@ -195,6 +196,7 @@ def prepare(
     does, share = _attack(experiment.attack)
     make = own.model or models.factory(experiment.model)
     federations = _federations(experiment, own)
+    data = next(iter(federations.values())).data
     if does is not None:
         federations = attacked(federations, does, share)
     if chosen is None:
@@ -220,7 +222,7 @@ def prepare(
     code = marks({what: thing for what, thing in things.items() if thing is not None})
     rules = marks({f"strategy {s.name}": type(s) for s in listed})
     python = called and (own != Own() or bool(rules))  # rules are told by their short names
-    return Session(experiment, batch, history, None, notes, [], code | rules, python)
+    return Session(experiment, batch, history, data, None, notes, [], code | rules, python)
 
 
 def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:
@@ -387,7 +389,7 @@ def _federations(experiment: Experiment, own: Own) -> dict[int, Federation]:
     spec = asked.partition or ("given" if given else "shards:2")
     clients = asked.clients
     if clients is None and spec != "given":
-        clients = 20 if asked.name == "sample" and own.data is None else 100
+        clients = 20 if data.name == "sample" else 100
     test = asked.test or ("official" if data.n_train < len(data.x) else "local")
     share = partition.parse_share(asked.validation)
     return {
@@ -448,8 +450,7 @@ def _identity(experiment: Experiment, federations: dict[int, Federation]) -> str
 
 def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
     batch = session.batch
-    device, data = batch.pool.x.device, batch.runs[0].federation.data
-    cuda = device.type == "cuda"
+    data = batch.runs[0].federation.data
     return {
         "command": list(command),
         "repeat": "the Python call that began it, with another out"
@@ -473,7 +474,15 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
         "model": {"path": batch.rows.path, "parameters": _parameters(batch)},
         "ranks": batch.ranks.count,
         "chunk": batch.progress.chunk,
-        "device": torch.cuda.get_device_name(device) if cuda else platform.processor() or "cpu",
+        **made_with(batch),
+    }
+
+
+def made_with(batch: engine.Batch) -> dict[str, object]:
+    """The device and the versions that a result comes from."""
+    device, cuda = batch.pool.x.device, batch.pool.x.is_cuda
+    return {
+        "device": torch.cuda.get_device_name(device) if cuda else platform.machine() or "cpu",
         "versions": {
             "fedmaba": fedmaba.__version__,
             "python": platform.python_version(),

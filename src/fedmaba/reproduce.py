@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-
-import fedmaba
 from fedmaba import compact, config, engine, experiment, record, targets
 from fedmaba.datasets import Dataset
 from fedmaba.errors import InputError
@@ -128,27 +123,19 @@ class Batch:
     def hold(self) -> Held:
         """Its data for the next batch, without all that was made of them."""
         if self.held is None:
-            data = self.session.batch.runs[0].federation.data
+            data = self.session.data
             self.held = Held(self.session.experiment.data, data, data.sha256())
         return self.held
 
     def _about(self, command: Sequence[str]) -> dict[str, Any]:
         batch = self.session.batch
-        device, held = batch.pool.x.device, self.hold()
-        splits = {run.seed: run.federation for run in batch.runs}
-        cuda = device.type == "cuda"
+        held, splits = self.hold(), {run.seed: run.federation for run in batch.runs}
         return {
             "target": self.work.name,
             "settings": self.work.job.settings,
             "seconds": round(self.seconds, 1),
             "dtype": batch.plan.dtype,
-            "device": torch.cuda.get_device_name(device) if cuda else platform.machine() or "cpu",
-            "versions": {
-                "fedmaba": fedmaba.__version__,
-                "python": platform.python_version(),
-                "numpy": np.__version__,
-                "torch": torch.__version__,
-            },
+            **experiment.made_with(batch),
             "command": _command(command),
             "data": {"name": held.data.name, "sha256": held.sha256},
             "partition": {str(seed): fed.split.sha256() for seed, fed in splits.items()},

@@ -26,7 +26,7 @@ from fedmaba.door import Arrays, Reply, is_statistic
 from fedmaba.errors import InputError
 from fedmaba.history import History
 from fedmaba.metrics import fairness
-from fedmaba.strategy import IntArray, Replies, State, Strategy, weighed
+from fedmaba.strategy import IntArray, Replies, State, Strategy, stays, weighed
 
 Task = dict[str, int | float | str | bool]
 
@@ -222,11 +222,11 @@ class Server:
         """Remember changes for as many rounds as the strategy asks for, each site's last."""
         rounds = self.terms.strategy.needs().keep_rounds
         if rounds:
-            stays = (self.kept_round > self.round - rounds) & ~np.isin(self.kept_client, client)
-            self.kept = np.concatenate([self.kept[stays], change])
-            self.kept_client = np.concatenate([self.kept_client[stays], client])
+            old = stays((self.kept_client, self.kept_round), client, self.round, rounds)
+            self.kept = np.concatenate([self.kept[old], change])
+            self.kept_client = np.concatenate([self.kept_client[old], client])
             now = np.full(len(client), self.round, np.int64)
-            self.kept_round = np.concatenate([self.kept_round[stays], now])
+            self.kept_round = np.concatenate([self.kept_round[old], now])
 
     def _set(self, weights: Arrays, statistics: Arrays) -> None:
         """Move to a new model, and the one handed out along with it."""

@@ -218,6 +218,20 @@ def build(kind: type[Strategy], values: Mapping[str, object]) -> Strategy:
     return kind(**values)
 
 
+def stays(
+    kept: tuple[IntArray, IntArray],  # clients, and the round of each one's change
+    client: IntArray,
+    round: int,
+    rounds: int,
+) -> NDArray[np.bool_]:
+    """Which kept changes a strategy that asks for so many rounds sees again after this one.
+
+    Of each client the last: those who took part now have a newer one.
+    """
+    who, when = kept
+    return (when > round - rounds) & ~np.isin(who, client)
+
+
 def weighed(strategy: Strategy, state: State, replies: Replies) -> Decision:
     """What a strategy decides, refused unless it has a coefficient for each change it saw."""
     decision = strategy.weigh(state, replies)

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmaba.batch import Batch, precision
 from fedmaba.cohort import Begun, Cohort, Host, IntArray, diverge
 from fedmaba.runs import Kept, Progress
-from fedmaba.strategy import Replies, weighed
+from fedmaba.strategy import Replies, stays, weighed
 from fedmaba.tape import fetch, send
 
 
@@ -120,12 +120,12 @@ def ask_late(batch: Batch, begun: Begun, t: int) -> None:
                 if len(past):
                     delta[c.r] += past @ kept.change
         if c.needs.keep_rounds:
-            stays = (kept.round > t - c.needs.keep_rounds) & ~np.isin(kept.client, c.client)
-            rows = send(np.flatnonzero(stays), change.device)
+            old = stays((kept.client, kept.round), c.client, t, c.needs.keep_rounds)
+            rows = send(np.flatnonzero(old), change.device)
             both = Kept(
                 torch.cat([kept.change[rows], change]),
-                np.concatenate([kept.client[stays], c.client]),
-                np.concatenate([kept.round[stays], np.full(len(c.client), t)]),
+                np.concatenate([kept.client[old], c.client]),
+                np.concatenate([kept.round[old], np.full(len(c.client), t)]),
             )
             for r in c.same:
                 at.kept[r] = both

@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 
 from fedmaba.rows import conv_kernels as kernels
-from fedmaba.rows.launch import launch
+from fedmaba.rows.launch import PROGRAMS, launch
 
 HALF = {"float32": torch.float16, "tf32": torch.float16, "bf16": torch.bfloat16}
 Tile = tuple[int, int, int, int | None]
@@ -37,7 +37,6 @@ TILES: dict[bool, dict[str, Tile]] = {  # block, warps, stages, most registers o
     },
 }
 AT_ONCE = {False: 32, True: 128}  # values under a pair of outputs per product, "y1"
-PROGRAMS = 264  # fewer leave parts of a large GPU idle
 
 
 def largest(v: Tensor, half: torch.dtype) -> Tensor:

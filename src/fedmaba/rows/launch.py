@@ -8,6 +8,7 @@ from typing import Any
 
 import triton
 
+PROGRAMS = 264  # of a launch: fewer leave parts of a large GPU idle
 _compiling = ContextVar("compiling", default=False)
 
 
