@@ -89,6 +89,15 @@ class Batch:
         return [run.strategy.local() for run in self.runs]
 
     @cached_property
+    def kind(self) -> IntArray:
+        """(R,) Equal for runs whose clients can be trained together.
+
+        A bent full batch is not cut in pieces.
+        """
+        each = [(o.prox > 0) + 2 * o.full_batch * (1 + (o.bend is not None)) for o in self.local]
+        return np.array(each, np.int64)
+
+    @cached_property
     def same(self) -> dict[int, list[int]]:
         """Runs that train alike and differ in the model they hand out alone, by the first of them.
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.batch import Batch
 from fedmaba.local import Job
 from fedmaba.runs import Progress, Run
-from fedmaba.strategy import Bend, Decision, Local, Needs
+from fedmaba.strategy import Bend, Decision, Needs
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -59,15 +61,6 @@ class Drawn:
     chunks: list[IntArray]  #  rows of the table that this rank trains
 
 
-@dataclass(frozen=True)
-class Trained:
-    """Rows that came back, with what it takes to tell which of them broke."""
-
-    rows: IntArray
-    means: Tensor  # (n,)             mean loss they met
-    models: Tensor  # (n, P) or (n,)  their weights, or the sums of these
-
-
 @dataclass
 class Begun:
     """A round of a lane that has begun: its losses and its training are asked for."""
@@ -75,20 +68,25 @@ class Begun:
     lr: float
     table: Table
     cohorts: list[Cohort]
-    delta: Tensor  # (R, P)     what is to be added to the models
+    model: Tensor  # (R, P)     that it begins with
     kept: Tensor  # (n, P)      changes of the cohorts whose weights come after training
     losses: Callable[[], None]  # waits for the losses at the server's model and hands them out
-    trained: Iterator[tuple[IntArray, Tensor, Tensor]]  # rows, their weights, the loss they met
-    taken: list[Trained] = field(default_factory=list)  # those that were taken in
+    trained: Iterator[tuple[IntArray, Tensor, Tensor]]  # rows, and what `local.train` gave of them
+    taken: list[tuple[IntArray, Tensor]] = field(default_factory=list)  # rows, their loss and sum
     met: list[tuple[Cohort, IntArray, Host]] = field(default_factory=list)  # losses of places
     looks: list[dict[str, Host]] | None = None  # what strategies want to know of the changes
+
+    @cached_property
+    def delta(self) -> Tensor:
+        """(R, P) What is to be added to the models, where rows are added up bit by bit."""
+        return torch.zeros_like(self.model)
 
 
 def draw(batch: Batch, alive: list[int], t: int) -> Drawn:
     """Who takes part in a round, with which random streams, in which chunks."""
     plan, cohorts, columns, end = batch.plan, [], [], 0
     same: dict[tuple[int, int], tuple[IntArray, IntArray]] = {}  # runs of one seed draw alike
-    for i, r in enumerate(alive):
+    for r in alive:
         run = batch.runs[r]
         n, part, local = run.federation.n_clients, run.federation.train, batch.local[r]
         if (run.seed, n) not in same:
@@ -102,18 +100,12 @@ def draw(batch: Batch, alive: list[int], t: int) -> Drawn:
         cohorts.append(Cohort(r, run, batch.same[r], needs, client, slice(begin, end)))
         if needs.loss in ("mean", "end"):
             cohorts[-1].loss = np.zeros(len(client))
-        columns.append(
-            (
-                np.full_like(size, i),
-                np.full_like(size, r),
-                batch.train.base[r] + part.start[client],
-                size,
-                np.ones_like(size) if local.full_batch else steps,
-                key,
-                np.full_like(size, _kind(local)),
-            )
-        )
-    table = Table(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+        steps = np.ones_like(size) if local.full_batch else steps
+        columns.append((batch.train.base[r] + part.start[client], size, steps, key))
+    whose = np.repeat(np.arange(len(alive)), [len(c.client) for c in cohorts])
+    first, size, steps, key = (np.concatenate(column) for column in zip(*columns, strict=True))
+    kind = batch.kind[alive][whose]
+    table = Table(whose, np.array(alive)[whose], first, size, steps, key, kind)
     order = np.lexsort((-table.size, -table.steps, table.kind))  # of one kind, longest first
     order = order[batch.ranks.mine]
     cuts = np.flatnonzero(np.diff(table.kind[order])) + 1
@@ -121,11 +113,6 @@ def draw(batch: Batch, alive: list[int], t: int) -> Drawn:
     most = batch.progress.chunk
     chunks = [group[a : a + most] for group in groups for a in range(0, len(group), most)]
     return Drawn(cohorts, table, chunks)
-
-
-def _kind(local: Local) -> int:
-    """Equal for clients that can be trained together; a bent full batch is not cut in pieces."""
-    return (local.prox > 0) + 2 * local.full_batch * (1 + (local.bend is not None))
 
 
 def keep(model: Tensor, late: list[Cohort]) -> Tensor:

@@ -95,7 +95,7 @@ class Job:
 def train(
     rows: Rows, pool: Pool, models: Tensor, job: Job, tape: Tape, apart: object = None
 ) -> tuple[Tensor, Tensor]:
-    """Trained weights (R, P) and the mean loss of the minibatches seen (R,).
+    """Trained weights (R, P), and of each row the mean loss it met and its weights' sum, (2, R).
 
     A replay overwrites the results of a job of the same shape, unless it was kept `apart`.
     """
@@ -175,9 +175,9 @@ def _train(
         seen = _parts(chunk, job, most, lent)
     else:
         seen = _straight(chunk, job, most, blocks, owner if blocks else None)
-    if len(seen[-1]) == len(w):
-        return w, torch.stack(seen).sum(0) / steps
-    return w, nn.utils.rnn.pad_sequence(seen).sum(1) / steps
+    even = len(seen[-1]) == len(w)
+    met = torch.stack(seen).sum(0) if even else nn.utils.rnn.pad_sequence(seen).sum(1)
+    return w, torch.stack([met / steps, w.sum(1)])
 
 
 def _straight(

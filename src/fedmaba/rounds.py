@@ -24,7 +24,6 @@ from fedmaba.cohort import (
     Drawn,
     FloatArray,
     IntArray,
-    Trained,
     diverge,
     draw,
     factors,
@@ -134,16 +133,16 @@ def _finish(
 
     whole = len(begun.table.size) if ranks.count == 1 else 0  # rows of a round in one chunk
     decided = False
-    for rows, w, means in begun.trained:
+    for rows, w, told in begun.trained:
         if not decided:  # only now: the device trains while the host waits for losses and weighs
             decide()
             decided = True
-        _remember(batch, begun, rows, w, means)
+        begun.taken.append((rows, told))
         weighed = all(c.decision for c in cohorts)
         if len(rows) == whole and weighed and move.even(begun.table, rows):
             finite = move.whole(batch, cohorts, w, move.shares(batch, cohorts, t))
         else:
-            _collect(batch, begun, rows, w, means)
+            _collect(batch, begun, rows, w, told[0])
     if not decided:  # all was taken in before, or there are fewer rows than ranks
         decide()
     weigh.ask_late(batch, begun, t)
@@ -172,20 +171,20 @@ def _begin(batch: Batch, runs: list[int], t: int, drawn: Drawn | None = None) ->
 
     def work(rows: IntArray) -> tuple[IntArray, Tensor, Tensor]:
         job = job_of(batch, cohorts, table, rows, lr)
-        w, means = train(batch.rows, batch.pool, at.model, job, batch.tape, early)
+        w, told = train(batch.rows, batch.pool, at.model, job, batch.tape, early)
         if factor is not None:
             _overdo(at.model, w, job.run, factor[rows])
-        return rows, w, means.clone() if batch.tape.on else means  # a replay would overwrite them
+            told = torch.stack([told[0], w.sum(1)])
+        return rows, w, told.clone() if batch.tape.on else told  # a replay would overwrite them
 
     trained = _trained(batch, work, drawn.chunks)
     if batch.tape.on:
         trained = chain(list(islice(trained, 1)), trained)
-    delta = torch.zeros_like(at.model)
-    begun = Begun(lr, table, cohorts, delta, kept, losses, trained)
+    begun = Begun(lr, table, cohorts, at.model, kept, losses, trained)
     if _hurries(batch) and not early:  # nothing of it waits for the host
-        for part in trained:
-            _remember(batch, begun, *part)
-            _collect(batch, begun, *part)
+        for rows, w, told in trained:
+            begun.taken.append((rows, told))
+            _collect(batch, begun, rows, w, told[0])
         begun.looks = weigh.looks(at, begun)
     return begun
 
@@ -226,13 +225,6 @@ def _overdo(model: Tensor, w: Tensor, run: IntArray, factor: FloatArray) -> None
         at, start = send(rows, w.device), model.index_select(0, send(run[rows], w.device))
         many = send(factor[rows, None], w.device).to(w.dtype)
         w.index_copy_(0, at, start + many * (w.index_select(0, at) - start))
-
-
-def _remember(batch: Batch, begun: Begun, rows: IntArray, w: Tensor, means: Tensor) -> None:
-    """Keep what tells which of the trained rows broke."""
-    alone = len(rows) == len(begun.table.size)
-    models = w if alone and not batch.tape.on else w.sum(1)  # a replay would overwrite them
-    begun.taken.append(Trained(rows, means, models))
 
 
 def _collect(batch: Batch, begun: Begun, rows: IntArray, w: Tensor, means: Tensor) -> None:
@@ -293,12 +285,11 @@ def _conclude(
             at.states[r], out[r] = c.decision.state, happened
 
 
-def _broken(trained: list[Trained], many: int) -> IntArray:
+def _broken(taken: list[tuple[IntArray, Tensor]], many: int) -> IntArray:
     """1 for each row of a round's table that ended with a loss or model that is not finite."""
     out = np.zeros(many, np.int64)
-    for done in trained:
-        models = done.models if done.models.ndim == 1 else done.models.sum(1)
-        out[done.rows] = (~(done.means.isfinite() & models.isfinite())).cpu().numpy()
+    for rows, told in taken:
+        out[rows] = (~told.isfinite().all(0)).cpu().numpy()
     return out
 
 

@@ -57,9 +57,9 @@ class Site:
         if where == "start":
             numbers["loss"] = self._mean_loss(rows, flat, pool)
         tape = Tape(flat.device, recordable=False)
-        trained, seen = train(rows, pool, flat, self._job(task, minibatch), tape)
+        trained, told = train(rows, pool, flat, self._job(task, minibatch), tape)
         if where == "mean":
-            numbers["loss"] = float(seen[0])
+            numbers["loss"] = float(told[0, 0])
         if where == "end":
             numbers["loss"] = self._mean_loss(rows, trained, pool)
         new = {name: w.cpu().numpy() for name, w in rows.layout.unpack(trained[0]).items()}

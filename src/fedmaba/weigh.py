@@ -89,7 +89,7 @@ def ask(at: Progress, c: Cohort, t: int, lr: float, **changes: Any) -> None:
 
 def ask_late(batch: Batch, begun: Begun, t: int) -> None:
     """Ask the strategies that want to see norms, inner products or losses after training."""
-    at, ranks, delta = batch.progress, batch.ranks, begun.delta
+    at, ranks = batch.progress, batch.ranks
     late = [(c, c.change) for c in begun.cohorts if c.change is not None]
     if late:
         ranks.sum(begun.kept)
@@ -116,9 +116,9 @@ def ask_late(batch: Batch, begun: Begun, t: int) -> None:
             coef = send(c.decision.coef, change.device).to(change.dtype)
             now, past = coef[: len(change)], coef[len(change) :]
             with precision("float32"):
-                delta[c.r] = now @ change
+                begun.delta[c.r] = now @ change
                 if len(past):
-                    delta[c.r] += past @ kept.change
+                    begun.delta[c.r] += past @ kept.change
         if c.needs.keep_rounds:
             old = stays((kept.client, kept.round), c.client, t, c.needs.keep_rounds)
             rows = send(np.flatnonzero(old), change.device)
