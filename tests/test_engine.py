@@ -981,15 +981,34 @@ def test_recordings_are_given_back_at_the_end(fed):
     assert not batch.tape.ready
 
 
+def test_arrays_that_share_a_copy_arrive_whole():
+    rng = np.random.default_rng(0)
+    first = [
+        rng.integers(-9, 9, (7, 5)),
+        rng.normal(size=(2, 33)).astype(np.float32),
+        np.zeros((0, 3)),
+        rng.normal(size=100)[::2],
+        np.array([True, False, True]),
+    ]
+    mail = tape.Mail(first, torch.device("cpu"))
+    for sent in (first, [a[::-1].copy() for a in first]):
+        mail.send(sent)
+        for array, tensor in zip(sent, mail.inputs, strict=True):
+            assert tensor.data_ptr() % array.itemsize == 0
+            assert np.array_equal(tensor.numpy(), array)
+            assert tensor.numpy().dtype == array.dtype
+    tape.Mail([], torch.device("cpu")).send([])
+    with pytest.raises(ValueError, match="broadcast"):
+        mail.send([np.zeros(4), *first[1:]])
+
+
 def test_a_recording_that_is_no_longer_used_makes_room_for_another(monkeypatch):
     kept, done = tape.Tape(torch.device("cpu"), recordable=True), []
 
     def record(work, arrays):
         done.append(work())
-        nothing = SimpleNamespace(
-            replay=lambda: None, synchronize=lambda: None, record=lambda: None
-        )
-        return nothing, [], [], work(), nothing
+        graph = SimpleNamespace(replay=lambda: None)
+        return tape.Recording(graph, tape.Mail(arrays, torch.device("cpu")), work())
 
     monkeypatch.setattr(kept, "_record", record)
     kept.on = True

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,54 @@ PAYS = 50  # replays that make up for a recording
 SHAPES = 10_000  # of work, remembered until they come again
 RESTLESS = 5  # times that work came in a shape of its own before its parts are recorded
 PARTS = 512  # shapes of parts kept ready for replay
+ALIGNED = 256  # bytes: where an array begins in memory that several share
+
+
+class Mail:
+    """Arrays of some shapes on their way to a device, time after time: one copy for all of them."""
+
+    def __init__(self, arrays: Sequence[NDArray[Any]], device: torch.device) -> None:
+        cuda, size = device.type == "cuda", sum(_padded(a) for a in arrays)
+        self.host = torch.empty(size, dtype=torch.uint8, pin_memory=cuda)
+        self.there = torch.empty(size, dtype=torch.uint8, device=device)
+        self.slots = [part.numpy() for part in _parts(self.host, arrays)]
+        self.inputs = _parts(self.there, arrays)
+        self.left = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
+
+    def send(self, arrays: Sequence[NDArray[Any]]) -> None:
+        if self.left:
+            self.left.synchronize()  # what was sent last time has left the host's memory
+        for slot, array in zip(self.slots, arrays, strict=True):
+            slot[...] = array
+        self.there.copy_(self.host, non_blocking=True)
+        if self.left:
+            self.left.record()
+
+
+def _padded(array: NDArray[Any]) -> int:
+    """Bytes from where an array begins to where the next one may."""
+    return -(-array.nbytes // ALIGNED) * ALIGNED
+
+
+def _parts(buffer: Tensor, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
+    """Pieces of a buffer of bytes that can hold these arrays."""
+    out, begin = [], 0
+    for array in arrays:
+        kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        out.append(buffer[begin : begin + array.nbytes].view(kind).view(array.shape))
+        begin += _padded(array)
+    return out
+
+
+@dataclass
+class Recording:
+    """Work of one shape, ready for replay."""
+
+    graph: Any
+    mail: Mail
+    out: Any  # what a replay overwrites
+    used: int = 0  # the call that replayed it last
+    replays: int = 0
 
 
 class Tape:
@@ -34,9 +83,7 @@ class Tape:
         self.calls = 0
         self.wanted = 2  # times that a shape must come before it is recorded
         self.seen: Counter[int] = Counter()  # of the last shapes, by hash
-        self.ready: dict[object, tuple[Any, list[Tensor], list[Tensor], Any, Any]] = {}
-        self.used: dict[object, int] = {}  # the call that replayed it last
-        self.replays: Counter[object] = Counter()
+        self.ready: dict[object, Recording] = {}
         self.recording = False
         self.came: Counter[object] = Counter()  # work that was not replayed, by its kind
         self.parts: dict[object, tuple[Any, list[Tensor], Tensor]] = {}
@@ -52,16 +99,12 @@ class Tape:
             if self._times(shape) < self.wanted or not self._room():
                 return work(*(send(a, self.device) for a in arrays))
             self.ready[shape] = self._record(work, arrays)
-        self.used[shape] = self.calls
-        self.replays[shape] += 1
-        graph, host, inputs, out, copied = self.ready[shape]
-        copied.synchronize()  # what was sent last time has left the host's memory
-        for array, pinned, tensor in zip(arrays, host, inputs, strict=True):
-            pinned.numpy()[...] = array
-            tensor.copy_(pinned, non_blocking=True)
-        copied.record()
-        graph.replay()
-        return out
+        found = self.ready[shape]
+        found.used = self.calls
+        found.replays += 1
+        found.mail.send(arrays)
+        found.graph.replay()
+        return found.out
 
     def restless(self, kind: object) -> bool:
         """Whether work of a kind, which comes once more, has often had a shape of its own."""
@@ -103,34 +146,30 @@ class Tape:
         """
         if len(self.ready) < RECORDED:
             return True
-        oldest = min(self.used, key=self.used.__getitem__)
-        if self.calls - self.used[oldest] <= STALE:
+        oldest = min(self.ready, key=lambda shape: self.ready[shape].used)
+        if self.calls - self.ready[oldest].used <= STALE:
             return False
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        del self.ready[oldest], self.used[oldest]
-        self.wanted = 2 if self.replays.pop(oldest) >= PAYS else 2 * self.wanted
+        self.wanted = 2 if self.ready.pop(oldest).replays >= PAYS else 2 * self.wanted
         return True
 
     def forget(self) -> None:
         """Give back the memory of what was recorded."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-            for kept in (self.ready, self.used, self.parts, self.places):
+            for kept in (self.ready, self.parts, self.places, self.seen, self.came):
                 kept.clear()
-            for counted in (self.replays, self.seen, self.came):
-                counted.clear()
             self.wanted, self.pool = 2, None
             gc.collect()
             torch.cuda.empty_cache()
 
-    def _record(self, work: Callable[..., Any], arrays: tuple[NDArray[Any], ...]) -> Any:
-        host = [torch.from_numpy(np.ascontiguousarray(a)).pin_memory() for a in arrays]
-        inputs = [h.to(self.device) for h in host]
-        graph = torch.cuda.CUDAGraph()
+    def _record(self, work: Callable[..., Any], arrays: tuple[NDArray[Any], ...]) -> Recording:
+        mail, graph = Mail(arrays, self.device), torch.cuda.CUDAGraph()
+        mail.send(arrays)
         with self._recorded(), torch.cuda.graph(graph):
-            out = work(*inputs)
-        return graph, host, inputs, out, torch.cuda.Event()  # type: ignore[no-untyped-call]
+            out = work(*mail.inputs)
+        return Recording(graph, mail, out)
 
     def _record_part(self, work: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> Any:
         """As torch.cuda.graph does it, but without giving all free memory back first."""
