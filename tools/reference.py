@@ -22,7 +22,7 @@ FLOORS = {  # from the ground up: a module imports what stands before it (a test
     "Words and maths": "errors rng simplex metrics average attack strategy robust own strategies",
     "Data": "published datasets partition federation",
     "Rows": "rows workers",
-    "Rounds": "runs models ranks tape local batch cohort weigh move rounds engine",
+    "Rounds": "runs models ranks tape local batch cohort move weigh rounds engine",
     "Experiments": "config checks history record experiment targets compact reproduce",
     "What people see": "streams report cli __main__",
     "A real federation": "door server site flower flower_app",

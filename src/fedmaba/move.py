@@ -12,6 +12,8 @@ from torch import Tensor
 from fedmaba import average
 from fedmaba.batch import Batch, precision
 from fedmaba.cohort import Cohort, FloatArray, IntArray, Table
+from fedmaba.runs import Kept
+from fedmaba.strategy import stays
 from fedmaba.tape import send
 
 
@@ -42,6 +44,24 @@ def _summed(coef: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     with precision("float32"):
         total = torch.bmm(coef[:, None], w.view(*coef.shape, -1))[:, 0]
     return total, coef.sum(1, keepdim=True)
+
+
+def summed(coef: FloatArray, change: Tensor, past: Tensor) -> Tensor:
+    """coef @ change (m, P), with what stands behind it in coef times changes of rounds before."""
+    share = send(coef, change.device).to(change.dtype)
+    with precision("float32"):
+        out = share[: len(change)] @ change
+        return out + share[len(change) :] @ past if len(coef) > len(change) else out
+
+
+def kept(before: Kept, c: Cohort, change: Tensor, t: int) -> Kept:
+    """The changes that a cohort's strategy wants to see again after round t."""
+    old = stays((before.client, before.round), c.client, t, c.needs.keep_rounds)
+    return Kept(
+        torch.cat([before.change[send(np.flatnonzero(old), change.device)], change]),
+        np.concatenate([before.client[old], c.client]),
+        np.concatenate([before.round[old], np.full(len(c.client), t)]),
+    )
 
 
 def even(table: Table, rows: IntArray) -> bool:

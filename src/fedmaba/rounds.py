@@ -32,7 +32,6 @@ from fedmaba.cohort import (
 )
 from fedmaba.errors import NoRoom
 from fedmaba.local import train
-from fedmaba.rows import kernels
 from fedmaba.runs import Round
 from fedmaba.tape import Tape, fetch, send
 
@@ -59,14 +58,8 @@ def play(batch: Batch, t: int, ahead: Ahead | None) -> tuple[list[Round | None],
 
 
 def ready(batch: Batch) -> None:
-    """Have the kernels of a round and an evaluation compiled before the first of them.
-
-    That is done by their work on numbers that mean nothing, which a loss or metric of somebody's
-    own need not take.
-    """
+    """Have the kernels of a round and an evaluation compiled before the first of them."""
     at, once = batch.progress, Tape(batch.pool.x.device, recordable=False)
-    if not kernels.fast(at.model) or batch.rows.loss_fn or batch.metric:
-        return
 
     def work() -> None:
         for runs in _lanes(batch, apart=_hurries(batch)):
@@ -74,10 +67,10 @@ def ready(batch: Batch) -> None:
             for rows in drawn.chunks:
                 job = job_of(batch, drawn.cohorts, drawn.table, rows, batch.plan.lr)
                 train(batch.rows, batch.pool, at.model, job, once)
-        batch.evaluate(at.model, batch.test.union)
+        batch.evaluate(at.model, batch.test.union, scored=batch.metric is None)
 
     try:
-        kernels.compiled(work)
+        batch.rows.compile(at.model, work)
     except RuntimeError as error:
         if not out_of_memory(error):  # the round itself will take less
             raise

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmaba import move
 from fedmaba.batch import Batch, precision
 from fedmaba.cohort import Begun, Cohort, Host, IntArray, diverge
-from fedmaba.runs import Kept, Progress
-from fedmaba.strategy import Replies, stays, weighed
+from fedmaba.runs import Progress
+from fedmaba.strategy import Replies, weighed
 from fedmaba.tape import fetch, send
 
 
@@ -88,7 +89,10 @@ def ask(at: Progress, c: Cohort, t: int, lr: float, **changes: Any) -> None:
 
 
 def ask_late(batch: Batch, begun: Begun, t: int) -> None:
-    """Ask the strategies that want to see norms, inner products or losses after training."""
+    """Ask the strategies that want to see norms, inner products or losses after training.
+
+    What they decide is added up at once, before their changes are overwritten.
+    """
     at, ranks = batch.progress, batch.ranks
     late = [(c, c.change) for c in begun.cohorts if c.change is not None]
     if late:
@@ -113,20 +117,9 @@ def ask_late(batch: Batch, begun: Begun, t: int) -> None:
         if c.decision is None:
             continue
         if not ranks.rank:  # each rank has the whole sum
-            coef = send(c.decision.coef, change.device).to(change.dtype)
-            now, past = coef[: len(change)], coef[len(change) :]
-            with precision("float32"):
-                begun.delta[c.r] = now @ change
-                if len(past):
-                    begun.delta[c.r] += past @ kept.change
+            begun.delta[c.r] = move.summed(c.decision.coef, change, kept.change)
         if c.needs.keep_rounds:
-            old = stays((kept.client, kept.round), c.client, t, c.needs.keep_rounds)
-            rows = send(np.flatnonzero(old), change.device)
-            both = Kept(
-                torch.cat([kept.change[rows], change]),
-                np.concatenate([kept.client[old], c.client]),
-                np.concatenate([kept.round[old], np.full(len(c.client), t)]),
-            )
+            both = move.kept(kept, c, change, t)
             for r in c.same:
                 at.kept[r] = both
 

@@ -95,7 +95,7 @@ class Bent(NamedTuple):
 class Step(NamedTuple):
     """One minibatch of every row."""
 
-    x: Tensor  # (R, B, ...)
+    x: Tensor  # (R, B, ...)   not looked at where rows share inputs
     y: Tensor  # (R, B)
     weight: Tensor  # (R, B)   of each example in its row's loss; 0 for padding
     scale: Tensor  # ()        a tensor, so that a recorded step can be replayed with another
@@ -170,6 +170,12 @@ class Rows(ABC):
                 w.lerp_(pull.start, pull.rate)
             losses.append(self.accumulate(read, w, step))
         return losses
+
+    def compile(self, models: Tensor, work: Callable[[], object]) -> None:  # noqa: B027
+        """Have the kernels of some work with models (., P) compiled before it is first done.
+
+        That is done by the work itself, on numbers that mean nothing. Here there are none.
+        """
 
     def room(self, minibatch: int) -> int:
         """About how many numbers the training of a row takes."""

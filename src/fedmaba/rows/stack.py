@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -254,6 +255,10 @@ class LayerRows(Rows):
         if not (plain and quick):
             return 1
         return max(1, int(math.sqrt(BALANCE * self.layout.shapes[0][1]) / minibatch))
+
+    def compile(self, models: Tensor, work: Callable[[], object]) -> None:
+        if kernels.fast(models) and self.loss_fn is None:  # which need not take such numbers
+            kernels.compiled(work)
 
     def sweep(
         self, w: Tensor, inputs: Inputs, steps: list[Step], pull: Pull | None = None
