@@ -124,7 +124,7 @@ def test_help_tells_every_exit_code(call):
     shown = " ".join(call("--help").out.split())
     codes = {kind.exit_code for kind in FedmabaError.__subclasses__()} | {NetError.exit_code}
     told = set(map(int, re.findall(r"\b\d+\b", shown.partition("Exit codes:")[2])))
-    assert told == {0, 1, *codes, 130}
+    assert told == {0, 1, *codes, 130, 143}
     text = (Path(__file__).parents[1] / "docs" / "experiments.md").read_text()
     assert told == set(map(int, re.findall(r"^\| (\d+) \|", text, re.MULTILINE)))
 
@@ -620,14 +620,17 @@ def test_a_run_survives_signals_and_ends_in_the_same_bytes(call, tiny_npz):
     assert Path("broken/rounds.jsonl").read_bytes() == Path("whole/rounds.jsonl").read_bytes()
 
 
-def test_an_interrupt_stops_after_the_round_and_a_later_one_at_once(call, tiny_npz, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_stops_after_the_round_and_a_later_one_at_once(
+    number, call, tiny_npz, monkeypatch
+):
     """Both in this process; the handlers of before are put back."""
     shown = []
 
     def show(snapshot):
         shown.append(snapshot.round + 1)
         for _ in range(2):  # at once in the first round, as `timeout` does; later in the second
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
             time.sleep(1.1 * (len(shown) - 1))
 
     monkeypatch.setattr(terminal, "progress", lambda session, quiet: nullcontext(show))
@@ -642,7 +645,7 @@ def test_an_interrupt_stops_after_the_round_and_a_later_one_at_once(call, tiny_n
     assert call("table", "mine").err == "unfinished, saved up to round 1: it is running\n"
     folder.close()
     ended = call("resume", "mine")
-    assert ended.code == 128 + signal.SIGINT
+    assert ended.code == 128 + number
     assert ended.err.endswith("ended at once: what came after the last checkpoint is lost\n")
     assert shown == [1, 2]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before

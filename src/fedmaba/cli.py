@@ -45,7 +45,8 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 an exception in code of one's own, 2 found before any work, "
     "65 a run diverged, 69 another process of the job ended, 70 a process of the Flower demo "
     "failed, 71 too little memory, 74 the run folder or the output could not be written, "
-    "75 another process works on the folder, 130 stopped by Ctrl-C or SIGTERM.",
+    "75 another process works on the folder, 130 stopped by Ctrl-C or SIGTERM, "
+    "143 ended at once by a second SIGTERM.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
