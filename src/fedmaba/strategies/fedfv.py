@@ -2,8 +2,9 @@
 
 All vectors live in the span of the changes, so projections are done on their coefficients with the
 Gram matrix. Past rounds are t - tau ... t - 1, oldest first; a client counts at the round it was
-last seen. Differs: a zero vector is never projected on (nor one so short that its square has lost
-digits); where everything cancels, nothing is added.
+last seen. Differs: past rounds count as soon as there are any, in the code of FLGo from round tau
+on; a zero vector is never projected on (nor one so short that its square has lost digits); where
+everything cancels, nothing is added.
 """
 
 import math
