@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tools.faults.common import Say, Tally, progress
 
-from fedmaba import engine, move, rounds, strategies
+from fedmaba import engine, local, move, strategies
 from fedmaba.federation import Federation
 
 SPECS = ["fedavg", "fedmaba", "fedmaba:loss_at=mean", "qffl", "fedfv", "fedmgda"]
@@ -47,27 +47,27 @@ def play(fed: Federation, rounds: int, chunk: int | None) -> tuple[Batch, list[t
 
 @contextmanager
 def client(run: int, t: int, value: float) -> Iterator[list[int]]:
-    """The first weight of one client's trained model becomes `value` in round t."""
-    real, hit, round_ = rounds.train, [], [-1]
+    """The first weight of one client's model becomes `value` by its training in round t."""
+    real, hit, round_ = local._straight, [], [-1]
     real_round = engine.play
 
     def counted(batch: Any, now: int, ahead: Any) -> Any:
         round_[0] = now
         return real_round(batch, now, ahead)
 
-    def train(rows: Any, pool: Any, models: Any, job: Any, *more: Any) -> Any:
-        w, means = real(rows, pool, models, job, *more)
+    def steps(chunk: Any, job: Any, *more: Any) -> Any:
+        losses = real(chunk, job, *more)
         mine = np.flatnonzero(job.run == run)
         if round_[0] == t and len(mine) and not hit:
-            w[mine[-1], 0] = value
+            chunk.w[mine[-1], 0] = value
             hit.append(int(job.first[mine[-1]]))
-        return w, means
+        return losses
 
-    rounds.train, engine.play = train, counted  # type: ignore[assignment]
+    local._straight, engine.play = steps, counted
     try:
         yield hit
     finally:
-        rounds.train, engine.play = real, real_round
+        local._straight, engine.play = real, real_round
 
 
 @contextmanager
