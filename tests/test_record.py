@@ -357,6 +357,18 @@ def test_checkpoints_are_due_by_the_clock_and_by_rounds_if_asked(
     assert [done for done in taken if done > 1] == want
 
 
+def test_an_interrupted_write_leaves_nothing_behind(tmp_path, monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    (tmp_path / "a").write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        record.write_file(tmp_path / "a", b"new")
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"old"
+
+
 def test_the_two_newest_checkpoints_stay(tiny_npz, tmp_path):
     out = tmp_path / "run"
     play(begun(asked(tiny_npz, save__every=1), out), stop_after=5)

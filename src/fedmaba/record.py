@@ -263,9 +263,11 @@ def write_file(
             os.fsync(f.fileno())
         os.replace(temporary, target)
         _sync(target.parent)
-    except OSError as error:
+    except BaseException as error:  # Ctrl-C among them
         _remove([temporary])
-        raise _failed(target, error, remedy) from error
+        if isinstance(error, OSError):
+            raise _failed(target, error, remedy) from error
+        raise
 
 
 def _temporary(target: Path) -> Path:
