@@ -78,7 +78,7 @@ class Begun:
 
     @cached_property
     def delta(self) -> Tensor:
-        """(R, P) What is to be added to the models, where rows are added up bit by bit."""
+        """(R, P) What is to be added to the models, where rows are added up part by part."""
         return torch.zeros_like(self.model)
 
 

@@ -46,7 +46,7 @@ def _summed(coef: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return total, coef.sum(1, keepdim=True)
 
 
-def summed(coef: FloatArray, change: Tensor, past: Tensor) -> Tensor:
+def combined(coef: FloatArray, change: Tensor, past: Tensor) -> Tensor:
     """coef @ change (m, P), with what stands behind it in coef times changes of rounds before."""
     share = send(coef, change.device).to(change.dtype)
     with precision("float32"):

@@ -117,7 +117,7 @@ def ask_late(batch: Batch, begun: Begun, t: int) -> None:
         if c.decision is None:
             continue
         if not ranks.rank:  # each rank has the whole sum
-            begun.delta[c.r] = move.summed(c.decision.coef, change, kept.change)
+            begun.delta[c.r] = move.combined(c.decision.coef, change, kept.change)
         if c.needs.keep_rounds:
             both = move.kept(kept, c, change, t)
             for r in c.same:
