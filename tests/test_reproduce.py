@@ -1082,7 +1082,7 @@ def test_tables_over_many_targets(tool, tmp_path):
     batches = fill(tmp_path, "table2-cifar10-partial")
     shown = tool["renew"]("<!-- made summary -->\nold\n<!-- end -->", batches)
     assert "old" not in shown
-    assert shown.count("| cifar10, 10 | 3 | FedMABA") == 2
+    assert shown.count("| cifar10, shards:2, 10 | 3 | FedMABA") == 2
     assert "fashion" not in shown
     left = tool["renew"]("<!-- made missing -->\n<!-- end -->", batches)
     assert "`fedmaba reproduce table3-cifar100 --device cuda --dtype tf32`: 45 runs" in left

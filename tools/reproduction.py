@@ -178,15 +178,17 @@ def floor(run: RunHistory) -> float:
 # --- tables over many targets --------------------------------------------------------------------
 
 WIDE = (
-    *("table2-fashion-mnist", "table2-fashion-mnist-partial", "table2-cifar10"),
-    *("table2-cifar10-partial", "table3-cifar100", "table3-cifar100-partial"),
+    *("table2-fashion-mnist", "table2-fashion-mnist-partial"),
+    *("table2-fashion-mnist-dirichlet", "table2-fashion-mnist-dirichlet-partial"),
+    *("table2-cifar10", "table2-cifar10-partial", "table2-cifar10-dirichlet-partial"),
+    *("table3-cifar100", "table3-cifar100-partial"),
 )
 OURS = ("fedmaba", "fedmaba:alpha=0.8")
 
 
 def summary(batches: list[compact.Batch]) -> str:
     """FedMABA against FedAvg, in every table."""
-    head = ["data, clients in a round", "seeds", "row", "FedAvg's variance, last / deployed"]
+    head = ["data, split, clients in a round", "seeds", "row", "FedAvg's variance, last / deployed"]
     head += ["variance, last round", "variance, last five", "variance, deployed"]
     head += ["worst 5 %, deployed", "accuracy, deployed"]
     looks = (("variance", "last", "last"), ("variance", "last", "last5"))
@@ -206,7 +208,7 @@ def summary(batches: list[compact.Batch]) -> str:
             if not span.seeds:
                 continue
             levels = (value(name, "fedavg", "variance", m, "last", batches) for m in MODELS)
-            where = f"{asked.data.name}, {asked.train.participants}"
+            where = f"{asked.data.name}, {asked.data.partition}, {asked.train.participants}"
             first = [where, str(span.seeds), name_of(row), " / ".join(levels)]
             body.append([*map(Cell, first), *cells])
     return document.table(Grid("summary", "FedMABA minus FedAvg, 95 % t-interval", head, body))
