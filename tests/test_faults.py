@@ -122,6 +122,9 @@ def test_a_campaign_that_loses_says_so(monkeypatch):
         def __init__(self, content=b""):
             self.real = real(content)
 
+        def update(self, piece):
+            self.real.update(piece)
+
         def digest(self):
             return bytes(32)
 
@@ -129,10 +132,10 @@ def test_a_campaign_that_loses_says_so(monkeypatch):
         patch.setattr(record, "hashlib", type("Fake", (), {"sha256": Blind}))
         assert damage.campaign(60, 0, quiet).lost > 3
 
-    def in_place(target, content, remedy=""):
+    def in_place(target, *content, remedy=""):
         target.parent.mkdir(exist_ok=True)
         with open(target, "wb") as f:
-            f.write(content)
+            f.writelines(content)
 
     with monkeypatch.context() as patch:
         patch.setattr(record, "write_file", in_place)

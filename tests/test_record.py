@@ -470,6 +470,37 @@ def test_a_federation_that_is_divided_otherwise_is_noticed(tiny_npz, tmp_path):
     assert (out / "runs.json").exists()
 
 
+# --- the body of a checkpoint ------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_safetensors_made_without_a_copy():
+    model = np.arange(12, dtype=np.float32).reshape(3, 4)
+    arrays = {
+        "odd": np.zeros(3, bool),  # sorted behind: every array begins where its numbers may
+        "model": model,
+        "turned": model.T,
+        "foreign": np.arange(3, dtype=">i4"),
+        "half": np.array([1.5], np.float16),
+        "none": np.zeros((2, 0, 3), np.uint8),
+        "single": np.array(7, np.int64),
+        "state": np.float64(0.5),
+    }
+    pieces = record.pack(arrays, {"word": "é", "number": 3})
+    assert any(np.shares_memory(np.asarray(piece), model) for piece in pieces[2:])
+    body = b"".join(pieces)
+    found, meta = record.unpack(body)  # the library's own reader
+    assert meta == {"word": "é", "number": 3}
+    assert found.keys() == arrays.keys()
+    for name, value in arrays.items():
+        assert found[name].shape == value.shape
+        assert found[name].dtype == value.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(found[name], value, name)
+    header = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
+    begins = {name: place["data_offsets"][0] for name, place in header.items() if "shape" in place}
+    assert all(begins[name] % arrays[name].itemsize == 0 for name in arrays)
+    assert len(b"".join(pieces[:2])) % 8 == 0
+
+
 # --- damage ------------------------------------------------------------------------------------
 
 

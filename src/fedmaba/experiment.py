@@ -238,7 +238,9 @@ def begin(session: Session, out: Path, command: Sequence[str] = ()) -> None:
     together, at = session.batch.ranks, session.batch.progress
     if together.rank == 0:
         saved = _take(session, out, command)
-        together.tell(b"" if saved is None or together.count == 1 else record.pack(*saved))
+        together.tell(
+            b"" if saved is None or together.count == 1 else b"".join(record.pack(*saved))
+        )
     elif body := together.tell():
         saved = record.unpack(body)
         at.restore(*saved)

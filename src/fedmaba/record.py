@@ -51,6 +51,7 @@ UNREADABLE = (  # what a parser may say of a damaged file
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, safetensors.SafetensorError,
 )  # fmt: skip
 Arrays = dict[str, NDArray[Any]]
+Buffer = bytes | memoryview
 
 
 class Folder:
@@ -109,7 +110,7 @@ class Folder:
     def close(self) -> None:
         self.lock.close()
 
-    def write(self, name: str, *content: bytes) -> None:
+    def write(self, name: str, *content: Buffer) -> None:
         write_file(self.path / name, *content)
 
     def write_json(self, name: str, content: object) -> None:
@@ -178,15 +179,16 @@ class Folder:
             arrays |= {f"table/{r}/{name}": v for name, v in run.arrays().items()}
         meta = {**meta, "round": round, "lines": self.lines, "share": history.share}
         meta["runs"] = _runs(history)
-        body = pack(arrays, meta)
-        digest = hashlib.sha256(body).digest()
+        body, digest = pack(arrays, meta), hashlib.sha256()
+        for piece in body:
+            digest.update(piece)
         if self.lines:  # a checkpoint never tells of lines that a power cut could take
             try:
                 _sync(self.path / "rounds.jsonl")
             except OSError as error:
                 raise _failed(self.path / "rounds.jsonl", error) from error
         name = f"{round:08d}.ckpt"
-        self.write(f"checkpoint/{name}", MAGIC, digest, body)
+        self.write(f"checkpoint/{name}", MAGIC, digest.digest(), *body)
         found = checkpoints(self.path)
         keep = [file for file in found if file.name <= name][:KEEP]
         _remove(file for file in found if file not in keep)  # newer ones are damaged
@@ -250,7 +252,7 @@ def make_folder(path: Path) -> None:
 
 
 def write_file(
-    target: Path, *content: bytes, remedy: str = "mend it, then `fedmaba resume`"
+    target: Path, *content: Buffer, remedy: str = "mend it, then `fedmaba resume`"
 ) -> None:
     """A whole file or none: temporary file, fsync, rename, fsync of the folder."""
     temporary = _temporary(target)
@@ -344,12 +346,21 @@ def read_checkpoint(file: Path) -> tuple[Arrays, dict[str, Any]]:
         raise InputError(f"{file} is no checkpoint of fedmaba: {_reason(error)}") from error
 
 
-def pack(arrays: Arrays, meta: Mapping[str, Any]) -> bytes:
-    """Arrays and JSON-ready words as one safetensors body."""
-    return safetensors.numpy.save(
-        {name: np.asarray(v, order="C") for name, v in arrays.items()},
-        metadata={"fedmaba": json.dumps(meta)},
-    )
+def pack(arrays: Arrays, meta: Mapping[str, Any]) -> list[Buffer]:
+    """Arrays and JSON-ready words as a safetensors body, in pieces: a save copies no model."""
+    header: dict[str, Any] = {"__metadata__": {"fedmaba": json.dumps(meta)}}
+    pieces: list[Buffer] = []
+    end = 0
+    for name, value in sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize):
+        flat = np.ravel(value).astype(value.dtype.newbyteorder("<"), copy=False)
+        bits = 8 * flat.itemsize
+        kind = "BOOL" if flat.dtype.kind == "b" else f"{flat.dtype.kind.upper()}{bits}"
+        place = [end, end := end + flat.nbytes]
+        header[name] = {"dtype": kind, "shape": value.shape, "data_offsets": place}
+        pieces.append(flat.data)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little"), text, *pieces]
 
 
 def unpack(body: bytes) -> tuple[Arrays, dict[str, Any]]:

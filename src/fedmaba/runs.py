@@ -160,7 +160,7 @@ class Progress:
 
 def _copy(tensor: Tensor) -> NDArray[Any]:
     """An array of its own: the run goes on while a checkpoint is written."""
-    return np.array(tensor.cpu().numpy())
+    return tensor.to("cpu", copy=True).numpy()
 
 
 @dataclass
