@@ -761,6 +761,7 @@ def test_alpha_sets_models_apart_and_beta_inputs():
         ("synthetic:alpha=nan", "a number from 0"),
         ("synthetic:clients", "clients="),
         ("synthetic:clients=1000000000", "needs gigabytes"),
+        ("synthetic:clients=1000,size=3000,spread=100", "needs gigabytes"),
     ],
 )
 def test_synthetic_refuses(name, message):

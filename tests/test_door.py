@@ -467,6 +467,18 @@ def test_only_those_present_are_drawn_and_the_draw_is_seeded():
     assert server.draw([], 0.5, 1) == []
 
 
+def test_a_server_that_starts_again_keeps_the_order_of_the_arrays(tmp_path):
+    """A client of Flower's may know them by place alone."""
+    model = {f"{i * 7 % 10}": np.full((2, 2), i, np.float32) for i in range(10)}
+    for _ in range(3):
+        server = Server(Terms(parse("fedavg")[0]), model, tmp_path)
+        for held in (server.model, server.deployed):
+            assert list(held) == list(model)
+            assert [float(a[0, 0]) for a in held.values()] == list(range(10))
+        server.take([Reply(n, f"site-{n}", dict(server.model), 3) for n in (1, 2)])
+        server.folder.close()
+
+
 @pytest.mark.parametrize("many", [0, 3, 5])
 def test_a_strategy_that_leaves_replies_without_a_weight_is_refused(many, monkeypatch):
     server = Server(Terms(parse("fedavg")[0]), MODEL)

@@ -1206,13 +1206,34 @@ def test_the_client_whose_model_breaks_after_a_finite_loss_is_named_after_replay
 # --- refusals ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("answer", [np.ones(4), np.ones((5, 1)), None])
+@pytest.mark.parametrize("answer", [np.ones(4), np.ones((5, 1)), [[1], [1, 2]], None])
 def test_a_strategy_that_gives_too_few_weights_is_told(answer, fed, monkeypatch):
     given = None if answer is None else Decision(answer, {})
     monkeypatch.setattr(Odd, "weigh", lambda *_: given)
     batch = start([Run(Odd(), 3, fed)], PLAN, mlp)
     with pytest.raises(InputError, match=r"odd: weigh\(\) gave .* for 5 clients: return Decision"):
         list(simulate(batch))
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.longdouble, np.float32])
+def test_weights_of_any_kind_of_number_count(kind, fed, monkeypatch):
+    coef = [0.25, 0.125, 0.5, 0.0, 0.125]
+    given = kind(coef) if kind in (list, tuple) else np.array(coef, kind)
+    models = []
+    for answer in (np.array(coef), given):
+        monkeypatch.setattr(Odd, "weigh", lambda *_, a=answer: Decision(a, {}))
+        batch = start([Run(Odd(), 3, fed)], replace(PLAN, chunk=2), mlp)
+        (seen,) = [shot.rounds[0].weight for shot in simulate(batch)][-1:]
+        assert seen.dtype == np.float64
+        models.append(batch.progress.model)
+    assert torch.equal(*models)
+
+
+@pytest.mark.parametrize("answer", [np.ones(5, complex), ["a"] * 5, [None] * 5])
+def test_weights_that_are_no_numbers_are_refused(answer, fed, monkeypatch):
+    monkeypatch.setattr(Odd, "weigh", lambda *_: Decision(answer, {}))
+    with pytest.raises(InputError, match=r"odd: weigh\(\) gave coefficients of .*: give floats"):
+        list(simulate(start([Run(Odd(), 3, fed)], PLAN, mlp)))
 
 
 @pytest.mark.parametrize(
@@ -1226,6 +1247,9 @@ def test_a_strategy_that_gives_too_few_weights_is_told(answer, fed, monkeypatch)
         (None, {}, "its state is None: give a dict by names"),
         ({}, {"each": np.zeros(6)}, r"info 'each' is an array of float64, shape \(6,\): a round"),
         ({}, {"each": "many"}, "info 'each' is of type str"),
+        ({"\udc80": np.zeros(2)}, {}, "its state is .*: give a dict by names"),
+        ({}, {"round": 0.5}, "info 'round' would stand for the round of the run: choose another"),
+        ({}, {"big": 10**400}, r"info 'big' is no number below 1e\+300"),
         ({}, [1], r"its info is \[1\]: give a dict by names"),
     ],
 )

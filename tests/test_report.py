@@ -5,6 +5,7 @@ import hashlib
 import html.parser
 import http.client
 import json
+import math
 import re
 import shutil
 import socket
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 import fedmaba
@@ -261,7 +263,10 @@ def test_thinning_keeps_both_ends(count, keep):
 
 def unpacked(packed):
     """A table as the script of the page reads it."""
-    steps = np.frombuffer(b64decode(packed["data"]), "<u2").reshape(packed["shape"])
+    raw = b64decode(packed["data"])
+    if "span" not in packed:
+        return np.frombuffer(raw, "<f4").reshape(packed["shape"])
+    steps = np.frombuffer(raw, "<u2").reshape(packed["shape"])
     return np.where(steps == 65535, np.nan, packed["low"] + packed["span"] * steps / 65534)
 
 
@@ -270,6 +275,13 @@ def test_packing_loses_less_than_a_hover_shows():
     values[2, 3] = np.nan
     np.testing.assert_allclose(unpacked(data.packed(values)), values, atol=1e-5)
     assert data.packed(np.full((2, 2), np.nan))["low"] == 0.0
+
+
+def test_a_lie_does_not_hide_the_other_losses():
+    values = np.array([[2.333, 1e6, 2.3], [np.nan, 1e300, 2.2], [-np.inf, 3e38, 0.0]])
+    seen = unpacked(data.floats(values))
+    want = np.where(np.abs(values) < 1e38, values, np.nan)
+    np.testing.assert_allclose(seen, want, rtol=1e-6)
 
 
 def test_the_page_carries_the_tables_of_every_run(folder):
@@ -961,6 +973,52 @@ def test_small_words():
     assert terminal.clock(11045) == "3:04:05"
     assert terminal.spark([1, 8, 4.5]) == "▁█▅"
     assert terminal.spark([]) == ""
+    assert terminal.spark([1, math.nan, 8, math.inf]) == "▁ █ "
+    assert terminal.spark([math.nan]) == " "
+
+
+def test_the_display_shows_a_run_with_hostile_clients(tiny_npz):
+    """They have no test images, so no accuracy."""
+    tree = {"strategies": ["fedavg"], "seeds": 1, "model": "softmax"}
+    tree |= {"data": {"name": str(tiny_npz)}, "train": {"rounds": 3, "minibatch": 5}}
+    tree |= {"eval": {"every": 1}, "attack": {"does": "loss=1e6", "share": "40%"}}
+    going = experiment.prepare(config.build(tree))
+    pace = terminal.Pace(going.batch)
+    for snapshot in going.rounds():
+        pace.reach(snapshot.round + 1)
+        text = printed(100, terminal.dashboard(going, pace))
+    (run,) = going.history.runs
+    assert (run.test_size == 0).sum() == 2
+    want = [f.variance for f in run.fairness()]
+    np.testing.assert_allclose(terminal._variances([run]), want, rtol=1e-5)
+    assert terminal.spark(want) in text
+
+
+def below_zero(outputs, targets):
+    return -torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_metric_of_any_size_has_its_page(broken, tiny_npz, tmp_path):
+    calls = []
+
+    def metric(outputs, targets):  # good when it is tried
+        calls.append(len(targets))
+        return below_zero(outputs, targets) * (math.nan if broken and len(calls) > 1 else 1.0)
+
+    history = fedmaba.compare(
+        ["fedavg", "fedmaba"],
+        data=tiny_npz,
+        model="softmax",
+        rounds=2,
+        seeds=[0],
+        metric=metric,
+        out=tmp_path / "run",
+    )
+    assert history._repr_html_().startswith("<table>")
+    page = report.page([data.load(tmp_path / "run")])
+    said = "No score of any run is a number" if broken else "fairer"
+    assert said in page
 
 
 # --- the live page -----------------------------------------------------------------------------

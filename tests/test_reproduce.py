@@ -633,6 +633,8 @@ def test_runs_with_different_deployed_models_share_a_batch(tmp_path):
 def test_the_quantiles_and_intervals_are_students():
     for i, value in enumerate(paired.T95):
         assert value == pytest.approx(stats.t.ppf(0.975, i + 1), abs=5e-4)
+    for free in (31, 50, 200, 10_000):
+        assert paired._t95(free) == pytest.approx(stats.t.ppf(0.975, free), abs=1e-4)
     sample = [1.0, 2.5, 2.0]
     low, high = stats.t.interval(0.95, 2, np.mean(sample), stats.sem(sample))
     found = paired.interval(sample)

@@ -313,7 +313,7 @@ def _options(name: str) -> dict[str, float]:
         if not least <= option[key] <= most:
             kind = "an integer" if key in _LEAST else "a number"
             raise InputError(f"synthetic: {key}={text}: give {kind} from {least} to {most}")
-    size = max(10, option["size"])
+    size = max(10, option["size"] * min(20.0, math.exp(min(option["spread"], 3.0) ** 2 / 2)))
     needed = (option["clients"] * size + option["classes"]) * option["features"]
     if needed > 2e8:
         raise InputError(f"{name}: needs gigabytes: lower clients, size, features or classes")

@@ -122,7 +122,9 @@ class RunHistory:
             return np.arange(count)[-1:]
         name = f"{model}_validation.accuracy"
         judged = self.column(name if name in self.tables else f"{model}.accuracy")
-        return np.array([int(np.argmax(np.nanmean(judged, axis=1)))])
+        nobody = np.isnan(judged).all(axis=1, keepdims=True)
+        scores = np.nanmean(np.where(nobody, -np.inf, judged), axis=1)
+        return np.array([int(np.argmax(scores))])
 
     def arrays(self) -> Arrays:
         """Every table as an array, for a file: views, which later rounds do not change."""
@@ -159,7 +161,7 @@ class History:
                     row["reported_loss"] = seen.loss
                 past = len(run.tables.get("round", []))
                 told = {name: np.nan for name in run.tables if name.startswith("info.")}
-                told |= {f"info.{name}": value for name, value in seen.info.items()}
+                told |= {f"info.{name}": float(value) for name, value in seen.info.items()}
                 for name in told.keys() - run.tables.keys():  # first told of in this round
                     run.tables[name] = Column(np.full(past, np.nan))
                 _extend(run, row | told)

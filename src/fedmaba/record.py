@@ -43,6 +43,7 @@ except ImportError:  # no advisory locks on this platform: two runs on one folde
 MAGIC = b"FEDMABA1"
 KEEP = 2
 KEYS = {"label": str, "seed": int, "deploy": str, "diverged": str}  # what runs.json says of a run
+BITS = (8, 16, 32, 64)
 FIRST = "experiment.toml"  # the file that makes a folder a run folder
 NAMES = (FIRST, "about.json", "partition.npz", "rounds.jsonl", "runs.json")
 UNREADABLE = (  # what a parser may say of a damaged file
@@ -50,6 +51,11 @@ UNREADABLE = (  # what a parser may say of a damaged file
     IndexError, RuntimeError, NotImplementedError, RecursionError, SyntaxError,
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, safetensors.SafetensorError,
 )  # fmt: skip
+KINDS = {  # numbers as NumPy and safetensors name them
+    "bool": "BOOL",
+    **{f"{name}{bits}": f"{name[0].upper()}{bits}" for name in ("int", "uint") for bits in BITS},
+    **{f"float{bits}": f"F{bits}" for bits in BITS[1:]},
+}
 Arrays = dict[str, NDArray[Any]]
 Buffer = bytes | memoryview
 
@@ -348,13 +354,14 @@ def read_checkpoint(file: Path) -> tuple[Arrays, dict[str, Any]]:
 
 def pack(arrays: Arrays, meta: Mapping[str, Any]) -> list[Buffer]:
     """Arrays and JSON-ready words as a safetensors body, in pieces: a save copies no model."""
-    header: dict[str, Any] = {"__metadata__": {"fedmaba": json.dumps(meta)}}
+    header: dict[str, Any] = {"__metadata__": {"fedmaba": json.dumps(meta)}, **arrays}  # in order
     pieces: list[Buffer] = []
     end = 0
     for name, value in sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize):
+        kind = KINDS.get(value.dtype.name)
+        if kind is None:
+            raise InputError(f"{name}: an array of {value.dtype} cannot be saved: keep numbers")
         flat = np.ravel(value).astype(value.dtype.newbyteorder("<"), copy=False)
-        bits = 8 * flat.itemsize
-        kind = "BOOL" if flat.dtype.kind == "b" else f"{flat.dtype.kind.upper()}{bits}"
         place = [end, end := end + flat.nbytes]
         header[name] = {"dtype": kind, "shape": value.shape, "data_offsets": place}
         pieces.append(flat.data)
@@ -364,11 +371,12 @@ def pack(arrays: Arrays, meta: Mapping[str, Any]) -> list[Buffer]:
 
 
 def unpack(body: bytes) -> tuple[Arrays, dict[str, Any]]:
-    """What `pack` was given."""
+    """What `pack` was given, in the same order."""
     (length,) = np.frombuffer(body[:8], "<u8")
     header = json.loads(body[8 : 8 + int(length)])
-    meta = json.loads(header["__metadata__"]["fedmaba"])
-    return safetensors.numpy.load(body), {**meta}
+    meta = json.loads(header.pop("__metadata__")["fedmaba"])
+    found = safetensors.numpy.load(body)  # in any order
+    return {name: found[name] for name in header}, {**meta}
 
 
 def load_history(path: Path | str) -> History:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ IntArray = NDArray[np.int64]
 State = dict[str, FloatArray]
 LossAt = Literal["none", "start", "mean", "end"]
 Changes = Literal["none", "norms", "gram"]
+TAKEN = ("run", "strategy", "seed", "round", "deployed", "last")  # a line of a round says them
 MOST = 1e300  # of a hyper-parameter or a report, so that products stay finite
 
 
@@ -105,6 +106,11 @@ def _hints(kind: type) -> dict[str, Any]:
     return _known[kind]
 
 
+def options(kind: Any) -> tuple[Any, ...]:
+    """What a hyper-parameter of this type may be, where the type lists it."""
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
 @dataclass(frozen=True)
 class Strategy:
     """A server rule. Fields are its hyper-parameters, named as in its paper; methods are pure."""
@@ -118,7 +124,7 @@ class Strategy:
         hints = _hints(type(self))
         for f in dataclasses.fields(self):
             value, kind = getattr(self, f.name), hints[f.name]
-            choices = get_args(kind)
+            choices = options(kind)
             if choices and value not in choices:
                 listed = ", ".join(map(str, choices))
                 raise InputError(f"{self.name}: {f.name}={value!r}: choose one of {listed}")
@@ -235,22 +241,27 @@ def stays(
 def weighed(strategy: Strategy, state: State, replies: Replies) -> Decision:
     """What a strategy decides, refused unless it has a coefficient for each change it saw."""
     decision = strategy.weigh(state, replies)
-    coef: Any = getattr(decision, "coef", None)
-    m, past, shape = len(replies.client), replies.past_client, np.shape(coef)
-    if shape not in ((m,), (m + (0 if past is None else len(past)),)):
+    try:
+        coef = np.asarray(getattr(decision, "coef", None))
+    except ValueError:  # rows of several lengths
+        coef = np.asarray(None)
+    m, past = len(replies.client), replies.past_client
+    if coef.shape not in ((m,), (m + (0 if past is None else len(past)),)):
         raise InputError(
-            f"{strategy.name}: weigh() gave coefficients of shape {shape} for {m} clients: "
+            f"{strategy.name}: weigh() gave coefficients of shape {coef.shape} for {m} clients: "
             "return Decision(coef, state) with one for each"
         )
+    if coef.dtype.kind not in "biuf":
+        raise InputError(f"{strategy.name}: weigh() gave coefficients of {coef.dtype}: give floats")
     sound(strategy, decision.state, decision.info)
-    return decision
+    return decision._replace(coef=np.asarray(coef, np.float64))
 
 
 def sound(strategy: Strategy, state: State, info: Mapping[str, float] | None = None) -> State:
     """A state that a checkpoint can hold, beside info that can be recorded; else refused."""
     info = {} if info is None else info
     for what, found in (("state", state), ("info", info)):
-        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        if not isinstance(found, Mapping) or not all(map(_named, found)):
             raise InputError(f"{strategy.name}: its {what} is {found!r}: give a dict by names")
     for name, value in state.items():
         if not _numbers(value):
@@ -259,12 +270,24 @@ def sound(strategy: Strategy, state: State, info: Mapping[str, float] | None = N
                 "arrays of numbers, as np.array([1.0])"
             )
     for name, number in info.items():
+        if name in TAKEN:
+            raise InputError(
+                f"{strategy.name}: info {name!r} would stand for the {name} of the run: choose "
+                "another name"
+            )
+        if isinstance(number, int) and not abs(number) < MOST:
+            raise InputError(f"{strategy.name}: info {name!r} is no number below {MOST:g}")
         if not isinstance(number, int | float) and (np.ndim(number) or not _numbers(number)):
             raise InputError(
                 f"{strategy.name}: info {name!r} is {_kind(number)}: a round records single "
                 "numbers, as float(...): keep arrays in the state"
             )
     return state
+
+
+def _named(name: Any) -> bool:
+    """Whether files can hold something of this name."""
+    return isinstance(name, str) and name.isprintable()
 
 
 def _numbers(value: Any) -> bool:

@@ -221,7 +221,7 @@ def verdict(sources: Sequence[Source], share: float) -> list[str]:
 
 def _near(rows: Sequence[Row]) -> list[Row]:
     """Strategies whose mean accuracy is not far below the best: equal misery is not fairness."""
-    high = np.fmax.reduce([row.mean.accuracy for row in rows], initial=0.0)
+    high = np.fmax.reduce([row.mean.accuracy for row in rows], initial=-np.inf)
     return [row for row in rows if row.mean.accuracy >= high - NEAR]
 
 
@@ -396,7 +396,7 @@ def _run(
             client, loss = run.column("client"), run.column("reported_loss")
             table = np.full((len(client), run.n_clients), np.nan)
             np.put_along_axis(table, client, loss.astype(np.float64), axis=1)
-            out["loss"] = packed(table[at][:, who])
+            out["loss"] = floats(table[at][:, who])  # one lie may be a million times the rest
     return out
 
 
@@ -552,6 +552,12 @@ def packed(values: FloatArray) -> dict[str, Any]:
     steps[finite] = np.rint((values[finite] - low) / span * 65534)
     data = base64.b64encode(steps.tobytes()).decode()
     return {"low": low, "span": span, "shape": list(values.shape), "data": data}
+
+
+def floats(values: FloatArray) -> dict[str, Any]:
+    """A table as 32-bit numbers; what is not finite is 'none'."""
+    shown = np.where(np.abs(values) < 3e38, values, np.nan).astype("<f4")
+    return {"shape": list(values.shape), "data": base64.b64encode(shown.tobytes()).decode()}
 
 
 def _number(value: Any) -> float | None:

@@ -24,7 +24,7 @@ def to_csv(folder: Path, out: Path) -> list[Path]:
     """summary.csv, rounds.csv, clients.csv and weights.csv of a run folder."""
     source = data.load(folder)
     history = source.history
-    if not any(run.tables for run in history.runs):
+    if not any(run.tables for run in history.runs) and not source.finished:
         raise InputError(f"{folder} holds no checkpoint yet: wait, or {record.to_go_on(folder)}")
     tables = {
         "summary": summary(history),

@@ -110,11 +110,13 @@ def tiles(tree: dict[str, Any]) -> list[dict[str, str]]:
     rows = [row for row in tree["tables"]["deployed.last"]["rows"] if row["seeds"]]
     if len(rows) < 2 or len(tree["folders"]) > 1:
         return []
+    if tree["fairest"] is None:  # no score is a number
+        return []
     reference = tree["strategies"][tree["reference"]]["label"]
     base = next((row for row in rows if row["label"] == reference), None)
     fairest = tree["strategies"][tree["fairest"]]["label"]
     best = next(row for row in rows if row["label"] == fairest)
-    if base is None or best is base:
+    if base is None or best is base or None in (*best["values"][:3], *base["values"][:3]):
         return []
     units = ("%²", "%", "%")
     names = (

@@ -74,7 +74,8 @@ def _event(step: int, values: dict[str, float], spread: NDArray[Any] | None) -> 
     from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 
     entries = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-    if spread is not None:
+    spread = None if spread is None else spread[np.isfinite(spread)]
+    if spread is not None and len(spread):
         counts, edges = np.histogram(100.0 * spread, bins=20)
         histogram = HistogramProto(
             min=float(edges[0]),

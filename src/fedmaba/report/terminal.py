@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from rich import box
 from rich.console import (
     Console,
@@ -231,8 +233,10 @@ def _now(head: Sequence[str], rows: Sequence[Sequence[Text]]) -> Table:
 def spark(values: list[float]) -> str:
     """Numbers as a row of blocks, from the least to the greatest."""
     marks = "▁▂▃▄▅▆▇█"
-    low, high = min(values, default=0.0), max(values, default=0.0)
-    return "".join(marks[round(7 * (v - low) / (high - low or 1.0))] for v in values)
+    known = [v for v in values if math.isfinite(v)]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    steps = (7 * (v - low) / (high - low or 1.0) for v in values)
+    return "".join(marks[round(step)] if math.isfinite(step) else " " for step in steps)
 
 
 def clock(seconds: float) -> str:
@@ -249,7 +253,11 @@ def _variances(runs: list[RunHistory], most: int = 24) -> list[float]:
     if not found:
         return []
     count = min(len(run.tables["evaluated"]) for run in found)
-    tables = [run.tables["deployed.accuracy"][max(0, count - most) : count] for run in found]
+    rows = slice(max(0, count - most), count)
+    tables = [
+        np.asarray(run.tables["deployed.accuracy"][rows])[:, run.test_size > 0]  # not the hostile
+        for run in found
+    ]
     return [sum(map(variance, at)) / len(at) for at in zip(*tables, strict=True)]
 
 

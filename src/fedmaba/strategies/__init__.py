@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import get_args, get_type_hints
+from typing import get_type_hints
 
 from fedmaba import own
 from fedmaba.errors import InputError, unknown
@@ -18,7 +18,7 @@ from fedmaba.strategies.fedsgd import FedSGD
 from fedmaba.strategies.propfair import PropFair
 from fedmaba.strategies.qffl import QFFL
 from fedmaba.strategies.term import TERM
-from fedmaba.strategy import Strategy, build, short
+from fedmaba.strategy import Strategy, build, options, short
 
 __all__ = [
     "AFL",
@@ -97,8 +97,8 @@ def describe() -> list[tuple[str, str, str]]:
         hints = get_type_hints(kind)
         params = []
         for f in dataclasses.fields(kind):
-            options = get_args(hints[f.name])
-            params.append(f"{f.name}={'|'.join(options) if options else short(f.default)}")
+            listed = "|".join(map(str, options(hints[f.name])))
+            params.append(f"{f.name}={listed or short(f.default)}")
         rows.append((name, (kind.__doc__ or "").strip().split("\n")[0], ", ".join(params)))
     return rows
 

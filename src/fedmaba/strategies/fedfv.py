@@ -46,7 +46,8 @@ class FedFV(Strategy):
         mean, coef = np.zeros((2, len(gram)))
         mean[:m] = 1.0 / m
         coef[:m] = self._inside(gram[:m, :m], loss)
-        for t in range(replies.round - self.tau, replies.round):
+        past = np.zeros(0, np.int64) if replies.past_round is None else replies.past_round
+        for t in np.unique(past[past >= replies.round - self.tau]):
             coef = self._outside(coef, gram, replies, t)
         length, goal = _square(coef, gram), _square(mean, gram)
         shrunk = math.sqrt(length / goal) if goal > 0 else 0.0

@@ -41,15 +41,18 @@
   function say(text) { $("#say").textContent = text; }
 
   // ---- data ----------------------------------------------------------------------------------
-  function unpack(table) { // 16-bit steps between low and high; 65535 is "none"
+  function unpack(table) { // 32-bit numbers, or 16-bit steps between low and high; 65535 is "none"
     if (!table) return null;
     if (!table.values) {
-      const raw = atob(table.data), values = new Float32Array(raw.length / 2);
-      for (let i = 0; i < values.length; i++) {
-        const step = raw.charCodeAt(2 * i) | (raw.charCodeAt(2 * i + 1) << 8);
-        values[i] = step === 65535 ? NaN : table.low + (table.span * step) / 65534;
+      const raw = Uint8Array.from(atob(table.data), (c) => c.charCodeAt(0)), look = new DataView(raw.buffer);
+      if (table.span === undefined) {
+        table.values = Float32Array.from({ length: raw.length / 4 }, (_, i) => look.getFloat32(4 * i, true));
+      } else {
+        table.values = Float32Array.from({ length: raw.length / 2 }, (_, i) => {
+          const step = look.getUint16(2 * i, true);
+          return step === 65535 ? NaN : table.low + (table.span * step) / 65534;
+        });
       }
-      table.values = values;
       table.data = null;
     }
     return table.values;
