@@ -690,7 +690,7 @@ def test_without_torch_strategies_work_and_simulating_names_the_remedy(tmp_path,
         )
         assert done.returncode == 2
         assert done.stdout == ""
-        assert re.fullmatch(r"fedmaba: [^\n]*pip install 'fedmaba\[sim\]'\n", done.stderr)
+        assert re.fullmatch(r"fedmaba: [^\n]*pip install '\.\[sim\]'\n", done.stderr)
     listed = subprocess.run(
         [*COMMAND, "list", "strategies"], capture_output=True, text=True, env=env, cwd=tmp_path
     )

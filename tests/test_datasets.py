@@ -240,6 +240,12 @@ def test_export_writes_the_publishers_bytes(world, tmp_path):
     assert {path.name: path.read_bytes() for path in paths} == world.plain["cifar10"]
     (tmp_path / "file").write_text("")
     says(lambda: export("cifar10", tmp_path / "file", world.data), "cannot write there")
+    assert export("cifar10", tmp_path / "out", world.data) == paths  # the same again
+    paths[-1].write_bytes(b"mine")
+    paths[0].unlink()
+    says(lambda: export("cifar10", tmp_path / "out", world.data), "holds something else: choose")
+    assert paths[-1].read_bytes() == b"mine"
+    assert not paths[0].exists()  # all or none
 
 
 # --- hostile files -----------------------------------------------------------------------------

@@ -274,6 +274,8 @@ def test_a_summary_refuses_rounds_and_shares_that_there_are_not(finished):
     for at in ("first", "", None):
         with pytest.raises(InputError, match=f"at={at!r}: choose one of last, best, last5"):
             history.summary(at=at)
+    with pytest.raises(InputError, match="model='best': choose one of deployed, last"):
+        history.summary(model="best")
     for share in (5, 0, -0.1, math.nan):
         with pytest.raises(InputError, match="above 0 and at most 1"):
             history.summary(share=share)

@@ -1,5 +1,6 @@
 """The report without a browser: numbers, sizes, policy, escaping, the server, figures, exports."""
 
+import contextlib
 import csv
 import hashlib
 import html.parser
@@ -23,9 +24,9 @@ from rich.console import Console
 import fedmaba
 import report_cases
 from fedmaba import cli, config, experiment, load_history, record
-from fedmaba.errors import InputError
+from fedmaba.errors import Diverged, InputError
 from fedmaba.history import History, RunHistory
-from fedmaba.report import data, export, figures, scene, table, terminal, watch
+from fedmaba.report import data, export, figures, scene, table, tensorboard, terminal, watch
 from fedmaba.report import html as report
 from report_cases import PAYLOADS
 
@@ -804,6 +805,16 @@ def test_export_marks_clients_that_were_hostile(tiny_npz, tmp_path):
         export.to_csv(tmp_path / "run", tmp_path / "csv")
 
 
+def test_a_finished_run_is_exported_even_if_all_of_it_diverged(tiny_npz, tmp_path):
+    out = tmp_path / "run"
+    options = {"data": tiny_npz, "model": "softmax", "rounds": 2, "seeds": [0], "out": out}
+    with contextlib.suppress(Diverged):
+        fedmaba.compare("fedavg", server_lr=1e39, **options)
+    assert (out / "runs.json").exists()
+    files = {path.name: path.read_text() for path in export.to_csv(out, tmp_path / "csv")}
+    assert "diverged: seed 0" in files["summary.csv"]
+
+
 def test_export_starts_no_formula():
     assert export.text([["=1+1", "@x", "-1", -1.5, "plain", float("nan")]]) == (
         "'=1+1,'@x,'-1,-1.5,plain,\n"
@@ -834,6 +845,9 @@ def test_tensorboard_events_can_be_read_back(tiny_npz, tmp_path, monkeypatch, ca
     assert seen[4, "deployed/variance"] == pytest.approx(run.fairness()[-1].variance)
     assert seen[3, "strategy/lambda"] == pytest.approx(run.column("info.lambda")[2])
     assert (4, "clients/accuracy") in seen
+    event = tensorboard._event(3, {}, np.array([0.5, math.nan, 0.25]))  # a score that is none
+    assert event.summary.value[0].histo.num == 2
+    assert not tensorboard._event(3, {}, np.full(2, math.nan)).summary.value
 
 
 # --- the terminal ------------------------------------------------------------------------------

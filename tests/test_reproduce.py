@@ -400,7 +400,7 @@ def test_a_target_from_the_command_to_every_file(call, tmp_path):
     assert " paper " not in out.split("Last server model")[1]  # nothing to compare
     assert "data.name sample instead of fashion-mnist" in out
     assert re.search(r"round 2/2, .* left", err)
-    folder = tmp_path / "mine" / "table2-fashion-mnist"
+    folder = tmp_path / "mine" / "quick" / "table2-fashion-mnist"
     names = {path.name for path in folder.iterdir()}
     images = {f"{k}{f}" for k in ("variance", "tradeoff") for f in (".png", ".svg", ".pdf")}
     assert names == {"table.md", "table.tex", "table.csv"} | images

@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import io
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -336,6 +337,28 @@ def test_fedmaba_without_its_bandit_part_is_the_average_bit_for_bit():
     expected = coefficients(FedAvg(weights="uniform"))
     found = coefficients(FedMABA(alpha=0))
     assert [c.tolist() for c in found] == [c.tolist() for c in expected]
+
+
+def test_fedfv_looks_at_the_rounds_there_were():
+    far, all_of_them = coefficients(FedFV(tau=10**12)), coefficients(FedFV(tau=100))
+    assert [c.tolist() for c in far] == [c.tolist() for c in all_of_them]
+
+
+def test_a_hyper_parameter_may_be_of_any_type(monkeypatch):
+    @dataclasses.dataclass(frozen=True)
+    class Mine(Strategy):
+        """of one's own"""
+
+        name = "mine"
+        most: int | None = None
+        several: tuple[int, ...] = (1, 2)
+        rule: Literal["a", "b"] = "a"
+
+    assert Mine(most=3, several=(5,)).label() == "mine:most=3,several=(5,)"
+    with pytest.raises(InputError, match="rule='c': choose one of a, b"):
+        Mine(rule="c")
+    monkeypatch.setitem(strategies.REGISTRY, "mine", Mine)
+    assert ("mine", "of one's own", "most=None, several=(1, 2), rule=a|b") in strategies.describe()
 
 
 def test_fedprox_without_its_term_is_fedavg():

@@ -46,5 +46,5 @@ def test_the_wheel_works_without_torch(tmp_path):
     assert (done.returncode, "none of its runs is there" in done.stderr) == (2, True)
     done = run(bin_ / "fedmaba", "compare", "fedavg", "--out", tmp_path / "run")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "pip install 'fedmaba[sim]'" in done.stderr
+    assert "pip install '.[sim]'" in done.stderr
     assert not (tmp_path / "run").exists()

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedmaba.datasets import Dataset
+    from fedmaba.errors import InputError
     from fedmaba.experiment import compare
     from fedmaba.federation import Federation
-    from fedmaba.history import History
-    from fedmaba.metrics import fairness
+    from fedmaba.history import History, RunHistory
+    from fedmaba.metrics import Fairness, fairness
     from fedmaba.record import load_history
     from fedmaba.strategies import (
         AFL,
@@ -41,6 +42,9 @@ _HOME = {
     "Needs": "strategy",
     "Replies": "strategy",
     "Strategy": "strategy",
+    "Fairness": "metrics",
+    "InputError": "errors",
+    "RunHistory": "history",
     "fairness": "metrics",
     "load_history": "record",
     "param": "strategy",
@@ -63,6 +67,7 @@ __all__ = [
     "TERM",
     "Dataset",
     "Decision",
+    "Fairness",
     "FedAvg",
     "FedFV",
     "FedMABA",
@@ -71,10 +76,12 @@ __all__ = [
     "FedSGD",
     "Federation",
     "History",
+    "InputError",
     "Local",
     "Needs",
     "PropFair",
     "Replies",
+    "RunHistory",
     "Strategy",
     "__version__",
     "compare",

@@ -26,7 +26,7 @@ from fedmaba.errors import Diverged, FedmabaError, InputError
 
 if TYPE_CHECKING:
     from fedmaba.experiment import Session
-    from fedmaba.history import At, Model
+    from fedmaba.history import At, History, Model
     from fedmaba.targets import Target
 
     Dtype = Literal["float32", "tf32", "bf16", "float64"]
@@ -206,6 +206,12 @@ def table(
         terminal.grids(page.grids[1:])
     else:
         typer.echo(sheet.written(page, to), nl=False)
+    _tell_unfinished(folder, history)
+
+
+def _tell_unfinished(folder: Path, history: History) -> None:
+    from fedmaba import record
+
     if not (folder / "runs.json").exists():
         done = max(len(run.tables.get("round", ())) for run in history.runs)
         how = "it is running" if record.held(folder) else record.to_go_on(folder)
@@ -270,7 +276,7 @@ def reproduce(
     asked = targets.load(target, targets.Scale(rounds, some, words, quick, left_out))
     if source is None:
         _reproduce(asked, out, batch, config.machine(device, str(dtype)), quiet)
-    terminal.reproduced(asked, source or out, out)
+    terminal.reproduced(asked, source or out, out / "quick" if quick else out)
 
 
 def _refuse(flags: Mapping[str, object], why: str) -> None:
@@ -361,10 +367,12 @@ def export_run(
     ] = None,
 ) -> None:
     """Write the tables of a run for a spreadsheet or another program."""
+    from fedmaba import record
     from fedmaba.report import export as tables
 
     for path in tables.to_csv(folder, out or folder / to):
         typer.echo(path)
+    _tell_unfinished(folder, record.load_history(folder))
 
 
 @app.command("list")
@@ -562,7 +570,10 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        typer.echo("fedmaba: simulating wants PyTorch: pip install 'fedmaba[sim]'", err=True)
+        typer.echo(
+            "fedmaba: simulating wants PyTorch: in a clone of fedmaba, pip install '.[sim]'",
+            err=True,
+        )
         code = 2
     sys.exit(code)
 

@@ -49,7 +49,7 @@ POLL = 0.5  # seconds between two looks for replies
 HELLO = 300.0  # seconds after which a node that gave no name, or a wrong one, is asked again
 SLACK = 300.0  # seconds by which the clocks of two hosts may differ
 
-__all__ = ["FlowerStrategy", "client_app", "initial_arrays", "load_arrays", "reply"]
+__all__ = ["FlowerStrategy", "Limits", "client_app", "initial_arrays", "load_arrays", "reply"]
 
 
 class FlowerStrategy(Base):

@@ -115,6 +115,8 @@ class RunHistory:
         """Which evaluations a table shows: the last, the best, or the last five."""
         if at not in get_args(At):
             raise InputError(f"at={at!r}: choose one of {', '.join(get_args(At))}")
+        if model not in get_args(Model):
+            raise InputError(f"model={model!r}: choose one of {', '.join(get_args(Model))}")
         count = len(self.tables.get("evaluated", []))
         if at == "last5":
             return np.arange(max(0, count - 5), count)

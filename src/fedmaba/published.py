@@ -9,6 +9,7 @@ not live here: torch, and any reader that executes what a file says.
 
 from __future__ import annotations
 
+import filecmp
 import gzip
 import hashlib
 import http.client
@@ -476,14 +477,17 @@ def _scratch(folder: Path) -> Iterator[Path]:
         ) from None
 
 
-def _write(spec: Published, found: Found, folder: Path) -> list[Path]:
-    """Write the plain files into a folder, each whole or not at all."""
-    written = []
+def _write(spec: Published, found: Found, folder: Path, *, spare: bool = False) -> list[Path]:
+    """Write the plain files into a folder, all or none; `spare` what is there and differs."""
     with _scratch(folder) as part:
         for file, raw in _read(spec, found):
             (part / file.name).write_bytes(raw)
-            written.append((part / file.name).replace(folder / file.name))
-    return sorted(written)
+        new = sorted(part.iterdir())
+        for path in new if spare else ():
+            old = folder / path.name
+            if old.exists() and not filecmp.cmp(path, old, shallow=False):
+                raise InputError(f"{old} holds something else: choose another folder")
+        return [path.replace(folder / path.name) for path in new]
 
 
 def _sound(spec: Published, found: Found) -> str:
@@ -534,4 +538,4 @@ def check(name: str, data_dir: Path | None = None) -> list[tuple[str, str]]:
 def export(name: str, directory: Path, data_dir: Path | None = None) -> list[Path]:
     """Write the publisher's plain files (idx or *.bin) of a set into a folder."""
     spec = published(name)
-    return _write(spec, locate(spec, data_dir), directory)
+    return _write(spec, locate(spec, data_dir), directory, spare=True)

@@ -30,13 +30,14 @@ def demo(
     parse(strategy)  # before anything is started
     with tempfile.TemporaryDirectory(prefix="fedmaba-flower-") as folder:
         base = Path(folder)
+        network = Net(base)  # refused where its programs are not
         say(f"keys, certificates and logs in {base}, removed at the end")
         new(base / "app")
         fed = Federation.make("sample", partition, clients=sites)
         names = [f"site-{c}" for c in range(sites)]
         for c, name in enumerate(names):
             write_site(base / f"{name}.npz", fed, c)
-        with Net(base) as net:
+        with network as net:
             say(f"SuperLink on 127.0.0.1:{net.port}: TLS, node authentication")
             for name in names:
                 net.register(name)

@@ -48,7 +48,7 @@ class Net:
             "OMP_NUM_THREADS": "1",  # the sites share this machine's cores
         }
         for name, remedy in (
-            ("flower-superlink", "pip install 'fedmaba[flower]'"),
+            ("flower-superlink", "in a clone of fedmaba, pip install '.[flower]'"),
             ("openssl", "install OpenSSL"),
             ("ssh-keygen", "install OpenSSH"),
         ):

@@ -102,11 +102,11 @@ def weights(figure: Any, scene: Scene) -> None:
 
 
 def gains(figure: Any, scene: Scene) -> None:
-    """who gains and who loses against FedAvg, client by client"""
+    """who gains and who loses against FedAvg (else the first), client by client"""
     base = scene.labels[scene.reference]
     others = [label for label in scene.labels if label != base and scene.of(label)]
     if not others or not scene.of(base):
-        raise InputError("gains compares strategies: run at least two, FedAvg among them")
+        raise InputError("gains compares strategies: run at least two")
     for axes, label in zip(_grid(figure, len(others), 1.35, sharex=True), others, strict=True):
         then, now = _pairs(scene, base, label)
         change = (now - then)[np.argsort(then, kind="stable")]

@@ -141,7 +141,9 @@ def _style() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise InputError("figures want matplotlib: pip install 'fedmaba[plot]'") from error
+        raise InputError(
+            "figures want matplotlib: in a clone of fedmaba, pip install '.[plot]'"
+        ) from error
     return matplotlib.rc_context(STYLE)
 
 

@@ -31,7 +31,7 @@ def check() -> None:
         import tensorboard.summary.writer.event_file_writer  # noqa: F401
     except ImportError as error:
         raise InputError(
-            "--tensorboard wants TensorBoard: pip install 'fedmaba[tensorboard]'"
+            "--tensorboard wants TensorBoard: in a clone of fedmaba, pip install '.[tensorboard]'"
         ) from error
 
 

@@ -79,7 +79,7 @@ def parse(spec: str) -> list[Strategy]:
     for item in _split(rest, spec):
         key, equals, text = (part.strip() for part in item.partition("="))
         if not equals or not key or not text:
-            raise InputError(f"{spec!r}: {item!r} is not key=value")
+            raise InputError(f"{spec!r}: {item!r} is not key=value, as q=0.1")
         if key in grid:
             raise InputError(f"{spec!r}: {key!r} is given twice")
         listed = text[1:-1].split(",") if text.startswith("[") and text.endswith("]") else [text]
