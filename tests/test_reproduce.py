@@ -437,7 +437,7 @@ def test_a_target_from_the_command_to_every_file(call, tmp_path):
     assert again == out.replace("mine/", "other/")
     for path, content in before.items():
         assert path.read_bytes() == content
-        assert (tmp_path / "other" / folder.name / path.name).read_bytes() == content
+        assert (tmp_path / "other" / "quick" / folder.name / path.name).read_bytes() == content
 
 
 def tiny(name="table2-fashion-mnist", rounds=3, seeds=2):
