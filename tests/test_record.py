@@ -5,6 +5,7 @@ An interrupted and resumed run must end in the same bytes as an unbroken one.
 
 import dataclasses
 import errno
+import hashlib
 import json
 import math
 import os
@@ -530,6 +531,26 @@ def test_a_damaged_checkpoint_is_always_refused(stopped):
         read_checkpoint(newest)
     newest.write_bytes(good)
     assert read_checkpoint(newest)[1]["round"] == 5
+
+
+def test_a_checkpoint_without_a_state_or_runs_is_refused_or_shown(stopped, monkeypatch, capsys):
+    newest, older = record.checkpoints(stopped)
+    older.unlink()
+    arrays, meta = read_checkpoint(newest)
+
+    def forge(arrays, meta):
+        body = b"".join(record.pack(arrays, meta))
+        newest.write_bytes(record.MAGIC + hashlib.sha256(body).digest() + body)
+
+    name = next(name for name in arrays if name.startswith("state/") and name.endswith("/p"))
+    forge({n: a for n, a in arrays.items() if n != name}, meta)
+    with pytest.raises(InputError, match=rf"not of this experiment \(array {name}\)"):
+        experiment.resume(stopped)
+    forge(arrays, {**meta, "runs": []})
+    monkeypatch.setattr(sys, "argv", ["fedmaba", "table", str(stopped)])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_the_older_checkpoint_takes_the_place_of_a_damaged_one(stopped, finished):

@@ -213,7 +213,7 @@ def _tell_unfinished(folder: Path, history: History) -> None:
     from fedmaba import record
 
     if not (folder / "runs.json").exists():
-        done = max(len(run.tables.get("round", ())) for run in history.runs)
+        done = max((len(run.tables.get("round", ())) for run in history.runs), default=0)
         how = "it is running" if record.held(folder) else record.to_go_on(folder)
         _tell(f"unfinished, saved up to round {done}: {how}")
 

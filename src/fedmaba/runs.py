@@ -132,7 +132,8 @@ class Progress:
             found = arrays.get(name)
             if found is None or (found.shape, found.dtype) != (shape, dtype):
                 return f"array {name}"
-        return ""
+        needed = (f"state/{r}/{name}" for r, state in enumerate(self.states) for name in state)
+        return next((f"array {name}" for name in needed if name not in arrays), "")
 
     def restore(self, arrays: dict[str, NDArray[Any]], meta: dict[str, Any]) -> None:
         """Go back to where a checkpoint was taken."""
