@@ -113,7 +113,7 @@ def python() -> str:
         "Made from the code by `tools/reference.py`: what `import fedmaba` offers.",
         "",
     ]
-    for name in sorted(set(fedmaba.__all__) - {"__version__"}, key=str.lower):
+    for name in sorted(sorted(set(fedmaba.__all__) - {"__version__"}), key=str.lower):
         thing = getattr(fedmaba, name)
         lines += [f"## {name}", "", *_entry(name, thing)]
         kind = inspect.isclass(thing) and thing.__base__ is not fedmaba.Strategy
