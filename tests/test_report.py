@@ -380,6 +380,8 @@ def test_a_history_in_memory_gives_the_tables_for_a_paper():
     runs = [one(name, [a, 0.8], s) for name, pair in seeds.items() for s, a in enumerate(pair)]
     history = History([*runs, one("afl", [0.1, 0.1], 2, diverged="afl, seed 2, diverged")])
     text = history.table(against="fedavg", model="last")
+    with pytest.raises(InputError, match="against 'fedavg': there is no other row"):
+        History([run for run in history.runs if run.label == "fedavg"]).table(against="fedavg")
     assert text.startswith("Left out of every mean: afl, seed 2, diverged.\n\n**Last server model")
     half = 12.706 * np.std([5, 15], ddof=1) / np.sqrt(2)  # of mean accuracy, seed by seed
     line = next(x for x in text.splitlines()[8:] if x.startswith("| afl | 2 | "))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from fedmaba.errors import unknown
+from fedmaba.errors import InputError, unknown
 from fedmaba.history import At, History, Model, Row
 from fedmaba.report.chosen import Choice, Found, by_seed, values
 from fedmaba.report.data import FIGURES
@@ -67,6 +67,8 @@ def _differences(history: History, model: Model, at: At, against: str) -> Grid:
     labels = dict.fromkeys(run.label for run in history.runs)
     if against not in labels:
         raise unknown("row", against, labels)
+    if len(labels) == 1:
+        raise InputError(f"against {against!r}: there is no other row: leave it out")
     found = values(history, model, Choice(at, "", at, ""))
     spans = {row: minus(found, row, found, against) for row in labels if row != against}
     words = caption(history, model, at).partition(";")[0]
