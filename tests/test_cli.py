@@ -641,6 +641,7 @@ def test_an_interrupt_stops_after_the_round_and_a_later_one_at_once(
     told = "stopping after this round; Ctrl-C again, a second later, ends at once\n"
     assert answer.err == told + "stopped after round 1; go on with: fedmaba resume mine\n"
     assert call("table", "mine").err == "unfinished, saved up to round 1: fedmaba resume mine\n"
+    assert call("export", "mine").err == "unfinished, saved up to round 1: fedmaba resume mine\n"
     folder = Folder(Path("mine"))
     assert call("table", "mine").err == "unfinished, saved up to round 1: it is running\n"
     folder.close()

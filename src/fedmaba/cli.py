@@ -26,7 +26,7 @@ from fedmaba.errors import Diverged, FedmabaError, InputError
 
 if TYPE_CHECKING:
     from fedmaba.experiment import Session
-    from fedmaba.history import At, History, Model
+    from fedmaba.history import At, Model
     from fedmaba.targets import Target
 
     Dtype = Literal["float32", "tf32", "bf16", "float64"]
@@ -206,14 +206,15 @@ def table(
         terminal.grids(page.grids[1:])
     else:
         typer.echo(sheet.written(page, to), nl=False)
-    _tell_unfinished(folder, history)
+    _tell_unfinished(folder)
 
 
-def _tell_unfinished(folder: Path, history: History) -> None:
+def _tell_unfinished(folder: Path) -> None:
     from fedmaba import record
 
     if not (folder / "runs.json").exists():
-        done = max((len(run.tables.get("round", ())) for run in history.runs), default=0)
+        runs = record.load_history(folder).runs
+        done = max((len(run.tables.get("round", ())) for run in runs), default=0)
         how = "it is running" if record.held(folder) else record.to_go_on(folder)
         _tell(f"unfinished, saved up to round {done}: {how}")
 
@@ -367,12 +368,11 @@ def export_run(
     ] = None,
 ) -> None:
     """Write the tables of a run for a spreadsheet or another program."""
-    from fedmaba import record
     from fedmaba.report import export as tables
 
     for path in tables.to_csv(folder, out or folder / to):
         typer.echo(path)
-    _tell_unfinished(folder, record.load_history(folder))
+    _tell_unfinished(folder)
 
 
 @app.command("list")

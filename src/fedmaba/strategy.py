@@ -254,7 +254,7 @@ def weighed(strategy: Strategy, state: State, replies: Replies) -> Decision:
     if coef.dtype.kind not in "biuf":
         raise InputError(f"{strategy.name}: weigh() gave coefficients of {coef.dtype}: give floats")
     sound(strategy, decision.state, decision.info)
-    return decision._replace(coef=np.asarray(coef, np.float64))
+    return Decision(np.asarray(coef, np.float64), decision.state, decision.info)
 
 
 def sound(strategy: Strategy, state: State, info: Mapping[str, float] | None = None) -> State:
