@@ -353,7 +353,7 @@ def read_checkpoint(file: Path) -> tuple[Arrays, dict[str, Any]]:
 
 
 def pack(arrays: Arrays, meta: Mapping[str, Any]) -> list[Buffer]:
-    """Arrays and JSON-ready words as a safetensors body, in pieces: a save copies no model."""
+    """Arrays and JSON-ready words as a safetensors body, in pieces: no array is copied."""
     header: dict[str, Any] = {"__metadata__": {"fedmaba": json.dumps(meta)}, **arrays}  # in order
     pieces: list[Buffer] = []
     end = 0

@@ -297,10 +297,7 @@ class Server:
                 found = saved[kind].get(name)
                 if found is None or (found.shape, found.dtype) != (like.shape, like.dtype):
                     raise InputError(f"{path} holds another model: choose another state folder")
-        self.model, self.deployed = (
-            {name: saved[kind][name] for name in self.model} for kind in ("model/", "deployed/")
-        )  # in the order that sites know
-        self.state = saved["state/"]
+        self.model, self.deployed, self.state = saved.values()
         self.kept = arrays["kept"].copy()
         self.kept_client, self.kept_round = (
             arrays[k].copy() for k in ("kept_client", "kept_round")
