@@ -353,7 +353,7 @@ def read_checkpoint(file: Path) -> tuple[Arrays, dict[str, Any]]:
 
 
 def pack(arrays: Arrays, meta: Mapping[str, Any]) -> list[Buffer]:
-    """Arrays and JSON-ready words as a safetensors body, in pieces: no array is copied."""
+    """Arrays and JSON-ready words as a safetensors body, in pieces, mostly without a copy."""
     header: dict[str, Any] = {"__metadata__": {"fedmaba": json.dumps(meta)}, **arrays}  # in order
     pieces: list[Buffer] = []
     end = 0
