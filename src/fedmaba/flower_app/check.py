@@ -133,7 +133,7 @@ def _ask(
             "firewall let you through?"
         ) from error
     except socket.gaierror as error:
-        raise InputError(f"{where}: there is no host {host!r}: check the name") from error
+        raise InputError(f"{where}: the host {host!r} cannot be found: check the name") from error
     except ConnectionRefusedError as error:
         raise InputError(
             f"{where}: connection refused: nothing listens there; start the proxy"

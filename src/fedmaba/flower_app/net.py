@@ -216,7 +216,7 @@ class Net:
             time.sleep(0.2)
 
     def _start(self, name: str, *words: object) -> None:
-        with open(self.logs / f"{name}.log", "ab") as log:
+        with open(self.logs / f"{name}.log", "ab", opener=private.opener) as log:
             self.processes[name] = subprocess.Popen(
                 [str(word) for word in words],
                 cwd=self.folder,

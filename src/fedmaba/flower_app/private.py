@@ -13,8 +13,12 @@ def make_folder(path: Path) -> None:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
+def opener(path: str, flags: int) -> int:
+    """For `open`: a file that is made has mode 0600."""
+    return os.open(path, flags, 0o600)
+
+
 def write_new(path: Path, text: str) -> None:
     """A new file of mode 0600; never through a link, never over a file that is there."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(handle, "w", encoding="utf-8") as file:
+    with open(path, "x", encoding="utf-8", opener=opener) as file:
         file.write(text)
