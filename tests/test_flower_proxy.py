@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import socket
 import ssl
 import subprocess
@@ -26,7 +27,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedmaba.flower_app.net import LINK, PROXY, Net, read_rounds
 from fedmaba.flower_app.new import new
-from fedmaba.flower_app.proxy import CALLS, find_nginx
+from fedmaba.flower_app.proxy import CALLS, command, find_nginx
 
 pytestmark = [
     pytest.mark.flower,
@@ -366,6 +367,14 @@ def test_the_refused_are_noted_with_their_address(net):
     assert re.search(r'^127\.0\.0\.1 .*"POST /v1/control/noted HTTP/1\.1" 404', noted, re.M)
 
 
+def test_a_proxy_that_was_away_finds_its_sites_again(net):
+    """What comes after is seen in the next test."""
+    net.stop(PROXY)
+    time.sleep(7)  # the sites ask every 3 seconds
+    assert any("retrying" in net.log(f"site-{c}") for c in range(SITES))
+    net._start(PROXY, *command(net.nginx, net.folder / PROXY))
+
+
 def test_the_sites_train_on_to_the_end(net):
     end = time.monotonic() + 150
     while not (net.folder / "state" / "models" / "last.safetensors").exists():
@@ -387,3 +396,33 @@ def test_only_this_account_can_read_what_a_federation_writes(net):
         for path in (net.folder / base, *(net.folder / base).rglob("*")):
             if not path.is_symlink() and os.stat(path).st_uid == os.getuid():
                 assert not path.stat().st_mode & 0o077, path
+
+
+GUARD = """
+import fcntl, os, pwd, socket, struct, subprocess, sys
+up = struct.pack("16sH14x", b"lo", 0x41)
+fcntl.ioctl(socket.socket(), 0x8914, up)  # SIOCSIFFLAGS: this namespace has its own loopback
+subprocess.run(["nft", "-f", "-"], input=sys.stdin.buffer.read(), check=True)
+server = socket.create_server(("127.0.0.1", 8000))
+for name in ("nobody", "daemon"):
+    if os.fork() == 0:
+        os.setuid(pwd.getpwnam(name).pw_uid)
+        refused = socket.socket().connect_ex(("127.0.0.1", 8000)) != 0
+        os._exit(refused)
+    print(name, "refused" if os.waitstatus_to_exitcode(os.wait()[1]) else "let in")
+"""
+
+
+def test_the_firewall_rule_of_the_page_lets_one_account_in():
+    able = ["unshare", "-n", "nft", "list", "ruleset"]  # needs root, in a namespace of its own
+    if not all(map(shutil.which, ("unshare", "nft"))) or subprocess.run(able).returncode:
+        pytest.skip("no nftables here, or not root")
+    page = (Path(__file__).parents[1] / "docs" / "deploy.md").read_text()
+    (rule,) = re.findall(r"^```text\n(table inet.*?)^```$", page, re.M | re.S)
+    done = subprocess.run(
+        ["unshare", "-n", sys.executable, "-c", GUARD],
+        input=rule.replace('"fair"', '"nobody"'),
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "nobody let in\ndaemon refused\n", done.stderr
