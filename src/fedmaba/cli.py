@@ -440,6 +440,42 @@ def flower_new(
         typer.echo(path)
 
 
+@flower_app.command("proxy")
+def flower_proxy(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="for nginx.conf and its logs")],
+    keys: Annotated[
+        Path, typer.Option(help="folder with server.pem, server.key and ca.pem")
+    ] = Path("keys"),
+    listen: Annotated[
+        str, typer.Option(help="address and port for the SuperNodes")
+    ] = "0.0.0.0:8443",
+    superlink_port: Annotated[int, typer.Option(help="the SuperLink's, on 127.0.0.1")] = 8000,
+) -> None:
+    """Write the nginx configuration of the SuperLink's door: SuperNodes pass, control does not."""
+    from fedmaba.flower_app import proxy
+
+    target = proxy.write(directory, listen, superlink_port, keys)
+    typer.echo(f"{target}: start it with {' '.join(proxy.command('nginx', directory))}")
+
+
+@flower_app.command("check")
+def flower_check(
+    where: Annotated[str, typer.Argument(metavar="HOST:PORT", help="where SuperNodes connect")],
+    ca: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="the federation's ca.pem; else this machine's own list"),
+    ] = None,
+) -> None:
+    """Say whether the fleet and whether control of all sites can be reached from here."""
+    from fedmaba.flower_app.check import check
+
+    found = check(where, ca)
+    for line in found.lines():
+        typer.echo(line)
+    if not found.ok:
+        raise typer.Exit(InputError.exit_code)
+
+
 @flower_app.command("demo")
 def flower_demo(
     strategy: Annotated[str, typer.Option(help="one row, no grid")] = "fedmaba:alpha=0.8",

@@ -7,8 +7,10 @@ What the server computes lives in `server`, what it refuses in `door`, what a si
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from logging import INFO, WARNING
 from numbers import Integral, Real
 from pathlib import Path
@@ -50,6 +52,16 @@ HELLO = 300.0  # seconds after which a node that gave no name, or a wrong one, i
 SLACK = 300.0  # seconds by which the clocks of two hosts may differ
 
 __all__ = ["FlowerStrategy", "Limits", "client_app", "initial_arrays", "load_arrays", "reply"]
+
+
+@contextmanager
+def _private() -> Iterator[None]:
+    """What is written meanwhile is for this account alone: the state tells every site's numbers."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 class FlowerStrategy(Base):
@@ -104,6 +116,7 @@ class FlowerStrategy(Base):
         self.ttl: float | None = None  # seconds after which a message is void
         self.reports: list[dict[str, Any]] = []  # what happened, a record per round
 
+    @_private()
     def start(
         self,
         grid: Grid,
