@@ -25,7 +25,7 @@ FLOORS = {  # from the ground up: a module imports what stands before it (a test
     "Rounds": "runs models ranks tape local batch cohort move weigh rounds engine",
     "Experiments": "config checks history record experiment targets compact reproduce",
     "What people see": "streams report cli __main__",
-    "A real federation": "door server site flower flower_app",
+    "A real federation": "door names server site flower flower_app",
 }
 
 
