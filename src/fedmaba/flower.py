@@ -392,7 +392,7 @@ class FlowerStrategy(Base):
         self.reports.append(report)
         for line in _lines(report):
             log(INFO, "%s", line)
-        for why in report["refused"]:
+        for why in report["refused"][len(turned) :]:  # the others were logged when it happened
             log(WARNING, "left out of round %s: %s", report["round"], why)
         numbers = {key: value for key, value in report.items() if isinstance(value, float)}
         numbers |= {key: value for key, value in report["info"].items() if value is not None}
@@ -610,7 +610,7 @@ class _Looks:
 
     def once(self, seconds: float) -> list[tuple[int, Message | str]]:
         """Look for every reply; those that are there within so many seconds."""
-        for message in self.waiting.keys() - self.under_way.keys():
+        for message in [m for m in self.waiting if m not in self.under_way]:
             done: Future[Message | str | None] = Future()
             self.under_way[message] = done
             # no pool: at the end of the program it would wait for a look that never ends
@@ -623,7 +623,7 @@ class _Looks:
                 got = done.result()
                 if got is not None and message in self.waiting:
                     found.append((self.waiting.pop(message), got))
-        return found
+        return sorted(found, key=lambda pair: pair[0])  # not in order of arrival
 
     def drop(self, nodes: set[int]) -> None:
         """Wait no longer for these nodes."""
