@@ -22,7 +22,8 @@ TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 class LocalGrid(Grid):
     """Nodes by id with their apps; `spoil` may change or lose a reply, or raise as flwr may.
 
-    `known` says what a SuperLink knows of a node besides: its public key, its registered name.
+    `known` says what a SuperLink knows of a node besides: its public key, its registered name;
+    `config` what its SuperNode was started with.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class LocalGrid(Grid):
     ) -> None:
         self.apps, self.spoil = dict(apps), spoil
         self.known: dict[int, dict] = {}
+        self.config: dict[int, dict] = {}
         self.lock = threading.Lock()  # replies are pulled by several threads
         self.waiting: dict[str, Message] = {}
         self.sent: list[Message] = []
@@ -77,7 +79,7 @@ class LocalGrid(Grid):
 
     def answer(self, message: Message) -> Message | None:
         node = message.metadata.dst_node_id
-        context = Context(1, node, {}, RecordDict(), {})
+        context = Context(1, node, self.config.get(node, {}), RecordDict(), {})
         try:
             answer = self.apps[node](message, context)
         except Exception as error:  # as a SuperNode answers when its app fails
