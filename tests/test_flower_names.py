@@ -1,6 +1,8 @@
 """A site's name belongs to one node: the operator's list, or the first to give it, for good."""
 
+import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -211,6 +213,13 @@ def test_a_list_that_is_not_there_is_refused(tmp_path):
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="give a TOML file"):
         strategy(sites=tmp_path / "bytes")
+
+
+def test_the_list_of_the_docs_is_one(tmp_path):
+    page = (Path(__file__).parents[1] / "docs" / "deploy.md").read_text()
+    (block,) = re.findall(r"^```text\n(north = .*?)^```$", page, re.M | re.S)
+    (tmp_path / "sites.toml").write_text(block)
+    assert list(read_sites(tmp_path / "sites.toml").listed) == ["north", "south"]
 
 
 # what the SuperLink's operator registered
