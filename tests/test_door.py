@@ -14,6 +14,7 @@ import pytest
 from fedmaba import average, record
 from fedmaba.door import Door, Limits, Offer, Refused, Reply, Sent, line, names, read
 from fedmaba.errors import Busy, InputError
+from fedmaba.flower_app.net import read_rounds
 from fedmaba.names import Names, Who
 from fedmaba.server import Server, Terms
 from fedmaba.strategies import REGISTRY, parse
@@ -367,7 +368,7 @@ def test_a_server_that_starts_again_goes_on_with_the_same_numbers(spec, tmp_path
     for name, value in whole.state.items():
         np.testing.assert_array_equal(again.state[name], value)
     np.testing.assert_array_equal(again.kept, whole.kept)
-    assert [r["round"] for r in record.read_lines(tmp_path / "state")] == [1, 2, 3, 4, 5]
+    assert [r["round"] for r in read_rounds(tmp_path / "state", 0)] == [1, 2, 3, 4, 5]
 
 
 def test_a_damaged_state_falls_back_one_round(tmp_path):
@@ -440,7 +441,7 @@ def test_lines_that_were_taken_away_leave_no_gap(tmp_path):
     again = server_of("fedavg", tmp_path)
     again.take(replies_of(again))
     again.folder.close()
-    assert [row["round"] for row in record.read_lines(tmp_path)] == [2]
+    assert [row["round"] for row in read_rounds(tmp_path, 0)] == [2]
 
 
 def test_new_sites_come_last_in_order_of_name():

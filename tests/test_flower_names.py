@@ -13,10 +13,11 @@ from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 
-from fedmaba import flower, record
+from fedmaba import flower
 from fedmaba.door import Refused
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy
+from fedmaba.flower_app.net import read_rounds
 from fedmaba.names import Names, Who, read_sites
 from flower_grid import LocalGrid, light_app, light_model
 
@@ -117,7 +118,7 @@ def test_a_name_is_kept_over_a_crash_in_the_first_round(tmp_path):
 def test_changes_are_logged_and_recorded(tmp_path, said):
     ran = strategy(state=tmp_path)
     run(ran, grid_of({10: 0, 11: 1}, {10: {"public_key": KEYS[0]}}), 2)
-    first, second = record.read_lines(tmp_path)
+    first, second = read_rounds(tmp_path, 0)
     assert first["names"] == [
         {"site": "site-0", "node": "10", "id": mark(KEYS[0]), "before": None},
         {"site": "site-1", "node": "11", "id": "node 11", "before": None},

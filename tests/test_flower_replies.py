@@ -10,9 +10,10 @@ pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedmaba import door, flower, record
+from fedmaba import door, flower
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, load_arrays
+from fedmaba.flower_app.net import read_rounds
 from flower_grid import LocalGrid, light_app, light_model
 from flower_link import Link, http_grid
 
@@ -175,7 +176,7 @@ def test_a_run_in_which_nobody_ever_counted_fails_and_writes_no_model(tmp_path):
     grid.spoil = None  # what was wrong is corrected
     run(grid, rounds=3, state=tmp_path)
     assert load_arrays(tmp_path / "models" / "last.safetensors")["w"].numpy().any()
-    assert len(record.read_lines(tmp_path)) == 3
+    assert len(read_rounds(tmp_path, 0)) == 3
 
 
 def test_a_round_without_a_reply_between_others_is_no_failure():

@@ -62,7 +62,10 @@ class Meta(Runs):
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     terms: dict[str, Any] | None = None
     sites: list[Word] | None = None
-    nodes: dict[Annotated[str, Field(pattern="^-?[0-9]{1,20}$")], Word] | None = None
+    owners: dict[Word, Word] | None = None
+    changes: list[dict[Word, str | None]] | None = None
+    counted: Count | None = None
+    refused: list[str] | None = None
 
 
 class Data(Part):

@@ -30,6 +30,9 @@ from fedmaba.names import Names
 from fedmaba.strategy import IntArray, Replies, State, Strategy, stays, weighed
 
 Task = dict[str, int | float | str | bool]
+META = ("terms", "sites", "owners", "changes", "counted", "refused")  # of a checkpoint
+OTHER = "choose another state folder"
+REMEDY = "fix it, then run again with the same state; what was saved before is whole"
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Server:
         self.dtype = np.result_type(np.float32, *(self.model[n].dtype for n in self.weights))
         self.kept = self._flat(self.model)[None][:0]  # (h, P) changes of past rounds
         self.kept_client = self.kept_round = np.zeros(0, np.int64)  # (h,)
-        self.folder = None if folder is None else record.Folder(folder)
+        self.folder = None if folder is None else record.Folder(folder, private=True, remedy=REMEDY)
         if self.folder is not None and record.checkpoints(self.folder.path):
             try:
                 self._restore(self.folder)
@@ -291,12 +294,16 @@ class Server:
         """Go back to the newest whole checkpoint of the folder."""
         path = folder.path
         arrays, meta, _ = record.load_checkpoint(path)
-        mine = self.terms.to_json()
-        for key, value in meta.get("terms", {}).items():
-            if mine[key] != value:
+        mine, kept = self.terms.to_json(), ("kept", "kept_client", "kept_round")
+        lacks = [key for key in META if meta.get(key) is None] + [
+            k for k in kept if k not in arrays
+        ]
+        if lacks:
+            raise InputError(f"{path} is no state of this version, it lacks {lacks[0]!r}: {OTHER}")
+        for key, value in meta["terms"].items():
+            if key in mine and mine[key] != value:
                 raise InputError(
-                    f"{path} was begun with {key}={value}, but this run has {mine[key]}: "
-                    "choose another state folder"
+                    f"{path} was begun with {key}={value}, but this run has {mine[key]}: {OTHER}"
                 )
         saved = {
             kind: {n[len(kind) :]: a.copy() for n, a in arrays.items() if n.startswith(kind)}
@@ -306,12 +313,9 @@ class Server:
             for name, like in self.model.items():
                 found = saved[kind].get(name)
                 if found is None or (found.shape, found.dtype) != (like.shape, like.dtype):
-                    raise InputError(f"{path} holds another model: choose another state folder")
+                    raise InputError(f"{path} holds another model: {OTHER}")
         self.model, self.deployed, self.state = saved.values()
-        self.kept = arrays["kept"].copy()
-        self.kept_client, self.kept_round = (
-            arrays[k].copy() for k in ("kept_client", "kept_round")
-        )
+        self.kept, self.kept_client, self.kept_round = (arrays[key].copy() for key in kept)
         self.round, self.sites = meta["round"], list(meta["sites"])
         self.names.restore(meta["owners"], meta["changes"])
         self.counted, self.refused = meta["counted"], meta["refused"]
