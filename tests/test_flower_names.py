@@ -115,6 +115,20 @@ def test_a_name_is_kept_over_a_crash_in_the_first_round(tmp_path):
     assert [change["site"] for change in report["names"]] == ["site-0", "site-1"]  # not lost
 
 
+def test_who_waits_in_vain_is_told_who_was_turned_away(tmp_path):
+    run(strategy(state=tmp_path), grid_of({10: 0, 11: 1}), 1)
+    thief = strategy(state=tmp_path, wait=0.05)
+    with pytest.raises(InputError, match=r"1 sites after .*\(node 5 is not let in: site 'site-1'"):
+        run(thief, grid_of({10: 0, 5: 1}), 2)
+
+
+def test_a_name_given_while_others_are_waited_for_is_kept(tmp_path):
+    with pytest.raises(InputError, match=r"1 sites after .*, but 2 are needed: start more"):
+        run(strategy(state=tmp_path, wait=0.05), grid_of({11: 1}), 1)
+    report = run(strategy(state=tmp_path), grid_of({10: 0, 5: 1, 12: 2}), 1)
+    assert "site 'site-1' belongs to node 11" in report["refused"][0]
+
+
 def test_changes_are_logged_and_recorded(tmp_path, said):
     ran = strategy(state=tmp_path)
     run(ran, grid_of({10: 0, 11: 1}, {10: {"public_key": KEYS[0]}}), 2)

@@ -275,13 +275,16 @@ class FlowerStrategy(Base):
                 self.begun = True
                 server.join(self.sites.values())  # together, so by name
                 self._note({self.who[node]: site for node, site in self.sites.items()})
+                self._keep_names()
                 return
             if ready != seen:
                 log(INFO, "waiting for sites: %s of %s are here", ready, enough)
                 seen = ready
             if time.monotonic() > end:
+                self._keep_names()
+                away = f" ({self.turned[-1]})" if self.turned else ""
                 raise InputError(
-                    f"{ready} sites after {self.wait:g} seconds, but {enough} are needed: "
+                    f"{ready} sites after {self.wait:g} seconds, but {enough} are needed{away}: "
                     "start more SuperNodes, then run again; the state is saved"
                 )
             time.sleep(POLL)
@@ -327,12 +330,15 @@ class FlowerStrategy(Base):
         log(WARNING, "%s", self.turned[-1])
 
     def _note(self, sites: Mapping[Who, str]) -> None:
-        """Names that nodes have from now on; what is new is logged and saved at once."""
-        assert self.server is not None
-        told = [self.names.give(who, site) for who, site in sites.items()]
-        for said in filter(None, told):
-            log(INFO, "%s", said)
-        if any(told):
+        """Names that nodes have from now on; what is new is logged."""
+        for who, site in sites.items():
+            said = self.names.give(who, site)
+            if said:
+                log(INFO, "%s", said)
+
+    def _keep_names(self) -> None:
+        """Save names that changed before the round that will tell of them."""
+        if self.names.changes and self.server is not None:
             self.server.save()
 
     def _exchange(
@@ -621,13 +627,14 @@ class _Looks:
             if done.done():
                 del self.under_way[message]
                 got = done.result()
-                if got is not None and message in self.waiting:
+                if got is not None:
                     found.append((self.waiting.pop(message), got))
         return sorted(found, key=lambda pair: pair[0])  # not in order of arrival
 
     def drop(self, nodes: set[int]) -> None:
         """Wait no longer for these nodes."""
         self.waiting = {m: node for m, node in self.waiting.items() if node not in nodes}
+        self.under_way = {m: done for m, done in self.under_way.items() if m in self.waiting}
 
     def _look(self, message: str, done: Future[Message | str | None]) -> None:
         try:
