@@ -26,7 +26,7 @@ FLOORS = {  # from the ground up: a module imports what stands before it (a test
     "Files": "files arrays schema",
     "Experiments": "config checks history record experiment targets compact reproduce",
     "What people see": "streams report cli __main__",
-    "A real federation": "door names server site flower flower_app",
+    "A real federation": "door names inbox server site flower flower_app",
 }
 
 

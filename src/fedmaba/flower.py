@@ -8,13 +8,10 @@ What the server computes lives in `server`, what it refuses in `door`, what a si
 from __future__ import annotations
 
 import base64
-import copy
 import hashlib
 import math
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
 from logging import INFO, WARNING
 from numbers import Integral, Real
 from pathlib import Path
@@ -43,7 +40,8 @@ from flwr.serverapp.strategy import Strategy as Base
 
 from fedmaba import door
 from fedmaba.door import Arrays, Door, Limits, Offer, Sent
-from fedmaba.errors import FedmabaError, InputError
+from fedmaba.errors import InputError
+from fedmaba.inbox import Looks, counted, push
 from fedmaba.names import Names, Who, read_sites
 from fedmaba.server import Server, Terms, figures
 from fedmaba.strategies import parse
@@ -133,7 +131,7 @@ class FlowerStrategy(Base):
         self.running = False  # whether our own loop is at work
         self.begun = False  # whether enough sites were there once
         self.asked: dict[int, float] = {}  # node -> when it was asked for its name
-        self.hello = _Looks()  # for the answers
+        self.hello = Looks()  # for the answers
         self.unnamed: set[int] = set()  # nodes whose app answers no query: they say it in training
         self.turned: list[str] = []  # who was not let in, since the last round
         self.who: dict[int, Who] = {}  # nodes that were there when this round began
@@ -161,8 +159,8 @@ class FlowerStrategy(Base):
         _check(0, timeout=timeout)
         _check(1, whole=True, **{k: config[k] for k in ("epochs", "minibatch") if k in config})
         server, result = self._begin(initial_arrays), Result()
-        grid = _counted(grid, server.model)
-        self.hello, self.asked = _Looks(grid), {}
+        grid = counted(grid, server.model)
+        self.hello, self.asked = Looks(grid), {}
         self.ttl = timeout + SLACK  # a site that returns does not work through old rounds
         if server.round:
             log(INFO, "going on after round %s, saved in %s", server.round, self.folder)
@@ -304,7 +302,7 @@ class FlowerStrategy(Base):
                 self._turn_away(w.node, self.names.unlisted(w))
             return
         hello = [Message(RecordDict(), w.node, MessageType.QUERY, ttl=HELLO + SLACK) for w in new]
-        for w, message in zip(new, _push(grid, hello), strict=True):
+        for w, message in zip(new, push(grid, hello), strict=True):
             if message:
                 self.hello.waiting[message] = w.node
 
@@ -351,8 +349,8 @@ class FlowerStrategy(Base):
         begin = time.monotonic()
         end, quorum = begin + timeout, self._quorum(len(messages))
         nodes = [m.metadata.dst_node_id for m in messages]
-        looks, found = _Looks(grid), list[tuple[int, Message | str]]()
-        for message, node in zip(_push(grid, messages), nodes, strict=True):
+        looks, found = Looks(grid), list[tuple[int, Message | str]]()
+        for message, node in zip(push(grid, messages), nodes, strict=True):
             if message:
                 looks.waiting[message] = node
             else:
@@ -604,109 +602,6 @@ def _nobody(server: Server) -> str:
         f"no reply counted in {server.round} rounds, so no model was made; in the last: {why}: "
         "correct that, then run again with another state folder"
     )
-
-
-class _Looks:
-    """Looks for replies, each in a thread of its own, so that a slow one holds up no other."""
-
-    def __init__(self, grid: Grid | None = None) -> None:
-        self.grid = grid
-        self.waiting: dict[str, int] = {}  # message -> the node that is to answer it
-        self.under_way: dict[str, Future[Message | str | None]] = {}
-
-    def once(self, seconds: float) -> list[tuple[int, Message | str]]:
-        """Look for every reply; those that are there within so many seconds."""
-        for message in [m for m in self.waiting if m not in self.under_way]:
-            done: Future[Message | str | None] = Future()
-            self.under_way[message] = done
-            # no pool: at the end of the program it would wait for a look that never ends
-            threading.Thread(target=self._look, args=(message, done), daemon=True).start()
-        wait(self.under_way.values(), seconds)
-        found: list[tuple[int, Message | str]] = []
-        for message, done in list(self.under_way.items()):
-            if done.done():
-                del self.under_way[message]
-                got = done.result()
-                if got is not None:
-                    found.append((self.waiting.pop(message), got))
-        return sorted(found, key=lambda pair: pair[0])  # not in order of arrival
-
-    def drop(self, nodes: set[int]) -> None:
-        """Wait no longer for these nodes."""
-        self.waiting = {m: node for m, node in self.waiting.items() if node not in nodes}
-        self.under_way = {m: done for m, done in self.under_way.items() if m in self.waiting}
-
-    def _look(self, message: str, done: Future[Message | str | None]) -> None:
-        try:
-            done.set_result(_pull(self.grid, message))
-        except BaseException as error:  # the end of the program, say: `once` raises it again
-            done.set_exception(error)
-
-
-def _counted(grid: Grid, model: Arrays) -> Grid:
-    """A grid that fetches no reply larger than any honest one; others have no parts to fetch."""
-    if not hasattr(grid, "_runtime_client"):
-        return grid
-    counted = copy.copy(grid)
-    counted._client = _Counted(grid._runtime_client, model)
-    return counted
-
-
-class _Counted:
-    """The way to the SuperLink; a reply of too many or too large parts is refused on it."""
-
-    def __init__(self, client: Any, model: Arrays) -> None:
-        self.client, self.most = client, door.parts(model)
-        self.largest = max(array.nbytes for array in model.values()) + 2 * door.HEADER
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.client, name)
-
-    def PullMessages(self, request: Any) -> Any:
-        """Replies as lists of their parts, before any of these is fetched."""
-        found = self.client.PullMessages(request)
-        for tree in found.message_object_trees:
-            count, left = 0, [tree]
-            while left and count <= self.most:
-                count += 1
-                left += left.pop().children
-            if left:
-                raise door.Refused(f"it comes in more than {self.most} parts, so none is fetched")
-        return found
-
-    def PullObject(self, request: Any) -> Any:
-        """One part, before it is decoded."""
-        found = self.client.PullObject(request)
-        content = found.object_content
-        kind = bytes(content[:16]).partition(b" ")[0]
-        limit = self.largest if kind == b"ArrayChunk" else door.SMALL + 256 * self.most
-        limit = door.SMALL if kind in (b"MetricRecord", b"ConfigRecord") else limit
-        if len(content) > limit:
-            raise door.Refused(f"a part of it has {len(content)} bytes: at most {limit} are read")
-        # an array names its pieces; one piece named a million times would fill the memory
-        if kind == b"Array" and content.count(b",") > 2 * self.most:
-            raise door.Refused(f"an array of it has more than {self.most} pieces")
-        return found
-
-
-def _push(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
-    """Send messages; their ids in order, None where one could not be sent."""
-    if not messages:
-        return []
-    ids = list(grid.push_messages(messages))
-    if len(ids) != len(messages):
-        raise FedmabaError("the SuperLink took none of the messages: see its log, then run again")
-    return ids
-
-
-def _pull(grid: Grid, message: str) -> Message | str | None:
-    """The reply to one message: None while there is none, a line where it cannot be read."""
-    try:
-        return next(iter(grid.pull_messages([message])), None)
-    except door.Refused as why:
-        return str(why)
-    except Exception as error:  # flwr unpacks what a stranger packed: no way to fail is ruled out
-        return f"its reply cannot be read: {type(error).__name__}: {door.line(error)}"
 
 
 def _lines(report: Mapping[str, Any]) -> list[str]:
