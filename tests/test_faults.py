@@ -114,7 +114,7 @@ def test_hostile_names_stay_inside():
 
 def test_a_campaign_that_loses_says_so(monkeypatch):
     """A checkpoint without its checksum, a save without its rename: found."""
-    from fedmaba import record
+    from fedmaba import files, record
 
     real = record.hashlib.sha256
 
@@ -128,17 +128,21 @@ def test_a_campaign_that_loses_says_so(monkeypatch):
         def digest(self):
             return bytes(32)
 
+        def hexdigest(self):
+            return self.real.hexdigest()
+
+    fake = {"sha256": Blind, "file_digest": staticmethod(lambda file, name: Blind())}
     with monkeypatch.context() as patch:
-        patch.setattr(record, "hashlib", type("Fake", (), {"sha256": Blind}))
+        patch.setattr(record, "hashlib", type("Fake", (), fake))
         assert damage.campaign(60, 0, quiet).lost > 3
 
-    def in_place(target, *content, remedy=""):
+    def in_place(target, *content, remedy="", private=False):
         target.parent.mkdir(exist_ok=True)
         with open(target, "wb") as f:
             f.writelines(content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(record, "write_file", in_place)
+        patch.setattr(files, "write", in_place)
         assert disk.campaign(10, 0, quiet).lost > 3
 
 

@@ -23,9 +23,10 @@ FLOORS = {  # from the ground up: a module imports what stands before it (a test
     "Data": "published datasets partition federation",
     "Rows": "rows workers",
     "Rounds": "runs models ranks tape local batch cohort move weigh rounds engine",
+    "Files": "files arrays schema",
     "Experiments": "config checks history record experiment targets compact reproduce",
     "What people see": "streams report cli __main__",
-    "A real federation": "door server site flower flower_app",
+    "A real federation": "door names inbox server site flower flower_app",
 }
 
 

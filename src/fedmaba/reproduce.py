@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedmaba import compact, config, engine, experiment, record, targets
+from fedmaba import compact, config, engine, experiment, files, record, targets
 from fedmaba.datasets import Dataset
 from fedmaba.errors import InputError
 from fedmaba.experiment import Own, Session
@@ -154,11 +154,18 @@ def begin(work: Work, out: Path, machine: config.Machine, held: Held | None = No
     if session.batch.ranks.count > 1:
         raise InputError("reproduce is one process: give each GPU its part with --batch I/N")
     record.make_folder(out)
-    folder = record.Folder(out / "checkpoint" / f"{work.file}.{machine.dtype}")
+    name = f"checkpoint/{work.file}.{machine.dtype}"
+    try:
+        place = files.inside(out, f"{name}/.lock").parent
+    except OSError as error:
+        raise files.failed(out / name, error) from error
+    folder = record.Folder(place, remedy="fix it, then repeat the command")
+    files.tidy(out, f"{work.file}.npz")
     seconds = 0.0
     try:
         if record.checkpoints(folder.path):
             arrays, meta, damaged = record.load_checkpoint(folder.path)
+            experiment.alike(session, meta, folder.path, apart="machine")
             session.restore(arrays, meta, folder.path)
             seconds = float(meta.get("seconds", 0))
             session.faults += damaged

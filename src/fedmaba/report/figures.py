@@ -79,7 +79,7 @@ def write(
     _check(kind)
     figure = draw(data.load_all(folders), kind, model, share)
     content = encode(figure, out.suffix.lower())
-    record.write_file(out, content, remedy="mend it, or choose another -o")
+    record.write_file(out, content, remedy="fix it, or choose another -o")
 
 
 def draw(
