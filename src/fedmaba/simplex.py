@@ -29,7 +29,8 @@ def tilt(a: FloatArray, rho: float) -> Tilt:
     This is the mirror step inside a KL ball: a = log p + eta F, s = 1/(1 + lambda). KL grows with
     s (its derivative is s Var(a)), is 0 at s = 0, and so [0, 1] always brackets the root, however
     large a is. Newton runs on sqrt(KL), nearly linear in s near 0, and on log s where it would
-    leave the bracket. Differs: the multiplier is never searched for on an unbounded axis.
+    leave the bracket; near the root one step of it is enough. Differs: the multiplier is never
+    searched for on an unbounded axis.
     """
     n = len(a)
     a = np.maximum(a - a.max(), -1e150)  # squares stay finite
@@ -41,29 +42,39 @@ def tilt(a: FloatArray, rho: float) -> Tilt:
     low, high, goal = 0.0, 1.0, math.sqrt(rho)
     deviation = math.sqrt(max(float(a @ a) / n - float(a.sum() / n) ** 2, 1e-300))
     s = min(0.5, math.sqrt(2.0 * rho) / deviation)
+    near = max(1e-8 * rho, 1e-15 * goal)  # the second is what rounding leaves of a tiny ball
     for _ in range(200):
         p, kl, spread = _softmax(a, s)
-        if abs(kl - rho) <= 1e-13 * max(1.0, rho):
-            break
         low, high = (s, high) if kl < rho else (low, s)
         if high - low <= 4e-16 * high:
             break
         root = math.sqrt(kl)
         slope = spread / (2.0 * root) if root > 0.0 else 0.0
         step = s + (goal - root) / slope if slope > 0.0 else math.inf
+        inside = low < step < high
+        if abs(kl - rho) <= near:
+            if inside:
+                s = step
+                p, kl, _ = _softmax(a, s)
+            break
         middle = math.sqrt(low * high) if low > 0.0 else high / 16.0
-        s = step if low < step < high else middle
+        s = step if inside else middle
     return Tilt(p, 1.0 / s - 1.0, kl)
 
 
 def _softmax(a: FloatArray, s: float) -> tuple[FloatArray, float, float]:
-    """softmax(s a), its KL to uniform, and the derivative s Var(a) of that; a is at most 0."""
+    """softmax(s a), its KL to uniform, and the derivative s Var(a) of that; a is at most 0.
+
+    The KL is a mean of n p log(n p), whose terms are small where it is: no large ones cancel.
+    """
     z = s * a
     p = np.exp(z)
     total = p.sum()
     p /= total
-    mean = float(p @ z)
-    kl = mean - math.log(total) + math.log(len(a))
+    z -= math.log(total / len(a))  # log(n p), but for the rounding of this number
+    kl = mean = float(p @ z)
+    if kl < 0.1:  # where that rounding counts
+        kl -= math.log1p(float(np.expm1(z).mean()))
     z -= mean
     z *= z
     return p, max(kl, 0.0), float(p @ z) / s
@@ -71,7 +82,7 @@ def _softmax(a: FloatArray, s: float) -> tuple[FloatArray, float, float]:
 
 def kl_uniform(p: FloatArray) -> float:
     """KL(p || uniform) of a probability vector."""
-    return float(np.log(len(p)) + p @ np.log(np.where(p > 0, p, 1.0)))
+    return float(np.log(len(p)) + (p * np.log(np.where(p > 0, p, 1.0))).sum())
 
 
 def effective(p: FloatArray) -> float:

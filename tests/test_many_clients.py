@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedmaba.simplex import project
+from fedmaba.simplex import effective, project, tilt
 
 
 def exact(y: np.ndarray) -> list[Fraction]:
@@ -81,3 +81,48 @@ def test_projection_of_a_million_is_quick(name):
         project(y)
         times.append(time.process_time() - start)
     assert min(times) < 0.5
+
+
+# the KL ball
+
+
+def tilted(a: np.ndarray, rho: float) -> np.ndarray:
+    """softmax(s a) at the s whose KL is rho, in long double, by bisection."""
+    a = a.astype(np.longdouble)
+    low, high = np.longdouble(0), np.longdouble(1)
+    middle = high / 2
+    while low < middle < high:
+        z = middle * (a - a.max())
+        z -= np.log(np.exp(z).mean())
+        kl = (np.exp(z) * z - np.expm1(z)).mean()  # no term is negative
+        low, high = (middle, high) if kl < rho else (low, middle)
+        middle = np.sqrt(low * high) if low > 0 else high / 16
+    return np.exp(z) / np.exp(z).sum()
+
+
+def tilts(n: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(n)
+    return {
+        "losses": rng.gamma(1, 3, n),
+        "huge losses": rng.gamma(1, 1e6, n),
+        "far up": 1e6 + 50 * rng.random(n),
+        "one stands out": np.log(np.r_[np.full(n - 1, 1e-6), 1.0]),
+    }
+
+
+@pytest.mark.skipif(
+    np.finfo(np.longdouble).eps > 1e-18, reason="no long double to compare with here"
+)
+@pytest.mark.parametrize("name", list(tilts(20)))
+@pytest.mark.parametrize("rho", [1e-9, 1e-6, 1e-3, 0.02, 0.5])
+@pytest.mark.parametrize("n", [10, 100_000])
+def test_tilt_has_its_digits_in_a_ball_of_any_size(n, rho, name):
+    a = tilts(n)[name]
+    p, _, kl = tilt(a, rho)
+    true = tilted(a, rho)
+    assert (abs(p - true) / true).max(where=true > 1e-15, initial=0) <= 1e-12
+    assert kl == pytest.approx(rho, rel=1e-15 / math.sqrt(rho))
+
+
+def test_the_effective_number_of_a_million_equal_weights_is_a_million():
+    assert effective(np.full(10**6, 1e-6)) == pytest.approx(1e6, rel=1e-13)
