@@ -124,7 +124,7 @@ class Strategy:
         return Local()
 
     def total(self) -> float | None:
-        """The sum of the coefficients, where the algorithm fixes it."""
+        """The sum of the coefficients, where the algorithm fixes it: other sums are refused."""
         return 1.0
 
     def init(self, n_clients: int) -> State:
@@ -205,7 +205,25 @@ def weighed(strategy: Strategy, state: State, replies: Replies) -> Decision:
     if coef.dtype.kind not in "biuf":
         raise InputError(f"{strategy.name}: weigh() gave coefficients of {coef.dtype}: give floats")
     sound(strategy, decision.state, decision.info)
-    return Decision(np.asarray(coef, np.float64), decision.state, decision.info)
+    decision = Decision(np.asarray(coef, np.float64), decision.state, decision.info)
+    _sum_as_told(strategy, replies.round, decision.coef)
+    return decision
+
+
+def _sum_as_told(strategy: Strategy, round: int, coef: FloatArray) -> None:
+    """Refuse coefficients whose sum is not what `total` says; float32 is precise enough."""
+    goal = strategy.total()
+    if goal is None or not np.isfinite(coef).all():  # that the run has diverged is said elsewhere
+        return
+    if not isinstance(goal, int | float) or not abs(goal) < np.inf:
+        raise InputError(f"{strategy.name}: total() gave {goal!r}: return a finite number, or None")
+    with np.errstate(over="ignore"):
+        found, rough = float(coef.sum()), 1e-5 * abs(goal) + 1e-12 * float(np.abs(coef).sum())
+    if rough == np.inf or abs(found - goal) > rough:
+        raise InputError(
+            f"{strategy.name}, round {round + 1}: weigh() gave coefficients that sum to "
+            f"{found:.9g}, but total() says {goal:.9g}: scale them, or let total() return None"
+        )
 
 
 def sound(strategy: Strategy, state: State, info: Mapping[str, float] | None = None) -> State:
