@@ -12,7 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from fedmaba import files
 from fedmaba.errors import InputError, unknown
@@ -122,6 +130,13 @@ class Attack(Section):
 
     _text = field_validator("share", mode="before")(text)
 
+    @field_validator("share")  # called where it is given, also as what it is by default
+    @classmethod
+    def _some_attack(cls, value: str, others: ValidationInfo) -> str:
+        if others.data.get("does", "") is None:
+            raise ValueError("hostile clients do nothing: say what with --attack, or leave it out")
+        return value
+
 
 class Server(Section):
     lr: float = option(1.0, "--server-lr", "factor on the server's step", gt=0, allow_inf_nan=False)
@@ -179,6 +194,14 @@ class Experiment(Section):
     eval: Eval = Eval()
     machine: Machine = Machine()
     save: Save = Save()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older(cls, tree: Any) -> Any:
+        """Whole files of before name the share of hostile clients where there are none, too."""
+        if tree.get("attack") == {"share": "10%"} and cls.model_fields.keys() <= tree.keys():
+            return {key: value for key, value in tree.items() if key != "attack"}
+        return tree
 
     @field_validator("strategies", mode="before")
     @classmethod
@@ -291,6 +314,8 @@ def load(path: Path, links: bool = True) -> dict[str, Any]:
 def dump(experiment: Experiment) -> str:
     """The experiment as TOML; reads back as an equal one."""
     tree = experiment.model_dump(exclude_none=True)
+    if experiment.attack.does is None:
+        del tree["attack"]
     lines = [f"{k} = {_toml(v)}" for k, v in tree.items() if not isinstance(v, dict)]
     for name, section in tree.items():
         if isinstance(section, dict):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,6 +117,12 @@ def _features(word: str, values: ArrayLike) -> FloatArray:
     wide = _column(word, values, "buif", "give numbers, one row per example", None)
     if wide.ndim < 2 or wide.size == 0:
         raise InputError(f"{word} has shape {wide.shape}: give at least one example and feature")
+    if wide.dtype == np.uint8 and wide.max() > 1:
+        raise InputError(
+            f"{word} has dtype uint8 and values up to {wide.max()}: if these are images, give "
+            f"({word} / 255).astype('float32'); to train on the values as they are, "
+            f"{word}.astype('float32')"
+        )
     with np.errstate(over="ignore"):
         out = np.ascontiguousarray(wide, np.float32)
     finite = np.isfinite(out.reshape(len(out), -1))  # (n, features)
@@ -128,17 +135,47 @@ def _features(word: str, values: ArrayLike) -> FloatArray:
     return out
 
 
-def _labels(word: str, values: ArrayLike, n: int) -> IntArray:
-    """Labels as integers from 0."""
-    rule = "labels are integers 0..C-1: number the classes, as np.unique(y, return_inverse=True)[1]"
-    wide = _column(word, values, "buif", rule, n)
+def _labels(word: str, values: ArrayLike, n: int) -> NDArray[Any]:
+    """Labels as words, truth values or integers."""
+    rule = "labels are whole numbers or words: for words use .astype(str)"
+    wide = _column(word, values, "buifU", rule, n)
+    if wide.dtype.kind == "U" and not (full := np.char.strip(wide) != "").all():
+        raise InputError(f"{word} is empty at row {np.argmin(full)}: name the class")
+    if wide.dtype.kind in "bU":
+        return wide
     with np.errstate(invalid="ignore"):
         out = wide.astype(np.int64)
-    wrong = (out != wide) | (out < 0)
+    wrong = out != wide
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise InputError(f"{word} is {wide[row]} at row {row}: labels are integers 0..C-1")
+        raise InputError(f"{word} is {wide[row]} at row {row}: labels are whole numbers or words")
     return out
+
+
+def _numbered(
+    labels: NDArray[Any], classes: Sequence[str] | None
+) -> tuple[IntArray, tuple[str, ...]]:
+    """Labels as class numbers from 0, and the classes' names.
+
+    Without a list of classes these are the distinct labels in sorted order: a number that no
+    example has is no class. With a list, labels are its entries, or integers from 0 that count it.
+    """
+    if labels.dtype.kind == "U":
+        number, found = _codes(labels.tolist())
+    else:
+        distinct, number = np.unique(labels, return_inverse=True)
+        number, found = number.astype(np.int64), tuple(map(str, distinct))
+    if classes is None:
+        return number, found
+    names = tuple(map(str, classes))
+    listed = names if labels.dtype.kind == "U" else tuple(map(str, range(len(names))))
+    place = {name: i for i, name in enumerate(listed)}
+    at = [place.get(name, -1) for name in found]
+    if -1 in at:
+        label = found[at.index(-1)]
+        what = f"{len(names)} classes, {', '.join(names)[:80]}"
+        raise InputError(f"label {label}, but only {what}: name all, or correct the label")
+    return np.array(at, np.int64)[number], names
 
 
 def from_arrays(
@@ -151,7 +188,11 @@ def from_arrays(
     name: str = "arrays",
     classes: Sequence[str] | None = None,
 ) -> Dataset:
-    """A data set from arrays, checked; values are taken as they are, without scaling."""
+    """A data set from arrays, checked; values are taken as they are, without scaling.
+
+    Labels are whole numbers or words; the classes are the distinct ones in sorted order, of
+    training and test rows together. Where `classes` names them, an integer k is the k-th of it.
+    """
     xs = _features("x", x)
     n_train, n_test = len(xs), 0
     ys = _labels("y", y, n_train)
@@ -161,16 +202,14 @@ def from_arrays(
         if more.shape[1:] != xs.shape[1:]:
             shapes = f"{more.shape[1:]}, those of x {xs.shape[1:]}"
             raise InputError(f"the examples of x_test have shape {shapes}: make them the same")
-        ys = np.concatenate([ys, _labels("y_test", y_test, n_test)])
+        tested = _labels("y_test", y_test, n_test)
+        if (tested.dtype.kind == "U") != (ys.dtype.kind == "U"):
+            raise InputError(f"y has dtype {ys.dtype}, y_test {tested.dtype}: give both alike")
+        ys = np.concatenate([ys, tested])
         xs = np.concatenate([xs, more])
     elif x_test is not None or y_test is not None:
         raise InputError("x_test and y_test belong together: give both or none")
-    top = int(ys.max())
-    # the bound keeps one absurd label from making a model with billions of outputs
-    names = tuple(map(str, classes if classes is not None else range(min(top + 1, len(ys)))))
-    if top >= len(names):
-        what = f"{len(ys)} examples" if classes is None else f"{len(names)} classes"
-        raise InputError(f"label {top}, but only {what}: number the classes from 0 and name all")
+    ys, names = _numbered(ys, classes)
     if client is None:
         if client_test is not None:
             raise InputError("client_test without client: say who owns the training rows, too")
@@ -243,6 +282,21 @@ def _codes(words: list[str]) -> tuple[IntArray, tuple[str, ...]]:
     return np.array([number[word] for word in words], np.int64), tuple(names)
 
 
+def _no_index(path: Path, header: list[str], x: FloatArray) -> None:
+    """Refuse a column that is called as a saved index is and numbers the rows, from 0 or 1."""
+    for column, values in zip(header, x.T, strict=True):
+        if len(x) > 1 and re.fullmatch(_INDEX, column, re.IGNORECASE):
+            first = float(values.min())
+            if first in (0.0, 1.0) and np.array_equal(np.sort(values), first + np.arange(len(x))):
+                raise InputError(
+                    f"{path}: column {column!r} only numbers the rows: leave it out (pandas: "
+                    "to_csv(file, index=False)), or give it another name if it is a feature"
+                )
+
+
+_INDEX = r"unnamed(: ?\d+)?|index|level_0|id|row(_?(id|name|names|number))?"
+
+
 def _csv(path: Path) -> Dataset:
     """A .csv file with a header: label (or y), optional client and split, the rest are features."""
     cells, n = array("f"), 0  # features, row after row
@@ -252,6 +306,11 @@ def _csv(path: Path) -> Dataset:
             header = [word.strip() for word in next(reader, [])]
             if {"label", "y"} <= set(header):
                 raise InputError(f"{path}: columns label and y: keep the one that is the label")
+            if "" in header:
+                raise InputError(
+                    f"{path}: column {header.index('') + 1} has no name, like a saved index: leave "
+                    "it out (pandas: to_csv(file, index=False)), or name it"
+                )
             label = "label" if "label" in header else "y"
             words: dict[str, list[str]] = {w: [] for w in (label, "client", "split") if w in header}
             if label not in words or len(words) == len(header) or len(set(header)) < len(header):
@@ -285,7 +344,9 @@ def _csv(path: Path) -> Dataset:
     if test.all():
         raise InputError(f"{path}: no training rows among {n}: add rows, or correct column split")
     order = np.argsort(test, kind="stable")  # training rows first
-    x = np.array(cells, np.float32).reshape(n, -1)[order]
+    x = np.array(cells, np.float32).reshape(n, -1)
+    _no_index(path, [column for column in header if column not in words], x)
+    x = x[order]
     y, classes = _codes(words[label])
     client, names = _codes(words["client"]) if "client" in words else (None, ())
     client = client[order] if client is not None else None

@@ -241,8 +241,6 @@ def prepare(
 
 def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:
     """What hostile clients do, and their share."""
-    if asked.does is None and asked.share != config.Attack().share:
-        raise InputError(f"hostile={asked.share!r}, but they do nothing: say what with --attack")
     does = None if asked.does is None else attack.parse(asked.does)
     return does, partition.parse_share(asked.share)
 

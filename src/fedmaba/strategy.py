@@ -11,12 +11,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmaba import hyper
 from fedmaba.errors import InputError, unknown
+from fedmaba.hyper import MOST
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -24,7 +26,6 @@ State = dict[str, FloatArray]
 LossAt = Literal["none", "start", "mean", "end"]
 Changes = Literal["none", "norms", "gram"]
 TAKEN = ("run", "strategy", "seed", "round", "deployed", "last")  # a line of a round says them
-MOST = 1e300  # of a hyper-parameter or a report, so that products stay finite
 
 
 @dataclass(frozen=True)
@@ -96,21 +97,6 @@ class Bend:
     slope: float
 
 
-_known: dict[type, dict[str, Any]] = {}
-
-
-def _hints(kind: type) -> dict[str, Any]:
-    """The types of a class's fields; to find them is slow."""
-    if kind not in _known:
-        _known[kind] = get_type_hints(kind)
-    return _known[kind]
-
-
-def options(kind: Any) -> tuple[Any, ...]:
-    """What a hyper-parameter of this type may be, where the type lists it."""
-    return get_args(kind) if get_origin(kind) is Literal else ()
-
-
 @dataclass(frozen=True)
 class Strategy:
     """A server rule. Fields are its hyper-parameters, named as in its paper; methods are pure."""
@@ -121,21 +107,13 @@ class Strategy:
     )
 
     def __post_init__(self) -> None:
-        hints = _hints(type(self))
         for f in dataclasses.fields(self):
-            value, kind = getattr(self, f.name), hints[f.name]
-            choices = options(kind)
-            if choices and value not in choices:
-                listed = ", ".join(map(str, choices))
-                raise InputError(f"{self.name}: {f.name}={value!r}: choose one of {listed}")
-            if kind in (int, float):
-                if not isinstance(value, int | float) or isinstance(value, bool):
-                    raise InputError(f"{self.name}: {f.name}={value!r}: {_rule(f, kind)}")
-                low, high, strict = _range(f)
-                inside = (low < value if strict else low <= value) and value <= high
-                if not inside or not abs(value) < MOST or kind(value) != value:
-                    raise InputError(f"{self.name}: {f.name}={value!r}: {_rule(f, kind)}")
-                object.__setattr__(self, f.name, kind(value))
+            value = getattr(self, f.name)
+            try:
+                kept = hyper.checked(f, hyper.hints(type(self))[f.name], value)
+            except ValueError as rule:
+                raise InputError(f"{self.name}: {f.name}={value!r}: {rule}") from None
+            object.__setattr__(self, f.name, kept)
 
     def needs(self) -> Needs:
         """What `weigh` wants to see."""
@@ -146,7 +124,7 @@ class Strategy:
         return Local()
 
     def total(self) -> float | None:
-        """The sum of the coefficients, where the algorithm fixes it."""
+        """The sum of the coefficients, where the algorithm fixes it: other sums are refused."""
         return 1.0
 
     def init(self, n_clients: int) -> State:
@@ -171,19 +149,11 @@ class Strategy:
     def label(self) -> str:
         """The name with every hyper-parameter that differs from its default."""
         changed = [
-            f"{f.name}={short(getattr(self, f.name))}"
+            f"{f.name}={told}"
             for f in dataclasses.fields(self)
-            if getattr(self, f.name) != f.default
+            if (told := hyper.short(getattr(self, f.name))) != hyper.short(hyper.default(f))
         ]
         return self.name + (":" + ",".join(changed) if changed else "")
-
-
-def short(value: object) -> str:
-    """A hyper-parameter as a user would type it."""
-    if not isinstance(value, float):
-        return str(value)
-    brief = format(value, "g")
-    return brief if float(brief) == value else repr(value)
 
 
 def param(
@@ -192,25 +162,6 @@ def param(
     """A numeric hyper-parameter with its range; `above` excludes the bound itself."""
     meta = {"low": low if above is None else above, "high": high, "open": above is not None}
     return field(default=default, metadata=meta)
-
-
-def _range(f: dataclasses.Field[object]) -> tuple[float, float, bool]:
-    """Bounds of a hyper-parameter, and whether the lower one is excluded."""
-    meta = f.metadata
-    return meta.get("low", -np.inf), meta.get("high", np.inf), meta.get("open", False)
-
-
-def _rule(f: dataclasses.Field[object], kind: type) -> str:
-    """The range of a hyper-parameter in words."""
-    low, high, strict = _range(f)
-    parts = ["give a whole number" if kind is int else "give a finite number"]
-    if low > -np.inf:
-        parts.append(f"{'above' if strict else 'of at least'} {low:g}")
-    if high < np.inf:
-        parts.append(f"{'and ' if len(parts) > 1 else 'of '}at most {high:g}")
-    elif kind is float:
-        parts.append(f"{'and ' if len(parts) > 1 else ''}below {MOST:g}")
-    return " ".join(parts)
 
 
 def build(kind: type[Strategy], values: Mapping[str, object]) -> Strategy:
@@ -254,7 +205,25 @@ def weighed(strategy: Strategy, state: State, replies: Replies) -> Decision:
     if coef.dtype.kind not in "biuf":
         raise InputError(f"{strategy.name}: weigh() gave coefficients of {coef.dtype}: give floats")
     sound(strategy, decision.state, decision.info)
-    return Decision(np.asarray(coef, np.float64), decision.state, decision.info)
+    decision = Decision(np.asarray(coef, np.float64), decision.state, decision.info)
+    _sum_as_told(strategy, replies.round, decision.coef)
+    return decision
+
+
+def _sum_as_told(strategy: Strategy, round: int, coef: FloatArray) -> None:
+    """Refuse coefficients whose sum is not what `total` says; float32 is precise enough."""
+    goal = strategy.total()
+    if goal is None or not np.isfinite(coef).all():  # that the run has diverged is said elsewhere
+        return
+    if not isinstance(goal, int | float) or not abs(goal) < np.inf:
+        raise InputError(f"{strategy.name}: total() gave {goal!r}: return a finite number, or None")
+    with np.errstate(over="ignore"):
+        found, rough = float(coef.sum()), 1e-5 * abs(goal) + 1e-12 * float(np.abs(coef).sum())
+    if rough == np.inf or abs(found - goal) > rough:
+        raise InputError(
+            f"{strategy.name}, round {round + 1}: weigh() gave coefficients that sum to "
+            f"{found:.9g}, but total() says {goal:.9g}: scale them, or let total() return None"
+        )
 
 
 def sound(strategy: Strategy, state: State, info: Mapping[str, float] | None = None) -> State:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import get_type_hints
 
-from fedmaba import own
+from fedmaba import hyper, own
 from fedmaba.errors import InputError, unknown
 from fedmaba.strategies.afl import AFL
 from fedmaba.strategies.fedavg import FedAvg
@@ -18,7 +17,7 @@ from fedmaba.strategies.fedsgd import FedSGD
 from fedmaba.strategies.propfair import PropFair
 from fedmaba.strategies.qffl import QFFL
 from fedmaba.strategies.term import TERM
-from fedmaba.strategy import Strategy, build, options, short
+from fedmaba.strategy import Strategy, build
 
 __all__ = [
     "AFL",
@@ -67,6 +66,7 @@ def register(kind: type[Strategy]) -> type[Strategy]:
 def parse(spec: str) -> list[Strategy]:
     """`name:key=value,key=[v1,v2]` as strategies: a list of values is a grid.
 
+    Values are read as the types say that the strategy's fields are declared with.
     The name is a registered one, or `package.module.Class` of one's own.
     """
     name, _, rest = spec.partition(":")
@@ -82,8 +82,10 @@ def parse(spec: str) -> list[Strategy]:
             raise InputError(f"{spec!r}: {item!r} is not key=value, as q=0.1")
         if key in grid:
             raise InputError(f"{spec!r}: {key!r} is given twice")
-        listed = text[1:-1].split(",") if text.startswith("[") and text.endswith("]") else [text]
-        grid[key] = [_value(v.strip()) for v in listed]
+        listed = [text]
+        if text.startswith("[") and text.endswith("]"):
+            listed = _split(text[1:-1], spec) or [""]
+        grid[key] = [_value(kind, key, one.strip()) for one in listed]
     return [
         build(kind, dict(zip(grid, values, strict=True)))
         for values in itertools.product(*grid.values())
@@ -94,11 +96,11 @@ def describe() -> list[tuple[str, str, str]]:
     """Name, one line, and hyper-parameters with defaults (first of a choice) of each strategy."""
     rows = []
     for name, kind in REGISTRY.items():
-        hints = get_type_hints(kind)
+        hints = hyper.hints(kind)
         params = []
         for f in dataclasses.fields(kind):
-            listed = "|".join(map(str, options(hints[f.name])))
-            params.append(f"{f.name}={listed or short(f.default)}")
+            listed = "|".join(map(str, hyper.options(hints[f.name])))
+            params.append(f"{f.name}={listed or hyper.short(hyper.default(f))}")
         rows.append((name, (kind.__doc__ or "").strip().split("\n")[0], ", ".join(params)))
     return rows
 
@@ -116,24 +118,15 @@ def _find(path: str) -> type[Strategy]:
 
 def _split(text: str, spec: str) -> list[str]:
     """Split at commas outside brackets."""
-    items, depth, start = [], 0, 0
-    for i, c in enumerate(text):
-        depth += (c == "[") - (c == "]")
-        if depth not in (0, 1):
-            break
-        if c == "," and depth == 0:
-            items.append(text[start:i])
-            start = i + 1
-    if depth != 0:
-        raise InputError(f"{spec!r}: brackets do not match: write key=[v1,v2]")
-    return [*items, text[start:]] if text else []
+    try:
+        return hyper.split(text)
+    except ValueError:
+        raise InputError(f"{spec!r}: brackets do not match: write key=[v1,v2]") from None
 
 
-def _value(text: str) -> object:
-    """A number where it reads as one, else the word."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+def _value(kind: type[Strategy], key: str, text: str) -> object:
+    """A hyper-parameter of a strategy from its text."""
+    try:
+        return hyper.read(hyper.hints(kind).get(key, str), text)
+    except ValueError as rule:
+        raise InputError(f"{kind.name}: {key}={text!r}: {rule}") from None
