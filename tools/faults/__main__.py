@@ -42,7 +42,11 @@ CAMPAIGNS = {
     "races": Campaign("races", "campaign", 100),
     "threads": Campaign("threads", "campaign", 4),
     "soak": Campaign("soak", "campaign", 10_000),
-    "types": Campaign("fields", "campaign", 20_000),
+    "types": Campaign("fields", "campaign", 36_000),
+    "special": Campaign("special", "campaign", 3_000),
+    "links": Campaign("links", "campaign", 2_000),
+    "planted": Campaign("planted", "campaign", 300),
+    "strings": Campaign("strings", "campaign", 12_000),
     "gpu": Campaign("gpu", "campaign", 12),
 }
 HERE = [name for name in CAMPAIGNS if name != "gpu"]  # what `all` runs

@@ -248,6 +248,10 @@ def seen(folder: Path) -> dict[str, tuple[object, ...]]:
 
 def _practise(root: Path) -> None:
     """Let this process import and build once what each of its forks would build again."""
+    import fedmaba.report.watch
+    import fedmaba.reproduce
+    import fedmaba.server  # noqa: F401 - one that becomes nobody may not be able to read them
+
     source = root / "templates" / "done" / "run"
     if not source.exists():
         return
@@ -301,8 +305,7 @@ def _fork(running: Running, logs: Path) -> int:
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _streams(logs / str(case.number))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2**28, 2**28))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _limit(int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize())
         os.environ.update(_environment(folder))
         os.chdir(folder / case.cwd)
         if case.nobody:
@@ -331,6 +334,14 @@ def _fork(running: Running, logs: Path) -> int:
             os._exit(code)
 
 
+def _limit(addresses: int) -> None:
+    """Keep a command that takes all it can get from taking the machine; the verdict is stricter."""
+    most = addresses + 2 * MEGABYTES * 10**6
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**28, 2**28))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def _streams(stem: Path) -> None:
     for number, end in ((1, "out"), (2, "err")):
         handle = os.open(f"{stem}.{end}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
@@ -352,7 +363,7 @@ def _fresh(running: Running, logs: Path) -> int:
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _streams(logs / str(case.number))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2**28, 2**28))
+        _limit(4 * 10**9)  # of addresses, which torch takes many of
         os.chdir(folder / case.cwd)
         os.execve(sys.executable, [*start, *case.words], _environment(folder))
     finally:
@@ -483,7 +494,9 @@ def _ended(result: Result, err: str) -> Iterator[str]:
 def where(err: str) -> str:
     """The exception of a traceback and the last place in fedmaba that it passed."""
     frames = re.findall(r'File "[^"]*/fedmaba/([^"]+)", line (\d+), in (\S+)', err)
-    last = re.findall(r"^([A-Za-z_.]+(?:Error|Exception|Interrupt|Exit|Warning|Bomb)?)\b(?=:|$)", err, re.M)
+    last = re.findall(
+        r"^([A-Za-z_.]+(?:Error|Exception|Interrupt|Exit|Warning|Bomb)?)\b(?=:|$)", err, re.M
+    )
     at = f"{frames[-1][0]}:{frames[-1][1]} in {frames[-1][2]}" if frames else "outside"
     return f"{last[-1] if last else '?'} at {at}"
 

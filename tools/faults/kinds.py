@@ -51,6 +51,9 @@ def make(root: Path, names: Sequence[str] = (*RUNS, "server", "archive")) -> Non
         if code != (65 if name == "diverged" else 0):
             raise RuntimeError(f"the folder {name} could not be made: exit code {code}")
 
+        for older in sorted((root / name / "run").glob("checkpoint/*.ckpt"))[:-1]:
+            older.unlink()  # else it would be read in the place of a damaged one
+
 
 def _make(name: str) -> int:
     quiet = os.open(os.devnull, os.O_WRONLY)
