@@ -141,6 +141,9 @@ def play(
                 said = "shown" if result.code in (0, 65) else "refused"
                 tally.counts[f"{one.case.words[0]} {said}"] += 1
                 found = list(_judge(one, result))
+                for kind in found:
+                    if kind not in groups:
+                        say(f"{name}: {kind}: {one.case.told()}")
                 _gather(tally, groups, name, seed, one.case, result, found)
                 _clear(one.folder)
                 show(tally.tried, count, tally)

@@ -1,7 +1,7 @@
 """The file formats of a run folder, taken apart and put together by hand, with hostile values.
 
-Nothing here uses fedmaba's own readers and writers: a file is described by the places in it that can
-hold another value, and each place yields the file's bytes with a hostile one put in.
+Nothing here uses fedmaba's own readers and writers: a file is described by the places in it that
+can hold another value, and each place yields the file's bytes with a hostile one put in.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def arrays(array: np.ndarray[Any, Any]) -> dict[str, Callable[[], np.ndarray[Any
         "flat": lambda: line,
         "a scalar": lambda: np.array(1.0),
         "another axis": lambda: a[None],
-        "no columns": lambda: a.reshape(a.shape + (1,))[..., :0],
+        "no columns": lambda: a.reshape((*a.shape, 1))[..., :0],
         "rows turned round": lambda: a[::-1].copy() if a.ndim else a,
         "8 million rows": lambda: np.zeros((8_000_000,), np.int8),
         "40 axes of one": lambda: line[:1].reshape((1,) * 40),

@@ -1,4 +1,4 @@
-"""Links in a run folder that lead out of it, then every command that writes: nothing outside changes.
+"""Links in a run folder that lead out of it, then every command that writes: no change outside.
 
 The tree outside is compared byte for byte, with rights and times; so is what a link points at.
 """

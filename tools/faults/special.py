@@ -233,6 +233,10 @@ def _same_runs(good: bytes) -> bytes:
         return _strategies(good)
 
 
+def _keys(good: bytes) -> bytes:
+    return b"".join(b"k%d=1\n" % i for i in range(10**6))
+
+
 def _many_keys(good: bytes) -> bytes:
     return json.dumps({f"key {i}": i for i in range(500_000)}).encode()
 
@@ -276,7 +280,7 @@ THINGS: dict[str, Thing] = {
     "200 MB of brackets": ("json", _writes(lambda good: b"[" * 200_000_000)),
     "100 MB of tabs": ("toml", _writes(lambda good: b"\t" * 100_000_000)),
     "50 MB of quotes": ("toml", _writes(lambda good: b'"' * 50_000_000)),
-    "a million keys": ("toml", _writes(lambda good: b"".join(b"k%d=1\n" % i for i in range(10**6)))),
+    "a million keys": ("toml", _writes(_keys)),
     "200 MB of lines": ("jsonl", _writes(lambda good: b'{"round": 1}\n' * 15_000_000)),
     "a line of 1 GB": ("jsonl", _line),
     "one string of 1 GB": ("json", _line),
