@@ -44,7 +44,7 @@ CAMPAIGNS = {
     "soak": Campaign("soak", "campaign", 10_000),
     "types": Campaign("fields", "campaign", 36_000),
     "special": Campaign("special", "campaign", 3_000),
-    "links": Campaign("links", "campaign", 2_000),
+    "links": Campaign("links", "campaign", 4_000),
     "planted": Campaign("planted", "campaign", 300),
     "strings": Campaign("strings", "campaign", 12_000),
     "gpu": Campaign("gpu", "campaign", 12),

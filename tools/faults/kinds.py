@@ -29,30 +29,36 @@ TARGET = "readings"
 
 def make(root: Path, names: Sequence[str] = (*RUNS, "server", "archive")) -> None:
     """A folder per kind: `run` inside it, beside the data it was run on."""
+    begun = {}
     for name in names:
         (root / name).mkdir()
         if name == "archive":
             (root / name / "run").mkdir()
             content = (ROOT / "results" / ARCHIVE).read_bytes()
             (root / name / "run" / ARCHIVE).write_bytes(content)
-            continue
-        pid = os.fork()  # this process must do no work of its own: its forks would inherit it
-        if not pid:
-            code = 1
-            try:
-                os.chdir(root / name)
-                code = _make(name)
-            except SystemExit as end:
-                code = end.code if isinstance(end.code, int) else 0
-            finally:
-                sys.stderr.flush()
-                os._exit(code)
+        else:  # this process must do no work of its own: its forks would inherit it
+            begun[name] = _begin(name, root / name)
+    for name, pid in begun.items():
         code = process.wait(pid)
         if code != (65 if name == "diverged" else 0):
             raise RuntimeError(f"the folder {name} could not be made: exit code {code}")
-
         for older in sorted((root / name / "run").glob("checkpoint/*.ckpt"))[:-1]:
             older.unlink()  # else it would be read in the place of a damaged one
+
+
+def _begin(name: str, folder: Path) -> int:
+    """Make a folder in a fork."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.chdir(folder)
+        code = _make(name)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
+    finally:
+        os._exit(code)
 
 
 def _make(name: str) -> int:

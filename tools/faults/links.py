@@ -24,11 +24,7 @@ FILES = (
     "checkpoint/00000003.ckpt", "clients/00-fedavg-s0.npz", "models/00-fedavg-s0-last.safetensors",
     "models/last.safetensors", "csv/summary.csv", "csv/rounds.csv", "csv/clients.csv",
 )  # fmt: skip
-TEMPORARY = tuple(  # names that a writer might take for a file in the making
-    str(Path(name).parent / f"{dot}{Path(name).name}{end}")
-    for name in FILES
-    for dot, end in ((".", ".tmp"), ("", ".tmp"), (".", ".part"), ("", "~"))
-)
+TEMPORARY = tuple(str(Path(name).parent / f".{Path(name).name}.tmp") for name in FILES)
 FOLDERS = ("checkpoint", "clients", "models", "csv", "events", ".")
 TO = (  # what it leads to
     "file", "empty file", "folder", "nothing", "nothing in a folder", "hard link", "absolute file",

@@ -81,7 +81,7 @@ def in_csv(text: str, like: str | None = None) -> Iterator[str]:
     cells = {cell for row in rows for cell in row}
     if any(_formula(cell) for cell in cells):
         yield "a formula"
-    pieces = {p.strip("\"'") for p in re.split("[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]", text)}
+    pieces = {p.strip('"') for p in re.split("[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]", text)}
     if any(_formula(piece.split(",")[0]) for piece in pieces):
         yield "a formula after a line end"
 
@@ -114,8 +114,7 @@ def in_latex(text: str, like: str) -> Iterator[str]:
             yield f"a bare {c}"
     if _bare(text, "{") != _bare(text, "}"):
         yield "braces that do not match"
-    rows = [re.findall(r"\\\\", re.sub(r"\\[^\\]", "", t)) for t in (text, like)]
-    if len(rows[0]) != len(rows[1]):
+    if _rows(text) != _rows(like):
         yield "another number of rows"
 
 
@@ -126,6 +125,10 @@ def _commands(text: str) -> Iterator[tuple[str, int]]:
             yield found[1], found.start()
         elif found[2] not in PLAIN_LATEX + "\\ ,;:!/-'\"`^~=.":
             yield found[2], found.start()
+
+
+def _rows(text: str) -> int:
+    return sum(found == r"\\" for found in re.findall(r"\\(?:[A-Za-z@]+|.)", text, re.S))
 
 
 def _bare(text: str, c: str) -> int:
@@ -158,6 +161,9 @@ class Page(HTMLParser):
         self._data = tag == "script" and "json" in (told.get("type") or "")
         if self._data:
             self.blocks.append("")
+
+    def handle_comment(self, data: str) -> None:
+        self.tags["!--"] += 1
 
     def handle_data(self, data: str) -> None:
         if self._data:

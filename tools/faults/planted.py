@@ -1,9 +1,9 @@
 """Modules planted where a user stands: no command that reads a folder may run one of them.
 
 Real processes, as a user starts them: the console script, `python -m fedmaba`, `python -P -m
-fedmaba`. A planted module leaves a file behind as soon as it is imported. For `python -m` Python
-itself puts the working folder first and finds a planted `fedmaba` before any of our code runs, so
-that one name is planted for the other two only.
+fedmaba`. A planted module leaves a file behind as soon as it is imported. With `python -m`, Python
+puts the working folder first before any line of ours runs: `fedmaba` itself and the few modules
+that Python needs to find it are planted for the other two only.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import random
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,7 +77,15 @@ def cases(seed: int) -> Iterator[Case]:
 def names(fresh: str) -> list[str]:
     """Of modules to plant; built-in and frozen ones cannot be replaced by a file."""
     found = {*sys.stdlib_module_names, *MORE} - set(sys.builtin_module_names)
-    return sorted(found - ({"fedmaba"} if fresh == "module" else set()))
+    return sorted(found - (_before() if fresh == "module" else set()))
+
+
+@functools.cache
+def _before() -> set[str]:
+    """Modules that `python -m fedmaba` imports before it comes to fedmaba's first line."""
+    command = [sys.executable, "-I", "-c", "import runpy, sys; print(*sys.modules)"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return {"fedmaba", *(name.partition(".")[0] for name in done.stdout.split())}
 
 
 def _spoil(fresh: str, packages: bool, folder: Path) -> None:
