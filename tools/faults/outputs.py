@@ -184,7 +184,7 @@ def in_html(text: str, like: str) -> Iterator[str]:
             yield f"one <{tag}> more"
     if page.handlers != plain.handlers:
         yield "a handler of events"
-    if any(SCHEMES.match(link) for link in page.links):
+    if any(SCHEMES.match(link) for link in set(page.links) - set(plain.links)):
         yield "a link that runs"
     if set(map(_host, page.links)) - set(map(_host, plain.links)):
         yield "a link to somewhere else"

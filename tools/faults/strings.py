@@ -66,7 +66,7 @@ CORE = (
     # markup of the terminal's library, formats, names
     "[red]x", "[/]", "[/red]", "[link=http://evil.example]x[/link]", "[bold", ":smile:", r"\[x]",
     "[@click=app.bell]x", "%s%n", "%(x)s", "{0}", "{x.y}", "{0.__class__}", "_hidden", "__proto__",
-    "constructor", "toString", "fedavg", "None", "nan", "1e999", "", " ", "  x  ", ".", "..",
+    "constructor", "toString", "None", "nan", "1e999", "", " ", "  x  ", ".", "..",
     "../../x",
     "/etc/passwd", "C:\\x", "CON", "-rf", "--out", "$(touch RAN-shell)", "`touch RAN-shell`",
     "~root",
@@ -133,7 +133,7 @@ def cases(seed: int) -> Iterator[Case]:
                     continue
                 told = tuple(f"./{text}" if w == "run" else w for w in words)
                 may = (text,)
-            check = functools.partial(_check, kind, words)
+            check = functools.partial(_check, kind, place, "bob" if text.strip() else text, words)
             yield Case(what, kind, told, spoil, check, may=may)
         turn += 1
 
@@ -312,15 +312,17 @@ PLACES: dict[tuple[str, str], Callable[[str, Path], None]] = {
 
 
 @functools.cache
-def _benign(kind: str, words: tuple[str, ...]) -> dict[str, str]:
-    """The same output of a folder in which nothing is strange."""
+def _benign(kind: str, place: str, words: tuple[str, ...], text: str) -> dict[str, str]:
+    """The same output with a plain word in the same place."""
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
             shutil.copytree(_made[0] / kind / "run", "run")
+            PLACES[kind, place](text, Path(folder))
             chosen = ("report", "run", "-o", "out.html") if words[0] == "watch" else words
-            _, out, _ = call(*chosen)
+            renamed = place == "name of the folder"
+            _, out, _ = call(*(f"./{text}" if renamed and w == "run" else w for w in chosen))
             return {"stdout": out, **_files(Path())}
         finally:
             os.chdir(before)
@@ -337,7 +339,9 @@ def _files(folder: Path) -> dict[str, str]:
     }
 
 
-def _check(kind: str, words: tuple[str, ...], result: Result) -> Iterable[str]:
+def _check(
+    kind: str, place: str, plain: str, words: tuple[str, ...], result: Result
+) -> Iterable[str]:
     """What each output holds that it must not."""
     head = " ".join(w for w in words if w not in ("run", "-o", "out.html", "out.svg", "out"))
     for said in outputs.odd(result.err):
@@ -345,14 +349,13 @@ def _check(kind: str, words: tuple[str, ...], result: Result) -> Iterable[str]:
     form = words[words.index("--to") + 1] if "--to" in words else ""
     if result.code not in (0, 65):
         return
-    like = {} if words[0] == "resume" else _benign(kind, words)
+    like = {} if words[0] == "resume" else _benign(kind, place, words, plain)
     if not form:
         for said in outputs.odd(result.out):
             yield f"terminal, {head}: {said}"
-    plain = like.get("stdout", "")
-    if plain and form:
+    if form and like.get("stdout"):
         reader = {"csv": outputs.in_csv, "latex": outputs.in_latex, "markdown": outputs.in_markdown}
-        for said in reader[form](result.out, plain):
+        for said in reader[form](result.out, like["stdout"]):
             yield f"{form}: {said}"
     for name, text in _files(result.folder).items():
         if name.endswith(".csv"):
