@@ -244,9 +244,10 @@ def seen(folder: Path) -> dict[str, tuple[object, ...]]:
 
 def _practise(root: Path) -> None:
     """Let this process import and build once what each of its forks would build again."""
+    import encodings.idna  # noqa: F401, I001 - one that becomes nobody may not be able to read them
     import fedmaba.report.watch
     import fedmaba.reproduce
-    import fedmaba.server  # noqa: F401 - one that becomes nobody may not be able to read them
+    import fedmaba.server  # noqa: F401
 
     source = root / "templates" / "done" / "run"
     if not source.exists():
@@ -520,4 +521,4 @@ def _changed(running: Running) -> Iterator[str]:
         inside = any(path == m or path.startswith((f"{m}/", f"{m}.")) for m in may)
         if was != now and not inside and not path.rpartition("/")[2].startswith("RAN-"):
             how = "made" if was is None else "removed" if now is None else "changed"
-            yield f"{how} by {case.words[0]}: {re.sub('[0-9a-f]{8,}', '*', path)}"
+            yield f"{how} by {case.words[0]}: {'/'.join(path.split('/')[:2])}"

@@ -25,7 +25,7 @@ FILES = (
     "models/last.safetensors", "csv/summary.csv", "csv/rounds.csv", "csv/clients.csv",
 )  # fmt: skip
 TEMPORARY = tuple(str(Path(name).parent / f".{Path(name).name}.tmp") for name in FILES)
-FOLDERS = ("checkpoint", "clients", "models", "csv", "events", ".")
+FOLDERS = ("checkpoint", "clients", "models", "csv", "events")  # not the run, which a user names
 TO = (  # what it leads to
     "file", "empty file", "folder", "nothing", "nothing in a folder", "hard link", "absolute file",
     "link to a file", "folder of the same names",
@@ -86,7 +86,7 @@ def commands(kind: str, place: str) -> list[tuple[str, ...]]:
 def _spoil(place: str, to: str, folder: Path) -> None:
     """Put a link where a file or folder was; where its content matters, outside holds it."""
     run, outside = folder / "run", folder / "outside"
-    link = run if place == "." else Path(os.path.normpath(run / place))
+    link = Path(os.path.normpath(run / place))
     link.parent.mkdir(exist_ok=True, parents=True)
     target = outside / "target"
     if to == "folder of the same names":
