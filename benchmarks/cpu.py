@@ -34,7 +34,7 @@ import torch
 
 from engine import examples
 from fedmaba import models, strategies
-from fedmaba.engine import Plan, Run, simulate, start
+from fedmaba.simulation.engine import Plan, Run, simulate, start
 from fedmaba.federation import Federation
 from plain import Plain
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedmaba import datasets, strategies
-from fedmaba.engine import Plan, Run, simulate, start
+from fedmaba.simulation.engine import Plan, Run, simulate, start
 from fedmaba.federation import Federation
 
 GRID = ("fedmaba:alpha=[0,.1,.2,.3,.4,.5,.6,.7,.8,.9,1]",)

@@ -21,7 +21,7 @@ from torch import nn
 
 from cpu import RESULTS, about
 from fedmaba import datasets, strategies
-from fedmaba.engine import Plan, Run, simulate, start
+from fedmaba.simulation.engine import Plan, Run, simulate, start
 from fedmaba.federation import Federation
 
 BASE = {"clients": 200, "runs": 1, "width": 64}

@@ -47,7 +47,7 @@ def measure(
 ) -> dict[str, object]:
     """One setting, in this process."""
     from fedmaba import datasets, strategies
-    from fedmaba.engine import Plan, Run, simulate, start
+    from fedmaba.simulation.engine import Plan, Run, simulate, start
     from fedmaba.federation import Federation
 
     rng = np.random.default_rng(0)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.functional import hessian, jacobian
 
 import fedmaba
-from fedmaba import engine
+from fedmaba.simulation import engine
 from fedmaba.simplex import tilt
 from fedmaba.strategies.fedmaba import FedMABA
 

@@ -10,7 +10,7 @@ from torch import nn
 import fedmaba
 from fedmaba import attack, cli, strategies
 from fedmaba.attack import Attack, Hostile
-from fedmaba.engine import Plan, Run, simulate, start
+from fedmaba.simulation.engine import Plan, Run, simulate, start
 from fedmaba.errors import InputError
 from fedmaba.federation import attacked
 from fedmaba.metrics import fairness

@@ -23,10 +23,10 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from fedmaba import engine, local, models, rng, rounds, strategies, tape, weigh
 from fedmaba.average import parse as averaging
 from fedmaba.average import share as averaging_step
-from fedmaba.engine import Plan, Run, simulate, start
+from fedmaba.simulation.engine import Plan, Run, simulate, start
 from fedmaba.errors import InputError
 from fedmaba.local import _groups
-from fedmaba.ranks import Ranks
+from fedmaba.simulation.distributed import Ranks
 from fedmaba.rows import kernels as triton
 from fedmaba.rows.random import dropout_mask, shuffles
 from fedmaba.rows.stack import LayerRows

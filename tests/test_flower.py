@@ -23,7 +23,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Strategy as FlwrStrategy
 
-from fedmaba import engine, flower
+from fedmaba import flower
 from fedmaba.datasets import Dataset
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, initial_arrays, load_arrays, reply
@@ -483,6 +483,7 @@ import sys; sys.modules["torch"] = None
 import numpy as np, safetensors.numpy
 from fedmaba.door import Reply
 from fedmaba.flower import FlowerStrategy, load_arrays
+from fedmaba.simulation import engine
 safetensors.numpy.save_file({"w": np.ones(3, np.float32)}, "first.safetensors")
 for spec in ("fedmaba", "afl", "qffl", "fedfv", "fedmgda"):
     strategy = FlowerStrategy(spec, state=spec)

@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedmaba import strategies, tape
-from fedmaba.batch import precision
-from fedmaba.engine import Plan, Run, simulate, start
+from fedmaba.simulation.batch import precision
+from fedmaba.simulation.engine import Plan, Run, simulate, start
 from fedmaba.models import cnn, mlp
 from fedmaba.rows import compile
 from fedmaba.rows.base import Block, Inputs, Pull, Step

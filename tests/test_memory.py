@@ -10,7 +10,7 @@ from torch import nn
 
 from fedmaba import cli, experiment, record, strategies
 from fedmaba.config import build
-from fedmaba.engine import Plan, Run, simulate, start
+from fedmaba.simulation.engine import Plan, Run, simulate, start
 from fedmaba.errors import NoRoom
 from fedmaba.rows.stack import LayerRows
 

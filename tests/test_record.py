@@ -27,7 +27,7 @@ from hypothesis import strategies as some
 from torch import nn
 
 import fedmaba
-from fedmaba import cli, config, datasets, engine, experiment, record, strategies
+from fedmaba import cli, config, datasets, experiment, record, strategies
 from fedmaba.errors import Busy, InputError, SaveFailed
 from fedmaba.federation import Federation
 from fedmaba.history import Column
@@ -891,6 +891,7 @@ from typing import ClassVar
 
 import numpy as np
 from fedmaba.strategy import Decision, Strategy
+from fedmaba.simulation import engine
 
 @dataclass(frozen=True)
 class Rule(Strategy):

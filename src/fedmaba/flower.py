@@ -42,8 +42,8 @@ from fedmaba.strategy import Strategy
 if TYPE_CHECKING:
     from fedmaba import models
     from fedmaba.datasets import Dataset
-    from fedmaba.local import MetricFn
     from fedmaba.rows import LossFn
+    from fedmaba.simulation.local_training import MetricFn
 
 POLL = 0.5  # seconds between two looks for replies
 HELLO = 300.0  # seconds after which a node that gave no name, or a wrong one, is asked again
