@@ -31,9 +31,9 @@ def work(threads: int) -> None:
     import torch
 
     from fedmaba import datasets, strategies
+    from fedmaba.federation import Federation
     from fedmaba.simulation import distributed as ranks
     from fedmaba.simulation.engine import Plan, Run, simulate, start
-    from fedmaba.federation import Federation
 
     us = ranks.join()
     rng = np.random.default_rng(0)

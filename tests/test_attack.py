@@ -10,10 +10,10 @@ from torch import nn
 import fedmaba
 from fedmaba import attack, cli, strategies
 from fedmaba.attack import Attack, Hostile
-from fedmaba.simulation.engine import Plan, Run, simulate, start
 from fedmaba.errors import InputError
 from fedmaba.federation import attacked
 from fedmaba.metrics import fairness
+from fedmaba.simulation.engine import Plan, Run, simulate, start
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from fedmaba.datasets import Dataset
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, initial_arrays, load_arrays, reply
 from fedmaba.flower_app.new import new
+from fedmaba.simulation import engine
 from fedmaba.strategies import REGISTRY, parse
 from flower_grid import LocalGrid, light_app, light_model
 
@@ -483,7 +484,6 @@ import sys; sys.modules["torch"] = None
 import numpy as np, safetensors.numpy
 from fedmaba.door import Reply
 from fedmaba.flower import FlowerStrategy, load_arrays
-from fedmaba.simulation import engine
 safetensors.numpy.save_file({"w": np.ones(3, np.float32)}, "first.safetensors")
 for spec in ("fedmaba", "afl", "qffl", "fedfv", "fedmgda"):
     strategy = FlowerStrategy(spec, state=spec)

@@ -24,9 +24,9 @@ from fedmaba.flower_app.demo import watch, write_site
 from fedmaba.flower_app.net import LINK, OFFLINE, Net, NetError, family_of, read_rounds
 from fedmaba.flower_app.new import new
 from fedmaba.partition import Split
+from fedmaba.simulation import engine
 from fedmaba.site import first_model
 from fedmaba.strategies import parse
-from fedmaba.simulation import engine
 
 pytestmark = [
     pytest.mark.flower,

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from fedmaba.tape import Tape
 from torch import nn
 from torch.nn import functional as F
 
 from fedmaba import strategies, tape
-from fedmaba.simulation.batch import precision
-from fedmaba.simulation.engine import Plan, Run, simulate, start
 from fedmaba.models import cnn, mlp
 from fedmaba.rows import compile
 from fedmaba.rows.base import Block, Inputs, Pull, Step
-from fedmaba.tape import Tape
+from fedmaba.simulation.batch import precision
+from fedmaba.simulation.engine import Plan, Run, simulate, start
 
 pytestmark = [
     pytest.mark.gpu,
@@ -137,17 +137,17 @@ def test_the_loss_equals_autograd():
     z = torch.randn(4, 50, 10, device="cuda")
     y = torch.randint(0, 10, (4, 50), device="cuda")
     weight = torch.rand(4, 50, device="cuda")
-    bent = torch.tensor([[5.0, 5.0, float("inf"), 9.0], [0.2] * 4, [5.0] * 4], device="cuda")
+    propfair = torch.tensor([[5.0, 5.0, float("inf"), 9.0], [0.2] * 4, [5.0] * 4], device="cuda")
     want = z.double().requires_grad_()
     each = F.cross_entropy(want.flatten(0, 1), y.flatten(), reduction="none").view(4, 50)
     loss = (each * weight).sum(1)
     (grad,) = torch.autograd.grad(loss.sum(), want)
-    room = bent[0] - loss
+    room = propfair[0] - loss
     factor = torch.where(room >= 0.2, 1 / room, 5.0)
     factor[2] = 1.0
     scale = torch.tensor(-0.3, device="cuda")
     got = z.clone()
-    assert off(dense.cross_entropy(got, y, weight, scale, bent), loss.detach()) < 1e-6
+    assert off(dense.cross_entropy(got, y, weight, scale, propfair), loss.detach()) < 1e-6
     assert off(got, grad * factor.detach()[:, None, None] * -0.3) < 1e-5
     flat = torch.randn(4, 33, device="cuda")  # weights of a row, of which the bias is a part
     bias, out = flat[:, 3:23], torch.randn(4, 50, 20, device="cuda")

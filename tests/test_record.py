@@ -35,6 +35,7 @@ from fedmaba.metrics import Fairness, fairness
 from fedmaba.partition import Split
 from fedmaba.record import Folder, load_checkpoint, load_history, read_checkpoint, run_id
 from fedmaba.report import data, html
+from fedmaba.simulation import engine
 from fedmaba.strategy import Decision, Strategy
 
 STRATEGIES = ["fedavg", "fedfv:tau=2", "fedmaba:loss_at=mean", "afl"]
@@ -891,7 +892,6 @@ from typing import ClassVar
 
 import numpy as np
 from fedmaba.strategy import Decision, Strategy
-from fedmaba.simulation import engine
 
 @dataclass(frozen=True)
 class Rule(Strategy):

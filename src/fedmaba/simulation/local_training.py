@@ -195,7 +195,7 @@ def train(
         held,
         inputs,
         result_slot=result_slot,
-        unrecorded=partial(_train_unrecorded, graphs),
+        unrecorded=partial(_train_unrecorded, graphs, result_slot),
     )
     return out
 
@@ -216,18 +216,30 @@ def train_rows(spec: TrainSpec, *tensors: Tensor) -> tuple[Tensor, Tensor]:
     return _train(spec, None, *tensors)
 
 
+class Parts(NamedTuple):
+    """Where parts of training are recorded, and for which results."""
+
+    graphs: GraphCache
+    result_slot: object
+
+    def buffer(self, name: str, like: Tensor, spec: TrainSpec) -> Tensor:
+        """Room for the rows of a chunk, the same each time."""
+        key = (name, spec.rule, self.result_slot)
+        return self.graphs.buffer(key, like, spec.rule.count)
+
+
 def _train_unrecorded(
-    graphs: GraphCache, spec: TrainSpec, *tensors: Tensor
+    graphs: GraphCache, result_slot: object, spec: TrainSpec, *tensors: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`train_rows`; where no chunk has the shape of another, parts of it are recorded."""
-    rule = spec.rule
-    unlike = rule.direct and not spec.blocks and graphs.shapes_rarely_repeat(rule)
-    return _train(spec, graphs if unlike else None, *tensors)
+    direct = spec.rule.direct and not spec.blocks
+    unlike = direct and graphs.shapes_rarely_repeat((spec.rule, result_slot))
+    return _train(spec, Parts(graphs, result_slot) if unlike else None, *tensors)
 
 
 def _train(
     spec: TrainSpec,
-    parts: GraphCache | None,
+    parts: Parts | None,
     x: Tensor,
     y: Tensor,
     entries: Tensor,
@@ -241,9 +253,9 @@ def _train(
         w = models.index_select(0, run)
         start = w.clone() if rule.prox else None
     else:  # in memory that recorded parts know
-        w = parts.buffer((rule, "end"), models, rule.count)
+        w = parts.buffer("end", models, spec)
         torch.index_select(models, 0, run, out=w)
-        start = parts.buffer((rule, "start"), models, rule.count).copy_(w) if rule.prox else None
+        start = parts.buffer("start", models, spec).copy_(w) if rule.prox else None
     unlike = spec.blocks[0].stop if spec.blocks else rule.count
     index, weight = _minibatches(spec, entries, ints[1:5, :unlike], w.dtype)
     streams = keys + torch.arange(index.shape[1], device=w.device)[:, None]
@@ -251,7 +263,7 @@ def _train(
         met = _gradient_steps(spec, x, y, w, start, index, weight, streams, floats, added)
     else:
         met = []
-        run_part = _run_inline if parts is None else parts.run_part
+        run_part = _run_inline if parts is None else parts.graphs.run_part
         for a, at, groups in _portions(spec, x, index, parts is not None):
             part = PortionSpec(rule, groups, spec.blocks)
             given = [index[:a, at], weight[:a, at], streams[at, :a], floats[:, :a]]
