@@ -6,7 +6,9 @@ what decides which clients, minibatches and masks are drawn, and `Strategy.weigh
 
 import copy
 import math
+from collections import defaultdict
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from fedmaba import models, rng, strategies
 from fedmaba.rows.random import dropout_mask, shuffles
 from fedmaba.simulation.engine import Plan, Run, simulate, start
-from fedmaba.strategy import Decision, Needs, Replies, Strategy
+from fedmaba.strategy import Decision, Keep, Local, Needs, Replies, Strategy
 
 NAMES = [name for name, kind in strategies.REGISTRY.items() if "fedmaba." in kind.__module__]
 SPECS = [
@@ -99,6 +101,9 @@ class Plain:
         self.state = strategy.init(fed.n_clients)
         self.past: dict[int, tuple[int, torch.Tensor]] = {}  # client -> round, change
         self.velocity = 0.0
+        nothing = torch.zeros(sum(p.numel() for p in self.model.parameters())).double()
+        self.kept = defaultdict(lambda: nothing)  # (name, client) -> what the client keeps
+        self.training = None  # the client that trains
         self.told: list[Told] = []
         self.path: list[torch.Tensor] = []  # the server's model after each round
 
@@ -142,6 +147,9 @@ class Plain:
                 data_loss = -torch.log(M - data_loss)
             else:  # a line from where the logarithm ends
                 data_loss = slope * (data_loss - (M - epsilon)) - math.log(epsilon)
+        for name, factor in work.add.items():
+            kept = self.kept[name, self.training]
+            data_loss = data_loss + factor * (kept * torch.cat([p.flatten() for p in w])).sum()
         if work.prox:
             distance = sum(((a - b) ** 2).sum() for a, b in zip(w, server, strict=True))
             data_loss = data_loss + work.prox / 2 * distance
@@ -149,7 +157,7 @@ class Plain:
 
     def train(self, client, t, lr):
         """A client's trained model and the mean loss it saw."""
-        plan, seen = self.plan, []
+        plan, seen, self.training = self.plan, [], client
         trained = self.worker
         trained.load_state_dict(self.model.state_dict())
         server = [p.detach().clone() for p in self.model.parameters()]
@@ -173,6 +181,12 @@ class Plain:
         changes, losses = [], []
         for client in clients:
             trained, mean = self.train(client, t, lr)
+            end = parameters_to_vector(trained.parameters()).detach()
+            for name, rule in self.strategy.local().keep.items():
+                before = self.kept[name, client]
+                self.kept[name, client] = (
+                    rule.start * server + rule.end * end + rule.before * before
+                )
             changes.append(parameters_to_vector(trained.parameters()).detach() - server)
             rows = self.fed.split.train[client]
             where = {"start": self.model, "end": trained}.get(needs.loss)
@@ -266,3 +280,25 @@ class Functional(nn.Module):
     def forward(self, x):
         x = F.dropout(x.flatten(1), 0.2, self.training)
         return self.b(F.dropout(self.a(x).relu(), 0.5, self.training))
+
+
+@dataclass(frozen=True)
+class Drifting(Strategy):
+    """A test strategy whose clients keep two vectors, as FedDyn's keep one."""
+
+    name: ClassVar[str] = "drifting"
+    alpha: float = 0.3
+    late: bool = False
+
+    def needs(self):
+        return Needs(changes="norms") if self.late else Needs()
+
+    def local(self):
+        keep = {
+            "h": Keep(start=self.alpha, end=-self.alpha),
+            "g": Keep(end=0.1, before=0.5),
+        }
+        return Local(prox=self.alpha, keep=keep, add={"h": -1.0, "g": 0.05})
+
+    def weigh(self, state, replies):
+        return Decision(np.full(len(replies.client), 1 / len(replies.client)), state)

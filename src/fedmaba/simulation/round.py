@@ -322,9 +322,9 @@ def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Step
         sent = (send(values, delta.device) for values in (moves, share))
         finite = server_step.server_step(spec, *held, delta, *sent)
     for c in drawn.cohorts:
-        if c.r in decided.decision:
-            for name, vector in trained.vectors.get(c.r, {}).items():
-                at.vectors[c.r][name][send(c.client, vector.device)] = ranks.sum(vector)
+        for name, new in trained.vectors.get(c.r, {}).items() if c.r in decided.decision else ():
+            kept, who = at.vectors[c.r][name], send(c.client, new.device)
+            kept[who] = torch.where(finite[c.r], ranks.sum(new), kept[who])
     return Stepped(fetch(finite))
 
 
