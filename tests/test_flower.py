@@ -22,11 +22,12 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 
-from fedmaba import engine, flower
+from fedmaba import flower
 from fedmaba.datasets import Dataset
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, initial_arrays, load_arrays, reply
 from fedmaba.flower_app.new import new
+from fedmaba.simulation import engine
 from fedmaba.strategies import REGISTRY, parse
 from flower_grid import LocalGrid, light_app, light_model
 

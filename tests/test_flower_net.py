@@ -16,7 +16,7 @@ import safetensors.numpy
 
 pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 
-from fedmaba import engine, record
+from fedmaba import record
 from fedmaba.datasets import Dataset, load
 from fedmaba.federation import Federation
 from fedmaba.flower_app import net as net_module
@@ -25,6 +25,7 @@ from fedmaba.flower_app.demo import watch, write_site
 from fedmaba.flower_app.net import LINK, OFFLINE, Net, NetError, family_of, read_rounds
 from fedmaba.flower_app.new import new
 from fedmaba.partition import Split
+from fedmaba.simulation import engine
 from fedmaba.site import first_model
 from fedmaba.strategies import parse
 

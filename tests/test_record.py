@@ -27,7 +27,7 @@ from hypothesis import strategies as some
 from torch import nn
 
 import fedmaba
-from fedmaba import cli, config, datasets, engine, experiment, record, strategies
+from fedmaba import cli, config, datasets, experiment, record, strategies
 from fedmaba import files as files_
 from fedmaba.errors import Busy, InputError, SaveFailed
 from fedmaba.federation import Federation
@@ -36,6 +36,7 @@ from fedmaba.metrics import Fairness, fairness
 from fedmaba.partition import Split
 from fedmaba.record import Folder, load_checkpoint, load_history, read_checkpoint, run_id
 from fedmaba.report import data, html
+from fedmaba.simulation import engine
 from fedmaba.strategy import Decision, Strategy
 
 STRATEGIES = ["fedavg", "fedfv:tau=2", "fedmaba:loss_at=mean", "afl"]

@@ -547,9 +547,9 @@ def _speaker() -> str | None:
     """How a line on an error begins; None where another process of the job has said it."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return ""
-    from fedmaba import ranks
+    from fedmaba.simulation import distributed
 
-    return ranks.speaker()
+    return distributed.speaker()
 
 
 def _filled(words: Sequence[str]) -> None:

@@ -28,12 +28,10 @@ from fedmaba import (
     average,
     config,
     datasets,
-    engine,
     files,
     models,
     partition,
     published,
-    ranks,
     record,
     schema,
     strategies,
@@ -43,9 +41,10 @@ from fedmaba.config import Experiment
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.federation import Federation, attacked
 from fedmaba.history import History, RunHistory
-from fedmaba.local import MetricFn
 from fedmaba.own import marks
 from fedmaba.rows import LossFn
+from fedmaba.simulation import distributed, engine
+from fedmaba.simulation.local_training import MetricFn
 from fedmaba.strategy import Strategy
 
 
@@ -173,13 +172,14 @@ class Session:
     def models(self) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
         """Named weights of every run's last, deployed and best model."""
         at, layout = self.batch.progress, self.batch.rows.layout
-        return {
-            f"{record.run_id(r, run.label, run.seed)}-{kind}": {
-                name: w.cpu().numpy() for name, w in layout.unpack(getattr(at, what)[r]).items()
-            }
-            for r, run in enumerate(self.history.runs)
-            for kind, what in (("last", "model"), ("deployed", "deployed"), ("best", "best"))
-        }
+        out = {}
+        for d, (run, r) in enumerate(zip(self.history.runs, at.owner, strict=True)):
+            name = record.run_id(d, run.label, run.seed)
+            flat = {"last": at.model[r], "deployed": at.deployed[d], "best": at.best[r]}
+            for kind, weights in flat.items():
+                named = layout.unpack(weights)
+                out[f"{name}-{kind}"] = {key: w.cpu().numpy() for key, w in named.items()}
+        return out
 
     def close(self) -> None:
         self.batch.workers.close()
@@ -215,13 +215,20 @@ def prepare(
         federations = attacked(federations, does, share)
     if chosen is None:
         chosen = [(s, seed, experiment.server.deploy) for s in listed for seed in federations]
-    runs = [engine.Run(s, seed, federations[seed], deploy) for s, seed, deploy in chosen]
-    together = ranks.join()
+    rules: dict[tuple[int, int], list[str]] = {}  # of one strategy and seed: trained once
+    for s, seed, deploy in chosen:
+        rules.setdefault((listed.index(s), seed), []).append(deploy or s.deploy)
+    runs = [
+        engine.Run(listed[i], seed, federations[seed], tuple(deploy))
+        for (i, seed), deploy in rules.items()
+    ]
+    together = distributed.join()
     if together.count > 1:
         together.alike(_identity(experiment, federations))
     batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric, together)
     tables = [
-        RunHistory(r.strategy.label(), r.seed, r.average, r.federation.test.size) for r in runs
+        RunHistory(run.strategy.label(), run.seed, rule, run.federation.test.size)
+        for run, rule in batch.handed_out
     ]
     history = History(tables, experiment.eval.share)
     notes = [f"model: {batch.rows.path}"]
@@ -234,9 +241,9 @@ def prepare(
         )
     things = {"model": make, "loss": own.loss, "metric": own.metric}
     code = marks({what: thing for what, thing in things.items() if thing is not None})
-    rules = marks({f"strategy {s.name}": type(s) for s in listed})
-    python = called and (own != Own() or bool(rules))  # rules are told by their short names
-    return Session(experiment, batch, history, data, None, notes, [], code | rules, python)
+    custom = marks({f"strategy {s.name}": type(s) for s in listed})
+    python = called and (own != Own() or bool(custom))  # those are told by their short names
+    return Session(experiment, batch, history, data, None, notes, [], code | custom, python)
 
 
 def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:
@@ -460,8 +467,7 @@ def _plan(experiment: Experiment) -> engine.Plan:
         minibatch=train.minibatch,
         lr=train.lr,
         lr_decay=train.lr_decay,
-        momentum=train.momentum,
-        weight_decay=train.weight_decay,
+        optimiser=engine.Optimiser(momentum=train.momentum, weight_decay=train.weight_decay),
         server_lr=server.lr,
         server_momentum=server.momentum,
         eval_every=experiment.eval.every,

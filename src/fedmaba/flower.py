@@ -50,8 +50,8 @@ from fedmaba.strategy import Strategy
 if TYPE_CHECKING:
     from fedmaba import models
     from fedmaba.datasets import Dataset
-    from fedmaba.local import MetricFn
     from fedmaba.rows import LossFn
+    from fedmaba.simulation.local_training import MetricFn
 
 POLL = 0.5  # seconds between two looks for replies
 LOOK = 2.0  # seconds that slow looks may hold up the next

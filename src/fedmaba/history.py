@@ -17,7 +17,7 @@ from fedmaba.errors import InputError
 from fedmaba.metrics import Fairness
 
 if TYPE_CHECKING:
-    from fedmaba.engine import Snapshot
+    from fedmaba.simulation.state import Snapshot
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -154,7 +154,7 @@ class History:
     def add(self, snapshot: Snapshot) -> None:
         """Take in one round of all runs."""
         done = snapshot.round + 1
-        for r, run in enumerate(self.runs):
+        for d, (run, r) in enumerate(zip(self.runs, snapshot.progress.owner, strict=True)):
             run.diverged = snapshot.progress.diverged[r]
             seen = snapshot.rounds[r]
             if seen is not None:
@@ -167,7 +167,7 @@ class History:
                 for name in told.keys() - run.tables.keys():  # first told of in this round
                     run.tables[name] = Column(np.full(past, np.nan))
                 _extend(run, row | told)
-            found = snapshot.evaluations[r] if snapshot.evaluations else None
+            found = snapshot.evaluations[d] if snapshot.evaluations else None
             if found is not None:
                 rows: dict[str, Any] = {"evaluated": done}
                 for name, scores in found.items():

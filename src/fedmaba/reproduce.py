@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedmaba import compact, config, engine, experiment, files, record, targets
+from fedmaba import compact, config, experiment, files, record, targets
 from fedmaba.datasets import Dataset
 from fedmaba.errors import InputError
 from fedmaba.experiment import Own, Session
+from fedmaba.simulation import engine
 from fedmaba.targets import Job, Key, Target
 
 SECONDS = 120.0  # between checkpoints
@@ -115,7 +116,7 @@ class Batch:
     def finish(self, out: Path, command: Sequence[str]) -> Path:
         """Save the compact history; the checkpoint is no longer needed."""
         target = out / f"{self.work.file}.npz"
-        sizes = [run.federation.validation.size for run in self.session.batch.runs]
+        sizes = [run.federation.validation.size for run, _ in self.session.batch.handed_out]
         compact.write(target, self.session.history.runs, sizes, self._about(command))
         self.folder.discard()
         return target

@@ -12,6 +12,7 @@ that leaves keeps its entry in the strategy's state for its return; a new one ge
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from fedmaba.errors import InputError
 from fedmaba.history import History
 from fedmaba.metrics import fairness
 from fedmaba.names import Names
-from fedmaba.strategy import IntArray, Replies, State, Strategy, stays, weighed
+from fedmaba.strategy import IntArray, Replies, State, Strategy, call_weigh, still_kept
 
 Task = dict[str, int | float | str | bool]
 META = ("terms", "sites", "owners", "changes", "counted", "refused")  # of a checkpoint
@@ -141,12 +142,8 @@ class Server:
             "server-round": self.round + 1,
             "lr": self.lr,
             "loss-at": needs.loss,
-            "prox": local.prox,
-            "full-batch": local.full_batch,
+            "local": json.dumps(local.to_json()),
         }
-        if local.bend is not None:
-            bend = local.bend
-            task |= {"bend-M": bend.M, "bend-epsilon": bend.epsilon, "bend-slope": bend.slope}
         if site is not None:
             client = self.sites.index(site)
             keys = rng.key(self.terms.seed, "local", self.round, client)
@@ -196,7 +193,7 @@ class Server:
             np.subtract(self._flat(r.model), base, out=row)
         client = np.array([self.sites.index(r.site) for r in replies], np.int64)
         many, numbers = self._numbers(replies, client, change)
-        decision = weighed(self.terms.strategy, self.state, numbers)
+        decision = call_weigh(self.terms.strategy, self.state, numbers)
         coef = decision.coef
         if not np.isfinite(coef).all():
             return {}, {}, "the strategy gave a weight that is not finite: this round adds nothing"
@@ -232,7 +229,7 @@ class Server:
         """Remember changes for as many rounds as the strategy asks for, each site's last."""
         rounds = self.terms.strategy.needs().keep_rounds
         if rounds:
-            old = stays((self.kept_client, self.kept_round), client, self.round, rounds)
+            old = still_kept((self.kept_client, self.kept_round), client, self.round, rounds)
             self.kept = np.concatenate([self.kept[old], change])
             self.kept_client = np.concatenate([self.kept_client[old], client])
             now = np.full(len(client), self.round, np.int64)

@@ -8,8 +8,9 @@ of an array, and numbered as the federation's list of classes says.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -22,10 +23,11 @@ from fedmaba import models
 from fedmaba.datasets import Dataset
 from fedmaba.door import line, names
 from fedmaba.errors import InputError
-from fedmaba.local import Job, MetricFn, Pool, evaluate, train
 from fedmaba.rows import LossFn, compile
-from fedmaba.tape import Tape
-from fedmaba.workers import Workers
+from fedmaba.rows.cuda_graphs import GraphCache
+from fedmaba.rows.workers import Workers
+from fedmaba.simulation.local_training import Job, MetricFn, Optimiser, Pool, evaluate, train
+from fedmaba.strategy import Local
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -92,8 +94,8 @@ class Site:
         where = task.get("loss-at", "start")
         if where == "start":
             numbers["loss"] = self._mean_loss(rows, flat, pool)
-        tape = Tape(flat.device, recordable=False)
-        trained, told = train(rows, pool, flat, self._job(task, minibatch), tape)
+        graphs = GraphCache(flat.device, recordable=False)
+        trained, told = train(rows, pool, flat, self._job(task, minibatch), graphs)
         if where == "mean":
             numbers["loss"] = float(told[0, 0])
         if where == "end":
@@ -122,30 +124,25 @@ class Site:
         """What the server asked for, as the simulator would do it."""
         n = self.data.n_train
 
-        def row(*keys: str) -> NDArray[np.float64]:
-            return np.array([[float(task[key])] for key in keys])
-
-        full = bool(task.get("full-batch", False))
+        local = Local.from_json(json.loads(str(task.get("local", "{}"))))
         epochs = int(task.get("epochs", 1)) * -(-n // minibatch)
+        chosen = {f.name: f.name.replace("_", "-") for f in fields(Optimiser)}
         return Job(
             run=np.array([0]),
             first=np.array([0]),
             size=np.array([n]),
             key=np.array([int(task.get("stream", 0))]),
-            steps=np.array([1 if full else int(task.get("steps", 0)) or epochs]),
+            steps=np.array([1 if local.full_batch else int(task.get("steps", 0)) or epochs]),
             minibatch=minibatch,
             lr=float(task["lr"]),
-            momentum=float(task.get("momentum", 0.0)),
-            weight_decay=float(task.get("weight-decay", 0.0)),
-            prox=row("prox")[0] if float(task.get("prox", 0.0)) > 0 else None,
-            bend=row("bend-M", "bend-epsilon", "bend-slope") if "bend-M" in task else None,
-            full_batch=full,
+            optimiser=Optimiser(**{f: float(task[k]) for f, k in chosen.items() if k in task}),
+            local=(local,),
         )
 
     def _scores(self, rows: Any, flat: Tensor, pool: Pool, a: int, b: int) -> tuple[float, float]:
         """Mean loss and score over rows a..b of the pool."""
         index = torch.arange(a, b, device=flat.device)
-        losses, scores = evaluate(rows, flat, index, pool, Workers(1), self.metric)
+        losses, scores = evaluate(rows, flat, index, pool.x, pool.y, Workers(1), self.metric)
         return float(losses.double().mean()), float(scores.double().mean())
 
     def _mean_loss(self, rows: Any, flat: Tensor, pool: Pool) -> float:

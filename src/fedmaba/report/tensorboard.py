@@ -20,8 +20,8 @@ from fedmaba.errors import InputError
 from fedmaba.metrics import fairness
 
 if TYPE_CHECKING:
-    from fedmaba.engine import Snapshot
     from fedmaba.experiment import Session
+    from fedmaba.simulation.engine import Snapshot
 
 FIGURES = ("variance", "accuracy", "worst", "best", "gini", "jain")
 
