@@ -19,7 +19,8 @@ from fedmaba import cli, config
 
 DOCS = Path(__file__).parents[1] / "docs"
 FLOORS = {  # from the ground up: a module imports what stands before it (a test looks)
-    "Words and maths": "errors rng simplex metrics average attack strategy robust own strategies",
+    "Words and maths": "errors stop rng simplex metrics average attack strategy robust own "
+    "strategies",
     "Data": "published datasets partition federation",
     "Rows": "rows workers",
     "Rounds": "runs models ranks tape local batch cohort move weigh rounds engine",
