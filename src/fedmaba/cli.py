@@ -76,6 +76,24 @@ Share = Annotated[
         help="of clients in 'worst' and 'best', as 5% [as run]", parser=_share, metavar="SHARE"
     ),
 ]
+
+
+def _reached(given: Path | list[Path]) -> Path | list[Path]:
+    """Refuse a path that no file system could hold or let us see."""
+    for path in given if isinstance(given, list) else [given]:
+        try:
+            path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # said by whoever reads it
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}: name a run folder") from error
+    return given
+
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder", callback=_reached)]
+RunFolders = Annotated[
+    list[Path], typer.Argument(metavar="RUN", help="run folders", callback=_reached)
+]
 DataDir = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option(help="folder where its files are looked for first"),
@@ -175,7 +193,7 @@ def run(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    folder: RunFolder,
     trust: Annotated[
         bool, typer.Option("--trust", help="import the model and strategies that it names")
     ] = False,
@@ -190,7 +208,7 @@ def resume(
 
 @app.command()
 def table(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    folder: RunFolder,
     model: Annotated[Model, typer.Option(help="which server model")] = "deployed",
     at: Annotated[At, typer.Option(help="which rounds")] = "last",
     share: Share = None,
@@ -324,7 +342,7 @@ def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, q
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders")],
+    folders: RunFolders,
     out: Annotated[Path, typer.Option("-o", "--out", help="file to write")] = Path("report.html"),
     share: Share = None,
 ) -> None:
@@ -337,7 +355,7 @@ def report(
 
 @app.command()
 def watch(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    folder: RunFolder,
     port: Annotated[int, typer.Option(help="0: any that is free", min=0, max=65535)] = 0,
     share: Share = None,
 ) -> None:
@@ -353,7 +371,7 @@ def watch(
 @app.command()
 def figure(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="see fedmaba list figures")],
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders")],
+    folders: RunFolders,
     out: Annotated[Path, typer.Option("-o", "--out", help=".pdf, .svg or .png")],
     model: Annotated[Model, typer.Option(help="which server model")] = "deployed",
     share: Share = None,
@@ -367,7 +385,7 @@ def figure(
 
 @app.command("export")
 def export_run(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    folder: RunFolder,
     to: Annotated[Form, typer.Option(help="which form")] = "csv",
     out: Annotated[
         Optional[Path],  # noqa: UP045

@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-WORD, LINE = 400, 4000  # characters of a word and of a line that are shown whole
+WORD, LINE = 400, 2000  # characters of a word and of a line that are shown whole
 
 
 class FedmabaError(Exception):
