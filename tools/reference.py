@@ -20,7 +20,7 @@ from fedmaba import cli, config
 DOCS = Path(__file__).parents[1] / "docs"
 FLOORS = {  # from the ground up: a module imports what stands before it (a test looks)
     "Words and maths": (
-        "errors rng simplex metrics average attack hyper strategy robust own strategies"
+        "errors stop rng simplex metrics average attack hyper strategy robust own strategies"
     ),
     "Data": "published datasets partition federation",
     "Rows": "rows workers",

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -26,6 +26,7 @@ import fedmaba
 from fedmaba import (
     attack,
     average,
+    checks,
     config,
     datasets,
     files,
@@ -34,6 +35,7 @@ from fedmaba import (
     published,
     record,
     schema,
+    stop,
     strategies,
 )
 from fedmaba.arrays import Arrays, pack
@@ -41,7 +43,7 @@ from fedmaba.config import Experiment
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.federation import Federation, attacked
 from fedmaba.history import History, RunHistory
-from fedmaba.own import marks
+from fedmaba.own import look_here, marks, sources
 from fedmaba.rows import LossFn
 from fedmaba.simulation import distributed, engine
 from fedmaba.simulation.local_training import MetricFn
@@ -329,8 +331,8 @@ def _splits(session: Session) -> Arrays:
     return arrays
 
 
-def resume(out: Path) -> Session:
-    """The experiment of a run folder, where it stopped."""
+def resume(out: Path, trust: bool = False) -> Session:
+    """The experiment of a run folder, where it stopped; modules that it names want `trust`."""
     source = out / record.FIRST
     if not published.is_file(source):
         raise InputError(f"{out} is no run folder: name one that fedmaba wrote")
@@ -342,7 +344,15 @@ def resume(out: Path) -> Session:
         raise InputError(f"{out} is finished: see `fedmaba table {out}`")
     if record.load_about(out).get("python"):
         raise InputError(f"{out} was begun in Python, with more than names: {record.to_go_on(out)}")
-    session = prepare(config.build(config.load(source), str(source)))
+    asked = config.build(config.load(source), str(source))
+    if named := checks.modules(asked.model_dump()):
+        if not trust:
+            raise InputError(
+                f"{out} names code that is not fedmaba's: {sources(named)}: look at it, then say "
+                f"fedmaba resume {out} --trust"
+            )
+        look_here()
+    session = prepare(asked)
     begin(session, out)
     return session
 
@@ -572,30 +582,6 @@ def _parameters(batch: engine.Batch) -> int:
     return sum(shape.numel() for shape in batch.rows.layout.shapes)
 
 
-@contextmanager
-def polite_stop(tell: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM ask to stop after the round; again, a second later, stops at once.
-
-    What comes within a second is the same wish: `timeout` signals both process and group.
-    """
-    asked: list[float] = []
-
-    def ask(number: int, frame: object) -> None:
-        asked.append(time.monotonic())
-        if len(asked) == 1:
-            tell("stopping after this round; Ctrl-C again, a second later, ends at once")
-        elif asked[-1] > asked[0] + 1:
-            tell("ended at once: what came after the last checkpoint is lost")
-            sys.exit(128 + number)
-
-    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def compare(
     strategies: Sequence[str | Strategy] | str | Strategy,
     *,
@@ -638,9 +624,20 @@ def compare(
     session = prepare(config.build(tree), own, listed)
     if out is not None:
         begin(session, Path(out))
-    for _ in session.rounds():
-        pass
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    numbers = [signal.SIGINT] if out is not None and usual else []  # else nothing to save, or the
+    with stop.after_the_round(_say, numbers) as asked:  # caller has a handler of its own
+        for _ in session.rounds(asked):
+            pass
+    if session.stopped or asked():  # also in the last round: whoever calls this in a loop must end
+        done = session.batch.progress.round
+        more = "the same call goes on" if session.stopped else "it is complete"
+        raise KeyboardInterrupt(f"stopped after round {done}, saved in {out}: {more}")
     return session.history
+
+
+def _say(text: str) -> None:
+    print(f"fedmaba: {text}", file=sys.stderr, flush=True)
 
 
 def _listed(item: object) -> list[Strategy]:

@@ -394,9 +394,10 @@ def load_about(path: Path | str) -> dict[str, Any]:
 
 def to_go_on(path: Path) -> str:
     """What an unfinished run wants."""
-    if load_about(path).get("python"):
+    about = load_about(path)
+    if about.get("python"):
         return f"repeat the Python call that began it, with out={str(path)!r}"
-    return f"fedmaba resume {path}"
+    return f"fedmaba resume {path}" + (" --trust" if about.get("own") else "")
 
 
 def load_labels(path: Path | str) -> dict[int, NDArray[np.int64]]:
