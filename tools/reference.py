@@ -24,7 +24,7 @@ FLOORS = {  # from the ground up: a module imports what stands before it (a test
     "Rows": "rows workers",
     "Rounds": "runs models ranks tape local batch cohort move weigh rounds engine",
     "Experiments": "config checks history record experiment targets compact reproduce",
-    "What people see": "streams report cli __main__",
+    "What people see": "escape streams report cli __main__",
     "A real federation": "door server site flower flower_app",
 }
 

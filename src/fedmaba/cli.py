@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from fedmaba import __version__, config, streams
 from fedmaba.errors import Diverged, FedmabaError, InputError
+from fedmaba.escape import one_line
 
 if TYPE_CHECKING:
     from fedmaba.experiment import Session
@@ -286,8 +287,12 @@ def _refuse(flags: Mapping[str, object], why: str) -> None:
             raise InputError(f"{flag} {why}")
 
 
+def _say(text: object) -> None:
+    typer.echo(one_line(str(text)))
+
+
 def _tell(text: str) -> None:
-    typer.echo(text, err=True)
+    typer.echo(one_line(text), err=True)
 
 
 def _hush(text: str) -> None:
@@ -325,7 +330,7 @@ def report(
     from fedmaba.report import html
 
     html.write(folders, out, share)
-    typer.echo(out)
+    _say(out)
 
 
 @app.command()
@@ -338,7 +343,7 @@ def watch(
     from fedmaba.report import watch as live
 
     with live.serve(folder, port, share) as server:
-        typer.echo(f"{server.url} shows {folder} and renews itself; Ctrl-C ends it")
+        _say(f"{server.url} shows {folder} and renews itself; Ctrl-C ends it")
         with suppress(KeyboardInterrupt):
             server.serve_forever()
 
@@ -355,7 +360,7 @@ def figure(
     from fedmaba.report import figures
 
     figures.write(kind, folders, out, model, share)
-    typer.echo(out)
+    _say(out)
 
 
 @app.command("export")
@@ -371,7 +376,7 @@ def export_run(
     from fedmaba.report import export as tables
 
     for path in tables.to_csv(folder, out or folder / to):
-        typer.echo(path)
+        _say(path)
     _tell_unfinished(folder)
 
 
@@ -401,7 +406,7 @@ def fetch(
 
     with terminal.transfer() as progress:
         where = datasets.fetch(name, data_dir, progress)
-    typer.echo(f"{name}: complete in {where}")
+    _say(f"{name}: complete in {where}")
 
 
 @data_app.command()
@@ -411,7 +416,7 @@ def check(name: str, data_dir: DataDir = None) -> None:
 
     found = datasets.check(name, data_dir)
     for path, status in found:
-        typer.echo(f"{path}: {status}")
+        _say(f"{path}: {status}")
     if any(status != "ok" for _, status in found):
         raise typer.Exit(InputError.exit_code)
 
@@ -426,7 +431,7 @@ def export(
     from fedmaba import datasets
 
     for path in datasets.export(name, directory, data_dir):
-        typer.echo(path)
+        _say(path)
 
 
 @flower_app.command("new")
@@ -437,7 +442,7 @@ def flower_new(
     from fedmaba.flower_app.new import new
 
     for path in new(directory):
-        typer.echo(path)
+        _say(path)
 
 
 @flower_app.command("demo")
@@ -500,7 +505,7 @@ def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
         return
     if session.stopped:
         done = session.batch.progress.round
-        typer.echo(f"stopped after round {done}; go on with: fedmaba resume {out}", err=True)
+        _tell(f"stopped after round {done}; go on with: fedmaba resume {out}")
         raise typer.Exit(130)
     terminal.result(session, out)
     if any(session.batch.progress.diverged):
@@ -536,7 +541,9 @@ def main() -> None:
     # NumPy comes with a BLAS whose threads spin on every core after each product of 100 x 100,
     # the size that strategies have; what gains by threads is torch's, which has its own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    warnings.formatwarning = lambda message, *_, **__: f"fedmaba: warning: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: (
+        f"{one_line(f'fedmaba: warning: {message}')}\n"
+    )
     if int(os.environ.get("RANK", "0")) and "TORCHELASTIC_RUN_ID" in os.environ:
         warnings.simplefilter("ignore")  # rank 0 says it
     sys.path.append("")  # models and strategies of one's own, from the folder one works in
@@ -547,7 +554,7 @@ def main() -> None:
         sys.stdout.flush()
     except FedmabaError as error:
         if (who := _speaker()) is not None:
-            typer.echo(" ".join(f"fedmaba: {who}{error}".splitlines()), err=True)
+            _tell(f"fedmaba: {who}{error}")
         code = error.exit_code
     except usage as error:
         text = error.format_message().replace(": Value error, ", ": ")
@@ -563,7 +570,7 @@ def main() -> None:
         if re.fullmatch(r"No such command '.*'\.", text):  # and none is near
             text = text[:-1] + ": see fedmaba --help"
         whole = text.lstrip().startswith("Usage:")  # help, where a command lacks its words
-        typer.echo(text if whole else f"fedmaba: {text}".replace("\n", " "), err=True)
+        typer.echo(text if whole else one_line(f"fedmaba: {text}"), err=True)
         code = 2
     except (typer.Abort, KeyboardInterrupt):
         code = 130

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedmaba.errors import InputError
+from fedmaba.escape import for_figure
 from fedmaba.history import FloatArray
 from fedmaba.report import data, labels
 from fedmaba.report.scene import COLORS, FEW, NAMES, SOFT, WIDE, Scene
@@ -95,7 +96,7 @@ def weights(figure: Any, scene: Scene) -> None:
             table.T, aspect="auto", cmap="Blues", vmin=0, vmax=top, extent=extent, rasterized=True
         )
         axes.grid(False)
-        axes.set_title(f"{run.label}, seed {run.seed}", fontsize=7)
+        axes.set_title(for_figure(f"{run.label}, seed {run.seed}"), fontsize=7)
         axes.locator_params(integer=True)
     labels.sides(figure, "round", "client")
     figure.colorbar(image, ax=grid, label="weight / equal share", aspect=40, pad=0.01)
@@ -116,11 +117,11 @@ def gains(figure: Any, scene: Scene) -> None:
             axes.stairs(part, edges, fill=True, color=color, lw=0.3, rasterized=len(part) > 500)
         axes.axhline(0, color=SOFT, lw=0.6)
         won = 100 * float(np.mean(change > 0))
-        axes.set_title(f"{label}\n{won:.0f} % gain", fontsize=7)
+        axes.set_title(f"{for_figure(label)}\n{won:.0f} % gain", fontsize=7)
         axes.set_xlim(0, 100)
     labels.sides(
         figure,
-        f"clients of all seeds, those {base} serves worst first, %",
+        f"clients of all seeds, those {for_figure(base)} serves worst first, %",
         "change of accuracy, points",
     )
 
@@ -148,7 +149,7 @@ def heterogeneity(figure: Any, scene: Scene) -> None:
             raise InputError(f"a history in memory holds no label counts: {how}")
         raise InputError("no label counts in these folders: run again with this version")
     seed, counts = next(iter(source.labels.items()))
-    names = [str(name) for name in source.data.get("classes") or ()] or None
+    names = [for_figure(str(name)) for name in source.data.get("classes") or ()]
     figure.set_size_inches(WIDE, 0.8 + 0.16 * min(30, counts.shape[1]))
     axes = figure.subplots()
     image = axes.imshow(counts.T, aspect="auto", cmap="Blues", vmin=0, rasterized=True)

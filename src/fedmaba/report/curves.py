@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmaba.errors import InputError
+from fedmaba.escape import for_figure
 from fedmaba.history import FloatArray, History, Model, RunHistory
 from fedmaba.report import data, labels
 from fedmaba.report.scene import NAMES, SOFT, Scene, styles
@@ -163,5 +164,6 @@ def sweep(
             if not np.isnan(spread):
                 axes.axhspan(mean - spread, mean + spread, color=SOFT, alpha=0.12, lw=0)
         axes.set(title=NAMES[name].format(share=100 * history.share), xticks=x)
-        axes.set_xlabel({"alpha": "α", "eta_b": r"$\eta_b$"}.get(parameter, parameter))
+        known = {"alpha": "α", "eta_b": r"$\eta_b$"}
+        axes.set_xlabel(known.get(parameter) or for_figure(parameter))
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba import config, record
+from fedmaba import config, escape, record
 from fedmaba.errors import InputError
 from fedmaba.history import At, FloatArray, History, IntArray, Model, Row, RunHistory
-from fedmaba.report.table import caption, cells, columns
+from fedmaba.report.table import WRITTEN, caption, cells, columns, written
 from fedmaba.simplex import effective
 
 ROUNDS = 400  # of a run that the page embeds at most
@@ -341,9 +341,11 @@ def notes(sources: Sequence[Source], history: History, keep: int) -> list[str]:
 def _table(history: History, model: Model, at: At, share: float) -> dict[str, Any]:
     """The table as `fedmaba table` prints it, with the numbers to sort by."""
     rows = history.summary(model, at, share)
+    titles = [c.title for c in columns(share)]
     return {
         "caption": caption(history, model, at),
-        "columns": [c.title for c in columns(share)],
+        "columns": titles,
+        **{to: written([("strategy", 2), *((title, 2) for title in titles)], to) for to in WRITTEN},
         "rows": [
             {
                 "label": row.label,
@@ -352,6 +354,7 @@ def _table(history: History, model: Model, at: At, share: float) -> dict[str, An
                 "cells": [[cell.text, cell.rank] for cell in line],
                 "values": [_number(getattr(row.mean, c.field)) for c in columns(share)],
                 "more": [_more(row, name, digits) for name, _, digits in MORE],
+                **{to: written([(row.label, 2), *line], to) for to in WRITTEN},
             }
             for row, line in zip(rows, cells(rows, share), strict=True)
         ],
@@ -503,8 +506,8 @@ def setup(source: Source) -> dict[str, Any]:
     return {
         "name": source.name,
         "experiment": source.experiment,
-        "command": quoted(command),
-        "repeat": str(about.get("repeat")) if about.get("python") else again,
+        "command": escape.one_line(quoted(command)),  # pasted, a second line would run at once
+        "repeat": escape.one_line(str(about.get("repeat")) if about.get("python") else again),
         "facts": facts,
         "hashes": hashes if source.data else [],
         "finished": source.finished,

@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedmaba import __version__, record
+from fedmaba import __version__, escape, record
 from fedmaba.errors import InputError
 from fedmaba.history import History
 from fedmaba.report import data
@@ -77,10 +77,19 @@ def policy(live: bool = False) -> str:
 
 def block(tree: Any) -> str:
     """JSON that cannot end its own script element."""
-    text = json.dumps(tree, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(_seen(tree), allow_nan=False, separators=(",", ":"))
     for mark in "<>&":
         text = text.replace(mark, f"\\u{ord(mark):04x}")
     return text
+
+
+def _seen(tree: Any) -> Any:
+    """The same with every text in one line of visible signs."""
+    if isinstance(tree, dict):
+        return {key: _seen(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_seen(value) for value in tree]
+    return escape.one_line(tree) if isinstance(tree, str) else tree
 
 
 def title(sources: Sequence[data.Source]) -> str:
@@ -163,4 +172,11 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_safe,
     )
+
+
+def _safe(value: Any) -> Any:
+    """What a template shows: every text that is not a part of the page itself, escaped."""
+    plain = isinstance(value, str) and not isinstance(value, Markup)
+    return Markup(escape.for_html(value)) if plain else value

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from fedmaba import escape
 from fedmaba.history import At, History, Model, Row
 
 
@@ -62,6 +63,19 @@ def cells(rows: list[Row], share: float) -> list[list[Cell]]:
     return body
 
 
+WRITTEN: dict[str, tuple[Callable[[str], str], tuple[str, str, str]]] = {  # best, second, others
+    "latex": (escape.for_latex, (r"\textbf{{{}}}", r"\textcolor{{blue}}{{{}}}", "{}")),
+    "markdown": (escape.for_markdown, ("**{}**", "*{}*", "{}")),
+}
+
+
+def written(words: Iterable[tuple[str, int]], to: str) -> str:
+    """A line of a table in LaTeX or Markdown from its texts and their ranks."""
+    safe, forms = WRITTEN[to]
+    line = [forms[rank].format(safe(text)) for text, rank in words]
+    return " & ".join(line) + r" \\" if to == "latex" else f"| {' | '.join(line)} |"
+
+
 def caption(history: History, model: Model, at: At) -> str:
     """Which model and which round the table shows."""
     average = ", ".join(sorted({run.deploy for run in history.runs if run.deploy}))
@@ -87,11 +101,11 @@ def plain(
     rows = history.summary(model, at, share)
     head = ["strategy", *(c.title for c in columns(share)), ""]
     body = [
-        [row.label, *(cell.text for cell in line), row.note]
+        [escape.one_line(text) for text in (row.label, *(cell.text for cell in line), row.note)]
         for row, line in zip(rows, cells(rows, share), strict=True)
     ]
     width = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
-    lines = [caption(history, model, at)]
+    lines = [escape.one_line(caption(history, model, at))]
     for line in [head, *body]:
         first, *rest = (text.ljust(w) for text, w in zip(line, width, strict=True))
         lines.append("  ".join([first, *rest]).rstrip())

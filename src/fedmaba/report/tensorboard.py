@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba import record
+from fedmaba import escape, record
 from fedmaba.errors import InputError
 from fedmaba.metrics import fairness
 
@@ -73,7 +73,10 @@ def _event(step: int, values: dict[str, float], spread: NDArray[Any] | None) -> 
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 
-    entries = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+    entries = [
+        Summary.Value(tag=escape.one_line(name), simple_value=value)
+        for name, value in values.items()
+    ]
     spread = None if spread is None else spread[np.isfinite(spread)]
     if spread is not None and len(spread):
         counts, edges = np.histogram(100.0 * spread, bins=20)

@@ -760,26 +760,16 @@
     });
     $("#more tbody").replaceChildren(...rows.map((row) => h("tr", {}, h("th", { scope: "row" }, row.label), ...row.more.map((text) => h("td", { class: "n" }, text)))));
   }
-  const tex = (text) => text.replace(/[\\{}$&#^_~%]/g, (c) => ({ "\\": "\\textbackslash{}", "^": "\\textasciicircum{}", "~": "\\textasciitilde{}" }[c] || `\\${c}`)).replace(/±/g, "$\\pm$").replace(/²/g, "$^2$").replace(/–/g, "--");
-  const quote = (value) => {
+  const quote = (value) => { // as escape.for_csv
     let text = value === null || value === undefined || (typeof value === "number" && !Number.isFinite(value)) ? "" : String(value);
-    if (/^[=+@\t\r]/.test(text) || (text.startsWith("-") && !Number.isFinite(Number(text)))) text = `'${text}`; // no formula in a spreadsheet
+    if (!Number.isFinite(Number(text))) text = text.replace(/(^|;)(?=[\s"]*[=+\-@＝＋－＠])/g, "$1'"); // no formula in a spreadsheet
     return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
   };
   const csv = (rows) => rows.map((row) => row.map(quote).join(",")).join("\r\n") + "\r\n";
   const copies = {
-    latex() {
-      const best = (text, rank) => (rank === 0 ? `\\textbf{${tex(text)}}` : rank === 1 ? `\\textcolor{blue}{${tex(text)}}` : tex(text));
-      return ["% \\usepackage{booktabs,xcolor}", `% ${current().caption.replace(/\n/g, " ")}`, `\\begin{tabular}{l${"r".repeat(current().columns.length)}}`, "\\toprule",
-        ["strategy", ...current().columns].map(tex).join(" & ") + " \\\\", "\\midrule",
-        ...sorted().map((row) => [tex(row.label), ...row.cells.map(([text, rank]) => best(text, rank))].join(" & ") + " \\\\"), "\\bottomrule", "\\end{tabular}", ""].join("\n");
-    },
-    markdown() {
-      const safe = (text) => text.replace(/[\\|`*_<>[\]]/g, "\\$&").replace(/\s+/g, " ");
-      const best = (text, rank) => (rank === 0 ? `**${text}**` : rank === 1 ? `*${text}*` : text);
-      return [`| strategy | ${current().columns.join(" | ")} |`, `|---|${"---:|".repeat(current().columns.length)}`,
-        ...sorted().map((row) => `| ${safe(row.label)} | ${row.cells.map(([text, rank]) => best(text, rank)).join(" | ")} |`), ""].join("\n");
-    },
+    latex: () => ["% \\usepackage{booktabs,xcolor}", `% ${current().caption}`, `\\begin{tabular}{l${"r".repeat(current().columns.length)}}`, "\\toprule",
+      current().latex, "\\midrule", ...sorted().map((row) => row.latex), "\\bottomrule", "\\end{tabular}", ""].join("\n"),
+    markdown: () => [current().markdown, `|---|${"---:|".repeat(current().columns.length)}`, ...sorted().map((row) => row.markdown), ""].join("\n"),
     csv: () => csv([["strategy", ...current().columns, "seeds"], ...sorted().map((row) => [row.label, ...row.cells.map(([text]) => text), row.seeds])]),
   };
   async function copy(text, button) {
