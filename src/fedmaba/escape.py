@@ -33,12 +33,14 @@ LATEX = {
     "ρ": r"$\rho$",
 }
 MARKDOWN = {  # what not every reader takes a backslash before is written by its number
-    **{c: f"\\{c}" for c in "\\`*_{}|[#-+"},
+    **{c: f"\\{c}" for c in "\\`*_{}|[#-+!"},
     "<": "&lt;",
     ">": "&gt;",
     "&": "&amp;",
     "~": "&#126;",
     "$": "&#36;",
+    "?": "&#63;",
+    ":": "&#58;",
 }
 MARKS = re.compile(
     r"""
@@ -47,6 +49,7 @@ MARKS = re.compile(
     | (?<![^\W_])_ | _(?![^\W_])                 # not within a word, as in eta_b
     | ^\[ | \[(?![-+.,\d\ ]+\](?![(\[]))         # not of an interval, as [-1.5, +2.0]
     | ^\# | ^[-+](?=\s|$|-) | ^\d{1,9}[.)](?=\s|$)  # of a heading or a list
+    | ^!(?=!) | ^\?(?=\?) | ^:(?=:)               # of a box
     """,
     re.VERBOSE,
 )
