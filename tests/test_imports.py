@@ -136,7 +136,7 @@ def test_the_lower_layers_do_not_look_up():
         "report.paper": set(),
         "report.paired": {"metrics"},
         "report.chosen": {"compact", "history", "metrics", "targets"},
-        "report.scene": {"errors", "history", "report", "report.data", "report.table"},
+        "report.scene": {"errors", "history", "metrics", "report", "report.data", "report.table"},
         "report.labels": {"escape", "history", "report.scene"},
     }
     for name, known in allowed.items():

@@ -465,6 +465,24 @@ def test_what_is_copied_or_downloaded_of_hostile_names_is_obeyed_by_nothing(page
     assert page.complaints() == []
 
 
+def test_scores_of_another_size_are_in_no_figure_called_per_cent(page, tmp_path):
+    history = report_cases.history(seeds=2, clients=9, rounds=4)
+    for run in history.runs:
+        for model in ("deployed", "last"):
+            run.tables[f"{model}.accuracy"] = [7 * row for row in run.tables[f"{model}.accuracy"]]
+    (tmp_path / "r.html").write_text(html.page([data.of(history)]), encoding="utf-8")
+    page.open(tmp_path / "r.html")
+    said = page.texts("#main svg text")
+    assert "accuracy" in said
+    assert {text for text in said if "%" in text} == {"share of clients, %"}
+    for figure in ("dots", "accuracy", "worst", "tradeoff", "gains", "client-accuracy", "variance"):
+        assert "%" not in page.key(f"#fig-{figure}", "ArrowRight"), figure
+    assert "%" not in page.texts("#client-text")[0] + page.texts("#gains-text")[0]
+    lines = "[...document.querySelectorAll('#fig-dots svg > circle')].map(c => c.cx.baseVal.value)"
+    assert page.js(f"return Math.max(...{lines}) - Math.min(...{lines})") > 300  # not squeezed
+    assert page.complaints() == []
+
+
 def test_a_live_run_renews_its_page(page, tmp_path):
     """A second process trains; the page follows it to the end without being reloaded."""
     folder = tmp_path / "live"

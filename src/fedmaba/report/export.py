@@ -70,7 +70,9 @@ def rounds(history: History) -> list[list[object]]:
     rows: list[list[object]] = [[*HEAD, "model", *Fairness._fields]]
     for run in history.runs:
         for model in data.MODELS if "evaluated" in run.tables else ():
-            pairs = zip(run.evaluated, run.fairness(model, history.share), strict=True)
+            pairs = zip(
+                run.evaluated, run.fairness(model, history.share, unit=history.unit), strict=True
+            )
             rows += [[run.label, run.seed, int(t), model, *figures] for t, figures in pairs]
     return rows
 

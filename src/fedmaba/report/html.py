@@ -21,6 +21,7 @@ from markupsafe import Markup
 from fedmaba import __version__, escape, record
 from fedmaba.errors import InputError
 from fedmaba.history import History
+from fedmaba.metrics import Unit
 from fedmaba.report import data
 
 PAGE = Path(__file__).parent / "page"
@@ -51,7 +52,8 @@ def page(
             tree=tree,
             title=title(sources),
             table=tree["tables"]["deployed.last"],
-            more=data.MORE,
+            more=data.more(Unit(**tree["unit"])),
+            unit=tree["unit"],
             setups=[data.setup(source) for source in sources],
             overview=overview(sources),
             tiles=tiles(tree),
@@ -127,7 +129,7 @@ def tiles(tree: dict[str, Any]) -> list[dict[str, str]]:
     best = next(row for row in rows if row["label"] == fairest)
     if base is None or best is base or None in (*best["values"][:3], *base["values"][:3]):
         return []
-    units = ("%²", "%", "%")
+    units = [tree["unit"][name] for name in ("square", "mark", "mark")]
     names = (
         "variance over clients",
         "mean accuracy",
@@ -140,9 +142,9 @@ def tiles(tree: dict[str, Any]) -> list[dict[str, str]]:
             {
                 "name": names[i],
                 "value": f"{now:.1f}",
-                "unit": units[i],
+                "unit": units[i].strip(),
                 "who": best["label"],
-                "then": f"{then:.1f} {units[i]}",
+                "then": f"{then:.1f}{units[i]}",
                 "base": base["label"],
             }
         )

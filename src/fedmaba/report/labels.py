@@ -10,14 +10,14 @@ import numpy as np
 
 from fedmaba.escape import for_figure
 from fedmaba.history import FloatArray
-from fedmaba.report.scene import FEW, NAMES, SOFT, WIDE, Scene
+from fedmaba.report.scene import FEW, SOFT, WIDE, Scene, axis_name
 
 
 def title(axes: Any, scene: Scene, name: str) -> str:
     """What a panel over rounds shows, and how."""
     log = " (log)" if axes.get_yscale() == "log" else ""
     mean = f", mean of {scene.smooth} evaluations" if scene.smooth > 1 else ""
-    return NAMES[name].format(share=100 * scene.share) + mean + log
+    return axis_name(name, scene.unit, scene.share) + mean + log
 
 
 def sides(figure: Any, below: str, left: str = "") -> None:

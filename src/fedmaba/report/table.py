@@ -9,6 +9,7 @@ import numpy as np
 
 from fedmaba import escape
 from fedmaba.history import At, History, Model, Row
+from fedmaba.metrics import PERCENT, Unit
 
 
 class Column(NamedTuple):
@@ -19,11 +20,14 @@ class Column(NamedTuple):
     sign: int  # 1: more is better
 
 
-def columns(share: float) -> list[Column]:
+PLAINLY = "scores as the metric gives them, not in per cent: some lie outside 0 to 1"
+
+
+def columns(share: float, unit: Unit = PERCENT) -> list[Column]:
     """The four figures of the paper's tables."""
     return [
-        Column("variance", "variance %²", -1),
-        Column("accuracy", "accuracy %", 1),
+        Column("variance", f"variance{unit.square}", -1),
+        Column("accuracy", f"accuracy{unit.mark}", 1),
         Column("worst", f"worst {100 * share:g} %", 1),
         Column("best", f"best {100 * share:g} %", 1),
     ]
@@ -76,8 +80,8 @@ def written(words: Iterable[tuple[str, int]], to: str) -> str:
     return " & ".join(line) + r" \\" if to == "latex" else f"| {' | '.join(line)} |"
 
 
-def caption(history: History, model: Model, at: At) -> str:
-    """Which model and which round the table shows."""
+def caption(history: History, model: Model, at: At, unit: Unit | None = None) -> str:
+    """Which model and which round the table shows, and how, if not in per cent."""
     average = ", ".join(sorted({run.deploy for run in history.runs if run.deploy}))
     what = "last server model" if model == "last" else "deployed model"
     what += f" ({average})" if model == "deployed" and average else ""
@@ -90,7 +94,8 @@ def caption(history: History, model: Model, at: At) -> str:
     some = " or ".join(f"{k:,} of {n:,}" for k, n in sorted(counts) if k < n)
     labels = [run.label for run in history.runs]
     over = "one seed" if len(labels) == len({*labels}) else "mean ± sd over seeds"
-    return f"{what}, {when}; {over}" + (f"; {some} clients" if some else "")
+    text = f"{what}, {when}; {over}" + (f"; {some} clients" if some else "")
+    return text if (unit or history.unit).mark else f"{text}; {PLAINLY}"
 
 
 def plain(
@@ -99,7 +104,7 @@ def plain(
     """The table as plain text."""
     share = history.share if share is None else share
     rows = history.summary(model, at, share)
-    head = ["strategy", *(c.title for c in columns(share)), ""]
+    head = ["strategy", *(c.title for c in columns(share, history.unit)), ""]
     body = [
         [escape.one_line(text) for text in (row.label, *(cell.text for cell in line), row.note)]
         for row, line in zip(rows, cells(rows, share), strict=True)

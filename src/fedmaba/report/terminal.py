@@ -36,7 +36,7 @@ from rich.text import Text
 from fedmaba import config, escape, streams
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.history import At, History, Model, Row, RunHistory
-from fedmaba.metrics import variance
+from fedmaba.metrics import PERCENT, Unit, variance
 from fedmaba.report.table import caption, cells, columns
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def grid(history: History, model: Model, at: At, share: float) -> RenderableType
     rows, body = history.summary(model, at, share), []
     for row, line in zip(rows, cells(rows, share), strict=True):
         body.append([_word(_named(row)), *(_word(c.text, STYLE[c.rank]) for c in line)])
-    head = ["strategy", *(c.title for c in columns(share))]
+    head = ["strategy", *(c.title for c in columns(share, history.unit))]
     return _table(caption(history, model, at), head, body, whole=head[1:])
 
 
@@ -194,13 +194,14 @@ def dashboard(session: Session, pace: Pace) -> RenderableType:
     """Round, rate and time left; below, how each strategy does by now."""
     share = session.experiment.eval.share
     rate = f"{_rate(pace.rate, 'rounds')}  {_rate(pace.rate * pace.clients, 'clients')}"
-    head = ["strategy", "accuracy %", "variance %²", f"worst {100 * share:g} %", "λ*"]
-    head += ["variance over rounds"]
+    unit = session.history.unit
+    head = ["strategy", f"accuracy{unit.mark}", f"variance{unit.square}"]
+    head += [f"worst {100 * share:g} %", "λ*", "variance over rounds"]
     rows, body = session.history.summary(share=share), []
     for row, line in zip(rows, cells(rows, share), strict=True):
         variance, accuracy, worst, _ = (Text(c.text.split(" ")[0], STYLE[c.rank]) for c in line)
         runs = [run for run in session.history.runs if run.label == row.label]
-        trend = Text(spark(_variances(runs)), "cyan")
+        trend = Text(spark(_variances(runs, unit)), "cyan")
         body.append([_line(_named(row)), accuracy, variance, worst, Text(_multiplier(runs)), trend])
     tables = (_now(head[:keep], body) for keep in (6, 5, 4, 3, 2))
     return Group(Fitting(_bar(pace, rate), _bar(pace, "")), Text(), Fitting(*tables))
@@ -252,7 +253,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
-def _variances(runs: list[RunHistory], most: int = 24) -> list[float]:
+def _variances(runs: list[RunHistory], unit: Unit = PERCENT, most: int = 24) -> list[float]:
     """Variance over clients at the last evaluations, mean over the strategy's seeds."""
     found = [run for run in runs if not run.diverged and "evaluated" in run.tables]
     if not found:
@@ -263,7 +264,7 @@ def _variances(runs: list[RunHistory], most: int = 24) -> list[float]:
         np.asarray(run.tables["deployed.accuracy"][rows])[:, run.test_size > 0]  # not the hostile
         for run in found
     ]
-    return [sum(map(variance, at)) / len(at) for at in zip(*tables, strict=True)]
+    return [sum(variance(a, unit) for a in at) / len(at) for at in zip(*tables, strict=True)]
 
 
 def _multiplier(runs: list[RunHistory]) -> str:
@@ -302,13 +303,13 @@ def _lines(session: Session, console: Console) -> Iterator[Callable[[Snapshot], 
         pace.reach(snapshot.round + 1)
         if snapshot.evaluations is None:
             return
-        parts = []
+        parts, mark = [], session.history.unit.mark
         for row in session.history.summary(share=share):
             runs = [run for run in session.history.runs if run.label == row.label]
             multiplier = _multiplier(runs)
             parts.append(
-                f"{row.label} {row.mean.accuracy:.1f} % var {row.mean.variance:.0f} "
-                f"worst {row.mean.worst:.1f} %"
+                f"{row.label} {row.mean.accuracy:.1f}{mark} var {row.mean.variance:.0f} "
+                f"worst {row.mean.worst:.1f}{mark}"
                 + (f" lambda {multiplier}" if multiplier != "–" else "")
             )
         head = f"round {pace.done}/{pace.rounds}, {_rate(pace.rate, 'rounds')}, "
