@@ -2,16 +2,18 @@
 
 import csv
 import html.parser
+import http.client
 import json
 import re
 import sys
+import threading
 import unicodedata
 import xml.etree.ElementTree
 from io import StringIO
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -19,9 +21,10 @@ import fedmaba
 from escape_cases import HOSTILE, ORDINARY, about, history
 from fedmaba import cli, escape, record
 from fedmaba.errors import InputError
-from fedmaba.report import data, document, export, figures, table, tensorboard, terminal
+from fedmaba.report import data, document, export, figures, table, tensorboard, terminal, watch
 from fedmaba.report import html as page
 
+quick = settings(deadline=None, database=None)
 BIDI = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 BEGINS = tuple("=+-@＝＋－＠\t\r\n")
 any_text = st.text(st.characters(exclude_categories=[])) | st.sampled_from(HOSTILE)
@@ -51,6 +54,7 @@ def test_ordinary_names_come_out_as_they_are(text):
 # --- one line: terminal, messages, tags -----------------------------------------------------------
 
 
+@quick
 @given(any_text)
 def test_one_line_is_one_line_of_signs_that_can_be_seen(text):
     seen = escape.one_line(text)
@@ -137,6 +141,7 @@ def naive(text: str) -> list[list[str]]:
     return list(csv.reader(re.split(r"\r\n|\r|\n", text.removesuffix("\n"))))
 
 
+@quick
 @given(st.lists(st.lists(any_text, min_size=3, max_size=3), min_size=1, max_size=5))
 def test_no_text_leaves_its_cell_or_begins_a_formula(rows):
     text = export.text(rows)
@@ -203,6 +208,7 @@ def unescaped(text: str) -> list[str]:
     return found + re.findall(r"[\\&%#_~^$<>|]", text)
 
 
+@quick
 @given(any_text)
 def test_latex_prints_a_name_as_it_stands(text):
     seen = escape.for_latex(text)
@@ -293,6 +299,7 @@ def test_markdown_shows_a_name_and_makes_nothing_live(names):
         ]
 
 
+@quick
 @given(any_text)
 def test_a_cell_of_markdown_stays_one_cell(text):
     seen = escape.for_markdown(text)
@@ -308,6 +315,7 @@ def test_a_cell_of_markdown_stays_one_cell(text):
 # --- the page -------------------------------------------------------------------------------------
 
 
+@quick
 @given(any_text)
 def test_a_text_of_a_page_is_no_markup(text):
     seen = escape.for_html(text)
@@ -380,6 +388,7 @@ KINDS = [kind for kind in figures.KINDS if kind != "heterogeneity"]
 def test_a_name_is_no_formula_in_any_figure(kind):
     pytest.importorskip("matplotlib")
     names = [r"a$\foo$", "$$", "_hidden", r"\$x$", "b\x1b[2J\ud800$\\frac{1}{$"]
+    names += ["c", "d", "e"]  # so many that a legend says which are thick
     shown = drawn(figures.of(history(names), kind))
     for name in names if kind != "tradeoff" else ():  # there letters are drawn as lines
         assert escape.one_line(name) in shown
@@ -446,3 +455,18 @@ def test_every_command_shows_a_hostile_folder_and_obeys_nothing(run, tmp_path, m
     kept = record.load_history(run).runs[1].label  # the record keeps the truth
     assert kept == Own.name
     assert "bob\r=cmd|' /C calc'!A0" in data.load(run).data["clients"]
+
+
+def test_what_watch_says_of_a_fault_is_one_line(run, monkeypatch):
+    def fails(self):
+        raise InputError("a\ud800\x1b\nb")
+
+    monkeypatch.setattr(watch.Server, "page", fails)
+    with watch.serve(run) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        asked = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+        asked.request("GET", "/")
+        answer = asked.getresponse()
+        assert (answer.status, answer.read()) == (503, b"fedmaba: a\\ud800\\x1b b\n")
+        asked.close()
+        server.shutdown()
