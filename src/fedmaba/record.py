@@ -281,8 +281,8 @@ def read_checkpoint(
         with files.opened(file) as opened:
             size = os.fstat(opened.fileno()).st_size
             magic, told = opened.read(8), opened.read(32)
-            holes = files.used(opened) < size / 2 - files.MB  # which take no time to write
-            if magic != MAGIC or holes or hashlib.file_digest(opened, "sha256").digest() != told:
+            bad = magic != MAGIC or files.holes(opened)
+            if bad or hashlib.file_digest(opened, "sha256").digest() != told:
                 raise Damaged(f"{file} is damaged: its checksum is wrong, so it is not used")
             opened.seek(40)
             found, meta = packing.unpack(opened, size - 40, wanted)
@@ -337,8 +337,9 @@ def _table(root: Path, name: str, budget: Budget, digests: Mapping[str, str]) ->
     """The tables of one run, refused where they are not those that the folder was finished with."""
     file = root / name
     try:
-        _same(files.inside(root, name), digests.get(name))
-        return packing.read_npz(file, None, whole, budget)
+        found = packing.read_npz(files.inside(root, name), None, whole, budget)
+        _same(file, digests.get(name))
+        return found
     except packing.UNREADABLE as error:
         raise damaged(file, error) from error
 
@@ -406,9 +407,9 @@ def load_labels(path: Path | str) -> dict[int, NDArray[np.int64]]:
     if not files.there(file):
         return {}
     try:
+        found = packing.read_npz(file, check=_partition)
         if files.there(root / "runs.json"):
             _same(file, load_runs(root).get("files", {}).get(name))
-        found = packing.read_npz(file, check=_partition)
         return {int(n[4:-7]): _labels(n, a) for n, a in found.items() if n.endswith(".labels")}
     except packing.UNREADABLE as error:
         raise damaged(file, error) from error

@@ -539,7 +539,9 @@ def _items(found: object) -> list[tuple[str, Any]]:
 
 def _live(source: Source, share: float) -> dict[str, Any]:
     """How far an unfinished run is, and its newest figures."""
-    done = max((int(line["round"]) for line in source.lines), default=0)
+    saved = [run.tables["round"][-1:] for run in source.history.runs if "round" in run.tables]
+    newer = [line["round"] for line in source.lines]
+    done = max((int(at) for at in [*newer, *(at for last in saved for at in last)]), default=0)
     rows = []
     for run in source.history.runs:
         own = [
@@ -549,8 +551,12 @@ def _live(source: Source, share: float) -> dict[str, Any]:
             and line.get("seed") == run.seed
             and "deployed" in line
         ]
+        last: Mapping[str, Any] | None = None
         if own:
             last = _told(own[-1]["deployed"], source, share)
+        elif len(run.tables.get("evaluated", ())):
+            last = run.fairness(share=share, at=[-1])[0]._asdict()
+        if last is not None:
             figures = [_number(last.get(name)) for name in FIGURES]
             rows.append({"label": run.label, "seed": run.seed, "figures": figures})
     about = {"name": source.name, "done": done, "rounds": source.rounds, "held": source.held}
