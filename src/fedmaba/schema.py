@@ -20,7 +20,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Part(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
 
 class Run(Part):
@@ -112,8 +112,8 @@ class Line(Part):
     strategy: Word
     seed: Seed
     round: Annotated[int, Field(ge=1, lt=2**63)]
-    deployed: Figures | None = None
-    last: Figures | None = None
+    deployed: Figures = Figures()
+    last: Figures = Figures()
 
 
 class Versions(Part):
