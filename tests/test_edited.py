@@ -184,9 +184,26 @@ def test_an_edited_partition_of_a_finished_run_is_named(done):
         data.load(done)
 
 
+def test_an_edited_experiment_of_a_finished_run_is_named(done):
+    data.load(done)
+    file = done / "experiment.toml"
+    file.write_text(file.read_text().replace("lr = 0.1", "lr = 0.3"))
+    said = r"experiment\.toml was edited since .* \(train\.lr was 0\.1, now 0\.3\): restore it"
+    with pytest.raises(InputError, match=said):
+        data.load(done)
+
+
+def test_an_edited_about_of_a_finished_run_is_named(done):
+    about = json.loads((done / "about.json").read_text())
+    about["data"]["sha256"] = "0" * 64
+    (done / "about.json").write_text(json.dumps(about))
+    with pytest.raises(InputError, match=r"about\.json is not that of this run: restore it"):
+        data.load(done)
+
+
 def test_a_finished_folder_of_the_version_before_is_read(done):
     about = json.loads((done / "runs.json").read_text())
-    assert len(about["digest"]) == 64
+    assert set(about["made"]) == {"asked", "data", "partition"}
     assert set(about["files"]) == {"partition.npz", *names(done)}
     whole = str(record.load_history(done))
     (done / "runs.json").write_text(json.dumps({k: about[k] for k in ("share", "runs")}))

@@ -163,7 +163,7 @@ class Folder:
         self,
         history: History,
         models: Mapping[str, Mapping[str, NDArray[Any]]],
-        digest: str | None = None,
+        made: Mapping[str, Any] | None = None,
     ) -> None:
         """Tables and models of a finished run; then its checkpoints are no longer needed."""
         for r, run in enumerate(history.runs):
@@ -171,7 +171,7 @@ class Folder:
         for name, weights in models.items():
             self.write(f"models/{name}.safetensors", safetensors.numpy.save(dict(weights)))
         found = {"share": history.share, "runs": _runs(history), "files": self.digests}
-        self.write_json("runs.json", {**found, **({"digest": digest} if digest else {})})
+        self.write_json("runs.json", {**found, **({"made": made} if made else {})})
         self.forget()
 
     def forget(self) -> None:

@@ -33,7 +33,7 @@ class Run(Part):
 
 
 class Made(Part):
-    """What a checkpoint was made of: none where a version before this one wrote it."""
+    """What a run is made of; versions before this one did not note it."""
 
     asked: dict[str, Any]  # the experiment, without what cannot change its numbers
     data: Word  # SHA-256
@@ -45,7 +45,7 @@ class Runs(Part):
 
     share: Share = 0.05
     runs: Annotated[list[Run], Field(max_length=RUNS)]
-    digest: Word | None = None  # of what all was made of
+    made: Made | None = None
     files: dict[str, Word] = {}  # SHA-256, by name
 
 
@@ -54,7 +54,6 @@ class Meta(Runs):
 
     round: Count
     lines: Count  # bytes of rounds.jsonl
-    made: Made | None = None
     chunk: Annotated[int, Field(ge=1)] | None = None
     diverged: Annotated[list[Text], Field(max_length=RUNS)] | None = None
     weights: list[Word] | None = None
@@ -93,7 +92,7 @@ class About(Part):
     chunk: Annotated[int, Field(ge=1)] = 1
     device: Word = ""
     versions: dict[Word, Word] = {}
-    digest: Word | None = None
+    digest: Word | None = None  # SHA-256 of what the run is made of
 
 
 class Figures(Part):

@@ -89,7 +89,7 @@ def load(path: Path) -> Source:
         history = History([RunHistory(label, seed, "", nobody) for label, seed in ordered])
     else:
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
-    text, rounds, lies = "", None, False
+    text, rounds, lies, about = "", None, False, record.load_about(path)
     if files.there(path / "experiment.toml"):
         text = _text(path / "experiment.toml")
         try:
@@ -98,7 +98,10 @@ def load(path: Path) -> Source:
             lies = bool(asked.attack.does)
         except InputError:  # written by another version: show it, do not judge it
             rounds = None
-    about, labels = record.load_about(path), record.load_labels(path)
+        else:
+            if finished:
+                _as_begun(path, asked, about)
+    labels = record.load_labels(path)
     for run in history.runs:
         if run.n_clients and run.seed in labels and len(labels[run.seed]) != run.n_clients:
             raise InputError(
@@ -112,6 +115,18 @@ def load(path: Path) -> Source:
         )
     held = not finished and record.held(path)
     return Source(path.name, history, about, text, labels, lines, rounds, finished, held)
+
+
+def _as_begun(path: Path, asked: config.Experiment, about: Mapping[str, Any]) -> None:
+    """Refuse a finished folder whose experiment or origin is not that of its runs."""
+    made = record.load_runs(path).get("made")
+    if made is None:  # of an earlier version
+        return
+    if edits := config.edits(made["asked"], config.what(asked)):
+        raise InputError(config.edited(path / "experiment.toml", edits))
+    told = {"data": about.get("data", {}).get("sha256"), "partition": about.get("partition")}
+    if about and told != {key: made[key] for key in told}:
+        raise InputError(f"{path / 'about.json'} is not that of this run: {record.RESTORE}")
 
 
 def _text(file: Path) -> str:
