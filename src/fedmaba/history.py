@@ -360,8 +360,9 @@ def _sound(tables: Arrays) -> None:
     client = tables.get("client", np.zeros((0, 1), np.int64))
     if client.size and not 0 <= client.min() <= client.max() < len(tables["test_size"]):
         raise ValueError("client names one that there is not")
-    for name in tables:
-        if name.endswith(".accuracy") and np.isinf(tables[name]).any():
+    for name in tables:  # an accuracy of nobody's is nan
+        lost = np.isinf if name.endswith(".accuracy") else lambda table: ~np.isfinite(table)
+        if name.endswith((".accuracy", "weight", "reported_loss")) and lost(tables[name]).any():
             raise ValueError(f"{name} is not finite")
 
 

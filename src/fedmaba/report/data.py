@@ -90,7 +90,7 @@ def load(path: Path) -> Source:
         history = History([RunHistory(label, seed, "", nobody) for label, seed in ordered])
     else:
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
-    text, rounds, lies = "", None, False
+    text, rounds, lies, about = "", None, False, record.load_about(path)
     if files.there(path / "experiment.toml"):
         text = _text(path / "experiment.toml")
         try:
@@ -99,7 +99,10 @@ def load(path: Path) -> Source:
             lies = bool(asked.attack.does)
         except InputError:  # written by another version: show it, do not judge it
             rounds = None
-    about, labels = record.load_about(path), record.load_labels(path)
+        else:
+            if finished:
+                _as_begun(path, asked, about)
+    labels = record.load_labels(path)
     for run in history.runs:
         if run.n_clients and run.seed in labels and len(labels[run.seed]) != run.n_clients:
             raise InputError(
@@ -113,6 +116,18 @@ def load(path: Path) -> Source:
         )
     held = not finished and record.held(path)
     return Source(path.name, history, about, text, labels, lines, rounds, finished, held)
+
+
+def _as_begun(path: Path, asked: config.Experiment, about: Mapping[str, Any]) -> None:
+    """Refuse a finished folder whose experiment or origin is not that of its runs."""
+    made = record.load_runs(path).get("made")
+    if made is None:  # of an earlier version
+        return
+    if edits := config.edits(made["asked"], config.what(asked)):
+        raise InputError(config.edited(path / "experiment.toml", edits))
+    told = {"data": about.get("data", {}).get("sha256"), "partition": about.get("partition")}
+    if about and told != {key: made[key] for key in told}:
+        raise InputError(f"{path / 'about.json'} is not that of this run: {record.RESTORE}")
 
 
 def _text(file: Path) -> str:
@@ -573,7 +588,9 @@ def _items(found: object) -> list[tuple[str, Any]]:
 
 def _live(source: Source, share: float, unit: Unit) -> dict[str, Any]:
     """How far an unfinished run is, and its newest figures."""
-    done = max((int(line["round"]) for line in source.lines), default=0)
+    saved = [run.tables["round"][-1:] for run in source.history.runs if "round" in run.tables]
+    newer = [line["round"] for line in source.lines]
+    done = max((int(at) for at in [*newer, *(at for last in saved for at in last)]), default=0)
     rows = []
     for run in source.history.runs:
         own = [
@@ -583,8 +600,12 @@ def _live(source: Source, share: float, unit: Unit) -> dict[str, Any]:
             and line.get("seed") == run.seed
             and "deployed" in line
         ]
+        last: Mapping[str, Any] | None = None
         if own:
             last = _told(own[-1]["deployed"], source, share, unit)
+        elif len(run.tables.get("evaluated", ())):
+            last = run.fairness(share=share, at=[-1], unit=unit)[0]._asdict()
+        if last is not None:
             figures = [_number(last.get(name)) for name in FIGURES]
             rows.append({"label": run.label, "seed": run.seed, "figures": figures})
     about = {"name": source.name, "done": done, "rounds": source.rounds, "held": source.held}

@@ -77,9 +77,9 @@ def _place(out: Path, name: str) -> Path:
     place = out / name
     try:
         files.inside(out, f"{name}/events")
-        for found in os.scandir(place) if files.there(place) else ():
-            if found.is_symlink():
-                raise files.Odd(Path(found), f"{found.name} is a link where events should be")
+        for found in os.listdir(place) if files.there(place) else ():
+            if (place / found).is_symlink():
+                raise files.Odd(place / found, f"{found} is a link where events should be")
     except OSError as error:
         raise files.failed(place, error) from error
     return place
