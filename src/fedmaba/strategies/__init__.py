@@ -7,7 +7,7 @@ import itertools
 from typing import get_type_hints
 
 from fedmaba import own
-from fedmaba.errors import InputError, unknown
+from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.strategies.afl import AFL
 from fedmaba.strategies.fedavg import FedAvg
 from fedmaba.strategies.fedfv import FedFV
@@ -85,7 +85,7 @@ def parse(spec: str) -> list[Strategy]:
         listed = text[1:-1].split(",") if text.startswith("[") and text.endswith("]") else [text]
         grid[key] = [_value(v.strip()) for v in listed]
     return [
-        build(kind, dict(zip(grid, values, strict=True)))
+        _made(name, kind, dict(zip(grid, values, strict=True)))
         for values in itertools.product(*grid.values())
     ]
 
@@ -111,7 +111,25 @@ def _find(path: str) -> type[Strategy]:
     kind = own.find(f"strategy {path!r}", where, attribute, "package.module.Class")
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise InputError(f"strategy {path!r} is no class derived from fedmaba.Strategy")
+    if not isinstance(getattr(kind, "name", None), str):
+        raise InputError(f"strategy {path!r} has no name: write name: ClassVar[str] = ... in it")
+    if kind.weigh is Strategy.weigh:
+        raise InputError(
+            f"strategy {path!r} has no weigh(): give it one, as docs/bring-your-own.md"
+        )
     return kind
+
+
+def _made(name: str, kind: type[Strategy], values: dict[str, object]) -> Strategy:
+    """A strategy that can say its own name."""
+    try:
+        made = build(kind, values)
+        made.label()
+    except FedmabaError:
+        raise
+    except Exception as error:  # whatever a class of the user's own does
+        raise own.fault(f"strategy {name!r}", error) from error
+    return made
 
 
 def _split(text: str, spec: str) -> list[str]:
