@@ -454,6 +454,68 @@ def test_a_module_that_ends_when_it_is_imported_is_one_line(call, here, tiny_npz
     assert "Traceback" not in err
 
 
+RULES = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import fedmaba
+
+
+class Mute(fedmaba.Strategy):
+    name = "mute"
+
+
+class Nameless(fedmaba.Strategy):
+    def weigh(self, state, replies):
+        return None
+
+
+@dataclass(frozen=True)
+class Post(fedmaba.Strategy):
+    name: ClassVar[str] = "post"
+
+    def __post_init__(self):
+        raise KeyError("x")
+
+    def weigh(self, state, replies):
+        return None
+
+
+@dataclass(frozen=True)
+class Wants(fedmaba.Strategy):
+    name: ClassVar[str] = "wants"
+    share: float
+
+    def weigh(self, state, replies):
+        return None
+
+
+def plain():
+    return None
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("rules.Mute", "has no weigh(): give it one"),
+        ("rules.Nameless", "has no name: write name: ClassVar[str] = ..."),
+        ("rules.Post", "rules.py, line 22: KeyError: 'x': fix it"),
+        ("rules.Wants", "TypeError: Wants.__init__() missing 1 required positional argument"),
+        ("rules.plain", "is no class derived from fedmaba.Strategy"),
+        ("fedmaba.Strategy", "has no name"),
+    ],
+)
+def test_a_strategy_of_any_kind_is_one_line(call, here, tiny_npz, name, says):
+    Path("rules.py").write_text(RULES)
+    sys.modules.pop("rules", None)
+    code, out, err = call("compare", name, *short(tiny_npz), "--out", "run")
+    assert (code, out) == (2, "")
+    assert re.fullmatch("fedmaba: [^\n]+\n", err), err
+    assert says in err
+    assert not Path("run").exists()
+
+
 def test_in_python_the_cause_is_kept(here, tiny_npz):
     def broken(shape, classes):
         return {}["width"]

@@ -157,9 +157,10 @@ def _experiment(
         config.put(tree, name.strip(), value.strip())
     if named := checks.modules(tree):
         own.look_here()
-        if source and not _silent():  # of a file the user may not know what is in it
-            _tell(f"{source} imports {own.sources(named)}")
-    return checks.build(tree, source)
+    asked = checks.build(tree, source)
+    if named and source and not _silent():  # of a file the user may not know what is in it
+        _tell(f"{source} imports {own.sources(named)}")
+    return asked
 
 
 @app.command()

@@ -103,10 +103,9 @@ def fault(what: str, error: BaseException) -> InputError:
     """An exception in code of the user's own as one line with the place where to look."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith(LIBRARY)]
-    place = (theirs or frames)[-1]
-    words = " ".join(str(error).split())
-    reason = f"{type(error).__name__}: {words}" if words else type(error).__name__
-    return InputError(f"{what}: {place.filename}, line {place.lineno}: {reason}: fix it")
+    place = [f"{frame.filename}, line {frame.lineno}" for frame in theirs[-1:]]
+    words = [" ".join(str(error).split())] if str(error).strip() else []
+    return InputError(": ".join([what, *place, type(error).__name__, *words, "fix it"]))
 
 
 def marks(things: Mapping[str, object]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """What `fedmaba reproduce` shows of a target: our tables beside the paper's, row by row. No torch.
 
-Three questions are kept apart: which model and at which round (results/selection.py), and whether a difference
-to FedAvg is one (paired.py). The tables are made in views.py and claims.py; here is the page.
+Three questions are kept apart: which model and at which round (results/selection.py), and whether a
+difference to FedAvg is one (paired.py). The tables are made in views.py and claims.py.
 """
 
 from __future__ import annotations

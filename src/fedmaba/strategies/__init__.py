@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 
 from fedmaba import user_code
-from fedmaba.errors import InputError, unknown
+from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.strategies import hyper_parameters
 from fedmaba.strategies.afl import AFL
 from fedmaba.strategies.base import Strategy, build
@@ -88,7 +88,7 @@ def parse(spec: str) -> list[Strategy]:
             listed = _split(text[1:-1], spec) or [""]
         grid[key] = [_value(kind, key, one.strip()) for one in listed]
     return [
-        build(kind, dict(zip(grid, values, strict=True)))
+        _made(name, kind, dict(zip(grid, values, strict=True)))
         for values in itertools.product(*grid.values())
     ]
 
@@ -116,7 +116,25 @@ def _find(path: str) -> type[Strategy]:
     kind = user_code.find(f"strategy {path!r}", where, attribute, "package.module.Class")
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise InputError(f"strategy {path!r} is no class derived from fedmaba.Strategy")
+    if not isinstance(getattr(kind, "name", None), str):
+        raise InputError(f"strategy {path!r} has no name: write name: ClassVar[str] = ... in it")
+    if kind.weigh is Strategy.weigh:
+        raise InputError(
+            f"strategy {path!r} has no weigh(): give it one, as docs/bring-your-own.md"
+        )
     return kind
+
+
+def _made(name: str, kind: type[Strategy], values: dict[str, object]) -> Strategy:
+    """A strategy that can say its own name."""
+    try:
+        made = build(kind, values)
+        made.label()
+    except FedmabaError:
+        raise
+    except Exception as error:  # whatever a class of the user's own does
+        raise user_code.fault(f"strategy {name!r}", error) from error
+    return made
 
 
 def _split(text: str, spec: str) -> list[str]:
