@@ -42,7 +42,8 @@ except ImportError:  # no advisory locks on this platform: two runs on one folde
 
 MAGIC = b"FEDMABA1"
 KEEP = 2
-KEYS = {"label": str, "seed": int, "deploy": str, "diverged": str}  # what runs.json says of a run
+# what runs.json says of a run
+KEYS = {"label": str, "seed": int, "deploy": str, "diverged": str, "of": str}
 BITS = (8, 16, 32, 64)
 FIRST = "experiment.toml"  # the file that makes a folder a run folder
 NAMES = (FIRST, "about.json", "partition.npz", "rounds.jsonl", "runs.json")
@@ -402,7 +403,8 @@ def load_history(path: Path | str) -> History:
 def _about_runs(file: Path, about: Any) -> tuple[list[dict[str, Any]], float]:
     """What a file says of the runs and their share of worst clients, checked."""
     try:
-        runs = [{key: run[key] for key in KEYS} for run in about["runs"]]
+        runs = [{"of": "", **run} for run in about["runs"]]  # before, nobody told
+        runs = [{key: run[key] for key in KEYS} for run in runs]
         share = float(about.get("share", 0.05))
         for run in runs:
             for key, kind in KEYS.items():
