@@ -34,8 +34,8 @@ import torch
 
 from engine import examples
 from fedmaba import models, strategies
-from fedmaba.engine import Plan, Run, simulate, start
 from fedmaba.federation import Federation
+from fedmaba.simulation.engine import Plan, Run, simulate, start
 from plain import Plain
 
 JOBS = {  # images per client, participants, rounds of a block, test images

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from fedmaba import datasets, strategies
-from fedmaba.engine import Plan, Run, simulate, start
 from fedmaba.federation import Federation
+from fedmaba.simulation.engine import Plan, Run, simulate, start
 
 GRID = ("fedmaba:alpha=[0,.1,.2,.3,.4,.5,.6,.7,.8,.9,1]",)
 TABLE = (  # the rows of Table II: some are weighed before training, some after

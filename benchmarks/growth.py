@@ -21,8 +21,8 @@ from torch import nn
 
 from cpu import RESULTS, about
 from fedmaba import datasets, strategies
-from fedmaba.engine import Plan, Run, simulate, start
 from fedmaba.federation import Federation
+from fedmaba.simulation.engine import Plan, Run, simulate, start
 
 BASE = {"clients": 200, "runs": 1, "width": 64}
 ROUNDS = {"cpu": 8, "cuda": 32}

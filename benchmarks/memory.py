@@ -47,8 +47,8 @@ def measure(
 ) -> dict[str, object]:
     """One setting, in this process."""
     from fedmaba import datasets, strategies
-    from fedmaba.engine import Plan, Run, simulate, start
     from fedmaba.federation import Federation
+    from fedmaba.simulation.engine import Plan, Run, simulate, start
 
     rng = np.random.default_rng(0)
     n = clients * (each + 1)

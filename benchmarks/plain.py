@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedmaba import average, models, rng
 from fedmaba.rows.random import dropout_mask, shuffles
-from fedmaba.runs import Plan, Run
+from fedmaba.simulation.state import Plan, Run
 from fedmaba.strategy import Replies
 
 Weights = dict[str, Tensor]
@@ -85,7 +85,7 @@ class Plain:
             key = int(rng.key(run.seed, "local", t, c).view("int64")[0])
             for name, value in self.local(*self.train[c], key, lr).items():
                 change[name] += coef * (value - self.server[name])
-        share = average.share(run.average, t)
+        share = average.share(run.rules[0], t)
         for name, value in self.server.items():
             value += plan.server_lr * change[name]
             self.deployed[name] += share * (value - self.deployed[name])

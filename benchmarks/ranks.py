@@ -30,9 +30,10 @@ def work(threads: int) -> None:
     import numpy as np
     import torch
 
-    from fedmaba import datasets, ranks, strategies
-    from fedmaba.engine import Plan, Run, simulate, start
+    from fedmaba import datasets, strategies
     from fedmaba.federation import Federation
+    from fedmaba.simulation import distributed as ranks
+    from fedmaba.simulation.engine import Plan, Run, simulate, start
 
     us = ranks.join()
     rng = np.random.default_rng(0)

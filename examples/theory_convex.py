@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.functional import hessian, jacobian
 
 import fedmaba
-from fedmaba import engine
 from fedmaba.simplex import tilt
+from fedmaba.simulation import engine
 from fedmaba.strategies.fedmaba import FedMABA
 
 DIM, CLASSES, ALPHA, RHO = 4, 2, 0.5, 0.5

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fedmaba.datasets import Dataset
 from fedmaba.federation import Federation
@@ -15,6 +16,15 @@ from kernels import Kernels
 SIZES = (5, 9, 6, 3, 8)  # of the training parts
 TESTED = (4, 3, 6, 2, 5)
 HELD = (2, 3, 2, 1, 4)
+
+
+@pytest.fixture
+def few_threads():
+    """Torch's own threads only get in the way of models as small as these."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

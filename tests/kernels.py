@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from fedmaba.rows.base import Bent, Rows, Step
+from fedmaba.rows.base import PropFairRows, Rows, Step
 from fedmaba.rows.random import dropout_mask
 
 
@@ -41,9 +41,11 @@ class Kernels:
         return True
 
     @staticmethod
-    def cross_entropy(z, y, weight, scale, bent):
+    def cross_entropy(z, y, weight, scale, propfair):
         assert z.is_contiguous()
-        plain = Step(None, y, weight, scale, None if bent is None else Bent(*bent), None)
+        plain = Step(
+            None, y, weight, scale, None if propfair is None else PropFairRows(*propfair), None
+        )
         loss, g = Rows.loss_and_gradient(SimpleNamespace(loss_fn=None), z.clone(), plain)
         z.numpy()[...] = g.numpy()  # as a kernel: autograd does not notice
         return loss

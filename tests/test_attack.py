@@ -11,10 +11,10 @@ from torch import nn
 import fedmaba
 from fedmaba import attack, checks, cli, config, experiment, strategies
 from fedmaba.attack import Attack, Hostile
-from fedmaba.engine import Plan, Run, simulate, start
 from fedmaba.errors import InputError
 from fedmaba.federation import attacked
 from fedmaba.metrics import fairness
+from fedmaba.simulation.engine import Plan, Run, simulate, start
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedmaba import strategies, tape
-from fedmaba.batch import precision
-from fedmaba.engine import Plan, Run, simulate, start
+from fedmaba import strategies
 from fedmaba.models import cnn, mlp
-from fedmaba.rows import compile
+from fedmaba.rows import compile, cuda_graphs
 from fedmaba.rows.base import Block, Inputs, Pull, Step
-from fedmaba.tape import Tape
+from fedmaba.rows.cuda_graphs import GraphCache
+from fedmaba.simulation.batch import precision
+from fedmaba.simulation.engine import Plan, Run, simulate, start
 
 pytestmark = [
     pytest.mark.gpu,
@@ -137,17 +137,17 @@ def test_the_loss_equals_autograd():
     z = torch.randn(4, 50, 10, device="cuda")
     y = torch.randint(0, 10, (4, 50), device="cuda")
     weight = torch.rand(4, 50, device="cuda")
-    bent = torch.tensor([[5.0, 5.0, float("inf"), 9.0], [0.2] * 4, [5.0] * 4], device="cuda")
+    propfair = torch.tensor([[5.0, 5.0, float("inf"), 9.0], [0.2] * 4, [5.0] * 4], device="cuda")
     want = z.double().requires_grad_()
     each = F.cross_entropy(want.flatten(0, 1), y.flatten(), reduction="none").view(4, 50)
     loss = (each * weight).sum(1)
     (grad,) = torch.autograd.grad(loss.sum(), want)
-    room = bent[0] - loss
+    room = propfair[0] - loss
     factor = torch.where(room >= 0.2, 1 / room, 5.0)
     factor[2] = 1.0
     scale = torch.tensor(-0.3, device="cuda")
     got = z.clone()
-    assert off(dense.cross_entropy(got, y, weight, scale, bent), loss.detach()) < 1e-6
+    assert off(dense.cross_entropy(got, y, weight, scale, propfair), loss.detach()) < 1e-6
     assert off(got, grad * factor.detach()[:, None, None] * -0.3) < 1e-5
     flat = torch.randn(4, 33, device="cuda")  # weights of a row, of which the bias is a part
     bias, out = flat[:, 3:23], torch.randn(4, 50, 20, device="cuda")
@@ -172,21 +172,21 @@ def models(batch, name="model"):
 
 @pytest.mark.parametrize("make", [mlp, cnn])
 def test_a_gpu_gives_the_numbers_of_a_cpu(make, make_federation, monkeypatch):
-    recorded, record = [], Tape._record
+    recorded, record = [], GraphCache._record
 
-    def noted(tape, *args):
-        recorded.append(tape)
-        return record(tape, *args)
+    def noted(graphs, *args):
+        recorded.append(args[0].__name__)
+        return record(graphs, *args)
 
-    monkeypatch.setattr(Tape, "_record", noted)
+    monkeypatch.setattr(GraphCache, "_record", noted)
     fed = make_federation(shape=(3, 16, 16))
     for participants in (None, 3):
         plan = Plan(rounds=4, participants=participants, minibatch=4, dtype="float64", eval_every=2)
         want = models(played(SPECS, fed, plan, make))
         cuda = Plan(**{**vars(plan), "device": "cuda"})
         batch = played(SPECS, fed, cuda, make)
-        assert recorded  # and replayed
-        assert not batch.tape.ready  # memory was given back
+        assert set(recorded) >= {"train_rows", "losses_at_models"}  # and replayed
+        assert not batch.graphs.recordings  # memory was given back
         recorded.clear()
         got = models(batch)
         assert float(((got - want).norm(dim=1) / want.norm(dim=1)).max()) < 1e-9
@@ -265,17 +265,22 @@ def test_a_run_with_its_kernels_compiled_ahead_is_the_same(make_federation, monk
     assert torch.equal(*found)
 
 
-def test_a_recording_survives_the_end_of_an_earlier_one():
-    def recorded(tape, values, meanwhile=lambda: None):
-        def work(x):
-            meanwhile()
-            return x * 2
+def twice(meanwhile, x):
+    meanwhile()
+    return x * 2
 
+
+def nothing():
+    return None
+
+
+def test_a_recording_survives_the_end_of_an_earlier_one():
+    def recorded(graphs, values, meanwhile=nothing):
         for _ in range(3):
-            out = tape("shape", work, values)
+            out = graphs.run(twice, meanwhile, (), (values,))
         return out
 
-    earlier = Tape(torch.device("cuda"), recordable=True)
+    earlier = GraphCache(torch.device("cuda"), recordable=True)
     recorded(earlier, np.ones(4))
     earlier.itself = earlier  # only a collection frees it
 
@@ -288,7 +293,8 @@ def test_a_recording_survives_the_end_of_an_earlier_one():
             holds = []
             holds.append(holds)
 
-    assert recorded(Tape(torch.device("cuda"), True), np.full(4, 3.0), churn).tolist() == [6.0] * 4
+    later = GraphCache(torch.device("cuda"), True)
+    assert recorded(later, np.full(4, 3.0), churn).tolist() == [6.0] * 4
 
 
 @pytest.mark.parametrize("make", [mlp, cnn])
@@ -301,15 +307,15 @@ def test_parts_are_replayed_where_no_round_comes_again(
     fed = make_federation(sizes=sizes, tested=(3,) * len(sizes), shape=(3, 16, 16))
     how = {"device": "cuda", "dtype": "tf32", "eval_every": 20}
     plan = Plan(rounds, participants=4, minibatch=minibatch, **how)
-    found, recorded, record = [], [], Tape._record_part
+    found, recorded, record = [], [], GraphCache._record_part
 
-    def noted(self, work, tensors):
-        recorded.append(tensors)
-        return record(self, work, tensors)
+    def noted(self, *args):
+        recorded.append(args)
+        return record(self, *args)
 
-    monkeypatch.setattr(Tape, "_record_part", noted)
-    for patience in (1000, tape.RESTLESS):
-        monkeypatch.setattr(tape, "RESTLESS", patience)
+    monkeypatch.setattr(GraphCache, "_record_part", noted)
+    for patience in (1000, cuda_graphs.MANY_SHAPES):
+        monkeypatch.setattr(cuda_graphs, "MANY_SHAPES", patience)
         assert not recorded
         found.append(models(played([*SPECS, "fedprox:mu=0.5"], fed, plan, make)))
     assert len(recorded) > least

@@ -77,7 +77,7 @@ def test_there_is_something_to_look_at():
     assert {"models", "rounds", "workers"} <= inner("engine")
     assert {"cohort", "move", "weigh"} <= inner("rounds")
     assert {"batch", "strategy"} <= inner("cohort")
-    assert any(called(node) == "open" for node in calls("record"))
+    assert any(called(node) == "open" for node in calls("files"))
 
 
 @pytest.mark.parametrize("name", LIGHT)
@@ -112,10 +112,14 @@ def test_the_lower_layers_do_not_look_up():
         "partition": {"errors", "rng"},
         "published": {"errors"},
         "datasets": {"errors", "rng", "published"},
-        "config": {"errors"},
+        "files": {"errors"},
+        "arrays": {"errors", "files"},
+        "schema": set(),
+        "config": {"errors", "files"},
         "attack": {"errors", "rng"},
         "federation": {"attack", "datasets", "partition", "errors"},
-        "own": {"errors"},
+        "stop": set(),
+        "own": {"errors", "stop"},
         "models": {"rng", "errors", "own"},
         "workers": set(),
         "ranks": {"errors"},
@@ -132,7 +136,7 @@ def test_the_lower_layers_do_not_look_up():
         "tape": set(),
         "local": {"rows.base", "rows.random", "tape", "workers"},
         "history": {"errors", "metrics", "report", *(f"report.{n}" for n in LOOKS)},
-        "record": {"errors", "history", "metrics"},
+        "record": {"arrays", "errors", "files", "history", "metrics", "schema"},
         "report.paper": set(),
         "report.paired": {"metrics"},
         "report.chosen": {"compact", "history", "metrics", "targets"},
@@ -194,7 +198,7 @@ def test_one_module_knows_of_other_processes():
 
 
 # run folders; downloads and exports; a federation of real processes and its files
-WRITERS = {"record", "datasets", "published"}
+WRITERS = {"files", "record", "datasets", "published"}
 WRITERS |= {name for name in EVERY if name.startswith("flower_app.")}
 WRITING = re.compile(
     r"(^|\.)(write_text|write_bytes|replace|rename|unlink|mkdir|makedirs|rmdir|rmtree|remove|"
@@ -219,7 +223,7 @@ def writes(name: str):
 
 
 def test_the_scan_for_writers_sees_the_writers():
-    assert {"open", "os.replace", "file.unlink"} <= set(writes("record"))
+    assert {"open", "os.replace", "path.unlink"} <= set(writes("files"))
     assert any("write_bytes" in text for text in writes("published"))
 
 

@@ -10,9 +10,9 @@ from torch import nn
 
 from fedmaba import cli, experiment, record, strategies
 from fedmaba.config import build
-from fedmaba.engine import Plan, Run, simulate, start
 from fedmaba.errors import NoRoom
 from fedmaba.rows.stack import LayerRows
+from fedmaba.simulation.engine import Plan, Run, simulate, start
 
 SPECS = ["fedmaba", "fedavg", "fedprox:mu=1", "qffl", "fedfv", "fedmaba:loss_at=mean"]
 PLAN = Plan(rounds=3, minibatch=4, lr=0.2, dtype="float64", threads=1)
@@ -74,8 +74,8 @@ def test_the_chunk_is_halved_until_it_fits(fail, threads, fed, room):
 def test_lanes_that_begin_ahead_say_once_that_the_chunk_is_smaller(fed, room, monkeypatch):
     easy, hard = started(fed), started(fed)
     list(simulate(easy))
-    hard.tape.on = True  # a GPU's order of things
-    monkeypatch.setattr(hard.tape, "_room", lambda: False)  # nothing is recorded
+    hard.graphs.on = True  # a GPU's order of things
+    monkeypatch.setattr(hard.graphs, "_make_room", lambda: False)  # nothing is recorded
     shots = simulate(hard)
     next(shots)
     room(4)

@@ -175,7 +175,8 @@ SCRIPT = """
 import json, sys, warnings
 from pathlib import Path
 import torch
-from fedmaba import compare, engine, ranks
+from fedmaba import compare
+from fedmaba.simulation import distributed as ranks, engine
 from fedmaba.cli import main
 from fedmaba.errors import InputError
 from fedmaba.rows.stack import LayerRows

@@ -27,7 +27,8 @@ from hypothesis import strategies as some
 from torch import nn
 
 import fedmaba
-from fedmaba import cli, config, datasets, engine, experiment, record, strategies
+from fedmaba import cli, config, datasets, experiment, record, strategies
+from fedmaba import files as files_
 from fedmaba.errors import Busy, InputError, SaveFailed
 from fedmaba.federation import Federation
 from fedmaba.history import Column
@@ -35,6 +36,7 @@ from fedmaba.metrics import Fairness, fairness
 from fedmaba.partition import Split
 from fedmaba.record import Folder, load_checkpoint, load_history, read_checkpoint, run_id
 from fedmaba.report import data, html
+from fedmaba.simulation import engine
 from fedmaba.strategy import Decision, Strategy
 
 STRATEGIES = ["fedavg", "fedfv:tau=2", "fedmaba:loss_at=mean", "afl"]
@@ -491,12 +493,14 @@ def test_a_checkpoint_is_safetensors_made_without_a_copy():
     pieces = record.pack(arrays, {"word": "é", "number": 3})
     assert any(np.shares_memory(np.asarray(piece), model) for piece in pieces[2:])
     body = b"".join(pieces)
-    found, meta = record.unpack(body)  # the library's own reader
+    own = safetensors.numpy.load(body)  # the library's own reader
+    found, meta = record.unpack(body)
     assert meta == {"word": "é", "number": 3}
     assert list(found) == list(arrays)  # a strategy may take its state apart by place
     for name, value in arrays.items():
         assert found[name].shape == value.shape
-        assert found[name].dtype == value.dtype.newbyteorder("=")
+        assert found[name].dtype == own[name].dtype == value.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(own[name], value, name)
         np.testing.assert_array_equal(found[name], value, name)
     header = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
     begins = {name: place["data_offsets"][0] for name, place in header.items() if "shape" in place}
@@ -645,14 +649,13 @@ def test_damaged_lines_are_written_anew_from_the_checkpoint(damage, finished, st
     assert same_bytes(finished, stopped) == []
 
 
-@pytest.mark.parametrize("content", [None, b"junk", "other"])
+@pytest.mark.parametrize("content", [None, b"junk"])
 def test_a_damaged_partition_is_written_anew(content, finished, stopped):
     file = stopped / "partition.npz"
     if content is None:
         file.unlink()
     else:
-        other = record.npz({"seed0.train": np.arange(3)})
-        file.write_bytes(other if content == "other" else content)
+        file.write_bytes(content)
     session = experiment.resume(stopped)
     assert session.faults == [f"{file} was damaged: written anew"]
     play(session)
@@ -669,13 +672,18 @@ def test_what_was_begun_is_known_from_about_json_or_it_is_named(content, stopped
         experiment.resume(stopped)
 
 
-def test_a_table_of_another_kind_is_named(finished):
-    file = next((finished[1] / "clients").iterdir())
-    good = file.read_bytes()
+def test_a_table_of_another_kind_is_named(finished, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(finished[1], copy)
+    file = next((copy / "clients").iterdir())
     file.write_bytes(record.npz({"x": np.arange(3)}))
+    with pytest.raises(InputError, match=f"{file.name} .*it is not the file that the run ended"):
+        load_history(copy)
+    about = json.loads((copy / "runs.json").read_text())
+    del about["files"]  # as versions before wrote it
+    (copy / "runs.json").write_text(json.dumps(about))
     with pytest.raises(InputError, match=rf"{file.name} cannot be read \(it lacks 'test_size'\)"):
-        load_history(finished[1])
-    file.write_bytes(good)
+        load_history(copy)
 
 
 def test_what_was_made_good_is_said_even_to_the_quiet(stopped, monkeypatch, capsys):
@@ -703,10 +711,7 @@ def test_a_full_disk_at_the_lock_is_one_line(tmp_path, monkeypatch):
         def write(self, content):
             refuse()
 
-    def opened(path, mode, buffering=-1):
-        return FullLock(path, mode, buffering)
-
-    monkeypatch.setattr(record, "open", opened, raising=False)
+    monkeypatch.setattr(files_, "open", FullLock, raising=False)
     with pytest.raises(SaveFailed, match="No space left"):
         Folder(tmp_path / "run")
     monkeypatch.undo()
@@ -1027,8 +1032,8 @@ def test_folders_without_a_name_are_never_shared(tmp_path):
 class Full:
     """A file on a disk that is full after a few bytes."""
 
-    def __init__(self, *args):
-        self.file = open(*args)  # noqa: SIM115 - closed by the caller's `with`
+    def __init__(self, *args, **how):
+        self.file = open(*args, **how)  # noqa: SIM115 - closed by the caller's `with`
 
     def __enter__(self):
         return self
@@ -1049,9 +1054,9 @@ def refuse(*args, **kwargs):
 
 
 FAULTS = {
-    "fsync": lambda patch: patch.setattr(record.os, "fsync", refuse),
-    "replace": lambda patch: patch.setattr(record.os, "replace", refuse),
-    "write": lambda patch: patch.setattr(record, "open", Full, raising=False),
+    "fsync": lambda patch: patch.setattr(os, "fsync", refuse),
+    "replace": lambda patch: patch.setattr(os, "replace", refuse),
+    "write": lambda patch: patch.setattr(files_, "open", Full, raising=False),
 }
 
 
@@ -1109,8 +1114,8 @@ def test_a_file_is_written_before_it_gets_its_name(tmp_path, monkeypatch):
         real_replace(a, b)
 
     folder = Folder(tmp_path / "run")
-    monkeypatch.setattr(record.os, "fsync", fsync)
-    monkeypatch.setattr(record.os, "replace", replace)
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
     folder.write("a", b"content")
     folder.close()
     assert order == ["data", "name", "folder"]
@@ -1139,7 +1144,7 @@ def test_a_run_ends_in_the_same_bytes_where_the_system_is_as_windows_is(
         real_close(handle)
 
     monkeypatch.delattr(os, "O_DIRECTORY")
-    monkeypatch.setattr(record, "fcntl", None)
+    monkeypatch.setattr(files_, "fcntl", None)
     monkeypatch.setattr(os, "open", opened)
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "close", closed)
@@ -1431,19 +1436,27 @@ def test_a_folder_that_is_let_go_is_nobody_elses(tmp_path, monkeypatch):
     seen[0].close()
 
 
-def test_label_counts_that_are_none_are_left_out(tmp_path):
+def test_label_counts_that_are_none_are_named(tmp_path):
     good = np.ones((2, 3), int)
-    odd = {"seed0.labels": np.array(["a"]), "seed1.labels": good, "seed2.labels": good[0]}
-    np.savez(tmp_path / "partition.npz", **odd)
-    assert list(record.load_labels(tmp_path)) == [1]
+    np.savez(tmp_path / "partition.npz", **{"seed1.labels": good})
+    assert record.load_labels(tmp_path)[1].tolist() == good.tolist()
+    for odd in (np.array(["a"]), good[0], good - 2, good.astype(float)):
+        np.savez(tmp_path / "partition.npz", **{"seed0.labels": odd, "seed1.labels": good})
+        with pytest.raises(InputError, match=r"partition\.npz cannot be read \(seed0\.labels"):
+            record.load_labels(tmp_path)
 
 
-def test_lines_of_odd_content_are_left_out(tmp_path):
-    lines = ['{"round": "3"}', "[3]", '{"round": 2}', '{"round": null}']
-    (tmp_path / "rounds.jsonl").write_text("\n".join(lines) + "\n")
-    assert record.read_lines(tmp_path) == [{"round": 2}]
-    (tmp_path / "rounds.jsonl").unlink()
-    (tmp_path / "rounds.jsonl").mkdir()
+def test_lines_of_odd_content_are_named(tmp_path):
+    good = '{"strategy": "fedavg", "seed": 0, "round": 2}'
+    file = tmp_path / "rounds.jsonl"
+    file.write_text(f'{good}\n{good}\n{{"round": 3')
+    assert record.read_lines(tmp_path) == [json.loads(good)] * 2
+    assert len(record.read_lines(tmp_path, len(good) + 1)) == 1
+    for odd in (good.replace("2", '"3"'), "[3]", good.replace("2", "null"), "{", "\0"):
+        file.write_text(f"{good}\n{odd}\n")
+        with pytest.raises(InputError, match=r"rounds\.jsonl cannot be read \(line 2: .*resume"):
+            record.read_lines(tmp_path)
+    file.unlink()
     assert record.read_lines(tmp_path) == []
 
 

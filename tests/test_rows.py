@@ -14,7 +14,7 @@ from torch.nn.utils import prune
 from fedmaba import models, rng
 from fedmaba.errors import InputError
 from fedmaba.rows import compile, layers
-from fedmaba.rows.base import Bent, Block, Inputs, Layout, Pull, Rows, Step
+from fedmaba.rows.base import Block, Inputs, Layout, PropFairRows, Pull, Rows, Step
 from fedmaba.rows.general import LoopRows, VmapRows
 from fedmaba.rows.random import dropout_mask, shuffles, stream
 from fedmaba.rows.stack import LayerRows, plan
@@ -209,11 +209,11 @@ class Case:
             grads.append(flat[0])
         return torch.stack(losses), torch.stack(grads)
 
-    def added(self, rows, scale=1.0, bent=None, sink=None):
+    def added(self, rows, scale=1.0, propfair=None, sink=None):
         read = self.flat(rows.layout)
         sink = torch.zeros_like(read) if sink is None else read
         one = torch.tensor(scale, dtype=read.dtype)
-        step = Step(self.x, self.y, self.weight, one, bent, self.keys.clone())
+        step = Step(self.x, self.y, self.weight, one, propfair, self.keys.clone())
         loss = rows.accumulate(read, sink, step)
         return loss, sink
 
@@ -366,18 +366,20 @@ def test_a_bent_loss_in_every_form():
     inf = math.inf
     start, _ = case.autograd(Layout(case.template))
     M = torch.tensor([start[0] + 1.0, start[1] + 0.1, inf], dtype=torch.float64)
-    bent = Bent(M, torch.full((R,), 0.5).double(), torch.full((R,), 7.0).double())
+    propfair = PropFairRows(M, torch.full((R,), 0.5).double(), torch.full((R,), 7.0).double())
 
     def bend(loss, r):
-        return (-torch.log(M[0] - loss), 7.0 * loss, loss)[r]  # inside, beyond, not bent
+        return (-torch.log(M[0] - loss), 7.0 * loss, loss)[r]  # inside, beyond, not propfair
 
     for rows in forms(case):
         loss, grads = case.autograd(rows.layout, bend=bend)
-        got_loss, got = case.added(rows, -0.1, bent)
-        close(got_loss, loss)  # as it was before it was bent
+        got_loss, got = case.added(rows, -0.1, propfair)
+        close(got_loss, loss)  # as it was before it was propfair
         close(got, -0.1 * grads)
     own = [case.autograd(r.layout, squares, lambda loss, r: 7 * loss) for r in forms(case, squares)]
-    steep = Bent(torch.ones(R).double(), torch.ones(R).double(), torch.full((R,), 7.0).double())
+    steep = PropFairRows(
+        torch.ones(R).double(), torch.ones(R).double(), torch.full((R,), 7.0).double()
+    )
     for rows, (_, grads) in zip(forms(case, squares), own, strict=True):
         close(case.added(rows, 1.0, steep)[1], grads)
 
@@ -391,10 +393,10 @@ def test_steps_in_a_group_are_those_one_after_another(name, kernels):
     x, y = torch.randn(R, 4, B, *shape).double(), torch.randint(C, (R, 4, B))
     weight = torch.rand(R, 4, B).double()
     weight[:, -1, 1:] = 0  # padding
-    bent = Bent(*torch.tensor([[9.0, math.inf, 0.1], [0.5] * R, [1.0] * R]).double())
+    propfair = PropFairRows(*torch.tensor([[9.0, math.inf, 0.1], [0.5] * R, [1.0] * R]).double())
     down = torch.tensor(-0.3).double()
     keys = torch.arange(4 * R).view(4, R)
-    steps = [Step(x[:, k], y[:, k], weight[:, k], down, bent, keys[k]) for k in range(4)]
+    steps = [Step(x[:, k], y[:, k], weight[:, k], down, propfair, keys[k]) for k in range(4)]
     one, many = w.clone(), w.clone()
     with torch.no_grad():
         losses = [rows.accumulate(one, one, step) for step in steps]

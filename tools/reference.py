@@ -20,14 +20,15 @@ from fedmaba import cli, config
 DOCS = Path(__file__).parents[1] / "docs"
 FLOORS = {  # from the ground up: a module imports what stands before it (a test looks)
     "Words and maths": (
-        "errors rng simplex metrics average attack hyper strategy robust own strategies"
+        "errors stop rng simplex metrics average attack hyper strategy robust own strategies"
     ),
     "Data": "published datasets partition federation",
     "Rows": "rows workers",
     "Rounds": "runs models ranks tape local batch cohort move weigh rounds engine",
+    "Files": "files arrays schema",
     "Experiments": "config checks history record experiment targets compact reproduce",
     "What people see": "streams report cli __main__",
-    "A real federation": "door server site flower flower_app",
+    "A real federation": "door names inbox server site flower flower_app",
 }
 
 

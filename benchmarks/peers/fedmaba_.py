@@ -4,9 +4,9 @@ import torch
 from common import EACH, LR, MINIBATCH, PARTICIPANTS, ROUNDS, WARM, Clock, data
 
 from fedmaba import datasets, strategies
-from fedmaba.engine import Plan, Run, simulate, start
 from fedmaba.federation import Federation
 from fedmaba.partition import Split
+from fedmaba.simulation.engine import Plan, Run, simulate, start
 
 torch.set_num_threads(1)
 x, y = data()

@@ -3,10 +3,12 @@
 Names are imported when first used: `import fedmaba` is quick and needs no torch.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import importlib  # nothing else: `python -m fedmaba` would look for it in the working folder first
 
+TYPE_CHECKING = False  # as type checkers know it, without `typing`
 if TYPE_CHECKING:
+    from typing import Any
+
     from fedmaba.datasets import Dataset
     from fedmaba.errors import InputError
     from fedmaba.experiment import compare
@@ -93,7 +95,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name in _HOME:
         return getattr(importlib.import_module(f"fedmaba.{_HOME[name]}"), name)
     raise AttributeError(f"module 'fedmaba' has no attribute {name!r}")

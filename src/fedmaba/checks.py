@@ -28,17 +28,34 @@ def build(tree: Mapping[str, Any], source: str = "") -> config.Experiment:
     return asked
 
 
-def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with the words, as far as they are words at all."""
+def modules(tree: Mapping[str, Any]) -> dict[str, str]:
+    """The module of each strategy and model of an experiment that is not fedmaba's own."""
+    found = {}
+    for spec in _specs(tree):
+        name = spec.partition(":")[0]
+        if name not in strategies.REGISTRY and "." in name:
+            found[f"strategy {name!r}"] = name.rpartition(".")[0]
+    model = tree.get("model")
+    if isinstance(model, str) and ":" in model:
+        found[f"model {model!r}"] = model.partition(":")[0]
+    return found
+
+
+def _specs(tree: Mapping[str, Any]) -> list[str]:
+    """The strategies as they were named, as far as they are words at all."""
     specs = tree.get("strategies")
     specs = [specs] if isinstance(specs, str) else specs if isinstance(specs, list) else []
+    return [spec for spec in specs if isinstance(spec, str)]
+
+
+def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with the words, as far as they are words at all."""
     labels: list[str] = []
-    for spec in specs:
-        if isinstance(spec, str):
-            try:
-                labels += [s.label() for s in strategies.parse(spec)]
-            except InputError as error:
-                yield str(error)
+    for spec in _specs(tree):
+        try:
+            labels += [s.label() for s in strategies.parse(spec)]
+        except InputError as error:
+            yield str(error)
     for label in dict.fromkeys(labels):
         if labels.count(label) > 1:
             yield f"strategy {label!r} is listed twice: each row of a table is one"

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 import typer
 from pydantic import ValidationError
 
-from fedmaba import __version__, config, streams
-from fedmaba.errors import Diverged, FedmabaError, InputError
+from fedmaba import __version__, config, stop, streams
+from fedmaba.errors import Diverged, FedmabaError, InputError, shortened
 
 if TYPE_CHECKING:
     from fedmaba.experiment import Session
@@ -42,11 +42,11 @@ else:  # typer before 0.19 knows choices by enums only
 app = typer.Typer(
     name="fedmaba",
     help="Fair federated learning: compare, reproduce and look at every algorithm.",
-    epilog="Exit codes: 0 done, 1 an exception in code of one's own, 2 found before any work, "
+    epilog="Exit codes: 0 done, 1 an exception in code of your own, 2 found before any work, "
     "65 a run diverged, 69 another process of the job ended, 70 a process of the Flower demo "
     "failed, 71 too little memory, 74 the run folder or the output could not be written, "
-    "75 another process works on the folder, 130 stopped by Ctrl-C or SIGTERM, "
-    "143 ended at once by a second SIGTERM.",
+    "75 another process works on the folder, 130 stopped after the round and saved, by Ctrl-C, "
+    "SIGTERM or SIGHUP; or ended at once by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -75,6 +75,24 @@ Share = Annotated[
     typer.Option(
         help="of clients in 'worst' and 'best', as 5% [as run]", parser=_share, metavar="SHARE"
     ),
+]
+
+
+def _reached(given: Path | list[Path]) -> Path | list[Path]:
+    """Refuse a path that no file system could hold or let us see."""
+    for path in given if isinstance(given, list) else [given]:
+        try:
+            path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # said by whoever reads it
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}: name a run folder") from error
+    return given
+
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder", callback=_reached)]
+RunFolders = Annotated[
+    list[Path], typer.Argument(metavar="RUN", help="run folders", callback=_reached)
 ]
 DataDir = Annotated[
     Optional[Path],  # noqa: UP045
@@ -124,7 +142,7 @@ def _help(key: config.Key) -> str:
 def _experiment(
     tree: dict[str, Any], options: dict[config.Key, str], overrides: list[str] | None, source: str
 ) -> config.Experiment:
-    from fedmaba import checks
+    from fedmaba import checks, own
 
     for key, value in options.items():
         config.put(tree, key.name, value)
@@ -133,6 +151,10 @@ def _experiment(
         if not equals:
             raise InputError(f"--set {item!r}: write KEY=VALUE, as train.lr=0.05")
         config.put(tree, name.strip(), value.strip())
+    if named := checks.modules(tree):
+        own.look_here()
+        if source and not _silent():  # of a file the user may not know what is in it
+            _tell(f"{source} imports {own.sources(named)}")
     return checks.build(tree, source)
 
 
@@ -171,19 +193,22 @@ def run(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    folder: RunFolder,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="import the model and strategies that it names")
+    ] = False,
     quiet: Quiet = False,
     tensorboard: Events = False,
 ) -> None:
     """Go on with a run that was interrupted."""
     from fedmaba import experiment
 
-    _drive(experiment.resume(folder), folder, quiet, tensorboard)
+    _drive(experiment.resume(folder, trust), folder, quiet, tensorboard)
 
 
 @app.command()
 def table(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    folder: RunFolder,
     model: Annotated[Model, typer.Option(help="which server model")] = "deployed",
     at: Annotated[At, typer.Option(help="which rounds")] = "last",
     share: Share = None,
@@ -296,15 +321,15 @@ def _hush(text: str) -> None:
 
 def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, quiet: bool) -> None:
     """Run what is missing of a target, batch after batch."""
-    from fedmaba import experiment, reproduce
+    from fedmaba import reproduce
     from fedmaba.report import terminal
 
     left, held = reproduce.plan(target, out, reproduce.parse_part(batch)), None
-    with experiment.polite_stop(_tell) as stop, terminal.batches(left, quiet) as show:
+    with stop.after_the_round(_tell) as asked, terminal.batches(left, quiet) as show:
         for work in left:
             going = reproduce.begin(work, out, machine, held)
             show.begin(going)
-            for snapshot in going.rounds(stop):
+            for snapshot in going.rounds(asked):
                 show.round(snapshot.round + 1)
             if going.stopped:
                 done = going.session.batch.progress.round
@@ -317,7 +342,7 @@ def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, q
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders")],
+    folders: RunFolders,
     out: Annotated[Path, typer.Option("-o", "--out", help="file to write")] = Path("report.html"),
     share: Share = None,
 ) -> None:
@@ -330,7 +355,7 @@ def report(
 
 @app.command()
 def watch(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    folder: RunFolder,
     port: Annotated[int, typer.Option(help="0: any that is free", min=0, max=65535)] = 0,
     share: Share = None,
 ) -> None:
@@ -346,7 +371,7 @@ def watch(
 @app.command()
 def figure(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="see fedmaba list figures")],
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders")],
+    folders: RunFolders,
     out: Annotated[Path, typer.Option("-o", "--out", help=".pdf, .svg or .png")],
     model: Annotated[Model, typer.Option(help="which server model")] = "deployed",
     share: Share = None,
@@ -360,7 +385,7 @@ def figure(
 
 @app.command("export")
 def export_run(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    folder: RunFolder,
     to: Annotated[Form, typer.Option(help="which form")] = "csv",
     out: Annotated[
         Optional[Path],  # noqa: UP045
@@ -440,6 +465,42 @@ def flower_new(
         typer.echo(path)
 
 
+@flower_app.command("proxy")
+def flower_proxy(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="for nginx.conf and its logs")],
+    keys: Annotated[
+        Path, typer.Option(help="folder with server.pem, server.key and ca.pem")
+    ] = Path("keys"),
+    listen: Annotated[
+        str, typer.Option(help="address and port for the SuperNodes")
+    ] = "0.0.0.0:8443",
+    superlink_port: Annotated[int, typer.Option(help="the SuperLink's, on 127.0.0.1")] = 8000,
+) -> None:
+    """Write the nginx configuration of the SuperLink's door: SuperNodes pass, control does not."""
+    from fedmaba.flower_app import proxy
+
+    target = proxy.write(directory, listen, superlink_port, keys)
+    typer.echo(f"{target}: start it with {' '.join(proxy.command('nginx', directory))}")
+
+
+@flower_app.command("check")
+def flower_check(
+    where: Annotated[str, typer.Argument(metavar="HOST:PORT", help="where SuperNodes connect")],
+    ca: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="the federation's ca.pem; else this machine's own list"),
+    ] = None,
+) -> None:
+    """Say whether the fleet and whether control of all sites can be reached from here."""
+    from fedmaba.flower_app.check import check
+
+    found = check(where, ca)
+    for line in found.lines():
+        typer.echo(line)
+    if not found.ok:
+        raise typer.Exit(InputError.exit_code)
+
+
 @flower_app.command("demo")
 def flower_demo(
     strategy: Annotated[str, typer.Option(help="one row, no grid")] = "fedmaba:alpha=0.8",
@@ -482,38 +543,43 @@ def _run(asked: config.Experiment, quiet: bool, tensorboard: bool) -> None:
 
 def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
     """Simulate to the end, showing progress, then the table and where everything lies."""
-    from fedmaba import experiment
+    from fedmaba import record
     from fedmaba.report import terminal
 
     silent = session.batch.ranks.rank > 0
     with ExitStack() as held:
-        stop = held.enter_context(experiment.polite_stop(_hush if silent else _tell))
+        asked = held.enter_context(stop.after_the_round(_hush if silent else _tell))
         shows = [held.enter_context(terminal.progress(session, quiet or silent))]
         if tensorboard and not silent:
             from fedmaba.report.tensorboard import events
 
             shows.append(held.enter_context(events(session, out)))
-        for snapshot in session.rounds(stop):
+        for snapshot in session.rounds(asked):
             for show in shows:
                 show(snapshot)
     if silent:
         return
     if session.stopped:
         done = session.batch.progress.round
-        typer.echo(f"stopped after round {done}; go on with: fedmaba resume {out}", err=True)
+        _tell(f"stopped after round {done}; go on with: {record.to_go_on(out)}")
         raise typer.Exit(130)
     terminal.result(session, out)
     if any(session.batch.progress.diverged):
         raise typer.Exit(Diverged.exit_code)
 
 
+def _silent() -> bool:
+    """Whether rank 0 of the job says it."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
+
+
 def _speaker() -> str | None:
     """How a line on an error begins; None where another process of the job has said it."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return ""
-    from fedmaba import ranks
+    from fedmaba.simulation import distributed
 
-    return ranks.speaker()
+    return distributed.speaker()
 
 
 def _filled(words: Sequence[str]) -> None:
@@ -531,24 +597,30 @@ def _filled(words: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """The entry point: every error a user can mend is one line and its exit code."""
-    streams.settle()
+    """The entry point: every error a user can fix is one line and its exit code."""
+    with stop.at_once():
+        streams.settle()
+        sys.exit(_answer())
+
+
+def _answer() -> int | None:
+    """Do what the words say; the exit code."""
     # NumPy comes with a BLAS whose threads spin on every core after each product of 100 x 100,
     # the size that strategies have; what gains by threads is torch's, which has its own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     warnings.formatwarning = lambda message, *_, **__: f"fedmaba: warning: {message}\n"
-    if int(os.environ.get("RANK", "0")) and "TORCHELASTIC_RUN_ID" in os.environ:
-        warnings.simplefilter("ignore")  # rank 0 says it
-    sys.path.append("")  # models and strategies of one's own, from the folder one works in
+    if _silent():
+        warnings.simplefilter("ignore")
     usage: Any = typer.BadParameter.__mro__[2]  # click's base of errors, wherever typer keeps it
     try:
         _filled(sys.argv[1:])
-        code = app(standalone_mode=False)
+        code: int | None = app(standalone_mode=False)
         sys.stdout.flush()
+        return code
     except FedmabaError as error:
         if (who := _speaker()) is not None:
             typer.echo(" ".join(f"fedmaba: {who}{error}".splitlines()), err=True)
-        code = error.exit_code
+        return error.exit_code
     except usage as error:
         text = error.format_message().replace(": Value error, ", ": ")
         if isinstance(error.__cause__, ValidationError):  # what newer typers leave out
@@ -563,10 +635,10 @@ def main() -> None:
         if re.fullmatch(r"No such command '.*'\.", text):  # and none is near
             text = text[:-1] + ": see fedmaba --help"
         whole = text.lstrip().startswith("Usage:")  # help, where a command lacks its words
-        typer.echo(text if whole else f"fedmaba: {text}".replace("\n", " "), err=True)
-        code = 2
+        typer.echo(text if whole else shortened(f"fedmaba: {text}".replace("\n", " ")), err=True)
+        return 2
     except (typer.Abort, KeyboardInterrupt):
-        code = 130
+        return 130
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -574,8 +646,7 @@ def main() -> None:
             "fedmaba: simulating wants PyTorch: in a clone of fedmaba, pip install '.[sim]'",
             err=True,
         )
-        code = 2
-    sys.exit(code)
+        return 2
 
 
 if __name__ == "__main__":

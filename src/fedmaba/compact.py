@@ -10,23 +10,25 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba import record, targets
+from fedmaba import arrays as packing
+from fedmaba import files, record, schema, targets
+from fedmaba.arrays import Arrays
 from fedmaba.errors import InputError
-from fedmaba.history import Column, History, RunHistory
+from fedmaba.history import Column, History, RunHistory, increasing
 from fedmaba.targets import Key
 
 MODELS = ("last", "deployed", "last_validation")
-Arrays = dict[str, NDArray[Any]]
+TABLES = ("evaluated", "length", "test_size", "validation_size", *MODELS)
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,10 @@ class Batch:
 
     @cached_property
     def runs(self) -> dict[Key, RunHistory]:
-        arrays, told = record.read_npz(self.path), self.about["runs"]
+        told = self.about["runs"]
         with _refusing(self.path):
+            arrays = packing.read_npz(self.path, TABLES, partial(_whole, len(told)), missing=True)
+            _sound(arrays)
             return {key: _run(told[r], r, arrays) for r, key in enumerate(self.keys)}
 
 
@@ -85,9 +89,8 @@ def write(
         if any(f"{model}.accuracy" in run.tables for run in runs):
             size = arrays["validation_size" if "validation" in model else "test_size"]
             arrays[model] = _pack(model, runs, size, len(evaluated))
-    record.write_file(
-        path, record.npz(arrays, zipfile.ZIP_LZMA), remedy="mend it, or choose another --out"
-    )
+    content = packing.npz(arrays, zipfile.ZIP_LZMA)
+    record.write_file(path, content, remedy="fix it, or choose another --out")
 
 
 def _pack(
@@ -108,12 +111,12 @@ def _pack(
 
 def read(path: Path) -> Batch:
     """One file; refused if it is not what `write` writes."""
-    text = record.read_npz(path, ["about"])["about"].tobytes()
     with _refusing(path):
-        about = json.loads(text)
-        if about["format"] != 1:
-            raise ValueError(f"its format is {about['format']}, this version knows 1")
-        keys = tuple(Key(str(r["label"]), int(r["seed"]), str(r["deploy"])) for r in about["runs"])
+        text = packing.read_npz(path, ["about"], _words)["about"].tobytes()
+        about = schema.check(schema.Archive, files.parse_json(text))
+        keys = tuple(Key(run["label"], run["seed"], run["deploy"]) for run in about["runs"])
+        if len(set(keys)) < len(keys):
+            raise ValueError("it holds a run twice")
         return Batch(path, about, targets.digest(about["settings"]), keys)
 
 
@@ -122,22 +125,60 @@ def _refusing(path: Path) -> Iterator[None]:
     """Anything unexpected in a file is one line."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        reason = str(error).split("\n")[0]
+    except packing.UNREADABLE as error:
         raise InputError(
-            f"{path} is no file of `fedmaba reproduce` ({reason}): take it away, or restore it"
+            f"{path} is no file of `fedmaba reproduce` ({record.reason(error)}): take it away, or "
+            "restore it"
         ) from error
+
+
+def _words(declared: Mapping[str, packing.Declared]) -> None:
+    """Refuse words that are no bytes, or too many."""
+    dtype, shape = declared["about"]
+    if dtype != np.uint8 or len(shape) != 1 or shape[0] > files.JSON_BYTES:
+        raise ValueError(f"about is {dtype} of shape {shape}")
+
+
+def _whole(runs: int, declared: Mapping[str, packing.Declared]) -> None:
+    """Refuse tables that do not belong together, by their types and shapes alone."""
+    for name in ("evaluated", "length", "test_size"):
+        if name not in declared:
+            raise ValueError(f"it lacks {name!r}")
+    dimensions = {"evaluated": 1, "length": 1, "test_size": 2, "validation_size": 2}
+    for name, (dtype, shape) in declared.items():
+        if dtype.kind not in ("u" if name in MODELS else "iu"):
+            raise ValueError(f"{name} is {dtype}")
+        if len(shape) != dimensions.get(name, 3):
+            raise ValueError(f"{name} is of shape {shape}")
+    evaluations, clients = declared["evaluated"].shape[0], declared["test_size"].shape[-1]
+    if not clients:
+        raise ValueError("it has no clients")
+    fitting: dict[str, tuple[int, ...]] = {"evaluated": (evaluations,), "length": (runs,)}
+    fitting |= dict.fromkeys(("test_size", "validation_size"), (runs, clients))
+    for name, (_, shape) in declared.items():
+        if shape != fitting.get(name, (runs, evaluations, clients)):
+            raise ValueError(f"{name} is of shape {shape}")
+    if evaluations and not {"last", "deployed"} <= declared.keys():
+        raise ValueError("it lacks a model")
+    if "last_validation" in declared and "validation_size" not in declared:
+        raise ValueError("it lacks 'validation_size'")
+
+
+def _sound(arrays: Arrays) -> None:
+    """Refuse numbers that no batch writes."""
+    if not increasing(arrays["evaluated"]):
+        raise ValueError("evaluated does not count upwards from 1 or more")
+    if (arrays["length"] < 0).any() or (arrays["length"] > len(arrays["evaluated"])).any():
+        raise ValueError("length is more or less than there is")
+    for name in ("test_size", "validation_size"):
+        if name in arrays and (arrays[name] < 0).any():
+            raise ValueError(f"{name} is fewer than no examples")
 
 
 def _run(told: dict[str, Any], r: int, arrays: Arrays) -> RunHistory:
     length = int(arrays["length"][r])
-    run = RunHistory(
-        str(told["label"]),
-        int(told["seed"]),
-        str(told["deploy"]),
-        arrays["test_size"][r].astype(np.int64),
-        str(told["diverged"]),
-    )
+    size = arrays["test_size"][r].astype(np.int64)
+    run = RunHistory(told["label"], told["seed"], told["deploy"], size, told["diverged"])
     if not length:
         return run
     run.tables["evaluated"] = Column(arrays["evaluated"][:length])
@@ -145,6 +186,8 @@ def _run(told: dict[str, Any], r: int, arrays: Arrays) -> RunHistory:
         if model in arrays:
             size = arrays["validation_size" if "validation" in model else "test_size"][r]
             right = np.cumsum(arrays[model][r, :length], axis=0, dtype=arrays[model].dtype)
+            if (right > size).any():
+                raise ValueError(f"{model} counts more than there are")
             with np.errstate(invalid="ignore"):
                 accuracy = right / size
             nothing = np.broadcast_to(np.float32(np.nan), right.shape)
@@ -157,7 +200,7 @@ def read_all(folder: Path) -> list[Batch]:
     """Every file of a folder."""
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: name one with files of `fedmaba reproduce`")
-    if (folder / record.FIRST).exists():
+    if files.there(folder / record.FIRST):
         raise InputError(f"{folder} is a run folder: name one with files of `fedmaba reproduce`")
     batches = [read(path) for path in sorted(folder.glob("*.npz"))]
     seen: dict[tuple[str, Key], Path] = {}

@@ -7,7 +7,6 @@ here once. Imports nothing heavy: `fedmaba --help` reads this.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from fedmaba import files
 from fedmaba.errors import InputError, unknown
 
 Count = int | None
@@ -301,13 +301,13 @@ def put(tree: dict[str, Any], name: str, value: object) -> None:
     tree[last] = value
 
 
-def load(path: Path) -> dict[str, Any]:
-    """The tree of a TOML file."""
+def load(path: Path, links: bool = True) -> dict[str, Any]:
+    """The tree of a TOML file; one that lies in a run folder is not read through a link."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return files.parse_toml(files.read(path, files.TOML_BYTES, links))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}: name an experiment file (TOML)") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{path} is not TOML: {error}") from error
 
 

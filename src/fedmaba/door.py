@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,6 +24,8 @@ Arrays = dict[str, NDArray[Any]]
 SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NPY, HEADER = b"\x93NUMPY\x01\x00", 4096  # how an array begins, and how long its header may be
 MOST_COUNTED = 2**53  # of an integer: what a mean of counters keeps exactly
+ENTRIES = 32  # numbers or words in a reply; a site needs four
+SMALL = 2**16  # bytes of a record of them
 
 
 class Refused(Exception):
@@ -79,7 +81,7 @@ class Door:
     model: Arrays  #                    the server's own
     mark: str
     asked: Mapping[int, str | None]  #  node -> site, None where its name is not known yet
-    held: Collection[str] = ()  #       names of the nodes that are there, asked or not
+    claim: Callable[[int, str], None] = lambda node, site: None  # Refused: not its name to take
     needs_loss: bool = True
     limits: Limits = Limits()
 
@@ -110,9 +112,9 @@ class Door:
             raise Refused(f"it answers {line(offer.mark)!r}, but this is {self.mark!r}")
         site = site_name(offer.words)
         known = self.asked[offer.node]
-        if known is None and site in self.held:
-            raise Refused(f"site {site!r} belongs to another node")
-        if known is not None and site != known:
+        if known is None:
+            self.claim(offer.node, site)
+        elif site != known:
             raise Refused(f"it says site {site!r}, but this node is {known!r}")
         count = self._count(offer.numbers)
         loss = self._loss(offer.numbers)
@@ -142,6 +144,25 @@ class Door:
         if size > most:  # before any of it is read
             raise Refused(f"{size} bytes: this model takes at most {most}")
         return {n: read(n, arrays[n], like, self.limits) for n, like in self.model.items()}
+
+
+def bounded(
+    arrays: Sized, numbers: Mapping[str, object], words: Mapping[str, object], most: int
+) -> None:
+    """Refused where a reply has more arrays or entries than any honest one; reads none of them."""
+    if len(arrays) > most:
+        raise Refused(f"it sent {len(arrays)} arrays: this model has {most}")
+    for record, kind in ((numbers, "numbers"), (words, "words")):
+        count = len(record)
+        if count <= ENTRIES:
+            count += sum(len(value) for value in record.values() if isinstance(value, list))
+        if count > ENTRIES:
+            raise Refused(f"it sent {count} {kind}: at most {ENTRIES} are read")
+
+
+def parts(model: Mapping[str, NDArray[Any]]) -> int:
+    """How many pieces a reply with such a model may come in; Flower cuts every 5 MB."""
+    return 16 + 2 * len(model) + sum(a.nbytes for a in model.values()) // 2**20
 
 
 def read(name: str, sent: Sent, like: NDArray[Any], limits: Limits) -> NDArray[Any]:
@@ -217,11 +238,11 @@ def number(
     return float(value)
 
 
-def names(items: Iterable[str]) -> str:
+def names(items: Iterable[str], few: int = 3) -> str:
     """A few names of many, on one line."""
     ordered = sorted(items)
-    listed = ", ".join(line(item, 40) for item in ordered[:3])
-    return (listed + (f" and {len(ordered) - 3} more" if len(ordered) > 3 else "")) or "none"
+    listed = ", ".join(line(item, 40) for item in ordered[:few])
+    return (listed + (f" and {len(ordered) - few} more" if len(ordered) > few else "")) or "none"
 
 
 def line(value: object, most: int = 100) -> str:

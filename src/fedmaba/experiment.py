@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -26,23 +26,27 @@ import fedmaba
 from fedmaba import (
     attack,
     average,
+    checks,
     config,
     datasets,
-    engine,
+    files,
     models,
     partition,
     published,
-    ranks,
     record,
+    schema,
+    stop,
     strategies,
 )
+from fedmaba.arrays import Arrays, pack
 from fedmaba.config import Experiment
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.federation import Federation, attacked
 from fedmaba.history import History, RunHistory
-from fedmaba.local import MetricFn
-from fedmaba.own import marks
+from fedmaba.own import look_here, marks, sources
 from fedmaba.rows import LossFn
+from fedmaba.simulation import distributed, engine
+from fedmaba.simulation.local_training import MetricFn
 from fedmaba.strategy import Strategy
 
 
@@ -72,6 +76,7 @@ class Session:
     stopped: bool = False
     written: int = 0  # rounds that rounds.jsonl tells of
     timing: list[dict[str, object]] = field(default_factory=list)  # of those it does not yet
+    _made: dict[str, Any] | None = None
 
     def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
         """Simulate, recording and checkpointing along the way, until done or told to stop."""
@@ -98,7 +103,7 @@ class Session:
                     return
             if folder is not None:
                 self._write_rounds(folder)
-                folder.finish(self.history, self.models())
+                folder.finish(self.history, self.models(), _digest(self.made()))
         finally:
             self.close()
 
@@ -122,9 +127,18 @@ class Session:
             "diverged": at.diverged,
             "weights": [f"{name} {tuple(shape)}" for name, shape in named],
             "order": str(sorted(layout.forms.items())),
+            "made": self.made(),
         }
 
-    def restore(self, arrays: record.Arrays, meta: dict[str, Any], out: Path) -> None:
+    def made(self) -> dict[str, Any]:
+        """What decides the numbers: the experiment, its data and who owns which of them."""
+        if self._made is None:
+            data = self.batch.runs[0].federation.data.sha256()
+            asked = json.loads(json.dumps(_what(self.experiment)))
+            self._made = {"asked": asked, "data": data, "partition": _partition(self)}
+        return self._made
+
+    def restore(self, arrays: Arrays, meta: dict[str, Any], out: Path) -> None:
         """Go back to where a checkpoint was taken, if it is of these runs."""
         self._fits(meta, out)
         history = record.history_of(arrays, meta, out / "checkpoint")
@@ -135,8 +149,8 @@ class Session:
             wrong = "other runs"
         if wrong:
             raise InputError(
-                f"{out}: its newest checkpoint is not of this experiment ({wrong}): remove that "
-                "file"
+                f"{out}: its newest checkpoint is not of this experiment ({wrong}): restore it, or "
+                "choose another --out"
             )
         self.batch.progress.restore(arrays, meta)
         self.history = history
@@ -160,13 +174,14 @@ class Session:
     def models(self) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
         """Named weights of every run's last, deployed and best model."""
         at, layout = self.batch.progress, self.batch.rows.layout
-        return {
-            f"{record.run_id(r, run.label, run.seed)}-{kind}": {
-                name: w.cpu().numpy() for name, w in layout.unpack(getattr(at, what)[r]).items()
-            }
-            for r, run in enumerate(self.history.runs)
-            for kind, what in (("last", "model"), ("deployed", "deployed"), ("best", "best"))
-        }
+        out = {}
+        for d, (run, r) in enumerate(zip(self.history.runs, at.owner, strict=True)):
+            name = record.run_id(d, run.label, run.seed)
+            flat = {"last": at.model[r], "deployed": at.deployed[d], "best": at.best[r]}
+            for kind, weights in flat.items():
+                named = layout.unpack(weights)
+                out[f"{name}-{kind}"] = {key: w.cpu().numpy() for key, w in named.items()}
+        return out
 
     def close(self) -> None:
         self.batch.workers.close()
@@ -202,13 +217,20 @@ def prepare(
         federations = attacked(federations, does, share)
     if chosen is None:
         chosen = [(s, seed, experiment.server.deploy) for s in listed for seed in federations]
-    runs = [engine.Run(s, seed, federations[seed], deploy) for s, seed, deploy in chosen]
-    together = ranks.join()
+    rules: dict[tuple[int, int], list[str]] = {}  # of one strategy and seed: trained once
+    for s, seed, deploy in chosen:
+        rules.setdefault((listed.index(s), seed), []).append(deploy or s.deploy)
+    runs = [
+        engine.Run(listed[i], seed, federations[seed], tuple(deploy))
+        for (i, seed), deploy in rules.items()
+    ]
+    together = distributed.join()
     if together.count > 1:
         together.alike(_identity(experiment, federations))
     batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric, together)
     tables = [
-        RunHistory(r.strategy.label(), r.seed, r.average, r.federation.test.size) for r in runs
+        RunHistory(run.strategy.label(), run.seed, rule, run.federation.test.size)
+        for run, rule in batch.handed_out
     ]
     history = History(tables, experiment.eval.share)
     notes = [f"model: {batch.rows.path}"]
@@ -221,13 +243,13 @@ def prepare(
         )
     things = {"model": make, "loss": own.loss, "metric": own.metric}
     code = marks({what: thing for what, thing in things.items() if thing is not None})
-    rules = marks({f"strategy {s.name}": type(s) for s in listed})
-    whole = _common(experiment, own, data)
-    for table, run in zip(tables, runs, strict=True):
-        parts = [whole, code, rules.get(f"strategy {run.strategy.name}")]
+    custom = marks({f"strategy {s.name}": type(s) for s in listed})
+    common = _common(experiment, own, data)
+    for table, (run, _) in zip(tables, batch.handed_out, strict=True):
+        parts = [common, code, custom.get(f"strategy {run.strategy.name}")]
         table.of = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-    python = called and (own != Own() or bool(rules))  # rules are told by their short names
-    return Session(experiment, batch, history, data, None, notes, [], code | rules, python)
+    python = called and (own != Own() or bool(custom))  # those are told by their short names
+    return Session(experiment, batch, history, data, None, notes, [], code | custom, python)
 
 
 def _common(experiment: Experiment, own: Own, data: datasets.Dataset) -> list[object]:
@@ -251,9 +273,7 @@ def begin(session: Session, out: Path, command: Sequence[str] = ()) -> None:
     together, at = session.batch.ranks, session.batch.progress
     if together.rank == 0:
         saved = _take(session, out, command)
-        together.tell(
-            b"" if saved is None or together.count == 1 else b"".join(record.pack(*saved))
-        )
+        together.tell(b"" if saved is None or together.count == 1 else b"".join(pack(*saved)))
     elif body := together.tell():
         saved = record.unpack(body)
         at.restore(*saved)
@@ -263,8 +283,14 @@ def begin(session: Session, out: Path, command: Sequence[str] = ()) -> None:
 
 def _take(
     session: Session, out: Path, command: Sequence[str]
-) -> tuple[record.Arrays, dict[str, Any]] | None:
+) -> tuple[Arrays, dict[str, Any]] | None:
     """Make the folder this process's own; the checkpoint that it goes on from."""
+    longest = max((run.label for run in session.history.runs), key=len)
+    if len(longest) > schema.LABEL or len(session.history.runs) > schema.RUNS:
+        raise InputError(
+            f"{len(session.history.runs):,} runs, labels of up to {len(longest):,} characters: a "
+            f"folder holds at most {schema.RUNS:,} runs, with labels of {schema.LABEL:,}"
+        )
     _allowed(session.experiment, out)
     session.folder = record.Folder(out)
     try:
@@ -284,13 +310,13 @@ def _allowed(experiment: Experiment, out: Path) -> None:
     try:
         if record.foreign(out):
             raise InputError(f"{out} exists and is no run folder: choose another --out")
-        begun = file.exists()
+        begun = files.there(file)
     except OSError as error:
         raise InputError(f"{out}: {error.strerror}: choose another --out") from error
-    there = config.build(config.load(file), str(file)) if begun else experiment
-    if other := _differing(_what(there), _what(experiment)):
+    there = config.build(config.load(file, links=False), str(file)) if begun else experiment
+    if other := ", ".join(_edits(_what(there), _what(experiment))):
         raise InputError(f"{out} holds another experiment, in {other}: choose another --out")
-    if begun and (out / "runs.json").exists():
+    if begun and files.there(out / "runs.json"):
         raise InputError(
             f"{out} holds this experiment, finished: see `fedmaba table {out}`, or choose "
             "another --out"
@@ -301,18 +327,16 @@ def _found(session: Session, folder: record.Folder, command: Sequence[str]) -> N
     """Write what a run folder holds from the first moment."""
     with suppress(InputError):  # begun before: with the same chunks, so the same bits
         before = record.load_about(folder.path)
-        chunk, said = before.get("chunk"), before.get("command")
-        if type(chunk) is int and chunk > 0:
-            session.batch.progress.chunk = chunk
-        command = command or (said if isinstance(said, list) else command)
+        session.batch.progress.chunk = before.get("chunk", session.batch.progress.chunk)
+        command = command or before.get("command", command)
     folder.write(record.FIRST, config.dump(session.experiment).encode())
     folder.write_json("about.json", _about(session, command))
     folder.write_npz("partition.npz", _splits(session))
 
 
-def _splits(session: Session) -> record.Arrays:
+def _splits(session: Session) -> Arrays:
     """Which examples each client has, and its label counts, by seed."""
-    arrays: record.Arrays = {}
+    arrays: Arrays = {}
     for run in session.batch.runs:
         for name, value in run.federation.split.to_arrays().items():
             arrays[f"seed{run.seed}.{name}"] = value
@@ -321,8 +345,8 @@ def _splits(session: Session) -> record.Arrays:
     return arrays
 
 
-def resume(out: Path) -> Session:
-    """The experiment of a run folder, where it stopped."""
+def resume(out: Path, trust: bool = False) -> Session:
+    """The experiment of a run folder, where it stopped; modules that it names want `trust`."""
     source = out / record.FIRST
     if not published.is_file(source):
         raise InputError(f"{out} is no run folder: name one that fedmaba wrote")
@@ -334,36 +358,33 @@ def resume(out: Path) -> Session:
         raise InputError(f"{out} is finished: see `fedmaba table {out}`")
     if record.load_about(out).get("python"):
         raise InputError(f"{out} was begun in Python, with more than names: {record.to_go_on(out)}")
-    session = prepare(config.build(config.load(source), str(source)))
+    asked = config.build(config.load(source), str(source))
+    if named := checks.modules(asked.model_dump()):
+        if not trust:
+            raise InputError(
+                f"{out} names code that is not fedmaba's: {sources(named)}: look at it, then say "
+                f"fedmaba resume {out} --trust"
+            )
+        look_here()
+    session = prepare(asked)
     begin(session, out)
     return session
 
 
-def _restore(
-    session: Session, folder: record.Folder, out: Path
-) -> tuple[record.Arrays, dict[str, Any]]:
+def _restore(session: Session, folder: record.Folder, out: Path) -> tuple[Arrays, dict[str, Any]]:
     arrays, meta, damaged = record.load_checkpoint(out)
     about = record.load_about(out)
     if not about:
         raise InputError(f"{out / 'about.json'} is not there: restore it, or choose another --out")
-    data = session.batch.runs[0].federation.data.sha256()
-    told = about.get("data")
-    if not isinstance(told, dict) or told.get("sha256") != data:
-        raise InputError(f"the data differ from those {out} was begun with: restore them")
-    if about.get("partition") != _partition(session):
-        raise InputError(
-            f"the clients' examples are divided otherwise than when {out} was begun: restore the "
-            "split, or choose another --out"
-        )
+    _same_experiment(session, meta, about, out)
     session.restore(arrays, meta, out)
     _same_code(session, about, out)
     session.written = meta["round"]
-    if folder.mend_rounds(session.history):
+    if folder.renew_rounds(session.history):
         session.faults.append(f"{out / 'rounds.jsonl'} was damaged: written anew")
-    if folder.mend_npz("partition.npz", _splits(session)):
+    if folder.renew_npz("partition.npz", _splits(session)):
         session.faults.append(f"{out / 'partition.npz'} was damaged: written anew")
-    versions = about.get("versions")
-    wrote = versions.get("torch") if isinstance(versions, dict) else None
+    wrote = about.get("versions", {}).get("torch")
     if wrote != torch.__version__:
         session.faults.append(f"begun with torch {wrote}: bits may differ from here on")
     session.faults += damaged
@@ -371,16 +392,63 @@ def _restore(
     return arrays, meta
 
 
+def _same_experiment(
+    session: Session, meta: Mapping[str, Any], about: Mapping[str, Any], out: Path
+) -> None:
+    """Refuse to go on where the experiment, the data or the partition are not those of before."""
+    mine = session.made()
+    told = {"data": about.get("data", {}).get("sha256"), "partition": about.get("partition")}
+    made = meta.get("made")
+    if made is None:
+        session.faults.append(
+            f"{out}: its checkpoint is of an earlier version, which did not note the experiment: "
+            "whether experiment.toml was edited since cannot be told"
+        )
+        made = {**mine, **told}
+    elif about.get("digest") in (None, _digest(mine)):
+        alike(session, meta, out)
+    elif edits := _edits(made["asked"], mine["asked"]):
+        found = "; ".join(f"{key} was {was}, now {now}" for key, (was, now) in edits.items())
+        raise InputError(
+            f"{out / record.FIRST} was edited since the run was begun ({found}): restore it, or "
+            "choose another --out"
+        )
+    if made["data"] != mine["data"]:
+        raise InputError(f"the data differ from those {out} was begun with: restore them")
+    if made["partition"] != mine["partition"]:
+        raise InputError(
+            f"the clients' examples are divided otherwise than when {out} was begun: restore the "
+            "split, or choose another --out"
+        )
+    if about.get("digest", _digest(mine)) != _digest(mine) or told != {k: mine[k] for k in told}:
+        raise InputError(
+            f"{out / 'about.json'} is not that of this run: restore it, or choose another --out"
+        )
+
+
+def alike(session: Session, meta: Mapping[str, Any], out: Path, apart: str = "") -> None:
+    """Refuse a checkpoint that was made of something else, one section of its options apart."""
+    made, mine = meta.get("made"), session.made()
+    if made is None:  # of an earlier version
+        return
+    other = [key for key in _edits(made["asked"], mine["asked"]) if key.split(".")[0] != apart]
+    other += [key for key in ("data", "partition") if made[key] != mine[key]]
+    if other:
+        raise InputError(
+            f"{out}: its newest checkpoint is not of this experiment ({', '.join(other)}): restore "
+            "it, or choose another --out"
+        )
+
+
 def _same_code(session: Session, about: Mapping[str, Any], out: Path) -> None:
     """Refuse other code of the user's than a run was begun with."""
     told, mine = about.get("own"), session.marks
-    if not isinstance(told, dict):
+    if told is None:
         return
-    versions = about.get("versions")
-    wrote = str(versions.get("python")) if isinstance(versions, dict) else ""
+    wrote = about.get("versions", {}).get("python", "")
     same = wrote.split(".")[:2] == platform.python_version().split(".")[:2]
     for what in sorted({*told, *mine}):
-        was, now = str(told.get(what, "none")), mine.get(what, "none")
+        was, now = told.get(what, "none"), mine.get(what, "none")
         if was != now if same else was.split(" ")[0] != now.split(" ")[0]:  # else other bytecode
             raise InputError(
                 f"{out} was begun with another {what} ({was}; now {now}): restore it, or choose "
@@ -423,8 +491,7 @@ def _plan(experiment: Experiment) -> engine.Plan:
         minibatch=train.minibatch,
         lr=train.lr,
         lr_decay=train.lr_decay,
-        momentum=train.momentum,
-        weight_decay=train.weight_decay,
+        optimiser=engine.Optimiser(momentum=train.momentum, weight_decay=train.weight_decay),
         server_lr=server.lr,
         server_momentum=server.momentum,
         eval_every=experiment.eval.every,
@@ -444,15 +511,27 @@ def _what(experiment: Experiment) -> dict[str, Any]:
     return tree
 
 
-def _differing(there: Mapping[str, Any], here: Mapping[str, Any], head: str = "") -> str:
-    """The keys in which two trees differ."""
-    found = []
+def _edits(
+    there: Mapping[str, Any], here: Mapping[str, Any], head: str = ""
+) -> dict[str, tuple[object, object]]:
+    """The keys in which two trees differ, as they are there and here.
+
+    A key that is not there came with a newer version: there, it had what is now the default.
+    """
+    usual = {key.name: key.default for key in config.options()}
+    found: dict[str, tuple[object, object]] = {}
     for key, value in here.items():
         if isinstance(value, dict):
-            found += [_differing(there[key], value, f"{key}.")]
-        elif there[key] != value:
-            found += [head + key]
-    return ", ".join(filter(None, found))
+            inner = there.get(key, {})
+            found |= _edits(inner if isinstance(inner, dict) else {}, value, f"{key}.")
+        elif (was := there.get(key, usual.get(head + key))) != value:
+            found[head + key] = (was, value)
+    return found
+
+
+def _digest(made: Mapping[str, Any]) -> str:
+    """The SHA-256 of what decides the numbers."""
+    return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
 
 
 def _identity(experiment: Experiment, federations: dict[int, Federation]) -> str:
@@ -481,6 +560,7 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
             "clients": list(batch.runs[0].federation.client_names()),
         },
         "partition": _partition(session),
+        "digest": _digest(session.made()),
         "hostile": {
             str(run.seed): np.flatnonzero(lies.who).tolist()
             for run in batch.runs
@@ -514,30 +594,6 @@ def _partition(session: Session) -> dict[str, str]:
 
 def _parameters(batch: engine.Batch) -> int:
     return sum(shape.numel() for shape in batch.rows.layout.shapes)
-
-
-@contextmanager
-def polite_stop(tell: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM ask to stop after the round; again, a second later, stops at once.
-
-    What comes within a second is the same wish: `timeout` signals both process and group.
-    """
-    asked: list[float] = []
-
-    def ask(number: int, frame: object) -> None:
-        asked.append(time.monotonic())
-        if len(asked) == 1:
-            tell("stopping after this round; Ctrl-C again, a second later, ends at once")
-        elif asked[-1] > asked[0] + 1:
-            tell("ended at once: what came after the last checkpoint is lost")
-            sys.exit(128 + number)
-
-    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def compare(
@@ -582,9 +638,20 @@ def compare(
     session = prepare(config.build(tree), own, listed)
     if out is not None:
         begin(session, Path(out))
-    for _ in session.rounds():
-        pass
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    numbers = [signal.SIGINT] if out is not None and usual else []  # else nothing to save, or the
+    with stop.after_the_round(_say, numbers) as asked:  # caller has a handler of its own
+        for _ in session.rounds(asked):
+            pass
+    if session.stopped or asked():  # also in the last round: whoever calls this in a loop must end
+        done = session.batch.progress.round
+        more = "the same call goes on" if session.stopped else "it is complete"
+        raise KeyboardInterrupt(f"stopped after round {done}, saved in {out}: {more}")
     return session.history
+
+
+def _say(text: str) -> None:
+    print(f"fedmaba: {text}", file=sys.stderr, flush=True)
 
 
 def _listed(item: object) -> list[Strategy]:

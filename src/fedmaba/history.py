@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from fedmaba.errors import InputError
 from fedmaba.metrics import Fairness
 
 if TYPE_CHECKING:
-    from fedmaba.engine import Snapshot
+    from fedmaba.simulation.state import Snapshot
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -186,7 +186,7 @@ class History:
     def add(self, snapshot: Snapshot) -> None:
         """Take in one round of all runs."""
         done = snapshot.round + 1
-        for r, run in enumerate(self.runs):
+        for d, (run, r) in enumerate(zip(self.runs, snapshot.progress.owner, strict=True)):
             run.diverged = snapshot.progress.diverged[r]
             seen = snapshot.rounds[r]
             if seen is not None:
@@ -199,7 +199,7 @@ class History:
                 for name in told.keys() - run.tables.keys():  # first told of in this round
                     run.tables[name] = Column(np.full(past, np.nan))
                 _extend(run, row | told)
-            found = snapshot.evaluations[r] if snapshot.evaluations else None
+            found = snapshot.evaluations[d] if snapshot.evaluations else None
             if found is not None:
                 rows: dict[str, Any] = {"evaluated": done}
                 for name, scores in found.items():
@@ -213,9 +213,10 @@ class History:
         """One row per strategy: mean and sd over its seeds that did not diverge."""
         one_experiment(self.runs)
         share = self.share if share is None else share
-        rows = []
-        for label in dict.fromkeys(run.label for run in self.runs):
-            runs = [run for run in self.runs if run.label == label]
+        rows, labels = [], dict[str, list[RunHistory]]()
+        for run in self.runs:
+            labels.setdefault(run.label, []).append(run)
+        for label, runs in labels.items():
             good = [run for run in runs if not run.diverged and "evaluated" in run.tables]
             figures = np.array(
                 [np.mean(run.fairness(model, share, run.chosen(at, model)), axis=0) for run in good]
@@ -293,7 +294,8 @@ def from_arrays(
     """A history from what `RunHistory.arrays` gave and the runs' labels."""
     runs = []
     for about, tables in zip(meta, arrays, strict=True):
-        _whole(tables)
+        whole(tables)
+        _sound(tables)
         rows = {name: Column(table) for name, table in tables.items() if name != "test_size"}
         runs.append(
             RunHistory(
@@ -309,22 +311,73 @@ def from_arrays(
     return History(runs, share)
 
 
-def _whole(tables: Arrays) -> None:
-    """Refuse tables that do not belong together."""
-    n = tables["test_size"].shape
-    rounds = {len(v) for k, v in tables.items() if k in _SEEN or k.startswith("info.")}
-    scored = {k: v for k, v in tables.items() if k.endswith((".accuracy", ".loss"))}
-    evaluated = {len(tables["evaluated"])} if scored or "evaluated" in tables else set()
-    shapes = {v.shape[1:] for v in scored.values()} | {n}
-    evaluated |= {len(v) for v in scored.values()}
-    pairs = {f"{model}.{what}" for model in ("deployed", "last") for what in ("accuracy", "loss")}
-    lacking = pairs - scored.keys() if evaluated else {}
-    odd = [k for k, v in tables.items() if v.dtype.kind not in "iuf" or not v.ndim]
-    if odd or lacking or len(n) != 1 or len(rounds) > 1 or len(evaluated) > 1 or len(shapes) > 1:
-        raise InputError(f"tables of a run do not fit together: {sorted(tables)}")
+class Table(Protocol):
+    """An array, or what a file declares of it."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def whole(tables: Mapping[str, Table]) -> None:
+    """Refuse tables that do not belong together, by their types and shapes alone."""
+    if "test_size" not in tables:
+        raise ValueError("it lacks 'test_size'")
+    seen = {n: t for n, t in tables.items() if n in _SEEN or n.startswith("info.")}
+    scored = {
+        n: t for n, t in tables.items() if n not in seen and n.endswith((".accuracy", ".loss"))
+    }
+    if scored or "evaluated" in tables:
+        pairs = [f"{model}.{what}" for model in get_args(Model) for what in ("accuracy", "loss")]
+        _has(tables, "evaluated", *pairs)
+    if seen:
+        _has(tables, "round", "client", "weight")
+    one = {"test_size", "round", "evaluated", *(n for n in seen if n.startswith("info."))}
+    two = {n for n in seen if n not in one} | scored.keys()
+    for name, table in tables.items():
+        kinds = "iu" if name in _WHOLE else "f" if name in two else "iuf"
+        dimensions = 1 if name in one else 2 if name in two else max(1, len(table.shape))
+        if table.dtype.kind not in kinds or len(table.shape) != dimensions:
+            raise ValueError(f"{name} is {table.dtype} of shape {table.shape}")
+    for group, name in ((seen, "round"), (scored, "evaluated")):
+        for other, table in group.items():
+            if table.shape[0] != tables[name].shape[0]:
+                raise ValueError(f"{other} has {table.shape[0]} rows, {name} {tables[name].shape}")
+    wide = {**dict.fromkeys(scored, "test_size"), **{n: "client" for n in seen if n in two}}
+    for name, other in wide.items():
+        if tables[name].shape[-1] != tables[other].shape[-1]:
+            raise ValueError(f"{name} and {other} are of different width")
+
+
+def _has(tables: Mapping[str, Table], *names: str) -> None:
+    for name in names:
+        if name not in tables:
+            raise ValueError(f"it lacks {name!r}")
+
+
+def _sound(tables: Arrays) -> None:
+    """Refuse numbers that no run writes."""
+    if not len(tables["test_size"]) or (tables["test_size"] < 0).any():
+        raise ValueError("test_size holds no clients, or fewer than no examples")
+    for name in ("round", "evaluated"):
+        if name in tables and not increasing(tables[name]):
+            raise ValueError(f"{name} does not count upwards from 1 or more")
+    client = tables.get("client", np.zeros((0, 1), np.int64))
+    if client.size and not 0 <= client.min() <= client.max() < len(tables["test_size"]):
+        raise ValueError("client names one that there is not")
+    for name in tables:
+        if name.endswith(".accuracy") and np.isinf(tables[name]).any():
+            raise ValueError(f"{name} is not finite")
+
+
+def increasing(rounds: NDArray[Any]) -> bool:
+    """Whether these are numbers of rounds, one after another."""
+    return not len(rounds) or bool(rounds[0] >= 1 and (rounds[1:] > rounds[:-1]).all())
 
 
 _SEEN = ("round", "client", "weight", "reported_loss")
+_WHOLE = ("test_size", "round", "evaluated", "client")
 
 
 def _extend(run: RunHistory, row: dict[str, Any]) -> None:

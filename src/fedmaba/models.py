@@ -16,7 +16,7 @@ from torch import nn
 from torch.func import functional_call
 
 from fedmaba import own, rng
-from fedmaba.errors import InputError, unknown
+from fedmaba.errors import FedmabaError, InputError, unknown
 
 Shape = tuple[int, ...]
 Factory = Callable[[Shape, int], nn.Module]
@@ -93,10 +93,10 @@ def build(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Module:
     with _seeded(int(rng.key(seed, "model")[0]) >> 1):
         try:
             model = make(shape, classes)
-        except TypeError as error:
-            if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-                raise  # inside the user's own code: the whole story is of use
-            raise InputError(f"model {name!r}: {error}: it must take (shape, classes)") from error
+        except FedmabaError:
+            raise
+        except Exception as error:  # whatever a factory does
+            raise _unmade(f"model {name!r}", error, shape, classes) from error
         if not isinstance(model, nn.Module):
             raise InputError(f"model {name!r} gave a {type(model).__name__}: return an nn.Module")
         blank = torch.zeros(2, *shape)
@@ -120,6 +120,14 @@ def build(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Module:
     if why := _leak(model, name, shape):
         raise InputError(f"model {name!r}: {why}")
     return model
+
+
+def _unmade(what: str, error: Exception, shape: Shape, classes: int) -> InputError:
+    """Why a factory gave no model, in one line."""
+    called = error.__traceback__ is not None and error.__traceback__.tb_next is None
+    if isinstance(error, TypeError) and called:  # it could not even be called like this
+        return InputError(f"{what}: {error}: it must take (shape, classes)")
+    return own.fault(f"{what} cannot be made of shape={shape}, classes={classes}", error)
 
 
 @contextmanager
@@ -164,11 +172,9 @@ def _try(model: Callable[[torch.Tensor], object], name: str, x: torch.Tensor) ->
     try:
         with torch.no_grad():
             out = model(x)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = str(error).split("\n")[0]
-        raise InputError(
-            f"model {name!r} does not accept inputs of shape {tuple(x.shape[1:])}: {reason}"
-        ) from error
+    except Exception as error:  # whatever a model does
+        what = f"model {name!r} does not accept inputs of shape {tuple(x.shape[1:])}"
+        raise own.fault(what, error) from error
     if not isinstance(out, torch.Tensor):
         raise InputError(f"model {name!r} gives outputs as {type(out).__name__}: return one tensor")
     return out
@@ -176,8 +182,8 @@ def _try(model: Callable[[torch.Tensor], object], name: str, x: torch.Tensor) ->
 
 def describe() -> list[tuple[str, str]]:
     """Name and one line for each model."""
-    own = ("package.module:factory", "one's own: a callable of (input shape, number of classes)")
-    return [*((name, (f.__doc__ or "").strip()) for name, f in REGISTRY.items()), own]
+    yours = ("package.module:factory", "your own: a callable of (input shape, number of classes)")
+    return [*((name, (f.__doc__ or "").strip()) for name, f in REGISTRY.items()), yours]
 
 
 def _count(shape: Shape) -> int:

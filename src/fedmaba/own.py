@@ -1,19 +1,78 @@
-"""Code of one's own: found by its name, and known again by what it does. No torch here."""
+"""Code of the user's own: found by its name, and known again by what it does. No torch here.
+
+The folder that the user works in is no place to look for modules, since somebody else may have
+filled it, until the user names a module: see `look_here`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import os
+import sys
+import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 from fedmaba.errors import InputError
+from fedmaba.stop import Ended
 
 KNOWN = ("torch", "fedmaba")  # their versions are recorded
+# where code lies that is not the user's: Python's own, installed packages and this one
+LIBRARY = (
+    "<frozen",
+    os.path.dirname(__file__) + os.sep,
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
+
+
+def look_here() -> None:
+    """Let modules of the working folder be imported from now on, where no other place has them."""
+    with suppress(OSError):  # a folder that was removed holds none
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.append(here)
+
+
+@contextmanager
+def elsewhere() -> Iterator[None]:
+    """Python processes that are started meanwhile do not look for modules in the working folder."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONSAFEPATH"]
+        if before is not None:
+            os.environ["PYTHONSAFEPATH"] = before
+
+
+def sources(named: Mapping[str, str]) -> str:
+    """What would be imported for each name, and from which file; nothing is imported for it."""
+    found = {what: _file(where) for what, where in named.items()}
+    return ", ".join(f"{what} from {file or 'nowhere'}" for what, file in found.items())
+
+
+def _file(where: str) -> str:
+    """The file, or the folders, that a module would be read from; empty where there is none."""
+    top, *inner = where.split(".")
+    spec: ModuleSpec | None = None
+    with suppress(ValueError, OSError):  # no name of a module; no working folder
+        spec = find_spec(top) or PathFinder.find_spec(top, [os.getcwd()])
+    name = top
+    for part in inner:
+        name = f"{name}.{part}"
+        folders = spec.submodule_search_locations if spec else None
+        spec = PathFinder.find_spec(name, folders) if folders else None
+    if spec is None:
+        return ""
+    return spec.origin or " and ".join(spec.submodule_search_locations or ())
 
 
 def find(what: str, where: str, attribute: str, form: str) -> Any:
@@ -30,16 +89,24 @@ def find(what: str, where: str, attribute: str, form: str) -> Any:
         ) from error
     except SyntaxError as error:
         place = f"{error.filename}, line {error.lineno}"
-        raise InputError(f"{what}: {place}: {error.msg}: mend it") from error
-    except Exception as error:  # whatever a module does when it is read
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise InputError(
-            f"{what}: {last.filename}, line {last.lineno}: {reason}: mend it"
-        ) from error
+        raise InputError(f"{what}: {place}: {error.msg}: fix it") from error
+    except Ended:  # by a signal
+        raise
+    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+        raise fault(what, error) from error
     if not hasattr(module, attribute):
         raise InputError(f"{what}: module {where!r} has no {attribute!r}: write {form}")
     return getattr(module, attribute)
+
+
+def fault(what: str, error: BaseException) -> InputError:
+    """An exception in code of the user's own as one line with the place where to look."""
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith(LIBRARY)]
+    place = (theirs or frames)[-1]
+    words = " ".join(str(error).split())
+    reason = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    return InputError(f"{what}: {place.filename}, line {place.lineno}: {reason}: fix it")
 
 
 def marks(things: Mapping[str, object]) -> dict[str, str]:

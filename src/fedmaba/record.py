@@ -4,6 +4,7 @@ experiment.toml   what was asked for, resolved        about.json       versions,
 partition.npz     who owns which examples, by seed    rounds.jsonl     a line per run and round
 clients/*.npz     client x round tables, by run       models/*.safetensors  last, deployed, best
 timing.jsonl      wall-clock figures, apart from all that must repeat bit for bit
+runs.json         labels and seeds of a finished run, and the SHA-256 of its NPZ files
 checkpoint/*.ckpt the two newest: magic, SHA-256, then safetensors with tables, models and states
 """
 
@@ -11,120 +12,68 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import errno
 import hashlib
 import io
 import json
-import lzma
 import math
 import os
 import re
-import time
-import zipfile
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
-import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from fedmaba.errors import Busy, FedmabaError, InputError, SaveFailed
-from fedmaba.history import History, from_arrays
+from fedmaba import arrays as packing
+from fedmaba import files, schema
+from fedmaba.arrays import Arrays, Budget, npz, pack
+from fedmaba.errors import InputError, SaveFailed
+from fedmaba.files import Buffer
+from fedmaba.history import History, from_arrays, whole
 from fedmaba.metrics import every
-
-try:
-    import fcntl
-except ImportError:  # no advisory locks on this platform: two runs on one folder are not refused
-    fcntl = None  # type: ignore[assignment]
 
 MAGIC = b"FEDMABA1"
 KEEP = 2
-# what runs.json says of a run
-KEYS = {"label": str, "seed": int, "deploy": str, "diverged": str, "of": str}
-BITS = (8, 16, 32, 64)
+KEYS = ("label", "seed", "deploy", "diverged", "of")  # what runs.json says of a run
 FIRST = "experiment.toml"  # the file that makes a folder a run folder
-NAMES = (FIRST, "about.json", "partition.npz", "rounds.jsonl", "runs.json")
-UNREADABLE = (  # what a parser may say of a damaged file
-    OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, OverflowError, MemoryError,
-    IndexError, RuntimeError, NotImplementedError, RecursionError, SyntaxError,
-    zipfile.BadZipFile, zlib.error, lzma.LZMAError, safetensors.SafetensorError,
-)  # fmt: skip
-KINDS = {  # numbers as NumPy and safetensors name them
-    "bool": "BOOL",
-    **{f"{name}{bits}": f"{name[0].upper()}{bits}" for name in ("int", "uint") for bits in BITS},
-    **{f"float{bits}": f"F{bits}" for bits in BITS[1:]},
-}
-Arrays = dict[str, NDArray[Any]]
-Buffer = bytes | memoryview
+FOLDERS = ("checkpoint", "clients", "models")
+CHECKPOINT = re.compile(r"[0-9]{1,12}\.ckpt")
+LINES = 100_000  # of a run in progress that are looked at
+held = files.held  # whether a process works on a run folder
+RESTORE = "restore it, or run the experiment again with another --out"
 
 
 class Folder:
-    """A run folder held by this process."""
+    """A run folder held by this process; a private one is not for everybody to read."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, private: bool = False, remedy: str = files.REMEDY) -> None:
+        self.path = path.resolve() if path.is_symlink() else path  # the user's own link is one
+        self.private, self.remedy = private, remedy
         self.lines = 0  # bytes of rounds.jsonl that belong to the run
-        try:
-            self._take()
-            self.lock.truncate(0)
-            self.lock.write(f"process {os.getpid()}".encode())
-        except BlockingIOError:
-            holder = self._holder()
-            self.lock.close()
-            raise Busy(f"{path} is in use by {holder}: wait, or choose another folder") from None
-        except OSError as error:
-            self.lock.close()
-            raise _failed(path / ".lock", error) from error
-        self._tidy()
-
-    def _take(self) -> None:
-        """Lock the folder; again where another process removes the lock file meanwhile."""
-        file = self.path / ".lock"
-        for tried in range(10):
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                self.lock = open(file, "ab+", buffering=0)  # noqa: SIM115 - held until close
-            except OSError as error:
-                if isinstance(error, FileNotFoundError) and tried < 9:
-                    continue
-                raise SaveFailed(f"{self.path}: {error.strerror}: choose another folder") from error
-            _lock(self.lock)
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(self.lock.fileno()), file.stat()):
-                    return
-            self.lock.close()
-        raise SaveFailed(f"{file} is removed again and again: choose another folder")
-
-    def _holder(self) -> str:
-        """Who holds the folder; it may not have said so yet."""
-        for _ in range(50):
-            time.sleep(0.02)
-            self.lock.seek(0)
-            if text := self.lock.read().decode(errors="replace").strip():
-                return text
-        return "another process"
-
-    def _tidy(self) -> None:
-        """Remove what a process that was killed in a write had not finished."""
-        begun = [_temporary(self.path / name) for name in NAMES]
-        for folder in ("checkpoint", "clients", "models"):
-            begun += (self.path / folder).glob(".*.tmp")
-        _remove(begun)
+        self.digests: dict[str, str] = {}  # of the NPZ files that it holds
+        self._hold = files.Hold(self.path, private, remedy)
+        for folder in (self.path, *(self.path / name for name in FOLDERS)):
+            files.tidy(folder)
 
     def close(self) -> None:
-        self.lock.close()
+        self._hold.close()
 
     def write(self, name: str, *content: Buffer) -> None:
-        write_file(self.path / name, *content)
+        try:
+            target = files.inside(self.path, name)
+        except OSError as error:
+            raise files.failed(self.path / name, error, self.remedy) from error
+        files.write(target, *content, remedy=self.remedy, private=self.private)
 
     def write_json(self, name: str, content: object) -> None:
         self.write(name, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
 
     def write_npz(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
-        self.write(name, npz(arrays))
+        content = npz(arrays)
+        self.write(name, content)
+        self.digests[name] = hashlib.sha256(content).hexdigest()
 
     def append_rounds(self, history: History, first: int) -> None:
         """Lines of all runs for rounds after `first`, one round after another."""
@@ -134,50 +83,61 @@ class Folder:
         """JSON-ready lines behind the bytes of rounds.jsonl that belong to the run."""
         self._append(_text(lines))
 
-    def mend_rounds(self, history: History) -> bool:
+    def renew_rounds(self, history: History) -> bool:
         """Make rounds.jsonl begin with what the history tells; whether it did not."""
         text = _text(_all_lines(history, 0))
         self.lines = len(text)
         target = self.path / "rounds.jsonl"
         try:
-            with open(target, "rb") as f:
-                same = f.read(len(text)) == text
+            with files.opened(target) as file:
+                same = file.read(len(text)) == text
+        except files.Odd as error:
+            raise files.failed(target, error) from error
         except OSError:
             same = not text
         if not same:
             self.write("rounds.jsonl", text)
         return not same
 
-    def mend_npz(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> bool:
-        """Make a file hold these arrays; whether it did not."""
+    def renew_npz(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> bool:
+        """Write a damaged or missing file anew, and say whether it was; refuse an edited one."""
+        target = self.path / name
         try:
-            there = read_npz(self.path / name)
-        except InputError:
-            there = {}
-        same = there.keys() == arrays.keys() and all(
-            np.array_equal(there[key], value) for key, value in arrays.items()
+            found = packing.read_npz(target)
+        except files.Odd as error:
+            raise damaged(target, error) from error
+        except packing.UNREADABLE:
+            self.write_npz(name, arrays)
+            return True
+        same = found.keys() == arrays.keys() and all(
+            np.array_equal(found[key], value) for key, value in arrays.items()
         )
         if not same:
-            self.write_npz(name, arrays)
-        return not same
+            raise InputError(
+                f"{target} is not that of this run: restore it, or move it away: then it is "
+                "written anew"
+            )
+        self.digests[name] = files.sha256(target)
+        return False
 
     def _append(self, text: bytes) -> None:
         target = self.path / "rounds.jsonl"
         try:
-            with open(target, "ab") as f:
-                end = min(self.lines, f.seek(0, os.SEEK_END))  # fewer where someone took them away
-                f.truncate(end)
-                f.write(text)
+            with files.appended(target, self.private) as file:
+                end = min(self.lines, file.seek(0, os.SEEK_END))  # fewer where someone took them
+                file.truncate(end)
+                file.write(text)
         except OSError as error:
-            raise _failed(target, error) from error
+            raise files.failed(target, error, self.remedy) from error
         self.lines = end + len(text)
 
     def append_timing(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        target = self.path / "timing.jsonl"
         try:
-            with open(self.path / "timing.jsonl", "ab") as f:
-                f.write(_text(lines))
+            with files.appended(target, self.private) as file:
+                file.write(_text(lines))
         except OSError as error:
-            raise _failed(self.path / "timing.jsonl", error) from error
+            raise files.failed(target, error, self.remedy) from error
 
     def save(self, round: int, tensors: Arrays, meta: Mapping[str, Any], history: History) -> None:
         """A checkpoint of everything; the one before stays until this one is whole."""
@@ -191,32 +151,37 @@ class Folder:
             digest.update(piece)
         if self.lines:  # a checkpoint never tells of lines that a power cut could take
             try:
-                _sync(self.path / "rounds.jsonl")
+                files.sync(self.path / "rounds.jsonl")
             except OSError as error:
-                raise _failed(self.path / "rounds.jsonl", error) from error
-        name = f"{round:08d}.ckpt"
-        self.write(f"checkpoint/{name}", MAGIC, digest.digest(), *body)
+                raise files.failed(self.path / "rounds.jsonl", error, self.remedy) from error
+        self.write(f"checkpoint/{round:08d}.ckpt", MAGIC, digest.digest(), *body)
         found = checkpoints(self.path)
-        keep = [file for file in found if file.name <= name][:KEEP]
-        _remove(file for file in found if file not in keep)  # newer ones are damaged
+        keep = [file for file in found if int(file.stem) <= round][:KEEP]
+        files.remove(file for file in found if file not in keep)  # newer ones are damaged
 
-    def finish(self, history: History, models: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
+    def finish(
+        self,
+        history: History,
+        models: Mapping[str, Mapping[str, NDArray[Any]]],
+        digest: str | None = None,
+    ) -> None:
         """Tables and models of a finished run; then its checkpoints are no longer needed."""
         for r, run in enumerate(history.runs):
             self.write_npz(f"clients/{run_id(r, run.label, run.seed)}.npz", run.arrays())
         for name, weights in models.items():
             self.write(f"models/{name}.safetensors", safetensors.numpy.save(dict(weights)))
-        self.write_json("runs.json", {"share": history.share, "runs": _runs(history)})
+        found = {"share": history.share, "runs": _runs(history), "files": self.digests}
+        self.write_json("runs.json", {**found, **({"digest": digest} if digest else {})})
         self.forget()
 
     def forget(self) -> None:
         """Remove the checkpoints of a finished run."""
-        _remove(checkpoints(self.path))
+        files.remove(checkpoints(self.path))
 
     def discard(self) -> None:
         """The checkpoints are no longer needed, nor is the folder that holds nothing else."""
         self.forget()
-        if fcntl is None:  # an open file cannot be removed
+        if not files.locks():  # an open file cannot be removed
             self.close()
         with contextlib.suppress(OSError):  # something of someone else's lies there
             (self.path / ".lock").unlink(missing_ok=True)
@@ -224,30 +189,6 @@ class Folder:
                 (self.path / "checkpoint").rmdir()
             self.path.rmdir()
         self.close()
-
-
-def _lock(file: IO[bytes]) -> None:
-    """Take a folder; tried twice, as someone may only be looking whether it is `held`."""
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        time.sleep(0.05)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def held(path: Path) -> bool:
-    """Whether a process works on a run folder; yes where nobody can tell."""
-    try:
-        with open(path / ".lock", "rb") as file:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no such file, or no locks on this file system
-        return False
-    return fcntl is None
 
 
 def make_folder(path: Path) -> None:
@@ -259,35 +200,15 @@ def make_folder(path: Path) -> None:
 
 
 def write_file(
-    target: Path, *content: Buffer, remedy: str = "mend it, then `fedmaba resume`"
+    target: Path, *content: Buffer, remedy: str = files.REMEDY, below: Path | None = None
 ) -> None:
-    """A whole file or none: temporary file, fsync, rename, fsync of the folder."""
-    temporary = _temporary(target)
-    try:
-        target.parent.mkdir(exist_ok=True)
-        with open(temporary, "wb") as f:
-            for part in content:
-                f.write(part)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, target)
-        _sync(target.parent)
-    except BaseException as error:  # Ctrl-C among them
-        _remove([temporary])
-        if isinstance(error, OSError):
-            raise _failed(target, error, remedy) from error
-        raise
-
-
-def _temporary(target: Path) -> Path:
-    return target.with_name(f".{target.name}.tmp")
-
-
-def _remove(files: Iterable[Path]) -> None:
-    """Remove files nobody needs; one that cannot be removed does no harm."""
-    for file in files:
-        with contextlib.suppress(OSError):
-            file.unlink(missing_ok=True)
+    """A whole file or none; where `below` is given, no folder on the way from there is a link."""
+    if below is not None:
+        try:
+            files.inside(below, str(target.relative_to(below)))
+        except OSError as error:
+            raise files.failed(target, error, remedy) from error
+    files.write(target, *content, remedy=remedy)
 
 
 def claim(parent: Path, stem: str) -> Path:
@@ -308,10 +229,11 @@ def foreign(path: Path) -> bool:
     """Whether something other than a run folder, begun or to be begun, lies here."""
     if not path.exists():
         return False
-    own = {".lock", _temporary(path / FIRST).name}
-    if path.is_dir() and all(p.name in own for p in path.iterdir()):
+    if path.is_dir() and all(
+        name == ".lock" or files.is_temporary(name, FIRST) for name in os.listdir(path)
+    ):
         return False
-    return not (path / FIRST).exists()  # asked last: another process may just have written it
+    return not files.there(path / FIRST)  # asked last: another process may just have written it
 
 
 def run_id(index: int, label: str, seed: int) -> str:
@@ -321,195 +243,228 @@ def run_id(index: int, label: str, seed: int) -> str:
 
 def checkpoints(path: Path) -> list[Path]:
     """The checkpoints of a run folder, newest first."""
-    return sorted((path / "checkpoint").glob("*.ckpt"), reverse=True)
+    folder = path / "checkpoint"
+    try:
+        found = [folder / name for name in files.names(folder, CHECKPOINT)]
+    except NotADirectoryError:
+        return []
+    except OSError as error:
+        raise damaged(folder, error) from error
+    return sorted(found, key=lambda file: int(file.stem), reverse=True)
 
 
-def load_checkpoint(path: Path) -> tuple[Arrays, dict[str, Any], list[str]]:
+def load_checkpoint(
+    path: Path, wanted: Callable[[str], bool] = lambda name: True
+) -> tuple[Arrays, dict[str, Any], list[str]]:
     """Arrays and meta data of the newest whole checkpoint, and what was found damaged."""
-    damaged: list[str] = []
+    bad: list[str] = []
     for file in checkpoints(path):
         try:
-            return *read_checkpoint(file), damaged
-        except InputError as error:
-            damaged.append(str(error))
-    if damaged:
+            return *read_checkpoint(file, wanted), bad
+        except Damaged as error:
+            bad.append(str(error))
+    if bad:
         remedy = f"delete {path / 'checkpoint'} to begin anew, or choose another --out"
-        raise InputError(f"{'; '.join(damaged)}: {remedy}")
+        raise InputError(f"{'; '.join(bad)}: {remedy}")
     raise InputError(f"{path} holds no checkpoint yet: wait, or {to_go_on(path)}")
 
 
-def read_checkpoint(file: Path) -> tuple[Arrays, dict[str, Any]]:
-    """One checkpoint, refused unless its checksum is right."""
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise InputError(f"{file}: {error.strerror}") from error
-    body = content[40:]
-    if content[:8] != MAGIC or hashlib.sha256(body).digest() != content[8:40]:
-        raise InputError(f"{file} is damaged: its checksum is wrong, so it is not used")
-    try:
-        return unpack(body)
-    except UNREADABLE as error:
-        raise InputError(f"{file} is no checkpoint of fedmaba: {_reason(error)}") from error
+class Damaged(InputError):
+    """A checkpoint whose checksum is wrong, or that is gone: the one before takes its place."""
 
 
-def pack(arrays: Arrays, meta: Mapping[str, Any]) -> list[Buffer]:
-    """Arrays and JSON-ready words as a safetensors body, in pieces, mostly without a copy."""
-    header: dict[str, Any] = {"__metadata__": {"fedmaba": json.dumps(meta)}, **arrays}  # in order
-    pieces: list[Buffer] = []
-    end = 0
-    for name, value in sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize):
-        kind = KINDS.get(value.dtype.name)
-        if kind is None:
-            raise InputError(f"{name}: an array of {value.dtype} cannot be saved: keep numbers")
-        flat = np.ravel(value).astype(value.dtype.newbyteorder("<"), copy=False)
-        place = [end, end := end + flat.nbytes]
-        header[name] = {"dtype": kind, "shape": value.shape, "data_offsets": place}
-        pieces.append(flat.data)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little"), text, *pieces]
+def read_checkpoint(
+    file: Path, wanted: Callable[[str], bool] = lambda name: True
+) -> tuple[Arrays, dict[str, Any]]:
+    """One checkpoint, or some of its arrays, refused unless its checksum is right."""
+    try:
+        with files.opened(file) as opened:
+            size = os.fstat(opened.fileno()).st_size
+            magic, told = opened.read(8), opened.read(32)
+            holes = files.used(opened) < size / 2 - files.MB  # which take no time to write
+            if magic != MAGIC or holes or hashlib.file_digest(opened, "sha256").digest() != told:
+                raise Damaged(f"{file} is damaged: its checksum is wrong, so it is not used")
+            opened.seek(40)
+            found, meta = packing.unpack(opened, size - 40, wanted)
+        return found, schema.check(schema.Meta, meta)
+    except FileNotFoundError as error:
+        raise Damaged(f"{file}: {error.strerror}") from error
+    except InputError:
+        raise
+    except packing.UNREADABLE as error:
+        raise InputError(
+            f"{file} is no checkpoint of fedmaba: {reason(error)}: restore it, or choose another "
+            "--out"
+        ) from error
 
 
 def unpack(body: bytes) -> tuple[Arrays, dict[str, Any]]:
-    """What `pack` was given, in the same order."""
-    (length,) = np.frombuffer(body[:8], "<u8")
-    header = json.loads(body[8 : 8 + int(length)])
-    meta = json.loads(header.pop("__metadata__")["fedmaba"])
-    found = safetensors.numpy.load(body)  # in any order
-    return {name: found[name] for name in header}, {**meta}
+    """The arrays and meta data that another rank packed."""
+    return packing.unpack(io.BytesIO(body), len(body))
 
 
 def load_history(path: Path | str) -> History:
     """The history of a finished run, or of an unfinished one as far as its checkpoint goes."""
+    return load_part(path)[0]
+
+
+def load_part(path: Path | str) -> tuple[History, int]:
+    """The history of a run folder, and the byte of rounds.jsonl from which newer lines stand."""
     path = Path(path)
     file = path / "runs.json"
-    if not (file.exists() or (path / FIRST).exists() or checkpoints(path)):
+    if not (files.there(file) or files.there(path / FIRST) or checkpoints(path)):
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
-    if not file.exists():
-        arrays, meta, _ = load_checkpoint(path)
+    if not files.there(file):
+        found, meta, _ = load_checkpoint(path, lambda name: name.startswith("table/"))
         if "terms" in meta:
             raise InputError(f"{path} is the state of a server on Flower: see its rounds.jsonl")
-        return history_of(arrays, meta, path / "checkpoint")
-    about = read_json(file)
-    runs, share = _about_runs(file, about)
-    found = []
-    for r, run in enumerate(runs):
-        table = path / "clients" / f"{run_id(r, run['label'], run['seed'])}.npz"
-        found += _history(table, [run], [read_npz(table)], share).runs
-    return History(found, share)
-
-
-def _about_runs(file: Path, about: Any) -> tuple[list[dict[str, Any]], float]:
-    """What a file says of the runs and their share of worst clients, checked."""
+        return history_of(found, meta, path / "checkpoint"), meta["lines"]
+    about = load_runs(path)
+    runs, share, budget = [], about.get("share", 0.05), Budget()
+    for r, run in enumerate(about["runs"]):
+        name = f"clients/{run_id(r, run['label'], run['seed'])}.npz"
+        tables = _table(path, name, budget, about.get("files", {}))
+        runs += _history(path / name, [run], [tables], share).runs
     try:
-        runs = [{"of": "", **run} for run in about["runs"]]  # before, nobody told
-        runs = [{key: run[key] for key in KEYS} for run in runs]
-        share = float(about.get("share", 0.05))
-        for run in runs:
-            for key, kind in KEYS.items():
-                if type(run[key]) is not kind:
-                    raise ValueError(f"{key}={run[key]!r}")
-        if not 0 < share <= 1:
-            raise ValueError(f"share={share}")
-    except UNREADABLE as error:
-        raise _damaged(file, error) from error
-    return runs, share
+        return History(runs, share), 0
+    except InputError as error:
+        raise damaged(file, error) from error
+
+
+def load_runs(path: Path) -> dict[str, Any]:
+    """What runs.json of a finished folder says."""
+    return _checked(path / "runs.json", schema.Runs)
+
+
+def _table(root: Path, name: str, budget: Budget, digests: Mapping[str, str]) -> Arrays:
+    """The tables of one run, refused where they are not those that the folder was finished with."""
+    file = root / name
+    try:
+        _same(files.inside(root, name), digests.get(name))
+        return packing.read_npz(file, None, whole, budget)
+    except packing.UNREADABLE as error:
+        raise damaged(file, error) from error
+
+
+def _same(file: Path, digest: str | None) -> None:
+    """Refuse a file of another SHA-256 than was noted; none is noted by versions before this."""
+    if digest is not None and files.sha256(file) != digest:
+        raise ValueError("it is not the file that the run ended with")
 
 
 def _history(file: Path, runs: list[dict[str, Any]], tables: list[Arrays], share: float) -> History:
     try:
         return from_arrays(runs, tables, share)
-    except UNREADABLE as error:
-        raise _damaged(file, error) from error
+    except packing.UNREADABLE as error:
+        raise damaged(file, error) from error
 
 
-def read_json(file: Path) -> Any:
-    """The content of a JSON file of a run folder."""
+def _checked(file: Path, kind: type[schema.Part]) -> dict[str, Any]:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except UNREADABLE as error:
-        raise _damaged(file, error) from error
+        return schema.check(kind, files.read_json(file))
+    except packing.UNREADABLE as error:
+        raise damaged(file, error) from error
 
 
 def read_npz(file: Path, names: Iterable[str] | None = None) -> Arrays:
-    """The arrays of an NPZ file of a run folder, or some of them."""
+    """The arrays of an NPZ file, or some of them."""
     try:
-        with open(file, "rb") as f, np.load(f, allow_pickle=False) as z:
-            return {name: z[name] for name in (z.files if names is None else names)}
-    except UNREADABLE as error:
-        raise _damaged(file, error) from error
+        return packing.read_npz(file, names)
+    except packing.UNREADABLE as error:
+        raise damaged(file, error) from error
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """What an exception says, on one line."""
     text = getattr(error, "strerror", None) or str(error)
     if isinstance(error, KeyError):
         text = f"it lacks {text}"
-    if "allow_pickle" in text:  # what numpy says of anything it does not know
+    if text == "File is not a zip file":
         text = "no NPZ file"
     return " ".join(str(text).split())[:200] or type(error).__name__
 
 
-def _damaged(file: Path, error: Exception) -> InputError:
-    return InputError(
-        f"{file} cannot be read ({_reason(error)}): restore it, or run the experiment again with "
-        "another --out"
-    )
+def damaged(file: Path, error: Exception) -> InputError:
+    """The line on a file that cannot be read."""
+    return InputError(f"{file} cannot be read ({reason(error)}): {RESTORE}")
 
 
 def load_about(path: Path | str) -> dict[str, Any]:
     """Versions, hashes, device and command of a run folder; {} where there are none."""
     file = Path(path) / "about.json"
-    about = read_json(file) if file.exists() else {}
-    if not isinstance(about, dict):
-        raise _damaged(file, ValueError("no JSON object"))
-    return about
+    return _checked(file, schema.About) if files.there(file) else {}
 
 
 def to_go_on(path: Path) -> str:
     """What an unfinished run wants."""
-    if load_about(path).get("python"):
+    about = load_about(path)
+    if about.get("python"):
         return f"repeat the Python call that began it, with out={str(path)!r}"
-    return f"fedmaba resume {path}"
+    return f"fedmaba resume {path}" + (" --trust" if about.get("own") else "")
 
 
 def load_labels(path: Path | str) -> dict[int, NDArray[np.int64]]:
     """(N, C) training examples of each client and class, by seed; {} where none were stored."""
-    file = Path(path) / "partition.npz"
-    arrays = read_npz(file) if file.exists() else {}
-    counts = {n: a for n, a in arrays.items() if a.ndim == 2 and a.dtype.kind in "iu"}
-    names = [name for name in counts if re.fullmatch(r"seed\d+\.labels", name)]
-    return {int(name[4:-7]): counts[name].astype(np.int64) for name in names}
-
-
-def read_lines(path: Path | str, first: int = 0) -> list[dict[str, Any]]:
-    """Whole lines of rounds.jsonl for rounds after `first`; a last line in the making is left."""
-    file = Path(path) / "rounds.jsonl"
+    root, name = Path(path), "partition.npz"
+    file = root / name
+    if not files.there(file):
+        return {}
     try:
-        text = file.read_bytes().decode(errors="replace")
-    except (FileNotFoundError, IsADirectoryError):
+        if files.there(root / "runs.json"):
+            _same(file, load_runs(root).get("files", {}).get(name))
+        found = packing.read_npz(file, check=_partition)
+        return {int(n[4:-7]): _labels(n, a) for n, a in found.items() if n.endswith(".labels")}
+    except packing.UNREADABLE as error:
+        raise damaged(file, error) from error
+
+
+def _partition(declared: Mapping[str, packing.Declared]) -> None:
+    """Refuse what is no partition by names, types and shapes."""
+    for name, (dtype, shape) in declared.items():
+        known = re.fullmatch(r"seed[0-9]{1,19}\.([a-z_]+)", name)
+        if known and (dtype.kind not in "iu" or len(shape) != 1 + (known[1] == "labels")):
+            raise ValueError(f"{name} is {dtype} of shape {shape}")
+        if not known and name.endswith(".labels"):
+            raise ValueError(f"{name} is of no seed")
+
+
+def _labels(name: str, counts: NDArray[Any]) -> NDArray[np.int64]:
+    if counts.size and not 0 <= counts.min() <= counts.max() < 2**53:
+        raise ValueError(f"{name} holds no counts")
+    return counts.astype(np.int64)
+
+
+def read_lines(path: Path | str, start: int = 0) -> list[dict[str, Any]]:
+    """Whole lines of rounds.jsonl from a byte on; a last line in the making is left."""
+    file = Path(path) / "rounds.jsonl"
+    lines: list[dict[str, Any]] = []
+    try:
+        for place, line in files.json_lines(file, start):
+            try:
+                lines.append(schema.check(schema.Line, line))
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from error
+            if len(lines) > LINES:
+                raise ValueError(f"it has more than {LINES:,} lines to read")
+    except FileNotFoundError:
         return []
-    lines = []
-    for line in text.splitlines(keepends=True):
-        try:
-            found = json.loads(line) if line.endswith("\n") else {}
-        except ValueError:
-            continue
-        done = found.get("round", 0) if isinstance(found, dict) else 0
-        if isinstance(done, int) and done > first:
-            lines.append(found)
+    except packing.UNREADABLE as error:
+        raise InputError(
+            f"{file} cannot be read ({reason(error)}): restore it, or move it away: `fedmaba "
+            "resume` writes it anew"
+        ) from error
     return lines
 
 
 def history_of(arrays: Arrays, meta: Mapping[str, Any], file: Path) -> History:
     """The tables inside a checkpoint."""
-    runs, share = _about_runs(file, meta)
-    tables = [
-        {n.split("/", 2)[2]: v for n, v in arrays.items() if n.startswith(f"table/{r}/")}
-        for r in range(len(runs))
-    ]
-    return _history(file, runs, tables, share)
+    tables: list[Arrays] = [{} for _ in meta["runs"]]
+    for name, value in arrays.items():
+        kind, _, own = name.partition("/")
+        run, _, table = own.partition("/")
+        if kind == "table" and run.isdecimal() and len(run) < 9 and int(run) < len(tables):
+            tables[int(run)][table] = value
+    return _history(file, meta["runs"], tables, meta.get("share", 0.05))
 
 
 def _runs(history: History) -> list[dict[str, Any]]:
@@ -555,36 +510,3 @@ def _lines(r: int, run: Any, first: int, share: float) -> list[dict[str, Any]]:
 
 def _number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None
-
-
-def npz(arrays: Mapping[str, NDArray[Any]], method: int = zipfile.ZIP_DEFLATED) -> bytes:
-    """An NPZ file whose bytes depend on the arrays alone; NumPy's own holds the time of day."""
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", method) as z:
-        for name, array in arrays.items():
-            entry = io.BytesIO()
-            np.lib.format.write_array(entry, np.asarray(array), allow_pickle=False)
-            info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            info.compress_type = method
-            z.writestr(info, entry.getvalue())
-    return out.getvalue()
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk; Windows cannot open folders for that."""
-    folder = path.is_dir()
-    if folder and not hasattr(os, "O_DIRECTORY"):
-        return
-    handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _failed(
-    target: Path, error: OSError, remedy: str = "mend it, then `fedmaba resume`"
-) -> FedmabaError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        remedy = remedy.replace("mend it", "free some space")
-    return SaveFailed(f"{target} could not be written: {error.strerror}: {remedy}")

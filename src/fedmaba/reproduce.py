@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedmaba import compact, config, engine, experiment, record, targets
+from fedmaba import compact, config, experiment, files, record, targets
 from fedmaba.datasets import Dataset
 from fedmaba.errors import InputError
 from fedmaba.experiment import Own, Session
+from fedmaba.simulation import engine
 from fedmaba.targets import Job, Key, Target
 
 SECONDS = 120.0  # between checkpoints
@@ -115,7 +116,7 @@ class Batch:
     def finish(self, out: Path, command: Sequence[str]) -> Path:
         """Save the compact history; the checkpoint is no longer needed."""
         target = out / f"{self.work.file}.npz"
-        sizes = [run.federation.validation.size for run in self.session.batch.runs]
+        sizes = [run.federation.validation.size for run, _ in self.session.batch.handed_out]
         compact.write(target, self.session.history.runs, sizes, self._about(command))
         self.folder.discard()
         return target
@@ -154,11 +155,18 @@ def begin(work: Work, out: Path, machine: config.Machine, held: Held | None = No
     if session.batch.ranks.count > 1:
         raise InputError("reproduce is one process: give each GPU its part with --batch I/N")
     record.make_folder(out)
-    folder = record.Folder(out / "checkpoint" / f"{work.file}.{machine.dtype}")
+    name = f"checkpoint/{work.file}.{machine.dtype}"
+    try:
+        place = files.inside(out, f"{name}/.lock").parent
+    except OSError as error:
+        raise files.failed(out / name, error) from error
+    folder = record.Folder(place, remedy="fix it, then repeat the command")
+    files.tidy(out, f"{work.file}.npz")
     seconds = 0.0
     try:
         if record.checkpoints(folder.path):
             arrays, meta, damaged = record.load_checkpoint(folder.path)
+            experiment.alike(session, meta, folder.path, apart="machine")
             session.restore(arrays, meta, folder.path)
             seconds = float(meta.get("seconds", 0))
             session.faults += damaged

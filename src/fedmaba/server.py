@@ -6,12 +6,13 @@ so a server that was killed goes on with the same numbers.
 
 Sites are known by name, in order of joining; those that come together are ordered by name. A site
 that leaves keeps its entry in the strategy's state for its return; a new one gets what
-`Strategy.join` says.
+`Strategy.join` says. Which node may speak for a site is kept here too, and decided in `names`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,13 @@ from fedmaba.door import Arrays, Reply, is_statistic
 from fedmaba.errors import InputError
 from fedmaba.history import History
 from fedmaba.metrics import fairness
-from fedmaba.strategy import IntArray, Replies, State, Strategy, stays, weighed
+from fedmaba.names import Names
+from fedmaba.strategy import IntArray, Replies, State, Strategy, call_weigh, still_kept
 
 Task = dict[str, int | float | str | bool]
+META = ("terms", "sites", "owners", "changes", "counted", "refused")  # of a checkpoint
+OTHER = "choose another state folder"
+REMEDY = "fix it, then run again with the same state; what was saved before is whole"
 
 
 @dataclass(frozen=True)
@@ -66,13 +71,21 @@ class Terms:
 class Server:
     """All that one run's server knows."""
 
-    def __init__(self, terms: Terms, model: Arrays, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        terms: Terms,
+        model: Arrays,
+        folder: Path | None = None,
+        names: Names | None = None,
+    ) -> None:
         self.terms = terms
         self.round = 0  # the next one
+        self.counted = 0  # rounds that moved the model
+        self.refused: list[str] = []  # why replies of the last round did not count
         self.model = {name: np.array(value) for name, value in model.items()}
         self.deployed = {name: value.copy() for name, value in self.model.items()}
         self.sites: list[str] = []
-        self.nodes: dict[int, str] = {}  # which node spoke for a site last
+        self.names = names or Names()
         self.state: State = {}
         self.weights = [n for n, a in self.model.items() if not is_statistic(n, a)]
         if not self.weights:
@@ -80,7 +93,7 @@ class Server:
         self.dtype = np.result_type(np.float32, *(self.model[n].dtype for n in self.weights))
         self.kept = self._flat(self.model)[None][:0]  # (h, P) changes of past rounds
         self.kept_client = self.kept_round = np.zeros(0, np.int64)  # (h,)
-        self.folder = None if folder is None else record.Folder(folder)
+        self.folder = None if folder is None else record.Folder(folder, private=True, remedy=REMEDY)
         if self.folder is not None and record.checkpoints(self.folder.path):
             try:
                 self._restore(self.folder)
@@ -98,10 +111,6 @@ class Server:
         strategy = self.terms.strategy
         self.state = strategy.join(self.state, count) if known else strategy.init(count)
         self.sites += new
-
-    def name(self, node: int, site: str) -> None:
-        """Let a node speak for a site, in place of any other."""
-        self.nodes = {n: s for n, s in self.nodes.items() if s != site} | {node: site}
 
     def draw(self, present: Iterable[str], fraction: float, least: int) -> list[str]:
         """Who takes part: a seeded sample of the known sites that are there, in their order."""
@@ -133,12 +142,8 @@ class Server:
             "server-round": self.round + 1,
             "lr": self.lr,
             "loss-at": needs.loss,
-            "prox": local.prox,
-            "full-batch": local.full_batch,
+            "local": json.dumps(local.to_json()),
         }
-        if local.bend is not None:
-            bend = local.bend
-            task |= {"bend-M": bend.M, "bend-epsilon": bend.epsilon, "bend-slope": bend.slope}
         if site is not None:
             client = self.sites.index(site)
             keys = rng.key(self.terms.seed, "local", self.round, client)
@@ -148,8 +153,6 @@ class Server:
     def take(self, replies: Sequence[Reply], refused: Sequence[str] = ()) -> dict[str, Any]:
         """End the round with the replies that count; what happened, ready for JSON."""
         self.join(r.site for r in replies)
-        for r in replies:
-            self.name(r.node, r.site)
         replies = sorted(replies, key=lambda r: self.sites.index(r.site))
         refused = list(refused)
         weights: Mapping[str, float] = {}
@@ -157,6 +160,8 @@ class Server:
         if replies:
             weights, info, problem = self._step(replies)
             refused += [problem] if problem else []
+            self.counted += not problem
+        self.refused = refused
         report: dict[str, Any] = {
             "round": self.round + 1,
             "strategy": self.terms.strategy.label(),
@@ -174,6 +179,8 @@ class Server:
             "refused": refused,
         }
         report |= figures({r.site: r.accuracy for r in replies})
+        if self.names.changes:
+            report["names"], self.names.changes = self.names.changes, []
         self.round += 1
         self.save([report])
         return report
@@ -186,7 +193,7 @@ class Server:
             np.subtract(self._flat(r.model), base, out=row)
         client = np.array([self.sites.index(r.site) for r in replies], np.int64)
         many, numbers = self._numbers(replies, client, change)
-        decision = weighed(self.terms.strategy, self.state, numbers)
+        decision = call_weigh(self.terms.strategy, self.state, numbers)
         coef = decision.coef
         if not np.isfinite(coef).all():
             return {}, {}, "the strategy gave a weight that is not finite: this round adds nothing"
@@ -222,7 +229,7 @@ class Server:
         """Remember changes for as many rounds as the strategy asks for, each site's last."""
         rounds = self.terms.strategy.needs().keep_rounds
         if rounds:
-            old = stays((self.kept_client, self.kept_round), client, self.round, rounds)
+            old = still_kept((self.kept_client, self.kept_round), client, self.round, rounds)
             self.kept = np.concatenate([self.kept[old], change])
             self.kept_client = np.concatenate([self.kept_client[old], client])
             now = np.full(len(client), self.round, np.int64)
@@ -261,7 +268,10 @@ class Server:
         meta = {
             "terms": self.terms.to_json(),
             "sites": self.sites,
-            "nodes": {str(node): site for node, site in self.nodes.items()},
+            "owners": self.names.owners,
+            "changes": self.names.changes,
+            "counted": self.counted,
+            "refused": self.refused,
         }
         self.folder.save(self.round, arrays, meta, History([]))
 
@@ -281,12 +291,16 @@ class Server:
         """Go back to the newest whole checkpoint of the folder."""
         path = folder.path
         arrays, meta, _ = record.load_checkpoint(path)
-        mine = self.terms.to_json()
-        for key, value in meta.get("terms", {}).items():
-            if mine[key] != value:
+        mine, kept = self.terms.to_json(), ("kept", "kept_client", "kept_round")
+        lacks = [key for key in META if meta.get(key) is None] + [
+            k for k in kept if k not in arrays
+        ]
+        if lacks:
+            raise InputError(f"{path} is no state of this version, it lacks {lacks[0]!r}: {OTHER}")
+        for key, value in meta["terms"].items():
+            if key in mine and mine[key] != value:
                 raise InputError(
-                    f"{path} was begun with {key}={value}, but this run has {mine[key]}: "
-                    "choose another state folder"
+                    f"{path} was begun with {key}={value}, but this run has {mine[key]}: {OTHER}"
                 )
         saved = {
             kind: {n[len(kind) :]: a.copy() for n, a in arrays.items() if n.startswith(kind)}
@@ -296,14 +310,12 @@ class Server:
             for name, like in self.model.items():
                 found = saved[kind].get(name)
                 if found is None or (found.shape, found.dtype) != (like.shape, like.dtype):
-                    raise InputError(f"{path} holds another model: choose another state folder")
+                    raise InputError(f"{path} holds another model: {OTHER}")
         self.model, self.deployed, self.state = saved.values()
-        self.kept = arrays["kept"].copy()
-        self.kept_client, self.kept_round = (
-            arrays[k].copy() for k in ("kept_client", "kept_round")
-        )
+        self.kept, self.kept_client, self.kept_round = (arrays[key].copy() for key in kept)
         self.round, self.sites = meta["round"], list(meta["sites"])
-        self.nodes = {int(node): site for node, site in meta["nodes"].items()}
+        self.names.restore(meta["owners"], meta["changes"])
+        self.counted, self.refused = meta["counted"], meta["refused"]
         folder.lines = meta["lines"]
 
 

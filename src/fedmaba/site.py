@@ -1,13 +1,17 @@
 """The local work of one site of a real federation: the simulator's own, for a single row.
 
 Knows a model, one site's data and the task the server sent; no network. Training uses the same
-rows, minibatch order and random streams as the simulator, so both give the same numbers.
+rows, minibatch order and random streams as the simulator, so both give the same numbers. A label
+means the same class at every site: it is known by its name, the word of a CSV file or the number
+of an array, and numbered as the federation's list of classes says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,11 +21,13 @@ from torch import Tensor
 
 from fedmaba import models
 from fedmaba.datasets import Dataset
+from fedmaba.door import line, names
 from fedmaba.errors import InputError
-from fedmaba.local import Job, MetricFn, Pool, evaluate, train
 from fedmaba.rows import LossFn, compile
-from fedmaba.tape import Tape
-from fedmaba.workers import Workers
+from fedmaba.rows.cuda_graphs import GraphCache
+from fedmaba.rows.workers import Workers
+from fedmaba.simulation.local_training import Job, MetricFn, Optimiser, Pool, evaluate, train
+from fedmaba.strategy import Local
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -32,10 +38,42 @@ class Site:
 
     model: models.Factory | str
     data: Dataset
-    classes: int | None = None  #    of the whole federation; None: as many as the data name
+    classes: int | Sequence[str] | None = None  # of the whole federation; None: 0 to C-1 as here
     loss: LossFn | None = None
     metric: MetricFn | None = None
     device: str = "cpu"
+
+    @cached_property
+    def agreed(self) -> tuple[str, ...]:
+        """The names of all classes of the federation, in one order for all sites."""
+        given, own = self.classes, self.data.classes
+        if given is None:
+            if own != tuple(map(str, range(len(own)))):
+                raise InputError(
+                    f"this site's labels are {names(own)}, and nothing says how the others number "
+                    "them: give client_app(classes=[...]), the same list at all sites"
+                )
+            return own
+        if isinstance(given, int):
+            return tuple(map(str, range(given)))
+        if isinstance(given, str) or len(set(given)) < len(given) or not given:
+            raise InputError(f"classes={line(given)!r}: give a list of names, each once")
+        return tuple(map(str, given))
+
+    def labels(self) -> NDArray[np.int64]:
+        """(n,) this site's labels by the federation's numbers."""
+        y, own, agreed = self.data.y, self.data.classes, self.agreed
+        used = np.unique(y)
+        wrong = [str(k) for k in used if not 0 <= k < len(own)]
+        place = {name: i for i, name in enumerate(agreed)}
+        wrong = wrong or [own[k] for k in used if own[k] not in place]
+        if wrong:
+            raise InputError(
+                f"label {names(wrong)} of this site is not among the federation's classes, "
+                f"{names(agreed, 12)}: correct the file, or the list at all sites"
+            )
+        number = np.array([place.get(name, -1) for name in own], np.int64)
+        return number[y]
 
     def train(self, weights: Arrays, task: Mapping[str, Any]) -> tuple[Arrays, dict[str, float]]:
         """The trained model, and what the server is told: examples, loss, accuracy."""
@@ -56,8 +94,8 @@ class Site:
         where = task.get("loss-at", "start")
         if where == "start":
             numbers["loss"] = self._mean_loss(rows, flat, pool)
-        tape = Tape(flat.device, recordable=False)
-        trained, told = train(rows, pool, flat, self._job(task, minibatch), tape)
+        graphs = GraphCache(flat.device, recordable=False)
+        trained, told = train(rows, pool, flat, self._job(task, minibatch), graphs)
         if where == "mean":
             numbers["loss"] = float(told[0, 0])
         if where == "end":
@@ -69,14 +107,14 @@ class Site:
         """The model as one row with these weights, and the data as a pool."""
         make = models.factory(self.model) if isinstance(self.model, str) else self.model
         data, device = self.data, torch.device(self.device)
-        classes = len(data.classes) if self.classes is None else self.classes
-        net = models.build(make, data.x.shape[1:], classes, 0)
+        labels = self.labels()
+        net = models.build(make, data.x.shape[1:], len(self.agreed), 0)
         try:
             net.load_state_dict({n: torch.from_numpy(np.array(w)) for n, w in weights.items()})
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"the server's model is not this site's: {reason}") from error
-        x, y = torch.from_numpy(data.x).to(device), torch.from_numpy(data.y).to(device)
+        x, y = torch.from_numpy(data.x).to(device), torch.from_numpy(labels).to(device)
         net = net.to(device)
         rows = compile(net, x[: max(2, min(minibatch, len(x)))], self.loss)
         pool = Pool(rows.prepare(x), y, torch.arange(data.n_train, device=device))
@@ -86,30 +124,25 @@ class Site:
         """What the server asked for, as the simulator would do it."""
         n = self.data.n_train
 
-        def row(*keys: str) -> NDArray[np.float64]:
-            return np.array([[float(task[key])] for key in keys])
-
-        full = bool(task.get("full-batch", False))
+        local = Local.from_json(json.loads(str(task.get("local", "{}"))))
         epochs = int(task.get("epochs", 1)) * -(-n // minibatch)
+        chosen = {f.name: f.name.replace("_", "-") for f in fields(Optimiser)}
         return Job(
             run=np.array([0]),
             first=np.array([0]),
             size=np.array([n]),
             key=np.array([int(task.get("stream", 0))]),
-            steps=np.array([1 if full else int(task.get("steps", 0)) or epochs]),
+            steps=np.array([1 if local.full_batch else int(task.get("steps", 0)) or epochs]),
             minibatch=minibatch,
             lr=float(task["lr"]),
-            momentum=float(task.get("momentum", 0.0)),
-            weight_decay=float(task.get("weight-decay", 0.0)),
-            prox=row("prox")[0] if float(task.get("prox", 0.0)) > 0 else None,
-            bend=row("bend-M", "bend-epsilon", "bend-slope") if "bend-M" in task else None,
-            full_batch=full,
+            optimiser=Optimiser(**{f: float(task[k]) for f, k in chosen.items() if k in task}),
+            local=(local,),
         )
 
     def _scores(self, rows: Any, flat: Tensor, pool: Pool, a: int, b: int) -> tuple[float, float]:
         """Mean loss and score over rows a..b of the pool."""
         index = torch.arange(a, b, device=flat.device)
-        losses, scores = evaluate(rows, flat, index, pool, Workers(1), self.metric)
+        losses, scores = evaluate(rows, flat, index, pool.x, pool.y, Workers(1), self.metric)
         return float(losses.double().mean()), float(scores.double().mean())
 
     def _mean_loss(self, rows: Any, flat: Tensor, pool: Pool) -> float:

@@ -80,21 +80,58 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Local:
-    """What a client does beyond plain SGD on its own loss."""
-
-    prox: float = 0.0  #                         mu of mu/2 |w - w_server|^2
-    bend: Bend | None = None  #                  -log(M - loss) in place of the loss
-    full_batch: bool = False  #                  one step on the gradient of the whole local set
-
-
-@dataclass(frozen=True)
-class Bend:
+class PropFairLoss:
     """PropFair's local loss: gradient factor 1/(M - loss) while M - loss >= epsilon, else slope."""
 
     M: float
     epsilon: float
     slope: float
+
+
+@dataclass(frozen=True)
+class Keep:
+    """How a vector that a client keeps changes by its training: a combination of three.
+
+    Before a client's first round it is 0. It never leaves the client.
+    """
+
+    start: float = 0.0  #                        of the server's model, which training starts from
+    end: float = 0.0  #                          of the client's model after training
+    before: float = 1.0  #                       of the vector itself
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a client does beyond plain SGD on its own loss, as data."""
+
+    prox: float = 0.0  #                         mu of mu/2 |w - w_server|^2
+    loss: PropFairLoss | None = None  #          -log(M - loss) in place of the loss
+    full_batch: bool = False  #                  one step on the gradient of the whole local set
+    keep: Mapping[str, Keep] = field(default_factory=dict)  # vectors that each client keeps
+    add: Mapping[str, float] = field(default_factory=dict)  # factor * kept vector joins gradients
+
+    def __post_init__(self) -> None:
+        for name in self.add:
+            if name not in self.keep:
+                raise InputError(
+                    f"Local(add={name!r}): no vector of that name is kept: add it to keep"
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """As it travels to a site."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Local:
+        """What `to_json` gave."""
+        loss = told.get("loss")
+        return cls(
+            **{
+                **told,
+                "loss": None if loss is None else PropFairLoss(**loss),
+                "keep": {name: Keep(**rule) for name, rule in told.get("keep", {}).items()},
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -175,7 +212,7 @@ def build(kind: type[Strategy], values: Mapping[str, object]) -> Strategy:
     return kind(**values)
 
 
-def stays(
+def still_kept(
     kept: tuple[IntArray, IntArray],  # clients, and the round of each one's change
     client: IntArray,
     round: int,
@@ -189,7 +226,7 @@ def stays(
     return (when > round - rounds) & ~np.isin(who, client)
 
 
-def weighed(strategy: Strategy, state: State, replies: Replies) -> Decision:
+def call_weigh(strategy: Strategy, state: State, replies: Replies) -> Decision:
     """What a strategy decides, refused unless it has a coefficient for each change it saw."""
     decision = strategy.weigh(state, replies)
     try:
@@ -204,7 +241,7 @@ def weighed(strategy: Strategy, state: State, replies: Replies) -> Decision:
         )
     if coef.dtype.kind not in "biuf":
         raise InputError(f"{strategy.name}: weigh() gave coefficients of {coef.dtype}: give floats")
-    sound(strategy, decision.state, decision.info)
+    check_state(strategy, decision.state, decision.info)
     decision = Decision(np.asarray(coef, np.float64), decision.state, decision.info)
     _sum_as_told(strategy, replies.round, decision.coef)
     return decision
@@ -226,7 +263,7 @@ def _sum_as_told(strategy: Strategy, round: int, coef: FloatArray) -> None:
         )
 
 
-def sound(strategy: Strategy, state: State, info: Mapping[str, float] | None = None) -> State:
+def check_state(strategy: Strategy, state: State, info: Mapping[str, float] | None = None) -> State:
     """A state that a checkpoint can hold, beside info that can be recorded; else refused."""
     info = {} if info is None else info
     for what, found in (("state", state), ("info", info)):

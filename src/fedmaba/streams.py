@@ -48,20 +48,33 @@ class Outlet(io.TextIOWrapper):
             os.dup2(nowhere, handle)
             os.close(nowhere)
             if handle == 1 and error.errno != errno.EPIPE:
-                why = f"{error.strerror}: mend it, or send it elsewhere"
+                why = f"{error.strerror}: fix it, or send it elsewhere"
                 raise SaveFailed(f"standard output could not be written: {why}") from error
 
 
 def settle() -> None:
-    """Make both streams take every character, and a pipe or file outlive its reader."""
-    for name in ("stdout", "stderr"):
+    """Make both streams take every character, and outlive their reader, or that there is none."""
+    for handle, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
-        if not isinstance(stream, io.TextIOWrapper):
+        if stream is None:  # closed: the next file to be opened would stand in its place
+            stream = _reopened(handle)
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+        if name == "stdin" or not isinstance(stream, io.TextIOWrapper):
             continue
         stream.reconfigure(errors="fedmaba")
-        if stream is getattr(sys, f"__{name}__") and not stream.isatty():
+        if stream is getattr(sys, f"__{name}__"):
             how = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
             setattr(sys, name, Outlet(stream.buffer, stream.encoding, "fedmaba", **how))
+
+
+def _reopened(handle: int) -> io.TextIOWrapper:
+    """A standard stream that was closed: nothing to read, and writing to it is an error."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    if nothing != handle:
+        os.dup2(nothing, handle)
+        os.close(nothing)
+    return open(handle, "r" if handle == 0 else "w", encoding="utf-8", closefd=False)
 
 
 def spelled(text: str) -> str:

@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from tools.faults.common import Say, Tally, progress
 
-from fedmaba import engine, local, move, strategies
+from fedmaba import strategies
 from fedmaba.federation import Federation
+from fedmaba.simulation import engine, pipeline, server_step
+from fedmaba.simulation import round as round_
 
 SPECS = ["fedavg", "fedmaba", "fedmaba:loss_at=mean", "qffl", "fedfv", "fedmgda"]
 Batch = engine.Batch
@@ -48,47 +50,58 @@ def play(fed: Federation, rounds: int, chunk: int | None) -> tuple[Batch, list[t
 @contextmanager
 def client(run: int, t: int, value: float) -> Iterator[list[int]]:
     """The first weight of one client's model becomes `value` by its training in round t."""
-    real, hit, round_ = local._straight, [], [-1]
-    real_round = engine.play
+    real, hit = round_.train_rows, []
 
-    def counted(batch: Any, now: int, ahead: Any) -> Any:
-        round_[0] = now
-        return real_round(batch, now, ahead)
-
-    def steps(chunk: Any, job: Any, *more: Any) -> Any:
-        losses = real(chunk, job, *more)
+    def trained(rows: Any, pool: Any, models: Any, job: Any, *more: Any) -> Any:
+        w, told = real(rows, pool, models, job, *more)
         mine = np.flatnonzero(job.run == run)
-        if round_[0] == t and len(mine) and not hit:
-            chunk.w[mine[-1], 0] = value
+        if now[0] == t and len(mine) and not hit:
+            w[mine[-1], 0] = value
+            told[1, mine[-1]] = w[mine[-1]].sum()
             hit.append(int(job.first[mine[-1]]))
-        return losses
+        return w, told
 
-    local._straight, engine.play = steps, counted
-    try:
-        yield hit
-    finally:
-        local._straight, engine.play = real, real_round
+    with _round_number() as now:
+        round_.train_rows = trained
+        try:
+            yield hit
+        finally:
+            round_.train_rows = real
 
 
 @contextmanager
 def server(run: int, t: int, value: float) -> Iterator[list[int]]:
     """The server's step of one run becomes `value` in round t."""
-    real, round_, real_round = move.step, [-1], engine.play
+    real = server_step.server_step
 
-    def counted(batch: Any, now: int, ahead: Any) -> Any:
-        round_[0] = now
-        return real_round(batch, now, ahead)
-
-    def step(batch: Any, delta: Any, share: Any) -> Any:
-        if round_[0] == t:
+    def step(spec: Any, model: Any, *rest: Any) -> Any:
+        *held, delta, moves, share = rest
+        if now[0] == t:
             delta[run, -1] = value
-        return real(batch, delta, share)
+        return real(spec, model, *held, delta, moves, share)
 
-    move.step, engine.play = step, counted  # type: ignore[assignment]
+    with _round_number() as now:
+        server_step.server_step = step  # type: ignore[assignment]
+        try:
+            yield []
+        finally:
+            server_step.server_step = real
+
+
+@contextmanager
+def _round_number() -> Iterator[list[int]]:
+    """The round that is being played."""
+    real, now = pipeline.play, [-1]
+
+    def counted(batch: Any, t: int, early: Any) -> Any:
+        now[0] = t
+        return real(batch, t, early)
+
+    pipeline.play = counted
     try:
-        yield []
+        yield now
     finally:
-        move.step, engine.play = real, real_round
+        pipeline.play = real
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import tempfile
@@ -12,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from fedmaba.errors import SaveFailed
 from fedmaba.federation import Federation
+from fedmaba.flower_app import private
 from fedmaba.flower_app.net import LINK, Net, NetError, read_rounds
 from fedmaba.flower_app.new import new
 from fedmaba.strategies import parse
@@ -27,7 +30,18 @@ def demo(
 ) -> None:
     """Run a strategy over sites that each hold a shard of the embedded sample."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the blocks
+    os.umask(private.UMASK)
     parse(strategy)  # before anything is started
+    try:
+        _demo(say, strategy, sites, rounds, partition)
+    except OSError as error:
+        where = error.filename or tempfile.gettempdir()
+        raise SaveFailed(f"{where}: {error.strerror or error}: fix that, or set TMPDIR") from error
+
+
+def _demo(
+    say: Callable[[str], None], strategy: str, sites: int, rounds: int, partition: str
+) -> None:
     with tempfile.TemporaryDirectory(prefix="fedmaba-flower-") as folder:
         base = Path(folder)
         network = Net(base)  # refused where its programs are not
@@ -39,6 +53,7 @@ def demo(
             write_site(base / f"{name}.npz", fed, c)
         with network as net:
             say(f"SuperLink on 127.0.0.1:{net.port}: TLS, node authentication")
+            say(door(net))
             for name in names:
                 net.register(name)
                 net.supernode(name, data=str(base / f"{name}.npz"))
@@ -48,6 +63,16 @@ def demo(
             say(f"run {run}: {strategy}, {rounds} rounds; a client process per site and round")
             watch(net, run, base / "state", say)
     say("all processes stopped")
+
+
+def door(net: Net) -> str:
+    """How the SuperNodes reach the SuperLink."""
+    if net.nginx is None:
+        return (
+            "nginx is not installed: the SuperNodes connect directly, on loopback; a real "
+            "deployment must put `fedmaba flower proxy` between them and the SuperLink"
+        )
+    return f"nginx on 127.0.0.1:{net.door}: passes on what SuperNodes ask for, and no control"
 
 
 def write_site(path: Path, fed: Federation, client: int) -> None:

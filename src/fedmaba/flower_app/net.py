@@ -1,7 +1,8 @@
-"""A federation of real Flower processes on one machine: keys, SuperLink, SuperNodes, runs.
+"""A federation of real Flower processes on one machine: keys, SuperLink, proxy, SuperNodes, runs.
 
 Each step is a command of docs/deploy.md. Everything listens on loopback only, needs no internet,
-lives in one folder and is stopped when the `with` block ends, however it ends.
+lives in one folder that only this account may read, and is stopped when the `with` block ends,
+however it ends.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from fedmaba.errors import FedmabaError, InputError
+from fedmaba.flower_app import private, proxy
 
 LINK = "fair"  # what this SuperLink is called in Flower's own configuration
+PROXY = "proxy"
 OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
@@ -32,13 +35,13 @@ class NetError(FedmabaError):
 
 
 class Net:
-    """A SuperLink with TLS and node authentication, and SuperNodes by site name."""
+    """A SuperLink with TLS and node authentication, its proxy, and SuperNodes by site name."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self.keys, self.logs = self.folder / "keys", self.folder / "logs"
-        for path in (self.keys, self.logs, self.folder / "home"):
-            path.mkdir(parents=True, exist_ok=True)
+        for path in (self.folder, self.keys, self.logs, self.folder / "home"):
+            private.make_folder(path)
         here = Path(sys.executable).parent  # Flower's programs of this environment come first
         self.env = {
             **os.environ,
@@ -51,16 +54,20 @@ class Net:
             ("flower-superlink", "in a clone of fedmaba, pip install '.[flower]'"),
             ("openssl", "install OpenSSL"),
             ("ssh-keygen", "install OpenSSH"),
+            ("ps", "install procps"),
         ):
             if shutil.which(name, path=self.env["PATH"]) is None:
                 raise InputError(f"{name} is not on the PATH: {remedy}")
-        self.port = free_port()
+        self.nginx = proxy.find_nginx(self.env["PATH"])
+        self.port, other = free_ports(2)  # of the SuperLink: for this machine's operator
+        self.door = other if self.nginx else self.port  # for SuperNodes
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Net:
         try:
             self._certificates()
             self._superlink()
+            self._proxy()
         except BaseException:
             self.close()
             raise
@@ -97,10 +104,10 @@ class Net:
         self._start(
             site,
             "flower-supernode",
-            *("--superlink", f"127.0.0.1:{self.port}"),
+            *("--superlink", f"127.0.0.1:{self.door}"),
             *("--root-certificates", self.keys / "ca.pem"),
             *("--auth-supernode-private-key", self.key(site)),
-            *("--port", free_port()),
+            *("--port", *free_ports(1)),
             *("--node-config", " ".join(f"{k}={json.dumps(v)}" for k, v in words.items())),
         )
 
@@ -108,12 +115,12 @@ class Net:
         """Start a run of an app; its id."""
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
         out = self.flwr("run", app, LINK, "--format", "json", "--run-config", config)
-        return str(json.loads(out)["run-id"])
+        return str(_field(out, "run-id"))
 
     def status(self, run: str) -> str:
         """pending, starting, running, finished:completed, finished:failed, ..."""
-        found = json.loads(self.flwr("list", LINK, "--run-id", run, "--format", "json"))
-        return str(found["runs"][0]["status"])
+        out = self.flwr("list", LINK, "--run-id", run, "--format", "json")
+        return str(_field(out, "runs", 0, "status"))
 
     def flwr(self, *words: object) -> str:
         """Flower's own command line."""
@@ -153,7 +160,7 @@ class Net:
         new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:secp384r1", "-nodes")
         ca, ca_key, csr = (self.keys / name for name in ("ca.pem", "ca.key", "server.csr"))
         names = self.keys / "names.txt"
-        names.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+        private.write_new(names, "subjectAltName=DNS:localhost,IP:127.0.0.1\n")
         self._do(
             *("openssl", "req", "-x509", *new, "-days", "365", "-subj", "/CN=federation CA"),
             *("-keyout", ca_key, "-out", ca),
@@ -170,10 +177,11 @@ class Net:
 
     def _superlink(self) -> None:
         """Start the SuperLink, tell Flower's command line where it is, wait until it listens."""
-        (self.folder / "home" / "config.toml").write_text(
+        private.write_new(
+            self.folder / "home" / "config.toml",
             f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\n'
             f'address = "127.0.0.1:{self.port}"\n'
-            f"root-certificates = {json.dumps(str(self.keys / 'ca.pem'))}\n"
+            f"root-certificates = {json.dumps(str(self.keys / 'ca.pem'))}\n",
         )
         self._start(
             LINK,
@@ -185,17 +193,30 @@ class Net:
             "--enable-supernode-auth",
             "--disable-runtime-dependency-installation",
         )
+        self._listening(LINK, self.port, "the SuperLink")
+
+    def _proxy(self) -> None:
+        """Start the door for SuperNodes, where nginx is installed."""
+        if self.nginx is None:
+            return
+        folder = self.folder / PROXY
+        proxy.write(folder, f"127.0.0.1:{self.door}", self.port, self.keys)
+        self._start(PROXY, *proxy.command(self.nginx, folder))
+        self._listening(PROXY, self.door, "nginx")
+
+    def _listening(self, name: str, port: int, what: str) -> None:
+        """Wait until a process of ours listens."""
         end = time.monotonic() + 60
         while True:
             with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
                     return
-            if self.processes[LINK].poll() is not None or time.monotonic() > end:
-                raise NetError(f"the SuperLink did not start: {self.last_words(LINK)}")
+            if self.processes[name].poll() is not None or time.monotonic() > end:
+                raise NetError(f"{what} did not start: {self.last_words(name)}")
             time.sleep(0.2)
 
     def _start(self, name: str, *words: object) -> None:
-        with open(self.logs / f"{name}.log", "ab") as log:
+        with open(self.logs / f"{name}.log", "ab", opener=private.opener) as log:
             self.processes[name] = subprocess.Popen(
                 [str(word) for word in words],
                 cwd=self.folder,
@@ -204,14 +225,25 @@ class Net:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C reaches us alone; we stop the others in order
+                umask=private.UMASK,
             )
 
     def _do(self, *words: object) -> str:
         """A command that ends by itself; its output."""
         command = [str(word) for word in words]
-        done = subprocess.run(
-            command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=120
-        )
+        try:
+            done = subprocess.run(
+                command,
+                cwd=self.folder,
+                env=self.env,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=120,
+                umask=private.UMASK,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise NetError(f"{' '.join(command[:3])} did not end within 120 seconds") from error
         if done.returncode:
             said = " ".join((done.stderr or done.stdout).split())[-300:]
             raise NetError(f"{' '.join(command[:3])} failed: {said}")
@@ -245,11 +277,27 @@ def _signal(pids: Iterable[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def free_port() -> int:
-    """A port nobody listens on, on loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on, on loopback."""
+    with contextlib.ExitStack() as probes:
+        ports = []
+        for _ in range(count):
+            probe = probes.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            ports.append(int(probe.getsockname()[1]))
+        return ports
+
+
+def _field(text: str, *keys: str | int) -> object:
+    """What Flower's command line tells under these keys of its JSON."""
+    try:
+        found = json.loads(text)
+        for key in keys:
+            found = found[key]
+    except (ValueError, LookupError, TypeError) as error:
+        said = " ".join(text.split())[-300:]
+        raise NetError(f"Flower's answer has no {keys[0]!r}: {said}") from error
+    return found
 
 
 def read_rounds(state: Path, seen: int) -> Iterable[dict[str, Any]]:

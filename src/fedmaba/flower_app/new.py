@@ -31,6 +31,8 @@ def new(folder: Path) -> list[Path]:
             for path in (folder / PACKAGE, *([] if there else [folder])):
                 with suppress(OSError):
                     path.rmdir()
-            raise SaveFailed(f"{target} could not be written: {error.strerror}: mend it") from error
+            raise SaveFailed(
+                f"{target} could not be written: {error.strerror}: fix that"
+            ) from error
         written.append(target)
     return written

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba import config, record
+from fedmaba import config, files, record
 from fedmaba.errors import InputError
 from fedmaba.history import At, FloatArray, History, IntArray, Model, Row, RunHistory
 from fedmaba.report.table import caption, cells, columns
@@ -77,27 +77,34 @@ def load(path: Path) -> Source:
     """A run folder, finished or not; an unfinished one as far as its files go."""
     if not path.is_dir():
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
-    finished = (path / "runs.json").exists()
-    lines = [] if finished else record.read_lines(path)
+    finished = files.there(path / "runs.json")
+    lines: list[dict[str, Any]] = []
     if finished or record.checkpoints(path):
-        history = record.load_history(path)
-    elif (path / "experiment.toml").exists():
-        known = {(str(at["strategy"]), int(at["seed"])) for at in lines}
-        ordered = sorted(known, key=lambda k: [(a["strategy"], a["seed"]) for a in lines].index(k))
+        history, saved = record.load_part(path)
+        lines = [] if finished else record.read_lines(path, saved)
+    elif files.there(path / "experiment.toml"):
+        lines = record.read_lines(path)
+        ordered = dict.fromkeys((str(at["strategy"]), int(at["seed"])) for at in lines)
         nobody = np.zeros(0, np.int64)
         history = History([RunHistory(label, seed, "", nobody) for label, seed in ordered])
     else:
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
     text, rounds, lies = "", None, False
-    if (path / "experiment.toml").exists():
-        text = (path / "experiment.toml").read_text(encoding="utf-8", errors="replace")
+    if files.there(path / "experiment.toml"):
+        text = _text(path / "experiment.toml")
         try:
-            asked = config.build(config.load(path / "experiment.toml"))
+            asked = config.build(config.load(path / "experiment.toml", links=False))
             rounds, history.share = asked.train.rounds, asked.eval.share
             lies = bool(asked.attack.does)
         except InputError:  # written by another version: show it, do not judge it
             rounds = None
     about, labels = record.load_about(path), record.load_labels(path)
+    for run in history.runs:
+        if run.n_clients and run.seed in labels and len(labels[run.seed]) != run.n_clients:
+            raise InputError(
+                f"{path / 'partition.npz'} is of {len(labels[run.seed])} clients, seed {run.seed} "
+                f"of {run.n_clients}: {record.RESTORE}"
+            )
     if lies and not isinstance(about.get("hostile"), dict):
         raise InputError(
             f"{path / 'about.json'}, which says who is hostile, is not there or not whole: restore "
@@ -105,6 +112,14 @@ def load(path: Path) -> Source:
         )
     held = not finished and record.held(path)
     return Source(path.name, history, about, text, labels, lines, rounds, finished, held)
+
+
+def _text(file: Path) -> str:
+    """What an experiment file says, also where it is no TOML."""
+    try:
+        return files.read(file, files.TOML_BYTES).decode(errors="replace")
+    except (OSError, ValueError) as error:
+        raise record.damaged(file, error) from error
 
 
 def of(history: History, name: str = "history") -> Source:

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
-from fedmaba import compact
+from fedmaba import compact, own
 from fedmaba.compact import Batch
 from fedmaba.errors import FedmabaError, NoRoom
 from fedmaba.report import document, reproduction
@@ -37,9 +37,10 @@ def every(targets: Sequence[Target], source: Path, out: Path) -> Iterator[Shown 
     try:
         for i in range(many):
             here, there = context.Pipe(duplex=False)
-            own = (there, targets[i::many], source, out)
-            workers.append(context.Process(target=_work, args=own, daemon=True))
-            workers[-1].start()
+            given = (there, targets[i::many], source, out)
+            workers.append(context.Process(target=_work, args=given, daemon=True))
+            with own.elsewhere():
+                workers[-1].start()
             there.close()  # so that a worker that ends leaves nobody waiting
             ends.append(here)
         for k in range(len(targets)):

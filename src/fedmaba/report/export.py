@@ -35,7 +35,9 @@ def to_csv(folder: Path, out: Path) -> list[Path]:
     written = []
     for name, rows in tables.items():
         target = out / f"{name}.csv"
-        record.write_file(target, text(rows).encode(), remedy="mend it, or choose another -o")
+        below = folder if out.is_relative_to(folder) else None
+        remedy = "fix it, or choose another -o"
+        record.write_file(target, text(rows).encode(), remedy=remedy, below=below)
         written.append(target)
     return written
 

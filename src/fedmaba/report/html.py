@@ -31,7 +31,7 @@ def write(folders: Sequence[Path], out: Path, share: float | None = None) -> Non
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"{out}: a report is a page: end it in .html")
     text = page(data.load_all(folders), share)
-    record.write_file(out, text.encode(), remedy="mend it, or choose another -o")
+    record.write_file(out, text.encode(), remedy="fix it, or choose another -o")
 
 
 def page(

@@ -5,6 +5,7 @@ The writer is TensorBoard's own, which needs neither torch nor TensorFlow.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba import record
+from fedmaba import files, record
 from fedmaba.errors import InputError
 from fedmaba.metrics import fairness
 
 if TYPE_CHECKING:
-    from fedmaba.engine import Snapshot
     from fedmaba.experiment import Session
+    from fedmaba.simulation.engine import Snapshot
 
 FIGURES = ("variance", "accuracy", "worst", "best", "gini", "jain")
 
@@ -43,7 +44,8 @@ def events(session: Session, out: Path) -> Iterator[Callable[[Snapshot], None]]:
 
     runs = session.history.runs
     names = [record.run_id(r, run.label, run.seed) for r, run in enumerate(runs)]
-    writers = [EventFileWriter(str(out / "tensorboard" / name)) for name in names]
+    places = [_place(out, f"tensorboard/{name}") for name in names]
+    writers = [EventFileWriter(str(place)) for place in places]
     share = session.experiment.eval.share
 
     def take(snapshot: Snapshot) -> None:
@@ -67,6 +69,19 @@ def events(session: Session, out: Path) -> Iterator[Callable[[Snapshot], None]]:
     finally:
         for writer in writers:
             writer.close()
+
+
+def _place(out: Path, name: str) -> Path:
+    """A folder for events, refused where it or something in it is a link."""
+    place = out / name
+    try:
+        files.inside(out, f"{name}/events")
+        for found in os.scandir(place) if files.there(place) else ():
+            if found.is_symlink():
+                raise files.Odd(Path(found), f"{found.name} is a link where events should be")
+    except OSError as error:
+        raise files.failed(place, error) from error
+    return place
 
 
 def _event(step: int, values: dict[str, float], spread: NDArray[Any] | None) -> Any:

@@ -40,11 +40,11 @@ from fedmaba.metrics import variance
 from fedmaba.report.table import caption, cells, columns
 
 if TYPE_CHECKING:
-    import fedmaba.batch
-    from fedmaba.engine import Snapshot
+    import fedmaba.simulation.batch
     from fedmaba.experiment import Session
     from fedmaba.report.document import Grid
     from fedmaba.reproduce import Batch, Work
+    from fedmaba.simulation.engine import Snapshot
     from fedmaba.targets import Target
 
 STYLE = ("bold", "cyan", "")  # best, second, the others
@@ -163,9 +163,9 @@ class Pace:
     From the second one on the first does not count: on a GPU kernels are compiled in it.
     """
 
-    def __init__(self, batch: fedmaba.batch.Batch) -> None:
+    def __init__(self, batch: fedmaba.simulation.batch.Batch) -> None:
         self.done, self.rounds = batch.progress.round, batch.plan.rounds
-        n = [batch.runs[r].federation.n_clients for r in batch.same]
+        n = [run.federation.n_clients for run in batch.runs]
         self.clients = sum(min(batch.plan.participants or c, c) for c in n)  # a round
         self.times = [(time.monotonic(), self.done)]  # of the start, the first round, the last
 

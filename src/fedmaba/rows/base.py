@@ -77,7 +77,7 @@ class Layout:
         return out
 
 
-class Bent(NamedTuple):
+class PropFairRows(NamedTuple):
     """PropFair's loss per row; M is inf in rows that keep theirs."""
 
     M: Tensor  # (R,)
@@ -85,11 +85,11 @@ class Bent(NamedTuple):
     slope: Tensor  # (R,)
 
     def factor(self, loss: Tensor) -> Tensor:
-        """d bent / d loss of each row."""
+        """The derivative of PropFair's loss by the loss itself, of each row."""
         room = self.M - loss
         inside = 1.0 / torch.where(room >= self.epsilon, room, 1.0)
-        bent = torch.where(room >= self.epsilon, inside, self.slope)
-        return torch.where(self.M.isinf(), 1.0, bent)
+        factor = torch.where(room >= self.epsilon, inside, self.slope)
+        return torch.where(self.M.isinf(), 1.0, factor)
 
 
 class Step(NamedTuple):
@@ -99,7 +99,7 @@ class Step(NamedTuple):
     y: Tensor  # (R, B)
     weight: Tensor  # (R, B)   of each example in its row's loss; 0 for padding
     scale: Tensor  # ()        a tensor, so that a recorded step can be replayed with another
-    bent: Bent | None
+    propfair: PropFairRows | None
     keys: Tensor  # (R,)       random streams of this step
 
 
@@ -146,7 +146,7 @@ class Rows(ABC):
     def accumulate(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         """Add scale * gradient at the weights `read` (R, P) to `sink`, which may be the same.
 
-        Returns the loss of each row (R,), before it was bent.
+        Returns the plain loss of each row (R,).
         """
 
     def group(self, models: Tensor, rows: int, minibatch: int) -> int:
@@ -201,7 +201,7 @@ class Rows(ABC):
 
     def loss_and_gradient(self, out: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Loss of each row (R,) and scale * its gradient in the outputs (R, B, C)."""
-        _, y, weight, scale, bent, _ = step
+        _, y, weight, scale, propfair, _ = step
         if self.loss_fn is None:
             log_p = torch.log_softmax(out, -1)
             loss = -(log_p.gather(2, y[..., None])[..., 0] * weight).sum(1)
@@ -214,8 +214,8 @@ class Rows(ABC):
                 total = (self.losses(leaf, y) * weight).sum(1)
                 (g,) = torch.autograd.grad(total.sum(), leaf)
             loss, g = total.detach(), g * scale
-        if bent is not None:
-            g = g * bent.factor(loss)[:, None, None]
+        if propfair is not None:
+            g = g * propfair.factor(loss)[:, None, None]
         return loss, g
 
 

@@ -300,7 +300,7 @@ def _cross_entropy(
     wrow,
     yrow,
     scale,
-    bent,
+    propfair,
     loss,
     R,
     B,
@@ -326,12 +326,12 @@ def _cross_entropy(
     value = tl.sum((tl.log(total) - picked) * share)
     factor = tl.load(scale)
     if BENT:
-        room = tl.load(bent + r) - value
-        limit = tl.load(bent + R + r)
+        room = tl.load(propfair + r) - value
+        limit = tl.load(propfair + R + r)
         inside = tl.where(
-            room >= limit, 1.0 / tl.where(room >= limit, room, 1.0), tl.load(bent + 2 * R + r)
+            room >= limit, 1.0 / tl.where(room >= limit, room, 1.0), tl.load(propfair + 2 * R + r)
         )
-        factor *= tl.where(tl.load(bent + r) == float("inf"), 1.0, inside)
+        factor *= tl.where(tl.load(propfair + r) == float("inf"), 1.0, inside)
     g = (e / total[:, None] - tl.where(hit, 1.0, 0.0)) * (share * factor)[:, None]
     tl.store(z + at, g, mask=ok)
     tl.store(loss + r, value)
@@ -350,9 +350,9 @@ def fits_cross_entropy(b: int, classes: int) -> bool:
 
 
 def cross_entropy(
-    z: Tensor, y: Tensor, weight: Tensor, scale: Tensor, bent: Tensor | None
+    z: Tensor, y: Tensor, weight: Tensor, scale: Tensor, propfair: Tensor | None
 ) -> Tensor:
-    """Loss (R,) of outputs z (R, B, C), which become scale * their gradient; bent is (3, R)."""
+    """Loss (R,) of outputs z (R, B, C), which become scale * their gradient; propfair is (3, R)."""
     rows, b, classes = z.shape
     loss = torch.empty(rows, device=z.device, dtype=z.dtype)
     launch(
@@ -364,12 +364,12 @@ def cross_entropy(
         weight.stride(0),
         y.stride(0),
         scale,
-        loss if bent is None else bent,
+        loss if propfair is None else propfair,
         loss,
         rows,
         b,
         classes,
-        bent is not None,
+        propfair is not None,
         triton.next_power_of_2(b),
         max(16, triton.next_power_of_2(classes)),
     )

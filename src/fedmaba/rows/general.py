@@ -31,8 +31,8 @@ class _General(Rows):
     ) -> Tensor:
         """sink += scale * gradient, row by row; grads are (R, *shape)."""
         factor = step.scale.expand_as(loss)
-        if step.bent is not None:
-            factor = factor * step.bent.factor(loss)
+        if step.propfair is not None:
+            factor = factor * step.propfair.factor(loss)
         for view, g in zip(self.layout.views(sink), grads, strict=True):
             view.addcmul_(g, factor.view(-1, *[1] * (g.ndim - 1)))
         return loss

@@ -311,10 +311,10 @@ class LayerRows(Rows):
             and kernels.fast(out)
             and kernels.dense.fits_cross_entropy(*out.shape[1:])
         ):
-            bent = None if step.bent is None else torch.stack(step.bent)
+            propfair = None if step.propfair is None else torch.stack(step.propfair)
             if not isinstance(self.layers[-1], Dense):  # other layers may need their outputs again
                 out = out.clone(memory_format=torch.contiguous_format)
-            return kernels.dense.cross_entropy(out, step.y, step.weight, step.scale, bent), out
+            return kernels.dense.cross_entropy(out, step.y, step.weight, step.scale, propfair), out
         return super().loss_and_gradient(out, step)
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:

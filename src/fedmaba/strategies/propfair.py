@@ -9,7 +9,7 @@ continuation is ever used.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedmaba.strategy import Bend, Decision, Local, Replies, State, Strategy, by_size, param
+from fedmaba.strategy import Decision, Local, PropFairLoss, Replies, State, Strategy, by_size, param
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class PropFair(Strategy):
 
     def local(self) -> Local:
         slope = min(1.0 / (self.epsilon if self.below == "tangent" else self.M), 1e30)  # float32
-        return Local(bend=Bend(self.M, self.epsilon, slope))
+        return Local(loss=PropFairLoss(self.M, self.epsilon, slope))
 
     def weigh(self, state: State, replies: Replies) -> Decision:
         return Decision(by_size(replies), state)

@@ -1,10 +1,11 @@
-"""The words of a simulation: what is asked for, what a round leaves, all that survives it.
+"""The records of a simulation: what is asked for, what a round leaves, all that survives it.
 
-Data only. Rows of the matrices in `Progress` are runs; saved and loaded it continues bit for bit.
+Data only. A `Progress` that was saved and loaded continues bit for bit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.federation import Federation
+from fedmaba.simulation.local_training import Optimiser
 from fedmaba.strategy import State, Strategy
 
 FloatArray = NDArray[np.float64]
@@ -31,8 +33,7 @@ class Plan:
     minibatch: int = 50
     lr: float = 0.1
     lr_decay: float = 0.999  #              per round
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    optimiser: Optimiser = Optimiser()  #   of clients
     server_lr: float = 1.0
     server_momentum: float = 0.0
     eval_every: int = 1
@@ -49,13 +50,15 @@ class Run:
     strategy: Strategy
     seed: int
     federation: Federation
-    # Which model is handed out; None: the strategy's own. Runs of one strategy object, seed and
-    # federation that differ in this alone are trained once.
-    deploy: str | None = None
+    # Which averages of the server's models are handed out; None: the strategy's own.
+    deploy: str | tuple[str, ...] | None = None
 
     @property
-    def average(self) -> str:
-        return self.deploy or self.strategy.deploy
+    def rules(self) -> tuple[str, ...]:
+        """How each model that is handed out is made."""
+        if isinstance(self.deploy, tuple):
+            return self.deploy
+        return (self.deploy or self.strategy.deploy,)
 
 
 @dataclass(frozen=True)
@@ -83,17 +86,19 @@ Evaluation = dict[str, Scores]
 
 @dataclass
 class Progress:
-    """All that survives a round. Rows of the matrices are runs."""
+    """All that survives a round. R runs have D deployed models, at least one each."""
 
     round: int  #                           the next one
     model: Tensor  # (R, P)
-    deployed: Tensor  # (R, P)
+    deployed: Tensor  # (D, P)
+    owner: IntArray  # (D,)                 which run hands it out
     best: Tensor  # (R, P)                  model of the best evaluated round
     best_score: FloatArray  # (R,)
     best_round: IntArray  # (R,)
     velocity: Tensor | None  # (R, P)       server momentum
     states: list[State]
     kept: list[Kept]
+    vectors: list[dict[str, Tensor]]  #     (N, P) by name: what each run's clients keep
     diverged: list[str]  #                  why a run ended early; empty while it goes on
     chunk: int
 
@@ -109,7 +114,15 @@ class Progress:
             out |= {f"state/{r}/{name}": value for name, value in state.items()}
             out[f"kept/{r}/change"] = _copy(kept.change)
             out |= {f"kept/{r}/client": kept.client, f"kept/{r}/round": kept.round}
+        for name, vector in self._vectors():
+            out[name] = _copy(vector)
         return out
+
+    def _vectors(self) -> Iterator[tuple[str, Tensor]]:
+        """What clients keep, by its name in a checkpoint."""
+        for r, own in enumerate(self.vectors):
+            for name, vector in own.items():
+                yield f"vector/{r}/{name}", vector
 
     def misfit(self, arrays: dict[str, NDArray[Any]], meta: dict[str, Any], rounds: int) -> str:
         """What in a checkpoint cannot belong to these runs; empty where all does."""
@@ -121,13 +134,16 @@ class Progress:
             return f"chunk {chunk!r}"
         if not isinstance(diverged, list) or [type(why) for why in diverged] != [str] * runs:
             return "another number of runs"
-        want = {k: (v.shape, v.dtype) for k, v in self.arrays().items() if "/" not in k}
+        own = self.arrays()
+        want = {
+            k: (v.shape, v.dtype) for k, v in own.items() if not k.startswith(("state/", "kept/"))
+        }
         for r in range(runs):
-            own = f"kept/{r}/"
-            kept = arrays.get(own + "client", np.zeros(0))
+            head = f"kept/{r}/"
+            kept = arrays.get(head + "client", np.zeros(0))
             h = kept.shape[0] if kept.ndim else 0
-            want |= {own + name: ((h,), np.dtype(np.int64)) for name in ("client", "round")}
-            want[own + "change"] = ((h, width), want["model"][1])
+            want |= {head + name: ((h,), np.dtype(np.int64)) for name in ("client", "round")}
+            want[head + "change"] = ((h, width), want["model"][1])
         for name, (shape, dtype) in want.items():
             found = arrays.get(name)
             if found is None or (found.shape, found.dtype) != (shape, dtype):
@@ -148,6 +164,8 @@ class Progress:
         self.best_score, self.best_round = arrays["best_score"].copy(), arrays["best_round"].copy()
         if self.velocity is not None:
             self.velocity.copy_(tensor("velocity"))
+        for name, vector in self._vectors():
+            vector.copy_(tensor(name))
         for r in range(len(self.states)):
             own = f"state/{r}/"
             self.states[r] = {
@@ -178,6 +196,6 @@ class Snapshot:
     """One round of all runs, as it leaves the engine."""
 
     round: int
-    rounds: list[Round | None]  #           None: the run has ended
-    evaluations: list[Evaluation | None] | None
+    rounds: list[Round | None]  #           by run; None: it has ended
+    evaluations: list[Evaluation | None] | None  # by deployed model
     progress: Progress

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,14 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.federation import Part
-from fedmaba.local import MetricFn, Pool, evaluate
-from fedmaba.ranks import Ranks
 from fedmaba.rng import Draws
 from fedmaba.rows import Rows
-from fedmaba.runs import Plan, Progress, Run
+from fedmaba.rows.cuda_graphs import GraphCache
+from fedmaba.rows.workers import Workers
+from fedmaba.simulation.distributed import Ranks
+from fedmaba.simulation.local_training import MetricFn, Pool, evaluate
+from fedmaba.simulation.state import Plan, Progress, Run
 from fedmaba.strategy import Local, Needs
-from fedmaba.tape import Tape
-from fedmaba.workers import Workers
 
 IntArray = NDArray[np.int64]
 
@@ -51,14 +50,6 @@ class Parts:
             size[i, : len(own)] = self.parts[r].size[own]
         return first, size
 
-    def packed(self, entry: Tensor, valid: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Pool rows (C, length) of entries (C, m, n_max) without padding, and where each went."""
-        place = (valid.flatten(1).cumsum(1) - 1).clamp_(min=0)
-        at = torch.where(valid.flatten(1), place, length)  # padding: one place beyond the end
-        index = torch.zeros(len(entry), length + 1, dtype=torch.int64, device=entry.device)
-        index.scatter_(1, at, self.entries[entry.flatten(1)])
-        return index[:, :length], place.view(valid.shape)
-
 
 @dataclass
 class Batch:
@@ -74,7 +65,7 @@ class Batch:
     validation: Parts
     test: Parts
     workers: Workers
-    tape: Tape
+    graphs: GraphCache
     ranks: Ranks = field(default_factory=Ranks)
     draws: Draws = field(default_factory=Draws)
 
@@ -92,41 +83,30 @@ class Batch:
     def kind(self) -> IntArray:
         """(R,) Equal for runs whose clients can be trained together.
 
-        A bent full batch is not cut in pieces.
+        A full batch with PropFair's loss is not cut in pieces.
         """
-        each = [(o.prox > 0) + 2 * o.full_batch * (1 + (o.bend is not None)) for o in self.local]
+        each = [
+            (o.prox > 0) + 2 * o.full_batch * (1 + (o.loss is not None)) + 8 * bool(o.add)
+            for o in self.local
+        ]
         return np.array(each, np.int64)
 
     @cached_property
-    def same(self) -> dict[int, list[int]]:
-        """Runs that train alike and differ in the model they hand out alone, by the first of them.
-
-        Only that one is trained.
-        """
-        found: dict[tuple[object, ...], list[int]] = {}
-        alike: Counter[tuple[object, ...]] = Counter()
-        for r, run in enumerate(self.runs):
-            key = (id(run.strategy), run.seed, id(run.federation))
-            nth = alike[*key, run.average]  # one that differs in nothing is trained itself
-            found.setdefault((*key, nth), []).append(r)
-            alike[*key, run.average] += 1
-        return {runs[0]: runs for runs in found.values()}
+    def handed_out(self) -> list[tuple[Run, str]]:
+        """(D,) The run and the rule of each deployed model."""
+        return [(run, rule) for run in self.runs for rule in run.rules]
 
     @cached_property
-    def first(self) -> Tensor | None:
-        """(R,) which run is trained for each; None where every run is trained itself."""
-        if len(self.same) == len(self.runs):
-            return None
-        first = torch.arange(len(self.runs))
-        for one, runs in self.same.items():
-            first[runs] = one
-        return first.to(self.pool.x.device)
+    def owner(self) -> Tensor:
+        """(D,) The run of each deployed model, on the device."""
+        return torch.from_numpy(self.progress.owner).to(self.pool.x.device)
 
     def evaluate(
         self, flat: Tensor, index: Tensor, *, scored: bool = True
     ) -> tuple[Tensor, Tensor]:
         """Loss and score of each example under each row, (R, n)."""
-        return evaluate(self.rows, flat, index, self.pool, self.workers, self.metric, scored=scored)
+        pool, workers = self.pool, self.workers
+        return evaluate(self.rows, flat, index, pool.x, pool.y, workers, self.metric, scored=scored)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The engine: a batch of runs is made, played round after round, and evaluated.
+"""A batch of runs is made, played round after round, and evaluated.
 
 Knows no algorithm, writes no file, prints nothing. `simulate` is a generator: progress bars,
 checkpoints and early stops are lines in its consumer's loop. All that survives a round is one
@@ -17,21 +17,32 @@ import torch
 from torch import Tensor
 
 from fedmaba import average, models
-from fedmaba.batch import Batch, Parts, precision
 from fedmaba.errors import InputError, NoRoom
-from fedmaba.local import MetricFn, Pool
-from fedmaba.ranks import Ranks
-from fedmaba.rounds import out_of_memory, play, ready
 from fedmaba.rows import LossFn, Rows, compile
-from fedmaba.runs import Evaluation, Kept, Plan, Progress, Round, Run, Scores, Snapshot
-from fedmaba.strategy import sound
-from fedmaba.tape import Tape
-from fedmaba.workers import Workers
+from fedmaba.rows.cuda_graphs import GraphCache
+from fedmaba.rows.workers import Workers
+from fedmaba.simulation import pipeline
+from fedmaba.simulation.batch import Batch, Parts, precision
+from fedmaba.simulation.cohort import out_of_memory
+from fedmaba.simulation.distributed import Ranks
+from fedmaba.simulation.local_training import MetricFn, Optimiser, Pool
+from fedmaba.simulation.state import (
+    Evaluation,
+    Kept,
+    Plan,
+    Progress,
+    Round,
+    Run,
+    Scores,
+    Snapshot,
+)
+from fedmaba.strategy import check_state
 
 __all__ = [
     "Batch",
     "Evaluation",
     "Kept",
+    "Optimiser",
     "Plan",
     "Progress",
     "Round",
@@ -72,16 +83,22 @@ def start(
     flat = torch.stack([rows.layout.pack(initial[r.seed]) for r in runs]).to(device, dtype)
     ranks.first(flat)
     nobody = np.zeros(0, np.int64)
+    owner = np.repeat(np.arange(len(runs)), [len(run.rules) for run in runs])
     progress = Progress(
         round=0,
         model=flat,
-        deployed=flat.clone(),
+        deployed=flat[torch.from_numpy(owner).to(device)],
+        owner=owner,
         best=flat.clone(),
         best_score=np.full(len(runs), -np.inf),
         best_round=np.full(len(runs), -1, np.int64),
         velocity=torch.zeros_like(flat) if plan.server_momentum else None,
-        states=[sound(r.strategy, r.strategy.init(r.federation.n_clients)) for r in runs],
+        states=[check_state(r.strategy, r.strategy.init(r.federation.n_clients)) for r in runs],
         kept=[Kept(flat[:0], nobody, nobody) for _ in runs],
+        vectors=[
+            {name: flat.new_zeros(r.federation.n_clients, flat.shape[1]) for name in keep}
+            for r, keep in ((r, r.strategy.local().keep) for r in runs)
+        ],
         diverged=[""] * len(runs),
         chunk=ranks.least(plan.chunk or _chunk(rows, _most(runs, plan), flat)),
     )
@@ -93,20 +110,20 @@ def start(
     workers = Workers(count, 1) if apart else Workers(1, count)
     pool = Pool(rows.prepare(x), torch.from_numpy(data.y).to(device), trained.entries)
     parts = (trained, validated, tested)
-    tape = Tape(device, rows.parallel)
-    return Batch(runs, plan, rows, pool, metric, progress, *parts, workers, tape, ranks=ranks)
+    graphs = GraphCache(device, rows.parallel)
+    return Batch(runs, plan, rows, pool, metric, progress, *parts, workers, graphs, ranks=ranks)
 
 
 def simulate(batch: Batch) -> Iterator[Snapshot]:
     """The rounds of a batch, one after another, from where its progress stands."""
-    plan, at, ahead = batch.plan, batch.progress, None
+    plan, at, begun = batch.plan, batch.progress, None
     try:
         while at.round < plan.rounds and not all(at.diverged):
             t, chunk = at.round, at.chunk
             with torch.no_grad(), batch.workers.threads(), precision(plan.dtype), _room(t):
-                if ahead is None:
-                    ready(batch)
-                rounds, ahead = play(batch, t, ahead)
+                if begun is None:
+                    pipeline.compile_kernels(batch)
+                rounds, begun = pipeline.play(batch, t, begun)
                 at.round = t + 1
                 due = at.round % plan.eval_every == 0 or at.round == plan.rounds
                 evaluations = _evaluate(batch) if due else None
@@ -114,44 +131,52 @@ def simulate(batch: Batch) -> Iterator[Snapshot]:
             if at.chunk < chunk:
                 warnings.warn(f"out of memory: the chunk is {at.chunk} from now on", stacklevel=2)
     finally:
-        ahead = None
-        batch.tape.forget()  # a batch that comes after this one finds the device's memory
+        begun = None
+        batch.graphs.forget()  # a batch that comes after this one finds the device's memory
 
 
 def _evaluate(batch: Batch) -> list[Evaluation | None]:
     """Every live run's models on every client; remembers the best round's last model."""
     at = batch.progress
-    alive = sorted(r for one, runs in batch.same.items() if not at.diverged[one] for r in runs)
-    averaged = [r for r in alive if batch.runs[r].average != "last"]
-    found: dict[int, Evaluation] = {r: {} for r in alive}
+    alive = [r for r, why in enumerate(at.diverged) if not why]
+    handed_out = [d for d, r in enumerate(at.owner) if not at.diverged[r]]
+    averaged = [d for d in handed_out if batch.handed_out[d][1] != "last"]
+    found: dict[int, Evaluation] = {d: {} for d in handed_out}
+    judged: dict[int, Scores] = {}
     for parts, suffix in ((batch.test, ""), (batch.validation, "_validation")):
-        trained = _scores(batch, parts, at.model, [r for r in alive if r in batch.same])
-        last = {r: scores for one, scores in trained.items() for r in batch.same[one]}
-        deployed = last | _scores(batch, parts, at.deployed, averaged)
-        for r in last:
-            found[r] |= {"last" + suffix: last[r], "deployed" + suffix: deployed[r]}
+        last = _scores(batch, parts, at.model, {r: r for r in alive})
+        deployed = _scores(batch, parts, at.deployed, {d: int(at.owner[d]) for d in averaged})
+        for d in handed_out:
+            r = int(at.owner[d])
+            if r in last:
+                found[d] |= {
+                    "last" + suffix: last[r],
+                    "deployed" + suffix: deployed.get(d, last[r]),
+                }
+        judged |= last  # on validation examples, where there are such
     for r in alive:
-        judged = found[r].get("last_validation", found[r]["last"])
-        score = np.nan if np.isnan(judged.accuracy).all() else float(np.nanmean(judged.accuracy))
+        scores = judged[r].accuracy
+        score = np.nan if np.isnan(scores).all() else float(np.nanmean(scores))
         if score > at.best_score[r]:
             at.best_score[r], at.best_round[r] = score, at.round - 1
             at.best[r] = at.model[r]
-    return [found.get(r) for r in range(len(batch.runs))]
+    return [found.get(d) for d in range(len(at.owner))]
 
 
-def _scores(batch: Batch, parts: Parts, flat: Tensor, runs: list[int]) -> dict[int, Scores]:
-    """Loss and score of each client under its run's model."""
-    runs = [r for r in runs if len(parts.parts[r].index)]
-    if not runs:
+def _scores(batch: Batch, parts: Parts, flat: Tensor, whose: dict[int, int]) -> dict[int, Scores]:
+    """Loss and score of each client under some rows of a matrix of models, each of a run."""
+    whose = {row: r for row, r in whose.items() if len(parts.parts[r].index)}
+    if not whose:
         return {}
-    mine, found = batch.ranks.mine, flat.new_zeros(2, len(runs), len(parts.union))
-    found[..., mine] = torch.stack(batch.evaluate(flat[runs], parts.union[mine]))
+    mine, found = batch.ranks.mine, flat.new_zeros(2, len(whose), len(parts.union))
+    found[..., mine] = torch.stack(batch.evaluate(flat[list(whose)], parts.union[mine]))
     batch.ranks.sum(found)
     out = {}
-    for r, loss, score in zip(runs, *(v.double().cpu().numpy() for v in found), strict=True):
+    values = (v.double().cpu().numpy() for v in found)
+    for (row, r), loss, score in zip(whose.items(), *values, strict=True):
         part = parts.parts[r]
         place = parts.host_place[parts.base[r] : parts.base[r] + len(part.index)]
-        out[r] = Scores(part.means(loss[place]), part.means(score[place]))
+        out[row] = Scores(part.means(loss[place]), part.means(score[place]))
     return out
 
 
@@ -189,7 +214,8 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
             raise InputError(
                 f"participants={m}, but the federation has {n} clients: lower it or say 'all'"
             )
-        average.parse(run.average)
+        for rule in run.rules:
+            average.parse(rule)
     for federation in {id(run.federation): run.federation for run in runs}.values():
         federation.check()
 

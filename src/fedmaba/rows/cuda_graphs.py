@@ -1,0 +1,305 @@
+"""Work on a device that goes on while the host does: recorded and replayed, sent and fetched.
+
+Recorded work is a module-level function of a frozen spec and tensors. The spec, the tensors that
+stay where they are and the shapes of those that change are the key of a recording, so a replay can
+only ever repeat the very operations that the caller asks for.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+MAX_RECORDINGS = 8  # recordings of whole work kept ready
+MAX_PARTS = 512  # recordings of parts of work kept ready
+UNUSED_CALLS = 100  # calls after which a recording that was not replayed gives way to another
+MIN_REPLAYS = 50  # replays that make up for a recording
+MAX_REMEMBERED = 10_000  # keys that are remembered until they come again
+MANY_SHAPES = 5  # times that work came in a shape of its own before its parts are recorded
+ALIGNED = 256  # bytes: where an array begins in memory that several share
+
+Function = Callable[..., Any]  # function(spec, *held, *inputs) -> a tensor or a tuple of tensors
+Input = NDArray[Any] | Tensor
+
+
+class Buffers:
+    """Room on a device for inputs of some shapes; arrays of the host arrive in one copy."""
+
+    def __init__(self, inputs: Sequence[Input], device: torch.device) -> None:
+        arrays, cuda = _arrays(inputs), device.type == "cuda"
+        size = sum(_padded(a) for a in arrays)
+        self.host = torch.empty(size, dtype=torch.uint8, pin_memory=cuda)
+        self.device = torch.empty(size, dtype=torch.uint8, device=device)
+        self.slots = [part.numpy() for part in _pieces(self.host, arrays)]
+        pieces = iter(_pieces(self.device, arrays))
+        self.tensors = [
+            torch.empty_like(value, memory_format=torch.contiguous_format)
+            if isinstance(value, Tensor)
+            else next(pieces)
+            for value in inputs
+        ]
+        self.sent = torch.cuda.Event() if cuda and arrays else None  # type: ignore[no-untyped-call]
+
+    def fill(self, inputs: Sequence[Input]) -> None:
+        """Bring new inputs of the same shapes to the device."""
+        if self.sent:
+            self.sent.synchronize()  # what was sent last time has left the host's memory
+        for slot, array in zip(self.slots, _arrays(inputs), strict=True):
+            slot[...] = array
+        if self.slots:
+            self.device.copy_(self.host, non_blocking=True)
+        for tensor, value in zip(self.tensors, inputs, strict=True):
+            if isinstance(value, Tensor):
+                tensor.copy_(value)
+        if self.sent:
+            self.sent.record()
+
+
+def _arrays(inputs: Sequence[Input]) -> list[NDArray[Any]]:
+    """Those inputs that lie on the host."""
+    return [value for value in inputs if not isinstance(value, Tensor)]
+
+
+def _padded(array: NDArray[Any]) -> int:
+    """Bytes from where an array begins to where the next one may."""
+    return -(-array.nbytes // ALIGNED) * ALIGNED
+
+
+def _pieces(buffer: Tensor, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
+    """Pieces of a buffer of bytes that can hold these arrays."""
+    out, begin = [], 0
+    for array in arrays:
+        kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        out.append(buffer[begin : begin + array.nbytes].view(kind).view(array.shape))
+        begin += _padded(array)
+    return out
+
+
+class Key(NamedTuple):
+    """All that decides which operations a call does, and on which memory."""
+
+    function: Function
+    spec: Hashable
+    held: tuple[int, ...]  # identities of the tensors that stay where they are
+    inputs: tuple[tuple[Any, ...], ...]  # shapes and types
+    result_slot: Hashable
+
+
+@dataclass
+class Recording:
+    """A call that can be replayed."""
+
+    graph: Any
+    inputs: Buffers
+    out: Any  # what a replay overwrites
+    held: tuple[Tensor | None, ...]  # kept alive, so that no other tensor gets their identity
+    last_call: int = 0
+    replays: int = 0
+
+
+class GraphCache:
+    """Runs functions on a device; on CUDA, calls that came before are recorded and replayed.
+
+    A replay costs one launch instead of hundreds.
+    """
+
+    def __init__(self, device: torch.device, recordable: bool) -> None:
+        self.device = device
+        self.on = recordable and device.type == "cuda"
+        self.calls = 0
+        self.wanted = 2  # times that a call must come before it is recorded
+        self.seen: Counter[int] = Counter()  # of the last keys, by hash
+        self.recordings: dict[Key, Recording] = {}
+        self.parts: dict[Key, Recording] = {}
+        self.recording = False
+        self.unlike: Counter[Hashable] = Counter()  # work that was not replayed, by its kind
+        self.buffers: dict[Hashable, Tensor] = {}
+        self.pool: Any = None  # memory that parts share: one ends before the next begins
+
+    def run(
+        self,
+        function: Function,
+        spec: Hashable,
+        held: Sequence[Tensor | None],
+        inputs: Sequence[Input],
+        *,
+        result_slot: Hashable = None,
+        unrecorded: Function | None = None,
+    ) -> Any:
+        """function(spec, *held, *inputs on the device).
+
+        A replay overwrites the result of the call before with the same key; `result_slot` tells
+        apart calls whose results must live side by side. `unrecorded` is called in place of the
+        function where nothing is recorded or replayed.
+        """
+        plainly = unrecorded or function
+        if not self.on:
+            return plainly(spec, *held, *self._sent(inputs))
+        self.calls += 1
+        key = _key(function, spec, held, inputs, result_slot)
+        if key not in self.recordings:
+            if self._times(key) < self.wanted or not self._make_room():
+                return plainly(spec, *held, *self._sent(inputs))
+            self.recordings[key] = self._record(function, spec, held, inputs)
+        found = self.recordings[key]
+        found.last_call = self.calls
+        found.replays += 1
+        found.inputs.fill(inputs)
+        found.graph.replay()
+        return found.out
+
+    def run_part(
+        self,
+        function: Function,
+        spec: Hashable,
+        held: Sequence[Tensor | None],
+        inputs: Sequence[Tensor],
+    ) -> Tensor:
+        """function(spec, *held, *inputs), a part of some work; its result is never overwritten."""
+        key = _key(function, spec, held, inputs)
+        if key not in self.parts:
+            if len(self.parts) == MAX_PARTS or self._times(key) < 2:
+                out: Tensor = function(spec, *held, *inputs)
+                return out
+            self.parts[key] = self._record_part(function, spec, held, inputs)
+        found = self.parts[key]
+        found.inputs.fill(inputs)
+        found.graph.replay()
+        again: Tensor = found.out.clone()
+        return again
+
+    def shapes_rarely_repeat(self, kind: Hashable) -> bool:
+        """Whether work of a kind, which is asked for once more, often had a shape of its own."""
+        if not self.on or self.recording:
+            return False
+        self.unlike[kind] += 1
+        return self.unlike[kind] > MANY_SHAPES
+
+    def buffer(self, name: Hashable, like: Tensor, rows: int) -> Tensor:
+        """Room for so many rows like those of a matrix, the same each time."""
+        if name not in self.buffers:
+            self.buffers[name] = like.new_empty(rows, like.shape[1])
+        return self.buffers[name]
+
+    def forget(self) -> None:
+        """Give back the memory of what was recorded."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            for kept in (self.recordings, self.parts, self.buffers, self.seen, self.unlike):
+                kept.clear()
+            self.wanted, self.pool = 2, None
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def _sent(self, inputs: Sequence[Input]) -> list[Tensor]:
+        return [v if isinstance(v, Tensor) else send(v, self.device) for v in inputs]
+
+    def _times(self, key: Key) -> int:
+        """How often a key has come, with this time."""
+        if len(self.seen) > MAX_REMEMBERED:  # of rounds that never come again
+            self.seen.clear()
+        self.seen[hash(key)] += 1
+        return self.seen[hash(key)]
+
+    def _make_room(self) -> bool:
+        """Whether one more may be kept; one that is no longer used makes room.
+
+        Where that one did not pay, shapes change too often: the next must come twice as often.
+        """
+        if len(self.recordings) < MAX_RECORDINGS:
+            return True
+        oldest = min(self.recordings, key=lambda key: self.recordings[key].last_call)
+        if self.calls - self.recordings[oldest].last_call <= UNUSED_CALLS:
+            return False
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        paid = self.recordings.pop(oldest).replays >= MIN_REPLAYS
+        self.wanted = 2 if paid else 2 * self.wanted
+        return True
+
+    def _record(
+        self,
+        function: Function,
+        spec: Hashable,
+        held: Sequence[Tensor | None],
+        inputs: Sequence[Input],
+    ) -> Recording:
+        buffers, graph = Buffers(inputs, self.device), torch.cuda.CUDAGraph()
+        buffers.fill(inputs)
+        with self._recorded(), torch.cuda.graph(graph):
+            out = function(spec, *held, *buffers.tensors)
+        return Recording(graph, buffers, out, tuple(held))
+
+    def _record_part(
+        self,
+        function: Function,
+        spec: Hashable,
+        held: Sequence[Tensor | None],
+        inputs: Sequence[Tensor],
+    ) -> Recording:
+        """As torch.cuda.graph does it, but without giving all free memory back first."""
+        buffers, graph = Buffers(inputs, self.device), torch.cuda.CUDAGraph()
+        buffers.fill(inputs)
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with self._recorded(), torch.cuda.stream(stream):
+            graph.capture_begin(pool=self.pool)
+            try:
+                out = function(spec, *held, *buffers.tensors)
+            finally:
+                graph.capture_end()
+        return Recording(graph, buffers, out, tuple(held))
+
+    @contextmanager
+    def _recorded(self) -> Iterator[None]:
+        collecting, self.recording = gc.isenabled(), True
+        gc.disable()  # a recording of an earlier run, freed in the middle, would break this one
+        try:
+            yield
+        finally:
+            self.recording = False
+            if collecting:
+                gc.enable()
+
+
+def _key(
+    function: Function,
+    spec: Hashable,
+    held: Sequence[Tensor | None],
+    inputs: Sequence[Input],
+    result_slot: Hashable = None,
+) -> Key:
+    shapes = tuple((v.shape, v.dtype) for v in inputs)
+    return Key(function, spec, tuple(map(id, held)), shapes, result_slot)
+
+
+def send(values: NDArray[Any], device: torch.device) -> Tensor:
+    """An array on the device, without waiting for what the device is doing."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def fetch(values: Tensor) -> Callable[[], NDArray[Any]]:
+    """Start to copy to the host; what is returned waits for that alone, not for later work."""
+    if not values.is_cuda:
+        return values.numpy
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+
+    def wait() -> NDArray[Any]:
+        done.synchronize()
+        return host.numpy()
+
+    return wait

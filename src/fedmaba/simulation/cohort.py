@@ -1,0 +1,179 @@
+"""Who takes part in a round and what each trains: cohorts of clients, rows, chunks, jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmaba.rows.cuda_graphs import send
+from fedmaba.simulation.batch import Batch
+from fedmaba.simulation.local_training import Job, added_terms
+from fedmaba.simulation.state import Run
+from fedmaba.strategy import Needs
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The participants of one run in one round."""
+
+    r: int
+    run: Run
+    needs: Needs
+    client: IntArray  # (m,)
+    rows: slice  #            its rows in the round's table
+    kept_at: int  #           its first row among the changes that are kept; -1: they are not
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows to be trained: participants of all runs, one run after another."""
+
+    cohort: IntArray  # (M,)   whose
+    run: IntArray  # (M,)
+    client: IntArray  # (M,)
+    first: IntArray  # (M,)    where its training examples begin in batch.train
+    size: IntArray  # (M,)     how many they are
+    steps: IntArray  # (M,)
+    key: IntArray  # (M,)      random stream of this client in this round
+    kind: IntArray  # (M,)     rows of one kind can be trained together
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """All of a round that does not depend on the models."""
+
+    round: int
+    lr: float
+    cohorts: list[Cohort]
+    table: Table
+    chunks: list[IntArray]  #  rows of the table that this rank trains
+
+    @property
+    def runs(self) -> list[int]:
+        return [c.r for c in self.cohorts]
+
+    @property
+    def late(self) -> list[Cohort]:
+        """Those whose weights come after training: their changes are kept."""
+        return [c for c in self.cohorts if c.kept_at >= 0]
+
+    def rows_in_order_and_equal(self, rows: IntArray) -> bool:
+        """Whether these are all rows, in order, with as many for each run."""
+        many = np.bincount(self.table.cohort)
+        whole = len(rows) == len(self.table.size)
+        return bool(whole and (many == many[0]).all() and (rows == np.arange(len(rows))).all())
+
+
+def draw(batch: Batch, runs: list[int], t: int) -> Drawn:
+    """Who takes part in a round, with which random streams, in which chunks."""
+    plan, cohorts, columns, end, kept = batch.plan, [], [], 0, 0
+    same: dict[tuple[int, int], tuple[IntArray, IntArray]] = {}  # runs of one seed draw alike
+    for r in runs:
+        run, needs = batch.runs[r], batch.needs[r]
+        n, part, local = run.federation.n_clients, run.federation.train, batch.local[r]
+        if (run.seed, n) not in same:
+            drawn, stream = batch.draws(run.seed, t, n, plan.participants or n)
+            same[run.seed, n] = (drawn, stream.view(np.int64))
+        client, key = same[run.seed, n]
+        size = part.size[client]
+        epoch = -(-size // plan.minibatch)
+        steps = np.full_like(size, plan.steps) if plan.steps else plan.epochs * epoch
+        steps = np.ones_like(size) if local.full_batch else steps
+        begin, end = end, end + len(client)
+        late = not needs.early
+        cohorts.append(Cohort(r, run, needs, client, slice(begin, end), kept if late else -1))
+        kept += len(client) if late else 0
+        columns.append((client, batch.train.base[r] + part.start[client], size, steps, key))
+    whose = np.repeat(np.arange(len(runs)), [len(c.client) for c in cohorts])
+    client, first, size, steps, key = (
+        np.concatenate(column) for column in zip(*columns, strict=True)
+    )
+    kind = batch.kind[runs][whose]
+    table = Table(whose, np.array(runs)[whose], client, first, size, steps, key, kind)
+    lr = plan.lr * plan.lr_decay**t
+    return Drawn(t, lr, cohorts, table, _chunks(batch, table))
+
+
+def _chunks(batch: Batch, table: Table) -> list[IntArray]:
+    """Rows of one kind that are trained at once, those with the most steps first."""
+    order = np.lexsort((-table.size, -table.steps, table.kind))[batch.ranks.mine]
+    cuts = np.flatnonzero(np.diff(table.kind[order])) + 1
+    groups = np.split(order, cuts) if len(cuts) else [order]
+    most = batch.progress.chunk
+    return [group[a : a + most] for group in groups for a in range(0, len(group), most)]
+
+
+def job_of(batch: Batch, drawn: Drawn, rows: IntArray) -> Job:
+    """The local work of a chunk of rows of one kind."""
+    plan, table = batch.plan, drawn.table
+    return Job(
+        run=table.run[rows],
+        first=table.first[rows],
+        size=table.size[rows],
+        key=table.key[rows],
+        steps=table.steps[rows],
+        minibatch=plan.minibatch,
+        lr=drawn.lr,
+        optimiser=plan.optimiser,
+        local=tuple(batch.local[c.r] for c in drawn.cohorts),
+        whose=table.cohort[rows],
+        added=_added(batch, drawn, rows),
+    )
+
+
+def _added(batch: Batch, drawn: Drawn, rows: IntArray) -> Tensor | None:
+    """(R, P) What rows add to their gradients; rows of one kind all do, or none does."""
+    cohorts = [drawn.cohorts[i] for i in drawn.table.cohort[rows]]
+    if not batch.local[cohorts[0].r].add:
+        return None
+    progress = batch.progress
+    total = progress.model.new_empty(len(rows), progress.model.shape[1])
+    for c in dict.fromkeys(c.r for c in cohorts):
+        mine = np.flatnonzero(drawn.table.run[rows] == c)
+        who = send(drawn.table.client[rows[mine]], total.device)
+        kept = ((name, vector[who]) for name, vector in progress.vectors[c].items())
+        total[send(mine, total.device)] = added_terms(batch.local[c], kept, total[: len(mine)])
+    return total
+
+
+def change_factors(cohorts: list[Cohort]) -> FloatArray | None:
+    """How many times its change each row sends; None where all are honest in that."""
+    hostile = [c.run.federation.hostile for c in cohorts]
+    if all(lies is None or lies.attack.update == 1 for lies in hostile):
+        return None
+    both = zip(cohorts, hostile, strict=True)
+    return np.concatenate(
+        [lies.factor(c.client) if lies else np.ones(len(c.client)) for c, lies in both]
+    )
+
+
+def scale_malicious_updates(model: Tensor, w: Tensor, run: IntArray, factor: FloatArray) -> None:
+    """Multiply the changes of some trained rows."""
+    rows = np.flatnonzero(factor != 1)
+    if len(rows):
+        at, start = send(rows, w.device), model.index_select(0, send(run[rows], w.device))
+        many = send(factor[rows, None], w.device).to(w.dtype)
+        w.index_copy_(0, at, start + many * (w.index_select(0, at) - start))
+
+
+def not_finite(told: list[tuple[IntArray, Tensor]], many: int) -> NDArray[np.int64]:
+    """1 for each row of a round's table that ended with a loss or model that is not finite."""
+    out = np.zeros(many, np.int64)
+    for rows, numbers in told:
+        out[rows] = (~numbers.isfinite().all(0)).cpu().numpy()
+    return out
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error comes of too little memory, on a GPU or a CPU."""
+    if error is None:
+        return False
+    cpu = "DefaultCPUAllocator" in str(error)
+    return cpu or isinstance(error, torch.OutOfMemoryError) or out_of_memory(error.__context__)

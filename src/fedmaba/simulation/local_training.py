@@ -1,0 +1,482 @@
+"""Local work of many rows at once: minibatches, SGD, losses. The only hot code besides `rows`.
+
+Knows rows and a pool of examples; no clients, rounds or servers. What a client does beyond plain
+SGD comes as data (`Local`, `Optimiser`) and is done here and nowhere else. What is computed on the
+device never waits for the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmaba.rows.base import Block, Inputs, PropFairRows, Pull, Rows, Step
+from fedmaba.rows.cuda_graphs import GraphCache
+from fedmaba.rows.random import shuffles
+from fedmaba.rows.workers import Workers
+from fedmaba.strategy import Local, PropFairLoss
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+MetricFn = Callable[[Tensor, Tensor], Tensor]  # outputs (n, C), targets (n,) -> score of each (n,)
+FULL_BATCH_PIECE = 500  # examples of a full-batch gradient taken at once
+MAX_ACTIVATIONS = 4_000_000  # numbers held at a time in an evaluation on a CPU
+MIN_SHARED_ROWS = 64  # of a block that shares inputs, on average: smaller ones are slower so
+MAX_GATHERED = 250_000_000  # numbers of inputs that may be gathered at once
+STEPS_IN_PART = 4  # recorded at a time, where no round has the shape of another
+PLAIN_LOSS = PropFairLoss(np.inf, 1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """How a gradient moves the weights of a client."""
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether a step adds nothing but its gradient to the weights."""
+        return self == Optimiser()
+
+    def step(self, w: Tensor, g: Tensor, velocity: Tensor | None, down: Tensor) -> None:
+        """Move weights (a, P) along their gradient, which may be overwritten."""
+        if velocity is not None:
+            g = velocity.mul_(self.momentum).add_(g)
+        w.addcmul_(g, down)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Every example of a federation, on the device, and who trains on which."""
+
+    x: Tensor  # (n, ...)
+    y: Tensor  # (n,)
+    entries: Tensor  # (total,) rows of x: the training examples of one client after another
+
+
+@dataclass(frozen=True)
+class Job:
+    """Local work of one chunk of rows, sorted by number of steps, longest first."""
+
+    run: IntArray  # (R,)    row of the matrix of models it starts from
+    first: IntArray  # (R,)  where its examples begin in `entries`
+    size: IntArray  # (R,)   how many they are
+    key: IntArray  # (R,)    random stream of each row in this round
+    steps: IntArray  # (R,)  minibatches (full-batch rows: 1)
+    minibatch: int
+    lr: float
+    optimiser: Optimiser = Optimiser()
+    local: tuple[Local, ...] = (Local(),)  # what clients do
+    whose: IntArray | None = None  # (R,)   which of these a row does; None: the first
+    added: Tensor | None = None  # (R, P)   constant term of each row's gradient
+
+    def rules(self) -> list[Local]:
+        """(R,) What each row does."""
+        whose = np.zeros(len(self.run), np.int64) if self.whose is None else self.whose
+        return [self.local[i] for i in whose]
+
+    def minibatches(self) -> IntArray:
+        """(R,) minibatches in an epoch."""
+        return -(-self.size // self.minibatch)
+
+    def shared(self) -> tuple[IntArray, tuple[Block, ...]] | None:
+        """Whose inputs each row takes, (R,), where rows share those of the first of them.
+
+        Runs of one seed draw alike: then rows of run after run see the same minibatches in the
+        same order, a block of them for each run. None where that does not hold of all rows.
+        """
+        _, first, place = np.unique(self.key, return_index=True, return_inverse=True)
+        owner, rows = first[place], len(self.key)
+        blocks = np.split(np.arange(rows), np.flatnonzero(np.diff(owner) != 1) + 1)
+        alike = (self.first == self.first[owner]).all() and (self.steps == self.steps[0]).all()
+        front = first.max() < len(first)  # each comes once before one comes twice
+        many = len(blocks) * MIN_SHARED_ROWS <= rows
+        if not (alike and front and len(first) < rows and many):
+            return None
+        return owner, tuple(Block(int(b[0]), int(b[-1]) + 1, int(owner[b[0]])) for b in blocks)
+
+
+class Group(NamedTuple):
+    """Steps that the same rows do together."""
+
+    rows: int  # the first so many
+    start: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class RowRule:
+    """How a step of some rows is done."""
+
+    rows: Rows
+    count: int  #            of the rows
+    minibatch: int
+    full_batch: bool
+    optimiser: Optimiser
+    direct: bool  #          whether a step may add its gradient to the weights at once
+    prox: bool  #            whether rows are pulled towards where they started
+    propfair: bool  #        whether rows have PropFair's loss
+    group: int  #            steps that `sweep` is given at a time
+
+
+@dataclass(frozen=True)
+class TrainSpec:
+    """All that decides which operations the training of a chunk does."""
+
+    rule: RowRule
+    groups: tuple[Group, ...]
+    steps: int  #  of the longest row
+    epochs: int
+    width: int  #  examples of the largest client
+    blocks: tuple[Block, ...]  # rows that share inputs; none: each has its own
+
+
+@dataclass(frozen=True)
+class PortionSpec:
+    """Groups of steps whose inputs are gathered at once."""
+
+    rule: RowRule
+    groups: tuple[int, ...]  # steps of each
+    blocks: tuple[Block, ...]
+
+
+def train(
+    rows: Rows,
+    pool: Pool,
+    models: Tensor,
+    job: Job,
+    graphs: GraphCache,
+    result_slot: object = None,
+) -> tuple[Tensor, Tensor]:
+    """Trained weights (R, P), and of each row the mean loss it met and its weights' sum, (2, R).
+
+    A replay overwrites the results of a job of the same shape and `result_slot`.
+    """
+    rules, count = job.rules(), len(job.run)
+    full_batch, added = rules[0].full_batch, job.added is not None
+    direct = job.optimiser.plain and not (full_batch or added)
+    rule = RowRule(
+        rows=rows,
+        count=count,
+        minibatch=job.minibatch,
+        full_batch=full_batch,
+        optimiser=job.optimiser,
+        direct=direct,
+        prox=rules[0].prox > 0,
+        propfair=any(local.loss is not None for local in rules),
+        group=rows.group(models, count, job.minibatch) if direct else 1,
+    )
+    shared = job.shared() if rule.group > 1 else None
+    owner, blocks = shared or (np.arange(count), ())
+    spec = TrainSpec(
+        rule=rule,
+        groups=tuple(_groups(job.steps, rule.group)),
+        steps=int(job.steps.max()),
+        epochs=int((-(-job.steps // job.minibatches())).max()),
+        width=int(job.size.max()),
+        blocks=blocks,
+    )
+    ints = np.array([job.run, job.first, job.size, job.minibatches(), job.key, job.steps, owner])
+    dtype = np.float64 if models.dtype == torch.float64 else np.float32
+    floats = np.array(_row_numbers(rule, job.lr, rules), dtype)
+    held = (pool.x, pool.y, pool.entries, models)
+    inputs = (ints, floats) if job.added is None else (ints, floats, job.added)
+    out: tuple[Tensor, Tensor] = graphs.run(
+        train_rows,
+        spec,
+        held,
+        inputs,
+        result_slot=result_slot,
+        unrecorded=partial(_train_unrecorded, graphs, result_slot),
+    )
+    return out
+
+
+def _row_numbers(rule: RowRule, lr: float, rules: Sequence[Local]) -> list[list[float]]:
+    """What steps multiply by, of each row: lr, then prox, then PropFair's, where asked for."""
+    numbers = [[lr] * rule.count]
+    if rule.prox:
+        numbers.append([local.prox for local in rules])
+    if rule.propfair:
+        propfair = [local.loss or PLAIN_LOSS for local in rules]
+        numbers += [[getattr(b, f.name) for b in propfair] for f in fields(PropFairLoss)]
+    return numbers
+
+
+def train_rows(spec: TrainSpec, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    """All steps of a chunk; only operations on the device."""
+    return _train(spec, None, *tensors)
+
+
+class Parts(NamedTuple):
+    """Where parts of training are recorded, and for which results."""
+
+    graphs: GraphCache
+    result_slot: object
+
+    def buffer(self, name: str, like: Tensor, spec: TrainSpec) -> Tensor:
+        """Room for the rows of a chunk, the same each time."""
+        key = (name, spec.rule, self.result_slot)
+        return self.graphs.buffer(key, like, spec.rule.count)
+
+
+def _train_unrecorded(
+    graphs: GraphCache, result_slot: object, spec: TrainSpec, *tensors: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`train_rows`; where no chunk has the shape of another, parts of it are recorded."""
+    direct = spec.rule.direct and not spec.blocks
+    unlike = direct and graphs.shapes_rarely_repeat((spec.rule, result_slot))
+    return _train(spec, Parts(graphs, result_slot) if unlike else None, *tensors)
+
+
+def _train(
+    spec: TrainSpec,
+    parts: Parts | None,
+    x: Tensor,
+    y: Tensor,
+    entries: Tensor,
+    models: Tensor,  # (., P)
+    ints: Tensor,  # (7, R)    run, first, size, minibatches in an epoch, key, steps, inputs' owner
+    floats: Tensor,  # (., R)  see `_row_numbers`
+    added: Tensor | None = None,  # (R, P)
+) -> tuple[Tensor, Tensor]:
+    rule, (run, _, _, _, keys, steps, owner) = spec.rule, ints
+    if parts is None:
+        w = models.index_select(0, run)
+        start = w.clone() if rule.prox else None
+    else:  # in memory that recorded parts know
+        w = parts.buffer("end", models, spec)
+        torch.index_select(models, 0, run, out=w)
+        start = parts.buffer("start", models, spec).copy_(w) if rule.prox else None
+    unlike = spec.blocks[0].stop if spec.blocks else rule.count
+    index, weight = _minibatches(spec, entries, ints[1:5, :unlike], w.dtype)
+    streams = keys + torch.arange(index.shape[1], device=w.device)[:, None]
+    if not rule.direct:
+        met = _gradient_steps(spec, x, y, w, start, index, weight, streams, floats, added)
+    else:
+        met = []
+        run_part = _run_inline if parts is None else parts.graphs.run_part
+        for a, at, groups in _portions(spec, x, index, parts is not None):
+            part = PortionSpec(rule, groups, spec.blocks)
+            given = [index[:a, at], weight[:a, at], streams[at, :a], floats[:, :a]]
+            given += [owner] if spec.blocks else []
+            met.append(run_part(sweep_portion, part, (x, y, w, start), given))
+    return w, torch.stack([_summed(met, rule.count) / steps, w.sum(1)])
+
+
+def _run_inline(
+    function: Callable[..., Tensor],
+    spec: PortionSpec,
+    held: Sequence[Tensor | None],
+    inputs: Sequence[Tensor],
+) -> Tensor:
+    return function(spec, *held, *inputs)
+
+
+def _portions(
+    spec: TrainSpec, x: Tensor, index: Tensor, in_parts: bool
+) -> Iterator[tuple[int, slice, tuple[int, ...]]]:
+    """Groups of steps whose inputs are gathered at once: how many rows, which steps, by group."""
+    each = index[:, 0].numel() * x[0].numel()  # numbers of a step
+    most = MAX_GATHERED // each if x.is_cuda else 1
+    if in_parts:
+        most = spec.rule.group if spec.rule.group > 1 else min(STEPS_IN_PART, MAX_GATHERED // each)
+    held: list[Group] = []
+    for group in (*spec.groups, None):
+        many = sum(g.steps for g in held)
+        if held and (group is None or group.rows != held[0].rows or many + group.steps > most):
+            at = slice(held[0].start, held[0].start + many)
+            yield held[0].rows, at, tuple(g.steps for g in held)
+            held = []
+        held += [group] if group else []
+
+
+def sweep_portion(
+    spec: PortionSpec,
+    x: Tensor,
+    y: Tensor,
+    w: Tensor,  # (R, P)
+    start: Tensor | None,  # (R, P)
+    index: Tensor,  # (U, S, B)    rows of the pool, of each minibatch
+    weight: Tensor,  # (U, S, B)
+    streams: Tensor,  # (S, a)
+    floats: Tensor,  # (., a)
+    owner: Tensor | None = None,  # (a,)
+) -> Tensor:
+    """Steps of the first rows that go straight to the weights; the loss of each in each, (S, a)."""
+    a, inputs, labels = streams.shape[1], _take(x, index), y[index]
+    if owner is not None:
+        labels, weight = labels[owner], weight[owner]
+    down, propfair = -floats[0, 0], _propfair(spec.rule, floats)
+    pull = None
+    if spec.rule.prox and start is not None:
+        pull = Pull(start[:a], (floats[0, 0] * floats[1])[:, None])
+    blocks = spec.blocks or (Block(0, a, 0),)
+    met: list[Tensor] = []
+    for many in spec.groups:
+        at = slice(len(met), len(met) + many)
+        own = inputs[:, at]
+        steps = [
+            Step(own[:, k - at.start], labels[:, k], weight[:, k], down, propfair, streams[k])
+            for k in range(at.start, at.stop)
+        ]
+        met += spec.rule.rows.sweep(w[:a], Inputs(own, blocks, owner), steps, pull)
+    return torch.stack(met)
+
+
+def _propfair(rule: RowRule, floats: Tensor) -> PropFairRows | None:
+    return PropFairRows(*floats[-3:]) if rule.propfair else None
+
+
+def _gradient_steps(
+    spec: TrainSpec,
+    x: Tensor,
+    y: Tensor,
+    w: Tensor,  # (R, P)
+    start: Tensor | None,  # (R, P)
+    index: Tensor,  # (R, K, B)
+    weight: Tensor,  # (R, K, B)
+    streams: Tensor,  # (K, R)
+    floats: Tensor,  # (., R)
+    added: Tensor | None,  # (R, P)
+) -> list[Tensor]:
+    """Steps by a gradient of their own: of more examples than fit at once, or not that alone."""
+    rule, labels, gradient = spec.rule, y[index], torch.empty_like(w)
+    velocity = torch.zeros_like(w) if rule.optimiser.momentum else None
+    one, down = torch.ones_like(floats[0, 0]), -floats[0, 0]
+    met = []
+    for a, k, _ in spec.groups:
+        g, propfair = gradient[:a].zero_(), _propfair(rule, floats[:, :a])
+        piece = FULL_BATCH_PIECE if rule.full_batch and propfair is None else index.shape[2]
+        for number, begin in enumerate(range(0, index.shape[2], piece)):
+            b = slice(begin, begin + piece)
+            drawn = streams[k, :a] + (number << 32)
+            own = _take(x, index[:a, k, b])
+            step = Step(own, labels[:a, k, b], weight[:a, k, b], one, propfair, drawn)
+            met.append(rule.rows.accumulate(w[:a], g, step)[None])
+        if rule.optimiser.weight_decay:
+            g.add_(w[:a], alpha=rule.optimiser.weight_decay)
+        if start is not None:
+            g.addcmul_(floats[1, :a, None], w[:a] - start[:a])
+        if added is not None:
+            g.add_(added[:a])
+        rule.optimiser.step(w[:a], g, None if velocity is None else velocity[:a], down)
+    return met
+
+
+def _summed(met: list[Tensor], count: int) -> Tensor:
+    """(R,) The sum of each row's losses; rows that did fewer steps come last."""
+    if len(met[-1][0]) == count:
+        return torch.cat(met).sum(0)
+    padded = [torch.nn.functional.pad(part, (0, count - part.shape[1])) for part in met]
+    return torch.cat(padded).T.contiguous().sum(1)
+
+
+def _groups(steps: IntArray, most: int) -> Iterator[Group]:
+    """Steps that the same rows do, at most so many at a time."""
+    active = (steps > np.arange(steps.max())[:, None]).sum(1)  # of each step
+    for same in np.split(np.arange(len(active)), np.flatnonzero(np.diff(active)) + 1):
+        for part in np.array_split(same, -(-len(same) // most)):
+            yield Group(int(active[part[0]]), int(part[0]), len(part))
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    """x[index], by the copy that is quickest for whole examples."""
+    return x.index_select(0, index.reshape(-1)).view(*index.shape, *x.shape[1:])
+
+
+def _minibatches(
+    spec: TrainSpec,
+    entries: Tensor,
+    drawn: Tensor,  # (4, R)  first, size, minibatches in an epoch, key
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Pool rows (R, K, B) and weights (R, K, B) of all minibatches; steps a row lacks are void."""
+    first, size, batches, keys = drawn
+    device, width, minibatch = first.device, spec.width, spec.rule.minibatch
+    offset = torch.arange(width, device=device)
+    mine = entries[(first[:, None] + offset).clamp_(max=len(entries) - 1)]  # (R, n_max)
+    if spec.rule.full_batch:
+        return mine[:, None], ((offset < size[:, None]).to(dtype) / size[:, None])[:, None]
+    order = torch.cat(
+        [shuffles(keys + ((1 + e) << 40), size[:, None], width) for e in range(spec.epochs)], dim=1
+    )
+    mine = mine.gather(1, order)  # (R, epochs * n_max)
+    k = torch.arange(spec.steps, device=device)
+    place = (k % batches[:, None] * minibatch)[..., None] + offset[:minibatch]  # (R, K, B)
+    valid = place < size[:, None, None]
+    at = torch.where(valid, (k // batches[:, None] * width)[..., None] + place, 0)
+    index = mine.gather(1, at.flatten(1).clamp_(max=mine.shape[1] - 1)).view(at.shape)
+    return index, valid.to(dtype) / valid.sum(2, keepdim=True).clamp_(min=1)
+
+
+def added_terms(local: Local, kept: Iterable[tuple[str, Tensor]], like: Tensor) -> Tensor:  # (m, P)
+    """What clients add to their gradients: a combination of the vectors that they keep."""
+    total = torch.zeros_like(like)
+    for name, vector in kept:
+        if name in local.add:
+            total.add_(vector, alpha=local.add[name])
+    return total
+
+
+def kept_after(
+    local: Local, name: str, start: Tensor, end: Tensor, before: Tensor
+) -> Tensor:  # (m, P)
+    """A vector that clients keep, after their training."""
+    keep = local.keep[name]
+    return keep.start * start + keep.end * end + keep.before * before
+
+
+def evaluate(
+    rows: Rows,
+    flat: Tensor,  # (R, P)
+    index: Tensor,  # (n,) shared by all rows, or (R, n)
+    x: Tensor,
+    y: Tensor,
+    workers: Workers,
+    metric: MetricFn | None = None,
+    *,
+    scored: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Loss and score (R, n) of each example; without `scored` the scores are left out."""
+    n, shared = index.shape[-1], index.ndim == 1
+    budget = MAX_ACTIVATIONS
+    if flat.is_cuda:
+        budget = torch.cuda.get_device_properties(flat.device).total_memory // 256
+    losses = torch.empty(len(flat), n, device=flat.device, dtype=flat.dtype)
+    scores = torch.empty_like(losses) if scored else losses[:, :0]
+    group = max(1, min(len(flat), budget // (rows.activations * 1000))) if flat.is_cuda else 1
+    step = max(1, budget // (rows.activations * group))
+
+    def piece(a: int) -> None:
+        part = index[..., a : a + step]
+        if shared:  # gathered once for all rows
+            inputs, labels = _take(x, part)[None], y[part][None]
+        for r in range(0, len(flat), group):
+            if not shared:
+                inputs, labels = _take(x, part[r : r + group]), y[part[r : r + group]]
+            out = rows.outputs(flat[r : r + group], inputs)
+            target = labels.expand(out.shape[:2])
+            losses[r : r + group, a : a + step] = rows.losses(out, target)
+            if scored and metric is None:
+                scores[r : r + group, a : a + step] = out.argmax(-1) == target
+            elif scored and metric is not None:
+                score = metric(out.flatten(0, 1), target.flatten())
+                scores[r : r + group, a : a + step] = score.view(target.shape)
+
+    for _ in workers.map(piece, range(0, n, step)):
+        pass
+    return losses, scores
+
+
+def mean_losses(losses: Tensor, valid: Tensor) -> Tensor:
+    """Mean loss of each client over its own examples, in float64; `valid` marks those."""
+    return torch.where(valid, losses.double(), 0.0).sum(-1) / valid.sum(-1)

@@ -1,0 +1,146 @@
+"""What strategies ask to know of a round: training losses, norms and inner products of changes.
+
+Each is asked of the device at once and comes back as a function that waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmaba.rows import Rows
+from fedmaba.rows.cuda_graphs import fetch, send
+from fedmaba.rows.workers import Workers
+from fedmaba.simulation.batch import Batch, precision
+from fedmaba.simulation.cohort import Cohort, IntArray
+from fedmaba.simulation.local_training import evaluate, mean_losses
+from fedmaba.strategy import Needs
+
+Host = Callable[[], NDArray[Any]]  # waits for numbers that are on their way to the host
+
+
+@dataclass(frozen=True)
+class LossSpec:
+    """All that decides which operations the losses of participants take."""
+
+    rows: Rows
+    workers: Workers
+    everyone: bool  # whether all clients take part: then all runs see the same examples
+    width: int  #     examples of the largest client
+    length: int  #    examples of a run's participants, at most
+
+
+def start_losses(batch: Batch, cohorts: list[Cohort]) -> dict[int, Host]:
+    """Each participant's training loss at its run's model, by run; the run is the row."""
+    if not cohorts:
+        return {}
+    runs, parts, ranks = np.array([c.r for c in cohorts]), batch.train, batch.ranks
+    first, size = parts.where([(c.r, c.client) for c in cohorts])
+    found = np.zeros(first.shape)
+    first, size = first[:, ranks.mine], size[:, ranks.mine]
+    everyone = all(len(c.client) == c.run.federation.n_clients for c in cohorts)
+    spec = LossSpec(
+        rows=batch.rows,
+        workers=batch.workers,
+        everyone=ranks.count == 1 and everyone,
+        width=int(size.max(initial=0)),
+        length=int(size.sum(1).max()),
+    )
+    pool, model = batch.pool, batch.progress.model
+    held = (pool.x, pool.y, parts.entries, parts.union, parts.place, model)
+    means = torch.zeros(size.shape)  # a rank without a client
+    if size.size:
+        means = batch.graphs.run(losses_at_models, spec, held, (runs, first, size))
+    pending = fetch(means)
+
+    @cache
+    def all_losses() -> NDArray[np.float64]:
+        found[:, ranks.mine] = pending()
+        ranks.sum(torch.from_numpy(found))
+        return found
+
+    def of_run(i: int, many: int) -> NDArray[np.float64]:
+        return all_losses()[i, :many].copy()
+
+    return {c.r: partial(of_run, i, len(c.client)) for i, c in enumerate(cohorts)}
+
+
+def losses_at_models(
+    spec: LossSpec,
+    x: Tensor,
+    y: Tensor,
+    entries: Tensor,
+    union: Tensor,
+    place: Tensor,
+    model: Tensor,  # (R, P)
+    runs: Tensor,  # (C,)
+    first: Tensor,  # (C, m)  first entry of each participant
+    size: Tensor,  # (C, m)   how many it has
+) -> Tensor:
+    """(C, m) mean training loss of each participant at its run's model."""
+    offset = torch.arange(spec.width, device=first.device)
+    valid = offset < size[..., None]  # (C, m, n_max)
+    entry = torch.where(valid, first[..., None] + offset, 0)
+    if spec.everyone:  # one set of examples for all runs
+        index, at = union, place[entry]
+    else:  # each run's own, without padding
+        index, at = _without_padding(entries, entry, valid, spec.length)
+    losses, _ = evaluate(spec.rows, model[runs], index, x, y, spec.workers, scored=False)
+    return mean_losses(losses.gather(1, at.flatten(1)).view(at.shape), valid)
+
+
+def _without_padding(
+    entries: Tensor, entry: Tensor, valid: Tensor, length: int
+) -> tuple[Tensor, Tensor]:
+    """Pool rows (C, length) of entries (C, m, n_max) without padding, and where each went."""
+    place = (valid.flatten(1).cumsum(1) - 1).clamp_(min=0)
+    at = torch.where(valid.flatten(1), place, length)  # padding: one place beyond the end
+    index = torch.zeros(len(entry), length + 1, dtype=torch.int64, device=entry.device)
+    index.scatter_(1, at, entries[entry.flatten(1)])
+    return index[:, :length], place.view(valid.shape)
+
+
+def end_losses(batch: Batch, c: Cohort, place: IntArray, w: Tensor) -> Tensor:
+    """(n,) The training loss of trained rows, each on its own client's examples."""
+    part = c.run.federation.train
+    first, size = batch.train.base[c.r] + part.start[c.client[place]], part.size[c.client[place]]
+    offset = torch.arange(int(size.max()), device=w.device)
+    valid = offset < send(size, w.device)[:, None]
+    entry = torch.where(valid, send(first, w.device)[:, None] + offset, 0)
+    losses, _ = batch.evaluate(w, batch.train.entries[entry], scored=False)
+    return mean_losses(losses, valid)
+
+
+def change_stats(needs: Needs, change: Tensor, past: Tensor) -> dict[str, Host]:
+    """What a strategy asks of a cohort's changes (m, P) and of those kept from rounds before."""
+    with precision("float32"):
+        if needs.changes == "norms":
+            norms = torch.linalg.vector_norm(change, dim=1, dtype=torch.float64)
+            return {"norms": fetch(norms.square())}
+        if needs.changes == "gram":
+            gram = _products(change, change)
+            if len(past):
+                across = _products(change, past)
+                below = torch.cat([across.T, _products(past, past)], 1)
+                gram = torch.cat([torch.cat([gram, across], 1), below])
+            return {"gram": fetch(gram.double())}
+    return {}
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b.T, (m, P) with (n, P), as a sum over pieces of their length.
+
+    That rounds less, and few long rows keep all of a GPU at work.
+    """
+    piece = max(2048, 4 * len(b))
+    many = a.shape[1] // piece
+    each, other = (v[:, : many * piece].view(len(v), many, piece) for v in (a, b))
+    rest = a[:, many * piece :] @ b[:, many * piece :].T
+    return rest + torch.bmm(each.transpose(0, 1), other.permute(1, 2, 0)).sum(0)

@@ -1,0 +1,379 @@
+"""One round: draw clients, train them as rows, measure, ask the strategies, take the server's step.
+
+`play_round` is the algorithm, in order. Each function returns a record. Nothing here knows of
+waiting: what a function asks of a device comes back as numbers on their way, and `pipeline` decides
+when to wait for them.
+
+    draw     who takes part, with which random streams
+    train    the participants' models: summed up where their weights are known, else kept as changes
+    measure  the losses, norms and inner products that strategies ask for
+    weigh    each strategy's coefficients
+    step     the new models of the servers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmaba import average
+from fedmaba.errors import NoRoom
+from fedmaba.rows.cuda_graphs import fetch, send
+from fedmaba.simulation import server_step
+from fedmaba.simulation.batch import Batch
+from fedmaba.simulation.cohort import (
+    Cohort,
+    Drawn,
+    FloatArray,
+    IntArray,
+    change_factors,
+    draw,
+    job_of,
+    not_finite,
+    out_of_memory,
+    scale_malicious_updates,
+)
+from fedmaba.simulation.local_training import kept_after
+from fedmaba.simulation.local_training import train as train_rows
+from fedmaba.simulation.measurements import Host, change_stats, end_losses, start_losses
+from fedmaba.simulation.state import Round
+from fedmaba.strategy import Decision, Replies, call_weigh
+
+__all__ = ["Chunk", "Decided", "Measured", "Stepped", "Trained", "draw", "launch", "measure",
+           "play_round", "rounds_of", "step", "train", "weigh"]  # fmt: skip
+
+
+def play_round(batch: Batch, runs: list[int], t: int) -> dict[int, Round]:
+    """Round t of some runs, moving their models and states on; what happened, by run."""
+    drawn = draw(batch, runs, t)
+    measured = measure(batch, drawn)
+    decided = weigh(batch, drawn, measured, when="before training")
+    trained = train(batch, drawn, decided)
+    measured = measure(batch, drawn, measured, trained)
+    decided |= weigh(batch, drawn, measured, when="after training")
+    return rounds_of(batch, drawn, trained, decided, step(batch, drawn, trained, decided))
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Trained rows."""
+
+    rows: IntArray  # (n,)       of the round's table
+    model: Tensor  # (n, P)      after training
+    told: Tensor  # (2, n)       the mean loss each met, and the sum of its weights
+
+
+@dataclass
+class Trained:
+    """What training left of a round: weighted sums, or changes where weights come later."""
+
+    delta: Tensor | None  # (R, P)  what is to be added to the models, as far as it is weighed
+    changes: Tensor  # (n, P)       of the cohorts whose weights come after training
+    whole: Tensor | None = None  # (M, P)   all rows, where one sum can take them all
+    told: list[tuple[IntArray, Tensor]] = field(default_factory=list)  # rows, what they told
+    losses: dict[int, list[tuple[IntArray, Host]]] = field(default_factory=dict)  # run -> places
+    vectors: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # what clients keep now
+
+    def change(self, c: Cohort) -> Tensor:
+        """(m, P) The changes of a late cohort."""
+        return self.changes[c.kept_at : c.kept_at + len(c.client)]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Numbers on their way to the host, by run."""
+
+    loss: dict[int, Host]
+    changes: dict[int, dict[str, Host]]
+
+
+@dataclass
+class Decided:
+    """What strategies answered, by run; and why some runs end instead."""
+
+    decision: dict[int, Decision] = field(default_factory=dict)
+    loss: dict[int, FloatArray] = field(default_factory=dict)  # as the server was told
+    ended: dict[int, str] = field(default_factory=dict)
+
+    def __ior__(self, other: Decided) -> Decided:
+        self.decision |= other.decision
+        self.loss |= other.loss
+        self.ended |= other.ended
+        return self
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """The server's step, asked for: which runs have a finite model afterwards, (R,)."""
+
+    finite: Host
+
+
+def measure(
+    batch: Batch, drawn: Drawn, before: Measured | None = None, trained: Trained | None = None
+) -> Measured:
+    """Losses at the servers' models; after training, all else that strategies ask for."""
+    if before is None or trained is None:
+        asking = [c for c in drawn.cohorts if c.needs.loss == "start"]
+        return Measured(start_losses(batch, asking), {})
+    if drawn.late:
+        batch.ranks.sum(trained.changes)
+    loss, changes = dict(before.loss), {}
+    for c in drawn.late:
+        past = batch.progress.kept[c.r].change
+        changes[c.r] = change_stats(c.needs, trained.change(c), past)
+        if c.needs.loss in ("mean", "end"):
+            loss[c.r] = partial(_gathered, batch, len(c.client), trained.losses.get(c.r, []))
+    return Measured(loss, changes)
+
+
+def _gathered(batch: Batch, many: int, parts: list[tuple[IntArray, Host]]) -> FloatArray:
+    """(m,) Losses of a cohort that came chunk by chunk, from this rank and others."""
+    out = np.zeros(many)
+    for place, value in parts:
+        out[place] = value()
+    batch.ranks.sum(torch.from_numpy(out))
+    return out
+
+
+def weigh(batch: Batch, drawn: Drawn, measured: Measured, when: str) -> Decided:
+    """Ask the strategies whose numbers are there, unless a number says that a run has diverged."""
+    decided = Decided()
+    for c in drawn.cohorts:
+        if (when == "before training") != c.needs.early:
+            continue
+        loss = measured.loss[c.r]() if c.r in measured.loss else None
+        seen = {name: value() for name, value in measured.changes.get(c.r, {}).items()}
+        if why := _broken_numbers(c, loss, seen):
+            decided.ended[c.r] = why
+            continue
+        federation, kept = c.run.federation, batch.progress.kept[c.r]
+        if loss is not None and federation.hostile is not None:
+            loss = federation.hostile.said(c.client, loss)
+        if "gram" in seen:
+            seen["gram"] = (seen["gram"] + seen["gram"].T) / 2
+            seen |= {"past_client": kept.client, "past_round": kept.round}
+        size, n = federation.train.size[c.client], federation.n_clients
+        replies = Replies(drawn.round, drawn.lr, n, c.client, size, loss, **seen)
+        decision = call_weigh(c.run.strategy, batch.progress.states[c.r], replies)
+        if not np.isfinite(decision.coef).all():
+            decided.ended[c.r] = "the strategy gave a weight that is not finite"
+            continue
+        decided.decision[c.r] = decision
+        if loss is not None:
+            decided.loss[c.r] = loss
+    return decided
+
+
+def _broken_numbers(c: Cohort, loss: FloatArray | None, seen: dict[str, NDArray[Any]]) -> str:
+    """Why a run has diverged, by the first client whose number is not finite; empty if none is."""
+    for values in seen.values():
+        if not np.isfinite(values).all():
+            own = (values if values.ndim == 1 else np.diag(values))[: len(c.client)]
+            largest = int(np.argmax(np.nan_to_num(np.abs(own), nan=np.inf)))
+            return f"the model change of client {c.client[largest]} is not finite"
+    if loss is not None and not np.isfinite(loss).all():
+        bad = int(np.flatnonzero(~np.isfinite(loss))[0])
+        return f"the training loss of client {c.client[bad]} is {loss[bad]}"
+    return ""
+
+
+def train(
+    batch: Batch, drawn: Drawn, decided: Decided, chunks: Iterable[Chunk] | None = None
+) -> Trained:
+    """Train all rows, or take those that are being trained; sum them up or keep their changes."""
+    at = batch.progress
+    kept = sum(len(c.client) for c in drawn.late)
+    trained = Trained(None, at.model.new_zeros(kept, at.model.shape[1]))
+    for c in drawn.cohorts:
+        new = {n: v.new_zeros(len(c.client), v.shape[1]) for n, v in at.vectors[c.r].items()}
+        trained.vectors |= {c.r: new} if new else {}
+    all_decided = batch.ranks.count == 1 and len(decided.decision) == len(drawn.cohorts)
+    for chunk in launch(batch, drawn) if chunks is None else chunks:
+        trained.told.append((chunk.rows, chunk.told))
+        _keep_vectors(batch, drawn, chunk, trained)
+        if all_decided and drawn.rows_in_order_and_equal(chunk.rows):
+            trained.whole = chunk.model
+        else:
+            _collect(batch, drawn, decided, chunk, trained)
+    return trained
+
+
+def launch(batch: Batch, drawn: Drawn) -> Iterator[Chunk]:
+    """Train chunk after chunk; from one that does not fit into memory on, in halves."""
+    at, factor = batch.progress, change_factors(drawn.cohorts)
+    slot = any(c.needs.early for c in drawn.cohorts)
+
+    def work(rows: IntArray) -> Chunk:
+        job = job_of(batch, drawn, rows)
+        w, told = train_rows(batch.rows, batch.pool, at.model, job, batch.graphs, slot)
+        if factor is not None:
+            scale_malicious_updates(at.model, w, job.run, factor[rows])
+            told = torch.stack([told[0], w.sum(1)])
+        return Chunk(rows, w, told.clone() if batch.graphs.on else told)  # a replay overwrites it
+
+    chunks = drawn.chunks
+    while chunks:
+        done = 0
+        try:
+            for out in batch.workers.map(work, chunks):
+                done += 1
+                yield out
+            return
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+        chunks = _halved(batch, chunks[done:])
+
+
+def _halved(batch: Batch, chunks: list[IntArray]) -> list[IntArray]:
+    """Chunks of half the size, from now on."""
+    at = batch.progress
+    most = min(at.chunk, max(map(len, chunks)))
+    if most == 1:
+        raise NoRoom(
+            f"{batch.pool.x.device} has no memory for the training of one client: take a "
+            "smaller --minibatch or model, or fewer runs at once"
+        )
+    at.chunk = most // 2
+    batch.graphs.forget()
+    return [c[a : a + at.chunk] for c in chunks for a in range(0, len(c), at.chunk)]
+
+
+def _collect(batch: Batch, drawn: Drawn, decided: Decided, chunk: Chunk, trained: Trained) -> None:
+    """Take in trained rows: add them up where they can be weighed, else keep their changes."""
+    model, rows, w, means = batch.progress.model, chunk.rows, chunk.model, chunk.told[0]
+    whose = drawn.table.cohort[rows]
+    if (np.diff(whose) < 0).any():  # each cohort's rows together
+        order = np.argsort(whose, kind="stable")
+        rows, whose, at = rows[order], whose[order], send(order, w.device)
+        w, means = w.index_select(0, at), means.index_select(0, at)
+    present, first, many = np.unique(whose, return_index=True, return_counts=True)
+    here = [
+        (drawn.cohorts[i], slice(a, a + n), rows[a : a + n] - drawn.cohorts[i].rows.start)
+        for i, a, n in zip(present, first, many, strict=True)
+    ]
+    weighed = [k for k, (c, *_) in enumerate(here) if c.r in decided.decision]
+    if weighed:
+        nothing = np.zeros(len(rows))
+        coef = [
+            decided.decision[c.r].coef[place] if c.r in decided.decision else nothing[own]
+            for c, own, place in here
+        ]
+        total, weight = server_step.weighted_sums(w, coef)
+        runs = send(np.array([here[k][0].r for k in weighed]), w.device)
+        took = send(np.array(weighed), w.device)
+        if trained.delta is None:
+            trained.delta = torch.zeros_like(model)
+        trained.delta[runs] += total[took] - weight[took] * model[runs]
+    late = [(c, own, place) for c, own, place in here if c.kept_at >= 0]
+    if late:
+        into = send(np.concatenate([c.kept_at + place for c, _, place in late]), w.device)
+        mine = np.concatenate([np.arange(own.start, own.stop) for _, own, _ in late])
+        change = w.index_select(0, send(mine, w.device))
+        change -= model.index_select(0, send(drawn.table.run[rows][mine], w.device))
+        trained.changes.index_copy_(0, into, change)
+    for c, own, place in late:
+        if c.needs.loss in ("mean", "end"):
+            after = c.needs.loss == "end"
+            value = end_losses(batch, c, place, w[own]) if after else means[own]
+            trained.losses.setdefault(c.r, []).append((place, fetch(value)))
+
+
+def _keep_vectors(batch: Batch, drawn: Drawn, chunk: Chunk, trained: Trained) -> None:
+    """Note what clients keep after their training; it counts when the round is decided."""
+    at, table, device = batch.progress, drawn.table, chunk.model.device
+    for c in drawn.cohorts:
+        if c.r not in trained.vectors:
+            continue
+        mine = np.flatnonzero(table.run[chunk.rows] == c.r)
+        place = send(chunk.rows[mine] - c.rows.start, device)
+        who, end = send(table.client[chunk.rows[mine]], device), chunk.model[send(mine, device)]
+        for name, new in trained.vectors[c.r].items():
+            before = at.vectors[c.r][name][who]
+            new[place] = kept_after(batch.local[c.r], name, at.model[c.r], end, before)
+
+
+def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Stepped:
+    """Take the servers' steps with what was decided; runs that end keep their last model."""
+    at, ranks, t = batch.progress, batch.ranks, drawn.round
+    for r, why in decided.ended.items():
+        _end(batch, r, t, why)
+    spec = server_step.StepSpec(batch.plan.server_lr, batch.plan.server_momentum)
+    held, moves, share = server_step.held_by_step(batch), *_shares(batch, decided, t)
+    if trained.whole is not None:
+        coef = np.stack([decided.decision[c.r].coef for c in drawn.cohorts]).astype(share.dtype)
+        inputs = (coef, np.array(drawn.runs), moves, share)
+        function, whole = server_step.aggregate_whole_round, trained.whole
+        finite = batch.graphs.run(function, spec, (whole, *held), inputs)
+    else:
+        delta = torch.zeros_like(at.model) if trained.delta is None else trained.delta
+        for c in drawn.late:
+            if c.r in decided.decision:
+                _weigh_changes(batch, c, decided.decision[c.r], trained.change(c), delta, t)
+        ranks.sum(delta)
+        sent = (send(values, delta.device) for values in (moves, share))
+        finite = server_step.server_step(spec, *held, delta, *sent)
+    for c in drawn.cohorts:
+        for name, new in trained.vectors.get(c.r, {}).items() if c.r in decided.decision else ():
+            kept, who = at.vectors[c.r][name], send(c.client, new.device)
+            kept[who] = torch.where(finite[c.r], ranks.sum(new), kept[who])
+    return Stepped(fetch(finite))
+
+
+def _weigh_changes(
+    batch: Batch, c: Cohort, decision: Decision, change: Tensor, delta: Tensor, t: int
+) -> None:
+    """Add a late cohort's weighed changes, and keep those that its strategy sees again."""
+    kept = batch.progress.kept[c.r]
+    if not batch.ranks.rank:  # each rank has the whole sum
+        delta[c.r] = server_step.combine_changes(decision.coef, change, kept.change)
+    if c.needs.keep_rounds:
+        batch.progress.kept[c.r] = server_step.kept_changes(kept, c, change, t)
+
+
+def _shares(batch: Batch, decided: Decided, t: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(R,) 1 for runs that move, and (D,) the share of the new model in each deployed one."""
+    dtype = np.float64 if batch.progress.model.dtype == torch.float64 else np.float32
+    moves = np.zeros(len(batch.runs), dtype)
+    moves[list(decided.decision)] = 1
+    share = [
+        average.share(rule, t) if moves[r] else 0.0
+        for r, (_, rule) in zip(batch.progress.owner, batch.handed_out, strict=True)
+    ]
+    return moves, np.array(share, dtype)
+
+
+def rounds_of(
+    batch: Batch, drawn: Drawn, trained: Trained, decided: Decided, stepped: Stepped
+) -> dict[int, Round]:
+    """Move the states on, end the runs whose model broke, and tell what happened, by run."""
+    finite, out = stepped.finite().tolist(), {}
+    for c in drawn.cohorts:
+        if c.r not in decided.decision:
+            continue
+        decision = decided.decision[c.r]
+        if not finite[c.r]:
+            broken = not_finite(trained.told, len(drawn.table.size))
+            batch.ranks.sum(torch.from_numpy(broken))
+            lost = np.flatnonzero(broken[c.rows])
+            what = f"the model of client {c.client[lost[0]]}" if len(lost) else "the server's model"
+            _end(batch, c.r, drawn.round, f"{what} is not finite")
+            continue
+        batch.progress.states[c.r] = decision.state
+        coef = decision.coef[: len(c.client)]
+        out[c.r] = Round(c.client, coef, decided.loss.get(c.r), dict(decision.info))
+    return out
+
+
+def _end(batch: Batch, r: int, t: int, why: str) -> None:
+    run = batch.runs[r]
+    where = f"{run.strategy.label()}, seed {run.seed}, diverged in round {t + 1}"
+    batch.progress.diverged[r] = f"{where}: {why}"

@@ -1,0 +1,304 @@
+"""Federated learning one client after another: nn.Module, autograd, torch.optim.
+
+`Plain` is what a reader would write from the papers' pseudo-code. It shares with the simulator only
+what decides which clients, minibatches and masks are drawn, and `Strategy.weigh`.
+"""
+
+import copy
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from fedmaba import models, rng, strategies
+from fedmaba.rows.random import dropout_mask, shuffles
+from fedmaba.simulation.engine import Plan, Run, simulate, start
+from fedmaba.strategy import Decision, Keep, Local, Needs, Replies, Strategy
+
+NAMES = [name for name, kind in strategies.REGISTRY.items() if "fedmaba." in kind.__module__]
+SPECS = [
+    *NAMES,
+    "fedavg:weights=uniform",
+    "fedprox:mu=1",
+    "qffl:q=2",
+    "qffl:q=0.5,mode=sgd",
+    "afl:lam=0.5",
+    "term:T=2",
+    "term:T=2,normalise=reference",
+    "fedmgda:epsilon=1,eta=0.3,decay=0.9",
+    "propfair:M=1.5,epsilon=0.3",  # both branches of the bent loss
+    "propfair:M=1.2,below=scaled",
+    "fedfv:alpha=0,tau=2",
+    "fedfv:alpha=1,tau=0",
+    "fedmaba:alpha=0.8,eta_b=1,rho=0.3,eta_s=0.5,loss_at=mean",
+    "fedmaba:ball=global,loss_at=end,eta_b=3",
+    "fedmaba:sync=overwrite",
+]
+PLAN = Plan(rounds=3, minibatch=4, lr=0.2, lr_decay=0.9, dtype="float64")
+
+
+def mlp(shape, classes):
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(math.prod(shape), 10),
+        nn.ReLU(),
+        nn.Linear(10, 8),
+        nn.Tanh(),
+        nn.Linear(8, classes),
+    )
+
+
+def cnn(shape, classes):
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(shape[0], 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25)),
+        nn.Conv2d(4, 5, 2, padding=1, bias=False),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(80, 8),
+        nn.ReLU(),
+        nn.Linear(8, classes),
+    )
+
+
+MODELS = {"mlp": mlp, "cnn": cnn}
+
+
+def one(spec: str) -> Strategy:
+    (strategy,) = strategies.parse(spec)
+    return strategy
+
+
+# --- the plain loop ----------------------------------------------------------------------------
+
+
+@dataclass
+class Told:
+    """What a plain round left behind."""
+
+    client: np.ndarray
+    weight: np.ndarray
+    loss: np.ndarray | None
+
+
+class Plain:
+    """Federated learning as in the papers' pseudo-code, in float64."""
+
+    def __init__(self, strategy, seed, fed, plan, make, loss=None):
+        self.strategy, self.seed, self.fed, self.plan = strategy, seed, fed, plan
+        shape, classes = fed.data.x.shape[1:], len(fed.data.classes)
+        self.model = models.build(make, shape, classes, seed).double()
+        self.worker = copy.deepcopy(self.model)  # trained by one client after another
+        self.x = torch.from_numpy(fed.data.x).double()
+        self.y = torch.from_numpy(fed.data.y)
+        self.criterion = loss or (lambda out, y: F.cross_entropy(out, y, reduction="none"))
+        self.state = strategy.init(fed.n_clients)
+        self.past: dict[int, tuple[int, torch.Tensor]] = {}  # client -> round, change
+        self.velocity = 0.0
+        nothing = torch.zeros(sum(p.numel() for p in self.model.parameters())).double()
+        self.kept = defaultdict(lambda: nothing)  # (name, client) -> what the client keeps
+        self.training = None  # the client that trains
+        self.told: list[Told] = []
+        self.path: list[torch.Tensor] = []  # the server's model after each round
+
+    def forward(self, model, x, key=None):
+        """The model's outputs; with a key in training mode, with the masks of that stream."""
+        for number, layer in enumerate(m for m in model.modules() if not list(m.children())):
+            if isinstance(layer, nn.Dropout):
+                if key is not None:
+                    mask = dropout_mask(key, number, (1, *x.shape), layer.p, x.dtype)
+                    x = x * mask[0]
+            else:
+                x = layer(x)
+        return x
+
+    def measured(self, model, rows):
+        """Mean loss over examples, in evaluation mode."""
+        with torch.no_grad():
+            return float(self.criterion(self.forward(model, self.x[rows]), self.y[rows]).mean())
+
+    def minibatches(self, rows, key):
+        """The examples of each local step."""
+        size, batch = len(rows), self.plan.minibatch
+        if self.strategy.local().full_batch:
+            yield rows
+            return
+        left = self.plan.steps or self.plan.epochs * math.ceil(size / batch)
+        for epoch in range(left):
+            order = shuffles(key + ((1 + epoch) << 40), torch.tensor([[size]]), size)[0].numpy()
+            for a in range(0, size, batch):
+                if left == 0:
+                    return
+                left -= 1
+                yield rows[order[a : a + batch]]
+
+    def objective(self, data_loss, w, server):
+        """What a client minimises, as its paper writes it."""
+        work = self.strategy.local()
+        if work.loss is not None:
+            M, epsilon, slope = work.loss.M, work.loss.epsilon, work.loss.slope
+            if M - data_loss >= epsilon:
+                data_loss = -torch.log(M - data_loss)
+            else:  # a line from where the logarithm ends
+                data_loss = slope * (data_loss - (M - epsilon)) - math.log(epsilon)
+        for name, factor in work.add.items():
+            kept = self.kept[name, self.training]
+            data_loss = data_loss + factor * (kept * torch.cat([p.flatten() for p in w])).sum()
+        if work.prox:
+            distance = sum(((a - b) ** 2).sum() for a, b in zip(w, server, strict=True))
+            data_loss = data_loss + work.prox / 2 * distance
+        return data_loss
+
+    def train(self, client, t, lr):
+        """A client's trained model and the mean loss it saw."""
+        plan, seen, self.training = self.plan, [], client
+        trained = self.worker
+        trained.load_state_dict(self.model.state_dict())
+        server = [p.detach().clone() for p in self.model.parameters()]
+        how = plan.optimiser
+        sgd = torch.optim.SGD(trained.parameters(), lr, how.momentum, 0.0, how.weight_decay)
+        key = torch.from_numpy(rng.key(self.seed, "local", t, client).view(np.int64))
+        for k, rows in enumerate(self.minibatches(self.fed.split.train[client], key)):
+            out = self.forward(trained, self.x[rows], key + k)
+            data_loss = self.criterion(out, self.y[rows]).mean()
+            seen.append(data_loss.item())
+            sgd.zero_grad()
+            self.objective(data_loss, list(trained.parameters()), server).backward()
+            sgd.step()
+        return trained, float(np.mean(seen))
+
+    def round(self, t):
+        plan, needs, n = self.plan, self.strategy.needs(), self.fed.n_clients
+        lr = plan.lr * plan.lr_decay**t
+        clients = rng.sample_clients(self.seed, t, n, plan.participants or n)
+        server = parameters_to_vector(self.model.parameters()).detach()
+        changes, losses = [], []
+        for client in clients:
+            trained, mean = self.train(client, t, lr)
+            end = parameters_to_vector(trained.parameters()).detach()
+            for name, rule in self.strategy.local().keep.items():
+                before = self.kept[name, client]
+                self.kept[name, client] = (
+                    rule.start * server + rule.end * end + rule.before * before
+                )
+            changes.append(parameters_to_vector(trained.parameters()).detach() - server)
+            rows = self.fed.split.train[client]
+            where = {"start": self.model, "end": trained}.get(needs.loss)
+            losses.append(mean if where is None else self.measured(where, rows))
+        since = t - needs.keep_rounds
+        past = {c: kept for c, kept in self.past.items() if kept[0] >= since}
+        every = torch.stack(changes + [change for _, change in past.values()])
+        gram = (every @ every.T).numpy()
+        replies = Replies(
+            round=t,
+            lr=lr,
+            n_clients=n,
+            client=clients,
+            size=np.array([len(self.fed.split.train[c]) for c in clients]),
+            loss=None if needs.loss == "none" else np.array(losses),
+            norms=gram.diagonal()[: len(clients)] if needs.changes == "norms" else None,
+            gram=gram if needs.changes == "gram" else None,
+            past_client=np.array([*past], dtype=np.int64),
+            past_round=np.array([r for r, _ in past.values()], dtype=np.int64),
+        )
+        coef, self.state, _ = self.strategy.weigh(self.state, replies)
+        delta = torch.from_numpy(coef) @ every[: len(coef)]
+        self.velocity = plan.server_momentum * self.velocity + delta
+        vector_to_parameters(server + plan.server_lr * self.velocity, self.model.parameters())
+        self.past |= {int(c): (t, change) for c, change in zip(clients, changes, strict=True)}
+        self.told.append(Told(clients, coef[: len(clients)], replies.loss))
+        self.path.append(parameters_to_vector(self.model.parameters()).detach().clone())
+
+    def run(self):
+        for t in range(self.plan.rounds):
+            self.round(t)
+        return self
+
+
+def vector(batch, flat):
+    """A flat row of the engine as one vector in the order of nn.Module's parameters."""
+    return torch.cat([w.flatten() for w in batch.rows.layout.unpack(flat).values()])
+
+
+def apart(a, b):
+    """Distance relative to the second's length."""
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+def played(specs, fed, plan, make, seed=3, **own):
+    """A simulated batch and its snapshots' rounds."""
+    runs = [s if isinstance(s, Run) else Run(one(s), seed, fed) for s in specs]
+    batch = start(runs, plan, make, **own)
+    shots = list(simulate(batch))
+    batch.workers.close()
+    assert batch.progress.diverged == [""] * len(runs)
+    return batch, shots
+
+
+MIXED = ["fedavg", "fedsgd", "fedprox", "propfair", "qffl", "fedfv", "fedmaba:loss_at=mean"]
+FEW = ["fedavg", "fedprox:mu=1", "propfair:M=1.5,epsilon=0.3", "fedfv", "fedmaba:loss_at=mean"]
+
+
+class Wrapped(nn.Module):
+    """A model the engine cannot look into."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+@dataclass(frozen=True)
+class Odd(Strategy):
+    """gives a weight that is not finite in its third round"""
+
+    name = "odd"
+
+    def needs(self):
+        return Needs()
+
+    def weigh(self, state, replies):
+        bad = np.inf if replies.round == 2 else 1.0
+        return Decision(np.full(len(replies.client), bad / len(replies.client)), state)
+
+
+class Functional(nn.Module):
+    """Dropout by function call, which torch.func does not vectorise."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.a, self.b = nn.Linear(math.prod(shape), 6), nn.Linear(6, classes)
+
+    def forward(self, x):
+        x = F.dropout(x.flatten(1), 0.2, self.training)
+        return self.b(F.dropout(self.a(x).relu(), 0.5, self.training))
+
+
+@dataclass(frozen=True)
+class Drifting(Strategy):
+    """A test strategy whose clients keep two vectors, as FedDyn's keep one."""
+
+    name: ClassVar[str] = "drifting"
+    alpha: float = 0.3
+    late: bool = False
+
+    def needs(self):
+        return Needs(changes="norms") if self.late else Needs()
+
+    def local(self):
+        keep = {
+            "h": Keep(start=self.alpha, end=-self.alpha),
+            "g": Keep(end=0.1, before=0.5),
+        }
+        return Local(prox=self.alpha, keep=keep, add={"h": -1.0, "g": 0.05})
+
+    def weigh(self, state, replies):
+        return Decision(np.full(len(replies.client), 1 / len(replies.client)), state)

@@ -1,0 +1,179 @@
+"""Going on after a stop; evaluations; your own loss and metric."""
+
+import math
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import vector_to_parameters
+
+from fedmaba.errors import InputError
+from fedmaba.simulation import local_training
+from fedmaba.simulation.engine import Run, simulate, start
+from fedmaba.strategy import Needs
+from plain_loop import MODELS, PLAN, SPECS, Plain, apart, cnn, mlp, one, played, vector
+
+pytestmark = pytest.mark.usefixtures("few_threads")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_resumed_batch_has_the_same_bits(model, held_fed):
+    plan = replace(PLAN, rounds=4, participants=3, server_momentum=0.5, dtype="float32", chunk=3)
+    specs = SPECS if model == "mlp" else ["fedavg", "fedfv", "fedmaba:loss_at=end"]
+    runs = [Run(one(s), 3, held_fed) for s in specs]
+    whole = start(runs, plan, MODELS[model])
+    unbroken = list(simulate(whole))
+
+    first = start(runs, plan, MODELS[model])
+    for shot in simulate(first):
+        if shot.round == 1:
+            break
+    saved = {name: value.copy() for name, value in first.progress.arrays().items()}
+    at = first.progress
+    meta = {"round": at.round, "chunk": at.chunk, "diverged": at.diverged}
+    second = start(runs, replace(plan, chunk=None), MODELS[model])  # the chunk comes with the rest
+    second.progress.restore(saved, meta)
+    resumed = list(simulate(second))
+    assert [shot.round for shot in resumed] == [2, 3]
+    for name in ("model", "deployed", "best", "velocity"):
+        assert torch.equal(getattr(whole.progress, name), getattr(second.progress, name))
+    for name, value in whole.progress.arrays().items():
+        assert np.array_equal(second.progress.arrays()[name], value), name
+    for a, b in zip(unbroken[2:], resumed, strict=True):
+        for r in range(len(runs)):
+            assert np.array_equal(a.rounds[r].weight, b.rounds[r].weight)
+            assert a.rounds[r].info == b.rounds[r].info
+            assert np.array_equal(a.evaluations[r]["last"].loss, b.evaluations[r]["last"].loss)
+
+
+def test_saved_arrays_do_not_change_when_the_run_goes_on(fed):
+    batch = start([Run(one("fedmaba"), 3, fed)], PLAN, mlp)
+    rounds = simulate(batch)
+    next(rounds)
+    saved = batch.progress.arrays()
+    copies = {name: value.copy() for name, value in saved.items()}
+    next(rounds)
+    changed = [name for name in saved if not np.array_equal(saved[name], copies[name])]
+    assert changed == []
+
+
+# --- one's own loss, metric and evaluation -----------------------------------------------------
+
+
+def hinge(out, y):
+    """A multi-class hinge loss of each example."""
+    own = out.gather(1, y[:, None])
+    return (1 + out - own).clamp(min=0).square().sum(1) - 1
+
+
+def test_a_loss_and_a_metric_of_ones_own(fed):
+    def margin(out, y):
+        top = out.topk(2, dim=1).values
+        return (top[:, 0] - top[:, 1]) * (out.argmax(1) == y)
+
+    specs = ["fedavg", "qffl:q=2", "propfair:M=9,epsilon=4", "fedmaba:loss_at=mean", "fedsgd"]
+    plan = replace(PLAN, lr=0.05, participants=3)
+    batch, shots = played(specs, fed, plan, mlp, loss=hinge, metric=margin)
+    for r, spec in enumerate(specs):
+        plain = Plain(one(spec), 3, fed, plan, mlp, loss=hinge).run()
+        assert apart(vector(batch, batch.progress.model[r]), plain.path[-1]) < 1e-9
+        for c, rows in enumerate(fed.split.test):
+            out = plain.forward(plain.model, plain.x[rows]).detach()
+            found = shots[-1].evaluations[r]["last"]
+            assert found.loss[c] == pytest.approx(hinge(out, plain.y[rows]).mean().item())
+            assert found.accuracy[c] == pytest.approx(margin(out, plain.y[rows]).mean().item())
+
+
+@pytest.mark.parametrize("deploy", ["last", "ema:0.5"])
+def test_an_evaluation_is_a_plain_pass_over_each_clients_test_examples(deploy, held_fed):
+    specs, plan = ["fedavg", "fedmaba"], replace(PLAN, eval_every=2)
+    runs = [Run(one(spec), 3, held_fed, deploy) for spec in specs]
+    batch, shots = played(runs, held_fed, plan, cnn)
+    assert [shot.evaluations is not None for shot in shots] == [False, True, True]
+    plain = Plain(one("fedavg"), 3, held_fed, plan, cnn)  # for its forward pass only
+    for r in range(len(specs)):
+        found = shots[-1].evaluations[r]
+        assert set(found) == {"last", "deployed", "last_validation", "deployed_validation"}
+        for kind, flat in (("last", batch.progress.model), ("deployed", batch.progress.deployed)):
+            vector_to_parameters(vector(batch, flat[r]), plain.model.parameters())
+            for suffix, lists in (
+                ("", held_fed.split.test),
+                ("_validation", held_fed.split.validation),
+            ):
+                scores = found[kind + suffix]
+                for c, rows in enumerate(lists):
+                    out = plain.forward(plain.model, plain.x[rows]).detach()
+                    assert scores.loss[c] == pytest.approx(plain.measured(plain.model, rows))
+                    right = (out.argmax(1) == plain.y[rows]).double().mean().item()
+                    assert scores.accuracy[c] == pytest.approx(right)
+        same = found["last"].loss.tolist() == found["deployed"].loss.tolist()
+        assert same == (deploy == "last")
+
+
+def test_the_best_round_is_picked_on_validation_data(held_fed):
+    plan = replace(PLAN, rounds=6, lr=1.0, lr_decay=1.0)
+    runs = [Run(one(spec), 3, held_fed) for spec in ("fedavg", "fedsgd", "fedmaba")]
+    batch = start(runs, plan, mlp)
+    path, shots = [], []
+    for shot in simulate(batch):
+        path.append(batch.progress.model.clone())
+        shots.append(shot)
+    differs = False
+    for r in range(len(runs)):
+        judged, shown = (
+            [float(np.mean(shot.evaluations[r][kind].accuracy)) for shot in shots]
+            for kind in ("last_validation", "last")
+        )
+        best = int(np.argmax(judged))
+        assert batch.progress.best_round[r] == best
+        assert batch.progress.best_score[r] == pytest.approx(judged[best])
+        assert torch.equal(batch.progress.best[r], path[best][r])
+        differs |= best != int(np.argmax(shown))
+    assert differs  # so that the choice of data was put to the test
+
+
+def test_without_validation_data_the_best_round_is_picked_on_test_data(fed):
+    batch, shots = played(["fedavg"], fed, replace(PLAN, rounds=5, lr=1.0), mlp)
+    shown = [float(np.mean(shot.evaluations[0]["last"].accuracy)) for shot in shots]
+    assert batch.progress.best_round[0] == int(np.argmax(shown))
+
+
+def test_a_large_test_set_is_taken_in_pieces(fed, monkeypatch):
+    _, shots = played(["fedavg"], fed, PLAN, cnn)
+    monkeypatch.setattr(local_training, "MAX_ACTIVATIONS", 1)  # one example at a time
+    _, again = played(["fedavg"], fed, PLAN, cnn)
+    a, b = (s[-1].evaluations[0]["last"].loss for s in (shots, again))
+    np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+@pytest.mark.parametrize("what", ["loss", "metric"])
+def test_a_loss_or_metric_must_give_a_value_per_example(what, fed):
+    with pytest.raises(ValueError, match="one value per example"):
+        start([Run(one("fedavg"), 0, fed)], PLAN, mlp, **{what: nn.functional.cross_entropy})
+    with pytest.raises(ValueError, match=f"{what}='mse': give a function"):
+        start([Run(one("fedavg"), 0, fed)], PLAN, mlp, **{what: "mse"})
+
+
+def test_a_metric_that_is_no_number_is_refused_at_once_and_survived_later(fed):
+    def nothing(out, target):
+        return torch.full((len(out),), math.nan, dtype=out.dtype)
+
+    run = Run(one("fedavg"), 0, fed)
+    with pytest.raises(InputError, match="the metric gave a value that is not finite"):
+        start([run], PLAN, mlp, metric=nothing)
+    batch = start([run], PLAN, mlp)
+    batch.metric = nothing
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        *_, last = simulate(batch)
+    assert np.isnan(last.evaluations[0]["last"].accuracy).all()
+    assert batch.progress.best_round.tolist() == [-1]
+
+
+def test_what_a_strategy_needs_has_a_name():
+    for wrong in ({"loss": "Start"}, {"changes": "all"}, {"keep_rounds": -1}, {"keep_rounds": 0.5}):
+        with pytest.raises(InputError, match=rf"Needs\({next(iter(wrong))}="):
+            Needs(**wrong)

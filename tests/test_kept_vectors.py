@@ -1,0 +1,104 @@
+"""Vectors that each client keeps: the seam by which a strategy gives clients a memory."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedmaba.errors import InputError
+from fedmaba.simulation.engine import Optimiser, Run, simulate, start
+from fedmaba.strategy import Keep, Local, PropFairLoss
+from plain_loop import PLAN, Drifting, Plain, apart, cnn, mlp, one, played, vector
+from recordings import Replays
+
+pytestmark = pytest.mark.usefixtures("few_threads")
+PLANS = {
+    "all": PLAN,
+    "some": replace(PLAN, participants=3, rounds=6),
+    "momentum": replace(PLAN, participants=3, optimiser=Optimiser(0.5, 0.01), epochs=2),
+}
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("make", [mlp, cnn])
+@pytest.mark.parametrize("name", PLANS)
+def test_clients_that_keep_vectors_give_the_plain_loops_model(name, make, late, fed):
+    plan, strategy = PLANS[name], Drifting(late=late)
+    plain = Plain(strategy, 3, fed, plan, make).run()
+    for chunk in (None, 2):
+        runs = [Run(one("fedavg"), 3, fed), Run(strategy, 3, fed), Run(one("fedprox"), 3, fed)]
+        batch, _ = played(runs, fed, replace(plan, chunk=chunk), make)
+        assert apart(vector(batch, batch.progress.model[1]), plain.path[-1]) < 1e-9
+        assert [sorted(own) for own in batch.progress.vectors] == [[], ["g", "h"], []]
+        for (kept, client), want in plain.kept.items():
+            got = vector(batch, batch.progress.vectors[1][kept][client])
+            assert float((got - want).abs().max()) < 1e-12
+    single, _ = played([Run(strategy, 3, fed)], fed, replace(plan, dtype="float32"), make)
+    assert apart(vector(single, single.progress.model[0]), plain.path[-1]) < 1e-4
+
+
+def test_a_client_that_takes_no_part_keeps_what_it_had(fed):
+    batch = start([Run(Drifting(), 3, fed)], replace(PLAN, participants=2, rounds=4), mlp)
+    before = batch.progress.vectors[0]["h"].clone()
+    for shot in simulate(batch):
+        after = batch.progress.vectors[0]["h"].clone()
+        changed = (after != before).any(1).nonzero().flatten().tolist()
+        assert changed == shot.rounds[0].client.tolist()
+        before = after
+
+
+def test_kept_vectors_are_saved_and_taken_up_bit_for_bit(fed):
+    plan = replace(PLAN, rounds=6, participants=3, dtype="float32")
+    runs = [Run(Drifting(), 3, fed), Run(Drifting(late=True), 4, fed)]
+    whole, half = start(runs, plan, mlp), start(runs, plan, mlp)
+    list(simulate(whole))
+    for shot in simulate(half):
+        if shot.round == 2:
+            break
+    saved, at = half.progress.arrays(), half.progress
+    assert {"vector/0/h", "vector/0/g", "vector/1/h"} <= saved.keys()
+    meta = {"round": at.round, "chunk": at.chunk, "diverged": at.diverged}
+    again = start(runs, plan, mlp)
+    assert again.progress.misfit(saved, meta, plan.rounds) == ""
+    lacking = {name: value for name, value in saved.items() if name != "vector/0/h"}
+    assert again.progress.misfit(lacking, meta, plan.rounds) == "array vector/0/h"
+    again.progress.restore(saved, meta)
+    list(simulate(again))
+    for name, value in whole.progress.arrays().items():
+        np.testing.assert_array_equal(again.progress.arrays()[name], value, name)
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_rounds_that_are_replayed_keep_the_same_vectors(chunk, fed):
+    plan, found = replace(PLAN, rounds=6, participants=3, chunk=chunk), []
+    for graphs in (None, Replays()):
+        runs = [Run(Drifting(), 3, fed), Run(Drifting(late=True), 3, fed)]
+        batch = start(runs, plan, mlp)
+        batch.graphs = graphs or batch.graphs
+        list(simulate(batch))
+        found.append(batch.progress.arrays())
+    for name, value in found[0].items():
+        np.testing.assert_allclose(found[1][name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_a_run_that_diverges_keeps_the_vectors_of_its_last_good_round(fed):
+    bad = replace(PLAN, lr=1e200, rounds=3)
+    batch = start([Run(Drifting(), 3, fed)], bad, mlp)
+    list(simulate(batch))
+    assert batch.progress.diverged[0]
+    assert torch.isfinite(batch.progress.vectors[0]["h"]).all()
+
+
+def test_what_a_client_does_travels_as_json_and_comes_back():
+    for local in (
+        Local(),
+        Drifting().local(),
+        Local(prox=0.1, loss=PropFairLoss(2.0, 0.2, 5.0), full_batch=True),
+    ):
+        assert Local.from_json(local.to_json()) == local
+
+
+def test_a_vector_that_is_not_kept_cannot_be_added():
+    with pytest.raises(InputError, match="no vector of that name is kept"):
+        Local(add={"h": 1.0}, keep={"g": Keep()})
