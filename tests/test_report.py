@@ -23,7 +23,7 @@ from rich.console import Console
 
 import fedmaba
 import report_cases
-from fedmaba import cli, config, experiment, load_history, record
+from fedmaba import cli, config, experiment, files, load_history, record
 from fedmaba.errors import Diverged, InputError
 from fedmaba.history import History, RunHistory
 from fedmaba.report import data, export, figures, scene, table, tensorboard, terminal, watch
@@ -1235,7 +1235,7 @@ def test_looking_who_works_on_a_folder_keeps_nobody_out(tmp_path, monkeypatch):
     record.Folder(tmp_path).close()
     look = open(tmp_path / ".lock", "rb")  # noqa: SIM115 - as `held` does, for a moment
     fcntl.flock(look, fcntl.LOCK_SH)
-    monkeypatch.setattr(record.time, "sleep", lambda seconds: look.close())
+    monkeypatch.setattr(files.time, "sleep", lambda seconds: look.close())
     record.Folder(tmp_path).close()
     assert look.closed  # it was in the way, and waited for
 

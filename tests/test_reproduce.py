@@ -369,7 +369,7 @@ def test_a_damaged_file_is_one_line(tmp_path):
     assert len(told) > 50
     assert not any("\n" in text for text in told)
     np.savez(path, about=np.frombuffer(b'{"format": 2}', np.uint8))
-    with pytest.raises(InputError, match="its format is 2"):
+    with pytest.raises(InputError, match="format=2: it should be 1"):
         compact.read(path)
 
 

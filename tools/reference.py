@@ -23,11 +23,11 @@ FLOORS = {  # from the ground up: a module imports what stands before it (a test
         "errors stop rng simplex metrics average attack hyper strategy robust own strategies"
     ),
     "Data": "published datasets partition federation",
-    "Rows": "rows workers",
-    "Rounds": "runs models ranks tape local batch cohort move weigh rounds engine",
+    "Rows": "rows",
+    "Rounds": "models simulation",
     "Files": "files arrays schema",
     "Experiments": "config checks history record experiment targets compact reproduce",
-    "What people see": "streams report cli __main__",
+    "What people see": "escape streams report cli __main__",
     "A real federation": "door names inbox server site flower flower_app",
 }
 

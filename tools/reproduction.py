@@ -77,14 +77,15 @@ def section(name: str, chosen: list[str], batches: list[compact.Batch]) -> str:
     page.text = [t for t in page.text if not t.startswith(LEFT_OUT)]
     used = {b.path: b for job in target.every_job() for b in compact.collect(batches, job)[1]}
     said = sorted({f"`{batch.about['command']}`" for batch in used.values()})
-    page.text.append(f"Commands: {', '.join(said)}.")
     pictures = [
         f"\n*{caption(kind)}:*\n\n![{target.view.title}; {caption(kind)}]({picture(name, kind)})\n"
         for kind in page.figures
         if target.view.kind != "table"
     ]
-    body = document.markdown(page, chosen, level=3)
-    return "\n" + body + "".join(pictures) + "\n"
+    tables = [document.table(g) for g in page.grids if not chosen or g.name in chosen]
+    words = document.markdown(replace(page, grids=[]), level=3)
+    body = "\n\n".join([words + f"\nCommands: {', '.join(said)}.", *tables])
+    return "\n" + body + "\n" + "".join(pictures) + "\n"
 
 
 def caption(kind: str) -> str:

@@ -34,6 +34,7 @@ DTYPES = {kind: np.dtype(name).newbyteorder("<") for name, kind in KINDS.items()
 MEMBERS = 100_000  # of an NPZ file: seven for each seed of a partition
 FREE = 512 * files.MB  # that small files may unpack to
 RATIO = 8  # of bytes in memory to bytes on the disk, beyond that
+DIMENSIONS = 8
 PIECE = 2**20  # bytes
 CENTRAL = 16 * files.MB  # of a zip file's list of members
 WINDOW = 64 * files.MB  # of what an LZMA member looks back on
@@ -43,7 +44,7 @@ UNREADABLE = (  # what a reader of NPZ says of a damaged file
     NotImplementedError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
 )  # fmt: skip
 _HEADER = re.compile(  # as NumPy writes it
-    r"\{'descr': '([<>|][biuf][0-9]{1,2})', 'fortran_order': (True|False), "
+    r"\{'descr': '([<>|](?:b1|[iu][1248]|f[248]))', 'fortran_order': (True|False), "
     r"'shape': \(((?:[0-9]{1,18}, ?)*(?:[0-9]{1,18})?)\), \} *\n"
 )
 
@@ -197,8 +198,8 @@ class _Zip(zipfile.ZipFile):
             raise ValueError(f"{info.filename} is no array of numbers")
         dtype, turned, words = np.dtype(found[1]), found[2] == "True", found[3]
         declared = Declared(dtype, tuple(int(word) for word in words.split(",") if word.strip()))
-        if dtype.name not in KINDS or len(declared.shape) > 8:
-            raise ValueError(f"{info.filename} is an array of another kind: {found[1]}")
+        if len(declared.shape) > DIMENSIONS:
+            raise ValueError(f"{info.filename} has {len(declared.shape)} dimensions")
         if declared.nbytes != info.file_size - 8 - wide - size:
             raise ValueError(f"{info.filename} has another size than it says")
         return declared, turned
@@ -266,7 +267,7 @@ def _place(name: str, one: Any) -> tuple[tuple[int, int, int], Declared]:
         one.get("shape"),
         one.get("data_offsets"),
     )
-    if dtype is None or not _counts(shape) or len(shape) > 8:
+    if dtype is None or not _counts(shape) or len(shape) > DIMENSIONS:
         raise ValueError(f"{name} is no array of numbers")
     declared = Declared(dtype, tuple(shape))
     if not _counts(place) or len(place) != 2 or place[1] - place[0] != declared.nbytes:

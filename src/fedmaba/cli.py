@@ -23,6 +23,7 @@ from pydantic import ValidationError
 
 from fedmaba import __version__, config, stop, streams
 from fedmaba.errors import Diverged, FedmabaError, InputError, shortened
+from fedmaba.escape import one_line
 
 if TYPE_CHECKING:
     from fedmaba.experiment import Session
@@ -311,8 +312,12 @@ def _refuse(flags: Mapping[str, object], why: str) -> None:
             raise InputError(f"{flag} {why}")
 
 
+def _say(text: object) -> None:
+    typer.echo(one_line(str(text)))
+
+
 def _tell(text: str) -> None:
-    typer.echo(text, err=True)
+    typer.echo(one_line(text), err=True)
 
 
 def _hush(text: str) -> None:
@@ -350,7 +355,7 @@ def report(
     from fedmaba.report import html
 
     html.write(folders, out, share)
-    typer.echo(out)
+    _say(out)
 
 
 @app.command()
@@ -363,7 +368,7 @@ def watch(
     from fedmaba.report import watch as live
 
     with live.serve(folder, port, share) as server:
-        typer.echo(f"{server.url} shows {folder} and renews itself; Ctrl-C ends it")
+        _say(f"{server.url} shows {folder} and renews itself; Ctrl-C ends it")
         with suppress(KeyboardInterrupt):
             server.serve_forever()
 
@@ -380,7 +385,7 @@ def figure(
     from fedmaba.report import figures
 
     figures.write(kind, folders, out, model, share)
-    typer.echo(out)
+    _say(out)
 
 
 @app.command("export")
@@ -396,7 +401,7 @@ def export_run(
     from fedmaba.report import export as tables
 
     for path in tables.to_csv(folder, out or folder / to):
-        typer.echo(path)
+        _say(path)
     _tell_unfinished(folder)
 
 
@@ -426,7 +431,7 @@ def fetch(
 
     with terminal.transfer() as progress:
         where = datasets.fetch(name, data_dir, progress)
-    typer.echo(f"{name}: complete in {where}")
+    _say(f"{name}: complete in {where}")
 
 
 @data_app.command()
@@ -436,7 +441,7 @@ def check(name: str, data_dir: DataDir = None) -> None:
 
     found = datasets.check(name, data_dir)
     for path, status in found:
-        typer.echo(f"{path}: {status}")
+        _say(f"{path}: {status}")
     if any(status != "ok" for _, status in found):
         raise typer.Exit(InputError.exit_code)
 
@@ -451,7 +456,7 @@ def export(
     from fedmaba import datasets
 
     for path in datasets.export(name, directory, data_dir):
-        typer.echo(path)
+        _say(path)
 
 
 @flower_app.command("new")
@@ -462,7 +467,7 @@ def flower_new(
     from fedmaba.flower_app.new import new
 
     for path in new(directory):
-        typer.echo(path)
+        _say(path)
 
 
 @flower_app.command("proxy")
@@ -480,7 +485,7 @@ def flower_proxy(
     from fedmaba.flower_app import proxy
 
     target = proxy.write(directory, listen, superlink_port, keys)
-    typer.echo(f"{target}: start it with {' '.join(proxy.command('nginx', directory))}")
+    _say(f"{target}: start it with {' '.join(proxy.command('nginx', directory))}")
 
 
 @flower_app.command("check")
@@ -496,7 +501,7 @@ def flower_check(
 
     found = check(where, ca)
     for line in found.lines():
-        typer.echo(line)
+        _say(line)
     if not found.ok:
         raise typer.Exit(InputError.exit_code)
 
@@ -608,7 +613,9 @@ def _answer() -> int | None:
     # NumPy comes with a BLAS whose threads spin on every core after each product of 100 x 100,
     # the size that strategies have; what gains by threads is torch's, which has its own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    warnings.formatwarning = lambda message, *_, **__: f"fedmaba: warning: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: (
+        f"{one_line(f'fedmaba: warning: {message}')}\n"
+    )
     if _silent():
         warnings.simplefilter("ignore")
     usage: Any = typer.BadParameter.__mro__[2]  # click's base of errors, wherever typer keeps it
@@ -619,7 +626,7 @@ def _answer() -> int | None:
         return code
     except FedmabaError as error:
         if (who := _speaker()) is not None:
-            typer.echo(" ".join(f"fedmaba: {who}{error}".splitlines()), err=True)
+            _tell(f"fedmaba: {who}{error}")
         return error.exit_code
     except usage as error:
         text = error.format_message().replace(": Value error, ", ": ")
@@ -635,7 +642,7 @@ def _answer() -> int | None:
         if re.fullmatch(r"No such command '.*'\.", text):  # and none is near
             text = text[:-1] + ": see fedmaba --help"
         whole = text.lstrip().startswith("Usage:")  # help, where a command lacks its words
-        typer.echo(text if whole else shortened(f"fedmaba: {text}".replace("\n", " ")), err=True)
+        typer.echo(text if whole else one_line(shortened(f"fedmaba: {text}")), err=True)
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return 130

@@ -311,6 +311,39 @@ def load(path: Path, links: bool = True) -> dict[str, Any]:
         raise InputError(f"{path} is not TOML: {error}") from error
 
 
+def what(experiment: Experiment) -> dict[str, Any]:
+    """The experiment without what cannot change its numbers."""
+    tree = experiment.model_dump()
+    del tree["save"]
+    tree["data"].pop("dir")
+    tree["machine"].pop("threads")
+    return tree
+
+
+def edits(
+    there: Mapping[str, Any], here: Mapping[str, Any], head: str = ""
+) -> dict[str, tuple[object, object]]:
+    """The keys in which two trees differ, as they are there and here.
+
+    A key that is not there came with a newer version: there, it had what is now the default.
+    """
+    usual = {key.name: key.default for key in options()}
+    found: dict[str, tuple[object, object]] = {}
+    for key, value in here.items():
+        if isinstance(value, dict):
+            inner = there.get(key, {})
+            found |= edits(inner if isinstance(inner, dict) else {}, value, f"{key}.")
+        elif (was := there.get(key, usual.get(head + key))) != value:
+            found[head + key] = (was, value)
+    return found
+
+
+def edited(file: Path, found: Mapping[str, tuple[object, object]]) -> str:
+    """The line on an experiment that is not the one a run was begun with."""
+    said = "; ".join(f"{key} was {was}, now {now}" for key, (was, now) in found.items())
+    return f"{file} was edited since the run was begun ({said}): restore it"
+
+
 def dump(experiment: Experiment) -> str:
     """The experiment as TOML; reads back as an equal one."""
     tree = experiment.model_dump(exclude_none=True)

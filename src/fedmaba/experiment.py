@@ -103,7 +103,7 @@ class Session:
                     return
             if folder is not None:
                 self._write_rounds(folder)
-                folder.finish(self.history, self.models(), _digest(self.made()))
+                folder.finish(self.history, self.models(), self.made())
         finally:
             self.close()
 
@@ -134,7 +134,7 @@ class Session:
         """What decides the numbers: the experiment, its data and who owns which of them."""
         if self._made is None:
             data = self.batch.runs[0].federation.data.sha256()
-            asked = json.loads(json.dumps(_what(self.experiment)))
+            asked = json.loads(json.dumps(config.what(self.experiment)))
             self._made = {"asked": asked, "data": data, "partition": _partition(self)}
         return self._made
 
@@ -254,7 +254,7 @@ def prepare(
 
 def _common(experiment: Experiment, own: Own, data: datasets.Dataset) -> list[object]:
     """What the runs of a strategy have in common: all that decides their numbers but the seed."""
-    tree = _what(experiment)
+    tree = config.what(experiment)
     del tree["strategies"], tree["seeds"], tree["eval"]["share"]
     tree["machine"] = tree["machine"]["dtype"]
     fixed = own.data is None and not data.name.endswith((".npz", ".csv"))  # its name says it all
@@ -314,7 +314,7 @@ def _allowed(experiment: Experiment, out: Path) -> None:
     except OSError as error:
         raise InputError(f"{out}: {error.strerror}: choose another --out") from error
     there = config.build(config.load(file, links=False), str(file)) if begun else experiment
-    if other := ", ".join(_edits(_what(there), _what(experiment))):
+    if other := ", ".join(config.edits(config.what(there), config.what(experiment))):
         raise InputError(f"{out} holds another experiment, in {other}: choose another --out")
     if begun and files.there(out / "runs.json"):
         raise InputError(
@@ -407,12 +407,8 @@ def _same_experiment(
         made = {**mine, **told}
     elif about.get("digest") in (None, _digest(mine)):
         alike(session, meta, out)
-    elif edits := _edits(made["asked"], mine["asked"]):
-        found = "; ".join(f"{key} was {was}, now {now}" for key, (was, now) in edits.items())
-        raise InputError(
-            f"{out / record.FIRST} was edited since the run was begun ({found}): restore it, or "
-            "choose another --out"
-        )
+    elif edits := config.edits(made["asked"], mine["asked"]):
+        raise InputError(f"{config.edited(out / record.FIRST, edits)}, or choose another --out")
     if made["data"] != mine["data"]:
         raise InputError(f"the data differ from those {out} was begun with: restore them")
     if made["partition"] != mine["partition"]:
@@ -431,7 +427,9 @@ def alike(session: Session, meta: Mapping[str, Any], out: Path, apart: str = "")
     made, mine = meta.get("made"), session.made()
     if made is None:  # of an earlier version
         return
-    other = [key for key in _edits(made["asked"], mine["asked"]) if key.split(".")[0] != apart]
+    other = [
+        key for key in config.edits(made["asked"], mine["asked"]) if key.split(".")[0] != apart
+    ]
     other += [key for key in ("data", "partition") if made[key] != mine[key]]
     if other:
         raise InputError(
@@ -502,33 +500,6 @@ def _plan(experiment: Experiment) -> engine.Plan:
     )
 
 
-def _what(experiment: Experiment) -> dict[str, Any]:
-    """The experiment without what cannot change its numbers."""
-    tree = experiment.model_dump()
-    del tree["save"]
-    tree["data"].pop("dir")
-    tree["machine"].pop("threads")
-    return tree
-
-
-def _edits(
-    there: Mapping[str, Any], here: Mapping[str, Any], head: str = ""
-) -> dict[str, tuple[object, object]]:
-    """The keys in which two trees differ, as they are there and here.
-
-    A key that is not there came with a newer version: there, it had what is now the default.
-    """
-    usual = {key.name: key.default for key in config.options()}
-    found: dict[str, tuple[object, object]] = {}
-    for key, value in here.items():
-        if isinstance(value, dict):
-            inner = there.get(key, {})
-            found |= _edits(inner if isinstance(inner, dict) else {}, value, f"{key}.")
-        elif (was := there.get(key, usual.get(head + key))) != value:
-            found[head + key] = (was, value)
-    return found
-
-
 def _digest(made: Mapping[str, Any]) -> str:
     """The SHA-256 of what decides the numbers."""
     return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
@@ -539,7 +510,7 @@ def _identity(experiment: Experiment, federations: dict[int, Federation]) -> str
     versions = [fedmaba.__version__, torch.__version__, np.__version__, torch.cuda.is_available()]
     splits = [fed.split.sha256() for fed in federations.values()]
     data = next(iter(federations.values())).data.sha256()
-    return json.dumps([versions, _what(experiment), data, splits])
+    return json.dumps([versions, config.what(experiment), data, splits])
 
 
 def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:

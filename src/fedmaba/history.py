@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedmaba import metrics
 from fedmaba.errors import InputError
-from fedmaba.metrics import Fairness
+from fedmaba.metrics import PERCENT, PLAIN, Fairness, Unit
 
 if TYPE_CHECKING:
     from fedmaba.simulation.state import Snapshot
@@ -69,6 +69,21 @@ class RunHistory:
     diverged: str = ""
     tables: dict[str, Column] = field(default_factory=dict)
     of: str = ""  # a digest of what all seeds have in common; "" where nobody told
+    _looked: dict[str, tuple[Any, int, bool]] = field(  # at a table, so far, and all were shares
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @property
+    def unit(self) -> Unit:
+        """Percent, unless a score of any evaluation lies outside 0 to 1."""
+        for name, table in self.tables.items():
+            if name.endswith(".accuracy"):
+                seen, count, shares = self._looked.get(name, (None, 0, True))
+                count, shares = (count, shares) if seen is table else (0, True)
+                shares = shares and metrics.are_shares(np.asarray(table[count:]))
+                self._looked[name] = table, len(table), shares
+        known = [self._looked[name] for name in self._looked if name in self.tables]
+        return PERCENT if all(shares for _, _, shares in known) else PLAIN
 
     @property
     def n_clients(self) -> int:
@@ -101,7 +116,11 @@ class RunHistory:
         return out
 
     def fairness(
-        self, model: Model = "deployed", share: float = 0.05, at: Iterable[int] | None = None
+        self,
+        model: Model = "deployed",
+        share: float = 0.05,
+        at: Iterable[int] | None = None,
+        unit: Unit | None = None,
     ) -> list[Fairness]:
         """The fairness figures at each evaluation, or at those named."""
         if not 0 < share <= 1:
@@ -110,7 +129,7 @@ class RunHistory:
         if at is not None:
             some = list(at)
             accuracy, loss = accuracy[some], loss[some]
-        return metrics.every(accuracy, loss, self.test_size, share)
+        return metrics.every(accuracy, loss, self.test_size, share, unit or self.unit)
 
     def chosen(self, at: At, model: Model = "deployed") -> IntArray:
         """Which evaluations a table shows: the last, the best, or the last five."""
@@ -183,6 +202,11 @@ class History:
     def __post_init__(self) -> None:
         one_experiment(self.runs)
 
+    @property
+    def unit(self) -> Unit:
+        """How scores are shown: the same for all runs, which are compared."""
+        return PERCENT if all(run.unit is PERCENT for run in self.runs) else PLAIN
+
     def add(self, snapshot: Snapshot) -> None:
         """Take in one round of all runs."""
         done = snapshot.round + 1
@@ -208,19 +232,23 @@ class History:
                 _extend(run, rows)
 
     def summary(
-        self, model: Model = "deployed", at: At = "last", share: float | None = None
+        self,
+        model: Model = "deployed",
+        at: At = "last",
+        share: float | None = None,
+        unit: Unit | None = None,
     ) -> list[Row]:
         """One row per strategy: mean and sd over its seeds that did not diverge."""
         one_experiment(self.runs)
-        share = self.share if share is None else share
+        share, unit = self.share if share is None else share, unit or self.unit
         rows, labels = [], dict[str, list[RunHistory]]()
         for run in self.runs:
             labels.setdefault(run.label, []).append(run)
         for label, runs in labels.items():
             good = [run for run in runs if not run.diverged and "evaluated" in run.tables]
-            figures = np.array(
-                [np.mean(run.fairness(model, share, run.chosen(at, model)), axis=0) for run in good]
-            ).reshape(len(good), len(Fairness._fields))
+            found = [run.fairness(model, share, run.chosen(at, model), unit) for run in good]
+            figures = np.array([np.mean(one, axis=0) for one in found])
+            figures = figures.reshape(len(good), len(Fairness._fields))
             nothing = np.full(len(Fairness._fields), np.nan)
             with np.errstate(over="ignore", invalid="ignore"):  # huge just before a run diverges
                 mean = figures.mean(0) if len(good) else nothing
@@ -366,8 +394,9 @@ def _sound(tables: Arrays) -> None:
     client = tables.get("client", np.zeros((0, 1), np.int64))
     if client.size and not 0 <= client.min() <= client.max() < len(tables["test_size"]):
         raise ValueError("client names one that there is not")
-    for name in tables:
-        if name.endswith(".accuracy") and np.isinf(tables[name]).any():
+    for name in tables:  # an accuracy of nobody's is nan
+        lost = np.isinf if name.endswith(".accuracy") else lambda table: ~np.isfinite(table)
+        if name.endswith((".accuracy", "weight", "reported_loss")) and lost(tables[name]).any():
             raise ValueError(f"{name} is not finite")
 
 

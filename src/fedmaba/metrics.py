@@ -1,5 +1,6 @@
 """Fairness figures of a per-client vector. Pure; accuracies come in as shares, go out in percent.
 
+A score that is no share, as a metric of your own may give, comes out as it is: see Unit.
 One client is one entry of the last axis; nothing is weighed by size unless a name says so.
 Variances are population variances (ddof 0), as the field reports them.
 """
@@ -17,9 +18,25 @@ from fedmaba.errors import InputError
 FloatArray = NDArray[np.float64]
 
 
-def variance(accuracy: FloatArray) -> Any:
+class Unit(NamedTuple):
+    """How scores are shown: shares of 1 in percent, others as they are."""
+
+    scale: float  #  times a score
+    mark: str  #     behind a score
+    square: str  #   behind a variance
+
+
+PERCENT, PLAIN = Unit(100.0, " %", " %²"), Unit(1.0, "", "")
+
+
+def are_shares(scores: FloatArray) -> bool:
+    """Whether every score that is a number lies between 0 and 1, but for rounding."""
+    return not ((scores < -1e-6) | (scores > 1 + 1e-6)).any()
+
+
+def variance(accuracy: FloatArray, unit: Unit = PERCENT) -> Any:
     """Population variance of the clients' accuracy, in percent squared."""
-    return np.var(100.0 * accuracy, axis=-1)
+    return np.var(unit.scale * accuracy, axis=-1)
 
 
 def tail(values: FloatArray, share: float, *, best: bool = False) -> Any:
@@ -103,32 +120,33 @@ def every(
     loss: FloatArray,  # (E, N)
     size: NDArray[np.int64],  # (N,)
     share: float,
+    unit: Unit = PERCENT,
 ) -> list[Fairness]:
     """The figures of many evaluations, some at a time."""
     some = max(1, 1_000_000 // max(1, len(size)))
     out = []
     for a in range(0, len(accuracy), some):
-        found = _figures(accuracy[a : a + some], loss[a : a + some], size, share)
+        found = _figures(accuracy[a : a + some], loss[a : a + some], size, share, unit)
         out += [Fairness(*map(float, one)) for one in zip(*found, strict=True)]
     return out
 
 
 def _figures(
-    accuracy: FloatArray, loss: FloatArray, size: NDArray[np.int64], share: float
+    accuracy: FloatArray, loss: FloatArray, size: NDArray[np.int64], share: float, unit: Unit
 ) -> tuple[Any, ...]:
     """What Fairness has, of each evaluation."""
     if size.any() and not size.all():
         accuracy, loss, size = accuracy[:, size > 0], loss[:, size > 0], size[size > 0]
     with np.errstate(over="ignore", invalid="ignore"):  # huge shortly before a run diverges
         return (
-            variance(accuracy),
-            100.0 * accuracy.mean(axis=-1),
-            100.0 * (accuracy * size).sum(axis=-1) / size.sum(),  # nan: no test example
-            100.0 * tail(accuracy, share),
-            100.0 * tail(accuracy, share, best=True),
+            variance(accuracy, unit),
+            unit.scale * accuracy.mean(axis=-1),
+            unit.scale * (accuracy * size).sum(axis=-1) / size.sum(),  # nan: no test example
+            unit.scale * tail(accuracy, share),
+            unit.scale * tail(accuracy, share, best=True),
             np.var(loss, axis=-1),
             gini(accuracy),
             jain(accuracy),
             entropy(accuracy),
-            100.0 * gap(accuracy),
+            unit.scale * gap(accuracy),
         )

@@ -163,7 +163,7 @@ class Folder:
         self,
         history: History,
         models: Mapping[str, Mapping[str, NDArray[Any]]],
-        digest: str | None = None,
+        made: Mapping[str, Any] | None = None,
     ) -> None:
         """Tables and models of a finished run; then its checkpoints are no longer needed."""
         for r, run in enumerate(history.runs):
@@ -171,7 +171,7 @@ class Folder:
         for name, weights in models.items():
             self.write(f"models/{name}.safetensors", safetensors.numpy.save(dict(weights)))
         found = {"share": history.share, "runs": _runs(history), "files": self.digests}
-        self.write_json("runs.json", {**found, **({"digest": digest} if digest else {})})
+        self.write_json("runs.json", {**found, **({"made": made} if made else {})})
         self.forget()
 
     def forget(self) -> None:
@@ -281,8 +281,8 @@ def read_checkpoint(
         with files.opened(file) as opened:
             size = os.fstat(opened.fileno()).st_size
             magic, told = opened.read(8), opened.read(32)
-            holes = files.used(opened) < size / 2 - files.MB  # which take no time to write
-            if magic != MAGIC or holes or hashlib.file_digest(opened, "sha256").digest() != told:
+            bad = magic != MAGIC or files.holes(opened)
+            if bad or hashlib.file_digest(opened, "sha256").digest() != told:
                 raise Damaged(f"{file} is damaged: its checksum is wrong, so it is not used")
             opened.seek(40)
             found, meta = packing.unpack(opened, size - 40, wanted)
@@ -340,8 +340,9 @@ def _table(root: Path, name: str, budget: Budget, digests: Mapping[str, str]) ->
     """The tables of one run, refused where they are not those that the folder was finished with."""
     file = root / name
     try:
-        _same(files.inside(root, name), digests.get(name))
-        return packing.read_npz(file, None, whole, budget)
+        found = packing.read_npz(files.inside(root, name), None, whole, budget)
+        _same(file, digests.get(name))
+        return found
     except packing.UNREADABLE as error:
         raise damaged(file, error) from error
 
@@ -410,9 +411,9 @@ def load_labels(path: Path | str) -> dict[int, NDArray[np.int64]]:
     if not files.there(file):
         return {}
     try:
+        found = packing.read_npz(file, check=_partition)
         if files.there(root / "runs.json"):
             _same(file, load_runs(root).get("files", {}).get(name))
-        found = packing.read_npz(file, check=_partition)
         return {int(n[4:-7]): _labels(n, a) for n, a in found.items() if n.endswith(".labels")}
     except packing.UNREADABLE as error:
         raise damaged(file, error) from error

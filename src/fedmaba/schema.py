@@ -20,7 +20,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Part(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
 
 class Run(Part):
@@ -34,7 +34,7 @@ class Run(Part):
 
 
 class Made(Part):
-    """What a checkpoint was made of: none where a version before this one wrote it."""
+    """What a run is made of; versions before this one did not note it."""
 
     asked: dict[str, Any]  # the experiment, without what cannot change its numbers
     data: Word  # SHA-256
@@ -46,7 +46,7 @@ class Runs(Part):
 
     share: Share = 0.05
     runs: Annotated[list[Run], Field(max_length=RUNS)]
-    digest: Word | None = None  # of what all was made of
+    made: Made | None = None
     files: dict[str, Word] = {}  # SHA-256, by name
 
 
@@ -55,7 +55,6 @@ class Meta(Runs):
 
     round: Count
     lines: Count  # bytes of rounds.jsonl
-    made: Made | None = None
     chunk: Annotated[int, Field(ge=1)] | None = None
     diverged: Annotated[list[Text], Field(max_length=RUNS)] | None = None
     weights: list[Word] | None = None
@@ -97,7 +96,7 @@ class About(Part):
     chunk: Annotated[int, Field(ge=1)] = 1
     device: Word = ""
     versions: dict[Word, Word] = {}
-    digest: Word | None = None
+    digest: Word | None = None  # SHA-256 of what the run is made of
 
 
 class Figures(Part):
@@ -116,8 +115,8 @@ class Line(Part):
     strategy: Word
     seed: Seed
     round: Annotated[int, Field(ge=1, lt=2**63)]
-    deployed: Figures | None = None
-    last: Figures | None = None
+    deployed: Figures = Figures()
+    last: Figures = Figures()
 
 
 class Versions(Part):

@@ -97,7 +97,7 @@ def values(history: History, model: Model, choice: Choice) -> Found:
     seen = at_choice(history, choice)
     out: Found = {}
     for run in good(seen) if seen else ():
-        found = run.fairness(model, history.share, run.chosen(choice.at, model))
+        found = run.fairness(model, history.share, run.chosen(choice.at, model), history.unit)
         out.setdefault(run.label, {})[run.seed] = Fairness(*np.mean(found, axis=0))
     return out
 

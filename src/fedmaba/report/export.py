@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmaba import record
+from fedmaba import escape, record
 from fedmaba.errors import InputError
 from fedmaba.history import History, RunHistory
 from fedmaba.metrics import Fairness
@@ -43,9 +43,9 @@ def to_csv(folder: Path, out: Path) -> list[Path]:
 
 
 def text(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as CSV; a word that a spreadsheet would run as a formula is quoted."""
+    """Rows as CSV."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([_cell(v) for v in row] for row in rows)
+    csv.writer(out, lineterminator="\n").writerows(map(escape.for_csv, row) for row in rows)
     return out.getvalue()
 
 
@@ -72,7 +72,9 @@ def rounds(history: History) -> list[list[object]]:
     rows: list[list[object]] = [[*HEAD, "model", *Fairness._fields]]
     for run in history.runs:
         for model in data.MODELS if "evaluated" in run.tables else ():
-            pairs = zip(run.evaluated, run.fairness(model, history.share), strict=True)
+            pairs = zip(
+                run.evaluated, run.fairness(model, history.share, unit=history.unit), strict=True
+            )
             rows += [[run.label, run.seed, int(t), model, *figures] for t, figures in pairs]
     return rows
 
@@ -114,11 +116,3 @@ def _who(source: data.Source, run: RunHistory) -> list[tuple[int, str, str]]:
         (c, str(names[c]) if c < len(names) else "", "yes" if c in lies else "")
         for c in range(run.n_clients)
     ]
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, str) and value[:1] in "=+-@\t\r" and value:
-        return f"'{value}"
-    if isinstance(value, float):
-        return f"{value:.12g}" if np.isfinite(value) else ""
-    return value

@@ -40,6 +40,7 @@ STYLE = {
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
     "text.color": INK,
+    "text.usetex": False,  # a name is no program
     "lines.linewidth": 1.4,
     "legend.frameon": False,
     "savefig.dpi": 300,

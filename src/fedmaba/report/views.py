@@ -78,7 +78,7 @@ def levels(
     rows = seen.summary(model, choice.at)
     short, words = _of(model, deploy)
     title = f"{words}, {choice.words}; mean ± sd over seeds"
-    ours = sheet.levels(f"{choice.name}{short}", title, rows, history.share, name_of)
+    ours = sheet.levels(f"{choice.name}{short}", title, rows, history.share, name_of, history.unit)
     return _beside(ours, rows, known or {})
 
 
@@ -115,9 +115,8 @@ def differences(
     spans = {row: minus(found, row, found, REFERENCE) for row in found if row != REFERENCE}
     short, words = _of(model, deploy)
     title = f"{words}, {choice.words}: difference to FedAvg under the same seeds, 95 % t-interval"
-    return paired(
-        f"pairs-{choice.name}{short}", title, history.share, spans, name_of(REFERENCE), name_of
-    )
+    name, base = f"pairs-{choice.name}{short}", name_of(REFERENCE)
+    return paired(name, title, history.share, spans, base, name_of, history.unit)
 
 
 def gain(history: History, deploy: str | None) -> Grid | None:
@@ -128,7 +127,8 @@ def gain(history: History, deploy: str | None) -> Grid | None:
     spans = {row: minus(handed, row, last, row) for row in last}
     short, words = _of("deployed", deploy)
     title = f"{words} minus last server model of the same runs, at the last round, 95 % t-interval"
-    return paired(f"gain{short}", title, history.share, spans, name_of(REFERENCE), name_of)
+    base, unit = name_of(REFERENCE), history.unit
+    return paired(f"gain{short}", title, history.share, spans, base, name_of, unit)
 
 
 def _of(model: Model, deploy: str | None) -> tuple[str, str]:

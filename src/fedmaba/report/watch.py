@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fedmaba import record
+from fedmaba import escape, record
 from fedmaba.errors import FedmabaError, InputError
 from fedmaba.report import data, html
 
@@ -111,7 +111,8 @@ class Handler(BaseHTTPRequestHandler):
             try:
                 self._answer(200, self.server.page(), "text/html; charset=utf-8")
             except FedmabaError as error:
-                self._answer(503, f"fedmaba: {error}\n".encode())
+                text = escape.one_line(f"fedmaba: {error}")
+                self._answer(503, f"{text}\n".encode())
         else:
             self._answer(404, b"there is only /\n")
 
