@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedmaba.history import History, RunHistory
+from fedmaba.results.history import History, RunHistory
 from report_cases import PAYLOADS
 
 TERMINAL = [

@@ -9,11 +9,14 @@ import pytest
 from torch import nn
 
 import fedmaba
-from fedmaba import attack, checks, cli, config, experiment, strategies
-from fedmaba.attack import Attack, Hostile
+from fedmaba import cli, strategies
+from fedmaba.data import attack
+from fedmaba.data.attack import Attack, Hostile
+from fedmaba.data.federation import attacked
 from fedmaba.errors import InputError
-from fedmaba.federation import attacked
-from fedmaba.metrics import fairness
+from fedmaba.experiment import checks, config
+from fedmaba.experiment import session as experiment
+from fedmaba.results.metrics import fairness
 from fedmaba.simulation.engine import Plan, Run, simulate, start
 
 

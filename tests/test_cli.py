@@ -18,11 +18,13 @@ import numpy as np
 import pytest
 
 import fedmaba
-from fedmaba import cli, config, datasets, strategies
+from fedmaba import cli, strategies
+from fedmaba.data import datasets
+from fedmaba.deploy.flower_app.net import NetError
 from fedmaba.errors import FedmabaError
-from fedmaba.flower_app.net import NetError
-from fedmaba.record import Folder, load_history
+from fedmaba.experiment import config
 from fedmaba.report import terminal
+from fedmaba.results.run_folder import Folder, load_history
 
 QUICK = ["--rounds", "4", "--seeds", "2", "--minibatch", "5", "--eval-every", "2"]
 QUICK += ["--model", "softmax", "--device", "cpu", "--quiet"]
@@ -673,7 +675,7 @@ def test_without_torch_strategies_work_and_simulating_names_the_remedy(tmp_path,
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     code = (
         "import numpy as np, fedmaba\n"
-        "from fedmaba.strategy import Replies\n"
+        "from fedmaba.strategies.base import Replies\n"
         "s = fedmaba.FedMABA()\n"
         "who = np.arange(3)\n"
         "r = Replies(0, 0.1, 3, who, who + 5, np.array([1.0, 2.0, 3.0]))\n"

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from fedmaba import cli, config
-from fedmaba.config import Experiment, build, dump, options, put
+from fedmaba import cli
 from fedmaba.errors import InputError
+from fedmaba.experiment import config
+from fedmaba.experiment.config import Experiment, build, dump, options, put
 
 quick = settings(
     max_examples=30, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]

@@ -23,8 +23,8 @@ import numpy as np
 import pytest
 from tools.faults.standins import World, as_file, batch, string, tar_gz
 
-from fedmaba import datasets, published
-from fedmaba.datasets import check, export, fetch, from_arrays, load
+from fedmaba.data import datasets, published
+from fedmaba.data.datasets import check, export, fetch, from_arrays, load
 from fedmaba.errors import InputError
 
 RNG = np.random.default_rng(0)

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import fedmaba
-from fedmaba import cli, config, strategies
-from fedmaba.flower_app import check
+from fedmaba import cli, strategies
+from fedmaba.deploy.flower_app import check
+from fedmaba.experiment import config
 from fedmaba.report import terminal, watch
 
 ROOT = Path(__file__).parents[1]

@@ -11,14 +11,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedmaba import average, record
-from fedmaba.door import Door, Limits, Offer, Refused, Reply, Sent, line, names, read
+from fedmaba.deploy.flower_app.net import read_rounds
+from fedmaba.deploy.server import Server, Terms
+from fedmaba.deploy.site_names import Names, Who
+from fedmaba.deploy.validation import Door, Limits, Offer, Refused, Reply, Sent, line, names, read
 from fedmaba.errors import Busy, InputError
-from fedmaba.flower_app.net import read_rounds
-from fedmaba.names import Names, Who
-from fedmaba.server import Server, Terms
-from fedmaba.strategies import REGISTRY, parse
-from fedmaba.strategy import Decision
+from fedmaba.results import run_folder
+from fedmaba.strategies import REGISTRY, deployed, parse
+from fedmaba.strategies.base import Decision
 
 STRATEGIES = ["fedavg", "qffl:q=1", "afl", "term", "fedfv", "fedmaba:alpha=0.8"]
 RNG = np.random.default_rng(0)
@@ -286,7 +286,7 @@ def test_fortran_order_and_empty_arrays_are_read():
 
 
 def test_bytes_beyond_a_model_are_refused_before_any_is_read(monkeypatch):
-    monkeypatch.setattr("fedmaba.door.read", None)
+    monkeypatch.setattr("fedmaba.deploy.validation.read", None)
     padded = {n: s._replace(data=s.data + bytes(5000)) for n, s in offer(1, "m").arrays.items()}
     with pytest.raises(Refused, match="this model takes at most"):
         Door(MODEL, "m", {1: "site-1"}).check(offer(1, "m", arrays=padded))
@@ -376,7 +376,7 @@ def test_a_damaged_state_falls_back_one_round(tmp_path):
     for _ in range(3):
         server.take(replies_of(server))
     server.folder.close()
-    newest = record.checkpoints(tmp_path)[0]
+    newest = run_folder.checkpoints(tmp_path)[0]
     newest.write_bytes(newest.read_bytes()[:-1])
     again = server_of("fedmaba", tmp_path)
     again.folder.close()
@@ -515,4 +515,4 @@ def test_bad_terms_are_refused():
 def test_bad_averaging_is_refused():
     for text in ("poly", "poly:-1", "ema:1", "last:2", "x"):
         with pytest.raises(InputError):
-            average.parse(text)
+            deployed.parse(text)

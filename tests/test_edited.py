@@ -8,9 +8,12 @@ import shutil
 import numpy as np
 import pytest
 
-from fedmaba import config, experiment, record, reproduce, targets
 from fedmaba.errors import InputError
+from fedmaba.experiment import config
+from fedmaba.experiment import session as experiment
 from fedmaba.report import data
+from fedmaba.reproduction import run, targets
+from fedmaba.results import run_folder
 from test_links import asked, play
 
 
@@ -71,13 +74,13 @@ def test_an_edited_experiment_is_not_resumed(key, value, was, half, folders):
     good, tree = file.read_bytes(), config.load(file)
     config.put(tree, key, value)
     file.write_text(config.dump(config.build(tree)))
-    before = [p.name for p in record.checkpoints(half)]
+    before = [p.name for p in run_folder.checkpoints(half)]
     with pytest.raises(InputError) as found:
         experiment.resume(half)
     said = f"{file} was edited since the run was begun ({key} was {was}, now {value}): restore it"
     assert str(found.value).startswith(said)
     assert not re.search("delete|remove", str(found.value))
-    assert [p.name for p in record.checkpoints(half)] == before
+    assert [p.name for p in run_folder.checkpoints(half)] == before
     file.write_bytes(good)
     list(experiment.resume(half).rounds())
     assert same(half, folders / "done") == []
@@ -93,8 +96,8 @@ def test_what_cannot_change_the_numbers_may_be_edited(half):
 
 
 def test_a_checkpoint_of_another_run_is_refused(half, folders):
-    newest = record.checkpoints(half)[0]
-    other = record.checkpoints(folders / "other")[0]
+    newest = run_folder.checkpoints(half)[0]
+    other = run_folder.checkpoints(folders / "other")[0]
     assert other.name == newest.name
     shutil.copy(other, newest)
     with pytest.raises(InputError, match=r"not of this experiment \(train\.lr\): restore it, or"):
@@ -103,11 +106,11 @@ def test_a_checkpoint_of_another_run_is_refused(half, folders):
 
 
 def test_a_checkpoint_of_the_version_before_goes_on_and_says_so(half, folders):
-    for file in record.checkpoints(half):
-        arrays, meta = record.read_checkpoint(file)
+    for file in run_folder.checkpoints(half):
+        arrays, meta = run_folder.read_checkpoint(file)
         del meta["made"]
-        body = b"".join(record.pack(arrays, meta))
-        file.write_bytes(record.MAGIC + hashlib.sha256(body).digest() + body)
+        body = b"".join(run_folder.pack(arrays, meta))
+        file.write_bytes(run_folder.MAGIC + hashlib.sha256(body).digest() + body)
     about = json.loads((half / "about.json").read_text())
     del about["digest"]
     (half / "about.json").write_text(json.dumps(about))
@@ -132,11 +135,11 @@ def test_an_edited_about_is_named(key, half):
 
 def test_a_key_that_a_newer_version_adds_does_not_stop_a_run(half, monkeypatch):
     """What an older version did not ask for was at its default."""
-    for file in record.checkpoints(half):
-        arrays, meta = record.read_checkpoint(file)
+    for file in run_folder.checkpoints(half):
+        arrays, meta = run_folder.read_checkpoint(file)
         del meta["made"]["asked"]["train"]["weight_decay"]
-        body = b"".join(record.pack(arrays, meta))
-        file.write_bytes(record.MAGIC + hashlib.sha256(body).digest() + body)
+        body = b"".join(run_folder.pack(arrays, meta))
+        file.write_bytes(run_folder.MAGIC + hashlib.sha256(body).digest() + body)
     about = json.loads((half / "about.json").read_text())
     del about["digest"]
     (half / "about.json").write_text(json.dumps(about))
@@ -148,9 +151,9 @@ def test_a_key_that_a_newer_version_adds_does_not_stop_a_run(half, monkeypatch):
 
 def test_an_edited_partition_is_named(half, folders):
     file = half / "partition.npz"
-    arrays = record.read_npz(file)
+    arrays = run_folder.read_npz(file)
     arrays["seed0.train"] = arrays["seed0.train"][::-1]
-    file.write_bytes(record.npz(arrays))
+    file.write_bytes(run_folder.npz(arrays))
     with pytest.raises(InputError, match=r"partition\.npz is not that of this run: restore it"):
         experiment.resume(half)
     file.unlink()  # as the line says
@@ -168,18 +171,18 @@ def test_swapped_and_edited_tables_are_named(how, done, folders):
     elif how == "between folders":
         shutil.copy(folders / "other-done" / "clients" / one.name, one)
     else:
-        arrays = record.read_npz(one)
+        arrays = run_folder.read_npz(one)
         arrays["deployed.accuracy"] = np.ones_like(arrays["deployed.accuracy"])
-        one.write_bytes(record.npz(arrays))
+        one.write_bytes(run_folder.npz(arrays))
     with pytest.raises(InputError, match=f"{one.name} .*not the file that the run ended with"):
-        record.load_history(done)
+        run_folder.load_history(done)
 
 
 def test_an_edited_partition_of_a_finished_run_is_named(done):
     file = done / "partition.npz"
-    arrays = record.read_npz(file)
+    arrays = run_folder.read_npz(file)
     arrays["seed0.labels"] = arrays["seed0.labels"][::-1]
-    file.write_bytes(record.npz(arrays))
+    file.write_bytes(run_folder.npz(arrays))
     with pytest.raises(InputError, match=r"partition\.npz .*not the file that the run ended with"):
         data.load(done)
 
@@ -205,9 +208,9 @@ def test_a_finished_folder_of_the_version_before_is_read(done):
     about = json.loads((done / "runs.json").read_text())
     assert set(about["made"]) == {"asked", "data", "partition"}
     assert set(about["files"]) == {"partition.npz", *names(done)}
-    whole = str(record.load_history(done))
+    whole = str(run_folder.load_history(done))
     (done / "runs.json").write_text(json.dumps({k: about[k] for k in ("share", "runs")}))
-    assert str(record.load_history(done)) == whole
+    assert str(run_folder.load_history(done)) == whole
 
 
 def names(folder):
@@ -231,28 +234,28 @@ def test_the_digest_covers_experiment_data_and_partition(tiny_npz):
 def test_a_batch_does_not_go_on_from_another_ones_checkpoint(tmp_path):
     scale = targets.Scale(rounds=4, seeds=1, only=("fedavg",), quick=True)
     machine = config.Machine(device="cpu")
-    work = reproduce.plan(targets.load("figure1a", scale), tmp_path)[0]
+    work = run.plan(targets.load("figure1a", scale), tmp_path)[0]
 
     def stopped(work):
-        going = reproduce.begin(work, tmp_path, machine)
+        going = run.begin(work, tmp_path, machine)
         done = going.session.batch.progress
         list(going.rounds(lambda: done.round >= 2))
         going.folder.close()
         return going.folder.path
 
     place = stopped(work)
-    (file,) = record.checkpoints(place)
-    arrays, meta = record.read_checkpoint(file)
+    (file,) = run_folder.checkpoints(place)
+    arrays, meta = run_folder.read_checkpoint(file)
     meta["made"]["asked"]["train"]["lr"] = 0.7
-    body = b"".join(record.pack(arrays, meta))
-    file.write_bytes(record.MAGIC + hashlib.sha256(body).digest() + body)
+    body = b"".join(run_folder.pack(arrays, meta))
+    file.write_bytes(run_folder.MAGIC + hashlib.sha256(body).digest() + body)
     with pytest.raises(InputError, match=r"not of this experiment \(train\.lr\)"):
-        reproduce.begin(work, tmp_path, machine)
+        run.begin(work, tmp_path, machine)
     meta["made"]["asked"]["train"]["lr"] = 0.1
     meta["made"]["asked"]["machine"]["device"] = "auto"  # which may change between attempts
-    body = b"".join(record.pack(arrays, meta))
-    file.write_bytes(record.MAGIC + hashlib.sha256(body).digest() + body)
-    going = reproduce.begin(work, tmp_path, machine)
+    body = b"".join(run_folder.pack(arrays, meta))
+    file.write_bytes(run_folder.MAGIC + hashlib.sha256(body).digest() + body)
+    going = run.begin(work, tmp_path, machine)
     assert "goes on after round 2" in going.session.notes
     going.session.close()
     going.folder.close()

@@ -19,10 +19,21 @@ from rich.console import Console
 
 import fedmaba
 from escape_cases import HOSTILE, ORDINARY, about, history
-from fedmaba import cli, escape, record
+from fedmaba import cli
 from fedmaba.errors import InputError
-from fedmaba.report import data, document, export, figures, table, tensorboard, terminal, watch
+from fedmaba.report import (
+    data,
+    document,
+    escape,
+    export,
+    figures,
+    table,
+    tensorboard,
+    terminal,
+    watch,
+)
 from fedmaba.report import html as page
+from fedmaba.results import run_folder
 
 quick = settings(deadline=None, database=None)
 BIDI = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -452,7 +463,7 @@ def test_every_command_shows_a_hostile_folder_and_obeys_nothing(run, tmp_path, m
         text = file.read()
     assert len(naive(text)) == len(list(csv.reader(StringIO(text, newline="")))) == 1 + 2 * 4
     assert "＝" not in {row[4][:1] for row in naive(text)}
-    kept = record.load_history(run).runs[1].label  # the record keeps the truth
+    kept = run_folder.load_history(run).runs[1].label  # the record keeps the truth
     assert kept == Own.name
     assert "bob\r=cmd|' /C calc'!A0" in data.load(run).data["clients"]
 

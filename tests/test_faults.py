@@ -136,9 +136,9 @@ def test_no_string_of_a_file_is_more_than_text(tmp_path):
 
 def test_a_campaign_that_loses_says_so(monkeypatch):
     """A checkpoint without its checksum, a save without its rename: found."""
-    from fedmaba import files, record
+    from fedmaba.results import files, run_folder
 
-    real = record.hashlib.sha256
+    real = run_folder.hashlib.sha256
 
     class Blind:
         def __init__(self, content=b""):
@@ -155,7 +155,7 @@ def test_a_campaign_that_loses_says_so(monkeypatch):
 
     fake = {"sha256": Blind, "file_digest": staticmethod(lambda file, name: Blind())}
     with monkeypatch.context() as patch:
-        patch.setattr(record, "hashlib", type("Fake", (), fake))
+        patch.setattr(run_folder, "hashlib", type("Fake", (), fake))
         assert damage.campaign(60, 0, quiet).lost > 3
 
     def in_place(target, *content, remedy="", private=False):

@@ -23,10 +23,10 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 
 from fedmaba import flower
-from fedmaba.datasets import Dataset
+from fedmaba.data.datasets import Dataset
+from fedmaba.deploy.flower_app.new import new
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, initial_arrays, load_arrays, reply
-from fedmaba.flower_app.new import new
 from fedmaba.simulation import engine
 from fedmaba.strategies import REGISTRY, parse
 from flower_grid import LocalGrid, light_app, light_model
@@ -466,7 +466,7 @@ def test_the_server_needs_no_torch(tmp_path):
     code = """
 import sys; sys.modules["torch"] = None
 import numpy as np, safetensors.numpy
-from fedmaba.door import Reply
+from fedmaba.deploy.validation import Reply
 from fedmaba.flower import FlowerStrategy, load_arrays
 safetensors.numpy.save_file({"w": np.ones(3, np.float32)}, "first.safetensors")
 for spec in ("fedmaba", "afl", "qffl", "fedfv", "fedmgda"):

@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmaba.cli import app
+from fedmaba.deploy.flower_app import check as checking
+from fedmaba.deploy.flower_app import proxy
+from fedmaba.deploy.flower_app.check import OTHERS, check
 from fedmaba.errors import InputError
-from fedmaba.flower_app import check as checking
-from fedmaba.flower_app import proxy
-from fedmaba.flower_app.check import OTHERS, check
 
 NOT_AUTHENTICATED = '{"detail":"Invalid SuperNode authentication"}'
 

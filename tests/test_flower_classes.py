@@ -8,11 +8,12 @@ pytest.importorskip("torch")
 
 from flwr.app import ConfigRecord
 
-from fedmaba import datasets, flower
-from fedmaba.datasets import Dataset, from_arrays
+from fedmaba import flower
+from fedmaba.data import datasets
+from fedmaba.data.datasets import Dataset, from_arrays
+from fedmaba.deploy.client import Site
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, initial_arrays
-from fedmaba.site import Site
 from flower_grid import LocalGrid
 
 RNG = np.random.default_rng(0)

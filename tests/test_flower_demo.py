@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 
+from fedmaba.deploy.flower_app import demo as demo_module
+from fedmaba.deploy.flower_app import net, proxy
+from fedmaba.deploy.flower_app.proxy import find_nginx
 from fedmaba.errors import SaveFailed
-from fedmaba.flower_app import demo as demo_module
-from fedmaba.flower_app import net, proxy
-from fedmaba.flower_app.proxy import find_nginx
 
 pytestmark = [
     pytest.mark.flower,

@@ -14,11 +14,11 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 
 from fedmaba import flower
-from fedmaba.door import Refused
+from fedmaba.deploy.flower_app.net import read_rounds
+from fedmaba.deploy.site_names import Names, Who, read_sites
+from fedmaba.deploy.validation import Refused
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy
-from fedmaba.flower_app.net import read_rounds
-from fedmaba.names import Names, Who, read_sites
 from flower_grid import LocalGrid, light_app, light_model
 
 KEYS = {c: public_key_to_bytes(generate_key_pairs()[1]) for c in range(5)}

@@ -16,17 +16,17 @@ import safetensors.numpy
 
 pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 
-from fedmaba import record
-from fedmaba.datasets import Dataset, load
-from fedmaba.federation import Federation
-from fedmaba.flower_app import net as net_module
-from fedmaba.flower_app import proxy
-from fedmaba.flower_app.demo import watch, write_site
-from fedmaba.flower_app.net import LINK, OFFLINE, Net, NetError, family_of, read_rounds
-from fedmaba.flower_app.new import new
-from fedmaba.partition import Split
+from fedmaba.data.datasets import Dataset, load
+from fedmaba.data.federation import Federation
+from fedmaba.data.partition import Split
+from fedmaba.deploy.client import first_model
+from fedmaba.deploy.flower_app import net as net_module
+from fedmaba.deploy.flower_app import proxy
+from fedmaba.deploy.flower_app.demo import watch, write_site
+from fedmaba.deploy.flower_app.net import LINK, OFFLINE, Net, NetError, family_of, read_rounds
+from fedmaba.deploy.flower_app.new import new
+from fedmaba.results import run_folder
 from fedmaba.simulation import engine
-from fedmaba.site import first_model
 from fedmaba.strategies import parse
 
 pytestmark = [
@@ -96,7 +96,7 @@ def until(what, net: Net, seconds: float = 150.0, pause: float = 0.1):
 def finished(net: Net, state: Path) -> dict:
     """The model a run ends with."""
     until(lambda: (state / "models" / "last.safetensors").exists(), net)
-    arrays, _, _ = record.load_checkpoint(state)
+    arrays, _, _ = run_folder.load_checkpoint(state)
     return {n.removeprefix("model/"): a for n, a in arrays.items() if n.startswith("model/")}
 
 
@@ -171,7 +171,7 @@ def kill_a_site_in_mid_round(net: Net, state: Path, rounds: int) -> str:
 def test_a_supernode_killed_in_mid_round_is_done_without(net, tmp_path):
     kill_a_site_in_mid_round(net, tmp_path / "state", rounds=1)
     finished(net, tmp_path / "state")
-    arrays, meta, _ = record.load_checkpoint(tmp_path / "state")
+    arrays, meta, _ = run_folder.load_checkpoint(tmp_path / "state")
     assert meta["sites"] == ["site-0", "site-1"]
     np.testing.assert_allclose(arrays["state/p"], [0.5, 0.5])  # kept for its return
 

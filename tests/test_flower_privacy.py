@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import (
 from flwr.serverapp.strategy import Strategy as FlwrStrategy
 
 from fedmaba import flower
-from fedmaba.datasets import from_arrays
+from fedmaba.data.datasets import from_arrays
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, initial_arrays
 from flower_grid import LocalGrid, light_app, light_model

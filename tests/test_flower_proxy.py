@@ -25,9 +25,9 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedmaba.flower_app.net import LINK, PROXY, Net, read_rounds
-from fedmaba.flower_app.new import new
-from fedmaba.flower_app.proxy import CALLS, command, find_nginx
+from fedmaba.deploy.flower_app.net import LINK, PROXY, Net, read_rounds
+from fedmaba.deploy.flower_app.new import new
+from fedmaba.deploy.flower_app.proxy import CALLS, command, find_nginx
 
 pytestmark = [
     pytest.mark.flower,

@@ -10,10 +10,11 @@ pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fedmaba import door, flower
+from fedmaba import flower
+from fedmaba.deploy import validation
+from fedmaba.deploy.flower_app.net import read_rounds
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, load_arrays
-from fedmaba.flower_app.net import read_rounds
 from flower_grid import LocalGrid, light_app, light_model
 from flower_link import Link, http_grid
 
@@ -334,4 +335,4 @@ def test_a_large_model_is_no_huge_reply():
     model = {"w": np.zeros(4_000_000, np.float32), "b": np.zeros(3, np.float32)}
     reply = Message(RecordDict({"arrays": flower._record(model)}), 1, "train")
     pieces = sum(len(array.slice_array()) for array in reply.content["arrays"].values())
-    assert pieces + 2 + 3 <= door.parts(model)
+    assert pieces + 2 + 3 <= validation.parts(model)

@@ -7,12 +7,12 @@ import stat
 import numpy as np
 import pytest
 
-from fedmaba import files, record
-from fedmaba.door import Reply
+from fedmaba.deploy.flower_app.net import read_rounds
+from fedmaba.deploy.server import Server, Terms
+from fedmaba.deploy.validation import Reply
 from fedmaba.errors import InputError, SaveFailed
-from fedmaba.flower_app.net import read_rounds
-from fedmaba.history import History
-from fedmaba.server import Server, Terms
+from fedmaba.results import files, run_folder
+from fedmaba.results.history import History
 from fedmaba.strategies import parse
 
 MODEL = {"w": np.ones(4, np.float32)}
@@ -63,7 +63,7 @@ def test_nobody_else_can_read_it(tmp_path):
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):
-    folder = record.Folder(tmp_path)
+    folder = run_folder.Folder(tmp_path)
     folder.save(3, {"model/w": MODEL["w"]}, {"sites": ["a"]}, History([]))
     folder.close()
     with pytest.raises(InputError, match="lacks 'terms': choose another state folder"):

@@ -15,9 +15,9 @@ pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from fedmaba import flower
+from fedmaba.deploy.flower_app.new import new
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, reply
-from fedmaba.flower_app.new import new
 from flower_grid import LocalGrid
 
 ROOT = Path(__file__).parents[1]

@@ -17,9 +17,12 @@ import zipfile
 import numpy as np
 import pytest
 
-from fedmaba import arrays, compact, config, experiment, files, record, schema
 from fedmaba.errors import InputError
+from fedmaba.experiment import config
+from fedmaba.experiment import session as experiment
 from fedmaba.report import data, export, html
+from fedmaba.reproduction import archive as compact
+from fedmaba.results import arrays, files, run_folder, schema
 from test_links import play
 
 ODD = (None, -1, 1.5, "x", [], {}, [[]], True, 10**18, ["a"], {"a": 1}, 1e308, "9" * 30)
@@ -52,7 +55,7 @@ def shown(folder):
     try:
         html.page([data.load(folder)])
         export.to_csv(folder, folder / "csv")
-        str(record.load_history(folder))
+        str(run_folder.load_history(folder))
     except InputError as error:
         short(str(error))
         return False
@@ -115,7 +118,7 @@ def test_a_value_of_another_type_in_about_json_is_named(done):
     for at, _, tree in twisted(json.loads(file.read_text())):
         file.write_text(json.dumps(tree))
         try:
-            record.load_about(done)
+            run_folder.load_about(done)
         except InputError as error:
             refused += 1
             short(str(error), rf"about\.json cannot be read \({at[0] if at else 'no JSON'}")
@@ -181,7 +184,7 @@ BAD = {
 def test_json_that_no_run_writes_is_one_line(name, tmp_path):
     (tmp_path / "about.json").write_bytes(BAD[name])
     with pytest.raises(InputError, match=r"about\.json cannot be read \(") as found:
-        record.load_about(tmp_path)
+        run_folder.load_about(tmp_path)
     assert "\n" not in str(found.value)
     assert len(str(found.value)) < 500
 
@@ -199,11 +202,11 @@ def test_too_many_strategies_are_refused_at_once(done):
     about["runs"] *= 100_000
     put(done / "runs.json", about)
     with pytest.raises(InputError, match=r"runs\.json cannot be read \(runs.*at most 10000"):
-        record.load_history(done)
+        run_folder.load_history(done)
     about["runs"] = [{**about["runs"][0], "label": "x" * 5_000}]
     put(done / "runs.json", about)
     with pytest.raises(InputError, match=r"runs\.0\.label.*at most 2000 characters"):
-        record.load_history(done)
+        run_folder.load_history(done)
 
 
 def test_no_run_is_begun_that_could_not_be_read(tiny_npz, tmp_path):
@@ -276,9 +279,9 @@ def test_tables_of_any_content_are_shown_or_refused(change, done):
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
 @pytest.mark.parametrize("change", [n for n in CHANGES if n not in ("text", "object", "complex")])
 def test_checkpoints_of_any_content_are_used_or_refused(change, half):
-    newest, older = record.checkpoints(half)
+    newest, older = run_folder.checkpoints(half)
     older.unlink()
-    good, meta = record.read_checkpoint(newest)
+    good, meta = run_folder.read_checkpoint(newest)
     for n, name in enumerate(good):
         if not name.startswith("state/"):  # a strategy's own business
             forge(newest, {**good, name: np.asarray(CHANGES[change](good[name]))}, meta)
@@ -289,14 +292,14 @@ def test_checkpoints_of_any_content_are_used_or_refused(change, half):
 
 
 def forge(file, found, meta):
-    body = b"".join(record.pack(found, meta))
-    file.write_bytes(record.MAGIC + hashlib.sha256(body).digest() + body)
+    body = b"".join(run_folder.pack(found, meta))
+    file.write_bytes(run_folder.MAGIC + hashlib.sha256(body).digest() + body)
 
 
 def test_words_of_a_checkpoint_of_any_content_are_used_or_refused(half):
-    newest, older = record.checkpoints(half)
+    newest, older = run_folder.checkpoints(half)
     older.unlink()
-    good, meta = record.read_checkpoint(newest)
+    good, meta = run_folder.read_checkpoint(newest)
     refused = 0
     for n, (at, _, tree) in enumerate(twisted(meta)):
         if at:
@@ -320,7 +323,7 @@ def head(shape, descr="<i8", size=0, version=1):
 
 def refuse(path, said):
     with pytest.raises(InputError, match=said) as found:
-        record.read_npz(path)
+        run_folder.read_npz(path)
     assert "\n" not in str(found.value)
 
 
@@ -348,13 +351,13 @@ def test_an_array_that_lies_about_itself_is_refused(member, said, tmp_path):
 
 def test_zip_files_that_nobody_writes_are_refused(tmp_path, monkeypatch):
     path, good = tmp_path / "a.npz", head("(3,)") + bytes(24)
-    assert record.read_npz(archive(path, good))["test_size"].tolist() == [0, 0, 0]
+    assert run_folder.read_npz(archive(path, good))["test_size"].tolist() == [0, 0, 0]
     with pytest.warns(UserWarning, match="Duplicate"):
         archive(path, good, more=[("test_size.npy", good)])
     refuse(path, "of one name")
     refuse(archive(path, good, packed=zipfile.ZIP_BZIP2), "unusual way")
     archive(path, good, packed=zipfile.ZIP_LZMA)
-    assert len(record.read_npz(path)) == 1
+    assert len(run_folder.read_npz(path)) == 1
     raw = bytearray(path.read_bytes())
     at = raw.index(b"test_size.npy") + len("test_size.npy") + 5
     raw[at : at + 4] = (2**32 - 1).to_bytes(4, "little")
@@ -371,15 +374,15 @@ def test_a_zip_bomb_is_not_unpacked(tmp_path, monkeypatch):
     bomb = head("(1250000,)") + bytes(10**7)
     refuse(archive(tmp_path / "a.npz", bomb), "it would unpack to 10,000,000 bytes from")
     honest = np.random.default_rng(0).standard_normal(200_000)  # as much on the disk
-    (tmp_path / "b.npz").write_bytes(record.npz({"a": honest}))
-    assert np.array_equal(record.read_npz(tmp_path / "b.npz")["a"], honest)
+    (tmp_path / "b.npz").write_bytes(run_folder.npz({"a": honest}))
+    assert np.array_equal(run_folder.read_npz(tmp_path / "b.npz")["a"], honest)
 
 
 def test_small_bombs_in_many_files_are_counted_together(done, monkeypatch):
     monkeypatch.setattr(arrays, "FREE", 1)
     monkeypatch.setattr(arrays, "RATIO", 0)
     with pytest.raises(InputError, match="it would unpack to"):
-        record.load_history(done)
+        run_folder.load_history(done)
 
 
 @pytest.mark.parametrize("form", ["C", "F"])
@@ -389,7 +392,7 @@ def test_what_numpy_saves_is_read_as_numpy_reads_it(form, kind, tmp_path):
     some = {"a": want, "none": np.zeros((0, 3), kind), "single": np.array(1, kind)}
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / "a.npz", **some)
-        for name, value in record.read_npz(tmp_path / "a.npz").items():
+        for name, value in run_folder.read_npz(tmp_path / "a.npz").items():
             np.testing.assert_array_equal(value, some[name])
             assert value.dtype == some[name].dtype
 
@@ -414,7 +417,7 @@ def batch(tmp_path):
 
 def saved(path, about, tables):
     text = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    path.write_bytes(record.npz({"about": text, **tables}))
+    path.write_bytes(run_folder.npz({"about": text, **tables}))
 
 
 def looked(path):

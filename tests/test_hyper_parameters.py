@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from fedmaba import hyper, strategies
+from fedmaba import strategies
 from fedmaba.errors import InputError
-from fedmaba.strategy import Strategy, param
+from fedmaba.strategies import hyper_parameters
+from fedmaba.strategies.base import Strategy, param
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,8 +168,8 @@ words = some.text("abcXYZ 019._-+=:/äß", min_size=1).filter(lambda w: w == w.s
 
 def values(f: dataclasses.Field[Any], kind: Any) -> some.SearchStrategy[Any]:
     """What a field may be, from its declaration."""
-    low, high, strict = hyper._range(f)
-    if choices := hyper.options(kind):
+    low, high, strict = hyper_parameters._range(f)
+    if choices := hyper_parameters.options(kind):
         return some.sampled_from(choices)
     if kind is int:
         return some.integers(max(int(max(low, -(10**15))), -(10**15)), int(min(high, 10**15)))
@@ -194,7 +195,7 @@ def values(f: dataclasses.Field[Any], kind: Any) -> some.SearchStrategy[Any]:
 def test_every_label_is_read_back_as_the_same_strategy(name, data):
     kind = Mine if name == "mine" else strategies.REGISTRY[name]
     given = {
-        f.name: data.draw(values(f, hyper.hints(kind)[f.name]), f.name)
+        f.name: data.draw(values(f, hyper_parameters.hints(kind)[f.name]), f.name)
         for f in dataclasses.fields(kind)
         if f.name not in ("loose", "table")
     }

@@ -12,9 +12,11 @@ import time
 
 import pytest
 
-from fedmaba import config, experiment, files, record
 from fedmaba.errors import Busy, InputError, SaveFailed
+from fedmaba.experiment import config
+from fedmaba.experiment import session as experiment
 from fedmaba.report import export, tensorboard
+from fedmaba.results import files, run_folder
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links and modes of POSIX")
 
@@ -107,7 +109,7 @@ def test_a_finished_folder_is_not_read_through_a_link(done, tmp_path):
     shutil.move(done / "clients", tmp_path / "elsewhere")
     (done / "clients").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="clients is a link where a real folder should be"):
-        record.load_history(done)
+        run_folder.load_history(done)
 
 
 @pytest.mark.parametrize("given", [True, False])
@@ -149,7 +151,7 @@ def test_a_folder_that_the_user_names_may_be_a_link(folders, half, tmp_path):
     (tmp_path / "name").symlink_to(half)
     finish(tmp_path / "name")
     assert (half / "runs.json").read_bytes() == (folders / "done" / "runs.json").read_bytes()
-    assert record.load_history(tmp_path / "name").runs
+    assert run_folder.load_history(tmp_path / "name").runs
 
 
 def test_temporary_files_have_names_that_nobody_knows_before(tmp_path, monkeypatch):
@@ -158,14 +160,14 @@ def test_temporary_files_have_names_that_nobody_knows_before(tmp_path, monkeypat
     used, real = [], os.replace
     monkeypatch.setattr(os, "replace", lambda a, b: (used.append(a), real(a, b)))
     for _ in range(2):
-        record.write_file(tmp_path / "a", b"new")
+        run_folder.write_file(tmp_path / "a", b"new")
     assert (tmp_path / "mine").read_text() == "kept"
     assert all(re.fullmatch(r"\.a\.[0-9a-f]{16}\.tmp", path.name) for path in used)
     assert used[0] != used[1]
     monkeypatch.setattr(files.secrets, "token_hex", lambda n: "0" * 16)
     (tmp_path / ".a.0000000000000000.tmp").symlink_to(tmp_path / "mine")
     with pytest.raises(SaveFailed, match="File exists"):
-        record.write_file(tmp_path / "a", b"newer")
+        run_folder.write_file(tmp_path / "a", b"newer")
     assert (tmp_path / "mine").read_text() == "kept"
 
 
@@ -177,7 +179,7 @@ def test_what_is_tidied_up_is_our_own(half, tmp_path):
     for name in gone + stays:
         (half / name).write_text("half of it")
     (half / ".x.0123456789abcdef.tmp").symlink_to(tmp_path / "mine")
-    record.Folder(half).close()
+    run_folder.Folder(half).close()
     assert not any((half / name).exists() for name in gone)
     assert all((half / name).exists() for name in stays)
     assert not (half / ".x.0123456789abcdef.tmp").is_symlink()
@@ -231,7 +233,7 @@ def test_what_is_no_file_of_a_finished_folder_is_one_line(kind, name, done):
 def test_what_is_no_file_of_a_folder_half_done_is_one_line(kind, name, half):
     target = half / name
     if name == "checkpoint":
-        target, older = record.checkpoints(half)
+        target, older = run_folder.checkpoints(half)
         older.unlink()
     put(kind, target)
     begun = time.monotonic()
@@ -246,7 +248,7 @@ def test_what_is_no_file_of_a_folder_half_done_is_one_line(kind, name, half):
 
 
 def test_an_unreadable_checkpoint_is_not_called_damaged(half, monkeypatch):
-    newest, older = record.checkpoints(half)
+    newest, older = run_folder.checkpoints(half)
     real = os.open
 
     def opened(path, *rest, **more):
@@ -256,7 +258,7 @@ def test_an_unreadable_checkpoint_is_not_called_damaged(half, monkeypatch):
 
     monkeypatch.setattr(os, "open", opened)
     with pytest.raises(InputError, match="Permission denied") as found:
-        record.load_checkpoint(half)
+        run_folder.load_checkpoint(half)
     assert "delete" not in str(found.value)
     assert older.exists()
 
@@ -264,7 +266,7 @@ def test_an_unreadable_checkpoint_is_not_called_damaged(half, monkeypatch):
 # --- one owner ---------------------------------------------------------------------------------
 
 HOLD = (
-    "import sys, pathlib; from fedmaba.record import Folder;"
+    "import sys, pathlib; from fedmaba.results.run_folder import Folder;"
     "f = Folder(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
 )
 
@@ -274,18 +276,18 @@ def test_a_deleted_lock_lets_nobody_in(half):
     other = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert other.stdout.readline() == b"held\n"
-        assert record.held(half)
+        assert run_folder.held(half)
         (half / ".lock").unlink()
-        assert record.held(half)
+        assert run_folder.held(half)
         with pytest.raises(Busy, match="is in use by another process: wait, or choose"):
-            record.Folder(half)
+            run_folder.Folder(half)
         (half / ".lock").write_text("process 1")  # nor does another file of its name
         with pytest.raises(Busy):
             experiment.resume(half)
-        assert record.held(half)
+        assert run_folder.held(half)
     finally:
         other.communicate()
-    assert not record.held(half)
+    assert not run_folder.held(half)
     finish(half)
 
 
@@ -299,12 +301,12 @@ def test_a_system_that_locks_files_alone_is_held_by_its_file(tmp_path, monkeypat
         real(handle, how)
 
     monkeypatch.setattr(files.fcntl, "flock", flock)
-    folder = record.Folder(tmp_path / "run")
-    assert record.held(tmp_path / "run")
+    folder = run_folder.Folder(tmp_path / "run")
+    assert run_folder.held(tmp_path / "run")
     with pytest.raises(Busy, match=str(os.getpid())):
-        record.Folder(tmp_path / "run")
+        run_folder.Folder(tmp_path / "run")
     folder.close()
-    record.Folder(tmp_path / "run").close()
+    run_folder.Folder(tmp_path / "run").close()
 
 
 # --- who may read ------------------------------------------------------------------------------
@@ -317,11 +319,11 @@ def test_a_private_folder_is_not_for_everybody(tmp_path):
     os.chmod(out / "rounds.jsonl", 0o666)
     before = os.umask(0)
     try:
-        folder = record.Folder(out, private=True, remedy="fix it, then start the server again")
+        folder = run_folder.Folder(out, private=True, remedy="fix it, then start the server again")
         folder.write("models/a.safetensors", b"")
         folder.append_lines([{"round": 1}])
         folder.append_timing([{"round": 1}])
-        plain = record.Folder(tmp_path / "plain")
+        plain = run_folder.Folder(tmp_path / "plain")
         plain.write("a.json", b"")
     finally:
         os.umask(before)
@@ -335,7 +337,7 @@ def test_a_private_folder_is_not_for_everybody(tmp_path):
 
 @pytest.mark.parametrize(("code", "said"), [(5, "fix it, then start"), (28, "free some space, th")])
 def test_a_folder_has_its_own_remedy(code, said, tmp_path, monkeypatch):
-    folder = record.Folder(tmp_path / "state", remedy="fix it, then start the server again")
+    folder = run_folder.Folder(tmp_path / "state", remedy="fix it, then start the server again")
 
     def fail(handle):
         raise OSError(code, os.strerror(code))

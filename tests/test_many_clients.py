@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedmaba.simplex import effective, project, tilt
+from fedmaba.strategies.simplex import effective, project, tilt
 
 
 def exact(y: np.ndarray) -> list[Fraction]:

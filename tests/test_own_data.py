@@ -7,7 +7,7 @@ import pytest
 
 import fedmaba
 from fedmaba import Federation
-from fedmaba.datasets import from_arrays, load
+from fedmaba.data.datasets import from_arrays, load
 from fedmaba.errors import InputError
 
 X = np.random.default_rng(0).normal(size=(12, 3))

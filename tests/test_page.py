@@ -18,9 +18,10 @@ import pytest
 
 import escape_cases
 import report_cases
-from fedmaba import cli, escape, experiment
-from fedmaba.history import History, RunHistory
-from fedmaba.report import data, html, watch
+from fedmaba import cli
+from fedmaba.experiment import session
+from fedmaba.report import data, escape, html, watch
+from fedmaba.results.history import History, RunHistory
 from report_cases import PAYLOADS
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="pip install selenium")
@@ -147,7 +148,7 @@ def page(tmp_path_factory):
 def real(tmp_path_factory) -> tuple[Path, Path]:
     """A run on real images, and its report."""
     folder = tmp_path_factory.mktemp("real") / "run"
-    experiment.compare(
+    session.compare(
         ["fedavg", "afl", "fedmaba"], out=folder, data="sample", clients=20, rounds=6,
         eval_every=2, seeds=2, model="softmax",
     )  # fmt: skip
@@ -314,7 +315,7 @@ def test_every_figure_downloads_as_a_picture_and_as_data(page, real):
 
 
 def test_there_is_no_half_round(page, tmp_path):
-    history = experiment.compare(["fedavg"], model="softmax", rounds=4, eval_every=2, seeds=1)
+    history = session.compare(["fedavg"], model="softmax", rounds=4, eval_every=2, seeds=1)
     (tmp_path / "r.html").write_text(html.page([data.of(history)]))
     page.open(tmp_path / "r.html")
     assert page.texts("#fig-variance svg text[text-anchor=middle]") == ["2", "3", "4"]

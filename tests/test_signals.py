@@ -19,7 +19,7 @@ import pytest
 
 import fedmaba
 from fedmaba import stop
-from fedmaba.record import load_history
+from fedmaba.results.run_folder import load_history
 
 COMMAND = [sys.executable, "-m", "fedmaba"]
 ENV = {**os.environ, "PYTHONPATH": str(Path(fedmaba.__file__).parents[1])}

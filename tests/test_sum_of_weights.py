@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import fedmaba
-from fedmaba.door import Reply
+from fedmaba.deploy.server import Server, Terms
+from fedmaba.deploy.validation import Reply
 from fedmaba.errors import InputError
-from fedmaba.server import Server, Terms
-from fedmaba.strategy import Decision, Replies, Strategy, weighed
+from fedmaba.strategies.base import Decision, Replies, Strategy, weighed
 
 
 @dataclass(frozen=True)

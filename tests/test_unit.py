@@ -12,11 +12,14 @@ from rich.console import Console
 
 import fedmaba
 from escape_cases import history
-from fedmaba import cli, config, experiment, record
-from fedmaba.history import Column, History, RunHistory
-from fedmaba.metrics import PERCENT, PLAIN, are_shares, every, variance
+from fedmaba import cli
+from fedmaba.experiment import config
+from fedmaba.experiment import session as experiment
 from fedmaba.report import data, export, figures, table, tensorboard, terminal
 from fedmaba.report import html as page
+from fedmaba.results import run_folder
+from fedmaba.results.history import Column, History, RunHistory
+from fedmaba.results.metrics import PERCENT, PLAIN, are_shares, every, variance
 
 SAID = "scores as the metric gives them, not in per cent"
 
@@ -86,7 +89,9 @@ def test_one_score_of_one_run_decides_for_all_and_a_growing_table_is_looked_at_o
 
 
 def test_the_figures_are_those_of_shares_times_seven(runs):
-    ours, theirs = (record.load_history(runs[name]).summary() for name in ("sevens", "accuracy"))
+    ours, theirs = (
+        run_folder.load_history(runs[name]).summary() for name in ("sevens", "accuracy")
+    )
     for a, b in zip(ours, theirs, strict=True):
         assert a.mean.accuracy == pytest.approx(7 * b.mean.accuracy / 100, rel=1e-5)
         assert a.mean.variance == pytest.approx(49 * b.mean.variance / 1e4, rel=1e-5)
@@ -94,7 +99,7 @@ def test_the_figures_are_those_of_shares_times_seven(runs):
 
 
 def test_a_metric_of_shares_is_shown_as_accuracy_is(runs):
-    kept, own = (record.load_history(runs[name]) for name in ("accuracy", "shares"))
+    kept, own = (run_folder.load_history(runs[name]) for name in ("accuracy", "shares"))
     assert own.unit is PERCENT
     assert str(own) == str(kept)
     assert "accuracy %" in str(kept)
@@ -156,7 +161,7 @@ def test_nor_do_a_notebook_a_page_and_an_export(runs, tmp_path):
 @pytest.mark.parametrize("kind", ["distribution", "tradeoff", "rounds", "accuracy", "gains"])
 def test_nor_does_a_figure(kind, runs):
     pytest.importorskip("matplotlib")
-    history = record.load_history(runs["sevens"])
+    history = run_folder.load_history(runs["sevens"])
     figure = figures.of(history, kind)
     said = [text.get_text() for text in figure.findobj(lambda a: hasattr(a, "get_text"))]
     said = [re.sub("clients.*, %|% gain", "", text) for text in said]
@@ -167,7 +172,7 @@ def test_nor_does_a_figure(kind, runs):
         assert -1 < low < high < 8
     if kind == "distribution":
         assert figure.axes[0].get_xlim()[1] < 8
-    figure = figures.of(record.load_history(runs["accuracy"]), kind)
+    figure = figures.of(run_folder.load_history(runs["accuracy"]), kind)
     said = [text.get_text() for text in figure.findobj(lambda a: hasattr(a, "get_text"))]
     assert any("%" in text or "points" in text for text in said)
 

@@ -21,14 +21,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 import typer
 from pydantic import ValidationError
 
-from fedmaba import __version__, config, stop, streams
+from fedmaba import __version__, stop
 from fedmaba.errors import Diverged, FedmabaError, InputError, shortened
-from fedmaba.escape import one_line
+from fedmaba.experiment import config
+from fedmaba.report import streams
+from fedmaba.report.escape import one_line
 
 if TYPE_CHECKING:
-    from fedmaba.experiment import Session
-    from fedmaba.history import At, Model
-    from fedmaba.targets import Target
+    from fedmaba.experiment.session import Session
+    from fedmaba.reproduction.targets import Target
+    from fedmaba.results.history import At, Model
 
     Dtype = Literal["float32", "tf32", "bf16", "float64"]
     Form = Literal["csv"]
@@ -143,7 +145,8 @@ def _help(key: config.Key) -> str:
 def _experiment(
     tree: dict[str, Any], options: dict[config.Key, str], overrides: list[str] | None, source: str
 ) -> config.Experiment:
-    from fedmaba import checks, own
+    from fedmaba import user_code as own
+    from fedmaba.experiment import checks
 
     for key, value in options.items():
         config.put(tree, key.name, value)
@@ -202,7 +205,7 @@ def resume(
     tensorboard: Events = False,
 ) -> None:
     """Go on with a run that was interrupted."""
-    from fedmaba import experiment
+    from fedmaba.experiment import session as experiment
 
     _drive(experiment.resume(folder, trust), folder, quiet, tensorboard)
 
@@ -222,10 +225,10 @@ def table(
     to: Annotated[TableForm, typer.Option(help="how it is written")] = "text",
 ) -> None:
     """Show the table of a run folder, finished or not."""
-    from fedmaba import record
     from fedmaba.report import sheet, terminal
+    from fedmaba.results import run_folder
 
-    history = record.load_history(folder)
+    history = run_folder.load_history(folder)
     page = sheet.of(history, model, at, share, against, str(folder))
     if to == "text":
         terminal.show(history, model, at, share)
@@ -236,12 +239,12 @@ def table(
 
 
 def _tell_unfinished(folder: Path) -> None:
-    from fedmaba import record
+    from fedmaba.results import run_folder
 
     if not (folder / "runs.json").exists():
-        runs = record.load_history(folder).runs
+        runs = run_folder.load_history(folder).runs
         done = max((len(run.tables.get("round", ())) for run in runs), default=0)
-        how = "it is running" if record.held(folder) else record.to_go_on(folder)
+        how = "it is running" if run_folder.held(folder) else run_folder.to_go_on(folder)
         _tell(f"unfinished, saved up to round {done}: {how}")
 
 
@@ -284,8 +287,8 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Reproduce a table or figure of the paper and show it beside the paper's numbers."""
-    from fedmaba import targets
     from fedmaba.report import terminal
+    from fedmaba.reproduction import targets
 
     scale = {"--rounds": rounds, "--seeds": seeds, "--only": only, "--without": without}
     how = {"--batch": batch != "1/1", "--device": device != "auto", "--dtype": dtype != "float32"}
@@ -326,8 +329,8 @@ def _hush(text: str) -> None:
 
 def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, quiet: bool) -> None:
     """Run what is missing of a target, batch after batch."""
-    from fedmaba import reproduce
     from fedmaba.report import terminal
+    from fedmaba.reproduction import run as reproduce
 
     left, held = reproduce.plan(target, out, reproduce.parse_part(batch)), None
     with stop.after_the_round(_tell) as asked, terminal.batches(left, quiet) as show:
@@ -426,7 +429,7 @@ def fetch(
     ] = None,
 ) -> None:
     """Download a data set from its publisher and check it."""
-    from fedmaba import datasets
+    from fedmaba.data import datasets
     from fedmaba.report import terminal
 
     with terminal.transfer() as progress:
@@ -437,7 +440,7 @@ def fetch(
 @data_app.command()
 def check(name: str, data_dir: DataDir = None) -> None:
     """Check the files of a data set, size and SHA-256."""
-    from fedmaba import datasets
+    from fedmaba.data import datasets
 
     found = datasets.check(name, data_dir)
     for path, status in found:
@@ -453,7 +456,7 @@ def export(
     data_dir: DataDir = None,
 ) -> None:
     """Write a data set as its publisher's plain binary files."""
-    from fedmaba import datasets
+    from fedmaba.data import datasets
 
     for path in datasets.export(name, directory, data_dir):
         _say(path)
@@ -464,7 +467,7 @@ def flower_new(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="new or empty")],
 ) -> None:
     """Write a complete Flower app that runs as it is."""
-    from fedmaba.flower_app.new import new
+    from fedmaba.deploy.flower_app.new import new
 
     for path in new(directory):
         _say(path)
@@ -482,7 +485,7 @@ def flower_proxy(
     superlink_port: Annotated[int, typer.Option(help="the SuperLink's, on 127.0.0.1")] = 8000,
 ) -> None:
     """Write the nginx configuration of the SuperLink's door: SuperNodes pass, control does not."""
-    from fedmaba.flower_app import proxy
+    from fedmaba.deploy.flower_app import proxy
 
     target = proxy.write(directory, listen, superlink_port, keys)
     _say(f"{target}: start it with {' '.join(proxy.command('nginx', directory))}")
@@ -497,7 +500,7 @@ def flower_check(
     ] = None,
 ) -> None:
     """Say whether the fleet and whether control of all sites can be reached from here."""
-    from fedmaba.flower_app.check import check
+    from fedmaba.deploy.flower_app.check import check
 
     found = check(where, ca)
     for line in found.lines():
@@ -513,7 +516,7 @@ def flower_demo(
     rounds: Annotated[int, typer.Option(help="communication rounds", min=1)] = 4,
 ) -> None:
     """Run a federation of real Flower processes on this machine, with TLS and keys."""
-    from fedmaba.flower_app.demo import demo
+    from fedmaba.deploy.flower_app.demo import demo
 
     demo(typer.echo, strategy, sites, rounds)
 
@@ -528,7 +531,8 @@ def _main(
 
 
 def _run(asked: config.Experiment, quiet: bool, tensorboard: bool) -> None:
-    from fedmaba import experiment, record
+    from fedmaba.experiment import session as experiment
+    from fedmaba.results import run_folder
 
     if tensorboard:
         from fedmaba.report.tensorboard import check
@@ -540,7 +544,7 @@ def _run(asked: config.Experiment, quiet: bool, tensorboard: bool) -> None:
     if asked.save.out:
         out = Path(asked.save.out)
     else:  # one folder for all ranks
-        claimed = "" if ranks.rank else str(record.claim(Path("runs"), stem))
+        claimed = "" if ranks.rank else str(run_folder.claim(Path("runs"), stem))
         out = Path(ranks.tell(claimed.encode()).decode())
     experiment.begin(session, out, sys.argv)
     _drive(session, out, quiet, tensorboard)
@@ -548,8 +552,8 @@ def _run(asked: config.Experiment, quiet: bool, tensorboard: bool) -> None:
 
 def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
     """Simulate to the end, showing progress, then the table and where everything lies."""
-    from fedmaba import record
     from fedmaba.report import terminal
+    from fedmaba.results import run_folder
 
     silent = session.batch.ranks.rank > 0
     with ExitStack() as held:
@@ -566,7 +570,7 @@ def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
         return
     if session.stopped:
         done = session.batch.progress.round
-        _tell(f"stopped after round {done}; go on with: {record.to_go_on(out)}")
+        _tell(f"stopped after round {done}; go on with: {run_folder.to_go_on(out)}")
         raise typer.Exit(130)
     terminal.result(session, out)
     if any(session.batch.progress.diverged):

@@ -38,19 +38,18 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as Base
 
-from fedmaba import door
-from fedmaba.door import Arrays, Door, Limits, Offer, Sent
+from fedmaba.deploy import validation
+from fedmaba.deploy.inbox import Looks, counted, push
+from fedmaba.deploy.server import Server, Terms, figures
+from fedmaba.deploy.site_names import Names, Who, read_sites
+from fedmaba.deploy.validation import Arrays, Door, Limits, Offer, Sent
 from fedmaba.errors import InputError
-from fedmaba.inbox import Looks, counted, push
-from fedmaba.names import Names, Who, read_sites
-from fedmaba.server import Server, Terms, figures
 from fedmaba.strategies import parse
-from fedmaba.strategy import Strategy
+from fedmaba.strategies.base import Strategy
 
 if TYPE_CHECKING:
-    from fedmaba import models
-    from fedmaba.datasets import Dataset
-    from fedmaba.rows import LossFn
+    from fedmaba.data.datasets import Dataset
+    from fedmaba.rows import LossFn, models
     from fedmaba.simulation.local_training import MetricFn
 
 POLL = 0.5  # seconds between two looks for replies
@@ -316,12 +315,12 @@ class FlowerStrategy(Base):
         who, offer = self.who[node], self._offer(node, found)
         try:
             if offer.error is not None:
-                raise door.Refused(offer.error)
-            self.names.check(who, door.site_name(offer.words))
-        except door.Refused as why:
+                raise validation.Refused(offer.error)
+            self.names.check(who, validation.site_name(offer.words))
+        except validation.Refused as why:
             self._turn_away(node, str(why))
             return  # it is asked again later
-        self._note({who: door.site_name(offer.words)})
+        self._note({who: validation.site_name(offer.words)})
 
     def _turn_away(self, node: int, why: str) -> None:
         self.turned.append(f"node {node} is not let in: {why}")
@@ -427,9 +426,9 @@ class FlowerStrategy(Base):
             offer = self._offer(node, message)
             try:
                 if offer.error is not None:
-                    raise door.Refused(door.line(offer.error))
-                value = door.number(offer.numbers, "accuracy", 0.0, 1.0)
-            except door.Refused as why:
+                    raise validation.Refused(validation.line(offer.error))
+                value = validation.number(offer.numbers, "accuracy", 0.0, 1.0)
+            except validation.Refused as why:
                 log(WARNING, "%s: %s", sites[node], why)
                 continue
             if value is not None:
@@ -471,7 +470,9 @@ def client_app(
         return str(context.node_config["site"])
 
     def worker(context: Context) -> Any:
-        from fedmaba.site import Site  # with torch, which neither a server nor a query needs
+        from fedmaba.deploy.client import (
+            Site,  # with torch, which neither a server nor a query needs
+        )
 
         mine = data(context) if callable(data) else data
         return Site(model, mine, classes, loss, metric, device)
@@ -515,7 +516,10 @@ def _named(arrays: ArrayRecord, names: list[str]) -> ArrayRecord:
         return arrays
     if list(arrays) == [str(place) for place in range(len(names))]:
         return ArrayRecord(dict(zip(names, arrays.values(), strict=True)))
-    missing, extra = door.names(set(names) - set(arrays)), door.names(set(arrays) - set(names))
+    missing, extra = (
+        validation.names(set(names) - set(arrays)),
+        validation.names(set(arrays) - set(names)),
+    )
     raise InputError(
         f"arrays missing: {missing}; not of this model: {extra}: answer with those of "
         'message.content["arrays"], by name or as a list in their order'
@@ -526,7 +530,7 @@ def initial_arrays(
     model: models.Factory | str, shape: tuple[int, ...], classes: int, seed: int = 0
 ) -> ArrayRecord:
     """The first model, that of the simulator's run with this seed; needs torch."""
-    from fedmaba.site import first_model
+    from fedmaba.deploy.client import first_model
 
     return _record(first_model(model, shape, classes, seed))
 
@@ -570,8 +574,8 @@ def _offer(node: int, message: Message | str, most: int) -> Offer:
     by_kind: dict[Any, Any] = {type(record): record for record in found.values()}
     arrays, numbers, words = (by_kind.get(kind, {}) for kind in kinds)
     try:
-        door.bounded(arrays, numbers, words, most)
-    except door.Refused as why:
+        validation.bounded(arrays, numbers, words, most)
+    except validation.Refused as why:
         return Offer(node, "", error=str(why))
     sent = {n: Sent(a.dtype, tuple(a.shape), a.stype, a.data) for n, a in arrays.items()}
     return Offer(node, message.metadata.group_id, sent, dict(numbers), dict(words))

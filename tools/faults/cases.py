@@ -246,8 +246,8 @@ def _practise(root: Path) -> None:
     """Let this process import and build once what each of its forks would build again."""
     import encodings.idna  # noqa: F401, I001 - one that becomes nobody may not be able to read them
     import fedmaba.report.watch
-    import fedmaba.reproduce
-    import fedmaba.server  # noqa: F401
+    import fedmaba.reproduction.run
+    import fedmaba.deploy.server  # noqa: F401
 
     source = root / "templates" / "done" / "run"
     if not source.exists():

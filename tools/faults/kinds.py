@@ -84,14 +84,15 @@ def _make(name: str) -> int:
 
 def _half() -> int:
     """A run that was stopped after round 4 of 6, as by Ctrl-C."""
-    from fedmaba import cli, experiment
+    from fedmaba import cli
+    from fedmaba.experiment import session
 
-    real = experiment.Session.rounds
+    real = session.Session.rounds
 
-    def rounds(self: experiment.Session, stop: object = None) -> object:
+    def rounds(self: session.Session, stop: object = None) -> object:
         return real(self, lambda: self.batch.progress.round >= 4)
 
-    experiment.Session.rounds = rounds  # type: ignore[method-assign, assignment]
+    session.Session.rounds = rounds  # type: ignore[method-assign, assignment]
     sys.argv = ["fedmaba", *AGAIN]
     try:
         cli.main()
@@ -102,9 +103,9 @@ def _half() -> int:
 
 def serve(words: Sequence[str]) -> int:
     """`server FOLDER ROUNDS`: a Flower server's state goes on for some rounds, without Flower."""
-    from fedmaba.door import Reply
+    from fedmaba.deploy.server import Server, Terms
+    from fedmaba.deploy.validation import Reply
     from fedmaba.errors import FedmabaError
-    from fedmaba.server import Server, Terms
     from fedmaba.strategies import parse
 
     model = {"w": np.zeros((3, 5), np.float32), "b": np.zeros(3, np.float32)}

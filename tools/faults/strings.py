@@ -159,7 +159,7 @@ def _runs(key: str) -> Callable[[str, Path], None]:
     """A word of runs.json, in every run of the first label; its tables follow their label."""
 
     def put(text: str, folder: Path) -> None:
-        from fedmaba.record import run_id
+        from fedmaba.results.run_folder import run_id
 
         file = folder / "run" / "runs.json"
         told = json.loads(file.read_text())

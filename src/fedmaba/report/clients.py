@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.escape import for_figure
-from fedmaba.history import FloatArray
 from fedmaba.report import data, labels
+from fedmaba.report.escape import for_figure
 from fedmaba.report.scene import COLORS, FEW, SOFT, WIDE, Scene, axis_name
+from fedmaba.results.history import FloatArray
 
 GAIN, LOSS = COLORS[1], COLORS[2]
 

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmaba.errors import InputError
-from fedmaba.escape import for_figure
-from fedmaba.history import FloatArray, History, Model, RunHistory
 from fedmaba.report import data, labels
+from fedmaba.report.escape import for_figure
 from fedmaba.report.scene import NAMES, SOFT, Scene, axis_name, styles
+from fedmaba.results.history import FloatArray, History, Model, RunHistory
 
 
 def rounds(figure: Any, scene: Scene) -> None:

@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba import config, escape, files, record
 from fedmaba.errors import InputError
-from fedmaba.history import At, FloatArray, History, IntArray, Model, Row, RunHistory
-from fedmaba.metrics import PERCENT, PLAIN, Unit
+from fedmaba.experiment import config
+from fedmaba.report import escape
 from fedmaba.report.table import PLAINLY, WRITTEN, caption, cells, columns, written
-from fedmaba.simplex import effective
+from fedmaba.results import files, run_folder
+from fedmaba.results.history import At, FloatArray, History, IntArray, Model, Row, RunHistory
+from fedmaba.results.metrics import PERCENT, PLAIN, Unit
+from fedmaba.strategies.simplex import effective
 
 ROUNDS = 400  # of a run that the page embeds at most
 CLIENTS = 2000  # of a run that the page shows one by one
@@ -80,17 +82,17 @@ def load(path: Path) -> Source:
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
     finished = files.there(path / "runs.json")
     lines: list[dict[str, Any]] = []
-    if finished or record.checkpoints(path):
-        history, saved = record.load_part(path)
-        lines = [] if finished else record.read_lines(path, saved)
+    if finished or run_folder.checkpoints(path):
+        history, saved = run_folder.load_part(path)
+        lines = [] if finished else run_folder.read_lines(path, saved)
     elif files.there(path / "experiment.toml"):
-        lines = record.read_lines(path)
+        lines = run_folder.read_lines(path)
         ordered = dict.fromkeys((str(at["strategy"]), int(at["seed"])) for at in lines)
         nobody = np.zeros(0, np.int64)
         history = History([RunHistory(label, seed, "", nobody) for label, seed in ordered])
     else:
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
-    text, rounds, lies, about = "", None, False, record.load_about(path)
+    text, rounds, lies, about = "", None, False, run_folder.load_about(path)
     if files.there(path / "experiment.toml"):
         text = _text(path / "experiment.toml")
         try:
@@ -102,32 +104,32 @@ def load(path: Path) -> Source:
         else:
             if finished:
                 _as_begun(path, asked, about)
-    labels = record.load_labels(path)
+    labels = run_folder.load_labels(path)
     for run in history.runs:
         if run.n_clients and run.seed in labels and len(labels[run.seed]) != run.n_clients:
             raise InputError(
                 f"{path / 'partition.npz'} is of {len(labels[run.seed])} clients, seed {run.seed} "
-                f"of {run.n_clients}: {record.RESTORE}"
+                f"of {run.n_clients}: {run_folder.RESTORE}"
             )
     if lies and not isinstance(about.get("hostile"), dict):
         raise InputError(
             f"{path / 'about.json'}, which says who is hostile, is not there or not whole: restore "
             "it, or run the experiment again with another --out"
         )
-    held = not finished and record.held(path)
+    held = not finished and run_folder.held(path)
     return Source(path.name, history, about, text, labels, lines, rounds, finished, held)
 
 
 def _as_begun(path: Path, asked: config.Experiment, about: Mapping[str, Any]) -> None:
     """Refuse a finished folder whose experiment or origin is not that of its runs."""
-    made = record.load_runs(path).get("made")
+    made = run_folder.load_runs(path).get("made")
     if made is None:  # of an earlier version
         return
     if edits := config.edits(made["asked"], config.what(asked)):
         raise InputError(config.edited(path / "experiment.toml", edits))
     told = {"data": about.get("data", {}).get("sha256"), "partition": about.get("partition")}
     if about and told != {key: made[key] for key in told}:
-        raise InputError(f"{path / 'about.json'} is not that of this run: {record.RESTORE}")
+        raise InputError(f"{path / 'about.json'} is not that of this run: {run_folder.RESTORE}")
 
 
 def _text(file: Path) -> str:
@@ -135,7 +137,7 @@ def _text(file: Path) -> str:
     try:
         return files.read(file, files.TOML_BYTES).decode(errors="replace")
     except (OSError, ValueError) as error:
-        raise record.damaged(file, error) from error
+        raise run_folder.damaged(file, error) from error
 
 
 def of(history: History, name: str = "history") -> Source:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedmaba import escape, record
 from fedmaba.errors import InputError
-from fedmaba.report import export
+from fedmaba.report import escape, export
 from fedmaba.report.paired import Interval
 from fedmaba.report.table import written
+from fedmaba.results import run_folder
 
 REMEDY = "mend it, or choose another --out"
 
@@ -132,11 +132,11 @@ def csv(document: Document) -> str:
 
 def write(document: Document, folder: Path) -> tuple[list[Path], str]:
     """All forms into a folder; the files, and why there are no figures if there are none."""
-    record.make_folder(folder)
+    run_folder.make_folder(folder)
     texts = {"table.md": markdown, "table.tex": latex, "table.csv": csv}
     written = []
     for name, make in texts.items():
-        record.write_file(folder / name, make(document).encode(), remedy=REMEDY)
+        run_folder.write_file(folder / name, make(document).encode(), remedy=REMEDY)
         written.append(folder / name)
     from fedmaba.report import figures
 
@@ -147,6 +147,6 @@ def write(document: Document, folder: Path) -> tuple[list[Path], str]:
             return written, str(error)
         for form in figures.FORMS:
             target = folder / f"{re.sub(r'[^a-z0-9_-]', '_', name)}{form}"
-            record.write_file(target, figures.encode(figure, form), remedy=REMEDY)
+            run_folder.write_file(target, figures.encode(figure, form), remedy=REMEDY)
             written.append(target)
     return written, ""

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from fedmaba import escape, record
 from fedmaba.errors import InputError
-from fedmaba.history import History, RunHistory
-from fedmaba.metrics import Fairness
-from fedmaba.report import data
+from fedmaba.report import data, escape
+from fedmaba.results import run_folder
+from fedmaba.results.history import History, RunHistory
+from fedmaba.results.metrics import Fairness
 
 HEAD = ("strategy", "seed", "round")
 WHO = ("client", "name", "hostile")
@@ -25,7 +25,9 @@ def to_csv(folder: Path, out: Path) -> list[Path]:
     source = data.load(folder)
     history = source.history
     if not any(run.tables for run in history.runs) and not source.finished:
-        raise InputError(f"{folder} holds no checkpoint yet: wait, or {record.to_go_on(folder)}")
+        raise InputError(
+            f"{folder} holds no checkpoint yet: wait, or {run_folder.to_go_on(folder)}"
+        )
     tables = {
         "summary": summary(history),
         "rounds": rounds(history),
@@ -37,7 +39,7 @@ def to_csv(folder: Path, out: Path) -> list[Path]:
         target = out / f"{name}.csv"
         below = folder if out.is_relative_to(folder) else None
         remedy = "fix it, or choose another -o"
-        record.write_file(target, text(rows).encode(), remedy=remedy, below=below)
+        run_folder.write_file(target, text(rows).encode(), remedy=remedy, below=below)
         written.append(target)
     return written
 

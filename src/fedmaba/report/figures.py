@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedmaba import record
 from fedmaba.errors import InputError, unknown
-from fedmaba.history import History, Model
 from fedmaba.report import clients, curves, data
 from fedmaba.report.scene import HALF, INK, LINE, SOFT, WIDE, Scene
+from fedmaba.results import run_folder
+from fedmaba.results.history import History, Model
 
 FORMS = (".pdf", ".svg", ".png")
 STYLE = {
@@ -81,7 +81,7 @@ def write(
     _check(kind)
     figure = draw(data.load_all(folders), kind, model, share)
     content = encode(figure, out.suffix.lower())
-    record.write_file(out, content, remedy="fix it, or choose another -o")
+    run_folder.write_file(out, content, remedy="fix it, or choose another -o")
 
 
 def draw(

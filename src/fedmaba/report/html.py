@@ -18,11 +18,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedmaba import __version__, escape, record
+from fedmaba import __version__
 from fedmaba.errors import InputError
-from fedmaba.history import History
-from fedmaba.metrics import Unit
-from fedmaba.report import data
+from fedmaba.report import data, escape
+from fedmaba.results import run_folder
+from fedmaba.results.history import History
+from fedmaba.results.metrics import Unit
 
 PAGE = Path(__file__).parent / "page"
 
@@ -32,7 +33,7 @@ def write(folders: Sequence[Path], out: Path, share: float | None = None) -> Non
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"{out}: a report is a page: end it in .html")
     text = page(data.load_all(folders), share)
-    record.write_file(out, text.encode(), remedy="fix it, or choose another -o")
+    run_folder.write_file(out, text.encode(), remedy="fix it, or choose another -o")
 
 
 def page(

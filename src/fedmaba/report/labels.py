@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fedmaba.escape import for_figure
-from fedmaba.history import FloatArray
+from fedmaba.report.escape import for_figure
 from fedmaba.report.scene import FEW, SOFT, WIDE, Scene, axis_name
+from fedmaba.results.history import FloatArray
 
 
 def title(axes: Any, scene: Scene, name: str) -> str:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.history import FloatArray, Model, RunHistory
-from fedmaba.metrics import Unit
 from fedmaba.report import data
 from fedmaba.report.table import lone
+from fedmaba.results.history import FloatArray, Model, RunHistory
+from fedmaba.results.metrics import Unit
 
 WIDE, HALF = 6.75, 3.3  # inches: two columns of a page, and one
 INK, SOFT, LINE = "#191b1f", "#5c626c", "#dcdcd6"

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from fedmaba.errors import InputError, unknown
-from fedmaba.history import At, History, Model, Row
-from fedmaba.metrics import PERCENT, Unit
-from fedmaba.report.chosen import Choice, Found, by_seed, values
 from fedmaba.report.data import FIGURES
 from fedmaba.report.document import Cell, Document, Grid, between, csv, latex, markdown, number
 from fedmaba.report.paired import Interval, difference
 from fedmaba.report.table import caption, columns, ranks
+from fedmaba.results.history import At, History, Model, Row
+from fedmaba.results.metrics import PERCENT, Unit
+from fedmaba.results.selection import Choice, Found, by_seed, values
 
 
 def of(

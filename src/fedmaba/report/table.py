@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedmaba import escape
-from fedmaba.history import At, History, Model, Row
-from fedmaba.metrics import PERCENT, Unit
+from fedmaba.report import escape
+from fedmaba.results.history import At, History, Model, Row
+from fedmaba.results.metrics import PERCENT, Unit
 
 
 class Column(NamedTuple):

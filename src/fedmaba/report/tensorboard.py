@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba import escape, files, record
 from fedmaba.errors import InputError
-from fedmaba.metrics import PERCENT, Unit, every
+from fedmaba.report import escape
+from fedmaba.results import files, run_folder
+from fedmaba.results.metrics import PERCENT, Unit, every
 
 if TYPE_CHECKING:
-    from fedmaba.experiment import Session
+    from fedmaba.experiment.session import Session
     from fedmaba.simulation.engine import Snapshot
 
 FIGURES = ("variance", "accuracy", "worst", "best", "gini", "jain")
@@ -43,7 +44,7 @@ def events(session: Session, out: Path) -> Iterator[Callable[[Snapshot], None]]:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     runs = session.history.runs
-    names = [record.run_id(r, run.label, run.seed) for r, run in enumerate(runs)]
+    names = [run_folder.run_id(r, run.label, run.seed) for r, run in enumerate(runs)]
     places = [_place(out, f"tensorboard/{name}") for name in names]
     writers = [EventFileWriter(str(place)) for place in places]
     share = session.experiment.eval.share

@@ -33,19 +33,20 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedmaba import config, escape, streams
 from fedmaba.errors import FedmabaError, InputError, unknown
-from fedmaba.history import At, History, Model, Row, RunHistory
-from fedmaba.metrics import PERCENT, Unit, variance
+from fedmaba.experiment import config
+from fedmaba.report import escape, streams
 from fedmaba.report.table import caption, cells, columns
+from fedmaba.results.history import At, History, Model, Row, RunHistory
+from fedmaba.results.metrics import PERCENT, Unit, variance
 
 if TYPE_CHECKING:
     import fedmaba.simulation.batch
-    from fedmaba.experiment import Session
+    from fedmaba.experiment.session import Session
     from fedmaba.report.document import Grid
-    from fedmaba.reproduce import Batch, Work
+    from fedmaba.reproduction.run import Batch, Work
+    from fedmaba.reproduction.targets import Target
     from fedmaba.simulation.engine import Snapshot
-    from fedmaba.targets import Target
 
 STYLE = ("bold", "cyan", "")  # best, second, the others
 NAME = 12  # signs of a name that a line holds at least
@@ -386,7 +387,7 @@ def batches(left: Sequence[Work], quiet: bool) -> Iterator[Batches]:
 
 def reproduced(target: Target, source: Path, out: Path) -> None:
     """Show a target from its histories and write it in every form."""
-    from fedmaba.report import drawing
+    from fedmaba.reproduction import drawing
 
     console, whole = screen(), target.view.kind == "all"
     shown = target.uses if whole else (target,)
@@ -424,10 +425,11 @@ def _page_table(grid: Grid) -> RenderableType:
 
 def goals(out: Path, source: Path | None = None) -> None:
     """Every target with its runs, those a folder holds, its client updates; what was begun."""
-    from fedmaba import compact, record
+    from fedmaba.reproduction import archive
+    from fedmaba.results import run_folder
 
     console, where = screen(), source or out
-    sizes = compact.sizes(compact.read_all(where) if source or out.exists() else [])
+    sizes = archive.sizes(archive.read_all(where) if source or out.exists() else [])
     width = max(len(size.name) for size in sizes)
     head = f"{'target':{width}}  runs  held  client updates"
     whole = len(head) + 2 + max(len(size.title) for size in sizes)
@@ -440,7 +442,7 @@ def goals(out: Path, source: Path | None = None) -> None:
             console.print(Padding(_line(size.title, "dim"), (0, 0, 0, 2), expand=False))
     note = "" if source else "; --from FOLDER looks into another, as the repository's results"
     for folder in sorted((where / "checkpoint").glob("*.*.*")):
-        if files := record.checkpoints(folder):
+        if files := run_folder.checkpoints(folder):
             name, _, dtype = folder.name.rsplit(".", 2)
             text = f"interrupted: {name} ({dtype}) after round {int(files[0].stem):,}; "
             console.print(_line(f"{text}the command that began it goes on"), soft_wrap=True)
@@ -465,19 +467,19 @@ def _rows(what: str) -> list[tuple[str, ...]]:
 
         return [*strategies.describe()]
     if what == "datasets":
-        from fedmaba import datasets
+        from fedmaba.data import datasets
 
         return [*datasets.describe()]
     if what == "models":
-        from fedmaba import models
+        from fedmaba.rows import models
 
         return [*models.describe()]
     if what == "partitions":
-        from fedmaba import partition
+        from fedmaba.data import partition
 
         return [*partition.describe()]
     if what == "attacks":
-        from fedmaba import attack
+        from fedmaba.data import attack
 
         return [*attack.KINDS.items()]
     if what == "figures":

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from fedmaba import hyper, own
+from fedmaba import user_code
 from fedmaba.errors import InputError, unknown
+from fedmaba.strategies import hyper_parameters
 from fedmaba.strategies.afl import AFL
+from fedmaba.strategies.base import Strategy, build
 from fedmaba.strategies.fedavg import FedAvg
 from fedmaba.strategies.fedfv import FedFV
 from fedmaba.strategies.fedmaba import FedMABA
@@ -17,7 +19,6 @@ from fedmaba.strategies.fedsgd import FedSGD
 from fedmaba.strategies.propfair import PropFair
 from fedmaba.strategies.qffl import QFFL
 from fedmaba.strategies.term import TERM
-from fedmaba.strategy import Strategy, build
 
 __all__ = [
     "AFL",
@@ -96,11 +97,13 @@ def describe() -> list[tuple[str, str, str]]:
     """Name, one line, and hyper-parameters with defaults (first of a choice) of each strategy."""
     rows = []
     for name, kind in REGISTRY.items():
-        hints = hyper.hints(kind)
+        hints = hyper_parameters.hints(kind)
         params = []
         for f in dataclasses.fields(kind):
-            listed = "|".join(map(str, hyper.options(hints[f.name])))
-            params.append(f"{f.name}={listed or hyper.short(hyper.default(f))}")
+            listed = "|".join(map(str, hyper_parameters.options(hints[f.name])))
+            params.append(
+                f"{f.name}={listed or hyper_parameters.short(hyper_parameters.default(f))}"
+            )
         rows.append((name, (kind.__doc__ or "").strip().split("\n")[0], ", ".join(params)))
     return rows
 
@@ -110,7 +113,7 @@ def _find(path: str) -> type[Strategy]:
     if path.endswith(".toml"):
         raise InputError(f"strategy {path!r} is an experiment file: say fedmaba run {path}")
     where, _, attribute = path.rpartition(".")
-    kind = own.find(f"strategy {path!r}", where, attribute, "package.module.Class")
+    kind = user_code.find(f"strategy {path!r}", where, attribute, "package.module.Class")
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise InputError(f"strategy {path!r} is no class derived from fedmaba.Strategy")
     return kind
@@ -119,7 +122,7 @@ def _find(path: str) -> type[Strategy]:
 def _split(text: str, spec: str) -> list[str]:
     """Split at commas outside brackets."""
     try:
-        return hyper.split(text)
+        return hyper_parameters.split(text)
     except ValueError:
         raise InputError(f"{spec!r}: brackets do not match: write key=[v1,v2]") from None
 
@@ -127,6 +130,6 @@ def _split(text: str, spec: str) -> list[str]:
 def _value(kind: type[Strategy], key: str, text: str) -> object:
     """A hyper-parameter of a strategy from its text."""
     try:
-        return hyper.read(hyper.hints(kind).get(key, str), text)
+        return hyper_parameters.read(hyper_parameters.hints(kind).get(key, str), text)
     except ValueError as rule:
         raise InputError(f"{kind.name}: {key}={text!r}: {rule}") from None
