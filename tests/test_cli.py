@@ -476,7 +476,7 @@ def test_a_missing_data_file_is_one_line(refused):
     ("change", "said"),
     [
         ({"x": np.nan}, "non-finite values, first at row 0"),
-        ({"y": -1}, "labels are integers"),
+        ({"y_test": 0}, "x_test and y_test belong together"),
         ({"weight": 0}, "unknown array 'weight'"),
     ],
 )

@@ -234,8 +234,22 @@ def prepare(
     things = {"model": make, "loss": own.loss, "metric": own.metric}
     code = marks({what: thing for what, thing in things.items() if thing is not None})
     custom = marks({f"strategy {s.name}": type(s) for s in listed})
+    common = _common(experiment, own, data)
+    for table, (run, _) in zip(tables, batch.handed_out, strict=True):
+        parts = [common, code, custom.get(f"strategy {run.strategy.name}")]
+        table.of = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     python = called and (own != Own() or bool(custom))  # those are told by their short names
     return Session(experiment, batch, history, data, None, notes, [], code | custom, python)
+
+
+def _common(experiment: Experiment, own: Own, data: datasets.Dataset) -> list[object]:
+    """What the runs of a strategy have in common: all that decides their numbers but the seed."""
+    tree = config.what(experiment)
+    del tree["strategies"], tree["seeds"], tree["eval"]["share"]
+    tree["machine"] = tree["machine"]["dtype"]
+    fixed = own.data is None and not data.name.endswith((".npz", ".csv"))  # its name says it all
+    split = own.data.split.sha256() if isinstance(own.data, Federation) else ""
+    return [tree, "" if fixed else data.sha256(), split]
 
 
 def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:

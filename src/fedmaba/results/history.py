@@ -68,6 +68,7 @@ class RunHistory:
     test_size: IntArray  # (N,)
     diverged: str = ""
     tables: dict[str, Column] = field(default_factory=dict)
+    of: str = ""  # a digest of what all seeds have in common; "" where nobody told
     _looked: dict[str, tuple[Any, int, bool]] = field(  # at a table, so far, and all were shares
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -153,6 +154,34 @@ class RunHistory:
         return {"test_size": self.test_size, **tables}
 
 
+def one_experiment(runs: Sequence[RunHistory]) -> None:
+    """Refuse a run that is there twice, and runs of one label that differ in more than the seed."""
+    first: dict[str, RunHistory] = {}
+    there: set[tuple[str, int, str]] = set()
+    for run in runs:
+        if (key := (run.label, run.seed, run.deploy)) in there:
+            raise InputError(
+                f"{run.label}, seed {run.seed}, is there twice: leave one of the two runs out"
+            )
+        there.add(key)
+        if run.diverged or not run.n_clients or "evaluated" not in run.tables:
+            continue
+        other = first.setdefault(run.label, run)
+        if run.n_clients != other.n_clients:
+            what = f"{other.n_clients} and {run.n_clients} clients"
+        elif not np.array_equal(run.evaluated, other.evaluated):
+            ends = (int(r.evaluated[-1]) for r in (other, run))
+            what = "evaluated in other rounds, last {} and {}".format(*ends)
+        elif run.of and other.of and run.of != other.of:
+            what = "with other data, model or options"
+        else:
+            continue
+        raise InputError(
+            f"{run.label}: seeds {other.seed} and {run.seed} are of different experiments "
+            f"({what}): keep them apart, or give one of them another label"
+        )
+
+
 class Row(NamedTuple):
     """One strategy in a table: mean and standard deviation over seeds."""
 
@@ -169,6 +198,9 @@ class History:
 
     runs: list[RunHistory]
     share: float = 0.05  # of clients in "worst" and "best", unless a table says otherwise
+
+    def __post_init__(self) -> None:
+        one_experiment(self.runs)
 
     @property
     def unit(self) -> Unit:
@@ -207,6 +239,7 @@ class History:
         unit: Unit | None = None,
     ) -> list[Row]:
         """One row per strategy: mean and sd over its seeds that did not diverge."""
+        one_experiment(self.runs)
         share, unit = self.share if share is None else share, unit or self.unit
         rows, labels = [], dict[str, list[RunHistory]]()
         for run in self.runs:
@@ -300,6 +333,7 @@ def from_arrays(
                 test_size=tables["test_size"],
                 diverged=about["diverged"],
                 tables=rows,
+                of=about.get("of", ""),
             )
         )
     return History(runs, share)

@@ -36,7 +36,7 @@ from fedmaba.results.metrics import every
 
 MAGIC = b"FEDMABA1"
 KEEP = 2
-KEYS = ("label", "seed", "deploy", "diverged")  # what runs.json says of a run
+KEYS = ("label", "seed", "deploy", "diverged", "of")  # what runs.json says of a run
 FIRST = "experiment.toml"  # the file that makes a folder a run folder
 FOLDERS = ("checkpoint", "clients", "models")
 CHECKPOINT = re.compile(r"[0-9]{1,12}\.ckpt")
@@ -325,7 +325,10 @@ def load_part(path: Path | str) -> tuple[History, int]:
         name = f"clients/{run_id(r, run['label'], run['seed'])}.npz"
         tables = _table(path, name, budget, about.get("files", {}))
         runs += _history(path / name, [run], [tables], share).runs
-    return History(runs, share), 0
+    try:
+        return History(runs, share), 0
+    except InputError as error:
+        raise damaged(file, error) from error
 
 
 def load_runs(path: Path) -> dict[str, Any]:

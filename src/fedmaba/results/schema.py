@@ -30,6 +30,7 @@ class Run(Part):
     seed: Seed
     deploy: Word
     diverged: Text
+    of: Word = ""  # a digest of what all seeds have in common; versions before this told none
 
 
 class Made(Part):
