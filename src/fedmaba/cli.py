@@ -336,7 +336,7 @@ def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, q
     left, held = reproduce.plan(target, out, reproduce.parse_part(batch)), None
     with stop.after_the_round(_tell) as asked, terminal.batches(left, quiet) as show:
         for work in left:
-            going = reproduce.begin(work, out, machine, held)
+            going = reproduce.begin(work, out, machine, held, sys.argv)
             show.begin(going)
             for snapshot in going.rounds(asked):
                 show.round(snapshot.round + 1)
@@ -344,7 +344,7 @@ def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, q
                 done = going.session.batch.progress.round
                 typer.echo(f"stopped after round {done}; the same command goes on", err=True)
                 raise typer.Exit(130)
-            show.end(going.finish(out, sys.argv))
+            show.end(going.target)
             held = going.hold()
             del going  # and the device's memory with it
 

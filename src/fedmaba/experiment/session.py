@@ -29,6 +29,7 @@ from fedmaba.data.federation import Federation, attacked
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.experiment import checks, config
 from fedmaba.experiment.config import Experiment
+from fedmaba.experiment.driver import drive
 from fedmaba.results import files, run_folder, schema
 from fedmaba.results.arrays import Arrays, pack
 from fedmaba.results.history import History, RunHistory
@@ -64,49 +65,13 @@ class Session:
     marks: dict[str, str] = field(default_factory=dict)  # of the user's own code
     python: bool = False  # whether only a call in Python can say what it is made of
     stopped: bool = False
-    written: int = 0  # rounds that rounds.jsonl tells of
-    timing: list[dict[str, object]] = field(default_factory=list)  # of those it does not yet
     _made: dict[str, Any] | None = None
 
     def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
         """Simulate, recording and checkpointing along the way, until done or told to stop."""
-        save, at, folder = self.experiment.save, self.batch.progress, self.folder
-        begun = saved = time.monotonic()
-        try:
-            for snapshot in engine.simulate(self.batch):
-                self.history.add(snapshot)
-                if folder is not None:
-                    now = time.monotonic()
-                    self.timing.append({"round": at.round, "seconds": round(now - begun, 4)})
-                    begun = now
-                    if snapshot.evaluations is not None:
-                        self._write_rounds(folder)
-                    due = save.every is not None and at.round % save.every == 0
-                    if due or now - saved > save.seconds:
-                        self.checkpoint(folder)
-                        saved = time.monotonic()
-                yield snapshot
-                if self.batch.ranks.any(stop()) and at.round < self.batch.plan.rounds:
-                    if folder is not None:
-                        self.checkpoint(folder)
-                    self.stopped = True
-                    return
-            if folder is not None:
-                self._write_rounds(folder)
-                folder.finish(self.history, self.models(), self.made())
-        finally:
-            self.close()
-
-    def _write_rounds(self, folder: run_folder.Folder) -> None:
-        folder.append_rounds(self.history, self.written)
-        folder.append_timing(self.timing)
-        self.written, self.timing = self.batch.progress.round, []
-
-    def checkpoint(self, folder: run_folder.Folder) -> None:
-        """Save all that is needed to go on."""
-        self._write_rounds(folder)
-        at = self.batch.progress
-        folder.save(at.round, at.arrays(), self.meta(), self.history)
+        save, folder = self.experiment.save, self.folder
+        sink = MemorySink(self) if folder is None else FolderSink(self, folder)
+        self.stopped = yield from drive(self.batch, sink, stop, save.seconds, save.every)
 
     def meta(self) -> dict[str, Any]:
         """What a checkpoint says beside arrays."""
@@ -177,6 +142,59 @@ class Session:
         self.batch.workers.close()
         if self.folder is not None:
             self.folder.close()
+
+
+class MemorySink:
+    """Keeps the rounds of a session in its history and writes nothing."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def take(self, snapshot: engine.Snapshot) -> None:
+        self.session.history.add(snapshot)
+
+    def checkpoint(self) -> None:
+        """There is no folder to save into."""
+
+    def finish(self) -> None:
+        """There is no folder to write results into."""
+
+    def close(self) -> None:
+        self.session.close()
+
+
+class FolderSink(MemorySink):
+    """Also writes the rounds of a session, its checkpoints and its results into a run folder."""
+
+    def __init__(self, session: Session, folder: run_folder.Folder) -> None:
+        super().__init__(session)
+        self.folder = folder
+        self._written = session.batch.progress.round  # the last round that rounds.jsonl tells of
+        self._timing: list[dict[str, object]] = []  # lines that timing.jsonl does not have yet
+        self._before = time.monotonic()
+
+    def take(self, snapshot: engine.Snapshot) -> None:
+        super().take(snapshot)
+        now = time.monotonic()
+        done, seconds = self.session.batch.progress.round, round(now - self._before, 4)
+        self._timing.append({"round": done, "seconds": seconds})
+        self._before = now
+        if snapshot.evaluations is not None:
+            self._write_rounds()
+
+    def checkpoint(self) -> None:
+        self._write_rounds()
+        session, progress = self.session, self.session.batch.progress
+        self.folder.save(progress.round, progress.arrays(), session.meta(), session.history)
+
+    def finish(self) -> None:
+        self._write_rounds()
+        self.folder.finish(self.session.history, self.session.models(), self.session.made())
+
+    def _write_rounds(self) -> None:
+        self.folder.append_rounds(self.session.history, self._written)
+        self.folder.append_timing(self._timing)
+        self._written, self._timing = self.session.batch.progress.round, []
 
 
 def prepare(
@@ -373,7 +391,6 @@ def _restore(
     _same_experiment(session, meta, about, out)
     session.restore(arrays, meta, out)
     _same_code(session, about, out)
-    session.written = meta["round"]
     if folder.renew_rounds(session.history):
         session.faults.append(f"{out / 'rounds.jsonl'} was damaged: written anew")
     if folder.renew_npz("partition.npz", _splits(session)):

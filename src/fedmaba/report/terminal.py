@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import fedmaba.simulation.batch
     from fedmaba.experiment.session import Session
     from fedmaba.report.document import Grid
-    from fedmaba.reproduction.run import Batch, Work
+    from fedmaba.reproduction.run import RunningBatch, Work
     from fedmaba.reproduction.targets import Target
     from fedmaba.simulation.engine import Snapshot
 
@@ -339,7 +339,7 @@ class Batches:
         self.said = time.monotonic()
         self.task = bar.add_task("", total=self.total) if bar else None
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: RunningBatch) -> None:
         work, self.pace = batch.work, Pace(batch.session.batch)
         self.at, self.effort = self.at + 1, _effort(work) // self.pace.rounds  # of a round
         for note in batch.session.faults + batch.session.notes:

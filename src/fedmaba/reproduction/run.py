@@ -19,6 +19,7 @@ from fedmaba.data.datasets import Dataset
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
 from fedmaba.experiment import session as experiment
+from fedmaba.experiment.driver import drive
 from fedmaba.experiment.session import Own, Session
 from fedmaba.reproduction import archive, targets
 from fedmaba.reproduction.targets import Job, Key, Target
@@ -81,48 +82,50 @@ class Held(NamedTuple):
 
 
 @dataclass
-class Batch:
-    """One batch in progress."""
+class RunningBatch:
+    """One batch in progress: the sink of its rounds, which ends as one file of the archive."""
 
     work: Work
     session: Session
-    folder: run_folder.Folder
+    folder: run_folder.Folder  # of its checkpoints
+    target: Path  #         the file that its results go to
+    command: Sequence[str]
     seconds: float  #       spent on it so far
     held: Held | None  #    its data, if they were those of the batch before
     stopped: bool = False
+    _before: float = 0.0  # when seconds were last counted
 
     def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
         """Simulate, with a checkpoint every two minutes and whenever told to stop."""
-        session, at = self.session, self.session.batch.progress
-        before, begun = self.seconds, time.monotonic()
-        saved = begun
-        try:
-            for snapshot in engine.simulate(session.batch):
-                session.history.add(replace(snapshot, rounds=[None] * len(snapshot.rounds)))
-                yield snapshot
-                now = time.monotonic()
-                self.seconds = before + now - begun
-                self.stopped = stop() and at.round < session.batch.plan.rounds
-                if self.stopped or now - saved > SECONDS:
-                    self._checkpoint()
-                    saved = time.monotonic()
-                if self.stopped:
-                    return
-        finally:
-            session.batch.workers.close()
+        self._before = time.monotonic()
+        self.stopped = yield from drive(self.session.batch, self, stop, SECONDS)
 
-    def _checkpoint(self) -> None:
-        at = self.session.batch.progress
+    def take(self, snapshot: engine.Snapshot) -> None:
+        """Keep the evaluations: the archive has no use for what the server saw."""
+        self.session.history.add(replace(snapshot, rounds=[None] * len(snapshot.rounds)))
+        self._count_seconds()
+
+    def checkpoint(self) -> None:
+        """Save all that is needed to resume from here."""
+        self._count_seconds()
+        progress = self.session.batch.progress
         meta = {**self.session.meta(), "seconds": self.seconds}
-        self.folder.save(at.round, at.arrays(), meta, self.session.history)
+        self.folder.save(progress.round, progress.arrays(), meta, self.session.history)
 
-    def finish(self, out: Path, command: Sequence[str]) -> Path:
+    def finish(self) -> None:
         """Save the compact history; the checkpoint is no longer needed."""
-        target = out / f"{self.work.file}.npz"
+        self._count_seconds()
         sizes = [run.federation.validation.size for run, _ in self.session.batch.handed_out]
-        archive.write(target, self.session.history.runs, sizes, self._about(command))
+        archive.write(self.target, self.session.history.runs, sizes, self._about())
         self.folder.discard()
-        return target
+
+    def close(self) -> None:
+        self.session.close()
+        self.folder.close()
+
+    def _count_seconds(self) -> None:
+        now = time.monotonic()
+        self.seconds, self._before = self.seconds + now - self._before, now
 
     def hold(self) -> Held:
         """Its data for the next batch, without all that was made of them."""
@@ -131,7 +134,7 @@ class Batch:
             self.held = Held(self.session.experiment.data, data, data.sha256())
         return self.held
 
-    def _about(self, command: Sequence[str]) -> dict[str, Any]:
+    def _about(self) -> dict[str, Any]:
         batch = self.session.batch
         held, splits = self.hold(), {run.seed: run.federation for run in batch.runs}
         return {
@@ -140,13 +143,19 @@ class Batch:
             "seconds": round(self.seconds, 1),
             "dtype": batch.plan.dtype,
             **experiment.made_with(batch),
-            "command": _command(command),
+            "command": _command(self.command),
             "data": {"name": held.data.name, "sha256": held.sha256},
             "partition": {str(seed): fed.split.sha256() for seed, fed in splits.items()},
         }
 
 
-def begin(work: Work, out: Path, machine: config.Machine, held: Held | None = None) -> Batch:
+def begin(
+    work: Work,
+    out: Path,
+    machine: config.Machine,
+    held: Held | None = None,
+    command: Sequence[str] = (),
+) -> RunningBatch:
     """A batch at round 0, or where it was interrupted; with the data that are held, if its own."""
     job = work.job
     seeds = sorted({key.seed for key in work.runs})
@@ -178,7 +187,8 @@ def begin(work: Work, out: Path, machine: config.Machine, held: Held | None = No
         folder.close()
         session.batch.workers.close()
         raise
-    return Batch(work, session, folder, seconds, held)
+    target = out / f"{work.file}.npz"
+    return RunningBatch(work, session, folder, target, command, seconds, held)
 
 
 def _command(words: Sequence[str]) -> str:
