@@ -32,7 +32,7 @@ def asked(npz, **changes):
         "save": {"every": 3},
     }
     for name, value in changes.items():
-        config.put(tree, name.replace("__", "."), value)
+        config.set_key(tree, name.replace("__", "."), value)
     return config.build(tree)
 
 
@@ -102,7 +102,7 @@ def brought(npz, out, rules=("fedavg",), **own):
     """A session in a folder, with objects of the caller's."""
     options = {"strategies": list(rules), "model": "make"}
     listed = [s for rule in rules for s in strategies.parse(rule)]
-    given_ = experiment.Own(**{"model": net(8), **own})
+    given_ = experiment.UserObjects(**{"model": net(8), **own})
     session = experiment.prepare(asked(npz, **options), given_, listed)
     experiment.begin(session, out)
     return session

@@ -59,7 +59,7 @@ def test_a_checkpoint_is_safetensors_made_without_a_copy():
     assert any(np.shares_memory(np.asarray(piece), model) for piece in pieces[2:])
     body = b"".join(pieces)
     own = safetensors.numpy.load(body)  # the library's own reader
-    found, meta = run_folder.unpack(body)
+    found, meta = run_folder.unpack_from_rank(body)
     assert meta == {"word": "é", "number": 3}
     assert list(found) == list(arrays)  # a strategy may take its state apart by place
     for name, value in arrays.items():
@@ -128,7 +128,7 @@ def test_the_older_checkpoint_takes_the_place_of_a_damaged_one(stopped, finished
     assert newest.name in damaged[0]
     session = experiment.resume(stopped)
     assert session.batch.progress.round == 3
-    assert any("damaged" in note for note in session.faults)
+    assert any("damaged" in note for note in session.warnings)
     play(session)
     want, got = files(finished[1]), files(stopped)
     assert [name for name in want if want[name] != got.get(name)] == []

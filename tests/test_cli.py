@@ -207,7 +207,7 @@ def test_run_takes_a_file_and_options_override_it(call, tiny_npz):
     )
     answer = call("run", "e.toml", "--rounds", "3", "--set", "train.lr=0.02", "--quiet")
     assert answer.code == 0
-    asked = config.build(config.load(Path("a") / "experiment.toml"))
+    asked = config.build(config.read_toml(Path("a") / "experiment.toml"))
     assert (asked.train.rounds, asked.train.lr) == (3, 0.02)
     assert load_history("a").runs[1].column("round").tolist() == [1, 2, 3]
     # a folder's own file repeats it

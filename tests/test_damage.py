@@ -44,7 +44,7 @@ def test_damaged_lines_are_written_anew_from_the_checkpoint(damage, finished, st
     else:
         file.write_bytes(bad[damage])
     session = experiment.resume(stopped)
-    assert any("written anew" in note for note in session.faults) == (damage != "longer")
+    assert any("written anew" in note for note in session.warnings) == (damage != "longer")
     play(session)
     assert different_files(finished, stopped) == []
 
@@ -57,7 +57,7 @@ def test_a_damaged_partition_is_written_anew(content, finished, stopped):
     else:
         file.write_bytes(content)
     session = experiment.resume(stopped)
-    assert session.faults == [f"{file} was damaged: written anew"]
+    assert session.warnings == [f"{file} was damaged: written anew"]
     play(session)
     assert different_files(finished, stopped) == []
 
@@ -101,11 +101,11 @@ def test_lines_of_odd_content_are_named(tmp_path):
     good = '{"strategy": "fedavg", "seed": 0, "round": 2}'
     file = tmp_path / "rounds.jsonl"
     file.write_text(f'{good}\n{good}\n{{"round": 3')
-    assert run_folder.read_lines(tmp_path) == [json.loads(good)] * 2
-    assert len(run_folder.read_lines(tmp_path, len(good) + 1)) == 1
+    assert run_folder.read_round_lines(tmp_path) == [json.loads(good)] * 2
+    assert len(run_folder.read_round_lines(tmp_path, len(good) + 1)) == 1
     for odd in (good.replace("2", '"3"'), "[3]", good.replace("2", "null"), "{", "\0"):
         file.write_text(f"{good}\n{odd}\n")
         with pytest.raises(InputError, match=r"rounds\.jsonl cannot be read \(line 2: .*resume"):
-            run_folder.read_lines(tmp_path)
+            run_folder.read_round_lines(tmp_path)
     file.unlink()
-    assert run_folder.read_lines(tmp_path) == []
+    assert run_folder.read_round_lines(tmp_path) == []

@@ -132,7 +132,7 @@ def test_a_federation_that_is_divided_otherwise_is_noticed(tiny_npz, tmp_path):
 
     def session(seed):
         federation = Federation.make(examples, "iid", 5, seed, test="local")
-        given_ = experiment.Own(data=federation)
+        given_ = experiment.UserObjects(data=federation)
         found = experiment.prepare(asked("own", data__validation="0%"), given_)
         experiment.begin(found, out)
         return found
@@ -195,7 +195,7 @@ def test_a_run_of_objects_names_the_python_call_and_no_command(tiny_npz, tmp_pat
     out = tmp_path / "run"
     play(brought(tiny_npz, out), stop_after=3)
     again = f"repeat the Python call that began it, with out='{out}'"
-    assert run_folder.to_go_on(out) == again
+    assert run_folder.resume_hint(out) == again
     with pytest.raises(InputError, match=f"was begun in Python, with more than names: {again}"):
         experiment.resume(out)
     assert "fedmaba" not in run_folder.load_about(out)["repeat"]
@@ -209,10 +209,10 @@ def test_a_run_of_names_alone_says_its_command_wherever_it_was_begun(tiny_npz, t
     options = {**SMALL, "data": tiny_npz, "model": "softmax", "out": out}
     fedmaba.compare([fedmaba.FedMABA(alpha=0.5)], **options)
     assert run_folder.load_about(out)["repeat"] == "fedmaba run experiment.toml --out NEW"
-    assert run_folder.to_go_on(out) == f"fedmaba resume {out}"
+    assert run_folder.resume_hint(out) == f"fedmaba resume {out}"
     other = tmp_path / "hostile"
     fedmaba.compare(Hostile(), **{**options, "out": other})
-    assert "Python call" in run_folder.to_go_on(other)
+    assert "Python call" in run_folder.resume_hint(other)
 
 
 def test_another_torch_is_told(stopped):
@@ -222,7 +222,7 @@ def test_another_torch_is_told(stopped):
     file.write_text(json.dumps(about))
     session = experiment.resume(stopped)
     session.close()
-    assert "begun with torch 1.0: bits may differ from here on" in session.faults
+    assert "begun with torch 1.0: bits may differ from here on" in session.warnings
 
 
 def test_a_run_begun_anew_keeps_its_chunks(tiny_npz, tmp_path):

@@ -26,7 +26,7 @@ def test_a_model_of_other_shapes_does_not_take_over_the_weights(tiny_npz, tmp_pa
     with pytest.raises(InputError, match=said):
         brought(tiny_npz, out, model=net(9))
     assert files(out) == was
-    other = experiment.prepare(asked(tiny_npz), experiment.Own(model=net(9)))
+    other = experiment.prepare(asked(tiny_npz), experiment.UserObjects(model=net(9)))
     assert other.batch.rows.layout.size == wide.batch.rows.layout.size  # or the test shows nothing
     with pytest.raises(InputError, match=r"\(2\.bias \(3,\); now nothing\)"):
         brought(tiny_npz, out, model=without_bias)
@@ -37,7 +37,7 @@ def test_a_model_of_other_shapes_does_not_take_over_the_weights(tiny_npz, tmp_pa
 def test_weights_that_a_device_keeps_in_another_order_are_not_mixed_up(tiny_npz, tmp_path):
     out = tmp_path / "run"
     play(brought(tiny_npz, out), stop_after=3)
-    session = experiment.prepare(asked(tiny_npz), experiment.Own(model=net(8)))
+    session = experiment.prepare(asked(tiny_npz), experiment.UserObjects(model=net(8)))
     session.batch.rows.layout.forms.clear()
     with pytest.raises(InputError, match="keeps weights in another order: go on there"):
         session.restore(*load_checkpoint(out)[:2], out)

@@ -22,7 +22,7 @@ from fedmaba.results import run_folder
 from fedmaba.results.run_folder import (
     Folder,
     load_history,
-    run_id,
+    run_file_stem,
 )
 from run_folders import SMALL, Hostile, asked, begun, files, pairs, play, same_history
 
@@ -48,7 +48,7 @@ def test_a_finished_folder_holds_everything_and_no_checkpoints(finished):
 
 def test_the_experiment_file_asks_for_the_same_run_again(finished, tiny_npz):
     _, out = finished
-    again = config.build(config.load(out / "experiment.toml"))
+    again = config.build(config.read_toml(out / "experiment.toml"))
     assert again == asked(tiny_npz)
 
 
@@ -68,7 +68,7 @@ def test_a_saved_model_serves_each_client_as_the_history_says(finished):
     for r, (run, seen) in enumerate(zip(session.batch.runs, history.runs, strict=True)):
         federation = run.federation
         x = torch.from_numpy(federation.data.x)
-        name = run_id(r, seen.label, seen.seed)
+        name = run_file_stem(r, seen.label, seen.seed)
         for kind in ("last", "deployed"):
             saved = safetensors.numpy.load_file(out / "models" / f"{name}-{kind}.safetensors")
             model = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
@@ -85,7 +85,7 @@ def test_the_best_model_is_that_of_the_best_validation_round(finished):
         judged = run.column("last_validation.accuracy").mean(1)
         assert at.best_round[r] + 1 == run.evaluated[int(np.argmax(judged))]
         saved = safetensors.numpy.load_file(
-            out / "models" / f"{run_id(r, run.label, run.seed)}-best.safetensors"
+            out / "models" / f"{run_file_stem(r, run.label, run.seed)}-best.safetensors"
         )
         layout = session.batch.rows.layout
         for name, value in layout.unpack(at.best[r]).items():
@@ -184,7 +184,7 @@ def test_a_name_inside_a_foreign_folder_cannot_lead_outside(finished, tmp_path):
 
 
 def test_folders_without_a_name_are_never_shared(tmp_path):
-    taken = [run_folder.claim(tmp_path / "runs", "sample") for _ in range(3)]
+    taken = [run_folder.create_numbered_folder(tmp_path / "runs", "sample") for _ in range(3)]
     assert [p.name for p in taken] == ["sample-001", "sample-002", "sample-003"]
 
 
@@ -197,7 +197,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
 @settings(max_examples=100, deadline=None, database=None)
 @given(some.text(max_size=200), some.integers(0, 10**9))
 def test_a_label_cannot_leave_the_folder(label, seed):
-    name = run_id(3, label, seed)
+    name = run_file_stem(3, label, seed)
     assert Path(name).name == name
     assert name.startswith("03-")
     assert len(name.encode()) < 120
@@ -221,5 +221,5 @@ def test_the_saved_strategies_are_those_that_ran(tiny_npz, tmp_path):
     listed = [fedmaba.FedMABA(eta_b=1 / 3, rho=0.123456789), fedmaba.FedMABA(eta_b=0.3333333)]
     out = tmp_path / "run"
     fedmaba.compare(listed, data=str(tiny_npz), model="softmax", out=out, **SMALL)
-    specs = config.load(out / "experiment.toml")["strategies"]
+    specs = config.read_toml(out / "experiment.toml")["strategies"]
     assert [s for spec in specs for s in strategies.parse(spec)] == listed

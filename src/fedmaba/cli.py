@@ -149,13 +149,13 @@ def _experiment(
     from fedmaba.experiment import checks
 
     for key, value in options.items():
-        config.put(tree, key.name, value)
+        config.set_key(tree, key.name, value)
     for item in overrides or []:
         name, equals, value = item.partition("=")
         if not equals:
             raise InputError(f"--set {item!r}: write KEY=VALUE, as train.lr=0.05")
-        config.put(tree, name.strip(), value.strip())
-    if named := checks.modules(tree):
+        config.set_key(tree, name.strip(), value.strip())
+    if named := checks.user_modules(tree):
         own.look_here()
     asked = checks.build(tree, source)
     if named and source and not _silent():  # of a file the user may not know what is in it
@@ -192,7 +192,7 @@ def run(
     **given: Any,
 ) -> None:
     """Run the experiment of a file; options override its keys."""
-    asked = _experiment(config.load(file), given["options"], overrides, str(file))
+    asked = _experiment(config.read_toml(file), given["options"], overrides, str(file))
     _run(asked, quiet, tensorboard)
 
 
@@ -245,7 +245,7 @@ def _tell_unfinished(folder: Path) -> None:
     if not (folder / "runs.json").exists():
         runs = run_folder.load_history(folder).runs
         done = max((len(run.tables.get("round", ())) for run in runs), default=0)
-        how = "it is running" if run_folder.held(folder) else run_folder.to_go_on(folder)
+        how = "it is running" if run_folder.in_use(folder) else run_folder.resume_hint(folder)
         _tell(f"unfinished, saved up to round {done}: {how}")
 
 
@@ -281,7 +281,7 @@ def reproduce(
         typer.Option("--from", help="run nothing: draw from the histories in this folder"),
     ] = None,
     out: Annotated[Path, typer.Option(help="folder for histories, tables and figures")] = (
-        config.KEPT
+        config.REPRODUCE_FOLDER
     ),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
     dtype: Annotated[Dtype, typer.Option(help=config.PRECISION)] = "float32",
@@ -302,11 +302,11 @@ def reproduce(
     words = tuple(word for text in only or [] for word in targets.words(text))
     if only and not words:
         raise InputError(f"--only {','.join(only)!r}: it names no row: name one, or leave it out")
-    some = None if seeds is None else config.seeds(seeds)
+    some = None if seeds is None else config.parse_seeds(seeds)
     left_out = tuple(name.strip() for text in without or [] for name in text.split(","))
     asked = targets.load(target, targets.Scale(rounds, some, words, quick, left_out))
     if source is None:
-        _reproduce(asked, out, batch, config.machine(device, str(dtype)), quiet)
+        _reproduce(asked, out, batch, config.parse_machine(device, str(dtype)), quiet)
     terminal.reproduced(asked, source or out, out / "quick" if quick else out)
 
 
@@ -345,7 +345,7 @@ def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, q
                 typer.echo(f"stopped after round {done}; the same command goes on", err=True)
                 raise typer.Exit(130)
             show.end(going.target)
-            held = going.hold()
+            held = going.loaded_data()
             del going  # and the device's memory with it
 
 
@@ -545,7 +545,7 @@ def _run(asked: config.Experiment, quiet: bool, tensorboard: bool) -> None:
     if asked.save.out:
         out = Path(asked.save.out)
     else:  # one folder for all ranks
-        claimed = "" if ranks.rank else str(run_folder.claim(Path("runs"), stem))
+        claimed = "" if ranks.rank else str(run_folder.create_numbered_folder(Path("runs"), stem))
         out = Path(ranks.tell(claimed.encode()).decode())
     experiment.begin(session, out, sys.argv)
     _drive(session, out, quiet, tensorboard)
@@ -571,7 +571,7 @@ def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
         return
     if session.stopped:
         done = session.batch.progress.round
-        _tell(f"stopped after round {done}; go on with: {run_folder.to_go_on(out)}")
+        _tell(f"stopped after round {done}; go on with: {run_folder.resume_hint(out)}")
         raise typer.Exit(130)
     terminal.result(session, out)
     if any(session.batch.progress.diverged):

@@ -31,7 +31,7 @@ def build(tree: Mapping[str, Any], source: str = "") -> config.Experiment:
     return asked
 
 
-def modules(tree: Mapping[str, Any]) -> dict[str, str]:
+def user_modules(tree: Mapping[str, Any]) -> dict[str, str]:
     """The module of each strategy and model of an experiment that is not fedmaba's own."""
     found = {}
     for spec in _specs(tree):

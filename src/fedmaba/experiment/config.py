@@ -26,11 +26,13 @@ from fedmaba.errors import InputError, unknown
 from fedmaba.results import files
 
 Count = int | None
-MOST = 10**9  # of anything that is counted
-SEEDS = 10_000  # at most
-KEPT = Path("runs/reproduce")  # where `fedmaba reproduce` keeps its results, unless told
+MAX_COUNT = 10**9  # of anything that is counted
+MAX_SEEDS = 10_000  # at most
+REPRODUCE_FOLDER = Path(
+    "runs/reproduce"
+)  # where `fedmaba reproduce` keeps its results, unless told
 PRECISION = "float32, tf32, bf16 or float64: tf32 and bf16 are faster on a GPU, and rougher"
-ODD = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # never part of a name
+FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # never part of a name
 
 
 def option(default: Any, flag: str, text: str, **limits: Any) -> Any:
@@ -53,7 +55,7 @@ class Section(BaseModel):
     @classmethod
     def _plain(cls, value: object) -> object:
         for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and ODD.search(text):
+            if isinstance(text, str) and FORBIDDEN.search(text):
                 raise ValueError("it has control characters or broken text: leave them out")
         return value
 
@@ -84,7 +86,9 @@ class Data(Section):
     partition: str | None = option(
         None, "--partition", "how it is split over clients [shards:2, or the file's own]"
     )
-    clients: Count = option(None, "--clients", "how many clients [100; sample: 20]", ge=1, le=MOST)
+    clients: Count = option(
+        None, "--clients", "how many clients [100; sample: 20]", ge=1, le=MAX_COUNT
+    )
     test: Literal["official", "local"] | None = option(
         None, "--test", "official test set, or local: a fifth of each client's data"
     )
@@ -95,11 +99,13 @@ class Data(Section):
 
 
 class Train(Section):
-    rounds: int = option(100, "--rounds", "communication rounds", ge=1, le=MOST)
+    rounds: int = option(100, "--rounds", "communication rounds", ge=1, le=MAX_COUNT)
     participants: int | Literal["all"] = option("all", "--participants", "clients per round")
-    epochs: int = option(1, "--epochs", "local passes over a client's data", ge=1, le=MOST)
-    steps: Count = option(None, "--steps", "local steps instead of whole epochs", ge=1, le=MOST)
-    minibatch: int = option(50, "--minibatch", "examples per local step", ge=1, le=MOST)
+    epochs: int = option(1, "--epochs", "local passes over a client's data", ge=1, le=MAX_COUNT)
+    steps: Count = option(
+        None, "--steps", "local steps instead of whole epochs", ge=1, le=MAX_COUNT
+    )
+    minibatch: int = option(50, "--minibatch", "examples per local step", ge=1, le=MAX_COUNT)
     lr: float = option(0.1, "--lr", "local step size", gt=0, allow_inf_nan=False)
     lr_decay: float = option(0.999, "--lr-decay", "its factor per round", gt=0, le=1)
     momentum: float = option(0.0, "--momentum", "of local SGD", ge=0, lt=1)
@@ -117,7 +123,7 @@ class Train(Section):
     def _positive(cls, value: object, read: Callable[[object], int | str]) -> int | str:
         with suppress(ValueError):
             found = read(value)
-            if found == "all" or 1 <= int(found) <= MOST:
+            if found == "all" or 1 <= int(found) <= MAX_COUNT:
                 return found
         raise ValueError("say 'all' or a number of at least 1")
 
@@ -150,7 +156,7 @@ class Server(Section):
 
 class Eval(Section):
     every: int = option(
-        10, "--eval-every", "rounds between evaluations of all clients", ge=1, le=MOST
+        10, "--eval-every", "rounds between evaluations of all clients", ge=1, le=MAX_COUNT
     )
     share: float = option(0.05, "--share", "of clients in 'worst' and 'best', as 5%", gt=0, le=1)
 
@@ -161,7 +167,9 @@ class Machine(Section):
     device: str = option("auto", "--device", "auto, cpu, cuda or cuda:N")
     dtype: Literal["float32", "tf32", "bf16", "float64"] = option("float32", "--dtype", PRECISION)
     threads: Count = option(None, "--threads", "CPU cores to use [all]", ge=1, le=1024)
-    chunk: Count = option(None, "--chunk", "clients trained at once [what fits]", ge=1, le=MOST)
+    chunk: Count = option(
+        None, "--chunk", "clients trained at once [what fits]", ge=1, le=MAX_COUNT
+    )
 
     @field_validator("device")
     @classmethod
@@ -174,7 +182,9 @@ class Machine(Section):
 class Save(Section):
     out: str | None = option(None, "--out", "run folder to write [runs/NAME]")
     seconds: float = option(60.0, "--checkpoint-seconds", "seconds between checkpoints", gt=0)
-    every: Count = option(None, "--checkpoint-every", "also after so many rounds", ge=1, le=MOST)
+    every: Count = option(
+        None, "--checkpoint-every", "also after so many rounds", ge=1, le=MAX_COUNT
+    )
 
     _named = field_validator("out")(named)
 
@@ -211,16 +221,17 @@ class Experiment(Section):
     @field_validator("seeds", mode="before")
     @classmethod
     def _seeds(cls, value: object) -> object:
-        return _which(value) if isinstance(value, str) else value
+        return _parse_seed_list(value) if isinstance(value, str) else value
 
     @field_validator("seeds")
     @classmethod
     def _some(cls, value: int | list[int]) -> int | list[int]:
         listed = value if isinstance(value, list) else range(value)
-        few = 0 < (len(value) if isinstance(value, list) else value) <= SEEDS
+        few = 0 < (len(value) if isinstance(value, list) else value) <= MAX_SEEDS
         if not few or not 0 <= min(listed) <= max(listed) < 2**63 or len(set(listed)) < len(listed):
             raise ValueError(
-                f"give at least one seed and at most {SEEDS}, each from 0 to 2**63 - 1, none twice"
+                f"give at least one seed and at most {MAX_SEEDS}, each from 0 to 2**63 - 1, "
+                "none twice"
             )
         return value
 
@@ -228,7 +239,7 @@ class Experiment(Section):
         return self.seeds if isinstance(self.seeds, list) else list(range(self.seeds))
 
 
-def _which(text: str) -> int | list[int]:
+def _parse_seed_list(text: str) -> int | list[int]:
     """`3` says how many; `0,2`, `3-9` and `2,` say which."""
     found: list[int] = []
     for part in text.strip().removesuffix(",").split(","):
@@ -238,8 +249,8 @@ def _which(text: str) -> int | list[int]:
         first, last = int(ends[1]), int(ends[3] or ends[1])
         if last < first:
             raise ValueError(f"{part.strip()} is no range: write {last}-{first}")
-        if len(found) + last - first >= SEEDS:
-            raise ValueError(f"these are too many: name at most {SEEDS}")
+        if len(found) + last - first >= MAX_SEEDS:
+            raise ValueError(f"these are too many: name at most {MAX_SEEDS}")
         found += range(first, last + 1)
     return found if re.search("[,-]", text) else found[0]
 
@@ -281,17 +292,17 @@ def build(tree: Mapping[str, Any], source: str = "") -> Experiment:
         raise InputError(f"{source}: {found}" if source else found) from None
 
 
-def machine(device: str, dtype: str) -> Machine:
+def parse_machine(device: str, dtype: str) -> Machine:
     """Where and how precisely to compute."""
     return build({"strategies": ["fedavg"], "machine": {"device": device, "dtype": dtype}}).machine
 
 
-def seeds(text: str) -> int | list[int]:
+def parse_seeds(text: str) -> int | list[int]:
     """How many seeds, or which."""
     return build({"strategies": ["fedavg"], "seeds": text}).seeds
 
 
-def put(tree: dict[str, Any], name: str, value: object) -> None:
+def set_key(tree: dict[str, Any], name: str, value: object) -> None:
     """Set `section.key` in a tree."""
     *sections, last = name.split(".")
     for section in sections:
@@ -301,17 +312,17 @@ def put(tree: dict[str, Any], name: str, value: object) -> None:
     tree[last] = value
 
 
-def load(path: Path, links: bool = True) -> dict[str, Any]:
+def read_toml(path: Path, links: bool = True) -> dict[str, Any]:
     """The tree of a TOML file; one that lies in a run folder is not read through a link."""
     try:
-        return files.parse_toml(files.read(path, files.TOML_BYTES, links))
+        return files.parse_toml(files.read(path, files.MAX_TOML_BYTES, links))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}: name an experiment file (TOML)") from error
     except ValueError as error:
         raise InputError(f"{path} is not TOML: {error}") from error
 
 
-def what(experiment: Experiment) -> dict[str, Any]:
+def result_settings(experiment: Experiment) -> dict[str, Any]:
     """The experiment without what cannot change its numbers."""
     tree = experiment.model_dump()
     del tree["save"]
@@ -320,7 +331,7 @@ def what(experiment: Experiment) -> dict[str, Any]:
     return tree
 
 
-def edits(
+def changed_keys(
     there: Mapping[str, Any], here: Mapping[str, Any], head: str = ""
 ) -> dict[str, tuple[object, object]]:
     """The keys in which two trees differ, as they are there and here.
@@ -332,13 +343,13 @@ def edits(
     for key, value in here.items():
         if isinstance(value, dict):
             inner = there.get(key, {})
-            found |= edits(inner if isinstance(inner, dict) else {}, value, f"{key}.")
+            found |= changed_keys(inner if isinstance(inner, dict) else {}, value, f"{key}.")
         elif (was := there.get(key, usual.get(head + key))) != value:
             found[head + key] = (was, value)
     return found
 
 
-def edited(file: Path, found: Mapping[str, tuple[object, object]]) -> str:
+def edited_message(file: Path, found: Mapping[str, tuple[object, object]]) -> str:
     """The line on an experiment that is not the one a run was begun with."""
     said = "; ".join(f"{key} was {was}, now {now}" for key, (was, now) in found.items())
     return f"{file} was edited since the run was begun ({said}): restore it"

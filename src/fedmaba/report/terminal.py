@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import fedmaba.simulation.batch
     from fedmaba.experiment.session import Session
     from fedmaba.report.document import Grid
-    from fedmaba.reproduction.run import RunningBatch, Work
+    from fedmaba.reproduction.run import PendingBatch, RunningBatch
     from fedmaba.reproduction.targets import Target
     from fedmaba.simulation.engine import Snapshot
 
@@ -150,7 +150,7 @@ def _named(row: Row) -> str:
 def progress(session: Session, quiet: bool) -> Iterator[Callable[[Snapshot], None]]:
     """A display fed with snapshots: live on a terminal, plain lines elsewhere."""
     console = Console(stderr=True)
-    for fault in session.faults:
+    for fault in session.warnings:
         console.print(_line(fault), soft_wrap=True)
     if quiet:
         yield lambda snapshot: None
@@ -333,7 +333,9 @@ def result(session: Session, out: Path) -> None:
 class Batches:
     """Progress over the batches of a target: time left at the pace of the one that runs."""
 
-    def __init__(self, left: Sequence[Work], bar: Progress | None, console: Console) -> None:
+    def __init__(
+        self, left: Sequence[PendingBatch], bar: Progress | None, console: Console
+    ) -> None:
         self.left, self.bar, self.console = left, bar, console
         self.total, self.past, self.at = sum(map(_effort, left)), 0, 0
         self.said = time.monotonic()
@@ -342,7 +344,7 @@ class Batches:
     def begin(self, batch: RunningBatch) -> None:
         work, self.pace = batch.work, Pace(batch.session.batch)
         self.at, self.effort = self.at + 1, _effort(work) // self.pace.rounds  # of a round
-        for note in batch.session.faults + batch.session.notes:
+        for note in batch.session.warnings + batch.session.notes:
             self._say(note)
         many = f"{len(work.runs)} runs, {self.pace.rounds:,} rounds"
         self._say(f"batch {self.at} of {len(self.left)}: {many}: {work.job.title}")
@@ -367,13 +369,13 @@ class Batches:
         self.console.print(_line(text, "dim"), soft_wrap=True)
 
 
-def _effort(work: Work) -> int:
+def _effort(work: PendingBatch) -> int:
     """Of a batch, in client updates of the MLP."""
     return work.updates * EFFORT.get(work.job.experiment.model, 1)
 
 
 @contextmanager
-def batches(left: Sequence[Work], quiet: bool) -> Iterator[Batches]:
+def batches(left: Sequence[PendingBatch], quiet: bool) -> Iterator[Batches]:
     """A display of a target in progress: a bar on a terminal, plain lines elsewhere."""
     console = Console(stderr=True, quiet=quiet)
     if quiet or not console.is_terminal or console.is_dumb_terminal:
@@ -429,7 +431,7 @@ def goals(out: Path, source: Path | None = None) -> None:
     from fedmaba.results import run_folder
 
     console, where = screen(), source or out
-    sizes = archive.sizes(archive.read_all(where) if source or out.exists() else [])
+    sizes = archive.target_sizes(archive.read_folder(where) if source or out.exists() else [])
     width = max(len(size.name) for size in sizes)
     head = f"{'target':{width}}  runs  held  client updates"
     whole = len(head) + 2 + max(len(size.title) for size in sizes)
@@ -452,7 +454,7 @@ def goals(out: Path, source: Path | None = None) -> None:
 def listing(what: str) -> None:
     """One line each: strategies, data sets, models, partitions, attacks, figures or targets."""
     if what == "targets":
-        goals(config.KEPT)
+        goals(config.REPRODUCE_FOLDER)
         return
     rows = _rows(what)
     width = [max(map(len, column)) for column in zip(*rows, strict=True)]

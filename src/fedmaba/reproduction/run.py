@@ -20,17 +20,17 @@ from fedmaba.errors import InputError
 from fedmaba.experiment import config
 from fedmaba.experiment import session as experiment
 from fedmaba.experiment.driver import drive
-from fedmaba.experiment.session import Own, Session
+from fedmaba.experiment.session import Session, UserObjects
 from fedmaba.reproduction import archive, targets
 from fedmaba.reproduction.targets import Job, Key, Target
 from fedmaba.results import files, run_folder
 from fedmaba.simulation import engine
 
-SECONDS = 120.0  # between checkpoints
+CHECKPOINT_SECONDS = 120.0  # between checkpoints
 
 
 @dataclass(frozen=True)
-class Work:
+class PendingBatch:
     """What is left to do of a job: one batch of the engine."""
 
     name: str  # of the target it was asked for
@@ -49,16 +49,16 @@ class Work:
         return targets.updates(self.job, self.runs)
 
 
-def plan(target: Target, out: Path, part: tuple[int, int] = (1, 1)) -> list[Work]:
+def plan(target: Target, out: Path, part: tuple[int, int] = (1, 1)) -> list[PendingBatch]:
     """The batches that `out` does not hold yet, or part i of n of every job's."""
-    done = archive.read_all(out) if out.exists() else []
+    done = archive.read_folder(out) if out.exists() else []
     left = []
     for job in target.every_job():
         first, last = (len(job.runs) * k // part[1] for k in (part[0] - 1, part[0]))
         missing = set(archive.collect(done, job)[2])
         runs = tuple(key for key in job.runs[first:last] if key in missing)
         if runs:
-            left.append(Work(target.name, job, runs))
+            left.append(PendingBatch(target.name, job, runs))
     return left
 
 
@@ -70,14 +70,14 @@ def parse_part(text: str) -> tuple[int, int]:
     raise InputError(f"--batch {text}: write I/N, the I-th of N parts, as 1/3")
 
 
-class Held(NamedTuple):
+class LoadedData(NamedTuple):
     """The data of a batch that is done, for the next one."""
 
     asked: config.Data
     data: Dataset
     sha256: str
 
-    def suits(self, asked: config.Data) -> bool:
+    def fits(self, asked: config.Data) -> bool:
         return (self.asked.name, self.asked.dir) == (asked.name, asked.dir)
 
 
@@ -85,20 +85,20 @@ class Held(NamedTuple):
 class RunningBatch:
     """One batch in progress: the sink of its rounds, which ends as one file of the archive."""
 
-    work: Work
+    work: PendingBatch
     session: Session
     folder: run_folder.Folder  # of its checkpoints
     target: Path  #         the file that its results go to
     command: Sequence[str]
     seconds: float  #       spent on it so far
-    held: Held | None  #    its data, if they were those of the batch before
+    held: LoadedData | None  #    its data, if they were those of the batch before
     stopped: bool = False
     _before: float = 0.0  # when seconds were last counted
 
     def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
         """Simulate, with a checkpoint every two minutes and whenever told to stop."""
         self._before = time.monotonic()
-        self.stopped = yield from drive(self.session.batch, self, stop, SECONDS)
+        self.stopped = yield from drive(self.session.batch, self, stop, CHECKPOINT_SECONDS)
 
     def take(self, snapshot: engine.Snapshot) -> None:
         """Keep the evaluations: the archive has no use for what the server saw."""
@@ -127,22 +127,22 @@ class RunningBatch:
         now = time.monotonic()
         self.seconds, self._before = self.seconds + now - self._before, now
 
-    def hold(self) -> Held:
+    def loaded_data(self) -> LoadedData:
         """Its data for the next batch, without all that was made of them."""
         if self.held is None:
             data = self.session.data
-            self.held = Held(self.session.experiment.data, data, data.sha256())
+            self.held = LoadedData(self.session.experiment.data, data, data.sha256())
         return self.held
 
     def _about(self) -> dict[str, Any]:
         batch = self.session.batch
-        held, splits = self.hold(), {run.seed: run.federation for run in batch.runs}
+        held, splits = self.loaded_data(), {run.seed: run.federation for run in batch.runs}
         return {
             "target": self.work.name,
             "settings": self.work.job.settings,
             "seconds": round(self.seconds, 1),
             "dtype": batch.plan.dtype,
-            **experiment.made_with(batch),
+            **experiment.environment(batch),
             "command": _command(self.command),
             "data": {"name": held.data.name, "sha256": held.sha256},
             "partition": {str(seed): fed.split.sha256() for seed, fed in splits.items()},
@@ -150,10 +150,10 @@ class RunningBatch:
 
 
 def begin(
-    work: Work,
+    work: PendingBatch,
     out: Path,
     machine: config.Machine,
-    held: Held | None = None,
+    held: LoadedData | None = None,
     command: Sequence[str] = (),
 ) -> RunningBatch:
     """A batch at round 0, or where it was interrupted; with the data that are held, if its own."""
@@ -161,27 +161,27 @@ def begin(
     seeds = sorted({key.seed for key in work.runs})
     asked = job.experiment.model_copy(update={"seeds": seeds, "machine": machine})
     chosen = [(job.strategies[key.label], key.seed, key.deploy) for key in work.runs]
-    held = held if held and held.suits(asked.data) else None
-    own = Own(held.data) if held else None
+    held = held if held and held.fits(asked.data) else None
+    own = UserObjects(held.data) if held else None
     session = experiment.prepare(asked, own, list(job.strategies.values()), chosen)
     if session.batch.ranks.count > 1:
         raise InputError("reproduce is one process: give each GPU its part with --batch I/N")
     run_folder.make_folder(out)
     name = f"checkpoint/{work.file}.{machine.dtype}"
     try:
-        place = files.inside(out, f"{name}/.lock").parent
+        place = files.path_inside(out, f"{name}/.lock").parent
     except OSError as error:
-        raise files.failed(out / name, error) from error
+        raise files.write_error(out / name, error) from error
     folder = run_folder.Folder(place, remedy="fix it, then repeat the command")
-    files.tidy(out, f"{work.file}.npz")
+    files.remove_temporary_files(out, f"{work.file}.npz")
     seconds = 0.0
     try:
         if run_folder.checkpoints(folder.path):
             arrays, meta, damaged = run_folder.load_checkpoint(folder.path)
-            experiment.alike(session, meta, folder.path, apart="machine")
+            experiment.require_same_experiment(session, meta, folder.path, apart="machine")
             session.restore(arrays, meta, folder.path)
             seconds = float(meta.get("seconds", 0))
-            session.faults += damaged
+            session.warnings += damaged
             session.notes.append(f"goes on after round {meta['round']}")
     except BaseException:
         folder.close()

@@ -327,7 +327,7 @@ def _read(name: str) -> dict[str, Any]:
     """The tree of a target with all that it takes over."""
     if name not in names():
         raise unknown("target", name, names())
-    tree = config.load(folder() / f"{name}.toml")
+    tree = config.read_toml(folder() / f"{name}.toml")
     if not isinstance(tree.get("target"), dict):
         raise InputError(f"{name}.toml has no section [target]: add one, with kind and title")
     like = tree["target"].pop("like", None)

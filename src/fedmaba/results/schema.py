@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-RUNS = 10_000  # in one folder
-LABEL = 2_000  # characters
-Word = Annotated[str, Field(max_length=LABEL)]
+MAX_RUNS = 10_000  # in one folder
+MAX_LABEL = 2_000  # characters
+Word = Annotated[str, Field(max_length=MAX_LABEL)]
 Text = Annotated[str, Field(max_length=20_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -33,7 +33,7 @@ class Run(Part):
     of: Word = ""  # a digest of what all seeds have in common; versions before this told none
 
 
-class Made(Part):
+class Provenance(Part):
     """What a run is made of; versions before this one did not note it."""
 
     asked: dict[str, Any]  # the experiment, without what cannot change its numbers
@@ -45,8 +45,8 @@ class Runs(Part):
     """runs.json, which a finished folder has."""
 
     share: Share = 0.05
-    runs: Annotated[list[Run], Field(max_length=RUNS)]
-    made: Made | None = None
+    runs: Annotated[list[Run], Field(max_length=MAX_RUNS)]
+    made: Provenance | None = None
     files: dict[str, Word] = {}  # SHA-256, by name
 
 
@@ -56,7 +56,7 @@ class Meta(Runs):
     round: Count
     lines: Count  # bytes of rounds.jsonl
     chunk: Annotated[int, Field(ge=1)] | None = None
-    diverged: Annotated[list[Text], Field(max_length=RUNS)] | None = None
+    diverged: Annotated[list[Text], Field(max_length=MAX_RUNS)] | None = None
     weights: list[Word] | None = None
     order: str | None = None
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
@@ -87,7 +87,7 @@ class About(Part):
     repeat: str = ""
     python: bool = False
     own: dict[str, str] = {}
-    seeds: Annotated[list[Seed], Field(max_length=RUNS)] = []
+    seeds: Annotated[list[Seed], Field(max_length=MAX_RUNS)] = []
     data: Data = Data()
     partition: dict[Word, Word] = {}
     hostile: dict[Word, list[Count]] | None = None
@@ -135,7 +135,7 @@ class Archive(Part):
     device: Word
     command: str
     versions: Versions
-    runs: Annotated[list[Run], Field(min_length=1, max_length=RUNS)]
+    runs: Annotated[list[Run], Field(min_length=1, max_length=MAX_RUNS)]
 
 
 def check(kind: type[Part], tree: Any) -> dict[str, Any]:

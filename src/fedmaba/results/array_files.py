@@ -25,21 +25,21 @@ from fedmaba.results import files
 
 Arrays = dict[str, NDArray[Any]]
 BITS = (8, 16, 32, 64)
-KINDS = {  # numbers as NumPy and safetensors name them
+SAFETENSORS_NAMES = {  # numbers as NumPy and safetensors name them
     "bool": "BOOL",
     **{f"{name}{bits}": f"{name[0].upper()}{bits}" for name in ("int", "uint") for bits in BITS},
     **{f"float{bits}": f"F{bits}" for bits in BITS[1:]},
 }
-DTYPES = {kind: np.dtype(name).newbyteorder("<") for name, kind in KINDS.items()}
-MEMBERS = 100_000  # of an NPZ file: seven for each seed of a partition
-FREE = 512 * files.MB  # that small files may unpack to
-RATIO = 8  # of bytes in memory to bytes on the disk, beyond that
-DIMENSIONS = 8
-PIECE = 2**20  # bytes
-CENTRAL = 16 * files.MB  # of a zip file's list of members
-WINDOW = 64 * files.MB  # of what an LZMA member looks back on
-WAYS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA)
-UNREADABLE = (  # what a reader of NPZ says of a damaged file
+DTYPES = {kind: np.dtype(name).newbyteorder("<") for name, kind in SAFETENSORS_NAMES.items()}
+MAX_MEMBERS = 100_000  # of an NPZ file: seven for each seed of a partition
+FREE_BYTES = 512 * files.MB  # that small files may unpack to
+MAX_RATIO = 8  # of bytes in memory to bytes on the disk, beyond that
+MAX_DIMENSIONS = 8
+PIECE_BYTES = 2**20  # bytes
+MAX_LIST_BYTES = 16 * files.MB  # of a zip file's list of members
+MAX_WINDOW_BYTES = 64 * files.MB  # of what an LZMA member looks back on
+COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA)
+READ_ERRORS = (  # what a reader of NPZ says of a damaged file
     OSError, ValueError, EOFError, KeyError, IndexError, OverflowError, RuntimeError, MemoryError,
     NotImplementedError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
 )  # fmt: skip
@@ -63,7 +63,7 @@ class Declared(NamedTuple):
 Check = Callable[[Mapping[str, Declared]], None]
 
 
-class Budget:
+class MemoryBudget:
     """How much memory the files of one folder may ask for, by what they take on the disk."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Budget:
 
     def spend(self, disk: int, asked: int) -> None:
         self.disk, self.asked = self.disk + disk, self.asked + asked
-        if self.asked > max(FREE, RATIO * self.disk):
+        if self.asked > max(FREE_BYTES, MAX_RATIO * self.disk):
             raise ValueError(
                 f"it would unpack to {asked:,} bytes from {disk:,} on the disk, which is too much"
             )
@@ -97,7 +97,7 @@ def read_npz(
     path: Path,
     names: Iterable[str] | None = None,
     check: Check | None = None,
-    budget: Budget | None = None,
+    budget: MemoryBudget | None = None,
     *,
     missing: bool = False,
 ) -> Arrays:
@@ -105,7 +105,7 @@ def read_npz(
 
     A name that is not there is refused unless some may be `missing`.
     """
-    with files.opened(path) as file, _Zip(_Short(file)) as archive:
+    with files.open_plain(path) as file, _NpzReader(_LimitedReader(file)) as archive:
         known = archive.members()
         wanted = list(known) if names is None else list(names)
         wanted = [name for name in wanted if name in known] if missing else wanted
@@ -113,18 +113,18 @@ def read_npz(
         if check is not None:
             check(declared)
         total = sum(one.nbytes for one in declared.values())
-        (budget or Budget()).spend(files.used(file), total)
+        (budget or MemoryBudget()).spend(files.bytes_on_disk(file), total)
         return {name: archive.array(known[name]) for name in wanted}
 
 
-class _Short(io.RawIOBase):
+class _LimitedReader(io.RawIOBase):
     """A file of which no more is read at once than a list of members may take."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
 
     def read(self, size: int = -1) -> bytes:
-        if size > CENTRAL:
+        if size > MAX_LIST_BYTES:
             raise ValueError("its list of members is too long")
         return self._file.read(size)
 
@@ -138,14 +138,14 @@ class _Short(io.RawIOBase):
         return True
 
 
-class _Zip(zipfile.ZipFile):
+class _NpzReader(zipfile.ZipFile):
     """An NPZ file whose members are read with care."""
 
     def members(self) -> dict[str, zipfile.ZipInfo]:
         """Each by the name of its array, none twice."""
         listed = self.infolist()
         found = {info.filename.removesuffix(".npy"): info for info in listed}
-        if len(listed) > MEMBERS or len(found) < len(listed):
+        if len(listed) > MAX_MEMBERS or len(found) < len(listed):
             raise ValueError(f"it has {len(listed):,} arrays, some of one name or too many")
         return found
 
@@ -162,7 +162,7 @@ class _Zip(zipfile.ZipFile):
             view = memoryview(out.view(np.uint8).data)
             done = 0
             while done < len(view):
-                count = member.readinto(view[done : done + PIECE])
+                count = member.readinto(view[done : done + PIECE_BYTES])
                 if not count:
                     raise EOFError(f"{info.filename} ends early")
                 done += count
@@ -171,9 +171,9 @@ class _Zip(zipfile.ZipFile):
         return out.reshape(shape, order="F" if turned else "C")
 
     def _member(self, info: zipfile.ZipInfo) -> zipfile.ZipExtFile:
-        if info.compress_type not in WAYS:
+        if info.compress_type not in COMPRESSIONS:
             raise ValueError(f"{info.filename} is packed in an unusual way")
-        if info.compress_type == zipfile.ZIP_LZMA and self._window(info) > WINDOW:
+        if info.compress_type == zipfile.ZIP_LZMA and self._window(info) > MAX_WINDOW_BYTES:
             raise ValueError(f"{info.filename} wants too much memory to unpack")
         member = self.open(info)
         assert isinstance(member, zipfile.ZipExtFile)
@@ -198,7 +198,7 @@ class _Zip(zipfile.ZipFile):
             raise ValueError(f"{info.filename} is no array of numbers")
         dtype, turned, words = np.dtype(found[1]), found[2] == "True", found[3]
         declared = Declared(dtype, tuple(int(word) for word in words.split(",") if word.strip()))
-        if len(declared.shape) > DIMENSIONS:
+        if len(declared.shape) > MAX_DIMENSIONS:
             raise ValueError(f"{info.filename} has {len(declared.shape)} dimensions")
         if declared.nbytes != info.file_size - 8 - wide - size:
             raise ValueError(f"{info.filename} has another size than it says")
@@ -214,7 +214,7 @@ def pack(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> list[fi
     pieces: list[files.Buffer] = []
     end = 0
     for name, value in sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize):
-        kind = KINDS.get(value.dtype.name)
+        kind = SAFETENSORS_NAMES.get(value.dtype.name)
         if kind is None:
             raise InputError(f"{name}: an array of {value.dtype} cannot be saved: keep numbers")
         flat = np.ravel(value).astype(value.dtype.newbyteorder("<"), copy=False)
@@ -231,7 +231,7 @@ def unpack(
 ) -> tuple[Arrays, dict[str, Any]]:
     """What `pack` was given, in the same order, from a body of so many bytes; or some arrays."""
     length = int.from_bytes(file.read(8), "little")
-    if not 0 < length <= min(files.JSON_BYTES, size - 8):
+    if not 0 < length <= min(files.MAX_JSON_BYTES, size - 8):
         raise ValueError("its header is too long")
     header = files.parse_json(file.read(length))
     told = header.pop("__metadata__", None) if isinstance(header, dict) else None
@@ -240,7 +240,7 @@ def unpack(
     meta = files.parse_json(told["fedmaba"].encode())
     if not isinstance(meta, dict):
         raise ValueError("what fedmaba says of it is no JSON object")
-    places = {name: _place(name, one) for name, one in header.items()}
+    places = {name: _parse_entry(name, one) for name, one in header.items()}
     end = 0
     for first, last, _ in sorted((place for place, _ in places.values()), key=lambda p: p[:2]):
         if first != end:
@@ -259,7 +259,7 @@ def unpack(
     return found, meta
 
 
-def _place(name: str, one: Any) -> tuple[tuple[int, int, int], Declared]:
+def _parse_entry(name: str, one: Any) -> tuple[tuple[int, int, int], Declared]:
     """Begin, end and count of an array, and its type and shape, as a header tells them."""
     one = one if isinstance(one, dict) else {}
     dtype, shape, place = (
@@ -267,13 +267,13 @@ def _place(name: str, one: Any) -> tuple[tuple[int, int, int], Declared]:
         one.get("shape"),
         one.get("data_offsets"),
     )
-    if dtype is None or not _counts(shape) or len(shape) > DIMENSIONS:
+    if dtype is None or not _are_counts(shape) or len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"{name} is no array of numbers")
     declared = Declared(dtype, tuple(shape))
-    if not _counts(place) or len(place) != 2 or place[1] - place[0] != declared.nbytes:
+    if not _are_counts(place) or len(place) != 2 or place[1] - place[0] != declared.nbytes:
         raise ValueError(f"{name} has another size than it says")
     return (place[0], place[1], math.prod(shape)), declared
 
 
-def _counts(values: Any) -> bool:
+def _are_counts(values: Any) -> bool:
     return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)
