@@ -142,7 +142,7 @@ def test_without_a_whole_checkpoint_there_is_one_line_that_names_them(stopped):
         with pytest.raises(InputError) as found:
             attempt(stopped)
         assert str(found.value).count("is damaged") == 2
-        assert str(found.value).endswith("to begin anew, or choose another --out")
+        assert str(found.value).endswith("to start again, or choose another --out")
         assert "\n" not in str(found.value)
     assert files(stopped) == before
     Folder(stopped).close()  # nobody holds it

@@ -67,9 +67,9 @@ def test_a_run_survives_signals_and_ends_in_the_same_bytes(call, tiny_npz):
     assert stopped.out == ""
     last = stopped.err.splitlines()[-1]
     done = int(
-        re.fullmatch(r"stopped after round (\d+); go on with: fedmaba resume broken --trust", last)[
-            1
-        ]
+        re.fullmatch(
+            r"stopped after round (\d+); resume with: fedmaba resume broken --trust", last
+        )[1]
     )
     assert 2 <= done < 24
     assert load_history("broken").runs[0].column("round")[-1] == done
@@ -109,7 +109,7 @@ def test_an_interrupt_stops_after_the_round_and_a_later_one_at_once(
     answer = call(*words, "--out", "mine")
     assert answer.code == 130
     told = "stopping after this round; Ctrl-C again, a second later, ends at once\n"
-    assert answer.err == told + "stopped after round 1; go on with: fedmaba resume mine\n"
+    assert answer.err == told + "stopped after round 1; resume with: fedmaba resume mine\n"
     assert call("table", "mine").err == "unfinished, saved up to round 1: fedmaba resume mine\n"
     assert call("export", "mine").err == "unfinished, saved up to round 1: fedmaba resume mine\n"
     folder = Folder(Path("mine"))

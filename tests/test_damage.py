@@ -44,7 +44,7 @@ def test_damaged_lines_are_written_anew_from_the_checkpoint(damage, finished, st
     else:
         file.write_bytes(bad[damage])
     session = experiment.resume(stopped)
-    assert any("written anew" in note for note in session.warnings) == (damage != "longer")
+    assert any("written again" in note for note in session.warnings) == (damage != "longer")
     play(session)
     assert different_files(finished, stopped) == []
 
@@ -57,7 +57,7 @@ def test_a_damaged_partition_is_written_anew(content, finished, stopped):
     else:
         file.write_bytes(content)
     session = experiment.resume(stopped)
-    assert session.warnings == [f"{file} was damaged: written anew"]
+    assert session.warnings == [f"{file} was damaged: written again"]
     play(session)
     assert different_files(finished, stopped) == []
 

@@ -256,6 +256,6 @@ def test_a_batch_does_not_go_on_from_another_ones_checkpoint(tmp_path):
     body = b"".join(run_folder.pack(arrays, meta))
     file.write_bytes(run_folder.MAGIC + hashlib.sha256(body).digest() + body)
     going = run.begin(work, tmp_path, machine)
-    assert "goes on after round 2" in going.session.notes
+    assert "resumed after round 2" in going.session.notes
     going.session.close()
     going.folder.close()

@@ -238,7 +238,7 @@ def test_what_is_no_file_of_a_folder_half_done_is_one_line(kind, name, half):
     put(kind, target)
     begun = time.monotonic()
     if kind == "sparse" and name in ("rounds.jsonl", "timing.jsonl", ".lock"):
-        finish(half)  # written anew, longer, or cut
+        finish(half)  # written again, longer, or cut
         target.unlink()
     else:
         with pytest.raises(InputError) as found:

@@ -476,7 +476,7 @@ def test_an_interrupted_batch_goes_on_and_ends_in_the_same_numbers(tmp_path, cal
     other.session.close()
     other.folder.discard()
     batch = play(again, tmp_path / "b")
-    assert "goes on after round 1" in batch.session.notes
+    assert "resumed after round 1" in batch.session.notes
     assert batch.seconds > stopped.seconds
     whole, parts = (archive.read_folder(tmp_path / name)[0].runs for name in "ab")
     assert whole.keys() == parts.keys()

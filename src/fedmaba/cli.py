@@ -1,4 +1,4 @@
-"""The command line: turns words into calls and results into what a terminal shows. No logic.
+"""The command line: it turns words into calls and shows their results. No logic of its own.
 
 Heavy modules are imported inside the commands, so that --help answers at once.
 """
@@ -45,8 +45,8 @@ else:  # typer before 0.19 knows choices by enums only
 app = typer.Typer(
     name="fedmaba",
     help="Fair federated learning: compare, reproduce and look at every algorithm.",
-    epilog="Exit codes: 0 done, 1 an exception in code of your own, 2 found before any work, "
-    "65 a run diverged, 69 another process of the job ended, 70 a process of the Flower demo "
+    epilog="Exit codes: 0 done, 1 an exception in your own code, 2 a mistake found before any "
+    "work, 65 a run diverged, 69 another process of the job ended, 70 a process of the Flower demo "
     "failed, 71 too little memory, 74 the run folder or the output could not be written, "
     "75 another process works on the folder, 130 stopped after the round and saved, by Ctrl-C, "
     "SIGTERM or SIGHUP; or ended at once by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP.",
@@ -76,18 +76,20 @@ def _share(text: str) -> float:
 Share = Annotated[
     Optional[float],  # noqa: UP045
     typer.Option(
-        help="of clients in 'worst' and 'best', as 5% [as run]", parser=_share, metavar="SHARE"
+        help="share of clients that 'worst' and 'best' are the mean of, as 5% [as run]",
+        parser=_share,
+        metavar="SHARE",
     ),
 ]
 
 
 def _reached(given: Path | list[Path]) -> Path | list[Path]:
-    """Refuse a path that no file system could hold or let us see."""
+    """Refuse a path that is too long or may not be looked at."""
     for path in given if isinstance(given, list) else [given]:
         try:
             path.lstat()
         except (FileNotFoundError, NotADirectoryError):
-            continue  # said by whoever reads it
+            continue  # whoever reads it says so
         except OSError as error:
             raise InputError(f"{path}: {error.strerror}: name a run folder") from error
     return given
@@ -145,7 +147,7 @@ def _help(key: config.Key) -> str:
 def _experiment(
     tree: dict[str, Any], options: dict[config.Key, str], overrides: list[str] | None, source: str
 ) -> config.Experiment:
-    from fedmaba import user_code as own
+    from fedmaba import user_code
     from fedmaba.experiment import checks
 
     for key, value in options.items():
@@ -156,10 +158,10 @@ def _experiment(
             raise InputError(f"--set {item!r}: write KEY=VALUE, as train.lr=0.05")
         config.set_key(tree, name.strip(), value.strip())
     if named := checks.user_modules(tree):
-        own.look_here()
+        user_code.look_here()
     asked = checks.build(tree, source)
-    if named and source and not _silent():  # of a file the user may not know what is in it
-        _tell(f"{source} imports {own.sources(named)}")
+    if named and source and not _silent():  # the user may not know what a file imports
+        _tell(f"{source} imports {user_code.sources(named)}")
     return asked
 
 
@@ -205,7 +207,7 @@ def resume(
     quiet: Quiet = False,
     tensorboard: Events = False,
 ) -> None:
-    """Go on with a run that was interrupted."""
+    """Resume a run that was interrupted."""
     from fedmaba.experiment import session as experiment
 
     _drive(experiment.resume(folder, trust), folder, quiet, tensorboard)
@@ -254,15 +256,14 @@ def reproduce(
     target: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(
-            metavar="[TARGET]", help="a table or figure; without one, lists them and what is held"
+            metavar="[TARGET]",
+            help="a table or figure; without one, lists all and how many of their runs are done",
         ),
     ] = None,
     rounds: Annotated[Optional[int], typer.Option(help="instead of the paper's", min=1)] = None,  # noqa: UP045
     seeds: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(
-            help="how many for every row, or which of its own: 3-9, or 0,2, or only 2 as 2,"
-        ),
+        typer.Option(help=f"of every row: {config.SEEDS_HELP}"),
     ] = None,
     only: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -325,7 +326,7 @@ def _tell(text: str) -> None:
 
 
 def _hush(text: str) -> None:
-    """What another rank says."""
+    """Say nothing: rank 0 speaks for all."""
 
 
 def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, quiet: bool) -> None:
@@ -333,20 +334,20 @@ def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, q
     from fedmaba.report import terminal
     from fedmaba.reproduction import run as reproduce
 
-    left, held = reproduce.plan(target, out, reproduce.parse_part(batch)), None
+    left, loaded = reproduce.plan(target, out, reproduce.parse_part(batch)), None
     with stop.after_the_round(_tell) as asked, terminal.batches(left, quiet) as show:
         for work in left:
-            going = reproduce.begin(work, out, machine, held, sys.argv)
+            going = reproduce.begin(work, out, machine, loaded, sys.argv)
             show.begin(going)
             for snapshot in going.rounds(asked):
                 show.round(snapshot.round + 1)
             if going.stopped:
                 done = going.session.batch.progress.round
-                typer.echo(f"stopped after round {done}; the same command goes on", err=True)
+                typer.echo(f"stopped after round {done}; the same command resumes it", err=True)
                 raise typer.Exit(130)
             show.end(going.target)
-            held = going.loaded_data()
-            del going  # and the device's memory with it
+            loaded = going.loaded_data()
+            del going  # which frees the device's memory
 
 
 @app.command()
@@ -571,7 +572,7 @@ def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
         return
     if session.stopped:
         done = session.batch.progress.round
-        _tell(f"stopped after round {done}; go on with: {run_folder.resume_hint(out)}")
+        _tell(f"stopped after round {done}; resume with: {run_folder.resume_hint(out)}")
         raise typer.Exit(130)
     terminal.result(session, out)
     if any(session.batch.progress.diverged):
@@ -579,7 +580,7 @@ def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
 
 
 def _silent() -> bool:
-    """Whether rank 0 of the job says it."""
+    """Whether this process stays silent, because rank 0 of the job speaks."""
     return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
 
 
@@ -593,9 +594,9 @@ def _speaker() -> str | None:
 
 
 def _filled(words: Sequence[str]) -> None:
-    """Refuse an empty word, which is a shell variable that was never set.
+    """Refuse an empty word: most often a shell variable that was never set.
 
-    Not for an experiment, of which all that is wrong is said at once.
+    `compare` and `run` check their words themselves, to name all mistakes at once.
     """
     if words[:1] in (["compare"], ["run"]):
         return
@@ -614,16 +615,18 @@ def main() -> None:
 
 
 def _answer() -> int | None:
-    """Do what the words say; the exit code."""
-    # NumPy comes with a BLAS whose threads spin on every core after each product of 100 x 100,
-    # the size that strategies have; what gains by threads is torch's, which has its own.
+    """Run the command that was typed and return its exit code."""
+    # The threads of NumPy's BLAS keep every core busy after each 100 x 100 product, the size that
+    # strategies use. What gains from threads is torch's work, and torch has threads of its own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     warnings.formatwarning = lambda message, *_, **__: (
         f"{one_line(f'fedmaba: warning: {message}')}\n"
     )
     if _silent():
         warnings.simplefilter("ignore")
-    usage: Any = typer.BadParameter.__mro__[2]  # click's base of errors, wherever typer keeps it
+    usage: Any = typer.BadParameter.__mro__[
+        2
+    ]  # the base class of click's errors, which typer hides
     try:
         _filled(sys.argv[1:])
         code: int | None = app(standalone_mode=False)
@@ -646,7 +649,7 @@ def _answer() -> int | None:
             text = f"No such option: --{asked}: {rule}"
         if re.fullmatch(r"No such command '.*'\.", text):  # and none is near
             text = text[:-1] + ": see fedmaba --help"
-        whole = text.lstrip().startswith("Usage:")  # help, where a command lacks its words
+        whole = text.lstrip().startswith("Usage:")  # the help of a command without arguments
         typer.echo(text if whole else one_line(shortened(f"fedmaba: {text}")), err=True)
         return 2
     except (typer.Abort, KeyboardInterrupt):
@@ -655,7 +658,7 @@ def _answer() -> int | None:
         if error.name != "torch":
             raise
         typer.echo(
-            "fedmaba: simulating wants PyTorch: in a clone of fedmaba, pip install '.[sim]'",
+            "fedmaba: simulating needs PyTorch: in a clone of fedmaba, pip install '.[sim]'",
             err=True,
         )
         return 2

@@ -1,7 +1,7 @@
 """What an experiment is, as data: one model for the command line, TOML files and Python.
 
-A key of a TOML file is an option of the command line and the other way round; both say the same
-here once. Imports nothing heavy: `fedmaba --help` reads this.
+Every key of a TOML file is an option of the command line, and the other way round; each is declared
+once, here. Imports nothing heavy, because `fedmaba --help` reads this.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from fedmaba.errors import InputError, unknown
 from fedmaba.results import files
 
 Count = int | None
-MAX_COUNT = 10**9  # of anything that is counted
-MAX_SEEDS = 10_000  # at most
-REPRODUCE_FOLDER = Path(
-    "runs/reproduce"
-)  # where `fedmaba reproduce` keeps its results, unless told
-PRECISION = "float32, tf32, bf16 or float64: tf32 and bf16 are faster on a GPU, and rougher"
+MAX_COUNT = 10**9  # of rounds, clients, steps and the like
+MAX_SEEDS = 10_000
+REPRODUCE_FOLDER = Path("runs/reproduce")  # where `fedmaba reproduce` keeps its results
+SEEDS_HELP = "a count (3), a range (3-9), a list (0,2); one single seed needs a trailing comma (2,)"
+PRECISION = "float32, tf32, bf16 or float64: tf32 and bf16 are faster on a GPU, but less precise"
 FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # never part of a name
 
 
@@ -47,7 +46,7 @@ class Section(BaseModel):
     @classmethod
     def _no_bool(cls, value: object) -> object:
         for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, bool):  # which would pass for 0 or 1
+            if isinstance(one, bool):  # which Python would take for 0 or 1
                 raise ValueError("no key is true or false: give a number or text")
         return value
 
@@ -61,19 +60,19 @@ class Section(BaseModel):
 
 
 def named(value: str | None) -> str | None:
-    """Refuse a folder without a name, which is a shell variable that was never set."""
+    """Refuse a folder without a name: most often a shell variable that was never set."""
     if value is not None and not value.strip():
         raise ValueError("it is empty: name a folder, or leave it out")
     return value
 
 
 def text(value: object) -> object:
-    """A share may be given as a number."""
+    """A share as text, also where it was given as a number."""
     return str(value) if isinstance(value, int | float) else value
 
 
 def fraction(value: object) -> object:
-    """5% as 0.05; anything else as it is."""
+    """Read `5%` as 0.05 and leave anything else as it is."""
     if isinstance(value, str) and value.endswith("%"):
         with suppress(ValueError):
             return float(value[:-1]) / 100
@@ -81,7 +80,7 @@ def fraction(value: object) -> object:
 
 
 class Data(Section):
-    name: str = option("sample", "--data", "data set, or a file .npz or .csv of one's own")
+    name: str = option("sample", "--data", "data set, or your own .npz or .csv file")
     dir: str | None = option(None, "--data-dir", "folder where the data set's files lie")
     partition: str | None = option(
         None, "--partition", "how it is split over clients [shards:2, or the file's own]"
@@ -92,7 +91,9 @@ class Data(Section):
     test: Literal["official", "local"] | None = option(
         None, "--test", "official test set, or local: a fifth of each client's data"
     )
-    validation: str = option("0%", "--validation", "share of each client's training data to hold")
+    validation: str = option(
+        "0%", "--validation", "share of each client's training data to keep for validation"
+    )
 
     _named = field_validator("dir")(named)
     _text = field_validator("validation", mode="before")(text)
@@ -107,9 +108,13 @@ class Train(Section):
     )
     minibatch: int = option(50, "--minibatch", "examples per local step", ge=1, le=MAX_COUNT)
     lr: float = option(0.1, "--lr", "local step size", gt=0, allow_inf_nan=False)
-    lr_decay: float = option(0.999, "--lr-decay", "its factor per round", gt=0, le=1)
-    momentum: float = option(0.0, "--momentum", "of local SGD", ge=0, lt=1)
-    weight_decay: float = option(0.0, "--weight-decay", "of local SGD", ge=0, allow_inf_nan=False)
+    lr_decay: float = option(
+        0.999, "--lr-decay", "factor on the step size after every round", gt=0, le=1
+    )
+    momentum: float = option(0.0, "--momentum", "momentum of local SGD", ge=0, lt=1)
+    weight_decay: float = option(
+        0.0, "--weight-decay", "weight decay of local SGD", ge=0, allow_inf_nan=False
+    )
 
     @field_validator("steps")
     @classmethod
@@ -132,11 +137,13 @@ class Attack(Section):
     does: str | None = option(
         None, "--attack", "what hostile clients do: loss=1e6, loss=x3, labels=flip, update=-1, ..."
     )
-    share: str = option("10%", "--hostile", "share of clients that do it; figures are of the rest")
+    share: str = option(
+        "10%", "--hostile", "share of clients that are hostile; results are of the others"
+    )
 
     _text = field_validator("share", mode="before")(text)
 
-    @field_validator("share")  # called where it is given, also as what it is by default
+    @field_validator("share")  # called whenever it is given, also with its default value
     @classmethod
     def _some_attack(cls, value: str, others: ValidationInfo) -> str:
         if others.data.get("does", "") is None:
@@ -146,7 +153,7 @@ class Attack(Section):
 
 class Server(Section):
     lr: float = option(1.0, "--server-lr", "factor on the server's step", gt=0, allow_inf_nan=False)
-    momentum: float = option(0.0, "--server-momentum", "of the server's step", ge=0, lt=1)
+    momentum: float = option(0.0, "--server-momentum", "momentum of the server's step", ge=0, lt=1)
     deploy: str | None = option(
         None,
         "--deploy",
@@ -158,7 +165,13 @@ class Eval(Section):
     every: int = option(
         10, "--eval-every", "rounds between evaluations of all clients", ge=1, le=MAX_COUNT
     )
-    share: float = option(0.05, "--share", "of clients in 'worst' and 'best', as 5%", gt=0, le=1)
+    share: float = option(
+        0.05,
+        "--share",
+        "share of clients that 'worst' and 'best' are the mean of, as 5%",
+        gt=0,
+        le=1,
+    )
 
     _fraction = field_validator("share", mode="before")(fraction)
 
@@ -183,7 +196,7 @@ class Save(Section):
     out: str | None = option(None, "--out", "run folder to write [runs/NAME]")
     seconds: float = option(60.0, "--checkpoint-seconds", "seconds between checkpoints", gt=0)
     every: Count = option(
-        None, "--checkpoint-every", "also after so many rounds", ge=1, le=MAX_COUNT
+        None, "--checkpoint-every", "also save after every so many rounds", ge=1, le=MAX_COUNT
     )
 
     _named = field_validator("out")(named)
@@ -193,9 +206,7 @@ class Experiment(Section):
     """Everything that decides the numbers, and where they go."""
 
     strategies: list[str] = Field(min_length=1, description="name:key=value,... each")
-    seeds: int | list[int] = option(
-        3, "--seeds", "how many, or which: 3-9, or 0,2, or only 2 as 2,"
-    )
+    seeds: int | list[int] = option(3, "--seeds", SEEDS_HELP)
     model: str = option("mlp", "--model", "mlp, cnn, softmax or package.module:factory")
     data: Data = Data()
     train: Train = Train()
@@ -208,7 +219,7 @@ class Experiment(Section):
     @model_validator(mode="before")
     @classmethod
     def _older(cls, tree: Any) -> Any:
-        """Whole files of before name the share of hostile clients where there are none, too."""
+        """Accept files of earlier versions, which named a share even without an attack."""
         if tree.get("attack") == {"share": "10%"} and cls.model_fields.keys() <= tree.keys():
             return {key: value for key, value in tree.items() if key != "attack"}
         return tree
@@ -240,12 +251,12 @@ class Experiment(Section):
 
 
 def _parse_seed_list(text: str) -> int | list[int]:
-    """`3` says how many; `0,2`, `3-9` and `2,` say which."""
+    """Read `3` as a count, and `0,2`, `3-9` or `2,` as the seeds themselves."""
     found: list[int] = []
     for part in text.strip().removesuffix(",").split(","):
         ends = re.fullmatch(r"([0-9]{1,99})(-([0-9]{1,99}))?", part.strip())
         if not ends:
-            raise ValueError("say how many, as 3, or which: 3-9, or 0,2, or only 2 as 2,")
+            raise ValueError(f"write {SEEDS_HELP}")
         first, last = int(ends[1]), int(ends[3] or ends[1])
         if last < first:
             raise ValueError(f"{part.strip()} is no range: write {last}-{first}")
@@ -284,7 +295,7 @@ def options(section: type[BaseModel] = Experiment, path: tuple[str, ...] = ()) -
 
 
 def build(tree: Mapping[str, Any], source: str = "") -> Experiment:
-    """A checked experiment; every error of the configuration in one line."""
+    """Check a tree of keys and return its experiment; all errors are one line."""
     try:
         return Experiment.model_validate(dict(tree))
     except ValidationError as error:
@@ -293,12 +304,12 @@ def build(tree: Mapping[str, Any], source: str = "") -> Experiment:
 
 
 def parse_machine(device: str, dtype: str) -> Machine:
-    """Where and how precisely to compute."""
+    """Read where and how precisely to compute."""
     return build({"strategies": ["fedavg"], "machine": {"device": device, "dtype": dtype}}).machine
 
 
 def parse_seeds(text: str) -> int | list[int]:
-    """How many seeds, or which."""
+    """Read a count of seeds, or the seeds themselves."""
     return build({"strategies": ["fedavg"], "seeds": text}).seeds
 
 
@@ -323,7 +334,7 @@ def read_toml(path: Path, links: bool = True) -> dict[str, Any]:
 
 
 def result_settings(experiment: Experiment) -> dict[str, Any]:
-    """The experiment without what cannot change its numbers."""
+    """The settings of an experiment that can change its results."""
     tree = experiment.model_dump()
     del tree["save"]
     tree["data"].pop("dir")
@@ -334,9 +345,9 @@ def result_settings(experiment: Experiment) -> dict[str, Any]:
 def changed_keys(
     there: Mapping[str, Any], here: Mapping[str, Any], head: str = ""
 ) -> dict[str, tuple[object, object]]:
-    """The keys in which two trees differ, as they are there and here.
+    """The keys in which two trees differ, with both values.
 
-    A key that is not there came with a newer version: there, it had what is now the default.
+    A key that is missing `there` was added by a newer version; its value there is the default.
     """
     usual = {key.name: key.default for key in options()}
     found: dict[str, tuple[object, object]] = {}
@@ -350,7 +361,7 @@ def changed_keys(
 
 
 def edited_message(file: Path, found: Mapping[str, tuple[object, object]]) -> str:
-    """The line on an experiment that is not the one a run was begun with."""
+    """The message for an experiment file that was edited after its run was begun."""
     said = "; ".join(f"{key} was {was}, now {now}" for key, (was, now) in found.items())
     return f"{file} was edited since the run was begun ({said}): restore it"
 
@@ -385,7 +396,7 @@ def _explain(error: Any) -> str:
     """One pydantic error as value, rule, remedy."""
     section: type[BaseModel] = Experiment
     where: list[str] = []
-    for part in map(str, error["loc"]):  # up to the key: what follows is which form was tried
+    for part in map(str, error["loc"]):  # up to the key: pydantic adds the type that it tried
         where.append(part)
         inner = section.model_fields[part].default if part in section.model_fields else None
         if not isinstance(inner, Section):
@@ -407,7 +418,7 @@ def _explain(error: Any) -> str:
 
 
 def _typed(value: object) -> str:
-    """A value as the user typed it: a number without quotes, also where it came as text."""
+    """A value as the user typed it: a number has no quotes, even where it came as text."""
     text = repr(value)
     if isinstance(value, str):
         with suppress(ValueError):

@@ -1,7 +1,7 @@
-"""From an experiment to its numbers: data, runs, rounds, checkpoints, resume.
+"""Run an experiment: load its data, simulate its runs, save checkpoints, resume from them.
 
-The one place where configuration, engine and record meet. `Session.rounds` is a generator, so a
-progress display is its consumer's business.
+Configuration, engine and run folder meet only here. `Session.rounds` is a generator, so whoever
+consumes it shows the progress.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fedmaba.user_code import fingerprints, look_here, sources
 
 @dataclass(frozen=True)
 class UserObjects:
-    """What a caller in Python brings along instead of a name."""
+    """Objects that a caller in Python passes instead of names."""
 
     data: datasets.Dataset | Federation | None = None
     model: models.Factory | None = None
@@ -58,12 +58,12 @@ class Session:
     experiment: Experiment
     batch: engine.Batch
     history: History
-    data: datasets.Dataset  # as it was read: those of the batch may have flipped labels beside it
+    data: datasets.Dataset  # as read; the batch may also hold copies with flipped labels
     folder: run_folder.Folder | None = None
     notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)  # found and made good: said even when quiet
+    warnings: list[str] = field(default_factory=list)  # shown even with --quiet
     fingerprints: dict[str, str] = field(default_factory=dict)  # of the user's own code
-    needs_python_call: bool = False  # whether only a call in Python can say what it is made of
+    needs_python_call: bool = False  # no command can name all it is made of
     stopped: bool = False
     _provenance: dict[str, Any] | None = None
 
@@ -74,7 +74,7 @@ class Session:
         self.stopped = yield from drive(self.batch, sink, stop, save.seconds, save.every)
 
     def meta(self) -> dict[str, Any]:
-        """What a checkpoint says beside arrays."""
+        """The part of a checkpoint that is not arrays."""
         at, layout = self.batch.progress, self.batch.rows.layout
         named = zip(layout.names, layout.natural, strict=True)
         return {
@@ -86,7 +86,7 @@ class Session:
         }
 
     def provenance(self) -> dict[str, Any]:
-        """What decides the numbers: the experiment, its data and who owns which of them."""
+        """What the numbers come from: the settings, the data and the partition."""
         if self._provenance is None:
             data = self.batch.runs[0].federation.data.sha256()
             asked = json.loads(json.dumps(config.result_settings(self.experiment)))
@@ -94,7 +94,7 @@ class Session:
         return self._provenance
 
     def restore(self, arrays: Arrays, meta: dict[str, Any], out: Path) -> None:
-        """Go back to where a checkpoint was taken, if it is of these runs."""
+        """Continue from a checkpoint, if it belongs to these runs."""
         self._check_weights(meta, out)
         history = run_folder.history_from_checkpoint(arrays, meta, out / "checkpoint")
         wrong = self.batch.progress.misfit(arrays, meta, self.batch.plan.rounds)
@@ -111,7 +111,7 @@ class Session:
         self.history = history
 
     def _check_weights(self, meta: Mapping[str, Any], out: Path) -> None:
-        """Refuse a checkpoint whose numbers would be taken for other weights."""
+        """Refuse a checkpoint whose model has other weights, or the same in another order."""
         told, mine = meta.get("weights"), self.meta()
         told = told if isinstance(told, list) else []
         for was, now in zip_longest(told, mine["weights"], fillvalue="nothing"):
@@ -203,7 +203,7 @@ def prepare(
     listed: Sequence[Strategy] | None = None,
     chosen: Sequence[tuple[Strategy, int, str | None]] | None = None,
 ) -> Session:
-    """Everything checked and loaded, nothing written.
+    """Check and load everything; write nothing.
 
     `chosen` names the runs one by one (strategy, seed, deployed model) instead of every strategy
     with every seed.
@@ -256,16 +256,15 @@ def prepare(
     for table, (run, _) in zip(tables, batch.handed_out, strict=True):
         parts = [common, code, custom.get(f"strategy {run.strategy.name}")]
         table.of = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-    python = called and (
-        own != UserObjects() or bool(custom)
-    )  # those are told by their short names
-    return Session(experiment, batch, history, data, None, notes, [], code | custom, python)
+    # A strategy class that a caller passed has only a short name, which no command could find.
+    objects = called and (own != UserObjects() or bool(custom))
+    return Session(experiment, batch, history, data, None, notes, [], code | custom, objects)
 
 
 def _shared_settings(
     experiment: Experiment, own: UserObjects, data: datasets.Dataset
 ) -> list[object]:
-    """What the runs of a strategy have in common: all that decides their numbers but the seed."""
+    """All that decides the numbers of a run, except its strategy and seed."""
     tree = config.result_settings(experiment)
     del tree["strategies"], tree["seeds"], tree["eval"]["share"]
     tree["machine"] = tree["machine"]["dtype"]
@@ -275,13 +274,13 @@ def _shared_settings(
 
 
 def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:
-    """What hostile clients do, and their share."""
+    """What hostile clients do, and which share of the clients they are."""
     does = None if asked.does is None else attack.parse(asked.does)
     return does, partition.parse_share(asked.share)
 
 
 def begin(session: Session, out: Path, command: Sequence[str] = ()) -> None:
-    """Take the run folder: fresh, or where the same experiment stopped. Only rank 0 touches it."""
+    """Start in a new run folder, or resume from one. Only rank 0 touches the folder."""
     together, at = session.batch.ranks, session.batch.progress
     if together.rank == 0:
         saved = _open_folder(session, out, command)
@@ -296,7 +295,7 @@ def begin(session: Session, out: Path, command: Sequence[str] = ()) -> None:
 def _open_folder(
     session: Session, out: Path, command: Sequence[str]
 ) -> tuple[Arrays, dict[str, Any]] | None:
-    """Make the folder this process's own; the checkpoint that it goes on from."""
+    """Lock the folder and write or check what is in it; return the checkpoint to resume from."""
     longest = max((run.label for run in session.history.runs), key=len)
     if len(longest) > schema.MAX_LABEL or len(session.history.runs) > schema.MAX_RUNS:
         raise InputError(
@@ -317,7 +316,7 @@ def _open_folder(
 
 
 def _check_folder(experiment: Experiment, out: Path) -> None:
-    """Refuse a folder that holds something else, or this and finished."""
+    """Refuse a folder that holds something else, or this experiment already finished."""
     file = out / run_folder.EXPERIMENT_FILE
     try:
         if run_folder.holds_something_else(out):
@@ -338,8 +337,8 @@ def _check_folder(experiment: Experiment, out: Path) -> None:
 
 
 def _create_folder(session: Session, folder: run_folder.Folder, command: Sequence[str]) -> None:
-    """Write what a run folder holds from the first moment."""
-    with suppress(InputError):  # begun before: with the same chunks, so the same bits
+    """Write the files that a run folder has before its first round."""
+    with suppress(InputError):  # if it was begun before, the same chunks give the same bits
         before = run_folder.load_about(folder.path)
         session.batch.progress.chunk = before.get("chunk", session.batch.progress.chunk)
         command = command or before.get("command", command)
@@ -360,12 +359,12 @@ def _partition_arrays(session: Session) -> Arrays:
 
 
 def resume(out: Path, trust: bool = False) -> Session:
-    """The experiment of a run folder, where it stopped; modules that it names want `trust`."""
+    """Resume the experiment of a run folder; `trust` allows the import of modules that it names."""
     source = out / run_folder.EXPERIMENT_FILE
     if not published.is_file(source):
         raise InputError(f"{out} is no run folder: name one that fedmaba wrote")
     if (out / "runs.json").exists():
-        with suppress(FedmabaError):  # a process may have died before it had tidied up
+        with suppress(FedmabaError):  # a process may have died before it removed them
             folder = run_folder.Folder(out)
             folder.remove_checkpoints()
             folder.close()
@@ -398,9 +397,9 @@ def _restore(
     session.restore(arrays, meta, out)
     _check_same_code(session, about, out)
     if folder.repair_rounds(session.history):
-        session.warnings.append(f"{out / 'rounds.jsonl'} was damaged: written anew")
+        session.warnings.append(f"{out / 'rounds.jsonl'} was damaged: written again")
     if folder.repair_npz("partition.npz", _partition_arrays(session)):
-        session.warnings.append(f"{out / 'partition.npz'} was damaged: written anew")
+        session.warnings.append(f"{out / 'partition.npz'} was damaged: written again")
     wrote = about.get("versions", {}).get("torch")
     if wrote != torch.__version__:
         session.warnings.append(f"begun with torch {wrote}: bits may differ from here on")
@@ -412,7 +411,7 @@ def _restore(
 def _check_same_experiment(
     session: Session, meta: Mapping[str, Any], about: Mapping[str, Any], out: Path
 ) -> None:
-    """Refuse to go on where the experiment, the data or the partition are not those of before."""
+    """Refuse to resume if the settings, the data or the partition have changed."""
     mine = session.provenance()
     told = {"data": about.get("data", {}).get("sha256"), "partition": about.get("partition")}
     made = meta.get("made")
@@ -443,7 +442,7 @@ def _check_same_experiment(
 def require_same_experiment(
     session: Session, meta: Mapping[str, Any], out: Path, apart: str = ""
 ) -> None:
-    """Refuse a checkpoint that was made of something else, one section of its options apart."""
+    """Refuse a checkpoint of other settings or data; the section `apart` may differ."""
     made, mine = meta.get("made"), session.provenance()
     if made is None:  # of an earlier version
         return
@@ -461,7 +460,7 @@ def require_same_experiment(
 
 
 def _check_same_code(session: Session, about: Mapping[str, Any], out: Path) -> None:
-    """Refuse other code of the user's than a run was begun with."""
+    """Refuse to resume if the user's own code has changed."""
     told, mine = about.get("own"), session.fingerprints
     if told is None:
         return
@@ -528,7 +527,7 @@ def _digest(made: Mapping[str, Any]) -> str:
 
 
 def _identity_for_ranks(experiment: Experiment, federations: dict[int, Federation]) -> str:
-    """All that ranks must have in common."""
+    """What must be the same on all ranks, as text to compare."""
     versions = [fedmaba.__version__, torch.__version__, np.__version__, torch.cuda.is_available()]
     splits = [fed.split.sha256() for fed in federations.values()]
     data = next(iter(federations.values())).data.sha256()
@@ -567,7 +566,7 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
 
 
 def environment(batch: engine.Batch) -> dict[str, object]:
-    """The device and the versions that a result comes from."""
+    """The device and the versions that produce a result."""
     device, cuda = batch.pool.x.device, batch.pool.x.is_cuda
     return {
         "device": torch.cuda.get_device_name(device) if cuda else platform.machine() or "cpu",
@@ -581,7 +580,7 @@ def environment(batch: engine.Batch) -> dict[str, object]:
 
 
 def _partition_digests(session: Session) -> dict[str, str]:
-    """The digest of who owns which examples, by seed."""
+    """The digest of which client has which examples, by seed."""
     return {str(run.seed): run.federation.split.sha256() for run in session.batch.runs}
 
 
@@ -638,7 +637,7 @@ def compare(
             pass
     if session.stopped or asked():  # also in the last round: whoever calls this in a loop must end
         done = session.batch.progress.round
-        more = "the same call goes on" if session.stopped else "it is complete"
+        more = "the same call resumes it" if session.stopped else "it is complete"
         raise KeyboardInterrupt(f"stopped after round {done}, saved in {out}: {more}")
     return session.history
 

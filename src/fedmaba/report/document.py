@@ -18,7 +18,7 @@ from fedmaba.report.paired import Interval
 from fedmaba.report.table import written
 from fedmaba.results import run_folder
 
-REMEDY = "mend it, or choose another --out"
+REMEDY = "fix it, or choose another --out"
 
 
 class Cell(NamedTuple):

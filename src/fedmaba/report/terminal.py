@@ -438,7 +438,7 @@ def goals(out: Path, source: Path | None = None) -> None:
     beside = not console.is_terminal or console.width >= whole
     console.print(Text(head, "dim"), soft_wrap=True)
     for size in sizes:
-        line = f"{size.name:{width}}  {size.runs:4}  {size.held:4}  {size.updates:14,}"
+        line = f"{size.name:{width}}  {size.runs:4}  {size.done:4}  {size.updates:14,}"
         console.print(_line(f"{line}  {size.title}" if beside else line), soft_wrap=True)
         if not beside:
             console.print(Padding(_line(size.title, "dim"), (0, 0, 0, 2), expand=False))

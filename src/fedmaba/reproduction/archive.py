@@ -1,4 +1,4 @@
-"""Histories in compact form: how many test images of each client were right, at each evaluation.
+"""Archives of finished runs: how many test images of each client were right at each evaluation.
 
 One NPZ file per batch of runs: what was run, where and how long (`about`, JSON as bytes), and for
 each model the counts (runs, evaluations, clients), as differences from one evaluation to the next.
@@ -34,7 +34,7 @@ TABLES = ("evaluated", "length", "test_size", "validation_size", *MODELS)
 
 @dataclass(frozen=True)
 class ArchiveFile:
-    """The content of one file; its tables are read when first asked for."""
+    """One file of an archive; its tables are read when they are first needed."""
 
     path: Path
     about: dict[str, Any]
@@ -53,12 +53,12 @@ class ArchiveFile:
 
 
 class TargetSize(NamedTuple):
-    """What a target takes, and how much of it is there."""
+    """How many runs and updates a target takes, and how many runs are done."""
 
     name: str
     title: str
     runs: int
-    held: int  #    of the runs
+    done: int  #    of the runs
     updates: int  # of clients, in all runs
 
 
@@ -68,7 +68,7 @@ def write(
     validation: Sequence[NDArray[np.int64]],  # examples of each client, by run
     about: dict[str, Any],
 ) -> None:
-    """Save a finished batch, whole or not at all."""
+    """Save a finished batch as one file, whole or not at all."""
     about = {
         "format": 1,
         **about,
@@ -99,7 +99,7 @@ def write(
 def _pack_counts(
     model: str, runs: Sequence[RunHistory], size: NDArray[np.int32], length: int
 ) -> NDArray[Any]:
-    """Counts as differences; modulo arithmetic of small unsigned numbers brings them back."""
+    """Counts as differences between evaluations; unsigned sums that wrap around restore them."""
     kind = np.min_scalar_type(int(size.max()))  # the smallest unsigned one
     counts = np.zeros((len(runs), length, size.shape[1]), kind)
     for r, run in enumerate(runs):
@@ -113,7 +113,7 @@ def _pack_counts(
 
 
 def read_file(path: Path) -> ArchiveFile:
-    """One file; refused if it is not what `write` writes."""
+    """Read one file; refuse it if `write` cannot have written it."""
     with _one_line_errors(path):
         text = array_files.read_npz(path, ["about"], _check_about)["about"].tobytes()
         about = schema.check(schema.Archive, files.parse_json(text))
@@ -125,7 +125,7 @@ def read_file(path: Path) -> ArchiveFile:
 
 @contextmanager
 def _one_line_errors(path: Path) -> Iterator[None]:
-    """Anything unexpected in a file is one line."""
+    """Turn every error of reading a file into one line."""
     try:
         yield
     except array_files.READ_ERRORS as error:
@@ -136,7 +136,7 @@ def _one_line_errors(path: Path) -> Iterator[None]:
 
 
 def _check_about(declared: Mapping[str, array_files.Declared]) -> None:
-    """Refuse words that are no bytes, or too many."""
+    """Refuse an `about` that is not bytes, or too long."""
     dtype, shape = declared["about"]
     if dtype != np.uint8 or len(shape) != 1 or shape[0] > files.MAX_JSON_BYTES:
         raise ValueError(f"about is {dtype} of shape {shape}")
@@ -200,7 +200,7 @@ def _unpack_run(told: dict[str, Any], r: int, arrays: Arrays) -> RunHistory:
 
 
 def read_folder(folder: Path) -> list[ArchiveFile]:
-    """Every file of a folder."""
+    """Read every file of a folder; no two may hold the same run."""
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: name one with files of `fedmaba reproduce`")
     if files.exists(folder / run_folder.EXPERIMENT_FILE):
@@ -220,7 +220,7 @@ def read_folder(folder: Path) -> list[ArchiveFile]:
 def collect(
     batches: Iterable[ArchiveFile], job: targets.Job
 ) -> tuple[History, list[ArchiveFile], list[Key]]:
-    """The runs of a job that are there, the files they come from, and which runs are missing."""
+    """The history of the runs that a job has, the files they come from, and the missing runs."""
     own = [batch for batch in batches if batch.digest == job.digest]
     found = {key: run for batch in own for key, run in batch.runs.items()}
     rows = {label: i for i, label in enumerate(job.strategies)}
@@ -231,18 +231,18 @@ def collect(
 
 
 def deployed_history(batches: Iterable[ArchiveFile], job: targets.Job) -> History:
-    """The runs of a job that are there, each row with the first deployed model it has."""
+    """The history of the runs that a job has, each row with its first deployed model."""
     return of_deploy(collect(batches, job)[0], None)
 
 
 def target_sizes(batches: Iterable[ArchiveFile]) -> list[TargetSize]:
-    """Every target, with how many of its runs are there."""
+    """Every target, with how many of its runs are done."""
     there = {(batch.digest, key) for batch in batches for key in batch.keys}
     out = []
     for target in map(targets.load, targets.names()):
         jobs = target.every_job()
-        held = sum((job.digest, key) in there for job in jobs for key in job.runs)
+        done = sum((job.digest, key) in there for job in jobs for key in job.runs)
         runs = sum(len(job.runs) for job in jobs)
         work = sum(targets.updates(job, job.runs) for job in jobs)
-        out.append(TargetSize(target.name, target.view.title, runs, held, work))
+        out.append(TargetSize(target.name, target.view.title, runs, done, work))
     return out

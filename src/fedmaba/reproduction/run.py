@@ -1,8 +1,8 @@
 """Running the targets of `fedmaba reproduce`: batch after batch, each saved as soon as it is done.
 
-Runs that a results folder holds already are not run again, and a batch that was interrupted goes on
-from its checkpoint: the same command continues a target, and folders of several machines are merged
-by putting their files together.
+Runs that the results folder already holds are not run again, and an interrupted batch resumes from
+its checkpoint, so the same command continues a target. To merge the folders of several machines,
+put their files together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHECKPOINT_SECONDS = 120.0  # between checkpoints
 
 @dataclass(frozen=True)
 class PendingBatch:
-    """What is left to do of a job: one batch of the engine."""
+    """The runs of a job that are not done yet: one batch of the engine."""
 
     name: str  # of the target it was asked for
     job: Job
@@ -39,18 +39,18 @@ class PendingBatch:
 
     @property
     def file(self) -> str:
-        """The name of its results, which says target, settings and runs."""
+        """The name of its results file, made from target, settings and runs."""
         text = json.dumps([self.job.digest, sorted(self.runs)])
         return f"{self.name}.{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
     @property
     def updates(self) -> int:
-        """Of clients, in all its runs."""
+        """How many client updates all its runs take."""
         return targets.updates(self.job, self.runs)
 
 
 def plan(target: Target, out: Path, part: tuple[int, int] = (1, 1)) -> list[PendingBatch]:
-    """The batches that `out` does not hold yet, or part i of n of every job's."""
+    """The batches that `out` does not hold yet; `part` (i, n) takes the i-th of n parts."""
     done = archive.read_folder(out) if out.exists() else []
     left = []
     for job in target.every_job():
@@ -71,7 +71,7 @@ def parse_part(text: str) -> tuple[int, int]:
 
 
 class LoadedData(NamedTuple):
-    """The data of a batch that is done, for the next one."""
+    """The data of a finished batch, kept for the next one."""
 
     asked: config.Data
     data: Dataset
@@ -91,7 +91,7 @@ class RunningBatch:
     target: Path  #         the file that its results go to
     command: Sequence[str]
     seconds: float  #       spent on it so far
-    held: LoadedData | None  #    its data, if they were those of the batch before
+    loaded: LoadedData | None  # its data, if the batch before had the same
     stopped: bool = False
     _before: float = 0.0  # when seconds were last counted
 
@@ -128,15 +128,15 @@ class RunningBatch:
         self.seconds, self._before = self.seconds + now - self._before, now
 
     def loaded_data(self) -> LoadedData:
-        """Its data for the next batch, without all that was made of them."""
-        if self.held is None:
+        """Its data as they were read, for the next batch."""
+        if self.loaded is None:
             data = self.session.data
-            self.held = LoadedData(self.session.experiment.data, data, data.sha256())
-        return self.held
+            self.loaded = LoadedData(self.session.experiment.data, data, data.sha256())
+        return self.loaded
 
     def _about(self) -> dict[str, Any]:
         batch = self.session.batch
-        held, splits = self.loaded_data(), {run.seed: run.federation for run in batch.runs}
+        loaded, splits = self.loaded_data(), {run.seed: run.federation for run in batch.runs}
         return {
             "target": self.work.name,
             "settings": self.work.job.settings,
@@ -144,7 +144,7 @@ class RunningBatch:
             "dtype": batch.plan.dtype,
             **experiment.environment(batch),
             "command": _command(self.command),
-            "data": {"name": held.data.name, "sha256": held.sha256},
+            "data": {"name": loaded.data.name, "sha256": loaded.sha256},
             "partition": {str(seed): fed.split.sha256() for seed, fed in splits.items()},
         }
 
@@ -153,16 +153,16 @@ def begin(
     work: PendingBatch,
     out: Path,
     machine: config.Machine,
-    held: LoadedData | None = None,
+    loaded: LoadedData | None = None,
     command: Sequence[str] = (),
 ) -> RunningBatch:
-    """A batch at round 0, or where it was interrupted; with the data that are held, if its own."""
+    """Start a batch, or resume it; `loaded` data are used if they are those of this batch."""
     job = work.job
     seeds = sorted({key.seed for key in work.runs})
     asked = job.experiment.model_copy(update={"seeds": seeds, "machine": machine})
     chosen = [(job.strategies[key.label], key.seed, key.deploy) for key in work.runs]
-    held = held if held and held.fits(asked.data) else None
-    own = UserObjects(held.data) if held else None
+    loaded = loaded if loaded and loaded.fits(asked.data) else None
+    own = UserObjects(loaded.data) if loaded else None
     session = experiment.prepare(asked, own, list(job.strategies.values()), chosen)
     if session.batch.ranks.count > 1:
         raise InputError("reproduce is one process: give each GPU its part with --batch I/N")
@@ -182,17 +182,17 @@ def begin(
             session.restore(arrays, meta, folder.path)
             seconds = float(meta.get("seconds", 0))
             session.warnings += damaged
-            session.notes.append(f"goes on after round {meta['round']}")
+            session.notes.append(f"resumed after round {meta['round']}")
     except BaseException:
         folder.close()
         session.batch.workers.close()
         raise
     target = out / f"{work.file}.npz"
-    return RunningBatch(work, session, folder, target, command, seconds, held)
+    return RunningBatch(work, session, folder, target, command, seconds, loaded)
 
 
 def _command(words: Sequence[str]) -> str:
-    """The command as anyone would type it: without where files went."""
+    """The command as anyone would type it, without --out."""
     kept, skip = ["fedmaba"], False
     for word in words[1:]:
         if not skip and not word.startswith("--out"):

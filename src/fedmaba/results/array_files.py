@@ -1,7 +1,7 @@
-"""Arrays in files: NPZ, and the safetensors body of a checkpoint.
+"""Read and write arrays: NPZ files, and the safetensors body of a checkpoint.
 
-What a file declares (names, types, shapes, sizes) is checked before anything is allocated. Nothing
-but numbers is read, so nothing in a file can run. No torch.
+What a file declares (names, types, shapes, sizes) is checked before memory is allocated. Only
+numbers are read, so nothing in a file can run as code. No torch.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Check = Callable[[Mapping[str, Declared]], None]
 
 
 class MemoryBudget:
-    """How much memory the files of one folder may ask for, by what they take on the disk."""
+    """Limits the memory that files of one folder may unpack to, by their size on the disk."""
 
     def __init__(self) -> None:
         self.disk = self.asked = 0
@@ -81,7 +81,7 @@ class MemoryBudget:
 
 
 def npz(arrays: Mapping[str, NDArray[Any]], method: int = zipfile.ZIP_DEFLATED) -> bytes:
-    """An NPZ file whose bytes depend on the arrays alone; NumPy's own holds the time of day."""
+    """An NPZ file whose bytes depend on the arrays alone; NumPy would add the time of day."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", method) as z:
         for name, array in arrays.items():
@@ -101,9 +101,9 @@ def read_npz(
     *,
     missing: bool = False,
 ) -> Arrays:
-    """The arrays of an NPZ file, or those of some names; `check` sees first what is declared.
+    """The arrays of an NPZ file, all or by name; `check` first sees what the file declares.
 
-    A name that is not there is refused unless some may be `missing`.
+    A name that the file lacks is an error, unless names may be `missing`.
     """
     with files.open_plain(path) as file, _NpzReader(_LimitedReader(file)) as archive:
         known = archive.members()
@@ -118,7 +118,7 @@ def read_npz(
 
 
 class _LimitedReader(io.RawIOBase):
-    """A file of which no more is read at once than a list of members may take."""
+    """A file of which only a limited number of bytes is read at once."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -139,10 +139,10 @@ class _LimitedReader(io.RawIOBase):
 
 
 class _NpzReader(zipfile.ZipFile):
-    """An NPZ file whose members are read with care."""
+    """Reads the members of an NPZ file and trusts none of their headers."""
 
     def members(self) -> dict[str, zipfile.ZipInfo]:
-        """Each by the name of its array, none twice."""
+        """All members by the name of their array; no name may appear twice."""
         listed = self.infolist()
         found = {info.filename.removesuffix(".npy"): info for info in listed}
         if len(listed) > MAX_MEMBERS or len(found) < len(listed):
@@ -150,12 +150,12 @@ class _NpzReader(zipfile.ZipFile):
         return found
 
     def declared(self, info: zipfile.ZipInfo) -> Declared:
-        """Type and shape of a member, which must have just the size for them."""
+        """Type and shape of a member, whose size must agree with them."""
         with self._member(info) as member:
             return self._head(info, member)[0]
 
     def array(self, info: zipfile.ZipInfo) -> NDArray[Any]:
-        """The array of a member, unpacked in pieces into its place."""
+        """The array of a member, unpacked piece by piece."""
         with self._member(info) as member:
             (dtype, shape), turned = self._head(info, member)
             out = np.empty(math.prod(shape), dtype)
@@ -180,7 +180,7 @@ class _NpzReader(zipfile.ZipFile):
         return member
 
     def _window(self, info: zipfile.ZipInfo) -> int:
-        """How far an LZMA member looks back, which is reserved when it is opened."""
+        """The size of an LZMA member's dictionary: memory that opening it reserves."""
         file: Any = self.fp
         file.seek(info.header_offset)
         local = file.read(30)
@@ -209,7 +209,7 @@ class _NpzReader(zipfile.ZipFile):
 
 
 def pack(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> list[files.Buffer]:
-    """Arrays and JSON-ready words as a safetensors body, in pieces, mostly without a copy."""
+    """Arrays and JSON-ready meta data as a safetensors body, in pieces, mostly without a copy."""
     header: dict[str, Any] = {"__metadata__": {"fedmaba": json.dumps(meta)}, **arrays}  # in order
     pieces: list[files.Buffer] = []
     end = 0
@@ -229,7 +229,7 @@ def pack(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> list[fi
 def unpack(
     file: io.BufferedIOBase, size: int, wanted: Callable[[str], bool] = lambda name: True
 ) -> tuple[Arrays, dict[str, Any]]:
-    """What `pack` was given, in the same order, from a body of so many bytes; or some arrays."""
+    """Read back what `pack` was given, in the same order; `wanted` picks some arrays."""
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= min(files.MAX_JSON_BYTES, size - 8):
         raise ValueError("its header is too long")
@@ -260,7 +260,7 @@ def unpack(
 
 
 def _parse_entry(name: str, one: Any) -> tuple[tuple[int, int, int], Declared]:
-    """Begin, end and count of an array, and its type and shape, as a header tells them."""
+    """Begin, end and length of an array, and its type and shape, as the header says."""
     one = one if isinstance(one, dict) else {}
     dtype, shape, place = (
         DTYPES.get(str(one.get("dtype"))),

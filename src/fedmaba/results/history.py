@@ -68,11 +68,10 @@ class RunHistory:
     test_size: IntArray  # (N,)
     diverged: str = ""
     tables: dict[str, Column] = field(default_factory=dict)
-    of: str = ""  # a digest of what all seeds have in common; "" where nobody told
-    _unit_cache: dict[str, tuple[Any, int, bool]] = (
-        field(  # at a table, so far, and all were shares
-            default_factory=dict, init=False, repr=False, compare=False
-        )
+    of: str = ""  # digest of all settings but the seed; "" where no file says it
+    # By table: the table itself, how many of its rows were looked at, whether all were shares.
+    _unit_cache: dict[str, tuple[Any, int, bool]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
     )
 
     @property
@@ -270,7 +269,7 @@ class History:
         try:
             import pandas
         except ImportError as error:
-            raise InputError("to_pandas() wants pandas: pip install pandas") from error
+            raise InputError("to_pandas() needs pandas: pip install pandas") from error
         frames = []
         for run in self.runs:
             if "evaluated" not in run.tables:

@@ -1,4 +1,4 @@
-"""The only writer of a run folder: open formats, atomic files, checksummed checkpoints, one owner.
+"""Read and write run folders: open formats, atomic files, checksummed checkpoints, one writer.
 
 experiment.toml   what was asked for, resolved        about.json       versions, hashes, command
 partition.npz     who owns which examples, by seed    rounds.jsonl     a line per run and round
@@ -39,16 +39,16 @@ RUN_KEYS = ("label", "seed", "deploy", "diverged", "of")  # what runs.json says 
 EXPERIMENT_FILE = "experiment.toml"  # the file that makes a folder a run folder
 SUBFOLDERS = ("checkpoint", "clients", "models")
 CHECKPOINT = re.compile(r"[0-9]{1,12}\.ckpt")
-MAX_LINES = 100_000  # of a run in progress that are looked at
+MAX_LINES = 100_000  # of rounds.jsonl that are read of a run in progress
 in_use = files.in_use  # whether a process works on a run folder
 RESTORE_HINT = "restore it, or run the experiment again with another --out"
 
 
 class Folder:
-    """A run folder held by this process; a private one is not for everybody to read."""
+    """A run folder that this process has locked; other users cannot read a private one."""
 
     def __init__(self, path: Path, private: bool = False, remedy: str = files.REMEDY) -> None:
-        self.path = path.resolve() if path.is_symlink() else path  # the user's own link is one
+        self.path = path.resolve() if path.is_symlink() else path  # the user may name it by a link
         self.private, self.remedy = private, remedy
         self.lines = 0  # bytes of rounds.jsonl that belong to the run
         self.digests: dict[str, str] = {}  # of the NPZ files that it holds
@@ -75,15 +75,15 @@ class Folder:
         self.digests[name] = hashlib.sha256(content).hexdigest()
 
     def append_rounds(self, history: History, first: int) -> None:
-        """Lines of all runs for rounds after `first`, one round after another."""
+        """Append the lines of all runs for the rounds after `first`, in the order of rounds."""
         self._append(_as_json_lines(_lines_of_rounds(history, first)))
 
     def append_lines(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """JSON-ready lines behind the bytes of rounds.jsonl that belong to the run."""
+        """Append JSON-ready lines after the bytes of rounds.jsonl that belong to the run."""
         self._append(_as_json_lines(lines))
 
     def repair_rounds(self, history: History) -> bool:
-        """Make rounds.jsonl begin with what the history tells; whether it did not."""
+        """Rewrite rounds.jsonl if it does not begin with the history's lines; whether it did so."""
         text = _as_json_lines(_lines_of_rounds(history, 0))
         self.lines = len(text)
         target = self.path / "rounds.jsonl"
@@ -99,7 +99,7 @@ class Folder:
         return not same
 
     def repair_npz(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> bool:
-        """Write a damaged or missing file anew, and say whether it was; refuse an edited one."""
+        """Rewrite a damaged or missing file and return True; refuse one that was edited."""
         target = self.path / name
         try:
             found = array_files.read_npz(target)
@@ -114,7 +114,7 @@ class Folder:
         if not same:
             raise InputError(
                 f"{target} is not that of this run: restore it, or move it away: then it is "
-                "written anew"
+                "written again"
             )
         self.digests[name] = files.sha256(target)
         return False
@@ -139,7 +139,7 @@ class Folder:
             raise files.write_error(target, error, self.remedy) from error
 
     def save(self, round: int, tensors: Arrays, meta: Mapping[str, Any], history: History) -> None:
-        """A checkpoint of everything; the one before stays until this one is whole."""
+        """Save a checkpoint; the one before stays until this one is complete."""
         arrays = dict(tensors)
         for r, run in enumerate(history.runs):
             arrays |= {f"table/{r}/{name}": v for name, v in run.arrays().items()}
@@ -148,7 +148,7 @@ class Folder:
         body, digest = pack(arrays, meta), hashlib.sha256()
         for piece in body:
             digest.update(piece)
-        if self.lines:  # a checkpoint never tells of lines that a power cut could take
+        if self.lines:  # the lines must be on the disk before a checkpoint counts them
             try:
                 files.sync(self.path / "rounds.jsonl")
             except OSError as error:
@@ -164,7 +164,7 @@ class Folder:
         models: Mapping[str, Mapping[str, NDArray[Any]]],
         made: Mapping[str, Any] | None = None,
     ) -> None:
-        """Tables and models of a finished run; then its checkpoints are no longer needed."""
+        """Write the tables and models of a finished run and remove its checkpoints."""
         for r, run in enumerate(history.runs):
             self.write_npz(f"clients/{run_file_stem(r, run.label, run.seed)}.npz", run.arrays())
         for name, weights in models.items():
@@ -178,20 +178,22 @@ class Folder:
         files.remove(checkpoints(self.path))
 
     def discard(self) -> None:
-        """The checkpoints are no longer needed, nor is the folder that holds nothing else."""
+        """Remove the checkpoints, and the folder if nothing else is in it."""
         self.remove_checkpoints()
         if not files.can_lock():  # an open file cannot be removed
             self.close()
-        with contextlib.suppress(OSError):  # something of someone else's lies there
+        with contextlib.suppress(OSError):  # somebody put something else there
             (self.path / ".lock").unlink(missing_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # done before the first was due
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # the run ended before its first checkpoint
                 (self.path / "checkpoint").rmdir()
             self.path.rmdir()
         self.close()
 
 
 def make_folder(path: Path) -> None:
-    """A folder to write into."""
+    """Create a folder to write into, unless it is there."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -201,7 +203,7 @@ def make_folder(path: Path) -> None:
 def write_file(
     target: Path, *content: Buffer, remedy: str = files.REMEDY, below: Path | None = None
 ) -> None:
-    """A whole file or none; where `below` is given, no folder on the way from there is a link."""
+    """Write a whole file or none; no folder between `below` and the file may be a link."""
     if below is not None:
         try:
             files.path_inside(below, str(target.relative_to(below)))
@@ -211,7 +213,7 @@ def write_file(
 
 
 def create_numbered_folder(parent: Path, stem: str) -> Path:
-    """A new folder parent/stem-001 or the next free one, taken at once."""
+    """Create the folder parent/stem-001, or the next number that is free."""
     for number in range(1, 10**6):
         path = parent / f"{stem}-{number:03d}"
         try:
@@ -225,20 +227,19 @@ def create_numbered_folder(parent: Path, stem: str) -> Path:
 
 
 def holds_something_else(path: Path) -> bool:
-    """Whether something other than a run folder, begun or to be begun, lies here."""
+    """Whether this path holds something that is neither a run folder nor empty."""
     if not path.exists():
         return False
     if path.is_dir() and all(
         name == ".lock" or files.is_temporary(name, EXPERIMENT_FILE) for name in os.listdir(path)
     ):
         return False
-    return not files.exists(
-        path / EXPERIMENT_FILE
-    )  # asked last: another process may just have written it
+    # Asked last: another process may have just written it.
+    return not files.exists(path / EXPERIMENT_FILE)
 
 
 def run_file_stem(index: int, label: str, seed: int) -> str:
-    """A file name for a run that cannot leave its folder, whatever the label."""
+    """The file name of a run without its suffix; safe whatever the label."""
     return f"{index:02d}-{re.sub(r'[^A-Za-z0-9.=,_-]', '_', label)[:80]}-s{seed}"
 
 
@@ -257,7 +258,7 @@ def checkpoints(path: Path) -> list[Path]:
 def load_checkpoint(
     path: Path, wanted: Callable[[str], bool] = lambda name: True
 ) -> tuple[Arrays, dict[str, Any], list[str]]:
-    """Arrays and meta data of the newest whole checkpoint, and what was found damaged."""
+    """Arrays and meta data of the newest sound checkpoint, and messages on damaged ones."""
     bad: list[str] = []
     for file in checkpoints(path):
         try:
@@ -265,19 +266,19 @@ def load_checkpoint(
         except DamagedCheckpoint as error:
             bad.append(str(error))
     if bad:
-        remedy = f"delete {path / 'checkpoint'} to begin anew, or choose another --out"
+        remedy = f"delete {path / 'checkpoint'} to start again, or choose another --out"
         raise InputError(f"{'; '.join(bad)}: {remedy}")
     raise InputError(f"{path} holds no checkpoint yet: wait, or {resume_hint(path)}")
 
 
 class DamagedCheckpoint(InputError):
-    """A checkpoint whose checksum is wrong, or that is gone: the one before takes its place."""
+    """A checkpoint is missing or its checksum is wrong; the one before is used instead."""
 
 
 def read_checkpoint(
     file: Path, wanted: Callable[[str], bool] = lambda name: True
 ) -> tuple[Arrays, dict[str, Any]]:
-    """One checkpoint, or some of its arrays, refused unless its checksum is right."""
+    """Read a checkpoint, or some of its arrays, if its checksum is right."""
     try:
         with files.open_plain(file) as opened:
             size = os.fstat(opened.fileno()).st_size
@@ -312,7 +313,7 @@ def load_history(path: Path | str) -> History:
 
 
 def load_history_and_offset(path: Path | str) -> tuple[History, int]:
-    """The history of a run folder, and the byte of rounds.jsonl from which newer lines stand."""
+    """The history of a run folder, and the byte of rounds.jsonl where newer lines begin."""
     path = Path(path)
     file = path / "runs.json"
     if not (files.exists(file) or files.exists(path / EXPERIMENT_FILE) or checkpoints(path)):
@@ -340,7 +341,7 @@ def load_runs(path: Path) -> dict[str, Any]:
 
 
 def _read_table(root: Path, name: str, budget: MemoryBudget, digests: Mapping[str, str]) -> Arrays:
-    """The tables of one run, refused where they are not those that the folder was finished with."""
+    """Read the tables of one run; refuse a file that changed after the run was finished."""
     file = root / name
     try:
         found = array_files.read_npz(files.path_inside(root, name), None, check_shapes, budget)
@@ -389,7 +390,7 @@ def reason(error: BaseException) -> str:
 
 
 def unreadable(file: Path, error: Exception) -> InputError:
-    """The line on a file that cannot be read."""
+    """The error for a file that cannot be read."""
     return InputError(f"{file} cannot be read ({reason(error)}): {RESTORE_HINT}")
 
 
@@ -400,7 +401,7 @@ def load_about(path: Path | str) -> dict[str, Any]:
 
 
 def resume_hint(path: Path) -> str:
-    """What an unfinished run wants."""
+    """The command, or call, that resumes an unfinished run."""
     about = load_about(path)
     if about.get("python"):
         return f"repeat the Python call that began it, with out={str(path)!r}"
@@ -425,7 +426,7 @@ def load_labels(path: Path | str) -> dict[int, NDArray[np.int64]]:
 
 
 def _check_partition(declared: Mapping[str, array_files.Declared]) -> None:
-    """Refuse what is no partition by names, types and shapes."""
+    """Refuse arrays whose names, types or shapes are not those of a partition."""
     for name, (dtype, shape) in declared.items():
         known = re.fullmatch(r"seed[0-9]{1,19}\.([a-z_]+)", name)
         if known and (dtype.kind not in "iu" or len(shape) != 1 + (known[1] == "labels")):
@@ -441,7 +442,7 @@ def _label_counts(name: str, counts: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def read_round_lines(path: Path | str, start: int = 0) -> list[dict[str, Any]]:
-    """Whole lines of rounds.jsonl from a byte on; a last line in the making is left."""
+    """The complete lines of rounds.jsonl from a byte on."""
     file = Path(path) / "rounds.jsonl"
     lines: list[dict[str, Any]] = []
     try:
@@ -492,7 +493,7 @@ def _lines_of_rounds(history: History, first: int) -> list[dict[str, Any]]:
 
 
 def _lines_of_run(r: int, run: Any, first: int, share: float) -> list[dict[str, Any]]:
-    """One run's rounds after `first` as JSON-ready lines; they depend on the tables alone."""
+    """One run's rounds after `first` as JSON-ready lines, made from its tables alone."""
     evaluated = {int(t): i for i, t in enumerate(run.tables.get("evaluated", []))}
     infos = sorted(name for name in run.tables if name.startswith("info."))
     rounds, lines = run.tables.get("round", []), []

@@ -1,6 +1,6 @@
-"""What each JSON of a run folder must look like; keys that a newer version adds are let through.
+"""The shape of every JSON file in a run folder; unknown keys of newer versions are ignored.
 
-A value of another type is one line that names the key. No torch.
+A value of the wrong type is an error of one line that names the key. No torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Run(Part):
 
 
 class Provenance(Part):
-    """What a run is made of; versions before this one did not note it."""
+    """What the numbers of a run come from; version 0.1.0 did not note it."""
 
     asked: dict[str, Any]  # the experiment, without what cannot change its numbers
     data: Word  # SHA-256
@@ -51,7 +51,7 @@ class Runs(Part):
 
 
 class Meta(Runs):
-    """What a checkpoint says beside its arrays, of a simulation or of a server on Flower."""
+    """The meta data of a checkpoint, of a simulation or of a server on Flower."""
 
     round: Count
     lines: Count  # bytes of rounds.jsonl
@@ -100,7 +100,7 @@ class About(Part):
 
 
 class Figures(Part):
-    """The fairness figures of a model; one that is no number is null."""
+    """The fairness figures of a model; nan and infinity are null."""
 
     variance: Number | None = None
     accuracy: Number | None = None
@@ -125,7 +125,7 @@ class Versions(Part):
 
 
 class Archive(Part):
-    """What a file of `fedmaba reproduce` says of its runs."""
+    """The `about` of a file of `fedmaba reproduce`."""
 
     format: Literal[1]
     target: Word
@@ -139,7 +139,7 @@ class Archive(Part):
 
 
 def check(kind: type[Part], tree: Any) -> dict[str, Any]:
-    """The tree itself, if it is of a kind; ValueError names the first key that is not."""
+    """Return the tree if it fits the model; else ValueError names the first wrong key."""
     try:
         kind.model_validate(tree)
     except ValidationError as error:
