@@ -34,7 +34,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmaba.errors import unknown
-from fedmaba.report import escape, streams
+from fedmaba.report import escape, numbers, streams
 from fedmaba.report.table import caption, cells, columns
 from fedmaba.results.history import At, History, Model, Row, RunHistory
 from fedmaba.results.metrics import PERCENT, Unit, variance
@@ -44,8 +44,10 @@ if TYPE_CHECKING:
     from fedmaba.experiment.session import Session
     from fedmaba.report.document import Grid
     from fedmaba.simulation.engine import Snapshot
+    from fedmaba.strategies.base import Shown
 
 STYLE = ("bold", "cyan", "")  # best, second, the others
+COLUMNS = 2  # of strategies' own numbers while a run goes on
 NAME = 12  # signs of a name that a line holds at least
 WORDS = ("row", "note", "verdict", "our reading", "the paper", "where", "reading")  # no numbers
 
@@ -193,16 +195,17 @@ def dashboard(session: Session, pace: Pace) -> RenderableType:
     rate = f"{rate_of(pace.rate, 'rounds')}  {rate_of(pace.rate * pace.clients, 'clients')}"
     unit = session.history.unit
     head = ["strategy", f"accuracy{unit.mark}", f"variance{unit.square}"]
-    head += [f"worst {100 * share:g} %", "λ*", "variance over rounds"]
+    told = _in_progress(session.history)
+    head += [f"worst {100 * share:g} %", *(number.short for number in told)]
+    head.append("variance over rounds")
     rows, body = session.history.summary(share=share), []
     for row, line in zip(rows, cells(rows, share), strict=True):
         variance, accuracy, worst, _ = (Text(c.text.split(" ")[0], STYLE[c.rank]) for c in line)
         runs = [run for run in session.history.runs if run.label == row.label]
         trend = Text(spark(_variances(runs, unit)), "cyan")
-        body.append(
-            [line_of(_named(row)), accuracy, variance, worst, Text(_multiplier(runs)), trend]
-        )
-    tables = (_now(head[:keep], body) for keep in (6, 5, 4, 3, 2))
+        newest = [Text(_newest(runs, number.name) or "–") for number in told]
+        body.append([line_of(_named(row)), accuracy, variance, worst, *newest, trend])
+    tables = (_now(head[:keep], body) for keep in range(len(head), 1, -1))
     return Group(Fitting(_bar(pace, rate), _bar(pace, "")), Text(), Fitting(*tables))
 
 
@@ -266,10 +269,16 @@ def _variances(runs: list[RunHistory], unit: Unit = PERCENT, most: int = 24) -> 
     return [sum(variance(a, unit) for a in at) / len(at) for at in zip(*tables, strict=True)]
 
 
-def _multiplier(runs: list[RunHistory]) -> str:
-    """The newest lambda of a strategy that has one, mean over its seeds."""
-    newest = [float(run.tables["info.lambda"][-1]) for run in runs if "info.lambda" in run.tables]
-    return f"{sum(newest) / len(newest):.2f}" if newest else "–"
+def _in_progress(history: History) -> list[Shown]:
+    """The numbers of the strategies that have a column while a run goes on."""
+    return [number for number in numbers.of_runs(history.runs) if number.short][:COLUMNS]
+
+
+def _newest(runs: list[RunHistory], name: str) -> str:
+    """The newest value of a strategy's number, mean over its seeds; nothing if it has none."""
+    found = [values for run in runs if (values := numbers.values(run, name)) is not None]
+    newest = [float(values[-1]) for values in found if len(values)]
+    return f"{sum(newest) / len(newest):.2f}" if newest else ""
 
 
 def rate_of(value: float, what: str) -> str:
@@ -305,11 +314,11 @@ def _lines(session: Session, console: Console) -> Iterator[Callable[[Snapshot], 
         parts, mark = [], session.history.unit.mark
         for row in session.history.summary(share=share):
             runs = [run for run in session.history.runs if run.label == row.label]
-            multiplier = _multiplier(runs)
+            newest = {n.name: _newest(runs, n.name) for n in _in_progress(session.history)}
             parts.append(
                 f"{row.label} {row.mean.accuracy:.1f}{mark} var {row.mean.variance:.0f} "
                 f"worst {row.mean.worst:.1f}{mark}"
-                + (f" lambda {multiplier}" if multiplier != "–" else "")
+                + "".join(f" {name} {value}" for name, value in newest.items() if value)
             )
         head = f"round {pace.done}/{pace.rounds}, {rate_of(pace.rate, 'rounds')}, "
         head += f"{pace.left:.0f} s left"
