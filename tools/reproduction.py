@@ -1,4 +1,4 @@
-"""Renew docs/reproduction*.md and their figures from results/: python tools/reproduction.py
+"""Renew docs/reproduction*.md and their plots from results/: python tools/reproduction.py
 
 Between `<!-- reproduce TARGET TABLE ... -->` and `<!-- end -->` are tables of a target (`bare`
 among them: nothing else), between `<!-- made NAME -->` and `<!-- end -->` a table over many, and
@@ -30,10 +30,11 @@ from fedmaba.report.paper import name_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproduction.md"
+LOG_PAGE = ROOT / "docs" / "reproduction-log.md"
 TABLE_PAGE = ROOT / "docs" / "reproduction-tables.md"
 PAGES = (
-    *(PAGE, TABLE_PAGE, ROOT / "README.md"),
-    *(ROOT / "docs" / name for name in ("performance.md", "algorithms/index.md")),
+    *(PAGE, LOG_PAGE, TABLE_PAGE, ROOT / "README.md"),
+    *(ROOT / "docs" / name for name in ("performance-log.md", "algorithms/index.md")),
 )
 RESULTS = ROOT / "results"
 BF16 = ROOT / "benchmarks" / "results" / "bf16"  # runs of several targets in bf16
@@ -184,6 +185,30 @@ WIDE = (
     *("table3-cifar100", "table3-cifar100-partial"),
 )
 OURS = ("fedmaba", "fedmaba:alpha=0.8")
+
+
+def brief(batches: list[compact.Batch]) -> str:
+    """FedMABA's variance minus FedAvg's, in every table: a line for each setting."""
+    head = ["data, split, clients in a round", "seeds", "FedAvg, last / deployed"]
+    head += [f"{name_of(row)}, {model}" for row in OURS for model in MODELS]
+    body = []
+    for name in WIDE:
+        asked = target_of(name).jobs[0].experiment
+        cells = []
+        for row in OURS:
+            for model in MODELS:
+                ours, theirs = (
+                    by_seed(name, r, "variance", model, "last", batches) for r in (row, "fedavg")
+                )
+                span = paired.difference(ours, theirs)
+                text = document.number(span.mean, sign=True).text
+                cells.append(Cell(text, rank=0 if span.distinguishable else 2))
+        if not span.seeds:
+            continue
+        levels = " / ".join(value(name, "fedavg", "variance", m, "last", batches) for m in MODELS)
+        where = f"{asked.data.name}, {asked.data.partition}, {asked.train.participants}"
+        body.append([*map(Cell, [where, str(span.seeds), levels]), *cells])
+    return document.table(Grid("brief", "FedMABA's variance minus FedAvg's, %²", head, body))
 
 
 def summary(batches: list[compact.Batch]) -> str:
@@ -370,6 +395,7 @@ def rounding(batches: list[compact.Batch]) -> str:
 
 
 TABLES: dict[str, Callable[[list[compact.Batch]], str]] = {
+    "brief": brief,
     "summary": summary,
     "times": times,
     "missing": missing,
