@@ -33,8 +33,9 @@ from pathlib import Path
 import torch
 
 from engine import examples
-from fedmaba import models, strategies
-from fedmaba.federation import Federation
+from fedmaba import strategies
+from fedmaba.data.federation import Federation
+from fedmaba.rows import models
 from fedmaba.simulation.engine import Plan, Run, simulate, start
 from plain import Plain
 

@@ -15,8 +15,9 @@ import time
 import numpy as np
 import torch
 
-from fedmaba import datasets, strategies
-from fedmaba.federation import Federation
+from fedmaba import strategies
+from fedmaba.data import datasets
+from fedmaba.data.federation import Federation
 from fedmaba.simulation.engine import Plan, Run, simulate, start
 
 GRID = ("fedmaba:alpha=[0,.1,.2,.3,.4,.5,.6,.7,.8,.9,1]",)

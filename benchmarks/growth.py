@@ -20,8 +20,9 @@ import torch
 from torch import nn
 
 from cpu import RESULTS, about
-from fedmaba import datasets, strategies
-from fedmaba.federation import Federation
+from fedmaba import strategies
+from fedmaba.data import datasets
+from fedmaba.data.federation import Federation
 from fedmaba.simulation.engine import Plan, Run, simulate, start
 
 BASE = {"clients": 200, "runs": 1, "width": 64}

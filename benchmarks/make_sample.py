@@ -1,10 +1,10 @@
 """Make the embedded sample of Fashion-MNIST from a folder with the publisher's four idx files.
 
-    python benchmarks/make_sample.py FOLDER [--out src/fedmaba/sample]
+    python benchmarks/make_sample.py FOLDER [--out src/fedmaba/data/sample]
 
 Takes the first 600 training and the first 200 test images of each class, in the publisher's order,
 and writes them as idx files compressed with xz. Prints each file's uncompressed size and SHA-256,
-which `fedmaba.datasets` holds, so a sample made anew can be compared with the shipped one.
+which `fedmaba.data.datasets` holds, so a sample made anew can be compared with the shipped one.
 """
 
 from __future__ import annotations
@@ -54,6 +54,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     here = Path(__file__).resolve().parent.parent
-    parser.add_argument("--out", type=Path, default=here / "src/fedmaba/sample")
+    parser.add_argument("--out", type=Path, default=here / "src/fedmaba/data/sample")
     arguments = parser.parse_args()
     make(arguments.folder, arguments.out)

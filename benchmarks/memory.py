@@ -46,8 +46,9 @@ def measure(
     spec: str, clients: int, participants: int, rounds: int, each: int
 ) -> dict[str, object]:
     """One setting, in this process."""
-    from fedmaba import datasets, strategies
-    from fedmaba.federation import Federation
+    from fedmaba import strategies
+    from fedmaba.data import datasets
+    from fedmaba.data.federation import Federation
     from fedmaba.simulation.engine import Plan, Run, simulate, start
 
     rng = np.random.default_rng(0)

@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedmaba import average, models, rng
+from fedmaba import rng
+from fedmaba.rows import models
 from fedmaba.rows.random import dropout_mask, shuffles
 from fedmaba.simulation.state import Plan, Run
-from fedmaba.strategy import Replies
+from fedmaba.strategies import deployed
+from fedmaba.strategies.base import Replies
 
 Weights = dict[str, Tensor]
 Pair = tuple[Tensor, Tensor]
@@ -85,7 +87,7 @@ class Plain:
             key = int(rng.key(run.seed, "local", t, c).view("int64")[0])
             for name, value in self.local(*self.train[c], key, lr).items():
                 change[name] += coef * (value - self.server[name])
-        share = average.share(run.rules[0], t)
+        share = deployed.share(run.rules[0], t)
         for name, value in self.server.items():
             value += plan.server_lr * change[name]
             self.deployed[name] += share * (value - self.deployed[name])

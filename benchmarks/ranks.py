@@ -30,8 +30,9 @@ def work(threads: int) -> None:
     import numpy as np
     import torch
 
-    from fedmaba import datasets, strategies
-    from fedmaba.federation import Federation
+    from fedmaba import strategies
+    from fedmaba.data import datasets
+    from fedmaba.data.federation import Federation
     from fedmaba.simulation import distributed as ranks
     from fedmaba.simulation.engine import Plan, Run, simulate, start
 

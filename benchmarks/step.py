@@ -20,7 +20,7 @@ import numpy as np
 
 from cpu import RESULTS, about
 from fedmaba import strategies
-from fedmaba.strategy import Replies, Strategy
+from fedmaba.strategies.base import Replies, Strategy
 
 SPECS = [
     *("fedavg", "fedsgd", "fedprox", "qffl", "afl", "term", "propfair"),

@@ -19,7 +19,8 @@ from contextlib import closing
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fedmaba import config, experiment, targets
+from fedmaba.experiment import config, session
+from fedmaba.reproduction import targets
 from fedmaba.simulation import engine
 
 
@@ -39,7 +40,7 @@ def playing(name: str, rounds: int, device: str, dtype: str, model: str | None) 
         }
     )
     chosen = [(job.strategies[key.label], key.seed, key.deploy) for key in job.runs]
-    batch = experiment.prepare(asked, None, list(job.strategies.values()), chosen).batch
+    batch = session.prepare(asked, None, list(job.strategies.values()), chosen).batch
     print(f"{job.title}: {len(batch.handed_out)} runs, {len(batch.runs)} of them trained")
     return batch
 

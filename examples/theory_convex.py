@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.autograd.functional import hessian, jacobian
 
 import fedmaba
-from fedmaba.simplex import tilt
 from fedmaba.simulation import engine
 from fedmaba.strategies.fedmaba import FedMABA
+from fedmaba.strategies.simplex import tilt
 
 DIM, CLASSES, ALPHA, RHO = 4, 2, 0.5, 0.5
 

@@ -14,7 +14,7 @@ python examples/theory_generalisation.py [FIGURE.svg]
 import numpy as np
 
 import theory
-from fedmaba.simplex import tilt
+from fedmaba.strategies.simplex import tilt
 
 FAMILY, RATE, DELTA, ALPHA = np.linspace(0, 1, 101), 0.26, 0.05, 0.5
 SIZES = (10, 30, 100, 300, 1000, 3000)

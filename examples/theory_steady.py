@@ -8,8 +8,8 @@ python examples/theory_steady.py [FIGURE.svg]
 import numpy as np
 
 import theory
+from fedmaba.strategies.base import Replies
 from fedmaba.strategies.fedmaba import FedMABA
-from fedmaba.strategy import Replies
 
 RHO, STEPS = 1.0, (0.1, 0.5, 1.0)
 

@@ -6,7 +6,7 @@ python examples/theory_surrogate.py [FIGURE.svg]
 import numpy as np
 
 import theory
-from fedmaba.simplex import tilt
+from fedmaba.strategies.simplex import tilt
 
 RADII = 10.0 ** np.arange(0, -6.5, -0.5)
 

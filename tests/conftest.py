@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedmaba.datasets import Dataset
-from fedmaba.federation import Federation
-from fedmaba.partition import Split
+from fedmaba.data.datasets import Dataset
+from fedmaba.data.federation import Federation
+from fedmaba.data.partition import Split
 from fedmaba.rows import kernels as triton
 from fedmaba.rows import layers, stack
 from kernels import Kernels

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -18,7 +20,11 @@ TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
 
 
 class LocalGrid(Grid):
-    """Nodes by id with their apps; `spoil` may change or lose a reply, or raise as flwr may."""
+    """Nodes by id with their apps; `spoil` may change or lose a reply, or raise as flwr may.
+
+    `known` says what a SuperLink knows of a node besides: its public key, its registered name;
+    `config` what its SuperNode was started with.
+    """
 
     def __init__(
         self,
@@ -26,6 +32,9 @@ class LocalGrid(Grid):
         spoil: Callable[[Message, Message], Message | None] | None = None,
     ) -> None:
         self.apps, self.spoil = dict(apps), spoil
+        self.known: dict[int, dict] = {}
+        self.config: dict[int, dict] = {}
+        self.lock = threading.Lock()  # replies are pulled by several threads
         self.waiting: dict[str, Message] = {}
         self.sent: list[Message] = []
 
@@ -41,6 +50,9 @@ class LocalGrid(Grid):
 
     def get_node_ids(self):
         return list(self.apps)
+
+    def get_nodes(self):
+        return [NodeInfo(node_id=n, **self.known.get(n, {})) for n in self.get_node_ids()]
 
     def push_messages(self, messages):
         ids = []
@@ -58,7 +70,8 @@ class LocalGrid(Grid):
             message = self.waiting.get(key)
             if message is None or message.metadata.dst_node_id not in self.apps:
                 continue
-            answer = self.answer(message)
+            with self.lock:
+                answer = self.answer(message)
             if answer is not None:
                 del self.waiting[key]
                 out.append(answer)
@@ -66,7 +79,7 @@ class LocalGrid(Grid):
 
     def answer(self, message: Message) -> Message | None:
         node = message.metadata.dst_node_id
-        context = Context(1, node, {}, RecordDict(), {})
+        context = Context(1, node, self.config.get(node, {}), RecordDict(), {})
         try:
             answer = self.apps[node](message, context)
         except Exception as error:  # as a SuperNode answers when its app fails

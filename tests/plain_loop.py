@@ -16,10 +16,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedmaba import models, rng, strategies
+from fedmaba import rng, strategies
+from fedmaba.rows import models
 from fedmaba.rows.random import dropout_mask, shuffles
 from fedmaba.simulation.engine import Plan, Run, simulate, start
-from fedmaba.strategy import Decision, Keep, Local, Needs, Replies, Strategy
+from fedmaba.strategies.base import Decision, Keep, Local, Needs, Replies, Strategy
 
 NAMES = [name for name, kind in strategies.REGISTRY.items() if "fedmaba." in kind.__module__]
 SPECS = [

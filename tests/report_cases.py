@@ -5,7 +5,7 @@ Each name would run a script in a careless page, and set `window.hit`.
 
 import numpy as np
 
-from fedmaba.history import History, RunHistory
+from fedmaba.results.history import History, RunHistory
 
 HIT = "window.hit=1"
 CORES = [

@@ -1,6 +1,7 @@
 """Hostile clients: what they say, learn and send, and that figures are of the others."""
 
 import json
+import tomllib
 from dataclasses import replace
 
 import numpy as np
@@ -8,11 +9,14 @@ import pytest
 from torch import nn
 
 import fedmaba
-from fedmaba import attack, cli, strategies
-from fedmaba.attack import Attack, Hostile
+from fedmaba import cli, strategies
+from fedmaba.data import attack
+from fedmaba.data.attack import Attack, Hostile
+from fedmaba.data.federation import attacked
 from fedmaba.errors import InputError
-from fedmaba.federation import attacked
-from fedmaba.metrics import fairness
+from fedmaba.experiment import checks, config
+from fedmaba.experiment import session as experiment
+from fedmaba.results.metrics import fairness
 from fedmaba.simulation.engine import Plan, Run, simulate, start
 
 
@@ -172,9 +176,49 @@ def test_a_run_with_hostile_clients_is_told_and_drawn(tmp_path, run_cli):
         assert (out / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
-def test_a_share_that_does_nothing_is_refused():
-    with pytest.raises(InputError, match="'20%', but they do nothing: say what with --attack"):
-        fedmaba.compare(["fedavg"], rounds=1, hostile="20%")
+@pytest.mark.parametrize("share", ["20%", "10%", 0.1])
+def test_a_share_that_does_nothing_is_refused(share):
+    line = f"attack.share='?{share}'?: hostile clients do nothing: say what with --attack"
+    with pytest.raises(InputError, match=line):
+        fedmaba.compare(["fedavg"], rounds=1, hostile=share)
+
+
+def test_the_command_line_refuses_it_too(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for words in (["compare", "fedavg"], ["run", "mine.toml"]):
+        (tmp_path / "mine.toml").write_text('strategies = ["fedavg"]\n')
+        monkeypatch.setattr("sys.argv", ["fedmaba", *words, "--hostile", "10%"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 2
+        assert "attack.share='10%': hostile clients do nothing" in capsys.readouterr().err
+
+
+def test_a_file_refuses_it_too():
+    tree = {"strategies": ["fedavg"], "attack": {"share": "10%"}}
+    with pytest.raises(InputError, match=r"mine: attack\.share='10%': hostile clients do nothing"):
+        checks.build(tree, "mine")
+
+
+def test_older_files_that_name_a_share_of_nobody_are_read_and_resumed(tmp_path, tiny_npz):
+    asked = config.build(
+        {"strategies": ["fedavg"], "seeds": 1, "data": {"name": str(tiny_npz)}}
+        | {"train": {"rounds": 3, "minibatch": 5}, "save": {"every": 1}}
+    )
+    text = config.dump(asked)
+    assert "attack" not in text
+    assert config.build(tomllib.loads(text)) == asked
+    older = text + '\n[attack]\nshare = "10%"\n'
+    assert config.build(tomllib.loads(older)) == asked
+    session = experiment.prepare(asked)
+    experiment.begin(session, tmp_path / "run")
+    for _ in session.rounds(lambda: True):
+        pass
+    (tmp_path / "run" / "experiment.toml").write_text(older)
+    again = experiment.resume(tmp_path / "run")
+    for _ in again.rounds():
+        pass
+    assert (tmp_path / "run" / "runs.json").exists()
 
 
 def test_python_takes_the_same_words(fed):

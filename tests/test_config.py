@@ -1,5 +1,6 @@
 """One description of an experiment: command line, TOML and Python say the same."""
 
+import copy
 import inspect
 import re
 import tomllib
@@ -8,9 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from fedmaba import cli, config
-from fedmaba.config import Experiment, build, dump, options, put
+from fedmaba import cli
 from fedmaba.errors import InputError
+from fedmaba.experiment import config
+from fedmaba.experiment.config import Experiment, build, dump, options, put
 
 quick = settings(
     max_examples=30, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -85,9 +87,14 @@ def test_an_option_is_a_flag_a_key_an_override_and_a_keyword(name, monkeypatch, 
     typed, value = TYPED[name]
     key = KEYS[name]
     assert reach(build({"strategies": ["fedavg"]}), name) == key.default != value
-    by_flag = caught(monkeypatch, "compare", "fedavg", key.flag, typed)
-    by_set = caught(monkeypatch, "compare", "fedavg", "--set", f"{name}={typed}")
-    tree: dict = {"strategies": ["fedavg"]}
+    base: dict = {"strategies": ["fedavg"]}
+    words = ["compare", "fedavg"]
+    if name == "attack.share":  # which is refused without an attack
+        put(base, "attack.does", "loss=x3")
+        words += ["--attack", "loss=x3"]
+    by_flag = caught(monkeypatch, *words, key.flag, typed)
+    by_set = caught(monkeypatch, *words, "--set", f"{name}={typed}")
+    tree = copy.deepcopy(base)
     put(tree, name, value)
     file = tmp_path / "experiment.toml"
     file.write_text(dump(build(tree)))
@@ -95,8 +102,7 @@ def test_an_option_is_a_flag_a_key_an_override_and_a_keyword(name, monkeypatch, 
     assert by_flag == by_set == by_file == build(tree)
     assert reach(by_flag, name) == value
     # a flag of `run` beats the file, an override beats both
-    tree = {"strategies": ["fedavg"]}
-    file.write_text(dump(build(tree)))
+    file.write_text(dump(build(base)))
     assert caught(monkeypatch, "run", str(file), key.flag, typed) == by_flag
     assert key.argument in inspect.signature(cli.compare).parameters
     assert key.argument in inspect.signature(cli.run).parameters

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedmaba.average import parse as averaging
-from fedmaba.average import share as averaging_step
 from fedmaba.errors import InputError
 from fedmaba.simulation import measurements
 from fedmaba.simulation import round as round_
 from fedmaba.simulation.engine import Run, simulate, start
+from fedmaba.strategies.deployed import parse as averaging
+from fedmaba.strategies.deployed import share as averaging_step
 from plain_loop import MIXED, PLAN, apart, mlp, one
 from recordings import Replays
 

@@ -11,12 +11,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedmaba import average, record
-from fedmaba.door import Door, Limits, Offer, Refused, Reply, Sent, line, names, read
+from fedmaba.deploy.flower_app.net import read_rounds
+from fedmaba.deploy.server import Server, Terms
+from fedmaba.deploy.site_names import Names, Who
+from fedmaba.deploy.validation import Door, Limits, Offer, Refused, Reply, Sent, line, names, read
 from fedmaba.errors import Busy, InputError
-from fedmaba.server import Server, Terms
-from fedmaba.strategies import REGISTRY, parse
-from fedmaba.strategy import Decision
+from fedmaba.results import run_folder
+from fedmaba.strategies import REGISTRY, deployed, parse
+from fedmaba.strategies.base import Decision
 
 STRATEGIES = ["fedavg", "qffl:q=1", "afl", "term", "fedfv", "fedmaba:alpha=0.8"]
 RNG = np.random.default_rng(0)
@@ -176,7 +178,7 @@ def round_of(server: Server, offers) -> dict:
     """One round as the Flower side drives it."""
     asked = {n: f"site-{n}" for n in (1, 2, 3, 4, LIAR)}
     needs = server.terms.strategy.needs().loss != "none"
-    door = Door(server.model, server.mark(), asked, set(asked.values()), needs)
+    door = Door(server.model, server.mark(), asked, needs_loss=needs)
     return server.take(*door.admit(offers))
 
 
@@ -222,7 +224,11 @@ def test_one_reply_each(spec):
 
 
 def test_two_new_nodes_of_one_name_are_one_site():
-    door = Door(MODEL, "m", {1: None, 2: None, 3: "site-3"}, {"site-3", "away"}, needs_loss=False)
+    names = Names()
+    for node, site in ((3, "site-3"), (4, "away")):
+        names.give(Who(node), site)
+    asked = {1: None, 2: None, 3: "site-3"}
+    door = Door(MODEL, "m", asked, lambda n, site: names.check(Who(n), site), needs_loss=False)
     same = [offer(n, "m", words={"site": "twin"}) for n in (1, 2)]
     theirs = [offer(1, "m", words={"site": "away"}), offer(2, "m", words={"site": "site-3"})]
     theirs.append(offer(3, "m"))
@@ -232,7 +238,7 @@ def test_two_new_nodes_of_one_name_are_one_site():
         assert "already" in refused[0]
     replies, refused = door.admit(theirs)
     assert [r.node for r in replies] == [3]
-    assert all("belongs to another node" in why for why in refused)
+    assert all("belongs to node" in why for why in refused)
     assert len(refused) == 2
 
 
@@ -280,7 +286,7 @@ def test_fortran_order_and_empty_arrays_are_read():
 
 
 def test_bytes_beyond_a_model_are_refused_before_any_is_read(monkeypatch):
-    monkeypatch.setattr("fedmaba.door.read", None)
+    monkeypatch.setattr("fedmaba.deploy.validation.read", None)
     padded = {n: s._replace(data=s.data + bytes(5000)) for n, s in offer(1, "m").arrays.items()}
     with pytest.raises(Refused, match="this model takes at most"):
         Door(MODEL, "m", {1: "site-1"}).check(offer(1, "m", arrays=padded))
@@ -362,7 +368,7 @@ def test_a_server_that_starts_again_goes_on_with_the_same_numbers(spec, tmp_path
     for name, value in whole.state.items():
         np.testing.assert_array_equal(again.state[name], value)
     np.testing.assert_array_equal(again.kept, whole.kept)
-    assert [r["round"] for r in record.read_lines(tmp_path / "state")] == [1, 2, 3, 4, 5]
+    assert [r["round"] for r in read_rounds(tmp_path / "state", 0)] == [1, 2, 3, 4, 5]
 
 
 def test_a_damaged_state_falls_back_one_round(tmp_path):
@@ -370,7 +376,7 @@ def test_a_damaged_state_falls_back_one_round(tmp_path):
     for _ in range(3):
         server.take(replies_of(server))
     server.folder.close()
-    newest = record.checkpoints(tmp_path)[0]
+    newest = run_folder.checkpoints(tmp_path)[0]
     newest.write_bytes(newest.read_bytes()[:-1])
     again = server_of("fedmaba", tmp_path)
     again.folder.close()
@@ -427,13 +433,6 @@ def test_a_half_precision_model_never_becomes_infinite():
     assert server.model["w"].tolist() == server.deployed["w"].tolist() == [3e4, 3e4]
 
 
-def test_a_site_belongs_to_the_node_that_spoke_for_it_last():
-    server = server_of("fedavg")
-    server.name(1, "site-1")
-    server.name(9, "site-1")
-    assert {n: s for n, s in server.nodes.items() if s == "site-1"} == {9: "site-1"}
-
-
 def test_lines_that_were_taken_away_leave_no_gap(tmp_path):
     server = server_of("fedavg", tmp_path)
     server.take(replies_of(server))
@@ -442,7 +441,7 @@ def test_lines_that_were_taken_away_leave_no_gap(tmp_path):
     again = server_of("fedavg", tmp_path)
     again.take(replies_of(again))
     again.folder.close()
-    assert [row["round"] for row in record.read_lines(tmp_path)] == [2]
+    assert [row["round"] for row in read_rounds(tmp_path, 0)] == [2]
 
 
 def test_new_sites_come_last_in_order_of_name():
@@ -516,4 +515,4 @@ def test_bad_terms_are_refused():
 def test_bad_averaging_is_refused():
     for text in ("poly", "poly:-1", "ema:1", "last:2", "x"):
         with pytest.raises(InputError):
-            average.parse(text)
+            deployed.parse(text)

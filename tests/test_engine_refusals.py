@@ -9,7 +9,7 @@ from torch import nn
 
 from fedmaba.errors import InputError
 from fedmaba.simulation.engine import Run, simulate, start
-from fedmaba.strategy import Decision
+from fedmaba.strategies.base import Decision
 from plain_loop import PLAN, Odd, Plain, apart, mlp, one, played, vector
 
 pytestmark = pytest.mark.usefixtures("few_threads")

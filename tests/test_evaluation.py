@@ -13,7 +13,7 @@ from torch.nn.utils import vector_to_parameters
 from fedmaba.errors import InputError
 from fedmaba.simulation import local_training
 from fedmaba.simulation.engine import Run, simulate, start
-from fedmaba.strategy import Needs
+from fedmaba.strategies.base import Needs
 from plain_loop import MODELS, PLAN, SPECS, Plain, apart, cnn, mlp, one, played, vector
 
 pytestmark = pytest.mark.usefixtures("few_threads")

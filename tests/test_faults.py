@@ -109,14 +109,36 @@ def test_hostile_names_stay_inside():
     whole(names.campaign(15, 0, quiet), 15)
 
 
+def test_a_value_of_another_type_is_no_traceback(tmp_path):
+    found = process("types", 40, tmp_path)
+    assert found["tried"] == 40
+    assert found["largest, MB"] < 1000
+
+
+def test_no_strange_file_holds_a_command_up(tmp_path):
+    assert process("special", 40, tmp_path)["slowest, s"] < 10
+
+
+def test_nothing_is_written_through_a_link(tmp_path):
+    assert process("links", 40, tmp_path)["tried"] == 40
+
+
+def test_no_planted_module_is_imported(tmp_path):
+    assert process("planted", 6, tmp_path)["tried"] == 6
+
+
+def test_no_string_of_a_file_is_more_than_text(tmp_path):
+    assert process("strings", 60, tmp_path)["strings"] >= 200
+
+
 # --- the campaigns themselves must see what they look for --------------------------------------
 
 
 def test_a_campaign_that_loses_says_so(monkeypatch):
     """A checkpoint without its checksum, a save without its rename: found."""
-    from fedmaba import record
+    from fedmaba.results import files, run_folder
 
-    real = record.hashlib.sha256
+    real = run_folder.hashlib.sha256
 
     class Blind:
         def __init__(self, content=b""):
@@ -128,17 +150,21 @@ def test_a_campaign_that_loses_says_so(monkeypatch):
         def digest(self):
             return bytes(32)
 
+        def hexdigest(self):
+            return self.real.hexdigest()
+
+    fake = {"sha256": Blind, "file_digest": staticmethod(lambda file, name: Blind())}
     with monkeypatch.context() as patch:
-        patch.setattr(record, "hashlib", type("Fake", (), {"sha256": Blind}))
+        patch.setattr(run_folder, "hashlib", type("Fake", (), fake))
         assert damage.campaign(60, 0, quiet).lost > 3
 
-    def in_place(target, *content, remedy=""):
+    def in_place(target, *content, remedy="", private=False):
         target.parent.mkdir(exist_ok=True)
         with open(target, "wb") as f:
             f.writelines(content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(record, "write_file", in_place)
+        patch.setattr(files, "write", in_place)
         assert disk.campaign(10, 0, quiet).lost > 3
 
 

@@ -21,13 +21,12 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import Strategy as FlwrStrategy
 
 from fedmaba import flower
-from fedmaba.datasets import Dataset
+from fedmaba.data.datasets import Dataset
+from fedmaba.deploy.flower_app.new import new
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, initial_arrays, load_arrays, reply
-from fedmaba.flower_app.new import new
 from fedmaba.simulation import engine
 from fedmaba.strategies import REGISTRY, parse
 from flower_grid import LocalGrid, light_app, light_model
@@ -91,12 +90,10 @@ CONFIG = {"minibatch": 4}
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_flowers_own_loop_gives_the_simulators_model(spec, fed):
-    strategy = FlowerStrategy(spec, min_available_nodes=5)
+def test_every_strategy_gives_the_simulators_model(spec, fed):
+    strategy = FlowerStrategy(spec, min_available_nodes=5, evaluate=False)
     grid = LocalGrid(apps(fed))
-    result = FlwrStrategy.start(
-        strategy, grid, first(fed), num_rounds=ROUNDS, train_config=ConfigRecord(CONFIG)
-    )
+    result = strategy.start(grid, first(fed), num_rounds=ROUNDS, train_config=ConfigRecord(CONFIG))
     expected, _ = simulated(spec, fed)
     assert_same(result.arrays, expected)
 
@@ -123,7 +120,7 @@ def started(spec, fed, grid, rounds=ROUNDS, **options):
     return strategy, strategy.start(grid, first(fed), rounds, timeout=1, train_config=config)
 
 
-def test_our_loop_and_flowers_give_the_same(fed):
+def test_what_a_run_returns(fed):
     _, ours = started("fedmaba", fed, LocalGrid(apps(fed)), min_available_nodes=5)
     expected, _ = simulated("fedmaba", fed)
     assert_same(ours.arrays, expected)
@@ -278,12 +275,11 @@ def test_sites_join_and_leave(fed):
     everyone = apps(fed)
     nodes = list(everyone)
     grid = LocalGrid({n: everyone[n] for n in nodes[1:4]})
-    strategy = FlowerStrategy("fedmaba", min_available_nodes=3)
+    strategy = FlowerStrategy("fedmaba", min_available_nodes=3, evaluate=False)
     arrays, config = first(fed), ConfigRecord(CONFIG)
 
     def round_(t):
-        messages = strategy.configure_train(t, arrays, config, grid)
-        strategy.aggregate_train(t, grid.send_and_receive(messages))
+        strategy.start(grid, arrays, t, train_config=config)
         return strategy.server.state["p"]
 
     p = round_(1)
@@ -299,23 +295,11 @@ def test_sites_join_and_leave(fed):
     r = round_(3)
     assert list(strategy.reports[2]["sites"]) == ["site-2", "site-3"]
     np.testing.assert_array_equal(r[[0, 3, 4]], q[[0, 3, 4]])
-    grid.apps[77] = everyone[nodes[1]]  # it returns as another node
+    grid.apps[nodes[1]] = everyone[nodes[1]]  # it returns
     round_(4)
     assert "site-1" in strategy.reports[3]["sites"]
     assert len(strategy.server.sites) == 5
     assert len(p) == 3
-
-
-def test_a_name_belongs_to_the_node_that_has_it(fed):
-    everyone = apps(fed)
-    everyone[5] = client_app("mlp", local_data(fed, 0), site="site-0")  # a smaller node id
-    grid = LocalGrid({n: a for n, a in everyone.items() if n != 5})
-    strategy = FlowerStrategy("fedavg", min_available_nodes=5)
-    strategy.configure_train(1, first(fed), ConfigRecord(CONFIG), grid)
-    grid.apps = everyone
-    strategy.configure_train(1, first(fed), ConfigRecord(CONFIG), grid)
-    assert strategy.server.nodes[1000] == "site-0"
-    assert 5 not in strategy.cohort
 
 
 def test_too_few_sites_is_said_in_time(fed, monkeypatch):
@@ -329,7 +313,7 @@ def test_too_few_sites_is_said_in_time(fed, monkeypatch):
     assert len(said) == len(set(said))
 
 
-def test_an_app_of_ones_own_needs_three_lines(fed):
+def test_an_app_of_your_own_needs_three_lines(fed):
     """A ClientApp that knows nothing of fedmaba but its reply; it answers no query."""
 
     def own(c):
@@ -482,7 +466,7 @@ def test_the_server_needs_no_torch(tmp_path):
     code = """
 import sys; sys.modules["torch"] = None
 import numpy as np, safetensors.numpy
-from fedmaba.door import Reply
+from fedmaba.deploy.validation import Reply
 from fedmaba.flower import FlowerStrategy, load_arrays
 safetensors.numpy.save_file({"w": np.ones(3, np.float32)}, "first.safetensors")
 for spec in ("fedmaba", "afl", "qffl", "fedfv", "fedmgda"):
@@ -503,6 +487,9 @@ def test_bad_options_are_refused():
     for word in ({"lr": "0.1"}, {"fraction_train": "1"}, {"seed": 0.5}, {"min_train_nodes": True}):
         with pytest.raises(InputError, match=f"{next(iter(word))}=.*: it must be a"):
             FlowerStrategy("fedavg", **word)
+    for bad in (0, -1, 0.0, 1.5, True, "2"):
+        with pytest.raises(InputError, match="min_replies="):
+            FlowerStrategy("fedavg", min_replies=bad)
     with pytest.raises(InputError, match="is a grid of 2"):
         FlowerStrategy("fedmaba:alpha=[0.1,0.2]")
     with pytest.raises(InputError, match="unknown strategy"):

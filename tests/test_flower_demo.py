@@ -1,6 +1,7 @@
 """`fedmaba flower demo` as a process: what it shows, and that Ctrl-C leaves nothing behind."""
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -10,6 +11,11 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
+
+from fedmaba.deploy.flower_app import demo as demo_module
+from fedmaba.deploy.flower_app import net, proxy
+from fedmaba.deploy.flower_app.proxy import find_nginx
+from fedmaba.errors import SaveFailed
 
 pytestmark = [
     pytest.mark.flower,
@@ -43,6 +49,34 @@ def test_a_round_is_shown_and_ctrl_c_stops_everything():
     assert re.search(r"round 1: .* mean [\d.]+ %, variance [\d.]+; lambda [\d.]+, kl", seen)
     assert re.search(r"site-0 +accuracy +[\d.]+ %  loss [\d.]+  weight 0\.\d+", seen)
     assert not Path(folder).exists()
+    if find_nginx():
+        assert re.search(r"^nginx on 127\.0\.0\.1:\d+: passes on what SuperNodes ask", seen, re.M)
+    else:
+        assert "nginx is not installed: the SuperNodes connect directly" in seen
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it may end while we look
             assert folder.encode() not in path.read_bytes()
+
+
+def test_without_nginx_the_sites_connect_directly_and_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(proxy, "find_nginx", lambda path: None)
+    alone = net.Net(tmp_path)
+    assert alone.door == alone.port
+    said = demo_module.door(alone)
+    assert "nginx is not installed" in said
+    assert "must put `fedmaba flower proxy` between them" in said
+    assert "\n" not in said
+
+
+def test_a_disk_that_takes_nothing_is_one_line(monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device", "/tmp/x/site-0.npz")
+
+    monkeypatch.setattr(demo_module, "write_site", full)
+    before = os.umask(0o022), signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SaveFailed, match=r"site-0.npz: No space left on device: fix that"):
+            demo_module.demo(lambda text: None, sites=1)
+    finally:
+        os.umask(before[0])
+        signal.signal(signal.SIGTERM, before[1])

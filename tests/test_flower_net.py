@@ -16,16 +16,17 @@ import safetensors.numpy
 
 pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 
-from fedmaba import record
-from fedmaba.datasets import Dataset, load
-from fedmaba.federation import Federation
-from fedmaba.flower_app import net as net_module
-from fedmaba.flower_app.demo import watch, write_site
-from fedmaba.flower_app.net import LINK, OFFLINE, Net, NetError, family_of, read_rounds
-from fedmaba.flower_app.new import new
-from fedmaba.partition import Split
+from fedmaba.data.datasets import Dataset, load
+from fedmaba.data.federation import Federation
+from fedmaba.data.partition import Split
+from fedmaba.deploy.client import first_model
+from fedmaba.deploy.flower_app import net as net_module
+from fedmaba.deploy.flower_app import proxy
+from fedmaba.deploy.flower_app.demo import watch, write_site
+from fedmaba.deploy.flower_app.net import LINK, OFFLINE, Net, NetError, family_of, read_rounds
+from fedmaba.deploy.flower_app.new import new
+from fedmaba.results import run_folder
 from fedmaba.simulation import engine
-from fedmaba.site import first_model
 from fedmaba.strategies import parse
 
 pytestmark = [
@@ -95,7 +96,7 @@ def until(what, net: Net, seconds: float = 150.0, pause: float = 0.1):
 def finished(net: Net, state: Path) -> dict:
     """The model a run ends with."""
     until(lambda: (state / "models" / "last.safetensors").exists(), net)
-    arrays, _, _ = record.load_checkpoint(state)
+    arrays, _, _ = run_folder.load_checkpoint(state)
     return {n.removeprefix("model/"): a for n, a in arrays.items() if n.startswith("model/")}
 
 
@@ -170,7 +171,7 @@ def kill_a_site_in_mid_round(net: Net, state: Path, rounds: int) -> str:
 def test_a_supernode_killed_in_mid_round_is_done_without(net, tmp_path):
     kill_a_site_in_mid_round(net, tmp_path / "state", rounds=1)
     finished(net, tmp_path / "state")
-    arrays, meta, _ = record.load_checkpoint(tmp_path / "state")
+    arrays, meta, _ = run_folder.load_checkpoint(tmp_path / "state")
     assert meta["sites"] == ["site-0", "site-1"]
     np.testing.assert_allclose(arrays["state/p"], [0.5, 0.5])  # kept for its return
 
@@ -230,13 +231,30 @@ def shell(mark: str = "") -> list[str]:
     return "".join(found).replace("\\\n", " ").splitlines()
 
 
-def test_the_commands_for_keys_work_as_written(tmp_path):
+def test_the_commands_for_keys_and_proxy_work_as_written(tmp_path):
     script = "set -e\n" + "\n".join(shell("<!-- run -->\n"))
-    subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True, capture_output=True)
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-c", script], cwd=tmp_path, env=env, check=True, capture_output=True)
     names = {path.name for path in (tmp_path / "keys").iterdir()}
     assert {"ca.pem", "server.pem", "server.key", "north", "north.pub"} <= names
+    assert (tmp_path / "proxy" / "nginx.conf").exists()
+    assert not [path for path in tmp_path.rglob("*") if path.stat().st_mode & 0o077]
     check = ["openssl", "verify", "-CAfile", "keys/ca.pem", "keys/server.pem"]
     subprocess.run(check, cwd=tmp_path, check=True, capture_output=True)
+
+
+def test_the_proxy_of_the_page_is_started_as_ours_and_stands_before_its_superlink():
+    (started,) = [line for line in shell() if line.startswith("nginx ")]
+    assert started.split() == proxy.command("nginx", Path("proxy"))
+    (made,) = [line for line in shell() if line.startswith("fedmaba flower proxy ")]
+    (superlink,) = [line for line in shell() if line.startswith("flower-superlink ")]
+    port = made.split("--superlink-port ")[1]
+    assert f"--host 127.0.0.1 --port {port} " in superlink
+    door = made.split("--listen 0.0.0.0:")[1].split()[0]
+    (node,) = [line for line in shell() if line.startswith("flower-supernode ")]
+    (check,) = [line for line in shell() if line.startswith("fedmaba flower check ")]
+    assert f"--superlink server.example.org:{door} " in node
+    assert f"check server.example.org:{door} " in check
 
 
 def test_no_folder_of_the_page_has_the_name_of_the_superlink(tmp_path):

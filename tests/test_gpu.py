@@ -7,10 +7,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedmaba import strategies
-from fedmaba.models import cnn, mlp
 from fedmaba.rows import compile, cuda_graphs
 from fedmaba.rows.base import Block, Inputs, Pull, Step
 from fedmaba.rows.cuda_graphs import GraphCache
+from fedmaba.rows.models import cnn, mlp
 from fedmaba.simulation.batch import precision
 from fedmaba.simulation.engine import Plan, Run, simulate, start
 

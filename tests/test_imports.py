@@ -17,14 +17,8 @@ FILES = {".".join(path.relative_to(SRC).with_suffix("").parts): path for path in
 TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
 EVERY = sorted(FILES)
 # modules that a server without torch can use
-LIGHT = [
-    "__init__", "cli", "config", "datasets", "errors", "federation", "history", "metrics",
-    "partition", "published", "record", "rng", "robust", "simplex", "strategy", "report.table",
-    "report.terminal", "report.data", "report.html", "report.watch", "report.figures",
-    "report.export", "report.tensorboard",
-]  # fmt: skip
-LIGHT += [name for name in EVERY if name.startswith("strategies.")]
-LOOKS = ("table", "sheet", "figures", "html")  # how a history shows itself
+LIGHT = ["__init__", "cli", "errors", "rng", "experiment.config", "deploy.server"]
+LIGHT += [n for n in EVERY if n.startswith(("strategies.", "data.", "results.", "report."))]
 LIGHT += [
     name
     for name in EVERY
@@ -72,12 +66,11 @@ def called(node: ast.Call) -> str:
 
 
 def test_there_is_something_to_look_at():
-    assert {"engine", "strategies.fedmaba", "rows.layers", "report.table", "cli"} <= set(EVERY)
-    assert "torch" in imports(TREES["engine"], deep=False)
-    assert {"models", "rounds", "workers"} <= inner("engine")
-    assert {"cohort", "move", "weigh"} <= inner("rounds")
-    assert {"batch", "strategy"} <= inner("cohort")
-    assert any(called(node) == "open" for node in calls("record"))
+    assert {"simulation.engine", "strategies.fedmaba", "rows.layers", "cli"} <= set(EVERY)
+    assert "torch" in imports(TREES["simulation.engine"], deep=False)
+    assert {"rows.models", "simulation.pipeline"} <= inner("simulation.engine")
+    assert {"simulation.cohort", "simulation.server_step"} <= inner("simulation.round")
+    assert any(called(node) == "open" for node in calls("results.files"))
 
 
 @pytest.mark.parametrize("name", LIGHT)
@@ -92,54 +85,25 @@ def test_what_needs_no_torch_imports_none(name):
         left |= {m if m in TREES else f"{m}.__init__" for m in inner(one, deep=False)} - seen
 
 
-@pytest.mark.parametrize("name", [n for n in EVERY if re.fullmatch(r"strategies\.(?!__)\w+", n)])
+CONTRACT = {"strategies.base", "strategies.simplex", "strategies.outliers", "errors"}
+OF_ALL = {"strategies.__init__", "strategies.hyper_parameters", "strategies.deployed"}
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in EVERY if n.startswith("strategies.") and n not in CONTRACT | OF_ALL]
+)
 def test_a_strategy_knows_the_contract_and_some_maths_and_nothing_else(name):
-    assert inner(name) <= {"strategy", "simplex", "robust", "errors"}
+    assert inner(name) <= {*CONTRACT, "strategies"}
     outside = {m.split(".")[0] for m in imports(TREES[name], deep=True) if "fedmaba" not in m}
     assert outside <= {"numpy", "dataclasses", "typing", "math", "warnings", "__future__"}
 
 
-def test_the_lower_layers_do_not_look_up():
-    """A module imports only what stands above it on the page of the design."""
-    allowed = {
-        "errors": set(),
-        "rng": set(),
-        "simplex": set(),
-        "metrics": {"errors"},
-        "strategy": {"errors"},
-        "robust": {"strategy"},
-        "partition": {"errors", "rng"},
-        "published": {"errors"},
-        "datasets": {"errors", "rng", "published"},
-        "config": {"errors"},
-        "attack": {"errors", "rng"},
-        "federation": {"attack", "datasets", "partition", "errors"},
-        "own": {"errors"},
-        "models": {"rng", "errors", "own"},
-        "workers": set(),
-        "ranks": {"errors"},
-        "rows.random": {"rng"},
-        "rows.base": set(),
-        "rows.general": {"rows.base"},
-        "rows.launch": set(),
-        "rows.dense": {"rng", "rows.launch"},
-        "rows.conv": {"rows", "rows.conv_kernels", "rows.launch"},
-        "rows.conv_kernels": set(),
-        "rows.kernels": {"rows", "rows.dense", "rows.conv", "rows.launch"},
-        "rows.layers": {"rows", "rows.kernels", "rows.random"},
-        "rows.stack": {"rows", "rows.kernels", "rows.base", "rows.layers"},
-        "tape": set(),
-        "local": {"rows.base", "rows.random", "tape", "workers"},
-        "history": {"errors", "metrics", "report", *(f"report.{n}" for n in LOOKS)},
-        "record": {"errors", "history", "metrics"},
-        "report.paper": set(),
-        "report.paired": {"metrics"},
-        "report.chosen": {"compact", "history", "metrics", "targets"},
-        "report.scene": {"errors", "history", "report", "report.data", "report.table"},
-        "report.labels": {"history", "report.scene"},
-    }
-    for name, known in allowed.items():
-        assert inner(name) <= known, name
+def test_the_lowest_modules_know_no_others():
+    for name in ("errors", "rng", "stop", "strategies.simplex", "rows.base", "rows.cuda_graphs"):
+        assert inner(name) == set(), name
+    assert inner("strategies.base") <= {"strategies", "strategies.hyper_parameters", "errors"}
+    local = {m for m in inner("simulation.local_training") if not m.startswith("rows")}
+    assert local <= {"strategies.base"}  # it knows rows and what a client does, as data
 
 
 def test_modules_stand_on_those_before_them_on_the_page_of_the_architecture():
@@ -157,15 +121,15 @@ def test_no_module_needs_itself():
     order = list(TopologicalSorter(graph).static_order())  # raises CycleError
     assert (
         order.index("report.paired")
-        < order.index("report.claims")
-        < order.index("report.reproduction")
+        < order.index("reproduction.claims")
+        < order.index("reproduction.page")
     )
 
 
-@pytest.mark.parametrize("name", ["engine", "rounds", "cohort", "weigh", "move", "batch"])
+@pytest.mark.parametrize("name", [n for n in EVERY if n.startswith("simulation.")])
 def test_the_engine_knows_no_algorithm_no_file_and_no_terminal(name):
-    found = inner(name)
-    assert not {m for m in found if m.startswith(("strategies", "record", "report", "cli"))}
+    found = inner(name) - {"strategies", "strategies.base", "strategies.deployed"}
+    assert not {m for m in found if m.startswith(("strategies", "results", "report", "cli"))}
     words = " ".join(
         node.value
         for node in ast.walk(TREES[name])
@@ -189,12 +153,12 @@ def test_only_one_module_imports_flower():
 
 def test_one_module_knows_of_other_processes():
     found = {n for n in EVERY if "torch.distributed" in imports(TREES[n], deep=True)}
-    assert found == {"ranks"}
+    assert found == {"simulation.distributed"}
 
 
 # run folders; downloads and exports; a federation of real processes and its files
-WRITERS = {"record", "datasets", "published"}
-WRITERS |= {name for name in EVERY if name.startswith("flower_app.")}
+WRITERS = {"results.files", "results.run_folder", "data.datasets", "data.published"}
+WRITERS |= {name for name in EVERY if name.startswith("deploy.flower_app.")}
 WRITING = re.compile(
     r"(^|\.)(write_text|write_bytes|replace|rename|unlink|mkdir|makedirs|rmdir|rmtree|remove|"
     r"touch|symlink_to|save_file|savefig|savez|savetxt|savez_compressed|tofile|truncate)$"
@@ -218,8 +182,8 @@ def writes(name: str):
 
 
 def test_the_scan_for_writers_sees_the_writers():
-    assert {"open", "os.replace", "file.unlink"} <= set(writes("record"))
-    assert any("write_bytes" in text for text in writes("published"))
+    assert {"open", "os.replace", "path.unlink"} <= set(writes("results.files"))
+    assert any("write_bytes" in text for text in writes("data.published"))
 
 
 @pytest.mark.parametrize("name", [n for n in EVERY if n not in WRITERS])
@@ -293,6 +257,16 @@ def test_every_module_says_what_it_is_for(name):
     assert ast.get_docstring(TREES[name])
 
 
+def test_the_package_shows_its_rooms():
+    """At most eight files stand at its top; all else is in a folder that says what it is for."""
+    assert len(list(SRC.glob("*.py"))) <= 8
+    folders = {path.parent.name for path in SRC.glob("*/__init__.py")}
+    assert folders == {
+        "data", "deploy", "experiment", "report", "reproduction", "results", "rows", "simulation",
+        "strategies",
+    }  # fmt: skip
+
+
 def test_every_public_name_resolves():
     assert len(set(fedmaba.__all__)) == len(fedmaba.__all__)
     for name in fedmaba.__all__:
@@ -307,7 +281,8 @@ def test_importing_the_package_is_quick_and_light():
     code = (
         "import sys, fedmaba; heavy = {'torch', 'numpy', 'pydantic', 'typer'} & set(sys.modules);"
         "assert not heavy, heavy;"
-        "import fedmaba.record, fedmaba.federation, fedmaba.config, fedmaba.cli;"
+        "import fedmaba.results.run_folder, fedmaba.data.federation, fedmaba.cli;"
+        "import fedmaba.experiment.config;"
         "fedmaba.load_history, fedmaba.Federation, fedmaba.FedMABA;"
         "assert 'torch' not in sys.modules"
     )

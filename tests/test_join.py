@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedmaba.errors import InputError
-from fedmaba.simplex import kl_uniform, widen
 from fedmaba.strategies import REGISTRY, parse
-from fedmaba.strategy import Decision, Replies, Strategy, uniform
+from fedmaba.strategies.base import Decision, Replies, Strategy, uniform
+from fedmaba.strategies.simplex import kl_uniform, widen
 
 
 def test_by_hand():

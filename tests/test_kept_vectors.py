@@ -8,7 +8,7 @@ import torch
 
 from fedmaba.errors import InputError
 from fedmaba.simulation.engine import Optimiser, Run, simulate, start
-from fedmaba.strategy import Keep, Local, PropFairLoss
+from fedmaba.strategies.base import Keep, Local, PropFairLoss
 from plain_loop import PLAN, Drifting, Plain, apart, cnn, mlp, one, played, vector
 from recordings import Replays
 

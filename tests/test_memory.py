@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedmaba import cli, experiment, record, strategies
-from fedmaba.config import build
+from fedmaba import cli, strategies
 from fedmaba.errors import NoRoom
+from fedmaba.experiment import session as experiment
+from fedmaba.experiment.config import build
+from fedmaba.results import run_folder
 from fedmaba.rows.stack import LayerRows
 from fedmaba.simulation.engine import Plan, Run, simulate, start
 
@@ -113,7 +115,7 @@ def test_the_chunk_that_fits_is_saved_and_taken_up_again(tiny_npz, tmp_path, roo
     at = session.batch.progress
     with pytest.warns(UserWarning, match="out of memory"):
         list(session.rounds(lambda: at.round == 2))
-    _, meta, _ = record.load_checkpoint(tmp_path / "run")
+    _, meta, _ = run_folder.load_checkpoint(tmp_path / "run")
     assert meta["chunk"] == 2
     again = experiment.resume(tmp_path / "run")
     assert again.batch.progress.chunk == 2

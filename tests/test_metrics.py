@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from fedmaba import metrics
 from fedmaba.errors import InputError
-from fedmaba.metrics import Fairness, fairness, tail
+from fedmaba.results import metrics
+from fedmaba.results.metrics import Fairness, fairness, tail
 
 ACCURACY = np.array([0.5, 1.0, 0.75, 0.75])
 quick = settings(max_examples=50, deadline=None, database=None)

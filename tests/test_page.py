@@ -1,6 +1,7 @@
 """The page in a real Chromium: filled, usable, silent, and deaf to hostile names."""
 
 import base64
+import csv
 import json
 import os
 import re
@@ -10,14 +11,17 @@ import sys
 import threading
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
+import escape_cases
 import report_cases
-from fedmaba import cli, experiment
-from fedmaba.history import History, RunHistory
-from fedmaba.report import data, html, watch
+from fedmaba import cli
+from fedmaba.experiment import session
+from fedmaba.report import data, escape, html, watch
+from fedmaba.results.history import History, RunHistory
 from report_cases import PAYLOADS
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="pip install selenium")
@@ -144,7 +148,7 @@ def page(tmp_path_factory):
 def real(tmp_path_factory) -> tuple[Path, Path]:
     """A run on real images, and its report."""
     folder = tmp_path_factory.mktemp("real") / "run"
-    experiment.compare(
+    session.compare(
         ["fedavg", "afl", "fedmaba"], out=folder, data="sample", clients=20, rounds=6,
         eval_every=2, seeds=2, model="softmax",
     )  # fmt: skip
@@ -311,7 +315,7 @@ def test_every_figure_downloads_as_a_picture_and_as_data(page, real):
 
 
 def test_there_is_no_half_round(page, tmp_path):
-    history = experiment.compare(["fedavg"], model="softmax", rounds=4, eval_every=2, seeds=1)
+    history = session.compare(["fedavg"], model="softmax", rounds=4, eval_every=2, seeds=1)
     (tmp_path / "r.html").write_text(html.page([data.of(history)]))
     page.open(tmp_path / "r.html")
     assert page.texts("#fig-variance svg text[text-anchor=middle]") == ["2", "3", "4"]
@@ -426,6 +430,57 @@ def test_hostile_names_run_nothing_and_ask_for_nothing(page, tmp_path):
     )
     assert page.js("return document.querySelectorAll('link').length") == 1  # the icon, our own
     assert page.requests() == []
+    assert page.complaints() == []
+
+
+def test_what_is_copied_or_downloaded_of_hostile_names_is_obeyed_by_nothing(page, tmp_path):
+    """As the same tables from Python; there 500 names are tried."""
+    names = ["bob\r=cmd|' /C calc'!A0", "＝1+1", "x;=1", "@x", 'a",=1', "b\x1b\x00\ud800", "</b>|"]
+    names.append(r"a$\foo$ \input{x}")
+    source = data.Source("x", escape_cases.history(names), escape_cases.about(names))
+    (tmp_path / "r.html").write_text(html.page([source]), encoding="utf-8")
+    page.open(tmp_path / "r.html")
+    page.js(
+        "window.copied = []; Object.defineProperty(navigator, 'clipboard', "
+        "{value: {writeText: t => { window.copied.push(t); return Promise.resolve(); }}})"
+    )
+    for kind in ("latex", "markdown", "csv"):
+        page.click(f"[data-copy={kind}]")
+    page.until("window.copied.length === 3")
+    latex, markdown, table = page.js("return window.copied")
+    for name in names:
+        assert f"\n{escape.for_latex(name)} & " in latex
+        assert f"\n| {escape.for_markdown(name)} | " in markdown
+    for name in ("dots.csv", "dots.svg"):  # of another test
+        (page.downloads / name).unlink(missing_ok=True)
+    page.click("#fig-dots [data-act=csv]")
+    clients = page.file("dots.csv").read_text()
+    for text, many in ((table, len(names)), (clients, 4 * 2 * len(names))):
+        rows = list(csv.reader(re.split(r"\r\n|\r|\n", text.strip())))
+        assert len(rows) == 1 + many
+        assert {len(row) for row in rows} == {len(rows[0])}
+        assert not any(c.startswith(tuple("=+-@＝＋－＠")) for row in rows for c in row)
+        assert not any(part.startswith("=") for part in text.split(";"))
+    page.click("#fig-dots [data-act=svg]")
+    assert ElementTree.fromstring(page.file("dots.svg").read_text()).tag.endswith("svg")
+    assert page.complaints() == []
+
+
+def test_scores_of_another_size_are_in_no_figure_called_per_cent(page, tmp_path):
+    history = report_cases.history(seeds=2, clients=9, rounds=4)
+    for run in history.runs:
+        for model in ("deployed", "last"):
+            run.tables[f"{model}.accuracy"] = [7 * row for row in run.tables[f"{model}.accuracy"]]
+    (tmp_path / "r.html").write_text(html.page([data.of(history)]), encoding="utf-8")
+    page.open(tmp_path / "r.html")
+    said = page.texts("#main svg text")
+    assert "accuracy" in said
+    assert {text for text in said if "%" in text} == {"share of clients, %"}
+    for figure in ("dots", "accuracy", "worst", "tradeoff", "gains", "client-accuracy", "variance"):
+        assert "%" not in page.key(f"#fig-{figure}", "ArrowRight"), figure
+    assert "%" not in page.texts("#client-text")[0] + page.texts("#gains-text")[0]
+    lines = "[...document.querySelectorAll('#fig-dots svg > circle')].map(c => c.cx.baseVal.value)"
+    assert page.js(f"return Math.max(...{lines}) - Math.min(...{lines})") > 300  # not squeezed
     assert page.complaints() == []
 
 

@@ -23,7 +23,7 @@ from fedmaba.strategies import (
     FedSGD,
     PropFair,
 )
-from fedmaba.strategy import Replies, Strategy
+from fedmaba.strategies.base import Replies, Strategy
 
 
 def descend(strategy, w, a, c, lr, steps):

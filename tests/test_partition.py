@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedmaba import datasets, partition
+from fedmaba.data import datasets, partition
+from fedmaba.data.federation import Federation
+from fedmaba.data.partition import Split, parse_share, split
 from fedmaba.errors import InputError
-from fedmaba.federation import Federation
-from fedmaba.partition import Split, parse_share, split
 
 EQUAL = np.concatenate([np.tile(np.arange(10), 600), np.tile(np.arange(10), 200)])
 SPECS = ("shards", "shards:1", "shards:5", "dirichlet", "dirichlet:0.05", "iid", "sizes", "sizes:2")

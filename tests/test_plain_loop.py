@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from fedmaba import rng
-from fedmaba.simplex import kkt_gap
 from fedmaba.simulation import local_training
 from fedmaba.simulation.engine import Optimiser, Run
-from fedmaba.strategy import Local
+from fedmaba.strategies.base import Local
+from fedmaba.strategies.simplex import kkt_gap
 from plain_loop import (
     FEW,
     MODELS,

@@ -158,7 +158,7 @@ def test_a_death_costs_an_attempt_a_stop_is_agreed_on_and_one_rank_goes_on(pair,
     lines = Path("broken/rounds.jsonl").read_text().splitlines()
     assert len(lines) == len(RUNS) * int(done[0])
     assert lines == (pair / "rounds.jsonl").read_text().splitlines()[: len(lines)]  # to the bit
-    alone(monkeypatch, "resume", "broken", "--quiet")
+    alone(monkeypatch, "resume", "broken", "--trust", "--quiet")
     close("broken", pair)
 
 

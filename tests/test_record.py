@@ -27,16 +27,27 @@ from hypothesis import strategies as some
 from torch import nn
 
 import fedmaba
-from fedmaba import cli, config, datasets, experiment, record, strategies
+from fedmaba import cli, strategies
+from fedmaba.data import datasets
+from fedmaba.data.federation import Federation
+from fedmaba.data.partition import Split
 from fedmaba.errors import Busy, InputError, SaveFailed
-from fedmaba.federation import Federation
-from fedmaba.history import Column
-from fedmaba.metrics import Fairness, fairness
-from fedmaba.partition import Split
-from fedmaba.record import Folder, load_checkpoint, load_history, read_checkpoint, run_id
+from fedmaba.experiment import config
+from fedmaba.experiment import session as experiment
 from fedmaba.report import data, html
+from fedmaba.results import files as files_
+from fedmaba.results import run_folder
+from fedmaba.results.history import Column
+from fedmaba.results.metrics import Fairness, fairness
+from fedmaba.results.run_folder import (
+    Folder,
+    load_checkpoint,
+    load_history,
+    read_checkpoint,
+    run_id,
+)
 from fedmaba.simulation import engine
-from fedmaba.strategy import Decision, Strategy
+from fedmaba.strategies.base import Decision, Strategy
 
 STRATEGIES = ["fedavg", "fedfv:tau=2", "fedmaba:loss_at=mean", "afl"]
 
@@ -98,7 +109,7 @@ def stopped(tiny_npz, tmp_path):
     """A folder left after five of six rounds, with two checkpoints."""
     out = tmp_path / "stopped"
     play(begun(asked(tiny_npz), out), stop_after=5)
-    assert [p.name for p in record.checkpoints(out)] == ["00000005.ckpt", "00000003.ckpt"]
+    assert [p.name for p in run_folder.checkpoints(out)] == ["00000005.ckpt", "00000003.ckpt"]
     return out
 
 
@@ -305,7 +316,7 @@ def test_a_stopped_and_resumed_run_ends_in_the_same_bytes(after, finished, tiny_
     out = tmp_path / "run"
     session = play(begun(asked(tiny_npz), out), stop_after=after)
     assert session.stopped
-    assert len(record.checkpoints(out)) in (1, 2)
+    assert len(run_folder.checkpoints(out)) in (1, 2)
     resumed = experiment.resume(out)
     assert resumed.batch.progress.round == after
     play(resumed)
@@ -368,7 +379,7 @@ def test_an_interrupted_write_leaves_nothing_behind(tmp_path, monkeypatch):
     (tmp_path / "a").write_bytes(b"old")
     monkeypatch.setattr(os, "fsync", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        record.write_file(tmp_path / "a", b"new")
+        run_folder.write_file(tmp_path / "a", b"new")
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_bytes() == b"old"
 
@@ -376,7 +387,7 @@ def test_an_interrupted_write_leaves_nothing_behind(tmp_path, monkeypatch):
 def test_the_two_newest_checkpoints_stay(tiny_npz, tmp_path):
     out = tmp_path / "run"
     play(begun(asked(tiny_npz, save__every=1), out), stop_after=5)
-    assert [p.name for p in record.checkpoints(out)] == ["00000005.ckpt", "00000004.ckpt"]
+    assert [p.name for p in run_folder.checkpoints(out)] == ["00000005.ckpt", "00000004.ckpt"]
 
 
 def test_a_stop_asked_for_while_the_caller_looks_at_a_round_loses_nothing(tiny_npz, tmp_path):
@@ -489,15 +500,17 @@ def test_a_checkpoint_is_safetensors_made_without_a_copy():
         "single": np.array(7, np.int64),
         "state": np.float64(0.5),
     }
-    pieces = record.pack(arrays, {"word": "é", "number": 3})
+    pieces = run_folder.pack(arrays, {"word": "é", "number": 3})
     assert any(np.shares_memory(np.asarray(piece), model) for piece in pieces[2:])
     body = b"".join(pieces)
-    found, meta = record.unpack(body)  # the library's own reader
+    own = safetensors.numpy.load(body)  # the library's own reader
+    found, meta = run_folder.unpack(body)
     assert meta == {"word": "é", "number": 3}
     assert list(found) == list(arrays)  # a strategy may take its state apart by place
     for name, value in arrays.items():
         assert found[name].shape == value.shape
-        assert found[name].dtype == value.dtype.newbyteorder("=")
+        assert found[name].dtype == own[name].dtype == value.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(own[name], value, name)
         np.testing.assert_array_equal(found[name], value, name)
     header = json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")])
     begins = {name: place["data_offsets"][0] for name, place in header.items() if "shape" in place}
@@ -505,14 +518,14 @@ def test_a_checkpoint_is_safetensors_made_without_a_copy():
     assert len(b"".join(pieces[:2])) % 8 == 0
     for odd in (np.zeros(1, np.longdouble), np.zeros(1, complex), np.array(["a"]), np.array([{}])):
         with pytest.raises(InputError, match=r"odd: an array of .* cannot be saved"):
-            record.pack({"odd": odd}, {})
+            run_folder.pack({"odd": odd}, {})
 
 
 # --- damage ------------------------------------------------------------------------------------
 
 
 def test_a_damaged_checkpoint_is_always_refused(stopped):
-    newest = record.checkpoints(stopped)[0]
+    newest = run_folder.checkpoints(stopped)[0]
     good = newest.read_bytes()
     rng = np.random.default_rng(0)
     flips = {*range(60), *rng.integers(len(good), size=150).tolist(), len(good) - 1}
@@ -535,13 +548,13 @@ def test_a_damaged_checkpoint_is_always_refused(stopped):
 
 
 def test_a_checkpoint_without_a_state_or_runs_is_refused_or_shown(stopped, monkeypatch, capsys):
-    newest, older = record.checkpoints(stopped)
+    newest, older = run_folder.checkpoints(stopped)
     older.unlink()
     arrays, meta = read_checkpoint(newest)
 
     def forge(arrays, meta):
-        body = b"".join(record.pack(arrays, meta))
-        newest.write_bytes(record.MAGIC + hashlib.sha256(body).digest() + body)
+        body = b"".join(run_folder.pack(arrays, meta))
+        newest.write_bytes(run_folder.MAGIC + hashlib.sha256(body).digest() + body)
 
     name = next(name for name in arrays if name.startswith("state/") and name.endswith("/p"))
     forge({n: a for n, a in arrays.items() if n != name}, meta)
@@ -555,7 +568,7 @@ def test_a_checkpoint_without_a_state_or_runs_is_refused_or_shown(stopped, monke
 
 
 def test_the_older_checkpoint_takes_the_place_of_a_damaged_one(stopped, finished):
-    newest = record.checkpoints(stopped)[0]
+    newest = run_folder.checkpoints(stopped)[0]
     newest.write_bytes(newest.read_bytes()[:-1])
     _, meta, damaged = load_checkpoint(stopped)
     assert meta["round"] == 3
@@ -570,7 +583,7 @@ def test_the_older_checkpoint_takes_the_place_of_a_damaged_one(stopped, finished
 
 
 def test_without_a_whole_checkpoint_there_is_one_line_that_names_them(stopped):
-    for file in record.checkpoints(stopped):
+    for file in run_folder.checkpoints(stopped):
         file.write_bytes(b"FEDMABA1" + bytes(100))
     before = files(stopped)
     for attempt in (experiment.resume, load_history):
@@ -622,7 +635,7 @@ def test_a_start_killed_in_its_first_write_can_be_repeated(finished, tiny_npz, t
 def test_what_a_killed_process_left_is_tidied_up(finished, stopped, tiny_npz):
     for name in (".about.json.tmp", "checkpoint/.00000006.ckpt.tmp"):
         (stopped / name).write_bytes(b"half of it")
-    spare = record.checkpoints(stopped)[0].read_bytes()
+    spare = run_folder.checkpoints(stopped)[0].read_bytes()
     play(experiment.resume(stopped))
     assert same_bytes(finished, stopped) == []
     (stopped / "checkpoint" / "00000006.ckpt").write_bytes(spare)  # killed before its last step
@@ -646,14 +659,13 @@ def test_damaged_lines_are_written_anew_from_the_checkpoint(damage, finished, st
     assert same_bytes(finished, stopped) == []
 
 
-@pytest.mark.parametrize("content", [None, b"junk", "other"])
+@pytest.mark.parametrize("content", [None, b"junk"])
 def test_a_damaged_partition_is_written_anew(content, finished, stopped):
     file = stopped / "partition.npz"
     if content is None:
         file.unlink()
     else:
-        other = record.npz({"seed0.train": np.arange(3)})
-        file.write_bytes(other if content == "other" else content)
+        file.write_bytes(content)
     session = experiment.resume(stopped)
     assert session.faults == [f"{file} was damaged: written anew"]
     play(session)
@@ -670,17 +682,17 @@ def test_what_was_begun_is_known_from_about_json_or_it_is_named(content, stopped
         experiment.resume(stopped)
 
 
-def test_a_table_of_another_kind_is_named(finished):
-    file = next((finished[1] / "clients").iterdir())
-    good = file.read_bytes()
-    file.write_bytes(record.npz({"x": np.arange(3)}))
+def test_a_table_of_another_kind_is_named(finished, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(finished[1], copy)
+    file = next((copy / "clients").iterdir())
+    file.write_bytes(run_folder.npz({"x": np.arange(3)}))
     with pytest.raises(InputError, match=rf"{file.name} cannot be read \(it lacks 'test_size'\)"):
-        load_history(finished[1])
-    file.write_bytes(good)
+        load_history(copy)
 
 
 def test_what_was_made_good_is_said_even_to_the_quiet(stopped, monkeypatch, capsys):
-    newest = record.checkpoints(stopped)[0]
+    newest = run_folder.checkpoints(stopped)[0]
     newest.write_bytes(newest.read_bytes()[:-1])
     monkeypatch.setattr("sys.argv", ["fedmaba", "resume", str(stopped), "--quiet"])
     with pytest.raises(SystemExit):
@@ -704,10 +716,7 @@ def test_a_full_disk_at_the_lock_is_one_line(tmp_path, monkeypatch):
         def write(self, content):
             refuse()
 
-    def opened(path, mode, buffering=-1):
-        return FullLock(path, mode, buffering)
-
-    monkeypatch.setattr(record, "open", opened, raising=False)
+    monkeypatch.setattr(files_, "open", FullLock, raising=False)
     with pytest.raises(SaveFailed, match="No space left"):
         Folder(tmp_path / "run")
     monkeypatch.undo()
@@ -722,10 +731,10 @@ def test_a_checkpoint_that_cannot_be_removed_ends_nothing(
         patch.setattr(Path, "unlink", refuse)
         play(begun(asked(tiny_npz, save__every=1), out))
     assert (out / "runs.json").exists()
-    assert len(record.checkpoints(out)) == 6
+    assert len(run_folder.checkpoints(out)) == 6
     with pytest.raises(InputError, match="is finished"):
         experiment.resume(out)
-    assert record.checkpoints(out) == []
+    assert run_folder.checkpoints(out) == []
 
 
 def test_a_folder_finished_by_another_process_meanwhile_is_left_alone(
@@ -733,17 +742,17 @@ def test_a_folder_finished_by_another_process_meanwhile_is_left_alone(
 ):
     """Between the first look and the lock, another process ran and ended."""
     out = tmp_path / "run"
-    real = record.Folder
+    real = run_folder.Folder
 
     def late(path):
-        monkeypatch.setattr(record, "Folder", real)
+        monkeypatch.setattr(run_folder, "Folder", real)
         play(begun(asked(tiny_npz), out))
         return real(path)
 
     for changes in ({}, {"train__lr": 0.3}):
         shutil.rmtree(out, ignore_errors=True)
         session = experiment.prepare(asked(tiny_npz, **changes))
-        monkeypatch.setattr(record, "Folder", late)
+        monkeypatch.setattr(run_folder, "Folder", late)
         with pytest.raises(InputError, match=r"finished|another experiment"):
             experiment.begin(session, out)
         assert same_bytes(finished, out) == []
@@ -752,24 +761,24 @@ def test_a_folder_finished_by_another_process_meanwhile_is_left_alone(
 def test_a_damaged_checkpoint_takes_no_place_from_good_ones(tiny_npz, tmp_path):
     out = tmp_path / "run"
     play(begun(asked(tiny_npz, save__every=1), out), stop_after=5)
-    newest = record.checkpoints(out)[0]
+    newest = run_folder.checkpoints(out)[0]
     newest.write_bytes(newest.read_bytes()[:-1])
     rounds = experiment.resume(out).rounds()
     next(rounds)
     rounds.close()
-    assert [p.name for p in record.checkpoints(out)] == ["00000005.ckpt", "00000004.ckpt"]
+    assert [p.name for p in run_folder.checkpoints(out)] == ["00000005.ckpt", "00000004.ckpt"]
     assert load_checkpoint(out)[2] == []
     (out / "checkpoint" / "00000009.ckpt").write_bytes(b"from nowhere")
     rounds = experiment.resume(out).rounds()
     next(rounds)
     rounds.close()
-    assert [p.name for p in record.checkpoints(out)] == ["00000006.ckpt", "00000005.ckpt"]
+    assert [p.name for p in run_folder.checkpoints(out)] == ["00000006.ckpt", "00000005.ckpt"]
 
 
 def test_a_checkpoint_of_another_experiment_is_refused(stopped, tiny_npz, tmp_path):
     other = tmp_path / "other"
     play(begun(asked(tiny_npz, strategies=["fedavg", "afl"]), other), stop_after=4)
-    shutil.copy(record.checkpoints(other)[0], stopped / "checkpoint" / "00000009.ckpt")
+    shutil.copy(run_folder.checkpoints(other)[0], stopped / "checkpoint" / "00000009.ckpt")
     with pytest.raises(InputError, match="is not of this experiment"):
         experiment.resume(stopped)
     (stopped / "checkpoint" / "00000009.ckpt").unlink()
@@ -891,7 +900,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from fedmaba.strategy import Decision, Strategy
+from fedmaba.strategies.base import Decision, Strategy
 
 @dataclass(frozen=True)
 class Rule(Strategy):
@@ -915,9 +924,9 @@ def test_a_strategy_of_ones_own_that_was_edited_is_noticed(tiny_npz, tmp_path, m
     play(begun(asked(tiny_npz, strategies=["some_rule.Rule"]), out), stop_after=3)
     edit("2")
     with pytest.raises(InputError, match="begun with another strategy rule"):
-        experiment.resume(out)
+        experiment.resume(out, trust=True)
     edit("1 ")
-    play(experiment.resume(out))
+    play(experiment.resume(out, trust=True))
     assert (out / "runs.json").exists()
 
 
@@ -949,10 +958,10 @@ def test_a_run_of_objects_names_the_python_call_and_no_command(tiny_npz, tmp_pat
     out = tmp_path / "run"
     play(brought(tiny_npz, out), stop_after=3)
     again = f"repeat the Python call that began it, with out='{out}'"
-    assert record.to_go_on(out) == again
+    assert run_folder.to_go_on(out) == again
     with pytest.raises(InputError, match=f"was begun in Python, with more than names: {again}"):
         experiment.resume(out)
-    assert "fedmaba" not in record.load_about(out)["repeat"]
+    assert "fedmaba" not in run_folder.load_about(out)["repeat"]
     page = html.page([data.load(out)])
     assert "the Python call that began it" in page
     assert "fedmaba run" not in page
@@ -962,11 +971,11 @@ def test_a_run_of_names_alone_says_its_command_wherever_it_was_begun(tiny_npz, t
     out = tmp_path / "run"
     options = {**SMALL, "data": tiny_npz, "model": "softmax", "out": out}
     fedmaba.compare([fedmaba.FedMABA(alpha=0.5)], **options)
-    assert record.load_about(out)["repeat"] == "fedmaba run experiment.toml --out NEW"
-    assert record.to_go_on(out) == f"fedmaba resume {out}"
+    assert run_folder.load_about(out)["repeat"] == "fedmaba run experiment.toml --out NEW"
+    assert run_folder.to_go_on(out) == f"fedmaba resume {out}"
     other = tmp_path / "hostile"
     fedmaba.compare(Hostile(), **{**options, "out": other})
-    assert "Python call" in record.to_go_on(other)
+    assert "Python call" in run_folder.to_go_on(other)
 
 
 def test_a_folder_without_checkpoints_says_what_it_is(tiny_npz, tmp_path):
@@ -993,7 +1002,7 @@ def test_a_name_inside_a_foreign_folder_cannot_lead_outside(finished, tmp_path):
 def test_a_file_that_is_no_npz_is_called_that(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"garbage")
     with pytest.raises(InputError, match=r"a\.npz cannot be read \(no NPZ file\): restore it"):
-        record.read_npz(tmp_path / "a.npz")
+        run_folder.read_npz(tmp_path / "a.npz")
 
 
 def test_another_torch_is_told(stopped):
@@ -1018,7 +1027,7 @@ def test_a_run_begun_anew_keeps_its_chunks(tiny_npz, tmp_path):
 
 
 def test_folders_without_a_name_are_never_shared(tmp_path):
-    taken = [record.claim(tmp_path / "runs", "sample") for _ in range(3)]
+    taken = [run_folder.claim(tmp_path / "runs", "sample") for _ in range(3)]
     assert [p.name for p in taken] == ["sample-001", "sample-002", "sample-003"]
 
 
@@ -1028,8 +1037,8 @@ def test_folders_without_a_name_are_never_shared(tmp_path):
 class Full:
     """A file on a disk that is full after a few bytes."""
 
-    def __init__(self, *args):
-        self.file = open(*args)  # noqa: SIM115 - closed by the caller's `with`
+    def __init__(self, *args, **how):
+        self.file = open(*args, **how)  # noqa: SIM115 - closed by the caller's `with`
 
     def __enter__(self):
         return self
@@ -1050,9 +1059,9 @@ def refuse(*args, **kwargs):
 
 
 FAULTS = {
-    "fsync": lambda patch: patch.setattr(record.os, "fsync", refuse),
-    "replace": lambda patch: patch.setattr(record.os, "replace", refuse),
-    "write": lambda patch: patch.setattr(record, "open", Full, raising=False),
+    "fsync": lambda patch: patch.setattr(os, "fsync", refuse),
+    "replace": lambda patch: patch.setattr(os, "replace", refuse),
+    "write": lambda patch: patch.setattr(files_, "open", Full, raising=False),
 }
 
 
@@ -1110,8 +1119,8 @@ def test_a_file_is_written_before_it_gets_its_name(tmp_path, monkeypatch):
         real_replace(a, b)
 
     folder = Folder(tmp_path / "run")
-    monkeypatch.setattr(record.os, "fsync", fsync)
-    monkeypatch.setattr(record.os, "replace", replace)
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
     folder.write("a", b"content")
     folder.close()
     assert order == ["data", "name", "folder"]
@@ -1140,7 +1149,7 @@ def test_a_run_ends_in_the_same_bytes_where_the_system_is_as_windows_is(
         real_close(handle)
 
     monkeypatch.delattr(os, "O_DIRECTORY")
-    monkeypatch.setattr(record, "fcntl", None)
+    monkeypatch.setattr(files_, "fcntl", None)
     monkeypatch.setattr(os, "open", opened)
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "close", closed)
@@ -1156,7 +1165,7 @@ def test_a_run_ends_in_the_same_bytes_where_the_system_is_as_windows_is(
 def test_a_folder_has_one_owner(tmp_path, tiny_npz):
     out = tmp_path / "run"
     code = (
-        "import sys, pathlib; from fedmaba.record import Folder;"
+        "import sys, pathlib; from fedmaba.results.run_folder import Folder;"
         "f = Folder(pathlib.Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen(
@@ -1432,20 +1441,28 @@ def test_a_folder_that_is_let_go_is_nobody_elses(tmp_path, monkeypatch):
     seen[0].close()
 
 
-def test_label_counts_that_are_none_are_left_out(tmp_path):
+def test_label_counts_that_are_none_are_named(tmp_path):
     good = np.ones((2, 3), int)
-    odd = {"seed0.labels": np.array(["a"]), "seed1.labels": good, "seed2.labels": good[0]}
-    np.savez(tmp_path / "partition.npz", **odd)
-    assert list(record.load_labels(tmp_path)) == [1]
+    np.savez(tmp_path / "partition.npz", **{"seed1.labels": good})
+    assert run_folder.load_labels(tmp_path)[1].tolist() == good.tolist()
+    for odd in (np.array(["a"]), good[0], good - 2, good.astype(float)):
+        np.savez(tmp_path / "partition.npz", **{"seed0.labels": odd, "seed1.labels": good})
+        with pytest.raises(InputError, match=r"partition\.npz cannot be read \(seed0\.labels"):
+            run_folder.load_labels(tmp_path)
 
 
-def test_lines_of_odd_content_are_left_out(tmp_path):
-    lines = ['{"round": "3"}', "[3]", '{"round": 2}', '{"round": null}']
-    (tmp_path / "rounds.jsonl").write_text("\n".join(lines) + "\n")
-    assert record.read_lines(tmp_path) == [{"round": 2}]
-    (tmp_path / "rounds.jsonl").unlink()
-    (tmp_path / "rounds.jsonl").mkdir()
-    assert record.read_lines(tmp_path) == []
+def test_lines_of_odd_content_are_named(tmp_path):
+    good = '{"strategy": "fedavg", "seed": 0, "round": 2}'
+    file = tmp_path / "rounds.jsonl"
+    file.write_text(f'{good}\n{good}\n{{"round": 3')
+    assert run_folder.read_lines(tmp_path) == [json.loads(good)] * 2
+    assert len(run_folder.read_lines(tmp_path, len(good) + 1)) == 1
+    for odd in (good.replace("2", '"3"'), "[3]", good.replace("2", "null"), "{", "\0"):
+        file.write_text(f"{good}\n{odd}\n")
+        with pytest.raises(InputError, match=r"rounds\.jsonl cannot be read \(line 2: .*resume"):
+            run_folder.read_lines(tmp_path)
+    file.unlink()
+    assert run_folder.read_lines(tmp_path) == []
 
 
 def test_a_run_resumed_before_its_first_checkpoint_keeps_its_command(tiny_npz, tmp_path):
@@ -1454,4 +1471,4 @@ def test_a_run_resumed_before_its_first_checkpoint_keeps_its_command(tiny_npz, t
     session.close()
     again = experiment.resume(tmp_path / "run")
     again.close()
-    assert record.load_about(tmp_path / "run")["command"] == ["fedmaba", "compare", "fedavg"]
+    assert run_folder.load_about(tmp_path / "run")["command"] == ["fedmaba", "compare", "fedavg"]

@@ -23,11 +23,14 @@ from rich.console import Console
 
 import fedmaba
 import report_cases
-from fedmaba import cli, config, experiment, load_history, record
+from fedmaba import cli, load_history
 from fedmaba.errors import Diverged, InputError
-from fedmaba.history import History, RunHistory
+from fedmaba.experiment import config
+from fedmaba.experiment import session as experiment
 from fedmaba.report import data, export, figures, scene, table, tensorboard, terminal, watch
 from fedmaba.report import html as report
+from fedmaba.results import files, run_folder
+from fedmaba.results.history import History, RunHistory
 from report_cases import PAYLOADS
 
 SECTIONS = [
@@ -304,7 +307,7 @@ def test_the_page_carries_the_tables_of_every_run(folder):
         want = np.exp(-(weights * np.log(np.maximum(weights, 1e-300))).sum(1))
         np.testing.assert_allclose(told["info"]["effective"], want, rtol=1e-5)
     assert any((run.accuracy() != run.accuracy("last"))[-1].any() for run in source.history.runs)
-    counts = record.load_labels(folder)
+    counts = run_folder.load_labels(folder)
     for seed, told in seen["folders"][0]["labels"].items():
         np.testing.assert_allclose(unpacked(told["counts"]), counts[int(seed)], atol=1e-2)
 
@@ -339,7 +342,7 @@ def test_the_overview_counts_what_was_run(folder):
 
 
 def test_the_set_up_has_the_hashes_and_the_command(folder):
-    told, about = data.setup(data.load(folder)), record.load_about(folder)
+    told, about = data.setup(data.load(folder)), run_folder.load_about(folder)
     (name, digest), *splits = told["hashes"]
     assert name.startswith("data ")
     assert digest == about["data"]["sha256"]
@@ -467,7 +470,7 @@ def test_a_run_that_diverged_is_named(folder):
 
 
 def test_two_folders_keep_their_names_apart(folder, tmp_path):
-    other = record.load_history(folder)
+    other = run_folder.load_history(folder)
     sources = [data.load(folder), data.Source("other", other)]
     labels = [s["label"] for s in data.tree(sources)["strategies"]]
     assert labels[0] == "fedavg (run)"
@@ -489,8 +492,8 @@ def test_labels_and_names_of_the_data_reach_the_folder(tmp_path, monkeypatch):
     experiment.compare(
         "fedavg", data=str(tmp_path / "mine.npz"), model="softmax", rounds=1, seeds=1, out=out
     )
-    assert record.load_about(out)["data"]["clients"] == ["north", "south"]
-    (counts,) = record.load_labels(out).values()
+    assert run_folder.load_about(out)["data"]["clients"] == ["north", "south"]
+    (counts,) = run_folder.load_labels(out).values()
     assert counts.shape == (2, 3)
     assert counts[0, 0] == counts[0].sum() == 16  # a fifth is for testing
     text = report.page([data.load(out)])
@@ -1223,20 +1226,20 @@ def test_a_run_that_nobody_works_on_is_not_called_running(saved, tiny_npz, tmp_p
             assert "cut was interrupted" in text
             assert "saved up to round 4 of 8" in text
             assert "deployed model ()" not in text
-    assert not record.held(out)
-    assert not record.held(tmp_path)
+    assert not run_folder.held(out)
+    assert not run_folder.held(tmp_path)
     again = experiment.resume(out)
-    assert record.held(out)
+    assert run_folder.held(out)
     again.close()
 
 
 def test_looking_who_works_on_a_folder_keeps_nobody_out(tmp_path, monkeypatch):
     fcntl = pytest.importorskip("fcntl")
-    record.Folder(tmp_path).close()
+    run_folder.Folder(tmp_path).close()
     look = open(tmp_path / ".lock", "rb")  # noqa: SIM115 - as `held` does, for a moment
     fcntl.flock(look, fcntl.LOCK_SH)
-    monkeypatch.setattr(record.time, "sleep", lambda seconds: look.close())
-    record.Folder(tmp_path).close()
+    monkeypatch.setattr(files.time, "sleep", lambda seconds: look.close())
+    run_folder.Folder(tmp_path).close()
     assert look.closed  # it was in the way, and waited for
 
 

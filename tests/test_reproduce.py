@@ -19,13 +19,18 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from fedmaba import cli, compact, config, record, reproduce, targets
+from fedmaba import cli
 from fedmaba.errors import InputError, NoRoom
-from fedmaba.history import History, RunHistory
-from fedmaba.report import chosen, claims, document, drawing, paired, paper, reproduction, terminal
-from fedmaba.report.chosen import CHOICES
+from fedmaba.experiment import config
+from fedmaba.report import document, paired, terminal
 from fedmaba.report.paired import Interval
-from fedmaba.targets import Key, Scale
+from fedmaba.reproduction import archive, claims, drawing, paper, targets
+from fedmaba.reproduction import page as reproduction
+from fedmaba.reproduction import run as reproduce
+from fedmaba.reproduction.targets import Key, Scale
+from fedmaba.results import run_folder, selection
+from fedmaba.results.history import History, RunHistory
+from fedmaba.results.selection import CHOICES
 
 ROOT = Path(__file__).parents[1]
 TINY = ["--quick", "--rounds", "2", "--seeds", "2", "--only", "fedavg,fedmaba,afl:lam=0.5"]
@@ -323,7 +328,7 @@ ABOUT = {
 
 def save(path, job, runs, held=None):
     held = np.zeros(len(runs[0].test_size), int) if held is None else held
-    compact.write(path, runs, [held] * len(runs), ABOUT | {"settings": job.settings})
+    archive.write(path, runs, [held] * len(runs), ABOUT | {"settings": job.settings})
 
 
 @pytest.mark.parametrize("most", [100, 255, 256, 700, 35_000, 100_000])
@@ -337,7 +342,7 @@ def test_accuracies_come_back_exactly(most, tmp_path):
         made("afl", 1, size, 0, deploy="average", diverged="afl, seed 1, diverged in round 2"),
     ]
     save(tmp_path / "x.npz", job, runs, held)
-    batch = compact.read(tmp_path / "x.npz")
+    batch = archive.read(tmp_path / "x.npz")
     assert batch.digest == job.digest
     assert batch.keys == (
         *(Key("fedavg", 0, "poly:8"), Key("fedmaba", 0, "poly:8"), Key("afl", 1, "average")),
@@ -363,21 +368,21 @@ def test_a_damaged_file_is_one_line(tmp_path):
             bad[rng.integers(len(good))] ^= 1 << rng.integers(8)
         path.write_bytes(bad)
         try:
-            assert len(compact.read(path).runs) == 1
+            assert len(archive.read(path).runs) == 1
         except InputError as error:
             told.append(str(error))
     assert len(told) > 50
     assert not any("\n" in text for text in told)
     np.savez(path, about=np.frombuffer(b'{"format": 2}', np.uint8))
-    with pytest.raises(InputError, match="its format is 2"):
-        compact.read(path)
+    with pytest.raises(InputError, match="format=2: it should be 1"):
+        archive.read(path)
 
 
 def test_the_same_run_twice_is_refused_and_parts_are_merged(tmp_path):
     job, size = targets.load("figure1a").jobs[0], np.full(20, 100)
     save(tmp_path / "a.npz", job, [made("fedavg", 0, size)])
     save(tmp_path / "b.npz", job, [made("fedavg", 1, size), made("fedmaba", 1, size)])
-    history, used, missing = compact.collect(compact.read_all(tmp_path), job)
+    history, used, missing = archive.collect(archive.read_all(tmp_path), job)
     assert [(r.label, r.seed) for r in history.runs] == [
         *(("fedavg", 0), ("fedavg", 1), ("fedmaba", 1)),
     ]
@@ -385,7 +390,7 @@ def test_the_same_run_twice_is_refused_and_parts_are_merged(tmp_path):
     assert len(missing) == len(job.runs) - 3
     save(tmp_path / "c.npz", job, [made("fedavg", 1, size)])
     with pytest.raises(InputError, match="both hold fedavg, seed 1: keep one"):
-        compact.read_all(tmp_path)
+        archive.read_all(tmp_path)
 
 
 # --- from the command to the files -------------------------------------------------------------
@@ -405,7 +410,7 @@ def test_a_target_from_the_command_to_every_file(call, tmp_path):
     images = {f"{k}{f}" for k in ("variance", "tradeoff") for f in (".png", ".svg", ".pdf")}
     assert names == {"table.md", "table.tex", "table.csv"} | images
     (file,) = (tmp_path / "mine").glob("*.npz")
-    batch = compact.read(file)
+    batch = archive.read(file)
     assert {key.label for key in batch.keys} == {
         *("fedavg", "fedmaba", "fedmaba:alpha=0.8", "afl:lam=0.5"),
     }
@@ -476,7 +481,7 @@ def test_an_interrupted_batch_goes_on_and_ends_in_the_same_numbers(tmp_path, cal
     batch = play(again, tmp_path / "b")
     assert "goes on after round 1" in batch.session.notes
     assert batch.seconds > stopped.seconds
-    whole, parts = (compact.read_all(tmp_path / name)[0].runs for name in "ab")
+    whole, parts = (archive.read_all(tmp_path / name)[0].runs for name in "ab")
     assert whole.keys() == parts.keys()
     for key, run in whole.items():
         for name in run.tables:
@@ -498,7 +503,7 @@ def test_data_are_read_once_for_batches_one_after_another(tmp_path, monkeypatch,
     words = ("--quick", "--rounds", "1", "--seeds", "1", "--only", "fedmaba")
     assert call("readings", *words, "--out", tmp_path)[0] == 0
     assert len(read) == 1
-    digests = {batch.about["data"]["sha256"] for batch in compact.read_all(tmp_path)}
+    digests = {batch.about["data"]["sha256"] for batch in archive.read_all(tmp_path)}
     assert digests == {load("sample").sha256()}
     other = config.Data(name="cifar10")
     held = reproduce.Held(config.Data(name="sample"), load("sample"), "")
@@ -531,7 +536,7 @@ def test_a_batch_that_is_killed_goes_on_from_its_last_minutes(tmp_path, monkeypa
             if snapshot.round == 2:
                 break
         batch.folder.close()
-        found = record.checkpoints(batch.folder.path)
+        found = run_folder.checkpoints(batch.folder.path)
         assert [int(path.stem) for path in found][:1] == saved
 
 
@@ -610,14 +615,14 @@ def test_parts_run_apart_are_the_whole(tmp_path):
         path.rename(merged / path.name)
     assert len(list(merged.iterdir())) == 3
     assert reproduce.plan(tiny(), merged) == []
-    page = reproduction.document(tiny(), compact.read_all(merged))
+    page = reproduction.document(tiny(), archive.read_all(merged))
     assert not any("Not run yet" in text for text in page.text)
 
 
 def test_runs_with_different_deployed_models_share_a_batch(tmp_path):
     (work,) = reproduce.plan(tiny("table2-fashion-mnist-partial"), tmp_path)
     play(work, tmp_path)
-    (batch,) = compact.read_all(tmp_path)
+    (batch,) = archive.read_all(tmp_path)
     for label in ("fedavg", "fedmaba"):
         a, b = (batch.runs[Key(label, 0, deploy)] for deploy in ("ema:0.98", "poly:8"))
         assert np.array_equal(a.accuracy("last"), b.accuracy("last"))
@@ -666,7 +671,7 @@ def test_a_table_does_not_call_equal_differences_distinguishable(tmp_path):
         tables = run.tables | {"last.accuracy": list(more)}
         runs.append(RunHistory("fedmaba", run.seed, run.deploy, size, tables=tables))
     save(tmp_path / "x.npz", job, runs)
-    page = reproduction.document(targets.load("table2-fashion-mnist"), compact.read_all(tmp_path))
+    page = reproduction.document(targets.load("table2-fashion-mnist"), archive.read_all(tmp_path))
     (row,) = grid(page, "pairs-last").rows
     shown = ["+0.00 in every seed", *["+2.00 in every seed"] * 3]
     assert [cell.text for cell in row] == ["FedMABA, α=0.5", "2", *shown, "any"]
@@ -707,7 +712,7 @@ def fill(folder, *names):
         size = np.full(20, 100)
         runs = [made(k.label, k.seed, size, deploy=k.deploy, held=held) for k in keys]
         save(folder / f"{digest}.npz", job, runs, held)
-    return compact.read_all(folder)
+    return archive.read_all(folder)
 
 
 def grid(page, name):
@@ -718,7 +723,7 @@ def test_some_seeds_of_a_target_with_variants_are_counted_over_all_of_them(tmp_p
     target = targets.load("attacks", targets.Scale(seeds=2))
     job, size = target.jobs[0], np.full(20, 100)
     save(tmp_path / "x.npz", job, [made("fedavg", s, size) for s in (0, 1)])
-    page = reproduction.document(target, compact.read_all(tmp_path))
+    page = reproduction.document(target, archive.read_all(tmp_path))
     assert "A part of it: 64 of 96 runs." in page.text
     (told,) = (text for text in page.text if text.startswith("Not run yet: "))
     assert told.startswith("Not run yet: nobody is hostile (6 of 8 runs); 10 % report a loss of a ")
@@ -759,7 +764,7 @@ def test_rounds_are_chosen_as_the_captions_say(tmp_path):
     target = targets.load("table2-fashion-mnist-validation")
     (job,) = target.jobs
     batches = fill(tmp_path, "table2-fashion-mnist-validation")
-    history = chosen.history_of(batches, job)
+    history = archive.history_of(batches, job)
     run = next(r for r in history.runs if r.label == "fedavg" and r.seed == 1)
     last, held = run.accuracy("last"), run.column("last_validation.accuracy")
     want = {
@@ -770,7 +775,7 @@ def test_rounds_are_chosen_as_the_captions_say(tmp_path):
     }
     assert len({round(v, 6) for v in want.values()}) == 4
     for name, value in want.items():
-        found = chosen.values(history, "last", CHOICES[name])["fedavg"][1]
+        found = selection.values(history, "last", CHOICES[name])["fedavg"][1]
         assert found.accuracy == pytest.approx(100 * value), name
     assert {"best", "last", "valid", "last5"} <= {
         g.name for g in reproduction.document(target, batches).grids
@@ -781,9 +786,9 @@ def test_differences_are_paired_by_seed(tmp_path):
     job, size = targets.load("figure1a").jobs[0], np.full(20, 100)
     runs = [made(label, seed, size) for label in ("fedavg", "fedmaba") for seed in (0, 1, 2)]
     runs.append(made("fedavg", 7, size))  # no partner
-    found = chosen.values(History(runs), "last", CHOICES["last"])
+    found = selection.values(History(runs), "last", CHOICES["last"])
     ours, theirs = paired.pairs(
-        *(chosen.by_seed(found, row, "variance") for row in ("fedmaba", "fedavg"))
+        *(selection.by_seed(found, row, "variance") for row in ("fedmaba", "fedavg"))
     )
     want = [
         [100**2 * np.var(r.accuracy("last")[-1]) for r in runs if r.label == label and r.seed < 3]
@@ -811,7 +816,7 @@ def test_what_the_average_does_is_paired_by_run(tmp_path):
     target = targets.load("table2-cifar10-partial")
     table = grid(reproduction.document(target, batches), "gain-ema0.98")
     assert len(table.rows) == 15
-    history = compact.collect(batches, target.jobs[0])[0]
+    history = archive.collect(batches, target.jobs[0])[0]
     want = [
         100**2 * (np.var(r.accuracy("deployed")[-1]) - np.var(r.accuracy("last")[-1]))
         for r in history.runs
@@ -882,7 +887,7 @@ def test_runs_that_are_missing_are_listed_by_seeds_with_every_name(tmp_path):
     target = targets.load("figure1b-all")
     (job,), size = target.jobs, np.full(20, 100)
     save(tmp_path / "x.npz", job, [made("fedavg", s, size) for s in (0, 2)])
-    page = reproduction.document(target, compact.read_all(tmp_path))
+    page = reproduction.document(target, archive.read_all(tmp_path))
     (told,) = (text for text in page.text if text.startswith("Not run yet: "))
     others = "FedMABA, α=0.5; FedMABA, α=0.8; FedFV, α=0.1, τ=1"
     assert f"seeds 0, 1, 2 of {others}, and seed 1 of FedAvg" in told
@@ -897,7 +902,7 @@ def test_a_run_that_diverged_is_told_and_left_out(tmp_path):
     runs += [made("afl", s, size, 0, deploy="average", diverged=f"afl, seed {s}") for s in (0, 1)]
     save(tmp_path / "x.npz", job, runs)
     for name in ("figure1a", "table2-fashion-mnist"):
-        page = reproduction.document(targets.load(name), compact.read_all(tmp_path))
+        page = reproduction.document(targets.load(name), archive.read_all(tmp_path))
         assert any("diverged in round 21" in text for text in page.text)
         assert page.figures["variance"]() is not None
     rows = {row[0].text: row for row in grid(page, "last").rows}
@@ -1011,8 +1016,8 @@ def test_the_tool_puts_right_what_is_wrong(tool, tmp_path):
         "<!-- reproduce table2-fashion-mnist last -->\n| wrong |\n<!-- end -->\nrest\n"
     )
     page = tool["renew"](text, batches)
-    found = chosen.values(
-        compact.collect(batches, targets.load("table2-fashion-mnist").jobs[0])[0],
+    found = selection.values(
+        archive.collect(batches, targets.load("table2-fashion-mnist").jobs[0])[0],
         "last",
         CHOICES["last5"],
     )["fedavg"]
@@ -1034,7 +1039,7 @@ def test_numbers_of_rounds_readings_floors_and_gains(tool, tmp_path):
     batches = fill(tmp_path, "readings")
     target = targets.load("readings")
     runs = {
-        i: [r for r in compact.collect(batches, target.jobs[i])[0].runs if r.label == "fedavg"]
+        i: [r for r in archive.collect(batches, target.jobs[i])[0].runs if r.label == "fedavg"]
         for i in (0, 4)
     }
 
@@ -1105,7 +1110,7 @@ def test_results_are_small_and_tell_no_paths():
     assert {path.suffix for path in files} == {".npz"}
     assert sum(path.stat().st_size for path in files) < 12_000_000
     for path in files:
-        assert not re.search(r"(^|[\s=])[/~]", compact.read(path).about["command"])
+        assert not re.search(r"(^|[\s=])[/~]", archive.read(path).about["command"])
 
 
 def test_targets_can_be_left_out_of_all():
@@ -1125,7 +1130,7 @@ def test_attacks_that_were_tried_are_shown_with_every_strategy(tmp_path):
     assert len({job.digest for job in target.jobs}) == len(target.jobs)
     size = np.where(np.arange(20) < 2, 0, 100)
     save(tmp_path / "x.npz", second, [made("fedmaba", s, size) for s in (0, 1)])
-    page = reproduction.document(target, compact.read_all(tmp_path))
+    page = reproduction.document(target, archive.read_all(tmp_path))
     for grid in page.grids:
         assert grid.head[2:] == [
             "FedAvg",

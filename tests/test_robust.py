@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fedmaba.robust import SIGMA, usual
 from fedmaba.strategies import FedMABA
-from fedmaba.strategy import Replies
+from fedmaba.strategies.base import Replies
+from fedmaba.strategies.outliers import SIGMA, usual
 
 KNOWN = np.array([1.0, 2.0, 3.0, 4.0, 5.0])  # median 3, median distance 1
 

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
 
-from fedmaba import models, rng
+from fedmaba import rng
 from fedmaba.errors import InputError
-from fedmaba.rows import compile, layers
+from fedmaba.rows import compile, layers, models
 from fedmaba.rows.base import Block, Inputs, Layout, PropFairRows, Pull, Rows, Step
 from fedmaba.rows.general import LoopRows, VmapRows
 from fedmaba.rows.random import dropout_mask, shuffles, stream

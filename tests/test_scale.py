@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedmaba import strategies
-from fedmaba.strategy import Replies
+from fedmaba.strategies.base import Replies
 
 MEMORY = Path(__file__).parents[1] / "benchmarks" / "memory.py"
 

@@ -14,8 +14,8 @@ from hypothesis.extra.numpy import arrays
 from scipy.optimize import brentq, minimize
 from scipy.special import softmax
 
-from fedmaba import simplex
-from fedmaba.simplex import effective, kkt_gap, kl_uniform, min_norm, project, tilt
+from fedmaba.strategies import simplex
+from fedmaba.strategies.simplex import effective, kkt_gap, kl_uniform, min_norm, project, tilt
 
 vectors = arrays(np.float64, some.integers(1, 30), elements=some.floats(-1e6, 1e6))
 radii = some.floats(0, 5)

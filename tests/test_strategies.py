@@ -17,10 +17,10 @@ from hypothesis import strategies as some
 
 from fedmaba import strategies
 from fedmaba.errors import InputError
-from fedmaba.simplex import kl_uniform
 from fedmaba.strategies import AFL, TERM, FedAvg, FedFV, FedMABA, FedMGDA, FedProx, PropFair
 from fedmaba.strategies import QFFL as QFedAvg
-from fedmaba.strategy import Local, Replies, Strategy
+from fedmaba.strategies.base import Local, Replies, Strategy
+from fedmaba.strategies.simplex import kl_uniform
 
 NAMES = [name for name, kind in strategies.REGISTRY.items() if "fedmaba." in kind.__module__]
 SPECS = [

@@ -19,7 +19,8 @@ from typing import Any
 from rich.console import Console
 from rich.terminal_theme import SVG_EXPORT_THEME
 
-from fedmaba import config, experiment
+from fedmaba.experiment import config
+from fedmaba.experiment import session as experiment
 from fedmaba.report import html, terminal
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"

@@ -15,17 +15,21 @@ from typing import Any
 import typer
 
 import fedmaba
-from fedmaba import cli, config
+from fedmaba import cli
+from fedmaba.experiment import config
 
 DOCS = Path(__file__).parents[1] / "docs"
 FLOORS = {  # from the ground up: a module imports what stands before it (a test looks)
-    "Words and maths": "errors rng simplex metrics average attack strategy robust own strategies",
-    "Data": "published datasets partition federation",
-    "Rows": "rows workers",
-    "Rounds": "runs models ranks tape local batch cohort move weigh rounds engine",
-    "Experiments": "config checks history record experiment targets compact reproduce",
-    "What people see": "streams report cli __main__",
-    "A real federation": "door server site flower flower_app",
+    "Ground": "errors stop rng user_code",
+    "Algorithms": "strategies",
+    "Data": "data",
+    "Models as rows": "rows",
+    "Simulation": "simulation",
+    "Results": "results",
+    "Experiments": "experiment",
+    "What people see": "report reproduction",
+    "A real federation": "deploy flower",
+    "Command line": "cli __main__",
 }
 
 
@@ -95,11 +99,14 @@ def modules() -> str:
     for floor, names in FLOORS.items():
         for name in names.split():
             left.remove(name)
-            path = root / name / "__init__.py" if (root / name).is_dir() else root / f"{name}.py"
-            about = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").strip()
-            shown = f"`{name}/`" if path.parent != root else f"`{name}`"
-            lines.append(f"| {floor} | {shown} | {about.splitlines()[0]} |")
-            floor = ""
+            paths = sorted((root / name).glob("*.py")) or [root / f"{name}.py"]
+            for path in paths:
+                text = ast.parse(path.read_text(encoding="utf-8"))
+                about = (ast.get_docstring(text) or "").strip().splitlines()[0]
+                inside = "" if path.name == "__init__.py" else path.stem
+                shown = f"`{name}/{inside}`" if path.parent != root else f"`{name}`"
+                lines.append(f"| {floor} | {shown} | {about} |")
+                floor = ""
     if left:
         raise SystemExit(f"tools/reference.py: FLOORS lacks {', '.join(sorted(left))}")
     return "\n".join(lines) + "\n"

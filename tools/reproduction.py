@@ -21,12 +21,15 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmaba import compact, reproduce, targets
 from fedmaba.errors import InputError
-from fedmaba.history import Column, History, Model, RunHistory
-from fedmaba.report import chosen, document, figures, paired, reproduction
+from fedmaba.report import document, figures, paired
 from fedmaba.report.document import Cell, Grid
-from fedmaba.report.paper import name_of
+from fedmaba.reproduction import archive, targets
+from fedmaba.reproduction import page as reproduction
+from fedmaba.reproduction import run as reproduce
+from fedmaba.reproduction.paper import name_of
+from fedmaba.results import selection
+from fedmaba.results.history import Column, History, Model, RunHistory
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproduction.md"
@@ -53,18 +56,18 @@ MODELS: tuple[Model, ...] = ("last", "deployed")
 target_of = cache(targets.load)
 
 
-def load(folder: Path) -> list[compact.Batch]:
-    return compact.read_all(folder) if folder.is_dir() else []
+def load(folder: Path) -> list[archive.Batch]:
+    return archive.read_all(folder) if folder.is_dir() else []
 
 
-def renew(text: str, batches: list[compact.Batch]) -> str:
+def renew(text: str, batches: list[archive.Batch]) -> str:
     """The page with every table and number as the files have it."""
     text = BLOCK.sub(lambda m: m[1] + section(m[2], m[3].split(), batches) + m[4], text)
     text = MADE.sub(lambda m: f"{m[1]}\n{TABLES[m[2]](batches)}\n\n{m[3]}", text)
     return VALUE.sub(lambda m: value(m[2], m[3], m[4], m[5], m[6], batches) + m[1], text)
 
 
-def section(name: str, chosen: list[str], batches: list[compact.Batch]) -> str:
+def section(name: str, chosen: list[str], batches: list[archive.Batch]) -> str:
     """The tables of a target, or that it has not been run."""
     target = target_of(name)
     try:
@@ -76,16 +79,17 @@ def section(name: str, chosen: list[str], batches: list[compact.Batch]) -> str:
             "\n" + "\n\n".join(document.table(g) for g in page.grids if g.name in chosen) + "\n\n"
         )
     page.text = [t for t in page.text if not t.startswith(LEFT_OUT)]
-    used = {b.path: b for job in target.every_job() for b in compact.collect(batches, job)[1]}
+    used = {b.path: b for job in target.every_job() for b in archive.collect(batches, job)[1]}
     said = sorted({f"`{batch.about['command']}`" for batch in used.values()})
-    page.text.append(f"Commands: {', '.join(said)}.")
     pictures = [
         f"\n*{caption(kind)}:*\n\n![{target.view.title}; {caption(kind)}]({picture(name, kind)})\n"
         for kind in page.figures
         if target.view.kind != "table"
     ]
-    body = document.markdown(page, chosen, level=3)
-    return "\n" + body + "".join(pictures) + "\n"
+    tables = [document.table(g) for g in page.grids if not chosen or g.name in chosen]
+    words = document.markdown(replace(page, grids=[]), level=3)
+    body = "\n\n".join([words + f"\nCommands: {', '.join(said)}.", *tables])
+    return "\n" + body + "\n" + "".join(pictures) + "\n"
 
 
 def caption(kind: str) -> str:
@@ -99,7 +103,7 @@ def picture(name: str, kind: str) -> str:
 
 
 def value(
-    name: str, row: str, figure: str, model: str, at: str, batches: list[compact.Batch]
+    name: str, row: str, figure: str, model: str, at: str, batches: list[archive.Batch]
 ) -> str:
     """One mean over seeds, as a table would show it."""
     ours, _, base = row.partition(" - ")
@@ -113,15 +117,15 @@ def value(
     return document.number(mean, sign=model == "gain").text
 
 
-def rows_of(name: str, row: str, batches: list[compact.Batch]) -> tuple[list[RunHistory], float]:
+def rows_of(name: str, row: str, batches: list[archive.Batch]) -> tuple[list[RunHistory], float]:
     """A row's runs that did not diverge, and the share that its worst clients are."""
     name, _, which = name.partition("#")
-    history = chosen.history_of(batches, target_of(name).jobs[int(which or 1) - 1])
+    history = archive.history_of(batches, target_of(name).jobs[int(which or 1) - 1])
     return [r for r in history.runs if r.label == row and not r.diverged], history.share
 
 
 def stretch(
-    name: str, row: str, base: str, figure: str, model: str, batches: list[compact.Batch]
+    name: str, row: str, base: str, figure: str, model: str, batches: list[archive.Batch]
 ) -> tuple[int, int]:
     """Ends of the longest stretch of evaluations at which two rows can be told apart."""
     kind: Model = "last" if model == "last" else "deployed"
@@ -145,7 +149,7 @@ def stretch(
 
 
 def by_seed(
-    name: str, row: str, figure: str, model: str, at: str, batches: list[compact.Batch]
+    name: str, row: str, figure: str, model: str, at: str, batches: list[archive.Batch]
 ) -> dict[int, float]:
     """A figure of a row's runs that did not diverge."""
     runs, share = rows_of(name, row, batches)
@@ -156,7 +160,9 @@ def by_seed(
     history = History(runs, share)
 
     def of(model: Model) -> dict[int, float]:
-        return chosen.by_seed(chosen.values(history, model, chosen.CHOICES[at]), row, figure)
+        return selection.by_seed(
+            selection.values(history, model, selection.CHOICES[at]), row, figure
+        )
 
     if model == "gain":
         last, handed = map(of, MODELS)
@@ -187,7 +193,7 @@ WIDE = (
 OURS = ("fedmaba", "fedmaba:alpha=0.8")
 
 
-def brief(batches: list[compact.Batch]) -> str:
+def brief(batches: list[archive.Batch]) -> str:
     """FedMABA's variance minus FedAvg's, in every table: a line for each setting."""
     head = ["data, split, clients in a round", "seeds", "FedAvg, last / deployed"]
     head += [f"{name_of(row)}, {model}" for row in OURS for model in MODELS]
@@ -211,7 +217,7 @@ def brief(batches: list[compact.Batch]) -> str:
     return document.table(Grid("brief", "FedMABA's variance minus FedAvg's, %²", head, body))
 
 
-def summary(batches: list[compact.Batch]) -> str:
+def summary(batches: list[archive.Batch]) -> str:
     """FedMABA against FedAvg, in every table."""
     head = ["data, split, clients in a round", "seeds", "row", "FedAvg's variance, last / deployed"]
     head += ["variance, last round", "variance, last five", "variance, deployed"]
@@ -239,7 +245,7 @@ def summary(batches: list[compact.Batch]) -> str:
     return document.table(Grid("summary", "FedMABA minus FedAvg, 95 % t-interval", head, body))
 
 
-def which(batches: list[compact.Batch]) -> str:
+def which(batches: list[archive.Batch]) -> str:
     """The rows among which one chooses: levels of the deployed model, differences to FedAvg."""
     name, figures = "table2-fashion-mnist", ("variance", "accuracy", "worst", "best")
     head = ["row", "seeds", "variance %²", "accuracy %", "worst 5 %", "best 5 %"]
@@ -260,7 +266,7 @@ def span_cell(span: paired.Interval) -> Cell:
     return Cell(span.text(), rank=0 if span.distinguishable else 2)
 
 
-def times(batches: list[compact.Batch]) -> str:
+def times(batches: list[archive.Batch]) -> str:
     """How long each target took, without the runs it shares with others."""
     head = ["command", "runs of its own", "client updates", "wall time, s", "client updates/s"]
     body = []
@@ -282,7 +288,7 @@ def times(batches: list[compact.Batch]) -> str:
     return document.table(Grid("times", "Wall time on one H200", head, body))
 
 
-def missing(batches: list[compact.Batch]) -> str:
+def missing(batches: list[archive.Batch]) -> str:
     """What has not been run, with the command."""
     lines, seen = [], set()
     for name in sorted(targets.names(), key=lambda n: -len(target_of(n).every_job())):
@@ -292,7 +298,7 @@ def missing(batches: list[compact.Batch]) -> str:
             reproduce.Work(name, job, tuple(keys))
             for job in target_of(name).every_job()
             if (
-                keys := [k for k in compact.collect(batches, job)[2] if (job.digest, k) not in seen]
+                keys := [k for k in archive.collect(batches, job)[2] if (job.digest, k) not in seen]
             )
         ]
         seen |= {(w.job.digest, k) for w in works for k in w.runs}
@@ -303,7 +309,7 @@ def missing(batches: list[compact.Batch]) -> str:
     return "\n".join(line for _, line in sorted(lines)) or "Nothing."
 
 
-def precision(batches: list[compact.Batch]) -> str:
+def precision(batches: list[archive.Batch]) -> str:
     """Rows in bf16 beside the same ones in tf32."""
     again = load(BF16)
     head = ["row", "model", "variance %²", "bf16 - tf32", "accuracy %", "bf16 - tf32"]
@@ -329,7 +335,7 @@ def precision(batches: list[compact.Batch]) -> str:
     return document.table(Grid("precision", "tf32 / bf16, mean ± sd over three seeds", head, body))
 
 
-def again(batches: list[compact.Batch]) -> str:
+def again(batches: list[archive.Batch]) -> str:
     """Runs beside the same ones of another day: how far rounding alone moves a table."""
     later = load(AGAIN)
     head = ["target", "entries", "within one sd", "median, sd", "row", "variance, last round"]
@@ -357,21 +363,22 @@ def again(batches: list[compact.Batch]) -> str:
 
 
 def _moved(
-    name: str, batches: list[compact.Batch], later: list[compact.Batch]
+    name: str, batches: list[archive.Batch], later: list[archive.Batch]
 ) -> list[tuple[float, bool]]:
     """How far entries moved, in their standard deviations over seeds, and whether seeds agree.
 
     That is: whether the interval of the paired difference leaves out 0. No rows that diverged.
     """
     out = []
-    (job, *_), last = target_of(name).jobs, chosen.CHOICES["last"]
+    (job, *_), last = target_of(name).jobs, selection.CHOICES["last"]
     for model in MODELS:
         sides = [
-            chosen.values(chosen.history_of(some, job), model, last) for some in (batches, later)
+            selection.values(archive.history_of(some, job), model, last)
+            for some in (batches, later)
         ]
         for label in job.strategies:
             for figure in ("variance", "accuracy", "worst", "best"):
-                then, now = (chosen.by_seed(found, label, figure) for found in sides)
+                then, now = (selection.by_seed(found, label, figure) for found in sides)
                 before, after = paired.pairs(then, now)
                 if len(after) == 3:
                     far = abs(float(np.mean(after - before))) / float(np.std(before, ddof=1))
@@ -379,7 +386,7 @@ def _moved(
     return out
 
 
-def rounding(batches: list[compact.Batch]) -> str:
+def rounding(batches: list[archive.Batch]) -> str:
     """How far tables move in bf16, beside how far they move in tf32 on another day."""
     head = ["target", "", "entries", "within one sd", "median, sd", "intervals without 0"]
     sides, body = {"tf32 again": load(AGAIN), "bf16": load(BF16)}, []
@@ -394,7 +401,7 @@ def rounding(batches: list[compact.Batch]) -> str:
     return document.table(Grid("rounding", title, head, body))
 
 
-TABLES: dict[str, Callable[[list[compact.Batch]], str]] = {
+TABLES: dict[str, Callable[[list[archive.Batch]], str]] = {
     "brief": brief,
     "summary": summary,
     "times": times,
@@ -406,7 +413,7 @@ TABLES: dict[str, Callable[[list[compact.Batch]], str]] = {
 }
 
 
-def draw(batches: list[compact.Batch]) -> None:
+def draw(batches: list[archive.Batch]) -> None:
     """The figures the page shows."""
     for name in targets.names():
         target = target_of(name)

@@ -3,9 +3,10 @@
 import torch
 from common import EACH, LR, MINIBATCH, PARTICIPANTS, ROUNDS, WARM, Clock, data
 
-from fedmaba import datasets, strategies
-from fedmaba.federation import Federation
-from fedmaba.partition import Split
+from fedmaba import strategies
+from fedmaba.data import datasets
+from fedmaba.data.federation import Federation
+from fedmaba.data.partition import Split
 from fedmaba.simulation.engine import Plan, Run, simulate, start
 
 torch.set_num_threads(1)

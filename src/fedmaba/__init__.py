@@ -3,17 +3,19 @@
 Names are imported when first used: `import fedmaba` is quick and needs no torch.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import importlib  # nothing else: `python -m fedmaba` would look for it in the working folder first
 
+TYPE_CHECKING = False  # as type checkers know it, without `typing`
 if TYPE_CHECKING:
-    from fedmaba.datasets import Dataset
+    from typing import Any
+
+    from fedmaba.data.datasets import Dataset
+    from fedmaba.data.federation import Federation
     from fedmaba.errors import InputError
-    from fedmaba.experiment import compare
-    from fedmaba.federation import Federation
-    from fedmaba.history import History, RunHistory
-    from fedmaba.metrics import Fairness, fairness
-    from fedmaba.record import load_history
+    from fedmaba.experiment.session import compare
+    from fedmaba.results.history import History, RunHistory
+    from fedmaba.results.metrics import Fairness, fairness
+    from fedmaba.results.run_folder import load_history
     from fedmaba.strategies import (
         AFL,
         QFFL,
@@ -28,26 +30,26 @@ if TYPE_CHECKING:
         parse,
         register,
     )
-    from fedmaba.strategy import Decision, Local, Needs, Replies, Strategy, param
+    from fedmaba.strategies.base import Decision, Local, Needs, Replies, Strategy, param
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "compare": "experiment",
-    "Dataset": "datasets",
-    "Decision": "strategy",
-    "Federation": "federation",
-    "History": "history",
-    "Local": "strategy",
-    "Needs": "strategy",
-    "Replies": "strategy",
-    "Strategy": "strategy",
-    "Fairness": "metrics",
+    "compare": "experiment.session",
+    "Dataset": "data.datasets",
+    "Decision": "strategies.base",
+    "Federation": "data.federation",
+    "History": "results.history",
+    "Local": "strategies.base",
+    "Needs": "strategies.base",
+    "Replies": "strategies.base",
+    "Strategy": "strategies.base",
+    "Fairness": "results.metrics",
     "InputError": "errors",
-    "RunHistory": "history",
-    "fairness": "metrics",
-    "load_history": "record",
-    "param": "strategy",
+    "RunHistory": "results.history",
+    "fairness": "results.metrics",
+    "load_history": "results.run_folder",
+    "param": "strategies.base",
     "parse": "strategies",
     "register": "strategies",
     "AFL": "strategies",
@@ -93,7 +95,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name in _HOME:
         return getattr(importlib.import_module(f"fedmaba.{_HOME[name]}"), name)
     raise AttributeError(f"module 'fedmaba' has no attribute {name!r}")

@@ -21,13 +21,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 import typer
 from pydantic import ValidationError
 
-from fedmaba import __version__, config, streams
-from fedmaba.errors import Diverged, FedmabaError, InputError
+from fedmaba import __version__, stop
+from fedmaba.errors import Diverged, FedmabaError, InputError, shortened
+from fedmaba.experiment import config
+from fedmaba.report import streams
+from fedmaba.report.escape import one_line
 
 if TYPE_CHECKING:
-    from fedmaba.experiment import Session
-    from fedmaba.history import At, Model
-    from fedmaba.targets import Target
+    from fedmaba.experiment.session import Session
+    from fedmaba.reproduction.targets import Target
+    from fedmaba.results.history import At, Model
 
     Dtype = Literal["float32", "tf32", "bf16", "float64"]
     Form = Literal["csv"]
@@ -42,11 +45,11 @@ else:  # typer before 0.19 knows choices by enums only
 app = typer.Typer(
     name="fedmaba",
     help="Fair federated learning: compare, reproduce and look at every algorithm.",
-    epilog="Exit codes: 0 done, 1 an exception in code of one's own, 2 found before any work, "
+    epilog="Exit codes: 0 done, 1 an exception in code of your own, 2 found before any work, "
     "65 a run diverged, 69 another process of the job ended, 70 a process of the Flower demo "
     "failed, 71 too little memory, 74 the run folder or the output could not be written, "
-    "75 another process works on the folder, 130 stopped by Ctrl-C or SIGTERM, "
-    "143 ended at once by a second SIGTERM.",
+    "75 another process works on the folder, 130 stopped after the round and saved, by Ctrl-C, "
+    "SIGTERM or SIGHUP; or ended at once by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -75,6 +78,24 @@ Share = Annotated[
     typer.Option(
         help="of clients in 'worst' and 'best', as 5% [as run]", parser=_share, metavar="SHARE"
     ),
+]
+
+
+def _reached(given: Path | list[Path]) -> Path | list[Path]:
+    """Refuse a path that no file system could hold or let us see."""
+    for path in given if isinstance(given, list) else [given]:
+        try:
+            path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # said by whoever reads it
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}: name a run folder") from error
+    return given
+
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="a run folder", callback=_reached)]
+RunFolders = Annotated[
+    list[Path], typer.Argument(metavar="RUN", help="run folders", callback=_reached)
 ]
 DataDir = Annotated[
     Optional[Path],  # noqa: UP045
@@ -124,7 +145,8 @@ def _help(key: config.Key) -> str:
 def _experiment(
     tree: dict[str, Any], options: dict[config.Key, str], overrides: list[str] | None, source: str
 ) -> config.Experiment:
-    from fedmaba import checks
+    from fedmaba import user_code as own
+    from fedmaba.experiment import checks
 
     for key, value in options.items():
         config.put(tree, key.name, value)
@@ -133,7 +155,12 @@ def _experiment(
         if not equals:
             raise InputError(f"--set {item!r}: write KEY=VALUE, as train.lr=0.05")
         config.put(tree, name.strip(), value.strip())
-    return checks.build(tree, source)
+    if named := checks.modules(tree):
+        own.look_here()
+    asked = checks.build(tree, source)
+    if named and source and not _silent():  # of a file the user may not know what is in it
+        _tell(f"{source} imports {own.sources(named)}")
+    return asked
 
 
 @app.command()
@@ -171,19 +198,22 @@ def run(
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    folder: RunFolder,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="import the model and strategies that it names")
+    ] = False,
     quiet: Quiet = False,
     tensorboard: Events = False,
 ) -> None:
     """Go on with a run that was interrupted."""
-    from fedmaba import experiment
+    from fedmaba.experiment import session as experiment
 
-    _drive(experiment.resume(folder), folder, quiet, tensorboard)
+    _drive(experiment.resume(folder, trust), folder, quiet, tensorboard)
 
 
 @app.command()
 def table(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    folder: RunFolder,
     model: Annotated[Model, typer.Option(help="which server model")] = "deployed",
     at: Annotated[At, typer.Option(help="which rounds")] = "last",
     share: Share = None,
@@ -196,10 +226,10 @@ def table(
     to: Annotated[TableForm, typer.Option(help="how it is written")] = "text",
 ) -> None:
     """Show the table of a run folder, finished or not."""
-    from fedmaba import record
     from fedmaba.report import sheet, terminal
+    from fedmaba.results import run_folder
 
-    history = record.load_history(folder)
+    history = run_folder.load_history(folder)
     page = sheet.of(history, model, at, share, against, str(folder))
     if to == "text":
         terminal.show(history, model, at, share)
@@ -210,12 +240,12 @@ def table(
 
 
 def _tell_unfinished(folder: Path) -> None:
-    from fedmaba import record
+    from fedmaba.results import run_folder
 
     if not (folder / "runs.json").exists():
-        runs = record.load_history(folder).runs
+        runs = run_folder.load_history(folder).runs
         done = max((len(run.tables.get("round", ())) for run in runs), default=0)
-        how = "it is running" if record.held(folder) else record.to_go_on(folder)
+        how = "it is running" if run_folder.held(folder) else run_folder.to_go_on(folder)
         _tell(f"unfinished, saved up to round {done}: {how}")
 
 
@@ -258,8 +288,8 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Reproduce a table or figure of the paper and show it beside the paper's numbers."""
-    from fedmaba import targets
     from fedmaba.report import terminal
+    from fedmaba.reproduction import targets
 
     scale = {"--rounds": rounds, "--seeds": seeds, "--only": only, "--without": without}
     how = {"--batch": batch != "1/1", "--device": device != "auto", "--dtype": dtype != "float32"}
@@ -286,8 +316,12 @@ def _refuse(flags: Mapping[str, object], why: str) -> None:
             raise InputError(f"{flag} {why}")
 
 
+def _say(text: object) -> None:
+    typer.echo(one_line(str(text)))
+
+
 def _tell(text: str) -> None:
-    typer.echo(text, err=True)
+    typer.echo(one_line(text), err=True)
 
 
 def _hush(text: str) -> None:
@@ -296,15 +330,15 @@ def _hush(text: str) -> None:
 
 def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, quiet: bool) -> None:
     """Run what is missing of a target, batch after batch."""
-    from fedmaba import experiment, reproduce
     from fedmaba.report import terminal
+    from fedmaba.reproduction import run as reproduce
 
     left, held = reproduce.plan(target, out, reproduce.parse_part(batch)), None
-    with experiment.polite_stop(_tell) as stop, terminal.batches(left, quiet) as show:
+    with stop.after_the_round(_tell) as asked, terminal.batches(left, quiet) as show:
         for work in left:
             going = reproduce.begin(work, out, machine, held)
             show.begin(going)
-            for snapshot in going.rounds(stop):
+            for snapshot in going.rounds(asked):
                 show.round(snapshot.round + 1)
             if going.stopped:
                 done = going.session.batch.progress.round
@@ -317,7 +351,7 @@ def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, q
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders")],
+    folders: RunFolders,
     out: Annotated[Path, typer.Option("-o", "--out", help="file to write")] = Path("report.html"),
     share: Share = None,
 ) -> None:
@@ -325,12 +359,12 @@ def report(
     from fedmaba.report import html
 
     html.write(folders, out, share)
-    typer.echo(out)
+    _say(out)
 
 
 @app.command()
 def watch(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    folder: RunFolder,
     port: Annotated[int, typer.Option(help="0: any that is free", min=0, max=65535)] = 0,
     share: Share = None,
 ) -> None:
@@ -338,7 +372,7 @@ def watch(
     from fedmaba.report import watch as live
 
     with live.serve(folder, port, share) as server:
-        typer.echo(f"{server.url} shows {folder} and renews itself; Ctrl-C ends it")
+        _say(f"{server.url} shows {folder} and renews itself; Ctrl-C ends it")
         with suppress(KeyboardInterrupt):
             server.serve_forever()
 
@@ -346,7 +380,7 @@ def watch(
 @app.command()
 def figure(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="see fedmaba list figures")],
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders")],
+    folders: RunFolders,
     out: Annotated[Path, typer.Option("-o", "--out", help=".pdf, .svg or .png")],
     model: Annotated[Model, typer.Option(help="which server model")] = "deployed",
     share: Share = None,
@@ -355,12 +389,12 @@ def figure(
     from fedmaba.report import figures
 
     figures.write(kind, folders, out, model, share)
-    typer.echo(out)
+    _say(out)
 
 
 @app.command("export")
 def export_run(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="a run folder")],
+    folder: RunFolder,
     to: Annotated[Form, typer.Option(help="which form")] = "csv",
     out: Annotated[
         Optional[Path],  # noqa: UP045
@@ -371,7 +405,7 @@ def export_run(
     from fedmaba.report import export as tables
 
     for path in tables.to_csv(folder, out or folder / to):
-        typer.echo(path)
+        _say(path)
     _tell_unfinished(folder)
 
 
@@ -396,22 +430,22 @@ def fetch(
     ] = None,
 ) -> None:
     """Download a data set from its publisher and check it."""
-    from fedmaba import datasets
+    from fedmaba.data import datasets
     from fedmaba.report import terminal
 
     with terminal.transfer() as progress:
         where = datasets.fetch(name, data_dir, progress)
-    typer.echo(f"{name}: complete in {where}")
+    _say(f"{name}: complete in {where}")
 
 
 @data_app.command()
 def check(name: str, data_dir: DataDir = None) -> None:
     """Check the files of a data set, size and SHA-256."""
-    from fedmaba import datasets
+    from fedmaba.data import datasets
 
     found = datasets.check(name, data_dir)
     for path, status in found:
-        typer.echo(f"{path}: {status}")
+        _say(f"{path}: {status}")
     if any(status != "ok" for _, status in found):
         raise typer.Exit(InputError.exit_code)
 
@@ -423,10 +457,10 @@ def export(
     data_dir: DataDir = None,
 ) -> None:
     """Write a data set as its publisher's plain binary files."""
-    from fedmaba import datasets
+    from fedmaba.data import datasets
 
     for path in datasets.export(name, directory, data_dir):
-        typer.echo(path)
+        _say(path)
 
 
 @flower_app.command("new")
@@ -434,10 +468,46 @@ def flower_new(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="new or empty")],
 ) -> None:
     """Write a complete Flower app that runs as it is."""
-    from fedmaba.flower_app.new import new
+    from fedmaba.deploy.flower_app.new import new
 
     for path in new(directory):
-        typer.echo(path)
+        _say(path)
+
+
+@flower_app.command("proxy")
+def flower_proxy(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="for nginx.conf and its logs")],
+    keys: Annotated[
+        Path, typer.Option(help="folder with server.pem, server.key and ca.pem")
+    ] = Path("keys"),
+    listen: Annotated[
+        str, typer.Option(help="address and port for the SuperNodes")
+    ] = "0.0.0.0:8443",
+    superlink_port: Annotated[int, typer.Option(help="the SuperLink's, on 127.0.0.1")] = 8000,
+) -> None:
+    """Write the nginx configuration of the SuperLink's door: SuperNodes pass, control does not."""
+    from fedmaba.deploy.flower_app import proxy
+
+    target = proxy.write(directory, listen, superlink_port, keys)
+    _say(f"{target}: start it with {' '.join(proxy.command('nginx', directory))}")
+
+
+@flower_app.command("check")
+def flower_check(
+    where: Annotated[str, typer.Argument(metavar="HOST:PORT", help="where SuperNodes connect")],
+    ca: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="the federation's ca.pem; else this machine's own list"),
+    ] = None,
+) -> None:
+    """Say whether the fleet and whether control of all sites can be reached from here."""
+    from fedmaba.deploy.flower_app.check import check
+
+    found = check(where, ca)
+    for line in found.lines():
+        _say(line)
+    if not found.ok:
+        raise typer.Exit(InputError.exit_code)
 
 
 @flower_app.command("demo")
@@ -447,7 +517,7 @@ def flower_demo(
     rounds: Annotated[int, typer.Option(help="communication rounds", min=1)] = 4,
 ) -> None:
     """Run a federation of real Flower processes on this machine, with TLS and keys."""
-    from fedmaba.flower_app.demo import demo
+    from fedmaba.deploy.flower_app.demo import demo
 
     demo(typer.echo, strategy, sites, rounds)
 
@@ -462,7 +532,8 @@ def _main(
 
 
 def _run(asked: config.Experiment, quiet: bool, tensorboard: bool) -> None:
-    from fedmaba import experiment, record
+    from fedmaba.experiment import session as experiment
+    from fedmaba.results import run_folder
 
     if tensorboard:
         from fedmaba.report.tensorboard import check
@@ -474,7 +545,7 @@ def _run(asked: config.Experiment, quiet: bool, tensorboard: bool) -> None:
     if asked.save.out:
         out = Path(asked.save.out)
     else:  # one folder for all ranks
-        claimed = "" if ranks.rank else str(record.claim(Path("runs"), stem))
+        claimed = "" if ranks.rank else str(run_folder.claim(Path("runs"), stem))
         out = Path(ranks.tell(claimed.encode()).decode())
     experiment.begin(session, out, sys.argv)
     _drive(session, out, quiet, tensorboard)
@@ -482,29 +553,34 @@ def _run(asked: config.Experiment, quiet: bool, tensorboard: bool) -> None:
 
 def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
     """Simulate to the end, showing progress, then the table and where everything lies."""
-    from fedmaba import experiment
     from fedmaba.report import terminal
+    from fedmaba.results import run_folder
 
     silent = session.batch.ranks.rank > 0
     with ExitStack() as held:
-        stop = held.enter_context(experiment.polite_stop(_hush if silent else _tell))
+        asked = held.enter_context(stop.after_the_round(_hush if silent else _tell))
         shows = [held.enter_context(terminal.progress(session, quiet or silent))]
         if tensorboard and not silent:
             from fedmaba.report.tensorboard import events
 
             shows.append(held.enter_context(events(session, out)))
-        for snapshot in session.rounds(stop):
+        for snapshot in session.rounds(asked):
             for show in shows:
                 show(snapshot)
     if silent:
         return
     if session.stopped:
         done = session.batch.progress.round
-        typer.echo(f"stopped after round {done}; go on with: fedmaba resume {out}", err=True)
+        _tell(f"stopped after round {done}; go on with: {run_folder.to_go_on(out)}")
         raise typer.Exit(130)
     terminal.result(session, out)
     if any(session.batch.progress.diverged):
         raise typer.Exit(Diverged.exit_code)
+
+
+def _silent() -> bool:
+    """Whether rank 0 of the job says it."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
 
 
 def _speaker() -> str | None:
@@ -531,24 +607,32 @@ def _filled(words: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """The entry point: every error a user can mend is one line and its exit code."""
-    streams.settle()
+    """The entry point: every error a user can fix is one line and its exit code."""
+    with stop.at_once():
+        streams.settle()
+        sys.exit(_answer())
+
+
+def _answer() -> int | None:
+    """Do what the words say; the exit code."""
     # NumPy comes with a BLAS whose threads spin on every core after each product of 100 x 100,
     # the size that strategies have; what gains by threads is torch's, which has its own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    warnings.formatwarning = lambda message, *_, **__: f"fedmaba: warning: {message}\n"
-    if int(os.environ.get("RANK", "0")) and "TORCHELASTIC_RUN_ID" in os.environ:
-        warnings.simplefilter("ignore")  # rank 0 says it
-    sys.path.append("")  # models and strategies of one's own, from the folder one works in
+    warnings.formatwarning = lambda message, *_, **__: (
+        f"{one_line(f'fedmaba: warning: {message}')}\n"
+    )
+    if _silent():
+        warnings.simplefilter("ignore")
     usage: Any = typer.BadParameter.__mro__[2]  # click's base of errors, wherever typer keeps it
     try:
         _filled(sys.argv[1:])
-        code = app(standalone_mode=False)
+        code: int | None = app(standalone_mode=False)
         sys.stdout.flush()
+        return code
     except FedmabaError as error:
         if (who := _speaker()) is not None:
-            typer.echo(" ".join(f"fedmaba: {who}{error}".splitlines()), err=True)
-        code = error.exit_code
+            _tell(f"fedmaba: {who}{error}")
+        return error.exit_code
     except usage as error:
         text = error.format_message().replace(": Value error, ", ": ")
         if isinstance(error.__cause__, ValidationError):  # what newer typers leave out
@@ -563,10 +647,10 @@ def main() -> None:
         if re.fullmatch(r"No such command '.*'\.", text):  # and none is near
             text = text[:-1] + ": see fedmaba --help"
         whole = text.lstrip().startswith("Usage:")  # help, where a command lacks its words
-        typer.echo(text if whole else f"fedmaba: {text}".replace("\n", " "), err=True)
-        code = 2
+        typer.echo(text if whole else one_line(shortened(f"fedmaba: {text}")), err=True)
+        return 2
     except (typer.Abort, KeyboardInterrupt):
-        code = 130
+        return 130
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -574,8 +658,7 @@ def main() -> None:
             "fedmaba: simulating wants PyTorch: in a clone of fedmaba, pip install '.[sim]'",
             err=True,
         )
-        code = 2
-    sys.exit(code)
+        return 2
 
 
 if __name__ == "__main__":

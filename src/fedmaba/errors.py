@@ -1,4 +1,4 @@
-"""Everything that can go wrong in a way a user can mend: one line each, and the exit code it means.
+"""Everything that can go wrong in a way a user can fix: one line each, and the exit code it means.
 
 A message names the value, the rule and the remedy. Anything else that reaches the user is a bug.
 """
@@ -6,13 +6,31 @@ A message names the value, the rule and the remedy. Anything else that reaches t
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+WORD, LINE = 400, 2000  # characters of a word and of a line that are shown whole
 
 
 class FedmabaError(Exception):
     """Base of all errors meant for the user; `exit_code` is what the command line ends with."""
 
     exit_code = 2
+
+    def __str__(self) -> str:
+        return shortened(super().__str__())
+
+
+def shortened(text: str) -> str:
+    """A text whose overlong words, then the whole, lack their middle: what and remedy stay."""
+    short = re.sub(rf"\S{{{WORD},}}", lambda word: _ends(word[0], WORD // 4), text)
+    return _ends(short, LINE // 2) if len(short) > LINE else short
+
+
+def _ends(text: str, length: int) -> str:
+    """The first and the last characters of a text."""
+    left = len(text) - 2 * length
+    return f"{text[:length]}...({left} characters left out)...{text[-length:]}"
 
 
 class InputError(FedmabaError, ValueError):

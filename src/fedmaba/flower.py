@@ -1,12 +1,15 @@
 """fedmaba's strategies in a Flower app: the only module that knows flwr. Messages in and out.
 
 `FlowerStrategy` is a Flower strategy for the ServerApp and needs no torch. `client_app` makes a
-ClientApp from a model and data; `reply` adds what the server needs to a ClientApp of one's own.
+ClientApp from a model and data; `reply` adds what the server needs to a ClientApp of your own.
 What the server computes lives in `server`, what it refuses in `door`, what a site does in `site`.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO, WARNING
@@ -16,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors.numpy
+from cryptography.hazmat.primitives import (  # type: ignore[import-not-found,unused-ignore]
+    serialization,  # it comes with flwr
+)
 from flwr.app import (
     Array,
     ArrayRecord,
@@ -32,22 +38,31 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as Base
 
-from fedmaba import door
-from fedmaba.door import Arrays, Door, Limits, Offer, Sent
-from fedmaba.errors import FedmabaError, InputError
-from fedmaba.server import Server, Terms, figures
+from fedmaba.deploy import validation
+from fedmaba.deploy.inbox import Looks, counted, push
+from fedmaba.deploy.server import Server, Terms, figures
+from fedmaba.deploy.site_names import Names, Who, read_sites
+from fedmaba.deploy.validation import Arrays, Door, Limits, Offer, Sent
+from fedmaba.errors import InputError
 from fedmaba.strategies import parse
-from fedmaba.strategy import Strategy
+from fedmaba.strategies.base import Strategy
 
 if TYPE_CHECKING:
-    from fedmaba import models
-    from fedmaba.datasets import Dataset
-    from fedmaba.rows import LossFn
+    from fedmaba.data.datasets import Dataset
+    from fedmaba.rows import LossFn, models
     from fedmaba.simulation.local_training import MetricFn
 
 POLL = 0.5  # seconds between two looks for replies
+LOOK = 2.0  # seconds that slow looks may hold up the next
+LAST = 30.0  # seconds for a last look after the time is up, and for replies on their way by then
+SLOW = 2.0  # how many times as long as the quick sites the others may take on top
 HELLO = 300.0  # seconds after which a node that gave no name, or a wrong one, is asked again
 SLACK = 300.0  # seconds by which the clocks of two hosts may differ
+ALONE = (
+    "FlowerStrategy runs its own rounds: call its start(), and put no other strategy around it; "
+    "clipping or noise of a wrapper, as Flower's for differential privacy, would not reach the "
+    "model: give client_app(mods=[LocalDpMod(...)]) at the sites instead"
+)
 
 __all__ = ["FlowerStrategy", "Limits", "client_app", "initial_arrays", "load_arrays", "reply"]
 
@@ -61,6 +76,10 @@ class FlowerStrategy(Base):
     state: a folder; everything is saved there after each round, and a start finds it again.
     evaluate: whether all sites evaluate the model handed out after the last round.
     wait: seconds to wait for enough sites before giving up.
+    sites: who may speak for which site, a TOML file of name = "SHA256:..." (a key's fingerprint)
+    or a mapping; without it a name belongs for good to the first node that gives it.
+    min_replies, grace: once so many of those asked have answered (a whole number, or a share
+    with a decimal point), the others have twice as long again, at least `grace` seconds.
     """
 
     def __init__(
@@ -78,13 +97,20 @@ class FlowerStrategy(Base):
         limits: Limits | None = None,
         evaluate: bool = True,
         wait: float = 3600.0,
+        sites: str | Path | Mapping[str, object] | None = None,
+        min_replies: float = 0.5,
+        grace: float = 60.0,
     ) -> None:
-        _check(0, fraction_train=fraction_train, lr=lr, lr_decay=lr_decay)
+        _check(0, fraction_train=fraction_train, lr=lr, lr_decay=lr_decay, grace=grace)
         _check(0, whole=True, seed=seed)
         _check(1, whole=True, min_train_nodes=min_train_nodes)
         _check(1, whole=True, min_available_nodes=min_available_nodes)
         if not 0 < fraction_train <= 1:
             raise InputError(f"fraction_train={fraction_train}: it must lie above 0, at most at 1")
+        count = isinstance(min_replies, Integral) and not isinstance(min_replies, bool)
+        _check(int(count), min_replies=min_replies)
+        if not count and not 0 < min_replies <= 1:
+            raise InputError(f"min_replies={min_replies}: give a count, or a share up to 1.0")
         if isinstance(strategy, str):
             listed = parse(strategy)
             if len(listed) > 1:
@@ -94,12 +120,21 @@ class FlowerStrategy(Base):
         self.fraction_train = fraction_train
         self.min_train_nodes, self.min_available_nodes = min_train_nodes, min_available_nodes
         self.limits, self.evaluate, self.wait = limits or Limits(), evaluate, wait
+        self.min_replies, self.grace = min_replies, grace
+        self.names = read_sites(sites) if sites else Names()
+        if self.names.listed is not None and len(self.names.listed) < min_available_nodes:
+            few = f"{self.names.where} names {len(self.names.listed)} sites"
+            raise InputError(f"{few}, but min_available_nodes={min_available_nodes}: name as many")
         self.folder = None if not state else Path(state)
         self.server: Server | None = None
+        self.running = False  # whether our own loop is at work
         self.begun = False  # whether enough sites were there once
-        self.asked: dict[int, tuple[float, str | None]] = {}  # node -> when, by which message
+        self.asked: dict[int, float] = {}  # node -> when it was asked for its name
+        self.hello = Looks()  # for the answers
         self.unnamed: set[int] = set()  # nodes whose app answers no query: they say it in training
-        self.present: set[int] = set()  # nodes that were there when this round began
+        self.turned: list[str] = []  # who was not let in, since the last round
+        self.who: dict[int, Who] = {}  # nodes that were there when this round began
+        self.sites: dict[int, str] = {}  # those of them whose site is known
         self.cohort: dict[int, str | None] = {}  # nodes asked to train in it
         self.ttl: float | None = None  # seconds after which a message is void
         self.reports: list[dict[str, Any]] = []  # what happened, a record per round
@@ -123,9 +158,12 @@ class FlowerStrategy(Base):
         _check(0, timeout=timeout)
         _check(1, whole=True, **{k: config[k] for k in ("epochs", "minibatch") if k in config})
         server, result = self._begin(initial_arrays), Result()
+        grid = counted(grid, server.model)
+        self.hello, self.asked = Looks(grid), {}
         self.ttl = timeout + SLACK  # a site that returns does not work through old rounds
         if server.round:
             log(INFO, "going on after round %s, saved in %s", server.round, self.folder)
+        self.running = True
         try:
             while server.round < num_rounds:
                 t = server.round + 1
@@ -135,6 +173,8 @@ class FlowerStrategy(Base):
                 own = None if evaluate_fn is None else evaluate_fn(t, arrays)
                 if own is not None:
                     result.evaluate_metrics_serverapp[t] = own
+            if not server.counted:
+                raise InputError(_nobody(server))
             if self.evaluate:
                 final = self._final(grid, evaluate_config or ConfigRecord(), timeout)
                 spread = {k: v for k, v in final.items() if isinstance(v, float)}
@@ -142,6 +182,7 @@ class FlowerStrategy(Base):
                 server.save([final])
             server.finish()
         finally:
+            self.running = False
             server.close()
         result.arrays = _record(server.model)
         return result
@@ -165,12 +206,14 @@ class FlowerStrategy(Base):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """One message per participant: model, task, and the caller's own settings."""
+        if not self.running:  # a wrapper's loop, which hands its own arrays in and out
+            raise InputError(ALONE)
         server = self._begin(arrays)
-        self.present = present = self._meet(grid)
-        named = {server.nodes[node]: node for node in present if node in server.nodes}
+        self._meet(grid)
+        named = {site: node for node, site in self.sites.items()}
         drawn = server.draw(named, self.fraction_train, self.min_train_nodes)
         self.cohort = {named[site]: site for site in drawn}
-        self.cohort |= dict.fromkeys(sorted(present & self.unnamed))
+        self.cohort |= dict.fromkeys(sorted(self.unnamed & set(self.who)))
         model, mark = _record(server.model), server.mark()
         return [
             Message(
@@ -189,6 +232,8 @@ class FlowerStrategy(Base):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies, weigh those that count, move the model."""
+        if not self.running:
+            raise InputError(ALONE)
         return self._aggregate([(m.metadata.src_node_id, m) for m in replies])
 
     def configure_evaluate(
@@ -206,88 +251,134 @@ class FlowerStrategy(Base):
         """The server of this run, made from the first model or found in the state folder."""
         if self.server is None:
             first = {name: array.numpy() for name, array in arrays.items()}
-            self.server = Server(self.terms, first, self.folder)
+            self.server = Server(self.terms, first, self.folder, self.names)
         return self.server
 
-    def _meet(self, grid: Grid) -> set[int]:
-        """Ask new nodes for their names; the nodes that are there, once they are enough."""
+    def _meet(self, grid: Grid) -> None:
+        """Learn who is there, and the names of new nodes; returns once they are enough."""
         server, end, seen = self.server, time.monotonic() + self.wait, -1
         assert server is not None
         while True:
-            present = set(grid.get_node_ids())
-            self._ask(grid, present - set(server.nodes) - self.unnamed)
-            for node, (when, message) in sorted(self.asked.items()):
-                found = None if message is None else _pull(grid, message)
-                if found is not None:
-                    self.asked[node] = when, None
-                    self._greet(node, found, present)
-            known = {node for node in present if node in server.nodes}
-            ready = known | (present & self.unnamed)
+            self.who = {info.node_id: _who(info) for info in grid.get_nodes()}
+            self._ask(grid, [w for w in self.who.values() if self.names.site(w) is None])
+            for node, found in self.hello.once(LOOK):
+                self._greet(node, found)
+            known = {n: self.names.site(w) for n, w in self.who.items()}
+            self.sites = {n: site for n, site in known.items() if site is not None}
+            self.unnamed -= set(self.sites)
+            ready = len(self.sites) + len(self.unnamed & set(self.who))
             enough = self.min_train_nodes if self.begun else self.min_available_nodes
-            if len(ready) >= enough:
+            if ready >= enough:
                 self.begun = True
-                server.join(server.nodes[node] for node in known)  # together, so by name
-                return ready
-            if len(ready) != seen:
-                log(INFO, "waiting for sites: %s of %s are here", len(ready), enough)
-                seen = len(ready)
+                server.join(self.sites.values())  # together, so by name
+                self._note({self.who[node]: site for node, site in self.sites.items()})
+                self._keep_names()
+                return
+            if ready != seen:
+                log(INFO, "waiting for sites: %s of %s are here", ready, enough)
+                seen = ready
             if time.monotonic() > end:
+                self._keep_names()
+                away = f" ({self.turned[-1]})" if self.turned else ""
                 raise InputError(
-                    f"{len(ready)} sites after {self.wait:g} seconds, but {enough} are needed: "
+                    f"{ready} sites after {self.wait:g} seconds, but {enough} are needed{away}: "
                     "start more SuperNodes, then run again; the state is saved"
                 )
             time.sleep(POLL)
 
-    def _ask(self, grid: Grid, strangers: set[int]) -> None:
-        """Ask nodes for their names, each once in a while."""
+    def _ask(self, grid: Grid, strangers: Iterable[Who]) -> None:
+        """Ask nodes for their names, each once in a while; with a list, strangers stay outside."""
         now = time.monotonic()
-        self.asked = {n: (t, m) for n, (t, m) in self.asked.items() if now - t < HELLO}
-        new = sorted(strangers - set(self.asked))
-        hello = [Message(RecordDict(), node, MessageType.QUERY, ttl=HELLO + SLACK) for node in new]
-        self.asked |= {n: (now, i) for n, i in zip(new, _push(grid, hello), strict=True)}
+        self.asked = {node: when for node, when in self.asked.items() if now - when < HELLO}
+        self.hello.drop(set(self.hello.waiting.values()) - set(self.asked))
+        new = sorted(
+            (w for w in strangers if w.node not in self.asked and w.node not in self.unnamed),
+            key=lambda w: w.node,
+        )
+        self.asked |= {w.node: now for w in new}
+        if self.names.listed is not None:
+            for w in new:
+                self._turn_away(w.node, self.names.unlisted(w))
+            return
+        hello = [Message(RecordDict(), w.node, MessageType.QUERY, ttl=HELLO + SLACK) for w in new]
+        for w, message in zip(new, push(grid, hello), strict=True):
+            if message:
+                self.hello.waiting[message] = w.node
 
-    def _greet(self, node: int, found: Message | str, present: set[int]) -> None:
-        """Learn a node's name, unless another node that is there has it."""
-        assert self.server is not None
+    def _greet(self, node: int, found: Message | str) -> None:
+        """Learn a node's name, unless it belongs to another."""
+        if node not in self.who:
+            return
         if isinstance(found, str) or found.has_error():
             self.unnamed.add(node)
             return
+        who, offer = self.who[node], self._offer(node, found)
         try:
-            site = door.site_name(_offer(node, found).words)
-            if any(s == site for n, s in self.server.nodes.items() if n in present):
-                raise door.Refused(f"site {site!r} belongs to another node")
-        except door.Refused as why:
-            log(WARNING, "node %s is not let in: %s", node, why)
+            if offer.error is not None:
+                raise validation.Refused(offer.error)
+            self.names.check(who, validation.site_name(offer.words))
+        except validation.Refused as why:
+            self._turn_away(node, str(why))
             return  # it is asked again later
-        self.server.name(node, site)
+        self._note({who: validation.site_name(offer.words)})
+
+    def _turn_away(self, node: int, why: str) -> None:
+        self.turned.append(f"node {node} is not let in: {why}")
+        log(WARNING, "%s", self.turned[-1])
+
+    def _note(self, sites: Mapping[Who, str]) -> None:
+        """Names that nodes have from now on; what is new is logged."""
+        for who, site in sites.items():
+            said = self.names.give(who, site)
+            if said:
+                log(INFO, "%s", said)
+
+    def _keep_names(self) -> None:
+        """Save names that changed before the round that will tell of them."""
+        if self.names.changes and self.server is not None:
+            self.server.save()
 
     def _exchange(
         self, grid: Grid, messages: Sequence[Message], timeout: float
     ) -> list[tuple[int, Message | str]]:
-        """Each node's reply, or why there is none; pulled one by one, so that none spoils others.
+        """Each node's reply, or why there is none.
 
         Who answered is known by the message it answers, not by what the reply says of itself.
         """
-        end = time.monotonic() + timeout
+        begin = time.monotonic()
+        end, quorum = begin + timeout, self._quorum(len(messages))
         nodes = [m.metadata.dst_node_id for m in messages]
-        sent = list(zip(_push(grid, messages), nodes, strict=True))
-        waiting = {i: n for i, n in sent if i}
-        found: list[tuple[int, Message | str]] = [
-            (n, "nothing could be sent") for i, n in sent if not i
-        ]
-        while waiting:
-            for message, node in list(waiting.items()):
-                got = _pull(grid, message)
-                if got is not None:
-                    del waiting[message]
-                    found.append((node, got))
-            if waiting and time.monotonic() > end:
-                late = f"no answer within {timeout:g} seconds"
-                found += [(node, late) for node in waiting.values()]
+        looks, found = Looks(grid), list[tuple[int, Message | str]]()
+        for message, node in zip(push(grid, messages), nodes, strict=True):
+            if message:
+                looks.waiting[message] = node
+            else:
+                found.append((node, "nothing could be sent"))
+        late = f"no answer within {timeout:g} seconds"
+        good = 0
+        while looks.waiting:
+            over = time.monotonic() >= end  # then this look is the last
+            new = looks.once(LAST if over else min(LOOK, max(0.0, end - time.monotonic())))
+            found += new
+            if over:
+                found += [(node, late) for node in looks.waiting.values()]
                 break
-            if waiting:
+            before, now = good, time.monotonic()
+            good += sum(not isinstance(m, str) and not m.has_error() for _, m in new)
+            if before < quorum <= good:
+                soon = now + max(self.grace, SLOW * (now - begin))
+                if soon < end:
+                    end = soon
+                    had = f"{good} of {len(messages)} had answered"
+                    late = f"no answer within {end - begin:.0f} seconds, when {had}"
+            if looks.waiting:
                 time.sleep(POLL)
         return found
+
+    def _quorum(self, asked: int) -> int:
+        """After how many answers the others are no longer waited for at length."""
+        share = not isinstance(self.min_replies, Integral)
+        return math.ceil(self.min_replies * asked - 1e-9) if share else int(self.min_replies)
 
     def _aggregate(
         self, found: Sequence[tuple[int, Message | str]]
@@ -295,28 +386,36 @@ class FlowerStrategy(Base):
         """The new model, and the round in numbers."""
         server = self.server
         assert server is not None
-        held = {site for node, site in server.nodes.items() if node in self.present}
         loss = self.terms.strategy.needs().loss != "none"
-        gate = Door(server.model, server.mark(), self.cohort, held, loss, self.limits)
-        replies, refused = gate.admit(_offer(node, message) for node, message in found)
-        report = server.take(replies, refused)
-        self.unnamed -= {r.node for r in replies}
+        gate = Door(server.model, server.mark(), self.cohort, self._claim, loss, self.limits)
+        replies, refused = gate.admit(self._offer(node, message) for node, message in found)
+        self._note({self.who[r.node]: r.site for r in replies})
+        self.turned, turned = [], self.turned
+        report = server.take(replies, [*turned, *refused])
         self.reports.append(report)
         for line in _lines(report):
             log(INFO, "%s", line)
-        for why in report["refused"]:
+        for why in report["refused"][len(turned) :]:  # the others were logged when it happened
             log(WARNING, "left out of round %s: %s", report["round"], why)
         numbers = {key: value for key, value in report.items() if isinstance(value, float)}
         numbers |= {key: value for key, value in report["info"].items() if value is not None}
         numbers["replies"] = float(len(replies))
         return _record(server.model), MetricRecord(numbers)
 
+    def _claim(self, node: int, site: str) -> None:
+        self.names.check(self.who[node], site)
+
+    def _offer(self, node: int, message: Message | str) -> Offer:
+        """A reply as the door wants to see it, unless it is larger than any honest one."""
+        assert self.server is not None
+        return _offer(node, message, len(self.server.model))
+
     def _final(self, grid: Grid, config: ConfigRecord, timeout: float) -> dict[str, Any]:
         """How the model that is handed out serves each site that can tell."""
         server = self.server
         assert server is not None
-        present = set(grid.get_node_ids())
-        sites = {n: s for n, s in server.nodes.items() if n in present}
+        found = ((info.node_id, self.names.site(_who(info))) for info in grid.get_nodes())
+        sites = {node: site for node, site in found if site is not None}
         content = RecordDict({"arrays": _record(server.deployed), "config": config})
         messages = [
             Message(content, node, MessageType.EVALUATE, group_id="end", ttl=self.ttl)
@@ -324,9 +423,12 @@ class FlowerStrategy(Base):
         ]
         accuracy: dict[str, float] = {}
         for node, message in self._exchange(grid, messages, timeout):
+            offer = self._offer(node, message)
             try:
-                value = door.number(_offer(node, message).numbers, "accuracy", 0.0, 1.0)
-            except door.Refused as why:
+                if offer.error is not None:
+                    raise validation.Refused(validation.line(offer.error))
+                value = validation.number(offer.numbers, "accuracy", 0.0, 1.0)
+            except validation.Refused as why:
                 log(WARNING, "%s: %s", sites[node], why)
                 continue
             if value is not None:
@@ -345,15 +447,18 @@ def client_app(
     data: Dataset | Callable[[Context], Dataset],
     *,
     site: str | Callable[[Context], str] | None = None,
-    classes: int | None = None,
+    classes: int | Sequence[str] | None = None,
     loss: LossFn | None = None,
     metric: MetricFn | None = None,
     device: str = "cpu",
+    mods: Sequence[Any] = (),
 ) -> ClientApp:
     """A ClientApp for every strategy: it trains as the server's message says.
 
     Its name is `site`, by default what the SuperNode's --node-config says: 'site="north"'. The
-    rows of `data` before n_train are trained on; accuracy on the others is reported.
+    rows of `data` before n_train are trained on; accuracy on the others is reported. `classes`
+    are the names of all classes in one order for all sites, or how many there are, 0 to C-1.
+    `mods` are Flower's, around training: LocalDpMod(...), say.
     """
 
     def name(context: Context) -> str:
@@ -365,7 +470,9 @@ def client_app(
         return str(context.node_config["site"])
 
     def worker(context: Context) -> Any:
-        from fedmaba.site import Site  # with torch, which neither a server nor a query needs
+        from fedmaba.deploy.client import (
+            Site,  # with torch, which neither a server nor a query needs
+        )
 
         mine = data(context) if callable(data) else data
         return Site(model, mine, classes, loss, metric, device)
@@ -383,7 +490,7 @@ def client_app(
         return reply(message, None, {}, name(context))
 
     app = ClientApp()
-    app.train()(train)
+    app.train(mods=list(mods))(train)
     app.evaluate()(evaluate)
     app.query()(query)
     return app
@@ -392,19 +499,38 @@ def client_app(
 def reply(
     message: Message, arrays: ArrayRecord | None, numbers: Mapping[str, float], site: str
 ) -> Message:
-    """The answer of a site: the trained model, "num-examples", "loss" where asked for, its name."""
+    """The answer of a site: the trained model, "num-examples", "loss" where asked for, its name.
+
+    Arrays without names, as ArrayRecord makes them of a list, are those of the message in order.
+    """
     records: dict[str, Any] = {"metrics": MetricRecord(dict(numbers))}
     records["config"] = ConfigRecord({"site": site})
     if arrays is not None:
-        records["arrays"] = arrays
+        records["arrays"] = _named(arrays, list(message.content["arrays"]))
     return Message(RecordDict(records), reply_to=message)
+
+
+def _named(arrays: ArrayRecord, names: list[str]) -> ArrayRecord:
+    """Arrays under the names that the server knows, or InputError."""
+    if set(arrays) == set(names):
+        return arrays
+    if list(arrays) == [str(place) for place in range(len(names))]:
+        return ArrayRecord(dict(zip(names, arrays.values(), strict=True)))
+    missing, extra = (
+        validation.names(set(names) - set(arrays)),
+        validation.names(set(arrays) - set(names)),
+    )
+    raise InputError(
+        f"arrays missing: {missing}; not of this model: {extra}: answer with those of "
+        'message.content["arrays"], by name or as a list in their order'
+    )
 
 
 def initial_arrays(
     model: models.Factory | str, shape: tuple[int, ...], classes: int, seed: int = 0
 ) -> ArrayRecord:
     """The first model, that of the simulator's run with this seed; needs torch."""
-    from fedmaba.site import first_model
+    from fedmaba.deploy.client import first_model
 
     return _record(first_model(model, shape, classes, seed))
 
@@ -435,38 +561,51 @@ def _weights(message: Message) -> Arrays:
     return {name: array.numpy() for name, array in message.content["arrays"].items()}
 
 
-def _offer(node: int, message: Message | str) -> Offer:
-    """A reply as the door wants to see it."""
+def _offer(node: int, message: Message | str, most: int) -> Offer:
+    """A reply as the door wants to see it; one of a model with more than `most` arrays is not."""
     if isinstance(message, str):
         return Offer(node, "", error=message)
     if message.has_error():
         return Offer(node, "", error=f"{message.error.reason}")
     found = message.content
-    kinds: list[Any] = [found.array_records, found.metric_records, found.config_records]
-    if any(len(records) > 1 for records in kinds):
+    kinds = (ArrayRecord, MetricRecord, ConfigRecord)
+    if len(found) > len(kinds) or len({type(record) for record in found.values()}) < len(found):
         return Offer(node, "", error="it sent two records of a kind, so neither counts")
-    empty: dict[str, Any] = {}
-    arrays, numbers, words = (next(iter(records.values()), empty) for records in kinds)
+    by_kind: dict[Any, Any] = {type(record): record for record in found.values()}
+    arrays, numbers, words = (by_kind.get(kind, {}) for kind in kinds)
+    try:
+        validation.bounded(arrays, numbers, words, most)
+    except validation.Refused as why:
+        return Offer(node, "", error=str(why))
     sent = {n: Sent(a.dtype, tuple(a.shape), a.stype, a.data) for n, a in arrays.items()}
     return Offer(node, message.metadata.group_id, sent, dict(numbers), dict(words))
 
 
-def _push(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
-    """Send messages; their ids in order, None where one could not be sent."""
-    if not messages:
-        return []
-    ids = list(grid.push_messages(messages))
-    if len(ids) != len(messages):
-        raise FedmabaError("the SuperLink took none of the messages: see its log, then run again")
-    return ids
-
-
-def _pull(grid: Grid, message: str) -> Message | str | None:
-    """The reply to one message: None while there is none, a line where it cannot be read."""
+def _who(info: Any) -> Who:
+    """A node as the SuperLink knows it; its key's fingerprint as OpenSSH writes it."""
+    key = bytes(info.public_key)
+    if not key:
+        return Who(info.node_id, name=info.name)
     try:
-        return next(iter(grid.pull_messages([message])), None)
-    except Exception as error:  # flwr unpacks what a stranger packed: no way to fail is ruled out
-        return f"its reply cannot be read: {type(error).__name__}: {door.line(error)}"
+        form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        key = base64.b64decode(
+            serialization.load_pem_public_key(key).public_bytes(*form).split()[1]
+        )
+    except ValueError:  # no key at all: Flower's simulation gives random bytes
+        pass
+    digest = base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
+    return Who(info.node_id, f"SHA256:{digest}", info.name)
+
+
+def _nobody(server: Server) -> str:
+    """Why a run in which no reply counted has failed, and what to do."""
+    few = server.refused[:3]
+    more = f" and {len(server.refused) - 3} more" if len(server.refused) > 3 else ""
+    why = ("; ".join(few) + more) or "nobody answered"
+    return (
+        f"no reply counted in {server.round} rounds, so no model was made; in the last: {why}: "
+        "correct that, then run again with another state folder"
+    )
 
 
 def _lines(report: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from tools.faults.cases import repeat
 from tools.faults.common import Tally
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +42,11 @@ CAMPAIGNS = {
     "races": Campaign("races", "campaign", 100),
     "threads": Campaign("threads", "campaign", 4),
     "soak": Campaign("soak", "campaign", 10_000),
+    "types": Campaign("fields", "campaign", 36_000),
+    "special": Campaign("special", "campaign", 3_000),
+    "links": Campaign("links", "campaign", 4_000),
+    "planted": Campaign("planted", "campaign", 300),
+    "strings": Campaign("strings", "campaign", 12_000),
     "gpu": Campaign("gpu", "campaign", 12),
 }
 HERE = [name for name in CAMPAIGNS if name != "gpu"]  # what `all` runs
@@ -102,11 +108,17 @@ def main() -> None:
     parser.add_argument("name", choices=[*CAMPAIGNS, "all", "table"])
     parser.add_argument("--count", type=int, help="how often to try [full count]")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--case", type=int, help="one case of a campaign again, its folder kept")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "faults")
     asked = parser.parse_args()
     if asked.name == "table":  # of what --out holds, for the page; the JSON for benchmarks/results
         (asked.out / "faults.json").write_text(json.dumps(gather(asked.out), indent=2) + "\n")
         print("\n".join(table(gather(asked.out))))
+        return
+    if asked.case is not None:
+        entry = CAMPAIGNS[asked.name]
+        module = importlib.import_module(f"tools.faults.{entry.module}")
+        repeat(asked.name, module.cases(asked.seed), asked.case, module.templates)
         return
     names = HERE if asked.name == "all" else [asked.name]
     lost = sum(run(name, asked.count, asked.seed, asked.out).lost for name in names)

@@ -14,7 +14,7 @@ from pathlib import Path
 from tools.faults.common import Say, Tally, call, make_data, one_line, progress, scratch
 from tools.faults.damage import mutate
 
-from fedmaba import config
+from fedmaba.experiment import config
 
 HUGE = 10**30
 # key: values that are right, values that are wrong

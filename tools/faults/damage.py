@@ -28,7 +28,8 @@ WORDS += ["--eval-every", "2", "--threads", "1"]
 
 def play(root: Path, out: str, rounds: int, stop: int | None = None) -> None:
     """A small run, to its end or stopped after some rounds with a checkpoint every second one."""
-    from fedmaba import config, experiment
+    from fedmaba.experiment import config
+    from fedmaba.experiment import session as experiment
 
     tree = {"strategies": ["fedavg", "fedmaba"], "seeds": 1, "model": "softmax"}
     for name, value in {
@@ -76,7 +77,7 @@ def _inside(root: Path, work: Callable[[], Tally]) -> Tally:
 
 def campaign(count: int, seed: int, say: Say) -> Tally:
     """Every truncation of a checkpoint, then other damage: none loaded, the one before is used."""
-    from fedmaba import record
+    from fedmaba.results import run_folder
 
     rng, tally = random.Random(seed), Tally()
     show = progress(say, "damage")
@@ -85,7 +86,7 @@ def campaign(count: int, seed: int, say: Say) -> Tally:
         make_data(Path("tiny.npz"))
         play(Path().absolute(), "whole", 6)
         play(Path().absolute(), "run", 6, stop=5)
-        newest, older = record.checkpoints(Path("run"))
+        newest, older = run_folder.checkpoints(Path("run"))
         good, before = newest.read_bytes(), older.read_bytes()
         want = hashes(Path("whole"))
         want.pop("experiment.toml")
@@ -103,7 +104,7 @@ def campaign(count: int, seed: int, say: Say) -> Tally:
                 bad = good[:-1]
             newest.write_bytes(bad)
             try:
-                _, meta, damaged = record.load_checkpoint(Path("run"))
+                _, meta, damaged = run_folder.load_checkpoint(Path("run"))
                 fine = meta["round"] == 4 and len(damaged) == 1 and str(newest) in damaged[0]
                 why = f"round {meta['round']} loaded, said {damaged}"
             except Exception as error:
@@ -132,7 +133,7 @@ def campaign(count: int, seed: int, say: Say) -> Tally:
 
 def forged(count: int, seed: int, say: Say) -> Tally:
     """Checkpoints of strange content but with the right checksum: refused or used, no traceback."""
-    from fedmaba import record
+    from fedmaba.results import run_folder
 
     rng, tally = random.Random(seed), Tally()
     show = progress(say, "forged")
@@ -140,12 +141,12 @@ def forged(count: int, seed: int, say: Say) -> Tally:
     def work() -> Tally:
         make_data(Path("tiny.npz"))
         play(Path().absolute(), "run", 6, stop=5)
-        newest, older = record.checkpoints(Path("run"))
+        newest, older = run_folder.checkpoints(Path("run"))
         body = newest.read_bytes()[40:]
         older.unlink()
         for done in range(count):
             bad = _twist(body, rng) if rng.random() < 0.7 else mutate(body, rng)
-            newest.write_bytes(record.MAGIC + hashlib.sha256(bad).digest() + bad)
+            newest.write_bytes(run_folder.MAGIC + hashlib.sha256(bad).digest() + bad)
             shutil.copytree("run", "copy")
             code, _, err = call(*rng.choice([("resume", "copy", "--quiet"), ("table", "copy")]))
             fine = code in (0, 65) or (code == 2 and one_line(err))

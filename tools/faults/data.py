@@ -21,7 +21,7 @@ from tools.faults.common import Say, Tally, make_data, progress, scratch
 from tools.faults.damage import mutate
 from tools.faults.standins import World
 
-from fedmaba import datasets, published
+from fedmaba.data import datasets, published
 from fedmaba.errors import InputError
 
 

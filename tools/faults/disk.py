@@ -74,8 +74,8 @@ def _attempt(
     out: Path, words: list[str], want: dict[str, str], n: int, number: int, sticky: bool
 ) -> str:
     """What went wrong with one failing disk and the run after it."""
-    from fedmaba import record
     from fedmaba.errors import InputError
+    from fedmaba.results import run_folder
 
     with inject.at(out, n, inject.fail(number), sticky=sticky) as log:
         code, _, err = call(*words)
@@ -87,7 +87,7 @@ def _attempt(
     written = max(named, default=0)  # a checkpoint that had its name before the fault
     if code == 74 and written and not (out / "runs.json").exists():
         try:
-            if record.load_checkpoint(out)[1]["round"] < written:
+            if run_folder.load_checkpoint(out)[1]["round"] < written:
                 return f"the checkpoint of round {written} is lost"
         except InputError as error:
             return f"no checkpoint: {error}"

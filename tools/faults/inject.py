@@ -112,8 +112,15 @@ def at(root: Path, number: int, action: Action, *, sticky: bool = False) -> Iter
 
     builtins.open = io.open = opened  # type: ignore[assignment]
     os.fsync = counted("fsync", of_handle)
-    for name in ("replace", "mkdir", "unlink", "open"):
+    for name in ("replace", "mkdir", "unlink"):
         setattr(os, name, counted(name, lambda path, *_: str(path)))
+
+    def handle(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) or os.path.isdir(path):
+            step("open", str(path))
+        return real["open"](path, flags, *args, **kwargs)
+
+    os.open = handle
     try:
         yield log
     finally:

@@ -241,7 +241,7 @@ def signals(count: int, seed: int, say: Say) -> Tally:
                 saved = sorted((here / "run" / "checkpoint").glob("*.ckpt"))
                 if not round_ or not saved or int(saved[-1].stem) != int(round_[1]):
                     why = f"said {text!r}, saved {saved}"
-            elif code in (130, -signal.SIGTERM, -signal.SIGINT):
+            elif code in (128 + number, -number):
                 early += 1  # before the first round: nothing to save
             elif code:
                 why = f"exit code {code}: {text}"

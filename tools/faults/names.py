@@ -49,9 +49,9 @@ def campaign(count: int, seed: int, say: Say) -> Tally:
 def _own(name: str) -> str:
     """The name as a strategy's, a client's and a class's, through Python; then the page."""
     import fedmaba
-    from fedmaba import config
-    from fedmaba.datasets import Dataset
-    from fedmaba.federation import Federation
+    from fedmaba.data.datasets import Dataset
+    from fedmaba.data.federation import Federation
+    from fedmaba.experiment import config
     from fedmaba.report import export, html
 
     rng = np.random.default_rng(0)
@@ -82,7 +82,7 @@ def _own(name: str) -> str:
 
 
 def _strategy(name: str) -> Any:
-    from fedmaba.strategy import Decision, Strategy
+    from fedmaba.strategies.base import Decision, Strategy
 
     class Named(Strategy):
         def weigh(self, state: Any, replies: Any) -> Any:

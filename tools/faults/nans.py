@@ -16,7 +16,7 @@ import torch
 from tools.faults.common import Say, Tally, progress
 
 from fedmaba import strategies
-from fedmaba.federation import Federation
+from fedmaba.data.federation import Federation
 from fedmaba.simulation import engine, pipeline, server_step
 from fedmaba.simulation import round as round_
 

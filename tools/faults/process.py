@@ -21,7 +21,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 def warm() -> None:
     """Import what a run imports, and start no thread."""
     import fedmaba.cli
-    import fedmaba.experiment
+    import fedmaba.experiment.session
     import fedmaba.report.terminal
     import fedmaba.rows.stack  # noqa: F401
 

@@ -10,8 +10,8 @@ import numpy as np
 from tools.faults.common import Say, Tally, progress
 
 from fedmaba import strategies
-from fedmaba.simplex import kl_uniform
-from fedmaba.strategy import Replies, Strategy
+from fedmaba.strategies.base import Replies, Strategy
+from fedmaba.strategies.simplex import kl_uniform
 
 VARIANTS = [
     "fedavg", "fedsgd", "fedprox:mu={0.001|1|100}", "qffl:q={0|0.005|0.1|1|5|50}",

@@ -41,7 +41,8 @@ def resident() -> float:
 
 def campaign(count: int, seed: int, say: Say) -> Tally:
     """`count` rounds; sampled after every hundredth of them, the first fifth left out."""
-    from fedmaba import config, experiment
+    from fedmaba.experiment import config
+    from fedmaba.experiment import session as experiment
 
     tally, show = Tally(), progress(say, "soak")
     with scratch() as root:

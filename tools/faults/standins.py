@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmaba import datasets, published
+from fedmaba.data import datasets, published
 
 RNG = np.random.default_rng(0)
 

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.history import FloatArray
 from fedmaba.report import data, labels
-from fedmaba.report.scene import COLORS, FEW, NAMES, SOFT, WIDE, Scene
+from fedmaba.report.escape import for_figure
+from fedmaba.report.scene import COLORS, FEW, SOFT, WIDE, Scene, axis_name
+from fedmaba.results.history import FloatArray
 
 GAIN, LOSS = COLORS[1], COLORS[2]
 
@@ -18,12 +19,11 @@ def distribution(figure: Any, scene: Scene) -> None:
     """client accuracy: histogram and cumulative, algorithms overlaid"""
     left, right = figure.subplots(1, 2)
     thick = scene.thick()
-    for label in scene.labels:
-        if not scene.of(label):
-            continue
-        values, look = np.sort(scene.final(label)), scene.styles[label]
+    found = {label: np.sort(scene.final(label)) for label in scene.labels if scene.of(label)}
+    low, high = _band(scene, np.concatenate([*found.values()]))
+    for label, values in found.items():
+        look = scene.styles[label]
         line = {"color": look.color, "ls": look.dash, "lw": 1.4 if label in thick else 0.8}
-        low, high = min(0.0, values[0]), max(100.0, values[-1])
         counts, edges = np.histogram(values, bins=np.linspace(low, high, 21))
         if label in thick:
             left.stairs(100 * counts / len(values), edges, **line)
@@ -31,16 +31,25 @@ def distribution(figure: Any, scene: Scene) -> None:
         line |= scene.styles[label].marked(3) | {"markevery": scene.every(label, len(values))}
         right.step(values, share, where="post", label=label, **line)
     few = "" if len(thick) == len(scene.labels) else " of the thick rows"
-    left.set(title=f"Histogram{few}", xlabel="accuracy, %", ylabel="share of clients, %")
-    right.set(title="Cumulative", xlabel="accuracy, %", ylabel="share of clients, %")
+    below = "accuracy, %" if scene.unit.mark else "accuracy"
+    left.set(title=f"Histogram{few}", xlabel=below, ylabel="share of clients, %")
+    right.set(title="Cumulative", xlabel=below, ylabel="share of clients, %")
     labels.legend(figure, scene, thick)
+
+
+def _band(scene: Scene, values: FloatArray) -> tuple[float, float]:
+    """From where to where scores are counted: all percent, or what other scores span."""
+    if scene.unit.mark:
+        return 0.0, 100.0
+    low, high = float(values.min(initial=np.inf)), float(values.max(initial=-np.inf))
+    return (low, high) if low < high else (low - 0.5, low + 0.5)
 
 
 def tradeoff(figure: Any, scene: Scene) -> None:
     """mean accuracy against variance, ± sd over seeds, and the Pareto front"""
     points = scene.points()
     top = max(at[0, 1] for at in points.values())
-    close = [label for label, at in points.items() if at[0, 1] >= top - data.NEAR]
+    close = [label for label, at in points.items() if at[0, 1] >= data.enough(top, scene.unit)]
     if len(points) <= FEW or not len(points) / 2 <= len(close) < len(points):
         panels = [(figure.subplots(), [*points])]
     else:  # the far ones would squash the others
@@ -57,13 +66,13 @@ def tradeoff(figure: Any, scene: Scene) -> None:
         best = [points[label][0] for label in scene.front() if label in shown]
         axes.plot(*np.array(best).T, color=SOFT, lw=0.8, ls=(0, (3, 3)), zorder=0)
         axes.margins(0.1)
-    panels[0][0].set_ylabel(NAMES["accuracy"])
+    panels[0][0].set_ylabel(axis_name("accuracy", scene.unit))
     some = " of rows of several seeds" if scene.alone() else ""
     what = f"mean ± sd over seeds; dashed: the Pareto front{some}"
-    labels.sides(figure, f"{NAMES['variance']} ({what})")
+    labels.sides(figure, f"{axis_name('variance', scene.unit)} ({what})")
     if len(panels) > 1:
         left.set_title("All rows")
-        right.set_title(f"Frame: within {data.NEAR:g} points of the best mean")
+        right.set_title(f"Frame: within {data.near(scene.unit)} of the best mean")
         (x, right_x), (y, top_y) = right.get_xlim(), right.get_ylim()
         far = max(points[label][0, 1] for label in panels[0][1])
         if far > y:  # it would lie in the frame, and not be shown there
@@ -95,7 +104,7 @@ def weights(figure: Any, scene: Scene) -> None:
             table.T, aspect="auto", cmap="Blues", vmin=0, vmax=top, extent=extent, rasterized=True
         )
         axes.grid(False)
-        axes.set_title(f"{run.label}, seed {run.seed}", fontsize=7)
+        axes.set_title(for_figure(f"{run.label}, seed {run.seed}"), fontsize=7)
         axes.locator_params(integer=True)
     labels.sides(figure, "round", "client")
     figure.colorbar(image, ax=grid, label="weight / equal share", aspect=40, pad=0.01)
@@ -116,12 +125,12 @@ def gains(figure: Any, scene: Scene) -> None:
             axes.stairs(part, edges, fill=True, color=color, lw=0.3, rasterized=len(part) > 500)
         axes.axhline(0, color=SOFT, lw=0.6)
         won = 100 * float(np.mean(change > 0))
-        axes.set_title(f"{label}\n{won:.0f} % gain", fontsize=7)
+        axes.set_title(f"{for_figure(label)}\n{won:.0f} % gain", fontsize=7)
         axes.set_xlim(0, 100)
     labels.sides(
         figure,
-        f"clients of all seeds, those {base} serves worst first, %",
-        "change of accuracy, points",
+        f"clients of all seeds, those {for_figure(base)} serves worst first, %",
+        "change of accuracy" + (", points" if scene.unit.mark else ""),
     )
 
 
@@ -133,7 +142,8 @@ def _pairs(scene: Scene, base: str, label: str) -> tuple[FloatArray, FloatArray]
     if not both:
         raise InputError(f"{label} and {base} share no seed: run both with the same seeds")
     then, now = (
-        np.concatenate([100 * pair[i].accuracy(scene.model)[-1] for pair in both]) for i in (0, 1)
+        np.concatenate([scene.unit.scale * pair[i].accuracy(scene.model)[-1] for pair in both])
+        for i in (0, 1)
     )
     both_known = np.isfinite(then - now)
     return then[both_known], now[both_known]
@@ -148,7 +158,7 @@ def heterogeneity(figure: Any, scene: Scene) -> None:
             raise InputError(f"a history in memory holds no label counts: {how}")
         raise InputError("no label counts in these folders: run again with this version")
     seed, counts = next(iter(source.labels.items()))
-    names = [str(name) for name in source.data.get("classes") or ()] or None
+    names = [for_figure(str(name)) for name in source.data.get("classes") or ()]
     figure.set_size_inches(WIDE, 0.8 + 0.16 * min(30, counts.shape[1]))
     axes = figure.subplots()
     image = axes.imshow(counts.T, aspect="auto", cmap="Blues", vmin=0, rasterized=True)

@@ -8,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmaba.errors import InputError
-from fedmaba.history import FloatArray, History, Model, RunHistory
 from fedmaba.report import data, labels
-from fedmaba.report.scene import NAMES, SOFT, Scene, styles
+from fedmaba.report.escape import for_figure
+from fedmaba.report.scene import NAMES, SOFT, Scene, axis_name, styles
+from fedmaba.results.history import FloatArray, History, Model, RunHistory
 
 
 def rounds(figure: Any, scene: Scene) -> None:
@@ -52,7 +53,9 @@ def _over_rounds(axes: Any, scene: Scene, name: str) -> None:
         if not runs:
             continue
         found = [
-            np.array([getattr(f, name) for f in run.fairness(scene.model, scene.share)])
+            np.array(
+                [getattr(f, name) for f in run.fairness(scene.model, scene.share, unit=scene.unit)]
+            )
             for run in runs
         ]
         k = scene.smooth
@@ -162,6 +165,7 @@ def sweep(
             axes.axhline(mean, color=looks["fedavg"].color, lw=1, label="FedAvg, ± sd")
             if not np.isnan(spread):
                 axes.axhspan(mean - spread, mean + spread, color=SOFT, alpha=0.12, lw=0)
-        axes.set(title=NAMES[name].format(share=100 * history.share), xticks=x)
-        axes.set_xlabel({"alpha": "α", "eta_b": r"$\eta_b$"}.get(parameter, parameter))
+        axes.set(title=axis_name(name, history.unit, history.share), xticks=x)
+        known = {"alpha": "α", "eta_b": r"$\eta_b$"}
+        axes.set_xlabel(known.get(parameter) or for_figure(parameter))
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)

@@ -17,11 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba import config, record
 from fedmaba.errors import InputError
-from fedmaba.history import At, FloatArray, History, IntArray, Model, Row, RunHistory
-from fedmaba.report.table import caption, cells, columns
-from fedmaba.simplex import effective
+from fedmaba.experiment import config
+from fedmaba.report import escape
+from fedmaba.report.table import PLAINLY, WRITTEN, caption, cells, columns, written
+from fedmaba.results import files, run_folder
+from fedmaba.results.history import At, FloatArray, History, IntArray, Model, Row, RunHistory
+from fedmaba.results.metrics import PERCENT, PLAIN, Unit
+from fedmaba.strategies.simplex import effective
 
 ROUNDS = 400  # of a run that the page embeds at most
 CLIENTS = 2000  # of a run that the page shows one by one
@@ -35,8 +38,8 @@ MODELS: tuple[Model, ...] = ("deployed", "last")
 ATS: tuple[At, ...] = ("last", "best", "last5")
 FIGURES = ("variance", "accuracy", "worst", "best")
 MORE = (
-    ("by_sample", "accuracy by example %", 2),
-    ("gap", "gap %", 2),
+    ("by_sample", "accuracy by example{}", 2),
+    ("gap", "gap{}", 2),
     ("gini", "Gini", 4),
     ("jain", "Jain", 4),
     ("entropy", "entropy", 4),
@@ -77,34 +80,64 @@ def load(path: Path) -> Source:
     """A run folder, finished or not; an unfinished one as far as its files go."""
     if not path.is_dir():
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
-    finished = (path / "runs.json").exists()
-    lines = [] if finished else record.read_lines(path)
-    if finished or record.checkpoints(path):
-        history = record.load_history(path)
-    elif (path / "experiment.toml").exists():
-        known = {(str(at["strategy"]), int(at["seed"])) for at in lines}
-        ordered = sorted(known, key=lambda k: [(a["strategy"], a["seed"]) for a in lines].index(k))
+    finished = files.there(path / "runs.json")
+    lines: list[dict[str, Any]] = []
+    if finished or run_folder.checkpoints(path):
+        history, saved = run_folder.load_part(path)
+        lines = [] if finished else run_folder.read_lines(path, saved)
+    elif files.there(path / "experiment.toml"):
+        lines = run_folder.read_lines(path)
+        ordered = dict.fromkeys((str(at["strategy"]), int(at["seed"])) for at in lines)
         nobody = np.zeros(0, np.int64)
         history = History([RunHistory(label, seed, "", nobody) for label, seed in ordered])
     else:
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
-    text, rounds, lies = "", None, False
-    if (path / "experiment.toml").exists():
-        text = (path / "experiment.toml").read_text(encoding="utf-8", errors="replace")
+    text, rounds, lies, about = "", None, False, run_folder.load_about(path)
+    if files.there(path / "experiment.toml"):
+        text = _text(path / "experiment.toml")
         try:
-            asked = config.build(config.load(path / "experiment.toml"))
+            asked = config.build(config.load(path / "experiment.toml", links=False))
             rounds, history.share = asked.train.rounds, asked.eval.share
             lies = bool(asked.attack.does)
         except InputError:  # written by another version: show it, do not judge it
             rounds = None
-    about, labels = record.load_about(path), record.load_labels(path)
+        else:
+            if finished:
+                _as_begun(path, asked, about)
+    labels = run_folder.load_labels(path)
+    for run in history.runs:
+        if run.n_clients and run.seed in labels and len(labels[run.seed]) != run.n_clients:
+            raise InputError(
+                f"{path / 'partition.npz'} is of {len(labels[run.seed])} clients, seed {run.seed} "
+                f"of {run.n_clients}: {run_folder.RESTORE}"
+            )
     if lies and not isinstance(about.get("hostile"), dict):
         raise InputError(
             f"{path / 'about.json'}, which says who is hostile, is not there or not whole: restore "
             "it, or run the experiment again with another --out"
         )
-    held = not finished and record.held(path)
+    held = not finished and run_folder.held(path)
     return Source(path.name, history, about, text, labels, lines, rounds, finished, held)
+
+
+def _as_begun(path: Path, asked: config.Experiment, about: Mapping[str, Any]) -> None:
+    """Refuse a finished folder whose experiment or origin is not that of its runs."""
+    made = run_folder.load_runs(path).get("made")
+    if made is None:  # of an earlier version
+        return
+    if edits := config.edits(made["asked"], config.what(asked)):
+        raise InputError(config.edited(path / "experiment.toml", edits))
+    told = {"data": about.get("data", {}).get("sha256"), "partition": about.get("partition")}
+    if about and told != {key: made[key] for key in told}:
+        raise InputError(f"{path / 'about.json'} is not that of this run: {run_folder.RESTORE}")
+
+
+def _text(file: Path) -> str:
+    """What an experiment file says, also where it is no TOML."""
+    try:
+        return files.read(file, files.TOML_BYTES).decode(errors="replace")
+    except (OSError, ValueError) as error:
+        raise run_folder.damaged(file, error) from error
 
 
 def of(history: History, name: str = "history") -> Source:
@@ -144,31 +177,58 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
         raise InputError("nothing to report on: name at least one run folder")
     history = combine(sources)
     share = history.share if share is None else share
+    unit = unit_of(sources, history)
     labels = list(dict.fromkeys(run.label for run in history.runs))
     owner = [i for i, source in enumerate(sources) for _ in source.history.runs]
     widest = max((min(run.n_clients, CLIENTS) for run in history.runs), default=1)
     keep = max(2, min(ROUNDS, CELLS // max(1, widest * len(history.runs))))
     runs = [
-        _run(run, labels.index(run.label), owner[r], sources[owner[r]], share, keep)
+        _run(run, labels.index(run.label), owner[r], sources[owner[r]], share, keep, unit)
         for r, run in enumerate(history.runs)
     ]
     return {
         "share": share,
+        "unit": unit._asdict(),
         "strategies": [
             {"label": label, "base": _base(label), "hue": hue, "variant": variant}
             for label, (hue, variant) in zip(labels, looks(labels), strict=True)
         ],
         "reference": reference(labels),
-        "fairest": labels.index(best.label) if (best := fairest(history, share)) else None,
+        "fairest": labels.index(best.label) if (best := fairest(history, share, unit)) else None,
         "runs": runs,
         "folders": [_folder(source) for source in sources],
         "tables": {
-            f"{model}.{at}": _table(history, model, at, share) for model in MODELS for at in ATS
+            f"{model}.{at}": _table(history, model, at, share, unit)
+            for model in MODELS
+            for at in ATS
         },
-        "verdict": verdict(sources, share),
-        "notes": notes(sources, history, keep),
-        "live": [_live(source, share) for source in sources if not source.finished],
+        "verdict": verdict(sources, share, unit),
+        "notes": notes(sources, history, keep, unit),
+        "live": [_live(source, share, unit) for source in sources if not source.finished],
     }
+
+
+def unit_of(sources: Sequence[Source], history: History) -> Unit:
+    """As the history's; of a run without a checkpoint its lines tell, which are in percent."""
+    told = [line.get(model) for source in sources for line in source.lines for model in MODELS]
+    scores = [f.get(name) for f in told if isinstance(f, dict) for name in FIGURES[1:]]
+    odd = any(isinstance(x, int | float) and not -1e-4 <= x <= 100 + 1e-4 for x in scores)
+    return PLAIN if odd else history.unit
+
+
+def more(unit: Unit) -> list[tuple[str, str, int]]:
+    """Figures of a second table: field, title, digits."""
+    return [(name, title.format(unit.mark), digits) for name, title, digits in MORE]
+
+
+def near(unit: Unit) -> str:
+    """How far below the best mean a verdict looks for the fairest."""
+    return f"{NEAR:g} points" if unit.mark else f"{NEAR:g} %"
+
+
+def enough(best: float, unit: Unit) -> float:
+    """The least mean accuracy that is near the best one."""
+    return best - (NEAR if unit.mark else NEAR / 100 * abs(best))
 
 
 def reference(labels: Sequence[str]) -> int:
@@ -206,82 +266,80 @@ def thin(count: int, keep: int) -> IntArray:
     return np.unique(np.linspace(0, count - 1, keep).round().astype(np.int64))
 
 
-def verdict(sources: Sequence[Source], share: float) -> list[str]:
+def verdict(sources: Sequence[Source], share: float, unit: Unit | None = None) -> list[str]:
     """One sentence with numbers and seeds for each set of folders on the same data."""
+    unit = unit or unit_of(sources, combine(sources))
     groups: dict[object, list[Source]] = {}
     for i, source in enumerate(sources):
         same = (source.data.get("sha256"), str(source.about.get("partition")))
         groups.setdefault(same if all(same) else i, []).append(source)
     return [
         (f"{', '.join(s.name for s in group)}: " if len(groups) > 1 else "")
-        + _sentence(combine(group), share)
+        + _sentence(combine(group), share, unit)
         for group in groups.values()
     ]
 
 
-def _near(rows: Sequence[Row]) -> list[Row]:
+def _near(rows: Sequence[Row], unit: Unit) -> list[Row]:
     """Strategies whose mean accuracy is not far below the best: equal misery is not fairness."""
     high = np.fmax.reduce([row.mean.accuracy for row in rows], initial=-np.inf)
-    return [row for row in rows if row.mean.accuracy >= high - NEAR]
+    return [row for row in rows if row.mean.accuracy >= enough(high, unit)]
 
 
-def fairest(history: History, share: float) -> Row | None:
+def fairest(history: History, share: float, unit: Unit) -> Row | None:
     """The strategy a verdict names: the least variance among those near the best mean."""
-    near = _near([row for row in history.summary(share=share) if row.seeds])
-    return min(near, key=lambda row: row.mean.variance, default=None)
+    rows = history.summary(share=share, unit=unit)
+    close = _near([row for row in rows if row.seeds], unit)
+    return min(close, key=lambda row: row.mean.variance, default=None)
 
 
-def _sentence(history: History, share: float) -> str:
-    rows = [row for row in history.summary(share=share) if row.seeds]
+def _sentence(history: History, share: float, unit: Unit) -> str:
+    rows = [row for row in history.summary(share=share, unit=unit) if row.seeds]
     if not rows:
         return "No run has been evaluated yet."
     rows = [row for row in rows if not np.isnan(row.mean.accuracy)]
     if not rows:
         return "No score of any run is a number."
     base = next((row for row in rows if _base(row.label) == "fedavg"), None)
-    near = _near(rows)
-    best = min(near, key=lambda row: row.mean.variance)
+    close, mark, square = _near(rows, unit), unit.mark, unit.square
+    best = min(close, key=lambda row: row.mean.variance)
     tail = f"the worst {100 * share:g} % of clients"
     if len(rows) == 1 or base is None:
         first = f"{best.label} is the fairest of {len(rows)} strategies" if len(rows) > 1 else ""
         return (
             f"{first or best.label}{':' if first else ' reaches'} a mean accuracy of "
-            f"{best.mean.accuracy:.1f} % with a variance of {best.mean.variance:.1f} %² over "
-            f"clients, and {best.mean.worst:.1f} % for {tail} ({_seeds(best.seeds)})."
+            f"{best.mean.accuracy:.1f}{mark} with a variance of {best.mean.variance:.1f}{square} "
+            f"over clients, and {best.mean.worst:.1f}{mark} for {tail} ({_seeds(best.seeds)})."
         )
     if best is base:
-        rest = [row for row in near if row is not base]
+        rest = [row for row in close if row is not base]
         what = "the next fairest" if rest else "which has the least of the others"
         others = min(rest or [r for r in rows if r is not base], key=lambda r: r.mean.variance)
         return (
-            f"No strategy here that keeps its mean accuracy within {NEAR:g} points is fairer than "
-            f"{base.label}: variance over clients {base.mean.variance:.1f} %² at {_mean(base)} "
-            f"against {others.mean.variance:.1f} %² at {_mean(others)} for {others.label}, "
-            f"{what} ({_seeds(base.seeds)})."
+            f"No strategy here that keeps its mean accuracy within {near(unit)} is fairer than "
+            f"{base.label}: variance over clients {base.mean.variance:.1f}{square} at "
+            f"{base.mean.accuracy:.1f}{mark} against {others.mean.variance:.1f}{square} at "
+            f"{others.mean.accuracy:.1f}{mark} for {others.label}, {what} ({_seeds(base.seeds)})."
         )
     ratio = best.mean.variance / base.mean.variance if base.mean.variance else math.nan
     varies = "less" if best.mean.variance <= base.mean.variance else "more"
     varies = varies if math.isnan(ratio) else f"{abs(100 * (1 - ratio)):.0f} % {varies}"
     won, pairs = _paired(history, best.label, base.label, share)
     moved = best.mean.accuracy - base.mean.accuracy
-    change = "the same" if abs(moved) < 0.05 else f"{abs(moved):.1f} points "
+    change = "the same" if abs(moved) < 0.05 else f"{abs(moved):.1f}{' points' if mark else ''} "
     change += "" if abs(moved) < 0.05 else "higher" if moved > 0 else "lower"
     head = f"{best.label} is the fairest of {len(rows)} strategies"
-    if len(near) < len(rows):
-        few = f"Of the {len(near)} strategies" if len(near) > 1 else "Of the strategies"
-        head = f"{few} within {NEAR:g} points of the best mean, {best.label} is the fairest"
+    if len(close) < len(rows):
+        few = f"Of the {len(close)} strategies" if len(close) > 1 else "Of the strategies"
+        head = f"{few} within {near(unit)} of the best mean, {best.label} is the fairest"
     return (
         f"{head}: accuracy varies {varies} "
         f"from client to client than with {base.label} (variance {best.mean.variance:.1f} against "
-        f"{base.mean.variance:.1f} %², lower in {won} of {_seeds(pairs)}), {tail} "
+        f"{base.mean.variance:.1f}{square}, lower in {won} of {_seeds(pairs)}), {tail} "
         f"{'reach' if best.mean.worst >= base.mean.worst else 'fall to'} "
-        f"{best.mean.worst:.1f} % against {base.mean.worst:.1f} %, and the mean is {change} "
-        f"({best.mean.accuracy:.1f} against {base.mean.accuracy:.1f} %)."
+        f"{best.mean.worst:.1f}{mark} against {base.mean.worst:.1f}{mark}, and the mean is "
+        f"{change} ({best.mean.accuracy:.1f} against {base.mean.accuracy:.1f}{mark})."
     )
-
-
-def _mean(row: Row) -> str:
-    return f"{row.mean.accuracy:.1f} %"
 
 
 def _seeds(count: int) -> str:
@@ -293,7 +351,7 @@ def _paired(history: History, label: str, base: str, share: float) -> tuple[int,
 
     def final(name: str) -> dict[int, float]:
         return {
-            run.seed: run.fairness(share=share, at=[-1])[0].variance
+            run.seed: run.fairness(share=share, at=[-1], unit=PERCENT)[0].variance
             for run in history.runs
             if run.label == name and not run.diverged and "evaluated" in run.tables
         }
@@ -303,9 +361,9 @@ def _paired(history: History, label: str, base: str, share: float) -> tuple[int,
     return sum(ours[s] < theirs[s] for s in seeds), len(seeds)
 
 
-def notes(sources: Sequence[Source], history: History, keep: int) -> list[str]:
+def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) -> list[str]:
     """What the reader must know before trusting a picture."""
-    out = []
+    out = [] if unit.mark else [f"This page shows {PLAINLY}."]
     longest = max((len(run.tables.get("round", ())) for run in history.runs), default=0)
     tested = max((len(run.tables.get("evaluated", ())) for run in history.runs), default=0)
     many = [f"{longest:,} rounds"] * (longest > keep) + [f"{tested:,} evaluations"] * (
@@ -338,12 +396,14 @@ def notes(sources: Sequence[Source], history: History, keep: int) -> list[str]:
     return out
 
 
-def _table(history: History, model: Model, at: At, share: float) -> dict[str, Any]:
+def _table(history: History, model: Model, at: At, share: float, unit: Unit) -> dict[str, Any]:
     """The table as `fedmaba table` prints it, with the numbers to sort by."""
-    rows = history.summary(model, at, share)
+    rows = history.summary(model, at, share, unit)
+    titles = [c.title for c in columns(share, unit)]
     return {
-        "caption": caption(history, model, at),
-        "columns": [c.title for c in columns(share)],
+        "caption": caption(history, model, at, unit),
+        "columns": titles,
+        **{to: written([("strategy", 2), *((title, 2) for title in titles)], to) for to in WRITTEN},
         "rows": [
             {
                 "label": row.label,
@@ -352,6 +412,7 @@ def _table(history: History, model: Model, at: At, share: float) -> dict[str, An
                 "cells": [[cell.text, cell.rank] for cell in line],
                 "values": [_number(getattr(row.mean, c.field)) for c in columns(share)],
                 "more": [_more(row, name, digits) for name, _, digits in MORE],
+                **{to: written([(row.label, 2), *line], to) for to in WRITTEN},
             }
             for row, line in zip(rows, cells(rows, share), strict=True)
         ],
@@ -366,7 +427,7 @@ def _more(row: Row, name: str, digits: int) -> str:
 
 
 def _run(
-    run: RunHistory, strategy: int, folder: int, source: Source, share: float, keep: int
+    run: RunHistory, strategy: int, folder: int, source: Source, share: float, keep: int, unit: Unit
 ) -> dict[str, Any]:
     """One run: curves, and its client x round tables as base64."""
     out: dict[str, Any] = {
@@ -376,7 +437,7 @@ def _run(
         "deploy": run.deploy,
         "diverged": run.diverged,
         "n": run.n_clients,
-        "fair": _fair(run, source, share, keep),
+        "fair": _fair(run, source, share, keep, unit),
         "info": _info(run, keep),
     }
     who = thin(run.n_clients, CLIENTS)
@@ -400,7 +461,7 @@ def _run(
     return out
 
 
-def _fair(run: RunHistory, source: Source, share: float, keep: int) -> dict[str, Any]:
+def _fair(run: RunHistory, source: Source, share: float, keep: int, unit: Unit) -> dict[str, Any]:
     """The figures over rounds of both models, and newer ones from the lines of a live run."""
     own = re.sub(rf" \({re.escape(source.name)}( #\d+)?\)$", "", run.label)  # as before `combine`
     newer = [
@@ -414,16 +475,21 @@ def _fair(run: RunHistory, source: Source, share: float, keep: int) -> dict[str,
     known, fresh = at[at < len(rounds)], [newer[i - len(rounds)] for i in at if i >= len(rounds)]
     out: dict[str, Any] = {"round": [*(rounds[i] for i in known), *(x["round"] for x in fresh)]}
     for model in MODELS:
-        found = [f._asdict() for f in run.fairness(model, share, known)] if rounds else []
-        rows = [*found, *(_told(line[model], source, share) for line in fresh)]
+        found = [f._asdict() for f in run.fairness(model, share, known, unit)] if rounds else []
+        rows = [*found, *(_told(line[model], source, share, unit) for line in fresh)]
         out[model] = {name: [_number(row.get(name)) for row in rows] for name in FIGURES}
     return out
 
 
-def _told(figures: Mapping[str, Any], source: Source, share: float) -> Mapping[str, Any]:
-    """What a line says, without the worst and best of another share of clients."""
-    same = share == source.history.share
-    return figures if same else {k: v for k, v in figures.items() if k not in ("worst", "best")}
+def _told(figures: Mapping[str, Any], source: Source, share: float, unit: Unit) -> dict[str, Any]:
+    """What a line says in percent, without the worst and best of another share of clients."""
+    shown = FIGURES if share == source.history.share else FIGURES[:2]
+    factor = unit.scale / PERCENT.scale
+    return {
+        name: figures[name] * (factor**2 if name == "variance" else factor)
+        for name in shown
+        if isinstance(figures.get(name), int | float)
+    }
 
 
 def _info(run: RunHistory, keep: int) -> dict[str, Any]:
@@ -503,8 +569,8 @@ def setup(source: Source) -> dict[str, Any]:
     return {
         "name": source.name,
         "experiment": source.experiment,
-        "command": quoted(command),
-        "repeat": str(about.get("repeat")) if about.get("python") else again,
+        "command": escape.one_line(quoted(command)),  # pasted, a second line would run at once
+        "repeat": escape.one_line(str(about.get("repeat")) if about.get("python") else again),
         "facts": facts,
         "hashes": hashes if source.data else [],
         "finished": source.finished,
@@ -522,9 +588,11 @@ def _items(found: object) -> list[tuple[str, Any]]:
     return [(str(k), v) for k, v in found.items()] if isinstance(found, dict) else []
 
 
-def _live(source: Source, share: float) -> dict[str, Any]:
+def _live(source: Source, share: float, unit: Unit) -> dict[str, Any]:
     """How far an unfinished run is, and its newest figures."""
-    done = max((int(line["round"]) for line in source.lines), default=0)
+    saved = [run.tables["round"][-1:] for run in source.history.runs if "round" in run.tables]
+    newer = [line["round"] for line in source.lines]
+    done = max((int(at) for at in [*newer, *(at for last in saved for at in last)]), default=0)
     rows = []
     for run in source.history.runs:
         own = [
@@ -534,8 +602,12 @@ def _live(source: Source, share: float) -> dict[str, Any]:
             and line.get("seed") == run.seed
             and "deployed" in line
         ]
+        last: Mapping[str, Any] | None = None
         if own:
-            last = _told(own[-1]["deployed"], source, share)
+            last = _told(own[-1]["deployed"], source, share, unit)
+        elif len(run.tables.get("evaluated", ())):
+            last = run.fairness(share=share, at=[-1], unit=unit)[0]._asdict()
+        if last is not None:
             figures = [_number(last.get(name)) for name in FIGURES]
             rows.append({"label": run.label, "seed": run.seed, "figures": figures})
     about = {"name": source.name, "done": done, "rounds": source.rounds, "held": source.held}

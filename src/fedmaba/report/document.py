@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedmaba import record
 from fedmaba.errors import InputError
-from fedmaba.report import export
+from fedmaba.report import escape, export
 from fedmaba.report.paired import Interval
+from fedmaba.report.table import written
+from fedmaba.results import run_folder
 
 REMEDY = "mend it, or choose another --out"
 
@@ -69,8 +70,8 @@ def between(span: Interval) -> Cell:
 def markdown(document: Document, only: Iterable[str] = (), level: int = 1) -> str:
     """The page as Markdown, or only the tables named."""
     chosen = set(only)
-    title = [f"{'#' * level} {document.title}"] if document.title else []
-    parts = [*title, *document.text]
+    title = [f"{'#' * level} {escape.for_markdown(document.title)}"] if document.title else []
+    parts = [*title, *map(escape.for_markdown, document.text)]
     for grid in document.grids:
         if not chosen or grid.name in chosen:
             parts.append(table(grid))
@@ -79,31 +80,32 @@ def markdown(document: Document, only: Iterable[str] = (), level: int = 1) -> st
 
 def table(grid: Grid) -> str:
     """A table as Markdown: the best bold, the second in italics."""
-    lines = [f"**{grid.title}**", "", _line(grid.head), _line(["---"] * len(grid.head))]
-    for row in grid.rows:
-        lines.append(_line([("**{}**", "*{}*", "{}")[c.rank].format(c.text) for c in row]))
-    return "\n".join(lines)
+    lines = [f"**{escape.for_markdown(grid.title)}**", "", _head(grid, "markdown")]
+    lines.append(f"| {' | '.join(['---'] * len(grid.head))} |")
+    return "\n".join([*lines, *_body(grid, "markdown")])
 
 
-def _line(words: Iterable[str]) -> str:
-    return "| " + " | ".join(word.replace("|", "\\|") for word in words) + " |"
+def _head(grid: Grid, to: str) -> str:
+    return written(((word, 2) for word in grid.head), to)
+
+
+def _body(grid: Grid, to: str) -> list[str]:
+    return [written(((cell.text, cell.rank) for cell in row), to) for row in grid.rows]
 
 
 def latex(document: Document) -> str:
     r"""The tables for a paper: booktabs; \usepackage{booktabs,xcolor}."""
     parts = [r"% \usepackage{booktabs,xcolor}"]
     told = [document.title, *document.text]
-    parts += [f"% {line}" for text in told for line in text.splitlines()]
+    parts += [f"% {escape.one_line(line)}" for text in told for line in text.splitlines()]
     for grid in document.grids:
         columns = "l" + "r" * (len(grid.head) - 1)
-        body = [" & ".join(_tex(word) for word in grid.head) + r" \\", r"\midrule"]
-        for row in grid.rows:
-            body.append(" & ".join(_mark(c) for c in row) + r" \\")
+        body = [_head(grid, "latex"), r"\midrule", *_body(grid, "latex")]
         parts.append(
             "\n".join(
                 [
                     r"\begin{table}",
-                    rf"\caption{{{_tex(grid.title)}}}",
+                    rf"\caption{{{escape.for_latex(grid.title)}}}",
                     rf"\begin{{tabular}}{{{columns}}}",
                     r"\toprule",
                     *body,
@@ -114,31 +116,6 @@ def latex(document: Document) -> str:
             )
         )
     return "\n\n".join(parts) + "\n"
-
-
-def _mark(cell: Cell) -> str:
-    forms = (r"\textbf{{{}}}", r"\textcolor{{blue}}{{{}}}", "{}")
-    return forms[cell.rank].format(_tex(cell.text))
-
-
-GREEK = {"α": "alpha", "ε": "varepsilon", "η": "eta", "λ": "lambda", "μ": "mu", "τ": "tau"}
-SYMBOLS = {
-    "\\": r"\textbackslash{}",
-    **{c: f"\\{c}" for c in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "²": r"$^2$",
-    "–": "--",
-    "−": "$-$",
-    "·": r"$\cdot$",
-    "×": r"$\times$",
-    **{c: f"$\\{name}$" for c, name in GREEK.items()},
-}
-
-
-def _tex(text: str) -> str:
-    return "".join(SYMBOLS.get(c, c) for c in text)
 
 
 def csv(document: Document) -> str:
@@ -155,11 +132,11 @@ def csv(document: Document) -> str:
 
 def write(document: Document, folder: Path) -> tuple[list[Path], str]:
     """All forms into a folder; the files, and why there are no figures if there are none."""
-    record.make_folder(folder)
+    run_folder.make_folder(folder)
     texts = {"table.md": markdown, "table.tex": latex, "table.csv": csv}
     written = []
     for name, make in texts.items():
-        record.write_file(folder / name, make(document).encode(), remedy=REMEDY)
+        run_folder.write_file(folder / name, make(document).encode(), remedy=REMEDY)
         written.append(folder / name)
     from fedmaba.report import figures
 
@@ -170,6 +147,6 @@ def write(document: Document, folder: Path) -> tuple[list[Path], str]:
             return written, str(error)
         for form in figures.FORMS:
             target = folder / f"{re.sub(r'[^a-z0-9_-]', '_', name)}{form}"
-            record.write_file(target, figures.encode(figure, form), remedy=REMEDY)
+            run_folder.write_file(target, figures.encode(figure, form), remedy=REMEDY)
             written.append(target)
     return written, ""

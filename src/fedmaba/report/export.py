@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from fedmaba import record
 from fedmaba.errors import InputError
-from fedmaba.history import History, RunHistory
-from fedmaba.metrics import Fairness
-from fedmaba.report import data
+from fedmaba.report import data, escape
+from fedmaba.results import run_folder
+from fedmaba.results.history import History, RunHistory
+from fedmaba.results.metrics import Fairness
 
 HEAD = ("strategy", "seed", "round")
 WHO = ("client", "name", "hostile")
@@ -25,7 +25,9 @@ def to_csv(folder: Path, out: Path) -> list[Path]:
     source = data.load(folder)
     history = source.history
     if not any(run.tables for run in history.runs) and not source.finished:
-        raise InputError(f"{folder} holds no checkpoint yet: wait, or {record.to_go_on(folder)}")
+        raise InputError(
+            f"{folder} holds no checkpoint yet: wait, or {run_folder.to_go_on(folder)}"
+        )
     tables = {
         "summary": summary(history),
         "rounds": rounds(history),
@@ -35,15 +37,17 @@ def to_csv(folder: Path, out: Path) -> list[Path]:
     written = []
     for name, rows in tables.items():
         target = out / f"{name}.csv"
-        record.write_file(target, text(rows).encode(), remedy="mend it, or choose another -o")
+        below = folder if out.is_relative_to(folder) else None
+        remedy = "fix it, or choose another -o"
+        run_folder.write_file(target, text(rows).encode(), remedy=remedy, below=below)
         written.append(target)
     return written
 
 
 def text(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as CSV; a word that a spreadsheet would run as a formula is quoted."""
+    """Rows as CSV."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows([_cell(v) for v in row] for row in rows)
+    csv.writer(out, lineterminator="\n").writerows(map(escape.for_csv, row) for row in rows)
     return out.getvalue()
 
 
@@ -70,7 +74,9 @@ def rounds(history: History) -> list[list[object]]:
     rows: list[list[object]] = [[*HEAD, "model", *Fairness._fields]]
     for run in history.runs:
         for model in data.MODELS if "evaluated" in run.tables else ():
-            pairs = zip(run.evaluated, run.fairness(model, history.share), strict=True)
+            pairs = zip(
+                run.evaluated, run.fairness(model, history.share, unit=history.unit), strict=True
+            )
             rows += [[run.label, run.seed, int(t), model, *figures] for t, figures in pairs]
     return rows
 
@@ -112,11 +118,3 @@ def _who(source: data.Source, run: RunHistory) -> list[tuple[int, str, str]]:
         (c, str(names[c]) if c < len(names) else "", "yes" if c in lies else "")
         for c in range(run.n_clients)
     ]
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, str) and value[:1] in "=+-@\t\r" and value:
-        return f"'{value}"
-    if isinstance(value, float):
-        return f"{value:.12g}" if np.isfinite(value) else ""
-    return value

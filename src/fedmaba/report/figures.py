@@ -7,15 +7,16 @@ function of curves.py or clients.py. No torch.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedmaba import record
 from fedmaba.errors import InputError, unknown
-from fedmaba.history import History, Model
 from fedmaba.report import clients, curves, data
 from fedmaba.report.scene import HALF, INK, LINE, SOFT, WIDE, Scene
+from fedmaba.results import run_folder
+from fedmaba.results.history import History, Model
 
 FORMS = (".pdf", ".svg", ".png")
 STYLE = {
@@ -39,6 +40,7 @@ STYLE = {
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
     "text.color": INK,
+    "text.usetex": False,  # a name is no program
     "lines.linewidth": 1.4,
     "legend.frameon": False,
     "savefig.dpi": 300,
@@ -79,7 +81,7 @@ def write(
     _check(kind)
     figure = draw(data.load_all(folders), kind, model, share)
     content = encode(figure, out.suffix.lower())
-    record.write_file(out, content, remedy="mend it, or choose another -o")
+    run_folder.write_file(out, content, remedy="fix it, or choose another -o")
 
 
 def draw(
@@ -137,14 +139,19 @@ def _check(kind: str) -> None:
         raise unknown("figure", kind, KINDS)
 
 
-def _style() -> Any:
+@contextmanager
+def _style() -> Iterator[None]:
+    """Our own settings and no others: a `matplotlibrc` in the working folder could start LaTeX."""
     try:
         import matplotlib
     except ImportError as error:
         raise InputError(
             "figures want matplotlib: in a clone of fedmaba, pip install '.[plot]'"
         ) from error
-    return matplotlib.rc_context(STYLE)
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        yield
 
 
 def _canvas(size: tuple[float, float]) -> Any:

@@ -18,10 +18,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedmaba import __version__, record
+from fedmaba import __version__
 from fedmaba.errors import InputError
-from fedmaba.history import History
-from fedmaba.report import data
+from fedmaba.report import data, escape
+from fedmaba.results import run_folder
+from fedmaba.results.history import History
+from fedmaba.results.metrics import Unit
 
 PAGE = Path(__file__).parent / "page"
 
@@ -31,7 +33,7 @@ def write(folders: Sequence[Path], out: Path, share: float | None = None) -> Non
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"{out}: a report is a page: end it in .html")
     text = page(data.load_all(folders), share)
-    record.write_file(out, text.encode(), remedy="mend it, or choose another -o")
+    run_folder.write_file(out, text.encode(), remedy="fix it, or choose another -o")
 
 
 def page(
@@ -51,7 +53,8 @@ def page(
             tree=tree,
             title=title(sources),
             table=tree["tables"]["deployed.last"],
-            more=data.MORE,
+            more=data.more(Unit(**tree["unit"])),
+            unit=tree["unit"],
             setups=[data.setup(source) for source in sources],
             overview=overview(sources),
             tiles=tiles(tree),
@@ -77,10 +80,19 @@ def policy(live: bool = False) -> str:
 
 def block(tree: Any) -> str:
     """JSON that cannot end its own script element."""
-    text = json.dumps(tree, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(_seen(tree), allow_nan=False, separators=(",", ":"))
     for mark in "<>&":
         text = text.replace(mark, f"\\u{ord(mark):04x}")
     return text
+
+
+def _seen(tree: Any) -> Any:
+    """The same with every text in one line of visible signs."""
+    if isinstance(tree, dict):
+        return {key: _seen(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_seen(value) for value in tree]
+    return escape.one_line(tree) if isinstance(tree, str) else tree
 
 
 def title(sources: Sequence[data.Source]) -> str:
@@ -118,7 +130,7 @@ def tiles(tree: dict[str, Any]) -> list[dict[str, str]]:
     best = next(row for row in rows if row["label"] == fairest)
     if base is None or best is base or None in (*best["values"][:3], *base["values"][:3]):
         return []
-    units = ("%²", "%", "%")
+    units = [tree["unit"][name] for name in ("square", "mark", "mark")]
     names = (
         "variance over clients",
         "mean accuracy",
@@ -131,9 +143,9 @@ def tiles(tree: dict[str, Any]) -> list[dict[str, str]]:
             {
                 "name": names[i],
                 "value": f"{now:.1f}",
-                "unit": units[i],
+                "unit": units[i].strip(),
                 "who": best["label"],
-                "then": f"{then:.1f} {units[i]}",
+                "then": f"{then:.1f}{units[i]}",
                 "base": base["label"],
             }
         )
@@ -163,4 +175,11 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=_safe,
     )
+
+
+def _safe(value: Any) -> Any:
+    """What a template shows: every text that is not a part of the page itself, escaped."""
+    plain = isinstance(value, str) and not isinstance(value, Markup)
+    return Markup(escape.for_html(value)) if plain else value

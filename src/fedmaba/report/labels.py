@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from fedmaba.history import FloatArray
-from fedmaba.report.scene import FEW, NAMES, SOFT, WIDE, Scene
+from fedmaba.report.escape import for_figure
+from fedmaba.report.scene import FEW, SOFT, WIDE, Scene, axis_name
+from fedmaba.results.history import FloatArray
 
 
 def title(axes: Any, scene: Scene, name: str) -> str:
     """What a panel over rounds shows, and how."""
     log = " (log)" if axes.get_yscale() == "log" else ""
     mean = f", mean of {scene.smooth} evaluations" if scene.smooth > 1 else ""
-    return NAMES[name].format(share=100 * scene.share) + mean + log
+    return axis_name(name, scene.unit, scene.share) + mean + log
 
 
 def sides(figure: Any, below: str, left: str = "") -> None:
@@ -41,7 +42,7 @@ def name_points(axes: Any, points: dict[str, FloatArray], scene: Scene) -> None:
     names: list[Any] = []
     for label in sorted(points, key=lambda label: tuple(-points[label])):
         text = axes.annotate(
-            label,
+            for_figure(label),
             points[label],
             xytext=(0, 0),
             textcoords="offset points",
@@ -101,7 +102,12 @@ def legend(figure: Any, scene: Scene, thick: set[str], axes: Any = None) -> None
         labels = sorted(labels, key=lambda label: -ends.get(label, -np.inf))
     handles = [
         Line2D(
-            [], [], **look.marked(4), ls=look.dash, lw=1.5 if label in thick else 0.8, label=label
+            [],
+            [],
+            **look.marked(4),
+            ls=look.dash,
+            lw=1.5 if label in thick else 0.8,
+            label=for_figure(label),
         )
         for label, look in ((label, scene.styles[label]) for label in labels)
     ]
@@ -110,7 +116,8 @@ def legend(figure: Any, scene: Scene, thick: set[str], axes: Any = None) -> None
     columns = 1 if beside else max(1, min(columns, len(labels)))
     notes = []
     if len(thick) < len(scene.labels):
-        notes.append(f"thick: {scene.labels[scene.reference]} and the Pareto front")
+        reference = for_figure(scene.labels[scene.reference])
+        notes.append(f"thick: {reference} and the Pareto front")
     if any(panel.collections for panel in figure.axes):
         notes.append("bands: lowest to highest seed")
     if not beside:  # the panels keep their height

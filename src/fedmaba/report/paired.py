@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedmaba.metrics import FloatArray
+from fedmaba.results.metrics import FloatArray
 
 T95 = (  # 97.5 % quantile of Student's t for 1, 2, ... degrees of freedom
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),

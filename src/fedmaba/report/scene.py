@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.history import FloatArray, Model, RunHistory
 from fedmaba.report import data
 from fedmaba.report.table import lone
+from fedmaba.results.history import FloatArray, Model, RunHistory
+from fedmaba.results.metrics import Unit
 
 WIDE, HALF = 6.75, 3.3  # inches: two columns of a page, and one
 INK, SOFT, LINE = "#191b1f", "#5c626c", "#dcdcd6"
@@ -25,11 +26,17 @@ DASHES: tuple[tuple[float, ...], ...] = (
 )
 FEW = 6  # rows; of more, only some are drawn thick
 NAMES = {
-    "variance": "variance over clients, %²",
-    "accuracy": "mean accuracy, %",
-    "worst": "worst {share:g} % of clients, %",
-    "best": "best {share:g} % of clients, %",
+    "variance": "variance over clients{square}",
+    "accuracy": "mean accuracy{mark}",
+    "worst": "worst {share:g} % of clients{mark}",
+    "best": "best {share:g} % of clients{mark}",
 }
+
+
+def axis_name(name: str, unit: Unit, share: float = 0.0) -> str:
+    """What a figure's axis is called, with its unit."""
+    mark, square = (f",{text}" if text else "" for text in (unit.mark, unit.square))
+    return NAMES[name].format(share=100 * share, mark=mark, square=square)
 
 
 class Style(NamedTuple):
@@ -65,6 +72,7 @@ class Scene:
         self.sources, self.model = sources, model
         self.history = data.combine(sources)
         self.share = self.history.share if share is None else share
+        self.unit = self.history.unit
         self.runs = [run for run in self.history.runs if not run.diverged] or self.history.runs
         self.labels = list(dict.fromkeys(run.label for run in self.runs))
         self.reference = data.reference(self.labels)
@@ -86,7 +94,8 @@ class Scene:
         """Variance and mean accuracy at the last round by row: means, then sds over seeds."""
         out = {}
         for label in self.labels:
-            found = [run.fairness(self.model, self.share, [-1])[0] for run in self.of(label)]
+            runs = self.of(label)
+            found = [run.fairness(self.model, self.share, [-1], self.unit)[0] for run in runs]
             if found:
                 table = np.array([(f.variance, f.accuracy) for f in found])
                 sd = table.std(0, ddof=1) if len(found) > 1 else np.zeros(2)
@@ -121,8 +130,8 @@ class Scene:
         return self.labels.index(label) * step // len(self.labels), step
 
     def final(self, label: str) -> FloatArray:
-        """Accuracy of every client of every seed that has test examples, percent."""
+        """Accuracy of every client of every seed that has test examples, as shown."""
         found: FloatArray = np.concatenate(
-            [100 * run.accuracy(self.model)[-1] for run in self.of(label)]
+            [self.unit.scale * run.accuracy(self.model)[-1] for run in self.of(label)]
         )
         return found[np.isfinite(found)]

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from fedmaba.errors import InputError, unknown
-from fedmaba.history import At, History, Model, Row
-from fedmaba.report.chosen import Choice, Found, by_seed, values
 from fedmaba.report.data import FIGURES
 from fedmaba.report.document import Cell, Document, Grid, between, csv, latex, markdown, number
 from fedmaba.report.paired import Interval, difference
 from fedmaba.report.table import caption, columns, ranks
+from fedmaba.results.history import At, History, Model, Row
+from fedmaba.results.metrics import PERCENT, Unit
+from fedmaba.results.selection import Choice, Found, by_seed, values
 
 
 def of(
@@ -43,15 +44,20 @@ def written(sheet: Document, to: str) -> str:
 def _levels(history: History, model: Model, at: At) -> Grid:
     words = caption(history, model, at)
     rows = history.summary(model, at)
-    return levels("levels", words[0].upper() + words[1:], rows, history.share)
+    return levels("levels", words[0].upper() + words[1:], rows, history.share, unit=history.unit)
 
 
 def levels(
-    name: str, title: str, rows: list[Row], share: float, named: Callable[[str], str] = str
+    name: str,
+    title: str,
+    rows: list[Row],
+    share: float,
+    named: Callable[[str], str] = str,
+    unit: Unit = PERCENT,
 ) -> Grid:
     """Rows by figures, mean ± sd over seeds, the best marked."""
     head, body = ["row", "seeds"], [[Cell(named(r.label)), Cell(str(r.seeds))] for r in rows]
-    for column in columns(share):
+    for column in columns(share, unit):
         head.append(column.title)
         for row, line, rank in zip(rows, body, ranks(rows, column), strict=True):
             value, sd = (getattr(f, column.field) for f in (row.mean, row.sd))
@@ -73,7 +79,8 @@ def _differences(history: History, model: Model, at: At, against: str) -> Grid:
     spans = {row: minus(found, row, found, against) for row in labels if row != against}
     words = caption(history, model, at).partition(";")[0]
     title = f"{words[0].upper()}{words[1:]}: difference to {against} under the same seeds"
-    return paired("differences", f"{title}, 95 % t-interval", history.share, spans, against)
+    title, unit = f"{title}, 95 % t-interval", history.unit
+    return paired("differences", title, history.share, spans, against, unit=unit)
 
 
 def minus(ours: Found, row: str, theirs: Found, base: str) -> list[Interval]:
@@ -88,9 +95,10 @@ def paired(
     spans: Mapping[str, Sequence[Interval]],
     base: str,
     named: Callable[[str], str] = str,
+    unit: Unit = PERCENT,
 ) -> Grid:
     """Rows of differences to `base` with their intervals."""
-    titles = [column.title for column in columns(share)]
+    titles = [column.title for column in columns(share, unit)]
     what = {"variance": "variance", "accuracy": "accuracy"}
     words = [what.get(f, t) for f, t in zip(FIGURES, titles, strict=True)]
     body = []

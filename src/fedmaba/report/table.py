@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from fedmaba.history import At, History, Model, Row
+from fedmaba.report import escape
+from fedmaba.results.history import At, History, Model, Row
+from fedmaba.results.metrics import PERCENT, Unit
 
 
 class Column(NamedTuple):
@@ -18,11 +20,14 @@ class Column(NamedTuple):
     sign: int  # 1: more is better
 
 
-def columns(share: float) -> list[Column]:
+PLAINLY = "scores as the metric gives them, not in per cent: some lie outside 0 to 1"
+
+
+def columns(share: float, unit: Unit = PERCENT) -> list[Column]:
     """The four figures of the paper's tables."""
     return [
-        Column("variance", "variance %²", -1),
-        Column("accuracy", "accuracy %", 1),
+        Column("variance", f"variance{unit.square}", -1),
+        Column("accuracy", f"accuracy{unit.mark}", 1),
         Column("worst", f"worst {100 * share:g} %", 1),
         Column("best", f"best {100 * share:g} %", 1),
     ]
@@ -62,8 +67,21 @@ def cells(rows: list[Row], share: float) -> list[list[Cell]]:
     return body
 
 
-def caption(history: History, model: Model, at: At) -> str:
-    """Which model and which round the table shows."""
+WRITTEN: dict[str, tuple[Callable[[str], str], tuple[str, str, str]]] = {  # best, second, others
+    "latex": (escape.for_latex, (r"\textbf{{{}}}", r"\textcolor{{blue}}{{{}}}", "{}")),
+    "markdown": (escape.for_markdown, ("**{}**", "*{}*", "{}")),
+}
+
+
+def written(words: Iterable[tuple[str, int]], to: str) -> str:
+    """A line of a table in LaTeX or Markdown from its texts and their ranks."""
+    safe, forms = WRITTEN[to]
+    line = [forms[rank].format(safe(text)) for text, rank in words]
+    return " & ".join(line) + r" \\" if to == "latex" else f"| {' | '.join(line)} |"
+
+
+def caption(history: History, model: Model, at: At, unit: Unit | None = None) -> str:
+    """Which model and which round the table shows, and how, if not in per cent."""
     average = ", ".join(sorted({run.deploy for run in history.runs if run.deploy}))
     what = "last server model" if model == "last" else "deployed model"
     what += f" ({average})" if model == "deployed" and average else ""
@@ -76,7 +94,8 @@ def caption(history: History, model: Model, at: At) -> str:
     some = " or ".join(f"{k:,} of {n:,}" for k, n in sorted(counts) if k < n)
     labels = [run.label for run in history.runs]
     over = "one seed" if len(labels) == len({*labels}) else "mean ± sd over seeds"
-    return f"{what}, {when}; {over}" + (f"; {some} clients" if some else "")
+    text = f"{what}, {when}; {over}" + (f"; {some} clients" if some else "")
+    return text if (unit or history.unit).mark else f"{text}; {PLAINLY}"
 
 
 def plain(
@@ -85,13 +104,13 @@ def plain(
     """The table as plain text."""
     share = history.share if share is None else share
     rows = history.summary(model, at, share)
-    head = ["strategy", *(c.title for c in columns(share)), ""]
+    head = ["strategy", *(c.title for c in columns(share, history.unit)), ""]
     body = [
-        [row.label, *(cell.text for cell in line), row.note]
+        [escape.one_line(text) for text in (row.label, *(cell.text for cell in line), row.note)]
         for row, line in zip(rows, cells(rows, share), strict=True)
     ]
     width = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
-    lines = [caption(history, model, at)]
+    lines = [escape.one_line(caption(history, model, at))]
     for line in [head, *body]:
         first, *rest = (text.ljust(w) for text, w in zip(line, width, strict=True))
         lines.append("  ".join([first, *rest]).rstrip())

@@ -5,6 +5,7 @@ The writer is TensorBoard's own, which needs neither torch nor TensorFlow.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba import record
 from fedmaba.errors import InputError
-from fedmaba.metrics import fairness
+from fedmaba.report import escape
+from fedmaba.results import files, run_folder
+from fedmaba.results.metrics import PERCENT, Unit, every
 
 if TYPE_CHECKING:
-    from fedmaba.experiment import Session
+    from fedmaba.experiment.session import Session
     from fedmaba.simulation.engine import Snapshot
 
 FIGURES = ("variance", "accuracy", "worst", "best", "gini", "jain")
@@ -42,12 +44,13 @@ def events(session: Session, out: Path) -> Iterator[Callable[[Snapshot], None]]:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     runs = session.history.runs
-    names = [record.run_id(r, run.label, run.seed) for r, run in enumerate(runs)]
-    writers = [EventFileWriter(str(out / "tensorboard" / name)) for name in names]
+    names = [run_folder.run_id(r, run.label, run.seed) for r, run in enumerate(runs)]
+    places = [_place(out, f"tensorboard/{name}") for name in names]
+    writers = [EventFileWriter(str(place)) for place in places]
     share = session.experiment.eval.share
 
     def take(snapshot: Snapshot) -> None:
-        done = snapshot.round + 1
+        done, unit = snapshot.round + 1, session.history.unit
         for r, writer in enumerate(writers):
             values: dict[str, float] = {}
             if (seen := snapshot.rounds[r]) is not None:
@@ -56,11 +59,12 @@ def events(session: Session, out: Path) -> Iterator[Callable[[Snapshot], None]]:
             found = snapshot.evaluations[r] if snapshot.evaluations else None
             for model in ("deployed", "last") if found is not None else ():
                 scores = found[model]  # type: ignore[index]
-                figures = fairness(scores.accuracy, scores.loss, runs[r].test_size, share)
+                accuracy, loss = scores.accuracy[None], scores.loss[None]
+                (figures,) = every(accuracy, loss, runs[r].test_size, share, unit)
                 values |= {f"{model}/{name}": getattr(figures, name) for name in FIGURES}
                 spread = scores.accuracy[runs[r].test_size > 0] if model == "deployed" else spread
             if values:
-                writer.add_event(_event(done, values, spread))
+                writer.add_event(_event(done, values, spread, unit))
 
     try:
         yield take
@@ -69,20 +73,39 @@ def events(session: Session, out: Path) -> Iterator[Callable[[Snapshot], None]]:
             writer.close()
 
 
-def _event(step: int, values: dict[str, float], spread: NDArray[Any] | None) -> Any:
+def _place(out: Path, name: str) -> Path:
+    """A folder for events, refused where it or something in it is a link."""
+    place = out / name
+    try:
+        files.inside(out, f"{name}/events")
+        for found in os.listdir(place) if files.there(place) else ():
+            if (place / found).is_symlink():
+                raise files.Odd(place / found, f"{found} is a link where events should be")
+    except OSError as error:
+        raise files.failed(place, error) from error
+    return place
+
+
+def _event(
+    step: int, values: dict[str, float], spread: NDArray[Any] | None, unit: Unit = PERCENT
+) -> Any:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 
-    entries = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+    entries = [
+        Summary.Value(tag=escape.one_line(name), simple_value=value)
+        for name, value in values.items()
+    ]
     spread = None if spread is None else spread[np.isfinite(spread)]
     if spread is not None and len(spread):
-        counts, edges = np.histogram(100.0 * spread, bins=20)
+        spread = unit.scale * spread
+        counts, edges = np.histogram(spread, bins=20)
         histogram = HistogramProto(
             min=float(edges[0]),
             max=float(edges[-1]),
             num=float(len(spread)),
-            sum=float(100.0 * spread.sum()),
-            sum_squares=float(((100.0 * spread) ** 2).sum()),
+            sum=float(spread.sum()),
+            sum_squares=float((spread**2).sum()),
             bucket_limit=edges[1:].tolist(),
             bucket=counts.astype(float).tolist(),
         )

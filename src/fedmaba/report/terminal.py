@@ -33,19 +33,20 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedmaba import config, streams
 from fedmaba.errors import FedmabaError, InputError, unknown
-from fedmaba.history import At, History, Model, Row, RunHistory
-from fedmaba.metrics import variance
+from fedmaba.experiment import config
+from fedmaba.report import escape, streams
 from fedmaba.report.table import caption, cells, columns
+from fedmaba.results.history import At, History, Model, Row, RunHistory
+from fedmaba.results.metrics import PERCENT, Unit, variance
 
 if TYPE_CHECKING:
     import fedmaba.simulation.batch
-    from fedmaba.experiment import Session
+    from fedmaba.experiment.session import Session
     from fedmaba.report.document import Grid
-    from fedmaba.reproduce import Batch, Work
+    from fedmaba.reproduction.run import Batch, Work
+    from fedmaba.reproduction.targets import Target
     from fedmaba.simulation.engine import Snapshot
-    from fedmaba.targets import Target
 
 STYLE = ("bold", "cyan", "")  # best, second, the others
 NAME = 12  # signs of a name that a line holds at least
@@ -71,7 +72,7 @@ def show(
     console.print(grid(history, model, at, history.share if share is None else share))
     for run in history.runs:
         if run.diverged:
-            console.print(Text(run.diverged, "red"), soft_wrap=True)
+            console.print(_line(run.diverged, "red"), soft_wrap=True)
 
 
 def grid(history: History, model: Model, at: At, share: float) -> RenderableType:
@@ -79,7 +80,7 @@ def grid(history: History, model: Model, at: At, share: float) -> RenderableType
     rows, body = history.summary(model, at, share), []
     for row, line in zip(rows, cells(rows, share), strict=True):
         body.append([_word(_named(row)), *(_word(c.text, STYLE[c.rank]) for c in line)])
-    head = ["strategy", *(c.title for c in columns(share))]
+    head = ["strategy", *(c.title for c in columns(share, history.unit))]
     return _table(caption(history, model, at), head, body, whole=head[1:])
 
 
@@ -103,18 +104,17 @@ def _least(table: Table) -> int:
 
 
 def _table(
-    title: str, head: Sequence[str], rows: Sequence[Sequence[Text]], whole: Collection[str]
+    caption: str, head: Sequence[str], rows: Sequence[Sequence[Text]], whole: Collection[str]
 ) -> RenderableType:
     """A table, the columns `whole` in one line each; where it is too wide, a block for each row."""
     out = Table(box=box.SIMPLE_HEAD)
-    head = [streams.spelled(name) for name in head]
-    whole = [streams.spelled(name) for name in whole]
     for i, name in enumerate(head):
-        texts = [name, *(row[i].plain for row in rows)]
+        title = _word(name)
+        texts = [title.plain, *(row[i].plain for row in rows)]
         words = texts if name in whole else [word for text in texts for word in text.split()]
         least = max(map(len, words), default=0)
         out.add_column(
-            name,
+            title,
             justify="left" if i == 0 or name in WORDS else "right",
             overflow="fold",
             no_wrap=name in whole,
@@ -125,14 +125,20 @@ def _table(
         block = Table.grid(padding=(0, 2))
         for name, text in zip(head[1:], line, strict=True):
             if text:
-                block.add_row(name, text)
+                block.add_row(_word(name), text)
         blocks += [Text(), label, Padding(block, (0, 0, 0, 2), expand=False)]
         out.add_row(label, *line)
-    return Group(Text(streams.spelled(title)), Fitting(out, Group(*blocks, Text())))
+    return Group(_word(caption), Fitting(out, Group(*blocks, Text())))
+
+
+def _line(text: str, style: str = "") -> Text:
+    """A text that may hold words of a file."""
+    return Text(escape.one_line(text), style)
 
 
 def _word(text: str, style: str = "") -> Text:
-    return Text(streams.spelled(text), style)
+    """The same where signs must stay aligned."""
+    return Text(streams.spelled(escape.one_line(text)), style)
 
 
 def _named(row: Row) -> str:
@@ -145,12 +151,12 @@ def progress(session: Session, quiet: bool) -> Iterator[Callable[[Snapshot], Non
     """A display fed with snapshots: live on a terminal, plain lines elsewhere."""
     console = Console(stderr=True)
     for fault in session.faults:
-        console.print(Text(fault), soft_wrap=True)
+        console.print(_line(fault), soft_wrap=True)
     if quiet:
         yield lambda snapshot: None
         return
     for note in session.notes:
-        console.print(Text(note, "dim"), soft_wrap=True)
+        console.print(_line(note, "dim"), soft_wrap=True)
     moving = console.is_terminal and not console.is_dumb_terminal
     shown = _live(session, console) if moving else _lines(session, console)
     with shown as display:
@@ -189,14 +195,15 @@ def dashboard(session: Session, pace: Pace) -> RenderableType:
     """Round, rate and time left; below, how each strategy does by now."""
     share = session.experiment.eval.share
     rate = f"{_rate(pace.rate, 'rounds')}  {_rate(pace.rate * pace.clients, 'clients')}"
-    head = ["strategy", "accuracy %", "variance %²", f"worst {100 * share:g} %", "λ*"]
-    head += ["variance over rounds"]
+    unit = session.history.unit
+    head = ["strategy", f"accuracy{unit.mark}", f"variance{unit.square}"]
+    head += [f"worst {100 * share:g} %", "λ*", "variance over rounds"]
     rows, body = session.history.summary(share=share), []
     for row, line in zip(rows, cells(rows, share), strict=True):
         variance, accuracy, worst, _ = (Text(c.text.split(" ")[0], STYLE[c.rank]) for c in line)
         runs = [run for run in session.history.runs if run.label == row.label]
-        trend = Text(spark(_variances(runs)), "cyan")
-        body.append([Text(_named(row)), accuracy, variance, worst, Text(_multiplier(runs)), trend])
+        trend = Text(spark(_variances(runs, unit)), "cyan")
+        body.append([_line(_named(row)), accuracy, variance, worst, Text(_multiplier(runs)), trend])
     tables = (_now(head[:keep], body) for keep in (6, 5, 4, 3, 2))
     return Group(Fitting(_bar(pace, rate), _bar(pace, "")), Text(), Fitting(*tables))
 
@@ -247,7 +254,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
-def _variances(runs: list[RunHistory], most: int = 24) -> list[float]:
+def _variances(runs: list[RunHistory], unit: Unit = PERCENT, most: int = 24) -> list[float]:
     """Variance over clients at the last evaluations, mean over the strategy's seeds."""
     found = [run for run in runs if not run.diverged and "evaluated" in run.tables]
     if not found:
@@ -258,7 +265,7 @@ def _variances(runs: list[RunHistory], most: int = 24) -> list[float]:
         np.asarray(run.tables["deployed.accuracy"][rows])[:, run.test_size > 0]  # not the hostile
         for run in found
     ]
-    return [sum(map(variance, at)) / len(at) for at in zip(*tables, strict=True)]
+    return [sum(variance(a, unit) for a in at) / len(at) for at in zip(*tables, strict=True)]
 
 
 def _multiplier(runs: list[RunHistory]) -> str:
@@ -297,18 +304,18 @@ def _lines(session: Session, console: Console) -> Iterator[Callable[[Snapshot], 
         pace.reach(snapshot.round + 1)
         if snapshot.evaluations is None:
             return
-        parts = []
+        parts, mark = [], session.history.unit.mark
         for row in session.history.summary(share=share):
             runs = [run for run in session.history.runs if run.label == row.label]
             multiplier = _multiplier(runs)
             parts.append(
-                f"{row.label} {row.mean.accuracy:.1f} % var {row.mean.variance:.0f} "
-                f"worst {row.mean.worst:.1f} %"
+                f"{row.label} {row.mean.accuracy:.1f}{mark} var {row.mean.variance:.0f} "
+                f"worst {row.mean.worst:.1f}{mark}"
                 + (f" lambda {multiplier}" if multiplier != "–" else "")
             )
         head = f"round {pace.done}/{pace.rounds}, {_rate(pace.rate, 'rounds')}, "
         head += f"{pace.left:.0f} s left"
-        console.print(Text(f"{head}: {'; '.join(parts)}"), soft_wrap=True)
+        console.print(_line(f"{head}: {'; '.join(parts)}"), soft_wrap=True)
 
     yield display
 
@@ -320,7 +327,7 @@ def result(session: Session, out: Path) -> None:
     show(session.history, "deployed", "last", share, console)
     if any(run.deploy != "last" for run in session.history.runs):
         console.print(grid(session.history, "last", "last", share))
-    console.print(Text(f"results: {out}"), soft_wrap=True)
+    console.print(_line(f"results: {out}"), soft_wrap=True)
 
 
 class Batches:
@@ -357,7 +364,7 @@ class Batches:
         self._say(f"saved {written}")
 
     def _say(self, text: str) -> None:
-        self.console.print(Text(text, "dim"), soft_wrap=True)
+        self.console.print(_line(text, "dim"), soft_wrap=True)
 
 
 def _effort(work: Work) -> int:
@@ -372,34 +379,36 @@ def batches(left: Sequence[Work], quiet: bool) -> Iterator[Batches]:
     if quiet or not console.is_terminal or console.is_dumb_terminal:
         yield Batches(left, None, console)
         return
-    with Progress(BarColumn(), TextColumn("{task.description}"), console=console) as bar:
+    with Progress(
+        BarColumn(), TextColumn("{task.description}", markup=False), console=console
+    ) as bar:
         yield Batches(left, bar, bar.console)
 
 
 def reproduced(target: Target, source: Path, out: Path) -> None:
     """Show a target from its histories and write it in every form."""
-    from fedmaba.report import drawing
+    from fedmaba.reproduction import drawing
 
     console, whole = screen(), target.view.kind == "all"
     shown = target.uses if whole else (target,)
     for one, drawn in zip(shown, drawing.every(shown, source, out), strict=True):
         if isinstance(drawn, InputError) and whole:
-            console.print(Text(str(drawn), "red"), soft_wrap=True)
+            console.print(_line(str(drawn), "red"), soft_wrap=True)
             continue
         if isinstance(drawn, FedmabaError):
             raise drawn
         page, files, why = drawn
-        console.print(Text(page.title, "bold"), soft_wrap=True)
+        console.print(_line(page.title, "bold"), soft_wrap=True)
         for text in page.text:
-            console.print(Text(text, "bold red" if text.startswith("CUT-DOWN") else ""))
+            console.print(_line(text, "bold red" if text.startswith("CUT-DOWN") else ""))
         for grid in page.grids:
             main = grid.name in ("best", "last", "pairs-last") or grid.name.startswith("last-")
             if one.view.kind != "table" or main:
                 console.print(_page_table(grid))
         if why:
-            console.print(Text(f"no figures: {why}", "red"), soft_wrap=True)
+            console.print(_line(f"no figures: {why}", "red"), soft_wrap=True)
         kinds = ", ".join(dict.fromkeys(f.name for f in files))
-        console.print(Text(f"{out / one.name}: {kinds}"), soft_wrap=True)
+        console.print(_line(f"{out / one.name}: {kinds}"), soft_wrap=True)
 
 
 def grids(found: Sequence[Grid]) -> None:
@@ -416,10 +425,11 @@ def _page_table(grid: Grid) -> RenderableType:
 
 def goals(out: Path, source: Path | None = None) -> None:
     """Every target with its runs, those a folder holds, its client updates; what was begun."""
-    from fedmaba import compact, record
+    from fedmaba.reproduction import archive
+    from fedmaba.results import run_folder
 
     console, where = screen(), source or out
-    sizes = compact.sizes(compact.read_all(where) if source or out.exists() else [])
+    sizes = archive.sizes(archive.read_all(where) if source or out.exists() else [])
     width = max(len(size.name) for size in sizes)
     head = f"{'target':{width}}  runs  held  client updates"
     whole = len(head) + 2 + max(len(size.title) for size in sizes)
@@ -427,16 +437,16 @@ def goals(out: Path, source: Path | None = None) -> None:
     console.print(Text(head, "dim"), soft_wrap=True)
     for size in sizes:
         line = f"{size.name:{width}}  {size.runs:4}  {size.held:4}  {size.updates:14,}"
-        console.print(Text(f"{line}  {size.title}" if beside else line), soft_wrap=True)
+        console.print(_line(f"{line}  {size.title}" if beside else line), soft_wrap=True)
         if not beside:
-            console.print(Padding(Text(size.title, "dim"), (0, 0, 0, 2), expand=False))
+            console.print(Padding(_line(size.title, "dim"), (0, 0, 0, 2), expand=False))
     note = "" if source else "; --from FOLDER looks into another, as the repository's results"
     for folder in sorted((where / "checkpoint").glob("*.*.*")):
-        if files := record.checkpoints(folder):
+        if files := run_folder.checkpoints(folder):
             name, _, dtype = folder.name.rsplit(".", 2)
             text = f"interrupted: {name} ({dtype}) after round {int(files[0].stem):,}; "
-            console.print(Text(f"{text}the command that began it goes on"), soft_wrap=True)
-    console.print(Text(f"held: runs in {where}{note}", "dim"), soft_wrap=True)
+            console.print(_line(f"{text}the command that began it goes on"), soft_wrap=True)
+    console.print(_line(f"held: runs in {where}{note}", "dim"), soft_wrap=True)
 
 
 def listing(what: str) -> None:
@@ -448,7 +458,7 @@ def listing(what: str) -> None:
     width = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         line = "  ".join(text.ljust(w) for text, w in zip(row, width, strict=True))
-        Console().print(Text(line.rstrip()), soft_wrap=True)
+        Console().print(_line(line.rstrip()), soft_wrap=True)
 
 
 def _rows(what: str) -> list[tuple[str, ...]]:
@@ -457,19 +467,19 @@ def _rows(what: str) -> list[tuple[str, ...]]:
 
         return [*strategies.describe()]
     if what == "datasets":
-        from fedmaba import datasets
+        from fedmaba.data import datasets
 
         return [*datasets.describe()]
     if what == "models":
-        from fedmaba import models
+        from fedmaba.rows import models
 
         return [*models.describe()]
     if what == "partitions":
-        from fedmaba import partition
+        from fedmaba.data import partition
 
         return [*partition.describe()]
     if what == "attacks":
-        from fedmaba import attack
+        from fedmaba.data import attack
 
         return [*attack.KINDS.items()]
     if what == "figures":
@@ -485,7 +495,7 @@ def transfer() -> Iterator[Callable[[str, int, int], None]]:
     """A bar for downloads, fed with (file, bytes so far, bytes in all)."""
     tasks: dict[str, TaskID] = {}
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TimeRemainingColumn(),

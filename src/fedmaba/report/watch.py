@@ -13,9 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fedmaba import record
 from fedmaba.errors import FedmabaError, InputError
-from fedmaba.report import data, html
+from fedmaba.report import data, escape, html
+from fedmaba.results import run_folder
 
 ADDRESS = "127.0.0.1"
 LIVING = ("runs.json", "rounds.jsonl", "checkpoint", "experiment.toml")
@@ -67,7 +67,7 @@ class Server(ThreadingHTTPServer):
                 seen.append(f"{found.st_mtime_ns:x}-{found.st_size:x}")
             except OSError:
                 seen.append("0")
-        seen.append(str(record.held(self.folder)))
+        seen.append(str(run_folder.held(self.folder)))
         return ".".join(seen)
 
     def page(self) -> bytes:
@@ -111,7 +111,8 @@ class Handler(BaseHTTPRequestHandler):
             try:
                 self._answer(200, self.server.page(), "text/html; charset=utf-8")
             except FedmabaError as error:
-                self._answer(503, f"fedmaba: {error}\n".encode())
+                text = escape.one_line(f"fedmaba: {error}")
+                self._answer(503, f"{text}\n".encode())
         else:
             self._answer(404, b"there is only /\n")
 

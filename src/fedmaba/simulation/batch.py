@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmaba.federation import Part
+from fedmaba.data.federation import Part
 from fedmaba.rng import Draws
 from fedmaba.rows import Rows
 from fedmaba.rows.cuda_graphs import GraphCache
@@ -21,7 +21,7 @@ from fedmaba.rows.workers import Workers
 from fedmaba.simulation.distributed import Ranks
 from fedmaba.simulation.local_training import MetricFn, Pool, evaluate
 from fedmaba.simulation.state import Plan, Progress, Run
-from fedmaba.strategy import Local, Needs
+from fedmaba.strategies.base import Local, Needs
 
 IntArray = NDArray[np.int64]
 

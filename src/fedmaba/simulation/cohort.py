@@ -13,7 +13,7 @@ from fedmaba.rows.cuda_graphs import send
 from fedmaba.simulation.batch import Batch
 from fedmaba.simulation.local_training import Job, added_terms
 from fedmaba.simulation.state import Run
-from fedmaba.strategy import Needs
+from fedmaba.strategies.base import Needs
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

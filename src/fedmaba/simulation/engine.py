@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmaba import average, models
 from fedmaba.errors import InputError, NoRoom
-from fedmaba.rows import LossFn, Rows, compile
+from fedmaba.rows import LossFn, Rows, compile, models
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation import pipeline
@@ -36,7 +35,8 @@ from fedmaba.simulation.state import (
     Scores,
     Snapshot,
 )
-from fedmaba.strategy import check_state
+from fedmaba.strategies import deployed as average
+from fedmaba.strategies.base import check_state
 
 __all__ = [
     "Batch",

@@ -21,7 +21,7 @@ from fedmaba.rows.base import Block, Inputs, PropFairRows, Pull, Rows, Step
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.random import shuffles
 from fedmaba.rows.workers import Workers
-from fedmaba.strategy import Local, PropFairLoss
+from fedmaba.strategies.base import Local, PropFairLoss
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

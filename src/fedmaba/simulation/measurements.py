@@ -21,7 +21,7 @@ from fedmaba.rows.workers import Workers
 from fedmaba.simulation.batch import Batch, precision
 from fedmaba.simulation.cohort import Cohort, IntArray
 from fedmaba.simulation.local_training import evaluate, mean_losses
-from fedmaba.strategy import Needs
+from fedmaba.strategies.base import Needs
 
 Host = Callable[[], NDArray[Any]]  # waits for numbers that are on their way to the host
 

@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmaba import average
 from fedmaba.errors import NoRoom
 from fedmaba.rows.cuda_graphs import fetch, send
 from fedmaba.simulation import server_step
@@ -44,7 +43,8 @@ from fedmaba.simulation.local_training import kept_after
 from fedmaba.simulation.local_training import train as train_rows
 from fedmaba.simulation.measurements import Host, change_stats, end_losses, start_losses
 from fedmaba.simulation.state import Round
-from fedmaba.strategy import Decision, Replies, call_weigh
+from fedmaba.strategies import deployed
+from fedmaba.strategies.base import Decision, Replies, call_weigh
 
 __all__ = ["Chunk", "Decided", "Measured", "Stepped", "Trained", "draw", "launch", "measure",
            "play_round", "rounds_of", "step", "train", "weigh"]  # fmt: skip
@@ -345,7 +345,7 @@ def _shares(batch: Batch, decided: Decided, t: int) -> tuple[NDArray[Any], NDArr
     moves = np.zeros(len(batch.runs), dtype)
     moves[list(decided.decision)] = 1
     share = [
-        average.share(rule, t) if moves[r] else 0.0
+        deployed.share(rule, t) if moves[r] else 0.0
         for r, (_, rule) in zip(batch.progress.owner, batch.handed_out, strict=True)
     ]
     return moves, np.array(share, dtype)

@@ -12,7 +12,7 @@ from fedmaba.rows.cuda_graphs import send
 from fedmaba.simulation.batch import Batch, precision
 from fedmaba.simulation.cohort import Cohort, FloatArray
 from fedmaba.simulation.state import Kept
-from fedmaba.strategy import still_kept
+from fedmaba.strategies.base import still_kept
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmaba.federation import Federation
+from fedmaba.data.federation import Federation
 from fedmaba.simulation.local_training import Optimiser
-from fedmaba.strategy import State, Strategy
+from fedmaba.strategies.base import State, Strategy
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

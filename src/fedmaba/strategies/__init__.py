@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import get_type_hints
 
-from fedmaba import own
-from fedmaba.errors import InputError, unknown
+from fedmaba import user_code
+from fedmaba.errors import FedmabaError, InputError, unknown
+from fedmaba.strategies import hyper_parameters
 from fedmaba.strategies.afl import AFL
+from fedmaba.strategies.base import Strategy, build
 from fedmaba.strategies.fedavg import FedAvg
 from fedmaba.strategies.fedfv import FedFV
 from fedmaba.strategies.fedmaba import FedMABA
@@ -18,7 +19,6 @@ from fedmaba.strategies.fedsgd import FedSGD
 from fedmaba.strategies.propfair import PropFair
 from fedmaba.strategies.qffl import QFFL
 from fedmaba.strategies.term import TERM
-from fedmaba.strategy import Strategy, build, options, short
 
 __all__ = [
     "AFL",
@@ -67,6 +67,7 @@ def register(kind: type[Strategy]) -> type[Strategy]:
 def parse(spec: str) -> list[Strategy]:
     """`name:key=value,key=[v1,v2]` as strategies: a list of values is a grid.
 
+    Values are read as the types say that the strategy's fields are declared with.
     The name is a registered one, or `package.module.Class` of one's own.
     """
     name, _, rest = spec.partition(":")
@@ -82,10 +83,12 @@ def parse(spec: str) -> list[Strategy]:
             raise InputError(f"{spec!r}: {item!r} is not key=value, as q=0.1")
         if key in grid:
             raise InputError(f"{spec!r}: {key!r} is given twice")
-        listed = text[1:-1].split(",") if text.startswith("[") and text.endswith("]") else [text]
-        grid[key] = [_value(v.strip()) for v in listed]
+        listed = [text]
+        if text.startswith("[") and text.endswith("]"):
+            listed = _split(text[1:-1], spec) or [""]
+        grid[key] = [_value(kind, key, one.strip()) for one in listed]
     return [
-        build(kind, dict(zip(grid, values, strict=True)))
+        _made(name, kind, dict(zip(grid, values, strict=True)))
         for values in itertools.product(*grid.values())
     ]
 
@@ -94,11 +97,13 @@ def describe() -> list[tuple[str, str, str]]:
     """Name, one line, and hyper-parameters with defaults (first of a choice) of each strategy."""
     rows = []
     for name, kind in REGISTRY.items():
-        hints = get_type_hints(kind)
+        hints = hyper_parameters.hints(kind)
         params = []
         for f in dataclasses.fields(kind):
-            listed = "|".join(map(str, options(hints[f.name])))
-            params.append(f"{f.name}={listed or short(f.default)}")
+            listed = "|".join(map(str, hyper_parameters.options(hints[f.name])))
+            params.append(
+                f"{f.name}={listed or hyper_parameters.short(hyper_parameters.default(f))}"
+            )
         rows.append((name, (kind.__doc__ or "").strip().split("\n")[0], ", ".join(params)))
     return rows
 
@@ -108,32 +113,41 @@ def _find(path: str) -> type[Strategy]:
     if path.endswith(".toml"):
         raise InputError(f"strategy {path!r} is an experiment file: say fedmaba run {path}")
     where, _, attribute = path.rpartition(".")
-    kind = own.find(f"strategy {path!r}", where, attribute, "package.module.Class")
+    kind = user_code.find(f"strategy {path!r}", where, attribute, "package.module.Class")
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise InputError(f"strategy {path!r} is no class derived from fedmaba.Strategy")
+    if not isinstance(getattr(kind, "name", None), str):
+        raise InputError(f"strategy {path!r} has no name: write name: ClassVar[str] = ... in it")
+    if kind.weigh is Strategy.weigh:
+        raise InputError(
+            f"strategy {path!r} has no weigh(): give it one, as docs/bring-your-own.md"
+        )
     return kind
+
+
+def _made(name: str, kind: type[Strategy], values: dict[str, object]) -> Strategy:
+    """A strategy that can say its own name."""
+    try:
+        made = build(kind, values)
+        made.label()
+    except FedmabaError:
+        raise
+    except Exception as error:  # whatever a class of the user's own does
+        raise user_code.fault(f"strategy {name!r}", error) from error
+    return made
 
 
 def _split(text: str, spec: str) -> list[str]:
     """Split at commas outside brackets."""
-    items, depth, start = [], 0, 0
-    for i, c in enumerate(text):
-        depth += (c == "[") - (c == "]")
-        if depth not in (0, 1):
-            break
-        if c == "," and depth == 0:
-            items.append(text[start:i])
-            start = i + 1
-    if depth != 0:
-        raise InputError(f"{spec!r}: brackets do not match: write key=[v1,v2]")
-    return [*items, text[start:]] if text else []
+    try:
+        return hyper_parameters.split(text)
+    except ValueError:
+        raise InputError(f"{spec!r}: brackets do not match: write key=[v1,v2]") from None
 
 
-def _value(text: str) -> object:
-    """A number where it reads as one, else the word."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+def _value(kind: type[Strategy], key: str, text: str) -> object:
+    """A hyper-parameter of a strategy from its text."""
+    try:
+        return hyper_parameters.read(hyper_parameters.hints(kind).get(key, str), text)
+    except ValueError as rule:
+        raise InputError(f"{kind.name}: {key}={text!r}: {rule}") from None

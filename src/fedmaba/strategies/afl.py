@@ -11,8 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedmaba.simplex import effective, project, widen
-from fedmaba.strategy import (
+from fedmaba.strategies.base import (
     Decision,
     Needs,
     Replies,
@@ -23,6 +22,7 @@ from fedmaba.strategy import (
     times,
     uniform,
 )
+from fedmaba.strategies.simplex import effective, project, widen
 
 
 @dataclass(frozen=True)

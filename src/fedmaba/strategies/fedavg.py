@@ -4,7 +4,7 @@ Data", AISTATS 2017. Its averaging rule serves FedSGD, FedProx and PropFair too.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedmaba.strategy import Decision, Replies, State, Strategy, by_size, uniform
+from fedmaba.strategies.base import Decision, Replies, State, Strategy, by_size, uniform
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedmaba.strategy import (
+from fedmaba.strategies.base import (
     TINY,
     Decision,
     FloatArray,

@@ -20,9 +20,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.robust import usual
-from fedmaba.simplex import tilt, widen
-from fedmaba.strategy import (
+from fedmaba.strategies.base import (
     TINY,
     Decision,
     FloatArray,
@@ -35,6 +33,8 @@ from fedmaba.strategy import (
     reported,
     times,
 )
+from fedmaba.strategies.outliers import usual
+from fedmaba.strategies.simplex import tilt, widen
 
 FLOOR = 1e-12  # of the uniform weight: no arm is dead for ever
 LAST = ("said", "heard")  # each client's last report, and whether there was one

@@ -12,8 +12,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedmaba.simplex import effective, min_norm
-from fedmaba.strategy import Decision, Needs, Replies, State, Strategy, by_size, param, reported
+from fedmaba.strategies.base import (
+    Decision,
+    Needs,
+    Replies,
+    State,
+    Strategy,
+    by_size,
+    param,
+    reported,
+)
+from fedmaba.strategies.simplex import effective, min_norm
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ simulated.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedmaba.strategy import Decision, Local, Replies, State, Strategy, by_size, param
+from fedmaba.strategies.base import Decision, Local, Replies, State, Strategy, by_size, param
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedmaba.strategy import Decision, Local, Replies, State, Strategy, by_size
+from fedmaba.strategies.base import Decision, Local, Replies, State, Strategy, by_size
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,16 @@ continuation is ever used.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedmaba.strategy import Decision, Local, PropFairLoss, Replies, State, Strategy, by_size, param
+from fedmaba.strategies.base import (
+    Decision,
+    Local,
+    PropFairLoss,
+    Replies,
+    State,
+    Strategy,
+    by_size,
+    param,
+)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedmaba.strategy import (
+from fedmaba.strategies.base import (
     TINY,
     Decision,
     Local,

@@ -10,8 +10,17 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from fedmaba.simplex import effective
-from fedmaba.strategy import Decision, Needs, Replies, State, Strategy, param, reported, times
+from fedmaba.strategies.base import (
+    Decision,
+    Needs,
+    Replies,
+    State,
+    Strategy,
+    param,
+    reported,
+    times,
+)
+from fedmaba.strategies.simplex import effective
 
 
 @dataclass(frozen=True)

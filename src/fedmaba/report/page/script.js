@@ -297,10 +297,15 @@
 
   // ---- the figures ---------------------------------------------------------------------------
   const pct = (value, digits = 1) => `${fixed(value, digits)}\u00a0%`;
-  function band() { // the range of accuracy in percent: 0 to 100 unless a score of one's own leaves it
-    let low = 0, high = 100;
-    for (const run of D.runs) for (const v of final(run) || []) { if (100 * v < low) low = 100 * v; if (100 * v > high) high = 100 * v; }
-    return [low, high];
+  const score = (value, digits) => (D.unit.mark ? pct(value, digits) : brief(value));
+  const scaled = (share) => D.unit.scale * share;
+  const axis = (name, mark = D.unit.mark) => (mark ? `${name},${mark}` : name); // "accuracy, %"
+  const points = (text) => (D.unit.mark ? `${text} points` : text);
+  function band() { // all percent, or what other scores span
+    if (D.unit.mark) return [0, 100];
+    const all = D.runs.flatMap((run) => [...(final(run) || [])]).filter(Number.isFinite).map(scaled);
+    const low = all.reduce((a, b) => Math.min(a, b), Infinity), high = all.reduce((a, b) => Math.max(a, b), -Infinity);
+    return low < high ? [low, high] : Number.isFinite(low) ? [low - 0.5, low + 0.5] : [0, 1];
   }
   const open = (run, i) => {
     state.place = `${run.folder}.${run.seed}`; state.client = i;
@@ -320,7 +325,7 @@
       const narrow = (host.clientWidth || 600) < 520, most = narrow ? 40 : 24;
       const left = narrow ? 4 : Math.min(176, 20 + 7.1 * Math.max(...groups.map((g) => Math.min(most, g.name.length))));
       const head = narrow ? 18 : 0;
-      const f = frame(host, { height: groups.length * (lane + head) + 58, x: [low, high], y: [0, 1], noY: true, margin: { left, top: 8, right: 12 }, xlabel: "accuracy, %" });
+      const f = frame(host, { height: groups.length * (lane + head) + 58, x: [low, high], y: [0, 1], noY: true, margin: { left, top: 8, right: 12 }, xlabel: axis("accuracy") });
       const marks = [], r = clamp(4.4 - total / 250, 1.8, 3.6);
       groups.forEach((group, row) => {
         const base = 8 + head + row * (lane + head) + lane - 8;
@@ -329,7 +334,7 @@
         title.style.fill = color(group.k);
         f.svg.append(title);
         const columns = new Map(), own = [];
-        for (const run of group.runs) final(run).forEach((v, i) => { if (Number.isFinite(v)) own.push({ run, i, k: group.k, v: 100 * v }); });
+        for (const run of group.runs) final(run).forEach((v, i) => { if (Number.isFinite(v)) own.push({ run, i, k: group.k, v: scaled(v) }); });
         own.sort((a, b) => a.v - b.v);
         for (const one of own) {
           const column = Math.round(f.X(one.v) / (2 * r + 0.6));
@@ -354,13 +359,13 @@
           const one = marks[key], twins = marks.filter((other) => other.i === one.i && other.run.folder === one.run.folder && other.run.seed === one.run.seed);
           return {
             x: one.x, y: one.y, title: `${clientName(one.run, one.i)}, seed ${one.run.seed}`,
-            rows: twins.map((twin) => [twin.k, label(twin.run), pct(twin.v)]),
+            rows: twins.map((twin) => [twin.k, label(twin.run), score(twin.v)]),
             marks: twins.map((twin) => s("circle", { cx: twin.x, cy: twin.y, r: r + 2, fill: color(twin.k), stroke: "var(--ink)", "stroke-width": 1.5 })),
           };
         },
         go: (key) => open(marks[key].run, marks[key].i),
       });
-      return { rows: () => [["strategy", "seed", "client", "accuracy %"], ...marks.map((one) => [label(one.run), one.run.seed, clientName(one.run, one.i), one.v.toFixed(3)])] };
+      return { rows: () => [["strategy", "seed", "client", `accuracy${D.unit.mark}`], ...marks.map((one) => [label(one.run), one.run.seed, clientName(one.run, one.i), one.v.toFixed(3)])] };
     },
 
     hist(host) {
@@ -369,10 +374,10 @@
       const [low, high] = band(), count = 20, step = (high - low) / count;
       const bins = groups.map((group) => {
         const seen = new Array(count).fill(0); let all = 0;
-        for (const run of group.runs) for (const v of final(run)) if (Number.isFinite(v)) { seen[clamp(Math.floor((100 * v - low) / step + 1e-6), 0, count - 1)]++; all++; }
+        for (const run of group.runs) for (const v of final(run)) if (Number.isFinite(v)) { seen[clamp(Math.floor((scaled(v) - low) / step + 1e-6), 0, count - 1)]++; all++; }
         return { ...group, seen, share: seen.map((n) => (100 * n) / all), all };
       });
-      const f = frame(host, { height: 280, x: [low, high], y: [0, 1.08 * Math.max(...bins.flatMap((b) => b.share))], xlabel: "accuracy, %", ylabel: "share of clients, %" });
+      const f = frame(host, { height: 280, x: [low, high], y: [0, 1.08 * Math.max(...bins.flatMap((b) => b.share))], xlabel: axis("accuracy"), ylabel: "share of clients, %" });
       bins.forEach((one, row) => { // edges a little apart, so that none hides another
         const shift = Math.min(1.8, 9 / bins.length) * (row - (bins.length - 1) / 2);
         let d = `M${f.X(low) + shift} ${f.bottom}`;
@@ -385,12 +390,12 @@
         move: (key, dx) => (key === null ? 0 : clamp(key + dx, 0, count - 1)),
         show: (key) => ({
           x: f.X(low + (key + 0.5) * step), y: Math.min(...bins.map((b) => f.Y(b.share[key]))),
-          title: `${brief(low + key * step)} to ${brief(low + (key + 1) * step)} %`,
+          title: `${brief(low + key * step)} to ${brief(low + (key + 1) * step)}${D.unit.mark}`,
           rows: bins.map((b) => [b.k, b.name, `${b.seen[key]} of ${b.all}`]),
           marks: [s("rect", { x: f.X(low + key * step), width: f.X(low + (key + 1) * step) - f.X(low + key * step), y: f.m.top, height: f.bottom - f.m.top, fill: "var(--ink)", "fill-opacity": 0.05 })],
         }),
       });
-      return { rows: () => [["strategy", "from %", "to %", "clients", "of"], ...bins.flatMap((b) => b.seen.map((n, i) => [b.name, low + i * step, low + (i + 1) * step, n, b.all]))] };
+      return { rows: () => [["strategy", `from${D.unit.mark}`, `to${D.unit.mark}`, "clients", "of"], ...bins.flatMap((b) => b.seen.map((n, i) => [b.name, low + i * step, low + (i + 1) * step, n, b.all]))] };
     },
 
     ecdf(host) {
@@ -398,13 +403,13 @@
       if (!groups.length) return empty(host, needClients);
       const [low, high] = band();
       const series = groups.map((group) => {
-        const all = group.runs.flatMap((run) => [...final(run)]).filter(Number.isFinite).map((v) => 100 * v).sort((a, b) => a - b);
+        const all = group.runs.flatMap((run) => [...final(run)]).filter(Number.isFinite).map(scaled).sort((a, b) => a - b);
         return { k: group.k, name: group.name, xs: all, ys: all.map((_, i) => (100 * (i + 1)) / all.length) };
       });
       const grid = Array.from({ length: 101 }, (_, i) => low + ((high - low) * i) / 100);
       return lines(host, {
         title: "Share of clients at or below an accuracy", series, xs: grid, step: true, height: 280, y: [0, 100], labels: false,
-        xlabel: "accuracy, %", ylabel: "share of clients, %", xname: "accuracy %", unit: "share of clients %", fmt: (v) => pct(v, 0), titleOf: (x) => `at or below ${brief(x)} %`,
+        xlabel: axis("accuracy"), ylabel: "share of clients, %", xname: `accuracy${D.unit.mark}`, unit: "share of clients %", fmt: (v) => pct(v, 0), titleOf: (x) => `at or below ${brief(x)}${D.unit.mark}`,
       });
     },
 
@@ -421,7 +426,7 @@
       }).filter(Boolean);
       const f = frame(host, {
         height: 400, x: extent(dots.map((o) => o.x), { pad: 0.12 }), y: extent(dots.map((o) => o.y), { pad: 0.14 }), margin: { right: 24 },
-        xlabel: key === "variance" ? "variance over clients, %²" : `worst ${brief(100 * D.share)} % of clients, %`, ylabel: "mean accuracy, %",
+        xlabel: key === "variance" ? axis("variance over clients", D.unit.square) : axis(`worst ${brief(100 * D.share)} % of clients`), ylabel: axis("mean accuracy"),
       });
       f.svg.append(s("text", { x: key === "variance" ? f.m.left + 10 : f.right - 4, y: f.m.top + 14, "text-anchor": key === "variance" ? "start" : "end", "fill-opacity": 0.8 }, key === "variance" ? "↖ fairer and better" : "fairer and better ↗"));
       const front = means.filter((a) => !means.some((b) => b !== a && sign * b.x >= sign * a.x && b.y >= a.y && (sign * b.x > sign * a.x || b.y > a.y))).sort((a, b) => a.x - b.x);
@@ -450,7 +455,7 @@
         f.svg.append(node);
       }
       const marks = [...dots, ...means];
-      const unit = (v) => (key === "variance" ? `${fixed(v, 1)} %²` : pct(v));
+      const unit = (v) => (key === "variance" ? `${fixed(v, 1)}${D.unit.square}` : score(v));
       interact(host, f.svg, "Mean accuracy against fairness of every run", {
         find: (px, py) => { let best = null, near = 26 ** 2; marks.forEach((one, i) => { const d = (f.X(one.x) - px) ** 2 + (f.Y(one.y) - py) ** 2; if (d < near) { near = d; best = i; } }); return best; },
         move: (at, dx) => (at === null ? 0 : clamp(at + dx, 0, marks.length - 1)),
@@ -458,18 +463,18 @@
           const one = marks[at];
           return {
             x: f.X(one.x), y: f.Y(one.y), title: one.run ? `${label(one.run)}, seed ${one.run.seed}` : `${one.name}, mean of ${plural(one.seeds, "seed")}`,
-            rows: [[null, "mean accuracy", pct(one.y, 2)], [null, key === "variance" ? "variance" : "worst", unit(one.x)]],
+            rows: [[null, "mean accuracy", score(one.y, 2)], [null, key === "variance" ? "variance" : "worst", unit(one.x)]],
             marks: [s("circle", { cx: f.X(one.x), cy: f.Y(one.y), r: 12, fill: "none", stroke: "var(--ink)", "stroke-width": 1.5 })],
           };
         },
       });
-      return { rows: () => [["strategy", "seed", key, "mean accuracy %"], ...dots.map((o) => [label(o.run), o.run.seed, o.x, o.y]), ...means.map((o) => [o.name, "mean", o.x, o.y])] };
+      return { rows: () => [["strategy", "seed", key, `mean accuracy${D.unit.mark}`], ...dots.map((o) => [label(o.run), o.run.seed, o.x, o.y]), ...means.map((o) => [o.name, "mean", o.x, o.y])] };
     },
 
     ...Object.fromEntries(["variance", "accuracy", "worst", "best"].map((name) => [name, (host) => lines(host, {
       title: { variance: "Variance over clients", accuracy: "Mean accuracy", worst: "Worst clients", best: "Best clients" }[name],
       series: byStrategy().map((g) => overSeeds(g.k, g.name, g.runs.map((run) => [run.fair.round, run.fair[state.model][name]]))),
-      unit: name === "variance" ? "variance %²" : "accuracy %", fmt: name === "variance" ? (v) => fixed(v, 1) : (v) => pct(v), zero: name === "variance",
+      unit: name === "variance" ? `variance${D.unit.square}` : `accuracy${D.unit.mark}`, fmt: name === "variance" ? (v) => fixed(v, 1) : (v) => score(v), zero: name === "variance",
       none: "No run has been evaluated yet.",
     })])),
 
@@ -500,10 +505,10 @@
     gains(host) {
       const pairs = gainPairs();
       if (!pairs.length) return empty(host, D.strategies.length < 2 ? "One strategy alone gains and loses nothing: run another beside it." : needClients);
-      const bars = pairs.flatMap(({ run, base }) => [...final(run)].map((v, i) => ({ run, base, i, then: 100 * final(base)[i], now: 100 * v })))
+      const bars = pairs.flatMap(({ run, base }) => [...final(run)].map((v, i) => ({ run, base, i, then: scaled(final(base)[i]), now: scaled(v) })))
         .filter((one) => Number.isFinite(one.now - one.then)).sort((a, b) => a.then - b.then || a.now - b.now);
       bars.forEach((one) => { one.d = one.now - one.then; });
-      const f = frame(host, { height: 320, x: [0, bars.length], y: extent(bars.map((b) => b.d), { zero: true, pad: 0.1 }), noX: true, margin: { bottom: 40 }, ylabel: "points of accuracy", fy: (v) => (v > 0 ? `+${brief(v)}` : brief(v).replace("-", "−")) });
+      const f = frame(host, { height: 320, x: [0, bars.length], y: extent(bars.map((b) => b.d), { zero: true, pad: 0.1 }), noX: true, margin: { bottom: 40 }, ylabel: D.unit.mark ? "points of accuracy" : "change of accuracy", fy: (v) => (v > 0 ? `+${brief(v)}` : brief(v).replace("-", "−")) });
       const wide = f.X(1) - f.X(0), gap = wide > 5 ? Math.min(3, wide * 0.22) : 0;
       const zero = f.Y(0);
       bars.forEach((one, i) => {
@@ -519,17 +524,17 @@
         show: (key) => {
           const one = bars[key];
           return {
-            x: one.x + wide / 2, y: f.Y(Math.max(0, one.d)), title: `${clientName(one.run, one.i)}, seed ${one.run.seed}: ${signed(one.d)} points`,
-            rows: [[one.base.strategy, label(one.base), pct(one.then)], [one.run.strategy, label(one.run), pct(one.now)]],
+            x: one.x + wide / 2, y: f.Y(Math.max(0, one.d)), title: `${clientName(one.run, one.i)}, seed ${one.run.seed}: ${points(signed(one.d))}`,
+            rows: [[one.base.strategy, label(one.base), score(one.then)], [one.run.strategy, label(one.run), score(one.now)]],
             marks: [s("rect", { x: one.x - 1, width: wide - gap + 2, y: f.m.top, height: f.bottom - f.m.top, fill: "var(--ink)", "fill-opacity": 0.07 })],
           };
         },
         go: (key) => open(bars[key].run, bars[key].i),
       });
-      return { rows: () => [["seed", "client", `${label(bars[0].base)} %`, `${label(bars[0].run)} %`, "difference"], ...bars.map((o) => [o.run.seed, clientName(o.run, o.i), o.then.toFixed(3), o.now.toFixed(3), o.d.toFixed(3)])] };
+      return { rows: () => [["seed", "client", `${label(bars[0].base)}${D.unit.mark}`, `${label(bars[0].run)}${D.unit.mark}`, "difference"], ...bars.map((o) => [o.run.seed, clientName(o.run, o.i), o.then.toFixed(3), o.now.toFixed(3), o.d.toFixed(3)])] };
     },
 
-    "client-accuracy": (host) => oneClient(host, "accuracy", "evaluated", 100, { unit: "accuracy %", fmt: (v) => pct(v), title: "Accuracy of this client" }),
+    "client-accuracy": (host) => oneClient(host, "accuracy", "evaluated", D.unit.scale, { unit: `accuracy${D.unit.mark}`, fmt: (v) => score(v), title: "Accuracy of this client" }),
     "client-weight": (host) => oneClient(host, "weight", "rounds", null, { unit: "multiple of an equal share", fmt: (v) => `${fixed(v, 2)} ×`, title: "Weight of this client", zero: true }),
     "client-loss": (host) => oneClient(host, "loss", "rounds", 1, { unit: "loss", title: "Loss reported by this client", zero: true, none: "No strategy shown here asks for losses." }),
     "client-labels"(host) {
@@ -680,17 +685,17 @@
     const text = $("#gains-text"), pairs = gainPairs();
     text.textContent = "";
     if (pairs.length) {
-      const moves = pairs.flatMap(({ run, base }) => [...final(run)].map((v, i) => ({ d: 100 * (v - final(base)[i]), then: final(base)[i] }))).filter((o) => Number.isFinite(o.d)).sort((a, b) => a.then - b.then);
+      const moves = pairs.flatMap(({ run, base }) => [...final(run)].map((v, i) => ({ d: scaled(v - final(base)[i]), then: final(base)[i] }))).filter((o) => Number.isFinite(o.d)).sort((a, b) => a.then - b.then);
       const up = moves.filter((o) => o.d > 1e-3), down = moves.filter((o) => o.d < -1e-3), quarter = moves.slice(0, Math.ceil(moves.length / 4));
       const seeds = state.gainSeed === "all" ? `over ${plural(pairs.length, "seed")}` : `with seed ${state.gainSeed}`;
       text.textContent = `With ${D.strategies[state.gain].label} instead of ${label(pairs[0].base)}, ${up.length} of ${plural(moves.length, "client")} gain` +
-        `${up.length ? ` (${signed(mean(up.map((o) => o.d)))} points on average)` : ""} and ${down.length} lose${down.length ? ` (${signed(mean(down.map((o) => o.d)))})` : ""}, ${seeds}. ` +
+        `${up.length ? ` (${points(signed(mean(up.map((o) => o.d))))} on average)` : ""} and ${down.length} lose${down.length ? ` (${signed(mean(down.map((o) => o.d)))})` : ""}, ${seeds}. ` +
         `Of the quarter that ${label(pairs[0].base)} serves worst, ${quarter.filter((o) => o.d > 1e-3).length} of ${quarter.length} gain.`;
       if (D.strategies[D.reference].base !== "fedavg") text.textContent += " FedAvg is not among these runs.";
     }
     const at = here(), client = $("#client-text");
     if (at && state.client !== null && at.runs.length) {
-      const scores = at.runs.filter((run) => run.final && !state.hidden.has(run.strategy)).map((run) => `${label(run)} ${pct(100 * final(run)[state.client])}`);
+      const scores = at.runs.filter((run) => run.final && !state.hidden.has(run.strategy)).map((run) => `${label(run)} ${score(scaled(final(run)[state.client]))}`);
       const own = at.labels ? at.labels.slice(state.client * at.classes.length, (state.client + 1) * at.classes.length) : null;
       const size = own ? `, ${plural(Math.round(own.reduce((a, b) => a + b, 0)), "training example")}` : "";
       client.textContent = `${clientName(at.runs[0], state.client)}, ${at.name}${size}. Accuracy at the end: ${scores.join(", ") || "not known yet"}.`;
@@ -760,26 +765,16 @@
     });
     $("#more tbody").replaceChildren(...rows.map((row) => h("tr", {}, h("th", { scope: "row" }, row.label), ...row.more.map((text) => h("td", { class: "n" }, text)))));
   }
-  const tex = (text) => text.replace(/[\\{}$&#^_~%]/g, (c) => ({ "\\": "\\textbackslash{}", "^": "\\textasciicircum{}", "~": "\\textasciitilde{}" }[c] || `\\${c}`)).replace(/±/g, "$\\pm$").replace(/²/g, "$^2$").replace(/–/g, "--");
-  const quote = (value) => {
+  const quote = (value) => { // as escape.for_csv
     let text = value === null || value === undefined || (typeof value === "number" && !Number.isFinite(value)) ? "" : String(value);
-    if (/^[=+@\t\r]/.test(text) || (text.startsWith("-") && !Number.isFinite(Number(text)))) text = `'${text}`; // no formula in a spreadsheet
+    if (!Number.isFinite(Number(text))) text = text.replace(/(^|;)(?=[\s"]*[=+\-@＝＋－＠])/g, "$1'"); // no formula in a spreadsheet
     return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
   };
   const csv = (rows) => rows.map((row) => row.map(quote).join(",")).join("\r\n") + "\r\n";
   const copies = {
-    latex() {
-      const best = (text, rank) => (rank === 0 ? `\\textbf{${tex(text)}}` : rank === 1 ? `\\textcolor{blue}{${tex(text)}}` : tex(text));
-      return ["% \\usepackage{booktabs,xcolor}", `% ${current().caption.replace(/\n/g, " ")}`, `\\begin{tabular}{l${"r".repeat(current().columns.length)}}`, "\\toprule",
-        ["strategy", ...current().columns].map(tex).join(" & ") + " \\\\", "\\midrule",
-        ...sorted().map((row) => [tex(row.label), ...row.cells.map(([text, rank]) => best(text, rank))].join(" & ") + " \\\\"), "\\bottomrule", "\\end{tabular}", ""].join("\n");
-    },
-    markdown() {
-      const safe = (text) => text.replace(/[\\|`*_<>[\]]/g, "\\$&").replace(/\s+/g, " ");
-      const best = (text, rank) => (rank === 0 ? `**${text}**` : rank === 1 ? `*${text}*` : text);
-      return [`| strategy | ${current().columns.join(" | ")} |`, `|---|${"---:|".repeat(current().columns.length)}`,
-        ...sorted().map((row) => `| ${safe(row.label)} | ${row.cells.map(([text, rank]) => best(text, rank)).join(" | ")} |`), ""].join("\n");
-    },
+    latex: () => ["% \\usepackage{booktabs,xcolor}", `% ${current().caption}`, `\\begin{tabular}{l${"r".repeat(current().columns.length)}}`, "\\toprule",
+      current().latex, "\\midrule", ...sorted().map((row) => row.latex), "\\bottomrule", "\\end{tabular}", ""].join("\n"),
+    markdown: () => [current().markdown, `|---|${"---:|".repeat(current().columns.length)}`, ...sorted().map((row) => row.markdown), ""].join("\n"),
     csv: () => csv([["strategy", ...current().columns, "seeds"], ...sorted().map((row) => [row.label, ...row.cells.map(([text]) => text), row.seeds])]),
   };
   async function copy(text, button) {

@@ -1,0 +1,1 @@
+"""Where examples come from: published sets, your own files, partitions, clients that lie."""

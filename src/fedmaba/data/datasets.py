@@ -1,0 +1,417 @@
+"""A name becomes arrays: the embedded sample, published sets, synthetic data, users' own files.
+
+What may not live here: torch, and the clients' shares of the data (see `partition`).
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+import re
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedmaba.data import published
+from fedmaba.data.published import FloatArray, IntArray, Progress, check, export, fetch
+from fedmaba.errors import InputError, unknown
+from fedmaba.rng import generator
+
+__all__ = ["Dataset", "check", "describe", "export", "fetch", "from_arrays", "load"]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Examples ready for a model, training ones first, then the official test ones."""
+
+    name: str
+    x: FloatArray  # (n, *shape)
+    y: IntArray  # (n,) 0..C-1
+    n_train: int  # rows from here on are the official test set; n where there is none
+    classes: tuple[str, ...]  # (C,)
+    client: IntArray | None = None  # (n,) owner 0..N-1 where the data say so; -1: test row, unknown
+    client_names: tuple[str, ...] = ()  # (N,)
+
+    def sha256(self) -> str:
+        """The digest of what a run depends on: x, y, n_train and client, the same everywhere."""
+        digest = hashlib.sha256(f"{self.x.shape} {self.n_train} {len(self.classes)}".encode())
+        for values, dtype in ((self.x, "<f4"), (self.y, "<i8"), (self.client, "<i8")):
+            if values is not None:
+                digest.update(np.ascontiguousarray(values, dtype).data)
+        return digest.hexdigest()
+
+
+def load(
+    name: str,
+    data_dir: Path | None = None,
+    *,
+    download: bool = True,
+    progress: Progress | None = None,
+) -> Dataset:
+    """The data set of this name, file or specification; see `describe` for what there is."""
+    if name.endswith((".npz", ".csv")):
+        path = next(
+            (p for p in (Path(name), Path(data_dir or "", name)) if published.is_file(p)), None
+        )
+        if path is None:
+            raise InputError(f"{name}: no such file: correct the path or --data-dir")
+        return _npz(path) if name.endswith(".npz") else _csv(path)
+    if name.partition(":")[0] == "synthetic":
+        return _synthetic(name)
+    spec, why = published.published(name), ""
+    found = published.locate(spec, data_dir, None)
+    if not found and download:
+        try:
+            found = published.find(spec, fetch(name, None, progress))
+        except InputError as err:
+            why = f"; {str(err).rpartition(': ')[0]}"
+    x, y, n_train = published.arrays(spec, found or published.locate(spec, data_dir, why))
+    return Dataset(spec.name, x, y, n_train, spec.classes)
+
+
+def known(name: str) -> None:
+    """Refuse a name that no data set has, and a specification that is wrong."""
+    if name.partition(":")[0] == "synthetic":
+        _options(name)
+    elif name.endswith((".npz", ".csv")):
+        return
+    elif "." in name or "/" in name:
+        raise InputError(f"data {name!r}: a file of one's own ends in .npz or .csv")
+    else:
+        published.published(name)
+
+
+def describe() -> list[tuple[str, str]]:
+    """Name and one line on every data set there is."""
+    return [(spec.name, spec.about) for spec in published.PUBLISHED.values()] + [
+        ("synthetic", f"a softmax model per client, Li et al. 2020; synthetic:{_DEFAULT}"),
+        ("FILE.npz", "arrays x, y and optionally client, x_test, y_test, client_test"),
+        ("FILE.csv", "a header; columns label (or y), optionally client and split; rest numbers"),
+    ]
+
+
+# --- users' own data ---------------------------------------------------------------------------
+
+
+def _column(word: str, values: ArrayLike, kinds: str, rule: str, n: int | None) -> NDArray[Any]:
+    """An array of an allowed kind of dtype, of shape (n,) where n is given."""
+    try:
+        out = np.asarray(values)
+    except ValueError:
+        raise InputError(f"{word} is ragged: {rule}") from None
+    if out.dtype.kind not in kinds:
+        raise InputError(f"{word} has dtype {out.dtype}: {rule}")
+    if n is not None and out.shape != (n,):
+        raise InputError(f"{word} has shape {out.shape}, but there are {n} examples: give ({n},)")
+    return out
+
+
+def _features(word: str, values: ArrayLike) -> FloatArray:
+    """Finite float32 features of shape (n, *shape)."""
+    wide = _column(word, values, "buif", "give numbers, one row per example", None)
+    if wide.ndim < 2 or wide.size == 0:
+        raise InputError(f"{word} has shape {wide.shape}: give at least one example and feature")
+    if wide.dtype == np.uint8 and wide.max() > 1:
+        raise InputError(
+            f"{word} has dtype uint8 and values up to {wide.max()}: if these are images, give "
+            f"({word} / 255).astype('float32'); to train on the values as they are, "
+            f"{word}.astype('float32')"
+        )
+    with np.errstate(over="ignore"):
+        out = np.ascontiguousarray(wide, np.float32)
+    finite = np.isfinite(out.reshape(len(out), -1))  # (n, features)
+    if not finite.all():
+        count, row = finite.size - int(finite.sum()), int(np.argmin(finite.all(1)))
+        kind, remedy = "non-finite", "drop these rows or fill the gaps"
+        if np.isfinite(wide[row]).all():
+            kind, remedy = "huge", "scale them, float32 ends at 3e38"
+        raise InputError(f"{word} has {count} {kind} values, first at row {row}: {remedy}")
+    return out
+
+
+def _labels(word: str, values: ArrayLike, n: int) -> NDArray[Any]:
+    """Labels as words, truth values or integers."""
+    rule = "labels are whole numbers or words: for words use .astype(str)"
+    wide = _column(word, values, "buifU", rule, n)
+    if wide.dtype.kind == "U" and not (full := np.char.strip(wide) != "").all():
+        raise InputError(f"{word} is empty at row {np.argmin(full)}: name the class")
+    if wide.dtype.kind in "bU":
+        return wide
+    with np.errstate(invalid="ignore"):
+        out = wide.astype(np.int64)
+    wrong = out != wide
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InputError(f"{word} is {wide[row]} at row {row}: labels are whole numbers or words")
+    return out
+
+
+def _numbered(
+    labels: NDArray[Any], classes: Sequence[str] | None
+) -> tuple[IntArray, tuple[str, ...]]:
+    """Labels as class numbers from 0, and the classes' names.
+
+    Without a list of classes these are the distinct labels in sorted order: a number that no
+    example has is no class. With a list, labels are its entries, or integers from 0 that count it.
+    """
+    if labels.dtype.kind == "U":
+        number, found = _codes(labels.tolist())
+    else:
+        distinct, number = np.unique(labels, return_inverse=True)
+        number, found = number.astype(np.int64), tuple(map(str, distinct))
+    if classes is None:
+        return number, found
+    names = tuple(map(str, classes))
+    listed = names if labels.dtype.kind == "U" else tuple(map(str, range(len(names))))
+    place = {name: i for i, name in enumerate(listed)}
+    at = [place.get(name, -1) for name in found]
+    if -1 in at:
+        label = found[at.index(-1)]
+        what = f"{len(names)} classes, {', '.join(names)[:80]}"
+        raise InputError(f"label {label}, but only {what}: name all, or correct the label")
+    return np.array(at, np.int64)[number], names
+
+
+def from_arrays(
+    x: ArrayLike,
+    y: ArrayLike,
+    client: ArrayLike | None = None,
+    x_test: ArrayLike | None = None,
+    y_test: ArrayLike | None = None,
+    client_test: ArrayLike | None = None,
+    name: str = "arrays",
+    classes: Sequence[str] | None = None,
+) -> Dataset:
+    """A data set from arrays, checked; values are taken as they are, without scaling.
+
+    Labels are whole numbers or words; the classes are the distinct ones in sorted order, of
+    training and test rows together. Where `classes` names them, an integer k is the k-th of it.
+    """
+    xs = _features("x", x)
+    n_train, n_test = len(xs), 0
+    ys = _labels("y", y, n_train)
+    if x_test is not None and y_test is not None:
+        more = _features("x_test", x_test)
+        n_test = len(more)
+        if more.shape[1:] != xs.shape[1:]:
+            shapes = f"{more.shape[1:]}, those of x {xs.shape[1:]}"
+            raise InputError(f"the examples of x_test have shape {shapes}: make them the same")
+        tested = _labels("y_test", y_test, n_test)
+        if (tested.dtype.kind == "U") != (ys.dtype.kind == "U"):
+            raise InputError(f"y has dtype {ys.dtype}, y_test {tested.dtype}: give both alike")
+        ys = np.concatenate([ys, tested])
+        xs = np.concatenate([xs, more])
+    elif x_test is not None or y_test is not None:
+        raise InputError("x_test and y_test belong together: give both or none")
+    ys, names = _numbered(ys, classes)
+    if client is None:
+        if client_test is not None:
+            raise InputError("client_test without client: say who owns the training rows, too")
+        return Dataset(name, xs, ys, n_train, names)
+    ids = _column(
+        "client", client, "iuU", "client ids are integers or strings: use .astype(str)", n_train
+    )
+    if client_test is not None:
+        rule = "give ids of the same kind as in client"
+        more = _column(
+            "client_test", client_test, "U" if ids.dtype.kind == "U" else "iu", rule, n_test
+        )
+        ids = np.concatenate([ids, more])
+    known, owner = np.unique(ids, return_inverse=True)
+    client = np.full(len(ys), -1, np.int64)
+    client[: len(ids)] = owner
+    return Dataset(name, xs, ys, n_train, names, client, tuple(map(str, known)))
+
+
+def _open(path: Path, **how: Any) -> IO[Any]:
+    """A file of a user's; one that may not be read is told apart from one that is damaged."""
+    try:
+        handle: IO[Any] = path.open(**how)
+    except OSError as err:
+        raise InputError(f"{path}: {err.strerror}: make it readable, or name another") from None
+    return handle
+
+
+def _array(path: Path, data: Any, key: str) -> Any:
+    """One array of an .npz file; objects in it are refused, not unpickled."""
+    try:
+        return data[key]
+    except ValueError as err:
+        if "Object arrays" not in str(err):
+            raise
+        rule = "client ids are integers or strings: use .astype(str)"
+        rule = rule if key.startswith("client") else "save numbers"
+        raise InputError(f"{path}: {key} has dtype object: {rule}") from None
+
+
+def _npz(path: Path) -> Dataset:
+    """An .npz file of arrays."""
+    allowed = ("x", "y", "client", "x_test", "y_test", "client_test")
+    try:
+        with _open(path, mode="rb") as handle, np.load(handle, allow_pickle=False) as data:
+            found = {key: _array(path, data, key) for key in data.files}
+    except InputError:
+        raise
+    except Exception as err:  # whatever way a foreign parser fails, the file is what must change
+        told = "" if "allow_pickle" in str(err) else f" ({published.line(err)})"  # numpy's advice
+        what = f"not an .npz file of plain arrays{told}"
+        raise InputError(f"{path}: {what}: save it with np.savez(file, x=x, y=y)") from None
+    try:
+        for key in found:
+            if key not in allowed:
+                raise unknown("array", key, allowed)
+        if "x" not in found or "y" not in found:
+            raise InputError(f"arrays {sorted(found)}: save at least x and y")
+        return from_arrays(**found, name=path.name)
+    except InputError as err:
+        raise InputError(f"{path}: {err}") from None
+
+
+def _codes(words: list[str]) -> tuple[IntArray, tuple[str, ...]]:
+    """Words numbered in sorted order, by value where all are integers."""
+    distinct = set(words)
+    numeric = all(w.isascii() and w.removeprefix("-").isdecimal() and len(w) < 19 for w in distinct)
+    names = sorted(distinct, key=lambda w: (int(w) if numeric else 0, w))
+    number = {word: i for i, word in enumerate(names)}
+    return np.array([number[word] for word in words], np.int64), tuple(names)
+
+
+def _no_index(path: Path, header: list[str], x: FloatArray) -> None:
+    """Refuse a column that is called as a saved index is and numbers the rows, from 0 or 1."""
+    for column, values in zip(header, x.T, strict=True):
+        if len(x) > 1 and re.fullmatch(_INDEX, column, re.IGNORECASE):
+            first = float(values.min())
+            if first in (0.0, 1.0) and np.array_equal(np.sort(values), first + np.arange(len(x))):
+                raise InputError(
+                    f"{path}: column {column!r} only numbers the rows: leave it out (pandas: "
+                    "to_csv(file, index=False)), or give it another name if it is a feature"
+                )
+
+
+_INDEX = r"unnamed(: ?\d+)?|index|level_0|id|row(_?(id|name|names|number))?"
+
+
+def _csv(path: Path) -> Dataset:
+    """A .csv file with a header: label (or y), optional client and split, the rest are features."""
+    cells, n = array("f"), 0  # features, row after row
+    try:
+        with _open(path, newline="", encoding="utf-8-sig") as handle:
+            reader = csv.reader(handle)
+            header = [word.strip() for word in next(reader, [])]
+            if {"label", "y"} <= set(header):
+                raise InputError(f"{path}: columns label and y: keep the one that is the label")
+            if "" in header:
+                raise InputError(
+                    f"{path}: column {header.index('') + 1} has no name, like a saved index: leave "
+                    "it out (pandas: to_csv(file, index=False)), or name it"
+                )
+            label = "label" if "label" in header else "y"
+            words: dict[str, list[str]] = {w: [] for w in (label, "client", "split") if w in header}
+            if label not in words or len(words) == len(header) or len(set(header)) < len(header):
+                rule = "label (or y), at least one feature, and no name twice"
+                raise InputError(f"{path}: header {','.join(header)[:80]!r}: it needs {rule}")
+            for row in reader:
+                at = f"{path}, line {reader.line_num}"
+                if row and len(row) != len(header):
+                    raise InputError(f"{at}: {len(row)} cells, but the header has {len(header)}")
+                for column, cell in zip(header, row, strict=False):
+                    if column in words:
+                        words[column].append(cell.strip())
+                        if column == "split" and cell.strip() not in ("train", "test"):
+                            raise InputError(f"{at}, column split: {cell!r}: write train or test")
+                        if not cell.strip():
+                            raise InputError(f"{at}, column {column}: it is empty: fill it")
+                        continue
+                    try:
+                        value = float(cell)
+                    except ValueError:
+                        value = math.nan
+                    if not abs(value) < 3.4e38:  # the largest float32
+                        what = f"{cell!r} is no finite number: correct or drop the row"
+                        named = "columns that hold words are called label, client or split"
+                        raise InputError(f"{at}, column {column}: {what}; {named}")
+                    cells.append(value)
+                n += bool(row)
+    except (OSError, UnicodeDecodeError, csv.Error) as err:
+        raise InputError(f"{path}: no CSV in UTF-8 ({published.line(err)}): save it anew") from None
+    test = np.array([word == "test" for word in words.get("split", ["train"] * n)], np.bool_)
+    if test.all():
+        raise InputError(f"{path}: no training rows among {n}: add rows, or correct column split")
+    order = np.argsort(test, kind="stable")  # training rows first
+    x = np.array(cells, np.float32).reshape(n, -1)
+    _no_index(path, [column for column in header if column not in words], x)
+    x = x[order]
+    y, classes = _codes(words[label])
+    client, names = _codes(words["client"]) if "client" in words else (None, ())
+    client = client[order] if client is not None else None
+    return Dataset(path.name, x, y[order], n - int(test.sum()), classes, client, names)
+
+
+# --- synthetic ---------------------------------------------------------------------------------
+
+_DEFAULT = "clients=30,alpha=1,beta=1,features=60,classes=10,size=100,spread=1,seed=0"
+_LEAST = {"clients": 1, "features": 1, "classes": 2, "size": 1, "seed": 0}  # the whole numbers
+
+
+def _options(name: str) -> dict[str, float]:
+    """The options of a synthetic set, checked."""
+    option = {part.partition("=")[0]: math.nan for part in _DEFAULT.split(",")}
+    for part in f"{_DEFAULT},{name.partition(':')[2]}".rstrip(",").split(","):
+        key, _, text = (word.strip() for word in part.partition("="))
+        if key not in option:
+            raise unknown("option of synthetic", key, option)
+        try:
+            option[key] = int(text) if key in _LEAST else float(text)
+        except ValueError:
+            option[key] = math.nan
+        least, most = _LEAST.get(key, 0), 10**9 if key in _LEAST else 100
+        if not least <= option[key] <= most:
+            kind = "an integer" if key in _LEAST else "a number"
+            raise InputError(f"synthetic: {key}={text}: give {kind} from {least} to {most}")
+    size = max(10, option["size"] * min(20.0, math.exp(min(option["spread"], 3.0) ** 2 / 2)))
+    needed = (option["clients"] * size + option["classes"]) * option["features"]
+    if needed > 2e8:
+        raise InputError(f"{name}: needs gigabytes: lower clients, size, features or classes")
+    return option
+
+
+def _synthetic(name: str) -> Dataset:
+    """Synthetic(alpha, beta), after Li et al., Federated Optimization in Heterogeneous Networks.
+
+    One softmax layer for all: weights and biases ~ N(0, 1). Client k adds its own ~ N(0, alpha).
+    Its inputs: b ~ N(0, beta), centre v_j ~ N(b, 1), x_j ~ N(v_j, j^-1.2) for feature j = 1, 2, ...
+    Its label: the class with the largest output. It has round(size * exp(spread * z)) examples,
+    z ~ N(0, 1), kept in 10..20 * size; the last fifth of them is its part of the test set. The
+    second number of N is a variance.
+    Differs: the authors add one number, ~ N(0, alpha), to all weights of a client, which moves all
+    outputs alike and so no label, for any alpha; here alpha = 0 is one model for all clients. Sizes
+    there are 50 + a log-normal (4, 2) number.
+    """
+    option = _options(name)
+    clients, features, classes, size, seed = (
+        int(option[key]) for key in ("clients", "features", "classes", "size", "seed")
+    )
+    rng = generator(seed, "synthetic")
+    n = np.rint(size * np.exp(option["spread"] * rng.standard_normal(clients)))
+    n = np.clip(n, 10, max(10, 20 * size)).astype(np.int64)  # (N,)
+    x, y = np.empty((int(n.sum()), features), np.float32), np.empty(int(n.sum()), np.int64)
+    deviation = np.arange(1.0, features + 1) ** -0.6  # (features,)
+    shared = rng.standard_normal((features + 1, classes))  # the last row is the bias
+    end = np.cumsum(n)
+    for rows in map(slice, end - n, end):
+        weight = shared + math.sqrt(option["alpha"]) * rng.standard_normal(shared.shape)
+        centre = rng.normal(math.sqrt(option["beta"]) * rng.standard_normal(), 1.0, features)
+        inputs = centre + deviation * rng.standard_normal((rows.stop - rows.start, features))
+        x[rows] = inputs
+        y[rows] = np.argmax(inputs @ weight[:-1] + weight[-1], axis=1)
+    test = np.arange(len(y)) >= np.repeat(end - n // 5, n)
+    order = np.argsort(test, kind="stable")  # training rows first
+    names = tuple(map(str, range(classes))), tuple(map(str, range(clients)))
+    owner = np.repeat(np.arange(clients, dtype=np.int64), n)[order]
+    return Dataset(name, x[order], y[order], len(y) - int(test.sum()), names[0], owner, names[1])

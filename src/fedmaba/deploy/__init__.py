@@ -1,0 +1,1 @@
+"""A real federation: the server, its clients, and what is checked between them."""

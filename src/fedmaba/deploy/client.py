@@ -1,0 +1,165 @@
+"""The local work of one site of a real federation: the simulator's own, for a single row.
+
+Knows a model, one site's data and the task the server sent; no network. Training uses the same
+rows, minibatch order and random streams as the simulator, so both give the same numbers. A label
+means the same class at every site: it is known by its name, the word of a CSV file or the number
+of an array, and numbered as the federation's list of classes says.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedmaba.data.datasets import Dataset
+from fedmaba.deploy.validation import line, names
+from fedmaba.errors import InputError
+from fedmaba.rows import LossFn, compile, models
+from fedmaba.rows.cuda_graphs import GraphCache
+from fedmaba.rows.workers import Workers
+from fedmaba.simulation.local_training import Job, MetricFn, Optimiser, Pool, evaluate, train
+from fedmaba.strategies.base import Local
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A model and one site's data: rows before `data.n_train` train, the rest test."""
+
+    model: models.Factory | str
+    data: Dataset
+    classes: int | Sequence[str] | None = None  # of the whole federation; None: 0 to C-1 as here
+    loss: LossFn | None = None
+    metric: MetricFn | None = None
+    device: str = "cpu"
+
+    @cached_property
+    def agreed(self) -> tuple[str, ...]:
+        """The names of all classes of the federation, in one order for all sites."""
+        given, own = self.classes, self.data.classes
+        if given is None:
+            if own != tuple(map(str, range(len(own)))):
+                raise InputError(
+                    f"this site's labels are {names(own)}, and nothing says how the others number "
+                    "them: give client_app(classes=[...]), the same list at all sites"
+                )
+            return own
+        if isinstance(given, int):
+            return tuple(map(str, range(given)))
+        if isinstance(given, str) or len(set(given)) < len(given) or not given:
+            raise InputError(f"classes={line(given)!r}: give a list of names, each once")
+        return tuple(map(str, given))
+
+    def labels(self) -> NDArray[np.int64]:
+        """(n,) this site's labels by the federation's numbers."""
+        y, own, agreed = self.data.y, self.data.classes, self.agreed
+        used = np.unique(y)
+        wrong = [str(k) for k in used if not 0 <= k < len(own)]
+        place = {name: i for i, name in enumerate(agreed)}
+        wrong = wrong or [own[k] for k in used if own[k] not in place]
+        if wrong:
+            raise InputError(
+                f"label {names(wrong)} of this site is not among the federation's classes, "
+                f"{names(agreed, 12)}: correct the file, or the list at all sites"
+            )
+        number = np.array([place.get(name, -1) for name in own], np.int64)
+        return number[y]
+
+    def train(self, weights: Arrays, task: Mapping[str, Any]) -> tuple[Arrays, dict[str, float]]:
+        """The trained model, and what the server is told: examples, loss, accuracy."""
+        with torch.no_grad():
+            return self._train(weights, task)
+
+    def evaluate(self, weights: Arrays) -> dict[str, float]:
+        """Accuracy of a model on the test rows; {} where there are none."""
+        with torch.no_grad():
+            rows, flat, pool = self._load(weights, 50)
+            return self._test(rows, flat, pool)
+
+    def _train(self, weights: Arrays, task: Mapping[str, Any]) -> tuple[Arrays, dict[str, float]]:
+        n = self.data.n_train
+        minibatch = int(task.get("minibatch", 50))
+        rows, flat, pool = self._load(weights, minibatch)
+        numbers = {"num-examples": n, **self._test(rows, flat, pool)}
+        where = task.get("loss-at", "start")
+        if where == "start":
+            numbers["loss"] = self._mean_loss(rows, flat, pool)
+        graphs = GraphCache(flat.device, recordable=False)
+        trained, told = train(rows, pool, flat, self._job(task, minibatch), graphs)
+        if where == "mean":
+            numbers["loss"] = float(told[0, 0])
+        if where == "end":
+            numbers["loss"] = self._mean_loss(rows, trained, pool)
+        new = {name: w.cpu().numpy() for name, w in rows.layout.unpack(trained[0]).items()}
+        return {**weights, **new}, numbers
+
+    def _load(self, weights: Arrays, minibatch: int) -> tuple[Any, Tensor, Pool]:
+        """The model as one row with these weights, and the data as a pool."""
+        make = models.factory(self.model) if isinstance(self.model, str) else self.model
+        data, device = self.data, torch.device(self.device)
+        labels = self.labels()
+        net = models.build(make, data.x.shape[1:], len(self.agreed), 0)
+        try:
+            net.load_state_dict({n: torch.from_numpy(np.array(w)) for n, w in weights.items()})
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(f"the server's model is not this site's: {reason}") from error
+        x, y = torch.from_numpy(data.x).to(device), torch.from_numpy(labels).to(device)
+        net = net.to(device)
+        rows = compile(net, x[: max(2, min(minibatch, len(x)))], self.loss)
+        pool = Pool(rows.prepare(x), y, torch.arange(data.n_train, device=device))
+        return rows, rows.layout.pack(net.cpu())[None].to(device), pool
+
+    def _job(self, task: Mapping[str, Any], minibatch: int) -> Job:
+        """What the server asked for, as the simulator would do it."""
+        n = self.data.n_train
+
+        local = Local.from_json(json.loads(str(task.get("local", "{}"))))
+        epochs = int(task.get("epochs", 1)) * -(-n // minibatch)
+        chosen = {f.name: f.name.replace("_", "-") for f in fields(Optimiser)}
+        return Job(
+            run=np.array([0]),
+            first=np.array([0]),
+            size=np.array([n]),
+            key=np.array([int(task.get("stream", 0))]),
+            steps=np.array([1 if local.full_batch else int(task.get("steps", 0)) or epochs]),
+            minibatch=minibatch,
+            lr=float(task["lr"]),
+            optimiser=Optimiser(**{f: float(task[k]) for f, k in chosen.items() if k in task}),
+            local=(local,),
+        )
+
+    def _scores(self, rows: Any, flat: Tensor, pool: Pool, a: int, b: int) -> tuple[float, float]:
+        """Mean loss and score over rows a..b of the pool."""
+        index = torch.arange(a, b, device=flat.device)
+        losses, scores = evaluate(rows, flat, index, pool.x, pool.y, Workers(1), self.metric)
+        return float(losses.double().mean()), float(scores.double().mean())
+
+    def _mean_loss(self, rows: Any, flat: Tensor, pool: Pool) -> float:
+        """Mean loss over the training rows."""
+        return self._scores(rows, flat, pool, 0, self.data.n_train)[0]
+
+    def _test(self, rows: Any, flat: Tensor, pool: Pool) -> dict[str, float]:
+        """Accuracy on the test rows."""
+        if self.data.n_train == len(self.data.x):
+            return {}
+        _, accuracy = self._scores(rows, flat, pool, self.data.n_train, len(self.data.x))
+        return {"accuracy": accuracy}
+
+
+def first_model(
+    model: models.Factory | str, shape: models.Shape, classes: int, seed: int
+) -> Arrays:
+    """The initial weights of a model by name, those of the simulator's run with this seed."""
+    make = models.factory(model) if isinstance(model, str) else model
+    state = models.build(make, shape, classes, seed).state_dict()
+    return {name: value.detach().cpu().numpy() for name, value in state.items()}

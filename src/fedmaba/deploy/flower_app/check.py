@@ -1,0 +1,180 @@
+"""`fedmaba flower check HOST:PORT`: what of a SuperLink can be reached from here. Needs no torch.
+
+It asks as a stranger would, without a key, and changes nothing on the server.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedmaba.deploy.flower_app.proxy import address
+from fedmaba.errors import InputError
+
+PATIENCE = 10.0  # seconds for each answer
+ENOUGH = 65536  # bytes of an answer that are looked at
+STRANGER = b"Invalid SuperNode authentication"  # what the fleet says to one without a key
+FLEET = ("POST", "/v1/fleet/activate-node")
+# everything else that Flower serves on that port, and ways around a careless proxy
+OTHERS = (
+    ("POST", "/v1/control/list-runs"),
+    ("POST", "/v1/control/list-nodes"),
+    ("GET", "/v1/control/start-run"),
+    ("GET", "/v1/runtime/acquire-task"),
+    ("GET", "/openapi.json"),
+    ("GET", "/health"),
+    ("POST", "/v1/fleet/../control/list-runs"),
+    ("POST", "/v1/fleet/%2e%2e/control/list-runs"),
+    ("POST", "/v1/fleet/..%2fcontrol/list-runs"),
+    ("POST", "//v1//control/list-runs"),
+    ("POST", "/v1/%63ontrol/list-runs"),
+    ("POST", "/v1/control%2flist-runs?/v1/fleet/"),
+)
+REFUSALS = (0, 400, 403, 404, 405, 421)  # 0: the connection was closed without an answer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back to one request; its body where the header ended in time."""
+
+    status: int
+    kind: str
+    body: bytes
+
+    @property
+    def refused(self) -> bool:
+        """Whether something before the SuperLink refused: the SuperLink itself answers in JSON."""
+        return self.status in REFUSALS and "json" not in self.kind
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Whether the fleet and whether more than the fleet answers at an address."""
+
+    where: str
+    fleet: Answer
+    reached: list[str]  # requests that got past the fleet, each with its answer
+
+    @property
+    def ok(self) -> bool:
+        return self._fleet and not self.reached
+
+    @property
+    def _fleet(self) -> bool:
+        return self.fleet.status == 401 and STRANGER in self.fleet.body
+
+    def lines(self) -> list[str]:
+        """Both findings, a line each."""
+        if self._fleet:
+            fleet = "reachable, and it refuses who has no key"
+        elif self.fleet.status in (502, 503, 504):
+            fleet = f"NOT reachable: the proxy answers {self.fleet.status}: start the SuperLink"
+        else:
+            fleet = f"NOT reachable: {_said(self.fleet)}: is this the port for SuperNodes?"
+        if self.reached:
+            control = (
+                f"REACHABLE: {self.reached[0]}: whoever reaches this port can control every site: "
+                "let the SuperLink listen on 127.0.0.1, behind `fedmaba flower proxy`"
+            )
+        else:
+            control = f"not reachable: all {len(OTHERS)} requests beside the fleet were refused"
+        return [f"fleet at {self.where}: {fleet}", f"control at {self.where}: {control}"]
+
+
+def check(where: str, ca: Path | None) -> Findings:
+    """Ask for the fleet and for everything else."""
+    host, port = address(where)
+    context = _context(ca)
+    fleet = _ask(where, host, port, context, *FLEET)
+    reached = []
+    for method, path in OTHERS:
+        answer = _ask(where, host, port, context, method, path)
+        if not answer.refused:
+            reached.append(f"{method} {path} is answered with {answer.status}")
+    return Findings(where, fleet, reached)
+
+
+def _context(ca: Path | None) -> ssl.SSLContext:
+    """TLS as a SuperNode wants it: the certificate must be right for the name."""
+    try:
+        return ssl.create_default_context(cafile=None if ca is None else str(ca))
+    except (OSError, ValueError) as error:  # SSLError is an OSError; a NUL byte in the name
+        why = "not a certificate" if isinstance(error, ssl.SSLError) else _why(error)
+        raise InputError(f"{str(ca)!r}: {why}: give the ca.pem of the federation") from error
+
+
+def _ask(
+    where: str, host: str, port: int, context: ssl.SSLContext, method: str, path: str
+) -> Answer:
+    """One request on a connection of its own."""
+    request = (
+        f"{method} {path} HTTP/1.1\r\nHost: {where}\r\nContent-Type: application/protobuf\r\n"
+        "Content-Length: 0\r\nConnection: close\r\n\r\n"
+    )
+    end = time.monotonic() + PATIENCE
+    try:
+        with (
+            socket.create_connection((host, port), timeout=PATIENCE) as plain,
+            context.wrap_socket(plain, server_hostname=host) as secure,
+        ):
+            secure.sendall(request.encode())
+            return _read(secure, end)
+    except ssl.SSLCertVerificationError as error:
+        raise InputError(
+            f"{where}: its certificate is not trusted ({error.verify_message}): "
+            "give the federation's own with --ca ca.pem, and a name or address that it is made for"
+        ) from error
+    except TimeoutError as error:
+        raise InputError(
+            f"{where}: no answer within {PATIENCE:g} seconds: is it the right port, and does a "
+            "firewall let you through?"
+        ) from error
+    except socket.gaierror as error:
+        raise InputError(f"{where}: the host {host!r} cannot be found: check the name") from error
+    except ConnectionRefusedError as error:
+        raise InputError(
+            f"{where}: connection refused: nothing listens there; start the proxy"
+        ) from error
+    except ssl.SSLError as error:
+        raise InputError(
+            f"{where}: TLS failed ({(error.reason or 'unknown').lower()}): "
+            "is it the port of the proxy?"
+        ) from error
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"{where}: {_why(error)}: check host, port and network") from error
+
+
+def _read(secure: ssl.SSLSocket, end: float) -> Answer:
+    """An answer, up to its end, the time-out or enough bytes, whichever comes first."""
+    text = b""
+    while len(text) < ENOUGH:
+        left = end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        secure.settimeout(left)
+        try:
+            part = secure.recv(ENOUGH)
+        except (ssl.SSLEOFError, ConnectionResetError):  # closed without a good-bye
+            break
+        if not part:
+            break
+        text += part
+    head, _, body = text.partition(b"\r\n\r\n")
+    first, *rest = head.decode("latin-1").split("\r\n")
+    words = first.split()
+    number = words[1] if len(words) > 1 and words[0].startswith("HTTP/") else ""
+    if text and not (number.isascii() and number.isdecimal() and len(number) == 3):
+        raise ConnectionError("what answers does not speak HTTP")
+    kinds = [line.lower() for line in rest if line.lower().startswith("content-type:")]
+    return Answer(int(number or 0), " ".join(kinds), body)
+
+
+def _said(answer: Answer) -> str:
+    return f"it answers {answer.status}" if answer.status else "it closes the connection"
+
+
+def _why(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error) or type(error).__name__

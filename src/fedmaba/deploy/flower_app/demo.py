@@ -1,0 +1,120 @@
+"""`fedmaba flower demo`: a federation of real processes on this machine, from keys to the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmaba.data.federation import Federation
+from fedmaba.deploy.flower_app import private
+from fedmaba.deploy.flower_app.net import LINK, Net, NetError, read_rounds
+from fedmaba.deploy.flower_app.new import new
+from fedmaba.errors import SaveFailed
+from fedmaba.strategies import parse
+
+
+def demo(
+    say: Callable[[str], None],
+    strategy: str = "fedmaba:alpha=0.8",
+    sites: int = 5,
+    rounds: int = 4,
+    partition: str = "shards:2",
+) -> None:
+    """Run a strategy over sites that each hold a shard of the embedded sample."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the blocks
+    os.umask(private.UMASK)
+    parse(strategy)  # before anything is started
+    try:
+        _demo(say, strategy, sites, rounds, partition)
+    except OSError as error:
+        where = error.filename or tempfile.gettempdir()
+        raise SaveFailed(f"{where}: {error.strerror or error}: fix that, or set TMPDIR") from error
+
+
+def _demo(
+    say: Callable[[str], None], strategy: str, sites: int, rounds: int, partition: str
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="fedmaba-flower-") as folder:
+        base = Path(folder)
+        network = Net(base)  # refused where its programs are not
+        say(f"keys, certificates and logs in {base}, removed at the end")
+        new(base / "app")
+        fed = Federation.make("sample", partition, clients=sites)
+        names = [f"site-{c}" for c in range(sites)]
+        for c, name in enumerate(names):
+            write_site(base / f"{name}.npz", fed, c)
+        with network as net:
+            say(f"SuperLink on 127.0.0.1:{net.port}: TLS, node authentication")
+            say(door(net))
+            for name in names:
+                net.register(name)
+                net.supernode(name, data=str(base / f"{name}.npz"))
+            say(f"{sites} SuperNodes, each with its registered key and its own examples")
+            settings = {"strategy": strategy, "rounds": rounds, "sites": sites}
+            run = net.submit(base / "app", {**settings, "state": str(base / "state")})
+            say(f"run {run}: {strategy}, {rounds} rounds; a client process per site and round")
+            watch(net, run, base / "state", say)
+    say("all processes stopped")
+
+
+def door(net: Net) -> str:
+    """How the SuperNodes reach the SuperLink."""
+    if net.nginx is None:
+        return (
+            "nginx is not installed: the SuperNodes connect directly, on loopback; a real "
+            "deployment must put `fedmaba flower proxy` between them and the SuperLink"
+        )
+    return f"nginx on 127.0.0.1:{net.door}: passes on what SuperNodes ask for, and no control"
+
+
+def write_site(path: Path, fed: Federation, client: int) -> None:
+    """One client's examples as the file its host would have."""
+    train, test = fed.train.of(client), fed.test.of(client)
+    x, y = fed.data.x, fed.data.y
+    np.savez(path, x=x[train], y=y[train], x_test=x[test], y_test=y[test])
+
+
+def watch(net: Net, run: str, state: Path, say: Callable[[str], None]) -> None:
+    """Show each round as it is saved, until the run ends."""
+    seen, checked = 0, time.monotonic()
+    while True:
+        lines = list(read_rounds(state, seen))
+        for line in lines:
+            for text in shown(line):
+                say(text)
+        seen += len(lines)
+        if time.monotonic() - checked > 5 and not lines:
+            net.check()
+            status = net.status(run)
+            checked = time.monotonic()
+            if status.startswith("finished") and not list(read_rounds(state, seen)):
+                if status != "finished:completed":
+                    raise NetError(f"run {run} ended as {status}: {net.last_words(LINK)}")
+                return
+        time.sleep(0.5)
+
+
+def shown(line: dict[str, Any]) -> list[str]:
+    """A round for people."""
+    spread = ""
+    if "variance" in line:
+        spread = f"mean {line['accuracy']:.1f} %, variance {line['variance']:.1f}"
+    if "deployed" in line:
+        rows = [f"  {site:<8} accuracy {100 * a:5.1f} %" for site, a in line["deployed"].items()]
+        return [f"model handed out after round {line['round']}: {spread}", *rows]
+    info = ", ".join(f"{k} {v:.3g}" for k, v in line["info"].items() if v is not None)
+    rows = [f"round {line['round']}: the model each site received: {spread}; {info}"]
+    for site, row in line["sites"].items():
+        weight = "-" if row["weight"] is None else f"{row['weight']:.3f}"
+        accuracy = "-" if row["accuracy"] is None else f"{100 * row['accuracy']:5.1f} %"
+        loss = "-" if row["loss"] is None else f"{row['loss']:.3f}"
+        rows.append(f"  {site:<8} accuracy {accuracy}  loss {loss}  weight {weight}")
+    return rows + [f"  left out: {why}" for why in line["refused"]]

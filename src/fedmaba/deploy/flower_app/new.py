@@ -1,0 +1,38 @@
+"""`fedmaba flower new DIR`: writes an app that runs as it is. Works without the internet."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from importlib import resources
+from pathlib import Path
+
+from fedmaba.errors import InputError, SaveFailed
+
+PACKAGE = "fairapp"
+
+
+def new(folder: Path) -> list[Path]:
+    """The files of the app, written into a folder that is new or empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} exists and is not an empty folder: choose another one")
+    source = resources.files("fedmaba.deploy.flower_app") / "template"
+    there = folder.exists()
+    written: list[Path] = []
+    for item in sorted(source.iterdir(), key=lambda entry: entry.name):
+        name = item.name.removesuffix(".tmpl")
+        target = folder / PACKAGE / name if name.endswith(".py") else folder / name
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(item.read_text(encoding="utf-8"), encoding="utf-8")
+        except OSError as error:
+            for path in (*written, target):  # or the next try would find the folder not empty
+                with suppress(OSError):
+                    path.unlink()
+            for path in (folder / PACKAGE, *([] if there else [folder])):
+                with suppress(OSError):
+                    path.rmdir()
+            raise SaveFailed(
+                f"{target} could not be written: {error.strerror}: fix that"
+            ) from error
+        written.append(target)
+    return written

@@ -1,0 +1,349 @@
+"""The server of a real federation: model, strategy state and sites, one round at a time. No torch.
+
+Knows numbers and arrays; no network. A round is `draw` (who takes part), `task` (what a site is
+told) and `take` (what its replies do). All that survives a round is saved before the next begins,
+so a server that was killed goes on with the same numbers.
+
+Sites are known by name, in order of joining; those that come together are ordered by name. A site
+that leaves keeps its entry in the strategy's state for its return; a new one gets what
+`Strategy.join` says. Which node may speak for a site is kept here too, and decided in `names`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from fedmaba import rng
+from fedmaba.deploy.site_names import Names
+from fedmaba.deploy.validation import Arrays, Reply, is_statistic
+from fedmaba.errors import InputError
+from fedmaba.results import run_folder
+from fedmaba.results.history import History
+from fedmaba.results.metrics import fairness
+from fedmaba.strategies import deployed as average
+from fedmaba.strategies.base import IntArray, Replies, State, Strategy, call_weigh, still_kept
+
+Task = dict[str, int | float | str | bool]
+META = ("terms", "sites", "owners", "changes", "counted", "refused")  # of a checkpoint
+OTHER = "choose another state folder"
+REMEDY = "fix it, then run again with the same state; what was saved before is whole"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What stays the same from the first round to the last."""
+
+    strategy: Strategy
+    seed: int = 0
+    lr: float = 0.1
+    lr_decay: float = 0.999
+    deploy: str | None = None  #      which model is handed out; None: the strategy's own
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < float("inf"):
+            raise InputError(f"lr={self.lr}: the local step size must be above 0")
+        if not 0 < self.lr_decay <= 1:
+            raise InputError(f"lr_decay={self.lr_decay}: it must lie above 0 and at most at 1")
+        average.parse(self.average)
+
+    @property
+    def average(self) -> str:
+        return self.deploy or self.strategy.deploy
+
+    def to_json(self) -> dict[str, Any]:
+        """What a saved state must have been made with."""
+        return {
+            "strategy": self.strategy.label(),
+            "seed": self.seed,
+            "lr": self.lr,
+            "lr_decay": self.lr_decay,
+            "deploy": self.average,
+        }
+
+
+class Server:
+    """All that one run's server knows."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        model: Arrays,
+        folder: Path | None = None,
+        names: Names | None = None,
+    ) -> None:
+        self.terms = terms
+        self.round = 0  # the next one
+        self.counted = 0  # rounds that moved the model
+        self.refused: list[str] = []  # why replies of the last round did not count
+        self.model = {name: np.array(value) for name, value in model.items()}
+        self.deployed = {name: value.copy() for name, value in self.model.items()}
+        self.sites: list[str] = []
+        self.names = names or Names()
+        self.state: State = {}
+        self.weights = [n for n, a in self.model.items() if not is_statistic(n, a)]
+        if not self.weights:
+            raise InputError("the initial model has no weights: give float arrays by name")
+        self.dtype = np.result_type(np.float32, *(self.model[n].dtype for n in self.weights))
+        self.kept = self._flat(self.model)[None][:0]  # (h, P) changes of past rounds
+        self.kept_client = self.kept_round = np.zeros(0, np.int64)  # (h,)
+        self.folder = (
+            None if folder is None else run_folder.Folder(folder, private=True, remedy=REMEDY)
+        )
+        if self.folder is not None and run_folder.checkpoints(self.folder.path):
+            try:
+                self._restore(self.folder)
+            except InputError:
+                self.folder.close()
+                raise
+
+    def join(self, names: Iterable[str]) -> None:
+        """Take in sites not seen before."""
+        new = sorted(set(names) - set(self.sites))
+        if not new:
+            return
+        count = len(self.sites) + len(new)
+        known = bool(self.sites)
+        strategy = self.terms.strategy
+        self.state = strategy.join(self.state, count) if known else strategy.init(count)
+        self.sites += new
+
+    def draw(self, present: Iterable[str], fraction: float, least: int) -> list[str]:
+        """Who takes part: a seeded sample of the known sites that are there, in their order."""
+        there = set(present)
+        ordered = [site for site in self.sites if site in there]
+        if not ordered:
+            return []
+        count = min(len(ordered), max(least, int(fraction * len(ordered) + 1e-9)))
+        drawn = rng.sample_clients(self.terms.seed, self.round, len(ordered), count)
+        return [ordered[i] for i in drawn]
+
+    @property
+    def lr(self) -> float:
+        """The local step size of this round."""
+        return float(self.terms.lr * self.terms.lr_decay**self.round)
+
+    def mark(self) -> str:
+        """What binds a reply to this round and this model."""
+        digest = hashlib.sha256()
+        for name in sorted(self.model):
+            digest.update(name.encode() + b"\0" + self.model[name].tobytes())
+        return f"round {self.round + 1} {digest.hexdigest()[:16]}"
+
+    def task(self, site: str | None) -> Task:
+        """What a site must know besides the model; the algorithm's local part travels here."""
+        strategy = self.terms.strategy
+        local, needs = strategy.local(), strategy.needs()
+        task: Task = {
+            "server-round": self.round + 1,
+            "lr": self.lr,
+            "loss-at": needs.loss,
+            "local": json.dumps(local.to_json()),
+        }
+        if site is not None:
+            client = self.sites.index(site)
+            keys = rng.key(self.terms.seed, "local", self.round, client)
+            task["stream"] = int(keys.view(np.int64)[0])
+        return task
+
+    def take(self, replies: Sequence[Reply], refused: Sequence[str] = ()) -> dict[str, Any]:
+        """End the round with the replies that count; what happened, ready for JSON."""
+        self.join(r.site for r in replies)
+        replies = sorted(replies, key=lambda r: self.sites.index(r.site))
+        refused = list(refused)
+        weights: Mapping[str, float] = {}
+        info: Mapping[str, float] = {}
+        if replies:
+            weights, info, problem = self._step(replies)
+            refused += [problem] if problem else []
+            self.counted += not problem
+        self.refused = refused
+        report: dict[str, Any] = {
+            "round": self.round + 1,
+            "strategy": self.terms.strategy.label(),
+            "lr": self.lr,
+            "info": {name: float(v) if np.isfinite(v) else None for name, v in info.items()},
+            "sites": {
+                r.site: {
+                    "weight": weights.get(r.site),
+                    "loss": r.loss,
+                    "accuracy": r.accuracy,
+                    "examples": r.count,
+                }
+                for r in replies
+            },
+            "refused": refused,
+        }
+        report |= figures({r.site: r.accuracy for r in replies})
+        if self.names.changes:
+            report["names"], self.names.changes = self.names.changes, []
+        self.round += 1
+        self.save([report])
+        return report
+
+    def _step(self, replies: Sequence[Reply]) -> tuple[dict[str, float], Mapping[str, float], str]:
+        """Weigh the changes and move the model; weights by site, info, and what went wrong."""
+        base = self._flat(self.model)
+        change = np.empty((len(replies), len(base)), self.dtype)  # (m, P)
+        for row, r in zip(change, replies, strict=True):
+            np.subtract(self._flat(r.model), base, out=row)
+        client = np.array([self.sites.index(r.site) for r in replies], np.int64)
+        many, numbers = self._numbers(replies, client, change)
+        decision = call_weigh(self.terms.strategy, self.state, numbers)
+        coef = decision.coef
+        if not np.isfinite(coef).all():
+            return {}, {}, "the strategy gave a weight that is not finite: this round adds nothing"
+        with np.errstate(over="ignore", invalid="ignore"):
+            new = self._named(base + coef.astype(self.dtype) @ many[: len(coef)])
+        if not all(np.isfinite(part).all() for part in new.values()):
+            return {}, {}, "the new model would not be finite: this round adds nothing"
+        self._keep(client, change)
+        self.state = decision.state
+        self._set(new, _statistics(self.model, replies))
+        weights = {r.site: float(c) for r, c in zip(replies, coef, strict=False)}
+        return weights, decision.info, ""
+
+    def _numbers(
+        self, replies: Sequence[Reply], client: IntArray, change: NDArray[Any]
+    ) -> tuple[NDArray[Any], Replies]:
+        """This round's changes with those kept, and all that the strategy may see of them."""
+        needs = self.terms.strategy.needs()
+        many = np.concatenate([change, self.kept]) if len(self.kept) else change
+        seen: dict[str, Any] = {}
+        if needs.loss != "none":
+            seen["loss"] = np.array([r.loss for r in replies], np.float64)
+        if needs.changes == "norms":
+            seen["norms"] = np.einsum("ij,ij->i", change, change, dtype=np.float64)
+        if needs.changes == "gram":
+            gram = (many @ many.T).astype(np.float64)
+            seen["gram"] = (gram + gram.T) / 2
+            seen["past_client"], seen["past_round"] = self.kept_client, self.kept_round
+        size = np.array([r.count for r in replies], np.int64)
+        return many, Replies(self.round, self.lr, len(self.sites), client, size, **seen)
+
+    def _keep(self, client: IntArray, change: NDArray[Any]) -> None:
+        """Remember changes for as many rounds as the strategy asks for, each site's last."""
+        rounds = self.terms.strategy.needs().keep_rounds
+        if rounds:
+            old = still_kept((self.kept_client, self.kept_round), client, self.round, rounds)
+            self.kept = np.concatenate([self.kept[old], change])
+            self.kept_client = np.concatenate([self.kept_client[old], client])
+            now = np.full(len(client), self.round, np.int64)
+            self.kept_round = np.concatenate([self.kept_round[old], now])
+
+    def _set(self, weights: Arrays, statistics: Arrays) -> None:
+        """Move to a new model, and the one handed out along with it."""
+        share = average.share(self.terms.average, self.round)
+        for name, new in weights.items():
+            averaged = self.deployed[name].astype(self.dtype)
+            averaged += share * (new - averaged)
+            self.deployed[name] = averaged.astype(new.dtype)
+        self.model |= weights | statistics
+        self.deployed |= statistics
+
+    def _named(self, flat: NDArray[Any]) -> Arrays:
+        """The weights of a model from (P,), as it keeps them."""
+        ends = np.cumsum([self.model[name].size for name in self.weights])
+        parts = zip(self.weights, np.split(flat, ends[:-1]), strict=True)
+        return {n: a.reshape(self.model[n].shape).astype(self.model[n].dtype) for n, a in parts}
+
+    def _flat(self, model: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        """(P,) the weights of a model, one after another."""
+        return np.concatenate([model[name].ravel().astype(self.dtype) for name in self.weights])
+
+    def save(self, lines: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Everything into one checksummed file; the one before stays until it is whole."""
+        if self.folder is None:
+            return
+        self.folder.append_lines(lines)
+        arrays = {f"model/{n}": a for n, a in self.model.items()}
+        arrays |= {f"deployed/{n}": a for n, a in self.deployed.items()}
+        arrays |= {f"state/{n}": a for n, a in self.state.items()}
+        arrays |= {"kept": self.kept}
+        arrays |= {"kept_client": self.kept_client, "kept_round": self.kept_round}
+        meta = {
+            "terms": self.terms.to_json(),
+            "sites": self.sites,
+            "owners": self.names.owners,
+            "changes": self.names.changes,
+            "counted": self.counted,
+            "refused": self.refused,
+        }
+        self.folder.save(self.round, arrays, meta, History([]))
+
+    def finish(self) -> None:
+        """Write both models as files of their own."""
+        if self.folder is not None:
+            for name, model in (("last", self.model), ("deployed", self.deployed)):
+                whole = {n: np.asarray(a, order="C") for n, a in model.items()}
+                self.folder.write(f"models/{name}.safetensors", safetensors.numpy.save(whole))
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        if self.folder is not None:
+            self.folder.close()
+
+    def _restore(self, folder: run_folder.Folder) -> None:
+        """Go back to the newest whole checkpoint of the folder."""
+        path = folder.path
+        arrays, meta, _ = run_folder.load_checkpoint(path)
+        mine, kept = self.terms.to_json(), ("kept", "kept_client", "kept_round")
+        lacks = [key for key in META if meta.get(key) is None] + [
+            k for k in kept if k not in arrays
+        ]
+        if lacks:
+            raise InputError(f"{path} is no state of this version, it lacks {lacks[0]!r}: {OTHER}")
+        for key, value in meta["terms"].items():
+            if key in mine and mine[key] != value:
+                raise InputError(
+                    f"{path} was begun with {key}={value}, but this run has {mine[key]}: {OTHER}"
+                )
+        saved = {
+            kind: {n[len(kind) :]: a.copy() for n, a in arrays.items() if n.startswith(kind)}
+            for kind in ("model/", "deployed/", "state/")
+        }
+        for kind in ("model/", "deployed/"):
+            for name, like in self.model.items():
+                found = saved[kind].get(name)
+                if found is None or (found.shape, found.dtype) != (like.shape, like.dtype):
+                    raise InputError(f"{path} holds another model: {OTHER}")
+        self.model, self.deployed, self.state = saved.values()
+        self.kept, self.kept_client, self.kept_round = (arrays[key].copy() for key in kept)
+        self.round, self.sites = meta["round"], list(meta["sites"])
+        self.names.restore(meta["owners"], meta["changes"])
+        self.counted, self.refused = meta["counted"], meta["refused"]
+        folder.lines = meta["lines"]
+
+
+def figures(accuracy: Mapping[str, float | None]) -> dict[str, Any]:
+    """How accuracy spreads over the sites that reported one, in percent; {} where none did."""
+    known = np.array([a for a in accuracy.values() if a is not None], np.float64)
+    if not len(known):
+        return {}
+    found = fairness(known, np.zeros(len(known)), np.ones(len(known), np.int64))
+    return {key: float(getattr(found, key)) for key in ("variance", "accuracy", "worst", "best")}
+
+
+def _statistics(model: Arrays, replies: Sequence[Reply]) -> Arrays:
+    """Running statistics and counters: the mean over replies by size, as no rule weighs them."""
+    share = np.array([r.count for r in replies], np.float64)
+    share /= share.sum()
+    out: Arrays = {}
+    for name, like in model.items():
+        if is_statistic(name, like):
+            parts = [
+                s * r.model[name].astype(np.float64) for s, r in zip(share, replies, strict=True)
+            ]
+            mean = np.sum(parts, axis=0)
+            out[name] = np.asarray(mean if like.dtype.kind == "f" else np.rint(mean)).astype(
+                like.dtype
+            )
+    return out

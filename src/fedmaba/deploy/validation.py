@@ -1,0 +1,255 @@
+"""The door of a real federation: every reply is checked before it may count. Pure NumPy.
+
+Nothing in a reply is believed. Names, shapes, dtypes and sizes must be those of the server's own
+model; arrays are read without parsing their headers and without unpickling; numbers must be finite
+and in range; a reply belongs to this round and model, to a node that was asked, to its own site,
+and counts once. Whoever fails is left out of the round with a line that says why; the round goes
+on.
+
+Not done here: a lie inside these limits (a flipped label, a modest scale) is no error of form.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sized
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = dict[str, NDArray[Any]]
+SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NPY, HEADER = b"\x93NUMPY\x01\x00", 4096  # how an array begins, and how long its header may be
+MOST_COUNTED = 2**53  # of an integer: what a mean of counters keeps exactly
+ENTRIES = 32  # numbers or words in a reply; a site needs four
+SMALL = 2**16  # bytes of a record of them
+
+
+class Refused(Exception):
+    """Why a reply does not count, in one line."""
+
+
+class Sent(NamedTuple):
+    """An array as it came: what it says of itself, and its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    kind: str  #                        how it was written; "numpy.ndarray" is the .npy format
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A reply as it came."""
+
+    node: int  #                        who was asked, known to the server
+    mark: str  #                        which round and model it says it answers
+    arrays: Mapping[str, Sent] = field(default_factory=dict)
+    numbers: Mapping[str, object] = field(default_factory=dict)
+    words: Mapping[str, object] = field(default_factory=dict)
+    error: str | None = None  #         what went wrong at the site
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply that counts."""
+
+    node: int
+    site: str
+    model: Arrays
+    count: int
+    loss: float | None = None
+    accuracy: float | None = None  #    of the model it received, where the site reports one
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a site may say."""
+
+    loss: tuple[float, float] = (0.0, 1e3)
+    count: int = 1_000_000  #           examples
+    weight: float = 1e6  #              largest entry of a model, either sign
+
+
+@dataclass(frozen=True)
+class Door:
+    """What the replies of one round are held against."""
+
+    model: Arrays  #                    the server's own
+    mark: str
+    asked: Mapping[int, str | None]  #  node -> site, None where its name is not known yet
+    claim: Callable[[int, str], None] = lambda node, site: None  # Refused: not its name to take
+    needs_loss: bool = True
+    limits: Limits = Limits()
+
+    def admit(self, offers: Iterable[Offer]) -> tuple[list[Reply], list[str]]:
+        """The replies that count, one per node and site, and a line for each that does not."""
+        taken: list[Reply] = []
+        refused: list[str] = []
+        for offer in sorted(offers, key=lambda o: o.node):  # not in order of arrival
+            try:
+                if any(offer.node == r.node for r in taken):
+                    raise Refused("it answered this round already")
+                reply = self.check(offer)
+                if any(reply.site == r.site for r in taken):
+                    raise Refused(f"site {reply.site!r} answered this round already")
+                taken.append(reply)
+            except Refused as why:
+                name = self.asked.get(offer.node)
+                refused.append(f"node {offer.node}{f' ({name})' if name else ''}: {why}")
+        return taken, refused
+
+    def check(self, offer: Offer) -> Reply:
+        """One reply, or Refused."""
+        if offer.node not in self.asked:
+            raise Refused("it was not asked in this round")
+        if offer.error is not None:
+            raise Refused(f"it failed: {line(offer.error)}")
+        if offer.mark != self.mark:
+            raise Refused(f"it answers {line(offer.mark)!r}, but this is {self.mark!r}")
+        site = site_name(offer.words)
+        known = self.asked[offer.node]
+        if known is None:
+            self.claim(offer.node, site)
+        elif site != known:
+            raise Refused(f"it says site {site!r}, but this node is {known!r}")
+        count = self._count(offer.numbers)
+        loss = self._loss(offer.numbers)
+        accuracy = number(offer.numbers, "accuracy", 0.0, 1.0)
+        return Reply(offer.node, site, self._model(offer.arrays), count, loss, accuracy)
+
+    def _count(self, numbers: Mapping[str, object]) -> int:
+        count = numbers.get("num-examples")
+        if not isinstance(count, int) or isinstance(count, bool):
+            raise Refused(f"num-examples is {line(count)!r}: it must be a whole number")
+        if not 1 <= count <= self.limits.count:
+            raise Refused(f"num-examples is {line(count)}: it must lie in 1..{self.limits.count}")
+        return count
+
+    def _loss(self, numbers: Mapping[str, object]) -> float | None:
+        loss = number(numbers, "loss", *self.limits.loss)
+        if loss is None and self.needs_loss:
+            raise Refused("it reports no loss, which this strategy needs")
+        return loss
+
+    def _model(self, arrays: Mapping[str, Sent]) -> Arrays:
+        if set(arrays) != set(self.model):
+            missing, extra = set(self.model) - set(arrays), set(arrays) - set(self.model)
+            raise Refused(f"arrays missing: {names(missing)}; not of this model: {names(extra)}")
+        size = sum(len(sent.data) for sent in arrays.values())
+        most = sum(like.nbytes + HEADER for like in self.model.values())
+        if size > most:  # before any of it is read
+            raise Refused(f"{size} bytes: this model takes at most {most}")
+        return {n: read(n, arrays[n], like, self.limits) for n, like in self.model.items()}
+
+
+def bounded(
+    arrays: Sized, numbers: Mapping[str, object], words: Mapping[str, object], most: int
+) -> None:
+    """Refused where a reply has more arrays or entries than any honest one; reads none of them."""
+    if len(arrays) > most:
+        raise Refused(f"it sent {len(arrays)} arrays: this model has {most}")
+    for record, kind in ((numbers, "numbers"), (words, "words")):
+        count = len(record)
+        if count <= ENTRIES:
+            count += sum(len(value) for value in record.values() if isinstance(value, list))
+        if count > ENTRIES:
+            raise Refused(f"it sent {count} {kind}: at most {ENTRIES} are read")
+
+
+def parts(model: Mapping[str, NDArray[Any]]) -> int:
+    """How many pieces a reply with such a model may come in; Flower cuts every 5 MB."""
+    return 16 + 2 * len(model) + sum(a.nbytes for a in model.values()) // 2**20
+
+
+def read(name: str, sent: Sent, like: NDArray[Any], limits: Limits) -> NDArray[Any]:
+    """An array of the same dtype and shape as `like`, finite and in range, or Refused."""
+    if sent.kind != "numpy.ndarray":
+        raise Refused(f"{name} is written as {line(sent.kind)!r}, not as numpy.ndarray")
+    if (sent.dtype, tuple(sent.shape)) != (str(like.dtype), like.shape):
+        said = f"{line(sent.dtype)} {line(tuple(sent.shape))}"
+        raise Refused(f"{name} is {said}, but the model has {like.dtype} {like.shape}")
+    length = int.from_bytes(sent.data[8:10], "little")
+    header, body = sent.data[10 : 10 + length].rstrip(), sent.data[10 + length :]
+    orders = {_header(like, flag): order for flag, order in ((False, "C"), (True, "F"))}
+    if sent.data[:8] != NPY or header not in orders:
+        raise Refused(f"{name}: its bytes do not begin as an array of {like.dtype} {like.shape}")
+    if len(body) != like.nbytes:
+        raise Refused(f"{name}: {len(body)} bytes follow its header, not {like.nbytes}")
+    values = np.frombuffer(body, like.dtype)
+    if like.dtype.kind == "f":
+        if not np.isfinite(values).all():
+            raise Refused(f"{name} has values that are not finite")
+        if values.size and float(np.abs(values).max()) > limits.weight:
+            raise Refused(f"{name} has values beyond {limits.weight:g}")
+    elif values.size and max(-int(values.min()), int(values.max())) > MOST_COUNTED:
+        raise Refused(f"{name} has values beyond {MOST_COUNTED}")
+    if is_statistic(name, like) and values.size and values.min() < 0 and not _signed(name):
+        raise Refused(f"{name} has negative values")
+    return values.reshape(like.shape, order="F" if orders[header] == "F" else "C")
+
+
+def is_statistic(name: str, array: NDArray[Any]) -> bool:
+    """Whether an array is a running statistic or a counter: averaged by size, no part of a change.
+
+    These are the names of PyTorch's normalisation layers; anything that is not a float is counted
+    among them.
+    """
+    last = name.rpartition(".")[2]
+    known = last in ("running_mean", "running_var", "num_batches_tracked")
+    return known or array.dtype.kind != "f"
+
+
+def _signed(name: str) -> bool:
+    """Whether a statistic may be negative: all but a variance and a counter may."""
+    return name.rpartition(".")[2] not in ("running_var", "num_batches_tracked")
+
+
+def _header(like: NDArray[Any], fortran: bool) -> bytes:
+    """The header NumPy writes for such an array, without its padding."""
+    shape = tuple(int(n) for n in like.shape)
+    said = f"{{'descr': {like.dtype.str!r}, 'fortran_order': {fortran}, 'shape': {shape!r}, }}"
+    return said.encode()
+
+
+def site_name(words: Mapping[str, object]) -> str:
+    """The name a site gives itself, or Refused."""
+    site = words.get("site")
+    if not isinstance(site, str) or not SITE.fullmatch(site):
+        rule = "1 to 64 letters, digits, '.', '_' or '-', not beginning with a sign"
+        raise Refused(f"site is {line(site)!r}: give a name of {rule}")
+    return site
+
+
+def number(
+    numbers: Mapping[str, object], key: str, low: float = -math.inf, high: float = math.inf
+) -> float | None:
+    """A finite number in range; None where it is not there; else Refused."""
+    value = numbers.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise Refused(f"{key} is {line(value)!r}: it must be a number")
+    if not low <= value <= high or value in (math.inf, -math.inf):  # also false for nan
+        raise Refused(f"{key} is {line(value)}: it must be finite and lie in {low:g}..{high:g}")
+    return float(value)
+
+
+def names(items: Iterable[str], few: int = 3) -> str:
+    """A few names of many, on one line."""
+    ordered = sorted(items)
+    listed = ", ".join(line(item, 40) for item in ordered[:few])
+    return (listed + (f" and {len(ordered) - few} more" if len(ordered) > few else "")) or "none"
+
+
+def line(value: object, most: int = 100) -> str:
+    """What a stranger sent, fit for one line of a log."""
+    try:
+        text = str(value)[: most + 1]
+    except ValueError:  # longer than Python would print
+        text = "a huge number"
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= most else text[:most] + "..."

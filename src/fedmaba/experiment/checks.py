@@ -1,0 +1,107 @@
+"""All that is wrong with an experiment, in one line, before any data are read. Rarely needs torch.
+
+`config` knows each key by itself; here the words inside a key are read (strategies, partition,
+deployed model, data set) and keys are held against each other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from fedmaba import strategies
+from fedmaba.data import attack, datasets, partition
+from fedmaba.errors import InputError
+from fedmaba.experiment import config
+from fedmaba.strategies import deployed
+
+
+def build(tree: Mapping[str, Any], source: str = "") -> config.Experiment:
+    """A checked experiment; every error of its keys and their words in one line."""
+    found = []
+    try:
+        asked = config.build(tree)
+    except InputError as error:
+        found.append(str(error))
+    found += [problem for problem in _problems(tree) if problem not in found]
+    if found:
+        text = "; ".join(found)
+        raise InputError(f"{source}: {text}" if source else text)
+    return asked
+
+
+def modules(tree: Mapping[str, Any]) -> dict[str, str]:
+    """The module of each strategy and model of an experiment that is not fedmaba's own."""
+    found = {}
+    for spec in _specs(tree):
+        name = spec.partition(":")[0]
+        if name not in strategies.REGISTRY and "." in name:
+            found[f"strategy {name!r}"] = name.rpartition(".")[0]
+    model = tree.get("model")
+    if isinstance(model, str) and ":" in model:
+        found[f"model {model!r}"] = model.partition(":")[0]
+    return found
+
+
+def _specs(tree: Mapping[str, Any]) -> list[str]:
+    """The strategies as they were named, as far as they are words at all."""
+    specs = tree.get("strategies")
+    specs = [specs] if isinstance(specs, str) else specs if isinstance(specs, list) else []
+    return [spec for spec in specs if isinstance(spec, str)]
+
+
+def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with the words, as far as they are words at all."""
+    labels: list[str] = []
+    for spec in _specs(tree):
+        try:
+            labels += [s.label() for s in strategies.parse(spec)]
+        except InputError as error:
+            yield str(error)
+    for label in dict.fromkeys(labels):
+        if labels.count(label) > 1:
+            yield f"strategy {label!r} is listed twice: each row of a table is one"
+    words: dict[str, Callable[[str], object]] = {
+        "server.deploy": deployed.parse,
+        "data.partition": partition.parse,
+        "data.validation": partition.parse_share,
+        "attack.does": attack.parse,
+        "attack.share": partition.parse_share,
+        "data.name": datasets.known,
+        "model": _model,
+    }
+    for name, read in words.items():
+        value = _at(tree, name)
+        number = read is partition.parse_share and isinstance(value, int | float)
+        if isinstance(value, str) or number:
+            try:
+                read(str(value))
+            except InputError as error:
+                yield re.sub("^share ", f"{name}=", str(error))
+    clients, m = (_whole(_at(tree, name)) for name in ("data.clients", "train.participants"))
+    if clients is not None and m is not None and 0 < clients < m:
+        yield f"participants={m}, but clients={clients}: lower it or say 'all'"
+
+
+def _model(name: str) -> None:
+    if name != "mlp":
+        from fedmaba.rows import models
+
+        models.factory(name)
+
+
+def _at(tree: Mapping[str, Any], name: str) -> object:
+    """The value of a key as it was given; None where there is none."""
+    value: object = tree
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _whole(value: object) -> int | None:
+    """A number that came as such or as text."""
+    try:
+        return int(value) if isinstance(value, int | str) else None
+    except ValueError:
+        return None

@@ -1,0 +1,405 @@
+"""What an experiment is, as data: one model for the command line, TOML files and Python.
+
+A key of a TOML file is an option of the command line and the other way round; both say the same
+here once. Imports nothing heavy: `fedmaba --help` reads this.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from fedmaba.errors import InputError, unknown
+from fedmaba.results import files
+
+Count = int | None
+MOST = 10**9  # of anything that is counted
+SEEDS = 10_000  # at most
+KEPT = Path("runs/reproduce")  # where `fedmaba reproduce` keeps its results, unless told
+PRECISION = "float32, tf32, bf16 or float64: tf32 and bf16 are faster on a GPU, and rougher"
+ODD = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # never part of a name
+
+
+def option(default: Any, flag: str, text: str, **limits: Any) -> Any:
+    """A key of the experiment with its command-line flag and help."""
+    return Field(default, description=text, json_schema_extra={"flag": flag}, **limits)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bool(cls, value: object) -> object:
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, bool):  # which would pass for 0 or 1
+                raise ValueError("no key is true or false: give a number or text")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _plain(cls, value: object) -> object:
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and ODD.search(text):
+                raise ValueError("it has control characters or broken text: leave them out")
+        return value
+
+
+def named(value: str | None) -> str | None:
+    """Refuse a folder without a name, which is a shell variable that was never set."""
+    if value is not None and not value.strip():
+        raise ValueError("it is empty: name a folder, or leave it out")
+    return value
+
+
+def text(value: object) -> object:
+    """A share may be given as a number."""
+    return str(value) if isinstance(value, int | float) else value
+
+
+def fraction(value: object) -> object:
+    """5% as 0.05; anything else as it is."""
+    if isinstance(value, str) and value.endswith("%"):
+        with suppress(ValueError):
+            return float(value[:-1]) / 100
+    return value
+
+
+class Data(Section):
+    name: str = option("sample", "--data", "data set, or a file .npz or .csv of one's own")
+    dir: str | None = option(None, "--data-dir", "folder where the data set's files lie")
+    partition: str | None = option(
+        None, "--partition", "how it is split over clients [shards:2, or the file's own]"
+    )
+    clients: Count = option(None, "--clients", "how many clients [100; sample: 20]", ge=1, le=MOST)
+    test: Literal["official", "local"] | None = option(
+        None, "--test", "official test set, or local: a fifth of each client's data"
+    )
+    validation: str = option("0%", "--validation", "share of each client's training data to hold")
+
+    _named = field_validator("dir")(named)
+    _text = field_validator("validation", mode="before")(text)
+
+
+class Train(Section):
+    rounds: int = option(100, "--rounds", "communication rounds", ge=1, le=MOST)
+    participants: int | Literal["all"] = option("all", "--participants", "clients per round")
+    epochs: int = option(1, "--epochs", "local passes over a client's data", ge=1, le=MOST)
+    steps: Count = option(None, "--steps", "local steps instead of whole epochs", ge=1, le=MOST)
+    minibatch: int = option(50, "--minibatch", "examples per local step", ge=1, le=MOST)
+    lr: float = option(0.1, "--lr", "local step size", gt=0, allow_inf_nan=False)
+    lr_decay: float = option(0.999, "--lr-decay", "its factor per round", gt=0, le=1)
+    momentum: float = option(0.0, "--momentum", "of local SGD", ge=0, lt=1)
+    weight_decay: float = option(0.0, "--weight-decay", "of local SGD", ge=0, allow_inf_nan=False)
+
+    @field_validator("steps")
+    @classmethod
+    def _instead(cls, value: int | None, others: ValidationInfo) -> int | None:
+        if value is not None and others.data.get("epochs", 1) != 1:
+            raise ValueError(f"epochs is {others.data['epochs']}, too: give one of them")
+        return value
+
+    @field_validator("participants", mode="wrap")
+    @classmethod
+    def _positive(cls, value: object, read: Callable[[object], int | str]) -> int | str:
+        with suppress(ValueError):
+            found = read(value)
+            if found == "all" or 1 <= int(found) <= MOST:
+                return found
+        raise ValueError("say 'all' or a number of at least 1")
+
+
+class Attack(Section):
+    does: str | None = option(
+        None, "--attack", "what hostile clients do: loss=1e6, loss=x3, labels=flip, update=-1, ..."
+    )
+    share: str = option("10%", "--hostile", "share of clients that do it; figures are of the rest")
+
+    _text = field_validator("share", mode="before")(text)
+
+    @field_validator("share")  # called where it is given, also as what it is by default
+    @classmethod
+    def _some_attack(cls, value: str, others: ValidationInfo) -> str:
+        if others.data.get("does", "") is None:
+            raise ValueError("hostile clients do nothing: say what with --attack, or leave it out")
+        return value
+
+
+class Server(Section):
+    lr: float = option(1.0, "--server-lr", "factor on the server's step", gt=0, allow_inf_nan=False)
+    momentum: float = option(0.0, "--server-momentum", "of the server's step", ge=0, lt=1)
+    deploy: str | None = option(
+        None,
+        "--deploy",
+        "model handed out: last, average, poly:K, ema:B [the strategy's: poly:8, AFL average]",
+    )
+
+
+class Eval(Section):
+    every: int = option(
+        10, "--eval-every", "rounds between evaluations of all clients", ge=1, le=MOST
+    )
+    share: float = option(0.05, "--share", "of clients in 'worst' and 'best', as 5%", gt=0, le=1)
+
+    _fraction = field_validator("share", mode="before")(fraction)
+
+
+class Machine(Section):
+    device: str = option("auto", "--device", "auto, cpu, cuda or cuda:N")
+    dtype: Literal["float32", "tf32", "bf16", "float64"] = option("float32", "--dtype", PRECISION)
+    threads: Count = option(None, "--threads", "CPU cores to use [all]", ge=1, le=1024)
+    chunk: Count = option(None, "--chunk", "clients trained at once [what fits]", ge=1, le=MOST)
+
+    @field_validator("device")
+    @classmethod
+    def _device(cls, value: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,4})?", value):
+            raise ValueError("say auto, cpu, cuda or cuda:N")
+        return value
+
+
+class Save(Section):
+    out: str | None = option(None, "--out", "run folder to write [runs/NAME]")
+    seconds: float = option(60.0, "--checkpoint-seconds", "seconds between checkpoints", gt=0)
+    every: Count = option(None, "--checkpoint-every", "also after so many rounds", ge=1, le=MOST)
+
+    _named = field_validator("out")(named)
+
+
+class Experiment(Section):
+    """Everything that decides the numbers, and where they go."""
+
+    strategies: list[str] = Field(min_length=1, description="name:key=value,... each")
+    seeds: int | list[int] = option(
+        3, "--seeds", "how many, or which: 3-9, or 0,2, or only 2 as 2,"
+    )
+    model: str = option("mlp", "--model", "mlp, cnn, softmax or package.module:factory")
+    data: Data = Data()
+    train: Train = Train()
+    attack: Attack = Attack()
+    server: Server = Server()
+    eval: Eval = Eval()
+    machine: Machine = Machine()
+    save: Save = Save()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older(cls, tree: Any) -> Any:
+        """Whole files of before name the share of hostile clients where there are none, too."""
+        if tree.get("attack") == {"share": "10%"} and cls.model_fields.keys() <= tree.keys():
+            return {key: value for key, value in tree.items() if key != "attack"}
+        return tree
+
+    @field_validator("strategies", mode="before")
+    @classmethod
+    def _one(cls, value: object) -> object:
+        return [value] if isinstance(value, str) else value
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _seeds(cls, value: object) -> object:
+        return _which(value) if isinstance(value, str) else value
+
+    @field_validator("seeds")
+    @classmethod
+    def _some(cls, value: int | list[int]) -> int | list[int]:
+        listed = value if isinstance(value, list) else range(value)
+        few = 0 < (len(value) if isinstance(value, list) else value) <= SEEDS
+        if not few or not 0 <= min(listed) <= max(listed) < 2**63 or len(set(listed)) < len(listed):
+            raise ValueError(
+                f"give at least one seed and at most {SEEDS}, each from 0 to 2**63 - 1, none twice"
+            )
+        return value
+
+    def seed_list(self) -> list[int]:
+        return self.seeds if isinstance(self.seeds, list) else list(range(self.seeds))
+
+
+def _which(text: str) -> int | list[int]:
+    """`3` says how many; `0,2`, `3-9` and `2,` say which."""
+    found: list[int] = []
+    for part in text.strip().removesuffix(",").split(","):
+        ends = re.fullmatch(r"([0-9]{1,99})(-([0-9]{1,99}))?", part.strip())
+        if not ends:
+            raise ValueError("say how many, as 3, or which: 3-9, or 0,2, or only 2 as 2,")
+        first, last = int(ends[1]), int(ends[3] or ends[1])
+        if last < first:
+            raise ValueError(f"{part.strip()} is no range: write {last}-{first}")
+        if len(found) + last - first >= SEEDS:
+            raise ValueError(f"these are too many: name at most {SEEDS}")
+        found += range(first, last + 1)
+    return found if re.search("[,-]", text) else found[0]
+
+
+class Key(NamedTuple):
+    """One option of an experiment."""
+
+    path: tuple[str, ...]  # ("train", "lr")
+    flag: str  #             "--lr"
+    text: str
+    default: object
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.path)
+
+    @property
+    def argument(self) -> str:
+        """The option as a Python keyword: lr, data, eval_every."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+def options(section: type[BaseModel] = Experiment, path: tuple[str, ...] = ()) -> Iterator[Key]:
+    """Every option, in order."""
+    for name, f in section.model_fields.items():
+        if isinstance(f.default, Section):
+            yield from options(type(f.default), (*path, name))
+        elif isinstance(f.json_schema_extra, dict):
+            flag = str(f.json_schema_extra["flag"])
+            yield Key((*path, name), flag, f.description or "", f.default)
+
+
+def build(tree: Mapping[str, Any], source: str = "") -> Experiment:
+    """A checked experiment; every error of the configuration in one line."""
+    try:
+        return Experiment.model_validate(dict(tree))
+    except ValidationError as error:
+        found = "; ".join(_explain(e) for e in error.errors())
+        raise InputError(f"{source}: {found}" if source else found) from None
+
+
+def machine(device: str, dtype: str) -> Machine:
+    """Where and how precisely to compute."""
+    return build({"strategies": ["fedavg"], "machine": {"device": device, "dtype": dtype}}).machine
+
+
+def seeds(text: str) -> int | list[int]:
+    """How many seeds, or which."""
+    return build({"strategies": ["fedavg"], "seeds": text}).seeds
+
+
+def put(tree: dict[str, Any], name: str, value: object) -> None:
+    """Set `section.key` in a tree."""
+    *sections, last = name.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise InputError(f"{name}: {section} is not a section")
+    tree[last] = value
+
+
+def load(path: Path, links: bool = True) -> dict[str, Any]:
+    """The tree of a TOML file; one that lies in a run folder is not read through a link."""
+    try:
+        return files.parse_toml(files.read(path, files.TOML_BYTES, links))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}: name an experiment file (TOML)") from error
+    except ValueError as error:
+        raise InputError(f"{path} is not TOML: {error}") from error
+
+
+def what(experiment: Experiment) -> dict[str, Any]:
+    """The experiment without what cannot change its numbers."""
+    tree = experiment.model_dump()
+    del tree["save"]
+    tree["data"].pop("dir")
+    tree["machine"].pop("threads")
+    return tree
+
+
+def edits(
+    there: Mapping[str, Any], here: Mapping[str, Any], head: str = ""
+) -> dict[str, tuple[object, object]]:
+    """The keys in which two trees differ, as they are there and here.
+
+    A key that is not there came with a newer version: there, it had what is now the default.
+    """
+    usual = {key.name: key.default for key in options()}
+    found: dict[str, tuple[object, object]] = {}
+    for key, value in here.items():
+        if isinstance(value, dict):
+            inner = there.get(key, {})
+            found |= edits(inner if isinstance(inner, dict) else {}, value, f"{key}.")
+        elif (was := there.get(key, usual.get(head + key))) != value:
+            found[head + key] = (was, value)
+    return found
+
+
+def edited(file: Path, found: Mapping[str, tuple[object, object]]) -> str:
+    """The line on an experiment that is not the one a run was begun with."""
+    said = "; ".join(f"{key} was {was}, now {now}" for key, (was, now) in found.items())
+    return f"{file} was edited since the run was begun ({said}): restore it"
+
+
+def dump(experiment: Experiment) -> str:
+    """The experiment as TOML; reads back as an equal one."""
+    tree = experiment.model_dump(exclude_none=True)
+    if experiment.attack.does is None:
+        del tree["attack"]
+    lines = [f"{k} = {_toml(v)}" for k, v in tree.items() if not isinstance(v, dict)]
+    for name, section in tree.items():
+        if isinstance(section, dict):
+            lines += ["", f"[{name}]", *(f"{k} = {_toml(v)}" for k, v in section.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        plain = all(c.isprintable() for c in value)
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        if not plain:
+            escaped = "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in escaped)
+        return f'"{escaped}"'
+    return repr(value)
+
+
+def _explain(error: Any) -> str:
+    """One pydantic error as value, rule, remedy."""
+    section: type[BaseModel] = Experiment
+    where: list[str] = []
+    for part in map(str, error["loc"]):  # up to the key: what follows is which form was tried
+        where.append(part)
+        inner = section.model_fields[part].default if part in section.model_fields else None
+        if not isinstance(inner, Section):
+            break
+        section = type(inner)
+    name, given = ".".join(where), _typed(error["input"])
+    if error["type"] == "extra_forbidden":
+        same = [key.name for key in options() if where[-1] in (key.path[-1], key.argument)]
+        if same:  # it stands in another section
+            return f"unknown key {name!r}: did you mean {' or '.join(map(repr, same))}?"
+        head = "".join(f"{part}." for part in where[:-1])
+        return str(unknown("key", where[-1], section.model_fields, head))
+    if error["type"] in ("missing", "too_short"):
+        return f"{name} is missing: name at least one strategy"
+    if error["type"] == "model_type":
+        return f"{name}={given}: {name} is a section: write [{name}] with keys below it"
+    rule = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "it should")
+    return f"{name}={given}: {rule}"
+
+
+def _typed(value: object) -> str:
+    """A value as the user typed it: a number without quotes, also where it came as text."""
+    text = repr(value)
+    if isinstance(value, str):
+        with suppress(ValueError):
+            float(value)
+            text = value
+    return text if len(text) < 100 else f"{text[:80]}..."

@@ -1,0 +1,627 @@
+"""From an experiment to its numbers: data, runs, rounds, checkpoints, resume.
+
+The one place where configuration, engine and record meet. `Session.rounds` is a generator, so a
+progress display is its consumer's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedmaba
+from fedmaba import stop, strategies
+from fedmaba.data import attack, datasets, partition, published
+from fedmaba.data.federation import Federation, attacked
+from fedmaba.errors import FedmabaError, InputError, unknown
+from fedmaba.experiment import checks, config
+from fedmaba.experiment.config import Experiment
+from fedmaba.results import files, run_folder, schema
+from fedmaba.results.arrays import Arrays, pack
+from fedmaba.results.history import History, RunHistory
+from fedmaba.rows import LossFn, models
+from fedmaba.simulation import distributed, engine
+from fedmaba.simulation.local_training import MetricFn
+from fedmaba.strategies import deployed
+from fedmaba.strategies.base import Strategy
+from fedmaba.user_code import look_here, marks, sources
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a caller in Python brings along instead of a name."""
+
+    data: datasets.Dataset | Federation | None = None
+    model: models.Factory | None = None
+    loss: LossFn | None = None
+    metric: MetricFn | None = None
+
+
+@dataclass
+class Session:
+    """An experiment in progress."""
+
+    experiment: Experiment
+    batch: engine.Batch
+    history: History
+    data: datasets.Dataset  # as it was read: those of the batch may have flipped labels beside it
+    folder: run_folder.Folder | None = None
+    notes: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)  # found and made good: said even when quiet
+    marks: dict[str, str] = field(default_factory=dict)  # of the user's own code
+    python: bool = False  # whether only a call in Python can say what it is made of
+    stopped: bool = False
+    written: int = 0  # rounds that rounds.jsonl tells of
+    timing: list[dict[str, object]] = field(default_factory=list)  # of those it does not yet
+    _made: dict[str, Any] | None = None
+
+    def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
+        """Simulate, recording and checkpointing along the way, until done or told to stop."""
+        save, at, folder = self.experiment.save, self.batch.progress, self.folder
+        begun = saved = time.monotonic()
+        try:
+            for snapshot in engine.simulate(self.batch):
+                self.history.add(snapshot)
+                if folder is not None:
+                    now = time.monotonic()
+                    self.timing.append({"round": at.round, "seconds": round(now - begun, 4)})
+                    begun = now
+                    if snapshot.evaluations is not None:
+                        self._write_rounds(folder)
+                    due = save.every is not None and at.round % save.every == 0
+                    if due or now - saved > save.seconds:
+                        self.checkpoint(folder)
+                        saved = time.monotonic()
+                yield snapshot
+                if self.batch.ranks.any(stop()) and at.round < self.batch.plan.rounds:
+                    if folder is not None:
+                        self.checkpoint(folder)
+                    self.stopped = True
+                    return
+            if folder is not None:
+                self._write_rounds(folder)
+                folder.finish(self.history, self.models(), self.made())
+        finally:
+            self.close()
+
+    def _write_rounds(self, folder: run_folder.Folder) -> None:
+        folder.append_rounds(self.history, self.written)
+        folder.append_timing(self.timing)
+        self.written, self.timing = self.batch.progress.round, []
+
+    def checkpoint(self, folder: run_folder.Folder) -> None:
+        """Save all that is needed to go on."""
+        self._write_rounds(folder)
+        at = self.batch.progress
+        folder.save(at.round, at.arrays(), self.meta(), self.history)
+
+    def meta(self) -> dict[str, Any]:
+        """What a checkpoint says beside arrays."""
+        at, layout = self.batch.progress, self.batch.rows.layout
+        named = zip(layout.names, layout.natural, strict=True)
+        return {
+            "chunk": at.chunk,
+            "diverged": at.diverged,
+            "weights": [f"{name} {tuple(shape)}" for name, shape in named],
+            "order": str(sorted(layout.forms.items())),
+            "made": self.made(),
+        }
+
+    def made(self) -> dict[str, Any]:
+        """What decides the numbers: the experiment, its data and who owns which of them."""
+        if self._made is None:
+            data = self.batch.runs[0].federation.data.sha256()
+            asked = json.loads(json.dumps(config.what(self.experiment)))
+            self._made = {"asked": asked, "data": data, "partition": _partition(self)}
+        return self._made
+
+    def restore(self, arrays: Arrays, meta: dict[str, Any], out: Path) -> None:
+        """Go back to where a checkpoint was taken, if it is of these runs."""
+        self._fits(meta, out)
+        history = run_folder.history_of(arrays, meta, out / "checkpoint")
+        wrong = self.batch.progress.misfit(arrays, meta, self.batch.plan.rounds)
+        if not wrong and [(r.label, r.seed, r.n_clients) for r in history.runs] != [
+            (r.label, r.seed, r.n_clients) for r in self.history.runs
+        ]:
+            wrong = "other runs"
+        if wrong:
+            raise InputError(
+                f"{out}: its newest checkpoint is not of this experiment ({wrong}): restore it, or "
+                "choose another --out"
+            )
+        self.batch.progress.restore(arrays, meta)
+        self.history = history
+
+    def _fits(self, meta: Mapping[str, Any], out: Path) -> None:
+        """Refuse a checkpoint whose numbers would be taken for other weights."""
+        told, mine = meta.get("weights"), self.meta()
+        told = told if isinstance(told, list) else []
+        for was, now in zip_longest(told, mine["weights"], fillvalue="nothing"):
+            if was != now:
+                raise InputError(
+                    f"{out} was begun with another model ({was}; now {now}): restore it, or "
+                    "begin another run in another folder"
+                )
+        if meta.get("order") != mine["order"]:
+            raise InputError(
+                f"{out} was begun on a device that keeps weights in another order: go on there, or "
+                "begin another run in another folder"
+            )
+
+    def models(self) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
+        """Named weights of every run's last, deployed and best model."""
+        at, layout = self.batch.progress, self.batch.rows.layout
+        out = {}
+        for d, (run, r) in enumerate(zip(self.history.runs, at.owner, strict=True)):
+            name = run_folder.run_id(d, run.label, run.seed)
+            flat = {"last": at.model[r], "deployed": at.deployed[d], "best": at.best[r]}
+            for kind, weights in flat.items():
+                named = layout.unpack(weights)
+                out[f"{name}-{kind}"] = {key: w.cpu().numpy() for key, w in named.items()}
+        return out
+
+    def close(self) -> None:
+        self.batch.workers.close()
+        if self.folder is not None:
+            self.folder.close()
+
+
+def prepare(
+    experiment: Experiment,
+    own: Own | None = None,
+    listed: Sequence[Strategy] | None = None,
+    chosen: Sequence[tuple[Strategy, int, str | None]] | None = None,
+) -> Session:
+    """Everything checked and loaded, nothing written.
+
+    `chosen` names the runs one by one (strategy, seed, deployed model) instead of every strategy
+    with every seed.
+    """
+    called, own = own is not None, own or Own()
+    if listed is None:
+        listed = [s for spec in experiment.strategies for s in strategies.parse(spec)]
+    labels = [s.label() for s in listed]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise InputError(f"strategy {label!r} is listed twice: each row of a table is one")
+    if experiment.server.deploy is not None:
+        deployed.parse(experiment.server.deploy)
+    does, share = _attack(experiment.attack)
+    make = own.model or models.factory(experiment.model)
+    federations = _federations(experiment, own)
+    data = next(iter(federations.values())).data
+    if does is not None:
+        federations = attacked(federations, does, share)
+    if chosen is None:
+        chosen = [(s, seed, experiment.server.deploy) for s in listed for seed in federations]
+    rules: dict[tuple[int, int], list[str]] = {}  # of one strategy and seed: trained once
+    for s, seed, deploy in chosen:
+        rules.setdefault((listed.index(s), seed), []).append(deploy or s.deploy)
+    runs = [
+        engine.Run(listed[i], seed, federations[seed], tuple(deploy))
+        for (i, seed), deploy in rules.items()
+    ]
+    together = distributed.join()
+    if together.count > 1:
+        together.alike(_identity(experiment, federations))
+    batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric, together)
+    tables = [
+        RunHistory(run.strategy.label(), run.seed, rule, run.federation.test.size)
+        for run, rule in batch.handed_out
+    ]
+    history = History(tables, experiment.eval.share)
+    notes = [f"model: {batch.rows.path}"]
+    if together.count > 1:
+        notes.append(f"ranks: {together.count}")
+    if (lies := runs[0].federation.hostile) is not None:
+        notes.append(
+            f"hostile: {lies.who.sum()} of {len(lies.who)} clients ({experiment.attack.does}); "
+            "figures are of the others"
+        )
+    things = {"model": make, "loss": own.loss, "metric": own.metric}
+    code = marks({what: thing for what, thing in things.items() if thing is not None})
+    custom = marks({f"strategy {s.name}": type(s) for s in listed})
+    common = _common(experiment, own, data)
+    for table, (run, _) in zip(tables, batch.handed_out, strict=True):
+        parts = [common, code, custom.get(f"strategy {run.strategy.name}")]
+        table.of = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+    python = called and (own != Own() or bool(custom))  # those are told by their short names
+    return Session(experiment, batch, history, data, None, notes, [], code | custom, python)
+
+
+def _common(experiment: Experiment, own: Own, data: datasets.Dataset) -> list[object]:
+    """What the runs of a strategy have in common: all that decides their numbers but the seed."""
+    tree = config.what(experiment)
+    del tree["strategies"], tree["seeds"], tree["eval"]["share"]
+    tree["machine"] = tree["machine"]["dtype"]
+    fixed = own.data is None and not data.name.endswith((".npz", ".csv"))  # its name says it all
+    split = own.data.split.sha256() if isinstance(own.data, Federation) else ""
+    return [tree, "" if fixed else data.sha256(), split]
+
+
+def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:
+    """What hostile clients do, and their share."""
+    does = None if asked.does is None else attack.parse(asked.does)
+    return does, partition.parse_share(asked.share)
+
+
+def begin(session: Session, out: Path, command: Sequence[str] = ()) -> None:
+    """Take the run folder: fresh, or where the same experiment stopped. Only rank 0 touches it."""
+    together, at = session.batch.ranks, session.batch.progress
+    if together.rank == 0:
+        saved = _take(session, out, command)
+        together.tell(b"" if saved is None or together.count == 1 else b"".join(pack(*saved)))
+    elif body := together.tell():
+        saved = run_folder.unpack(body)
+        at.restore(*saved)
+        session.history = run_folder.history_of(*saved, out / "checkpoint")
+    at.chunk = int(together.tell(str(at.chunk).encode()))
+
+
+def _take(
+    session: Session, out: Path, command: Sequence[str]
+) -> tuple[Arrays, dict[str, Any]] | None:
+    """Make the folder this process's own; the checkpoint that it goes on from."""
+    longest = max((run.label for run in session.history.runs), key=len)
+    if len(longest) > schema.LABEL or len(session.history.runs) > schema.RUNS:
+        raise InputError(
+            f"{len(session.history.runs):,} runs, labels of up to {len(longest):,} characters: a "
+            f"folder holds at most {schema.RUNS:,} runs, with labels of {schema.LABEL:,}"
+        )
+    _allowed(session.experiment, out)
+    session.folder = run_folder.Folder(out)
+    try:
+        _allowed(session.experiment, out)  # again: until now another process could change it
+        if run_folder.checkpoints(out):
+            return _restore(session, session.folder, out)
+        _found(session, session.folder, command)
+        return None
+    except BaseException:
+        session.close()
+        raise
+
+
+def _allowed(experiment: Experiment, out: Path) -> None:
+    """Refuse a folder that holds something else, or this and finished."""
+    file = out / run_folder.FIRST
+    try:
+        if run_folder.foreign(out):
+            raise InputError(f"{out} exists and is no run folder: choose another --out")
+        begun = files.there(file)
+    except OSError as error:
+        raise InputError(f"{out}: {error.strerror}: choose another --out") from error
+    there = config.build(config.load(file, links=False), str(file)) if begun else experiment
+    if other := ", ".join(config.edits(config.what(there), config.what(experiment))):
+        raise InputError(f"{out} holds another experiment, in {other}: choose another --out")
+    if begun and files.there(out / "runs.json"):
+        raise InputError(
+            f"{out} holds this experiment, finished: see `fedmaba table {out}`, or choose "
+            "another --out"
+        )
+
+
+def _found(session: Session, folder: run_folder.Folder, command: Sequence[str]) -> None:
+    """Write what a run folder holds from the first moment."""
+    with suppress(InputError):  # begun before: with the same chunks, so the same bits
+        before = run_folder.load_about(folder.path)
+        session.batch.progress.chunk = before.get("chunk", session.batch.progress.chunk)
+        command = command or before.get("command", command)
+    folder.write(run_folder.FIRST, config.dump(session.experiment).encode())
+    folder.write_json("about.json", _about(session, command))
+    folder.write_npz("partition.npz", _splits(session))
+
+
+def _splits(session: Session) -> Arrays:
+    """Which examples each client has, and its label counts, by seed."""
+    arrays: Arrays = {}
+    for run in session.batch.runs:
+        for name, value in run.federation.split.to_arrays().items():
+            arrays[f"seed{run.seed}.{name}"] = value
+        if (labels := run.federation.labels()) is not None:
+            arrays[f"seed{run.seed}.labels"] = labels
+    return arrays
+
+
+def resume(out: Path, trust: bool = False) -> Session:
+    """The experiment of a run folder, where it stopped; modules that it names want `trust`."""
+    source = out / run_folder.FIRST
+    if not published.is_file(source):
+        raise InputError(f"{out} is no run folder: name one that fedmaba wrote")
+    if (out / "runs.json").exists():
+        with suppress(FedmabaError):  # a process may have died before it had tidied up
+            folder = run_folder.Folder(out)
+            folder.forget()
+            folder.close()
+        raise InputError(f"{out} is finished: see `fedmaba table {out}`")
+    if run_folder.load_about(out).get("python"):
+        raise InputError(
+            f"{out} was begun in Python, with more than names: {run_folder.to_go_on(out)}"
+        )
+    asked = config.build(config.load(source), str(source))
+    if named := checks.modules(asked.model_dump()):
+        if not trust:
+            raise InputError(
+                f"{out} names code that is not fedmaba's: {sources(named)}: look at it, then say "
+                f"fedmaba resume {out} --trust"
+            )
+        look_here()
+    session = prepare(asked)
+    begin(session, out)
+    return session
+
+
+def _restore(
+    session: Session, folder: run_folder.Folder, out: Path
+) -> tuple[Arrays, dict[str, Any]]:
+    arrays, meta, damaged = run_folder.load_checkpoint(out)
+    about = run_folder.load_about(out)
+    if not about:
+        raise InputError(f"{out / 'about.json'} is not there: restore it, or choose another --out")
+    _same_experiment(session, meta, about, out)
+    session.restore(arrays, meta, out)
+    _same_code(session, about, out)
+    session.written = meta["round"]
+    if folder.renew_rounds(session.history):
+        session.faults.append(f"{out / 'rounds.jsonl'} was damaged: written anew")
+    if folder.renew_npz("partition.npz", _splits(session)):
+        session.faults.append(f"{out / 'partition.npz'} was damaged: written anew")
+    wrote = about.get("versions", {}).get("torch")
+    if wrote != torch.__version__:
+        session.faults.append(f"begun with torch {wrote}: bits may differ from here on")
+    session.faults += damaged
+    session.notes.append(f"resumed after round {meta['round']}")
+    return arrays, meta
+
+
+def _same_experiment(
+    session: Session, meta: Mapping[str, Any], about: Mapping[str, Any], out: Path
+) -> None:
+    """Refuse to go on where the experiment, the data or the partition are not those of before."""
+    mine = session.made()
+    told = {"data": about.get("data", {}).get("sha256"), "partition": about.get("partition")}
+    made = meta.get("made")
+    if made is None:
+        session.faults.append(
+            f"{out}: its checkpoint is of an earlier version, which did not note the experiment: "
+            "whether experiment.toml was edited since cannot be told"
+        )
+        made = {**mine, **told}
+    elif about.get("digest") in (None, _digest(mine)):
+        alike(session, meta, out)
+    elif edits := config.edits(made["asked"], mine["asked"]):
+        raise InputError(f"{config.edited(out / run_folder.FIRST, edits)}, or choose another --out")
+    if made["data"] != mine["data"]:
+        raise InputError(f"the data differ from those {out} was begun with: restore them")
+    if made["partition"] != mine["partition"]:
+        raise InputError(
+            f"the clients' examples are divided otherwise than when {out} was begun: restore the "
+            "split, or choose another --out"
+        )
+    if about.get("digest", _digest(mine)) != _digest(mine) or told != {k: mine[k] for k in told}:
+        raise InputError(
+            f"{out / 'about.json'} is not that of this run: restore it, or choose another --out"
+        )
+
+
+def alike(session: Session, meta: Mapping[str, Any], out: Path, apart: str = "") -> None:
+    """Refuse a checkpoint that was made of something else, one section of its options apart."""
+    made, mine = meta.get("made"), session.made()
+    if made is None:  # of an earlier version
+        return
+    other = [
+        key for key in config.edits(made["asked"], mine["asked"]) if key.split(".")[0] != apart
+    ]
+    other += [key for key in ("data", "partition") if made[key] != mine[key]]
+    if other:
+        raise InputError(
+            f"{out}: its newest checkpoint is not of this experiment ({', '.join(other)}): restore "
+            "it, or choose another --out"
+        )
+
+
+def _same_code(session: Session, about: Mapping[str, Any], out: Path) -> None:
+    """Refuse other code of the user's than a run was begun with."""
+    told, mine = about.get("own"), session.marks
+    if told is None:
+        return
+    wrote = about.get("versions", {}).get("python", "")
+    same = wrote.split(".")[:2] == platform.python_version().split(".")[:2]
+    for what in sorted({*told, *mine}):
+        was, now = told.get(what, "none"), mine.get(what, "none")
+        if was != now if same else was.split(" ")[0] != now.split(" ")[0]:  # else other bytecode
+            raise InputError(
+                f"{out} was begun with another {what} ({was}; now {now}): restore it, or choose "
+                "another --out"
+            )
+
+
+def _federations(experiment: Experiment, own: Own) -> dict[int, Federation]:
+    """The clients of each seed."""
+    seeds, asked = experiment.seed_list(), experiment.data
+    if isinstance(own.data, Federation):
+        for key in ("partition", "clients", "test", "validation", "dir"):
+            if (value := getattr(asked, key)) != config.Data.model_fields[key].default:
+                raise InputError(
+                    f"{key}={value!r}: a Federation is split already: leave it out, or give arrays"
+                )
+        return dict.fromkeys(seeds, own.data)
+    folder = None if asked.dir is None else Path(asked.dir)
+    data = own.data or datasets.load(asked.name, folder)
+    given = data.client is not None
+    spec = asked.partition or ("given" if given else "shards:2")
+    clients = asked.clients
+    if clients is None and spec != "given":
+        clients = 20 if data.name == "sample" else 100
+    test = asked.test or ("official" if data.n_train < len(data.x) else "local")
+    share = partition.parse_share(asked.validation)
+    return {
+        seed: Federation.make(data, spec, clients, seed, test=test, validation=share)
+        for seed in seeds
+    }
+
+
+def _plan(experiment: Experiment) -> engine.Plan:
+    train, server, machine = experiment.train, experiment.server, experiment.machine
+    return engine.Plan(
+        rounds=train.rounds,
+        participants=None if train.participants == "all" else int(train.participants),
+        epochs=train.epochs,
+        steps=train.steps,
+        minibatch=train.minibatch,
+        lr=train.lr,
+        lr_decay=train.lr_decay,
+        optimiser=engine.Optimiser(momentum=train.momentum, weight_decay=train.weight_decay),
+        server_lr=server.lr,
+        server_momentum=server.momentum,
+        eval_every=experiment.eval.every,
+        dtype=machine.dtype,
+        device=machine.device,
+        chunk=machine.chunk,
+        threads=machine.threads,
+    )
+
+
+def _digest(made: Mapping[str, Any]) -> str:
+    """The SHA-256 of what decides the numbers."""
+    return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
+
+
+def _identity(experiment: Experiment, federations: dict[int, Federation]) -> str:
+    """All that ranks must have in common."""
+    versions = [fedmaba.__version__, torch.__version__, np.__version__, torch.cuda.is_available()]
+    splits = [fed.split.sha256() for fed in federations.values()]
+    data = next(iter(federations.values())).data.sha256()
+    return json.dumps([versions, config.what(experiment), data, splits])
+
+
+def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
+    batch = session.batch
+    data = batch.runs[0].federation.data
+    return {
+        "command": list(command),
+        "repeat": "the Python call that began it, with another out"
+        if session.python
+        else "fedmaba run experiment.toml --out NEW",
+        "python": session.python,
+        "own": session.marks,
+        "seeds": session.experiment.seed_list(),
+        "data": {
+            "name": data.name,
+            "sha256": data.sha256(),
+            "classes": list(data.classes),
+            "clients": list(batch.runs[0].federation.client_names()),
+        },
+        "partition": _partition(session),
+        "digest": _digest(session.made()),
+        "hostile": {
+            str(run.seed): np.flatnonzero(lies.who).tolist()
+            for run in batch.runs
+            if (lies := run.federation.hostile) is not None
+        },
+        "model": {"path": batch.rows.path, "parameters": _parameters(batch)},
+        "ranks": batch.ranks.count,
+        "chunk": batch.progress.chunk,
+        **made_with(batch),
+    }
+
+
+def made_with(batch: engine.Batch) -> dict[str, object]:
+    """The device and the versions that a result comes from."""
+    device, cuda = batch.pool.x.device, batch.pool.x.is_cuda
+    return {
+        "device": torch.cuda.get_device_name(device) if cuda else platform.machine() or "cpu",
+        "versions": {
+            "fedmaba": fedmaba.__version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "torch": torch.__version__,
+        },
+    }
+
+
+def _partition(session: Session) -> dict[str, str]:
+    """The digest of who owns which examples, by seed."""
+    return {str(run.seed): run.federation.split.sha256() for run in session.batch.runs}
+
+
+def _parameters(batch: engine.Batch) -> int:
+    return sum(shape.numel() for shape in batch.rows.layout.shapes)
+
+
+def compare(
+    strategies: Sequence[str | Strategy] | str | Strategy,
+    *,
+    data: str | Path | datasets.Dataset | Federation = "sample",
+    model: str | models.Factory = "mlp",
+    loss: LossFn | None = None,
+    metric: MetricFn | None = None,
+    out: str | Path | None = None,
+    **options: Any,
+) -> History:
+    """Run strategies on a federation and return their history.
+
+    Options are those of `fedmaba compare`, with underscores: rounds=40, clients=20, lr=0.05.
+    """
+    if isinstance(strategies, str | Strategy | type):
+        strategies = [strategies]
+    if not isinstance(strategies, Iterable):
+        raise InputError(f"{strategies!r} is no list of strategies: name them, as ['fedavg']")
+    listed = [s for item in strategies for s in _listed(item)]
+    flags = {key.argument: key for key in config.options()}
+    tree: dict[str, Any] = {"strategies": [s.label() for s in listed]}
+    data = str(data) if isinstance(data, Path) else data
+    if not isinstance(data, str | datasets.Dataset | Federation):
+        raise InputError(
+            f"data of type {type(data).__name__}: give a name, a file, or "
+            "fedmaba.Federation.from_arrays(x, y, client)"
+        )
+    own = Own(
+        data=None if isinstance(data, str) else data,
+        model=None if isinstance(model, str) else model,
+        loss=loss,
+        metric=metric,
+    )
+    tree["model"] = model if isinstance(model, str) else getattr(model, "__name__", "own")
+    config.put(tree, "data.name", data if isinstance(data, str) else "own")
+    for name, value in options.items():
+        if name not in flags:
+            raise unknown("option", name, flags)
+        config.put(tree, flags[name].name, value)
+    session = prepare(config.build(tree), own, listed)
+    if out is not None:
+        begin(session, Path(out))
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    numbers = [signal.SIGINT] if out is not None and usual else []  # else nothing to save, or the
+    with stop.after_the_round(_say, numbers) as asked:  # caller has a handler of its own
+        for _ in session.rounds(asked):
+            pass
+    if session.stopped or asked():  # also in the last round: whoever calls this in a loop must end
+        done = session.batch.progress.round
+        more = "the same call goes on" if session.stopped else "it is complete"
+        raise KeyboardInterrupt(f"stopped after round {done}, saved in {out}: {more}")
+    return session.history
+
+
+def _say(text: str) -> None:
+    print(f"fedmaba: {text}", file=sys.stderr, flush=True)
+
+
+def _listed(item: object) -> list[Strategy]:
+    if isinstance(item, type) and issubclass(item, Strategy):
+        raise InputError(f"{item.__name__} is a class: write {item.__name__}(), or its name")
+    if not isinstance(item, str | Strategy):
+        raise InputError(f"{item!r} is no strategy: give a name, or an object as fedmaba.FedMABA()")
+    return strategies.parse(item) if isinstance(item, str) else [item]

@@ -1,0 +1,245 @@
+"""Histories in compact form: how many test images of each client were right, at each evaluation.
+
+One NPZ file per batch of runs: what was run, where and how long (`about`, JSON as bytes), and for
+each model the counts (runs, evaluations, clients), as differences from one evaluation to the next.
+Accuracy and every figure derived from it come back exactly; losses and weights are not kept.
+No torch.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmaba.errors import InputError
+from fedmaba.reproduction import targets
+from fedmaba.reproduction.targets import Key
+from fedmaba.results import arrays as packing
+from fedmaba.results import files, run_folder, schema
+from fedmaba.results.arrays import Arrays
+from fedmaba.results.history import Column, History, RunHistory, increasing
+from fedmaba.results.selection import of_deploy
+
+MODELS = ("last", "deployed", "last_validation")
+TABLES = ("evaluated", "length", "test_size", "validation_size", *MODELS)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The content of one file; its tables are read when first asked for."""
+
+    path: Path
+    about: dict[str, Any]
+    digest: str  # of the settings
+    keys: tuple[Key, ...]
+
+    @cached_property
+    def runs(self) -> dict[Key, RunHistory]:
+        told = self.about["runs"]
+        with _refusing(self.path):
+            arrays = packing.read_npz(self.path, TABLES, partial(_whole, len(told)), missing=True)
+            _sound(arrays)
+            return {key: _run(told[r], r, arrays) for r, key in enumerate(self.keys)}
+
+
+class Size(NamedTuple):
+    """What a target takes, and how much of it is there."""
+
+    name: str
+    title: str
+    runs: int
+    held: int  #    of the runs
+    updates: int  # of clients, in all runs
+
+
+def write(
+    path: Path,
+    runs: Sequence[RunHistory],
+    validation: Sequence[NDArray[np.int64]],  # examples of each client, by run
+    about: dict[str, Any],
+) -> None:
+    """Save a finished batch, whole or not at all."""
+    about = {
+        "format": 1,
+        **about,
+        "runs": [
+            {"label": r.label, "seed": r.seed, "deploy": r.deploy, "diverged": r.diverged}
+            for r in runs
+        ],
+    }
+    longest = max(runs, key=lambda r: len(r.tables.get("evaluated", [])))
+    evaluated = np.asarray(longest.tables.get("evaluated", []), np.int32)
+    text = json.dumps(about, indent=1, allow_nan=False).encode()
+    arrays: Arrays = {
+        "about": np.frombuffer(text, np.uint8),
+        "evaluated": evaluated,
+        "length": np.array([len(r.tables.get("evaluated", [])) for r in runs], np.int32),
+        "test_size": np.stack([r.test_size for r in runs]).astype(np.int32),
+    }
+    if any(size.sum() for size in validation):
+        arrays["validation_size"] = np.stack(validation).astype(np.int32)
+    for model in MODELS:
+        if any(f"{model}.accuracy" in run.tables for run in runs):
+            size = arrays["validation_size" if "validation" in model else "test_size"]
+            arrays[model] = _pack(model, runs, size, len(evaluated))
+    content = packing.npz(arrays, zipfile.ZIP_LZMA)
+    run_folder.write_file(path, content, remedy="fix it, or choose another --out")
+
+
+def _pack(
+    model: str, runs: Sequence[RunHistory], size: NDArray[np.int32], length: int
+) -> NDArray[Any]:
+    """Counts as differences; modulo arithmetic of small unsigned numbers brings them back."""
+    kind = np.min_scalar_type(int(size.max()))  # the smallest unsigned one
+    counts = np.zeros((len(runs), length, size.shape[1]), kind)
+    for r, run in enumerate(runs):
+        accuracy = np.asarray(run.tables.get(f"{model}.accuracy", []), np.float64)
+        if len(accuracy):
+            right = np.rint(np.nan_to_num(accuracy) * size[r])
+            counts[r, : len(right)] = right
+            counts[r, len(right) :] = right[-1]
+    counts[:, 1:] -= counts[:, :-1].copy()
+    return counts
+
+
+def read(path: Path) -> Batch:
+    """One file; refused if it is not what `write` writes."""
+    with _refusing(path):
+        text = packing.read_npz(path, ["about"], _words)["about"].tobytes()
+        about = schema.check(schema.Archive, files.parse_json(text))
+        keys = tuple(Key(run["label"], run["seed"], run["deploy"]) for run in about["runs"])
+        if len(set(keys)) < len(keys):
+            raise ValueError("it holds a run twice")
+        return Batch(path, about, targets.digest(about["settings"]), keys)
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Anything unexpected in a file is one line."""
+    try:
+        yield
+    except packing.UNREADABLE as error:
+        raise InputError(
+            f"{path} is no file of `fedmaba reproduce` ({run_folder.reason(error)}): take it "
+            "away, or restore it"
+        ) from error
+
+
+def _words(declared: Mapping[str, packing.Declared]) -> None:
+    """Refuse words that are no bytes, or too many."""
+    dtype, shape = declared["about"]
+    if dtype != np.uint8 or len(shape) != 1 or shape[0] > files.JSON_BYTES:
+        raise ValueError(f"about is {dtype} of shape {shape}")
+
+
+def _whole(runs: int, declared: Mapping[str, packing.Declared]) -> None:
+    """Refuse tables that do not belong together, by their types and shapes alone."""
+    for name in ("evaluated", "length", "test_size"):
+        if name not in declared:
+            raise ValueError(f"it lacks {name!r}")
+    dimensions = {"evaluated": 1, "length": 1, "test_size": 2, "validation_size": 2}
+    for name, (dtype, shape) in declared.items():
+        if dtype.kind not in ("u" if name in MODELS else "iu"):
+            raise ValueError(f"{name} is {dtype}")
+        if len(shape) != dimensions.get(name, 3):
+            raise ValueError(f"{name} is of shape {shape}")
+    evaluations, clients = declared["evaluated"].shape[0], declared["test_size"].shape[-1]
+    if not clients:
+        raise ValueError("it has no clients")
+    fitting: dict[str, tuple[int, ...]] = {"evaluated": (evaluations,), "length": (runs,)}
+    fitting |= dict.fromkeys(("test_size", "validation_size"), (runs, clients))
+    for name, (_, shape) in declared.items():
+        if shape != fitting.get(name, (runs, evaluations, clients)):
+            raise ValueError(f"{name} is of shape {shape}")
+    if evaluations and not {"last", "deployed"} <= declared.keys():
+        raise ValueError("it lacks a model")
+    if "last_validation" in declared and "validation_size" not in declared:
+        raise ValueError("it lacks 'validation_size'")
+
+
+def _sound(arrays: Arrays) -> None:
+    """Refuse numbers that no batch writes."""
+    if not increasing(arrays["evaluated"]):
+        raise ValueError("evaluated does not count upwards from 1 or more")
+    if (arrays["length"] < 0).any() or (arrays["length"] > len(arrays["evaluated"])).any():
+        raise ValueError("length is more or less than there is")
+    for name in ("test_size", "validation_size"):
+        if name in arrays and (arrays[name] < 0).any():
+            raise ValueError(f"{name} is fewer than no examples")
+
+
+def _run(told: dict[str, Any], r: int, arrays: Arrays) -> RunHistory:
+    length = int(arrays["length"][r])
+    size = arrays["test_size"][r].astype(np.int64)
+    run = RunHistory(told["label"], told["seed"], told["deploy"], size, told["diverged"])
+    if not length:
+        return run
+    run.tables["evaluated"] = Column(arrays["evaluated"][:length])
+    for model in MODELS:
+        if model in arrays:
+            size = arrays["validation_size" if "validation" in model else "test_size"][r]
+            right = np.cumsum(arrays[model][r, :length], axis=0, dtype=arrays[model].dtype)
+            if (right > size).any():
+                raise ValueError(f"{model} counts more than there are")
+            with np.errstate(invalid="ignore"):
+                accuracy = right / size
+            nothing = np.broadcast_to(np.float32(np.nan), right.shape)
+            run.tables[f"{model}.accuracy"] = Column(accuracy)
+            run.tables[f"{model}.loss"] = Column(nothing)
+    return run
+
+
+def read_all(folder: Path) -> list[Batch]:
+    """Every file of a folder."""
+    if not folder.is_dir():
+        raise InputError(f"{folder} is no folder: name one with files of `fedmaba reproduce`")
+    if files.there(folder / run_folder.FIRST):
+        raise InputError(f"{folder} is a run folder: name one with files of `fedmaba reproduce`")
+    batches = [read(path) for path in sorted(folder.glob("*.npz"))]
+    seen: dict[tuple[str, Key], Path] = {}
+    for batch in batches:
+        for key in batch.keys:
+            first = seen.setdefault((batch.digest, key), batch.path)
+            if first != batch.path:
+                raise InputError(
+                    f"{first} and {batch.path} both hold {key.label}, seed {key.seed}: keep one"
+                )
+    return batches
+
+
+def collect(batches: Iterable[Batch], job: targets.Job) -> tuple[History, list[Batch], list[Key]]:
+    """The runs of a job that are there, the files they come from, and which runs are missing."""
+    own = [batch for batch in batches if batch.digest == job.digest]
+    found = {key: run for batch in own for key, run in batch.runs.items()}
+    rows = {label: i for i, label in enumerate(job.strategies)}
+    wanted = sorted(job.runs, key=lambda key: (rows[key.label], key.seed))
+    history = History([found[key] for key in wanted if key in found], job.experiment.eval.share)
+    used = [batch for batch in own if set(batch.keys) & set(wanted)]
+    return history, used, [key for key in job.runs if key not in found]
+
+
+def history_of(batches: Iterable[Batch], job: targets.Job) -> History:
+    """The runs of a job that are there, each row with the first deployed model it has."""
+    return of_deploy(collect(batches, job)[0], None)
+
+
+def sizes(batches: Iterable[Batch]) -> list[Size]:
+    """Every target, with how many of its runs are there."""
+    there = {(batch.digest, key) for batch in batches for key in batch.keys}
+    out = []
+    for target in map(targets.load, targets.names()):
+        jobs = target.every_job()
+        held = sum((job.digest, key) in there for job in jobs for key in job.runs)
+        runs = sum(len(job.runs) for job in jobs)
+        work = sum(targets.updates(job, job.runs) for job in jobs)
+        out.append(Size(target.name, target.view.title, runs, held, work))
+    return out

@@ -1,0 +1,137 @@
+"""What `fedmaba reproduce` shows of a target: our tables beside the paper's, row by row. No torch.
+
+Three questions are kept apart: which model and at which round (results/selection.py), and whether a
+difference to FedAvg is one (paired.py). The tables are made in views.py and claims.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedmaba.errors import InputError
+from fedmaba.experiment.config import Experiment
+from fedmaba.report.document import Document
+from fedmaba.reproduction import archive, claims, targets, views
+from fedmaba.reproduction.archive import Batch
+from fedmaba.reproduction.paper import name_of
+from fedmaba.reproduction.targets import Job, Key, Target
+
+
+def document(target: Target, batches: Sequence[Batch]) -> Document:
+    """The page of a target, from what has been run."""
+    out = Document(target.view.title)
+    jobs = target.every_job()
+    found = {job.digest: archive.collect(batches, job) for job in jobs}
+    if not any(history.runs for history, _, _ in found.values()):
+        raise InputError(
+            f"{target.name}: none of its runs is there: name their folder with --from, or run "
+            f"`{targets.command(target)}`"
+        )
+    out.text += _about(target, jobs, found)
+    shows: dict[str, Callable[[Document, Target, Sequence[Batch]], None]] = {
+        "table": views.table,
+        "grid": views.search,
+        "figure": views.curve,
+        "sweep": views.sweep,
+        "readings": views.readings,
+        "attacks": views.attacks,
+        "claims": claims.show,
+        "all": lambda *_: None,
+    }
+    shows[target.view.kind](out, target, batches)
+    return out
+
+
+# --- what is said above the tables ---------------------------------------------------------------
+
+
+def _about(target: Target, jobs: Sequence[Job], found: dict[str, Any]) -> list[str]:
+    """Cut down or whole, the set-up, what has not been run, where and how long it ran."""
+    view, text = target.view, []
+    cut = list(dict.fromkeys(change for job in jobs for change in targets.changes(job)))
+    some = [part] if (part := targets.part(*jobs)) else []
+    if some and not cut:
+        text.append(f"A part of it: {'; '.join(some)}.")
+    if cut:
+        text.append(
+            "CUT-DOWN VERSION, not the paper's experiment: "
+            + "; ".join([*cut, *some])
+            + ". Its numbers do not compare with the paper's."
+        )
+    text += [part for part in (view.note, view.rule and f"Rule: {view.rule}") if part]
+    if target.jobs and not view.variant:
+        text.append(f"Set-up: {_setup(target.jobs[0].experiment)}.")
+    missing = [key for _, _, keys in found.values() for key in keys]
+    if missing:
+        several = _variants(jobs, found) if target.jobs else _lacking(target, found)
+        listed = _listed(missing) if len(target.jobs) == 1 else several
+        text.append(f"Not run yet: {listed}.")
+    used = {batch.path: batch for _, own, _ in found.values() for batch in own}
+    text.append(_ran(list(used.values())))
+    return text
+
+
+def _setup(asked: Experiment) -> str:
+    data, train = asked.data, asked.train
+    some = "all" if train.participants == "all" else f"{train.participants} of them"
+    work = f"{train.steps} steps" if train.steps else f"{train.epochs} epoch"
+    tests = {"local": "a fifth of each client's own data as test images"}
+    held = (
+        f", {data.validation} of the training images held back" if data.validation != "0%" else ""
+    )
+    lies = asked.attack
+    hostile = f"{lies.share} of them hostile ({lies.does}), " if lies.does else ""
+    return (
+        f"{data.name}, {data.partition}, {data.clients} clients, {hostile}{some} in each round, "
+        f"{train.rounds:,} rounds, {work} of minibatch {train.minibatch} at step size "
+        f"{train.lr:g} · {train.lr_decay:g}^round, model {asked.model}, "
+        f"{tests.get(data.test or '', 'official test images by training labels')}{held}, "
+        f"evaluation every {f'{asked.eval.every} rounds' if asked.eval.every > 1 else 'round'}"
+    )
+
+
+def _listed(keys: Sequence[Key]) -> str:
+    """Runs as seeds with their rows."""
+    rows: dict[str, set[int]] = {}
+    for key in keys:
+        rows.setdefault(name_of(key.label), set()).add(key.seed)
+    seeds: dict[tuple[int, ...], list[str]] = {}
+    for row, own in rows.items():
+        seeds.setdefault(tuple(sorted(own)), []).append(row)
+    named = []
+    for lacks, labels in seeds.items():
+        rest = f"; and {len(labels) - 20} more rows" if len(labels) > 20 else ""
+        which = f"seed{'s' * (len(lacks) > 1)} {', '.join(map(str, lacks))}"
+        named.append(f"{which} of {'; '.join(labels[:20])}{rest}")
+    return ", and ".join(named)
+
+
+def _variants(jobs: Sequence[Job], found: dict[str, Any]) -> str:
+    """Which variants of a target lack runs."""
+    lost = [(job, len(found[job.digest][2])) for job in jobs]
+    return "; ".join(f"{job.title} ({n} of {len(job.runs)} runs)" for job, n in lost if n)
+
+
+def _lacking(target: Target, found: dict[str, Any]) -> str:
+    """Which of the targets that are shown lack runs."""
+    out = []
+    for used in target.uses:
+        lost = [k in set(found[job.digest][2]) for job in used.every_job() for k in job.runs]
+        if any(lost):
+            out.append(f"{used.name} ({sum(lost)} of {len(lost)} runs)")
+    return "; ".join(out)
+
+
+def _ran(batches: Sequence[Batch]) -> str:
+    runs = sum(len(batch.keys) for batch in batches)
+    seconds = sum(float(batch.about["seconds"]) for batch in batches)
+    where = sorted(
+        {
+            f"{b.about['device']}, {b.about['dtype']}, torch {b.about['versions']['torch']}, "
+            f"fedmaba {b.about['versions']['fedmaba']}"
+            for b in batches
+        }
+    )
+    many = f"{len(batches)} batch{'es' * (len(batches) > 1)}"
+    return f"The files behind it: {runs} runs in {many}, {seconds:,.0f} s on {'; '.join(where)}."

@@ -1,0 +1,459 @@
+"""Files that others may have made: plain ones only, never through a link, limited before reading.
+
+Reading raises OSError or ValueError, whose words the caller puts into its own line. Writing is
+whole or not at all. JSON and TOML are parsed within limits. No torch and no NumPy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import secrets
+import stat
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from fedmaba.errors import Busy, FedmabaError, InputError, SaveFailed
+
+try:
+    import fcntl
+except ImportError:  # no advisory locks on this platform: two runs on one folder are not refused
+    fcntl = None  # type: ignore[assignment]
+
+MB = 2**20
+JSON_BYTES = 64 * MB
+LINE_BYTES = 4 * MB
+LINES_BYTES = 64 * MB  # of a JSONL file that are read
+TOML_BYTES = 256 * 1024
+VALUES = 2_000_000  # in one JSON text
+DEPTH = 50  # of brackets in a JSON or TOML text
+DIGITS = 20  # of a whole number
+DOTS = 64  # on a line of TOML, strings apart: its reader takes a time quadratic in them
+REMEDY = "fix it, then `fedmaba resume`"
+Buffer = bytes | memoryview
+
+# What Windows lacks counts as nothing.
+_SAFE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
+_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_TEMPORARY = re.compile(  # those of the version before had no random number
+    r"\.(?P<name>.+)\.[0-9a-f]{16}\.tmp|\.(?P<old>experiment\.toml|about\.json|runs\.json|"
+    r"rounds\.jsonl|[0-9]+\.ckpt|.+\.npz|.+\.safetensors)\.tmp"
+)
+_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_BETWEEN = re.compile(r"[^\[\]{}]+")
+_QUOTED = re.compile(
+    r'"""(?:[^\\]|\\.)*?"""|\'\'\'.*?\'\'\'|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'|#[^\n]*', re.DOTALL
+)
+
+
+class Odd(OSError):
+    """Something else where a plain file or a real folder should be."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(errno.EINVAL, what, str(path))
+
+
+# --- reading -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def opened(path: Path, links: bool = False) -> Iterator[io.BufferedReader]:
+    """A plain file to read; one that the user named may be reached by a link."""
+    _plain(path, os.stat(path, follow_symlinks=links))  # before it is opened, which may do things
+    with open(path, "rb", opener=_opener(_SAFE & ~_FOLLOW if links else _SAFE)) as file:
+        _plain(path, os.fstat(file.fileno()))
+        yield file
+
+
+def read(path: Path, most: int, links: bool = False) -> bytes:
+    """The bytes of a plain file that is not larger than `most`."""
+    with opened(path, links) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(most + 1) if size <= most else b""
+    if size > most or len(content) > most:
+        raise ValueError(f"it has {max(size, len(content)):,} bytes, of at most {most:,}")
+    return content
+
+
+def used(file: IO[bytes]) -> int:
+    """The bytes of an open file that lie on the disk: a file with holes is larger than that."""
+    found = os.fstat(file.fileno())
+    blocks: int | None = getattr(found, "st_blocks", None)  # Windows does not tell
+    return found.st_size if blocks is None else min(found.st_size, blocks * 512)
+
+
+def holes(file: IO[bytes]) -> bool:
+    """Whether most of a large file is nothing, which takes no time to write and long to read."""
+    return used(file) < os.fstat(file.fileno()).st_size / 2 - MB
+
+
+def sha256(path: Path) -> str:
+    """The digest of a plain file, read in pieces; "" of one that is full of holes."""
+    with opened(path) as file:
+        if holes(file):
+            return ""
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def there(path: Path) -> bool:
+    """Whether something has this name, a link to nowhere among it."""
+    return os.path.lexists(path)
+
+
+def inside(root: Path, name: str) -> Path:
+    """A path below a folder, refused where something on the way to it is no real folder."""
+    path = root
+    for part in Path(name).parts[:-1]:
+        path = path / part
+        with contextlib.suppress(FileNotFoundError):
+            real_folder(path)
+    return root / name
+
+
+def real_folder(path: Path) -> None:
+    """Refuse what is no folder, and a link to one."""
+    mode = os.lstat(path).st_mode
+    if not stat.S_ISDIR(mode):
+        raise Odd(path, f"{path.name} is {_kind(mode)} where a real folder should be")
+
+
+def names(folder: Path, pattern: re.Pattern[str]) -> list[str]:
+    """The names in a real folder that a pattern fits; none where there is no such folder."""
+    try:
+        real_folder(folder)
+        return [name for name in os.listdir(folder) if pattern.fullmatch(name)]
+    except FileNotFoundError:
+        return []
+
+
+def _opener(flags: int, mode: int = 0o666) -> Callable[[str, int], int]:
+    return lambda path, own: os.open(path, own | flags, mode)
+
+
+def _plain(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise Odd(path, f"it is {_kind(found.st_mode)} where a plain file should be")
+
+
+def _kind(mode: int) -> str:
+    kinds = {
+        stat.S_IFLNK: "a link",
+        stat.S_IFDIR: "a directory",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFREG: "a file",
+    }
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+# --- JSON and TOML -----------------------------------------------------------------------------
+
+
+def read_json(path: Path) -> Any:
+    """The tree of a JSON file."""
+    return parse_json(read(path, JSON_BYTES))
+
+
+def parse_json(data: bytes) -> Any:
+    """The tree of a JSON text: UTF-8, finite numbers of usual size, not too many, not too deep."""
+    text = data.decode()
+    _shallow(_STRING.sub("", text))
+    tree = json.loads(text, parse_int=_int, parse_float=_float, parse_constant=_constant)
+    if "\\ud" in text or "\\uD" in text:
+        try:
+            json.dumps(tree, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("its text is broken: half of a surrogate pair") from None
+    return tree
+
+
+def json_lines(path: Path, start: int = 0) -> Iterator[tuple[str, Any]]:
+    """Place and tree of each whole line of a JSONL file; one in the making ends it."""
+    with opened(path) as file:
+        file.seek(start)
+        number, left = 0, LINES_BYTES
+        while line := file.readline(LINE_BYTES + 1):
+            number, left = number + 1, left - len(line)
+            place = f"line {number}" + (f" after byte {start}" if start else "")
+            if len(line) > LINE_BYTES:
+                raise ValueError(f"{place} has more than {LINE_BYTES:,} bytes")
+            if left < 0:
+                raise ValueError(f"it has more than {LINES_BYTES:,} bytes to read")
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield place, parse_json(line)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from error
+
+
+def parse_toml(data: bytes) -> dict[str, Any]:
+    """The tree of a TOML text, within the limits of JSON."""
+    text = data.decode()
+    if any(line.count(".") > DOTS for line in _QUOTED.sub("", text).split("\n")):
+        raise ValueError(f"a line has more than {DOTS} dots")
+    try:
+        tree = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {DEPTH}") from None
+    level: list[Any] = [tree]
+    for _ in range(DEPTH):
+        for value in level:
+            if isinstance(value, int) and abs(value) >= 10**DIGITS:
+                raise ValueError(f"a number has more than {DIGITS} digits")
+        level = [inner for value in level for inner in _inner(value)]
+    if level:
+        raise ValueError(f"it is nested deeper than {DEPTH}")
+    return tree
+
+
+def _inner(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _shallow(bare: str) -> None:
+    """Refuse a JSON text, without its strings, of too many values or brackets in brackets."""
+    if sum(map(bare.count, ",[{")) > VALUES:
+        raise ValueError(f"it has more than {VALUES:,} values")
+    bare = _BETWEEN.sub("", bare)
+    for _ in range(DEPTH):
+        if not bare:
+            return
+        bare = bare.replace("[]", "").replace("{}", "")
+    if bare:
+        raise ValueError(f"its brackets do not match, or are nested deeper than {DEPTH}")
+
+
+def _int(text: str) -> int:
+    if len(text) > DIGITS:
+        raise ValueError(f"a number has {len(text):,} digits, of at most {DIGITS}")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:20]} is too large a number")
+    return value
+
+
+def _constant(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+def write(target: Path, *content: Buffer, remedy: str = REMEDY, private: bool = False) -> None:
+    """A whole file or none: temporary file, fsync, rename, fsync of the folder."""
+    temporary = target.with_name(f".{target.name[:50]}.{secrets.token_hex(8)}.tmp")
+    try:
+        target.parent.mkdir(exist_ok=True, mode=0o750 if private else 0o777)
+        with open(temporary, "xb", opener=_opener(_SAFE, _mode(private))) as file:
+            for part in content:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+        sync(target.parent)
+    except BaseException as error:  # Ctrl-C among them
+        remove([temporary])
+        if isinstance(error, OSError):
+            raise failed(target, error, remedy) from error
+        raise
+
+
+@contextlib.contextmanager
+def appended(path: Path, private: bool = False, buffering: int = -1) -> Iterator[IO[bytes]]:
+    """A plain file with no other name, to write at its end."""
+    with contextlib.suppress(FileNotFoundError):
+        _single(path, os.lstat(path))
+    with open(path, "ab+", buffering, opener=_opener(_SAFE, _mode(private))) as file:
+        found = os.fstat(file.fileno())
+        _single(path, found)
+        if private and found.st_mode & 0o137:
+            os.fchmod(file.fileno(), found.st_mode & 0o640)
+        yield file
+
+
+def _single(path: Path, found: os.stat_result) -> None:
+    _plain(path, found)
+    if found.st_nlink > 1:
+        raise Odd(path, "the file has another name, too (a hard link): put a copy in its place")
+
+
+def _mode(private: bool) -> int:
+    return 0o640 if private else 0o666
+
+
+def failed(target: Path, error: OSError, remedy: str = REMEDY) -> FedmabaError:
+    """The line on a write that failed; a full disk has a remedy of its own."""
+    if isinstance(error, Odd):
+        return InputError(f"{target} is not written: {error.strerror}: move it away")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = re.sub("^(fix|mend) it", "free some space", remedy)
+    return SaveFailed(f"{target} could not be written: {error.strerror}: {remedy}")
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Remove files nobody needs; one that cannot be removed does no harm."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def is_temporary(name: str, of: str | None = None) -> bool:
+    """Whether a file has the name of one that `write` had not finished, of any target or one."""
+    found = _TEMPORARY.fullmatch(name)
+    return found is not None and (of is None or of[:50] in found.groups() or of == found["old"])
+
+
+def tidy(folder: Path, of: str | None = None) -> None:
+    """Remove what a process that was killed in a write had not finished."""
+    with contextlib.suppress(OSError):
+        remove(folder / name for name in names(folder, _TEMPORARY) if is_temporary(name, of))
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk; Windows cannot open folders for that."""
+    folder = path.is_dir()
+    if folder and not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR | _SAFE)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# --- one owner ---------------------------------------------------------------------------------
+
+
+class Hold:
+    """A folder that this process alone works on, until it lets go.
+
+    Locked are both the folder and its file `.lock`, which says who holds it: whoever deletes the
+    file does not open the folder to a second process.
+    """
+
+    def __init__(self, path: Path, private: bool = False, remedy: str = REMEDY) -> None:
+        self.path = path
+        self._kept = contextlib.ExitStack()
+        try:
+            file = self._take(private)
+            file.truncate(0)
+            file.write(f"process {os.getpid()}".encode())
+        except BlockingIOError:
+            self.close()
+            holder = _holder(path / ".lock")
+            raise Busy(f"{path} is in use by {holder}: wait, or choose another folder") from None
+        except OSError as error:
+            self.close()
+            raise failed(path / ".lock", error, remedy) from error
+
+    def close(self) -> None:
+        self._kept.close()
+
+    def _take(self, private: bool) -> IO[bytes]:
+        """Lock the folder; again where another process removes it or the lock file meanwhile."""
+        file = self.path / ".lock"
+        for tried in range(10):
+            try:
+                self.path.mkdir(parents=True, exist_ok=True, mode=0o750 if private else 0o777)
+                handle = self._folder()
+                lock = self._kept.enter_context(appended(file, private, 0))
+            except BlockingIOError:
+                raise
+            except OSError as error:
+                self.close()
+                if isinstance(error, FileNotFoundError) and tried < 9:
+                    continue
+                if isinstance(error, Odd):
+                    raise
+                raise SaveFailed(f"{self.path}: {error.strerror}: choose another folder") from error
+            _lock(lock.fileno())
+            with contextlib.suppress(FileNotFoundError):
+                same = os.path.samestat(os.fstat(lock.fileno()), os.lstat(file))
+                if same and (handle is None or _same(handle, self.path)):
+                    if private:
+                        os.chmod(self.path, os.stat(self.path).st_mode & 0o750)
+                    return lock
+            self.close()
+        raise SaveFailed(f"{file} is removed again and again: choose another folder")
+
+    def _folder(self) -> int | None:
+        """A locked handle of the folder; None where the system locks files alone."""
+        if fcntl is None or not hasattr(os, "O_DIRECTORY"):
+            return None
+        handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        self._kept.callback(os.close, handle)
+        try:
+            _lock(handle)
+        except BlockingIOError:
+            raise
+        except OSError:  # as some network file systems: the file has a lock, too
+            return None
+        return handle
+
+
+def _same(handle: int, path: Path) -> bool:
+    return os.path.samestat(os.fstat(handle), os.stat(path))
+
+
+def _lock(handle: int) -> None:
+    """Lock a file or folder; tried twice, as someone may only be looking whether it is `held`."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        time.sleep(0.05)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _holder(file: Path) -> str:
+    """Who holds a folder; it may not have said so yet."""
+    for _ in range(50):
+        time.sleep(0.02)
+        with contextlib.suppress(OSError, ValueError):
+            if text := read(file, 100).decode(errors="replace").strip():
+                return text
+    return "another process"
+
+
+def locks() -> bool:
+    """Whether this system can lock files at all."""
+    return fcntl is not None
+
+
+def held(path: Path) -> bool:
+    """Whether a process works on a folder; yes where nobody can tell."""
+    unsure = False
+    for target, flags in ((path, _SAFE & ~_FOLLOW), (path / ".lock", _SAFE)):
+        try:
+            handle = os.open(target, os.O_RDONLY | flags)
+        except OSError:  # no such file, or folders cannot be opened
+            continue
+        try:
+            if fcntl is None:
+                unsure = target != path
+            else:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # no locks on this file system
+            continue
+        finally:
+            os.close(handle)
+    return unsure

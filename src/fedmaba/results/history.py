@@ -1,0 +1,414 @@
+"""The client x round table of every run, in memory; every figure of a report is derived from it.
+
+Filled from the engine's snapshots or read from a run folder; knows no files and no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmaba.errors import InputError
+from fedmaba.results import metrics
+from fedmaba.results.metrics import PERCENT, PLAIN, Fairness, Unit
+
+if TYPE_CHECKING:
+    from fedmaba.simulation.state import Snapshot
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+Model = Literal["deployed", "last"]
+At = Literal["last", "best", "last5"]
+Arrays = dict[str, NDArray[Any]]
+
+
+class Column(Sequence[NDArray[Any]]):
+    """Rows of one shape in one array that grows: ten times smaller than a list of arrays."""
+
+    def __init__(self, rows: NDArray[Any] | None = None) -> None:
+        self._rows, self._count = rows, 0 if rows is None else len(rows)
+
+    def append(self, row: NDArray[Any]) -> None:
+        if self._rows is None:
+            self._rows = np.empty((8, *row.shape), row.dtype)
+        kind = np.result_type(self._rows, row)
+        if self._count == len(self._rows) or kind != self._rows.dtype:
+            wider = np.empty((2 * self._count + 8, *self._rows.shape[1:]), kind)
+            wider[: self._count] = self.array()
+            self._rows = wider
+        if row.shape != self._rows.shape[1:]:
+            raise ValueError(f"a row of shape {row.shape} among those of {self._rows.shape[1:]}")
+        self._rows[self._count] = row
+        self._count += 1
+
+    def array(self) -> NDArray[Any]:
+        return np.zeros(0) if self._rows is None else self._rows[: self._count]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.array(), dtype)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.array()[index]
+
+
+@dataclass
+class RunHistory:
+    """One run: what its server saw each round, and how its models served each client."""
+
+    label: str
+    seed: int
+    deploy: str
+    test_size: IntArray  # (N,)
+    diverged: str = ""
+    tables: dict[str, Column] = field(default_factory=dict)
+    of: str = ""  # a digest of what all seeds have in common; "" where nobody told
+    _looked: dict[str, tuple[Any, int, bool]] = field(  # at a table, so far, and all were shares
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @property
+    def unit(self) -> Unit:
+        """Percent, unless a score of any evaluation lies outside 0 to 1."""
+        for name, table in self.tables.items():
+            if name.endswith(".accuracy"):
+                seen, count, shares = self._looked.get(name, (None, 0, True))
+                count, shares = (count, shares) if seen is table else (0, True)
+                shares = shares and metrics.are_shares(np.asarray(table[count:]))
+                self._looked[name] = table, len(table), shares
+        known = [self._looked[name] for name in self._looked if name in self.tables]
+        return PERCENT if all(shares for _, _, shares in known) else PLAIN
+
+    @property
+    def n_clients(self) -> int:
+        return len(self.test_size)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A recorded table; its first axis is rounds (`round`) or evaluations (`evaluated`)."""
+        if name not in self.tables:
+            raise InputError(f"no table {name!r}: choose one of {', '.join(self.tables)}")
+        return np.array(self.tables[name])
+
+    @property
+    def evaluated(self) -> IntArray:
+        """(E,) number of rounds done at each evaluation."""
+        return self.column("evaluated")
+
+    def accuracy(self, model: Model = "deployed") -> FloatArray:
+        """(E, N) accuracy of each client at each evaluation."""
+        return self.column(f"{model}.accuracy").astype(np.float64)
+
+    def loss(self, model: Model = "deployed") -> FloatArray:
+        """(E, N) test loss of each client at each evaluation."""
+        return self.column(f"{model}.loss").astype(np.float64)
+
+    def weights(self) -> FloatArray:
+        """(T, N) aggregation weight of each client in each round; nan where it took no part."""
+        client, weight = self.column("client"), self.column("weight")
+        out = np.full((len(client), self.n_clients), np.nan)
+        np.put_along_axis(out, client, weight, axis=1)
+        return out
+
+    def fairness(
+        self,
+        model: Model = "deployed",
+        share: float = 0.05,
+        at: Iterable[int] | None = None,
+        unit: Unit | None = None,
+    ) -> list[Fairness]:
+        """The fairness figures at each evaluation, or at those named."""
+        if not 0 < share <= 1:
+            raise InputError(f"share={share}: give a share of the clients above 0 and at most 1")
+        accuracy, loss = self.accuracy(model), self.loss(model)
+        if at is not None:
+            some = list(at)
+            accuracy, loss = accuracy[some], loss[some]
+        return metrics.every(accuracy, loss, self.test_size, share, unit or self.unit)
+
+    def chosen(self, at: At, model: Model = "deployed") -> IntArray:
+        """Which evaluations a table shows: the last, the best, or the last five."""
+        if at not in get_args(At):
+            raise InputError(f"at={at!r}: choose one of {', '.join(get_args(At))}")
+        if model not in get_args(Model):
+            raise InputError(f"model={model!r}: choose one of {', '.join(get_args(Model))}")
+        count = len(self.tables.get("evaluated", []))
+        if at == "last5":
+            return np.arange(max(0, count - 5), count)
+        if at == "last":
+            return np.arange(count)[-1:]
+        name = f"{model}_validation.accuracy"
+        judged = self.column(name if name in self.tables else f"{model}.accuracy")
+        nobody = np.isnan(judged).all(axis=1, keepdims=True)
+        scores = np.nanmean(np.where(nobody, -np.inf, judged), axis=1)
+        return np.array([int(np.argmax(scores))])
+
+    def arrays(self) -> Arrays:
+        """Every table as an array, for a file: views, which later rounds do not change."""
+        tables = {name: self.tables[name].array() for name in sorted(self.tables)}
+        return {"test_size": self.test_size, **tables}
+
+
+def one_experiment(runs: Sequence[RunHistory]) -> None:
+    """Refuse a run that is there twice, and runs of one label that differ in more than the seed."""
+    first: dict[str, RunHistory] = {}
+    there: set[tuple[str, int, str]] = set()
+    for run in runs:
+        if (key := (run.label, run.seed, run.deploy)) in there:
+            raise InputError(
+                f"{run.label}, seed {run.seed}, is there twice: leave one of the two runs out"
+            )
+        there.add(key)
+        if run.diverged or not run.n_clients or "evaluated" not in run.tables:
+            continue
+        other = first.setdefault(run.label, run)
+        if run.n_clients != other.n_clients:
+            what = f"{other.n_clients} and {run.n_clients} clients"
+        elif not np.array_equal(run.evaluated, other.evaluated):
+            ends = (int(r.evaluated[-1]) for r in (other, run))
+            what = "evaluated in other rounds, last {} and {}".format(*ends)
+        elif run.of and other.of and run.of != other.of:
+            what = "with other data, model or options"
+        else:
+            continue
+        raise InputError(
+            f"{run.label}: seeds {other.seed} and {run.seed} are of different experiments "
+            f"({what}): keep them apart, or give one of them another label"
+        )
+
+
+class Row(NamedTuple):
+    """One strategy in a table: mean and standard deviation over seeds."""
+
+    label: str
+    seeds: int
+    mean: Fairness
+    sd: Fairness
+    note: str  # what the reader must know: runs that diverged
+
+
+@dataclass
+class History:
+    """All runs of an experiment."""
+
+    runs: list[RunHistory]
+    share: float = 0.05  # of clients in "worst" and "best", unless a table says otherwise
+
+    def __post_init__(self) -> None:
+        one_experiment(self.runs)
+
+    @property
+    def unit(self) -> Unit:
+        """How scores are shown: the same for all runs, which are compared."""
+        return PERCENT if all(run.unit is PERCENT for run in self.runs) else PLAIN
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Take in one round of all runs."""
+        done = snapshot.round + 1
+        for d, (run, r) in enumerate(zip(self.runs, snapshot.progress.owner, strict=True)):
+            run.diverged = snapshot.progress.diverged[r]
+            seen = snapshot.rounds[r]
+            if seen is not None:
+                row: dict[str, Any] = {"round": done, "client": seen.client, "weight": seen.weight}
+                if seen.loss is not None:
+                    row["reported_loss"] = seen.loss
+                past = len(run.tables.get("round", []))
+                told = {name: np.nan for name in run.tables if name.startswith("info.")}
+                told |= {f"info.{name}": float(value) for name, value in seen.info.items()}
+                for name in told.keys() - run.tables.keys():  # first told of in this round
+                    run.tables[name] = Column(np.full(past, np.nan))
+                _extend(run, row | told)
+            found = snapshot.evaluations[d] if snapshot.evaluations else None
+            if found is not None:
+                rows: dict[str, Any] = {"evaluated": done}
+                for name, scores in found.items():
+                    rows[f"{name}.accuracy"] = scores.accuracy
+                    rows[f"{name}.loss"] = scores.loss
+                _extend(run, rows)
+
+    def summary(
+        self,
+        model: Model = "deployed",
+        at: At = "last",
+        share: float | None = None,
+        unit: Unit | None = None,
+    ) -> list[Row]:
+        """One row per strategy: mean and sd over its seeds that did not diverge."""
+        one_experiment(self.runs)
+        share, unit = self.share if share is None else share, unit or self.unit
+        rows, labels = [], dict[str, list[RunHistory]]()
+        for run in self.runs:
+            labels.setdefault(run.label, []).append(run)
+        for label, runs in labels.items():
+            good = [run for run in runs if not run.diverged and "evaluated" in run.tables]
+            found = [run.fairness(model, share, run.chosen(at, model), unit) for run in good]
+            figures = np.array([np.mean(one, axis=0) for one in found])
+            figures = figures.reshape(len(good), len(Fairness._fields))
+            nothing = np.full(len(Fairness._fields), np.nan)
+            with np.errstate(over="ignore", invalid="ignore"):  # huge just before a run diverges
+                mean = figures.mean(0) if len(good) else nothing
+                sd = figures.std(0, ddof=1) if len(good) > 1 else nothing
+            lost = [run.seed for run in runs if run.diverged]
+            note = f"diverged: seed {', '.join(map(str, lost))}" if lost else ""
+            rows.append(Row(label, len(good), Fairness(*mean), Fairness(*sd), note))
+        return rows
+
+    def picked_on(self) -> str:
+        """On what data the best round is chosen."""
+        held = any("deployed_validation.accuracy" in run.tables for run in self.runs)
+        return "validation data" if held else "test data"
+
+    def to_pandas(self) -> Any:
+        """A long table, one row per run, evaluation and client, as a pandas DataFrame."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise InputError("to_pandas() wants pandas: pip install pandas") from error
+        frames = []
+        for run in self.runs:
+            if "evaluated" not in run.tables:
+                continue
+            evaluated = run.evaluated
+            table = {
+                "strategy": run.label,
+                "seed": run.seed,
+                "round": np.repeat(evaluated, run.n_clients),
+                "client": np.tile(np.arange(run.n_clients), len(evaluated)),
+            }
+            for model in ("deployed", "last"):
+                table[f"{model}_accuracy"] = run.accuracy(model).ravel()
+                table[f"{model}_loss"] = run.loss(model).ravel()
+            frames.append(pandas.DataFrame(table))
+        return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
+
+    def table(
+        self,
+        to: str = "markdown",
+        model: Model = "deployed",
+        at: At = "last",
+        share: float | None = None,
+        against: str | None = None,
+    ) -> str:
+        """The table as "markdown", "latex" or "csv", also of differences to the row `against`."""
+        from fedmaba.report import sheet
+
+        return sheet.written(sheet.of(self, model, at, share, against), to)
+
+    def plot(self, kind: str = "rounds", model: Model = "deployed") -> Any:
+        """A figure of `fedmaba list figures` as a matplotlib Figure."""
+        from fedmaba.report import figures
+
+        return figures.of(self, kind, model)
+
+    def _repr_html_(self) -> str:
+        from fedmaba.report.html import snippet
+
+        return snippet(self)
+
+    def __str__(self) -> str:
+        from fedmaba.report.table import plain
+
+        return plain(self)
+
+
+def from_arrays(
+    meta: Sequence[Mapping[str, Any]], arrays: Sequence[Arrays], share: float = 0.05
+) -> History:
+    """A history from what `RunHistory.arrays` gave and the runs' labels."""
+    runs = []
+    for about, tables in zip(meta, arrays, strict=True):
+        whole(tables)
+        _sound(tables)
+        rows = {name: Column(table) for name, table in tables.items() if name != "test_size"}
+        runs.append(
+            RunHistory(
+                label=about["label"],
+                seed=about["seed"],
+                deploy=about["deploy"],
+                test_size=tables["test_size"],
+                diverged=about["diverged"],
+                tables=rows,
+                of=about.get("of", ""),
+            )
+        )
+    return History(runs, share)
+
+
+class Table(Protocol):
+    """An array, or what a file declares of it."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+def whole(tables: Mapping[str, Table]) -> None:
+    """Refuse tables that do not belong together, by their types and shapes alone."""
+    if "test_size" not in tables:
+        raise ValueError("it lacks 'test_size'")
+    seen = {n: t for n, t in tables.items() if n in _SEEN or n.startswith("info.")}
+    scored = {
+        n: t for n, t in tables.items() if n not in seen and n.endswith((".accuracy", ".loss"))
+    }
+    if scored or "evaluated" in tables:
+        pairs = [f"{model}.{what}" for model in get_args(Model) for what in ("accuracy", "loss")]
+        _has(tables, "evaluated", *pairs)
+    if seen:
+        _has(tables, "round", "client", "weight")
+    one = {"test_size", "round", "evaluated", *(n for n in seen if n.startswith("info."))}
+    two = {n for n in seen if n not in one} | scored.keys()
+    for name, table in tables.items():
+        kinds = "iu" if name in _WHOLE else "f" if name in two else "iuf"
+        dimensions = 1 if name in one else 2 if name in two else max(1, len(table.shape))
+        if table.dtype.kind not in kinds or len(table.shape) != dimensions:
+            raise ValueError(f"{name} is {table.dtype} of shape {table.shape}")
+    for group, name in ((seen, "round"), (scored, "evaluated")):
+        for other, table in group.items():
+            if table.shape[0] != tables[name].shape[0]:
+                raise ValueError(f"{other} has {table.shape[0]} rows, {name} {tables[name].shape}")
+    wide = {**dict.fromkeys(scored, "test_size"), **{n: "client" for n in seen if n in two}}
+    for name, other in wide.items():
+        if tables[name].shape[-1] != tables[other].shape[-1]:
+            raise ValueError(f"{name} and {other} are of different width")
+
+
+def _has(tables: Mapping[str, Table], *names: str) -> None:
+    for name in names:
+        if name not in tables:
+            raise ValueError(f"it lacks {name!r}")
+
+
+def _sound(tables: Arrays) -> None:
+    """Refuse numbers that no run writes."""
+    if not len(tables["test_size"]) or (tables["test_size"] < 0).any():
+        raise ValueError("test_size holds no clients, or fewer than no examples")
+    for name in ("round", "evaluated"):
+        if name in tables and not increasing(tables[name]):
+            raise ValueError(f"{name} does not count upwards from 1 or more")
+    client = tables.get("client", np.zeros((0, 1), np.int64))
+    if client.size and not 0 <= client.min() <= client.max() < len(tables["test_size"]):
+        raise ValueError("client names one that there is not")
+    for name in tables:  # an accuracy of nobody's is nan
+        lost = np.isinf if name.endswith(".accuracy") else lambda table: ~np.isfinite(table)
+        if name.endswith((".accuracy", "weight", "reported_loss")) and lost(tables[name]).any():
+            raise ValueError(f"{name} is not finite")
+
+
+def increasing(rounds: NDArray[Any]) -> bool:
+    """Whether these are numbers of rounds, one after another."""
+    return not len(rounds) or bool(rounds[0] >= 1 and (rounds[1:] > rounds[:-1]).all())
+
+
+_SEEN = ("round", "client", "weight", "reported_loss")
+_WHOLE = ("test_size", "round", "evaluated", "client")
+
+
+def _extend(run: RunHistory, row: dict[str, Any]) -> None:
+    for name, value in row.items():
+        run.tables.setdefault(name, Column()).append(np.asarray(value))

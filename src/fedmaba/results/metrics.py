@@ -1,0 +1,152 @@
+"""Fairness figures of a per-client vector. Pure; accuracies come in as shares, go out in percent.
+
+A score that is no share, as a metric of your own may give, comes out as it is: see Unit.
+One client is one entry of the last axis; nothing is weighed by size unless a name says so.
+Variances are population variances (ddof 0), as the field reports them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmaba.errors import InputError
+
+FloatArray = NDArray[np.float64]
+
+
+class Unit(NamedTuple):
+    """How scores are shown: shares of 1 in percent, others as they are."""
+
+    scale: float  #  times a score
+    mark: str  #     behind a score
+    square: str  #   behind a variance
+
+
+PERCENT, PLAIN = Unit(100.0, " %", " %²"), Unit(1.0, "", "")
+
+
+def are_shares(scores: FloatArray) -> bool:
+    """Whether every score that is a number lies between 0 and 1, but for rounding."""
+    return not ((scores < -1e-6) | (scores > 1 + 1e-6)).any()
+
+
+def variance(accuracy: FloatArray, unit: Unit = PERCENT) -> Any:
+    """Population variance of the clients' accuracy, in percent squared."""
+    return np.var(unit.scale * accuracy, axis=-1)
+
+
+def tail(values: FloatArray, share: float, *, best: bool = False) -> Any:
+    """Mean of the worst (or best) max(1, ceil(share N)) clients."""
+    count = max(1, math.ceil(share * values.shape[-1] - 1e-9))
+    ordered = np.sort(values)
+    return _sum(ordered[..., -count:] if best else ordered[..., :count]) / count
+
+
+def gini(values: FloatArray) -> Any:
+    """Gini coefficient: 0 where all are equal, towards 1 where one has everything."""
+    n, total = values.shape[-1], _sum(values)
+    ranked = _sum(np.sort(values) * np.arange(1.0 - n, n, 2.0))
+    return _over(ranked, n * total, ~(total <= 0.0), 0.0)
+
+
+def jain(values: FloatArray) -> Any:
+    """Jain's index: 1 where all are equal, 1/N where one has everything."""
+    square = _sum(values * values)
+    return _over(_sum(values) ** 2, values.shape[-1] * square, square != 0.0, 1.0)
+
+
+def entropy(values: FloatArray) -> Any:
+    """Entropy of the clients' shares of the total over log N: 1 where all are equal."""
+    n, total = values.shape[-1], _sum(values)[..., None]
+    if n < 2:
+        return np.ones(values.shape[:-1])[()]
+    some = ~(total <= 0.0)
+    p = _over(values, total, some, 1.0)
+    spread = -_sum(p * np.log(np.where(p <= 0.0, 1.0, p)))  # nan stays
+    return _over(spread, np.log(n), some[..., 0], 1.0)
+
+
+def gap(values: FloatArray) -> Any:
+    """Best client minus worst client."""
+    return values.max(axis=-1) - values.min(axis=-1)
+
+
+def _sum(values: FloatArray) -> Any:
+    return np.add.reduce(values, axis=-1)
+
+
+def _over(above: FloatArray, below: FloatArray, some: NDArray[np.bool_], none: float) -> Any:
+    """above / below where there is `some`thing to share, else `none`."""
+    return np.divide(above, below, out=np.full(np.shape(above), none), where=some)[()]
+
+
+class Fairness(NamedTuple):
+    """All figures of one model over the clients of a federation."""
+
+    variance: float  #       of accuracy, in percent squared
+    accuracy: float  #       mean over clients, percent
+    by_sample: float  #      mean over test examples, percent
+    worst: float  #          mean of the worst share of clients, percent
+    best: float  #           mean of the best share of clients, percent
+    loss_variance: float  #  of the clients' test loss (the paper's Definition 1)
+    gini: float
+    jain: float
+    entropy: float
+    gap: float  #            percent
+
+
+def fairness(
+    accuracy: FloatArray,  # (N,) shares
+    loss: FloatArray,  # (N,)
+    size: NDArray[np.int64],  # (N,) test examples
+    share: float = 0.05,
+) -> Fairness:
+    """Every figure of one evaluation, over the clients that have test examples."""
+    accuracy, loss, size = np.asarray(accuracy), np.asarray(loss), np.asarray(size)
+    if accuracy.ndim != 1 or not len(accuracy) or not accuracy.shape == loss.shape == size.shape:
+        shapes = ", ".join(str(v.shape) for v in (accuracy, loss, size))
+        raise InputError(f"accuracy, loss and size of shapes {shapes}: give one of each per client")
+    if not 0 < share <= 1:
+        raise InputError(f"share={share!r}: give a share of the clients, above 0 and at most 1")
+    return every(accuracy[None], loss[None], size, share)[0]
+
+
+def every(
+    accuracy: FloatArray,  # (E, N)
+    loss: FloatArray,  # (E, N)
+    size: NDArray[np.int64],  # (N,)
+    share: float,
+    unit: Unit = PERCENT,
+) -> list[Fairness]:
+    """The figures of many evaluations, some at a time."""
+    some = max(1, 1_000_000 // max(1, len(size)))
+    out = []
+    for a in range(0, len(accuracy), some):
+        found = _figures(accuracy[a : a + some], loss[a : a + some], size, share, unit)
+        out += [Fairness(*map(float, one)) for one in zip(*found, strict=True)]
+    return out
+
+
+def _figures(
+    accuracy: FloatArray, loss: FloatArray, size: NDArray[np.int64], share: float, unit: Unit
+) -> tuple[Any, ...]:
+    """What Fairness has, of each evaluation."""
+    if size.any() and not size.all():
+        accuracy, loss, size = accuracy[:, size > 0], loss[:, size > 0], size[size > 0]
+    with np.errstate(over="ignore", invalid="ignore"):  # huge shortly before a run diverges
+        return (
+            variance(accuracy, unit),
+            unit.scale * accuracy.mean(axis=-1),
+            unit.scale * (accuracy * size).sum(axis=-1) / size.sum(),  # nan: no test example
+            unit.scale * tail(accuracy, share),
+            unit.scale * tail(accuracy, share, best=True),
+            np.var(loss, axis=-1),
+            gini(accuracy),
+            jain(accuracy),
+            entropy(accuracy),
+            unit.scale * gap(accuracy),
+        )

@@ -1,0 +1,513 @@
+"""The only writer of a run folder: open formats, atomic files, checksummed checkpoints, one owner.
+
+experiment.toml   what was asked for, resolved        about.json       versions, hashes, command
+partition.npz     who owns which examples, by seed    rounds.jsonl     a line per run and round
+clients/*.npz     client x round tables, by run       models/*.safetensors  last, deployed, best
+timing.jsonl      wall-clock figures, apart from all that must repeat bit for bit
+runs.json         labels and seeds of a finished run, and the SHA-256 of its NPZ files
+checkpoint/*.ckpt the two newest: magic, SHA-256, then safetensors with tables, models and states
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import hashlib
+import io
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from fedmaba.errors import InputError, SaveFailed
+from fedmaba.results import arrays as packing
+from fedmaba.results import files, schema
+from fedmaba.results.arrays import Arrays, Budget, npz, pack
+from fedmaba.results.files import Buffer
+from fedmaba.results.history import History, from_arrays, whole
+from fedmaba.results.metrics import every
+
+MAGIC = b"FEDMABA1"
+KEEP = 2
+KEYS = ("label", "seed", "deploy", "diverged", "of")  # what runs.json says of a run
+FIRST = "experiment.toml"  # the file that makes a folder a run folder
+FOLDERS = ("checkpoint", "clients", "models")
+CHECKPOINT = re.compile(r"[0-9]{1,12}\.ckpt")
+LINES = 100_000  # of a run in progress that are looked at
+held = files.held  # whether a process works on a run folder
+RESTORE = "restore it, or run the experiment again with another --out"
+
+
+class Folder:
+    """A run folder held by this process; a private one is not for everybody to read."""
+
+    def __init__(self, path: Path, private: bool = False, remedy: str = files.REMEDY) -> None:
+        self.path = path.resolve() if path.is_symlink() else path  # the user's own link is one
+        self.private, self.remedy = private, remedy
+        self.lines = 0  # bytes of rounds.jsonl that belong to the run
+        self.digests: dict[str, str] = {}  # of the NPZ files that it holds
+        self._hold = files.Hold(self.path, private, remedy)
+        for folder in (self.path, *(self.path / name for name in FOLDERS)):
+            files.tidy(folder)
+
+    def close(self) -> None:
+        self._hold.close()
+
+    def write(self, name: str, *content: Buffer) -> None:
+        try:
+            target = files.inside(self.path, name)
+        except OSError as error:
+            raise files.failed(self.path / name, error, self.remedy) from error
+        files.write(target, *content, remedy=self.remedy, private=self.private)
+
+    def write_json(self, name: str, content: object) -> None:
+        self.write(name, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+
+    def write_npz(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
+        content = npz(arrays)
+        self.write(name, content)
+        self.digests[name] = hashlib.sha256(content).hexdigest()
+
+    def append_rounds(self, history: History, first: int) -> None:
+        """Lines of all runs for rounds after `first`, one round after another."""
+        self._append(_text(_all_lines(history, first)))
+
+    def append_lines(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """JSON-ready lines behind the bytes of rounds.jsonl that belong to the run."""
+        self._append(_text(lines))
+
+    def renew_rounds(self, history: History) -> bool:
+        """Make rounds.jsonl begin with what the history tells; whether it did not."""
+        text = _text(_all_lines(history, 0))
+        self.lines = len(text)
+        target = self.path / "rounds.jsonl"
+        try:
+            with files.opened(target) as file:
+                same = file.read(len(text)) == text
+        except files.Odd as error:
+            raise files.failed(target, error) from error
+        except OSError:
+            same = not text
+        if not same:
+            self.write("rounds.jsonl", text)
+        return not same
+
+    def renew_npz(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> bool:
+        """Write a damaged or missing file anew, and say whether it was; refuse an edited one."""
+        target = self.path / name
+        try:
+            found = packing.read_npz(target)
+        except files.Odd as error:
+            raise damaged(target, error) from error
+        except packing.UNREADABLE:
+            self.write_npz(name, arrays)
+            return True
+        same = found.keys() == arrays.keys() and all(
+            np.array_equal(found[key], value) for key, value in arrays.items()
+        )
+        if not same:
+            raise InputError(
+                f"{target} is not that of this run: restore it, or move it away: then it is "
+                "written anew"
+            )
+        self.digests[name] = files.sha256(target)
+        return False
+
+    def _append(self, text: bytes) -> None:
+        target = self.path / "rounds.jsonl"
+        try:
+            with files.appended(target, self.private) as file:
+                end = min(self.lines, file.seek(0, os.SEEK_END))  # fewer where someone took them
+                file.truncate(end)
+                file.write(text)
+        except OSError as error:
+            raise files.failed(target, error, self.remedy) from error
+        self.lines = end + len(text)
+
+    def append_timing(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        target = self.path / "timing.jsonl"
+        try:
+            with files.appended(target, self.private) as file:
+                file.write(_text(lines))
+        except OSError as error:
+            raise files.failed(target, error, self.remedy) from error
+
+    def save(self, round: int, tensors: Arrays, meta: Mapping[str, Any], history: History) -> None:
+        """A checkpoint of everything; the one before stays until this one is whole."""
+        arrays = dict(tensors)
+        for r, run in enumerate(history.runs):
+            arrays |= {f"table/{r}/{name}": v for name, v in run.arrays().items()}
+        meta = {**meta, "round": round, "lines": self.lines, "share": history.share}
+        meta["runs"] = _runs(history)
+        body, digest = pack(arrays, meta), hashlib.sha256()
+        for piece in body:
+            digest.update(piece)
+        if self.lines:  # a checkpoint never tells of lines that a power cut could take
+            try:
+                files.sync(self.path / "rounds.jsonl")
+            except OSError as error:
+                raise files.failed(self.path / "rounds.jsonl", error, self.remedy) from error
+        self.write(f"checkpoint/{round:08d}.ckpt", MAGIC, digest.digest(), *body)
+        found = checkpoints(self.path)
+        keep = [file for file in found if int(file.stem) <= round][:KEEP]
+        files.remove(file for file in found if file not in keep)  # newer ones are damaged
+
+    def finish(
+        self,
+        history: History,
+        models: Mapping[str, Mapping[str, NDArray[Any]]],
+        made: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Tables and models of a finished run; then its checkpoints are no longer needed."""
+        for r, run in enumerate(history.runs):
+            self.write_npz(f"clients/{run_id(r, run.label, run.seed)}.npz", run.arrays())
+        for name, weights in models.items():
+            self.write(f"models/{name}.safetensors", safetensors.numpy.save(dict(weights)))
+        found = {"share": history.share, "runs": _runs(history), "files": self.digests}
+        self.write_json("runs.json", {**found, **({"made": made} if made else {})})
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove the checkpoints of a finished run."""
+        files.remove(checkpoints(self.path))
+
+    def discard(self) -> None:
+        """The checkpoints are no longer needed, nor is the folder that holds nothing else."""
+        self.forget()
+        if not files.locks():  # an open file cannot be removed
+            self.close()
+        with contextlib.suppress(OSError):  # something of someone else's lies there
+            (self.path / ".lock").unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # done before the first was due
+                (self.path / "checkpoint").rmdir()
+            self.path.rmdir()
+        self.close()
+
+
+def make_folder(path: Path) -> None:
+    """A folder to write into."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SaveFailed(f"{path}: {error.strerror}: choose another --out") from error
+
+
+def write_file(
+    target: Path, *content: Buffer, remedy: str = files.REMEDY, below: Path | None = None
+) -> None:
+    """A whole file or none; where `below` is given, no folder on the way from there is a link."""
+    if below is not None:
+        try:
+            files.inside(below, str(target.relative_to(below)))
+        except OSError as error:
+            raise files.failed(target, error, remedy) from error
+    files.write(target, *content, remedy=remedy)
+
+
+def claim(parent: Path, stem: str) -> Path:
+    """A new folder parent/stem-001 or the next free one, taken at once."""
+    for number in range(1, 10**6):
+        path = parent / f"{stem}-{number:03d}"
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise SaveFailed(f"{path}: {error.strerror}: choose another --out") from error
+        return path
+    raise SaveFailed(f"{parent} is full of runs: choose another --out")
+
+
+def foreign(path: Path) -> bool:
+    """Whether something other than a run folder, begun or to be begun, lies here."""
+    if not path.exists():
+        return False
+    if path.is_dir() and all(
+        name == ".lock" or files.is_temporary(name, FIRST) for name in os.listdir(path)
+    ):
+        return False
+    return not files.there(path / FIRST)  # asked last: another process may just have written it
+
+
+def run_id(index: int, label: str, seed: int) -> str:
+    """A file name for a run that cannot leave its folder, whatever the label."""
+    return f"{index:02d}-{re.sub(r'[^A-Za-z0-9.=,_-]', '_', label)[:80]}-s{seed}"
+
+
+def checkpoints(path: Path) -> list[Path]:
+    """The checkpoints of a run folder, newest first."""
+    folder = path / "checkpoint"
+    try:
+        found = [folder / name for name in files.names(folder, CHECKPOINT)]
+    except NotADirectoryError:
+        return []
+    except OSError as error:
+        raise damaged(folder, error) from error
+    return sorted(found, key=lambda file: int(file.stem), reverse=True)
+
+
+def load_checkpoint(
+    path: Path, wanted: Callable[[str], bool] = lambda name: True
+) -> tuple[Arrays, dict[str, Any], list[str]]:
+    """Arrays and meta data of the newest whole checkpoint, and what was found damaged."""
+    bad: list[str] = []
+    for file in checkpoints(path):
+        try:
+            return *read_checkpoint(file, wanted), bad
+        except Damaged as error:
+            bad.append(str(error))
+    if bad:
+        remedy = f"delete {path / 'checkpoint'} to begin anew, or choose another --out"
+        raise InputError(f"{'; '.join(bad)}: {remedy}")
+    raise InputError(f"{path} holds no checkpoint yet: wait, or {to_go_on(path)}")
+
+
+class Damaged(InputError):
+    """A checkpoint whose checksum is wrong, or that is gone: the one before takes its place."""
+
+
+def read_checkpoint(
+    file: Path, wanted: Callable[[str], bool] = lambda name: True
+) -> tuple[Arrays, dict[str, Any]]:
+    """One checkpoint, or some of its arrays, refused unless its checksum is right."""
+    try:
+        with files.opened(file) as opened:
+            size = os.fstat(opened.fileno()).st_size
+            magic, told = opened.read(8), opened.read(32)
+            bad = magic != MAGIC or files.holes(opened)
+            if bad or hashlib.file_digest(opened, "sha256").digest() != told:
+                raise Damaged(f"{file} is damaged: its checksum is wrong, so it is not used")
+            opened.seek(40)
+            found, meta = packing.unpack(opened, size - 40, wanted)
+        return found, schema.check(schema.Meta, meta)
+    except FileNotFoundError as error:
+        raise Damaged(f"{file}: {error.strerror}") from error
+    except InputError:
+        raise
+    except packing.UNREADABLE as error:
+        raise InputError(
+            f"{file} is no checkpoint of fedmaba: {reason(error)}: restore it, or choose another "
+            "--out"
+        ) from error
+
+
+def unpack(body: bytes) -> tuple[Arrays, dict[str, Any]]:
+    """The arrays and meta data that another rank packed."""
+    return packing.unpack(io.BytesIO(body), len(body))
+
+
+def load_history(path: Path | str) -> History:
+    """The history of a finished run, or of an unfinished one as far as its checkpoint goes."""
+    return load_part(path)[0]
+
+
+def load_part(path: Path | str) -> tuple[History, int]:
+    """The history of a run folder, and the byte of rounds.jsonl from which newer lines stand."""
+    path = Path(path)
+    file = path / "runs.json"
+    if not (files.there(file) or files.there(path / FIRST) or checkpoints(path)):
+        raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
+    if not files.there(file):
+        found, meta, _ = load_checkpoint(path, lambda name: name.startswith("table/"))
+        if "terms" in meta:
+            raise InputError(f"{path} is the state of a server on Flower: see its rounds.jsonl")
+        return history_of(found, meta, path / "checkpoint"), meta["lines"]
+    about = load_runs(path)
+    runs, share, budget = [], about.get("share", 0.05), Budget()
+    for r, run in enumerate(about["runs"]):
+        name = f"clients/{run_id(r, run['label'], run['seed'])}.npz"
+        tables = _table(path, name, budget, about.get("files", {}))
+        runs += _history(path / name, [run], [tables], share).runs
+    try:
+        return History(runs, share), 0
+    except InputError as error:
+        raise damaged(file, error) from error
+
+
+def load_runs(path: Path) -> dict[str, Any]:
+    """What runs.json of a finished folder says."""
+    return _checked(path / "runs.json", schema.Runs)
+
+
+def _table(root: Path, name: str, budget: Budget, digests: Mapping[str, str]) -> Arrays:
+    """The tables of one run, refused where they are not those that the folder was finished with."""
+    file = root / name
+    try:
+        found = packing.read_npz(files.inside(root, name), None, whole, budget)
+        _same(file, digests.get(name))
+        return found
+    except packing.UNREADABLE as error:
+        raise damaged(file, error) from error
+
+
+def _same(file: Path, digest: str | None) -> None:
+    """Refuse a file of another SHA-256 than was noted; none is noted by versions before this."""
+    if digest is not None and files.sha256(file) != digest:
+        raise ValueError("it is not the file that the run ended with")
+
+
+def _history(file: Path, runs: list[dict[str, Any]], tables: list[Arrays], share: float) -> History:
+    try:
+        return from_arrays(runs, tables, share)
+    except packing.UNREADABLE as error:
+        raise damaged(file, error) from error
+
+
+def _checked(file: Path, kind: type[schema.Part]) -> dict[str, Any]:
+    try:
+        return schema.check(kind, files.read_json(file))
+    except packing.UNREADABLE as error:
+        raise damaged(file, error) from error
+
+
+def read_npz(file: Path, names: Iterable[str] | None = None) -> Arrays:
+    """The arrays of an NPZ file, or some of them."""
+    try:
+        return packing.read_npz(file, names)
+    except packing.UNREADABLE as error:
+        raise damaged(file, error) from error
+
+
+def reason(error: BaseException) -> str:
+    """What an exception says, on one line."""
+    text = getattr(error, "strerror", None) or str(error)
+    if isinstance(error, KeyError):
+        text = f"it lacks {text}"
+    if text == "File is not a zip file":
+        text = "no NPZ file"
+    return " ".join(str(text).split())[:200] or type(error).__name__
+
+
+def damaged(file: Path, error: Exception) -> InputError:
+    """The line on a file that cannot be read."""
+    return InputError(f"{file} cannot be read ({reason(error)}): {RESTORE}")
+
+
+def load_about(path: Path | str) -> dict[str, Any]:
+    """Versions, hashes, device and command of a run folder; {} where there are none."""
+    file = Path(path) / "about.json"
+    return _checked(file, schema.About) if files.there(file) else {}
+
+
+def to_go_on(path: Path) -> str:
+    """What an unfinished run wants."""
+    about = load_about(path)
+    if about.get("python"):
+        return f"repeat the Python call that began it, with out={str(path)!r}"
+    return f"fedmaba resume {path}" + (" --trust" if about.get("own") else "")
+
+
+def load_labels(path: Path | str) -> dict[int, NDArray[np.int64]]:
+    """(N, C) training examples of each client and class, by seed; {} where none were stored."""
+    root, name = Path(path), "partition.npz"
+    file = root / name
+    if not files.there(file):
+        return {}
+    try:
+        found = packing.read_npz(file, check=_partition)
+        if files.there(root / "runs.json"):
+            _same(file, load_runs(root).get("files", {}).get(name))
+        return {int(n[4:-7]): _labels(n, a) for n, a in found.items() if n.endswith(".labels")}
+    except packing.UNREADABLE as error:
+        raise damaged(file, error) from error
+
+
+def _partition(declared: Mapping[str, packing.Declared]) -> None:
+    """Refuse what is no partition by names, types and shapes."""
+    for name, (dtype, shape) in declared.items():
+        known = re.fullmatch(r"seed[0-9]{1,19}\.([a-z_]+)", name)
+        if known and (dtype.kind not in "iu" or len(shape) != 1 + (known[1] == "labels")):
+            raise ValueError(f"{name} is {dtype} of shape {shape}")
+        if not known and name.endswith(".labels"):
+            raise ValueError(f"{name} is of no seed")
+
+
+def _labels(name: str, counts: NDArray[Any]) -> NDArray[np.int64]:
+    if counts.size and not 0 <= counts.min() <= counts.max() < 2**53:
+        raise ValueError(f"{name} holds no counts")
+    return counts.astype(np.int64)
+
+
+def read_lines(path: Path | str, start: int = 0) -> list[dict[str, Any]]:
+    """Whole lines of rounds.jsonl from a byte on; a last line in the making is left."""
+    file = Path(path) / "rounds.jsonl"
+    lines: list[dict[str, Any]] = []
+    try:
+        for place, line in files.json_lines(file, start):
+            try:
+                lines.append(schema.check(schema.Line, line))
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from error
+            if len(lines) > LINES:
+                raise ValueError(f"it has more than {LINES:,} lines to read")
+    except FileNotFoundError:
+        return []
+    except packing.UNREADABLE as error:
+        raise InputError(
+            f"{file} cannot be read ({reason(error)}): restore it, or move it away: `fedmaba "
+            "resume` writes it anew"
+        ) from error
+    return lines
+
+
+def history_of(arrays: Arrays, meta: Mapping[str, Any], file: Path) -> History:
+    """The tables inside a checkpoint."""
+    tables: list[Arrays] = [{} for _ in meta["runs"]]
+    for name, value in arrays.items():
+        kind, _, own = name.partition("/")
+        run, _, table = own.partition("/")
+        if kind == "table" and run.isdecimal() and len(run) < 9 and int(run) < len(tables):
+            tables[int(run)][table] = value
+    return _history(file, meta["runs"], tables, meta.get("share", 0.05))
+
+
+def _runs(history: History) -> list[dict[str, Any]]:
+    return [{key: getattr(run, key) for key in KEYS} for run in history.runs]
+
+
+def _text(lines: Iterable[Mapping[str, Any]]) -> bytes:
+    return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
+
+
+def _all_lines(history: History, first: int) -> list[dict[str, Any]]:
+    """JSON-ready lines of all runs for rounds after `first`, one round after another."""
+    found = [
+        line for r, run in enumerate(history.runs) for line in _lines(r, run, first, history.share)
+    ]
+    return sorted(found, key=lambda line: (line["round"], line["run"]))
+
+
+def _lines(r: int, run: Any, first: int, share: float) -> list[dict[str, Any]]:
+    """One run's rounds after `first` as JSON-ready lines; they depend on the tables alone."""
+    evaluated = {int(t): i for i, t in enumerate(run.tables.get("evaluated", []))}
+    infos = sorted(name for name in run.tables if name.startswith("info."))
+    rounds, lines = run.tables.get("round", []), []
+    for i in range(bisect.bisect_right(rounds, first), len(rounds)):
+        done = rounds[i]
+        line: dict[str, Any] = {"run": r, "strategy": run.label, "seed": run.seed}
+        line["round"] = int(done)
+        told = {name[5:]: run.tables[name][i] for name in infos}
+        line |= {name: _number(v) for name, v in told.items() if not np.isnan(v)}
+        at = evaluated.get(int(done))
+        if at is not None:
+            models = ("deployed", "last")
+            accuracy, loss = (
+                np.stack([run.tables[f"{model}.{name}"][at] for model in models]).astype(float)
+                for name in ("accuracy", "loss")
+            )
+            found = every(accuracy, loss, run.test_size, share)
+            for model, figures in zip(models, found, strict=True):
+                line[model] = {k: _number(v) for k, v in figures._asdict().items()}
+        lines.append(line)
+    return lines
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,157 @@
+"""What each JSON of a run folder must look like; keys that a newer version adds are let through.
+
+A value of another type is one line that names the key. No torch.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+RUNS = 10_000  # in one folder
+LABEL = 2_000  # characters
+Word = Annotated[str, Field(max_length=LABEL)]
+Text = Annotated[str, Field(max_length=20_000)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+
+class Run(Part):
+    """One run, in runs.json, a checkpoint and an archive."""
+
+    label: Word
+    seed: Seed
+    deploy: Word
+    diverged: Text
+    of: Word = ""  # a digest of what all seeds have in common; versions before this told none
+
+
+class Made(Part):
+    """What a run is made of; versions before this one did not note it."""
+
+    asked: dict[str, Any]  # the experiment, without what cannot change its numbers
+    data: Word  # SHA-256
+    partition: dict[str, Word]  # SHA-256, by seed
+
+
+class Runs(Part):
+    """runs.json, which a finished folder has."""
+
+    share: Share = 0.05
+    runs: Annotated[list[Run], Field(max_length=RUNS)]
+    made: Made | None = None
+    files: dict[str, Word] = {}  # SHA-256, by name
+
+
+class Meta(Runs):
+    """What a checkpoint says beside its arrays, of a simulation or of a server on Flower."""
+
+    round: Count
+    lines: Count  # bytes of rounds.jsonl
+    chunk: Annotated[int, Field(ge=1)] | None = None
+    diverged: Annotated[list[Text], Field(max_length=RUNS)] | None = None
+    weights: list[Word] | None = None
+    order: str | None = None
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    terms: dict[str, Any] | None = None
+    sites: list[Word] | None = None
+    owners: dict[Word, Word] | None = None
+    changes: list[dict[Word, str | None]] | None = None
+    counted: Count | None = None
+    refused: list[str] | None = None
+
+
+class Data(Part):
+    name: Word = ""
+    sha256: Word = ""
+    classes: list[str] = []
+    clients: list[str] = []
+
+
+class Model(Part):
+    path: str = ""
+    parameters: Count = 0
+
+
+class About(Part):
+    """about.json: where a run comes from."""
+
+    command: list[str] = []
+    repeat: str = ""
+    python: bool = False
+    own: dict[str, str] = {}
+    seeds: Annotated[list[Seed], Field(max_length=RUNS)] = []
+    data: Data = Data()
+    partition: dict[Word, Word] = {}
+    hostile: dict[Word, list[Count]] | None = None
+    model: Model = Model()
+    ranks: Count = 1
+    chunk: Annotated[int, Field(ge=1)] = 1
+    device: Word = ""
+    versions: dict[Word, Word] = {}
+    digest: Word | None = None  # SHA-256 of what the run is made of
+
+
+class Figures(Part):
+    """The fairness figures of a model; one that is no number is null."""
+
+    variance: Number | None = None
+    accuracy: Number | None = None
+    worst: Number | None = None
+    best: Number | None = None
+
+
+class Line(Part):
+    """A line of rounds.jsonl."""
+
+    run: Count = 0
+    strategy: Word
+    seed: Seed
+    round: Annotated[int, Field(ge=1, lt=2**63)]
+    deployed: Figures = Figures()
+    last: Figures = Figures()
+
+
+class Versions(Part):
+    torch: Word
+    fedmaba: Word
+
+
+class Archive(Part):
+    """What a file of `fedmaba reproduce` says of its runs."""
+
+    format: Literal[1]
+    target: Word
+    settings: dict[str, Any]
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    dtype: Word
+    device: Word
+    command: str
+    versions: Versions
+    runs: Annotated[list[Run], Field(min_length=1, max_length=RUNS)]
+
+
+def check(kind: type[Part], tree: Any) -> dict[str, Any]:
+    """The tree itself, if it is of a kind; ValueError names the first key that is not."""
+    try:
+        kind.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(str(part)[:80] for part in first["loc"])
+        rule = str(first["msg"]).replace("Input should", "it should").replace("Field r", "r")
+        given = "" if first["type"] == "missing" else f"={_short(first['input'])}"
+        raise ValueError(f"{place}{given}: {rule}" if place else "no JSON object") from None
+    return dict(tree)
+
+
+def _short(value: object) -> str:
+    if isinstance(value, dict | list):
+        return f"{type(value).__name__} of {len(value):,}"
+    return repr(value[:60] if isinstance(value, str) else value)

@@ -1,0 +1,111 @@
+"""Which model, and at which round: the fairness figures of runs by row and seed. No torch.
+
+The last server model, as the paper, or the deployed one; at the last round, the best one (picked on
+test or on validation data), or as the mean of the last five evaluations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from fedmaba.results.history import At, FloatArray, History, Model, RunHistory
+from fedmaba.results.metrics import Fairness
+
+REFERENCE = "fedavg"
+Found = dict[str, dict[int, Fairness]]  # by row and seed
+
+
+class Choice(NamedTuple):
+    """At which round a table looks."""
+
+    name: str
+    words: str
+    at: At
+    on: str  # "": needs no pick
+
+
+CHOICES = {
+    c.name: c
+    for c in (
+        Choice("last", "at the last round", "last", ""),
+        Choice("best", "at its best round, picked on test data", "best", "test"),
+        Choice("valid", "at its best round, picked on validation data", "best", "validation"),
+        Choice("last5", "mean of the last five evaluations", "last5", ""),
+    )
+}
+
+
+def of_deploy(history: History, deploy: str | None) -> History:
+    """The runs with one deployed model; None: the first each row has."""
+    first: dict[str, str] = {}
+    for run in history.runs:
+        first.setdefault(run.label, run.deploy)
+    return replace(
+        history, runs=[r for r in history.runs if r.deploy == (deploy or first[r.label])]
+    )
+
+
+def at_choice(history: History, choice: Choice) -> History | None:
+    """The history whose `choice.at` is that round; None where there is nothing to pick on."""
+    held = any("last_validation.accuracy" in run.tables for run in history.runs)
+    if choice.on == "validation":
+        return history if held else None
+    if choice.on == "test" and held:
+        runs = [
+            replace(r, tables={k: v for k, v in r.tables.items() if "_validation" not in k})
+            for r in history.runs
+        ]
+        return replace(history, runs=runs)
+    return history
+
+
+def validated(history: History) -> History:
+    """The same runs, judged on validation images."""
+    runs = [
+        replace(
+            r,
+            tables={
+                name.replace("_validation", ""): table
+                for name, table in r.tables.items()
+                if "_validation" in name or name == "evaluated"
+            },
+        )
+        for r in history.runs
+    ]
+    return replace(history, runs=runs)
+
+
+def good(history: History) -> list[RunHistory]:
+    """The runs that have been evaluated and did not diverge."""
+    return [run for run in history.runs if not run.diverged and "evaluated" in run.tables]
+
+
+def values(history: History, model: Model, choice: Choice) -> Found:
+    """Figures by row and seed."""
+    seen = at_choice(history, choice)
+    out: Found = {}
+    for run in good(seen) if seen else ():
+        found = run.fairness(model, history.share, run.chosen(choice.at, model), history.unit)
+        out.setdefault(run.label, {})[run.seed] = Fairness(*np.mean(found, axis=0))
+    return out
+
+
+def by_seed(found: Found, row: str, figure: str) -> dict[int, float]:
+    """One figure of a row."""
+    return {seed: getattr(f, figure) for seed, f in found.get(row, {}).items()}
+
+
+def variances(history: History, model: Model) -> dict[str, dict[int, FloatArray]]:
+    """(E,) over clients at each evaluation, %², by row and seed."""
+    out: dict[str, dict[int, FloatArray]] = {}
+    for run in good(history):
+        out.setdefault(run.label, {})[run.seed] = 1e4 * np.nanvar(run.accuracy(model), axis=1)
+    return out
+
+
+def tail(curve: FloatArray) -> FloatArray:
+    """The last fifth of the evaluations, at least two."""
+    return curve[-max(2, len(curve) // 5) :]

@@ -1,0 +1,190 @@
+"""Models as ordinary nn.Module, made by a factory of (input shape, number of classes).
+
+Users bring their own as `package.module:factory` or as a callable. A model may hold any layer but
+one whose buffers change in training, as running statistics do: those are not part of the model
+change that clients send. Nor may an example's output depend on others: minibatches are padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from fedmaba import rng, user_code
+from fedmaba.errors import FedmabaError, InputError, unknown
+
+Shape = tuple[int, ...]
+Factory = Callable[[Shape, int], nn.Module]
+
+
+def mlp(shape: Shape, classes: int) -> nn.Module:
+    """the paper's perceptron: two hidden layers of 200, ReLU"""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(_count(shape), 200),
+        nn.ReLU(),
+        nn.Linear(200, 200),
+        nn.ReLU(),
+        nn.Linear(200, classes),
+    )
+
+
+def cnn(shape: Shape, classes: int) -> nn.Module:
+    """the paper's CNN: conv 5x5 64, pool, conv 5x5 64, pool, 384, 192, dropout 0.2 and 0.5"""
+    if len(shape) != 3 or min(shape[1:]) < 16:
+        raise InputError(
+            f"model cnn wants images of (channels, height, width) with sides of at least 16, but "
+            f"the data have shape {shape}: use --model mlp or softmax"
+        )
+    height, width = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * height * width, 384),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(384, 192),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(192, classes),
+    )
+
+
+def softmax(shape: Shape, classes: int) -> nn.Module:
+    """softmax regression: one linear layer, a convex problem"""
+    return nn.Sequential(nn.Flatten(), nn.Linear(_count(shape), classes))
+
+
+REGISTRY: dict[str, Factory] = {"mlp": mlp, "cnn": cnn, "softmax": softmax}
+
+
+def factory(name: str) -> Factory:
+    """A registered model, or `package.module:factory`."""
+    if name in REGISTRY:
+        return REGISTRY[name]
+    where, _, attribute = name.partition(":")
+    if not attribute:
+        raise unknown("model", name, REGISTRY)
+    found = user_code.find(f"model {name!r}", where, attribute, "package.module:factory")
+    if not callable(found):
+        raise InputError(f"model {name!r} is no factory: it must take (shape, classes)")
+    return found  # type: ignore[no-any-return]
+
+
+def build(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Module:
+    """The model with the initial weights of this seed, checked against the data's shape."""
+    if isinstance(make, nn.Module):
+        kind = type(make).__name__
+        raise InputError(
+            f"the model is a {kind} already: give a function of (shape, classes) that makes it, as "
+            f"lambda shape, classes: {kind}(...)"
+        )
+    name = getattr(make, "__name__", str(make))
+    with _seeded(int(rng.key(seed, "model")[0]) >> 1):
+        try:
+            model = make(shape, classes)
+        except FedmabaError:
+            raise
+        except Exception as error:  # whatever a factory does
+            raise _unmade(f"model {name!r}", error, shape, classes) from error
+        if not isinstance(model, nn.Module):
+            raise InputError(f"model {name!r} gave a {type(model).__name__}: return an nn.Module")
+        blank = torch.zeros(2, *shape)
+        out = _try(model.eval(), name, blank)  # also gives lazy layers their weights
+    for label, module in model.named_modules():
+        statistics = getattr(module, "running_mean", None) is not None
+        if statistics or isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise InputError(
+                f"model {name!r}: layer {label!r} is a {type(module).__name__} with statistics "
+                "over examples, which no server rule averages rightly: use GroupNorm"
+            )
+    frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
+    if frozen or not any(True for _ in model.parameters()):
+        what = f"weights {frozen[0]!r} are frozen" if frozen else "there are no weights to train"
+        raise InputError(f"model {name!r}: {what}: keep constants as buffers, train the rest")
+    if out.ndim != 2 or out.shape[0] != 2 or out.shape[1] < classes:
+        raise InputError(
+            f"model {name!r} gives outputs of shape {tuple(out.shape[1:])} per example, but the "
+            f"data have {classes} classes: its last layer must have at least {classes} outputs"
+        )
+    if why := _leak(model, name, shape):
+        raise InputError(f"model {name!r}: {why}")
+    return model
+
+
+def _unmade(what: str, error: Exception, shape: Shape, classes: int) -> InputError:
+    """Why a factory gave no model, in one line."""
+    called = error.__traceback__ is not None and error.__traceback__.tb_next is None
+    if isinstance(error, TypeError) and called:  # it could not even be called like this
+        return InputError(f"{what}: {error}: it must take (shape, classes)")
+    return user_code.fault(f"{what} cannot be made of shape={shape}, classes={classes}", error)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Draws of torch from this seed; the caller's own go on as if there had been none."""
+    begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpus = range(torch.cuda.device_count()) if begun else ()
+    with torch.random.fork_rng(devices=list(gpus)):
+        torch.manual_seed(seed)
+        yield
+
+
+def _leak(model: nn.Module, name: str, shape: Shape) -> str:
+    """How examples or steps would reach others than by the weights; the model is left as it is."""
+    before = dict(model.named_buffers())
+    with _seeded(0):
+        one, *others = torch.rand(3, *shape)
+        for training in (True, False):
+            model.train(training)
+            outs = []
+            for other in others:
+                after = {n: b.clone() for n, b in before.items()}
+                torch.manual_seed(0)
+                x = torch.stack([one, other])
+                outs.append(_try(partial(functional_call, model, after), name, x))
+                for n, b in before.items():
+                    if not torch.equal(b, after[n]):
+                        return (
+                            f"training changes the buffer {n!r}, which is no weight that clients "
+                            "send: leave out such a layer (spectral norm, counters)"
+                        )
+            if not torch.allclose(outs[0][0], outs[1][0], 1e-4, 1e-6, equal_nan=True):
+                return (
+                    "its output for an example depends on the others of the minibatch, which is "
+                    "padded: normalise each example by itself, as GroupNorm does"
+                )
+    return ""
+
+
+def _try(model: Callable[[torch.Tensor], object], name: str, x: torch.Tensor) -> torch.Tensor:
+    """The outputs of a model for two inputs."""
+    try:
+        with torch.no_grad():
+            out = model(x)
+    except Exception as error:  # whatever a model does
+        what = f"model {name!r} does not accept inputs of shape {tuple(x.shape[1:])}"
+        raise user_code.fault(what, error) from error
+    if not isinstance(out, torch.Tensor):
+        raise InputError(f"model {name!r} gives outputs as {type(out).__name__}: return one tensor")
+    return out
+
+
+def describe() -> list[tuple[str, str]]:
+    """Name and one line for each model."""
+    yours = ("package.module:factory", "your own: a callable of (input shape, number of classes)")
+    return [*((name, (f.__doc__ or "").strip()) for name, f in REGISTRY.items()), yours]
+
+
+def _count(shape: Shape) -> int:
+    return int(torch.Size(shape).numel())

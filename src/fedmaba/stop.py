@@ -1,0 +1,75 @@
+"""Signals that end the program: at once, or after the round that is going on. No torch here."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+ENDING = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+SAID = "stopping after this round; Ctrl-C again, a second later, ends at once"
+
+
+class Ended(SystemExit):
+    """A signal ended the program; its code is the one a shell gives to a killed process."""
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the program where it stands, as Ctrl-C does: files are closed."""
+    with _handled(ENDING[1:], lambda number, frame: _end(number)):
+        yield
+
+
+@contextmanager
+def after_the_round(
+    tell: Callable[[str], None], numbers: Sequence[int] = ENDING
+) -> Iterator[Callable[[], bool]]:
+    """Signals ask to stop after the round; again, a second later, they end the program at once.
+
+    What comes within a second is the same wish: `timeout` signals both process and group.
+    """
+    asked: list[float] = []
+
+    def say(text: str) -> None:
+        with suppress(OSError, RuntimeError):  # a closed terminal, or in the middle of a line
+            tell(text)
+
+    def ask(number: int, frame: object) -> None:
+        asked.append(time.monotonic())
+        if len(asked) == 1:
+            say(SAID)
+        elif asked[-1] > asked[0] + 1:
+            say("ended at once: what came after the last checkpoint is lost")
+            _end(number)
+
+    with _handled(numbers, ask):
+        yield lambda: bool(asked)
+
+
+def _end(number: int) -> NoReturn:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise Ended(128 + number)
+
+
+@contextmanager
+def _handled(numbers: Sequence[int], handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Signals go to a handler; the ones of before are put back. Only a main thread gets any."""
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in numbers:
+            was = signal.getsignal(number)
+            if number in (signal.SIGINT, signal.SIGTERM) or was is not signal.SIG_IGN:  # no nohup
+                before[number] = was
+                signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, was in before.items():
+            signal.signal(number, signal.SIG_DFL if was is None else was)

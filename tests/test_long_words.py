@@ -1,0 +1,120 @@
+"""What a user gave is told in errors, but never thousands of characters of it; nor does it hang."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedmaba import cli
+from fedmaba.errors import LINE, WORD, InputError, shortened, unknown
+
+LONG = "x" * 5000
+SPACED = "x y " * 1250
+WORDS = [
+    ["compare", LONG],
+    ["compare", SPACED],
+    ["compare", f"{LONG}.Rule"],
+    ["compare", f"mine.{LONG}"],
+    ["compare", f"fedavg:{LONG}=1"],
+    ["compare", f"fedmaba:alpha={LONG}"],
+    ["compare", f"fedmaba:alpha=[{LONG}"],
+    ["compare", f"fedmaba:alpha=[{SPACED}"],
+    ["compare", "fedavg", f"fedavg,{LONG}"],
+    ["compare", "fedavg", "--model", LONG],
+    ["compare", "fedavg", "--model", f"{LONG}:make"],
+    ["compare", "fedavg", "--model", f"torch.nn:{LONG}"],
+    ["compare", "fedavg", "--data", LONG],
+    ["compare", "fedavg", "--data", f"{LONG}.csv"],
+    ["compare", "fedavg", "--partition", LONG],
+    ["compare", "fedavg", "--partition", f"shards:{LONG}"],
+    ["compare", "fedavg", "--deploy", LONG],
+    ["compare", "fedavg", "--attack", LONG],
+    ["compare", "fedavg", "--rounds", LONG],
+    ["compare", "fedavg", "--rounds", "9" * 5000],
+    ["compare", "fedavg", "--device", LONG],
+    ["compare", "fedavg", "--seeds", LONG],
+    ["compare", "fedavg", "--set", LONG],
+    ["compare", "fedavg", "--set", f"{LONG}=1"],
+    ["compare", "fedavg", "--set", f"train.{LONG}=1"],
+    ["compare", "fedavg", f"--{LONG}"],
+    ["run", LONG],
+    ["resume", LONG],
+    ["table", LONG],
+    ["table", LONG, "--at", LONG],
+    ["table", "x" * 300],
+    ["report", LONG],
+    ["figure", LONG, ".", "-o", "a.pdf"],
+    ["figure", "rounds", ".", "-o", LONG],
+    ["export", LONG],
+    ["watch", LONG],
+    ["list", LONG],
+    ["reproduce", LONG],
+    ["reproduce", "attacks", "--only", LONG],
+    ["data", "check", LONG],
+    [LONG],
+]
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["fedmaba", *words])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.mark.parametrize("words", WORDS, ids=lambda words: " ".join(words)[:40])
+def test_five_thousand_characters_are_not_told_whole(call, words):
+    code, out, err = call(*words)
+    assert (code, out) == (2, "")
+    assert re.fullmatch("fedmaba: [^\n]+\n", err), err[:3000]
+    assert len(err) < LINE + 100
+    assert max(map(len, err.split())) < WORD
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'strategies = ["fed\tavg"]\n',
+        'strategies = ["fedavg"]\n[data]\nname = "a\tb.csv"\n',
+        'strategies = ["\\t"]\nmodel = "\\tmlp"\n',
+        'strategies = ["fedmaba:alpha=\t[0.1,\t"]\n',
+        'strategies\t=\t["fedavg"]\n"a\tb" = 1\n',
+        'strategies = ["fedavg"]\nseeds = "1\\t-\\t3"\n[train]\nlr = "0.1\\tx"\n',
+        'strategies = ["fedavg"]\n[save]\nout = "runs/\\t"\n',
+        'strategies = ["fedavg"]\nmodel = "mi\\tne:make"\n',
+        "\t" * 100_000 + "x",
+        'strategies = ["' + "\t" * 100_000 + '"]\n',
+        "x = [" + "\t\n" * 50_000,
+    ],
+    ids=range(11),
+)
+def test_tabs_in_an_experiment_are_read_or_refused_at_once(call, text):
+    Path("tabs.toml").write_text(text)
+    code, out, err = call("run", "tabs.toml")
+    assert (code, out) == (2, "")
+    assert len(err) < LINE + 100
+    assert "Traceback" not in err
+
+
+def test_what_is_short_is_told_whole_and_what_is_long_keeps_both_ends():
+    assert shortened("a word") == "a word"
+    whole = f"unknown {'y' * (WORD - 2)}: choose another"
+    assert shortened(whole) == whole
+    cut = shortened(f"unknown '{'y' * WORD}': choose another")
+    assert cut.startswith("unknown 'yyy")
+    assert cut.endswith("yyy': choose another")
+    assert "characters left out" in cut
+    told = str(unknown("strategy", LONG, ["fedavg", "afl"]))
+    assert told.endswith("choose one of afl, fedavg")
+    assert len(str(InputError(SPACED))) < LINE + 100
+    assert InputError(LONG).args == (LONG,)  # a program can still have it

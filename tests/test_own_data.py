@@ -1,0 +1,148 @@
+"""Your own data mean what they say: labels of any numbers or words, images, a saved index."""
+
+import json
+
+import numpy as np
+import pytest
+
+import fedmaba
+from fedmaba import Federation
+from fedmaba.data.datasets import from_arrays, load
+from fedmaba.errors import InputError
+
+X = np.random.default_rng(0).normal(size=(12, 3))
+OWNER = np.repeat(["a", "b"], 6)
+
+
+# labels
+
+
+@pytest.mark.parametrize(
+    ("y", "numbers", "classes"),
+    [
+        ([1, 2, 1, 2], [0, 1, 0, 1], ("1", "2")),
+        ([0, 1, 1, 0], [0, 1, 1, 0], ("0", "1")),
+        ([-1, 1, -1, 1], [0, 1, 0, 1], ("-1", "1")),
+        ([0, 5, 10, 5], [0, 1, 2, 1], ("0", "5", "10")),
+        ([1.0, 2.0, 2.0, 1.0], [0, 1, 1, 0], ("1", "2")),
+        ([7, 10**12, 7, 7], [0, 1, 0, 0], ("7", str(10**12))),
+        ([True, False, True, True], [1, 0, 1, 1], ("False", "True")),
+        (["no", "yes", "no", "no"], [0, 1, 0, 0], ("no", "yes")),
+        (["9", "10", "9", "10"], [0, 1, 0, 1], ("9", "10")),
+        (np.array([3, 4, 3, 4], np.uint8), [0, 1, 0, 1], ("3", "4")),
+    ],
+)
+def test_the_classes_are_the_labels_that_there_are(y, numbers, classes):
+    data = from_arrays(X[:4], y)
+    assert data.y.tolist() == numbers
+    assert data.y.dtype == np.int64
+    assert data.classes == classes
+
+
+def test_a_class_that_only_the_test_rows_have_counts():
+    data = from_arrays(X[:4], [0, 2, 0, 2], x_test=X[:2], y_test=[1, 2])
+    assert data.y.tolist() == [0, 2, 0, 2, 1, 2]
+    assert data.classes == ("0", "1", "2")
+
+
+def test_a_list_of_classes_says_which_is_which():
+    names = ["cat", "dog", "eel"]
+    assert from_arrays(X[:2], ["eel", "cat"], classes=names).y.tolist() == [2, 0]
+    assert from_arrays(X[:2], [2, 0], classes=names).y.tolist() == [2, 0]
+    assert from_arrays(X[:2], [2, 0], classes=names).classes == ("cat", "dog", "eel")
+    for wrong in (["eel", "fox"], [0, 3], [0, -1]):
+        with pytest.raises(InputError, match=f"label {wrong[1]}, but only 3 classes, cat, dog"):
+            from_arrays(X[:2], wrong, classes=names)
+
+
+def test_files_of_arrays_and_federations_do_the_same(tmp_path):
+    y = np.tile([1, 2], 6)
+    np.savez(tmp_path / "mine.npz", x=X, y=y, client=OWNER)
+    found = load(str(tmp_path / "mine.npz"))
+    assert (found.classes, found.y.tolist()) == (("1", "2"), (y - 1).tolist())
+    assert Federation.from_arrays(X, y, OWNER).data.classes == ("1", "2")
+    np.savez(tmp_path / "words.npz", x=X, y=np.where(y == 1, "ill", "well"), client=OWNER)
+    assert load(str(tmp_path / "words.npz")).classes == ("ill", "well")
+
+
+def test_a_run_has_one_output_for_each_class_and_records_the_labels(tmp_path):
+    mine, out = tmp_path / "mine.npz", tmp_path / "run"
+    np.savez(mine, x=X, y=np.tile([1, 2], 6), client=OWNER)
+    fedmaba.compare("fedavg", data=mine, model="softmax", rounds=1, seeds=1, out=out)
+    about = json.loads((out / "about.json").read_text())
+    assert about["data"]["classes"] == ["1", "2"]
+    assert about["model"]["parameters"] == 2 * (3 + 1)
+
+
+# images
+
+
+@pytest.mark.parametrize("word", ["x", "x_test"])
+def test_bytes_of_images_are_refused_with_both_remedies(word):
+    bytes_ = np.full((4, 8, 8), 200, np.uint8)
+    arrays = {"x": np.zeros((4, 8, 8)), "y": [0, 1, 0, 1], "x_test": np.zeros((4, 8, 8))}
+    with pytest.raises(InputError) as caught:
+        from_arrays(**(arrays | {word: bytes_, "y_test": [0, 1, 0, 1]}))
+    assert str(caught.value) == (
+        f"{word} has dtype uint8 and values up to 200: if these are images, give "
+        f"({word} / 255).astype('float32'); to train on the values as they are, "
+        f"{word}.astype('float32')"
+    )
+
+
+def test_bytes_in_a_file_are_refused_by_its_name(tmp_path):
+    np.savez(tmp_path / "mine.npz", x=np.full((4, 2), 255, np.uint8), y=[0, 1, 0, 1])
+    with pytest.raises(InputError, match=r"mine\.npz: x has dtype uint8 and values up to 255"):
+        load(str(tmp_path / "mine.npz"))
+
+
+def test_marks_of_0_and_1_are_no_image():
+    marks = np.array([[0, 1], [1, 0]], np.uint8)
+    assert from_arrays(marks, [0, 1]).x.tolist() == [[0, 1], [1, 0]]
+
+
+def test_numbers_that_are_no_bytes_are_taken_as_they_are():
+    assert from_arrays([[255, 0], [3, 1000]], [0, 1]).x.tolist() == [[255, 0], [3, 1000]]
+
+
+# a saved index
+
+ROWS = [(0.5, 1), (0.25, 2), (0.75, 1)]
+
+
+def table(path, name, numbers):
+    lines = [f"{k},{value},{label}" for k, (value, label) in zip(numbers, ROWS, strict=True)]
+    path.write_text("\n".join([f"{name},height,label", *lines, ""]))
+    return str(path)
+
+
+def test_a_column_without_a_name_is_refused_with_the_remedy(tmp_path):
+    for name in ("", '""', " "):
+        with pytest.raises(InputError) as caught:
+            load(table(tmp_path / "mine.csv", name, [0, 1, 2]))
+        assert str(caught.value) == (
+            f"{tmp_path / 'mine.csv'}: column 1 has no name, like a saved index: leave it out "
+            "(pandas: to_csv(file, index=False)), or name it"
+        )
+
+
+def test_a_column_without_a_name_is_refused_wherever_it_stands(tmp_path):
+    (tmp_path / "mine.csv").write_text("height,label,\n1,2,3\n")
+    with pytest.raises(InputError, match="column 3 has no name"):
+        load(str(tmp_path / "mine.csv"))
+
+
+@pytest.mark.parametrize("name", ["Unnamed: 0", "index", "INDEX", "id", "row", "row_id", "level_0"])
+@pytest.mark.parametrize("numbers", [[0, 1, 2], [1, 2, 3], [2, 0, 1]])
+def test_a_column_called_as_an_index_that_numbers_the_rows_is_refused(tmp_path, name, numbers):
+    with pytest.raises(InputError, match=f"column '{name}' only numbers the rows: leave it out"):
+        load(table(tmp_path / "mine.csv", name, numbers))
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"), [("age", [0, 1, 2]), ("index", [0, 5, 2]), ("id", [2, 3, 4])]
+)
+def test_other_columns_are_features(tmp_path, name, numbers):
+    data = load(table(tmp_path / "mine.csv", name, numbers))
+    assert data.x[:, 0].tolist() == numbers
+    assert data.classes == ("1", "2")
