@@ -126,8 +126,8 @@ class Scale:
 
 def folder() -> Path:
     """Where the files lie: in the package as installed, else at the root of the repository."""
-    here = Path(__file__).parent / "experiments"
-    return here if here.is_dir() else Path(__file__).parents[2] / "experiments"
+    here = Path(__file__).parents[1] / "experiments"
+    return here if here.is_dir() else Path(__file__).parents[3] / "experiments"
 
 
 def names() -> list[str]:
