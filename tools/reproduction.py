@@ -256,7 +256,7 @@ def which(batches: list[archive.Batch]) -> str:
         found = by_seed(name, row, "worst", "deployed", "last", batches)
         base = by_seed(name, "fedavg", "worst", "deployed", "last", batches)
         apart = Cell("") if row == "fedavg" else span_cell(paired.difference(found, base))
-        body.append([*map(Cell, [f"`{row}`", str(len(found)), *levels]), apart])
+        body.append([*map(Cell, [row, str(len(found)), *levels]), apart])
     title = "Fashion-MNIST, two classes a client, all 100 clients, deployed model"
     return document.table(Grid("which", title, head, body))
 
@@ -281,7 +281,7 @@ def times(batches: list[archive.Batch]) -> str:
         )
         seconds = sum(float(b.about["seconds"]) for b in own)
         if own:
-            said = ", ".join(sorted({f"`{b.about['command']}`" for b in own}))
+            said = "; ".join(sorted({b.about["command"] for b in own}))
             runs = str(sum(len(b.keys) for b in own))
             line = [said, runs, f"{done:,}", f"{seconds:,.0f}", f"{done / seconds:,.0f}"]
             body.append([Cell(text) for text in line])
