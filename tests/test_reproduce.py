@@ -1006,7 +1006,7 @@ def test_the_numbers_of_the_page_are_those_of_the_files(tool):
         made = tool["MADE"].search(text) or tool["BLOCK"].search(text)
         assert len(tool["VALUE"].findall(text)) > 3 or made
         assert text == tool["renew"](text, batches), "old: run python tools/reproduction.py"
-    text = "".join(tool[name].read_text(encoding="utf-8") for name in ("PAGE", "TABLE_PAGE"))
+    text = "".join(tool[name].read_text(encoding="utf-8") for name in ("LOG_PAGE", "TABLE_PAGE"))
     shown = {m[2] for m in tool["BLOCK"].finditer(text)}
     assert shown == set(targets.names()) - {"all"}
 
@@ -1093,6 +1093,8 @@ def test_tables_over_many_targets(tool, tmp_path):
     assert "old" not in shown
     assert shown.count("| cifar10, shards:2, 10 | 3 | FedMABA") == 2
     assert "fashion" not in shown
+    short = tool["renew"]("<!-- made brief -->\nold\n<!-- end -->", batches)
+    assert short.count("| cifar10, shards:2, 10 | 3 |") == 1
     left = tool["renew"]("<!-- made missing -->\n<!-- end -->", batches)
     assert "`fedmaba reproduce table3-cifar100 --device cuda --dtype tf32`: 45 runs" in left
     assert "table2-cifar10-partial" not in left
