@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         parse,
         register,
     )
-    from fedmaba.strategies.base import Decision, Local, Needs, Replies, Strategy, param
+    from fedmaba.strategies.base import Decision, Local, Needs, Replies, Shown, Strategy, param
 
 __version__ = "0.1.0"
 
@@ -43,6 +43,7 @@ _HOME = {
     "Local": "strategies.base",
     "Needs": "strategies.base",
     "Replies": "strategies.base",
+    "Shown": "strategies.base",
     "Strategy": "strategies.base",
     "Fairness": "results.metrics",
     "InputError": "errors",
@@ -84,6 +85,7 @@ __all__ = [
     "PropFair",
     "Replies",
     "RunHistory",
+    "Shown",
     "Strategy",
     "__version__",
     "compare",
