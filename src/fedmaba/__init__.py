@@ -98,6 +98,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> "Any":
+    if name == "datasets":  # apps that `fedmaba flower new` wrote before 0.2 import it from here
+        return importlib.import_module("fedmaba.data.datasets")
     if name in _HOME:
         return getattr(importlib.import_module(f"fedmaba.{_HOME[name]}"), name)
     raise AttributeError(f"module 'fedmaba' has no attribute {name!r}")
