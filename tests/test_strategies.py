@@ -407,7 +407,7 @@ def test_fedmgda_without_freedom_averages_normalised_changes():
 
 
 def test_propfair_with_equal_bounds_is_a_scaled_loss():
-    bend = PropFair(M=0.2, epsilon=0.2).local().bend
+    bend = PropFair(M=0.2, epsilon=0.2).local().loss
     assert bend.slope == 5.0  # M - loss < epsilon for every positive loss: always the slope
 
 
