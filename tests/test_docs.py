@@ -20,6 +20,7 @@ from fedmaba import cli, strategies
 from fedmaba.deploy.flower_app import check
 from fedmaba.experiment import config
 from fedmaba.report import watch
+from fedmaba.reproduction import display
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
