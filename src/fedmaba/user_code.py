@@ -108,13 +108,13 @@ def fault(what: str, error: BaseException) -> InputError:
     return InputError(": ".join([what, *place, type(error).__name__, *words, "fix it"]))
 
 
-def marks(things: Mapping[str, object]) -> dict[str, str]:
-    """The marks of those that are not fedmaba's own."""
-    return {what: mark(thing) for what, thing in things.items() if _root(thing) != "fedmaba"}
+def fingerprints(things: Mapping[str, object]) -> dict[str, str]:
+    """The fingerprints of those things that are not fedmaba's own."""
+    return {what: fingerprint(thing) for what, thing in things.items() if _root(thing) != "fedmaba"}
 
 
-def mark(thing: object) -> str:
-    """Name and digest of a function, class or object: another where its own code is another.
+def fingerprint(thing: object) -> str:
+    """Name and digest of a function, class or object; the digest changes with its code.
 
     Functions that it calls by name are not looked at, nor what torch and fedmaba define.
     """
