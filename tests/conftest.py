@@ -1,11 +1,14 @@
 """A federation small enough to follow by hand: five clients of unequal size, 8x8 images."""
 
+import urllib.error
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tools.faults.standins import World
 
+from fedmaba.data import published
 from fedmaba.data.datasets import Dataset
 from fedmaba.data.federation import Federation
 from fedmaba.data.partition import Split
@@ -72,6 +75,21 @@ def tiny_npz(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("data") / "tiny.npz"
     np.savez(path, x=x.astype(np.float32), y=y, client=client)
     return path
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch) -> World:
+    """Tiny sets under the published names, without environment variables and network."""
+    world = World(tmp_path)
+    monkeypatch.setattr(published, "PUBLISHED", world.specs)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(world.cache))
+    monkeypatch.delenv("FEDMABA_DATA", raising=False)
+
+    def no_network(*_: object, **__: object) -> None:
+        raise urllib.error.URLError("no network in tests")
+
+    monkeypatch.setattr(published.urllib.request, "urlopen", no_network)
+    return world
 
 
 @pytest.fixture
