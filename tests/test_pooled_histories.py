@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import fedmaba
-from fedmaba import record
 from fedmaba.errors import InputError
-from fedmaba.history import Column, History, RunHistory
+from fedmaba.results import run_folder as record
+from fedmaba.results.history import Column, History, RunHistory
 
 SMALL = {"clients": 4, "rounds": 4, "eval_every": 2, "model": "softmax", "minibatch": 200}
 

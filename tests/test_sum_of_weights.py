@@ -10,7 +10,7 @@ import fedmaba
 from fedmaba.deploy.server import Server, Terms
 from fedmaba.deploy.validation import Reply
 from fedmaba.errors import InputError
-from fedmaba.strategies.base import Decision, Replies, Strategy, weighed
+from fedmaba.strategies.base import Decision, Replies, Strategy, call_weigh
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def told(m: int, t: int = 0) -> Replies:
 
 def test_another_sum_is_refused_with_the_round_and_both_numbers():
     with pytest.raises(InputError) as caught:
-        weighed(Scaled(1.5), {}, told(3, t=6))
+        call_weigh(Scaled(1.5), {}, told(3, t=6))
     line = "scaled, round 7: weigh() gave coefficients that sum to 1.5, but total() says 1: "
     assert str(caught.value) == line + "scale them, or let total() return None"
 
@@ -45,7 +45,7 @@ def test_another_sum_is_refused_with_the_round_and_both_numbers():
 @pytest.mark.parametrize("factor", [0.0, 0.999, 1.001, -1.0, 1e299])
 def test_sums_that_are_off(factor):
     with pytest.raises(InputError, match=r"but total\(\) says 1"):
-        weighed(Scaled(factor), {}, told(7))
+        call_weigh(Scaled(factor), {}, told(7))
 
 
 def test_a_sum_that_overflows_is_off():
@@ -54,24 +54,24 @@ def test_a_sum_that_overflows_is_off():
             return Decision(np.full(4, 1.7e308), state)
 
     with pytest.raises(InputError, match="sum to inf"):
-        weighed(Huge(), {}, told(4))
+        call_weigh(Huge(), {}, told(4))
 
 
 @pytest.mark.parametrize("m", [1, 3, 1000, 10**6])
 def test_what_rounding_leaves_passes(m):
-    assert weighed(Scaled(), {}, told(m)).coef.shape == (m,)
+    assert call_weigh(Scaled(), {}, told(m)).coef.shape == (m,)
     rough = (np.random.default_rng(m).dirichlet(np.ones(m))).astype(np.float32)
 
     class Rough(Scaled):
         def weigh(self, state, replies):
             return Decision(rough, state)
 
-    assert weighed(Rough(), {}, told(m)).coef.dtype == np.float64
+    assert call_weigh(Rough(), {}, told(m)).coef.dtype == np.float64
 
 
 def test_a_free_sum_and_another_one_pass():
-    assert weighed(Scaled(3.0, says=None), {}, told(2)).coef.sum() == 3.0
-    assert weighed(Scaled(3.0, says=3.0), {}, told(2)).coef.sum() == 3.0
+    assert call_weigh(Scaled(3.0, says=None), {}, told(2)).coef.sum() == 3.0
+    assert call_weigh(Scaled(3.0, says=3.0), {}, told(2)).coef.sum() == 3.0
 
 
 def test_a_weight_that_is_not_finite_is_left_to_the_rule_of_divergence():
@@ -79,7 +79,7 @@ def test_a_weight_that_is_not_finite_is_left_to_the_rule_of_divergence():
         def weigh(self, state, replies):
             return Decision(np.array([np.nan, np.inf]), state)
 
-    assert not np.isfinite(weighed(Lost(), {}, told(2)).coef).any()
+    assert not np.isfinite(call_weigh(Lost(), {}, told(2)).coef).any()
 
 
 @pytest.mark.parametrize("wrong", ["one", np.nan, np.inf])
@@ -89,7 +89,7 @@ def test_a_total_that_is_no_number_is_refused(wrong):
             return wrong
 
     with pytest.raises(InputError, match=r"scaled: total\(\) gave .*: return a finite number"):
-        weighed(Says(), {}, told(2))
+        call_weigh(Says(), {}, told(2))
 
 
 def test_a_simulation_is_refused_in_the_round_where_it_happens():

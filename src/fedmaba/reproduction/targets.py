@@ -126,8 +126,9 @@ class Scale:
 
 def folder() -> Path:
     """Where the files lie: in the package as installed, else at the root of the repository."""
-    here = Path(__file__).parent / "experiments"
-    return here if here.is_dir() else Path(__file__).parents[2] / "experiments"
+    package = Path(__file__).parents[1]
+    here = package / "experiments"  # in a wheel; in a clone they stand beside src
+    return here if here.is_dir() else package.parents[1] / "experiments"
 
 
 def names() -> list[str]:
