@@ -103,5 +103,5 @@ def kernels(monkeypatch) -> None:
 
     monkeypatch.setattr(layers.Conv2d, "forward", beside)
     monkeypatch.setattr(triton, "dense", Kernels)
-    monkeypatch.setattr(triton, "fast", lambda x: True)
-    monkeypatch.setattr(stack, "_front", lambda *_: 0)
+    monkeypatch.setattr(triton, "can_run", lambda x: True)
+    monkeypatch.setattr(stack, "_plan_conv_stages", lambda *_: 0)

@@ -196,7 +196,7 @@ class Case:
             losses.append(loss.detach())
             flat = torch.zeros(1, layout.size, dtype=torch.float64)
             for view, (name, p) in zip(layout.views(flat), model.named_parameters(), strict=True):
-                view[0] = layout.forms[name].keep(p.grad) if name in layout.forms else p.grad
+                view[0] = layout.forms[name].to_stored(p.grad) if name in layout.forms else p.grad
             grads.append(flat[0])
         return torch.stack(losses), torch.stack(grads)
 
@@ -205,7 +205,7 @@ class Case:
         sink = torch.zeros_like(read) if sink is None else read
         one = torch.tensor(scale, dtype=read.dtype)
         step = Step(self.x, self.y, self.weight, one, propfair, self.keys.clone())
-        loss = rows.accumulate(read, sink, step)
+        loss = rows.add_gradients(read, sink, step)
         return loss, sink
 
 

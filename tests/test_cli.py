@@ -363,7 +363,7 @@ def test_an_encoding_without_a_sign_spells_it(encoding, plus, call, tiny_npz):
         (
             ["gdro"],
             "'gdro': choose one of afl, fedavg, fedfv, fedmaba, fedmgda, fedprox, fedsgd, "
-            "propfair, qffl, term, or write package.module.Class of one's own\n",
+            "propfair, qffl, term, or write package.module.Class for your own\n",
         ),
         (
             ["fedmaba", "--alpha", "0.8"],
@@ -394,7 +394,7 @@ def test_an_encoding_without_a_sign_spells_it(encoding, plus, call, tiny_npz):
         (["fedavg", "--seeds", "1,1"], "none twice"),
         (["fedavg", "--seeds", "2-0"], "seeds='2-0': 2-0 is no range: write 0-2\n"),
         (["fedavg", "--seeds", "few"], "seeds='few': say how many, as 3, or which: 3-9"),
-        (["fedavg", "--data", "mine.txt"], "data 'mine.txt': a file of one's own ends in .npz or"),
+        (["fedavg", "--data", "mine.txt"], "data 'mine.txt': your own file must end in .npz or"),
         (["fedavg", "--minibatch", str(10**30)], "train.minibatch=1000000"),
         (["fedavg", "--rounds", "1e2"], "train.rounds=1e2: it should be a valid integer"),
         (["fedavg,fedmaba"], "strategy 'fedavg,fedmaba': name each by itself: fedavg fedmaba"),

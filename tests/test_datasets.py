@@ -207,7 +207,7 @@ def test_names(world):
     says(lambda: load("cifar10/../\0.csv"), "no such file")
     says(lambda: fetch("synthetic"), "no published files")
     says(lambda: check("mine.csv"), "no published files")
-    names = [name for name, _ in datasets.describe()]
+    names = [name for name, _ in datasets.describe_datasets()]
     assert names == [
         "sample",
         "fashion-mnist",
@@ -218,4 +218,4 @@ def test_names(world):
         "FILE.npz",
         "FILE.csv",
     ]
-    assert all(text and "\n" not in text for _, text in datasets.describe())
+    assert all(text and "\n" not in text for _, text in datasets.describe_datasets())

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedmaba.rows import compile
-from fedmaba.rows.base import Block, Inputs, PropFairRows, Pull, Rows, Step
+from fedmaba.rows.base import PropFairRows, ProxPull, RowBlock, Rows, SharedInputs, Step
 from kernels import Kernels
 from row_cases import FAST, GROUPED, B, C, R, close, image, sequence
 
@@ -27,9 +27,9 @@ def test_steps_in_a_group_are_those_one_after_another(name, kernels):
     steps = [Step(x[:, k], y[:, k], weight[:, k], down, propfair, keys[k]) for k in range(4)]
     one, many = w.clone(), w.clone()
     with torch.no_grad():
-        losses = [rows.accumulate(one, one, step) for step in steps]
-        inputs = Inputs(x, [Block(0, R, 0)])
-        close(torch.stack(rows.sweep(many, inputs, steps)), torch.stack(losses))
+        losses = [rows.add_gradients(one, one, step) for step in steps]
+        inputs = SharedInputs(x, [RowBlock(0, R, 0)])
+        close(torch.stack(rows.run_steps(many, inputs, steps)), torch.stack(losses))
     close(many, one)
     assert (many - w).abs().amax(1).min() > 1e-3
 
@@ -49,11 +49,13 @@ def test_steps_that_are_pulled_back_in_groups_are_those_of_fedprox(name, togethe
     with torch.no_grad():
         for step in steps:
             gradient = torch.zeros_like(one)
-            want.append(rows.accumulate(one, gradient, step))
+            want.append(rows.add_gradients(one, gradient, step))
             one = one + gradient + down * mu * (one - start)
         for k in range(0, 4, together):
-            inputs = Inputs(x[:, k : k + together], [Block(0, R, 0)])
-            got += rows.sweep(many, inputs, steps[k : k + together], Pull(start, -down * mu))
+            inputs = SharedInputs(x[:, k : k + together], [RowBlock(0, R, 0)])
+            got += rows.run_steps(
+                many, inputs, steps[k : k + together], ProxPull(start, -down * mu)
+            )
     close(torch.stack(got), torch.stack(want))
     close(many, one)
 
@@ -68,14 +70,17 @@ def test_rows_that_share_inputs_are_those_with_copies_of_them(name, together, ke
     w = rows.layout.pack(model).double() + 0.1 * torch.rand(6, rows.layout.size).double()
     x, y = torch.randn(3, 2, B, *shape).double(), torch.randint(C, (6, 2, B))
     weight, keys = torch.rand(6, 2, B).double(), torch.arange(12).view(2, 6)
-    down, blocks = torch.tensor(-0.3).double(), [Block(0, 3, 0), Block(3, 5, 1), Block(5, 6, 0)]
+    down, blocks = (
+        torch.tensor(-0.3).double(),
+        [RowBlock(0, 3, 0), RowBlock(3, 5, 1), RowBlock(5, 6, 0)],
+    )
     steps = [Step(x[owner, k], y[:, k], weight[:, k], down, None, keys[k]) for k in range(2)]
     one, many, got = w.clone(), w.clone(), []
     with torch.no_grad():
-        want = [rows.accumulate(one, one, step) for step in steps]
+        want = [rows.add_gradients(one, one, step) for step in steps]
         for k in range(0, 2, together):
             blind = [step._replace(x=None) for step in steps[k : k + together]]
-            got += rows.sweep(many, Inputs(x[:, k : k + together], blocks, owner), blind)
+            got += rows.run_steps(many, SharedInputs(x[:, k : k + together], blocks, owner), blind)
     close(torch.stack(got), torch.stack(want))
     close(many, one)
 
@@ -93,7 +98,7 @@ def test_only_plain_vectors_whose_weights_outgrow_the_cache_go_in_groups(kernels
     cache.L2_cache_size -= 1
     assert asked("dropout") == (8, 40 * (6 + 2 * 7 + 40))  # sqrt(250 * 7) examples
     assert asked("image")[0] == 9
-    assert asked("dropout", minibatch=Kernels.MOST + 1) == (1, 0)
+    assert asked("dropout", minibatch=Kernels.MAX_MINIBATCH + 1) == (1, 0)
     assert asked("dropout", "float32") == (1, 0)
     for name in ("no bias first", "sequence", "vectors of vectors", "conv", "relu first"):
         assert asked(name) == (1, 0)

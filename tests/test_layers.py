@@ -17,7 +17,7 @@ def test_pooling_is_torchs(size, last, relu):
     plain = nn.functional.max_pool2d(leaf.relu() if relu else leaf, 2)
     g = torch.randn_like(plain)
     (below,) = torch.autograd.grad(plain, leaf, g)
-    pool = layers.Halve(relu)
+    pool = layers.MaxPoolTwo(relu)
     x = layers._channels_last(x) if last else x
     y, saved = pool.forward(x, [], None, True)
     assert torch.equal(y.flatten(0, 1), plain)

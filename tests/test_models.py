@@ -19,7 +19,7 @@ def test_frozen_weights_stay_or_are_refused(wrap):
         return wrap(model)
 
     try:
-        model = models.build(make, FLAT, C, 0)
+        model = models.build_model(make, FLAT, C, 0)
     except InputError:
         return
     rows = compile(model, torch.zeros(2, 6))
@@ -27,7 +27,7 @@ def test_frozen_weights_stay_or_are_refused(wrap):
     sink = torch.zeros_like(flat)
     x, y = torch.randn(1, B, 6), torch.zeros(1, B).long()
     step = Step(x, y, torch.full((1, B), 0.25), ONE, None, torch.tensor([1]))
-    rows.accumulate(flat, sink, step)
+    rows.add_gradients(flat, sink, step)
     first, *_, last = rows.layout.views(sink)
     assert last.abs().max() > 0
     assert first.abs().max() == 0
@@ -39,7 +39,7 @@ def test_running_statistics_are_refused_with_the_remedy():
         return nn.Sequential(norm, nn.Flatten(), nn.Linear(144, classes))
 
     with pytest.raises(InputError, match=r"layer '0\.1' is a BatchNorm2d .* use GroupNorm"):
-        models.build(make, IMAGE, C, 0)
+        models.build_model(make, IMAGE, C, 0)
 
 
 class Counting(nn.Module):
@@ -71,7 +71,7 @@ class Counting(nn.Module):
 @pytest.mark.filterwarnings("ignore:.*spectral_norm.*:FutureWarning")
 def test_a_buffer_that_training_changes_is_refused(make, buffer):
     with pytest.raises(InputError, match=f"training changes the buffer '{buffer}', .* leave out"):
-        models.build(make, FLAT, C, 0)
+        models.build_model(make, FLAT, C, 0)
 
 
 class Mixing(nn.Module):
@@ -89,7 +89,7 @@ class Mixing(nn.Module):
 @pytest.mark.parametrize("training", [True, False])
 def test_a_model_that_mixes_examples_is_refused(training):
     with pytest.raises(InputError, match="depends on the others of the minibatch, which is padded"):
-        models.build(lambda shape, classes: Mixing(classes, training), FLAT, C, 0)
+        models.build_model(lambda shape, classes: Mixing(classes, training), FLAT, C, 0)
 
 
 def test_constant_buffers_are_accepted_and_the_model_is_left_as_it_is():
@@ -98,21 +98,21 @@ def test_constant_buffers_are_accepted_and_the_model_is_left_as_it_is():
         model.register_buffer("constant", torch.full((2,), -torch.inf))
         return model
 
-    model = models.build(make, FLAT, C, 0)
+    model = models.build_model(make, FLAT, C, 0)
     assert not model.training
     assert model.constant.isinf().all()
 
 
 def test_a_group_norm_is_accepted():
     eager = CASES["residual"]()[1]
-    assert models.build(lambda shape, classes: eager, IMAGE, C, 0) is eager
+    assert models.build_model(lambda shape, classes: eager, IMAGE, C, 0) is eager
 
 
 def test_lazy_layers_get_their_weights_from_the_seed():
     def make(shape, classes):
         return nn.Sequential(nn.LazyLinear(7), nn.ReLU(), nn.LazyLinear(classes))
 
-    a, b, other = (models.build(make, FLAT, C, seed) for seed in (4, 4, 5))
+    a, b, other = (models.build_model(make, FLAT, C, seed) for seed in (4, 4, 5))
     assert a[0].weight.shape == (7, 6)
     assert torch.equal(a[2].weight, b[2].weight)
     assert not torch.equal(a[0].weight, other[0].weight)
@@ -127,7 +127,7 @@ def test_statistics_over_the_minibatch_are_refused_too():
         return nn.Sequential(nn.Linear(6, 7), norm, nn.Linear(7, classes))
 
     with pytest.raises(InputError, match="GroupNorm"):
-        models.build(make, FLAT, C, 0)
+        models.build_model(make, FLAT, C, 0)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_statistics_over_the_minibatch_are_refused_too():
 )
 def test_a_model_that_does_not_fit_the_data_is_refused(make, message):
     with pytest.raises(InputError, match=message) as caught:
-        models.build(make, FLAT, C, 0)
+        models.build_model(make, FLAT, C, 0)
     assert "\n" not in str(caught.value)
 
 
@@ -174,13 +174,13 @@ class Pair(nn.Module):
 )
 def test_a_model_name_that_leads_nowhere_is_refused(name, message):
     with pytest.raises(InputError, match=message):
-        models.factory(name)
+        models.find_factory(name)
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "softmax"])
 def test_the_papers_models_take_the_fast_form(name):
     shape = (3, 16, 16)
-    model = models.build(models.factory(name), shape, 10, 0)
+    model = models.build_model(models.find_factory(name), shape, 10, 0)
     assert compile(model, torch.zeros(2, *shape)).path.startswith("fast rows")
     assert model(torch.zeros(2, *shape)).shape == (2, 10)
 
@@ -188,7 +188,9 @@ def test_the_papers_models_take_the_fast_form(name):
 def test_initial_weights_depend_on_the_seed_alone():
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    a, b, other = (models.build(models.softmax, FLAT, C, seed)[1].weight for seed in (4, 4, 5))
+    a, b, other = (
+        models.build_model(models.softmax, FLAT, C, seed)[1].weight for seed in (4, 4, 5)
+    )
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(a, b)
     assert not torch.equal(a, other)

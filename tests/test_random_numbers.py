@@ -92,7 +92,7 @@ def test_clients_are_drawn_uniformly_without_replacement_in_order():
 
 @pytest.mark.parametrize(("n", "many"), [(10, 3), (4, 4), (60_000, 2)])
 def test_participants_of_a_round_are_those_drawn_for_it_alone(n, many):
-    draws = rng.Draws()
+    draws = rng.ParticipantDraws()
     for t in (0, 1, 31, 32, 70, 31):
         clients, keys = draws(5, t, n, many)
         assert clients.tolist() == rng.sample_clients(5, t, n, many).tolist()

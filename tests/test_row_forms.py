@@ -8,7 +8,7 @@ from torch.nn.utils import prune
 from fedmaba.rows import compile, models
 from fedmaba.rows.base import Step
 from fedmaba.rows.general import LoopRows
-from fedmaba.rows.stack import plan
+from fedmaba.rows.stack import plan_layers
 from row_cases import FLAT, ONE, REASONS, VMAP, B, C, Called, Case, close
 
 
@@ -44,7 +44,7 @@ def test_a_model_that_branches_on_its_data_is_trained_row_by_row():
     close(rows.outputs(flat, x)[0], want.detach())
     keys = torch.arange(2)
     step = Step(x, torch.zeros(2, B, dtype=torch.int64), torch.full((2, B), 1 / B), ONE, None, keys)
-    assert torch.isfinite(rows.accumulate(flat, flat.clone(), step)).all()
+    assert torch.isfinite(rows.add_gradients(flat, flat.clone(), step)).all()
 
 
 def test_a_model_that_vmap_cannot_evaluate_is_trained_row_by_row():
@@ -82,7 +82,7 @@ def pruned(shape, classes):
 
 @pytest.mark.parametrize("make", [tripled, pruned])
 def test_hooks_of_a_model_are_heeded(make):
-    model = models.build(make, FLAT, C, 0)
+    model = models.build_model(make, FLAT, C, 0)
     rows, x = compile(model, torch.zeros(2, 6)), torch.randn(B, 6)
     assert "a model with hooks has no row form" in rows.path
     out = rows.outputs(rows.layout.pack(model)[None], x[None])[0]
@@ -96,7 +96,7 @@ def test_relu_goes_behind_the_pool_it_stands_before():
         *(nn.Conv2d(2, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 3), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Linear(18, 3)),
     )
-    made = plan(model, torch.zeros(1, 1, 24, 24), "float32")
+    made = plan_layers(model, torch.zeros(1, 1, 24, 24), "float32")
     kinds = [(type(layer).__name__, getattr(layer, "relu", None)) for layer in made.layers]
-    front = [("Conv2d", False), ("Halve", True), ("Conv2d", True), ("Conv2d", False)]
-    assert kinds == [*front, ("Halve", False), ("Flatten", None), ("Linear", False)]
+    front = [("Conv2d", False), ("MaxPoolTwo", True), ("Conv2d", True), ("Conv2d", False)]
+    assert kinds == [*front, ("MaxPoolTwo", False), ("Flatten", None), ("Linear", False)]

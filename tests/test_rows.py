@@ -151,7 +151,7 @@ def test_random_layers_follow_the_rows_key_in_the_loop_form():
         sink = torch.zeros(len(keys), rows.layout.size, dtype=torch.float64)
         n = len(keys)
         key = torch.tensor(keys)
-        rows.accumulate(flat[:n], sink, Step(x[:n], y[:n], weight[:n], ONE, None, key))
+        rows.add_gradients(flat[:n], sink, Step(x[:n], y[:n], weight[:n], ONE, None, key))
         return sink
 
     state = torch.get_rng_state()

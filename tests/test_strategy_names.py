@@ -31,7 +31,7 @@ def test_labels_say_only_what_differs():
 
 
 def test_description_has_a_line_for_each_strategy():
-    rows = {name: (params, line) for name, line, params in strategies.describe()}
+    rows = {name: (params, line) for name, line, params in strategies.describe_strategies()}
     assert set(NAMES) <= set(rows)
     assert all(line and "\n" not in line for _, line in rows.values())
     assert rows["fedprox"][0] == "mu=0.1"
@@ -122,4 +122,8 @@ def test_a_hyper_parameter_may_be_of_any_type(monkeypatch):
     with pytest.raises(InputError, match="rule='c': choose one of a, b"):
         Mine(rule="c")
     monkeypatch.setitem(strategies.REGISTRY, "mine", Mine)
-    assert ("mine", "my own rule", "most=None, several=(1, 2), rule=a|b") in strategies.describe()
+    assert (
+        "mine",
+        "my own rule",
+        "most=None, several=(1, 2), rule=a|b",
+    ) in strategies.describe_strategies()

@@ -156,10 +156,10 @@ def _experiment(
             raise InputError(f"--set {item!r}: write KEY=VALUE, as train.lr=0.05")
         config.put(tree, name.strip(), value.strip())
     if named := checks.modules(tree):
-        own.look_here()
+        own.allow_working_folder()
     asked = checks.build(tree, source)
     if named and source and not _silent():  # of a file the user may not know what is in it
-        _tell(f"{source} imports {own.sources(named)}")
+        _tell(f"{source} imports {own.say_sources(named)}")
     return asked
 
 

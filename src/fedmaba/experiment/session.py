@@ -37,7 +37,7 @@ from fedmaba.simulation import distributed, engine
 from fedmaba.simulation.local_training import MetricFn
 from fedmaba.strategies import deployed
 from fedmaba.strategies.base import Strategy
-from fedmaba.user_code import look_here, marks, sources
+from fedmaba.user_code import allow_working_folder, fingerprints, say_sources
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Session:
     folder: run_folder.Folder | None = None
     notes: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)  # found and made good: said even when quiet
-    marks: dict[str, str] = field(default_factory=dict)  # of the user's own code
+    fingerprints: dict[str, str] = field(default_factory=dict)  # of the user's own code
     python: bool = False  # whether only a call in Python can say what it is made of
     stopped: bool = False
     written: int = 0  # rounds that rounds.jsonl tells of
@@ -198,9 +198,9 @@ def prepare(
         if labels.count(label) > 1:
             raise InputError(f"strategy {label!r} is listed twice: each row of a table is one")
     if experiment.server.deploy is not None:
-        deployed.parse(experiment.server.deploy)
+        deployed.parse_rule(experiment.server.deploy)
     does, share = _attack(experiment.attack)
-    make = own.model or models.factory(experiment.model)
+    make = own.model or models.find_factory(experiment.model)
     federations = _federations(experiment, own)
     data = next(iter(federations.values())).data
     if does is not None:
@@ -232,8 +232,8 @@ def prepare(
             "figures are of the others"
         )
     things = {"model": make, "loss": own.loss, "metric": own.metric}
-    code = marks({what: thing for what, thing in things.items() if thing is not None})
-    custom = marks({f"strategy {s.name}": type(s) for s in listed})
+    code = fingerprints({what: thing for what, thing in things.items() if thing is not None})
+    custom = fingerprints({f"strategy {s.name}": type(s) for s in listed})
     common = _common(experiment, own, data)
     for table, (run, _) in zip(tables, batch.handed_out, strict=True):
         parts = [common, code, custom.get(f"strategy {run.strategy.name}")]
@@ -254,7 +254,7 @@ def _common(experiment: Experiment, own: Own, data: datasets.Dataset) -> list[ob
 
 def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:
     """What hostile clients do, and their share."""
-    does = None if asked.does is None else attack.parse(asked.does)
+    does = None if asked.does is None else attack.parse_attack(asked.does)
     return does, partition.parse_share(asked.share)
 
 
@@ -354,10 +354,10 @@ def resume(out: Path, trust: bool = False) -> Session:
     if named := checks.modules(asked.model_dump()):
         if not trust:
             raise InputError(
-                f"{out} names code that is not fedmaba's: {sources(named)}: look at it, then say "
-                f"fedmaba resume {out} --trust"
+                f"{out} names code that is not fedmaba's: {say_sources(named)}: look at it, then "
+                f"say fedmaba resume {out} --trust"
             )
-        look_here()
+        allow_working_folder()
     session = prepare(asked)
     begin(session, out)
     return session
@@ -434,7 +434,7 @@ def alike(session: Session, meta: Mapping[str, Any], out: Path, apart: str = "")
 
 def _same_code(session: Session, about: Mapping[str, Any], out: Path) -> None:
     """Refuse other code of the user's than a run was begun with."""
-    told, mine = about.get("own"), session.marks
+    told, mine = about.get("own"), session.fingerprints
     if told is None:
         return
     wrote = about.get("versions", {}).get("python", "")
@@ -516,7 +516,7 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
         if session.python
         else "fedmaba run experiment.toml --out NEW",
         "python": session.python,
-        "own": session.marks,
+        "own": session.fingerprints,
         "seeds": session.experiment.seed_list(),
         "data": {
             "name": data.name,

@@ -24,7 +24,7 @@ from fedmaba.report.table import PLAINLY, WRITTEN, caption, cells, columns, writ
 from fedmaba.results import files, run_folder
 from fedmaba.results.history import At, FloatArray, History, IntArray, Model, Row, RunHistory
 from fedmaba.results.metrics import PERCENT, PLAIN, Unit
-from fedmaba.strategies.simplex import effective
+from fedmaba.strategies.simplex import effective_count
 
 ROUNDS = 400  # of a run that the page embeds at most
 CLIENTS = 2000  # of a run that the page shows one by one
@@ -514,7 +514,7 @@ def effective_clients(run: RunHistory, at: IntArray) -> FloatArray:
     weights = np.abs(run.column("weight")[at].astype(np.float64))
     total = weights.sum(axis=1)
     return np.array(
-        [effective(w / s) if s > 0 else np.nan for w, s in zip(weights, total, strict=True)]
+        [effective_count(w / s) if s > 0 else np.nan for w, s in zip(weights, total, strict=True)]
     )
 
 
