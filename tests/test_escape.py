@@ -89,7 +89,7 @@ def test_a_terminal_obeys_no_name(names, terminal_like):
     terminal.show(found, console=console)
     for name in names:  # a name as a head, too
         grid = document.Grid("x", name, ["row", name], [[document.Cell(name)] * 2])
-        console.print(terminal._page_table(grid))
+        console.print(terminal.table_of(grid))
     text = out.getvalue()
     if terminal_like:  # our own colours
         text = re.sub(r"\x1b\[(\d|;)*m", "", text)
@@ -102,7 +102,7 @@ def test_a_terminal_obeys_no_name(names, terminal_like):
 def test_a_name_in_a_head_is_no_markup():
     out = StringIO()
     grid = document.Grid("x", "t", ["row", "[bold]x[/bold] :smile:"], [[document.Cell("a")] * 2])
-    Console(file=out, width=100).print(terminal._page_table(grid))
+    Console(file=out, width=100).print(terminal.table_of(grid))
     assert "[bold]x[/bold] :smile:" in out.getvalue()
 
 

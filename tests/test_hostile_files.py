@@ -456,7 +456,7 @@ def test_results_of_any_content_are_read_or_refused(batch):
 MEASURE = """
 import resource, sys
 from pathlib import Path
-from fedmaba import record
+from fedmaba.results import run_folder as record
 from fedmaba.errors import InputError
 try:
     record.load_about(Path(sys.argv[1]))

@@ -24,7 +24,7 @@ from fedmaba.errors import InputError, NoRoom
 from fedmaba.experiment import config
 from fedmaba.report import document, paired, terminal
 from fedmaba.report.paired import Interval
-from fedmaba.reproduction import archive, claims, drawing, paper, targets
+from fedmaba.reproduction import archive, claims, display, drawing, paper, targets
 from fedmaba.reproduction import page as reproduction
 from fedmaba.reproduction import run as reproduce
 from fedmaba.reproduction.targets import Key, Scale
@@ -246,7 +246,7 @@ def test_without_a_target_all_are_listed_with_their_work(call):
     assert sizes["all"][0] < sum(size[0] for size in sizes.values()) / 2  # shared runs count once
 
 
-def test_the_list_says_what_a_folder_holds(call, capsys, tmp_path):
+def test_the_list_says_what_a_folder_holds(call, monkeypatch, capsys, tmp_path):
     """A run is held for every target that shows it; cut-down ones are other runs."""
     (tmp_path / "some").mkdir()
     few = ("figure1b", Scale(seeds=2, only=("fedavg", "fedmaba")))
@@ -266,15 +266,17 @@ def test_the_list_says_what_a_folder_holds(call, capsys, tmp_path):
     (tmp_path / "some").rename(tmp_path / "runs" / "reproduce")
     _, out, _ = call()
     assert listed(out)[0]["figure1b"][1] == 6
-    terminal.listing("targets")
+    monkeypatch.setattr("sys.argv", ["fedmaba", "list", "targets"])
+    with pytest.raises(SystemExit):
+        cli.main()
     assert capsys.readouterr().out == out
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_the_list_fits_the_terminal(width, monkeypatch, capsys, tmp_path):
     """Titles stand beside where there is room, else below, and nothing is cut."""
-    monkeypatch.setattr(terminal, "screen", lambda: Console(width=width, force_terminal=True))
-    terminal.goals(tmp_path)
+    monkeypatch.setattr(display, "screen", lambda: Console(width=width, force_terminal=True))
+    display.targets(tmp_path)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     lines = [line.rstrip() for line in plain.splitlines()][:-1]
     assert max(map(len, lines)) <= width
@@ -287,9 +289,9 @@ def test_the_list_fits_the_terminal(width, monkeypatch, capsys, tmp_path):
 
 def test_listing_targets_wants_neither_torch_nor_tables():
     code = (
-        "import sys; from pathlib import Path; from fedmaba import cli, compact;"
-        "from fedmaba.report import terminal; compact._run = None;"
-        "terminal.goals(Path('.'), Path(sys.argv[1])); assert 'torch' not in sys.modules"
+        "import sys; from pathlib import Path; from fedmaba import cli;"
+        "from fedmaba.reproduction import archive, display; archive._run = None;"
+        "display.targets(Path('.'), Path(sys.argv[1])); assert 'torch' not in sys.modules"
     )
     words = [sys.executable, "-c", code, ROOT / "results"]
     done = subprocess.run(words, capture_output=True, text=True)
@@ -555,7 +557,7 @@ def showing(works, monkeypatch):
     """A display of batches, how one begins, what is said, and a clock that stands still."""
     stream, now = io.StringIO(), [50.0]
     monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
-    show = terminal.Batches(works, None, Console(file=stream, width=160))
+    show = display.Batches(works, None, Console(file=stream, width=160))
 
     def begin(work, done=0):
         asked, runs = (
@@ -595,7 +597,7 @@ def test_time_left_knows_that_batches_to_come_are_dearer(tmp_path, monkeypatch):
     for done in (1, 2, 3):
         now[0] += 10
         show.round(done)
-    left = terminal.clock(30 * terminal.EFFORT["cnn"])
+    left = terminal.clock(30 * display.EFFORT["cnn"])
     assert stream.getvalue().rstrip().endswith(f" clients/s, {left} left")
     show.end(tmp_path / "saved.npz")
     begin(later)
@@ -1004,7 +1006,7 @@ def test_the_numbers_of_the_page_are_those_of_the_files(tool):
         made = tool["MADE"].search(text) or tool["BLOCK"].search(text)
         assert len(tool["VALUE"].findall(text)) > 3 or made
         assert text == tool["renew"](text, batches), "old: run python tools/reproduction.py"
-    text = "".join(tool[name].read_text(encoding="utf-8") for name in ("PAGE", "TABLE_PAGE"))
+    text = "".join(tool[name].read_text(encoding="utf-8") for name in ("LOG_PAGE", "TABLE_PAGE"))
     shown = {m[2] for m in tool["BLOCK"].finditer(text)}
     assert shown == set(targets.names()) - {"all"}
 
@@ -1091,6 +1093,8 @@ def test_tables_over_many_targets(tool, tmp_path):
     assert "old" not in shown
     assert shown.count("| cifar10, shards:2, 10 | 3 | FedMABA") == 2
     assert "fashion" not in shown
+    short = tool["renew"]("<!-- made brief -->\nold\n<!-- end -->", batches)
+    assert short.count("| cifar10, shards:2, 10 | 3 |") == 1
     left = tool["renew"]("<!-- made missing -->\n<!-- end -->", batches)
     assert "`fedmaba reproduce table3-cifar100 --device cuda --dtype tf32`: 45 runs" in left
     assert "table2-cifar10-partial" not in left

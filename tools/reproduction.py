@@ -1,4 +1,4 @@
-"""Renew docs/reproduction*.md and their figures from results/: python tools/reproduction.py
+"""Renew docs/reproduction*.md and their plots from results/: python tools/reproduction.py
 
 Between `<!-- reproduce TARGET TABLE ... -->` and `<!-- end -->` are tables of a target (`bare`
 among them: nothing else), between `<!-- made NAME -->` and `<!-- end -->` a table over many, and
@@ -33,10 +33,11 @@ from fedmaba.results.history import Column, History, Model, RunHistory
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproduction.md"
+LOG_PAGE = ROOT / "docs" / "reproduction-log.md"
 TABLE_PAGE = ROOT / "docs" / "reproduction-tables.md"
 PAGES = (
-    *(PAGE, TABLE_PAGE, ROOT / "README.md"),
-    *(ROOT / "docs" / name for name in ("performance.md", "algorithms/index.md")),
+    *(PAGE, LOG_PAGE, TABLE_PAGE, ROOT / "README.md"),
+    *(ROOT / "docs" / name for name in ("performance-log.md", "algorithms/index.md")),
 )
 RESULTS = ROOT / "results"
 BF16 = ROOT / "benchmarks" / "results" / "bf16"  # runs of several targets in bf16
@@ -192,6 +193,30 @@ WIDE = (
 OURS = ("fedmaba", "fedmaba:alpha=0.8")
 
 
+def brief(batches: list[archive.Batch]) -> str:
+    """FedMABA's variance minus FedAvg's, in every table: a line for each setting."""
+    head = ["data, split, clients in a round", "seeds", "FedAvg, last / deployed"]
+    head += [f"{name_of(row)}, {model}" for row in OURS for model in MODELS]
+    body = []
+    for name in WIDE:
+        asked = target_of(name).jobs[0].experiment
+        cells = []
+        for row in OURS:
+            for model in MODELS:
+                ours, theirs = (
+                    by_seed(name, r, "variance", model, "last", batches) for r in (row, "fedavg")
+                )
+                span = paired.difference(ours, theirs)
+                text = document.number(span.mean, sign=True).text
+                cells.append(Cell(text, rank=0 if span.distinguishable else 2))
+        if not span.seeds:
+            continue
+        levels = " / ".join(value(name, "fedavg", "variance", m, "last", batches) for m in MODELS)
+        where = f"{asked.data.name}, {asked.data.partition}, {asked.train.participants}"
+        body.append([*map(Cell, [where, str(span.seeds), levels]), *cells])
+    return document.table(Grid("brief", "FedMABA's variance minus FedAvg's, %²", head, body))
+
+
 def summary(batches: list[archive.Batch]) -> str:
     """FedMABA against FedAvg, in every table."""
     head = ["data, split, clients in a round", "seeds", "row", "FedAvg's variance, last / deployed"]
@@ -231,7 +256,7 @@ def which(batches: list[archive.Batch]) -> str:
         found = by_seed(name, row, "worst", "deployed", "last", batches)
         base = by_seed(name, "fedavg", "worst", "deployed", "last", batches)
         apart = Cell("") if row == "fedavg" else span_cell(paired.difference(found, base))
-        body.append([*map(Cell, [f"`{row}`", str(len(found)), *levels]), apart])
+        body.append([*map(Cell, [row, str(len(found)), *levels]), apart])
     title = "Fashion-MNIST, two classes a client, all 100 clients, deployed model"
     return document.table(Grid("which", title, head, body))
 
@@ -256,7 +281,7 @@ def times(batches: list[archive.Batch]) -> str:
         )
         seconds = sum(float(b.about["seconds"]) for b in own)
         if own:
-            said = ", ".join(sorted({f"`{b.about['command']}`" for b in own}))
+            said = "; ".join(sorted({b.about["command"] for b in own}))
             runs = str(sum(len(b.keys) for b in own))
             line = [said, runs, f"{done:,}", f"{seconds:,.0f}", f"{done / seconds:,.0f}"]
             body.append([Cell(text) for text in line])
@@ -377,6 +402,7 @@ def rounding(batches: list[archive.Batch]) -> str:
 
 
 TABLES: dict[str, Callable[[list[archive.Batch]], str]] = {
+    "brief": brief,
     "summary": summary,
     "times": times,
     "missing": missing,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         parse,
         register,
     )
-    from fedmaba.strategies.base import Decision, Local, Needs, Replies, Strategy, param
+    from fedmaba.strategies.base import Decision, Local, Needs, Replies, Shown, Strategy, param
 
 __version__ = "0.1.0"
 
@@ -43,6 +43,7 @@ _HOME = {
     "Local": "strategies.base",
     "Needs": "strategies.base",
     "Replies": "strategies.base",
+    "Shown": "strategies.base",
     "Strategy": "strategies.base",
     "Fairness": "results.metrics",
     "InputError": "errors",
@@ -84,6 +85,7 @@ __all__ = [
     "PropFair",
     "Replies",
     "RunHistory",
+    "Shown",
     "Strategy",
     "__version__",
     "compare",
@@ -96,6 +98,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> "Any":
+    if name == "datasets":  # apps that `fedmaba flower new` wrote before 0.2 import it from here
+        return importlib.import_module("fedmaba.data.datasets")
     if name in _HOME:
         return getattr(importlib.import_module(f"fedmaba.{_HOME[name]}"), name)
     raise AttributeError(f"module 'fedmaba' has no attribute {name!r}")

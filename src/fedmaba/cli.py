@@ -233,7 +233,7 @@ def table(
     page = sheet.of(history, model, at, share, against, str(folder))
     if to == "text":
         terminal.show(history, model, at, share)
-        terminal.grids(page.grids[1:])
+        terminal.tables(page.grids[1:])
     else:
         typer.echo(sheet.written(page, to), nl=False)
     _tell_unfinished(folder)
@@ -288,14 +288,13 @@ def reproduce(
     quiet: Quiet = False,
 ) -> None:
     """Reproduce a table or figure of the paper and show it beside the paper's numbers."""
-    from fedmaba.report import terminal
-    from fedmaba.reproduction import targets
+    from fedmaba.reproduction import display, targets
 
     scale = {"--rounds": rounds, "--seeds": seeds, "--only": only, "--without": without}
     how = {"--batch": batch != "1/1", "--device": device != "auto", "--dtype": dtype != "float32"}
     if target is None:
         _refuse({**scale, "--quick": quick, **how}, "without a target: name one, or leave it out")
-        terminal.goals(out, source)
+        display.targets(out, source)
         return
     if source is not None:
         _refuse(how, "with --from, which runs nothing: leave one of them out")
@@ -307,7 +306,7 @@ def reproduce(
     asked = targets.load(target, targets.Scale(rounds, some, words, quick, left_out))
     if source is None:
         _reproduce(asked, out, batch, config.machine(device, str(dtype)), quiet)
-    terminal.reproduced(asked, source or out, out / "quick" if quick else out)
+    display.reproduced(asked, source or out, out / "quick" if quick else out)
 
 
 def _refuse(flags: Mapping[str, object], why: str) -> None:
@@ -330,11 +329,11 @@ def _hush(text: str) -> None:
 
 def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, quiet: bool) -> None:
     """Run what is missing of a target, batch after batch."""
-    from fedmaba.report import terminal
+    from fedmaba.reproduction import display
     from fedmaba.reproduction import run as reproduce
 
     left, held = reproduce.plan(target, out, reproduce.parse_part(batch)), None
-    with stop.after_the_round(_tell) as asked, terminal.batches(left, quiet) as show:
+    with stop.after_the_round(_tell) as asked, display.batches(left, quiet) as show:
         for work in left:
             going = reproduce.begin(work, out, machine, held)
             show.begin(going)
@@ -417,8 +416,12 @@ def list_(
 ) -> None:
     """One line each, with hyper-parameters and defaults."""
     from fedmaba.report import terminal
+    from fedmaba.reproduction import display
 
-    terminal.listing(what)
+    if what == "targets":
+        display.targets(config.KEPT)
+    else:
+        terminal.listing(what)
 
 
 @data_app.command()

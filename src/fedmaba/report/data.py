@@ -19,20 +19,19 @@ from numpy.typing import NDArray
 
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
-from fedmaba.report import escape
+from fedmaba.report import escape, numbers
 from fedmaba.report.table import PLAINLY, WRITTEN, caption, cells, columns, written
 from fedmaba.results import files, run_folder
 from fedmaba.results.history import At, FloatArray, History, IntArray, Model, Row, RunHistory
 from fedmaba.results.metrics import PERCENT, PLAIN, Unit
-from fedmaba.strategies.simplex import effective_count
+from fedmaba.results.selection import REFERENCE
+from fedmaba.strategies import BUILT_IN
+from fedmaba.strategies.base import Shown
 
 ROUNDS = 400  # of a run that the page embeds at most
 CLIENTS = 2000  # of a run that the page shows one by one
 CELLS = 450_000  # client x round numbers of all runs together, of each kind
-HUES = (  # the place of an algorithm in a palette
-    *("fedavg", "fedmaba", "fedfv", "afl", "qffl", "fedmgda", "term", "propfair", "fedprox"),
-    "fedsgd",
-)
+HUES = (BUILT_IN[0], *reversed(BUILT_IN[1:]))  # the place of an algorithm in a palette
 NEAR = 5.0  # points of mean accuracy within which a verdict looks for the fairest
 MODELS: tuple[Model, ...] = ("deployed", "last")
 ATS: tuple[At, ...] = ("last", "best", "last5")
@@ -182,8 +181,10 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
     owner = [i for i, source in enumerate(sources) for _ in source.history.runs]
     widest = max((min(run.n_clients, CLIENTS) for run in history.runs), default=1)
     keep = max(2, min(ROUNDS, CELLS // max(1, widest * len(history.runs))))
+    shown = numbers.of_runs(history.runs)
     runs = [
         _run(run, labels.index(run.label), owner[r], sources[owner[r]], share, keep, unit)
+        | {"info": _info(run, shown, keep)}
         for r, run in enumerate(history.runs)
     ]
     return {
@@ -194,6 +195,11 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
             for label, (hue, variant) in zip(labels, looks(labels), strict=True)
         ],
         "reference": reference(labels),
+        "reference_missing": "" if REFERENCE in map(_base, labels) else REFERENCE,
+        "numbers": [
+            {"title": _upper(n.title or n.name), "about": n.about, "limit_name": n.limit_name}
+            for n in shown
+        ],
         "fairest": labels.index(best.label) if (best := fairest(history, share, unit)) else None,
         "runs": runs,
         "folders": [_folder(source) for source in sources],
@@ -232,8 +238,8 @@ def enough(best: float, unit: Unit) -> float:
 
 
 def reference(labels: Sequence[str]) -> int:
-    """Which strategy the others are measured against: FedAvg, else the first."""
-    return next((i for i, label in enumerate(labels) if _base(label) == "fedavg"), 0)
+    """Which strategy the others are measured against: the usual reference, else the first."""
+    return next((i for i, label in enumerate(labels) if _base(label) == REFERENCE), 0)
 
 
 def looks(labels: Sequence[str]) -> list[tuple[int, int]]:
@@ -300,7 +306,7 @@ def _sentence(history: History, share: float, unit: Unit) -> str:
     rows = [row for row in rows if not np.isnan(row.mean.accuracy)]
     if not rows:
         return "No score of any run is a number."
-    base = next((row for row in rows if _base(row.label) == "fedavg"), None)
+    base = next((row for row in rows if _base(row.label) == REFERENCE), None)
     close, mark, square = _near(rows, unit), unit.mark, unit.square
     best = min(close, key=lambda row: row.mean.variance)
     tail = f"the worst {100 * share:g} % of clients"
@@ -340,6 +346,11 @@ def _sentence(history: History, share: float, unit: Unit) -> str:
         f"{best.mean.worst:.1f}{mark} against {base.mean.worst:.1f}{mark}, and the mean is "
         f"{change} ({best.mean.accuracy:.1f} against {base.mean.accuracy:.1f}{mark})."
     )
+
+
+def _upper(text: str) -> str:
+    """The same with a capital letter first."""
+    return text[:1].upper() + text[1:]
 
 
 def _seeds(count: int) -> str:
@@ -438,7 +449,6 @@ def _run(
         "diverged": run.diverged,
         "n": run.n_clients,
         "fair": _fair(run, source, share, keep, unit),
-        "info": _info(run, keep),
     }
     who = thin(run.n_clients, CLIENTS)
     out["client"] = who.tolist() if len(who) < run.n_clients else None
@@ -492,43 +502,28 @@ def _told(figures: Mapping[str, Any], source: Source, share: float, unit: Unit) 
     }
 
 
-def _info(run: RunHistory, keep: int) -> dict[str, Any]:
-    """Multiplier, KL and effective number of clients; and whether the ball ever bound."""
+def _info(run: RunHistory, shown: Sequence[Shown], keep: int) -> dict[str, Any]:
+    """The effective number of clients, and what else is shown of the strategies, or None."""
     if "round" not in run.tables:
         return {}
     at = thin(len(run.tables["round"]), keep)
-    out: dict[str, Any] = {"effective": [_number(v) for v in effective_clients(run, at)]}
-    for name in ("lambda", "kl"):
-        if f"info.{name}" in run.tables:
-            values = run.column(f"info.{name}").astype(np.float64)
-            out[name] = [_number(v) for v in values[at]]
-    if "info.lambda" in run.tables:
-        multiplier = run.column("info.lambda")
-        out["bound"] = [int((multiplier > 0).sum()), len(multiplier)]
-        out["rho"] = radius(run.label)
-    return out
-
-
-def effective_clients(run: RunHistory, at: IntArray) -> FloatArray:
-    """exp of the entropy of the weights used in some rounds, of any strategy."""
-    weights = np.abs(run.column("weight")[at].astype(np.float64))
-    total = weights.sum(axis=1)
-    return np.array(
-        [effective_count(w / s) if s > 0 else np.nan for w, s in zip(weights, total, strict=True)]
-    )
-
-
-def radius(label: str) -> float | None:
-    """FedMABA's rho, from the label; None where the ball is not around the round's cohort."""
-    if _base(label) != "fedmaba":
-        return None
-    from fedmaba.strategies import parse
-
-    try:
-        found: Any = parse(label.split(" (")[0])[0]
-    except InputError:
-        return None
-    return float(found.rho) if found.ball == "cohort" else None
+    effective = [_number(v) for v in numbers.effective_clients(run, at)]
+    own = {number.name: number for number in numbers.of_run(run)}
+    out: list[dict[str, Any] | None] = []
+    for name in (number.name for number in shown):
+        values = numbers.values(run, name)
+        if values is None:
+            out.append(None)
+            continue
+        told, above = own[name], int((values > 0).sum())
+        out.append(
+            {
+                "values": [_number(v) for v in values[at]],
+                "limit": told.limit,
+                "above": [above, len(values), told.above_zero, told.always_zero],
+            }
+        )
+    return {"effective": effective, "numbers": out}
 
 
 def _folder(source: Source) -> dict[str, Any]:
@@ -638,5 +633,5 @@ def _number(value: Any) -> float | None:
 
 
 def _base(label: str) -> str:
-    """The algorithm of a row: qffl of `qffl:q=0.1` and of `q-FFL, q=0.1 (code)`."""
+    """The algorithm of a row: afl of `afl:lam=0.5` and of `AFL, λ=0.5 (code)`."""
     return re.sub(r"[^a-z0-9_]", "", re.split(r"[:,]| \(", label)[0].lower())

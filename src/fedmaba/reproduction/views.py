@@ -232,7 +232,7 @@ def sweep(out: Document, target: Target, batches: Sequence[Batch]) -> None:
         for label, s in job.strategies.items()
         if hasattr(s, parameter)
     }
-    draw = partial(figures.sweep, history, parameter, along)
+    draw = partial(figures.sweep, history, parameter, along, ("FedMABA", "FedAvg"))
     out.figures |= {"sweep": partial(draw, "last"), "sweep-deployed": partial(draw, "deployed")}
     title = {label: f"{parameter} = {value:g}" for label, value in along.items()}
     runs = [replace(r, label=title.get(r.label, r.label)) for r in history.runs]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
@@ -24,6 +25,7 @@ IntArray = NDArray[np.int64]
 Model = Literal["deployed", "last"]
 At = Literal["last", "best", "last5"]
 Arrays = dict[str, NDArray[Any]]
+VIEWS = "fedmaba.report.history_views"  # by name: results know nothing of reports
 
 
 class Column(Sequence[NDArray[Any]]):
@@ -295,25 +297,22 @@ class History:
         against: str | None = None,
     ) -> str:
         """The table as "markdown", "latex" or "csv", also of differences to the row `against`."""
-        from fedmaba.report import sheet
-
-        return sheet.written(sheet.of(self, model, at, share, against), to)
+        return str(_views().table(self, to, model, at, share, against))
 
     def plot(self, kind: str = "rounds", model: Model = "deployed") -> Any:
         """A figure of `fedmaba list figures` as a matplotlib Figure."""
-        from fedmaba.report import figures
-
-        return figures.of(self, kind, model)
+        return _views().plot(self, kind, model)
 
     def _repr_html_(self) -> str:
-        from fedmaba.report.html import snippet
-
-        return snippet(self)
+        return str(_views().as_html(self))
 
     def __str__(self) -> str:
-        from fedmaba.report.table import plain
+        return str(_views().as_text(self))
 
-        return plain(self)
+
+def _views() -> Any:
+    """The module that shows histories, loaded when the first one is shown."""
+    return import_module(VIEWS)
 
 
 def from_arrays(

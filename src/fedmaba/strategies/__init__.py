@@ -52,6 +52,7 @@ REGISTRY: dict[str, type[Strategy]] = {
         FedMABA,
     )
 }
+BUILT_IN = tuple(REGISTRY)
 
 
 def register(kind: type[Strategy]) -> type[Strategy]:

@@ -58,6 +58,20 @@ class Decision(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Shown:
+    """A number of `Decision.info` that people want to see, and the words for it in a report."""
+
+    name: str  #                                 its key in the info
+    title: str = ""  #                           of its plot; "": the name
+    about: str = ""  #                           a sentence below the title
+    short: str = ""  #                           of its column while a run goes on; "": no column
+    limit: float | None = None  #                drawn as a line beside the number
+    limit_name: str = ""
+    above_zero: str = ""  #                      what happens in a round in which it is above 0
+    always_zero: str = ""  #                     what it means if that is in no round
+
+
+@dataclass(frozen=True)
 class Needs:
     """What the server must know before it can weigh a round; the less, the faster."""
 
@@ -185,6 +199,10 @@ class Strategy:
     def weigh(self, state: State, replies: Replies) -> Decision:
         """Coefficients on this round's changes, and the state for the next."""
         raise NotImplementedError
+
+    def shown(self) -> tuple[Shown, ...] | None:
+        """Which numbers of its info a report shows, in order; None: all, by their names."""
+        return None
 
     def label(self) -> str:
         """The name with every hyper-parameter that differs from its default."""

@@ -19,6 +19,7 @@ from fedmaba.strategies.base import (
     FloatArray,
     Needs,
     Replies,
+    Shown,
     State,
     Strategy,
     param,
@@ -39,6 +40,9 @@ class FedFV(Strategy):
 
     def total(self) -> float | None:
         return None  # rescaled to the length of the plain mean
+
+    def shown(self) -> tuple[Shown, ...]:
+        return ()
 
     def weigh(self, state: State, replies: Replies) -> Decision:
         gram, loss = (

@@ -27,6 +27,7 @@ from fedmaba.strategies.base import (
     IntArray,
     Needs,
     Replies,
+    Shown,
     State,
     Strategy,
     bounded_product,
@@ -59,6 +60,28 @@ class FedMABA(Strategy):
 
     def total(self) -> float | None:
         return self.eta_s
+
+    def shown(self) -> tuple[Shown, ...]:
+        rho = self.rho if self.ball == "cohort" else None
+        ball = "KL ball" if rho is None else f"KL ball of radius ρ = {rho:g}"
+        return (
+            Shown(
+                name="lambda",
+                title="multiplier λ*",
+                about="Above 0 where the KL ball binds.",
+                short="λ*",
+                above_zero=f"the {ball} binds",
+                always_zero=f"the {ball} never binds, so λ* = 0 and ρ has no effect on these "
+                "results",
+            ),
+            Shown(
+                name="kl",
+                title="KL from uniform",
+                about="Against the radius ρ, the dotted line.",
+                limit=rho,
+                limit_name="ρ",
+            ),
+        )
 
     def init(self, n_clients: int) -> State:
         p = {"p": np.full(n_clients, 1.0 / n_clients)}

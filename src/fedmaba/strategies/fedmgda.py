@@ -16,6 +16,7 @@ from fedmaba.strategies.base import (
     Decision,
     Needs,
     Replies,
+    Shown,
     State,
     Strategy,
     param,
@@ -39,6 +40,9 @@ class FedMGDA(Strategy):
 
     def total(self) -> float | None:
         return None  # the length of the step is set, not the sum
+
+    def shown(self) -> tuple[Shown, ...]:
+        return ()
 
     def weigh(self, state: State, replies: Replies) -> Decision:
         gram = require_finite(replies.gram, "gram matrix")

@@ -17,6 +17,7 @@ from fedmaba.strategies.base import (
     Local,
     Needs,
     Replies,
+    Shown,
     State,
     Strategy,
     bounded_product,
@@ -41,6 +42,9 @@ class QFFL(Strategy):
 
     def total(self) -> float | None:
         return None  # at most 1: the step shrinks as the changes grow
+
+    def shown(self) -> tuple[Shown, ...]:
+        return ()
 
     def weigh(self, state: State, replies: Replies) -> Decision:
         loss = np.maximum(require_finite(replies.loss, "loss"), 1e-10)
