@@ -30,7 +30,17 @@ if TYPE_CHECKING:
         parse,
         register,
     )
-    from fedmaba.strategies.base import Decision, Local, Needs, Replies, Shown, Strategy, param
+    from fedmaba.strategies.base import (
+        Decision,
+        Keep,
+        Local,
+        Needs,
+        PropFairLoss,
+        Replies,
+        Shown,
+        Strategy,
+        param,
+    )
 
 __version__ = "0.1.0"
 
@@ -40,8 +50,10 @@ _HOME = {
     "Decision": "strategies.base",
     "Federation": "data.federation",
     "History": "results.history",
+    "Keep": "strategies.base",
     "Local": "strategies.base",
     "Needs": "strategies.base",
+    "PropFairLoss": "strategies.base",
     "Replies": "strategies.base",
     "Shown": "strategies.base",
     "Strategy": "strategies.base",
@@ -80,9 +92,11 @@ __all__ = [
     "Federation",
     "History",
     "InputError",
+    "Keep",
     "Local",
     "Needs",
     "PropFair",
+    "PropFairLoss",
     "Replies",
     "RunHistory",
     "Shown",

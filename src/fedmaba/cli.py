@@ -226,16 +226,17 @@ def table(
     to: Annotated[TableForm, typer.Option(help="how it is written")] = "text",
 ) -> None:
     """Show the table of a run folder, finished or not."""
-    from fedmaba.report import sheet, terminal
+    from fedmaba.report import document, terminal
+    from fedmaba.report import table as tables
     from fedmaba.results import run_folder
 
     history = run_folder.load_history(folder)
-    page = sheet.of(history, model, at, share, against, str(folder))
+    page = tables.document(history, model, at, share, against, str(folder))
     if to == "text":
         terminal.show(history, model, at, share)
         terminal.tables(page.grids[1:])
     else:
-        typer.echo(sheet.written(page, to), nl=False)
+        typer.echo(document.written(page, to), nl=False)
     _tell_unfinished(folder)
 
 
