@@ -158,10 +158,10 @@ def _experiment(
             raise InputError(f"--set {item!r}: write KEY=VALUE, as train.lr=0.05")
         config.set_key(tree, name.strip(), value.strip())
     if named := checks.user_modules(tree):
-        user_code.look_here()
+        user_code.allow_working_folder()
     asked = checks.build(tree, source)
     if named and source and not _silent():  # the user may not know what a file imports
-        _tell(f"{source} imports {user_code.sources(named)}")
+        _tell(f"{source} imports {user_code.say_sources(named)}")
     return asked
 
 
