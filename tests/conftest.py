@@ -4,14 +4,17 @@ The federation is small enough to follow by hand: five clients of unequal size, 
 """
 
 import re
+import urllib.error
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tools.faults.standins import World
 
 from command_line import Answer
 from fedmaba import cli
+from fedmaba.data import published
 from fedmaba.data.datasets import Dataset
 from fedmaba.data.federation import Federation
 from fedmaba.data.partition import Split
@@ -83,6 +86,21 @@ def tiny_npz(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
+def world(tmp_path, monkeypatch) -> World:
+    """Tiny sets under the published names, without environment variables and network."""
+    world = World(tmp_path)
+    monkeypatch.setattr(published, "PUBLISHED", world.specs)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(world.cache))
+    monkeypatch.delenv("FEDMABA_DATA", raising=False)
+
+    def no_network(*_: object, **__: object) -> None:
+        raise urllib.error.URLError("no network in tests")
+
+    monkeypatch.setattr(published.urllib.request, "urlopen", no_network)
+    return world
+
+
+@pytest.fixture
 def kernels(monkeypatch) -> None:
     """Plan and train as on a GPU whose kernels are plain operations."""
     forward = layers.Conv2d.forward
@@ -93,8 +111,8 @@ def kernels(monkeypatch) -> None:
 
     monkeypatch.setattr(layers.Conv2d, "forward", beside)
     monkeypatch.setattr(triton, "dense", Kernels)
-    monkeypatch.setattr(triton, "fast", lambda x: True)
-    monkeypatch.setattr(stack, "_front", lambda *_: 0)
+    monkeypatch.setattr(triton, "can_run", lambda x: True)
+    monkeypatch.setattr(stack, "_plan_conv_stages", lambda *_: 0)
 
 
 @pytest.fixture(scope="session")

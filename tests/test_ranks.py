@@ -198,14 +198,14 @@ assert [run.column("round")[-1] for run in history.runs] == [2, 2]
 told = json.loads(Path("few/about.json").read_text())["chunk"]
 
 # one rank runs out of memory: all go on with its chunk
-accumulate = LayerRows.accumulate
+add_gradients = LayerRows.add_gradients
 
 def small(self, read, sink, step):
     if us.rank == 1 and len(read) > 2:
         raise torch.OutOfMemoryError("device full")
-    return accumulate(self, read, sink, step)
+    return add_gradients(self, read, sink, step)
 
-LayerRows.accumulate = small
+LayerRows.add_gradients = small
 batches = []
 start = engine.start
 engine.start = lambda *args: batches.append(start(*args)) or batches[-1]

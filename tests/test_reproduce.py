@@ -675,7 +675,7 @@ def test_a_table_does_not_call_equal_differences_distinguishable(tmp_path):
     )
     (row,) = grid(page, "pairs-last").rows
     shown = ["+0.00 in every seed", *["+2.00 in every seed"] * 3]
-    assert [cell.text for cell in row] == ["FedMABA, α=0.5", "2", *shown, "any"]
+    assert [cell.text for cell in row] == ["FedMABA, α=0.5", "2", *shown, "all four"]
 
 
 CLAIM = {"measure": "less", "number": 33}

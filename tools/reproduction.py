@@ -76,7 +76,9 @@ def section(name: str, chosen: list[str], batches: list[archive.ArchiveFile]) ->
         return f"\n{target.view.title}: not run yet.\n\n"
     if "bare" in chosen:
         return (
-            "\n" + "\n\n".join(document.table(g) for g in page.grids if g.name in chosen) + "\n\n"
+            "\n"
+            + "\n\n".join(document.markdown_table(g) for g in page.grids if g.name in chosen)
+            + "\n\n"
         )
     page.text = [t for t in page.text if not t.startswith(LEFT_OUT)]
     used = {b.path: b for job in target.every_job() for b in archive.collect(batches, job)[1]}
@@ -86,7 +88,7 @@ def section(name: str, chosen: list[str], batches: list[archive.ArchiveFile]) ->
         for kind in page.figures
         if target.view.kind != "table"
     ]
-    tables = [document.table(g) for g in page.grids if not chosen or g.name in chosen]
+    tables = [document.markdown_table(g) for g in page.grids if not chosen or g.name in chosen]
     words = document.markdown(replace(page, grids=[]), level=3)
     body = "\n\n".join([words + f"\nCommands: {', '.join(said)}.", *tables])
     return "\n" + body + "\n" + "".join(pictures) + "\n"
@@ -216,7 +218,9 @@ def brief(batches: list[archive.ArchiveFile]) -> str:
         levels = " / ".join(value(name, "fedavg", "variance", m, "last", batches) for m in MODELS)
         where = f"{asked.data.name}, {asked.data.partition}, {asked.train.participants}"
         body.append([*map(Cell, [where, str(span.seeds), levels]), *cells])
-    return document.table(Grid("brief", "FedMABA's variance minus FedAvg's, %²", head, body))
+    return document.markdown_table(
+        Grid("brief", "FedMABA's variance minus FedAvg's, %²", head, body)
+    )
 
 
 def summary(batches: list[archive.ArchiveFile]) -> str:
@@ -244,7 +248,9 @@ def summary(batches: list[archive.ArchiveFile]) -> str:
             where = f"{asked.data.name}, {asked.data.partition}, {asked.train.participants}"
             first = [where, str(span.seeds), name_of(row), " / ".join(levels)]
             body.append([*map(Cell, first), *cells])
-    return document.table(Grid("summary", "FedMABA minus FedAvg, 95 % t-interval", head, body))
+    return document.markdown_table(
+        Grid("summary", "FedMABA minus FedAvg, 95 % t-interval", head, body)
+    )
 
 
 def which(batches: list[archive.ArchiveFile]) -> str:
@@ -260,7 +266,7 @@ def which(batches: list[archive.ArchiveFile]) -> str:
         apart = Cell("") if row == "fedavg" else span_cell(paired.difference(found, base))
         body.append([*map(Cell, [row, str(len(found)), *levels]), apart])
     title = "Fashion-MNIST, two classes a client, all 100 clients, deployed model"
-    return document.table(Grid("which", title, head, body))
+    return document.markdown_table(Grid("which", title, head, body))
 
 
 def span_cell(span: paired.Interval) -> Cell:
@@ -287,7 +293,7 @@ def times(batches: list[archive.ArchiveFile]) -> str:
             runs = str(sum(len(b.keys) for b in own))
             line = [said, runs, f"{done:,}", f"{seconds:,.0f}", f"{done / seconds:,.0f}"]
             body.append([Cell(text) for text in line])
-    return document.table(Grid("times", "Wall time on one H200", head, body))
+    return document.markdown_table(Grid("times", "Wall time on one H200", head, body))
 
 
 def missing(batches: list[archive.ArchiveFile]) -> str:
@@ -334,7 +340,9 @@ def precision(batches: list[archive.ArchiveFile]) -> str:
                 line.append(Cell(" / ".join(side.text for side in sides)))
                 line.append(span_cell(paired.difference(now, then)))
             body.append(line)
-    return document.table(Grid("precision", "tf32 / bf16, mean ± sd over three seeds", head, body))
+    return document.markdown_table(
+        Grid("precision", "tf32 / bf16, mean ± sd over three seeds", head, body)
+    )
 
 
 def again(batches: list[archive.ArchiveFile]) -> str:
@@ -361,7 +369,7 @@ def again(batches: list[archive.ArchiveFile]) -> str:
             body.append(line)
             said = ["", "", "", ""]
     title = "FedMABA minus FedAvg under the same three seeds, twice; 95 % t-interval"
-    return document.table(Grid("again", title, head, body))
+    return document.markdown_table(Grid("again", title, head, body))
 
 
 def _moved(
@@ -400,7 +408,7 @@ def rounding(batches: list[archive.ArchiveFile]) -> str:
             line += [f"{np.median(far):.2f}", f"{sum(agree for _, agree in moved)}"]
             body.append([Cell(text) for text in line])
     title = "Entries of a table against those in tf32 with the same three seeds"
-    return document.table(Grid("rounding", title, head, body))
+    return document.markdown_table(Grid("rounding", title, head, body))
 
 
 TABLES: dict[str, Callable[[list[archive.ArchiveFile]], str]] = {

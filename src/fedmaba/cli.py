@@ -158,10 +158,10 @@ def _experiment(
             raise InputError(f"--set {item!r}: write KEY=VALUE, as train.lr=0.05")
         config.set_key(tree, name.strip(), value.strip())
     if named := checks.user_modules(tree):
-        user_code.look_here()
+        user_code.allow_working_folder()
     asked = checks.build(tree, source)
     if named and source and not _silent():  # the user may not know what a file imports
-        _tell(f"{source} imports {user_code.sources(named)}")
+        _tell(f"{source} imports {user_code.say_sources(named)}")
     return asked
 
 
@@ -228,16 +228,17 @@ def table(
     to: Annotated[TableForm, typer.Option(help="how it is written")] = "text",
 ) -> None:
     """Show the table of a run folder, finished or not."""
-    from fedmaba.report import sheet, terminal
+    from fedmaba.report import document, terminal
+    from fedmaba.report import table as tables
     from fedmaba.results import run_folder
 
     history = run_folder.load_history(folder)
-    page = sheet.of(history, model, at, share, against, str(folder))
+    page = tables.document(history, model, at, share, against, str(folder))
     if to == "text":
         terminal.show(history, model, at, share)
         terminal.tables(page.grids[1:])
     else:
-        typer.echo(sheet.written(page, to), nl=False)
+        typer.echo(document.written(page, to), nl=False)
     _tell_unfinished(folder)
 
 

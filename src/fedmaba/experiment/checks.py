@@ -63,12 +63,12 @@ def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
         if labels.count(label) > 1:
             yield f"strategy {label!r} is listed twice: each row of a table is one"
     words: dict[str, Callable[[str], object]] = {
-        "server.deploy": deployed.parse,
-        "data.partition": partition.parse,
+        "server.deploy": deployed.parse_rule,
+        "data.partition": partition.parse_partition,
         "data.validation": partition.parse_share,
-        "attack.does": attack.parse,
+        "attack.does": attack.parse_attack,
         "attack.share": partition.parse_share,
-        "data.name": datasets.known,
+        "data.name": datasets.check_name,
         "model": _model,
     }
     for name, read in words.items():
@@ -88,7 +88,7 @@ def _model(name: str) -> None:
     if name != "mlp":
         from fedmaba.rows import models
 
-        models.factory(name)
+        models.find_factory(name)
 
 
 def _at(tree: Mapping[str, Any], name: str) -> object:

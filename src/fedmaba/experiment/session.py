@@ -38,7 +38,7 @@ from fedmaba.simulation import distributed, engine
 from fedmaba.simulation.local_training import MetricFn
 from fedmaba.strategies import deployed
 from fedmaba.strategies.base import Strategy
-from fedmaba.user_code import fingerprints, look_here, sources
+from fedmaba.user_code import allow_working_folder, fingerprints, say_sources
 
 
 @dataclass(frozen=True)
@@ -216,9 +216,9 @@ def prepare(
         if labels.count(label) > 1:
             raise InputError(f"strategy {label!r} is listed twice: each row of a table is one")
     if experiment.server.deploy is not None:
-        deployed.parse(experiment.server.deploy)
+        deployed.parse_rule(experiment.server.deploy)
     does, share = _attack(experiment.attack)
-    make = own.model or models.factory(experiment.model)
+    make = own.model or models.find_factory(experiment.model)
     federations = _federations(experiment, own)
     data = next(iter(federations.values())).data
     if does is not None:
@@ -275,7 +275,7 @@ def _shared_settings(
 
 def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:
     """What hostile clients do, and which share of the clients they are."""
-    does = None if asked.does is None else attack.parse(asked.does)
+    does = None if asked.does is None else attack.parse_attack(asked.does)
     return does, partition.parse_share(asked.share)
 
 
@@ -377,10 +377,10 @@ def resume(out: Path, trust: bool = False) -> Session:
     if named := checks.user_modules(asked.model_dump()):
         if not trust:
             raise InputError(
-                f"{out} names code that is not fedmaba's: {sources(named)}: look at it, then say "
-                f"fedmaba resume {out} --trust"
+                f"{out} names code that is not fedmaba's: {say_sources(named)}: look at it, then "
+                f"say fedmaba resume {out} --trust"
             )
-        look_here()
+        allow_working_folder()
     session = prepare(asked)
     begin(session, out)
     return session

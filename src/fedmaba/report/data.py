@@ -19,8 +19,16 @@ from numpy.typing import NDArray
 
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
-from fedmaba.report import escape, numbers
-from fedmaba.report.table import PLAINLY, WRITTEN, caption, cells, columns, written
+from fedmaba.report import document, escape, numbers
+from fedmaba.report.document import Cell
+from fedmaba.report.table import (
+    FIGURES,
+    PLAINLY,
+    capitalised,
+    caption,
+    grid_of_rows,
+    more_figures,
+)
 from fedmaba.results import files, run_folder
 from fedmaba.results.history import At, FloatArray, History, IntArray, Model, Row, RunHistory
 from fedmaba.results.metrics import PERCENT, PLAIN, Unit
@@ -35,15 +43,6 @@ HUES = (BUILT_IN[0], *reversed(BUILT_IN[1:]))  # the place of an algorithm in a 
 NEAR = 5.0  # points of mean accuracy within which a verdict looks for the fairest
 MODELS: tuple[Model, ...] = ("deployed", "last")
 ATS: tuple[At, ...] = ("last", "best", "last5")
-FIGURES = ("variance", "accuracy", "worst", "best")
-MORE = (
-    ("by_sample", "accuracy by example{}", 2),
-    ("gap", "gap{}", 2),
-    ("gini", "Gini", 4),
-    ("jain", "Jain", 4),
-    ("entropy", "entropy", 4),
-    ("loss_variance", "variance of loss", 4),
-)
 
 
 @dataclass
@@ -199,7 +198,7 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
         "reference": reference(labels),
         "reference_missing": "" if REFERENCE in map(_base, labels) else REFERENCE,
         "numbers": [
-            {"title": _upper(n.title or n.name), "about": n.about, "limit_name": n.limit_name}
+            {"title": capitalised(n.title or n.name), "about": n.about, "limit_name": n.limit_name}
             for n in shown
         ],
         "fairest": labels.index(best.label) if (best := fairest(history, share, unit)) else None,
@@ -222,11 +221,6 @@ def unit_of(sources: Sequence[Source], history: History) -> Unit:
     scores = [f.get(name) for f in told if isinstance(f, dict) for name in FIGURES[1:]]
     odd = any(isinstance(x, int | float) and not -1e-4 <= x <= 100 + 1e-4 for x in scores)
     return PLAIN if odd else history.unit
-
-
-def more(unit: Unit) -> list[tuple[str, str, int]]:
-    """Figures of a second table: field, title, digits."""
-    return [(name, title.format(unit.mark), digits) for name, title, digits in MORE]
 
 
 def near(unit: Unit) -> str:
@@ -350,11 +344,6 @@ def _sentence(history: History, share: float, unit: Unit) -> str:
     )
 
 
-def _upper(text: str) -> str:
-    """The same with a capital letter first."""
-    return text[:1].upper() + text[1:]
-
-
 def _seeds(count: int) -> str:
     return f"{count} seed{'s' if count != 1 else ''}"
 
@@ -411,32 +400,29 @@ def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) ->
 
 def _table(history: History, model: Model, at: At, share: float, unit: Unit) -> dict[str, Any]:
     """The table as `fedmaba table` prints it, with the numbers to sort by."""
-    rows = history.summary(model, at, share, unit)
-    titles = [c.title for c in columns(share, unit)]
-    return {
-        "caption": caption(history, model, at, unit),
-        "columns": titles,
-        **{to: written([("strategy", 2), *((title, 2) for title in titles)], to) for to in WRITTEN},
-        "rows": [
+    rows, title = history.summary(model, at, share, unit), caption(history, model, at, unit)
+    grid = grid_of_rows("levels", title, rows, share, unit=unit)
+    figures, out = slice(2, 2 + len(FIGURES)), []
+    for row, line, more in zip(rows, grid.rows, more_figures(rows, unit).rows, strict=True):
+        cells = line[figures]
+        out.append(
             {
                 "label": row.label,
                 "seeds": row.seeds,
                 "note": row.note,
-                "cells": [[cell.text, cell.rank] for cell in line],
-                "values": [_number(getattr(row.mean, c.field)) for c in columns(share)],
-                "more": [_more(row, name, digits) for name, _, digits in MORE],
-                **{to: written([(row.label, 2), *line], to) for to in WRITTEN},
+                "cells": [[cell.text, cell.rank] for cell in cells],
+                "values": [_number(cell.value) for cell in cells],
+                "more": [cell.text for cell in more[1:]],
+                **{to: document.line([line[0], *cells], to) for to in document.MARKED},
             }
-            for row, line in zip(rows, cells(rows, share), strict=True)
-        ],
+        )
+    head = [Cell("strategy"), *map(Cell, grid.head[figures])]
+    return {
+        "caption": title,
+        "columns": grid.head[figures],
+        **{to: document.line(head, to) for to in document.MARKED},
+        "rows": out,
     }
-
-
-def _more(row: Row, name: str, digits: int) -> str:
-    mean, sd = getattr(row.mean, name), getattr(row.sd, name)
-    if math.isnan(mean):
-        return "–"
-    return f"{mean:.{digits}f}" + ("" if math.isnan(sd) else f" ± {sd:.{digits}f}")
 
 
 def _run(

@@ -41,7 +41,7 @@ def every(targets: Sequence[Target], source: Path, out: Path) -> Iterator[Shown 
             here, there = context.Pipe(duplex=False)
             given = (there, targets[i::many], source, out)
             workers.append(context.Process(target=_work, args=given, daemon=True))
-            with user_code.elsewhere():
+            with user_code.child_processes_skip_working_folder():
                 workers[-1].start()
             there.close()  # so that a worker that ends leaves nobody waiting
             ends.append(here)

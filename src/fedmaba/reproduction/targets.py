@@ -127,8 +127,8 @@ class Scale:
 def folder() -> Path:
     """Where the files lie: in the package as installed, else at the root of the repository."""
     package = Path(__file__).parents[1]
-    here = package / "experiments"  # in a wheel; in a clone they stand beside src
-    return here if here.is_dir() else package.parents[1] / "experiments"
+    installed = package / "experiments"
+    return installed if installed.is_dir() else package.parents[1] / "experiments"
 
 
 def names() -> list[str]:

@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from fedmaba.report import figures, sheet
-from fedmaba.report.data import FIGURES
+from fedmaba.report import figures
 from fedmaba.report.document import Cell, Document, Grid, between, number
 from fedmaba.report.paired import difference, moments
 from fedmaba.report.scene import WIDE
-from fedmaba.report.sheet import minus, paired
-from fedmaba.report.table import columns
+from fedmaba.report.table import FIGURES, columns, grid_of_differences, grid_of_rows, minus
 from fedmaba.reproduction import archive, paper, targets
 from fedmaba.reproduction.archive import ArchiveFile, deployed_history
 from fedmaba.reproduction.paper import name_of
@@ -77,7 +75,7 @@ def levels(
     rows = seen.summary(model, choice.at)
     short, words = _of(model, deploy)
     title = f"{words}, {choice.words}; mean ± sd over seeds"
-    ours = sheet.levels(f"{choice.name}{short}", title, rows, history.share, name_of, history.unit)
+    ours = grid_of_rows(f"{choice.name}{short}", title, rows, history.share, name_of, history.unit)
     return _beside(ours, rows, known or {})
 
 
@@ -115,7 +113,7 @@ def differences(
     short, words = _of(model, deploy)
     title = f"{words}, {choice.words}: difference to FedAvg under the same seeds, 95 % t-interval"
     name, base = f"pairs-{choice.name}{short}", name_of(REFERENCE)
-    return paired(name, title, history.share, spans, base, name_of, history.unit)
+    return grid_of_differences(name, title, history.share, spans, base, name_of, history.unit)
 
 
 def gain(history: History, deploy: str | None) -> Grid | None:
@@ -127,7 +125,7 @@ def gain(history: History, deploy: str | None) -> Grid | None:
     short, words = _of("deployed", deploy)
     title = f"{words} minus last server model of the same runs, at the last round, 95 % t-interval"
     base, unit = name_of(REFERENCE), history.unit
-    return paired(f"gain{short}", title, history.share, spans, base, name_of, unit)
+    return grid_of_differences(f"gain{short}", title, history.share, spans, base, name_of, unit)
 
 
 def _of(model: Model, deploy: str | None) -> tuple[str, str]:
