@@ -19,7 +19,8 @@ import fedmaba
 from fedmaba import cli, strategies
 from fedmaba.deploy.flower_app import check
 from fedmaba.experiment import config
-from fedmaba.report import terminal, watch
+from fedmaba.report import watch
+from fedmaba.reproduction import display
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -146,7 +147,7 @@ def test_commands_of_the_docs_are_understood(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli, "_run", lambda asked, *rest: seen.append(asked))
     shown = []
     monkeypatch.setattr(cli, "_reproduce", lambda *rest: None)
-    monkeypatch.setattr(terminal, "reproduced", lambda target, *rest: shown.append(target.name))
+    monkeypatch.setattr(display, "reproduced", lambda target, *rest: shown.append(target.name))
     # the folder all pages speak of, so that what reads it can run
     rng = np.random.default_rng(0)
     x, owner = rng.normal(size=(90, 3)), np.repeat([0, 1, 2], 30)
