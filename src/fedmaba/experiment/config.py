@@ -79,7 +79,7 @@ def fraction(value: object) -> object:
 
 
 class Data(Section):
-    name: str = option("sample", "--data", "data set, or a file .npz or .csv of one's own")
+    name: str = option("sample", "--data", "data set, or your own .npz or .csv file")
     dir: str | None = option(None, "--data-dir", "folder where the data set's files lie")
     partition: str | None = option(
         None, "--partition", "how it is split over clients [shards:2, or the file's own]"

@@ -302,7 +302,7 @@ def failed(target: Path, error: OSError, remedy: str = REMEDY) -> FedmabaError:
     if isinstance(error, Odd):
         return InputError(f"{target} is not written: {error.strerror}: move it away")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        remedy = re.sub("^(fix|mend) it", "free some space", remedy)
+        remedy = re.sub("^fix it", "free some space", remedy)
     return SaveFailed(f"{target} could not be written: {error.strerror}: {remedy}")
 
 
