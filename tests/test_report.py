@@ -29,6 +29,7 @@ from fedmaba.experiment import config
 from fedmaba.experiment import session as experiment
 from fedmaba.report import (
     data,
+    document,
     export,
     figures,
     numbers,
@@ -880,7 +881,7 @@ def test_a_finished_run_is_exported_even_if_all_of_it_diverged(tiny_npz, tmp_pat
 
 
 def test_export_starts_no_formula():
-    assert export.text([["=1+1", "@x", "-1", -1.5, "plain", float("nan")]]) == (
+    assert document.csv_text([["=1+1", "@x", "-1", -1.5, "plain", float("nan")]]) == (
         "'=1+1,'@x,'-1,-1.5,plain,\n"
     )
 
@@ -963,9 +964,8 @@ def test_names_and_numbers_are_whole_at_any_width(width):
     accuracy = np.linspace(0.1, 0.9, 20)
     runs = [one(label, accuracy * (1 - s / 9), s) for label in labels for s in (0, 1)]
     text = printed(width, terminal.grid(History(runs), "deployed", "last", 0.05))
-    rows = History(runs).summary()
-    for row, line in zip(rows, table.cells(rows, 0.05), strict=True):
-        assert row.label[:12] in text
+    for name, *line in table.for_screen(table.summary(History(runs))).rows:
+        assert name.text[:12] in text
         assert all(cell.text in text for cell in line)
     assert (labels[1] in text) == (width not in (80,))  # folded, where the table still has room
     assert "…" not in text
@@ -1285,10 +1285,10 @@ def test_a_run_that_nobody_works_on_is_not_called_running(saved, tiny_npz, tmp_p
             assert "cut was interrupted" in text
             assert "saved up to round 4 of 8" in text
             assert "deployed model ()" not in text
-    assert not run_folder.held(out)
-    assert not run_folder.held(tmp_path)
+    assert not run_folder.in_use(out)
+    assert not run_folder.in_use(tmp_path)
     again = experiment.resume(out)
-    assert run_folder.held(out)
+    assert run_folder.in_use(out)
     again.close()
 
 

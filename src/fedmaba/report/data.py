@@ -19,8 +19,16 @@ from numpy.typing import NDArray
 
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
-from fedmaba.report import escape, numbers
-from fedmaba.report.table import PLAINLY, WRITTEN, caption, cells, columns, written
+from fedmaba.report import document, escape, numbers
+from fedmaba.report.document import Cell
+from fedmaba.report.table import (
+    FIGURES,
+    PLAINLY,
+    capitalised,
+    caption,
+    grid_of_rows,
+    more_figures,
+)
 from fedmaba.results import files, run_folder
 from fedmaba.results.history import At, FloatArray, History, IntArray, Model, Row, RunHistory
 from fedmaba.results.metrics import PERCENT, PLAIN, Unit
@@ -35,15 +43,6 @@ HUES = (BUILT_IN[0], *reversed(BUILT_IN[1:]))  # the place of an algorithm in a 
 NEAR = 5.0  # points of mean accuracy within which a verdict looks for the fairest
 MODELS: tuple[Model, ...] = ("deployed", "last")
 ATS: tuple[At, ...] = ("last", "best", "last5")
-FIGURES = ("variance", "accuracy", "worst", "best")
-MORE = (
-    ("by_sample", "accuracy by example{}", 2),
-    ("gap", "gap{}", 2),
-    ("gini", "Gini", 4),
-    ("jain", "Jain", 4),
-    ("entropy", "entropy", 4),
-    ("loss_variance", "variance of loss", 4),
-)
 
 
 @dataclass
@@ -79,23 +78,23 @@ def load(path: Path) -> Source:
     """A run folder, finished or not; an unfinished one as far as its files go."""
     if not path.is_dir():
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
-    finished = files.there(path / "runs.json")
+    finished = files.exists(path / "runs.json")
     lines: list[dict[str, Any]] = []
     if finished or run_folder.checkpoints(path):
-        history, saved = run_folder.load_part(path)
-        lines = [] if finished else run_folder.read_lines(path, saved)
-    elif files.there(path / "experiment.toml"):
-        lines = run_folder.read_lines(path)
+        history, saved = run_folder.load_history_and_offset(path)
+        lines = [] if finished else run_folder.read_round_lines(path, saved)
+    elif files.exists(path / "experiment.toml"):
+        lines = run_folder.read_round_lines(path)
         ordered = dict.fromkeys((str(at["strategy"]), int(at["seed"])) for at in lines)
         nobody = np.zeros(0, np.int64)
         history = History([RunHistory(label, seed, "", nobody) for label, seed in ordered])
     else:
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
     text, rounds, lies, about = "", None, False, run_folder.load_about(path)
-    if files.there(path / "experiment.toml"):
+    if files.exists(path / "experiment.toml"):
         text = _text(path / "experiment.toml")
         try:
-            asked = config.build(config.load(path / "experiment.toml", links=False))
+            asked = config.build(config.read_toml(path / "experiment.toml", links=False))
             rounds, history.share = asked.train.rounds, asked.eval.share
             lies = bool(asked.attack.does)
         except InputError:  # written by another version: show it, do not judge it
@@ -108,14 +107,14 @@ def load(path: Path) -> Source:
         if run.n_clients and run.seed in labels and len(labels[run.seed]) != run.n_clients:
             raise InputError(
                 f"{path / 'partition.npz'} is of {len(labels[run.seed])} clients, seed {run.seed} "
-                f"of {run.n_clients}: {run_folder.RESTORE}"
+                f"of {run.n_clients}: {run_folder.RESTORE_HINT}"
             )
     if lies and not isinstance(about.get("hostile"), dict):
         raise InputError(
             f"{path / 'about.json'}, which says who is hostile, is not there or not whole: restore "
             "it, or run the experiment again with another --out"
         )
-    held = not finished and run_folder.held(path)
+    held = not finished and run_folder.in_use(path)
     return Source(path.name, history, about, text, labels, lines, rounds, finished, held)
 
 
@@ -124,19 +123,21 @@ def _as_begun(path: Path, asked: config.Experiment, about: Mapping[str, Any]) ->
     made = run_folder.load_runs(path).get("made")
     if made is None:  # of an earlier version
         return
-    if edits := config.edits(made["asked"], config.what(asked)):
-        raise InputError(config.edited(path / "experiment.toml", edits))
+    if edits := config.changed_keys(made["asked"], config.result_settings(asked)):
+        raise InputError(config.edited_message(path / "experiment.toml", edits))
     told = {"data": about.get("data", {}).get("sha256"), "partition": about.get("partition")}
     if about and told != {key: made[key] for key in told}:
-        raise InputError(f"{path / 'about.json'} is not that of this run: {run_folder.RESTORE}")
+        raise InputError(
+            f"{path / 'about.json'} is not that of this run: {run_folder.RESTORE_HINT}"
+        )
 
 
 def _text(file: Path) -> str:
     """What an experiment file says, also where it is no TOML."""
     try:
-        return files.read(file, files.TOML_BYTES).decode(errors="replace")
+        return files.read(file, files.MAX_TOML_BYTES).decode(errors="replace")
     except (OSError, ValueError) as error:
-        raise run_folder.damaged(file, error) from error
+        raise run_folder.unreadable(file, error) from error
 
 
 def of(history: History, name: str = "history") -> Source:
@@ -197,7 +198,7 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
         "reference": reference(labels),
         "reference_missing": "" if REFERENCE in map(_base, labels) else REFERENCE,
         "numbers": [
-            {"title": _upper(n.title or n.name), "about": n.about, "limit_name": n.limit_name}
+            {"title": capitalised(n.title or n.name), "about": n.about, "limit_name": n.limit_name}
             for n in shown
         ],
         "fairest": labels.index(best.label) if (best := fairest(history, share, unit)) else None,
@@ -220,11 +221,6 @@ def unit_of(sources: Sequence[Source], history: History) -> Unit:
     scores = [f.get(name) for f in told if isinstance(f, dict) for name in FIGURES[1:]]
     odd = any(isinstance(x, int | float) and not -1e-4 <= x <= 100 + 1e-4 for x in scores)
     return PLAIN if odd else history.unit
-
-
-def more(unit: Unit) -> list[tuple[str, str, int]]:
-    """Figures of a second table: field, title, digits."""
-    return [(name, title.format(unit.mark), digits) for name, title, digits in MORE]
 
 
 def near(unit: Unit) -> str:
@@ -348,11 +344,6 @@ def _sentence(history: History, share: float, unit: Unit) -> str:
     )
 
 
-def _upper(text: str) -> str:
-    """The same with a capital letter first."""
-    return text[:1].upper() + text[1:]
-
-
 def _seeds(count: int) -> str:
     return f"{count} seed{'s' if count != 1 else ''}"
 
@@ -409,32 +400,29 @@ def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) ->
 
 def _table(history: History, model: Model, at: At, share: float, unit: Unit) -> dict[str, Any]:
     """The table as `fedmaba table` prints it, with the numbers to sort by."""
-    rows = history.summary(model, at, share, unit)
-    titles = [c.title for c in columns(share, unit)]
-    return {
-        "caption": caption(history, model, at, unit),
-        "columns": titles,
-        **{to: written([("strategy", 2), *((title, 2) for title in titles)], to) for to in WRITTEN},
-        "rows": [
+    rows, title = history.summary(model, at, share, unit), caption(history, model, at, unit)
+    grid = grid_of_rows("levels", title, rows, share, unit=unit)
+    figures, out = slice(2, 2 + len(FIGURES)), []
+    for row, line, more in zip(rows, grid.rows, more_figures(rows, unit).rows, strict=True):
+        cells = line[figures]
+        out.append(
             {
                 "label": row.label,
                 "seeds": row.seeds,
                 "note": row.note,
-                "cells": [[cell.text, cell.rank] for cell in line],
-                "values": [_number(getattr(row.mean, c.field)) for c in columns(share)],
-                "more": [_more(row, name, digits) for name, _, digits in MORE],
-                **{to: written([(row.label, 2), *line], to) for to in WRITTEN},
+                "cells": [[cell.text, cell.rank] for cell in cells],
+                "values": [_number(cell.value) for cell in cells],
+                "more": [cell.text for cell in more[1:]],
+                **{to: document.line([line[0], *cells], to) for to in document.MARKED},
             }
-            for row, line in zip(rows, cells(rows, share), strict=True)
-        ],
+        )
+    head = [Cell("strategy"), *map(Cell, grid.head[figures])]
+    return {
+        "caption": title,
+        "columns": grid.head[figures],
+        **{to: document.line(head, to) for to in document.MARKED},
+        "rows": out,
     }
-
-
-def _more(row: Row, name: str, digits: int) -> str:
-    mean, sd = getattr(row.mean, name), getattr(row.sd, name)
-    if math.isnan(mean):
-        return "–"
-    return f"{mean:.{digits}f}" + ("" if math.isnan(sd) else f" ± {sd:.{digits}f}")
 
 
 def _run(

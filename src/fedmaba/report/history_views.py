@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedmaba.report import sheet
-from fedmaba.report.table import plain
+from fedmaba.report import document
+from fedmaba.report import table as tables
 from fedmaba.results.history import At, History, Model
 
 
@@ -16,7 +16,7 @@ def table(
     history: History, to: str, model: Model, at: At, share: float | None, against: str | None
 ) -> str:
     """The table as "markdown", "latex" or "csv", also of differences to the row `against`."""
-    return sheet.written(sheet.of(history, model, at, share, against), to)
+    return document.written(tables.document(history, model, at, share, against), to)
 
 
 def plot(history: History, kind: str, model: Model) -> Any:
@@ -35,4 +35,4 @@ def as_html(history: History) -> str:
 
 def as_text(history: History) -> str:
     """The table that `print` shows."""
-    return plain(history)
+    return document.plain_text(tables.for_screen(tables.summary(history)))

@@ -35,21 +35,31 @@ from rich.text import Text
 
 from fedmaba.errors import unknown
 from fedmaba.report import escape, numbers, streams
-from fedmaba.report.table import caption, cells, columns
-from fedmaba.results.history import At, History, Model, Row, RunHistory
+from fedmaba.report.document import Cell, Grid
+from fedmaba.report.table import ALIKE, for_screen, summary
+from fedmaba.results.history import At, History, Model, RunHistory
 from fedmaba.results.metrics import PERCENT, Unit, variance
 
 if TYPE_CHECKING:
     import fedmaba.simulation.batch
     from fedmaba.experiment.session import Session
-    from fedmaba.report.document import Grid
     from fedmaba.simulation.engine import Snapshot
     from fedmaba.strategies.base import Shown
 
 STYLE = ("bold", "cyan", "")  # best, second, the others
 COLUMNS = 2  # of strategies' own numbers while a run goes on
+TREND = "variance over rounds"
 NAME = 12  # signs of a name that a line holds at least
-WORDS = ("row", "note", "verdict", "our reading", "the paper", "where", "reading")  # no numbers
+WORDS = (
+    "row",
+    "note",
+    "verdict",
+    "our reading",
+    "the paper",
+    "where",
+    "reading",
+    ALIKE,
+)  # no numbers
 
 
 def screen() -> Console:
@@ -74,12 +84,9 @@ def show(
 
 
 def grid(history: History, model: Model, at: At, share: float) -> RenderableType:
-    """The table: best bold, second-best coloured."""
-    rows, body = history.summary(model, at, share), []
-    for row, line in zip(rows, cells(rows, share), strict=True):
-        body.append([aligned(_named(row)), *(aligned(c.text, STYLE[c.rank]) for c in line)])
-    head = ["strategy", *(c.title for c in columns(share, history.unit))]
-    return _table(caption(history, model, at), head, body, whole=head[1:])
+    """The table of strategies."""
+    shown = for_screen(summary(history, model, at, share))
+    return table_of(shown, whole=shown.head[1:])
 
 
 class Fitting:
@@ -101,12 +108,14 @@ def _least(table: Table) -> int:
     return sum(c.min_width or 0 for c in table.columns) + n * (left + right) + lines
 
 
-def _table(
-    caption: str, head: Sequence[str], rows: Sequence[Sequence[Text]], whole: Collection[str]
-) -> RenderableType:
-    """A table, the columns `whole` in one line each; where it is too wide, a block for each row."""
+def table_of(grid: Grid, whole: Collection[str] = ("where", "setting")) -> RenderableType:
+    """A table: best bold, second coloured; where it is too wide, a block for each row.
+
+    The columns `whole` stay in one line each.
+    """
+    rows = [[aligned(cell.text, STYLE[cell.rank]) for cell in row] for row in grid.rows]
     out = Table(box=box.SIMPLE_HEAD)
-    for i, name in enumerate(head):
+    for i, name in enumerate(grid.head):
         title = aligned(name)
         texts = [title.plain, *(row[i].plain for row in rows)]
         words = texts if name in whole else [word for text in texts for word in text.split()]
@@ -121,12 +130,12 @@ def _table(
     blocks: list[RenderableType] = []
     for label, *line in rows:
         block = Table.grid(padding=(0, 2))
-        for name, text in zip(head[1:], line, strict=True):
+        for name, text in zip(grid.head[1:], line, strict=True):
             if text:
                 block.add_row(aligned(name), text)
         blocks += [Text(), label, Padding(block, (0, 0, 0, 2), expand=False)]
         out.add_row(label, *line)
-    return Group(aligned(caption), Fitting(out, Group(*blocks, Text())))
+    return Group(aligned(grid.title), Fitting(out, Group(*blocks, Text())))
 
 
 def line_of(text: str, style: str = "") -> Text:
@@ -139,16 +148,11 @@ def aligned(text: str, style: str = "") -> Text:
     return Text(streams.spelled(escape.one_line(text)), style)
 
 
-def _named(row: Row) -> str:
-    """A row's label and what is to be said of it."""
-    return f"{row.label} ({row.note})" if row.note else row.label
-
-
 @contextmanager
 def progress(session: Session, quiet: bool) -> Iterator[Callable[[Snapshot], None]]:
     """A display fed with snapshots: live on a terminal, plain lines elsewhere."""
     console = Console(stderr=True)
-    for fault in session.faults:
+    for fault in session.warnings:
         console.print(line_of(fault), soft_wrap=True)
     if quiet:
         yield lambda snapshot: None
@@ -193,19 +197,19 @@ def dashboard(session: Session, pace: Pace) -> RenderableType:
     """Round, rate and time left; below, how each strategy does by now."""
     share = session.experiment.eval.share
     rate = f"{rate_of(pace.rate, 'rounds')}  {rate_of(pace.rate * pace.clients, 'clients')}"
-    unit = session.history.unit
-    head = ["strategy", f"accuracy{unit.mark}", f"variance{unit.square}"]
-    told = _in_progress(session.history)
-    head += [f"worst {100 * share:g} %", *(number.short for number in told)]
-    head.append("variance over rounds")
-    rows, body = session.history.summary(share=share), []
-    for row, line in zip(rows, cells(rows, share), strict=True):
-        variance, accuracy, worst, _ = (Text(c.text.split(" ")[0], STYLE[c.rank]) for c in line)
-        runs = [run for run in session.history.runs if run.label == row.label]
-        trend = Text(spark(_variances(runs, unit)), "cyan")
-        newest = [Text(_newest(runs, number.name) or "–") for number in told]
-        body.append([line_of(_named(row)), accuracy, variance, worst, *newest, trend])
-    tables = (_now(head[:keep], body) for keep in range(len(head), 1, -1))
+    history, unit = session.history, session.history.unit
+    told, table = _in_progress(history), for_screen(summary(history, share=share))
+    variance, accuracy, worst, _ = table.head[1:]
+    head = [table.head[0], accuracy, variance, worst, *(number.short for number in told)]
+    body = []
+    for label, line in zip(dict.fromkeys(r.label for r in history.runs), table.rows, strict=True):
+        figures = [Cell(cell.text.split(" ")[0], rank=cell.rank) for cell in line[1:]]
+        runs = [run for run in history.runs if run.label == label]
+        newest = [Cell(_newest(runs, number.name) or "–") for number in told]
+        trend = Cell(spark(_variances(runs, unit)))
+        body.append([line[0], figures[1], figures[0], figures[2], *newest, trend])
+    shown = Grid("progress", "", [*head, TREND], body)
+    tables = (_now(shown, keep) for keep in range(len(shown.head), 1, -1))
     return Group(Fitting(_bar(pace, rate), _bar(pace, "")), Text(), Fitting(*tables))
 
 
@@ -223,18 +227,20 @@ def _bar(pace: Pace, rate: str) -> Table:
     return out
 
 
-def _now(head: Sequence[str], rows: Sequence[Sequence[Text]]) -> Table:
-    """As many columns of the display as `head` names."""
+def _now(grid: Grid, keep: int) -> Table:
+    """The first columns of the display."""
     out = Table(box=None, padding=(0, 2), show_edge=False, header_style="dim")
-    for i, name in enumerate(head):
+    rows = [[line_of(cell.text, STYLE[cell.rank]) for cell in row] for row in grid.rows]
+    for i, name in enumerate(grid.head[:keep]):
         widest = max(len(name), *(len(row[i]) for row in rows))
+        side: JustifyMethod = "left" if name == TREND else "right"
         if i == 0:
             out.add_column(name, overflow="fold", min_width=min(NAME, widest))
         else:
-            side: JustifyMethod = "left" if name.endswith("rounds") else "right"
-            out.add_column(name, justify=side, no_wrap=True, min_width=widest)
+            style = "cyan" if name == TREND else ""
+            out.add_column(name, justify=side, style=style, no_wrap=True, min_width=widest)
     for row in rows:
-        out.add_row(*row[: len(head)])
+        out.add_row(*row[:keep])
     return out
 
 
@@ -344,11 +350,6 @@ def tables(grids: Sequence[Grid]) -> None:
         console.print(table_of(grid))
 
 
-def table_of(grid: Grid) -> RenderableType:
-    rows = [[aligned(cell.text, STYLE[cell.rank]) for cell in row] for row in grid.rows]
-    return _table(grid.title, grid.head, rows, whole=("where", "setting"))
-
-
 def listing(what: str) -> None:
     """One line each: strategies, data sets, models, partitions, attacks or figures."""
     rows = _rows(what)
@@ -362,19 +363,19 @@ def _rows(what: str) -> list[tuple[str, ...]]:
     if what == "strategies":
         from fedmaba import strategies
 
-        return [*strategies.describe()]
+        return [*strategies.describe_strategies()]
     if what == "datasets":
         from fedmaba.data import datasets
 
-        return [*datasets.describe()]
+        return [*datasets.describe_datasets()]
     if what == "models":
         from fedmaba.rows import models
 
-        return [*models.describe()]
+        return [*models.describe_models()]
     if what == "partitions":
         from fedmaba.data import partition
 
-        return [*partition.describe()]
+        return [*partition.describe_partitions()]
     if what == "attacks":
         from fedmaba.data import attack
 
