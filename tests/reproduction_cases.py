@@ -71,7 +71,7 @@ def fill(folder, *names):
         size = np.full(20, 100)
         runs = [made(k.label, k.seed, size, deploy=k.deploy, held=held) for k in keys]
         save(folder / f"{digest}.npz", job, runs, held)
-    return archive.read_all(folder)
+    return archive.read_folder(folder)
 
 
 def grid_named(page, name):

@@ -289,6 +289,7 @@ def test_every_public_name_resolves():
     for name in fedmaba.__all__:
         assert getattr(fedmaba, name) is not None
     assert set(fedmaba.__all__) <= set(dir(fedmaba))
+    assert fedmaba.datasets.load is not None  # as apps written by version 0.1 import it
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         fedmaba.nonsense  # noqa: B018
 

@@ -20,7 +20,7 @@ def test_accuracies_come_back_exactly(most, tmp_path):
         made("afl", 1, size, 0, deploy="average", diverged="afl, seed 1, diverged in round 2"),
     ]
     save(tmp_path / "x.npz", job, runs, held)
-    batch = archive.read(tmp_path / "x.npz")
+    batch = archive.read_file(tmp_path / "x.npz")
     assert batch.digest == job.digest
     assert batch.keys == (
         *(Key("fedavg", 0, "poly:8"), Key("fedmaba", 0, "poly:8"), Key("afl", 1, "average")),
@@ -46,21 +46,21 @@ def test_a_damaged_file_is_one_line(tmp_path):
             bad[rng.integers(len(good))] ^= 1 << rng.integers(8)
         path.write_bytes(bad)
         try:
-            assert len(archive.read(path).runs) == 1
+            assert len(archive.read_file(path).runs) == 1
         except InputError as error:
             told.append(str(error))
     assert len(told) > 50
     assert not any("\n" in text for text in told)
     np.savez(path, about=np.frombuffer(b'{"format": 2}', np.uint8))
     with pytest.raises(InputError, match="format=2: it should be 1"):
-        archive.read(path)
+        archive.read_file(path)
 
 
 def test_the_same_run_twice_is_refused_and_parts_are_merged(tmp_path):
     job, size = targets.load("figure1a").jobs[0], np.full(20, 100)
     save(tmp_path / "a.npz", job, [made("fedavg", 0, size)])
     save(tmp_path / "b.npz", job, [made("fedavg", 1, size), made("fedmaba", 1, size)])
-    history, used, missing = archive.collect(archive.read_all(tmp_path), job)
+    history, used, missing = archive.collect(archive.read_folder(tmp_path), job)
     assert [(r.label, r.seed) for r in history.runs] == [
         *(("fedavg", 0), ("fedavg", 1), ("fedmaba", 1)),
     ]
@@ -68,4 +68,4 @@ def test_the_same_run_twice_is_refused_and_parts_are_merged(tmp_path):
     assert len(missing) == len(job.runs) - 3
     save(tmp_path / "c.npz", job, [made("fedavg", 1, size)])
     with pytest.raises(InputError, match="both hold fedavg, seed 1: keep one"):
-        archive.read_all(tmp_path)
+        archive.read_folder(tmp_path)

@@ -29,7 +29,7 @@ def call(monkeypatch, capsys, tmp_path):
 TINY = ["--quick", "--rounds", "2", "--seeds", "2", "--only", "fedavg,fedmaba,afl:lam=0.5"]
 
 
-CPU = config.machine("cpu", "float32")
+CPU = config.parse_machine("cpu", "float32")
 
 
 def test_a_target_from_the_command_to_every_file(call, tmp_path):
@@ -46,7 +46,7 @@ def test_a_target_from_the_command_to_every_file(call, tmp_path):
     images = {f"{k}{f}" for k in ("variance", "tradeoff") for f in (".png", ".svg", ".pdf")}
     assert names == {"table.md", "table.tex", "table.csv"} | images
     (file,) = (tmp_path / "mine").glob("*.npz")
-    batch = archive.read(file)
+    batch = archive.read_file(file)
     assert {key.label for key in batch.keys} == {
         *("fedavg", "fedmaba", "fedmaba:alpha=0.8", "afl:lam=0.5"),
     }
@@ -90,9 +90,6 @@ def play(work, out, stop_after=None):
     at = batch.session.batch.progress
     for _ in batch.rounds(lambda: stop_after is not None and at.round > stop_after):
         pass
-    if not batch.stopped:
-        batch.finish(out, ["fedmaba"])
-    batch.folder.close()
     return batch
 
 
@@ -110,14 +107,14 @@ def test_an_interrupted_batch_goes_on_and_ends_in_the_same_numbers(tmp_path, cal
     assert held.seconds == pytest.approx(stopped.seconds)
     held.session.close()
     held.folder.close()
-    other = reproduce.begin(again, tmp_path / "b", config.machine("cpu", "float64"))
+    other = reproduce.begin(again, tmp_path / "b", config.parse_machine("cpu", "float64"))
     assert other.session.batch.progress.round == 0  # of another precision: begun anew
     other.session.close()
     other.folder.discard()
     batch = play(again, tmp_path / "b")
-    assert "goes on after round 1" in batch.session.notes
+    assert "resumed after round 1" in batch.session.notes
     assert batch.seconds > stopped.seconds
-    whole, parts = (archive.read_all(tmp_path / name)[0].runs for name in "ab")
+    whole, parts = (archive.read_folder(tmp_path / name)[0].runs for name in "ab")
     assert whole.keys() == parts.keys()
     for key, run in whole.items():
         for name in run.tables:
@@ -139,11 +136,11 @@ def test_data_are_read_once_for_batches_one_after_another(tmp_path, monkeypatch,
     words = ("--quick", "--rounds", "1", "--seeds", "1", "--only", "fedmaba")
     assert call("readings", *words, "--out", tmp_path)[0] == 0
     assert len(read) == 1
-    digests = {batch.about["data"]["sha256"] for batch in archive.read_all(tmp_path)}
+    digests = {batch.about["data"]["sha256"] for batch in archive.read_folder(tmp_path)}
     assert digests == {load("sample").sha256()}
     other = config.Data(name="cifar10")
-    held = reproduce.Held(config.Data(name="sample"), load("sample"), "")
-    assert (held.suits(held.asked), held.suits(other)) == (True, False)
+    held = reproduce.LoadedData(config.Data(name="sample"), load("sample"), "")
+    assert (held.fits(held.asked), held.fits(other)) == (True, False)
 
 
 def test_what_is_held_for_the_next_batch_is_what_was_read(tmp_path):
@@ -153,7 +150,7 @@ def test_what_is_held_for_the_next_batch_is_what_was_read(tmp_path):
     does = [w.job.settings.get("attack", {}).get("does") for w in works]
     work = works[does.index("labels=flip")]
     batch = reproduce.begin(work, tmp_path, CPU)
-    held = batch.hold()
+    held = batch.loaded_data()
     batch.session.close()
     batch.folder.close()
     assert len(batch.session.batch.pool.x) > len(held.data.x)
@@ -165,8 +162,8 @@ def test_what_is_held_for_the_next_batch_is_what_was_read(tmp_path):
 @pytest.mark.slow
 def test_a_batch_that_is_killed_goes_on_from_its_last_minutes(tmp_path, monkeypatch):
     (work,) = reproduce.plan(tiny(), tmp_path)
-    for seconds, saved in ((reproduce.SECONDS, []), (0, [2])):
-        monkeypatch.setattr(reproduce, "SECONDS", seconds)
+    for seconds, saved in ((reproduce.CHECKPOINT_SECONDS, []), (0, [3])):
+        monkeypatch.setattr(reproduce, "CHECKPOINT_SECONDS", seconds)
         batch = reproduce.begin(work, tmp_path, CPU)
         for snapshot in batch.rounds():
             if snapshot.round == 2:
@@ -251,14 +248,14 @@ def test_parts_run_apart_are_the_whole(tmp_path):
         path.rename(merged / path.name)
     assert len(list(merged.iterdir())) == 3
     assert reproduce.plan(tiny(), merged) == []
-    page = reproduction.document(tiny(), archive.read_all(merged))
+    page = reproduction.document(tiny(), archive.read_folder(merged))
     assert not any("Not run yet" in text for text in page.text)
 
 
 def test_runs_with_different_deployed_models_share_a_batch(tmp_path):
     (work,) = reproduce.plan(tiny("table2-fashion-mnist-partial"), tmp_path)
     play(work, tmp_path)
-    (batch,) = archive.read_all(tmp_path)
+    (batch,) = archive.read_folder(tmp_path)
     for label in ("fedavg", "fedmaba"):
         a, b = (batch.runs[Key(label, 0, deploy)] for deploy in ("ema:0.98", "poly:8"))
         assert np.array_equal(a.accuracy("last"), b.accuracy("last"))

@@ -53,7 +53,9 @@ def test_a_table_does_not_call_equal_differences_distinguishable(tmp_path):
         tables = run.tables | {"last.accuracy": list(more)}
         runs.append(RunHistory("fedmaba", run.seed, run.deploy, size, tables=tables))
     save(tmp_path / "x.npz", job, runs)
-    page = reproduction.document(targets.load("table2-fashion-mnist"), archive.read_all(tmp_path))
+    page = reproduction.document(
+        targets.load("table2-fashion-mnist"), archive.read_folder(tmp_path)
+    )
     (row,) = grid_named(page, "pairs-last").rows
     shown = ["+0.00 in every seed", *["+2.00 in every seed"] * 3]
     assert [cell.text for cell in row] == ["FedMABA, α=0.5", "2", *shown, "all four"]
@@ -87,7 +89,7 @@ def test_some_seeds_of_a_target_with_variants_are_counted_over_all_of_them(tmp_p
     target = targets.load("attacks", targets.Scale(seeds=2))
     job, size = target.jobs[0], np.full(20, 100)
     save(tmp_path / "x.npz", job, [made("fedavg", s, size) for s in (0, 1)])
-    page = reproduction.document(target, archive.read_all(tmp_path))
+    page = reproduction.document(target, archive.read_folder(tmp_path))
     assert "A part of it: 64 of 96 runs." in page.text
     (told,) = (text for text in page.text if text.startswith("Not run yet: "))
     assert told.startswith("Not run yet: nobody is hostile (6 of 8 runs); 10 % report a loss of a ")
@@ -128,7 +130,7 @@ def test_rounds_are_chosen_as_the_captions_say(tmp_path):
     target = targets.load("table2-fashion-mnist-validation")
     (job,) = target.jobs
     batches = fill(tmp_path, "table2-fashion-mnist-validation")
-    history = archive.history_of(batches, job)
+    history = archive.deployed_history(batches, job)
     run = next(r for r in history.runs if r.label == "fedavg" and r.seed == 1)
     last, held = run.accuracy("last"), run.column("last_validation.accuracy")
     want = {
@@ -251,7 +253,7 @@ def test_runs_that_are_missing_are_listed_by_seeds_with_every_name(tmp_path):
     target = targets.load("figure1b-all")
     (job,), size = target.jobs, np.full(20, 100)
     save(tmp_path / "x.npz", job, [made("fedavg", s, size) for s in (0, 2)])
-    page = reproduction.document(target, archive.read_all(tmp_path))
+    page = reproduction.document(target, archive.read_folder(tmp_path))
     (told,) = (text for text in page.text if text.startswith("Not run yet: "))
     others = "FedMABA, α=0.5; FedMABA, α=0.8; FedFV, α=0.1, τ=1"
     assert f"seeds 0, 1, 2 of {others}, and seed 1 of FedAvg" in told
@@ -266,7 +268,7 @@ def test_a_run_that_diverged_is_told_and_left_out(tmp_path):
     runs += [made("afl", s, size, 0, deploy="average", diverged=f"afl, seed {s}") for s in (0, 1)]
     save(tmp_path / "x.npz", job, runs)
     for name in ("figure1a", "table2-fashion-mnist"):
-        page = reproduction.document(targets.load(name), archive.read_all(tmp_path))
+        page = reproduction.document(targets.load(name), archive.read_folder(tmp_path))
         assert any("diverged in round 21" in text for text in page.text)
         assert page.figures["variance"]() is not None
     rows = {row[0].text: row for row in grid_named(page, "last").rows}
@@ -300,7 +302,7 @@ def test_attacks_that_were_tried_are_shown_with_every_strategy(tmp_path):
     assert len({job.digest for job in target.jobs}) == len(target.jobs)
     size = np.where(np.arange(20) < 2, 0, 100)
     save(tmp_path / "x.npz", second, [made("fedmaba", s, size) for s in (0, 1)])
-    page = reproduction.document(target, archive.read_all(tmp_path))
+    page = reproduction.document(target, archive.read_folder(tmp_path))
     for grid in page.grids:
         assert grid.head[2:] == [
             "FedAvg",

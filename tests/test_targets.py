@@ -62,7 +62,7 @@ def test_what_decides_the_numbers_is_in_the_digest():
         digests.add(targets.load("table2-fashion-mnist", Scale(**change)).jobs[0].digest)
     digests |= {targets.load(name).jobs[0].digest for name in ("table2-cifar10", "table1-grid")}
     assert len(digests) == 5
-    moved = base.experiment.model_copy(update={"machine": config.machine("cuda", "bf16")})
+    moved = base.experiment.model_copy(update={"machine": config.parse_machine("cuda", "bf16")})
     assert targets.digest(targets.settings(moved)) == base.digest
 
 
@@ -78,7 +78,7 @@ def test_what_decides_the_numbers_is_in_the_digest():
     ],
 )
 def test_seeds_are_a_number_or_some_of_the_targets_own(text, found):
-    (job,) = targets.load("table2-fashion-mnist", Scale(seeds=config.seeds(text))).jobs
+    (job,) = targets.load("table2-fashion-mnist", Scale(seeds=config.parse_seeds(text))).jobs
     assert {key.seed for key in job.runs} == found
     whole = f"{len(set(job.runs) & job.every)} of {len(job.every)} runs"
     assert targets.changes(job) == []
@@ -97,7 +97,7 @@ def test_only_takes_names_and_whole_rows():
 @pytest.mark.parametrize("name", targets.names())
 def test_quick_is_small_for_every_target(name):
     jobs = targets.load(name, Scale(quick=True)).every_job()
-    works = [reproduce.Work(name, job, job.runs) for job in jobs]
+    works = [reproduce.PendingBatch(name, job, job.runs) for job in jobs]
     rounds = {job.experiment.train.rounds for job in jobs}
     assert sum(w.updates for w in works) <= targets.QUICK or rounds == {3}
     assert {job.experiment.data.name for job in jobs} == {"sample"}
@@ -166,7 +166,7 @@ def test_without_a_target_all_are_listed_with_their_work(call):
     assert last.startswith("held: runs in runs/reproduce; ")
     for name, (runs, held, updates, title) in sizes.items():
         target = targets.load(name)
-        works = [reproduce.Work(name, job, job.runs) for job in target.every_job()]
+        works = [reproduce.PendingBatch(name, job, job.runs) for job in target.every_job()]
         assert (runs, held) == (sum(len(work.runs) for work in works), 0)
         assert (updates, title) == (sum(w.updates for w in works), target.view.title)
     assert sizes["table2-fashion-mnist"][:3] == [94, 0, 94 * 100 * 1000]

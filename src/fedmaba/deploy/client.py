@@ -25,7 +25,7 @@ from fedmaba.errors import InputError
 from fedmaba.rows import LossFn, compile, models
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.workers import Workers
-from fedmaba.simulation.local_training import Job, MetricFn, Optimiser, Pool, evaluate, train
+from fedmaba.simulation.local_training import Job, MetricFn, Optimiser, Pool, evaluate, train_chunk
 from fedmaba.strategies.base import Local
 
 Arrays = dict[str, NDArray[Any]]
@@ -74,7 +74,9 @@ class Site:
         number = np.array([place.get(name, -1) for name in own], np.int64)
         return number[y]
 
-    def train(self, weights: Arrays, task: Mapping[str, Any]) -> tuple[Arrays, dict[str, float]]:
+    def train_chunk(
+        self, weights: Arrays, task: Mapping[str, Any]
+    ) -> tuple[Arrays, dict[str, float]]:
         """The trained model, and what the server is told: examples, loss, accuracy."""
         with torch.no_grad():
             return self._train(weights, task)
@@ -94,7 +96,7 @@ class Site:
         if where == "start":
             numbers["loss"] = self._mean_loss(rows, flat, pool)
         graphs = GraphCache(flat.device, recordable=False)
-        trained, told = train(rows, pool, flat, self._job(task, minibatch), graphs)
+        trained, told = train_chunk(rows, pool, flat, self._job(task, minibatch), graphs)
         if where == "mean":
             numbers["loss"] = float(told[0, 0])
         if where == "end":
@@ -104,10 +106,10 @@ class Site:
 
     def _load(self, weights: Arrays, minibatch: int) -> tuple[Any, Tensor, Pool]:
         """The model as one row with these weights, and the data as a pool."""
-        make = models.factory(self.model) if isinstance(self.model, str) else self.model
+        make = models.find_factory(self.model) if isinstance(self.model, str) else self.model
         data, device = self.data, torch.device(self.device)
         labels = self.labels()
-        net = models.build(make, data.x.shape[1:], len(self.agreed), 0)
+        net = models.build_model(make, data.x.shape[1:], len(self.agreed), 0)
         try:
             net.load_state_dict({n: torch.from_numpy(np.array(w)) for n, w in weights.items()})
         except RuntimeError as error:
@@ -160,6 +162,6 @@ def first_model(
     model: models.Factory | str, shape: models.Shape, classes: int, seed: int
 ) -> Arrays:
     """The initial weights of a model by name, those of the simulator's run with this seed."""
-    make = models.factory(model) if isinstance(model, str) else model
-    state = models.build(make, shape, classes, seed).state_dict()
+    make = models.find_factory(model) if isinstance(model, str) else model
+    state = models.build_model(make, shape, classes, seed).state_dict()
     return {name: value.detach().cpu().numpy() for name, value in state.items()}

@@ -53,7 +53,7 @@ class Terms:
             raise InputError(f"lr={self.lr}: the local step size must be above 0")
         if not 0 < self.lr_decay <= 1:
             raise InputError(f"lr_decay={self.lr_decay}: it must lie above 0 and at most at 1")
-        average.parse(self.average)
+        average.parse_rule(self.average)
 
     @property
     def average(self) -> str:
@@ -241,7 +241,7 @@ class Server:
 
     def _set(self, weights: Arrays, statistics: Arrays) -> None:
         """Move to a new model, and the one handed out along with it."""
-        share = average.share(self.terms.average, self.round)
+        share = average.new_model_share(self.terms.average, self.round)
         for name, new in weights.items():
             averaged = self.deployed[name].astype(self.dtype)
             averaged += share * (new - averaged)

@@ -14,7 +14,7 @@ from fedmaba.errors import InputError
 from fedmaba.results.history import FloatArray, IntArray, RunHistory
 from fedmaba.strategies import REGISTRY, parse
 from fedmaba.strategies.base import Shown, Strategy
-from fedmaba.strategies.simplex import effective
+from fedmaba.strategies.simplex import effective_count
 
 COMPUTED = "effective"  # of any strategy, from its weights
 MOST = 6  # numbers that a figure or a page has room for
@@ -52,7 +52,7 @@ def effective_clients(run: RunHistory, at: IntArray) -> FloatArray:
     weights = np.abs(run.column("weight")[at].astype(np.float64))
     total = weights.sum(axis=1)
     return np.array(
-        [effective(w / s) if s > 0 else np.nan for w, s in zip(weights, total, strict=True)]
+        [effective_count(w / s) if s > 0 else np.nan for w, s in zip(weights, total, strict=True)]
     )
 
 

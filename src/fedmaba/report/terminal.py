@@ -152,7 +152,7 @@ def aligned(text: str, style: str = "") -> Text:
 def progress(session: Session, quiet: bool) -> Iterator[Callable[[Snapshot], None]]:
     """A display fed with snapshots: live on a terminal, plain lines elsewhere."""
     console = Console(stderr=True)
-    for fault in session.faults:
+    for fault in session.warnings:
         console.print(line_of(fault), soft_wrap=True)
     if quiet:
         yield lambda snapshot: None
@@ -363,19 +363,19 @@ def _rows(what: str) -> list[tuple[str, ...]]:
     if what == "strategies":
         from fedmaba import strategies
 
-        return [*strategies.describe()]
+        return [*strategies.describe_strategies()]
     if what == "datasets":
         from fedmaba.data import datasets
 
-        return [*datasets.describe()]
+        return [*datasets.describe_datasets()]
     if what == "models":
         from fedmaba.rows import models
 
-        return [*models.describe()]
+        return [*models.describe_models()]
     if what == "partitions":
         from fedmaba.data import partition
 
-        return [*partition.describe()]
+        return [*partition.describe_partitions()]
     if what == "attacks":
         from fedmaba.data import attack
 
