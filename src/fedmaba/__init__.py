@@ -96,6 +96,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> "Any":
+    if name == "datasets":  # apps that `fedmaba flower new` of version 0.1.0 wrote import it
+        return importlib.import_module("fedmaba.data.datasets")
     if name in _HOME:
         return getattr(importlib.import_module(f"fedmaba.{_HOME[name]}"), name)
     raise AttributeError(f"module 'fedmaba' has no attribute {name!r}")

@@ -40,6 +40,7 @@ from flwr.serverapp.strategy import Strategy as Base
 
 from fedmaba.deploy import validation
 from fedmaba.deploy.inbox import Looks, counted, push
+from fedmaba.deploy.kept_vectors import KeptVectors
 from fedmaba.deploy.server import Server, Terms, figures
 from fedmaba.deploy.site_names import Names, Who, read_sites
 from fedmaba.deploy.validation import Arrays, Door, Limits, Offer, Sent
@@ -452,13 +453,15 @@ def client_app(
     metric: MetricFn | None = None,
     device: str = "cpu",
     mods: Sequence[Any] = (),
+    keep: str | Path | None = None,
 ) -> ClientApp:
     """A ClientApp for every strategy: it trains as the server's message says.
 
     Its name is `site`, by default what the SuperNode's --node-config says: 'site="north"'. The
     rows of `data` before n_train are trained on; accuracy on the others is reported. `classes`
     are the names of all classes in one order for all sites, or how many there are, 0 to C-1.
-    `mods` are Flower's, around training: LocalDpMod(...), say.
+    `mods` are Flower's, around training: LocalDpMod(...), say. `keep` is a folder of this site for
+    vectors that a strategy lets it keep between rounds, by default --node-config 'keep="..."'.
     """
 
     def name(context: Context) -> str:
@@ -475,7 +478,9 @@ def client_app(
         )
 
         mine = data(context) if callable(data) else data
-        return Site(model, mine, classes, loss, metric, device)
+        folder = keep or context.node_config.get("keep")
+        kept = KeptVectors(Path(str(folder)) if folder else None, name(context))
+        return Site(model, mine, classes, loss, metric, device, kept)
 
     def train(message: Message, context: Context) -> Message:
         weights, task = _weights(message), dict(message.content["config"])

@@ -8,9 +8,8 @@ of an array, and numbered as the federation's list of classes says.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,12 +19,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.data.datasets import Dataset
+from fedmaba.deploy.kept_vectors import KeptVectors, Told, Vectors
 from fedmaba.deploy.validation import line, names
 from fedmaba.errors import InputError
 from fedmaba.rows import LossFn, compile, models
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.workers import Workers
-from fedmaba.simulation.local_training import Job, MetricFn, Optimiser, Pool, evaluate, train
+from fedmaba.simulation.local_training import (
+    Job,
+    MetricFn,
+    Optimiser,
+    Pool,
+    added_terms,
+    evaluate,
+    kept_after,
+    train,
+)
 from fedmaba.strategies.base import Local
 
 Arrays = dict[str, NDArray[Any]]
@@ -41,6 +50,7 @@ class Site:
     loss: LossFn | None = None
     metric: MetricFn | None = None
     device: str = "cpu"
+    kept: KeptVectors = KeptVectors(None, "site")
 
     @cached_property
     def agreed(self) -> tuple[str, ...]:
@@ -87,20 +97,38 @@ class Site:
 
     def _train(self, weights: Arrays, task: Mapping[str, Any]) -> tuple[Arrays, dict[str, float]]:
         n = self.data.n_train
-        minibatch = int(task.get("minibatch", 50))
+        minibatch, local = int(task.get("minibatch", 50)), Local.from_task(task)
         rows, flat, pool = self._load(weights, minibatch)
         numbers = {"num-examples": n, **self._test(rows, flat, pool)}
         where = task.get("loss-at", "start")
         if where == "start":
             numbers["loss"] = self._mean_loss(rows, flat, pool)
-        graphs = GraphCache(flat.device, recordable=False)
-        trained, told = train(rows, pool, flat, self._job(task, minibatch), graphs)
+        job, graphs = self._job(task, minibatch, local), GraphCache(flat.device, recordable=False)
+        before = self._kept_before(rows, flat, task, local)
+        if local.add:
+            job = replace(job, added=added_terms(local, before.items(), flat))
+        trained, told = train(rows, pool, flat, job, graphs)
         if where == "mean":
             numbers["loss"] = float(told[0, 0])
         if where == "end":
             numbers["loss"] = self._mean_loss(rows, trained, pool)
-        new = {name: w.cpu().numpy() for name, w in rows.layout.unpack(trained[0]).items()}
-        return {**weights, **new}, numbers
+        if local.keep:
+            after = {n: kept_after(local, n, flat, trained, old) for n, old in before.items()}
+            self.kept.save(Told.from_task(task), _named(rows, before), _named(rows, after))
+        return {**weights, **_arrays(rows, trained)}, numbers
+
+    def _kept_before(
+        self, rows: Any, flat: Tensor, task: Mapping[str, Any], local: Local
+    ) -> dict[str, Tensor]:
+        """The vectors that this site trains with, each (1, P) by its name."""
+        if not local.keep:
+            return {}
+        found = self.kept.load(Told.from_task(task), local.keep, _arrays(rows, flat))
+        packed = {
+            name: rows.layout.pack_named({n: torch.from_numpy(w) for n, w in vector.items()})
+            for name, vector in found.items()
+        }
+        return {name: vector[None].to(flat.device) for name, vector in packed.items()}
 
     def _load(self, weights: Arrays, minibatch: int) -> tuple[Any, Tensor, Pool]:
         """The model as one row with these weights, and the data as a pool."""
@@ -119,11 +147,9 @@ class Site:
         pool = Pool(rows.prepare(x), y, torch.arange(data.n_train, device=device))
         return rows, rows.layout.pack(net.cpu())[None].to(device), pool
 
-    def _job(self, task: Mapping[str, Any], minibatch: int) -> Job:
+    def _job(self, task: Mapping[str, Any], minibatch: int, local: Local) -> Job:
         """What the server asked for, as the simulator would do it."""
         n = self.data.n_train
-
-        local = Local.from_json(json.loads(str(task.get("local", "{}"))))
         epochs = int(task.get("epochs", 1)) * -(-n // minibatch)
         chosen = {f.name: f.name.replace("_", "-") for f in fields(Optimiser)}
         return Job(
@@ -154,6 +180,15 @@ class Site:
             return {}
         _, accuracy = self._scores(rows, flat, pool, self.data.n_train, len(self.data.x))
         return {"accuracy": accuracy}
+
+
+def _arrays(rows: Any, flat: Tensor) -> Arrays:
+    """The weights of one row (1, P) by name."""
+    return {name: w.cpu().numpy() for name, w in rows.layout.unpack(flat[0]).items()}
+
+
+def _named(rows: Any, vectors: Mapping[str, Tensor]) -> Vectors:
+    return {name: _arrays(rows, vector) for name, vector in vectors.items()}
 
 
 def first_model(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,8 @@ class Server:
         self.sites: list[str] = []
         self.names = names or Names()
         self.state: State = {}
+        self.federation = secrets.token_hex(16)  # stays the same over restarts
+        self.last_counted: dict[str, int] = {}  # site -> the last round its reply counted in
         self.weights = [n for n, a in self.model.items() if not is_statistic(n, a)]
         if not self.weights:
             raise InputError("the initial model has no weights: give float arrays by name")
@@ -148,6 +151,9 @@ class Server:
             "loss-at": needs.loss,
             "local": json.dumps(local.to_json()),
         }
+        if local.keep:
+            task["federation"] = self.federation
+            task["kept-round"] = self.last_counted.get(site or "", 0)
         if site is not None:
             client = self.sites.index(site)
             keys = rng.key(self.terms.seed, "local", self.round, client)
@@ -164,7 +170,9 @@ class Server:
         if replies:
             weights, info, problem = self._step(replies)
             refused += [problem] if problem else []
-            self.counted += not problem
+            if not problem:
+                self.counted += 1
+                self.last_counted |= dict.fromkeys((r.site for r in replies), self.round + 1)
         self.refused = refused
         report: dict[str, Any] = {
             "round": self.round + 1,
@@ -276,6 +284,8 @@ class Server:
             "changes": self.names.changes,
             "counted": self.counted,
             "refused": self.refused,
+            "federation": self.federation,
+            "last_counted": self.last_counted,
         }
         self.folder.save(self.round, arrays, meta, History([]))
 
@@ -320,6 +330,9 @@ class Server:
         self.round, self.sites = meta["round"], list(meta["sites"])
         self.names.restore(meta["owners"], meta["changes"])
         self.counted, self.refused = meta["counted"], meta["refused"]
+        # a state of the version before has neither
+        self.federation = meta.get("federation") or self.federation
+        self.last_counted = dict(meta.get("last_counted") or {})
         folder.lines = meta["lines"]
 
 

@@ -107,7 +107,7 @@ class Door:
         if offer.node not in self.asked:
             raise Refused("it was not asked in this round")
         if offer.error is not None:
-            raise Refused(f"it failed: {line(offer.error)}")
+            raise Refused(f"it failed: {line(offer.error, 200)}")
         if offer.mark != self.mark:
             raise Refused(f"it answers {line(offer.mark)!r}, but this is {self.mark!r}")
         site = site_name(offer.words)

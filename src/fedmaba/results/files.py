@@ -259,7 +259,7 @@ def write(target: Path, *content: Buffer, remedy: str = REMEDY, private: bool = 
     """A whole file or none: temporary file, fsync, rename, fsync of the folder."""
     temporary = target.with_name(f".{target.name[:50]}.{secrets.token_hex(8)}.tmp")
     try:
-        target.parent.mkdir(exist_ok=True, mode=0o750 if private else 0o777)
+        target.parent.mkdir(exist_ok=True, mode=_folder_mode(private))
         with open(temporary, "xb", opener=_opener(_SAFE, _mode(private))) as file:
             for part in content:
                 file.write(part)
@@ -282,8 +282,8 @@ def appended(path: Path, private: bool = False, buffering: int = -1) -> Iterator
     with open(path, "ab+", buffering, opener=_opener(_SAFE, _mode(private))) as file:
         found = os.fstat(file.fileno())
         _single(path, found)
-        if private and found.st_mode & 0o137:
-            os.fchmod(file.fileno(), found.st_mode & 0o640)
+        if private and found.st_mode & 0o177:  # an older version made it
+            os.fchmod(file.fileno(), found.st_mode & 0o600)
         yield file
 
 
@@ -293,8 +293,20 @@ def _single(path: Path, found: os.stat_result) -> None:
         raise Odd(path, "the file has another name, too (a hard link): put a copy in its place")
 
 
+def make_private(path: Path, remedy: str = REMEDY) -> None:
+    """A folder for this account alone; one that is there keeps its mode."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=_folder_mode(private=True))
+    except OSError as error:
+        raise failed(path, error, remedy) from error
+
+
 def _mode(private: bool) -> int:
-    return 0o640 if private else 0o666
+    return 0o600 if private else 0o666
+
+
+def _folder_mode(private: bool) -> int:
+    return 0o700 if private else 0o777
 
 
 def failed(target: Path, error: OSError, remedy: str = REMEDY) -> FedmabaError:
@@ -370,7 +382,7 @@ class Hold:
         file = self.path / ".lock"
         for tried in range(10):
             try:
-                self.path.mkdir(parents=True, exist_ok=True, mode=0o750 if private else 0o777)
+                self.path.mkdir(parents=True, exist_ok=True, mode=_folder_mode(private))
                 handle = self._folder()
                 lock = self._kept.enter_context(appended(file, private, 0))
             except BlockingIOError:
@@ -386,8 +398,6 @@ class Hold:
             with contextlib.suppress(FileNotFoundError):
                 same = os.path.samestat(os.fstat(lock.fileno()), os.lstat(file))
                 if same and (handle is None or _same(handle, self.path)):
-                    if private:
-                        os.chmod(self.path, os.stat(self.path).st_mode & 0o750)
                     return lock
             self.close()
         raise SaveFailed(f"{file} is removed again and again: choose another folder")
