@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fedmaba import rng
 from fedmaba.deploy.site_names import Names
-from fedmaba.deploy.validation import Arrays, Reply, is_statistic
+from fedmaba.deploy.validation import SITE, Arrays, Reply, is_statistic
 from fedmaba.errors import InputError
 from fedmaba.results import run_folder
 from fedmaba.results.history import History
@@ -35,6 +35,7 @@ from fedmaba.strategies.base import IntArray, Replies, State, Strategy, call_wei
 
 Task = dict[str, int | float | str | bool]
 META = ("terms", "sites", "owners", "changes", "counted", "refused")  # of a checkpoint
+PAST = ("kept", "kept_client", "kept_round")  # arrays of a checkpoint: changes of past rounds
 OTHER = "choose another state folder"
 REMEDY = "fix it, then run again with the same state; what was saved before is whole"
 
@@ -104,7 +105,7 @@ class Server:
         if self.folder is not None and run_folder.checkpoints(self.folder.path):
             try:
                 self._restore(self.folder)
-            except InputError:
+            except BaseException:
                 self.folder.close()
                 raise
 
@@ -305,12 +306,11 @@ class Server:
         """Go back to the newest whole checkpoint of the folder."""
         path = folder.path
         arrays, meta, _ = run_folder.load_checkpoint(path)
-        mine, kept = self.terms.to_json(), ("kept", "kept_client", "kept_round")
-        lacks = [key for key in META if meta.get(key) is None] + [
-            k for k in kept if k not in arrays
-        ]
+        lacks = [key for key in META if meta.get(key) is None]
+        lacks += [key for key in PAST if key not in arrays]
         if lacks:
             raise InputError(f"{path} is no state of this version, it lacks {lacks[0]!r}: {OTHER}")
+        mine = self.terms.to_json()
         for key, value in meta["terms"].items():
             if key in mine and mine[key] != value:
                 raise InputError(
@@ -321,12 +321,13 @@ class Server:
             for kind in ("model/", "deployed/", "state/")
         }
         for kind in ("model/", "deployed/"):
-            for name, like in self.model.items():
-                found = saved[kind].get(name)
-                if found is None or (found.shape, found.dtype) != (like.shape, like.dtype):
-                    raise InputError(f"{path} holds another model: {OTHER}")
+            if _forms(saved[kind]) != _forms(self.model):
+                raise InputError(f"{path} holds another model: {OTHER}")
+        wrong = self._misfit(arrays, meta, saved["state/"])
+        if wrong:
+            raise InputError(f"{path} is damaged: {wrong} cannot be of this run: {OTHER}")
         self.model, self.deployed, self.state = saved.values()
-        self.kept, self.kept_client, self.kept_round = (arrays[key].copy() for key in kept)
+        self.kept, self.kept_client, self.kept_round = (arrays[key].copy() for key in PAST)
         self.round, self.sites = meta["round"], list(meta["sites"])
         self.names.restore(meta["owners"], meta["changes"])
         self.counted, self.refused = meta["counted"], meta["refused"]
@@ -334,6 +335,38 @@ class Server:
         self.federation = meta.get("federation") or self.federation
         self.last_counted = dict(meta.get("last_counted") or {})
         folder.lines = meta["lines"]
+
+    def _misfit(self, arrays: Arrays, meta: Mapping[str, Any], state: State) -> str:
+        """What in a checkpoint cannot belong to this run; empty where all does."""
+        sites, rounds = meta["sites"], meta.get("last_counted") or {}
+        n = len(sites)
+        if len(set(sites)) < n or not all(SITE.fullmatch(site) for site in sites):
+            return "its list of sites"
+        if meta["counted"] > meta["round"] or any(t > meta["round"] for t in rounds.values()):
+            return "a number of its rounds"
+        many = arrays["kept_client"].size
+        whole = np.dtype(np.int64)
+        wanted = {
+            "kept": ((many, self.kept.shape[1]), self.dtype),
+            "kept_client": ((many,), whole),
+            "kept_round": ((many,), whole),
+        }
+        for name, form in wanted.items():
+            if (arrays[name].shape, arrays[name].dtype) != form:
+                return f"array {name}"
+        if many and not 0 <= arrays["kept_client"].min() <= arrays["kept_client"].max() < n:
+            return "array kept_client"
+        for name, like in (self.terms.strategy.init(n) if n else {}).items():
+            found = state.get(name)
+            per_site = found is not None and n in np.shape(like) and found.shape != np.shape(like)
+            if found is None or per_site:
+                return f"state {name!r}"
+        return ""
+
+
+def _forms(model: Arrays) -> dict[str, tuple[Any, ...]]:
+    """Shape and type of each array of a model."""
+    return {name: (value.shape, value.dtype) for name, value in model.items()}
 
 
 def figures(accuracy: Mapping[str, float | None]) -> dict[str, Any]:
