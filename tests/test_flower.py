@@ -23,6 +23,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 
 from fedmaba import flower
+from fedmaba.deploy import reply_fetching
 from fedmaba.deploy.flower_app.new import new
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, load_arrays, reply
@@ -45,7 +46,7 @@ SPECS = [
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(flower, "POLL", 0.001)
+    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
 
 
 def apps(fed, model="mlp") -> dict[int, ClientApp]:
@@ -161,9 +162,10 @@ def test_a_server_that_died_goes_on_with_the_same_numbers(spec, moment, fed, tmp
 SCRIPT = """
 import os, signal, sys
 from fedmaba import flower
+from fedmaba.deploy import reply_fetching
 from fedmaba.results import files
 from flower_grid import LocalGrid, light_app, light_model
-flower.POLL = 0.001
+reply_fetching.POLL_SECONDS = 0.001
 moment = int(sys.argv[1])  # before which write or reply this process ends
 
 def dying(work):
@@ -187,13 +189,14 @@ print(result.arrays["w"].numpy().tobytes().hex(), strategy.server.state["p"].tob
 def test_sigkill_at_any_moment_changes_no_number(tmp_path):
     """The server's process kills itself before its n-th write or reply, and is started again."""
     (tmp_path / "script.py").write_text(SCRIPT)
+    tests = str(Path(__file__).parent)
 
     def run(folder, moment):
         (tmp_path / folder).mkdir(exist_ok=True)
         return subprocess.run(
             [sys.executable, str(tmp_path / "script.py"), str(moment)],
             cwd=tmp_path / folder,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([tests, *filter(None, sys.path)])},
             capture_output=True,
             text=True,
         )
@@ -451,7 +454,8 @@ safetensors.numpy.save_file({"w": np.ones(3, np.float32)}, "first.safetensors")
 for spec in ("fedmaba", "afl", "qffl", "fedfv", "fedmgda"):
     strategy = FlowerStrategy(spec, state=spec)
     server = strategy._begin(load_arrays("first.safetensors"))
-    server.take([Reply(i, f"s{i}", {"w": np.full(3, i, np.float32)}, 5, 1.0 + i) for i in (1, 2)])
+    three = {i: {"w": np.full(3, i, np.float32)} for i in (1, 2)}
+    server.finish_round([Reply(i, f"s{i}", w, 5, 1.0 + i) for i, w in three.items()])
     assert server.round == 1 and np.isfinite(server.model["w"]).all()
 assert sys.modules["torch"] is None
 """

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fedmaba import cli
-from fedmaba.deploy.server import Server, Terms
+from fedmaba.deploy.server import FederationServer
+from fedmaba.deploy.settings import FederationSettings
 from fedmaba.deploy.validation import Reply
 from fedmaba.errors import InputError
 from fedmaba.results import run_folder
@@ -16,15 +17,15 @@ from fedmaba.strategies import parse
 MODEL = {"w": np.ones(4, np.float32), "b": np.zeros(2, np.float32)}
 
 
-def server(folder) -> Server:
-    return Server(Terms(parse("fedfv:tau=2")[0]), MODEL, folder)
+def server(folder) -> FederationServer:
+    return FederationServer(FederationSettings(parse("fedfv:tau=2")[0]), MODEL, folder)
 
 
 @pytest.fixture
 def state(tmp_path):
     ran = server(tmp_path / "state")
     for t in range(2):
-        ran.take(
+        ran.finish_round(
             [
                 Reply(n, f"s{n}", {name: v + n + t for name, v in MODEL.items()}, 5, 1.0)
                 for n in (1, 2)
@@ -95,11 +96,11 @@ def test_a_forged_state_is_one_line(kind, state, monkeypatch, capsys):
 
 
 def test_weights_for_another_number_of_sites_are_one_line(tmp_path):
-    def fair() -> Server:
-        return Server(Terms(parse("fedmaba")[0]), MODEL, tmp_path)
+    def fair() -> FederationServer:
+        return FederationServer(FederationSettings(parse("fedmaba")[0]), MODEL, tmp_path)
 
     ran = fair()
-    ran.take([Reply(1, "s1", MODEL, 5, 1.0), Reply(2, "s2", MODEL, 5, 1.0)])
+    ran.finish_round([Reply(1, "s1", MODEL, 5, 1.0), Reply(2, "s2", MODEL, 5, 1.0)])
     ran.close()
 
     def one_more(arrays, meta):

@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 
 from flwr.app import ConfigRecord
 
-from fedmaba import flower
+from fedmaba.deploy import reply_fetching
 from fedmaba.deploy.kept_vectors import KeptVectors, Told
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app
@@ -26,7 +26,7 @@ STRATEGY = Drifting()
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(flower, "POLL", 0.001)
+    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
 
 
 def grid_of(fed, folder, spoil=None) -> LocalGrid:

@@ -15,6 +15,7 @@ pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from fedmaba import flower
+from fedmaba.deploy import reply_fetching
 from fedmaba.deploy.flower_app.new import new
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, reply
@@ -32,7 +33,7 @@ BLOCKS = [
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(flower, "POLL", 0.001)
+    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
 
 
 @pytest.mark.parametrize(("spec", "mu"), [("fedmaba", 0.0), ("fedprox:mu=0.7", 0.7)])
@@ -100,8 +101,9 @@ import numpy as np
 from flwr.app import Context, RecordDict
 from fairapp import server_app
 from fedmaba import flower
+from fedmaba.deploy import reply_fetching
 from flower_grid import LocalGrid, light_app
-flower.POLL = 0.001
+reply_fetching.POLL_SECONDS = 0.001
 assert "fairapp.task" not in sys.modules
 grid = LocalGrid({c + 1: light_app(c) for c in range(2)})
 server_app.app(grid, Context(1, 1, {}, RecordDict(), RUN))

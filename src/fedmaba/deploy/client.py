@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedmaba.data.datasets import Dataset
 from fedmaba.deploy.kept_vectors import KeptVectors, Told, Vectors
-from fedmaba.deploy.validation import line, names
+from fedmaba.deploy.validation import printable, some_names
 from fedmaba.errors import InputError
 from fedmaba.rows import LossFn, compile, models
 from fedmaba.rows.cuda_graphs import GraphCache
@@ -41,7 +41,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Site:
+class LocalClient:
     """A model and one site's data: rows before `data.n_train` train, the rest test."""
 
     model: models.Factory | str
@@ -59,14 +59,14 @@ class Site:
         if given is None:
             if own != tuple(map(str, range(len(own)))):
                 raise InputError(
-                    f"this site's labels are {names(own)}, and nothing says how the others number "
-                    "them: give client_app(classes=[...]), the same list at all sites"
+                    f"this site's labels are {some_names(own)}, and nothing says how the others "
+                    "number them: give client_app(classes=[...]), the same list at all sites"
                 )
             return own
         if isinstance(given, int):
             return tuple(map(str, range(given)))
         if isinstance(given, str) or len(set(given)) < len(given) or not given:
-            raise InputError(f"classes={line(given)!r}: give a list of names, each once")
+            raise InputError(f"classes={printable(given)!r}: give a list of names, each once")
         return tuple(map(str, given))
 
     def labels(self) -> NDArray[np.int64]:
@@ -78,8 +78,8 @@ class Site:
         wrong = wrong or [own[k] for k in used if own[k] not in place]
         if wrong:
             raise InputError(
-                f"label {names(wrong)} of this site is not among the federation's classes, "
-                f"{names(agreed, 12)}: correct the file, or the list at all sites"
+                f"label {some_names(wrong)} of this site is not among the federation's classes, "
+                f"{some_names(agreed, 12)}: correct the file, or the list at all sites"
             )
         number = np.array([place.get(name, -1) for name in own], np.int64)
         return number[y]

@@ -15,7 +15,6 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,15 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from fedmaba import rng
-from fedmaba.deploy.site_names import Names
+from fedmaba.deploy.settings import FederationSettings
+from fedmaba.deploy.site_names import SiteNames
 from fedmaba.deploy.validation import SITE, Arrays, Reply, is_statistic
 from fedmaba.errors import InputError
 from fedmaba.results import run_folder
 from fedmaba.results.history import History
 from fedmaba.results.metrics import fairness
 from fedmaba.strategies import deployed as average
-from fedmaba.strategies.base import IntArray, Replies, State, Strategy, call_weigh, still_kept
+from fedmaba.strategies.base import IntArray, Replies, State, call_weigh, still_kept
 
 Task = dict[str, int | float | str | bool]
 META = ("terms", "sites", "owners", "changes", "counted", "refused")  # of a checkpoint
@@ -40,56 +40,24 @@ OTHER = "choose another state folder"
 REMEDY = "fix it, then run again with the same state; what was saved before is whole"
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What stays the same from the first round to the last."""
-
-    strategy: Strategy
-    seed: int = 0
-    lr: float = 0.1
-    lr_decay: float = 0.999
-    deploy: str | None = None  #      which model is handed out; None: the strategy's own
-
-    def __post_init__(self) -> None:
-        if not 0 < self.lr < float("inf"):
-            raise InputError(f"lr={self.lr}: the local step size must be above 0")
-        if not 0 < self.lr_decay <= 1:
-            raise InputError(f"lr_decay={self.lr_decay}: it must lie above 0 and at most at 1")
-        average.parse(self.average)
-
-    @property
-    def average(self) -> str:
-        return self.deploy or self.strategy.deploy
-
-    def to_json(self) -> dict[str, Any]:
-        """What a saved state must have been made with."""
-        return {
-            "strategy": self.strategy.label(),
-            "seed": self.seed,
-            "lr": self.lr,
-            "lr_decay": self.lr_decay,
-            "deploy": self.average,
-        }
-
-
-class Server:
+class FederationServer:
     """All that one run's server knows."""
 
     def __init__(
         self,
-        terms: Terms,
+        settings: FederationSettings,
         model: Arrays,
         folder: Path | None = None,
-        names: Names | None = None,
+        site_names: SiteNames | None = None,
     ) -> None:
-        self.terms = terms
+        self.settings = settings
         self.round = 0  # the next one
         self.counted = 0  # rounds that moved the model
         self.refused: list[str] = []  # why replies of the last round did not count
         self.model = {name: np.array(value) for name, value in model.items()}
         self.deployed = {name: value.copy() for name, value in self.model.items()}
         self.sites: list[str] = []
-        self.names = names or Names()
+        self.site_names = site_names or SiteNames()
         self.state: State = {}
         self.federation = secrets.token_hex(16)  # stays the same over restarts
         self.last_counted: dict[str, int] = {}  # site -> the last round its reply counted in
@@ -97,8 +65,8 @@ class Server:
         if not self.weights:
             raise InputError("the initial model has no weights: give float arrays by name")
         self.dtype = np.result_type(np.float32, *(self.model[n].dtype for n in self.weights))
-        self.kept = self._flat(self.model)[None][:0]  # (h, P) changes of past rounds
-        self.kept_client = self.kept_round = np.zeros(0, np.int64)  # (h,)
+        self.past_changes = self._flat(self.model)[None][:0]  # (h, P) changes of past rounds
+        self.past_client = self.past_round = np.zeros(0, np.int64)  # (h,)
         self.folder = (
             None if folder is None else run_folder.Folder(folder, private=True, remedy=REMEDY)
         )
@@ -116,26 +84,26 @@ class Server:
             return
         count = len(self.sites) + len(new)
         known = bool(self.sites)
-        strategy = self.terms.strategy
+        strategy = self.settings.strategy
         self.state = strategy.join(self.state, count) if known else strategy.init(count)
         self.sites += new
 
     def draw(self, present: Iterable[str], fraction: float, least: int) -> list[str]:
-        """Who takes part: a seeded sample of the known sites that are there, in their order."""
+        """Node takes part: a seeded sample of the known sites that are there, in their order."""
         there = set(present)
         ordered = [site for site in self.sites if site in there]
         if not ordered:
             return []
         count = min(len(ordered), max(least, int(fraction * len(ordered) + 1e-9)))
-        drawn = rng.sample_clients(self.terms.seed, self.round, len(ordered), count)
+        drawn = rng.sample_clients(self.settings.seed, self.round, len(ordered), count)
         return [ordered[i] for i in drawn]
 
     @property
     def lr(self) -> float:
         """The local step size of this round."""
-        return float(self.terms.lr * self.terms.lr_decay**self.round)
+        return float(self.settings.lr * self.settings.lr_decay**self.round)
 
-    def mark(self) -> str:
+    def round_id(self) -> str:
         """What binds a reply to this round and this model."""
         digest = hashlib.sha256()
         for name in sorted(self.model):
@@ -144,7 +112,7 @@ class Server:
 
     def task(self, site: str | None) -> Task:
         """What a site must know besides the model; the algorithm's local part travels here."""
-        strategy = self.terms.strategy
+        strategy = self.settings.strategy
         local, needs = strategy.local(), strategy.needs()
         task: Task = {
             "server-round": self.round + 1,
@@ -157,11 +125,11 @@ class Server:
             task["kept-round"] = self.last_counted.get(site or "", 0)
         if site is not None:
             client = self.sites.index(site)
-            keys = rng.key(self.terms.seed, "local", self.round, client)
+            keys = rng.key(self.settings.seed, "local", self.round, client)
             task["stream"] = int(keys.view(np.int64)[0])
         return task
 
-    def take(self, replies: Sequence[Reply], refused: Sequence[str] = ()) -> dict[str, Any]:
+    def finish_round(self, replies: Sequence[Reply], refused: Sequence[str] = ()) -> dict[str, Any]:
         """End the round with the replies that count; what happened, ready for JSON."""
         self.join(r.site for r in replies)
         replies = sorted(replies, key=lambda r: self.sites.index(r.site))
@@ -177,7 +145,7 @@ class Server:
         self.refused = refused
         report: dict[str, Any] = {
             "round": self.round + 1,
-            "strategy": self.terms.strategy.label(),
+            "strategy": self.settings.strategy.label(),
             "lr": self.lr,
             "info": {name: float(v) if np.isfinite(v) else None for name, v in info.items()},
             "sites": {
@@ -191,9 +159,9 @@ class Server:
             },
             "refused": refused,
         }
-        report |= figures({r.site: r.accuracy for r in replies})
-        if self.names.changes:
-            report["names"], self.names.changes = self.names.changes, []
+        report |= accuracy_spread({r.site: r.accuracy for r in replies})
+        if self.site_names.changes:
+            report["names"], self.site_names.changes = self.site_names.changes, []
         self.round += 1
         self.save([report])
         return report
@@ -206,7 +174,7 @@ class Server:
             np.subtract(self._flat(r.model), base, out=row)
         client = np.array([self.sites.index(r.site) for r in replies], np.int64)
         many, numbers = self._numbers(replies, client, change)
-        decision = call_weigh(self.terms.strategy, self.state, numbers)
+        decision = call_weigh(self.settings.strategy, self.state, numbers)
         coef = decision.coef
         if not np.isfinite(coef).all():
             return {}, {}, "the strategy gave a weight that is not finite: this round adds nothing"
@@ -224,8 +192,8 @@ class Server:
         self, replies: Sequence[Reply], client: IntArray, change: NDArray[Any]
     ) -> tuple[NDArray[Any], Replies]:
         """This round's changes with those kept, and all that the strategy may see of them."""
-        needs = self.terms.strategy.needs()
-        many = np.concatenate([change, self.kept]) if len(self.kept) else change
+        needs = self.settings.strategy.needs()
+        many = np.concatenate([change, self.past_changes]) if len(self.past_changes) else change
         seen: dict[str, Any] = {}
         if needs.loss != "none":
             seen["loss"] = np.array([r.loss for r in replies], np.float64)
@@ -234,23 +202,23 @@ class Server:
         if needs.changes == "gram":
             gram = (many @ many.T).astype(np.float64)
             seen["gram"] = (gram + gram.T) / 2
-            seen["past_client"], seen["past_round"] = self.kept_client, self.kept_round
+            seen["past_client"], seen["past_round"] = self.past_client, self.past_round
         size = np.array([r.count for r in replies], np.int64)
         return many, Replies(self.round, self.lr, len(self.sites), client, size, **seen)
 
     def _keep(self, client: IntArray, change: NDArray[Any]) -> None:
         """Remember changes for as many rounds as the strategy asks for, each site's last."""
-        rounds = self.terms.strategy.needs().keep_rounds
+        rounds = self.settings.strategy.needs().keep_rounds
         if rounds:
-            old = still_kept((self.kept_client, self.kept_round), client, self.round, rounds)
-            self.kept = np.concatenate([self.kept[old], change])
-            self.kept_client = np.concatenate([self.kept_client[old], client])
+            old = still_kept((self.past_client, self.past_round), client, self.round, rounds)
+            self.past_changes = np.concatenate([self.past_changes[old], change])
+            self.past_client = np.concatenate([self.past_client[old], client])
             now = np.full(len(client), self.round, np.int64)
-            self.kept_round = np.concatenate([self.kept_round[old], now])
+            self.past_round = np.concatenate([self.past_round[old], now])
 
     def _set(self, weights: Arrays, statistics: Arrays) -> None:
         """Move to a new model, and the one handed out along with it."""
-        share = average.share(self.terms.average, self.round)
+        share = average.share(self.settings.average, self.round)
         for name, new in weights.items():
             averaged = self.deployed[name].astype(self.dtype)
             averaged += share * (new - averaged)
@@ -276,13 +244,13 @@ class Server:
         arrays = {f"model/{n}": a for n, a in self.model.items()}
         arrays |= {f"deployed/{n}": a for n, a in self.deployed.items()}
         arrays |= {f"state/{n}": a for n, a in self.state.items()}
-        arrays |= {"kept": self.kept}
-        arrays |= {"kept_client": self.kept_client, "kept_round": self.kept_round}
+        arrays |= {"kept": self.past_changes}
+        arrays |= {"kept_client": self.past_client, "kept_round": self.past_round}
         meta = {
-            "terms": self.terms.to_json(),
+            "terms": self.settings.to_json(),
             "sites": self.sites,
-            "owners": self.names.owners,
-            "changes": self.names.changes,
+            "owners": self.site_names.owners,
+            "changes": self.site_names.changes,
             "counted": self.counted,
             "refused": self.refused,
             "federation": self.federation,
@@ -290,7 +258,7 @@ class Server:
         }
         self.folder.save(self.round, arrays, meta, History([]))
 
-    def finish(self) -> None:
+    def write_models(self) -> None:
         """Write both models as files of their own."""
         if self.folder is not None:
             for name, model in (("last", self.model), ("deployed", self.deployed)):
@@ -310,7 +278,7 @@ class Server:
         lacks += [key for key in PAST if key not in arrays]
         if lacks:
             raise InputError(f"{path} is no state of this version, it lacks {lacks[0]!r}: {OTHER}")
-        mine = self.terms.to_json()
+        mine = self.settings.to_json()
         for key, value in meta["terms"].items():
             if key in mine and mine[key] != value:
                 raise InputError(
@@ -327,9 +295,9 @@ class Server:
         if wrong:
             raise InputError(f"{path} is damaged: {wrong} cannot be of this run: {OTHER}")
         self.model, self.deployed, self.state = saved.values()
-        self.kept, self.kept_client, self.kept_round = (arrays[key].copy() for key in PAST)
+        self.past_changes, self.past_client, self.past_round = (arrays[key].copy() for key in PAST)
         self.round, self.sites = meta["round"], list(meta["sites"])
-        self.names.restore(meta["owners"], meta["changes"])
+        self.site_names.restore(meta["owners"], meta["changes"])
         self.counted, self.refused = meta["counted"], meta["refused"]
         # a state of the version before has neither
         self.federation = meta.get("federation") or self.federation
@@ -347,7 +315,7 @@ class Server:
         many = arrays["kept_client"].size
         whole = np.dtype(np.int64)
         wanted = {
-            "kept": ((many, self.kept.shape[1]), self.dtype),
+            "kept": ((many, self.past_changes.shape[1]), self.dtype),
             "kept_client": ((many,), whole),
             "kept_round": ((many,), whole),
         }
@@ -356,7 +324,7 @@ class Server:
                 return f"array {name}"
         if many and not 0 <= arrays["kept_client"].min() <= arrays["kept_client"].max() < n:
             return "array kept_client"
-        for name, like in (self.terms.strategy.init(n) if n else {}).items():
+        for name, like in (self.settings.strategy.init(n) if n else {}).items():
             found = state.get(name)
             per_site = found is not None and n in np.shape(like) and found.shape != np.shape(like)
             if found is None or per_site:
@@ -369,7 +337,7 @@ def _forms(model: Arrays) -> dict[str, tuple[Any, ...]]:
     return {name: (value.shape, value.dtype) for name, value in model.items()}
 
 
-def figures(accuracy: Mapping[str, float | None]) -> dict[str, Any]:
+def accuracy_spread(accuracy: Mapping[str, float | None]) -> dict[str, Any]:
     """How accuracy spreads over the sites that reported one, in percent; {} where none did."""
     known = np.array([a for a in accuracy.values() if a is not None], np.float64)
     if not len(known):
