@@ -66,7 +66,7 @@ def gap(kind: str, run: Run, participants: int, steps: int | None) -> float:
     ours = batch.rows.layout.unpack(batch.progress.model[0])
     apart = []
     for loader in LOOPS.values():
-        other = Plain(run, plan, models.factory(kind), same_masks=True, loader=loader)
+        other = Plain(run, plan, models.find_factory(kind), same_masks=True, loader=loader)
         other.step()
         top = max(float(v.abs().max()) for v in other.server.values())
         apart += [float((ours[k] - v).abs().max()) / top for k, v in other.server.items()]
@@ -85,7 +85,7 @@ def measure(kind: str, blocks: int) -> dict[str, object]:
     rounds = simulate(start([run], plan, kind))
     sides: dict[str, Callable[[], object]] = {"ours": lambda: next(rounds)}
     for name, loader in LOOPS.items():
-        sides[name] = Plain(run, plan, models.factory(kind), loader=loader).step
+        sides[name] = Plain(run, plan, models.find_factory(kind), loader=loader).step
     cpu: dict[str, list[float]] = {name: [] for name in sides}
     wall: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(blocks):

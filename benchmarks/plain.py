@@ -57,7 +57,7 @@ class Plain:
         self.loader = loader
         data, fed = run.federation.data, run.federation
         self.run, self.plan, self.round = run, plan, 0
-        self.model = models.build(make, data.x.shape[1:], len(data.classes), run.seed)
+        self.model = models.build_model(make, data.x.shape[1:], len(data.classes), run.seed)
         if same_masks:
             for name, module in list(self.model.named_children()):
                 if isinstance(module, nn.Dropout):
@@ -87,7 +87,7 @@ class Plain:
             key = int(rng.key(run.seed, "local", t, c).view("int64")[0])
             for name, value in self.local(*self.train[c], key, lr).items():
                 change[name] += coef * (value - self.server[name])
-        share = deployed.share(run.rules[0], t)
+        share = deployed.new_model_share(run.rules[0], t)
         for name, value in self.server.items():
             value += plan.server_lr * change[name]
             self.deployed[name] += share * (value - self.deployed[name])

@@ -11,7 +11,7 @@ from fedmaba.rows.random import dropout_mask
 class Kernels:
     """Stands in for the module."""
 
-    MOST = 64
+    MAX_MINIBATCH = 64
 
     @staticmethod
     def linear(x, w, b, relu, keys, drop, dtype, start=None, inputs=None, owner=None):

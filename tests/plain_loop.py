@@ -94,7 +94,7 @@ class Plain:
     def __init__(self, strategy, seed, fed, plan, make, loss=None):
         self.strategy, self.seed, self.fed, self.plan = strategy, seed, fed, plan
         shape, classes = fed.data.x.shape[1:], len(fed.data.classes)
-        self.model = models.build(make, shape, classes, seed).double()
+        self.model = models.build_model(make, shape, classes, seed).double()
         self.worker = copy.deepcopy(self.model)  # trained by one client after another
         self.x = torch.from_numpy(fed.data.x).double()
         self.y = torch.from_numpy(fed.data.y)

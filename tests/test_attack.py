@@ -33,7 +33,7 @@ from fedmaba.simulation.engine import Plan, Run, simulate, start
     ],
 )
 def test_attacks_are_read(text, meant):
-    assert attack.parse(text) == meant
+    assert attack.parse_attack(text) == meant
 
 
 @pytest.mark.parametrize(
@@ -41,18 +41,18 @@ def test_attacks_are_read(text, meant):
 )
 def test_what_is_no_attack_is_one_line(text):
     with pytest.raises(InputError, match=r"is unknown: write loss=L, .*, or some joined by \+"):
-        attack.parse(text)
+        attack.parse_attack(text)
 
 
 @pytest.mark.parametrize("text", ["loss=-1", "loss=x-3"])
 def test_a_loss_below_zero_is_told_so(text):
     with pytest.raises(InputError, match=f"attack '{text}': a reported loss is 0 or more"):
-        attack.parse(text)
+        attack.parse_attack(text)
 
 
 def test_a_part_stands_once():
     with pytest.raises(InputError, match="loss stands in it twice"):
-        attack.parse("loss=1+update=2+loss=x3")
+        attack.parse_attack("loss=1+update=2+loss=x3")
 
 
 def test_what_is_reported_by_hand():
@@ -60,7 +60,7 @@ def test_what_is_reported_by_hand():
     who = np.array([True, False, True, False, False])  # 2 and 0 of the round
 
     def said(text):
-        return Hostile(attack.parse(text), who).said(client, loss).tolist()
+        return Hostile(attack.parse_attack(text), who).reported_losses(client, loss).tolist()
 
     assert said("loss=9") == [1, 2, 9, 9]
     assert said("loss=x3") == [1, 2, 12, 9]
@@ -68,12 +68,14 @@ def test_what_is_reported_by_hand():
     assert said("loss=worst") == [1, 2, 2, 2]
     assert said("labels=flip") == [1, 2, 4, 3]
     alone = Hostile(Attack(worst=True), np.ones(5, bool))
-    assert alone.said(client, loss).tolist() == loss.tolist()  # nobody is honest in this round
+    assert (
+        alone.reported_losses(client, loss).tolist() == loss.tolist()
+    )  # nobody is honest in this round
 
 
 def test_who_is_hostile_depends_on_the_seed_alone(fed, held_fed):
     def who(seed, federation=fed, does="loss=x3", share=0.4):
-        return attacked({seed: federation}, attack.parse(does), share)[seed].hostile.who
+        return attacked({seed: federation}, attack.parse_attack(does), share)[seed].hostile.who
 
     assert who(0).sum() == 2
     assert who(0, share=0.01).sum() == 1
@@ -108,7 +110,7 @@ def model(shape, classes):
 
 def played(fed, does, spec="fedavg", **more):
     plan = Plan(1, minibatch=4, dtype="float64", **more)
-    fed = attacked({0: fed}, attack.parse(does), 0.4)[0]
+    fed = attacked({0: fed}, attack.parse_attack(does), 0.4)[0]
     batch = start([Run(strategies.parse(spec)[0], 0, fed)], plan, model)
     before = batch.progress.model.clone()
     (shot,) = simulate(batch)

@@ -83,15 +83,15 @@ def test_steps_in_groups_give_the_same_run(fed, kernels, monkeypatch):
         return nn.Sequential(nn.Flatten(), *inner, nn.Linear(10, classes))
 
     runs, plan = [Run(one(s), 3, fed) for s in MIXED], replace(PLAN, epochs=2)
-    found, sweep = [], LayerRows.sweep
+    found, run_steps = [], LayerRows.run_steps
     for size in (1, 2):
         done = []
 
         def noted(rows, w, inputs, steps, pull, done=done):
             done.append((len(steps), pull is not None))
-            return sweep(rows, w, inputs, steps, pull)
+            return run_steps(rows, w, inputs, steps, pull)
 
-        monkeypatch.setattr(LayerRows, "sweep", noted)
+        monkeypatch.setattr(LayerRows, "run_steps", noted)
         monkeypatch.setattr(LayerRows, "group", lambda *_, size=size: size)
         batch, _ = played(runs, fed, plan, model)
         assert (size, True) in done  # FedProx, too
@@ -110,13 +110,13 @@ def test_runs_of_one_seed_share_their_inputs(make_federation, kernels, monkeypat
     runs = [Run(one(spec), seed, fed) for seed in (3, 4) for spec in specs]
     plan = replace(PLAN, epochs=2)
     monkeypatch.setattr(LayerRows, "group", lambda *_: 2)
-    found, taken, sweep = [], [], LayerRows.sweep
+    found, taken, run_steps = [], [], LayerRows.run_steps
 
     def noted(rows, w, inputs, steps, pull):
         taken.append((len(inputs.x), len(w), inputs.owner is not None))
-        return sweep(rows, w, inputs, steps, pull)
+        return run_steps(rows, w, inputs, steps, pull)
 
-    monkeypatch.setattr(LayerRows, "sweep", noted)
+    monkeypatch.setattr(LayerRows, "run_steps", noted)
     for least in (math.inf, 1):
         taken.clear()
         monkeypatch.setattr(local_training, "MIN_SHARED_ROWS", least)
@@ -149,7 +149,7 @@ def test_compiling_kernels_ahead_changes_nothing(fed, kernels, monkeypatch):
     monkeypatch.setattr(LayerRows, "group", lambda *_: 1)
     found, asked = [], []
     for ahead in (lambda work: None, lambda work: asked.append(work())):
-        monkeypatch.setattr(triton, "compiled", ahead)
+        monkeypatch.setattr(triton, "compile_only", ahead)
         batch, _ = played(MIXED, fed, PLAN, MODELS["mlp"])
         found.append(batch.progress.model)
     assert len(asked) == 1

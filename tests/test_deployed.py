@@ -11,8 +11,8 @@ from fedmaba.errors import InputError
 from fedmaba.simulation import measurements
 from fedmaba.simulation import round as round_
 from fedmaba.simulation.engine import Run, simulate, start
-from fedmaba.strategies.deployed import parse as averaging
-from fedmaba.strategies.deployed import share as averaging_step
+from fedmaba.strategies.deployed import new_model_share as averaging_step
+from fedmaba.strategies.deployed import parse_rule as averaging
 from plain_loop import MIXED, PLAN, apart, mlp, one
 from recordings import Replays
 
@@ -56,7 +56,7 @@ def test_a_run_that_hands_out_several_models_is_trained_once(replayed, held_fed,
         if replayed:
             batch.graphs = Replays()
             for module in (round_, measurements):
-                monkeypatch.setattr(module, "fetch", lambda values: values.clone().numpy)
+                monkeypatch.setattr(module, "start_fetch", lambda values: values.clone().numpy)
         shots.append(list(simulate(batch)))
         found.append(batch.progress)
     several = found[0]

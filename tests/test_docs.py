@@ -5,6 +5,8 @@ import json
 import re
 import runpy
 import shlex
+import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -182,6 +184,50 @@ def test_experiment_of_the_docs_is_whole():
         default = "" if key.default is None else f"`{key.default}`"
         row = f"| `{key.name}` | `{key.flag}` | {default} | {key.text} |"
         assert row in text.splitlines(), key.name
+
+
+FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(?=\S)([^$\n]+?)(?<=\S)\$", re.S)
+
+
+def formulas() -> list[tuple[str, str]]:
+    """Page and LaTeX of every formula, without what stands in code."""
+    found = []
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        text = re.sub(r"^ *```.*?^ *```$|`[^`\n]*`", "", path.read_text(), flags=re.M | re.S)
+        found += [(path.name, block or line) for block, line in FORMULA.findall(text)]
+    return found
+
+
+def test_formulas_stay_within_their_cell_of_a_table():
+    assert len(formulas()) > 100
+    assert not [(page, tex) for page, tex in formulas() if "|" in tex]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_formulas_are_latex_that_the_site_can_draw():
+    script = """
+        const katex = require(process.argv[1])
+        for (const [page, tex] of JSON.parse(require("fs").readFileSync(0))) {
+          try { katex.renderToString(tex, {strict: "error"}) }
+          catch (error) { console.log(page, error.message) }
+        }"""
+    katex = ROOT / "docs" / "assets" / "katex" / "katex.min.js"
+    done = subprocess.run(
+        ["node", "-e", script, str(katex)],
+        input=json.dumps(formulas()), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == ""
+
+
+def test_the_site_fetches_nothing_from_elsewhere():
+    text = (ROOT / "mkdocs.yml").read_text()
+    assert "http" not in text
+    for name in re.findall(r"- (\S+\.(?:css|js))\b", text):
+        assert (ROOT / "docs" / name).is_file(), name
+    style = ROOT / "docs" / "assets" / "katex" / "katex.min.css"
+    fonts = re.findall(r"url\((\S+?\.woff2)\)", style.read_text())
+    assert fonts
+    assert all((style.parent / font).is_file() for font in fonts)
 
 
 def test_links_lead_somewhere():

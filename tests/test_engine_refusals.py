@@ -144,6 +144,6 @@ def test_layers_that_mix_examples_are_refused_or_right(fed):
     try:
         batch, _ = played(["fedavg"], fed, plan, mixing)
     except InputError:
-        return  # with which words: see test_rows
+        return  # for the messages see test_models
     want = Plain(one("fedavg"), 3, fed, plan, mixing).run()
     assert apart(vector(batch, batch.progress.model[0]), want.path[-1]) < 1e-9

@@ -27,7 +27,6 @@ from fedmaba.report import (
     escape,
     export,
     figures,
-    table,
     tensorboard,
     terminal,
     watch,
@@ -89,7 +88,7 @@ def test_a_terminal_obeys_no_name(names, terminal_like):
     terminal.show(found, console=console)
     for name in names:  # a name as a head, too
         grid = document.Grid("x", name, ["row", name], [[document.Cell(name)] * 2])
-        console.print(terminal._page_table(grid))
+        console.print(terminal.table_of(grid))
     text = out.getvalue()
     if terminal_like:  # our own colours
         text = re.sub(r"\x1b\[(\d|;)*m", "", text)
@@ -102,7 +101,7 @@ def test_a_terminal_obeys_no_name(names, terminal_like):
 def test_a_name_in_a_head_is_no_markup():
     out = StringIO()
     grid = document.Grid("x", "t", ["row", "[bold]x[/bold] :smile:"], [[document.Cell("a")] * 2])
-    Console(file=out, width=100).print(terminal._page_table(grid))
+    Console(file=out, width=100).print(terminal.table_of(grid))
     assert "[bold]x[/bold] :smile:" in out.getvalue()
 
 
@@ -155,7 +154,7 @@ def naive(text: str) -> list[list[str]]:
 @quick
 @given(st.lists(st.lists(any_text, min_size=3, max_size=3), min_size=1, max_size=5))
 def test_no_text_leaves_its_cell_or_begins_a_formula(rows):
-    text = export.text(rows)
+    text = document.csv_text(rows)
     found = list(csv.reader(StringIO(text, newline="")))
     assert len(found) == len(naive(text)) == len(rows)
     for row in found:
@@ -171,15 +170,15 @@ def test_no_text_leaves_its_cell_or_begins_a_formula(rows):
 
 def test_a_carriage_return_and_wide_signs_start_no_formula():
     name = "bob\r=cmd|' /C calc'!A0"
-    assert export.text([[name, "＝1+1", "＠x", " =1", "x;=1"]]) == (
+    assert document.csv_text([[name, "＝1+1", "＠x", " =1", "x;=1"]]) == (
         "bob =cmd|' /C calc'!A0,'＝1+1,'＠x,' =1,x;'=1\n"
     )
 
 
 def test_numbers_stay_numbers():
-    assert export.text([[-1.5, -3, 1e-20, float("nan"), float("-inf"), None, np.float64(-2)]]) == (
-        "-1.5,-3,1e-20,,,,-2\n"
-    )
+    assert document.csv_text(
+        [[-1.5, -3, 1e-20, float("nan"), float("-inf"), None, np.float64(-2)]]
+    ) == ("-1.5,-3,1e-20,,,,-2\n")
 
 
 @pytest.mark.parametrize("names", SOME)
@@ -190,8 +189,8 @@ def test_every_csv_of_a_run_has_its_rows_and_columns(names):
         export.weights(source),
     ]  # fmt: skip
     for rows in tables:
-        found = list(csv.reader(StringIO(export.text(rows), newline="")))
-        assert len(found) == len(rows) == len(naive(export.text(rows)))
+        found = list(csv.reader(StringIO(document.csv_text(rows), newline="")))
+        assert len(found) == len(rows) == len(naive(document.csv_text(rows)))
         assert {len(row) for row in found} == {len(rows[0])}
         for row in found:
             assert not any(
@@ -317,7 +316,7 @@ def test_a_cell_of_markdown_stays_one_cell(text):
     assert "<" not in seen
     assert "\n" not in seen
     assert not obeyed(seen)
-    line = table.written([(text, 2), ("x", 2)], "markdown")
+    line = document.line([document.Cell(text), document.Cell("x")], "markdown")
     for render in renderers():
         rows = Tags(render(f"| a | b |\n| --- | --- |\n{line}\n")).rows
         assert [len(row) for row in rows] == [2, 2]

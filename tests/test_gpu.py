@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fedmaba import strategies
 from fedmaba.rows import compile, cuda_graphs
-from fedmaba.rows.base import Block, Inputs, Pull, Step
+from fedmaba.rows.base import ProxPull, RowBlock, SharedInputs, Step
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.models import cnn, mlp
 from fedmaba.simulation.batch import precision
@@ -125,7 +125,7 @@ def test_models_that_end_otherwise_have_their_gradients(end):
         step = Step(x.to(kind), y, weight.to(kind), one, None, keys)
         sink = torch.zeros_like(w)
         with torch.no_grad(), precision("float32"):
-            rows.accumulate(w, sink, step)
+            rows.add_gradients(w, sink, step)
         found.append(sink)
     assert off(found[1], found[0]) < 1e-5
 
@@ -211,14 +211,14 @@ def test_steps_in_a_group_are_those_one_after_another(dtype, mu):
     keys = torch.arange(4 * ROWS).view(4, ROWS).cuda()
     steps = [Step(x[:, k], y[:, k], weight, down, None, keys[k]) for k in range(4)]
     one, many, exact = w.clone(), w.clone(), w.clone()
-    pull = Pull(w, torch.full((ROWS, 1), 0.1 * mu).cuda()) if mu else None
-    inputs = Inputs(x, [Block(0, ROWS, 0)])
+    pull = ProxPull(w, torch.full((ROWS, 1), 0.1 * mu).cuda()) if mu else None
+    inputs = SharedInputs(x, [RowBlock(0, ROWS, 0)])
     with torch.no_grad(), precision(dtype):
-        losses = torch.stack([rows.sweep(one, inputs, [step], pull)[0] for step in steps])
-        assert off(torch.stack(rows.sweep(many, inputs, steps, pull)), losses.double()) < 5e-3
+        losses = torch.stack([rows.run_steps(one, inputs, [step], pull)[0] for step in steps])
+        assert off(torch.stack(rows.run_steps(many, inputs, steps, pull)), losses.double()) < 5e-3
     with torch.no_grad(), precision("float32"):
         for step in steps:
-            plain.sweep(exact, inputs, [step], pull)
+            plain.run_steps(exact, inputs, [step], pull)
     change = (exact - w).double()
     assert off(many - w, change) < max(1e-5, 2 * off(one - w, change))
 
@@ -242,11 +242,11 @@ def test_rows_that_share_inputs_are_those_with_copies_of_them():
     weight, down = torch.full((6, 50), 0.02).cuda(), torch.tensor(-0.1).cuda()
     keys = torch.arange(24).view(4, 6).cuda()
     steps = [Step(x[owner, k], y[:, k], weight, down, None, keys[k]) for k in range(4)]
-    blocks = [Block(0, 3, 0), Block(3, 5, 1), Block(5, 6, 0)]
+    blocks = [RowBlock(0, 3, 0), RowBlock(3, 5, 1), RowBlock(5, 6, 0)]
     alone, shared = w.clone(), w.clone()
     with torch.no_grad(), precision("tf32"):
-        want = rows.sweep(alone, Inputs(x[owner], [Block(0, 6, 0)]), steps)
-        got = rows.sweep(shared, Inputs(x, blocks, owner), steps)
+        want = rows.run_steps(alone, SharedInputs(x[owner], [RowBlock(0, 6, 0)]), steps)
+        got = rows.run_steps(shared, SharedInputs(x, blocks, owner), steps)
     assert off(torch.stack(got), torch.stack(want).double()) < 1e-5
     assert off(shared - w, (alone - w).double()) < 1e-3
 
@@ -257,9 +257,9 @@ def test_a_run_with_its_kernels_compiled_ahead_is_the_same(make_federation, monk
     fed = make_federation(shape=(3, 16, 16))
     plan = Plan(rounds=3, minibatch=4, dtype="tf32", device="cuda")
     found, asked = [], []
-    compiled = launch.compiled
+    compiled = launch.compile_only
     for ahead in (lambda work: None, lambda work: asked.append(compiled(work))):
-        monkeypatch.setattr(kernels, "compiled", ahead)
+        monkeypatch.setattr(kernels, "compile_only", ahead)
         found.append(models(played(["fedavg", "fedprox", "fedmaba", "fedfv"], fed, plan, cnn)))
     assert asked
     assert torch.equal(*found)

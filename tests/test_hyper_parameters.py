@@ -169,7 +169,7 @@ words = some.text("abcXYZ 019._-+=:/äß", min_size=1).filter(lambda w: w == w.s
 def values(f: dataclasses.Field[Any], kind: Any) -> some.SearchStrategy[Any]:
     """What a field may be, from its declaration."""
     low, high, strict = hyper_parameters._range(f)
-    if choices := hyper_parameters.options(kind):
+    if choices := hyper_parameters.listed_choices(kind):
         return some.sampled_from(choices)
     if kind is int:
         return some.integers(max(int(max(low, -(10**15))), -(10**15)), int(min(high, 10**15)))
@@ -195,7 +195,7 @@ def values(f: dataclasses.Field[Any], kind: Any) -> some.SearchStrategy[Any]:
 def test_every_label_is_read_back_as_the_same_strategy(name, data):
     kind = Mine if name == "mine" else strategies.REGISTRY[name]
     given = {
-        f.name: data.draw(values(f, hyper_parameters.hints(kind)[f.name]), f.name)
+        f.name: data.draw(values(f, hyper_parameters.field_types(kind)[f.name]), f.name)
         for f in dataclasses.fields(kind)
         if f.name not in ("loose", "table")
     }

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import fedmaba
+from fedmaba.results.history import VIEWS
 
 SRC = Path(fedmaba.__file__).parent
 FILES = {".".join(path.relative_to(SRC).with_suffix("").parts): path for path in SRC.rglob("*.py")}
@@ -114,6 +115,22 @@ def test_modules_stand_on_those_before_them_on_the_page_of_the_architecture():
         needed = {other.split(".")[0] for other in inner(name, deep=False)} - {own, "__init__"}
         below = order[: order.index(own)]
         assert needed <= set(below), f"{name} needs {needed - set(below)}"
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [
+        ("results.", ("report", "reproduction", "experiment", "simulation", "cli")),
+        ("report.", ("reproduction", "cli")),
+    ],
+)
+def test_lower_rooms_know_nothing_of_higher_ones_also_inside_functions(low, high):
+    for name in (n for n in EVERY if n.startswith(low)):
+        assert not {other for other in inner(name) if other.split(".")[0] in high}, name
+
+
+def test_the_module_that_shows_histories_is_there():
+    assert VIEWS.removeprefix("fedmaba.") in FILES
 
 
 def test_no_module_needs_itself():
@@ -272,6 +289,7 @@ def test_every_public_name_resolves():
     for name in fedmaba.__all__:
         assert getattr(fedmaba, name) is not None
     assert set(fedmaba.__all__) <= set(dir(fedmaba))
+    assert fedmaba.datasets.load is not None  # as apps written by version 0.1 import it
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         fedmaba.nonsense  # noqa: B018
 

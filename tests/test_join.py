@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedmaba.errors import InputError
 from fedmaba.strategies import REGISTRY, parse
-from fedmaba.strategies.base import Decision, Replies, Strategy, uniform
+from fedmaba.strategies.base import Decision, Replies, Strategy, uniform_weights
 from fedmaba.strategies.simplex import kl_uniform, widen
 
 
@@ -68,7 +68,7 @@ def test_a_strategy_with_state_per_client_must_say_how():
             return {"seen": np.zeros(n_clients)}
 
         def weigh(self, state, replies):
-            return Decision(uniform(replies), state)
+            return Decision(uniform_weights(replies), state)
 
     with pytest.raises(InputError, match=r"own keeps 'seen' per client.*define join"):
         Own().join(Own().init(2), 3)

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedmaba.strategies.simplex import effective, project, tilt
+from fedmaba.strategies.simplex import effective_count, project, tilt
 
 
 def exact(y: np.ndarray) -> list[Fraction]:
@@ -125,4 +125,4 @@ def test_tilt_has_its_digits_in_a_ball_of_any_size(n, rho, name):
 
 
 def test_the_effective_number_of_a_million_equal_weights_is_a_million():
-    assert effective(np.full(10**6, 1e-6)) == pytest.approx(1e6, rel=1e-13)
+    assert effective_count(np.full(10**6, 1e-6)) == pytest.approx(1e6, rel=1e-13)

@@ -37,13 +37,13 @@ def room(monkeypatch):
     """Give the training of more rows than `most` no memory."""
 
     def limit(most, fail=gpu_error):
-        def accumulate(self, read, sink, step):
+        def add_gradients(self, read, sink, step):
             if len(read) > most:
                 fail()
             return whole(self, read, sink, step)
 
-        whole = LayerRows.accumulate
-        monkeypatch.setattr(LayerRows, "accumulate", accumulate)
+        whole = LayerRows.add_gradients
+        monkeypatch.setattr(LayerRows, "add_gradients", add_gradients)
 
     return limit
 

@@ -293,7 +293,7 @@ def test_wrong_shares(value):
 
 
 def test_describe_lists_what_split_takes():
-    rows = partition.describe()
+    rows = partition.describe_partitions()
     assert [spec.partition(":")[0] for spec, _ in rows] == [
         "shards",
         "dirichlet",

@@ -183,7 +183,7 @@ def test_rounds_begun_ahead_and_replayed_have_the_same_bits(specs, kind, chunk, 
         if device is not None:
             batch.graphs = device
             for module in (round_, measurements):
-                monkeypatch.setattr(module, "fetch", lambda values: values.clone().numpy)
+                monkeypatch.setattr(module, "start_fetch", lambda values: values.clone().numpy)
         for shot in simulate(batch):
             if shot.round == 4:
                 batch.progress.model *= 0.9  # what has begun is void

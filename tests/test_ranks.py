@@ -151,7 +151,7 @@ def test_a_death_costs_an_attempt_a_stop_is_agreed_on_and_one_rank_goes_on(pair,
     out, err = end(job)
     assert out == ""
     assert not said(err)
-    done = re.findall(r"^stopped after round (\d+); go on with: fedmaba resume", err, re.MULTILINE)
+    done = re.findall(r"^stopped after round (\d+); resume with: fedmaba resume", err, re.MULTILINE)
     assert len(done) == 1
     assert 6 <= int(done[0]) < 12
 
@@ -198,14 +198,14 @@ assert [run.column("round")[-1] for run in history.runs] == [2, 2]
 told = json.loads(Path("few/about.json").read_text())["chunk"]
 
 # one rank runs out of memory: all go on with its chunk
-accumulate = LayerRows.accumulate
+add_gradients = LayerRows.add_gradients
 
 def small(self, read, sink, step):
     if us.rank == 1 and len(read) > 2:
         raise torch.OutOfMemoryError("device full")
-    return accumulate(self, read, sink, step)
+    return add_gradients(self, read, sink, step)
 
-LayerRows.accumulate = small
+LayerRows.add_gradients = small
 batches = []
 start = engine.start
 engine.start = lambda *args: batches.append(start(*args)) or batches[-1]

@@ -535,4 +535,4 @@ def test_bad_terms_are_refused():
 def test_bad_averaging_is_refused():
     for text in ("poly", "poly:-1", "ema:1", "last:2", "x"):
         with pytest.raises(InputError):
-            deployed.parse(text)
+            deployed.parse_rule(text)

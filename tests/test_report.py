@@ -23,11 +23,22 @@ from rich.console import Console
 
 import fedmaba
 import report_cases
-from fedmaba import cli, load_history
+from fedmaba import cli, load_history, strategies, user_code
 from fedmaba.errors import Diverged, InputError
 from fedmaba.experiment import config
 from fedmaba.experiment import session as experiment
-from fedmaba.report import data, export, figures, scene, table, tensorboard, terminal, watch
+from fedmaba.report import (
+    data,
+    document,
+    export,
+    figures,
+    numbers,
+    scene,
+    table,
+    tensorboard,
+    terminal,
+    watch,
+)
 from fedmaba.report import html as report
 from fedmaba.results import files, run_folder
 from fedmaba.results.history import History, RunHistory
@@ -312,14 +323,63 @@ def test_the_page_carries_the_tables_of_every_run(folder):
         np.testing.assert_allclose(unpacked(told["counts"]), counts[int(seed)], atol=1e-2)
 
 
-def test_the_page_tells_how_often_the_ball_bound():
+def test_the_page_shows_the_numbers_that_a_strategy_declares():
     history = report_cases.history(("fedavg", "fedmaba:rho=0.3"), 1, clients=5, rounds=4)
     history.runs[1].tables |= {"info.lambda": [0.0, 0.0, 0.5, 2.0], "info.kl": [0.1, 0.2, 0.3, 0.3]}
-    average, fair = (run["info"] for run in data.tree([data.of(history)])["runs"])
-    assert set(average) == {"effective"}
-    assert fair["lambda"] == [0.0, 0.0, 0.5, 2.0]
-    assert fair["kl"] == [0.1, 0.2, 0.3, 0.3]
-    assert (fair["bound"], fair["rho"]) == ([2, 4], 0.3)
+    history.runs[1].tables["info.effective"] = history.runs[1].tables["info.doubted"] = [1.0] * 4
+    tree = data.tree([data.of(history)])
+    assert [number["title"] for number in tree["numbers"]] == ["Multiplier λ*", "KL from uniform"]
+    average, fair = (run["info"] for run in tree["runs"])
+    assert average["numbers"] == [None, None]
+    assert len(average["effective"]) == 4
+    multiplier, kl = fair["numbers"]
+    assert multiplier["values"] == [0.0, 0.0, 0.5, 2.0]
+    assert multiplier["above"][:3] == [2, 4, "the KL ball of radius ρ = 0.3 binds"]
+    assert (kl["values"], kl["limit"], multiplier["limit"]) == ([0.1, 0.2, 0.3, 0.3], 0.3, None)
+    history.runs[1].label = "fedmaba:rho=0.3,ball=global"  # rho bounds another divergence
+    assert data.tree([data.of(history)])["runs"][1]["info"]["numbers"][1]["limit"] is None
+
+
+def test_of_a_strategy_that_is_not_known_here_all_that_was_recorded_is_shown(monkeypatch):
+    """And its code is not imported, whatever the label says."""
+    monkeypatch.setattr(user_code, "find", lambda *_: pytest.fail("imported"))
+    label = "package.module.Mine:step=1"
+    history = report_cases.history(("fedavg", label), 1, clients=5, rounds=4)
+    tables = {"info.strongest": [1.0, 2.0, 3.0, 4.0], "info.effective": [5.0] * 4}
+    history.runs[1].tables |= tables
+    tree = data.tree([data.of(history)])
+    assert [number["title"] for number in tree["numbers"]] == ["Strongest"]
+    average, own = (run["info"]["numbers"] for run in tree["runs"])
+    assert average == [None]
+    assert own[0]["values"] == [1.0, 2.0, 3.0, 4.0]
+    assert len(figures.of(history, "constraint").axes) == 2
+    assert numbers.of_runs(history.runs)[0].short == "strongest"  # on the terminal too
+
+
+def test_a_strategy_may_declare_what_is_shown_of_it():
+    class Declares(fedmaba.Strategy):
+        name = "declares"
+
+        def shown(self):
+            return (fedmaba.Shown("b", title="the second"),)
+
+    strategies.register(Declares)
+    try:
+        history = report_cases.history(("fedavg", "declares"), 1, clients=5, rounds=2)
+        history.runs[1].tables |= {"info.a": [1.0, 2.0], "info.b": [3.0, 4.0]}
+        assert [n.title for n in numbers.of_runs(history.runs)] == ["the second"]
+    finally:
+        del strategies.REGISTRY["declares"]
+
+
+def test_the_report_knows_no_algorithm_by_its_name():
+    """But the package's own name, which is that of an algorithm, and words of the user's files."""
+    root = Path(data.__file__).parent
+    texts = [p.read_text() for p in (*root.glob("*.py"), root / "page" / "script.js")]
+    known = {*strategies.BUILT_IN} - {"fedmaba"}
+    assert not {n for n in known for text in texts if re.search(rf"[\"']{n}\b", text)}
+    for text in texts:
+        assert not re.search(r"[\"'.](info\.)?(lambda|kl)[\"']", text.replace('"λ": "lambda"', ""))
 
 
 def test_the_tiles_show_the_fairest_beside_the_reference():
@@ -749,7 +809,7 @@ def test_figures_say_what_they_cannot_show():
             figures.of(table2(), kind)
     plain = one("fedavg", [0.1, 0.9])
     plain.tables |= {"round": [np.asarray(1)], "weight": [np.array([0.5, 0.5])]}
-    with pytest.raises(InputError, match="no multiplier and no KL in these runs"):
+    with pytest.raises(InputError, match="no strategy of these runs reports a number"):
         figures.of(History([plain]), "constraint")
     with pytest.raises(InputError, match="been evaluated yet"):
         figures.of(History([RunHistory("fedavg", 0, "last", np.zeros(2))]))
@@ -821,7 +881,7 @@ def test_a_finished_run_is_exported_even_if_all_of_it_diverged(tiny_npz, tmp_pat
 
 
 def test_export_starts_no_formula():
-    assert export.text([["=1+1", "@x", "-1", -1.5, "plain", float("nan")]]) == (
+    assert document.csv_text([["=1+1", "@x", "-1", -1.5, "plain", float("nan")]]) == (
         "'=1+1,'@x,'-1,-1.5,plain,\n"
     )
 
@@ -904,9 +964,8 @@ def test_names_and_numbers_are_whole_at_any_width(width):
     accuracy = np.linspace(0.1, 0.9, 20)
     runs = [one(label, accuracy * (1 - s / 9), s) for label in labels for s in (0, 1)]
     text = printed(width, terminal.grid(History(runs), "deployed", "last", 0.05))
-    rows = History(runs).summary()
-    for row, line in zip(rows, table.cells(rows, 0.05), strict=True):
-        assert row.label[:12] in text
+    for name, *line in table.for_screen(table.summary(History(runs))).rows:
+        assert name.text[:12] in text
         assert all(cell.text in text for cell in line)
     assert (labels[1] in text) == (width not in (80,))  # folded, where the table still has room
     assert "…" not in text
@@ -1226,10 +1285,10 @@ def test_a_run_that_nobody_works_on_is_not_called_running(saved, tiny_npz, tmp_p
             assert "cut was interrupted" in text
             assert "saved up to round 4 of 8" in text
             assert "deployed model ()" not in text
-    assert not run_folder.held(out)
-    assert not run_folder.held(tmp_path)
+    assert not run_folder.in_use(out)
+    assert not run_folder.in_use(tmp_path)
     again = experiment.resume(out)
-    assert run_folder.held(out)
+    assert run_folder.in_use(out)
     again.close()
 
 

@@ -15,7 +15,7 @@ from scipy.optimize import brentq, minimize
 from scipy.special import softmax
 
 from fedmaba.strategies import simplex
-from fedmaba.strategies.simplex import effective, kkt_gap, kl_uniform, min_norm, project, tilt
+from fedmaba.strategies.simplex import effective_count, kkt_gap, kl_uniform, min_norm, project, tilt
 
 vectors = arrays(np.float64, some.integers(1, 30), elements=some.floats(-1e6, 1e6))
 radii = some.floats(0, 5)
@@ -166,8 +166,8 @@ def test_tilt_ignores_a_shift_and_follows_a_permutation(a, rho, shift, random):
 
 
 def test_effective_number_counts_equal_entries():
-    assert effective(np.array([0.25, 0.25, 0.25, 0.25, 0, 0])) == pytest.approx(4.0)
-    assert effective(np.array([1.0, 0.0])) == pytest.approx(1.0)
+    assert effective_count(np.array([0.25, 0.25, 0.25, 0.25, 0, 0])) == pytest.approx(4.0)
+    assert effective_count(np.array([1.0, 0.0])) == pytest.approx(1.0)
     assert kl_uniform(np.array([0.5, 0.5])) == pytest.approx(0.0, abs=1e-15)
 
 

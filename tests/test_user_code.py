@@ -285,7 +285,7 @@ def test_where_a_module_lies_is_told_without_importing_it(here, module, file):
         Path(name).mkdir()
         Path(name, "part.py").write_text("raise RuntimeError\n")
     Path("kit/__init__.py").write_text("raise RuntimeError\n")
-    told = user_code.sources({"it": module})
+    told = user_code.say_sources({"it": module})
     assert told == f"it from {here / file if file else 'nowhere'}"
     assert not {"mine", "kit", "plain"} & set(sys.modules)
 
@@ -293,10 +293,12 @@ def test_where_a_module_lies_is_told_without_importing_it(here, module, file):
 def test_an_installed_package_comes_before_a_file_of_that_name(here):
     Path("json").mkdir()
     Path("json/decoder.py").write_text("raise RuntimeError\n")
-    assert user_code.sources({"it": "json.decoder"}).endswith(os.path.join("json", "decoder.py"))
-    assert str(here) not in user_code.sources({"it": "json.decoder"})
-    user_code.look_here()
-    user_code.look_here()
+    assert user_code.say_sources({"it": "json.decoder"}).endswith(
+        os.path.join("json", "decoder.py")
+    )
+    assert str(here) not in user_code.say_sources({"it": "json.decoder"})
+    user_code.allow_working_folder()
+    user_code.allow_working_folder()
     assert sys.path.count(str(here)) == 1
 
 
@@ -305,19 +307,19 @@ def test_a_working_folder_that_was_removed_holds_no_modules(here, monkeypatch):
         raise FileNotFoundError
 
     monkeypatch.setattr(os, "getcwd", gone)
-    user_code.look_here()
+    user_code.allow_working_folder()
     assert str(here) not in sys.path
-    assert user_code.sources({"it": "mine"}) == "it from nowhere"
+    assert user_code.say_sources({"it": "mine"}) == "it from nowhere"
 
 
 def test_only_names_of_modules_count_as_such():
     tree = {"strategies": ["fedavg", "fedmaba:alpha=0.5", "kit.part.Rule:a=0.5", 7, "typo"]}
-    assert checks.modules(tree) == {"strategy 'kit.part.Rule'": "kit.part"}
-    assert checks.modules({"strategies": "a.B", "model": "c.d:e"}) == {
+    assert checks.user_modules(tree) == {"strategy 'kit.part.Rule'": "kit.part"}
+    assert checks.user_modules({"strategies": "a.B", "model": "c.d:e"}) == {
         "strategy 'a.B'": "a", "model 'c.d:e'": "c.d",
     }  # fmt: skip
     for odd in ({}, {"strategies": None, "model": 3}, {"strategies": {"a": 1}, "model": "mlp"}):
-        assert checks.modules(odd) == {}
+        assert checks.user_modules(odd) == {}
 
 
 # --- what a module and a factory may do wrong --------------------------------------------------

@@ -27,7 +27,8 @@ FLOORS = {  # from the ground up: a module imports what stands before it (a test
     "Simulation": "simulation",
     "Results": "results",
     "Experiments": "experiment",
-    "What people see": "report reproduction",
+    "What people see": "report",
+    "The paper, reproduced": "reproduction",
     "A real federation": "deploy flower",
     "Command line": "cli __main__",
 }

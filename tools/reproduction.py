@@ -1,4 +1,4 @@
-"""Renew docs/reproduction*.md and their figures from results/: python tools/reproduction.py
+"""Renew docs/reproduction*.md and their plots from results/: python tools/reproduction.py
 
 Between `<!-- reproduce TARGET TABLE ... -->` and `<!-- end -->` are tables of a target (`bare`
 among them: nothing else), between `<!-- made NAME -->` and `<!-- end -->` a table over many, and
@@ -33,10 +33,11 @@ from fedmaba.results.history import Column, History, Model, RunHistory
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproduction.md"
+LOG_PAGE = ROOT / "docs" / "reproduction-log.md"
 TABLE_PAGE = ROOT / "docs" / "reproduction-tables.md"
 PAGES = (
-    *(PAGE, TABLE_PAGE, ROOT / "README.md"),
-    *(ROOT / "docs" / name for name in ("performance.md", "algorithms/index.md")),
+    *(PAGE, LOG_PAGE, TABLE_PAGE, ROOT / "README.md"),
+    *(ROOT / "docs" / name for name in ("performance-log.md", "algorithms/index.md")),
 )
 RESULTS = ROOT / "results"
 BF16 = ROOT / "benchmarks" / "results" / "bf16"  # runs of several targets in bf16
@@ -55,18 +56,18 @@ MODELS: tuple[Model, ...] = ("last", "deployed")
 target_of = cache(targets.load)
 
 
-def load(folder: Path) -> list[archive.Batch]:
-    return archive.read_all(folder) if folder.is_dir() else []
+def load(folder: Path) -> list[archive.ArchiveFile]:
+    return archive.read_folder(folder) if folder.is_dir() else []
 
 
-def renew(text: str, batches: list[archive.Batch]) -> str:
+def renew(text: str, batches: list[archive.ArchiveFile]) -> str:
     """The page with every table and number as the files have it."""
     text = BLOCK.sub(lambda m: m[1] + section(m[2], m[3].split(), batches) + m[4], text)
     text = MADE.sub(lambda m: f"{m[1]}\n{TABLES[m[2]](batches)}\n\n{m[3]}", text)
     return VALUE.sub(lambda m: value(m[2], m[3], m[4], m[5], m[6], batches) + m[1], text)
 
 
-def section(name: str, chosen: list[str], batches: list[archive.Batch]) -> str:
+def section(name: str, chosen: list[str], batches: list[archive.ArchiveFile]) -> str:
     """The tables of a target, or that it has not been run."""
     target = target_of(name)
     try:
@@ -75,7 +76,9 @@ def section(name: str, chosen: list[str], batches: list[archive.Batch]) -> str:
         return f"\n{target.view.title}: not run yet.\n\n"
     if "bare" in chosen:
         return (
-            "\n" + "\n\n".join(document.table(g) for g in page.grids if g.name in chosen) + "\n\n"
+            "\n"
+            + "\n\n".join(document.markdown_table(g) for g in page.grids if g.name in chosen)
+            + "\n\n"
         )
     page.text = [t for t in page.text if not t.startswith(LEFT_OUT)]
     used = {b.path: b for job in target.every_job() for b in archive.collect(batches, job)[1]}
@@ -85,7 +88,7 @@ def section(name: str, chosen: list[str], batches: list[archive.Batch]) -> str:
         for kind in page.figures
         if target.view.kind != "table"
     ]
-    tables = [document.table(g) for g in page.grids if not chosen or g.name in chosen]
+    tables = [document.markdown_table(g) for g in page.grids if not chosen or g.name in chosen]
     words = document.markdown(replace(page, grids=[]), level=3)
     body = "\n\n".join([words + f"\nCommands: {', '.join(said)}.", *tables])
     return "\n" + body + "\n" + "".join(pictures) + "\n"
@@ -102,7 +105,7 @@ def picture(name: str, kind: str) -> str:
 
 
 def value(
-    name: str, row: str, figure: str, model: str, at: str, batches: list[archive.Batch]
+    name: str, row: str, figure: str, model: str, at: str, batches: list[archive.ArchiveFile]
 ) -> str:
     """One mean over seeds, as a table would show it."""
     ours, _, base = row.partition(" - ")
@@ -116,15 +119,17 @@ def value(
     return document.number(mean, sign=model == "gain").text
 
 
-def rows_of(name: str, row: str, batches: list[archive.Batch]) -> tuple[list[RunHistory], float]:
+def rows_of(
+    name: str, row: str, batches: list[archive.ArchiveFile]
+) -> tuple[list[RunHistory], float]:
     """A row's runs that did not diverge, and the share that its worst clients are."""
     name, _, which = name.partition("#")
-    history = archive.history_of(batches, target_of(name).jobs[int(which or 1) - 1])
+    history = archive.deployed_history(batches, target_of(name).jobs[int(which or 1) - 1])
     return [r for r in history.runs if r.label == row and not r.diverged], history.share
 
 
 def stretch(
-    name: str, row: str, base: str, figure: str, model: str, batches: list[archive.Batch]
+    name: str, row: str, base: str, figure: str, model: str, batches: list[archive.ArchiveFile]
 ) -> tuple[int, int]:
     """Ends of the longest stretch of evaluations at which two rows can be told apart."""
     kind: Model = "last" if model == "last" else "deployed"
@@ -148,7 +153,7 @@ def stretch(
 
 
 def by_seed(
-    name: str, row: str, figure: str, model: str, at: str, batches: list[archive.Batch]
+    name: str, row: str, figure: str, model: str, at: str, batches: list[archive.ArchiveFile]
 ) -> dict[int, float]:
     """A figure of a row's runs that did not diverge."""
     runs, share = rows_of(name, row, batches)
@@ -192,7 +197,33 @@ WIDE = (
 OURS = ("fedmaba", "fedmaba:alpha=0.8")
 
 
-def summary(batches: list[archive.Batch]) -> str:
+def brief(batches: list[archive.ArchiveFile]) -> str:
+    """FedMABA's variance minus FedAvg's, in every table: a line for each setting."""
+    head = ["data, split, clients in a round", "seeds", "FedAvg, last / deployed"]
+    head += [f"{name_of(row)}, {model}" for row in OURS for model in MODELS]
+    body = []
+    for name in WIDE:
+        asked = target_of(name).jobs[0].experiment
+        cells = []
+        for row in OURS:
+            for model in MODELS:
+                ours, theirs = (
+                    by_seed(name, r, "variance", model, "last", batches) for r in (row, "fedavg")
+                )
+                span = paired.difference(ours, theirs)
+                text = document.number(span.mean, sign=True).text
+                cells.append(Cell(text, rank=0 if span.distinguishable else 2))
+        if not span.seeds:
+            continue
+        levels = " / ".join(value(name, "fedavg", "variance", m, "last", batches) for m in MODELS)
+        where = f"{asked.data.name}, {asked.data.partition}, {asked.train.participants}"
+        body.append([*map(Cell, [where, str(span.seeds), levels]), *cells])
+    return document.markdown_table(
+        Grid("brief", "FedMABA's variance minus FedAvg's, %²", head, body)
+    )
+
+
+def summary(batches: list[archive.ArchiveFile]) -> str:
     """FedMABA against FedAvg, in every table."""
     head = ["data, split, clients in a round", "seeds", "row", "FedAvg's variance, last / deployed"]
     head += ["variance, last round", "variance, last five", "variance, deployed"]
@@ -217,10 +248,12 @@ def summary(batches: list[archive.Batch]) -> str:
             where = f"{asked.data.name}, {asked.data.partition}, {asked.train.participants}"
             first = [where, str(span.seeds), name_of(row), " / ".join(levels)]
             body.append([*map(Cell, first), *cells])
-    return document.table(Grid("summary", "FedMABA minus FedAvg, 95 % t-interval", head, body))
+    return document.markdown_table(
+        Grid("summary", "FedMABA minus FedAvg, 95 % t-interval", head, body)
+    )
 
 
-def which(batches: list[archive.Batch]) -> str:
+def which(batches: list[archive.ArchiveFile]) -> str:
     """The rows among which one chooses: levels of the deployed model, differences to FedAvg."""
     name, figures = "table2-fashion-mnist", ("variance", "accuracy", "worst", "best")
     head = ["row", "seeds", "variance %²", "accuracy %", "worst 5 %", "best 5 %"]
@@ -231,9 +264,9 @@ def which(batches: list[archive.Batch]) -> str:
         found = by_seed(name, row, "worst", "deployed", "last", batches)
         base = by_seed(name, "fedavg", "worst", "deployed", "last", batches)
         apart = Cell("") if row == "fedavg" else span_cell(paired.difference(found, base))
-        body.append([*map(Cell, [f"`{row}`", str(len(found)), *levels]), apart])
+        body.append([*map(Cell, [row, str(len(found)), *levels]), apart])
     title = "Fashion-MNIST, two classes a client, all 100 clients, deployed model"
-    return document.table(Grid("which", title, head, body))
+    return document.markdown_table(Grid("which", title, head, body))
 
 
 def span_cell(span: paired.Interval) -> Cell:
@@ -241,7 +274,7 @@ def span_cell(span: paired.Interval) -> Cell:
     return Cell(span.text(), rank=0 if span.distinguishable else 2)
 
 
-def times(batches: list[archive.Batch]) -> str:
+def times(batches: list[archive.ArchiveFile]) -> str:
     """How long each target took, without the runs it shares with others."""
     head = ["command", "runs of its own", "client updates", "wall time, s", "client updates/s"]
     body = []
@@ -256,21 +289,21 @@ def times(batches: list[archive.Batch]) -> str:
         )
         seconds = sum(float(b.about["seconds"]) for b in own)
         if own:
-            said = ", ".join(sorted({f"`{b.about['command']}`" for b in own}))
+            said = "; ".join(sorted({b.about["command"] for b in own}))
             runs = str(sum(len(b.keys) for b in own))
             line = [said, runs, f"{done:,}", f"{seconds:,.0f}", f"{done / seconds:,.0f}"]
             body.append([Cell(text) for text in line])
-    return document.table(Grid("times", "Wall time on one H200", head, body))
+    return document.markdown_table(Grid("times", "Wall time on one H200", head, body))
 
 
-def missing(batches: list[archive.Batch]) -> str:
+def missing(batches: list[archive.ArchiveFile]) -> str:
     """What has not been run, with the command."""
     lines, seen = [], set()
     for name in sorted(targets.names(), key=lambda n: -len(target_of(n).every_job())):
         if name in ("all", "claims"):
             continue
         works = [
-            reproduce.Work(name, job, tuple(keys))
+            reproduce.PendingBatch(name, job, tuple(keys))
             for job in target_of(name).every_job()
             if (
                 keys := [k for k in archive.collect(batches, job)[2] if (job.digest, k) not in seen]
@@ -284,7 +317,7 @@ def missing(batches: list[archive.Batch]) -> str:
     return "\n".join(line for _, line in sorted(lines)) or "Nothing."
 
 
-def precision(batches: list[archive.Batch]) -> str:
+def precision(batches: list[archive.ArchiveFile]) -> str:
     """Rows in bf16 beside the same ones in tf32."""
     again = load(BF16)
     head = ["row", "model", "variance %²", "bf16 - tf32", "accuracy %", "bf16 - tf32"]
@@ -307,10 +340,12 @@ def precision(batches: list[archive.Batch]) -> str:
                 line.append(Cell(" / ".join(side.text for side in sides)))
                 line.append(span_cell(paired.difference(now, then)))
             body.append(line)
-    return document.table(Grid("precision", "tf32 / bf16, mean ± sd over three seeds", head, body))
+    return document.markdown_table(
+        Grid("precision", "tf32 / bf16, mean ± sd over three seeds", head, body)
+    )
 
 
-def again(batches: list[archive.Batch]) -> str:
+def again(batches: list[archive.ArchiveFile]) -> str:
     """Runs beside the same ones of another day: how far rounding alone moves a table."""
     later = load(AGAIN)
     head = ["target", "entries", "within one sd", "median, sd", "row", "variance, last round"]
@@ -334,11 +369,11 @@ def again(batches: list[archive.Batch]) -> str:
             body.append(line)
             said = ["", "", "", ""]
     title = "FedMABA minus FedAvg under the same three seeds, twice; 95 % t-interval"
-    return document.table(Grid("again", title, head, body))
+    return document.markdown_table(Grid("again", title, head, body))
 
 
 def _moved(
-    name: str, batches: list[archive.Batch], later: list[archive.Batch]
+    name: str, batches: list[archive.ArchiveFile], later: list[archive.ArchiveFile]
 ) -> list[tuple[float, bool]]:
     """How far entries moved, in their standard deviations over seeds, and whether seeds agree.
 
@@ -348,7 +383,7 @@ def _moved(
     (job, *_), last = target_of(name).jobs, selection.CHOICES["last"]
     for model in MODELS:
         sides = [
-            selection.values(archive.history_of(some, job), model, last)
+            selection.values(archive.deployed_history(some, job), model, last)
             for some in (batches, later)
         ]
         for label in job.strategies:
@@ -361,7 +396,7 @@ def _moved(
     return out
 
 
-def rounding(batches: list[archive.Batch]) -> str:
+def rounding(batches: list[archive.ArchiveFile]) -> str:
     """How far tables move in bf16, beside how far they move in tf32 on another day."""
     head = ["target", "", "entries", "within one sd", "median, sd", "intervals without 0"]
     sides, body = {"tf32 again": load(AGAIN), "bf16": load(BF16)}, []
@@ -373,10 +408,11 @@ def rounding(batches: list[archive.Batch]) -> str:
             line += [f"{np.median(far):.2f}", f"{sum(agree for _, agree in moved)}"]
             body.append([Cell(text) for text in line])
     title = "Entries of a table against those in tf32 with the same three seeds"
-    return document.table(Grid("rounding", title, head, body))
+    return document.markdown_table(Grid("rounding", title, head, body))
 
 
-TABLES: dict[str, Callable[[list[archive.Batch]], str]] = {
+TABLES: dict[str, Callable[[list[archive.ArchiveFile]], str]] = {
+    "brief": brief,
     "summary": summary,
     "times": times,
     "missing": missing,
@@ -387,7 +423,7 @@ TABLES: dict[str, Callable[[list[archive.Batch]], str]] = {
 }
 
 
-def draw(batches: list[archive.Batch]) -> None:
+def draw(batches: list[archive.ArchiveFile]) -> None:
     """The figures the page shows."""
     for name in targets.names():
         target = target_of(name)

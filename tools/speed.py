@@ -1,8 +1,9 @@
-"""Write the speed tables of the README and docs/performance.md from benchmarks/results/*.json.
+"""Write the measured speeds into the README and docs/performance*.md: python tools/speed.py
 
-    python tools/speed.py
-
-A table stands between `<!-- speed:NAME -->` and `<!-- end -->`; a test compares.
+The numbers come from benchmarks/results/*.json. A table stands between `<!-- speed:NAME -->` and
+`<!-- end -->`. A number in a sentence is written `716<!-- speed reproduce-h200-bf16/seconds -->`:
+a file, the keys that lead to the number, and, after a bar, another format than `,.0f`. A test
+compares the pages with the files.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/performance.md")
+PAGES = ("README.md", "docs/performance.md", "docs/performance-log.md")
 MARK = re.compile(r"(<!-- speed:(\w+) -->\n).*?(<!-- end -->)", re.S)
+VALUE = re.compile(r"[\d,.]+(<!-- speed ([^|>]+?)(?:\|(\S+))? -->)")
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -81,6 +83,37 @@ def _machines(name: str) -> list[dict[str, Any]]:
 
 def _cpu(found: dict[str, Any]) -> str:
     return re.sub(r"\(R\)| Processor| @.*", "", found["cpu"])
+
+
+def brief() -> str:
+    """What the README shows: one row for each kind of machine and model."""
+    gpu, core = _read("engine-h200"), _read("cpu-x86_64")
+    jobs = {(job["job"], job["dtype"]): job["updates_per_second"] for job in gpu["jobs"]}
+    rows = [
+        [
+            f"{name}, {many}",
+            f"{gpu['device']}, tf32",
+            f"{jobs[f'{name}, {many}', 'tf32']:,.0f}",
+            "–",
+        ]
+        for name, many in (
+            ("mlp", "33 runs x 100 clients"),
+            ("mlp", "1 run, 10 of 100 clients"),
+            ("cnn", "33 runs x 10 of 100 clients"),
+        )
+    ]
+    for job in core["jobs"]:
+        loops = (job["a DataLoader"]["ratio"], job["tensors"]["ratio"])
+        rows.append(
+            [
+                f"{job['job']}, 1 run",
+                f"one core, {_cpu(core)}",
+                f"{job['updates_per_second']:.3g}",
+                f"{max(loops):.1f} (with a DataLoader), {min(loops):.1f} (without)",
+            ]
+        )
+    head = ["job", "machine", "client updates/s", "times as fast as a plain PyTorch loop"]
+    return _table(head, rows)
 
 
 def core() -> str:
@@ -170,12 +203,22 @@ def growth() -> str:
     return _table([*head, "slope, H200", "from, to"], rows)
 
 
-TABLES = {f.__name__: f for f in (gpu, whole, core, peers, memory, step, growth)}
+TABLES = {f.__name__: f for f in (gpu, whole, brief, core, peers, memory, step, growth)}
+
+
+def value(path: str, form: str) -> str:
+    """One number of a file, at the end of its keys."""
+    name, *keys = path.split("/")
+    found: Any = _read(name)
+    for key in keys:
+        found = found[int(key) if isinstance(found, list) else key]
+    return f"{found:{form}}"
 
 
 def filled(text: str) -> str:
-    """A page with every table made anew."""
-    return MARK.sub(lambda m: m[1] + TABLES[m[2]]() + m[3], text)
+    """A page with every table and number made anew."""
+    text = MARK.sub(lambda m: m[1] + TABLES[m[2]]() + m[3], text)
+    return VALUE.sub(lambda m: value(m[2], m[3] or ",.0f") + m[1], text)
 
 
 if __name__ == "__main__":

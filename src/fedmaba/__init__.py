@@ -30,7 +30,17 @@ if TYPE_CHECKING:
         parse,
         register,
     )
-    from fedmaba.strategies.base import Decision, Local, Needs, Replies, Strategy, param
+    from fedmaba.strategies.base import (
+        Decision,
+        Keep,
+        Local,
+        Needs,
+        PropFairLoss,
+        Replies,
+        Shown,
+        Strategy,
+        param,
+    )
 
 __version__ = "0.1.0"
 
@@ -40,9 +50,12 @@ _HOME = {
     "Decision": "strategies.base",
     "Federation": "data.federation",
     "History": "results.history",
+    "Keep": "strategies.base",
     "Local": "strategies.base",
     "Needs": "strategies.base",
+    "PropFairLoss": "strategies.base",
     "Replies": "strategies.base",
+    "Shown": "strategies.base",
     "Strategy": "strategies.base",
     "Fairness": "results.metrics",
     "InputError": "errors",
@@ -79,11 +92,14 @@ __all__ = [
     "Federation",
     "History",
     "InputError",
+    "Keep",
     "Local",
     "Needs",
     "PropFair",
+    "PropFairLoss",
     "Replies",
     "RunHistory",
+    "Shown",
     "Strategy",
     "__version__",
     "compare",
@@ -96,7 +112,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> "Any":
-    if name == "datasets":  # apps that `fedmaba flower new` of version 0.1.0 wrote import it
+    if name == "datasets":  # apps that `fedmaba flower new` wrote before 0.2 import it from here
         return importlib.import_module("fedmaba.data.datasets")
     if name in _HOME:
         return getattr(importlib.import_module(f"fedmaba.{_HOME[name]}"), name)

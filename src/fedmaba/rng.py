@@ -44,7 +44,7 @@ def generator(seed: int, purpose: str, *words: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=int(key(seed, purpose, *words)[0])))
 
 
-class Draws:
+class ParticipantDraws:
     """Who takes part in rounds that follow one another; several are drawn at once."""
 
     def __init__(self) -> None:
@@ -75,9 +75,9 @@ def sample_clients(
     if participants == n_clients:
         out: NDArray[np.int64] = everyone + 0 * np.asarray(round)
         return out
-    return some(key(seed, "participants", round, everyone), participants)
+    return choose(key(seed, "participants", round, everyone), participants)
 
 
-def some(words: UIntArray, many: int) -> NDArray[np.int64]:
+def choose(words: UIntArray, many: int) -> NDArray[np.int64]:
     """Places of so many of the words, drawn by the words themselves, in order."""
     return np.sort(np.argpartition(words, many)[..., :many]).astype(np.int64)

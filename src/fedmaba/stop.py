@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 ENDING = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
-SAID = "stopping after this round; Ctrl-C again, a second later, ends at once"
+STOPPING = "stopping after this round; Ctrl-C again, a second later, ends at once"
 
 
 class Ended(SystemExit):
@@ -43,7 +43,7 @@ def after_the_round(
     def ask(number: int, frame: object) -> None:
         asked.append(time.monotonic())
         if len(asked) == 1:
-            say(SAID)
+            say(STOPPING)
         elif asked[-1] > asked[0] + 1:
             say("ended at once: what came after the last checkpoint is lost")
             _end(number)

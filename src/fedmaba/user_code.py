@@ -1,7 +1,7 @@
 """Code of the user's own: found by its name, and known again by what it does. No torch here.
 
 The folder that the user works in is no place to look for modules, since somebody else may have
-filled it, until the user names a module: see `look_here`.
+filled it, until the user names a module: see `allow_working_folder`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from fedmaba.errors import InputError
 from fedmaba.stop import Ended
 
-KNOWN = ("torch", "fedmaba")  # their versions are recorded
+VERSIONED_PACKAGES = ("torch", "fedmaba")  # their versions are recorded
 # where code lies that is not the user's: Python's own, installed packages and this one
 LIBRARY = (
     "<frozen",
@@ -33,7 +33,7 @@ LIBRARY = (
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
-def look_here() -> None:
+def allow_working_folder() -> None:
     """Let modules of the working folder be imported from now on, where no other place has them."""
     with suppress(OSError):  # a folder that was removed holds none
         if (here := os.getcwd()) not in sys.path:
@@ -41,7 +41,7 @@ def look_here() -> None:
 
 
 @contextmanager
-def elsewhere() -> Iterator[None]:
+def child_processes_skip_working_folder() -> Iterator[None]:
     """Python processes that are started meanwhile do not look for modules in the working folder."""
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
@@ -53,7 +53,7 @@ def elsewhere() -> Iterator[None]:
             os.environ["PYTHONSAFEPATH"] = before
 
 
-def sources(named: Mapping[str, str]) -> str:
+def say_sources(named: Mapping[str, str]) -> str:
     """What would be imported for each name, and from which file; nothing is imported for it."""
     found = {what: _file(where) for what, where in named.items()}
     return ", ".join(f"{what} from {file or 'nowhere'}" for what, file in found.items())
@@ -75,7 +75,7 @@ def _file(where: str) -> str:
     return spec.origin or " and ".join(spec.submodule_search_locations or ())
 
 
-def find(what: str, where: str, attribute: str, form: str) -> Any:
+def import_attribute(what: str, where: str, attribute: str, form: str) -> Any:
     """What a module holds under a name; `what` and `form` are words for an error."""
     if not all(where.split(".")):
         raise InputError(f"{what} names no module: write {form}")
@@ -93,13 +93,13 @@ def find(what: str, where: str, attribute: str, form: str) -> Any:
     except Ended:  # by a signal
         raise
     except (Exception, SystemExit) as error:  # whatever a module does when it is imported
-        raise fault(what, error) from error
+        raise error_in_user_code(what, error) from error
     if not hasattr(module, attribute):
         raise InputError(f"{what}: module {where!r} has no {attribute!r}: write {form}")
     return getattr(module, attribute)
 
 
-def fault(what: str, error: BaseException) -> InputError:
+def error_in_user_code(what: str, error: BaseException) -> InputError:
     """An exception in code of the user's own as one line with the place where to look."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith(LIBRARY)]
@@ -108,13 +108,17 @@ def fault(what: str, error: BaseException) -> InputError:
     return InputError(": ".join([what, *place, type(error).__name__, *words, "fix it"]))
 
 
-def marks(things: Mapping[str, object]) -> dict[str, str]:
-    """The marks of those that are not fedmaba's own."""
-    return {what: mark(thing) for what, thing in things.items() if _root(thing) != "fedmaba"}
+def fingerprints(things: Mapping[str, object]) -> dict[str, str]:
+    """The fingerprints of those things that are not fedmaba's own."""
+    return {
+        what: fingerprint(thing)
+        for what, thing in things.items()
+        if _top_package(thing) != "fedmaba"
+    }
 
 
-def mark(thing: object) -> str:
-    """Name and digest of a function, class or object: another where its own code is another.
+def fingerprint(thing: object) -> str:
+    """Name and digest of a function, class or object; the digest changes with its code.
 
     Functions that it calls by name are not looked at, nor what torch and fedmaba define.
     """
@@ -141,7 +145,7 @@ def _parts(thing: Any, seen: dict[int, Any]) -> Iterator[str]:
 
 def _inside(thing: Any) -> Iterable[Any]:
     """What a function, class or constant is made of; of other objects, such as a list, nothing."""
-    if isinstance(thing, type | FunctionType) and _root(thing) in KNOWN:
+    if isinstance(thing, type | FunctionType) and _top_package(thing) in VERSIONED_PACKAGES:
         return (thing.__qualname__,)
     match thing:
         case CodeType():
@@ -163,18 +167,20 @@ def _inside(thing: Any) -> Iterable[Any]:
         case frozenset():
             return sorted(thing, key=repr)
         case type():
-            return *thing.__bases__, *(v for k, v in sorted(vars(thing).items()) if _own(k, v))
+            return *thing.__bases__, *(
+                v for k, v in sorted(vars(thing).items()) if _is_code_or_constant(k, v)
+            )
         case _ if callable(thing):
             settings = sorted(getattr(thing, "__dict__", {}).items())
             return type(thing), *(pair for pair in settings if isinstance(pair[1], PLAIN))
     return ()
 
 
-def _root(thing: object) -> str:
+def _top_package(thing: object) -> str:
     return str(getattr(thing, "__module__", "")).split(".")[0]
 
 
-def _own(name: str, value: object) -> bool:
+def _is_code_or_constant(name: str, value: object) -> bool:
     """Whether an entry of a class is code or a constant, not what Python keeps there."""
     constant = isinstance(value, (*PLAIN, tuple)) and not name.startswith("__")
     return constant or isinstance(value, (FunctionType, staticmethod, classmethod, property))

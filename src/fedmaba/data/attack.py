@@ -54,10 +54,10 @@ class Hostile:
                 f"a share of {share:g} of {n} clients is hostile: leave at least one on either side"
             )
         who = np.zeros(n, bool)
-        who[rng.some(rng.key(seed, "hostile", np.arange(n)), many)] = True
+        who[rng.choose(rng.key(seed, "hostile", np.arange(n)), many)] = True
         return cls(attack, who)
 
-    def said(self, client: IntArray, loss: FloatArray) -> FloatArray:
+    def reported_losses(self, client: IntArray, loss: FloatArray) -> FloatArray:
         """The losses that a round's participants report."""
         lies, attack = self.who[client], self.attack
         if attack.loss is not None:
@@ -70,17 +70,17 @@ class Hostile:
             return np.where(lies, loss[~lies].max(), loss)
         return loss
 
-    def factor(self, client: IntArray) -> FloatArray:
+    def update_factors(self, client: IntArray) -> FloatArray:
         """How many times its change each participant sends."""
         return np.where(self.who[client], self.attack.update, 1.0)
 
 
-def parse(text: str) -> Attack:
+def parse_attack(text: str) -> Attack:
     """`loss=x3`, or several joined by `+`."""
     told: dict[str, Any] = {}
     keys = [part.strip().partition("=")[0] for part in text.split("+")]
     for key, part in zip(keys, text.split("+"), strict=True):
-        meant = _meant(key, part.strip().partition("=")[2])
+        meant = _parse_part(key, part.strip().partition("=")[2])
         if meant is None:
             raise InputError(
                 f"attack {part.strip()!r} is unknown: write {', '.join(KINDS)}, or some joined by +"
@@ -91,7 +91,7 @@ def parse(text: str) -> Attack:
     return Attack(**told)
 
 
-def _meant(key: str, value: str) -> dict[str, Any] | None:
+def _parse_part(key: str, value: str) -> dict[str, Any] | None:
     """What a part says; None where it says nothing."""
     if (key, value) == ("labels", "flip"):
         return {"flip": True}

@@ -23,7 +23,7 @@ from fedmaba.data.published import FloatArray, IntArray, Progress, check, export
 from fedmaba.errors import InputError, unknown
 from fedmaba.rng import generator
 
-__all__ = ["Dataset", "check", "describe", "export", "fetch", "from_arrays", "load"]
+__all__ = ["Dataset", "check", "describe_datasets", "export", "fetch", "from_arrays", "load"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def load(
     download: bool = True,
     progress: Progress | None = None,
 ) -> Dataset:
-    """The data set of this name, file or specification; see `describe` for what there is."""
+    """The data set of this name, file or specification; `describe_datasets` lists what there is."""
     if name.endswith((".npz", ".csv")):
         path = next(
             (p for p in (Path(name), Path(data_dir or "", name)) if published.is_file(p)), None
@@ -64,30 +64,32 @@ def load(
         return _npz(path) if name.endswith(".npz") else _csv(path)
     if name.partition(":")[0] == "synthetic":
         return _synthetic(name)
-    spec, why = published.published(name), ""
-    found = published.locate(spec, data_dir, None)
+    spec, why = published.spec_of(name), ""
+    found = published.locate_files(spec, data_dir, None)
     if not found and download:
         try:
-            found = published.find(spec, fetch(name, None, progress))
+            found = published.find_files(spec, fetch(name, None, progress))
         except InputError as err:
             why = f"; {str(err).rpartition(': ')[0]}"
-    x, y, n_train = published.arrays(spec, found or published.locate(spec, data_dir, why))
+    x, y, n_train = published.read_arrays(
+        spec, found or published.locate_files(spec, data_dir, why)
+    )
     return Dataset(spec.name, x, y, n_train, spec.classes)
 
 
-def known(name: str) -> None:
-    """Refuse a name that no data set has, and a specification that is wrong."""
+def check_name(name: str) -> None:
+    """Refuse a name that no data set has, or a wrong specification."""
     if name.partition(":")[0] == "synthetic":
         _options(name)
     elif name.endswith((".npz", ".csv")):
         return
     elif "." in name or "/" in name:
-        raise InputError(f"data {name!r}: a file of one's own ends in .npz or .csv")
+        raise InputError(f"data {name!r}: your own file must end in .npz or .csv")
     else:
-        published.published(name)
+        published.spec_of(name)
 
 
-def describe() -> list[tuple[str, str]]:
+def describe_datasets() -> list[tuple[str, str]]:
     """Name and one line on every data set there is."""
     return [(spec.name, spec.about) for spec in published.PUBLISHED.values()] + [
         ("synthetic", f"a softmax model per client, Li et al. 2020; synthetic:{_DEFAULT}"),
@@ -259,7 +261,9 @@ def _npz(path: Path) -> Dataset:
     except InputError:
         raise
     except Exception as err:  # whatever way a foreign parser fails, the file is what must change
-        told = "" if "allow_pickle" in str(err) else f" ({published.line(err)})"  # numpy's advice
+        told = (
+            "" if "allow_pickle" in str(err) else f" ({published.one_line(err)})"
+        )  # numpy's advice
         what = f"not an .npz file of plain arrays{told}"
         raise InputError(f"{path}: {what}: save it with np.savez(file, x=x, y=y)") from None
     try:
@@ -339,7 +343,9 @@ def _csv(path: Path) -> Dataset:
                     cells.append(value)
                 n += bool(row)
     except (OSError, UnicodeDecodeError, csv.Error) as err:
-        raise InputError(f"{path}: no CSV in UTF-8 ({published.line(err)}): save it anew") from None
+        raise InputError(
+            f"{path}: no CSV in UTF-8 ({published.one_line(err)}): save it anew"
+        ) from None
     test = np.array([word == "test" for word in words.get("split", ["train"] * n)], np.bool_)
     if test.all():
         raise InputError(f"{path}: no training rows among {n}: add rows, or correct column split")

@@ -22,7 +22,7 @@ IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Part:
+class ClientRows:
     """Rows of the pool by client: client c owns index[start[c]:start[c + 1]]."""
 
     index: IntArray  # (total,)
@@ -49,11 +49,11 @@ class Part:
         return out
 
 
-def _part(lists: tuple[IntArray, ...]) -> Part:
+def _part(lists: tuple[IntArray, ...]) -> ClientRows:
     start = np.zeros(len(lists) + 1, dtype=np.int64)
     np.cumsum([len(rows) for rows in lists], out=start[1:])
     index = np.concatenate(lists) if lists else np.zeros(0, dtype=np.int64)
-    return Part(index.astype(np.int64), start)
+    return ClientRows(index.astype(np.int64), start)
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,15 @@ class Federation:
     hostile: Hostile | None = None  # clients that lie or do harm
 
     @cached_property
-    def train(self) -> Part:
+    def train(self) -> ClientRows:
         return _part(self.split.train)
 
     @cached_property
-    def validation(self) -> Part:
+    def validation(self) -> ClientRows:
         return _part(self.split.validation)
 
     @cached_property
-    def test(self) -> Part:
+    def test(self) -> ClientRows:
         return _part(self.split.test)
 
     @property
@@ -85,7 +85,7 @@ class Federation:
         n, many = self.n_clients, len(self.data.x)
         taken = np.zeros(many, bool)
         for name in partition.PARTS:
-            part: Part = getattr(self, name)
+            part: ClientRows = getattr(self, name)
             if len(part.size) != n:
                 raise InputError(
                     f"the split has {n} clients, but {len(part.size)} in {name}: give each client "

@@ -101,7 +101,7 @@ _SCHEMES = {
 }
 
 
-def describe() -> list[tuple[str, str]]:
+def describe_partitions() -> list[tuple[str, str]]:
     """Specification and one line on every way to divide the data."""
     return [(scheme.spec, scheme.about) for scheme in _SCHEMES.values()]
 
@@ -118,7 +118,7 @@ def parse_share(value: str | float) -> float:
     return share
 
 
-def parse(spec: str) -> tuple[str, float]:
+def parse_partition(spec: str) -> tuple[str, float]:
     """Name and parameter of a specification."""
     name, colon, text = spec.partition(":")
     if name not in _SCHEMES:
@@ -289,7 +289,7 @@ def split(
     names: Sequence[str] = (),  # of the data's own clients
 ) -> Split:
     """Divide a data set (its y, n_train and client) over clients by a specification."""
-    name, value = parse(spec)
+    name, value = parse_partition(spec)
     if test not in ("official", "local"):
         raise unknown("test part", test, ("official", "local"))
     if not 0 <= validation < 1:

@@ -273,7 +273,7 @@ def _unpack(
             digest = hashlib.sha256()
             while block := handle.read(1 << 20):
                 digest.update(block)
-            _same(spec, path, archive[0], handle.tell(), digest.hexdigest())
+            _check_bytes(spec, path, archive[0], handle.tell(), digest.hexdigest())
             handle.seek(0)
             batch = archive is spec.python
             inside = {f.name.removesuffix(".bin") if batch else f.name: f for f in files}
@@ -300,7 +300,7 @@ def _unpack(
         yield file, _batch_to_bin(spec, file, handle.read(most[file]))
 
 
-def _same(spec: Published, path: Traversable, file: _File, size: int, digest: str) -> None:
+def _check_bytes(spec: Published, path: Traversable, file: _File, size: int, digest: str) -> None:
     """Refuse what does not have the publisher's size and digest."""
     if size != file.size:
         found = f"more than {file.size}" if size == file.size + 1 else f"{size}"
@@ -316,15 +316,15 @@ def _read(spec: Published, found: Found) -> Iterator[tuple[_File, Buffer]]:
         try:
             with path.open("rb") as handle:
                 for file, raw in _unpack(spec, path, files, handle):
-                    _same(spec, path, file, len(raw), hashlib.sha256(raw).hexdigest())
+                    _check_bytes(spec, path, file, len(raw), hashlib.sha256(raw).hexdigest())
                     yield file, raw
         except InputError:
             raise
         except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, tarfile.TarError) as err:
-            raise spec.bad(path, f"cannot be read ({line(err)})") from None
+            raise spec.bad(path, f"cannot be read ({one_line(err)})") from None
 
 
-def line(err: BaseException) -> str:
+def one_line(err: BaseException) -> str:
     """What an exception says, on one line."""
     return " ".join(str(err).split()) or type(err).__name__
 
@@ -337,7 +337,7 @@ def is_file(path: Traversable) -> bool:
         raise InputError(f"{str(path)[:200]}: {err.strerror}: correct the path or rights") from None
 
 
-def find(spec: Published, folder: Traversable) -> Found:
+def find_files(spec: Published, folder: Traversable) -> Found:
     """Which path in a folder holds which of the plain files; empty if the set is not there."""
     forms = [(sub, False) for sub in ("", *spec.folders)]
     forms += [(sub, True) for sub in ("", spec.python[1])] if spec.python else []
@@ -366,7 +366,7 @@ def find(spec: Published, folder: Traversable) -> Found:
     return {}
 
 
-def arrays(spec: Published, found: Found) -> tuple[FloatArray, IntArray, int]:
+def read_arrays(spec: Published, found: Found) -> tuple[FloatArray, IntArray, int]:
     """x, y and the number of training rows, read with one file in memory at a time."""
     first, n, n_train = {}, {True: 0, False: 0}, 0  # first row of each file; rows so far
     head = {True: 8, False: 0 if spec.labels else 16}  # an idx header: of labels, of images
@@ -399,7 +399,7 @@ def arrays(spec: Published, found: Found) -> tuple[FloatArray, IntArray, int]:
 # --- finding and fetching ----------------------------------------------------------------------
 
 
-def published(name: str) -> Published:
+def spec_of(name: str) -> Published:
     """The published set of this name."""
     if name in PUBLISHED:
         return PUBLISHED[name]
@@ -429,11 +429,11 @@ def _places(spec: Published, data_dir: Path | None) -> list[Traversable]:
     return [*places, _cache() / spec.folder, *([spec.system] if spec.system else [])]
 
 
-def locate(spec: Published, data_dir: Path | None, why: str | None = "") -> Found:
+def locate_files(spec: Published, data_dir: Path | None, why: str | None = "") -> Found:
     """The files of a set in the first place that has any; an error that adds `why` if none has."""
     places = _places(spec, data_dir)
     for place in places:
-        if found := find(spec, place):
+        if found := find_files(spec, place):
             return found
     if why is None:
         return {}
@@ -461,7 +461,7 @@ def _download(url: str, target: Path, most: int, progress: Progress | None) -> N
                 if progress:
                     progress(target.name, done, max(total, done))
     except (OSError, ValueError, http.client.HTTPException) as err:
-        raise InputError(f"{url}: the download failed ({line(err)}): try again later") from None
+        raise InputError(f"{url}: the download failed ({one_line(err)}): try again later") from None
 
 
 @contextmanager
@@ -490,7 +490,7 @@ def _write(spec: Published, found: Found, folder: Path, *, spare: bool = False) 
         return [path.replace(folder / path.name) for path in new]
 
 
-def _sound(spec: Published, found: Found) -> str:
+def _damage(spec: Published, found: Found) -> str:
     """What is wrong with the files found, or nothing."""
     try:
         for _ in _read(spec, found):
@@ -502,23 +502,23 @@ def _sound(spec: Published, found: Found) -> str:
 
 def fetch(name: str, data_dir: Path | None = None, progress: Progress | None = None) -> Path:
     """Put the publisher's plain files into a folder in `data_dir` or the cache; returns it."""
-    spec = published(name)
+    spec = spec_of(name)
     if not spec.urls:
         raise InputError(f"{name} comes with the package: there is nothing to fetch")
     target = (data_dir or _cache()) / spec.folder
     for place in (data_dir, target) if data_dir else (target,):
         try:
-            found = find(spec, place)
+            found = find_files(spec, place)
         except InputError:
             continue  # some of the files only: all are fetched anew
-        if found and not _sound(spec, found):
+        if found and not _damage(spec, found):
             return place
     most = spec.binary[0].size if spec.binary else max(f.size for f in spec.files) + 4096
     with _scratch(target) as part:
         for url in spec.urls:
             _download(url, part / url.rpartition("/")[2], most, progress)
-        found = find(spec, part)
-        if wrong := _sound(spec, found):
+        found = find_files(spec, part)
+        if wrong := _damage(spec, found):
             what = wrong.removeprefix(f"{part}/").rpartition(": ")[0]
             raise InputError(f"{spec.urls[0]}: not what was published ({what}): try again later")
         _write(spec, found, target)  # plain files: they are found before any damaged archive
@@ -527,15 +527,15 @@ def fetch(name: str, data_dir: Path | None = None, progress: Progress | None = N
 
 def check(name: str, data_dir: Path | None = None) -> list[tuple[str, str]]:
     """Each file of a set with "ok" or what is wrong with it; else each place with "absent"."""
-    spec = published(name)
+    spec = spec_of(name)
     rows = []
-    for path, files in locate(spec, data_dir, None).items():
-        wrong = _sound(spec, {path: files})
+    for path, files in locate_files(spec, data_dir, None).items():
+        wrong = _damage(spec, {path: files})
         rows.append((str(path), wrong.removeprefix(f"{path}: ") or "ok"))
     return rows or [(str(place), "absent") for place in _places(spec, data_dir)]
 
 
 def export(name: str, directory: Path, data_dir: Path | None = None) -> list[Path]:
     """Write the publisher's plain files (idx or *.bin) of a set into a folder."""
-    spec = published(name)
-    return _write(spec, locate(spec, data_dir), directory, spare=True)
+    spec = spec_of(name)
+    return _write(spec, locate_files(spec, data_dir), directory, spare=True)

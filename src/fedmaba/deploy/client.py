@@ -33,7 +33,7 @@ from fedmaba.simulation.local_training import (
     added_terms,
     evaluate,
     kept_after,
-    train,
+    train_chunk,
 )
 from fedmaba.strategies.base import Local
 
@@ -84,7 +84,9 @@ class LocalClient:
         number = np.array([place.get(name, -1) for name in own], np.int64)
         return number[y]
 
-    def train(self, weights: Arrays, task: Mapping[str, Any]) -> tuple[Arrays, dict[str, float]]:
+    def train_chunk(
+        self, weights: Arrays, task: Mapping[str, Any]
+    ) -> tuple[Arrays, dict[str, float]]:
         """The trained model, and what the server is told: examples, loss, accuracy."""
         with torch.no_grad():
             return self._train(weights, task)
@@ -107,7 +109,7 @@ class LocalClient:
         before = self._kept_before(rows, flat, task, local)
         if local.add:
             job = replace(job, added=added_terms(local, before.items(), flat))
-        trained, told = train(rows, pool, flat, job, graphs)
+        trained, told = train_chunk(rows, pool, flat, job, graphs)
         if where == "mean":
             numbers["loss"] = float(told[0, 0])
         if where == "end":
@@ -132,10 +134,10 @@ class LocalClient:
 
     def _load(self, weights: Arrays, minibatch: int) -> tuple[Any, Tensor, Pool]:
         """The model as one row with these weights, and the data as a pool."""
-        make = models.factory(self.model) if isinstance(self.model, str) else self.model
+        make = models.find_factory(self.model) if isinstance(self.model, str) else self.model
         data, device = self.data, torch.device(self.device)
         labels = self.labels()
-        net = models.build(make, data.x.shape[1:], len(self.agreed), 0)
+        net = models.build_model(make, data.x.shape[1:], len(self.agreed), 0)
         try:
             net.load_state_dict({n: torch.from_numpy(np.array(w)) for n, w in weights.items()})
         except RuntimeError as error:
@@ -195,6 +197,6 @@ def first_model(
     model: models.Factory | str, shape: models.Shape, classes: int, seed: int
 ) -> Arrays:
     """The initial weights of a model by name, those of the simulator's run with this seed."""
-    make = models.factory(model) if isinstance(model, str) else model
-    state = models.build(make, shape, classes, seed).state_dict()
+    make = models.find_factory(model) if isinstance(model, str) else model
+    state = models.build_model(make, shape, classes, seed).state_dict()
     return {name: value.detach().cpu().numpy() for name, value in state.items()}

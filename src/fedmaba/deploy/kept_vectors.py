@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from fedmaba.deploy.validation import SITE
 from fedmaba.errors import InputError
-from fedmaba.results import arrays as packing
-from fedmaba.results import files
+from fedmaba.results import array_files, files
 
 Arrays = dict[str, NDArray[Any]]
 Vectors = dict[str, Arrays]  # by the vector's name, then by the weight's
@@ -70,7 +69,7 @@ class KeptVectors:
         if not told.counted:
             log.info("the kept vectors of this site start from zero: %s", path)
             return zeros
-        if not files.there(path):
+        if not files.exists(path):
             log.warning(
                 "a reply of this site counted in round %s, but its kept vectors are gone, so they "
                 "start from zero again: %s",
@@ -101,14 +100,16 @@ class KeptVectors:
             for name, vector in vectors.items()
             for weight, value in vector.items()
         }
-        body = packing.pack(arrays, {"before": told.counted, "after": told.round, "names": names})
+        body = array_files.pack(
+            arrays, {"before": told.counted, "after": told.round, "names": names}
+        )
         digest = hashlib.sha256()
         for piece in body:
             digest.update(piece)
         path = self._path(told)
-        files.make_private(path.parent, REMEDY)
+        files.make_private_folder(path.parent, REMEDY)
         files.write(path, MAGIC, digest.digest(), *body, remedy=REMEDY, private=True)
-        files.tidy(path.parent, path.name)
+        files.remove_temporary_files(path.parent, path.name)
 
     def _path(self, told: Told) -> Path:
         if self.folder is None:
@@ -125,14 +126,14 @@ class KeptVectors:
 def _read(path: Path) -> dict[int, Vectors]:
     """What `save` wrote, by round, or InputError."""
     try:
-        with files.opened(path) as file:
+        with files.open_plain(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
             magic, digest = file.read(len(MAGIC)), file.read(32)
             if magic != MAGIC or hashlib.file_digest(file, "sha256").digest() != digest:
                 raise ValueError("its checksum is wrong")
             file.seek(len(MAGIC) + 32)
-            arrays, meta = packing.unpack(file, size - len(MAGIC) - 32)
+            arrays, meta = array_files.unpack(file, size - len(MAGIC) - 32)
         return {
             int(meta[moment]): {
                 str(name): {
@@ -144,7 +145,7 @@ def _read(path: Path) -> dict[int, Vectors]:
             }
             for moment in ("before", "after")
         }
-    except (*packing.UNREADABLE, TypeError) as error:
+    except (*array_files.READ_ERRORS, TypeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(
             f"the kept vectors of this site are damaged ({reason}): {_remedy(path)}"

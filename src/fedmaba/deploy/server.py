@@ -218,7 +218,7 @@ class FederationServer:
 
     def _set(self, weights: Arrays, statistics: Arrays) -> None:
         """Move to a new model, and the one handed out along with it."""
-        share = average.share(self.settings.average, self.round)
+        share = average.new_model_share(self.settings.average, self.round)
         for name, new in weights.items():
             averaged = self.deployed[name].astype(self.dtype)
             averaged += share * (new - averaged)

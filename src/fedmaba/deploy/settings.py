@@ -28,7 +28,7 @@ class FederationSettings:
             raise InputError(f"lr={self.lr}: the local step size must be above 0")
         if not 0 < self.lr_decay <= 1:
             raise InputError(f"lr_decay={self.lr_decay}: it must lie above 0 and at most at 1")
-        average.parse(self.average)
+        average.parse_rule(self.average)
 
     @property
     def average(self) -> str:

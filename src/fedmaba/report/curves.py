@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmaba.errors import InputError
-from fedmaba.report import data, labels
+from fedmaba.report import labels, numbers
 from fedmaba.report.escape import for_figure
 from fedmaba.report.scene import NAMES, SOFT, Scene, axis_name, styles
-from fedmaba.results.history import FloatArray, History, Model, RunHistory
+from fedmaba.results.history import FloatArray, History, Model
+from fedmaba.results.selection import REFERENCE
 
 
 def rounds(figure: Any, scene: Scene) -> None:
@@ -115,54 +116,60 @@ def _scale(axes: Any) -> None:
 
 
 def constraint(figure: Any, scene: Scene) -> None:
-    """the multiplier, KL against rho, and the effective number of clients"""
-    shown = scene.with_rounds()
-    told = {name for label in shown for run in scene.of(label, "round") for name in run.tables}
-    titles = {"lambda": "multiplier λ*", "kl": "KL from uniform", "effective": "effective clients"}
-    titles = {k: v for k, v in titles.items() if k == "effective" or f"info.{k}" in told}
-    if len(titles) == 1:
-        raise InputError("no multiplier and no KL in these runs: run a rule with them, as fedmaba")
-    panels = figure.subplots(1, len(titles))
-    for label in shown:
-        runs = scene.of(label, "round")
-        for axes, name in zip(panels, titles, strict=True):
-            curves = [_curve(run, name) for run in runs]
-            found = [c for c in curves if c is not None]
-            if found:
-                _band(axes, runs[0].column("round"), found, scene, label, {*shown})
-        rho = data.radius(label)
-        if rho is not None and "kl" in titles:
-            panels[list(titles).index("kl")].axhline(rho, color=SOFT, lw=0.8, ls=":")
-    for axes, title in zip(panels, titles.values(), strict=True):
+    """what strategies report of themselves, and the effective number of clients"""
+    rows = scene.with_rounds()
+    runs = [run for label in rows for run in scene.of(label, "round")]
+    shown = [n for n in numbers.of_runs(runs) if any(f"info.{n.name}" in r.tables for r in runs)]
+    if not shown:
+        raise InputError(
+            "no strategy of these runs reports a number of its own: run one that does, as "
+            "docs/bring-your-own.md says"
+        )
+    *panels, last = figure.subplots(1, len(shown) + 1)
+    for label in rows:
+        own = scene.of(label, "round")
+        rounds = own[0].column("round")
+        for axes, number in zip(panels, shown, strict=True):
+            found = [numbers.values(run, number.name) for run in own]
+            if curves := [curve for curve in found if curve is not None]:
+                _band(axes, rounds, curves, scene, label, {*rows})
+            for limit in (n.limit for n in numbers.of_run(own[0]) if n.name == number.name):
+                if limit is not None:
+                    axes.axhline(limit, color=SOFT, lw=0.8, ls=":")
+        clients = [numbers.effective_clients(run, np.arange(len(rounds))) for run in own]
+        _band(last, rounds, clients, scene, label, {*rows})
+    titles = [for_figure(number.title or number.name) for number in shown]
+    for axes, title in zip([*panels, last], [*titles, "effective clients"], strict=True):
         axes.set(title=title, xlabel="round")
         axes.set_ylim(bottom=0)
         _whole(axes)
-    labels.legend(figure, scene, {*shown})
-
-
-def _curve(run: RunHistory, name: str) -> FloatArray | None:
-    if name == "effective":
-        return data.effective_clients(run, np.arange(len(run.tables["round"])))
-    found = f"info.{name}" in run.tables
-    return run.column(f"info.{name}").astype(np.float64) if found else None
+    labels.legend(figure, scene, {*rows})
 
 
 def sweep(
-    figure: Any, history: History, parameter: str, values: dict[str, float], model: Model
+    figure: Any,
+    history: History,
+    parameter: str,
+    values: dict[str, float],
+    model: Model,
+    names: tuple[str, str],
 ) -> None:
-    """Figures at the last round against a hyper-parameter; FedAvg as a line with its band."""
+    """Figures at the last round against a hyper-parameter; the reference as a line with its band.
+
+    `names` are those of the strategy and of the reference.
+    """
     rows = {row.label: row for row in history.summary(model)}
     shown = [label for label in values if label in rows]
-    looks = styles(["fedavg", "fedmaba"])
+    looks = styles([REFERENCE, *values])
     x = [values[label] for label in shown]
     for axes, name in zip(figure.subplots(1, 3), ("variance", "accuracy", "worst"), strict=True):
         y = [getattr(rows[label].mean, name) for label in shown]
         sd = np.nan_to_num([getattr(rows[label].sd, name) for label in shown])
-        look = looks["fedmaba"].marked(4.5)
-        axes.errorbar(x, y, sd, **look, capsize=2, elinewidth=1, label="FedMABA, ± sd")
-        if "fedavg" in rows:
-            mean, spread = (getattr(f, name) for f in (rows["fedavg"].mean, rows["fedavg"].sd))
-            axes.axhline(mean, color=looks["fedavg"].color, lw=1, label="FedAvg, ± sd")
+        look = looks[next(iter(values))].marked(4.5)
+        axes.errorbar(x, y, sd, **look, capsize=2, elinewidth=1, label=f"{names[0]}, ± sd")
+        if (base := rows.get(REFERENCE)) is not None:
+            mean, spread = getattr(base.mean, name), getattr(base.sd, name)
+            axes.axhline(mean, color=looks[REFERENCE].color, lw=1, label=f"{names[1]}, ± sd")
             if not np.isnan(spread):
                 axes.axhspan(mean - spread, mean + spread, color=SOFT, alpha=0.12, lw=0)
         axes.set(title=axis_name(name, history.unit, history.share), xticks=x)

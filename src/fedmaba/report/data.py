@@ -19,32 +19,30 @@ from numpy.typing import NDArray
 
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
-from fedmaba.report import escape
-from fedmaba.report.table import PLAINLY, WRITTEN, caption, cells, columns, written
+from fedmaba.report import document, escape, numbers
+from fedmaba.report.document import Cell
+from fedmaba.report.table import (
+    FIGURES,
+    PLAINLY,
+    capitalised,
+    caption,
+    grid_of_rows,
+    more_figures,
+)
 from fedmaba.results import files, run_folder
 from fedmaba.results.history import At, FloatArray, History, IntArray, Model, Row, RunHistory
 from fedmaba.results.metrics import PERCENT, PLAIN, Unit
-from fedmaba.strategies.simplex import effective
+from fedmaba.results.selection import REFERENCE
+from fedmaba.strategies import BUILT_IN
+from fedmaba.strategies.base import Shown
 
 ROUNDS = 400  # of a run that the page embeds at most
 CLIENTS = 2000  # of a run that the page shows one by one
 CELLS = 450_000  # client x round numbers of all runs together, of each kind
-HUES = (  # the place of an algorithm in a palette
-    *("fedavg", "fedmaba", "fedfv", "afl", "qffl", "fedmgda", "term", "propfair", "fedprox"),
-    "fedsgd",
-)
+HUES = (BUILT_IN[0], *reversed(BUILT_IN[1:]))  # the place of an algorithm in a palette
 NEAR = 5.0  # points of mean accuracy within which a verdict looks for the fairest
 MODELS: tuple[Model, ...] = ("deployed", "last")
 ATS: tuple[At, ...] = ("last", "best", "last5")
-FIGURES = ("variance", "accuracy", "worst", "best")
-MORE = (
-    ("by_sample", "accuracy by example{}", 2),
-    ("gap", "gap{}", 2),
-    ("gini", "Gini", 4),
-    ("jain", "Jain", 4),
-    ("entropy", "entropy", 4),
-    ("loss_variance", "variance of loss", 4),
-)
 
 
 @dataclass
@@ -80,23 +78,23 @@ def load(path: Path) -> Source:
     """A run folder, finished or not; an unfinished one as far as its files go."""
     if not path.is_dir():
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
-    finished = files.there(path / "runs.json")
+    finished = files.exists(path / "runs.json")
     lines: list[dict[str, Any]] = []
     if finished or run_folder.checkpoints(path):
-        history, saved = run_folder.load_part(path)
-        lines = [] if finished else run_folder.read_lines(path, saved)
-    elif files.there(path / "experiment.toml"):
-        lines = run_folder.read_lines(path)
+        history, saved = run_folder.load_history_and_offset(path)
+        lines = [] if finished else run_folder.read_round_lines(path, saved)
+    elif files.exists(path / "experiment.toml"):
+        lines = run_folder.read_round_lines(path)
         ordered = dict.fromkeys((str(at["strategy"]), int(at["seed"])) for at in lines)
         nobody = np.zeros(0, np.int64)
         history = History([RunHistory(label, seed, "", nobody) for label, seed in ordered])
     else:
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
     text, rounds, lies, about = "", None, False, run_folder.load_about(path)
-    if files.there(path / "experiment.toml"):
+    if files.exists(path / "experiment.toml"):
         text = _text(path / "experiment.toml")
         try:
-            asked = config.build(config.load(path / "experiment.toml", links=False))
+            asked = config.build(config.read_toml(path / "experiment.toml", links=False))
             rounds, history.share = asked.train.rounds, asked.eval.share
             lies = bool(asked.attack.does)
         except InputError:  # written by another version: show it, do not judge it
@@ -109,14 +107,14 @@ def load(path: Path) -> Source:
         if run.n_clients and run.seed in labels and len(labels[run.seed]) != run.n_clients:
             raise InputError(
                 f"{path / 'partition.npz'} is of {len(labels[run.seed])} clients, seed {run.seed} "
-                f"of {run.n_clients}: {run_folder.RESTORE}"
+                f"of {run.n_clients}: {run_folder.RESTORE_HINT}"
             )
     if lies and not isinstance(about.get("hostile"), dict):
         raise InputError(
             f"{path / 'about.json'}, which says who is hostile, is not there or not whole: restore "
             "it, or run the experiment again with another --out"
         )
-    held = not finished and run_folder.held(path)
+    held = not finished and run_folder.in_use(path)
     return Source(path.name, history, about, text, labels, lines, rounds, finished, held)
 
 
@@ -125,19 +123,21 @@ def _as_begun(path: Path, asked: config.Experiment, about: Mapping[str, Any]) ->
     made = run_folder.load_runs(path).get("made")
     if made is None:  # of an earlier version
         return
-    if edits := config.edits(made["asked"], config.what(asked)):
-        raise InputError(config.edited(path / "experiment.toml", edits))
+    if edits := config.changed_keys(made["asked"], config.result_settings(asked)):
+        raise InputError(config.edited_message(path / "experiment.toml", edits))
     told = {"data": about.get("data", {}).get("sha256"), "partition": about.get("partition")}
     if about and told != {key: made[key] for key in told}:
-        raise InputError(f"{path / 'about.json'} is not that of this run: {run_folder.RESTORE}")
+        raise InputError(
+            f"{path / 'about.json'} is not that of this run: {run_folder.RESTORE_HINT}"
+        )
 
 
 def _text(file: Path) -> str:
     """What an experiment file says, also where it is no TOML."""
     try:
-        return files.read(file, files.TOML_BYTES).decode(errors="replace")
+        return files.read(file, files.MAX_TOML_BYTES).decode(errors="replace")
     except (OSError, ValueError) as error:
-        raise run_folder.damaged(file, error) from error
+        raise run_folder.unreadable(file, error) from error
 
 
 def of(history: History, name: str = "history") -> Source:
@@ -182,8 +182,10 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
     owner = [i for i, source in enumerate(sources) for _ in source.history.runs]
     widest = max((min(run.n_clients, CLIENTS) for run in history.runs), default=1)
     keep = max(2, min(ROUNDS, CELLS // max(1, widest * len(history.runs))))
+    shown = numbers.of_runs(history.runs)
     runs = [
         _run(run, labels.index(run.label), owner[r], sources[owner[r]], share, keep, unit)
+        | {"info": _info(run, shown, keep)}
         for r, run in enumerate(history.runs)
     ]
     return {
@@ -194,6 +196,11 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
             for label, (hue, variant) in zip(labels, looks(labels), strict=True)
         ],
         "reference": reference(labels),
+        "reference_missing": "" if REFERENCE in map(_base, labels) else REFERENCE,
+        "numbers": [
+            {"title": capitalised(n.title or n.name), "about": n.about, "limit_name": n.limit_name}
+            for n in shown
+        ],
         "fairest": labels.index(best.label) if (best := fairest(history, share, unit)) else None,
         "runs": runs,
         "folders": [_folder(source) for source in sources],
@@ -216,11 +223,6 @@ def unit_of(sources: Sequence[Source], history: History) -> Unit:
     return PLAIN if odd else history.unit
 
 
-def more(unit: Unit) -> list[tuple[str, str, int]]:
-    """Figures of a second table: field, title, digits."""
-    return [(name, title.format(unit.mark), digits) for name, title, digits in MORE]
-
-
 def near(unit: Unit) -> str:
     """How far below the best mean a verdict looks for the fairest."""
     return f"{NEAR:g} points" if unit.mark else f"{NEAR:g} %"
@@ -232,8 +234,8 @@ def enough(best: float, unit: Unit) -> float:
 
 
 def reference(labels: Sequence[str]) -> int:
-    """Which strategy the others are measured against: FedAvg, else the first."""
-    return next((i for i, label in enumerate(labels) if _base(label) == "fedavg"), 0)
+    """Which strategy the others are measured against: the usual reference, else the first."""
+    return next((i for i, label in enumerate(labels) if _base(label) == REFERENCE), 0)
 
 
 def looks(labels: Sequence[str]) -> list[tuple[int, int]]:
@@ -300,7 +302,7 @@ def _sentence(history: History, share: float, unit: Unit) -> str:
     rows = [row for row in rows if not np.isnan(row.mean.accuracy)]
     if not rows:
         return "No score of any run is a number."
-    base = next((row for row in rows if _base(row.label) == "fedavg"), None)
+    base = next((row for row in rows if _base(row.label) == REFERENCE), None)
     close, mark, square = _near(rows, unit), unit.mark, unit.square
     best = min(close, key=lambda row: row.mean.variance)
     tail = f"the worst {100 * share:g} % of clients"
@@ -398,32 +400,29 @@ def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) ->
 
 def _table(history: History, model: Model, at: At, share: float, unit: Unit) -> dict[str, Any]:
     """The table as `fedmaba table` prints it, with the numbers to sort by."""
-    rows = history.summary(model, at, share, unit)
-    titles = [c.title for c in columns(share, unit)]
-    return {
-        "caption": caption(history, model, at, unit),
-        "columns": titles,
-        **{to: written([("strategy", 2), *((title, 2) for title in titles)], to) for to in WRITTEN},
-        "rows": [
+    rows, title = history.summary(model, at, share, unit), caption(history, model, at, unit)
+    grid = grid_of_rows("levels", title, rows, share, unit=unit)
+    figures, out = slice(2, 2 + len(FIGURES)), []
+    for row, line, more in zip(rows, grid.rows, more_figures(rows, unit).rows, strict=True):
+        cells = line[figures]
+        out.append(
             {
                 "label": row.label,
                 "seeds": row.seeds,
                 "note": row.note,
-                "cells": [[cell.text, cell.rank] for cell in line],
-                "values": [_number(getattr(row.mean, c.field)) for c in columns(share)],
-                "more": [_more(row, name, digits) for name, _, digits in MORE],
-                **{to: written([(row.label, 2), *line], to) for to in WRITTEN},
+                "cells": [[cell.text, cell.rank] for cell in cells],
+                "values": [_number(cell.value) for cell in cells],
+                "more": [cell.text for cell in more[1:]],
+                **{to: document.line([line[0], *cells], to) for to in document.MARKED},
             }
-            for row, line in zip(rows, cells(rows, share), strict=True)
-        ],
+        )
+    head = [Cell("strategy"), *map(Cell, grid.head[figures])]
+    return {
+        "caption": title,
+        "columns": grid.head[figures],
+        **{to: document.line(head, to) for to in document.MARKED},
+        "rows": out,
     }
-
-
-def _more(row: Row, name: str, digits: int) -> str:
-    mean, sd = getattr(row.mean, name), getattr(row.sd, name)
-    if math.isnan(mean):
-        return "–"
-    return f"{mean:.{digits}f}" + ("" if math.isnan(sd) else f" ± {sd:.{digits}f}")
 
 
 def _run(
@@ -438,7 +437,6 @@ def _run(
         "diverged": run.diverged,
         "n": run.n_clients,
         "fair": _fair(run, source, share, keep, unit),
-        "info": _info(run, keep),
     }
     who = thin(run.n_clients, CLIENTS)
     out["client"] = who.tolist() if len(who) < run.n_clients else None
@@ -492,43 +490,28 @@ def _told(figures: Mapping[str, Any], source: Source, share: float, unit: Unit) 
     }
 
 
-def _info(run: RunHistory, keep: int) -> dict[str, Any]:
-    """Multiplier, KL and effective number of clients; and whether the ball ever bound."""
+def _info(run: RunHistory, shown: Sequence[Shown], keep: int) -> dict[str, Any]:
+    """The effective number of clients, and what else is shown of the strategies, or None."""
     if "round" not in run.tables:
         return {}
     at = thin(len(run.tables["round"]), keep)
-    out: dict[str, Any] = {"effective": [_number(v) for v in effective_clients(run, at)]}
-    for name in ("lambda", "kl"):
-        if f"info.{name}" in run.tables:
-            values = run.column(f"info.{name}").astype(np.float64)
-            out[name] = [_number(v) for v in values[at]]
-    if "info.lambda" in run.tables:
-        multiplier = run.column("info.lambda")
-        out["bound"] = [int((multiplier > 0).sum()), len(multiplier)]
-        out["rho"] = radius(run.label)
-    return out
-
-
-def effective_clients(run: RunHistory, at: IntArray) -> FloatArray:
-    """exp of the entropy of the weights used in some rounds, of any strategy."""
-    weights = np.abs(run.column("weight")[at].astype(np.float64))
-    total = weights.sum(axis=1)
-    return np.array(
-        [effective(w / s) if s > 0 else np.nan for w, s in zip(weights, total, strict=True)]
-    )
-
-
-def radius(label: str) -> float | None:
-    """FedMABA's rho, from the label; None where the ball is not around the round's cohort."""
-    if _base(label) != "fedmaba":
-        return None
-    from fedmaba.strategies import parse
-
-    try:
-        found: Any = parse(label.split(" (")[0])[0]
-    except InputError:
-        return None
-    return float(found.rho) if found.ball == "cohort" else None
+    effective = [_number(v) for v in numbers.effective_clients(run, at)]
+    own = {number.name: number for number in numbers.of_run(run)}
+    out: list[dict[str, Any] | None] = []
+    for name in (number.name for number in shown):
+        values = numbers.values(run, name)
+        if values is None:
+            out.append(None)
+            continue
+        told, above = own[name], int((values > 0).sum())
+        out.append(
+            {
+                "values": [_number(v) for v in values[at]],
+                "limit": told.limit,
+                "above": [above, len(values), told.above_zero, told.always_zero],
+            }
+        )
+    return {"effective": effective, "numbers": out}
 
 
 def _folder(source: Source) -> dict[str, Any]:
@@ -638,5 +621,5 @@ def _number(value: Any) -> float | None:
 
 
 def _base(label: str) -> str:
-    """The algorithm of a row: qffl of `qffl:q=0.1` and of `q-FFL, q=0.1 (code)`."""
+    """The algorithm of a row: afl of `afl:lam=0.5` and of `AFL, λ=0.5 (code)`."""
     return re.sub(r"[^a-z0-9_]", "", re.split(r"[:,]| \(", label)[0].lower())

@@ -1,10 +1,13 @@
-"""Tables and figures of a page, and how they are written: Markdown, LaTeX, CSV, images.
+"""What a table and a page are (Cell, Grid, Document), and how they are written.
 
-No torch.
+Whatever shows a table makes a Grid first: the terminal, the page, notebooks and every file write
+the same one. Here are plain text, Markdown, LaTeX, CSV and images. No torch.
 """
 
 from __future__ import annotations
 
+import csv as csv_files
+import io
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -12,13 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedmaba.errors import InputError
-from fedmaba.report import escape, export
+from fedmaba.errors import InputError, unknown
+from fedmaba.report import escape
 from fedmaba.report.paired import Interval
-from fedmaba.report.table import written
 from fedmaba.results import run_folder
 
-REMEDY = "mend it, or choose another --out"
+REMEDY = "fix it, or choose another --out"
 
 
 class Cell(NamedTuple):
@@ -43,7 +45,7 @@ class Grid:
 
 @dataclass
 class Document:
-    """All that is shown of a target."""
+    """A page: words, tables, and functions that draw its figures."""
 
     title: str
     text: list[str] = field(default_factory=list)
@@ -51,14 +53,16 @@ class Document:
     figures: dict[str, Callable[[], Any]] = field(default_factory=dict)
 
 
-def number(value: float, sd: float = float("nan"), rank: int = 2, sign: bool = False) -> Cell:
-    """A cell of a number with its spread; an empty one for nan."""
-    if value != value:
+def number(
+    value: float, sd: float = float("nan"), rank: int = 2, sign: bool = False, digits: int = 2
+) -> Cell:
+    """A cell of a number with its spread; a dash for nan."""
+    if math.isnan(value):
         return Cell("–")
-    text = f"{value:+.2f}" if sign else f"{value:.2f}"
-    if sd != sd:
+    text = f"{value:{'+' if sign else ''}.{digits}f}"
+    if math.isnan(sd):
         return Cell(text, value, None, rank)
-    return Cell(f"{text} ± {sd:.2f}", value, sd, rank)
+    return Cell(f"{text} ± {sd:.{digits}f}", value, sd, rank)
 
 
 def between(span: Interval) -> Cell:
@@ -67,30 +71,44 @@ def between(span: Interval) -> Cell:
     return Cell(span.text(), None if math.isnan(span.mean) else span.mean, span=bounds)
 
 
-def markdown(document: Document, only: Iterable[str] = (), level: int = 1) -> str:
-    """The page as Markdown, or only the tables named."""
-    chosen = set(only)
-    title = [f"{'#' * level} {escape.for_markdown(document.title)}"] if document.title else []
-    parts = [*title, *map(escape.for_markdown, document.text)]
-    for grid in document.grids:
-        if not chosen or grid.name in chosen:
-            parts.append(table(grid))
-    return "\n\n".join(parts) + "\n"
+MARKED: dict[str, tuple[Callable[[str], str], tuple[str, str, str]]] = {  # best, second, others
+    "latex": (escape.for_latex, (r"\textbf{{{}}}", r"\textcolor{{blue}}{{{}}}", "{}")),
+    "markdown": (escape.for_markdown, ("**{}**", "*{}*", "{}")),
+}
 
 
-def table(grid: Grid) -> str:
-    """A table as Markdown: the best bold, the second in italics."""
-    lines = [f"**{escape.for_markdown(grid.title)}**", "", _head(grid, "markdown")]
-    lines.append(f"| {' | '.join(['---'] * len(grid.head))} |")
-    return "\n".join([*lines, *_body(grid, "markdown")])
+def line(cells: Iterable[Cell], to: str) -> str:
+    """A line of a table in LaTeX or Markdown."""
+    safe, forms = MARKED[to]
+    parts = [forms[cell.rank].format(safe(cell.text)) for cell in cells]
+    return " & ".join(parts) + r" \\" if to == "latex" else f"| {' | '.join(parts)} |"
 
 
 def _head(grid: Grid, to: str) -> str:
-    return written(((word, 2) for word in grid.head), to)
+    return line(map(Cell, grid.head), to)
 
 
-def _body(grid: Grid, to: str) -> list[str]:
-    return [written(((cell.text, cell.rank) for cell in row), to) for row in grid.rows]
+def plain_text(grid: Grid) -> str:
+    """A table as lines of plain text."""
+    lines = [[*grid.head], *([cell.text for cell in row] for row in grid.rows)]
+    lines = [[escape.one_line(text) for text in one] for one in lines]
+    width = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rows = ["  ".join(map(str.ljust, one, width)).rstrip() for one in lines]
+    return "\n".join([escape.one_line(grid.title), *rows])
+
+
+def markdown(document: Document, level: int = 1) -> str:
+    """The page as Markdown."""
+    title = [f"{'#' * level} {escape.for_markdown(document.title)}"] if document.title else []
+    parts = [*title, *map(escape.for_markdown, document.text)]
+    return "\n\n".join([*parts, *map(markdown_table, document.grids)]) + "\n"
+
+
+def markdown_table(grid: Grid) -> str:
+    """A table as Markdown: the best bold, the second in italics."""
+    lines = [f"**{escape.for_markdown(grid.title)}**", "", _head(grid, "markdown")]
+    lines.append(f"| {' | '.join(['---'] * len(grid.head))} |")
+    return "\n".join([*lines, *(line(row, "markdown") for row in grid.rows)])
 
 
 def latex(document: Document) -> str:
@@ -100,7 +118,7 @@ def latex(document: Document) -> str:
     parts += [f"% {escape.one_line(line)}" for text in told for line in text.splitlines()]
     for grid in document.grids:
         columns = "l" + "r" * (len(grid.head) - 1)
-        body = [_head(grid, "latex"), r"\midrule", *_body(grid, "latex")]
+        body = [_head(grid, "latex"), r"\midrule", *(line(row, "latex") for row in grid.rows)]
         parts.append(
             "\n".join(
                 [
@@ -127,26 +145,44 @@ def csv(document: Document) -> str:
                 numbers = (cell.value, cell.sd, *(cell.span or (None, None)))
                 shown = ["" if number is None else number for number in numbers]
                 rows.append([grid.name, row[0].text, column, *shown, cell.text])
-    return export.text(rows)
+    return csv_text(rows)
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as CSV that no spreadsheet takes for formulas."""
+    out = io.StringIO()
+    writer = csv_files.writer(out, lineterminator="\n")
+    writer.writerows(map(escape.for_csv, row) for row in rows)
+    return out.getvalue()
+
+
+FORMS = {"markdown": markdown, "latex": latex, "csv": csv}
+
+
+def written(document: Document, to: str) -> str:
+    """The page as "markdown", "latex" or "csv"."""
+    if to not in FORMS:
+        raise unknown("form", to, FORMS)
+    return FORMS[to](document)
 
 
 def write(document: Document, folder: Path) -> tuple[list[Path], str]:
     """All forms into a folder; the files, and why there are no figures if there are none."""
     run_folder.make_folder(folder)
     texts = {"table.md": markdown, "table.tex": latex, "table.csv": csv}
-    written = []
+    files = []
     for name, make in texts.items():
         run_folder.write_file(folder / name, make(document).encode(), remedy=REMEDY)
-        written.append(folder / name)
+        files.append(folder / name)
     from fedmaba.report import figures
 
     for name, draw in document.figures.items():
         try:
             figure = draw()
         except InputError as error:  # no matplotlib, or nothing to draw
-            return written, str(error)
+            return files, str(error)
         for form in figures.FORMS:
             target = folder / f"{re.sub(r'[^a-z0-9_-]', '_', name)}{form}"
             run_folder.write_file(target, figures.encode(figure, form), remedy=REMEDY)
-            written.append(target)
-    return written, ""
+            files.append(target)
+    return files, ""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.report import data, escape
+from fedmaba.report import data
+from fedmaba.report.document import csv_text
 from fedmaba.results import run_folder
 from fedmaba.results.history import History, RunHistory
 from fedmaba.results.metrics import Fairness
@@ -26,7 +24,7 @@ def to_csv(folder: Path, out: Path) -> list[Path]:
     history = source.history
     if not any(run.tables for run in history.runs) and not source.finished:
         raise InputError(
-            f"{folder} holds no checkpoint yet: wait, or {run_folder.to_go_on(folder)}"
+            f"{folder} holds no checkpoint yet: wait, or {run_folder.resume_hint(folder)}"
         )
     tables = {
         "summary": summary(history),
@@ -39,16 +37,9 @@ def to_csv(folder: Path, out: Path) -> list[Path]:
         target = out / f"{name}.csv"
         below = folder if out.is_relative_to(folder) else None
         remedy = "fix it, or choose another -o"
-        run_folder.write_file(target, text(rows).encode(), remedy=remedy, below=below)
+        run_folder.write_file(target, csv_text(rows).encode(), remedy=remedy, below=below)
         written.append(target)
     return written
-
-
-def text(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as CSV."""
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(map(escape.for_csv, row) for row in rows)
-    return out.getvalue()
 
 
 def summary(history: History) -> list[list[object]]:

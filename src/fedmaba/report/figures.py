@@ -117,11 +117,17 @@ def of(
     return draw([data.of(history)], kind, model, size=size, smooth=smooth)
 
 
-def sweep(history: History, parameter: str, values: dict[str, float], model: Model) -> Any:
-    """Figures at the last round against a hyper-parameter."""
+def sweep(
+    history: History,
+    parameter: str,
+    values: dict[str, float],
+    names: tuple[str, str],
+    model: Model,
+) -> Any:
+    """Figures at the last round against a hyper-parameter of a strategy, beside the reference."""
     with _style():
         figure = _canvas((WIDE, 2.4))
-        curves.sweep(figure, history, parameter, values, model)
+        curves.sweep(figure, history, parameter, values, model, names)
     return figure
 
 

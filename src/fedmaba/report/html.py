@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from fedmaba import __version__
 from fedmaba.errors import InputError
-from fedmaba.report import data, escape
+from fedmaba.report import data, escape, table
 from fedmaba.results import run_folder
 from fedmaba.results.history import History
 from fedmaba.results.metrics import Unit
@@ -53,7 +53,7 @@ def page(
             tree=tree,
             title=title(sources),
             table=tree["tables"]["deployed.last"],
-            more=data.more(Unit(**tree["unit"])),
+            more=table.more_figures([], Unit(**tree["unit"])).head[1:],
             unit=tree["unit"],
             setups=[data.setup(source) for source in sources],
             overview=overview(sources),
@@ -154,8 +154,8 @@ def tiles(tree: dict[str, Any]) -> list[dict[str, str]]:
 
 def snippet(history: History) -> str:
     """The table of a history for a notebook."""
-    table = data.tree([data.of(history)])["tables"]["deployed.last"]
-    return str(_environment().get_template("table.html.j2").render(table=table))
+    grid = table.for_screen(table.summary(history))
+    return str(_environment().get_template("table.html.j2").render(grid=grid))
 
 
 @cache

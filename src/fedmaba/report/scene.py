@@ -16,10 +16,10 @@ from fedmaba.results.metrics import Unit
 WIDE, HALF = 6.75, 3.3  # inches: two columns of a page, and one
 INK, SOFT, LINE = "#191b1f", "#5c626c", "#dcdcd6"
 COLORS = (  # by hue; apart for the colour-blind too, 3:1 on white, and each has its marker
-    *(INK, "#0072b2", "#d55e00", "#009e73", "#cc79a7"),
-    *("#3c9bd6", "#882255", "#332288", "#6b4a00", "#6e737b"),
+    *(INK, "#0072b2", "#d55e00", "#332288", "#3c9bd6"),
+    *("#882255", "#009e73", "#cc79a7", "#6b4a00", "#6e737b"),
 )
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", ">")
+MARKERS = ("o", "s", "^", "p", "P", "X", "D", "v", "<", ">")
 FILLS = ("full", "none", "left", "top", "right")  # by variant, as the next
 DASHES: tuple[tuple[float, ...], ...] = (
     *((), (4, 1.6), (1.2, 1.4), (6, 1.4, 1.2, 1.4), (3, 1, 1, 1, 1, 1)),
@@ -84,7 +84,7 @@ class Scene:
         return [run for run in self.runs if run.label == label and table in run.tables]
 
     def with_rounds(self) -> list[str]:
-        """The rows whose weights and multipliers are known."""
+        """The rows whose weights are known."""
         found = [label for label in self.labels if self.of(label, "round")]
         if not found:
             raise InputError("no weights in these histories: name the run folders")

@@ -1,15 +1,29 @@
-"""The table of an experiment: strategies by figures, mean ± sd over seeds, the best marked."""
+"""The tables of a history: strategies by figures, and differences to one of them. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from fedmaba.report import escape
+from fedmaba.errors import InputError, unknown
+from fedmaba.report.document import Cell, Document, Grid, between, number
+from fedmaba.report.paired import Interval, difference
 from fedmaba.results.history import At, History, Model, Row
 from fedmaba.results.metrics import PERCENT, Unit
+from fedmaba.results.selection import Choice, Found, by_seed, values
+
+FIGURES = ("variance", "accuracy", "worst", "best")
+MORE = (  # field, title, digits
+    ("by_sample", "accuracy by example{}", 2),
+    ("gap", "gap{}", 2),
+    ("gini", "Gini", 4),
+    ("jain", "Jain", 4),
+    ("entropy", "entropy", 4),
+    ("loss_variance", "variance of loss", 4),
+)
 
 
 class Column(NamedTuple):
@@ -20,6 +34,7 @@ class Column(NamedTuple):
     sign: int  # 1: more is better
 
 
+ALIKE = "no significant difference in"
 PLAINLY = "scores as the metric gives them, not in per cent: some lie outside 0 to 1"
 
 
@@ -31,13 +46,6 @@ def columns(share: float, unit: Unit = PERCENT) -> list[Column]:
         Column("worst", f"worst {100 * share:g} %", 1),
         Column("best", f"best {100 * share:g} %", 1),
     ]
-
-
-class Cell(NamedTuple):
-    """One entry: its text and its rank in the column (0 best, 1 second, else 2)."""
-
-    text: str
-    rank: int
 
 
 def lone(seeds: Sequence[int]) -> list[bool]:
@@ -54,30 +62,6 @@ def ranks(rows: Sequence[Row], column: Column) -> list[int]:
         return [2] * len(rows)
     place = {float(v): min(i, 2) for i, v in enumerate(better)}
     return [place.get(float(column.sign * v), 2) for v in value]
-
-
-def cells(rows: list[Row], share: float) -> list[list[Cell]]:
-    """The body of the table."""
-    body: list[list[Cell]] = [[] for _ in rows]
-    for column in columns(share):
-        for row, line, rank in zip(rows, body, ranks(rows, column), strict=True):
-            value, sd = (getattr(f, column.field) for f in (row.mean, row.sd))
-            text = "–" if np.isnan(value) else f"{value:.2f}"
-            line.append(Cell(text + ("" if np.isnan(sd) else f" ± {sd:.2f}"), rank))
-    return body
-
-
-WRITTEN: dict[str, tuple[Callable[[str], str], tuple[str, str, str]]] = {  # best, second, others
-    "latex": (escape.for_latex, (r"\textbf{{{}}}", r"\textcolor{{blue}}{{{}}}", "{}")),
-    "markdown": (escape.for_markdown, ("**{}**", "*{}*", "{}")),
-}
-
-
-def written(words: Iterable[tuple[str, int]], to: str) -> str:
-    """A line of a table in LaTeX or Markdown from its texts and their ranks."""
-    safe, forms = WRITTEN[to]
-    line = [forms[rank].format(safe(text)) for text, rank in words]
-    return " & ".join(line) + r" \\" if to == "latex" else f"| {' | '.join(line)} |"
 
 
 def caption(history: History, model: Model, at: At, unit: Unit | None = None) -> str:
@@ -98,20 +82,124 @@ def caption(history: History, model: Model, at: At, unit: Unit | None = None) ->
     return text if (unit or history.unit).mark else f"{text}; {PLAINLY}"
 
 
-def plain(
+def document(
+    history: History,
+    model: Model = "deployed",
+    at: At = "last",
+    share: float | None = None,
+    against: str | None = None,
+    title: str = "",
+) -> Document:
+    """Every strategy, and each one's differences to the row `against`."""
+    history = history if share is None else replace(history, share=share)
+    told = dict.fromkeys(run.diverged for run in history.runs if run.diverged)
+    text = [f"Left out of every mean: {'; '.join(told)}."] if told else []
+    grids = [summary(history, model, at)]
+    if against is not None:
+        grids.append(differences(history, model, at, against))
+    return Document(title, text, grids)
+
+
+def summary(
     history: History, model: Model = "deployed", at: At = "last", share: float | None = None
-) -> str:
-    """The table as plain text."""
+) -> Grid:
+    """The table of a history: strategies by figures."""
     share = history.share if share is None else share
-    rows = history.summary(model, at, share)
-    head = ["strategy", *(c.title for c in columns(share, history.unit)), ""]
-    body = [
-        [escape.one_line(text) for text in (row.label, *(cell.text for cell in line), row.note)]
-        for row, line in zip(rows, cells(rows, share), strict=True)
+    rows, title = history.summary(model, at, share), capitalised(caption(history, model, at))
+    return grid_of_rows("levels", title, rows, share, unit=history.unit)
+
+
+def grid_of_rows(
+    name: str,
+    title: str,
+    rows: Sequence[Row],
+    share: float,
+    named: Callable[[str], str] = str,
+    unit: Unit = PERCENT,
+) -> Grid:
+    """Rows by figures, mean ± sd over seeds, the best marked."""
+    head, body = ["row", "seeds"], [[Cell(named(r.label)), Cell(str(r.seeds))] for r in rows]
+    for column in columns(share, unit):
+        head.append(column.title)
+        for row, line, rank in zip(rows, body, ranks(rows, column), strict=True):
+            value, sd = (getattr(f, column.field) for f in (row.mean, row.sd))
+            line.append(number(value, sd, rank))
+    if any(row.note for row in rows):
+        head.append("note")
+        for row, line in zip(rows, body, strict=True):
+            line.append(Cell(row.note))
+    return Grid(name, title, head, body)
+
+
+def for_screen(grid: Grid) -> Grid:
+    """A table of strategies as a screen shows it: without seeds, notes behind the names."""
+    keep = [i for i, name in enumerate(grid.head) if name not in ("row", "seeds", "note")]
+    notes = [row[grid.head.index("note")].text if "note" in grid.head else "" for row in grid.rows]
+    rows = [
+        [Cell(f"{row[0].text} ({note})" if note else row[0].text), *(row[i] for i in keep)]
+        for row, note in zip(grid.rows, notes, strict=True)
     ]
-    width = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
-    lines = [escape.one_line(caption(history, model, at))]
-    for line in [head, *body]:
-        first, *rest = (text.ljust(w) for text, w in zip(line, width, strict=True))
-        lines.append("  ".join([first, *rest]).rstrip())
-    return "\n".join(lines)
+    title = grid.title[:1].lower() + grid.title[1:]
+    return Grid(grid.name, title, ["strategy", *(grid.head[i] for i in keep)], rows)
+
+
+def more_figures(rows: Sequence[Row], unit: Unit) -> Grid:
+    """The figures that the table of strategies has no room for."""
+    body = [
+        [
+            Cell(row.label),
+            *(number(getattr(row.mean, f), getattr(row.sd, f), digits=d) for f, _, d in MORE),
+        ]
+        for row in rows
+    ]
+    head = ["strategy", *(title.format(unit.mark) for _, title, _ in MORE)]
+    return Grid("more", "All figures", head, body)
+
+
+def differences(history: History, model: Model, at: At, against: str) -> Grid:
+    """Each strategy's differences to the row `against`."""
+    labels = dict.fromkeys(run.label for run in history.runs)
+    if against not in labels:
+        raise unknown("row", against, labels)
+    if len(labels) == 1:
+        raise InputError(f"against {against!r}: there is no other row: leave it out")
+    found = values(history, model, Choice(at, "", at, ""))
+    spans = {row: minus(found, row, found, against) for row in labels if row != against}
+    words = capitalised(caption(history, model, at).partition(";")[0])
+    title = f"{words}: difference to {against} under the same seeds, 95 % t-interval"
+    return grid_of_differences(
+        "differences", title, history.share, spans, against, unit=history.unit
+    )
+
+
+def minus(ours: Found, row: str, theirs: Found, base: str) -> list[Interval]:
+    """Each figure of a row minus that of another."""
+    return [difference(by_seed(ours, row, f), by_seed(theirs, base, f)) for f in FIGURES]
+
+
+def grid_of_differences(
+    name: str,
+    title: str,
+    share: float,
+    spans: Mapping[str, Sequence[Interval]],
+    base: str,
+    named: Callable[[str], str] = str,
+    unit: Unit = PERCENT,
+) -> Grid:
+    """Rows of differences to `base` with their intervals."""
+    titles = [column.title for column in columns(share, unit)]
+    short = {"variance": "variance", "accuracy": "accuracy"}
+    words = [short.get(f, title) for f, title in zip(FIGURES, titles, strict=True)]
+    body = []
+    for label, row in spans.items():
+        same = [word for word, span in zip(words, row, strict=True) if not span.distinguishable]
+        listed = "all four" if len(same) == len(words) else ", ".join(same) or "none"
+        listed = listed if row[0].seeds > 1 else [f"no seed of {base}'s", "one seed"][row[0].seeds]
+        cells = [between(span) for span in row]
+        body.append([Cell(named(label)), Cell(str(row[0].seeds)), *cells, Cell(listed)])
+    return Grid(name, title, ["row", "seeds", *titles, ALIKE], body)
+
+
+def capitalised(text: str) -> str:
+    """The same with a capital letter first."""
+    return text[:1].upper() + text[1:]

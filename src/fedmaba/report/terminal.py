@@ -33,25 +33,33 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedmaba.errors import FedmabaError, InputError, unknown
-from fedmaba.experiment import config
-from fedmaba.report import escape, streams
-from fedmaba.report.table import caption, cells, columns
-from fedmaba.results.history import At, History, Model, Row, RunHistory
+from fedmaba.errors import unknown
+from fedmaba.report import escape, numbers, streams
+from fedmaba.report.document import Cell, Grid
+from fedmaba.report.table import ALIKE, for_screen, summary
+from fedmaba.results.history import At, History, Model, RunHistory
 from fedmaba.results.metrics import PERCENT, Unit, variance
 
 if TYPE_CHECKING:
     import fedmaba.simulation.batch
     from fedmaba.experiment.session import Session
-    from fedmaba.report.document import Grid
-    from fedmaba.reproduction.run import Batch, Work
-    from fedmaba.reproduction.targets import Target
     from fedmaba.simulation.engine import Snapshot
+    from fedmaba.strategies.base import Shown
 
 STYLE = ("bold", "cyan", "")  # best, second, the others
+COLUMNS = 2  # of strategies' own numbers while a run goes on
+TREND = "variance over rounds"
 NAME = 12  # signs of a name that a line holds at least
-EFFORT = {"cnn": 20}  # MLP updates that take as long as one: 14 on an H200, 50 on a core of a CPU
-WORDS = ("row", "note", "verdict", "our reading", "the paper", "where", "reading")  # no numbers
+WORDS = (
+    "row",
+    "note",
+    "verdict",
+    "our reading",
+    "the paper",
+    "where",
+    "reading",
+    ALIKE,
+)  # no numbers
 
 
 def screen() -> Console:
@@ -72,16 +80,13 @@ def show(
     console.print(grid(history, model, at, history.share if share is None else share))
     for run in history.runs:
         if run.diverged:
-            console.print(_line(run.diverged, "red"), soft_wrap=True)
+            console.print(line_of(run.diverged, "red"), soft_wrap=True)
 
 
 def grid(history: History, model: Model, at: At, share: float) -> RenderableType:
-    """The table: best bold, second-best coloured."""
-    rows, body = history.summary(model, at, share), []
-    for row, line in zip(rows, cells(rows, share), strict=True):
-        body.append([_word(_named(row)), *(_word(c.text, STYLE[c.rank]) for c in line)])
-    head = ["strategy", *(c.title for c in columns(share, history.unit))]
-    return _table(caption(history, model, at), head, body, whole=head[1:])
+    """The table of strategies."""
+    shown = for_screen(summary(history, model, at, share))
+    return table_of(shown, whole=shown.head[1:])
 
 
 class Fitting:
@@ -103,13 +108,15 @@ def _least(table: Table) -> int:
     return sum(c.min_width or 0 for c in table.columns) + n * (left + right) + lines
 
 
-def _table(
-    caption: str, head: Sequence[str], rows: Sequence[Sequence[Text]], whole: Collection[str]
-) -> RenderableType:
-    """A table, the columns `whole` in one line each; where it is too wide, a block for each row."""
+def table_of(grid: Grid, whole: Collection[str] = ("where", "setting")) -> RenderableType:
+    """A table: best bold, second coloured; where it is too wide, a block for each row.
+
+    The columns `whole` stay in one line each.
+    """
+    rows = [[aligned(cell.text, STYLE[cell.rank]) for cell in row] for row in grid.rows]
     out = Table(box=box.SIMPLE_HEAD)
-    for i, name in enumerate(head):
-        title = _word(name)
+    for i, name in enumerate(grid.head):
+        title = aligned(name)
         texts = [title.plain, *(row[i].plain for row in rows)]
         words = texts if name in whole else [word for text in texts for word in text.split()]
         least = max(map(len, words), default=0)
@@ -123,40 +130,35 @@ def _table(
     blocks: list[RenderableType] = []
     for label, *line in rows:
         block = Table.grid(padding=(0, 2))
-        for name, text in zip(head[1:], line, strict=True):
+        for name, text in zip(grid.head[1:], line, strict=True):
             if text:
-                block.add_row(_word(name), text)
+                block.add_row(aligned(name), text)
         blocks += [Text(), label, Padding(block, (0, 0, 0, 2), expand=False)]
         out.add_row(label, *line)
-    return Group(_word(caption), Fitting(out, Group(*blocks, Text())))
+    return Group(aligned(grid.title), Fitting(out, Group(*blocks, Text())))
 
 
-def _line(text: str, style: str = "") -> Text:
+def line_of(text: str, style: str = "") -> Text:
     """A text that may hold words of a file."""
     return Text(escape.one_line(text), style)
 
 
-def _word(text: str, style: str = "") -> Text:
+def aligned(text: str, style: str = "") -> Text:
     """The same where signs must stay aligned."""
     return Text(streams.spelled(escape.one_line(text)), style)
-
-
-def _named(row: Row) -> str:
-    """A row's label and what is to be said of it."""
-    return f"{row.label} ({row.note})" if row.note else row.label
 
 
 @contextmanager
 def progress(session: Session, quiet: bool) -> Iterator[Callable[[Snapshot], None]]:
     """A display fed with snapshots: live on a terminal, plain lines elsewhere."""
     console = Console(stderr=True)
-    for fault in session.faults:
-        console.print(_line(fault), soft_wrap=True)
+    for fault in session.warnings:
+        console.print(line_of(fault), soft_wrap=True)
     if quiet:
         yield lambda snapshot: None
         return
     for note in session.notes:
-        console.print(_line(note, "dim"), soft_wrap=True)
+        console.print(line_of(note, "dim"), soft_wrap=True)
     moving = console.is_terminal and not console.is_dumb_terminal
     shown = _live(session, console) if moving else _lines(session, console)
     with shown as display:
@@ -194,17 +196,20 @@ class Pace:
 def dashboard(session: Session, pace: Pace) -> RenderableType:
     """Round, rate and time left; below, how each strategy does by now."""
     share = session.experiment.eval.share
-    rate = f"{_rate(pace.rate, 'rounds')}  {_rate(pace.rate * pace.clients, 'clients')}"
-    unit = session.history.unit
-    head = ["strategy", f"accuracy{unit.mark}", f"variance{unit.square}"]
-    head += [f"worst {100 * share:g} %", "λ*", "variance over rounds"]
-    rows, body = session.history.summary(share=share), []
-    for row, line in zip(rows, cells(rows, share), strict=True):
-        variance, accuracy, worst, _ = (Text(c.text.split(" ")[0], STYLE[c.rank]) for c in line)
-        runs = [run for run in session.history.runs if run.label == row.label]
-        trend = Text(spark(_variances(runs, unit)), "cyan")
-        body.append([_line(_named(row)), accuracy, variance, worst, Text(_multiplier(runs)), trend])
-    tables = (_now(head[:keep], body) for keep in (6, 5, 4, 3, 2))
+    rate = f"{rate_of(pace.rate, 'rounds')}  {rate_of(pace.rate * pace.clients, 'clients')}"
+    history, unit = session.history, session.history.unit
+    told, table = _in_progress(history), for_screen(summary(history, share=share))
+    variance, accuracy, worst, _ = table.head[1:]
+    head = [table.head[0], accuracy, variance, worst, *(number.short for number in told)]
+    body = []
+    for label, line in zip(dict.fromkeys(r.label for r in history.runs), table.rows, strict=True):
+        figures = [Cell(cell.text.split(" ")[0], rank=cell.rank) for cell in line[1:]]
+        runs = [run for run in history.runs if run.label == label]
+        newest = [Cell(_newest(runs, number.name) or "–") for number in told]
+        trend = Cell(spark(_variances(runs, unit)))
+        body.append([line[0], figures[1], figures[0], figures[2], *newest, trend])
+    shown = Grid("progress", "", [*head, TREND], body)
+    tables = (_now(shown, keep) for keep in range(len(shown.head), 1, -1))
     return Group(Fitting(_bar(pace, rate), _bar(pace, "")), Text(), Fitting(*tables))
 
 
@@ -222,18 +227,20 @@ def _bar(pace: Pace, rate: str) -> Table:
     return out
 
 
-def _now(head: Sequence[str], rows: Sequence[Sequence[Text]]) -> Table:
-    """As many columns of the display as `head` names."""
+def _now(grid: Grid, keep: int) -> Table:
+    """The first columns of the display."""
     out = Table(box=None, padding=(0, 2), show_edge=False, header_style="dim")
-    for i, name in enumerate(head):
+    rows = [[line_of(cell.text, STYLE[cell.rank]) for cell in row] for row in grid.rows]
+    for i, name in enumerate(grid.head[:keep]):
         widest = max(len(name), *(len(row[i]) for row in rows))
+        side: JustifyMethod = "left" if name == TREND else "right"
         if i == 0:
             out.add_column(name, overflow="fold", min_width=min(NAME, widest))
         else:
-            side: JustifyMethod = "left" if name.endswith("rounds") else "right"
-            out.add_column(name, justify=side, no_wrap=True, min_width=widest)
+            style = "cyan" if name == TREND else ""
+            out.add_column(name, justify=side, style=style, no_wrap=True, min_width=widest)
     for row in rows:
-        out.add_row(*row[: len(head)])
+        out.add_row(*row[:keep])
     return out
 
 
@@ -268,13 +275,19 @@ def _variances(runs: list[RunHistory], unit: Unit = PERCENT, most: int = 24) -> 
     return [sum(variance(a, unit) for a in at) / len(at) for at in zip(*tables, strict=True)]
 
 
-def _multiplier(runs: list[RunHistory]) -> str:
-    """The newest lambda of a strategy that has one, mean over its seeds."""
-    newest = [float(run.tables["info.lambda"][-1]) for run in runs if "info.lambda" in run.tables]
-    return f"{sum(newest) / len(newest):.2f}" if newest else "–"
+def _in_progress(history: History) -> list[Shown]:
+    """The numbers of the strategies that have a column while a run goes on."""
+    return [number for number in numbers.of_runs(history.runs) if number.short][:COLUMNS]
 
 
-def _rate(value: float, what: str) -> str:
+def _newest(runs: list[RunHistory], name: str) -> str:
+    """The newest value of a strategy's number, mean over its seeds; nothing if it has none."""
+    found = [values for run in runs if (values := numbers.values(run, name)) is not None]
+    newest = [float(values[-1]) for values in found if len(values)]
+    return f"{sum(newest) / len(newest):.2f}" if newest else ""
+
+
+def rate_of(value: float, what: str) -> str:
     return f"{value:,.0f} {what}/s" if value >= 10 else f"{value:.1f} {what}/s"
 
 
@@ -307,15 +320,15 @@ def _lines(session: Session, console: Console) -> Iterator[Callable[[Snapshot], 
         parts, mark = [], session.history.unit.mark
         for row in session.history.summary(share=share):
             runs = [run for run in session.history.runs if run.label == row.label]
-            multiplier = _multiplier(runs)
+            newest = {n.name: _newest(runs, n.name) for n in _in_progress(session.history)}
             parts.append(
                 f"{row.label} {row.mean.accuracy:.1f}{mark} var {row.mean.variance:.0f} "
                 f"worst {row.mean.worst:.1f}{mark}"
-                + (f" lambda {multiplier}" if multiplier != "–" else "")
+                + "".join(f" {name} {value}" for name, value in newest.items() if value)
             )
-        head = f"round {pace.done}/{pace.rounds}, {_rate(pace.rate, 'rounds')}, "
+        head = f"round {pace.done}/{pace.rounds}, {rate_of(pace.rate, 'rounds')}, "
         head += f"{pace.left:.0f} s left"
-        console.print(_line(f"{head}: {'; '.join(parts)}"), soft_wrap=True)
+        console.print(line_of(f"{head}: {'; '.join(parts)}"), soft_wrap=True)
 
     yield display
 
@@ -327,157 +340,42 @@ def result(session: Session, out: Path) -> None:
     show(session.history, "deployed", "last", share, console)
     if any(run.deploy != "last" for run in session.history.runs):
         console.print(grid(session.history, "last", "last", share))
-    console.print(_line(f"results: {out}"), soft_wrap=True)
+    console.print(line_of(f"results: {out}"), soft_wrap=True)
 
 
-class Batches:
-    """Progress over the batches of a target: time left at the pace of the one that runs."""
-
-    def __init__(self, left: Sequence[Work], bar: Progress | None, console: Console) -> None:
-        self.left, self.bar, self.console = left, bar, console
-        self.total, self.past, self.at = sum(map(_effort, left)), 0, 0
-        self.said = time.monotonic()
-        self.task = bar.add_task("", total=self.total) if bar else None
-
-    def begin(self, batch: Batch) -> None:
-        work, self.pace = batch.work, Pace(batch.session.batch)
-        self.at, self.effort = self.at + 1, _effort(work) // self.pace.rounds  # of a round
-        for note in batch.session.faults + batch.session.notes:
-            self._say(note)
-        many = f"{len(work.runs)} runs, {self.pace.rounds:,} rounds"
-        self._say(f"batch {self.at} of {len(self.left)}: {many}: {work.job.title}")
-
-    def round(self, done: int) -> None:
-        self.pace.reach(done)
-        now, reached, rate = time.monotonic(), self.past + done * self.effort, self.pace.rate
-        left = (self.total - reached) / max(rate * self.effort, 1e-9)
-        text = f"batch {self.at}/{len(self.left)}, round {done}/{self.pace.rounds}, "
-        text += f"{_rate(rate * self.pace.clients, 'clients')}, {clock(left)} left"
-        if self.bar is not None and self.task is not None:
-            self.bar.update(self.task, completed=reached, description=text)
-        elif now - self.said > 10 or done == self.pace.rounds:
-            self.said = now
-            self._say(text)
-
-    def end(self, written: Path) -> None:
-        self.past += self.pace.rounds * self.effort
-        self._say(f"saved {written}")
-
-    def _say(self, text: str) -> None:
-        self.console.print(_line(text, "dim"), soft_wrap=True)
-
-
-def _effort(work: Work) -> int:
-    """Of a batch, in client updates of the MLP."""
-    return work.updates * EFFORT.get(work.job.experiment.model, 1)
-
-
-@contextmanager
-def batches(left: Sequence[Work], quiet: bool) -> Iterator[Batches]:
-    """A display of a target in progress: a bar on a terminal, plain lines elsewhere."""
-    console = Console(stderr=True, quiet=quiet)
-    if quiet or not console.is_terminal or console.is_dumb_terminal:
-        yield Batches(left, None, console)
-        return
-    with Progress(
-        BarColumn(), TextColumn("{task.description}", markup=False), console=console
-    ) as bar:
-        yield Batches(left, bar, bar.console)
-
-
-def reproduced(target: Target, source: Path, out: Path) -> None:
-    """Show a target from its histories and write it in every form."""
-    from fedmaba.reproduction import drawing
-
-    console, whole = screen(), target.view.kind == "all"
-    shown = target.uses if whole else (target,)
-    for one, drawn in zip(shown, drawing.every(shown, source, out), strict=True):
-        if isinstance(drawn, InputError) and whole:
-            console.print(_line(str(drawn), "red"), soft_wrap=True)
-            continue
-        if isinstance(drawn, FedmabaError):
-            raise drawn
-        page, files, why = drawn
-        console.print(_line(page.title, "bold"), soft_wrap=True)
-        for text in page.text:
-            console.print(_line(text, "bold red" if text.startswith("CUT-DOWN") else ""))
-        for grid in page.grids:
-            main = grid.name in ("best", "last", "pairs-last") or grid.name.startswith("last-")
-            if one.view.kind != "table" or main:
-                console.print(_page_table(grid))
-        if why:
-            console.print(_line(f"no figures: {why}", "red"), soft_wrap=True)
-        kinds = ", ".join(dict.fromkeys(f.name for f in files))
-        console.print(_line(f"{out / one.name}: {kinds}"), soft_wrap=True)
-
-
-def grids(found: Sequence[Grid]) -> None:
-    """Print tables of a page."""
+def tables(grids: Sequence[Grid]) -> None:
+    """Print tables."""
     console = screen()
-    for one in found:
-        console.print(_page_table(one))
-
-
-def _page_table(grid: Grid) -> RenderableType:
-    rows = [[_word(cell.text, STYLE[cell.rank]) for cell in row] for row in grid.rows]
-    return _table(grid.title, grid.head, rows, whole=("where", "setting"))
-
-
-def goals(out: Path, source: Path | None = None) -> None:
-    """Every target with its runs, those a folder holds, its client updates; what was begun."""
-    from fedmaba.reproduction import archive
-    from fedmaba.results import run_folder
-
-    console, where = screen(), source or out
-    sizes = archive.sizes(archive.read_all(where) if source or out.exists() else [])
-    width = max(len(size.name) for size in sizes)
-    head = f"{'target':{width}}  runs  held  client updates"
-    whole = len(head) + 2 + max(len(size.title) for size in sizes)
-    beside = not console.is_terminal or console.width >= whole
-    console.print(Text(head, "dim"), soft_wrap=True)
-    for size in sizes:
-        line = f"{size.name:{width}}  {size.runs:4}  {size.held:4}  {size.updates:14,}"
-        console.print(_line(f"{line}  {size.title}" if beside else line), soft_wrap=True)
-        if not beside:
-            console.print(Padding(_line(size.title, "dim"), (0, 0, 0, 2), expand=False))
-    note = "" if source else "; --from FOLDER looks into another, as the repository's results"
-    for folder in sorted((where / "checkpoint").glob("*.*.*")):
-        if files := run_folder.checkpoints(folder):
-            name, _, dtype = folder.name.rsplit(".", 2)
-            text = f"interrupted: {name} ({dtype}) after round {int(files[0].stem):,}; "
-            console.print(_line(f"{text}the command that began it goes on"), soft_wrap=True)
-    console.print(_line(f"held: runs in {where}{note}", "dim"), soft_wrap=True)
+    for grid in grids:
+        console.print(table_of(grid))
 
 
 def listing(what: str) -> None:
-    """One line each: strategies, data sets, models, partitions, attacks, figures or targets."""
-    if what == "targets":
-        goals(config.KEPT)
-        return
+    """One line each: strategies, data sets, models, partitions, attacks or figures."""
     rows = _rows(what)
     width = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         line = "  ".join(text.ljust(w) for text, w in zip(row, width, strict=True))
-        Console().print(_line(line.rstrip()), soft_wrap=True)
+        Console().print(line_of(line.rstrip()), soft_wrap=True)
 
 
 def _rows(what: str) -> list[tuple[str, ...]]:
     if what == "strategies":
         from fedmaba import strategies
 
-        return [*strategies.describe()]
+        return [*strategies.describe_strategies()]
     if what == "datasets":
         from fedmaba.data import datasets
 
-        return [*datasets.describe()]
+        return [*datasets.describe_datasets()]
     if what == "models":
         from fedmaba.rows import models
 
-        return [*models.describe()]
+        return [*models.describe_models()]
     if what == "partitions":
         from fedmaba.data import partition
 
-        return [*partition.describe()]
+        return [*partition.describe_partitions()]
     if what == "attacks":
         from fedmaba.data import attack
 

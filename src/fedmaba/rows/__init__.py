@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedmaba.rows.base import Layout, LossFn, Rows
 from fedmaba.rows.general import LoopRows, VmapRows, vmap_refusal
-from fedmaba.rows.stack import LayerRows, plan
+from fedmaba.rows.stack import LayerRows, plan_layers
 
 __all__ = ["Layout", "LossFn", "Rows", "compile"]
 
@@ -23,7 +23,7 @@ def compile(
 
     `dtype`: how products are rounded on CUDA: float32, tf32 or bf16.
     """
-    how = plan(model, example, dtype)
+    how = plan_layers(model, example, dtype)
     reason = how.refusal
     if not reason:
         return LayerRows(model, how, example, loss)

@@ -13,17 +13,17 @@ LossFn = Callable[[Tensor, Tensor], Tensor]  # outputs (n, C), targets (n,) -> l
 ALIGN = 32  # each weight starts at a multiple of 128 bytes, which matrix units want
 
 
-class Form(NamedTuple):
+class StoredForm(NamedTuple):
     """How a weight is kept: seen as `view`, its axes in another `order`, then as `shape`."""
 
     view: tuple[int, ...]
     order: tuple[int, ...]
     shape: tuple[int, ...]
 
-    def keep(self, p: Tensor) -> Tensor:
+    def to_stored(self, p: Tensor) -> Tensor:
         return p.reshape(self.view).permute(self.order).reshape(self.shape)
 
-    def give(self, kept: Tensor) -> Tensor:
+    def from_stored(self, kept: Tensor) -> Tensor:
         moved = kept.reshape([self.view[i] for i in self.order])
         return moved.permute([self.order.index(i) for i in range(len(self.order))])
 
@@ -34,7 +34,7 @@ class Layout:
     A Linear's matrix is kept as (in, out), which makes forward products plain.
     """
 
-    def __init__(self, model: nn.Module, forms: Mapping[str, Form] | None = None) -> None:
+    def __init__(self, model: nn.Module, forms: Mapping[str, StoredForm] | None = None) -> None:
         self.names: list[str] = []
         self.shapes: list[torch.Size] = []
         self.natural: list[torch.Size] = []
@@ -70,14 +70,14 @@ class Layout:
         flat = torch.zeros(1, self.size)
         for name, view in zip(self.names, self.views(flat), strict=True):
             p = weights[name]
-            view[0] = self.forms[name].keep(p) if name in self.forms else p
+            view[0] = self.forms[name].to_stored(p) if name in self.forms else p
         return flat[0]
 
     def unpack(self, flat: Tensor) -> dict[str, Tensor]:
         """A flat vector (P,) as named weights."""
         out = {}
         for name, view, shape in zip(self.names, self.views(flat[None]), self.natural, strict=True):
-            value = self.forms[name].give(view[0]) if name in self.forms else view[0]
+            value = self.forms[name].from_stored(view[0]) if name in self.forms else view[0]
             out[name] = value.reshape(shape).contiguous()
         return out
 
@@ -89,7 +89,7 @@ class PropFairRows(NamedTuple):
     epsilon: Tensor  # (R,)
     slope: Tensor  # (R,)
 
-    def factor(self, loss: Tensor) -> Tensor:
+    def gradient_factor(self, loss: Tensor) -> Tensor:
         """The derivative of PropFair's loss by the loss itself, of each row."""
         room = self.M - loss
         inside = 1.0 / torch.where(room >= self.epsilon, room, 1.0)
@@ -108,7 +108,7 @@ class Step(NamedTuple):
     keys: Tensor  # (R,)       random streams of this step
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """Rows that take inputs in their order: row `start` those of number `inputs`, and so on."""
 
     start: int
@@ -116,15 +116,15 @@ class Block(NamedTuple):
     inputs: int
 
 
-class Inputs(NamedTuple):
+class SharedInputs(NamedTuple):
     """What a group of steps sees. Rows with the same examples share theirs."""
 
     x: Tensor  # (U, steps, B, ...)
-    blocks: Sequence[Block]  # all rows, in order
+    blocks: Sequence[RowBlock]  # all rows, in order
     owner: Tensor | None = None  # (R,)  whose inputs a row takes; None: each has its own
 
 
-class Pull(NamedTuple):
+class ProxPull(NamedTuple):
     """FedProx's term: each step also moves weights this share of the way to where they started."""
 
     start: Tensor  # (R, P)
@@ -148,21 +148,21 @@ class Rows(ABC):
         self.activations = _activations(model, example)  # numbers per example, all layers
 
     @abstractmethod
-    def accumulate(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
+    def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         """Add scale * gradient at the weights `read` (R, P) to `sink`, which may be the same.
 
         Returns the plain loss of each row (R,).
         """
 
     def group(self, models: Tensor, rows: int, minibatch: int) -> int:
-        """How many steps of so many rows like models (., P) `sweep` should be given at a time.
+        """How many steps of so many rows like models (., P) `run_steps` should be given at a time.
 
         Where it is more than 1, rows may share inputs.
         """
         return 1
 
-    def sweep(
-        self, w: Tensor, inputs: Inputs, steps: list[Step], pull: Pull | None = None
+    def run_steps(
+        self, w: Tensor, inputs: SharedInputs, steps: list[Step], pull: ProxPull | None = None
     ) -> list[Tensor]:
         """Do steps one after another; their own x is asked for only where no row shares inputs.
 
@@ -173,7 +173,7 @@ class Rows(ABC):
             read = w if pull is None else w.clone()
             if pull is not None:
                 w.lerp_(pull.start, pull.rate)
-            losses.append(self.accumulate(read, w, step))
+            losses.append(self.add_gradients(read, w, step))
         return losses
 
     def compile(self, models: Tensor, work: Callable[[], object]) -> None:  # noqa: B027
@@ -187,7 +187,7 @@ class Rows(ABC):
         return 4 * self.layout.size + 3 * self.activations * minibatch
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Inputs (n, ...) in the order of axes that `accumulate` and `outputs` want."""
+        """Inputs (n, ...) in the order of axes that `add_gradients` and `outputs` want."""
         return x
 
     @abstractmethod
@@ -220,7 +220,7 @@ class Rows(ABC):
                 (g,) = torch.autograd.grad(total.sum(), leaf)
             loss, g = total.detach(), g * scale
         if propfair is not None:
-            g = g * propfair.factor(loss)[:, None, None]
+            g = g * propfair.gradient_factor(loss)[:, None, None]
         return loss, g
 
 

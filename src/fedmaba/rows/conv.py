@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 
 from fedmaba.rows import conv_kernels as kernels
-from fedmaba.rows.launch import PROGRAMS, launch
+from fedmaba.rows.launch import PROGRAMS, launch_kernel
 
 HALF = {"float32": torch.float16, "tf32": torch.float16, "bf16": torch.bfloat16}
 Tile = tuple[int, int, int, int | None]
@@ -88,12 +88,14 @@ class Stage:
         lines = torch.empty(pieces, rows, self.deep, 2 * self.n, device=w.device, dtype=self.half)
         sizes = (self.c, self.cp, self.k, self.n, self.deep, 1024, self.pair)
         where = (w, w.stride(0), top, lines, lines[0].numel())
-        launch(kernels.pack_lines, (triton.cdiv(lines[0, 0].numel(), 1024), rows), *where, *sizes)
+        launch_kernel(
+            kernels.pack_lines, (triton.cdiv(lines[0, 0].numel(), 1024), rows), *where, *sizes
+        )
         if not back:
             return Packed(lines, None, top)
         size = (pieces, rows, self.k * (self.k + 1) * self.n, 2 * self.c)
         turned = torch.empty(size, device=w.device, dtype=self.half)
-        launch(
+        launch_kernel(
             kernels.pack_back,
             (2 * self.k * (self.k + 1), rows),
             *(w, w.stride(0), top, turned, turned[0].numel()),
@@ -121,7 +123,7 @@ class Stage:
         )
         block, warps, stages, registers = self.tiles["y1" if self.few else "y"]
         wide = min(AT_ONCE[self.pair], self.wide) if self.few else self.wide
-        launch(
+        launch_kernel(
             kernels.forward,
             (triton.cdiv(images * self.ph * self.pw, block), rows),
             x,
@@ -170,14 +172,14 @@ class Stage:
             self._lines_backward(g, top, x, arg, sink, bias, shape)
             return None
         count = arg[0].numel()
-        launch(
+        launch_kernel(
             kernels.bias_grad,
             (rows,),
             *(g, gap, top, arg, bias, bias.stride(0)),
             *(count // self.n, self.n, whole, 128, self.pair),
         )
         d = torch.empty(1 + self.pair, 4 * gap, device=g.device, dtype=self.half)
-        launch(
+        launch_kernel(
             kernels.unpool,
             (triton.cdiv(count, 2048), rows),
             *(g, gap, top, arg, d, 4 * gap, count),
@@ -189,7 +191,7 @@ class Stage:
             below = torch.empty(like, device=g.device, dtype=self.half)
             block, warps, stages, registers = self.tiles["dx"]
             pairs = images * self.h * ((self.w + 1) // 2)
-            launch(
+            launch_kernel(
                 kernels.input_grad,
                 (triton.cdiv(pairs, block), rows),
                 *(d, 4 * gap, w.back, w.back[0].numel(), w.largest, below, below[0].numel()),
@@ -199,7 +201,7 @@ class Stage:
                 maxnreg=registers,
             )
         block, warps, stages, registers = self.tiles["dw"]
-        launch(
+        launch_kernel(
             kernels.weight_grad,
             (self.k, rows),
             *(x, *self._place(x), 1.0 / self.scale, d, 4 * gap, top, sink, sink.stride(0)),
@@ -225,7 +227,7 @@ class Stage:
         part = torch.empty(stretches, rows, self.deep, 2 * self.n, device=g.device)
         bias_part = torch.empty(stretches, rows, self.n, device=g.device)
         block, warps, stages, registers = self.tiles["d1"]
-        launch(
+        launch_kernel(
             kernels.lines_grad,
             (stretches * (self.deep // self.wide), rows),
             *(x, *self._place(x), g, arg.numel(), top, arg, part, bias_part, rows),
@@ -234,7 +236,7 @@ class Stage:
             num_stages=stages,
             maxnreg=registers,
         )
-        launch(
+        launch_kernel(
             kernels.fold,
             (triton.cdiv(sink[0].numel(), 1024), rows),
             *(

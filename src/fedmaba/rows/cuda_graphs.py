@@ -289,7 +289,7 @@ def send(values: NDArray[Any], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-def fetch(values: Tensor) -> Callable[[], NDArray[Any]]:
+def start_fetch(values: Tensor) -> Callable[[], NDArray[Any]]:
     """Start to copy to the host; what is returned waits for that alone, not for later work."""
     if not values.is_cuda:
         return values.numpy

@@ -1,8 +1,8 @@
 """Triton kernels for rows of linear layers on CUDA: few launches, and each weight read once.
 
 Forward is product + bias + ReLU + dropout. Backward reads a block of weights once, for the inputs'
-gradient and for its own step. Both take minibatches of at most MOST examples. Nothing here uses
-atomics: the same inputs give the same bits.
+gradient and for its own step. Both take minibatches of at most MAX_MINIBATCH examples.
+Nothing here uses atomics, so the same inputs give the same bits.
 """
 
 import torch
@@ -11,9 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from fedmaba import rng
-from fedmaba.rows.launch import PROGRAMS, launch
+from fedmaba.rows.launch import PROGRAMS, launch_kernel
 
-MOST = 64
+MAX_MINIBATCH = 64
 DOT = {"float32": "tf32x3", "tf32": "tf32", "bf16": "tf32"}  # float32: three products, as exact
 BACK: dict[str, tuple[int, int, int, int | None]] = {  # inputs, outputs, stages, most registers of
     "float32": (64, 32, 3, None),  #                      a thread: the quickest on an H200
@@ -193,7 +193,7 @@ def linear(
     y = torch.empty(rows, many, out, device=x.device)
     exact, few = dtype == "float32", _few(rows, out)
     block = _block(out, 32 if few else 64 if exact else 128)  # the quickest on an H200
-    launch(
+    launch_kernel(
         _linear,
         (triton.cdiv(out, block), rows),
         x,
@@ -252,7 +252,7 @@ def linear_back(
         return None
     inputs, outputs, stages, registers = BACK["few" if few else dtype]
     block = _block(wide, inputs)
-    launch(
+    launch_kernel(
         _linear_back,
         (triton.cdiv(wide, block), rows),
         g,
@@ -340,7 +340,9 @@ def _cross_entropy(
 def bias_act(y: Tensor, b: Tensor, relu: bool) -> Tensor:
     """y (R, B, O) + b (R, O), then ReLU, in place."""
     rows, count, out = len(y), y[0].numel(), y.shape[-1]
-    launch(_bias_act, (triton.cdiv(count, 2048), rows), y, b, b.stride(0), count, out, relu, 2048)
+    launch_kernel(
+        _bias_act, (triton.cdiv(count, 2048), rows), y, b, b.stride(0), count, out, relu, 2048
+    )
     return y
 
 
@@ -355,7 +357,7 @@ def cross_entropy(
     """Loss (R,) of outputs z (R, B, C), which become scale * their gradient; propfair is (3, R)."""
     rows, b, classes = z.shape
     loss = torch.empty(rows, device=z.device, dtype=z.dtype)
-    launch(
+    launch_kernel(
         _cross_entropy,
         (rows,),
         z,

@@ -32,7 +32,7 @@ class _General(Rows):
         """sink += scale * gradient, row by row; grads are (R, *shape)."""
         factor = step.scale.expand_as(loss)
         if step.propfair is not None:
-            factor = factor * step.propfair.factor(loss)
+            factor = factor * step.propfair.gradient_factor(loss)
         for view, g in zip(self.layout.views(sink), grads, strict=True):
             view.addcmul_(g, factor.view(-1, *[1] * (g.ndim - 1)))
         return loss
@@ -41,7 +41,7 @@ class _General(Rows):
 class VmapRows(_General):
     """Rows by torch.func.vmap."""
 
-    def accumulate(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
+    def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         self.model.train()
         named = self._named(read)
         grads, loss = vmap(grad_and_value(self._total))(named, step.x, step.y, step.weight)
@@ -64,7 +64,7 @@ class VmapRows(_General):
 class LoopRows(_General):
     """One row after another; its random numbers are torch's own, seeded by the row's key."""
 
-    def accumulate(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
+    def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         self.model.train()
         losses, grads = [], []
         # padding, which depends on the other rows, would draw numbers, too

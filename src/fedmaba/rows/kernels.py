@@ -1,4 +1,4 @@
-"""The Triton kernels, where there are any; without them the plain operations serve."""
+"""The Triton kernels where Triton is installed; without it the plain torch operations are used."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch import Tensor
 
 try:
     from fedmaba.rows import conv, dense
-    from fedmaba.rows.launch import compiled
+    from fedmaba.rows.launch import compile_only
 except ImportError:  # no Triton
     conv = dense = None  # type: ignore[assignment]
 
-    def compiled(work: Callable[[], object]) -> None:
-        """Nothing to compile."""
+    def compile_only(work: Callable[[], object]) -> None:
+        """Do nothing: without Triton there is nothing to compile."""
 
 
-__all__ = ["compiled", "conv", "dense", "fast"]
+__all__ = ["can_run", "compile_only", "conv", "dense"]
 
 
-def fast(x: Tensor) -> bool:
-    """Whether they serve this tensor: float32 on a GPU that has tf32."""
+def can_run(x: Tensor) -> bool:
+    """Whether the kernels take this tensor: float32 on a GPU that has tf32."""
     if dense is None or not x.is_cuda or x.dtype != torch.float32:
         return False
     return torch.cuda.get_device_capability(x.device) >= (8, 0)

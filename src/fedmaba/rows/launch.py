@@ -12,15 +12,15 @@ PROGRAMS = 264  # of a launch: fewer leave parts of a large GPU idle
 _compiling = ContextVar("compiling", default=False)
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Run a kernel; inside `compiled`, only compile it."""
+def launch_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Run a kernel; inside `compile_only`, only compile it."""
     if _compiling.get():
         kernel.warmup(*args, grid=grid, **options)
     else:
         kernel[grid](*args, **options)
 
 
-def compiled(work: Callable[[], object]) -> None:
+def compile_only(work: Callable[[], object]) -> None:
     """Compile the kernels that some work launches, on all cores at once, and run none of them.
 
     What it computes is void. Where Triton compiles one at a time only, they wait for their launch.

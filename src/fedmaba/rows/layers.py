@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from fedmaba.rows import kernels
 from fedmaba.rows.random import dropout_mask
 
-STATELESS = (
+WITHOUT_WEIGHTS = (
     *(nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus),
     *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
     *(nn.Flatten, nn.Unflatten, nn.Identity),
@@ -90,7 +90,7 @@ class Dense(Layer):
         self, x: Tensor, w: list[Tensor], keys: Tensor | None, save: bool
     ) -> tuple[Tensor, Any]:
         flat = x.flatten(1, -2)
-        if keys is not None and flat.shape[1] <= kernels.dense.MOST:
+        if keys is not None and flat.shape[1] <= kernels.dense.MAX_MINIBATCH:
             if not flat[0].is_contiguous():  # the kernels want each row's examples in order
                 flat = flat.contiguous()
             y = kernels.dense.linear(flat, w[0], w[1], self.relu, keys, self.drop, self.dtype)
@@ -119,7 +119,7 @@ class Dense(Layer):
     ) -> Tensor | None:
         x: Tensor = saved
         flat = g.flatten(1, -2).contiguous()
-        if x.shape[1] <= kernels.dense.MOST:
+        if x.shape[1] <= kernels.dense.MAX_MINIBATCH:
             below = kernels.dense.linear_back(
                 flat, x, w[0], sink[0], sink[1], deeper, self.undone, self.dtype
             )
@@ -300,7 +300,7 @@ class Dropout(Layer):
         return g.mul_(saved) if g.is_contiguous() else g * saved
 
 
-class Stateless(Layer):
+class WithoutWeights(Layer):
     """Any layer without weights."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -325,7 +325,7 @@ class Stateless(Layer):
         return _rows(below, g)
 
 
-class Halve(Layer):
+class MaxPoolTwo(Layer):
     """MaxPool2d(2) on a CPU, then ReLU where one came before it: on a quarter of the numbers.
 
     The two may change places: a winner below 0 passes no gradient either way.

@@ -68,20 +68,22 @@ def softmax(shape: Shape, classes: int) -> nn.Module:
 REGISTRY: dict[str, Factory] = {"mlp": mlp, "cnn": cnn, "softmax": softmax}
 
 
-def factory(name: str) -> Factory:
+def find_factory(name: str) -> Factory:
     """A registered model, or `package.module:factory`."""
     if name in REGISTRY:
         return REGISTRY[name]
     where, _, attribute = name.partition(":")
     if not attribute:
         raise unknown("model", name, REGISTRY)
-    found = user_code.find(f"model {name!r}", where, attribute, "package.module:factory")
+    found = user_code.import_attribute(
+        f"model {name!r}", where, attribute, "package.module:factory"
+    )
     if not callable(found):
         raise InputError(f"model {name!r} is no factory: it must take (shape, classes)")
     return found  # type: ignore[no-any-return]
 
 
-def build(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Module:
+def build_model(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Module:
     """The model with the initial weights of this seed, checked against the data's shape."""
     if isinstance(make, nn.Module):
         kind = type(make).__name__
@@ -117,7 +119,7 @@ def build(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Module:
             f"model {name!r} gives outputs of shape {tuple(out.shape[1:])} per example, but the "
             f"data have {classes} classes: its last layer must have at least {classes} outputs"
         )
-    if why := _leak(model, name, shape):
+    if why := _leak_between_examples(model, name, shape):
         raise InputError(f"model {name!r}: {why}")
     return model
 
@@ -127,7 +129,9 @@ def _unmade(what: str, error: Exception, shape: Shape, classes: int) -> InputErr
     called = error.__traceback__ is not None and error.__traceback__.tb_next is None
     if isinstance(error, TypeError) and called:  # it could not even be called like this
         return InputError(f"{what}: {error}: it must take (shape, classes)")
-    return user_code.fault(f"{what} cannot be made of shape={shape}, classes={classes}", error)
+    return user_code.error_in_user_code(
+        f"{what} cannot be made of shape={shape}, classes={classes}", error
+    )
 
 
 @contextmanager
@@ -140,7 +144,7 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _leak(model: nn.Module, name: str, shape: Shape) -> str:
+def _leak_between_examples(model: nn.Module, name: str, shape: Shape) -> str:
     """How examples or steps would reach others than by the weights; the model is left as it is."""
     before = dict(model.named_buffers())
     with _seeded(0):
@@ -174,13 +178,13 @@ def _try(model: Callable[[torch.Tensor], object], name: str, x: torch.Tensor) ->
             out = model(x)
     except Exception as error:  # whatever a model does
         what = f"model {name!r} does not accept inputs of shape {tuple(x.shape[1:])}"
-        raise user_code.fault(what, error) from error
+        raise user_code.error_in_user_code(what, error) from error
     if not isinstance(out, torch.Tensor):
         raise InputError(f"model {name!r} gives outputs as {type(out).__name__}: return one tensor")
     return out
 
 
-def describe() -> list[tuple[str, str]]:
+def describe_models() -> list[tuple[str, str]]:
     """Name and one line for each model."""
     yours = ("package.module:factory", "your own: a callable of (input shape, number of classes)")
     return [*((name, (f.__doc__ or "").strip()) for name, f in REGISTRY.items()), yours]

@@ -10,43 +10,45 @@ import torch
 from torch import Tensor, nn
 
 from fedmaba.rows import kernels
-from fedmaba.rows.base import Form, Inputs, Layout, LossFn, Pull, Rows, Step
+from fedmaba.rows.base import Layout, LossFn, ProxPull, Rows, SharedInputs, Step, StoredForm
 from fedmaba.rows.layers import (
-    STATELESS,
+    WITHOUT_WEIGHTS,
     Conv2d,
     ConvStages,
     Dense,
     Dropout,
     Flatten,
-    Halve,
     Layer,
     Linear,
-    Stateless,
+    MaxPoolTwo,
+    WithoutWeights,
 )
 
-BALANCE = 250  # products that a GPU does while its memory moves a number: 4 to 5 steps of 50 at 200
+PRODUCTS_PER_LOAD = (
+    250  # products that a GPU does while its memory moves a number: 4 to 5 steps of 50 at 200
+)
 
 
-class Plan:
+class LayerPlan:
     """The row form of a sequential model: its layers, and how their weights are stored."""
 
     def __init__(self) -> None:
         self.layers: list[Layer] = []
-        self.forms: dict[str, Form] = {}
+        self.forms: dict[str, StoredForm] = {}
         self.kinds: list[str] = []
         self.refusal = ""
 
 
-def plan(model: nn.Module, example: Tensor, dtype: str) -> Plan:
+def plan_layers(model: nn.Module, example: Tensor, dtype: str) -> LayerPlan:
     """The row form of each layer; `refusal` names the one that has none."""
-    out = Plan()
+    out = LayerPlan()
     if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
         out.refusal = "a model with hooks has no row form"
         return out
     leaves = list(_leaves(model))
     out.kinds = [type(module).__name__ for _, module in leaves]
-    fast = kernels.fast(example)
-    done = _front(out, leaves, example, dtype) if fast else 0
+    fast = kernels.can_run(example)
+    done = _plan_conv_stages(out, leaves, example, dtype) if fast else 0
     while done < len(leaves):
         number = done
         name, module = leaves[number]
@@ -54,17 +56,17 @@ def plan(model: nn.Module, example: Tensor, dtype: str) -> Plan:
         done += 1
         follows = done < len(leaves) and type(leaves[done][1]) is nn.ReLU
         if isinstance(module, nn.Linear) and kind is nn.Linear:
-            taken = _dense(out, leaves[number:], number, dtype) if fast else 0
+            taken = _plan_dense(out, leaves[number:], number, dtype) if fast else 0
             if not taken:
                 out.layers.append(Linear(module, follows))
             done = number + max(1, taken)
             size = (module.out_features, module.in_features)
-            out.forms.setdefault(f"{name}.weight".lstrip("."), Form(size, (1, 0), size[::-1]))
+            out.forms.setdefault(f"{name}.weight".lstrip("."), StoredForm(size, (1, 0), size[::-1]))
         elif isinstance(module, nn.Conv2d) and kind is nn.Conv2d:
             if module.groups != 1 or module.padding_mode != "zeros" or module.padding == "same":
                 out.refusal = "Conv2d with groups or special padding has no row form"
                 return out
-            later = follows and not example.is_cuda and _halved(leaves[done + 1 :])
+            later = follows and not example.is_cuda and _starts_with_pool_of_two(leaves[done + 1 :])
             out.layers.append(Conv2d(module, follows and not later))
         elif isinstance(module, nn.Dropout) and kind is nn.Dropout:
             out.layers.append(Dropout(module, number))
@@ -74,11 +76,11 @@ def plan(model: nn.Module, example: Tensor, dtype: str) -> Plan:
             continue  # part of the layer before it
         elif isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
             out.layers.append(Flatten())
-        elif not example.is_cuda and _halved(leaves[number:]):
+        elif not example.is_cuda and _starts_with_pool_of_two(leaves[number:]):
             before = [type(module) for _, module in leaves[max(0, number - 2) : number]]
-            out.layers.append(Halve(before == [nn.Conv2d, nn.ReLU]))
-        elif kind in STATELESS and not getattr(module, "inplace", False):
-            out.layers.append(Stateless(module))
+            out.layers.append(MaxPoolTwo(before == [nn.Conv2d, nn.ReLU]))
+        elif kind in WITHOUT_WEIGHTS and not getattr(module, "inplace", False):
+            out.layers.append(WithoutWeights(module))
         else:
             out.refusal = f"{kind.__name__} has no row form"
             return out
@@ -87,10 +89,12 @@ def plan(model: nn.Module, example: Tensor, dtype: str) -> Plan:
     return out
 
 
-def _dense(out: Plan, leaves: list[tuple[str, nn.Module]], number: int, dtype: str) -> int:
+def _plan_dense(
+    out: LayerPlan, leaves: list[tuple[str, nn.Module]], number: int, dtype: str
+) -> int:
     """Plan a Linear with its ReLU and Dropout for the kernels; returns how many leaves it takes."""
     modules = [module for _, module in leaves]
-    taken = _takes(modules)
+    taken = _modules_of_dense(modules)
     if not taken:
         return 0
     last, below = modules[taken - 1], out.layers[-1] if out.layers else None
@@ -100,7 +104,7 @@ def _dense(out: Plan, leaves: list[tuple[str, nn.Module]], number: int, dtype: s
     return taken
 
 
-def _takes(modules: list[nn.Module]) -> int:
+def _modules_of_dense(modules: list[nn.Module]) -> int:
     """How many modules a Dense layer would do, 0 where the first is no such layer.
 
     Its ReLU and dropout are undone by the layer above, which must be another.
@@ -112,10 +116,12 @@ def _takes(modules: list[nn.Module]) -> int:
         return 1
     taken = 3 if kinds[2:] == [nn.Dropout] else 2
     dropped = taken == 3 and modules[2].p == 1.0  # all of it: nothing would be left to undo
-    return 0 if dropped or not _takes(modules[taken:]) else taken
+    return 0 if dropped or not _modules_of_dense(modules[taken:]) else taken
 
 
-def _front(out: Plan, leaves: list[tuple[str, nn.Module]], example: Tensor, dtype: str) -> int:
+def _plan_conv_stages(
+    out: LayerPlan, leaves: list[tuple[str, nn.Module]], example: Tensor, dtype: str
+) -> int:
     """Plan the convolutions that the kernels cover; returns how many leaves that takes."""
     stages: list[Any] = []
     shape, at = tuple(example.shape[1:]), 0
@@ -126,12 +132,12 @@ def _front(out: Plan, leaves: list[tuple[str, nn.Module]], example: Tensor, dtyp
         k, n = module.kernel_size[0], module.out_channels
         plain = (module.stride, module.padding, module.dilation) == ((1, 1), (0, 0), (1, 1))
         square = module.kernel_size == (k, k) and module.groups == 1 and module.bias is not None
-        pooled = isinstance(pool, nn.MaxPool2d) and _halves(pool)
+        pooled = isinstance(pool, nn.MaxPool2d) and _is_pool_of_two(pool)
         fits = kernels.conv.Stage.fits(h, w, c, k, n) and (c >= 16 or not stages)
         if not (plain and square and pooled and fits) or type(leaves[at + 1][1]) is not nn.ReLU:
             return 0
         stages.append(kernels.conv.Stage(h, w, c, k, n, dtype, first=not stages))
-        out.forms[f"{name}.weight"] = Form((n, c, k, k), (2, 3, 1, 0), (k, k, c, n))
+        out.forms[f"{name}.weight"] = StoredForm((n, c, k, k), (2, 3, 1, 0), (k, k, c, n))
         shape = (n, stages[-1].ph, stages[-1].pw)
         at += 3
     rest = [type(module) for _, module in leaves[at:]]
@@ -141,21 +147,21 @@ def _front(out: Plan, leaves: list[tuple[str, nn.Module]], example: Tensor, dtyp
     name, linear = leaves[at + 1]
     assert isinstance(linear, nn.Linear)
     size = linear.in_features, linear.out_features
-    out.forms[f"{name}.weight"] = Form((size[1], *shape), (2, 3, 1, 0), size)
+    out.forms[f"{name}.weight"] = StoredForm((size[1], *shape), (2, 3, 1, 0), size)
     out.layers.append(ConvStages(stages))
     return at + 1
 
 
-def _halves(pool: nn.MaxPool2d) -> bool:
+def _is_pool_of_two(pool: nn.MaxPool2d) -> bool:
     """Whether it is MaxPool2d(2) and nothing else."""
     usual = "kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False"
     return type(pool) is nn.MaxPool2d and pool.extra_repr() == usual and not pool.return_indices
 
 
-def _halved(leaves: list[tuple[str, nn.Module]]) -> bool:
+def _starts_with_pool_of_two(leaves: list[tuple[str, nn.Module]]) -> bool:
     """Whether MaxPool2d(2) comes first."""
     first = leaves[0][1] if leaves else None
-    return isinstance(first, nn.MaxPool2d) and _halves(first)
+    return isinstance(first, nn.MaxPool2d) and _is_pool_of_two(first)
 
 
 def _leaves(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:
@@ -165,7 +171,7 @@ def _leaves(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:
     return [leaf for n, child in inside if child is not None for leaf in _leaves(child, n)]
 
 
-def _products(x: Tensor, weights: Tensor, inputs: Inputs) -> Tensor:
+def _products(x: Tensor, weights: Tensor, inputs: SharedInputs) -> Tensor:
     """x W of each row, (R, S * B, out), with its own inputs or those it shares."""
     out = weights.new_empty(len(weights), x.shape[1], weights.shape[2])
     for start, stop, at in inputs.blocks:
@@ -178,7 +184,9 @@ class LayerRows(Rows):
 
     parallel = True
 
-    def __init__(self, model: nn.Module, how: Plan, example: Tensor, loss: LossFn | None) -> None:
+    def __init__(
+        self, model: nn.Module, how: LayerPlan, example: Tensor, loss: LossFn | None
+    ) -> None:
         kinds = ", ".join(dict.fromkeys(how.kinds))
         super().__init__(model, Layout(model, how.forms), example, loss, f"fast rows ({kinds})")
         self.layers, self.vectors = how.layers, example.ndim == 2
@@ -194,7 +202,7 @@ class LayerRows(Rows):
         views = iter(self.layout.views(flat))
         return [[next(views) for _ in range(layer.weights)] for layer in self.layers]
 
-    def accumulate(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
+    def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         w = self._weights(read)
         into = w if sink is read else self._weights(sink)
         x = step.x
@@ -250,18 +258,18 @@ class LayerRows(Rows):
         quick = (
             isinstance(front, Dense)
             and front.dtype != "float32"
-            and minibatch <= kernels.dense.MOST
+            and minibatch <= kernels.dense.MAX_MINIBATCH
         )
         if not (plain and quick):
             return 1
-        return max(1, int(math.sqrt(BALANCE * self.layout.shapes[0][1]) / minibatch))
+        return max(1, int(math.sqrt(PRODUCTS_PER_LOAD * self.layout.shapes[0][1]) / minibatch))
 
     def compile(self, models: Tensor, work: Callable[[], object]) -> None:
-        if kernels.fast(models) and self.loss_fn is None:  # which need not take such numbers
-            kernels.compiled(work)
+        if kernels.can_run(models) and self.loss_fn is None:  # which need not take such numbers
+            kernels.compile_only(work)
 
-    def sweep(
-        self, w: Tensor, inputs: Inputs, steps: list[Step], pull: Pull | None = None
+    def run_steps(
+        self, w: Tensor, inputs: SharedInputs, steps: list[Step], pull: ProxPull | None = None
     ) -> list[Tensor]:
         """The first layer's weights move once, at the end: until then its outputs are corrected.
 
@@ -269,7 +277,7 @@ class LayerRows(Rows):
         what was added, and adds a part of x times W at the start.
         """
         if len(steps) == 1 and inputs.owner is None:
-            return super().sweep(w, inputs, steps, pull)
+            return super().run_steps(w, inputs, steps, pull)
         own, front, rest = self._weights(w), self.layers[self.first], self.layout.starts[1]
         assert isinstance(front, Dense)
         x, many = inputs.x.flatten(3).flatten(1, 2), inputs.x.shape[2]  # (U, S * B, in)
@@ -308,7 +316,7 @@ class LayerRows(Rows):
     def loss_and_gradient(self, out: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         if (
             self.loss_fn is None
-            and kernels.fast(out)
+            and kernels.can_run(out)
             and kernels.dense.fits_cross_entropy(*out.shape[1:])
         ):
             propfair = None if step.propfair is None else torch.stack(step.propfair)

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmaba.data.federation import Part
-from fedmaba.rng import Draws
+from fedmaba.data.federation import ClientRows
+from fedmaba.rng import ParticipantDraws
 from fedmaba.rows import Rows
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.workers import Workers
@@ -26,10 +26,10 @@ from fedmaba.strategies.base import Local, Needs
 IntArray = NDArray[np.int64]
 
 
-class Parts:
+class RunParts:
     """One part (train, validation or test) of every run's federation, on the device."""
 
-    def __init__(self, parts: Sequence[Part], device: torch.device) -> None:
+    def __init__(self, parts: Sequence[ClientRows], device: torch.device) -> None:
         self.parts = parts
         distinct = list({id(part): part for part in parts}.values())
         ends = np.cumsum([0, *(len(part.index) for part in distinct)])
@@ -42,7 +42,7 @@ class Parts:
         self.host_place = place  # (entries,)       entry -> its place in the union
         self.place = torch.from_numpy(place).to(device)
 
-    def where(self, clients: Sequence[tuple[int, IntArray]]) -> tuple[IntArray, IntArray]:
+    def entries_of(self, clients: Sequence[tuple[int, IntArray]]) -> tuple[IntArray, IntArray]:
         """First entry and number of entries of clients of runs, (C, m); 0 for padding."""
         first, size = np.zeros((2, len(clients), max(len(own) for _, own in clients)), np.int64)
         for i, (r, own) in enumerate(clients):
@@ -61,13 +61,13 @@ class Batch:
     pool: Pool
     metric: MetricFn | None
     progress: Progress
-    train: Parts
-    validation: Parts
-    test: Parts
+    train: RunParts
+    validation: RunParts
+    test: RunParts
     workers: Workers
     graphs: GraphCache
     ranks: Ranks = field(default_factory=Ranks)
-    draws: Draws = field(default_factory=Draws)
+    draws: ParticipantDraws = field(default_factory=ParticipantDraws)
 
     @cached_property
     def needs(self) -> list[Needs]:

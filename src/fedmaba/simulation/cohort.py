@@ -150,7 +150,7 @@ def change_factors(cohorts: list[Cohort]) -> FloatArray | None:
         return None
     both = zip(cohorts, hostile, strict=True)
     return np.concatenate(
-        [lies.factor(c.client) if lies else np.ones(len(c.client)) for c, lies in both]
+        [lies.update_factors(c.client) if lies else np.ones(len(c.client)) for c, lies in both]
     )
 
 
@@ -163,10 +163,10 @@ def scale_malicious_updates(model: Tensor, w: Tensor, run: IntArray, factor: Flo
         w.index_copy_(0, at, start + many * (w.index_select(0, at) - start))
 
 
-def not_finite(told: list[tuple[IntArray, Tensor]], many: int) -> NDArray[np.int64]:
+def not_finite(summaries: list[tuple[IntArray, Tensor]], many: int) -> NDArray[np.int64]:
     """1 for each row of a round's table that ended with a loss or model that is not finite."""
     out = np.zeros(many, np.int64)
-    for rows, numbers in told:
+    for rows, numbers in summaries:
         out[rows] = (~numbers.isfinite().all(0)).cpu().numpy()
     return out
 

@@ -21,13 +21,13 @@ from fedmaba.rows import LossFn, Rows, compile, models
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation import pipeline
-from fedmaba.simulation.batch import Batch, Parts, precision
+from fedmaba.simulation.batch import Batch, RunParts, precision
 from fedmaba.simulation.cohort import out_of_memory
 from fedmaba.simulation.distributed import Ranks
 from fedmaba.simulation.local_training import MetricFn, Optimiser, Pool
 from fedmaba.simulation.state import (
     Evaluation,
-    Kept,
+    KeptChanges,
     Plan,
     Progress,
     Round,
@@ -41,7 +41,7 @@ from fedmaba.strategies.base import check_state
 __all__ = [
     "Batch",
     "Evaluation",
-    "Kept",
+    "KeptChanges",
     "Optimiser",
     "Plan",
     "Progress",
@@ -66,11 +66,11 @@ def start(
     _check(runs, plan)
     ranks = ranks or Ranks()
     data = runs[0].federation.data
-    make = models.factory(model) if isinstance(model, str) else model
+    make = models.find_factory(model) if isinstance(model, str) else model
     device = _device(plan.device, ranks)
     dtype = torch.float64 if plan.dtype == "float64" else torch.float32
     initial = {
-        seed: models.build(make, data.x.shape[1:], len(data.classes), seed)
+        seed: models.build_model(make, data.x.shape[1:], len(data.classes), seed)
         for seed in dict.fromkeys(run.seed for run in runs)
     }
     x = torch.from_numpy(data.x).to(device, dtype)
@@ -94,7 +94,7 @@ def start(
         best_round=np.full(len(runs), -1, np.int64),
         velocity=torch.zeros_like(flat) if plan.server_momentum else None,
         states=[check_state(r.strategy, r.strategy.init(r.federation.n_clients)) for r in runs],
-        kept=[Kept(flat[:0], nobody, nobody) for _ in runs],
+        kept=[KeptChanges(flat[:0], nobody, nobody) for _ in runs],
         vectors=[
             {name: flat.new_zeros(r.federation.n_clients, flat.shape[1]) for name in keep}
             for r, keep in ((r, r.strategy.local().keep) for r in runs)
@@ -103,7 +103,7 @@ def start(
         chunk=ranks.least(plan.chunk or _chunk(rows, _most(runs, plan), flat)),
     )
     trained, validated, tested = (
-        Parts([getattr(run.federation, name) for run in runs], device)
+        RunParts([getattr(run.federation, name) for run in runs], device)
         for name in ("train", "validation", "test")
     )
     apart = rows.parallel and device.type == "cpu"  # each piece of work on one thread
@@ -163,7 +163,9 @@ def _evaluate(batch: Batch) -> list[Evaluation | None]:
     return [found.get(d) for d in range(len(at.owner))]
 
 
-def _scores(batch: Batch, parts: Parts, flat: Tensor, whose: dict[int, int]) -> dict[int, Scores]:
+def _scores(
+    batch: Batch, parts: RunParts, flat: Tensor, whose: dict[int, int]
+) -> dict[int, Scores]:
     """Loss and score of each client under some rows of a matrix of models, each of a run."""
     whose = {row: r for row, r in whose.items() if len(parts.parts[r].index)}
     if not whose:
@@ -215,7 +217,7 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
                 f"participants={m}, but the federation has {n} clients: lower it or say 'all'"
             )
         for rule in run.rules:
-            average.parse(rule)
+            average.parse_rule(rule)
     for federation in {id(run.federation): run.federation for run in runs}.values():
         federation.check()
 

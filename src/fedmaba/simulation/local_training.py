@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmaba.rows.base import Block, Inputs, PropFairRows, Pull, Rows, Step
+from fedmaba.rows.base import PropFairRows, ProxPull, RowBlock, Rows, SharedInputs, Step
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.random import shuffles
 from fedmaba.rows.workers import Workers
@@ -87,7 +87,7 @@ class Job:
         """(R,) minibatches in an epoch."""
         return -(-self.size // self.minibatch)
 
-    def shared(self) -> tuple[IntArray, tuple[Block, ...]] | None:
+    def shared(self) -> tuple[IntArray, tuple[RowBlock, ...]] | None:
         """Whose inputs each row takes, (R,), where rows share those of the first of them.
 
         Runs of one seed draw alike: then rows of run after run see the same minibatches in the
@@ -101,7 +101,7 @@ class Job:
         many = len(blocks) * MIN_SHARED_ROWS <= rows
         if not (alike and front and len(first) < rows and many):
             return None
-        return owner, tuple(Block(int(b[0]), int(b[-1]) + 1, int(owner[b[0]])) for b in blocks)
+        return owner, tuple(RowBlock(int(b[0]), int(b[-1]) + 1, int(owner[b[0]])) for b in blocks)
 
 
 class Group(NamedTuple):
@@ -124,7 +124,7 @@ class RowRule:
     direct: bool  #          whether a step may add its gradient to the weights at once
     prox: bool  #            whether rows are pulled towards where they started
     propfair: bool  #        whether rows have PropFair's loss
-    group: int  #            steps that `sweep` is given at a time
+    group: int  #            steps that `run_steps` is given at a time
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class TrainSpec:
     steps: int  #  of the longest row
     epochs: int
     width: int  #  examples of the largest client
-    blocks: tuple[Block, ...]  # rows that share inputs; none: each has its own
+    blocks: tuple[RowBlock, ...]  # rows that share inputs; none: each has its own
 
 
 @dataclass(frozen=True)
@@ -145,10 +145,10 @@ class PortionSpec:
 
     rule: RowRule
     groups: tuple[int, ...]  # steps of each
-    blocks: tuple[Block, ...]
+    blocks: tuple[RowBlock, ...]
 
 
-def train(
+def train_chunk(
     rows: Rows,
     pool: Pool,
     models: Tensor,
@@ -216,7 +216,7 @@ def train_rows(spec: TrainSpec, *tensors: Tensor) -> tuple[Tensor, Tensor]:
     return _train(spec, None, *tensors)
 
 
-class Parts(NamedTuple):
+class RecordedParts(NamedTuple):
     """Where parts of training are recorded, and for which results."""
 
     graphs: GraphCache
@@ -234,12 +234,12 @@ def _train_unrecorded(
     """`train_rows`; where no chunk has the shape of another, parts of it are recorded."""
     direct = spec.rule.direct and not spec.blocks
     unlike = direct and graphs.shapes_rarely_repeat((spec.rule, result_slot))
-    return _train(spec, Parts(graphs, result_slot) if unlike else None, *tensors)
+    return _train(spec, RecordedParts(graphs, result_slot) if unlike else None, *tensors)
 
 
 def _train(
     spec: TrainSpec,
-    parts: Parts | None,
+    parts: RecordedParts | None,
     x: Tensor,
     y: Tensor,
     entries: Tensor,
@@ -268,7 +268,7 @@ def _train(
             part = PortionSpec(rule, groups, spec.blocks)
             given = [index[:a, at], weight[:a, at], streams[at, :a], floats[:, :a]]
             given += [owner] if spec.blocks else []
-            met.append(run_part(sweep_portion, part, (x, y, w, start), given))
+            met.append(run_part(run_portion, part, (x, y, w, start), given))
     return w, torch.stack([_summed(met, rule.count) / steps, w.sum(1)])
 
 
@@ -299,7 +299,7 @@ def _portions(
         held += [group] if group else []
 
 
-def sweep_portion(
+def run_portion(
     spec: PortionSpec,
     x: Tensor,
     y: Tensor,
@@ -318,8 +318,8 @@ def sweep_portion(
     down, propfair = -floats[0, 0], _propfair(spec.rule, floats)
     pull = None
     if spec.rule.prox and start is not None:
-        pull = Pull(start[:a], (floats[0, 0] * floats[1])[:, None])
-    blocks = spec.blocks or (Block(0, a, 0),)
+        pull = ProxPull(start[:a], (floats[0, 0] * floats[1])[:, None])
+    blocks = spec.blocks or (RowBlock(0, a, 0),)
     met: list[Tensor] = []
     for many in spec.groups:
         at = slice(len(met), len(met) + many)
@@ -328,7 +328,7 @@ def sweep_portion(
             Step(own[:, k - at.start], labels[:, k], weight[:, k], down, propfair, streams[k])
             for k in range(at.start, at.stop)
         ]
-        met += spec.rule.rows.sweep(w[:a], Inputs(own, blocks, owner), steps, pull)
+        met += spec.rule.rows.run_steps(w[:a], SharedInputs(own, blocks, owner), steps, pull)
     return torch.stack(met)
 
 
@@ -361,7 +361,7 @@ def _gradient_steps(
             drawn = streams[k, :a] + (number << 32)
             own = _take(x, index[:a, k, b])
             step = Step(own, labels[:a, k, b], weight[:a, k, b], one, propfair, drawn)
-            met.append(rule.rows.accumulate(w[:a], g, step)[None])
+            met.append(rule.rows.add_gradients(w[:a], g, step)[None])
         if rule.optimiser.weight_decay:
             g.add_(w[:a], alpha=rule.optimiser.weight_decay)
         if start is not None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.rows import Rows
-from fedmaba.rows.cuda_graphs import fetch, send
+from fedmaba.rows.cuda_graphs import send, start_fetch
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation.batch import Batch, precision
 from fedmaba.simulation.cohort import Cohort, IntArray
@@ -42,7 +42,7 @@ def start_losses(batch: Batch, cohorts: list[Cohort]) -> dict[int, Host]:
     if not cohorts:
         return {}
     runs, parts, ranks = np.array([c.r for c in cohorts]), batch.train, batch.ranks
-    first, size = parts.where([(c.r, c.client) for c in cohorts])
+    first, size = parts.entries_of([(c.r, c.client) for c in cohorts])
     found = np.zeros(first.shape)
     first, size = first[:, ranks.mine], size[:, ranks.mine]
     everyone = all(len(c.client) == c.run.federation.n_clients for c in cohorts)
@@ -58,7 +58,7 @@ def start_losses(batch: Batch, cohorts: list[Cohort]) -> dict[int, Host]:
     means = torch.zeros(size.shape)  # a rank without a client
     if size.size:
         means = batch.graphs.run(losses_at_models, spec, held, (runs, first, size))
-    pending = fetch(means)
+    pending = start_fetch(means)
 
     @cache
     def all_losses() -> NDArray[np.float64]:
@@ -123,14 +123,14 @@ def change_stats(needs: Needs, change: Tensor, past: Tensor) -> dict[str, Host]:
     with precision("float32"):
         if needs.changes == "norms":
             norms = torch.linalg.vector_norm(change, dim=1, dtype=torch.float64)
-            return {"norms": fetch(norms.square())}
+            return {"norms": start_fetch(norms.square())}
         if needs.changes == "gram":
             gram = _products(change, change)
             if len(past):
                 across = _products(change, past)
                 below = torch.cat([across.T, _products(past, past)], 1)
                 gram = torch.cat([torch.cat([gram, across], 1), below])
-            return {"gram": fetch(gram.double())}
+            return {"gram": start_fetch(gram.double())}
     return {}
 
 

@@ -18,19 +18,19 @@ from torch import Tensor
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.simulation.batch import Batch
 from fedmaba.simulation.cohort import Drawn, job_of, out_of_memory
-from fedmaba.simulation.local_training import train as train_rows
+from fedmaba.simulation.local_training import train_chunk as train_rows
 from fedmaba.simulation.round import (
     Chunk,
     Decided,
     Measured,
     Trained,
     draw,
-    launch,
     measure,
     play_round,
     rounds_of,
     step,
     train,
+    train_chunks,
     weigh,
 )
 from fedmaba.simulation.state import Round
@@ -125,7 +125,7 @@ def begin(batch: Batch, lane: Lane, t: int, drawn: Drawn | None = None) -> Round
     """Ask for a lane's losses and the first of its training, without waiting for either."""
     drawn = drawn or draw(batch, list(lane), t)
     measured = measure(batch, drawn)
-    chunks = launch(batch, drawn)
+    chunks = train_chunks(batch, drawn)
     flight = RoundInFlight(drawn, measured, chain(list(islice(chunks, 1)), chunks))
     if pipelines_rounds(batch) and len(drawn.late) == len(drawn.cohorts):
         flight.trained = train(batch, drawn, Decided(), flight.chunks)

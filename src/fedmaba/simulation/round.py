@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.errors import NoRoom
-from fedmaba.rows.cuda_graphs import fetch, send
+from fedmaba.rows.cuda_graphs import send, start_fetch
 from fedmaba.simulation import server_step
 from fedmaba.simulation.batch import Batch
 from fedmaba.simulation.cohort import (
@@ -40,14 +40,27 @@ from fedmaba.simulation.cohort import (
     scale_malicious_updates,
 )
 from fedmaba.simulation.local_training import kept_after
-from fedmaba.simulation.local_training import train as train_rows
+from fedmaba.simulation.local_training import train_chunk as train_rows
 from fedmaba.simulation.measurements import Host, change_stats, end_losses, start_losses
 from fedmaba.simulation.state import Round
 from fedmaba.strategies import deployed
 from fedmaba.strategies.base import Decision, Replies, call_weigh
 
-__all__ = ["Chunk", "Decided", "Measured", "Stepped", "Trained", "draw", "launch", "measure",
-           "play_round", "rounds_of", "step", "train", "weigh"]  # fmt: skip
+__all__ = [
+    "Chunk",
+    "Decided",
+    "Measured",
+    "Stepped",
+    "Trained",
+    "draw",
+    "measure",
+    "play_round",
+    "rounds_of",
+    "step",
+    "train",
+    "train_chunks",
+    "weigh",
+]  # fmt: skip
 
 
 def play_round(batch: Batch, runs: list[int], t: int) -> dict[int, Round]:
@@ -67,7 +80,7 @@ class Chunk:
 
     rows: IntArray  # (n,)       of the round's table
     model: Tensor  # (n, P)      after training
-    told: Tensor  # (2, n)       the mean loss each met, and the sum of its weights
+    summary: Tensor  # (2, n)       the mean loss each met, and the sum of its weights
 
 
 @dataclass
@@ -77,7 +90,7 @@ class Trained:
     delta: Tensor | None  # (R, P)  what is to be added to the models, as far as it is weighed
     changes: Tensor  # (n, P)       of the cohorts whose weights come after training
     whole: Tensor | None = None  # (M, P)   all rows, where one sum can take them all
-    told: list[tuple[IntArray, Tensor]] = field(default_factory=list)  # rows, what they told
+    summaries: list[tuple[IntArray, Tensor]] = field(default_factory=list)  # by rows
     losses: dict[int, list[tuple[IntArray, Host]]] = field(default_factory=dict)  # run -> places
     vectors: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # what clients keep now
 
@@ -156,7 +169,7 @@ def weigh(batch: Batch, drawn: Drawn, measured: Measured, when: str) -> Decided:
             continue
         federation, kept = c.run.federation, batch.progress.kept[c.r]
         if loss is not None and federation.hostile is not None:
-            loss = federation.hostile.said(c.client, loss)
+            loss = federation.hostile.reported_losses(c.client, loss)
         if "gram" in seen:
             seen["gram"] = (seen["gram"] + seen["gram"].T) / 2
             seen |= {"past_client": kept.client, "past_round": kept.round}
@@ -196,8 +209,8 @@ def train(
         new = {n: v.new_zeros(len(c.client), v.shape[1]) for n, v in at.vectors[c.r].items()}
         trained.vectors |= {c.r: new} if new else {}
     all_decided = batch.ranks.count == 1 and len(decided.decision) == len(drawn.cohorts)
-    for chunk in launch(batch, drawn) if chunks is None else chunks:
-        trained.told.append((chunk.rows, chunk.told))
+    for chunk in train_chunks(batch, drawn) if chunks is None else chunks:
+        trained.summaries.append((chunk.rows, chunk.summary))
         _keep_vectors(batch, drawn, chunk, trained)
         if all_decided and drawn.rows_in_order_and_equal(chunk.rows):
             trained.whole = chunk.model
@@ -206,18 +219,20 @@ def train(
     return trained
 
 
-def launch(batch: Batch, drawn: Drawn) -> Iterator[Chunk]:
+def train_chunks(batch: Batch, drawn: Drawn) -> Iterator[Chunk]:
     """Train chunk after chunk; from one that does not fit into memory on, in halves."""
     at, factor = batch.progress, change_factors(drawn.cohorts)
     slot = any(c.needs.early for c in drawn.cohorts)
 
     def work(rows: IntArray) -> Chunk:
         job = job_of(batch, drawn, rows)
-        w, told = train_rows(batch.rows, batch.pool, at.model, job, batch.graphs, slot)
+        w, summary = train_rows(batch.rows, batch.pool, at.model, job, batch.graphs, slot)
         if factor is not None:
             scale_malicious_updates(at.model, w, job.run, factor[rows])
-            told = torch.stack([told[0], w.sum(1)])
-        return Chunk(rows, w, told.clone() if batch.graphs.on else told)  # a replay overwrites it
+            summary = torch.stack([summary[0], w.sum(1)])
+        return Chunk(
+            rows, w, summary.clone() if batch.graphs.on else summary
+        )  # a replay overwrites it
 
     chunks = drawn.chunks
     while chunks:
@@ -249,7 +264,7 @@ def _halved(batch: Batch, chunks: list[IntArray]) -> list[IntArray]:
 
 def _collect(batch: Batch, drawn: Drawn, decided: Decided, chunk: Chunk, trained: Trained) -> None:
     """Take in trained rows: add them up where they can be weighed, else keep their changes."""
-    model, rows, w, means = batch.progress.model, chunk.rows, chunk.model, chunk.told[0]
+    model, rows, w, means = batch.progress.model, chunk.rows, chunk.model, chunk.summary[0]
     whose = drawn.table.cohort[rows]
     if (np.diff(whose) < 0).any():  # each cohort's rows together
         order = np.argsort(whose, kind="stable")
@@ -284,7 +299,7 @@ def _collect(batch: Batch, drawn: Drawn, decided: Decided, chunk: Chunk, trained
         if c.needs.loss in ("mean", "end"):
             after = c.needs.loss == "end"
             value = end_losses(batch, c, place, w[own]) if after else means[own]
-            trained.losses.setdefault(c.r, []).append((place, fetch(value)))
+            trained.losses.setdefault(c.r, []).append((place, start_fetch(value)))
 
 
 def _keep_vectors(batch: Batch, drawn: Drawn, chunk: Chunk, trained: Trained) -> None:
@@ -325,7 +340,7 @@ def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Step
         for name, new in trained.vectors.get(c.r, {}).items() if c.r in decided.decision else ():
             kept, who = at.vectors[c.r][name], send(c.client, new.device)
             kept[who] = torch.where(finite[c.r], ranks.sum(new), kept[who])
-    return Stepped(fetch(finite))
+    return Stepped(start_fetch(finite))
 
 
 def _weigh_changes(
@@ -345,7 +360,7 @@ def _shares(batch: Batch, decided: Decided, t: int) -> tuple[NDArray[Any], NDArr
     moves = np.zeros(len(batch.runs), dtype)
     moves[list(decided.decision)] = 1
     share = [
-        deployed.share(rule, t) if moves[r] else 0.0
+        deployed.new_model_share(rule, t) if moves[r] else 0.0
         for r, (_, rule) in zip(batch.progress.owner, batch.handed_out, strict=True)
     ]
     return moves, np.array(share, dtype)
@@ -361,7 +376,7 @@ def rounds_of(
             continue
         decision = decided.decision[c.r]
         if not finite[c.r]:
-            broken = not_finite(trained.told, len(drawn.table.size))
+            broken = not_finite(trained.summaries, len(drawn.table.size))
             batch.ranks.sum(torch.from_numpy(broken))
             lost = np.flatnonzero(broken[c.rows])
             what = f"the model of client {c.client[lost[0]]}" if len(lost) else "the server's model"

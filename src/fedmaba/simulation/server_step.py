@@ -11,7 +11,7 @@ from torch import Tensor
 from fedmaba.rows.cuda_graphs import send
 from fedmaba.simulation.batch import Batch, precision
 from fedmaba.simulation.cohort import Cohort, FloatArray
-from fedmaba.simulation.state import Kept
+from fedmaba.simulation.state import KeptChanges
 from fedmaba.strategies.base import still_kept
 
 
@@ -93,10 +93,10 @@ def combine_changes(coef: FloatArray, change: Tensor, past: Tensor) -> Tensor:
         return out + share[len(change) :] @ past if len(coef) > len(change) else out
 
 
-def kept_changes(before: Kept, c: Cohort, change: Tensor, t: int) -> Kept:
+def kept_changes(before: KeptChanges, c: Cohort, change: Tensor, t: int) -> KeptChanges:
     """The changes that a cohort's strategy wants to see again after round t."""
     old = still_kept((before.client, before.round), c.client, t, c.needs.keep_rounds)
-    return Kept(
+    return KeptChanges(
         torch.cat([before.change[send(np.flatnonzero(old), change.device)], change]),
         np.concatenate([before.client[old], c.client]),
         np.concatenate([before.round[old], np.full(len(c.client), t)]),

@@ -97,7 +97,7 @@ class Progress:
     best_round: IntArray  # (R,)
     velocity: Tensor | None  # (R, P)       server momentum
     states: list[State]
-    kept: list[Kept]
+    kept: list[KeptChanges]
     vectors: list[dict[str, Tensor]]  #     (N, P) by name: what each run's clients keep
     diverged: list[str]  #                  why a run ended early; empty while it goes on
     chunk: int
@@ -174,7 +174,7 @@ class Progress:
                 if name.startswith(own)
             }
             client, round_ = (arrays[f"kept/{r}/{name}"].copy() for name in ("client", "round"))
-            self.kept[r] = Kept(tensor(f"kept/{r}/change"), client, round_)
+            self.kept[r] = KeptChanges(tensor(f"kept/{r}/change"), client, round_)
 
 
 def _copy(tensor: Tensor) -> NDArray[Any]:
@@ -183,7 +183,7 @@ def _copy(tensor: Tensor) -> NDArray[Any]:
 
 
 @dataclass
-class Kept:
+class KeptChanges:
     """Changes of past rounds that a strategy wants to see again."""
 
     change: Tensor  # (h, P)

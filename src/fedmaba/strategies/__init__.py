@@ -9,7 +9,7 @@ from fedmaba import user_code
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.strategies import hyper_parameters
 from fedmaba.strategies.afl import AFL
-from fedmaba.strategies.base import Strategy, build
+from fedmaba.strategies.base import Strategy, make_strategy
 from fedmaba.strategies.fedavg import FedAvg
 from fedmaba.strategies.fedfv import FedFV
 from fedmaba.strategies.fedmaba import FedMABA
@@ -32,7 +32,7 @@ __all__ = [
     "FedProx",
     "FedSGD",
     "PropFair",
-    "describe",
+    "describe_strategies",
     "parse",
     "register",
 ]
@@ -52,10 +52,11 @@ REGISTRY: dict[str, type[Strategy]] = {
         FedMABA,
     )
 }
+BUILT_IN = tuple(REGISTRY)
 
 
 def register(kind: type[Strategy]) -> type[Strategy]:
-    """Make a strategy of one's own known by its name; also usable as a decorator."""
+    """Make your own strategy known by its name; also usable as a decorator."""
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise InputError(f"{kind!r} is no class of strategies: derive one from fedmaba.Strategy")
     if REGISTRY.get(kind.name, kind) is not kind:
@@ -67,15 +68,15 @@ def register(kind: type[Strategy]) -> type[Strategy]:
 def parse(spec: str) -> list[Strategy]:
     """`name:key=value,key=[v1,v2]` as strategies: a list of values is a grid.
 
-    Values are read as the types say that the strategy's fields are declared with.
-    The name is a registered one, or `package.module.Class` of one's own.
+    The declared type of a field of the strategy decides how its value is read.
+    The name is a registered one, or `package.module.Class` for your own.
     """
     name, _, rest = spec.partition(":")
     if name not in REGISTRY and "." not in name:
         raise unknown(
-            "strategy", name, REGISTRY, other=", or write package.module.Class of one's own"
+            "strategy", name, REGISTRY, other=", or write package.module.Class for your own"
         )
-    kind = REGISTRY[name] if name in REGISTRY else _find(name)
+    kind = REGISTRY[name] if name in REGISTRY else _import_class(name)
     grid: dict[str, list[object]] = {}
     for item in _split(rest, spec):
         key, equals, text = (part.strip() for part in item.partition("="))
@@ -88,32 +89,33 @@ def parse(spec: str) -> list[Strategy]:
             listed = _split(text[1:-1], spec) or [""]
         grid[key] = [_value(kind, key, one.strip()) for one in listed]
     return [
-        _made(name, kind, dict(zip(grid, values, strict=True)))
+        _make(name, kind, dict(zip(grid, values, strict=True)))
         for values in itertools.product(*grid.values())
     ]
 
 
-def describe() -> list[tuple[str, str, str]]:
+def describe_strategies() -> list[tuple[str, str, str]]:
     """Name, one line, and hyper-parameters with defaults (first of a choice) of each strategy."""
     rows = []
     for name, kind in REGISTRY.items():
-        hints = hyper_parameters.hints(kind)
+        types = hyper_parameters.field_types(kind)
         params = []
         for f in dataclasses.fields(kind):
-            listed = "|".join(map(str, hyper_parameters.options(hints[f.name])))
-            params.append(
-                f"{f.name}={listed or hyper_parameters.short(hyper_parameters.default(f))}"
-            )
+            listed = "|".join(map(str, hyper_parameters.listed_choices(types[f.name])))
+            default = hyper_parameters.format_value(hyper_parameters.default_value(f))
+            params.append(f"{f.name}={listed or default}")
         rows.append((name, (kind.__doc__ or "").strip().split("\n")[0], ", ".join(params)))
     return rows
 
 
-def _find(path: str) -> type[Strategy]:
+def _import_class(path: str) -> type[Strategy]:
     """The class at `package.module.Class`."""
     if path.endswith(".toml"):
         raise InputError(f"strategy {path!r} is an experiment file: say fedmaba run {path}")
     where, _, attribute = path.rpartition(".")
-    kind = user_code.find(f"strategy {path!r}", where, attribute, "package.module.Class")
+    kind = user_code.import_attribute(
+        f"strategy {path!r}", where, attribute, "package.module.Class"
+    )
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise InputError(f"strategy {path!r} is no class derived from fedmaba.Strategy")
     if not isinstance(getattr(kind, "name", None), str):
@@ -125,22 +127,22 @@ def _find(path: str) -> type[Strategy]:
     return kind
 
 
-def _made(name: str, kind: type[Strategy], values: dict[str, object]) -> Strategy:
-    """A strategy that can say its own name."""
+def _make(name: str, kind: type[Strategy], values: dict[str, object]) -> Strategy:
+    """A strategy whose label can be written; an error in its class becomes one line."""
     try:
-        made = build(kind, values)
+        made = make_strategy(kind, values)
         made.label()
     except FedmabaError:
         raise
-    except Exception as error:  # whatever a class of the user's own does
-        raise user_code.fault(f"strategy {name!r}", error) from error
+    except Exception as error:  # user code can raise anything
+        raise user_code.error_in_user_code(f"strategy {name!r}", error) from error
     return made
 
 
 def _split(text: str, spec: str) -> list[str]:
     """Split at commas outside brackets."""
     try:
-        return hyper_parameters.split(text)
+        return hyper_parameters.split_at_commas(text)
     except ValueError:
         raise InputError(f"{spec!r}: brackets do not match: write key=[v1,v2]") from None
 
@@ -148,6 +150,6 @@ def _split(text: str, spec: str) -> list[str]:
 def _value(kind: type[Strategy], key: str, text: str) -> object:
     """A hyper-parameter of a strategy from its text."""
     try:
-        return hyper_parameters.read(hyper_parameters.hints(kind).get(key, str), text)
+        return hyper_parameters.parse_value(hyper_parameters.field_types(kind).get(key, str), text)
     except ValueError as rule:
         raise InputError(f"{kind.name}: {key}={text!r}: {rule}") from None

@@ -17,12 +17,12 @@ from fedmaba.strategies.base import (
     Replies,
     State,
     Strategy,
+    bounded_product,
     param,
-    reported,
-    times,
-    uniform,
+    require_finite,
+    uniform_weights,
 )
-from fedmaba.strategies.simplex import effective, project, widen
+from fedmaba.strategies.simplex import effective_count, project, widen
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class AFL(Strategy):
     def weigh(self, state: State, replies: Replies) -> Decision:
         weight = state["lambda"]
         coef = weight[replies.client]  # the old ones: the model they were chosen for is this one
-        coef = coef / coef.sum() if coef.sum() > 0.0 else uniform(replies)
+        coef = coef / coef.sum() if coef.sum() > 0.0 else uniform_weights(replies)
         moved = weight.copy()
-        moved[replies.client] += times(self.lam, reported(replies.loss, "loss"))
-        return Decision(coef, {"lambda": project(moved)}, {"effective": effective(coef)})
+        moved[replies.client] += bounded_product(self.lam, require_finite(replies.loss, "loss"))
+        return Decision(coef, {"lambda": project(moved)}, {"effective": effective_count(coef)})

@@ -20,14 +20,15 @@ from numpy.typing import NDArray
 
 from fedmaba.errors import InputError, unknown
 from fedmaba.strategies import hyper_parameters
-from fedmaba.strategies.hyper_parameters import MOST
+from fedmaba.strategies.hyper_parameters import MAX_ABS
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 State = dict[str, FloatArray]
 LossAt = Literal["none", "start", "mean", "end"]
 Changes = Literal["none", "norms", "gram"]
-TAKEN = ("run", "strategy", "seed", "round", "deployed", "last")  # a line of a round says them
+# A recorded round has these keys already, so the info of a strategy cannot use them.
+RESERVED_INFO_KEYS = ("run", "strategy", "seed", "round", "deployed", "last")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,20 @@ class Decision(NamedTuple):
     coef: FloatArray  # (m,) or (m+h,)
     state: State  #                              carried to the next round, saved in checkpoints
     info: Mapping[str, float] = {}  #            what people like to see: lambda, kl, ...
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A number of `Decision.info` that people want to see, and the words for it in a report."""
+
+    name: str  #                                 its key in the info
+    title: str = ""  #                           of its plot; "": the name
+    about: str = ""  #                           a sentence below the title
+    short: str = ""  #                           of its column while a run goes on; "": no column
+    limit: float | None = None  #                drawn as a line beside the number
+    limit_name: str = ""
+    above_zero: str = ""  #                      what happens in a round in which it is above 0
+    always_zero: str = ""  #                     what it means if that is in no round
 
 
 @dataclass(frozen=True)
@@ -92,9 +107,9 @@ class PropFairLoss:
 
 @dataclass(frozen=True)
 class Keep:
-    """How a vector that a client keeps changes by its training: a combination of three.
+    """How training changes a vector that a client keeps: a combination of three vectors.
 
-    Before a client's first round it is 0. It never leaves the client.
+    The kept vector is 0 before the client's first round. It never leaves the client.
     """
 
     start: float = 0.0  #                        of the server's model, which training starts from
@@ -120,18 +135,18 @@ class Local:
                 )
 
     def to_json(self) -> dict[str, Any]:
-        """As it travels to a site."""
+        """This record as JSON, as it is sent to a client."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Local:
-        """What `to_json` gave."""
-        loss = told.get("loss")
+    def from_json(cls, content: Mapping[str, Any]) -> Local:
+        """The record that `to_json` wrote."""
+        loss = content.get("loss")
         return cls(
             **{
-                **told,
+                **content,
                 "loss": None if loss is None else PropFairLoss(**loss),
-                "keep": {name: Keep(**rule) for name, rule in told.get("keep", {}).items()},
+                "keep": {name: Keep(**rule) for name, rule in content.get("keep", {}).items()},
             }
         )
 
@@ -177,23 +192,23 @@ class Strategy:
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             try:
-                kept = hyper_parameters.checked(
-                    f, hyper_parameters.hints(type(self))[f.name], value
+                kept = hyper_parameters.check_value(
+                    f, hyper_parameters.field_types(type(self))[f.name], value
                 )
             except ValueError as rule:
                 raise InputError(f"{self.name}: {f.name}={value!r}: {rule}") from None
             object.__setattr__(self, f.name, kept)
 
     def needs(self) -> Needs:
-        """What `weigh` wants to see."""
+        """What `weigh` needs to know."""
         return Needs()
 
     def local(self) -> Local:
-        """What clients do differently."""
+        """What clients do beyond plain SGD."""
         return Local()
 
     def total(self) -> float | None:
-        """The sum of the coefficients, where the algorithm fixes it: other sums are refused."""
+        """The sum that the coefficients must have; None where the algorithm does not fix it."""
         return 1.0
 
     def init(self, n_clients: int) -> State:
@@ -201,7 +216,7 @@ class Strategy:
         return {}
 
     def join(self, state: State, n_clients: int) -> State:
-        """The state of a federation grown to n_clients, the new ones last; no state, no change."""
+        """The state after new clients joined: n_clients in all, the new ones last."""
         fresh = self.init(n_clients)
         for name, value in state.items():
             if name not in fresh or fresh[name].shape != value.shape:
@@ -215,13 +230,17 @@ class Strategy:
         """Coefficients on this round's changes, and the state for the next."""
         raise NotImplementedError
 
+    def shown(self) -> tuple[Shown, ...] | None:
+        """Which numbers of its info a report shows, in order; None: all, by their names."""
+        return None
+
     def label(self) -> str:
         """The name with every hyper-parameter that differs from its default."""
         changed = [
             f"{f.name}={told}"
             for f in dataclasses.fields(self)
-            if (told := hyper_parameters.short(getattr(self, f.name)))
-            != hyper_parameters.short(hyper_parameters.default(f))
+            if (told := hyper_parameters.format_value(getattr(self, f.name)))
+            != hyper_parameters.format_value(hyper_parameters.default_value(f))
         ]
         return self.name + (":" + ",".join(changed) if changed else "")
 
@@ -234,7 +253,7 @@ def param(
     return field(default=default, metadata=meta)
 
 
-def build(kind: type[Strategy], values: Mapping[str, object]) -> Strategy:
+def make_strategy(kind: type[Strategy], values: Mapping[str, object]) -> Strategy:
     """A strategy from hyper-parameters by name, refusing unknown ones."""
     known = [f.name for f in dataclasses.fields(kind)]
     for key in values:
@@ -251,16 +270,17 @@ def still_kept(
     round: int,
     rounds: int,
 ) -> NDArray[np.bool_]:
-    """Which kept changes a strategy that asks for so many rounds sees again after this one.
+    """Which of the kept changes a strategy still sees after this round.
 
-    Of each client the last: those who took part now have a newer one.
+    It asks for those of the last `rounds` rounds. Of each client only the newest is kept, so the
+    changes of clients who took part in this round are replaced.
     """
     who, when = kept
     return (when > round - rounds) & ~np.isin(who, client)
 
 
 def call_weigh(strategy: Strategy, state: State, replies: Replies) -> Decision:
-    """What a strategy decides, refused unless it has a coefficient for each change it saw."""
+    """Ask a strategy for its decision; refuse one without a coefficient for each change it saw."""
     decision = strategy.weigh(state, replies)
     try:
         coef = np.asarray(getattr(decision, "coef", None))
@@ -276,14 +296,14 @@ def call_weigh(strategy: Strategy, state: State, replies: Replies) -> Decision:
         raise InputError(f"{strategy.name}: weigh() gave coefficients of {coef.dtype}: give floats")
     check_state(strategy, decision.state, decision.info)
     decision = Decision(np.asarray(coef, np.float64), decision.state, decision.info)
-    _sum_as_told(strategy, replies.round, decision.coef)
+    _check_sum(strategy, replies.round, decision.coef)
     return decision
 
 
-def _sum_as_told(strategy: Strategy, round: int, coef: FloatArray) -> None:
-    """Refuse coefficients whose sum is not what `total` says; float32 is precise enough."""
+def _check_sum(strategy: Strategy, round: int, coef: FloatArray) -> None:
+    """Refuse coefficients whose sum is not what `total` says, to about the precision of float32."""
     goal = strategy.total()
-    if goal is None or not np.isfinite(coef).all():  # that the run has diverged is said elsewhere
+    if goal is None or not np.isfinite(coef).all():  # the caller reports divergence
         return
     if not isinstance(goal, int | float) or not abs(goal) < np.inf:
         raise InputError(f"{strategy.name}: total() gave {goal!r}: return a finite number, or None")
@@ -297,63 +317,63 @@ def _sum_as_told(strategy: Strategy, round: int, coef: FloatArray) -> None:
 
 
 def check_state(strategy: Strategy, state: State, info: Mapping[str, float] | None = None) -> State:
-    """A state that a checkpoint can hold, beside info that can be recorded; else refused."""
+    """Refuse a state that a checkpoint cannot hold and info that a round cannot record."""
     info = {} if info is None else info
     for what, found in (("state", state), ("info", info)):
-        if not isinstance(found, Mapping) or not all(map(_named, found)):
+        if not isinstance(found, Mapping) or not all(map(_is_printable_name, found)):
             raise InputError(f"{strategy.name}: its {what} is {found!r}: give a dict by names")
     for name, value in state.items():
-        if not _numbers(value):
+        if not _is_numeric(value):
             raise InputError(
-                f"{strategy.name}: state {name!r} is {_kind(value)}, which cannot be saved: keep "
-                "arrays of numbers, as np.array([1.0])"
+                f"{strategy.name}: state {name!r} is {_type_in_words(value)}, which cannot be "
+                "saved: keep arrays of numbers, as np.array([1.0])"
             )
     for name, number in info.items():
-        if name in TAKEN:
+        if name in RESERVED_INFO_KEYS:
             raise InputError(
                 f"{strategy.name}: info {name!r} would stand for the {name} of the run: choose "
                 "another name"
             )
-        if isinstance(number, int) and not abs(number) < MOST:
-            raise InputError(f"{strategy.name}: info {name!r} is no number below {MOST:g}")
-        if not isinstance(number, int | float) and (np.ndim(number) or not _numbers(number)):
+        if isinstance(number, int) and not abs(number) < MAX_ABS:
+            raise InputError(f"{strategy.name}: info {name!r} is no number below {MAX_ABS:g}")
+        if not isinstance(number, int | float) and (np.ndim(number) or not _is_numeric(number)):
             raise InputError(
-                f"{strategy.name}: info {name!r} is {_kind(number)}: a round records single "
-                "numbers, as float(...): keep arrays in the state"
+                f"{strategy.name}: info {name!r} is {_type_in_words(number)}: a round records "
+                "single numbers, as float(...): keep arrays in the state"
             )
     return state
 
 
-def _named(name: Any) -> bool:
-    """Whether files can hold something of this name."""
+def _is_printable_name(name: Any) -> bool:
+    """Whether this is a name that files can hold."""
     return isinstance(name, str) and name.isprintable()
 
 
-def _numbers(value: Any) -> bool:
-    """Whether it is an array of real numbers, of a kind that files have."""
+def _is_numeric(value: Any) -> bool:
+    """Whether this is an array of real numbers whose type a file can hold."""
     array = isinstance(value, np.ndarray | np.generic)
     return array and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
 
 
-def _kind(value: Any) -> str:
+def _type_in_words(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype}, shape {value.shape}"
     return f"of type {type(value).__name__}"
 
 
-def by_size(replies: Replies) -> FloatArray:
+def size_weights(replies: Replies) -> FloatArray:
     """Weights in proportion to the clients' training examples."""
     return np.asarray(replies.size / replies.size.sum(), dtype=np.float64)
 
 
-def uniform(replies: Replies) -> FloatArray:
+def uniform_weights(replies: Replies) -> FloatArray:
     """The same weight for each participant."""
     m = len(replies.client)
     return np.full(m, 1.0 / m)
 
 
-def reported(values: FloatArray | None, what: str) -> FloatArray:
-    """The field of a reply that `needs` asked for, refused unless it is there and finite."""
+def require_finite(values: FloatArray | None, what: str) -> FloatArray:
+    """A field of the replies that `needs` asked for; an error if it is missing or not finite."""
     if values is None:
         raise InputError(f"the replies carry no {what}, though the strategy's needs() asks for it")
     if not np.isfinite(values).all():
@@ -361,10 +381,11 @@ def reported(values: FloatArray | None, what: str) -> FloatArray:
     return values
 
 
-TINY = float(np.finfo(np.float64).tiny)  # below it a number has fewer digits, and no reciprocal
+# Smaller numbers have fewer digits, and their reciprocals overflow.
+SMALLEST_NORMAL = float(np.finfo(np.float64).tiny)
 
 
-def times(factor: float, values: FloatArray) -> FloatArray:
-    """factor * values, never beyond MOST whatever a client reports."""
+def bounded_product(factor: float, values: FloatArray) -> FloatArray:
+    """factor * values, kept between -MAX_ABS and MAX_ABS whatever a client reports."""
     with np.errstate(over="ignore"):
-        return np.minimum(np.maximum(factor * values, -MOST), MOST)
+        return np.minimum(np.maximum(factor * values, -MAX_ABS), MAX_ABS)

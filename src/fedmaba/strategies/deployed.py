@@ -1,4 +1,4 @@
-"""Which model is handed out: an average of the server's models. Pure.
+"""Which model is deployed (handed out to users): an average of the server's models.
 
 `last`, `average`, `poly:K` (polynomial decay, Shamir and Zhang 2013) or `ema:B`.
 """
@@ -10,8 +10,8 @@ import math
 from fedmaba.errors import InputError
 
 
-def parse(text: str) -> tuple[str, float]:
-    """`last`, `average`, `poly:K` or `ema:B` as kind and number."""
+def parse_rule(text: str) -> tuple[str, float]:
+    """Kind and number of a rule: `last`, `average`, `poly:K` or `ema:B`."""
     kind, _, number = text.partition(":")
     try:
         value = float(number) if number else math.nan
@@ -28,9 +28,9 @@ def parse(text: str) -> tuple[str, float]:
     )
 
 
-def share(text: str, t: int) -> float:
-    """The share of the new model in the deployed one after round t = 0, 1, ..."""
-    kind, value = parse(text)
+def new_model_share(text: str, t: int) -> float:
+    """The weight of the server's new model in the deployed average after round t = 0, 1, ..."""
+    kind, value = parse_rule(text)
     if kind == "poly":
         return (value + 1) / (t + 1 + value)
     if kind == "average":

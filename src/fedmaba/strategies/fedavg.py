@@ -4,7 +4,14 @@ Data", AISTATS 2017. Its averaging rule serves FedSGD, FedProx and PropFair too.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedmaba.strategies.base import Decision, Replies, State, Strategy, by_size, uniform
+from fedmaba.strategies.base import (
+    Decision,
+    Replies,
+    State,
+    Strategy,
+    size_weights,
+    uniform_weights,
+)
 
 
 @dataclass(frozen=True)
@@ -15,4 +22,6 @@ class FedAvg(Strategy):
     weights: Literal["size", "uniform"] = "size"
 
     def weigh(self, state: State, replies: Replies) -> Decision:
-        return Decision(by_size(replies) if self.weights == "size" else uniform(replies), state)
+        return Decision(
+            size_weights(replies) if self.weights == "size" else uniform_weights(replies), state
+        )

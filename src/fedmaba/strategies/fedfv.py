@@ -14,15 +14,16 @@ from typing import ClassVar
 import numpy as np
 
 from fedmaba.strategies.base import (
-    TINY,
+    SMALLEST_NORMAL,
     Decision,
     FloatArray,
     Needs,
     Replies,
+    Shown,
     State,
     Strategy,
     param,
-    reported,
+    require_finite,
 )
 
 
@@ -40,8 +41,14 @@ class FedFV(Strategy):
     def total(self) -> float | None:
         return None  # rescaled to the length of the plain mean
 
+    def shown(self) -> tuple[Shown, ...]:
+        return ()
+
     def weigh(self, state: State, replies: Replies) -> Decision:
-        gram, loss = reported(replies.gram, "gram matrix"), reported(replies.loss, "loss")
+        gram, loss = (
+            require_finite(replies.gram, "gram matrix"),
+            require_finite(replies.loss, "loss"),
+        )
         m = len(loss)
         mean, coef = np.zeros((2, len(gram)))
         mean[:m] = 1.0 / m
@@ -64,7 +71,7 @@ class FedFV(Strategy):
         order = np.argsort(loss, kind="stable")
         free = math.ceil((m - 1) * (1 - self.alpha)) if self.alpha > 0 else m  # not worst served
         length = gram.diagonal()[order]
-        inverse = np.divide(1.0, length, where=length >= TINY, out=np.zeros(m))
+        inverse = np.divide(1.0, length, where=length >= SMALLEST_NORMAL, out=np.zeros(m))
         dots = gram[order].take(order, axis=1)
         share = dots * inverse  # of a projection on j in a product with k
         np.fill_diagonal(dots, np.inf)  # nothing is projected off itself
@@ -93,4 +100,4 @@ def _square(coef: FloatArray, gram: FloatArray) -> float:
     """Squared length of a combination; 0 where it is rounding of vectors that cancel."""
     scale = float(np.abs(coef) @ np.sqrt(np.maximum(gram.diagonal(), 0.0)))
     square = float(coef @ gram @ coef)
-    return square if square >= max(1e-6 * scale * scale, TINY) else 0.0
+    return square if square >= max(1e-6 * scale * scale, SMALLEST_NORMAL) else 0.0

@@ -21,19 +21,20 @@ import numpy as np
 
 from fedmaba.errors import InputError
 from fedmaba.strategies.base import (
-    TINY,
+    SMALLEST_NORMAL,
     Decision,
     FloatArray,
     IntArray,
     Needs,
     Replies,
+    Shown,
     State,
     Strategy,
+    bounded_product,
     param,
-    reported,
-    times,
+    require_finite,
 )
-from fedmaba.strategies.outliers import usual
+from fedmaba.strategies.outliers import shrink_outliers
 from fedmaba.strategies.simplex import tilt, widen
 
 FLOOR = 1e-12  # of the uniform weight: no arm is dead for ever
@@ -60,6 +61,28 @@ class FedMABA(Strategy):
     def total(self) -> float | None:
         return self.eta_s
 
+    def shown(self) -> tuple[Shown, ...]:
+        rho = self.rho if self.ball == "cohort" else None
+        ball = "KL ball" if rho is None else f"KL ball of radius ρ = {rho:g}"
+        return (
+            Shown(
+                name="lambda",
+                title="multiplier λ*",
+                about="Above 0 where the KL ball binds.",
+                short="λ*",
+                above_zero=f"the {ball} binds",
+                always_zero=f"the {ball} never binds, so λ* = 0 and ρ has no effect on these "
+                "results",
+            ),
+            Shown(
+                name="kl",
+                title="KL from uniform",
+                about="Against the radius ρ, the dotted line.",
+                limit=rho,
+                limit_name="ρ",
+            ),
+        )
+
     def init(self, n_clients: int) -> State:
         p = {"p": np.full(n_clients, 1.0 / n_clients)}
         return p if self.trust == "all" else p | {name: np.zeros(n_clients) for name in LAST}
@@ -83,8 +106,8 @@ class FedMABA(Strategy):
         p, who = state["p"], replies.client
         m = len(who)
         relative = np.maximum(p[who] * len(p), FLOOR)
-        loss, last = self._believed(state, who, reported(replies.loss, "loss"))
-        a = np.log(relative) + times(self.eta_b, loss)
+        loss, last = self._believed(state, who, require_finite(replies.loss, "loss"))
+        a = np.log(relative) + bounded_product(self.eta_b, loss)
         phat, multiplier, kl = tilt(a, self._radius(p, who))
         new = p.copy()
         new[who] = phat * (p[who].sum() if self.sync == "mass" else 1.0)
@@ -100,7 +123,7 @@ class FedMABA(Strategy):
             return loss, {}
         said, heard = (state[name].copy() for name in LAST)
         said[who], heard[who] = loss, 1.0
-        return usual(loss, said[heard > 0]), dict(zip(LAST, (said, heard), strict=True))
+        return shrink_outliers(loss, said[heard > 0]), dict(zip(LAST, (said, heard), strict=True))
 
     def _radius(self, p: FloatArray, who: IntArray) -> float:
         """The radius of the ball in terms of KL(phat || uniform over the cohort)."""
@@ -109,7 +132,7 @@ class FedMABA(Strategy):
             return self.rho
         if self.ball == "global":  # KL of the whole = the others' part + the cohort's, by mass
             mass = float(p[who].sum())
-            if mass < TINY:  # nothing to bound
+            if mass < SMALLEST_NORMAL:  # nothing to bound
                 return np.inf
             others = np.delete(p, who)
             others = others @ np.log(np.maximum(others * n, FLOOR))

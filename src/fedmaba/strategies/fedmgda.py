@@ -16,13 +16,14 @@ from fedmaba.strategies.base import (
     Decision,
     Needs,
     Replies,
+    Shown,
     State,
     Strategy,
-    by_size,
     param,
-    reported,
+    require_finite,
+    size_weights,
 )
-from fedmaba.strategies.simplex import effective, min_norm
+from fedmaba.strategies.simplex import effective_count, min_norm
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,14 @@ class FedMGDA(Strategy):
     def total(self) -> float | None:
         return None  # the length of the step is set, not the sum
 
+    def shown(self) -> tuple[Shown, ...]:
+        return ()
+
     def weigh(self, state: State, replies: Replies) -> Decision:
-        gram = reported(replies.gram, "gram matrix")
+        gram = require_finite(replies.gram, "gram matrix")
         length = np.sqrt(gram.diagonal())
         inverse = np.where(length > 1e-150, 1.0 / np.maximum(length, 1e-150), 0.0)
-        mu = min_norm(gram * np.outer(inverse, inverse), by_size(replies), self.epsilon)
+        mu = min_norm(gram * np.outer(inverse, inverse), size_weights(replies), self.epsilon)
         coef = self.eta * self.decay**replies.round * mu * inverse
         norm = float(np.sqrt(max(float(coef @ gram @ coef), 0.0)))
-        return Decision(coef, state, {"effective": effective(mu), "step_norm": norm})
+        return Decision(coef, state, {"effective": effective_count(mu), "step_norm": norm})

@@ -7,7 +7,7 @@ simulated.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedmaba.strategies.base import Decision, Local, Replies, State, Strategy, by_size, param
+from fedmaba.strategies.base import Decision, Local, Replies, State, Strategy, param, size_weights
 
 
 @dataclass(frozen=True)
@@ -21,4 +21,4 @@ class FedProx(Strategy):
         return Local(prox=self.mu)
 
     def weigh(self, state: State, replies: Replies) -> Decision:
-        return Decision(by_size(replies), state)
+        return Decision(size_weights(replies), state)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedmaba.strategies.base import Decision, Local, Replies, State, Strategy, by_size
+from fedmaba.strategies.base import Decision, Local, Replies, State, Strategy, size_weights
 
 
 @dataclass(frozen=True)
@@ -16,4 +16,4 @@ class FedSGD(Strategy):
         return Local(full_batch=True)
 
     def weigh(self, state: State, replies: Replies) -> Decision:
-        return Decision(by_size(replies), state)
+        return Decision(size_weights(replies), state)

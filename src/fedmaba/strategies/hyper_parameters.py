@@ -13,46 +13,46 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-MOST = 1e300  # of a hyper-parameter or a report, so that products stay finite
-FREE = (Any, object)  # a number where it reads as one, else the word
+MAX_ABS = 1e300  # largest hyper-parameter or report: products with it stay finite
+UNTYPED = (Any, object)  # text that looks like a number becomes one, other text stays
 PLAIN = (type(None), bool, int, float, str)  # in the order in which they are tried
 
-_known: dict[type, dict[str, Any]] = {}
+_field_types: dict[type, dict[str, Any]] = {}
 
 
-def hints(kind: type) -> dict[str, Any]:
-    """The types of a class's fields; to find them is slow."""
-    if kind not in _known:
-        _known[kind] = get_type_hints(kind)
-    return _known[kind]
+def field_types(kind: type) -> dict[str, Any]:
+    """The types of a class's fields, remembered because finding them is slow."""
+    if kind not in _field_types:
+        _field_types[kind] = get_type_hints(kind)
+    return _field_types[kind]
 
 
-def options(kind: Any) -> tuple[Any, ...]:
-    """What a hyper-parameter of this type may be, where the type lists it."""
+def listed_choices(kind: Any) -> tuple[Any, ...]:
+    """The values that a Literal type lists; empty for other types."""
     return get_args(kind) if get_origin(kind) is Literal else ()
 
 
-def default(f: dataclasses.Field[Any]) -> Any:
-    """What a field is where nothing is said."""
+def default_value(f: dataclasses.Field[Any]) -> Any:
+    """The default value of a field."""
     return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
 
 
-def short(value: object) -> str:
+def format_value(value: object) -> str:
     """A hyper-parameter as a user would type it."""
     if isinstance(value, tuple):
-        return f"({', '.join(map(short, value))}{',' * (len(value) == 1)})"
+        return f"({', '.join(map(format_value, value))}{',' * (len(value) == 1)})"
     if not isinstance(value, float):
         return str(value)
     brief = format(value, "g")
     return brief if float(brief) == value else repr(value)
 
 
-def split(text: str) -> list[str]:
-    """The parts between commas outside brackets; ValueError where brackets do not match."""
+def split_at_commas(text: str) -> list[str]:
+    """Split at commas outside brackets; ValueError where brackets do not match."""
     parts, opened, start = [], "", 0
     for i, c in enumerate(text):
         if c in "[(":
-            if c == "[" and opened:  # a list is a grid, and that stands outside
+            if c == "[" and opened:  # a list makes a grid, so it cannot stand inside brackets
                 raise ValueError(text)
             opened += c
         elif c in "])":
@@ -67,28 +67,28 @@ def split(text: str) -> list[str]:
     return [*parts, text[start:]] if text else []
 
 
-def read(kind: Any, text: str) -> object:
-    """What a text means for a field of this type; the text itself where it means nothing."""
+def parse_value(kind: Any, text: str) -> object:
+    """Read a text as a value of this type; a text that does not fit is returned as it is."""
     members = _members(kind)
-    if not any(_told(member) for member in members):
+    if not any(_can_be_written(member) for member in members):
         raise ValueError("a hyper-parameter of this type is given in Python, not as text")
     for member in members:
         try:
-            return _meaning(member, text)
+            return _parse_as(member, text)
         except ValueError:
             continue
     return text
 
 
-def checked(f: dataclasses.Field[Any], kind: Any, value: object) -> object:
-    """A value as its field keeps it; ValueError with the rule where it does not fit."""
+def check_value(f: dataclasses.Field[Any], kind: Any, value: object) -> object:
+    """The value as the field stores it; ValueError that says the rule where it does not fit."""
     members = _members(kind)
     for member in members:
         try:
-            kept = _fitting(f, member, value)
+            kept = _fit(f, member, value)
         except ValueError:
             continue
-        if value is not default(f) and not _readable(kind, kept):
+        if value is not default_value(f) and not _readable(kind, kept):
             raise ValueError(
                 "its label would not be read as this value: choose another word, without commas, "
                 "brackets and blanks at its ends"
@@ -98,7 +98,7 @@ def checked(f: dataclasses.Field[Any], kind: Any, value: object) -> object:
 
 
 def _members(kind: Any) -> list[Any]:
-    """The types that a type allows, words last: a text may be any word."""
+    """The members of a union, in the order in which to try them: str last, as it takes any text."""
     joined = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     return sorted(joined, key=lambda one: PLAIN.index(one) if one in PLAIN else 0)
 
@@ -114,36 +114,38 @@ def _elements(kind: Any, count: int) -> Iterator[Any]:
     yield from args
 
 
-def _told(kind: Any) -> bool:
-    """Whether a text can say a value of this type."""
-    return kind in PLAIN or kind in FREE or bool(options(kind)) or _is_tuple(kind)
+def _can_be_written(kind: Any) -> bool:
+    """Whether a value of this type can be written as text."""
+    return kind in PLAIN or kind in UNTYPED or bool(listed_choices(kind)) or _is_tuple(kind)
 
 
 def _is_tuple(kind: Any) -> bool:
     return kind is tuple or get_origin(kind) is tuple
 
 
-def _meaning(kind: Any, text: str) -> object:
-    """What a text means for one type; ValueError where it means nothing."""
+def _parse_as(kind: Any, text: str) -> object:
+    """Read a text as one type; ValueError where it does not fit."""
     if kind is str:
         return text
     if kind is float:
         return float(text)
-    if kind is int or kind in FREE:
+    if kind is int or kind in UNTYPED:
         return _number(kind, text)
     if _is_tuple(kind):
         if not (text.startswith("(") and text.endswith(")")):
             raise ValueError(text)
-        inner = [part.strip() for part in split(text[1:-1].strip().removesuffix(","))]
-        return tuple(map(read, _elements(kind, len(inner)), inner))
-    for value in options(kind) or {bool: (True, False), type(None): (None,)}.get(kind, ()):
-        if short(value) == text or (value in (True, False, None) and str(value) == text.title()):
+        inner = [part.strip() for part in split_at_commas(text[1:-1].strip().removesuffix(","))]
+        return tuple(map(parse_value, _elements(kind, len(inner)), inner))
+    for value in listed_choices(kind) or {bool: (True, False), type(None): (None,)}.get(kind, ()):
+        if format_value(value) == text or (
+            value in (True, False, None) and str(value) == text.title()
+        ):
             return value
     raise ValueError(text)
 
 
 def _number(kind: Any, text: str) -> object:
-    """A whole number where it is one, else a number, else (of a free type) the word."""
+    """A text as a whole number, else as a number, else (where any type will do) as it is."""
     try:
         return int(text)
     except ValueError:
@@ -151,16 +153,16 @@ def _number(kind: Any, text: str) -> object:
     try:
         value = float(text)
     except ValueError:
-        if kind in FREE:
+        if kind in UNTYPED:
             return text
         raise
     return int(value) if kind is int and value.is_integer() else value
 
 
-def _fitting(f: dataclasses.Field[Any], kind: Any, value: Any) -> object:
-    """The value as one type keeps it; ValueError where it does not fit."""
+def _fit(f: dataclasses.Field[Any], kind: Any, value: Any) -> object:
+    """The value as this type stores it; ValueError where it does not fit."""
     true = isinstance(value, bool | np.bool_)
-    if choices := options(kind):
+    if choices := listed_choices(kind):
         for choice in choices:
             if true == isinstance(choice, bool) and choice == value:
                 return choice
@@ -168,12 +170,12 @@ def _fitting(f: dataclasses.Field[Any], kind: Any, value: Any) -> object:
         if isinstance(value, int | float) and not true:
             low, high, strict = _range(f)
             inside = (low < value if strict else low <= value) and value <= high
-            if inside and abs(value) < MOST and kind(value) == value:
+            if inside and abs(value) < MAX_ABS and kind(value) == value:
                 return kind(value)
     elif _is_tuple(kind):
         if isinstance(value, tuple | list):
             pairs = zip(_elements(kind, len(value)), value, strict=True)
-            return tuple(checked(f, inner, one) for inner, one in pairs)
+            return tuple(check_value(f, inner, one) for inner, one in pairs)
     elif kind is bool:
         if true:
             return bool(value)
@@ -183,14 +185,16 @@ def _fitting(f: dataclasses.Field[Any], kind: Any, value: Any) -> object:
 
 
 def _readable(kind: Any, value: object) -> bool:
-    """Whether a label tells this value from all others."""
+    """Whether a label with this value can be read back as the same value."""
     if isinstance(value, str) and (
         not value.isprintable() or value != value.strip() or set(value) & set(",[]()")
     ):
         return False
-    if isinstance(value, tuple) or not all(_told(m) and m not in FREE for m in _members(kind)):
-        return True  # its elements were asked; others are Python's business
-    return bool(value != "" and read(kind, short(value)) == value)
+    if isinstance(value, tuple) or not all(
+        _can_be_written(m) and m not in UNTYPED for m in _members(kind)
+    ):
+        return True  # its elements were checked already; other types are never read from text
+    return bool(value != "" and parse_value(kind, format_value(value)) == value)
 
 
 def _range(f: dataclasses.Field[Any]) -> tuple[float, float, bool]:
@@ -200,9 +204,9 @@ def _range(f: dataclasses.Field[Any]) -> tuple[float, float, bool]:
 
 
 def _rule(f: dataclasses.Field[Any], kind: Any) -> str:
-    """What a hyper-parameter of one type may be, in words."""
-    if choices := options(kind):
-        return f"choose one of {', '.join(map(short, choices))}"
+    """The rule for a hyper-parameter of one type, as part of an error message."""
+    if choices := listed_choices(kind):
+        return f"choose one of {', '.join(map(format_value, choices))}"
     if _is_tuple(kind):
         return f"give several in parentheses, as (a,b): {kind}"
     if kind not in (int, float):
@@ -214,5 +218,5 @@ def _rule(f: dataclasses.Field[Any], kind: Any) -> str:
     if high < np.inf:
         parts.append(f"{'and ' if len(parts) > 1 else 'of '}at most {high:g}")
     elif kind is float:
-        parts.append(f"{'and ' if len(parts) > 1 else ''}below {MOST:g}")
+        parts.append(f"{'and ' if len(parts) > 1 else ''}below {MAX_ABS:g}")
     return " ".join(parts)

@@ -16,8 +16,8 @@ from fedmaba.strategies.base import (
     Replies,
     State,
     Strategy,
-    by_size,
     param,
+    size_weights,
 )
 
 
@@ -35,4 +35,4 @@ class PropFair(Strategy):
         return Local(loss=PropFairLoss(self.M, self.epsilon, slope))
 
     def weigh(self, state: State, replies: Replies) -> Decision:
-        return Decision(by_size(replies), state)
+        return Decision(size_weights(replies), state)

@@ -12,16 +12,17 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from fedmaba.strategies.base import (
-    TINY,
+    SMALLEST_NORMAL,
     Decision,
     Local,
     Needs,
     Replies,
+    Shown,
     State,
     Strategy,
+    bounded_product,
     param,
-    reported,
-    times,
+    require_finite,
 )
 
 
@@ -42,12 +43,18 @@ class QFFL(Strategy):
     def total(self) -> float | None:
         return None  # at most 1: the step shrinks as the changes grow
 
+    def shown(self) -> tuple[Shown, ...]:
+        return ()
+
     def weigh(self, state: State, replies: Replies) -> Decision:
-        loss = np.maximum(reported(replies.loss, "loss"), 1e-10)
-        norms = reported(replies.norms, "norms")
+        loss = np.maximum(require_finite(replies.loss, "loss"), 1e-10)
+        norms = require_finite(replies.norms, "norms")
         power = self.q * np.log(loss)
         u = np.exp(power - power.max())  # F_k^q, scaled
         with np.errstate(over="ignore"):  # beyond 1e300 the step is none
-            curve = np.minimum(self.q * norms / np.maximum(times(replies.lr, loss), TINY), 1e300)
+            curve = np.minimum(
+                self.q * norms / np.maximum(bounded_product(replies.lr, loss), SMALLEST_NORMAL),
+                1e300,
+            )
             coef = u / (u * (1.0 + curve)).sum()
         return Decision(coef, state, {"step": float(coef.sum())})

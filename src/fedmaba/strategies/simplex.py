@@ -85,7 +85,7 @@ def kl_uniform(p: FloatArray) -> float:
     return float(np.log(len(p)) + (p * np.log(np.where(p > 0, p, 1.0))).sum())
 
 
-def effective(p: FloatArray) -> float:
+def effective_count(p: FloatArray) -> float:
     """exp of the entropy: how many equally weighted entries p amounts to."""
     return float(len(p) * np.exp(-kl_uniform(p)))
 

@@ -16,11 +16,11 @@ from fedmaba.strategies.base import (
     Replies,
     State,
     Strategy,
+    bounded_product,
     param,
-    reported,
-    times,
+    require_finite,
 )
-from fedmaba.strategies.simplex import effective
+from fedmaba.strategies.simplex import effective_count
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class TERM(Strategy):
         return {} if self.normalise == "paper" else {"normaliser": np.zeros(1)}
 
     def weigh(self, state: State, replies: Replies) -> Decision:
-        loss = reported(replies.loss, "loss")
-        tilted = np.exp(times(self.T, loss - loss.max()))
+        loss = require_finite(replies.loss, "loss")
+        tilted = np.exp(bounded_product(self.T, loss - loss.max()))
         p = tilted / tilted.sum()
-        info = {"effective": effective(p)}
+        info = {"effective": effective_count(p)}
         if self.normalise == "paper":
             return Decision(p, state, info)
         normaliser = 0.5 * state["normaliser"] + 0.5 * tilted.mean()

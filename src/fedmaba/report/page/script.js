@@ -81,11 +81,12 @@
   const color = (k) => `var(--s${D.strategies[k].hue})`;
   const DASHES = [null, "7 4", "2 3", "9 3 2 3", "5 2 2 2 2 2"];
   const dash = (k) => DASHES[D.strategies[k].variant % 5];
-  const PATHS = [ // by hue as figures.MARKERS, within a radius of 1: o s ^ D v P X p < >
-    null, "-.9 -.9 .9 -.9 .9 .9 -.9 .9", "0 -1.15 1.1 .8 -1.1 .8", "0 -1.3 1.2 0 0 1.3 -1.2 0", "0 1.15 1.1 -.8 -1.1 -.8",
+  const PATHS = [ // by hue as figures.MARKERS, within a radius of 1: o s ^ p P X D v < >
+    null, "-.9 -.9 .9 -.9 .9 .9 -.9 .9", "0 -1.15 1.1 .8 -1.1 .8",
+    "0 -1.15 1.1 -.35 .7 .95 -.7 .95 -1.1 -.35",
     "-1 -.4 -.4 -.4 -.4 -1 .4 -1 .4 -.4 1 -.4 1 .4 .4 .4 .4 1 -.4 1 -.4 .4 -1 .4",
     "-.6 -1.1 0 -.5 .6 -1.1 1.1 -.6 .5 0 1.1 .6 .6 1.1 0 .5 -.6 1.1 -1.1 .6 -.5 0 -1.1 -.6",
-    "0 -1.15 1.1 -.35 .7 .95 -.7 .95 -1.1 -.35", "-1.15 0 .8 -1.1 .8 1.1", "1.15 0 -.8 -1.1 -.8 1.1",
+    "0 -1.3 1.2 0 0 1.3 -1.2 0", "0 1.15 1.1 -.8 -1.1 -.8", "-1.15 0 .8 -1.1 .8 1.1", "1.15 0 -.8 -1.1 -.8 1.1",
   ];
   function mark(k, x, y, r, attributes) { // shape repeats what colour says, an open one is a variant
     const path = PATHS[D.strategies[k].hue], open = D.strategies[k].variant % 2;
@@ -495,12 +496,7 @@
         table: () => [["round", ...Array.from({ length: clients }, (_, c) => clientName(run, c))], ...run.rounds.map((t, i) => [t, ...Array.from({ length: clients }, (_, c) => (Number.isNaN(cell(c, i)) ? "" : cell(c, i).toPrecision(5)))])],
       });
     },
-    lambda: (host) => info(host, "lambda", "Multiplier", "No strategy shown here reports a multiplier."),
-    kl: (host) => {
-      const rhos = [...new Set(shown().map((run) => run.info.rho).filter((rho) => rho !== null && rho !== undefined))];
-      return info(host, "kl", "KL from uniform", "No strategy shown here reports a divergence.", rhos.length === 1 ? { y: rhos[0], text: `ρ = ${brief(rhos[0])}` } : null);
-    },
-    effective: (host) => info(host, "effective", "Effective number of clients", "No weights yet."),
+    effective: (host) => info(host, (run) => run.info.effective, "Effective number of clients", "No weights yet."),
 
     gains(host) {
       const pairs = gainPairs();
@@ -582,10 +578,16 @@
     },
   };
 
-  function info(host, name, title, none, rule) {
+  const number = (run, i) => (run.info.numbers || [])[i]; // one that its strategy reports
+  function drawNumber(host, i) {
+    const told = D.numbers[i], limits = [...new Set(shown().map((run) => number(run, i)).filter((own) => own && own.limit !== null).map((own) => own.limit))];
+    const rule = limits.length === 1 ? { y: limits[0], text: `${told.limit_name || "limit"} = ${brief(limits[0])}` } : null;
+    return info(host, (run) => number(run, i) && number(run, i).values, told.title, "No strategy shown here reports it.", rule);
+  }
+  function info(host, values, title, none, rule) {
     return lines(host, {
       title, none, rule, unit: title, height: 220, zero: true, left: 42, fmt: brief,
-      series: byStrategy().map((g) => overSeeds(g.k, g.name, g.runs.filter((run) => run.info[name]).map((run) => [run.rounds, run.info[name]]))).filter((one) => one.xs.length),
+      series: byStrategy().map((g) => overSeeds(g.k, g.name, g.runs.filter(values).map((run) => [run.rounds, values(run)]))).filter((one) => one.xs.length),
     });
   }
   function oneClient(host, what, when, factor, o) {
@@ -674,14 +676,14 @@
   // ---- words beside the figures --------------------------------------------------------------
   function words() {
     const box = $("#binding");
-    box.replaceChildren(...byStrategy().filter((g) => g.runs.some((run) => run.info.bound)).map((g) => {
-      const runs = g.runs.filter((run) => run.info.bound), bound = runs.reduce((n, run) => n + run.info.bound[0], 0), all = runs.reduce((n, run) => n + run.info.bound[1], 0);
-      const rho = runs[0].info.rho, ball = rho === null || rho === undefined ? "KL ball" : `KL ball of radius ρ = ${brief(rho)}`;
-      const name = h("b", {}, g.name);
-      return bound === 0
-        ? h("p", {}, name, `: the constraint never binds. In all ${plural(all, "round")} of ${plural(runs.length, "seed")} the weights stay inside the ${ball}, so λ* = 0 and ρ plays no part in these numbers.`)
-        : h("p", {}, name, `: the ${ball} binds in ${bound.toLocaleString("en-GB")} of ${plural(all, "round")} over ${plural(runs.length, "seed")}.`);
-    }));
+    box.replaceChildren(...D.numbers.flatMap((_, i) => byStrategy().map((g) => {
+      const runs = g.runs.map((run) => number(run, i)).filter((own) => own && own.above[2]).map((own) => own.above);
+      if (!runs.length) return null;
+      const above = runs.reduce((n, own) => n + own[0], 0), all = runs.reduce((n, own) => n + own[1], 0), [, , somewhere, nowhere] = runs[0];
+      return h("p", {}, h("b", {}, g.name), above === 0
+        ? `: in all ${plural(all, "round")} of ${plural(runs.length, "seed")} ${nowhere}.`
+        : `: ${somewhere} in ${above.toLocaleString("en-GB")} of ${plural(all, "round")} over ${plural(runs.length, "seed")}.`);
+    })).filter(Boolean));
     const text = $("#gains-text"), pairs = gainPairs();
     text.textContent = "";
     if (pairs.length) {
@@ -691,7 +693,7 @@
       text.textContent = `With ${D.strategies[state.gain].label} instead of ${label(pairs[0].base)}, ${up.length} of ${plural(moves.length, "client")} gain` +
         `${up.length ? ` (${points(signed(mean(up.map((o) => o.d))))} on average)` : ""} and ${down.length} lose${down.length ? ` (${signed(mean(down.map((o) => o.d)))})` : ""}, ${seeds}. ` +
         `Of the quarter that ${label(pairs[0].base)} serves worst, ${quarter.filter((o) => o.d > 1e-3).length} of ${quarter.length} gain.`;
-      if (D.strategies[D.reference].base !== "fedavg") text.textContent += " FedAvg is not among these runs.";
+      if (D.reference_missing) text.textContent += ` ${D.reference_missing} is not among these runs.`;
     }
     const at = here(), client = $("#client-text");
     if (at && state.client !== null && at.runs.length) {
@@ -727,7 +729,7 @@
   function defaults() {
     const others = D.strategies.map((_, k) => k).filter((k) => k !== D.reference);
     if (state.gain === null) state.gain = others.includes(D.fairest) ? D.fairest : others.length ? others[0] : D.reference;
-    const bounded = D.runs.findIndex((run) => run.info.lambda);
+    const bounded = D.runs.findIndex((run) => (run.info.numbers || []).some(Boolean));
     if (state.run === null) state.run = bounded >= 0 ? bounded : Math.max(0, D.runs.findIndex((run) => run.strategy === state.gain));
     const all = places();
     if (state.place === null && all.length) state.place = all[0].key;
@@ -828,7 +830,8 @@
   // ---- drawing -------------------------------------------------------------------------------
   function paint(figure) {
     const id = figure.dataset.figure;
-    drawn[id] = draw[id]($(".chart", figure));
+    const host = $(".chart", figure);
+    drawn[id] = id.startsWith("number-") ? drawNumber(host, Number(id.slice(7))) : draw[id](host);
     const open = $(".data", figure);
     if (open) open.remove();
   }

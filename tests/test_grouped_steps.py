@@ -1,0 +1,104 @@
+"""Several steps at once, as the GPU's kernels take them, equal single steps."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fedmaba.rows import compile
+from fedmaba.rows.base import PropFairRows, ProxPull, RowBlock, Rows, SharedInputs, Step
+from kernels import Kernels
+from row_cases import FAST, GROUPED, B, C, R, close, image, sequence
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_steps_in_a_group_are_those_one_after_another(name, kernels):
+    torch.manual_seed(1)
+    shape, model = GROUPED[name]()
+    rows = compile(model, torch.randn(B, *shape), dtype="tf32")
+    w = rows.layout.pack(model).double().repeat(R, 1)
+    x, y = torch.randn(R, 4, B, *shape).double(), torch.randint(C, (R, 4, B))
+    weight = torch.rand(R, 4, B).double()
+    weight[:, -1, 1:] = 0  # padding
+    propfair = PropFairRows(*torch.tensor([[9.0, math.inf, 0.1], [0.5] * R, [1.0] * R]).double())
+    down = torch.tensor(-0.3).double()
+    keys = torch.arange(4 * R).view(4, R)
+    steps = [Step(x[:, k], y[:, k], weight[:, k], down, propfair, keys[k]) for k in range(4)]
+    one, many = w.clone(), w.clone()
+    with torch.no_grad():
+        losses = [rows.add_gradients(one, one, step) for step in steps]
+        inputs = SharedInputs(x, [RowBlock(0, R, 0)])
+        close(torch.stack(rows.run_steps(many, inputs, steps)), torch.stack(losses))
+    close(many, one)
+    assert (many - w).abs().amax(1).min() > 1e-3
+
+
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("together", [1, 2, 4])
+def test_steps_that_are_pulled_back_in_groups_are_those_of_fedprox(name, together, kernels):
+    torch.manual_seed(1)
+    shape, model = GROUPED[name]()
+    rows = compile(model, torch.randn(B, *shape), dtype="tf32")
+    start = rows.layout.pack(model).double() + 0.1 * torch.rand(R, rows.layout.size).double()
+    x, y = torch.randn(R, 4, B, *shape).double(), torch.randint(C, (R, 4, B))
+    weight, keys = torch.rand(R, 4, B).double(), torch.arange(4 * R).view(4, R)
+    down, mu = torch.tensor(-0.3).double(), torch.tensor([0.2, 1.0, 0.0]).double()[:, None]
+    steps = [Step(x[:, k], y[:, k], weight[:, k], down, None, keys[k]) for k in range(4)]
+    one, many, want, got = start.clone(), start.clone(), [], []
+    with torch.no_grad():
+        for step in steps:
+            gradient = torch.zeros_like(one)
+            want.append(rows.add_gradients(one, gradient, step))
+            one = one + gradient + down * mu * (one - start)
+        for k in range(0, 4, together):
+            inputs = SharedInputs(x[:, k : k + together], [RowBlock(0, R, 0)])
+            got += rows.run_steps(
+                many, inputs, steps[k : k + together], ProxPull(start, -down * mu)
+            )
+    close(torch.stack(got), torch.stack(want))
+    close(many, one)
+
+
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("together", [1, 2])
+def test_rows_that_share_inputs_are_those_with_copies_of_them(name, together, kernels):
+    torch.manual_seed(1)
+    shape, model = GROUPED[name]()
+    rows = compile(model, torch.randn(B, *shape), dtype="tf32")
+    owner = torch.tensor([0, 1, 2, 1, 2, 0])
+    w = rows.layout.pack(model).double() + 0.1 * torch.rand(6, rows.layout.size).double()
+    x, y = torch.randn(3, 2, B, *shape).double(), torch.randint(C, (6, 2, B))
+    weight, keys = torch.rand(6, 2, B).double(), torch.arange(12).view(2, 6)
+    down, blocks = (
+        torch.tensor(-0.3).double(),
+        [RowBlock(0, 3, 0), RowBlock(3, 5, 1), RowBlock(5, 6, 0)],
+    )
+    steps = [Step(x[owner, k], y[:, k], weight[:, k], down, None, keys[k]) for k in range(2)]
+    one, many, got = w.clone(), w.clone(), []
+    with torch.no_grad():
+        want = [rows.add_gradients(one, one, step) for step in steps]
+        for k in range(0, 2, together):
+            blind = [step._replace(x=None) for step in steps[k : k + together]]
+            got += rows.run_steps(many, SharedInputs(x[:, k : k + together], blocks, owner), blind)
+    close(torch.stack(got), torch.stack(want))
+    close(many, one)
+
+
+def test_only_plain_vectors_whose_weights_outgrow_the_cache_go_in_groups(kernels, monkeypatch):
+    def asked(name, dtype="tf32", minibatch=5):
+        shape, model = {**FAST, "image": image, "sequence": sequence}[name]()
+        rows = compile(model, torch.randn(B, *shape), dtype=dtype)
+        extra = rows.room(minibatch) - Rows.room(rows, minibatch)
+        return rows.group(torch.empty(1, rows.layout.size), R, minibatch), extra
+
+    cache = SimpleNamespace(L2_cache_size=R * 6 * 7 * 4)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: cache)
+    assert asked("dropout") == (1, 40 * (6 + 2 * 7 + 40))  # room for more rows than these
+    cache.L2_cache_size -= 1
+    assert asked("dropout") == (8, 40 * (6 + 2 * 7 + 40))  # sqrt(250 * 7) examples
+    assert asked("image")[0] == 9
+    assert asked("dropout", minibatch=Kernels.MAX_MINIBATCH + 1) == (1, 0)
+    assert asked("dropout", "float32") == (1, 0)
+    for name in ("no bias first", "sequence", "vectors of vectors", "conv", "relu first"):
+        assert asked(name) == (1, 0)

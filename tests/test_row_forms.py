@@ -1,0 +1,102 @@
+"""Which form of rows a model gets, and the reason that is given for it."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+from fedmaba.rows import compile, models
+from fedmaba.rows.base import Step
+from fedmaba.rows.general import LoopRows
+from fedmaba.rows.stack import plan_layers
+from row_cases import FLAT, ONE, REASONS, VMAP, B, C, Called, Case, close
+
+
+@pytest.mark.parametrize("name", VMAP)
+def test_a_model_without_a_row_form_is_vectorised_and_the_reason_named(name):
+    case = Case(name)
+    path = compile(case.template, case.x[0]).path
+    assert path.startswith("torch.func.vmap: ")
+    assert REASONS.get(name, "no row form") in path
+
+
+def test_a_model_that_cannot_be_vectorised_is_trained_row_by_row_and_says_why():
+    rows = compile(Called(), torch.zeros(2, 6))
+    assert type(rows) is LoopRows
+    assert rows.path.startswith("one client after another: Called has no row form; ")
+    assert "random" in rows.path.split(";")[1]
+
+
+def test_a_model_that_branches_on_its_data_is_trained_row_by_row():
+    class Branch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(6, C)
+
+        def forward(self, x):
+            return self.a(x) if x.sum() > 0 else -self.a(x)
+
+    rows = compile(Branch(), torch.ones(2, 6))
+    assert type(rows) is LoopRows
+    x = torch.stack([torch.ones(B, 6), -torch.ones(B, 6)])
+    flat = rows.layout.pack(rows.model).repeat(2, 1)
+    want = rows.model.a(x[0])
+    close(rows.outputs(flat, x)[0], want.detach())
+    keys = torch.arange(2)
+    step = Step(x, torch.zeros(2, B, dtype=torch.int64), torch.full((2, B), 1 / B), ONE, None, keys)
+    assert torch.isfinite(rows.add_gradients(flat, flat.clone(), step)).all()
+
+
+def test_a_model_that_vmap_cannot_evaluate_is_trained_row_by_row():
+    class Recurrent(nn.Module):  # torch vectorises an LSTM's gradient, but not its forward pass
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.LSTM(6, 4, batch_first=True), nn.Linear(4, C)
+
+        def forward(self, x):
+            return self.b(self.a(x)[0][:, -1])
+
+    rows = compile(Recurrent(), torch.ones(2, 3, 6))
+    assert type(rows) is LoopRows
+    flat, x = rows.layout.pack(rows.model).repeat(2, 1), torch.randn(1, B, 3, 6)
+    with torch.no_grad():
+        close(rows.outputs(flat, x)[1], rows.model(x[0]))
+
+
+def test_the_fast_form_names_its_layers():
+    case = Case("two convs")
+    path = compile(case.template, case.x[0]).path
+    assert path == "fast rows (Conv2d, ReLU, MaxPool2d, Flatten, Dropout, Linear)"
+
+
+def tripled(shape, classes):
+    first = nn.Linear(6, 6)
+    first.register_forward_hook(lambda module, args, out: 3 * out)
+    return nn.Sequential(first, nn.ReLU(), nn.Linear(6, classes))
+
+
+def pruned(shape, classes):
+    first = prune.random_unstructured(nn.Linear(6, 6, bias=False), "weight", 0.5)
+    return nn.Sequential(first, nn.ReLU(), nn.Linear(6, classes))
+
+
+@pytest.mark.parametrize("make", [tripled, pruned])
+def test_hooks_of_a_model_are_heeded(make):
+    model = models.build_model(make, FLAT, C, 0)
+    rows, x = compile(model, torch.zeros(2, 6)), torch.randn(B, 6)
+    assert "a model with hooks has no row form" in rows.path
+    out = rows.outputs(rows.layout.pack(model)[None], x[None])[0]
+    torch.testing.assert_close(out, model(x))
+
+
+def test_relu_goes_behind_the_pool_it_stands_before():
+    """Where a convolution is pooled at once; elsewhere it stays where it is."""
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(2, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 3), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(18, 3)),
+    )
+    made = plan_layers(model, torch.zeros(1, 1, 24, 24), "float32")
+    kinds = [(type(layer).__name__, getattr(layer, "relu", None)) for layer in made.layers]
+    front = [("Conv2d", False), ("MaxPoolTwo", True), ("Conv2d", True), ("Conv2d", False)]
+    assert kinds == [*front, ("MaxPoolTwo", False), ("Flatten", None), ("Linear", False)]
