@@ -84,9 +84,7 @@ class LocalClient:
         number = np.array([place.get(name, -1) for name in own], np.int64)
         return number[y]
 
-    def train_chunk(
-        self, weights: Arrays, task: Mapping[str, Any]
-    ) -> tuple[Arrays, dict[str, float]]:
+    def train(self, weights: Arrays, task: Mapping[str, Any]) -> tuple[Arrays, dict[str, float]]:
         """The trained model, and what the server is told: examples, loss, accuracy."""
         with torch.no_grad():
             return self._train(weights, task)

@@ -1,12 +1,12 @@
 """The server of a real federation: model, strategy state and sites, one round at a time. No torch.
 
 Knows numbers and arrays; no network. A round is `draw` (who takes part), `task` (what a site is
-told) and `take` (what its replies do). All that survives a round is saved before the next begins,
-so a server that was killed goes on with the same numbers.
+told) and `finish_round` (what its replies do). All that survives a round is saved before the next
+begins, so a server that was killed goes on with the same numbers.
 
 Sites are known by name, in order of joining; those that come together are ordered by name. A site
 that leaves keeps its entry in the strategy's state for its return; a new one gets what
-`Strategy.join` says. Which node may speak for a site is kept here too, and decided in `names`.
+`Strategy.join` says. Which node may speak for a site is saved here and decided in `site_names`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class FederationServer:
                 raise
 
     def join(self, names: Iterable[str]) -> None:
-        """Take in sites not seen before."""
+        """Add sites that were not seen before."""
         new = sorted(set(names) - set(self.sites))
         if not new:
             return
@@ -89,7 +89,7 @@ class FederationServer:
         self.sites += new
 
     def draw(self, present: Iterable[str], fraction: float, least: int) -> list[str]:
-        """Node takes part: a seeded sample of the known sites that are there, in their order."""
+        """Who takes part: a seeded sample of the known sites that are there, in their order."""
         there = set(present)
         ordered = [site for site in self.sites if site in there]
         if not ordered:
@@ -191,7 +191,7 @@ class FederationServer:
     def _numbers(
         self, replies: Sequence[Reply], client: IntArray, change: NDArray[Any]
     ) -> tuple[NDArray[Any], Replies]:
-        """This round's changes with those kept, and all that the strategy may see of them."""
+        """The changes of this round and of past ones, and all that the strategy may see of them."""
         needs = self.settings.strategy.needs()
         many = np.concatenate([change, self.past_changes]) if len(self.past_changes) else change
         seen: dict[str, Any] = {}
@@ -237,7 +237,7 @@ class FederationServer:
         return np.concatenate([model[name].ravel().astype(self.dtype) for name in self.weights])
 
     def save(self, lines: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Everything into one checksummed file; the one before stays until it is whole."""
+        """Save everything in one checksummed file; the last one stays until this one is whole."""
         if self.folder is None:
             return
         self.folder.append_lines(lines)
@@ -266,7 +266,7 @@ class FederationServer:
                 self.folder.write(f"models/{name}.safetensors", safetensors.numpy.save(whole))
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder for other processes."""
         if self.folder is not None:
             self.folder.close()
 
@@ -299,7 +299,7 @@ class FederationServer:
         self.round, self.sites = meta["round"], list(meta["sites"])
         self.site_names.restore(meta["owners"], meta["changes"])
         self.counted, self.refused = meta["counted"], meta["refused"]
-        # a state of the version before has neither
+        # a state folder of version 0.1.0 has neither
         self.federation = meta.get("federation") or self.federation
         self.last_counted = dict(meta.get("last_counted") or {})
         folder.lines = meta["lines"]

@@ -22,13 +22,11 @@ from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
 SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-NPY, MAX_HEADER_BYTES = (
-    b"\x93NUMPY\x01\x00",
-    4096,
-)  # how an array begins, and how long its header may be
+NPY = b"\x93NUMPY\x01\x00"  # how an array begins
+MAX_HEADER_BYTES = 4096  # of an array
 MAX_COUNTER = 2**53  # of an integer: what a mean of counters keeps exactly
 MAX_ENTRIES = 32  # numbers or words in a reply; a site needs four
-MAX_RECORD_BYTES = 2**16  # bytes of a record of them
+MAX_RECORD_BYTES = 2**16  # of all numbers, or all words
 
 
 class Refused(Exception):
@@ -49,7 +47,7 @@ class RawReply:
     """A reply as it came."""
 
     node: int  #                        who was asked, known to the server
-    round_id: str  #                        which round and model it says it answers
+    round_id: str  #                    which round and model it says it answers
     arrays: Mapping[str, RawArray] = field(default_factory=dict)
     numbers: Mapping[str, object] = field(default_factory=dict)
     words: Mapping[str, object] = field(default_factory=dict)
@@ -79,12 +77,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class ReplyValidator:
-    """What the replies of one round are held against."""
+    """Checks the replies of one round."""
 
     model: Arrays  #                    the server's own
     round_id: str
     asked: Mapping[int, str | None]  #  node -> site, None where its name is not known yet
-    claim: Callable[[int, str], None] = lambda node, site: None  # Refused: not its name to take
+    # raises Refused where a node may not take the name of a site
+    check_name: Callable[[int, str], None] = lambda node, site: None
     needs_loss: bool = True
     limits: Limits = Limits()
 
@@ -92,7 +91,7 @@ class ReplyValidator:
         """The replies that count, one per node and site, and a line for each that does not."""
         taken: list[Reply] = []
         refused: list[str] = []
-        for raw in sorted(raw_replies, key=lambda o: o.node):  # not in order of arrival
+        for raw in sorted(raw_replies, key=lambda raw: raw.node):  # not in order of arrival
             try:
                 if any(raw.node == r.node for r in taken):
                     raise Refused("it answered this round already")
@@ -116,7 +115,7 @@ class ReplyValidator:
         site = site_name(raw.words)
         known = self.asked[raw.node]
         if known is None:
-            self.claim(raw.node, site)
+            self.check_name(raw.node, site)
         elif site != known:
             raise Refused(f"it says site {site!r}, but this node is {known!r}")
         count = self._count(raw.numbers)
@@ -255,7 +254,7 @@ def some_names(items: Iterable[str], few: int = 3) -> str:
 
 
 def printable(value: object, most: int = 100) -> str:
-    """What a stranger sent, fit for one line of a log."""
+    """What a stranger sent, shortened and without control characters, for one line of a log."""
     try:
         text = str(value)[: most + 1]
     except ValueError:  # longer than Python would print
