@@ -13,7 +13,6 @@ import torch
 from tools.faults.standins import World
 
 from command_line import Answer
-from fedmaba import cli
 from fedmaba.data import published
 from fedmaba.data.datasets import Dataset
 from fedmaba.data.federation import Federation
@@ -134,6 +133,8 @@ def stopped(tiny_npz, tmp_path):
 @pytest.fixture
 def call(monkeypatch, capsys, tmp_path):
     """Run the command line here, in an empty folder."""
+    from fedmaba import cli  # here: typer may warn at import, which Flower's tests do not need
+
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)

@@ -23,13 +23,14 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 
 from fedmaba import flower
-from fedmaba.data.datasets import Dataset
+from fedmaba.deploy import reply_fetching
 from fedmaba.deploy.flower_app.new import new
 from fedmaba.errors import InputError
-from fedmaba.flower import FlowerStrategy, client_app, initial_arrays, load_arrays, reply
+from fedmaba.flower import FlowerStrategy, client_app, load_arrays, reply
 from fedmaba.simulation import engine
 from fedmaba.strategies import REGISTRY, parse
 from flower_grid import LocalGrid, light_app, light_model
+from flower_sites import CONFIG, assert_same, first, local_data
 
 ROUNDS = 3
 SPECS = [
@@ -45,15 +46,7 @@ SPECS = [
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(flower, "POLL", 0.001)
-
-
-def local_data(fed, client: int) -> Dataset:
-    """One client's own examples, training rows first."""
-    train, test = fed.train.of(client), fed.test.of(client)
-    rows = np.concatenate([train, test])
-    data = fed.data
-    return Dataset("own", data.x[rows], data.y[rows], len(train), data.classes)
+    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
 
 
 def apps(fed, model="mlp") -> dict[int, ClientApp]:
@@ -73,20 +66,6 @@ def simulated(spec: str, fed, participants=None, rounds=ROUNDS, model="mlp", see
         assert not any(snapshot.progress.diverged)
     at, unpack = batch.progress, batch.rows.layout.unpack
     return {n: w.numpy() for n, w in unpack(at.model[0]).items()}, at
-
-
-def first(fed, model="mlp", seed=0) -> ArrayRecord:
-    data = fed.data
-    return initial_arrays(model, data.x.shape[1:], len(data.classes), seed)
-
-
-def assert_same(arrays, expected, tol=1e-5):
-    assert set(arrays) == set(expected)
-    for name, value in expected.items():
-        np.testing.assert_allclose(np.asarray(arrays[name].numpy()), value, rtol=0, atol=tol)
-
-
-CONFIG = {"minibatch": 4}
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -182,9 +161,11 @@ def test_a_server_that_died_goes_on_with_the_same_numbers(spec, moment, fed, tmp
 
 SCRIPT = """
 import os, signal, sys
-from fedmaba import flower, record
+from fedmaba import flower
+from fedmaba.deploy import reply_fetching
+from fedmaba.results import files
 from flower_grid import LocalGrid, light_app, light_model
-flower.POLL = 0.001
+reply_fetching.POLL_SECONDS = 0.001
 moment = int(sys.argv[1])  # before which write or reply this process ends
 
 def dying(work):
@@ -196,7 +177,7 @@ def dying(work):
         return work(*args, **kwargs)
     return counted
 
-record.os.replace, record.os.fsync = dying(os.replace), dying(os.fsync)
+files.os.replace, files.os.fsync = dying(os.replace), dying(os.fsync)
 flower.reply = dying(flower.reply)
 grid = LocalGrid({c + 1: light_app(c) for c in range(3)})
 strategy = flower.FlowerStrategy("fedmaba", min_available_nodes=3, state="state", evaluate=False)
@@ -208,13 +189,14 @@ print(result.arrays["w"].numpy().tobytes().hex(), strategy.server.state["p"].tob
 def test_sigkill_at_any_moment_changes_no_number(tmp_path):
     """The server's process kills itself before its n-th write or reply, and is started again."""
     (tmp_path / "script.py").write_text(SCRIPT)
+    tests = str(Path(__file__).parent)
 
     def run(folder, moment):
         (tmp_path / folder).mkdir(exist_ok=True)
         return subprocess.run(
             [sys.executable, str(tmp_path / "script.py"), str(moment)],
             cwd=tmp_path / folder,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([tests, *filter(None, sys.path)])},
             capture_output=True,
             text=True,
         )
@@ -472,7 +454,8 @@ safetensors.numpy.save_file({"w": np.ones(3, np.float32)}, "first.safetensors")
 for spec in ("fedmaba", "afl", "qffl", "fedfv", "fedmgda"):
     strategy = FlowerStrategy(spec, state=spec)
     server = strategy._begin(load_arrays("first.safetensors"))
-    server.take([Reply(i, f"s{i}", {"w": np.full(3, i, np.float32)}, 5, 1.0 + i) for i in (1, 2)])
+    three = {i: {"w": np.full(3, i, np.float32)} for i in (1, 2)}
+    server.finish_round([Reply(i, f"s{i}", w, 5, 1.0 + i) for i, w in three.items()])
     assert server.round == 1 and np.isfinite(server.model["w"]).all()
 assert sys.modules["torch"] is None
 """

@@ -8,10 +8,10 @@ pytest.importorskip("torch")
 
 from flwr.app import ConfigRecord
 
-from fedmaba import flower
 from fedmaba.data import datasets
 from fedmaba.data.datasets import Dataset, from_arrays
-from fedmaba.deploy.client import Site
+from fedmaba.deploy import reply_fetching
+from fedmaba.deploy.client import LocalClient
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, initial_arrays
 from flower_grid import LocalGrid
@@ -23,7 +23,7 @@ WORDS = ["rash", "cough", "fever", "none"]  # not in the order of the alphabet
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(flower, "POLL", 0.001)
+    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
 
 
 def examples(classes, each=30):
@@ -79,9 +79,9 @@ def test_npz_files_with_some_of_the_classes_learn_the_right_ones(tmp_path):
         assert (predict(x) == y).mean() > 0.9
 
 
-def site(y, own, classes) -> Site:
+def site(y, own, classes) -> LocalClient:
     x = np.zeros((len(y), 2), np.float32)
-    return Site("softmax", Dataset("own", x, np.array(y), len(y), tuple(own)), classes)
+    return LocalClient("softmax", Dataset("own", x, np.array(y), len(y), tuple(own)), classes)
 
 
 def test_numbers_by_hand():
@@ -129,9 +129,9 @@ def test_evaluation_uses_the_same_numbers():
     weights = {"1.weight": np.zeros((4, 6), np.float32), "1.bias": np.array([0, 0, 1.0, 0], "f4")}
     first = initial_arrays("softmax", (6,), 4)
     weights = dict(zip(first, weights.values(), strict=True))
-    assert Site("softmax", own, names).evaluate(weights) == {"accuracy": 1.0}
+    assert LocalClient("softmax", own, names).evaluate(weights) == {"accuracy": 1.0}
 
 
 def test_arrays_given_by_hand_are_numbers(tmp_path):
     data = from_arrays(np.zeros((3, 2)), [0, 1, 2])
-    assert Site("softmax", data).labels().tolist() == [0, 1, 2]
+    assert LocalClient("softmax", data).labels().tolist() == [0, 1, 2]

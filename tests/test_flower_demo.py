@@ -61,8 +61,8 @@ def test_a_round_is_shown_and_ctrl_c_stops_everything():
 def test_without_nginx_the_sites_connect_directly_and_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(proxy, "find_nginx", lambda path: None)
     alone = net.Net(tmp_path)
-    assert alone.door == alone.port
-    said = demo_module.door(alone)
+    assert alone.sites_port == alone.port
+    said = demo_module.way_in(alone)
     assert "nginx is not installed" in said
     assert "must put `fedmaba flower proxy` between them" in said
     assert "\n" not in said

@@ -14,8 +14,9 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 
 from fedmaba import flower
+from fedmaba.deploy import reply_fetching
 from fedmaba.deploy.flower_app.net import read_rounds
-from fedmaba.deploy.site_names import Names, Who, read_sites
+from fedmaba.deploy.site_names import Node, SiteNames, read_sites
 from fedmaba.deploy.validation import Refused
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy
@@ -26,12 +27,12 @@ KEYS = {c: public_key_to_bytes(generate_key_pairs()[1]) for c in range(5)}
 
 def mark(key: bytes) -> str:
     """The fingerprint that a node with this key is known by."""
-    return flower._who(NodeInfo(node_id=1, public_key=key)).key
+    return flower._node(NodeInfo(node_id=1, public_key=key)).key
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(flower, "POLL", 0.001)
+    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
 
 
 @pytest.fixture
@@ -79,8 +80,8 @@ def test_the_first_node_keeps_a_name_also_while_it_is_away(away, said):
         run(first, grid, 2)
     grid.apps[5] = light_app(1)  # a smaller node id
     report = run(first, grid, first.server.round + 1)
-    assert first.names.owners["site-1"] == "node 11"
-    assert 5 not in first.cohort
+    assert first.site_names.owners["site-1"] == "node 11"
+    assert 5 not in first.asked
     (why,) = [line for line in said if "not let in" in line]
     assert "node 5 is not let in: site 'site-1' belongs to node 11" in why
     assert "list all sites in the file of `sites`, here site-1 = 5" in why
@@ -171,7 +172,7 @@ def test_a_list_says_who_is_who_whoever_comes_first(tmp_path, said):
     ran = strategy(sites=file)
     report = run(ran, grid, 1)
     assert list(report["sites"]) == ["site-0", "site-1"]
-    assert set(ran.cohort) == {10, 11}
+    assert set(ran.asked) == {10, 11}
     assert {m.metadata.dst_node_id for m in grid.sent} == {10, 11}  # strangers get no message
     assert f"node 5 is not let in: {mark(KEYS[3])} is not in {file}" in report["refused"][0]
     assert len(report["refused"]) == 2
@@ -190,14 +191,14 @@ def test_a_list_reassigns_a_name(tmp_path, said):
     file = listed(tmp_path / "sites.toml", site_0=10, site_1=12)
     ran = strategy(state=state, sites=file)
     report = run(ran, grid_of({10: 0, 11: 1, 12: 1}), 2)
-    assert set(ran.cohort) == {10, 12}
+    assert set(ran.asked) == {10, 12}
     assert report["names"] == [
         {"site": "site-1", "node": "12", "id": "node 12", "before": "node 11"}
     ]
     assert "site 'site-1' is node 12, no longer node 11" in said
     without = strategy(state=state)  # and stays so without the list
     run(without, grid_of({10: 0, 11: 1, 12: 1}), 3)
-    assert set(without.cohort) == {10, 12}
+    assert set(without.asked) == {10, 12}
 
 
 @pytest.mark.parametrize(
@@ -266,21 +267,21 @@ def test_an_app_that_answers_no_query_cannot_take_a_name_either():
     assert "site 'site-1' belongs to node 11" in report["refused"][0]
     grid.apps[6] = silent(3)
     assert "site-3" in run(ran, grid, 3)["sites"]
-    assert ran.names.owners["site-3"] == "node 6"
+    assert ran.site_names.owners["site-3"] == "node 6"
 
 
 def test_names_by_themselves():
-    names = Names()
-    names.check(Who(1), "a")
-    assert names.give(Who(1), "a") == "site 'a' is node 1"
-    assert names.give(Who(1), "a") is None
-    assert names.site(Who(1)) == "a"
-    assert names.site(Who(2)) is None
+    names = SiteNames()
+    names.check(Node(1), "a")
+    assert names.assign(Node(1), "a") == "site 'a' is node 1"
+    assert names.assign(Node(1), "a") is None
+    assert names.site_of(Node(1)) == "a"
+    assert names.site_of(Node(2)) is None
     with pytest.raises(Refused, match="belongs to node 1"):
-        names.check(Who(2), "a")
-    assert names.give(Who(1, "SHA256:x"), "a") == "site 'a' is SHA256:x, no longer node 1"
-    assert names.site(Who(7, "SHA256:x")) == "a"
-    assert names.site(Who(1, "SHA256:y")) is None
+        names.check(Node(2), "a")
+    assert names.assign(Node(1, "SHA256:x"), "a") == "site 'a' is SHA256:x, no longer node 1"
+    assert names.site_of(Node(7, "SHA256:x")) == "a"
+    assert names.site_of(Node(1, "SHA256:y")) is None
     assert len(names.changes) == 2
 
 
@@ -293,10 +294,10 @@ def test_flowers_own_grid_gives_keys_and_names():
     state = InMemoryLinkState(NoOpFederationManager(), ObjectStoreFactory().store())
     node = state.create_node("owner", "me", KEYS[0], 30.0, name="north")
     (info,) = state.get_node_info(node_ids=[node])
-    who = flower._who(info)
-    assert (who.node, who.name) == (node, "north")
+    who = flower._node(info)
+    assert (who.number, who.name) == (node, "north")
     assert who.key.startswith("SHA256:")
     bare = state.create_node("owner", "me", bytes(32), 30.0)  # as a simulation makes them
     (info,) = state.get_node_info(node_ids=[bare])
-    assert flower._who(info).node == bare
-    assert flower._who(info).key not in ("", who.key)
+    assert flower._node(info).number == bare
+    assert flower._node(info).key not in ("", who.key)

@@ -15,8 +15,8 @@ from flwr.serverapp.strategy import (
 )
 from flwr.serverapp.strategy import Strategy as FlwrStrategy
 
-from fedmaba import flower
 from fedmaba.data.datasets import from_arrays
+from fedmaba.deploy import reply_fetching
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, initial_arrays
 from flower_grid import LocalGrid, light_app, light_model
@@ -35,7 +35,7 @@ WRAPPERS = {
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(flower, "POLL", 0.001)
+    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
@@ -105,4 +105,4 @@ def test_a_mod_does_not_touch_the_greeting():
     strategy = FlowerStrategy("fedavg", min_available_nodes=3)
     mods = [LocalDpMod(1.0, 0.0, 1.0, 1e-5)]
     strategy.start(LocalGrid(sites(mods)), initial_arrays("softmax", (4,), 3), 1)
-    assert not strategy.unnamed
+    assert not strategy.nameless

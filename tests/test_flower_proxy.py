@@ -63,7 +63,7 @@ def attacker(net, tmp_path_factory) -> dict[str, str]:
     ca = home / "ca.pem"
     ca.write_bytes((net.keys / "ca.pem").read_bytes())
     (home / "config.toml").write_text(
-        f'[superlink.{OUTSIDE}]\naddress = "localhost:{net.door}"\n'
+        f'[superlink.{OUTSIDE}]\naddress = "localhost:{net.sites_port}"\n'
         f"root-certificates = {json.dumps(str(ca))}\n"
     )
     subprocess.run(
@@ -85,7 +85,7 @@ def send(net: Net, raw: bytes) -> bytes:
     """What the proxy answers to bytes."""
     got = b""
     with (
-        socket.create_connection(("127.0.0.1", net.door), timeout=20) as plain,
+        socket.create_connection(("127.0.0.1", net.sites_port), timeout=20) as plain,
         tls(net).wrap_socket(plain, server_hostname="localhost") as secure,
     ):
         with contextlib.suppress(ssl.SSLError, ConnectionError):  # it may close meanwhile
@@ -281,13 +281,13 @@ def test_no_other_protocol_is_spoken(net):
     context.set_alpn_protocols(["h2"])
     with (
         contextlib.suppress(ssl.SSLError),  # refused in the handshake
-        socket.create_connection(("127.0.0.1", net.door), timeout=20) as plain,
+        socket.create_connection(("127.0.0.1", net.sites_port), timeout=20) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as secure,
     ):
         assert secure.selected_alpn_protocol() is None
     assert status(send(net, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))) in (0, 400)
     assert b"200" not in send(net, b"POST /v1/control/list-runs\r\n\r\n")  # HTTP/0.9
-    with socket.create_connection(("127.0.0.1", net.door), timeout=20) as plain:
+    with socket.create_connection(("127.0.0.1", net.sites_port), timeout=20) as plain:
         plain.sendall(INNER)
         assert plain.recv(65536).startswith(b"HTTP/1.1 400")
     assert controlled(net) == before
@@ -314,7 +314,9 @@ def test_a_key_that_is_not_registered_gets_nothing_from_the_fleet(net):
         "PullMessages": PullMessagesRequest(node=Node(node_id=1)),
         "PullObject": PullObjectRequest(node=Node(node_id=1), run_id=int(net.run), object_id="0"),
     }
-    with FleetHttpClient.from_server_address(f"localhost:{net.door}", False, ca, [spoken]) as fleet:
+    with FleetHttpClient.from_server_address(
+        f"localhost:{net.sites_port}", False, ca, [spoken]
+    ) as fleet:
         for name, message in calls.items():
             with pytest.raises(Exception, match=r"\b4\d\d\b"):
                 getattr(fleet, name)(message)
@@ -338,17 +340,17 @@ def flower_check(net: Net, port: int, *more: str) -> subprocess.CompletedProcess
 
 def test_the_check_tells_an_open_superlink_from_a_protected_one(net):
     ca = ("--ca", str(net.keys / "ca.pem"))
-    done = flower_check(net, net.door, *ca)
+    done = flower_check(net, net.sites_port, *ca)
     assert done.returncode == 0, done
     fleet, control = done.stdout.splitlines()
     assert fleet.endswith("reachable, and it refuses who has no key")
-    assert control.startswith(f"control at localhost:{net.door}: not reachable")
+    assert control.startswith(f"control at localhost:{net.sites_port}: not reachable")
     done = flower_check(net, net.port, *ca)
     assert done.returncode == 2, done
     fleet, control = done.stdout.splitlines()
     assert fleet.endswith("reachable, and it refuses who has no key")
     assert "REACHABLE: POST /v1/control/list-runs is answered with 200" in control
-    done = flower_check(net, net.door)
+    done = flower_check(net, net.sites_port)
     assert done.returncode == 2
     assert re.fullmatch(r".*certificate is not trusted.*--ca ca.pem.*\n", done.stderr)
 

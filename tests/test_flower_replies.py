@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from fedmaba import flower
-from fedmaba.deploy import validation
+from fedmaba.deploy import reply_fetching, validation
 from fedmaba.deploy.flower_app.net import read_rounds
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, load_arrays
@@ -23,8 +23,8 @@ EVERYONE = {100 + c: light_app(c) for c in range(5)}
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(flower, "POLL", 0.01)
-    monkeypatch.setattr(flower, "LAST", 0.3)
+    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(reply_fetching, "LAST_FETCH_SECONDS", 0.3)
 
 
 @pytest.fixture
@@ -89,7 +89,9 @@ def test_there_is_a_look_after_the_deadline(monkeypatch):
         return answer(message)
 
     grid.answer = late
-    monkeypatch.setattr(flower, "POLL", 0.5)  # the next look would be long after the deadline
+    monkeypatch.setattr(
+        reply_fetching, "POLL_SECONDS", 0.5
+    )  # the next look would be long after the deadline
     strategy, _ = run(grid, timeout=0.2)
     assert len(strategy.reports[0]["sites"]) == 5
     assert time.monotonic() - begin > 0.2
@@ -122,7 +124,7 @@ def test_a_hung_site_is_named_and_no_longer_waited_for(said):
     [(5, 0.5, 3), (4, 0.5, 2), (1, 0.5, 1), (5, 1.0, 5), (5, 1, 1), (5, 3, 3), (10, 0.3, 3)],
 )
 def test_how_many_are_enough(asked, min_replies, quorum):
-    assert FlowerStrategy("fedavg", min_replies=min_replies)._quorum(asked) == quorum
+    assert FlowerStrategy("fedavg", min_replies=min_replies).participation.quorum(asked) == quorum
 
 
 def test_with_too_few_answers_the_whole_time_is_waited():
@@ -251,7 +253,7 @@ def test_a_huge_greeting_is_turned_away(said):
     strategy = FlowerStrategy("fedavg", min_available_nodes=4, evaluate=False)
     strategy.start(grid, light_model(), 1)
     assert "node 100 is not let in: it sent 9 arrays: this model has 1" in said
-    assert 100 not in strategy.cohort
+    assert 100 not in strategy.asked
 
 
 # with flwr's own grid, messages and trees
@@ -335,4 +337,19 @@ def test_a_large_model_is_no_huge_reply():
     model = {"w": np.zeros(4_000_000, np.float32), "b": np.zeros(3, np.float32)}
     reply = Message(RecordDict({"arrays": flower._record(model)}), 1, "train")
     pieces = sum(len(array.slice_array()) for array in reply.content["arrays"].values())
-    assert pieces + 2 + 3 <= validation.parts(model)
+    assert pieces + 2 + 3 <= validation.max_parts(model)
+
+
+def test_no_log_line_is_broken_or_coloured_by_what_it_names(said, tmp_path):
+    ugly = "a\x1b[31mb\nc\u202e"
+
+    def fails(message, answer):
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id == 100:
+            return Message(Error(2, ugly), reply_to=message)
+        return answer
+
+    for rounds in (1, 2):
+        run(LocalGrid(EVERYONE, fails), rounds, state=tmp_path / ugly)
+    assert any(line.startswith("going on after round 1") for line in said)
+    assert any("it failed: a?[31mb?c?" in line for line in said)
+    assert not [line for line in said if not line.isprintable()]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedmaba.deploy.flower_app.net import read_rounds
-from fedmaba.deploy.server import Server, Terms
+from fedmaba.deploy.server import FederationServer
+from fedmaba.deploy.settings import FederationSettings
 from fedmaba.deploy.validation import Reply
 from fedmaba.errors import InputError, SaveFailed
 from fedmaba.results import files, run_folder
@@ -18,12 +19,12 @@ from fedmaba.strategies import parse
 MODEL = {"w": np.ones(4, np.float32)}
 
 
-def server(folder) -> Server:
-    return Server(Terms(parse("fedmaba")[0]), MODEL, folder)
+def server(folder) -> FederationServer:
+    return FederationServer(FederationSettings(parse("fedmaba")[0]), MODEL, folder)
 
 
-def take(server: Server) -> None:
-    server.take([Reply(n, f"s{n}", {"w": np.full(4, n, "f4")}, 5, 1.0) for n in (1, 2)])
+def take(server: FederationServer) -> None:
+    server.finish_round([Reply(n, f"s{n}", {"w": np.full(4, n, "f4")}, 5, 1.0) for n in (1, 2)])
 
 
 def test_a_full_disk_is_told_with_a_remedy_that_works(tmp_path, monkeypatch):
@@ -42,7 +43,7 @@ def test_a_full_disk_is_told_with_a_remedy_that_works(tmp_path, monkeypatch):
     again = server(tmp_path / "state")  # which is what the line says
     assert again.round == 1
     take(again)
-    again.finish()
+    again.write_models()
     again.close()
     assert len(read_rounds(tmp_path / "state", 0)) == 2
 
@@ -52,7 +53,7 @@ def test_nobody_else_can_read_it(tmp_path):
     try:
         ran = server(tmp_path / "state")
         take(ran)
-        ran.finish()
+        ran.write_models()
         ran.close()
     finally:
         os.umask(before)
@@ -70,7 +71,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
         server(tmp_path)
     ran = server(tmp_path / "own")
     take(ran)
-    ran.names.owners = {"a": 3}
+    ran.site_names.owners = {"a": 3}
     ran.save()
     ran.close()
     with pytest.raises(InputError, match=r"owners\.a=3"):

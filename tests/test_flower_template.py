@@ -15,6 +15,7 @@ pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from fedmaba import flower
+from fedmaba.deploy import reply_fetching
 from fedmaba.deploy.flower_app.new import new
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, reply
@@ -32,31 +33,33 @@ BLOCKS = [
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(flower, "POLL", 0.001)
+    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
 
 
-def my_training(weights, lr, prox):
-    """What the reader of the page has: a loss, new weights, a count."""
-    assert lr > 0
-    assert prox >= 0
-    loss = float(sum((w**2).sum() for w in weights))
-    return loss, [w - lr * (w - 1) for w in weights], 10
-
-
+@pytest.mark.parametrize(("spec", "mu"), [("fedmaba", 0.0), ("fedprox:mu=0.7", 0.7)])
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_the_client_app_of_the_docs_is_let_in(number):
+def test_the_client_app_of_the_docs_is_let_in(number, spec, mu):
+    asked = []
+
+    def my_training(weights, lr, prox):
+        """What the reader of the page has: a loss, new weights, a count."""
+        asked.append((lr > 0, prox))
+        loss = float(sum((w**2).sum() for w in weights))
+        return loss, [w - lr * (w - 1) for w in weights], 10
+
     names: dict = {"my_training": my_training}
     exec(compile(BLOCKS[number], "docs", "exec"), names)
     model = ArrayRecord(
         {"0.weight": Array(np.zeros((2, 3), "f4")), "0.bias": Array(np.zeros(2, "f4"))}
     )
-    strategy = FlowerStrategy("fedmaba", min_available_nodes=3, evaluate=False)
+    strategy = FlowerStrategy(spec, min_available_nodes=3, evaluate=False)
     grid = LocalGrid(dict.fromkeys((1, 2, 3), names["app"]))
     grid.config = {node: {"site": f"site-{node}"} for node in grid.apps}
     result = strategy.start(grid, model, 3)
     assert [report["refused"] for report in strategy.reports] == [[], [], []]
     assert all(list(r["sites"]) == ["site-1", "site-2", "site-3"] for r in strategy.reports)
     assert result.arrays["0.weight"].numpy().min() > 0.1
+    assert asked == [(True, mu)] * 9
 
 
 def test_there_is_a_client_app_in_the_docs():
@@ -98,8 +101,9 @@ import numpy as np
 from flwr.app import Context, RecordDict
 from fairapp import server_app
 from fedmaba import flower
+from fedmaba.deploy import reply_fetching
 from flower_grid import LocalGrid, light_app
-flower.POLL = 0.001
+reply_fetching.POLL_SECONDS = 0.001
 assert "fairapp.task" not in sys.modules
 grid = LocalGrid({c + 1: light_app(c) for c in range(2)})
 server_app.app(grid, Context(1, 1, {}, RecordDict(), RUN))
@@ -129,9 +133,17 @@ def test_a_server_that_starts_from_a_file_needs_no_torch(tmp_path):
     assert (tmp_path / "state" / "models" / "last.safetensors").exists()
 
 
-def test_the_app_trains_a_csv_file_with_some_of_its_classes(tmp_path, monkeypatch):
+@pytest.mark.parametrize("version", ["this", "0.1.0"])
+def test_the_app_trains_a_csv_file_with_some_of_its_classes(version, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     new(tmp_path / "app")
+    if version == "0.1.0":
+        written = tmp_path / "app" / "fairapp" / "task.py"
+        text = written.read_text()
+        assert "from fedmaba.data import datasets" in text
+        written.write_text(
+            text.replace("from fedmaba.data import datasets", "from fedmaba import datasets")
+        )
     monkeypatch.syspath_prepend(str(tmp_path / "app"))
     from fairapp import client_app, task
 

@@ -1,5 +1,6 @@
 """Vectors that each client keeps: the seam by which a strategy gives clients a memory."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -97,6 +98,19 @@ def test_what_a_client_does_travels_as_json_and_comes_back():
         Local(prox=0.1, loss=PropFairLoss(2.0, 0.2, 5.0), full_batch=True),
     ):
         assert Local.from_json(local.to_json()) == local
+        assert Local.from_task({"local": json.dumps(local.to_json()), "lr": 0.1}) == local
+    assert Local.from_task({}) == Local()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", '{"unknown": 1}', '{"prox": "1"}', '{"prox": NaN}', '{"keep": {"h": 1}}',
+     '{"keep": {"h": {"start": "x"}}}', '{"add": {"h": 1.0}}', "[" * 100_000],
+)  # fmt: skip
+def test_local_work_that_is_not_known_is_one_line(text):
+    with pytest.raises(InputError, match="use the same version of fedmaba on all hosts") as error:
+        Local.from_task({"local": text})
+    assert "\n" not in str(error.value)
 
 
 def test_a_vector_that_is_not_kept_cannot_be_added():

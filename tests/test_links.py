@@ -328,8 +328,8 @@ def test_a_private_folder_is_not_for_everybody(tmp_path):
     finally:
         os.umask(before)
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in [out, *out.rglob("*")]}
-    assert {m for n, m in modes.items() if n in ("state", "models")} == {0o750}
-    assert {m for n, m in modes.items() if n not in ("state", "models")} == {0o640}
+    assert (modes["state"], modes["models"]) == (0o755, 0o700)  # what was there keeps its mode
+    assert {m for n, m in modes.items() if n not in ("state", "models")} == {0o600}
     assert stat.S_IMODE((tmp_path / "plain" / "a.json").stat().st_mode) == 0o666
     folder.close()
     plain.close()

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import fedmaba
-from fedmaba.deploy.server import Server, Terms
+from fedmaba.deploy.server import FederationServer
+from fedmaba.deploy.settings import FederationSettings
 from fedmaba.deploy.validation import Reply
 from fedmaba.errors import InputError
 from fedmaba.strategies.base import Decision, Replies, Strategy, call_weigh
@@ -98,8 +99,8 @@ def test_a_simulation_is_refused_in_the_round_where_it_happens():
 
 
 def test_a_server_refuses_it_too():
-    server = Server(Terms(Scaled(2.0)), {"w": np.zeros(3, np.float32)})
+    server = FederationServer(FederationSettings(Scaled(2.0)), {"w": np.zeros(3, np.float32)})
     server.join(["a", "b"])
     reply = Reply(0, "a", {"w": np.ones(3, np.float32)}, 5)
     with pytest.raises(InputError, match="scaled, round 1"):
-        server.take([reply, replace(reply, node=1, site="b")])
+        server.finish_round([reply, replace(reply, node=1, site="b")])

@@ -490,7 +490,7 @@ def flower_proxy(
     ] = "0.0.0.0:8443",
     superlink_port: Annotated[int, typer.Option(help="the SuperLink's, on 127.0.0.1")] = 8000,
 ) -> None:
-    """Write the nginx configuration of the SuperLink's door: SuperNodes pass, control does not."""
+    """Write the nginx configuration of the SuperLink's proxy: SuperNodes pass, control does not."""
     from fedmaba.deploy.flower_app import proxy
 
     target = proxy.write(directory, listen, superlink_port, keys)

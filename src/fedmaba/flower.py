@@ -1,27 +1,21 @@
-"""fedmaba's strategies in a Flower app: the only module that knows flwr. Messages in and out.
+"""fedmaba's strategies in a Flower app: the only module that imports flwr. Messages in and out.
 
 `FlowerStrategy` is a Flower strategy for the ServerApp and needs no torch. `client_app` makes a
-ClientApp from a model and data; `reply` adds what the server needs to a ClientApp of your own.
-What the server computes lives in `server`, what it refuses in `door`, what a site does in `site`.
+ClientApp from a model and data. `reply` adds what the server needs to a ClientApp of your own.
+The folder `deploy` has the rest: what the server computes (`server`), which replies it refuses
+(`validation`), how it fetches them (`reply_fetching`), and what a site does (`client`).
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from logging import INFO, WARNING
-from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors.numpy
-from cryptography.hazmat.primitives import (  # type: ignore[import-not-found,unused-ignore]
-    serialization,  # it comes with flwr
-)
 from flwr.app import (
     Array,
     ArrayRecord,
@@ -38,13 +32,19 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as Base
 
-from fedmaba.deploy import validation
-from fedmaba.deploy.inbox import Looks, counted, push
-from fedmaba.deploy.server import Server, Terms, figures
-from fedmaba.deploy.site_names import Names, Who, read_sites
-from fedmaba.deploy.validation import Arrays, Door, Limits, Offer, Sent
+from fedmaba.deploy import reply_fetching, round_log, validation
+from fedmaba.deploy.kept_vectors import KeptVectors
+from fedmaba.deploy.server import FederationServer, accuracy_spread
+from fedmaba.deploy.settings import (
+    FederationSettings,
+    Participation,
+    check_numbers,
+    one_strategy,
+)
+from fedmaba.deploy.site_names import Node, SiteNames, fingerprint, read_sites
+from fedmaba.deploy.validation import Arrays, Limits, RawArray, RawReply, ReplyValidator
 from fedmaba.errors import InputError
-from fedmaba.strategies import parse
+from fedmaba.report.escape import one_line
 from fedmaba.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -52,12 +52,8 @@ if TYPE_CHECKING:
     from fedmaba.rows import LossFn, models
     from fedmaba.simulation.local_training import MetricFn
 
-POLL = 0.5  # seconds between two looks for replies
-LOOK = 2.0  # seconds that slow looks may hold up the next
-LAST = 30.0  # seconds for a last look after the time is up, and for replies on their way by then
-SLOW = 2.0  # how many times as long as the quick sites the others may take on top
-HELLO = 300.0  # seconds after which a node that gave no name, or a wrong one, is asked again
-SLACK = 300.0  # seconds by which the clocks of two hosts may differ
+ASK_AGAIN_SECONDS = 300.0  # after which a node that gave no name, or a wrong one, is asked again
+CLOCK_SECONDS = 300.0  # by which the clocks of two hosts may differ
 ALONE = (
     "FlowerStrategy runs its own rounds: call its start(), and put no other strategy around it; "
     "clipping or noise of a wrapper, as Flower's for differential privacy, would not reach the "
@@ -101,41 +97,31 @@ class FlowerStrategy(Base):
         min_replies: float = 0.5,
         grace: float = 60.0,
     ) -> None:
-        _check(0, fraction_train=fraction_train, lr=lr, lr_decay=lr_decay, grace=grace)
-        _check(0, whole=True, seed=seed)
-        _check(1, whole=True, min_train_nodes=min_train_nodes)
-        _check(1, whole=True, min_available_nodes=min_available_nodes)
-        if not 0 < fraction_train <= 1:
-            raise InputError(f"fraction_train={fraction_train}: it must lie above 0, at most at 1")
-        count = isinstance(min_replies, Integral) and not isinstance(min_replies, bool)
-        _check(int(count), min_replies=min_replies)
-        if not count and not 0 < min_replies <= 1:
-            raise InputError(f"min_replies={min_replies}: give a count, or a share up to 1.0")
-        if isinstance(strategy, str):
-            listed = parse(strategy)
-            if len(listed) > 1:
-                raise InputError(f"{strategy!r} is a grid of {len(listed)}: a federation runs one")
-            strategy = listed[0]
-        self.terms = Terms(strategy, seed, lr, lr_decay, deploy)
-        self.fraction_train = fraction_train
-        self.min_train_nodes, self.min_available_nodes = min_train_nodes, min_available_nodes
+        check_numbers(0, lr=lr, lr_decay=lr_decay)
+        check_numbers(0, whole=True, seed=seed)
+        self.participation = Participation(
+            fraction_train, min_train_nodes, min_available_nodes, min_replies, grace
+        )
+        self.settings = FederationSettings(one_strategy(strategy), seed, lr, lr_decay, deploy)
         self.limits, self.evaluate, self.wait = limits or Limits(), evaluate, wait
-        self.min_replies, self.grace = min_replies, grace
-        self.names = read_sites(sites) if sites else Names()
-        if self.names.listed is not None and len(self.names.listed) < min_available_nodes:
-            few = f"{self.names.where} names {len(self.names.listed)} sites"
+        self.site_names = read_sites(sites) if sites else SiteNames()
+        listed = self.site_names.listed
+        if listed is not None and len(listed) < min_available_nodes:
+            few = f"{self.site_names.source} names {len(listed)} sites"
             raise InputError(f"{few}, but min_available_nodes={min_available_nodes}: name as many")
         self.folder = None if not state else Path(state)
-        self.server: Server | None = None
+        self.server: FederationServer | None = None
         self.running = False  # whether our own loop is at work
-        self.begun = False  # whether enough sites were there once
-        self.asked: dict[int, float] = {}  # node -> when it was asked for its name
-        self.hello = Looks()  # for the answers
-        self.unnamed: set[int] = set()  # nodes whose app answers no query: they say it in training
-        self.turned: list[str] = []  # who was not let in, since the last round
-        self.who: dict[int, Who] = {}  # nodes that were there when this round began
-        self.sites: dict[int, str] = {}  # those of them whose site is known
-        self.cohort: dict[int, str | None] = {}  # nodes asked to train in it
+        self.had_enough_sites = False  # whether min_available_nodes were there once
+        self.asked_at: dict[int, float] = {}  # node -> when it was asked for its name
+        self.name_replies = reply_fetching.ReplyFetcher()
+        self.nameless: set[int] = set()  # nodes whose app answers no query: they say it in training
+        self.turned_away: list[str] = []  # who was not let in since the last round, and why
+        self.nodes: dict[int, Node] = {}  # those that were there when this round began
+        self.site_of: dict[int, str] = {}  # the site of each of them, where it is known
+        self.asked: dict[
+            int, str | None
+        ] = {}  # nodes asked to train in this round, and their sites
         self.ttl: float | None = None  # seconds after which a message is void
         self.reports: list[dict[str, Any]] = []  # what happened, a record per round
 
@@ -154,33 +140,34 @@ class FlowerStrategy(Base):
         Flower's own loop counts from 1 again and ends with the first reply that cannot be read.
         """
         config = train_config or ConfigRecord()
-        _check(1, whole=True, num_rounds=num_rounds)
-        _check(0, timeout=timeout)
-        _check(1, whole=True, **{k: config[k] for k in ("epochs", "minibatch") if k in config})
+        check_numbers(1, whole=True, num_rounds=num_rounds)
+        check_numbers(0, timeout=timeout)
+        local = {key: config[key] for key in ("epochs", "minibatch") if key in config}
+        check_numbers(1, whole=True, **local)
         server, result = self._begin(initial_arrays), Result()
-        grid = counted(grid, server.model)
-        self.hello, self.asked = Looks(grid), {}
-        self.ttl = timeout + SLACK  # a site that returns does not work through old rounds
+        grid = reply_fetching.limit_reply_size(grid, server.model)
+        self.name_replies, self.asked_at = reply_fetching.ReplyFetcher(grid), {}
+        self.ttl = timeout + CLOCK_SECONDS  # a site that returns does not work through old rounds
         if server.round:
-            log(INFO, "going on after round %s, saved in %s", server.round, self.folder)
+            _log_line(INFO, f"going on after round {server.round}, saved in {self.folder}")
         self.running = True
         try:
             while server.round < num_rounds:
                 t = server.round + 1
                 messages = self.configure_train(t, initial_arrays, config, grid)
-                arrays, metrics = self._aggregate(self._exchange(grid, messages, timeout))
+                arrays, metrics = self._aggregate(self._collect(grid, messages, timeout))
                 result.train_metrics_clientapp[t] = metrics
                 own = None if evaluate_fn is None else evaluate_fn(t, arrays)
                 if own is not None:
                     result.evaluate_metrics_serverapp[t] = own
             if not server.counted:
-                raise InputError(_nobody(server))
+                raise InputError(round_log.no_reply_counted(server))
             if self.evaluate:
                 final = self._final(grid, evaluate_config or ConfigRecord(), timeout)
                 spread = {k: v for k, v in final.items() if isinstance(v, float)}
                 result.evaluate_metrics_clientapp[server.round] = MetricRecord(spread)
                 server.save([final])
-            server.finish()
+            server.write_models()
         finally:
             self.running = False
             server.close()
@@ -196,11 +183,12 @@ class FlowerStrategy(Base):
 
     def summary(self) -> None:
         """Log what this strategy is."""
-        log(INFO, "fedmaba: %s, a share of %g of the sites", self.label, self.fraction_train)
+        share = self.participation.fraction_train
+        _log_line(INFO, f"fedmaba: {self.label}, a share of {share:g} of the sites")
 
     @property
     def label(self) -> str:
-        return self.terms.strategy.label()
+        return self.settings.strategy.label()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -209,12 +197,13 @@ class FlowerStrategy(Base):
         if not self.running:  # a wrapper's loop, which hands its own arrays in and out
             raise InputError(ALONE)
         server = self._begin(arrays)
-        self._meet(grid)
-        named = {site: node for node, site in self.sites.items()}
-        drawn = server.draw(named, self.fraction_train, self.min_train_nodes)
-        self.cohort = {named[site]: site for site in drawn}
-        self.cohort |= dict.fromkeys(sorted(self.unnamed & set(self.who)))
-        model, mark = _record(server.model), server.mark()
+        self._wait_for_sites(grid)
+        node_of = {site: node for node, site in self.site_of.items()}
+        rule = self.participation
+        drawn = server.draw(node_of, rule.fraction_train, rule.min_train_nodes)
+        self.asked = {node_of[site]: site for site in drawn}
+        self.asked |= dict.fromkeys(sorted(self.nameless & set(self.nodes)))
+        model, round_id = _record(server.model), server.round_id()
         return [
             Message(
                 RecordDict(
@@ -222,10 +211,10 @@ class FlowerStrategy(Base):
                 ),
                 node,
                 MessageType.TRAIN,
-                group_id=mark,
+                group_id=round_id,
                 ttl=self.ttl,
             )
-            for node, site in self.cohort.items()
+            for node, site in self.asked.items()
         ]
 
     def aggregate_train(
@@ -247,138 +236,108 @@ class FlowerStrategy(Base):
     ) -> MetricRecord | None:
         return None
 
-    def _begin(self, arrays: ArrayRecord) -> Server:
+    def _begin(self, arrays: ArrayRecord) -> FederationServer:
         """The server of this run, made from the first model or found in the state folder."""
         if self.server is None:
             first = {name: array.numpy() for name, array in arrays.items()}
-            self.server = Server(self.terms, first, self.folder, self.names)
+            self.server = FederationServer(self.settings, first, self.folder, self.site_names)
         return self.server
 
-    def _meet(self, grid: Grid) -> None:
-        """Learn who is there, and the names of new nodes; returns once they are enough."""
+    def _wait_for_sites(self, grid: Grid) -> None:
+        """Learn who is there, and the names of new nodes; returns once there are enough."""
         server, end, seen = self.server, time.monotonic() + self.wait, -1
         assert server is not None
+        site_of, rule = self.site_names.site_of, self.participation
         while True:
-            self.who = {info.node_id: _who(info) for info in grid.get_nodes()}
-            self._ask(grid, [w for w in self.who.values() if self.names.site(w) is None])
-            for node, found in self.hello.once(LOOK):
-                self._greet(node, found)
-            known = {n: self.names.site(w) for n, w in self.who.items()}
-            self.sites = {n: site for n, site in known.items() if site is not None}
-            self.unnamed -= set(self.sites)
-            ready = len(self.sites) + len(self.unnamed & set(self.who))
-            enough = self.min_train_nodes if self.begun else self.min_available_nodes
+            self.nodes = {info.node_id: _node(info) for info in grid.get_nodes()}
+            self._ask_names(grid, [n for n in self.nodes.values() if site_of(n) is None])
+            for node, found in self.name_replies.fetch(reply_fetching.FETCH_SECONDS):
+                self._learn_name(node, found)
+            known = {number: site_of(node) for number, node in self.nodes.items()}
+            self.site_of = {number: site for number, site in known.items() if site is not None}
+            self.nameless -= set(self.site_of)
+            ready = len(self.site_of) + len(self.nameless & set(self.nodes))
+            enough = rule.min_train_nodes if self.had_enough_sites else rule.min_available_nodes
             if ready >= enough:
-                self.begun = True
-                server.join(self.sites.values())  # together, so by name
-                self._note({self.who[node]: site for node, site in self.sites.items()})
-                self._keep_names()
+                self.had_enough_sites = True
+                server.join(self.site_of.values())  # together, so by name
+                self._assign({self.nodes[node]: site for node, site in self.site_of.items()})
+                self._save_names()
                 return
             if ready != seen:
-                log(INFO, "waiting for sites: %s of %s are here", ready, enough)
+                _log_line(INFO, f"waiting for sites: {ready} of {enough} are here")
                 seen = ready
             if time.monotonic() > end:
-                self._keep_names()
-                away = f" ({self.turned[-1]})" if self.turned else ""
+                self._save_names()
+                away = f" ({self.turned_away[-1]})" if self.turned_away else ""
                 raise InputError(
                     f"{ready} sites after {self.wait:g} seconds, but {enough} are needed{away}: "
                     "start more SuperNodes, then run again; the state is saved"
                 )
-            time.sleep(POLL)
+            time.sleep(reply_fetching.POLL_SECONDS)
 
-    def _ask(self, grid: Grid, strangers: Iterable[Who]) -> None:
+    def _ask_names(self, grid: Grid, strangers: Iterable[Node]) -> None:
         """Ask nodes for their names, each once in a while; with a list, strangers stay outside."""
         now = time.monotonic()
-        self.asked = {node: when for node, when in self.asked.items() if now - when < HELLO}
-        self.hello.drop(set(self.hello.waiting.values()) - set(self.asked))
+        recent = {n: when for n, when in self.asked_at.items() if now - when < ASK_AGAIN_SECONDS}
+        self.asked_at = recent
+        self.name_replies.stop_waiting(set(self.name_replies.waiting.values()) - set(recent))
         new = sorted(
-            (w for w in strangers if w.node not in self.asked and w.node not in self.unnamed),
-            key=lambda w: w.node,
+            (n for n in strangers if n.number not in recent and n.number not in self.nameless),
+            key=lambda n: n.number,
         )
-        self.asked |= {w.node: now for w in new}
-        if self.names.listed is not None:
-            for w in new:
-                self._turn_away(w.node, self.names.unlisted(w))
+        self.asked_at |= {node.number: now for node in new}
+        if self.site_names.listed is not None:
+            for node in new:
+                self._turn_away(node.number, self.site_names.unlisted(node))
             return
-        hello = [Message(RecordDict(), w.node, MessageType.QUERY, ttl=HELLO + SLACK) for w in new]
-        for w, message in zip(new, push(grid, hello), strict=True):
+        ttl = ASK_AGAIN_SECONDS + CLOCK_SECONDS
+        questions = [Message(RecordDict(), n.number, MessageType.QUERY, ttl=ttl) for n in new]
+        for node, message in zip(new, reply_fetching.send(grid, questions), strict=True):
             if message:
-                self.hello.waiting[message] = w.node
+                self.name_replies.waiting[message] = node.number
 
-    def _greet(self, node: int, found: Message | str) -> None:
-        """Learn a node's name, unless it belongs to another."""
-        if node not in self.who:
+    def _learn_name(self, number: int, found: Message | str) -> None:
+        """Learn a node's name from its reply, unless the name belongs to another."""
+        if number not in self.nodes:
             return
         if isinstance(found, str) or found.has_error():
-            self.unnamed.add(node)
+            self.nameless.add(number)
             return
-        who, offer = self.who[node], self._offer(node, found)
+        node, raw = self.nodes[number], self._raw_reply(number, found)
         try:
-            if offer.error is not None:
-                raise validation.Refused(offer.error)
-            self.names.check(who, validation.site_name(offer.words))
+            if raw.error is not None:
+                raise validation.Refused(raw.error)
+            site = validation.site_name(raw.words)
+            self.site_names.check(node, site)
         except validation.Refused as why:
-            self._turn_away(node, str(why))
+            self._turn_away(number, str(why))
             return  # it is asked again later
-        self._note({who: validation.site_name(offer.words)})
+        self._assign({node: site})
 
     def _turn_away(self, node: int, why: str) -> None:
-        self.turned.append(f"node {node} is not let in: {why}")
-        log(WARNING, "%s", self.turned[-1])
+        self.turned_away.append(f"node {node} is not let in: {why}")
+        _log_line(WARNING, self.turned_away[-1])
 
-    def _note(self, sites: Mapping[Who, str]) -> None:
-        """Names that nodes have from now on; what is new is logged."""
-        for who, site in sites.items():
-            said = self.names.give(who, site)
+    def _assign(self, sites: Mapping[Node, str]) -> None:
+        """Give nodes the names that they have from now on, and log those that are new."""
+        for node, site in sites.items():
+            said = self.site_names.assign(node, site)
             if said:
-                log(INFO, "%s", said)
+                _log_line(INFO, said)
 
-    def _keep_names(self) -> None:
-        """Save names that changed before the round that will tell of them."""
-        if self.names.changes and self.server is not None:
+    def _save_names(self) -> None:
+        """Save names that changed, before the round whose report will list them."""
+        if self.site_names.changes and self.server is not None:
             self.server.save()
 
-    def _exchange(
+    def _collect(
         self, grid: Grid, messages: Sequence[Message], timeout: float
     ) -> list[tuple[int, Message | str]]:
-        """Each node's reply, or why there is none.
-
-        Who answered is known by the message it answers, not by what the reply says of itself.
-        """
-        begin = time.monotonic()
-        end, quorum = begin + timeout, self._quorum(len(messages))
-        nodes = [m.metadata.dst_node_id for m in messages]
-        looks, found = Looks(grid), list[tuple[int, Message | str]]()
-        for message, node in zip(push(grid, messages), nodes, strict=True):
-            if message:
-                looks.waiting[message] = node
-            else:
-                found.append((node, "nothing could be sent"))
-        late = f"no answer within {timeout:g} seconds"
-        good = 0
-        while looks.waiting:
-            over = time.monotonic() >= end  # then this look is the last
-            new = looks.once(LAST if over else min(LOOK, max(0.0, end - time.monotonic())))
-            found += new
-            if over:
-                found += [(node, late) for node in looks.waiting.values()]
-                break
-            before, now = good, time.monotonic()
-            good += sum(not isinstance(m, str) and not m.has_error() for _, m in new)
-            if before < quorum <= good:
-                soon = now + max(self.grace, SLOW * (now - begin))
-                if soon < end:
-                    end = soon
-                    had = f"{good} of {len(messages)} had answered"
-                    late = f"no answer within {end - begin:.0f} seconds, when {had}"
-            if looks.waiting:
-                time.sleep(POLL)
-        return found
-
-    def _quorum(self, asked: int) -> int:
-        """After how many answers the others are no longer waited for at length."""
-        share = not isinstance(self.min_replies, Integral)
-        return math.ceil(self.min_replies * asked - 1e-9) if share else int(self.min_replies)
+        """Each node's reply, or why there is none."""
+        rule = self.participation
+        quorum = rule.quorum(len(messages))
+        return reply_fetching.collect(grid, messages, timeout, quorum, rule.grace)
 
     def _aggregate(
         self, found: Sequence[tuple[int, Message | str]]
@@ -386,35 +345,38 @@ class FlowerStrategy(Base):
         """The new model, and the round in numbers."""
         server = self.server
         assert server is not None
-        loss = self.terms.strategy.needs().loss != "none"
-        gate = Door(server.model, server.mark(), self.cohort, self._claim, loss, self.limits)
-        replies, refused = gate.admit(self._offer(node, message) for node, message in found)
-        self._note({self.who[r.node]: r.site for r in replies})
-        self.turned, turned = [], self.turned
-        report = server.take(replies, [*turned, *refused])
+        validator = ReplyValidator(
+            server.model,
+            server.round_id(),
+            self.asked,
+            lambda node, site: self.site_names.check(self.nodes[node], site),
+            self.settings.strategy.needs().loss != "none",
+            self.limits,
+        )
+        replies, refused = validator.validate(self._raw_reply(*reply) for reply in found)
+        self._assign({self.nodes[r.node]: r.site for r in replies})
+        self.turned_away, turned_away = [], self.turned_away
+        report = server.finish_round(replies, [*turned_away, *refused])
         self.reports.append(report)
-        for line in _lines(report):
-            log(INFO, "%s", line)
-        for why in report["refused"][len(turned) :]:  # the others were logged when it happened
-            log(WARNING, "left out of round %s: %s", report["round"], why)
+        for line in round_log.round_lines(report):
+            _log_line(INFO, line)
+        for why in report["refused"][len(turned_away) :]:  # the others were logged at once
+            _log_line(WARNING, f"left out of round {report['round']}: {why}")
         numbers = {key: value for key, value in report.items() if isinstance(value, float)}
         numbers |= {key: value for key, value in report["info"].items() if value is not None}
         numbers["replies"] = float(len(replies))
         return _record(server.model), MetricRecord(numbers)
 
-    def _claim(self, node: int, site: str) -> None:
-        self.names.check(self.who[node], site)
-
-    def _offer(self, node: int, message: Message | str) -> Offer:
-        """A reply as the door wants to see it, unless it is larger than any honest one."""
+    def _raw_reply(self, node: int, message: Message | str) -> RawReply:
+        """A reply that has no more arrays than the model, or a line that says why not."""
         assert self.server is not None
-        return _offer(node, message, len(self.server.model))
+        return _raw_reply(node, message, len(self.server.model))
 
     def _final(self, grid: Grid, config: ConfigRecord, timeout: float) -> dict[str, Any]:
         """How the model that is handed out serves each site that can tell."""
         server = self.server
         assert server is not None
-        found = ((info.node_id, self.names.site(_who(info))) for info in grid.get_nodes())
+        found = ((i.node_id, self.site_names.site_of(_node(i))) for i in grid.get_nodes())
         sites = {node: site for node, site in found if site is not None}
         content = RecordDict({"arrays": _record(server.deployed), "config": config})
         messages = [
@@ -422,23 +384,23 @@ class FlowerStrategy(Base):
             for node in sites
         ]
         accuracy: dict[str, float] = {}
-        for node, message in self._exchange(grid, messages, timeout):
-            offer = self._offer(node, message)
+        for node, message in self._collect(grid, messages, timeout):
+            raw = self._raw_reply(node, message)
             try:
-                if offer.error is not None:
-                    raise validation.Refused(validation.line(offer.error))
-                value = validation.number(offer.numbers, "accuracy", 0.0, 1.0)
+                if raw.error is not None:
+                    raise validation.Refused(validation.printable(raw.error))
+                value = validation.read_number(raw.numbers, "accuracy", 0.0, 1.0)
             except validation.Refused as why:
-                log(WARNING, "%s: %s", sites[node], why)
+                _log_line(WARNING, f"{sites[node]}: {why}")
                 continue
             if value is not None:
                 accuracy[sites[node]] = value
         report: dict[str, Any] = {"round": server.round}
         report["deployed"] = dict(sorted(accuracy.items()))
-        report |= figures(accuracy)
-        log(INFO, "model handed out: %s", _spread(report))
+        report |= accuracy_spread(accuracy)
+        _log_line(INFO, f"model handed out: {round_log.spread(report)}")
         for site, value in report["deployed"].items():
-            log(INFO, "  %-16s accuracy %5.1f %%", site, 100 * value)
+            _log_line(INFO, f"  {site:<16} accuracy {100 * value:5.1f} %")
         return report
 
 
@@ -452,13 +414,15 @@ def client_app(
     metric: MetricFn | None = None,
     device: str = "cpu",
     mods: Sequence[Any] = (),
+    keep: str | Path | None = None,
 ) -> ClientApp:
     """A ClientApp for every strategy: it trains as the server's message says.
 
     Its name is `site`, by default what the SuperNode's --node-config says: 'site="north"'. The
     rows of `data` before n_train are trained on; accuracy on the others is reported. `classes`
     are the names of all classes in one order for all sites, or how many there are, 0 to C-1.
-    `mods` are Flower's, around training: LocalDpMod(...), say.
+    `mods` are Flower's, around training: LocalDpMod(...), say. `keep` is a folder of this site for
+    vectors that a strategy lets it keep between rounds, by default --node-config 'keep="..."'.
     """
 
     def name(context: Context) -> str:
@@ -471,11 +435,13 @@ def client_app(
 
     def worker(context: Context) -> Any:
         from fedmaba.deploy.client import (
-            Site,  # with torch, which neither a server nor a query needs
+            LocalClient,  # with torch, which neither a server nor a query needs
         )
 
         mine = data(context) if callable(data) else data
-        return Site(model, mine, classes, loss, metric, device)
+        folder = keep or context.node_config.get("keep")
+        kept = KeptVectors(Path(str(folder)) if folder else None, name(context))
+        return LocalClient(model, mine, classes, loss, metric, device, kept)
 
     def train(message: Message, context: Context) -> Message:
         weights, task = _weights(message), dict(message.content["config"])
@@ -517,8 +483,8 @@ def _named(arrays: ArrayRecord, names: list[str]) -> ArrayRecord:
     if list(arrays) == [str(place) for place in range(len(names))]:
         return ArrayRecord(dict(zip(names, arrays.values(), strict=True)))
     missing, extra = (
-        validation.names(set(names) - set(arrays)),
-        validation.names(set(arrays) - set(names)),
+        validation.some_names(set(names) - set(arrays)),
+        validation.some_names(set(arrays) - set(names)),
     )
     raise InputError(
         f"arrays missing: {missing}; not of this model: {extra}: answer with those of "
@@ -543,15 +509,6 @@ def load_arrays(path: str | Path) -> ArrayRecord:
         raise InputError(f"{path}: {error}: give a .safetensors file of weights") from error
 
 
-def _check(low: int, whole: bool = False, **values: object) -> None:
-    """Numbers as a run configuration gives them, which may hold words as well."""
-    kind, words = (Integral, "a whole number") if whole else (Real, "a number")
-    for name, value in values.items():
-        number = isinstance(value, kind) and not isinstance(value, bool)
-        if not number or not low <= float(value) < np.inf:  # type: ignore[arg-type]
-            raise InputError(f"{name}={value!r}: it must be {words} from {low} on")
-
-
 def _record(model: Mapping[str, Any]) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(value)) for name, value in model.items()})
 
@@ -561,72 +518,31 @@ def _weights(message: Message) -> Arrays:
     return {name: array.numpy() for name, array in message.content["arrays"].items()}
 
 
-def _offer(node: int, message: Message | str, most: int) -> Offer:
-    """A reply as the door wants to see it; one of a model with more than `most` arrays is not."""
+def _raw_reply(node: int, message: Message | str, most: int) -> RawReply:
+    """A reply as it is validated, unless it has more than `most` arrays or too many entries."""
     if isinstance(message, str):
-        return Offer(node, "", error=message)
+        return RawReply(node, "", error=message)
     if message.has_error():
-        return Offer(node, "", error=f"{message.error.reason}")
+        return RawReply(node, "", error=f"{message.error.reason}")
     found = message.content
     kinds = (ArrayRecord, MetricRecord, ConfigRecord)
     if len(found) > len(kinds) or len({type(record) for record in found.values()}) < len(found):
-        return Offer(node, "", error="it sent two records of a kind, so neither counts")
+        return RawReply(node, "", error="it sent two records of a kind, so neither counts")
     by_kind: dict[Any, Any] = {type(record): record for record in found.values()}
     arrays, numbers, words = (by_kind.get(kind, {}) for kind in kinds)
     try:
-        validation.bounded(arrays, numbers, words, most)
+        validation.check_entry_counts(arrays, numbers, words, most)
     except validation.Refused as why:
-        return Offer(node, "", error=str(why))
-    sent = {n: Sent(a.dtype, tuple(a.shape), a.stype, a.data) for n, a in arrays.items()}
-    return Offer(node, message.metadata.group_id, sent, dict(numbers), dict(words))
+        return RawReply(node, "", error=str(why))
+    sent = {n: RawArray(a.dtype, tuple(a.shape), a.stype, a.data) for n, a in arrays.items()}
+    return RawReply(node, message.metadata.group_id, sent, dict(numbers), dict(words))
 
 
-def _who(info: Any) -> Who:
-    """A node as the SuperLink knows it; its key's fingerprint as OpenSSH writes it."""
-    key = bytes(info.public_key)
-    if not key:
-        return Who(info.node_id, name=info.name)
-    try:
-        form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        key = base64.b64decode(
-            serialization.load_pem_public_key(key).public_bytes(*form).split()[1]
-        )
-    except ValueError:  # no key at all: Flower's simulation gives random bytes
-        pass
-    digest = base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
-    return Who(info.node_id, f"SHA256:{digest}", info.name)
+def _node(info: Any) -> Node:
+    """A node as the SuperLink knows it."""
+    return Node(info.node_id, fingerprint(bytes(info.public_key)), info.name)
 
 
-def _nobody(server: Server) -> str:
-    """Why a run in which no reply counted has failed, and what to do."""
-    few = server.refused[:3]
-    more = f" and {len(server.refused) - 3} more" if len(server.refused) > 3 else ""
-    why = ("; ".join(few) + more) or "nobody answered"
-    return (
-        f"no reply counted in {server.round} rounds, so no model was made; in the last: {why}: "
-        "correct that, then run again with another state folder"
-    )
-
-
-def _lines(report: Mapping[str, Any]) -> list[str]:
-    """A round for people: spread, the strategy's figures, then a line per site."""
-    info = "".join(f", {k} {v:.3g}" for k, v in report["info"].items() if v is not None)
-    count = len(report["sites"])
-    lines = [f"round {report['round']}: {count} sites, {_spread(report)}{info}"]
-    for site, row in report["sites"].items():
-        cells = [f"  {site:<16}"]
-        if row["accuracy"] is not None:
-            cells.append(f"accuracy {100 * row['accuracy']:5.1f} %")
-        if row["loss"] is not None:
-            cells.append(f"loss {row['loss']:.3f}")
-        if row["weight"] is not None:
-            cells.append(f"weight {row['weight']:.3f}")
-        lines.append("  ".join(cells))
-    return lines
-
-
-def _spread(report: Mapping[str, Any]) -> str:
-    if "variance" not in report:
-        return "no accuracy reported"
-    mean, worst = report["accuracy"], report["worst"]
-    return f"accuracy {mean:.1f} %, worst {worst:.1f} %, variance {report['variance']:.1f}"
+def _log_line(level: int, text: str) -> None:
+    """Log one line; names and reasons from the network cannot break or colour it."""
+    log(level, "%s", one_line(text))

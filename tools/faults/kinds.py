@@ -103,7 +103,8 @@ def _half() -> int:
 
 def serve(words: Sequence[str]) -> int:
     """`server FOLDER ROUNDS`: a Flower server's state goes on for some rounds, without Flower."""
-    from fedmaba.deploy.server import Server, Terms
+    from fedmaba.deploy.server import FederationServer
+    from fedmaba.deploy.settings import FederationSettings
     from fedmaba.deploy.validation import Reply
     from fedmaba.errors import FedmabaError
     from fedmaba.strategies import parse
@@ -111,7 +112,9 @@ def serve(words: Sequence[str]) -> int:
     model = {"w": np.zeros((3, 5), np.float32), "b": np.zeros(3, np.float32)}
     rng = np.random.default_rng(0)
     try:
-        server = Server(Terms(parse("fedfv:tau=2")[0]), model, Path(words[1]))
+        server = FederationServer(
+            FederationSettings(parse("fedfv:tau=2")[0]), model, Path(words[1])
+        )
         server.join(["north", "south", "west"])
         for _ in range(int(words[2])):
             replies = []
@@ -119,8 +122,8 @@ def serve(words: Sequence[str]) -> int:
                 server.task(site)
                 told = {n: a + rng.normal(size=a.shape).astype(a.dtype) for n, a in model.items()}
                 replies.append(Reply(len(replies), site, told, 10, 0.5, 0.5))
-            server.take(replies)
-        server.finish()
+            server.finish_round(replies)
+        server.write_models()
         server.close()
     except FedmabaError as error:
         print(f"fedmaba: {error}", file=sys.stderr)

@@ -8,9 +8,8 @@ of an array, and numbered as the federation's list of classes says.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.data.datasets import Dataset
-from fedmaba.deploy.validation import line, names
+from fedmaba.deploy.kept_vectors import KeptVectors, Told, Vectors
+from fedmaba.deploy.validation import printable, some_names
 from fedmaba.errors import InputError
 from fedmaba.rows import LossFn, compile, models
 from fedmaba.rows.cuda_graphs import GraphCache
@@ -30,7 +30,9 @@ from fedmaba.simulation.local_training import (
     Optimiser,
     Pool,
     TrainingJob,
+    added_terms,
     evaluate,
+    kept_after,
     train_chunk,
 )
 from fedmaba.strategies.base import Local
@@ -39,7 +41,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Site:
+class LocalClient:
     """A model and one site's data: rows before `data.n_train` train, the rest test."""
 
     model: models.Factory | str
@@ -48,6 +50,7 @@ class Site:
     loss: LossFn | None = None
     metric: MetricFn | None = None
     device: str = "cpu"
+    kept: KeptVectors = KeptVectors(None, "site")
 
     @cached_property
     def agreed(self) -> tuple[str, ...]:
@@ -56,14 +59,14 @@ class Site:
         if given is None:
             if own != tuple(map(str, range(len(own)))):
                 raise InputError(
-                    f"this site's labels are {names(own)}, and nothing says how the others number "
-                    "them: give client_app(classes=[...]), the same list at all sites"
+                    f"this site's labels are {some_names(own)}, and nothing says how the others "
+                    "number them: give client_app(classes=[...]), the same list at all sites"
                 )
             return own
         if isinstance(given, int):
             return tuple(map(str, range(given)))
         if isinstance(given, str) or len(set(given)) < len(given) or not given:
-            raise InputError(f"classes={line(given)!r}: give a list of names, each once")
+            raise InputError(f"classes={printable(given)!r}: give a list of names, each once")
         return tuple(map(str, given))
 
     def labels(self) -> NDArray[np.int64]:
@@ -75,15 +78,13 @@ class Site:
         wrong = wrong or [own[k] for k in used if own[k] not in place]
         if wrong:
             raise InputError(
-                f"label {names(wrong)} of this site is not among the federation's classes, "
-                f"{names(agreed, 12)}: correct the file, or the list at all sites"
+                f"label {some_names(wrong)} of this site is not among the federation's classes, "
+                f"{some_names(agreed, 12)}: correct the file, or the list at all sites"
             )
         number = np.array([place.get(name, -1) for name in own], np.int64)
         return number[y]
 
-    def train_chunk(
-        self, weights: Arrays, task: Mapping[str, Any]
-    ) -> tuple[Arrays, dict[str, float]]:
+    def train(self, weights: Arrays, task: Mapping[str, Any]) -> tuple[Arrays, dict[str, float]]:
         """The trained model, and what the server is told: examples, loss, accuracy."""
         with torch.no_grad():
             return self._train(weights, task)
@@ -96,20 +97,38 @@ class Site:
 
     def _train(self, weights: Arrays, task: Mapping[str, Any]) -> tuple[Arrays, dict[str, float]]:
         n = self.data.n_train
-        minibatch = int(task.get("minibatch", 50))
+        minibatch, local = int(task.get("minibatch", 50)), Local.from_task(task)
         rows, flat, pool = self._load(weights, minibatch)
         numbers = {"num-examples": n, **self._test(rows, flat, pool)}
         where = task.get("loss-at", "start")
         if where == "start":
             numbers["loss"] = self._mean_loss(rows, flat, pool)
-        graphs = GraphCache(flat.device, recordable=False)
-        trained, told = train_chunk(rows, pool, flat, self._job(task, minibatch), graphs)
+        job, graphs = self._job(task, minibatch, local), GraphCache(flat.device, recordable=False)
+        before = self._kept_before(rows, flat, task, local)
+        if local.add:
+            job = replace(job, added=added_terms(local, before.items(), flat))
+        trained, told = train_chunk(rows, pool, flat, job, graphs)
         if where == "mean":
             numbers["loss"] = float(told[0, 0])
         if where == "end":
             numbers["loss"] = self._mean_loss(rows, trained, pool)
-        new = {name: w.cpu().numpy() for name, w in rows.layout.unpack(trained[0]).items()}
-        return {**weights, **new}, numbers
+        if local.keep:
+            after = {n: kept_after(local, n, flat, trained, old) for n, old in before.items()}
+            self.kept.save(Told.from_task(task), _named(rows, before), _named(rows, after))
+        return {**weights, **_arrays(rows, trained)}, numbers
+
+    def _kept_before(
+        self, rows: Any, flat: Tensor, task: Mapping[str, Any], local: Local
+    ) -> dict[str, Tensor]:
+        """The vectors that this site trains with, each (1, P) by its name."""
+        if not local.keep:
+            return {}
+        found = self.kept.load(Told.from_task(task), local.keep, _arrays(rows, flat))
+        packed = {
+            name: rows.layout.pack_named({n: torch.from_numpy(w) for n, w in vector.items()})
+            for name, vector in found.items()
+        }
+        return {name: vector[None].to(flat.device) for name, vector in packed.items()}
 
     def _load(self, weights: Arrays, minibatch: int) -> tuple[Any, Tensor, Pool]:
         """The model as one row with these weights, and the data as a pool."""
@@ -128,11 +147,9 @@ class Site:
         pool = Pool(rows.prepare(x), y, torch.arange(data.n_train, device=device))
         return rows, rows.layout.pack(net.cpu())[None].to(device), pool
 
-    def _job(self, task: Mapping[str, Any], minibatch: int) -> TrainingJob:
+    def _job(self, task: Mapping[str, Any], minibatch: int, local: Local) -> TrainingJob:
         """What the server asked for, as the simulator would do it."""
         n = self.data.n_train
-
-        local = Local.from_json(json.loads(str(task.get("local", "{}"))))
         epochs = int(task.get("epochs", 1)) * -(-n // minibatch)
         chosen = {f.name: f.name.replace("_", "-") for f in fields(Optimiser)}
         return TrainingJob(
@@ -163,6 +180,15 @@ class Site:
             return {}
         _, accuracy = self._scores(rows, flat, pool, self.data.n_train, len(self.data.x))
         return {"accuracy": accuracy}
+
+
+def _arrays(rows: Any, flat: Tensor) -> Arrays:
+    """The weights of one row (1, P) by name."""
+    return {name: w.cpu().numpy() for name, w in rows.layout.unpack(flat[0]).items()}
+
+
+def _named(rows: Any, vectors: Mapping[str, Tensor]) -> Vectors:
+    return {name: _arrays(rows, vector) for name, vector in vectors.items()}
 
 
 def first_model(

@@ -1,20 +1,20 @@
 """The server of a real federation: model, strategy state and sites, one round at a time. No torch.
 
 Knows numbers and arrays; no network. A round is `draw` (who takes part), `task` (what a site is
-told) and `take` (what its replies do). All that survives a round is saved before the next begins,
-so a server that was killed goes on with the same numbers.
+told) and `finish_round` (what its replies do). All that survives a round is saved before the next
+begins, so a server that was killed goes on with the same numbers.
 
 Sites are known by name, in order of joining; those that come together are ordered by name. A site
 that leaves keeps its entry in the strategy's state for its return; a new one gets what
-`Strategy.join` says. Which node may speak for a site is kept here too, and decided in `names`.
+`Strategy.join` says. Which node may speak for a site is saved here and decided in `site_names`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,96 +23,68 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from fedmaba import rng
-from fedmaba.deploy.site_names import Names
-from fedmaba.deploy.validation import Arrays, Reply, is_statistic
+from fedmaba.deploy.settings import FederationSettings
+from fedmaba.deploy.site_names import SiteNames
+from fedmaba.deploy.validation import SITE, Arrays, Reply, is_statistic
 from fedmaba.errors import InputError
 from fedmaba.results import run_folder
 from fedmaba.results.history import History
 from fedmaba.results.metrics import fairness
 from fedmaba.strategies import deployed as average
-from fedmaba.strategies.base import IntArray, Replies, State, Strategy, call_weigh, still_kept
+from fedmaba.strategies.base import IntArray, Replies, State, call_weigh, still_kept
 
 Task = dict[str, int | float | str | bool]
 META = ("terms", "sites", "owners", "changes", "counted", "refused")  # of a checkpoint
+PAST = ("kept", "kept_client", "kept_round")  # arrays of a checkpoint: changes of past rounds
 OTHER = "choose another state folder"
 REMEDY = "fix it, then run again with the same state; what was saved before is whole"
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What stays the same from the first round to the last."""
-
-    strategy: Strategy
-    seed: int = 0
-    lr: float = 0.1
-    lr_decay: float = 0.999
-    deploy: str | None = None  #      which model is handed out; None: the strategy's own
-
-    def __post_init__(self) -> None:
-        if not 0 < self.lr < float("inf"):
-            raise InputError(f"lr={self.lr}: the local step size must be above 0")
-        if not 0 < self.lr_decay <= 1:
-            raise InputError(f"lr_decay={self.lr_decay}: it must lie above 0 and at most at 1")
-        average.parse_rule(self.average)
-
-    @property
-    def average(self) -> str:
-        return self.deploy or self.strategy.deploy
-
-    def to_json(self) -> dict[str, Any]:
-        """What a saved state must have been made with."""
-        return {
-            "strategy": self.strategy.label(),
-            "seed": self.seed,
-            "lr": self.lr,
-            "lr_decay": self.lr_decay,
-            "deploy": self.average,
-        }
-
-
-class Server:
+class FederationServer:
     """All that one run's server knows."""
 
     def __init__(
         self,
-        terms: Terms,
+        settings: FederationSettings,
         model: Arrays,
         folder: Path | None = None,
-        names: Names | None = None,
+        site_names: SiteNames | None = None,
     ) -> None:
-        self.terms = terms
+        self.settings = settings
         self.round = 0  # the next one
         self.counted = 0  # rounds that moved the model
         self.refused: list[str] = []  # why replies of the last round did not count
         self.model = {name: np.array(value) for name, value in model.items()}
         self.deployed = {name: value.copy() for name, value in self.model.items()}
         self.sites: list[str] = []
-        self.names = names or Names()
+        self.site_names = site_names or SiteNames()
         self.state: State = {}
+        self.federation = secrets.token_hex(16)  # stays the same over restarts
+        self.last_counted: dict[str, int] = {}  # site -> the last round its reply counted in
         self.weights = [n for n, a in self.model.items() if not is_statistic(n, a)]
         if not self.weights:
             raise InputError("the initial model has no weights: give float arrays by name")
         self.dtype = np.result_type(np.float32, *(self.model[n].dtype for n in self.weights))
-        self.kept = self._flat(self.model)[None][:0]  # (h, P) changes of past rounds
-        self.kept_client = self.kept_round = np.zeros(0, np.int64)  # (h,)
+        self.past_changes = self._flat(self.model)[None][:0]  # (h, P) changes of past rounds
+        self.past_client = self.past_round = np.zeros(0, np.int64)  # (h,)
         self.folder = (
             None if folder is None else run_folder.Folder(folder, private=True, remedy=REMEDY)
         )
         if self.folder is not None and run_folder.checkpoints(self.folder.path):
             try:
                 self._restore(self.folder)
-            except InputError:
+            except BaseException:
                 self.folder.close()
                 raise
 
     def join(self, names: Iterable[str]) -> None:
-        """Take in sites not seen before."""
+        """Add sites that were not seen before."""
         new = sorted(set(names) - set(self.sites))
         if not new:
             return
         count = len(self.sites) + len(new)
         known = bool(self.sites)
-        strategy = self.terms.strategy
+        strategy = self.settings.strategy
         self.state = strategy.join(self.state, count) if known else strategy.init(count)
         self.sites += new
 
@@ -123,15 +95,15 @@ class Server:
         if not ordered:
             return []
         count = min(len(ordered), max(least, int(fraction * len(ordered) + 1e-9)))
-        drawn = rng.sample_clients(self.terms.seed, self.round, len(ordered), count)
+        drawn = rng.sample_clients(self.settings.seed, self.round, len(ordered), count)
         return [ordered[i] for i in drawn]
 
     @property
     def lr(self) -> float:
         """The local step size of this round."""
-        return float(self.terms.lr * self.terms.lr_decay**self.round)
+        return float(self.settings.lr * self.settings.lr_decay**self.round)
 
-    def mark(self) -> str:
+    def round_id(self) -> str:
         """What binds a reply to this round and this model."""
         digest = hashlib.sha256()
         for name in sorted(self.model):
@@ -140,7 +112,7 @@ class Server:
 
     def task(self, site: str | None) -> Task:
         """What a site must know besides the model; the algorithm's local part travels here."""
-        strategy = self.terms.strategy
+        strategy = self.settings.strategy
         local, needs = strategy.local(), strategy.needs()
         task: Task = {
             "server-round": self.round + 1,
@@ -148,13 +120,16 @@ class Server:
             "loss-at": needs.loss,
             "local": json.dumps(local.to_json()),
         }
+        if local.keep:
+            task["federation"] = self.federation
+            task["kept-round"] = self.last_counted.get(site or "", 0)
         if site is not None:
             client = self.sites.index(site)
-            keys = rng.key(self.terms.seed, "local", self.round, client)
+            keys = rng.key(self.settings.seed, "local", self.round, client)
             task["stream"] = int(keys.view(np.int64)[0])
         return task
 
-    def take(self, replies: Sequence[Reply], refused: Sequence[str] = ()) -> dict[str, Any]:
+    def finish_round(self, replies: Sequence[Reply], refused: Sequence[str] = ()) -> dict[str, Any]:
         """End the round with the replies that count; what happened, ready for JSON."""
         self.join(r.site for r in replies)
         replies = sorted(replies, key=lambda r: self.sites.index(r.site))
@@ -164,11 +139,13 @@ class Server:
         if replies:
             weights, info, problem = self._step(replies)
             refused += [problem] if problem else []
-            self.counted += not problem
+            if not problem:
+                self.counted += 1
+                self.last_counted |= dict.fromkeys((r.site for r in replies), self.round + 1)
         self.refused = refused
         report: dict[str, Any] = {
             "round": self.round + 1,
-            "strategy": self.terms.strategy.label(),
+            "strategy": self.settings.strategy.label(),
             "lr": self.lr,
             "info": {name: float(v) if np.isfinite(v) else None for name, v in info.items()},
             "sites": {
@@ -182,9 +159,9 @@ class Server:
             },
             "refused": refused,
         }
-        report |= figures({r.site: r.accuracy for r in replies})
-        if self.names.changes:
-            report["names"], self.names.changes = self.names.changes, []
+        report |= accuracy_spread({r.site: r.accuracy for r in replies})
+        if self.site_names.changes:
+            report["names"], self.site_names.changes = self.site_names.changes, []
         self.round += 1
         self.save([report])
         return report
@@ -197,7 +174,7 @@ class Server:
             np.subtract(self._flat(r.model), base, out=row)
         client = np.array([self.sites.index(r.site) for r in replies], np.int64)
         many, numbers = self._numbers(replies, client, change)
-        decision = call_weigh(self.terms.strategy, self.state, numbers)
+        decision = call_weigh(self.settings.strategy, self.state, numbers)
         coef = decision.coef
         if not np.isfinite(coef).all():
             return {}, {}, "the strategy gave a weight that is not finite: this round adds nothing"
@@ -214,9 +191,9 @@ class Server:
     def _numbers(
         self, replies: Sequence[Reply], client: IntArray, change: NDArray[Any]
     ) -> tuple[NDArray[Any], Replies]:
-        """This round's changes with those kept, and all that the strategy may see of them."""
-        needs = self.terms.strategy.needs()
-        many = np.concatenate([change, self.kept]) if len(self.kept) else change
+        """The changes of this round and of past ones, and all that the strategy may see of them."""
+        needs = self.settings.strategy.needs()
+        many = np.concatenate([change, self.past_changes]) if len(self.past_changes) else change
         seen: dict[str, Any] = {}
         if needs.loss != "none":
             seen["loss"] = np.array([r.loss for r in replies], np.float64)
@@ -225,23 +202,23 @@ class Server:
         if needs.changes == "gram":
             gram = (many @ many.T).astype(np.float64)
             seen["gram"] = (gram + gram.T) / 2
-            seen["past_client"], seen["past_round"] = self.kept_client, self.kept_round
+            seen["past_client"], seen["past_round"] = self.past_client, self.past_round
         size = np.array([r.count for r in replies], np.int64)
         return many, Replies(self.round, self.lr, len(self.sites), client, size, **seen)
 
     def _keep(self, client: IntArray, change: NDArray[Any]) -> None:
         """Remember changes for as many rounds as the strategy asks for, each site's last."""
-        rounds = self.terms.strategy.needs().keep_rounds
+        rounds = self.settings.strategy.needs().keep_rounds
         if rounds:
-            old = still_kept((self.kept_client, self.kept_round), client, self.round, rounds)
-            self.kept = np.concatenate([self.kept[old], change])
-            self.kept_client = np.concatenate([self.kept_client[old], client])
+            old = still_kept((self.past_client, self.past_round), client, self.round, rounds)
+            self.past_changes = np.concatenate([self.past_changes[old], change])
+            self.past_client = np.concatenate([self.past_client[old], client])
             now = np.full(len(client), self.round, np.int64)
-            self.kept_round = np.concatenate([self.kept_round[old], now])
+            self.past_round = np.concatenate([self.past_round[old], now])
 
     def _set(self, weights: Arrays, statistics: Arrays) -> None:
         """Move to a new model, and the one handed out along with it."""
-        share = average.new_model_share(self.terms.average, self.round)
+        share = average.new_model_share(self.settings.average, self.round)
         for name, new in weights.items():
             averaged = self.deployed[name].astype(self.dtype)
             averaged += share * (new - averaged)
@@ -260,26 +237,28 @@ class Server:
         return np.concatenate([model[name].ravel().astype(self.dtype) for name in self.weights])
 
     def save(self, lines: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Everything into one checksummed file; the one before stays until it is whole."""
+        """Save everything in one checksummed file; the last one stays until this one is whole."""
         if self.folder is None:
             return
         self.folder.append_lines(lines)
         arrays = {f"model/{n}": a for n, a in self.model.items()}
         arrays |= {f"deployed/{n}": a for n, a in self.deployed.items()}
         arrays |= {f"state/{n}": a for n, a in self.state.items()}
-        arrays |= {"kept": self.kept}
-        arrays |= {"kept_client": self.kept_client, "kept_round": self.kept_round}
+        arrays |= {"kept": self.past_changes}
+        arrays |= {"kept_client": self.past_client, "kept_round": self.past_round}
         meta = {
-            "terms": self.terms.to_json(),
+            "terms": self.settings.to_json(),
             "sites": self.sites,
-            "owners": self.names.owners,
-            "changes": self.names.changes,
+            "owners": self.site_names.owners,
+            "changes": self.site_names.changes,
             "counted": self.counted,
             "refused": self.refused,
+            "federation": self.federation,
+            "last_counted": self.last_counted,
         }
         self.folder.save(self.round, arrays, meta, History([]))
 
-    def finish(self) -> None:
+    def write_models(self) -> None:
         """Write both models as files of their own."""
         if self.folder is not None:
             for name, model in (("last", self.model), ("deployed", self.deployed)):
@@ -287,7 +266,7 @@ class Server:
                 self.folder.write(f"models/{name}.safetensors", safetensors.numpy.save(whole))
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release the folder for other processes."""
         if self.folder is not None:
             self.folder.close()
 
@@ -295,12 +274,11 @@ class Server:
         """Go back to the newest whole checkpoint of the folder."""
         path = folder.path
         arrays, meta, _ = run_folder.load_checkpoint(path)
-        mine, kept = self.terms.to_json(), ("kept", "kept_client", "kept_round")
-        lacks = [key for key in META if meta.get(key) is None] + [
-            k for k in kept if k not in arrays
-        ]
+        lacks = [key for key in META if meta.get(key) is None]
+        lacks += [key for key in PAST if key not in arrays]
         if lacks:
             raise InputError(f"{path} is no state of this version, it lacks {lacks[0]!r}: {OTHER}")
+        mine = self.settings.to_json()
         for key, value in meta["terms"].items():
             if key in mine and mine[key] != value:
                 raise InputError(
@@ -311,19 +289,55 @@ class Server:
             for kind in ("model/", "deployed/", "state/")
         }
         for kind in ("model/", "deployed/"):
-            for name, like in self.model.items():
-                found = saved[kind].get(name)
-                if found is None or (found.shape, found.dtype) != (like.shape, like.dtype):
-                    raise InputError(f"{path} holds another model: {OTHER}")
+            if _forms(saved[kind]) != _forms(self.model):
+                raise InputError(f"{path} holds another model: {OTHER}")
+        wrong = self._misfit(arrays, meta, saved["state/"])
+        if wrong:
+            raise InputError(f"{path} is damaged: {wrong} cannot be of this run: {OTHER}")
         self.model, self.deployed, self.state = saved.values()
-        self.kept, self.kept_client, self.kept_round = (arrays[key].copy() for key in kept)
+        self.past_changes, self.past_client, self.past_round = (arrays[key].copy() for key in PAST)
         self.round, self.sites = meta["round"], list(meta["sites"])
-        self.names.restore(meta["owners"], meta["changes"])
+        self.site_names.restore(meta["owners"], meta["changes"])
         self.counted, self.refused = meta["counted"], meta["refused"]
+        # a state folder of version 0.1.0 has neither
+        self.federation = meta.get("federation") or self.federation
+        self.last_counted = dict(meta.get("last_counted") or {})
         folder.lines = meta["lines"]
 
+    def _misfit(self, arrays: Arrays, meta: Mapping[str, Any], state: State) -> str:
+        """What in a checkpoint cannot belong to this run; empty where all does."""
+        sites, rounds = meta["sites"], meta.get("last_counted") or {}
+        n = len(sites)
+        if len(set(sites)) < n or not all(SITE.fullmatch(site) for site in sites):
+            return "its list of sites"
+        if meta["counted"] > meta["round"] or any(t > meta["round"] for t in rounds.values()):
+            return "a number of its rounds"
+        many = arrays["kept_client"].size
+        whole = np.dtype(np.int64)
+        wanted = {
+            "kept": ((many, self.past_changes.shape[1]), self.dtype),
+            "kept_client": ((many,), whole),
+            "kept_round": ((many,), whole),
+        }
+        for name, form in wanted.items():
+            if (arrays[name].shape, arrays[name].dtype) != form:
+                return f"array {name}"
+        if many and not 0 <= arrays["kept_client"].min() <= arrays["kept_client"].max() < n:
+            return "array kept_client"
+        for name, like in (self.settings.strategy.init(n) if n else {}).items():
+            found = state.get(name)
+            per_site = found is not None and n in np.shape(like) and found.shape != np.shape(like)
+            if found is None or per_site:
+                return f"state {name!r}"
+        return ""
 
-def figures(accuracy: Mapping[str, float | None]) -> dict[str, Any]:
+
+def _forms(model: Arrays) -> dict[str, tuple[Any, ...]]:
+    """Shape and type of each array of a model."""
+    return {name: (value.shape, value.dtype) for name, value in model.items()}
+
+
+def accuracy_spread(accuracy: Mapping[str, float | None]) -> dict[str, Any]:
     """How accuracy spreads over the sites that reported one, in percent; {} where none did."""
     known = np.array([a for a in accuracy.values() if a is not None], np.float64)
     if not len(known):

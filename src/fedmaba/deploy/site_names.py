@@ -7,41 +7,61 @@ it, whether that node is connected or not. Every change is noted.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedmaba.deploy.validation import SITE, Refused, line
+from fedmaba.deploy.validation import SITE, Refused, printable
 from fedmaba.errors import InputError
 
 KEY = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 
 
 @dataclass(frozen=True)
-class Who:
+class Node:
     """A node as the network knows it."""
 
-    node: int
+    number: int
     key: str = ""  #   fingerprint of its public key, as `ssh-keygen -lf` prints it
     name: str = ""  #  what the operator registered it as
 
     @property
-    def number(self) -> str:
-        return f"node {self.node}"
+    def label(self) -> str:
+        return f"node {self.number}"
 
     @property
     def id(self) -> str:
         """What it is known by: its key, or its number where it has none."""
-        return self.key or self.number
+        return self.key or self.label
 
 
-class Names:
-    """Sites and who may speak for each."""
+def fingerprint(public_key: bytes) -> str:
+    """A node's public key as OpenSSH prints its fingerprint; "" where it has none."""
+    from cryptography.hazmat.primitives import (  # type: ignore[import-not-found,unused-ignore]
+        serialization,  # it comes with flwr
+    )
 
-    def __init__(self, listed: Mapping[str, str] | None = None, where: str = "sites") -> None:
-        self.listed, self.where = listed, where
+    if not public_key:
+        return ""
+    try:
+        form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        written = serialization.load_pem_public_key(public_key).public_bytes(*form)
+        public_key = base64.b64decode(written.split()[1])
+    except ValueError:  # no key at all: Flower's simulation gives random bytes
+        pass
+    digest = base64.b64encode(hashlib.sha256(public_key).digest()).decode().rstrip("=")
+    return f"SHA256:{digest}"
+
+
+class SiteNames:
+    """The names of sites, and which node may speak for each."""
+
+    def __init__(self, listed: Mapping[str, str] | None = None, source: str = "sites") -> None:
+        self.listed, self.source = listed, source
         self.owners: dict[str, str] = {}  # site -> the id of the node that has the name
         self.changes: list[dict[str, str | None]] = []  # not yet in rounds.jsonl
         self._sites = {owner: site for site, owner in (listed or {}).items()}  # the way back
@@ -52,40 +72,42 @@ class Names:
         if self.listed is None:
             self._sites = {owner: site for site, owner in owners.items()}
 
-    def site(self, who: Who) -> str | None:
+    def site_of(self, node: Node) -> str | None:
         """The site that a node speaks for, if it is known."""
-        return self._sites.get(who.id) or self._sites.get(who.number)
+        return self._sites.get(node.id) or self._sites.get(node.label)
 
-    def check(self, who: Who, site: str) -> None:
+    def check(self, node: Node, site: str) -> None:
         """Refused, unless this node may take this name."""
         if self.listed is not None:
-            raise Refused(self.unlisted(who))
-        if who.name and who.name != site:
-            said = f"it calls itself {site!r}, but is registered as {line(who.name)!r}"
+            raise Refused(self.unlisted(node))
+        if node.name and node.name != site:
+            said = f"it calls itself {site!r}, but is registered as {printable(node.name)!r}"
             raise Refused(f"{said}: make the two the same, or list who is who in `sites`")
         owner = self.owners.get(site)
         if owner is not None:
-            new = f'"{who.key}"' if who.key else str(who.node)
+            new = f'"{node.key}"' if node.key else str(node.number)
             remedy = f"to give it away, list all sites in the file of `sites`, here {site} = {new}"
             raise Refused(f"site {site!r} belongs to {owner}: {remedy}")
 
-    def unlisted(self, who: Who) -> str:
+    def unlisted(self, node: Node) -> str:
         """What is said of a node that is not in the operator's list."""
-        return f"{who.id} is not in {self.where}: only listed sites take part"
+        return f"{node.id} is not in {self.source}: only listed sites take part"
 
-    def give(self, who: Who, site: str) -> str | None:
+    def assign(self, node: Node, site: str) -> str | None:
         """Let a node speak for a site; a line on it where that is new."""
         before = self.owners.get(site)
-        if before == who.id:
+        if before == node.id:
             return None
-        self.owners[site] = who.id
+        self.owners[site] = node.id
         if self.listed is None:
-            self._sites = {o: s for o, s in self._sites.items() if s != site} | {who.id: site}
-        self.changes.append({"site": site, "node": str(who.node), "id": who.id, "before": before})
-        return f"site {site!r} is {who.id}" + (f", no longer {before}" if before else "")
+            self._sites = {o: s for o, s in self._sites.items() if s != site} | {node.id: site}
+        self.changes.append(
+            {"site": site, "node": str(node.number), "id": node.id, "before": before}
+        )
+        return f"site {site!r} is {node.id}" + (f", no longer {before}" if before else "")
 
 
-def read_sites(source: str | Path | Mapping[str, object]) -> Names:
+def read_sites(source: str | Path | Mapping[str, object]) -> SiteNames:
     """The operator's list: a mapping or a TOML file of name = "SHA256:..." or = a node's number."""
     where, found = "sites", source
     if isinstance(source, str | Path):
@@ -93,7 +115,7 @@ def read_sites(source: str | Path | Mapping[str, object]) -> Names:
         try:
             found = tomllib.loads(Path(source).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:  # not there, not UTF-8, no TOML
-            reason = getattr(error, "strerror", None) or line(error)
+            reason = getattr(error, "strerror", None) or printable(error)
             raise InputError(f"{where}: {reason}: give a TOML file of name = key") from error
     assert isinstance(found, Mapping)
     listed: dict[str, str] = {}
@@ -101,7 +123,7 @@ def read_sites(source: str | Path | Mapping[str, object]) -> Names:
         number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
         key = isinstance(value, str) and KEY.fullmatch(value)
         if not SITE.fullmatch(str(site)) or not (number or key):
-            form = f"{line(site, 64)} = {line(value)!r}"
+            form = f"{printable(site, 64)} = {printable(value)!r}"
             rule = 'write name = "SHA256:..." as `ssh-keygen -lf` prints it, or a node\'s number'
             raise InputError(f"{where}: {form}: {rule}")
         owner = f"node {value}" if number else str(value)
@@ -110,4 +132,4 @@ def read_sites(source: str | Path | Mapping[str, object]) -> Names:
         listed[str(site)] = owner
     if not listed:
         raise InputError(f"{where} names no site: write a line for each, name = key")
-    return Names(listed, where)
+    return SiteNames(listed, where)

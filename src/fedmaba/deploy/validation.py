@@ -1,4 +1,4 @@
-"""The door of a real federation: every reply is checked before it may count. Pure NumPy.
+"""Every reply of a real federation is checked before it may count. Pure NumPy.
 
 Nothing in a reply is believed. Names, shapes, dtypes and sizes must be those of the server's own
 model; arrays are read without parsing their headers and without unpickling; numbers must be finite
@@ -22,17 +22,18 @@ from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
 SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-NPY, HEADER = b"\x93NUMPY\x01\x00", 4096  # how an array begins, and how long its header may be
-MOST_COUNTED = 2**53  # of an integer: what a mean of counters keeps exactly
-ENTRIES = 32  # numbers or words in a reply; a site needs four
-SMALL = 2**16  # bytes of a record of them
+NPY = b"\x93NUMPY\x01\x00"  # how an array begins
+MAX_HEADER_BYTES = 4096  # of an array
+MAX_COUNTER = 2**53  # of an integer: what a mean of counters keeps exactly
+MAX_ENTRIES = 32  # numbers or words in a reply; a site needs four
+MAX_RECORD_BYTES = 2**16  # of all numbers, or all words
 
 
 class Refused(Exception):
     """Why a reply does not count, in one line."""
 
 
-class Sent(NamedTuple):
+class RawArray(NamedTuple):
     """An array as it came: what it says of itself, and its bytes."""
 
     dtype: str
@@ -42,12 +43,12 @@ class Sent(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Offer:
+class RawReply:
     """A reply as it came."""
 
     node: int  #                        who was asked, known to the server
-    mark: str  #                        which round and model it says it answers
-    arrays: Mapping[str, Sent] = field(default_factory=dict)
+    round_id: str  #                    which round and model it says it answers
+    arrays: Mapping[str, RawArray] = field(default_factory=dict)
     numbers: Mapping[str, object] = field(default_factory=dict)
     words: Mapping[str, object] = field(default_factory=dict)
     error: str | None = None  #         what went wrong at the site
@@ -75,78 +76,83 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Door:
-    """What the replies of one round are held against."""
+class ReplyValidator:
+    """Checks the replies of one round."""
 
     model: Arrays  #                    the server's own
-    mark: str
+    round_id: str
     asked: Mapping[int, str | None]  #  node -> site, None where its name is not known yet
-    claim: Callable[[int, str], None] = lambda node, site: None  # Refused: not its name to take
+    # raises Refused where a node may not take the name of a site
+    check_name: Callable[[int, str], None] = lambda node, site: None
     needs_loss: bool = True
     limits: Limits = Limits()
 
-    def admit(self, offers: Iterable[Offer]) -> tuple[list[Reply], list[str]]:
+    def validate(self, raw_replies: Iterable[RawReply]) -> tuple[list[Reply], list[str]]:
         """The replies that count, one per node and site, and a line for each that does not."""
         taken: list[Reply] = []
         refused: list[str] = []
-        for offer in sorted(offers, key=lambda o: o.node):  # not in order of arrival
+        for raw in sorted(raw_replies, key=lambda raw: raw.node):  # not in order of arrival
             try:
-                if any(offer.node == r.node for r in taken):
+                if any(raw.node == r.node for r in taken):
                     raise Refused("it answered this round already")
-                reply = self.check(offer)
+                reply = self.check(raw)
                 if any(reply.site == r.site for r in taken):
                     raise Refused(f"site {reply.site!r} answered this round already")
                 taken.append(reply)
             except Refused as why:
-                name = self.asked.get(offer.node)
-                refused.append(f"node {offer.node}{f' ({name})' if name else ''}: {why}")
+                name = self.asked.get(raw.node)
+                refused.append(f"node {raw.node}{f' ({name})' if name else ''}: {why}")
         return taken, refused
 
-    def check(self, offer: Offer) -> Reply:
+    def check(self, raw: RawReply) -> Reply:
         """One reply, or Refused."""
-        if offer.node not in self.asked:
+        if raw.node not in self.asked:
             raise Refused("it was not asked in this round")
-        if offer.error is not None:
-            raise Refused(f"it failed: {line(offer.error)}")
-        if offer.mark != self.mark:
-            raise Refused(f"it answers {line(offer.mark)!r}, but this is {self.mark!r}")
-        site = site_name(offer.words)
-        known = self.asked[offer.node]
+        if raw.error is not None:
+            raise Refused(f"it failed: {printable(raw.error, 200)}")
+        if raw.round_id != self.round_id:
+            raise Refused(f"it answers {printable(raw.round_id)!r}, but this is {self.round_id!r}")
+        site = site_name(raw.words)
+        known = self.asked[raw.node]
         if known is None:
-            self.claim(offer.node, site)
+            self.check_name(raw.node, site)
         elif site != known:
             raise Refused(f"it says site {site!r}, but this node is {known!r}")
-        count = self._count(offer.numbers)
-        loss = self._loss(offer.numbers)
-        accuracy = number(offer.numbers, "accuracy", 0.0, 1.0)
-        return Reply(offer.node, site, self._model(offer.arrays), count, loss, accuracy)
+        count = self._count(raw.numbers)
+        loss = self._loss(raw.numbers)
+        accuracy = read_number(raw.numbers, "accuracy", 0.0, 1.0)
+        return Reply(raw.node, site, self._model(raw.arrays), count, loss, accuracy)
 
     def _count(self, numbers: Mapping[str, object]) -> int:
         count = numbers.get("num-examples")
         if not isinstance(count, int) or isinstance(count, bool):
-            raise Refused(f"num-examples is {line(count)!r}: it must be a whole number")
+            raise Refused(f"num-examples is {printable(count)!r}: it must be a whole number")
         if not 1 <= count <= self.limits.count:
-            raise Refused(f"num-examples is {line(count)}: it must lie in 1..{self.limits.count}")
+            raise Refused(
+                f"num-examples is {printable(count)}: it must lie in 1..{self.limits.count}"
+            )
         return count
 
     def _loss(self, numbers: Mapping[str, object]) -> float | None:
-        loss = number(numbers, "loss", *self.limits.loss)
+        loss = read_number(numbers, "loss", *self.limits.loss)
         if loss is None and self.needs_loss:
             raise Refused("it reports no loss, which this strategy needs")
         return loss
 
-    def _model(self, arrays: Mapping[str, Sent]) -> Arrays:
+    def _model(self, arrays: Mapping[str, RawArray]) -> Arrays:
         if set(arrays) != set(self.model):
             missing, extra = set(self.model) - set(arrays), set(arrays) - set(self.model)
-            raise Refused(f"arrays missing: {names(missing)}; not of this model: {names(extra)}")
+            raise Refused(
+                f"arrays missing: {some_names(missing)}; not of this model: {some_names(extra)}"
+            )
         size = sum(len(sent.data) for sent in arrays.values())
-        most = sum(like.nbytes + HEADER for like in self.model.values())
+        most = sum(like.nbytes + MAX_HEADER_BYTES for like in self.model.values())
         if size > most:  # before any of it is read
             raise Refused(f"{size} bytes: this model takes at most {most}")
-        return {n: read(n, arrays[n], like, self.limits) for n, like in self.model.items()}
+        return {n: read_array(n, arrays[n], like, self.limits) for n, like in self.model.items()}
 
 
-def bounded(
+def check_entry_counts(
     arrays: Sized, numbers: Mapping[str, object], words: Mapping[str, object], most: int
 ) -> None:
     """Refused where a reply has more arrays or entries than any honest one; reads none of them."""
@@ -154,23 +160,23 @@ def bounded(
         raise Refused(f"it sent {len(arrays)} arrays: this model has {most}")
     for record, kind in ((numbers, "numbers"), (words, "words")):
         count = len(record)
-        if count <= ENTRIES:
+        if count <= MAX_ENTRIES:
             count += sum(len(value) for value in record.values() if isinstance(value, list))
-        if count > ENTRIES:
-            raise Refused(f"it sent {count} {kind}: at most {ENTRIES} are read")
+        if count > MAX_ENTRIES:
+            raise Refused(f"it sent {count} {kind}: at most {MAX_ENTRIES} are read")
 
 
-def parts(model: Mapping[str, NDArray[Any]]) -> int:
+def max_parts(model: Mapping[str, NDArray[Any]]) -> int:
     """How many pieces a reply with such a model may come in; Flower cuts every 5 MB."""
     return 16 + 2 * len(model) + sum(a.nbytes for a in model.values()) // 2**20
 
 
-def read(name: str, sent: Sent, like: NDArray[Any], limits: Limits) -> NDArray[Any]:
+def read_array(name: str, sent: RawArray, like: NDArray[Any], limits: Limits) -> NDArray[Any]:
     """An array of the same dtype and shape as `like`, finite and in range, or Refused."""
     if sent.kind != "numpy.ndarray":
-        raise Refused(f"{name} is written as {line(sent.kind)!r}, not as numpy.ndarray")
+        raise Refused(f"{name} is written as {printable(sent.kind)!r}, not as numpy.ndarray")
     if (sent.dtype, tuple(sent.shape)) != (str(like.dtype), like.shape):
-        said = f"{line(sent.dtype)} {line(tuple(sent.shape))}"
+        said = f"{printable(sent.dtype)} {printable(tuple(sent.shape))}"
         raise Refused(f"{name} is {said}, but the model has {like.dtype} {like.shape}")
     length = int.from_bytes(sent.data[8:10], "little")
     header, body = sent.data[10 : 10 + length].rstrip(), sent.data[10 + length :]
@@ -185,8 +191,8 @@ def read(name: str, sent: Sent, like: NDArray[Any], limits: Limits) -> NDArray[A
             raise Refused(f"{name} has values that are not finite")
         if values.size and float(np.abs(values).max()) > limits.weight:
             raise Refused(f"{name} has values beyond {limits.weight:g}")
-    elif values.size and max(-int(values.min()), int(values.max())) > MOST_COUNTED:
-        raise Refused(f"{name} has values beyond {MOST_COUNTED}")
+    elif values.size and max(-int(values.min()), int(values.max())) > MAX_COUNTER:
+        raise Refused(f"{name} has values beyond {MAX_COUNTER}")
     if is_statistic(name, like) and values.size and values.min() < 0 and not _signed(name):
         raise Refused(f"{name} has negative values")
     return values.reshape(like.shape, order="F" if orders[header] == "F" else "C")
@@ -220,11 +226,11 @@ def site_name(words: Mapping[str, object]) -> str:
     site = words.get("site")
     if not isinstance(site, str) or not SITE.fullmatch(site):
         rule = "1 to 64 letters, digits, '.', '_' or '-', not beginning with a sign"
-        raise Refused(f"site is {line(site)!r}: give a name of {rule}")
+        raise Refused(f"site is {printable(site)!r}: give a name of {rule}")
     return site
 
 
-def number(
+def read_number(
     numbers: Mapping[str, object], key: str, low: float = -math.inf, high: float = math.inf
 ) -> float | None:
     """A finite number in range; None where it is not there; else Refused."""
@@ -232,21 +238,23 @@ def number(
     if value is None:
         return None
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise Refused(f"{key} is {line(value)!r}: it must be a number")
+        raise Refused(f"{key} is {printable(value)!r}: it must be a number")
     if not low <= value <= high or value in (math.inf, -math.inf):  # also false for nan
-        raise Refused(f"{key} is {line(value)}: it must be finite and lie in {low:g}..{high:g}")
+        raise Refused(
+            f"{key} is {printable(value)}: it must be finite and lie in {low:g}..{high:g}"
+        )
     return float(value)
 
 
-def names(items: Iterable[str], few: int = 3) -> str:
+def some_names(items: Iterable[str], few: int = 3) -> str:
     """A few names of many, on one line."""
     ordered = sorted(items)
-    listed = ", ".join(line(item, 40) for item in ordered[:few])
+    listed = ", ".join(printable(item, 40) for item in ordered[:few])
     return (listed + (f" and {len(ordered) - few} more" if len(ordered) > few else "")) or "none"
 
 
-def line(value: object, most: int = 100) -> str:
-    """What a stranger sent, fit for one line of a log."""
+def printable(value: object, most: int = 100) -> str:
+    """What a stranger sent, shortened and without control characters, for one line of a log."""
     try:
         text = str(value)[: most + 1]
     except ValueError:  # longer than Python would print

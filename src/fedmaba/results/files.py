@@ -265,7 +265,7 @@ def write(target: Path, *content: Buffer, remedy: str = REMEDY, private: bool = 
     """Write a whole file or none: temporary file, fsync, rename, fsync of the folder."""
     temporary = target.with_name(f".{target.name[:50]}.{secrets.token_hex(8)}.tmp")
     try:
-        target.parent.mkdir(exist_ok=True, mode=0o750 if private else 0o777)
+        target.parent.mkdir(exist_ok=True, mode=_folder_permissions(private))
         with open(temporary, "xb", opener=_opener(_SAFE, _permissions(private))) as file:
             for part in content:
                 file.write(part)
@@ -288,8 +288,8 @@ def open_to_append(path: Path, private: bool = False, buffering: int = -1) -> It
     with open(path, "ab+", buffering, opener=_opener(_SAFE, _permissions(private))) as file:
         found = os.fstat(file.fileno())
         _require_single_name(path, found)
-        if private and found.st_mode & 0o137:
-            os.fchmod(file.fileno(), found.st_mode & 0o640)
+        if private and found.st_mode & 0o177:  # an older version made it
+            os.fchmod(file.fileno(), found.st_mode & 0o600)
         yield file
 
 
@@ -301,8 +301,20 @@ def _require_single_name(path: Path, found: os.stat_result) -> None:
         )
 
 
+def make_private_folder(path: Path, remedy: str = REMEDY) -> None:
+    """Make a folder for this account alone; one that is there keeps its mode."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=_folder_permissions(private=True))
+    except OSError as error:
+        raise write_error(path, error, remedy) from error
+
+
 def _permissions(private: bool) -> int:
-    return 0o640 if private else 0o666
+    return 0o600 if private else 0o666
+
+
+def _folder_permissions(private: bool) -> int:
+    return 0o700 if private else 0o777
 
 
 def write_error(target: Path, error: OSError, remedy: str = REMEDY) -> FedmabaError:
@@ -380,7 +392,7 @@ class FolderLock:
         file = self.path / ".lock"
         for tried in range(10):
             try:
-                self.path.mkdir(parents=True, exist_ok=True, mode=0o750 if private else 0o777)
+                self.path.mkdir(parents=True, exist_ok=True, mode=_folder_permissions(private))
                 handle = self._lock_folder()
                 lock = self._kept.enter_context(open_to_append(file, private, 0))
             except BlockingIOError:
@@ -396,8 +408,6 @@ class FolderLock:
             with contextlib.suppress(FileNotFoundError):
                 same = os.path.samestat(os.fstat(lock.fileno()), os.lstat(file))
                 if same and (handle is None or _is_same_folder(handle, self.path)):
-                    if private:
-                        os.chmod(self.path, os.stat(self.path).st_mode & 0o750)
                     return lock
             self.close()
         raise SaveFailed(f"{file} is removed again and again: choose another folder")

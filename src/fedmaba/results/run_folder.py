@@ -322,6 +322,8 @@ def load_history_and_offset(path: Path | str) -> tuple[History, int]:
         found, meta, _ = load_checkpoint(path, lambda name: name.startswith("table/"))
         if "terms" in meta:
             raise InputError(f"{path} is the state of a server on Flower: see its rounds.jsonl")
+        if not meta["runs"]:
+            raise InputError(f"{path} holds no run: {RESTORE_HINT}")
         return history_from_checkpoint(found, meta, path / "checkpoint"), meta["lines"]
     about = load_runs(path)
     runs, share, budget = [], about.get("share", 0.05), MemoryBudget()

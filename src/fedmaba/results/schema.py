@@ -66,6 +66,8 @@ class Meta(Runs):
     changes: list[dict[Word, str | None]] | None = None
     counted: Count | None = None
     refused: list[str] | None = None
+    federation: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
+    last_counted: dict[Word, Count] | None = None
 
 
 class Data(Part):

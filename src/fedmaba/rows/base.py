@@ -65,9 +65,14 @@ class Layout:
 
     def pack(self, model: nn.Module) -> Tensor:
         """The weights of a model as a flat vector (P,)."""
+        return self.pack_named({name: p.detach() for name, p in model.named_parameters()})
+
+    def pack_named(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """Named weights as a flat vector (P,): what `unpack` takes apart."""
         flat = torch.zeros(1, self.size)
-        for view, (name, p) in zip(self.views(flat), model.named_parameters(), strict=True):
-            view[0] = self.forms[name].to_stored(p.detach()) if name in self.forms else p.detach()
+        for name, view in zip(self.names, self.views(flat), strict=True):
+            p = weights[name]
+            view[0] = self.forms[name].to_stored(p) if name in self.forms else p
         return flat[0]
 
     def unpack(self, flat: Tensor) -> dict[str, Tensor]:

@@ -9,7 +9,9 @@ same object. Nothing here may import torch, read a file or draw a random number.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -147,6 +149,34 @@ class Local:
                 "keep": {name: Keep(**rule) for name, rule in content.get("keep", {}).items()},
             }
         )
+
+    @classmethod
+    def from_task(cls, task: Mapping[str, Any]) -> Local:
+        """What the message of a server on Flower asks a site to do; nothing special without it."""
+        try:
+            told = json.loads(str(task.get("local", "{}")))
+            local = cls.from_json(told)
+            if not all(_finite(number) for number in _leaves(told)):
+                raise ValueError("something other than a finite number")
+        except (AttributeError, TypeError, ValueError, RecursionError) as error:
+            raise InputError(
+                f"the server's message asks for local work that is not known here ({error}): use "
+                "the same version of fedmaba on all hosts"
+            ) from error
+        return local
+
+
+def _leaves(tree: Any) -> Iterator[Any]:
+    """The values in a tree of JSON objects, None apart."""
+    for value in tree.values():
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        elif value is not None:
+            yield value
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def _demo(
             write_site(base / f"{name}.npz", fed, c)
         with network as net:
             say(f"SuperLink on 127.0.0.1:{net.port}: TLS, node authentication")
-            say(door(net))
+            say(way_in(net))
             for name in names:
                 net.register(name)
                 net.supernode(name, data=str(base / f"{name}.npz"))
@@ -65,14 +65,14 @@ def _demo(
     say("all processes stopped")
 
 
-def door(net: Net) -> str:
+def way_in(net: Net) -> str:
     """How the SuperNodes reach the SuperLink."""
     if net.nginx is None:
         return (
             "nginx is not installed: the SuperNodes connect directly, on loopback; a real "
             "deployment must put `fedmaba flower proxy` between them and the SuperLink"
         )
-    return f"nginx on 127.0.0.1:{net.door}: passes on what SuperNodes ask for, and no control"
+    return f"nginx on 127.0.0.1:{net.sites_port}: passes on what SuperNodes ask for, and no control"
 
 
 def write_site(path: Path, fed: Federation, client: int) -> None:

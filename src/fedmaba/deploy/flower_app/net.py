@@ -60,7 +60,7 @@ class Net:
                 raise InputError(f"{name} is not on the PATH: {remedy}")
         self.nginx = proxy.find_nginx(self.env["PATH"])
         self.port, other = free_ports(2)  # of the SuperLink: for this machine's operator
-        self.door = other if self.nginx else self.port  # for SuperNodes
+        self.sites_port = other if self.nginx else self.port  # for SuperNodes
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Net:
@@ -104,7 +104,7 @@ class Net:
         self._start(
             site,
             "flower-supernode",
-            *("--superlink", f"127.0.0.1:{self.door}"),
+            *("--superlink", f"127.0.0.1:{self.sites_port}"),
             *("--root-certificates", self.keys / "ca.pem"),
             *("--auth-supernode-private-key", self.key(site)),
             *("--port", *free_ports(1)),
@@ -196,13 +196,13 @@ class Net:
         self._listening(LINK, self.port, "the SuperLink")
 
     def _proxy(self) -> None:
-        """Start the door for SuperNodes, where nginx is installed."""
+        """Start the proxy for SuperNodes, where nginx is installed."""
         if self.nginx is None:
             return
         folder = self.folder / PROXY
-        proxy.write(folder, f"127.0.0.1:{self.door}", self.port, self.keys)
+        proxy.write(folder, f"127.0.0.1:{self.sites_port}", self.port, self.keys)
         self._start(PROXY, *proxy.command(self.nginx, folder))
-        self._listening(PROXY, self.door, "nginx")
+        self._listening(PROXY, self.sites_port, "nginx")
 
     def _listening(self, name: str, port: int, what: str) -> None:
         """Wait until a process of ours listens."""

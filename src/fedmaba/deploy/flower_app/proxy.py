@@ -1,6 +1,6 @@
-"""The door of a Flower federation: an nginx that passes the fleet's calls on and nothing else.
+"""The proxy of a Flower federation: an nginx that passes on what SuperNodes ask for, no more.
 
-Flower serves sites and operators on one port. Behind this door the SuperLink listens on loopback,
+Flower serves sites and operators on one port. Behind this proxy the SuperLink listens on loopback,
 and machines elsewhere reach only what a SuperNode with a registered key needs. Needs no torch.
 """
 

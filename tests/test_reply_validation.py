@@ -1,4 +1,4 @@
-"""The door and the server of a real federation, without Flower: hostile replies, joins, restarts.
+"""The server of a real federation, without Flower: hostile replies, joins, restarts.
 
 Every kind of hostile reply stands beside four honest ones, under six strategies: it must be left
 out with a line that says why, and the model must be what the honest ones make of it.
@@ -12,9 +12,20 @@ import numpy as np
 import pytest
 
 from fedmaba.deploy.flower_app.net import read_rounds
-from fedmaba.deploy.server import Server, Terms
-from fedmaba.deploy.site_names import Names, Who
-from fedmaba.deploy.validation import Door, Limits, Offer, Refused, Reply, Sent, line, names, read
+from fedmaba.deploy.server import FederationServer
+from fedmaba.deploy.settings import FederationSettings
+from fedmaba.deploy.site_names import Node, SiteNames
+from fedmaba.deploy.validation import (
+    Limits,
+    RawArray,
+    RawReply,
+    Refused,
+    Reply,
+    ReplyValidator,
+    printable,
+    read_array,
+    some_names,
+)
 from fedmaba.errors import Busy, InputError
 from fedmaba.results import run_folder
 from fedmaba.strategies import REGISTRY, deployed, parse
@@ -37,8 +48,8 @@ def npy(array) -> bytes:
     return out.getvalue()
 
 
-def sent(array) -> Sent:
-    return Sent(str(array.dtype), array.shape, "numpy.ndarray", npy(array))
+def sent(array) -> RawArray:
+    return RawArray(str(array.dtype), array.shape, "numpy.ndarray", npy(array))
 
 
 def model_of(seed: int) -> dict:
@@ -49,14 +60,14 @@ def model_of(seed: int) -> dict:
     return moved
 
 
-def offer(node: int, mark: str, **change) -> Offer:
+def raw_reply(node: int, round_id: str, **change) -> RawReply:
     arrays = {name: sent(a) for name, a in model_of(node).items()}
     numbers = {"num-examples": 10 * node, "loss": 0.5 + 0.1 * node, "accuracy": 0.5}
-    whole = Offer(node, mark, arrays, numbers, {"site": f"site-{node}"})
+    whole = RawReply(node, round_id, arrays, numbers, {"site": f"site-{node}"})
     return replace(whole, **change)
 
 
-def with_array(name: str, new: Sent):
+def with_array(name: str, new: RawArray):
     """A reply in which one array is another."""
     return lambda o: replace(o, arrays={**o.arrays, name: new})
 
@@ -69,15 +80,15 @@ def with_site(value):
     return lambda o: replace(o, words={"site": value})
 
 
-def filled(value, shape=(3, 4), dtype=np.float32) -> Sent:
+def filled(value, shape=(3, 4), dtype=np.float32) -> RawArray:
     array = np.zeros(shape, dtype)
     array.flat[0] = value
     return sent(array)
 
 
-def bytes_as(data: bytes) -> Sent:
+def bytes_as(data: bytes) -> RawArray:
     """An array that says it is the right one, with other bytes."""
-    return Sent("float32", (3, 4), "numpy.ndarray", data)
+    return RawArray("float32", (3, 4), "numpy.ndarray", data)
 
 
 def evil_header(text: str) -> bytes:
@@ -130,9 +141,9 @@ HOSTILE = {
         W, bytes_as(evil_header("{'descr': '<f4', 'fortran_order': False, 'shape': (1 << 48,), }"))
     ),
     "header nested deep": with_array(W, bytes_as(evil_header("(" * 4000))),
-    "other serialisation": with_array(W, Sent("float32", (3, 4), "pickle", GOOD)),
-    "lying shape": with_array(W, Sent("float32", (3, 4), "numpy.ndarray", npy(np.zeros(12)))),
-    "negative shape": with_array(W, Sent("float32", (-3, 4), "numpy.ndarray", GOOD)),
+    "other serialisation": with_array(W, RawArray("float32", (3, 4), "pickle", GOOD)),
+    "lying shape": with_array(W, RawArray("float32", (3, 4), "numpy.ndarray", npy(np.zeros(12)))),
+    "negative shape": with_array(W, RawArray("float32", (-3, 4), "numpy.ndarray", GOOD)),
     # the loss
     "loss nan": with_number("loss", math.nan),
     "loss infinity": with_number("loss", math.inf),
@@ -159,8 +170,8 @@ HOSTILE = {
     "name of control characters": with_site("a\n\x1b[31mroot"),
     "long name": with_site("a" * 100_000),
     "a number as name": with_site(7),
-    "stale round": lambda o: replace(o, mark="round 0 0123456789abcdef"),
-    "no round": lambda o: replace(o, mark=""),
+    "stale round": lambda o: replace(o, round_id="round 0 0123456789abcdef"),
+    "no round": lambda o: replace(o, round_id=""),
     "nobody asked": lambda o: replace(o, node=99),
     "app failed": lambda o: replace(o, error="Traceback\n  boom"),
 }  # fmt: skip
@@ -168,22 +179,22 @@ CASES = [(kind, spec) for kind in HOSTILE for spec in STRATEGIES]
 CASES.remove(("loss missing", "fedavg"))  # which needs none
 
 
-def server_of(spec: str, folder=None) -> Server:
-    server = Server(Terms(parse(spec)[0]), MODEL, folder)
+def server_of(spec: str, folder=None) -> FederationServer:
+    server = FederationServer(FederationSettings(parse(spec)[0]), MODEL, folder)
     server.join(f"site-{n}" for n in (1, 2, 3, 4, LIAR))
     return server
 
 
-def round_of(server: Server, offers) -> dict:
+def round_of(server: FederationServer, raw_replies) -> dict:
     """One round as the Flower side drives it."""
     asked = {n: f"site-{n}" for n in (1, 2, 3, 4, LIAR)}
-    needs = server.terms.strategy.needs().loss != "none"
-    door = Door(server.model, server.mark(), asked, needs_loss=needs)
-    return server.take(*door.admit(offers))
+    needs = server.settings.strategy.needs().loss != "none"
+    validator = ReplyValidator(server.model, server.round_id(), asked, needs_loss=needs)
+    return server.finish_round(*validator.validate(raw_replies))
 
 
-def honest(server: Server) -> list[Offer]:
-    return [offer(n, server.mark()) for n in (1, 2, 3, 4)]
+def honest(server: FederationServer) -> list[RawReply]:
+    return [raw_reply(n, server.round_id()) for n in (1, 2, 3, 4)]
 
 
 def test_there_are_enough_kinds():
@@ -195,7 +206,7 @@ def test_there_are_enough_kinds():
 def test_a_hostile_reply_is_left_out_and_changes_nothing(kind, spec):
     attacked, alone = server_of(spec), server_of(spec)
     for _ in range(2):  # the second round starts from what the first one left
-        bad = HOSTILE[kind](offer(LIAR, attacked.mark()))
+        bad = HOSTILE[kind](raw_reply(LIAR, attacked.round_id()))
         report = round_of(attacked, [bad, *honest(attacked)])
         round_of(alone, honest(alone))
         assert len(report["refused"]) == 1
@@ -224,19 +235,24 @@ def test_one_reply_each(spec):
 
 
 def test_two_new_nodes_of_one_name_are_one_site():
-    names = Names()
+    names = SiteNames()
     for node, site in ((3, "site-3"), (4, "away")):
-        names.give(Who(node), site)
+        names.assign(Node(node), site)
     asked = {1: None, 2: None, 3: "site-3"}
-    door = Door(MODEL, "m", asked, lambda n, site: names.check(Who(n), site), needs_loss=False)
-    same = [offer(n, "m", words={"site": "twin"}) for n in (1, 2)]
-    theirs = [offer(1, "m", words={"site": "away"}), offer(2, "m", words={"site": "site-3"})]
-    theirs.append(offer(3, "m"))
+    validator = ReplyValidator(
+        MODEL, "m", asked, lambda n, site: names.check(Node(n), site), needs_loss=False
+    )
+    same = [raw_reply(n, "m", words={"site": "twin"}) for n in (1, 2)]
+    theirs = [
+        raw_reply(1, "m", words={"site": "away"}),
+        raw_reply(2, "m", words={"site": "site-3"}),
+    ]
+    theirs.append(raw_reply(3, "m"))
     for arrived in (same, same[::-1]):
-        replies, refused = door.admit(arrived)
+        replies, refused = validator.validate(arrived)
         assert [r.node for r in replies] == [1]
         assert "already" in refused[0]
-    replies, refused = door.admit(theirs)
+    replies, refused = validator.validate(theirs)
     assert [r.node for r in replies] == [3]
     assert all("belongs to node" in why for why in refused)
     assert len(refused) == 2
@@ -247,7 +263,7 @@ def test_a_round_without_a_reply_that_counts_changes_nothing_but_its_number(spec
     server = server_of(spec)
     before = {n: a.copy() for n, a in server.model.items()}
     state = {n: a.copy() for n, a in server.state.items()}
-    report = round_of(server, [HOSTILE["nan"](offer(LIAR, server.mark()))])
+    report = round_of(server, [HOSTILE["nan"](raw_reply(LIAR, server.round_id()))])
     assert report["sites"] == {}
     assert server.round == 1
     for name, value in before.items():
@@ -266,7 +282,7 @@ def test_random_damage_never_gets_in():
             data[rng.integers(len(data))] = rng.integers(256)
         data = bytes(data[: rng.integers(1, len(data) + 1)]) if rng.random() < 0.3 else bytes(data)
         try:
-            values = read(W, bytes_as(data), like, Limits())
+            values = read_array(W, bytes_as(data), like, Limits())
         except Refused:
             continue
         accepted += 1
@@ -278,27 +294,27 @@ def test_random_damage_never_gets_in():
 
 def test_fortran_order_and_empty_arrays_are_read():
     array = np.asfortranarray(RNG.standard_normal((3, 4)).astype(np.float32))
-    np.testing.assert_array_equal(read(W, sent(array), MODEL[W], Limits()), array)
+    np.testing.assert_array_equal(read_array(W, sent(array), MODEL[W], Limits()), array)
     empty = np.zeros((0, 4), np.float32)
-    assert read("e", sent(empty), empty, Limits()).shape == (0, 4)
+    assert read_array("e", sent(empty), empty, Limits()).shape == (0, 4)
     lone = np.array(3.0, np.float32)
-    assert read("s", sent(lone), lone, Limits()) == 3.0
+    assert read_array("s", sent(lone), lone, Limits()) == 3.0
 
 
 def test_bytes_beyond_a_model_are_refused_before_any_is_read(monkeypatch):
-    monkeypatch.setattr("fedmaba.deploy.validation.read", None)
-    padded = {n: s._replace(data=s.data + bytes(5000)) for n, s in offer(1, "m").arrays.items()}
+    monkeypatch.setattr("fedmaba.deploy.validation.read_array", None)
+    padded = {n: s._replace(data=s.data + bytes(5000)) for n, s in raw_reply(1, "m").arrays.items()}
     with pytest.raises(Refused, match="this model takes at most"):
-        Door(MODEL, "m", {1: "site-1"}).check(offer(1, "m", arrays=padded))
+        ReplyValidator(MODEL, "m", {1: "site-1"}).check(raw_reply(1, "m", arrays=padded))
 
 
 def test_a_line_stays_a_line():
-    assert line("a\nb\x00") == "a?b?"
-    assert line("x" * 100) == "x" * 100
-    assert line("x" * 10**6) == "x" * 100 + "..."
-    assert line(10**10000) == "a huge number"
-    assert names("dcba") == "a, b, c and 1 more"
-    assert names("cab") == "a, b, c"
+    assert printable("a\nb\x00") == "a?b?"
+    assert printable("x" * 100) == "x" * 100
+    assert printable("x" * 10**6) == "x" * 100 + "..."
+    assert printable(10**10000) == "a huge number"
+    assert some_names("dcba") == "a, b, c and 1 more"
+    assert some_names("cab") == "a, b, c"
 
 
 @pytest.mark.parametrize(
@@ -310,40 +326,42 @@ def test_a_line_stays_a_line():
     ],
 )
 def test_a_number_on_a_limit_passes_and_the_next_does_not(key, inside, outside):
-    door = Door(MODEL, "m", {1: "site-1"})
+    validator = ReplyValidator(MODEL, "m", {1: "site-1"})
     for value in inside:
-        reply = door.check(with_number(key, value)(offer(1, "m")))
+        reply = validator.check(with_number(key, value)(raw_reply(1, "m")))
         assert {"num-examples": reply.count}.get(key, getattr(reply, key, None)) == value
     for value in outside:
         with pytest.raises(Refused, match=f"{key} is"):
-            door.check(with_number(key, value)(offer(1, "m")))
+            validator.check(with_number(key, value)(raw_reply(1, "m")))
 
 
 def test_an_entry_on_a_limit_passes_and_the_next_does_not():
     above = float(np.nextafter(np.float32(1e6), np.float32(2e6)))
     for sign in (1, -1):
-        assert read(W, filled(sign * 1e6), MODEL[W], Limits())[0, 0] == sign * 1e6
+        assert read_array(W, filled(sign * 1e6), MODEL[W], Limits())[0, 0] == sign * 1e6
         with pytest.raises(Refused, match="beyond"):
-            read(W, filled(sign * above), MODEL[W], Limits())
+            read_array(W, filled(sign * above), MODEL[W], Limits())
     counter, like = "1.num_batches_tracked", MODEL["1.num_batches_tracked"]
-    assert read(counter, sent(np.array(2**53)), like, Limits()) == 2**53  # a count, no weight
+    assert read_array(counter, sent(np.array(2**53)), like, Limits()) == 2**53  # a count, no weight
     with pytest.raises(Refused, match="beyond"):
-        read(counter, sent(np.array(2**53 + 1)), like, Limits())
+        read_array(counter, sent(np.array(2**53 + 1)), like, Limits())
 
 
 def test_limits_are_the_operators_own():
-    door = Door(MODEL, "m", {1: "site-1"}, limits=Limits(loss=(-5.0, 5.0), count=9, weight=1.0))
+    validator = ReplyValidator(
+        MODEL, "m", {1: "site-1"}, limits=Limits(loss=(-5.0, 5.0), count=9, weight=1.0)
+    )
     with pytest.raises(Refused, match=r"1\.\.9"):
-        door.check(offer(1, "m"))
+        validator.check(raw_reply(1, "m"))
     nine = {"num-examples": 9, "loss": -3.0}
     with pytest.raises(Refused, match="beyond 1"):
-        door.check(offer(1, "m", numbers=nine))
+        validator.check(raw_reply(1, "m", numbers=nine))
 
 
 # the server
 
 
-def replies_of(server: Server, nodes=(1, 2, 3, 4)) -> list[Reply]:
+def replies_of(server: FederationServer, nodes=(1, 2, 3, 4)) -> list[Reply]:
     return [
         Reply(n, f"site-{n}", model_of(n + 10 * server.round), 10 * n, 0.5 + 0.1 * n) for n in nodes
     ]
@@ -353,10 +371,10 @@ def replies_of(server: Server, nodes=(1, 2, 3, 4)) -> list[Reply]:
 def test_a_server_that_starts_again_goes_on_with_the_same_numbers(spec, tmp_path):
     whole = server_of(spec)
     for _ in range(5):
-        whole.take(replies_of(whole))
+        whole.finish_round(replies_of(whole))
     for _ in range(5):  # a new process for each round
         part = server_of(spec, tmp_path / "state")
-        part.take(replies_of(part))
+        part.finish_round(replies_of(part))
         part.folder.close()
     again = server_of(spec, tmp_path / "state")
     again.folder.close()
@@ -367,14 +385,14 @@ def test_a_server_that_starts_again_goes_on_with_the_same_numbers(spec, tmp_path
             np.testing.assert_array_equal(a[name], value)
     for name, value in whole.state.items():
         np.testing.assert_array_equal(again.state[name], value)
-    np.testing.assert_array_equal(again.kept, whole.kept)
+    np.testing.assert_array_equal(again.past_changes, whole.past_changes)
     assert [r["round"] for r in read_rounds(tmp_path / "state", 0)] == [1, 2, 3, 4, 5]
 
 
 def test_a_damaged_state_falls_back_one_round(tmp_path):
     server = server_of("fedmaba", tmp_path)
     for _ in range(3):
-        server.take(replies_of(server))
+        server.finish_round(replies_of(server))
     server.folder.close()
     newest = run_folder.checkpoints(tmp_path)[0]
     newest.write_bytes(newest.read_bytes()[:-1])
@@ -385,7 +403,7 @@ def test_a_damaged_state_falls_back_one_round(tmp_path):
 
 def test_a_state_folder_belongs_to_one_run_at_a_time(tmp_path):
     server = server_of("fedmaba", tmp_path)
-    server.take(replies_of(server))
+    server.finish_round(replies_of(server))
     with pytest.raises(Busy, match="in use by"):
         server_of("fedmaba", tmp_path)
     server.folder.close()
@@ -395,57 +413,59 @@ def test_a_state_folder_belongs_to_one_run_at_a_time(tmp_path):
 
 def test_a_state_folder_of_another_model_is_refused(tmp_path):
     server = server_of("fedavg", tmp_path)
-    server.take(replies_of(server))
+    server.finish_round(replies_of(server))
     server.folder.close()
     turned = {name: value.T for name, value in MODEL.items()}  # as many numbers
     for other in ({"0.weight": np.zeros((2, 2), np.float32)}, turned):
         with pytest.raises(InputError, match="another model"):
-            Server(Terms(parse("fedavg")[0]), other, tmp_path)
+            FederationServer(FederationSettings(parse("fedavg")[0]), other, tmp_path)
 
 
 def test_a_strategy_whose_state_cannot_be_saved_moves_no_model(monkeypatch):
     server = server_of("fedavg")
     before = server.model["0.weight"].copy()
     odd = Decision(np.full(4, 0.2), {"seen": {1, 2}})
-    monkeypatch.setattr(type(server.terms.strategy), "weigh", lambda *_: odd)
+    monkeypatch.setattr(type(server.settings.strategy), "weigh", lambda *_: odd)
     with pytest.raises(InputError, match="fedavg: state 'seen' is of type set"):
-        server.take(replies_of(server))
+        server.finish_round(replies_of(server))
     assert np.array_equal(server.model["0.weight"], before)
 
 
 def test_an_absent_site_keeps_its_weight_for_its_return():
     server = server_of("fedmaba")
-    server.take(replies_of(server))
+    server.finish_round(replies_of(server))
     before = server.state["p"].copy()
-    server.take(replies_of(server, nodes=(1, 2)))
+    server.finish_round(replies_of(server, nodes=(1, 2)))
     now = server.state["p"]
     np.testing.assert_array_equal(now[2:], before[2:])  # sites 3, 4 and 7 were away
     assert now[:2].sum() == pytest.approx(before[:2].sum())
     assert now.sum() == pytest.approx(1.0)
-    assert server.take(replies_of(server))["sites"]["site-3"]["weight"] > 0
+    assert server.finish_round(replies_of(server))["sites"]["site-3"]["weight"] > 0
 
 
 def test_a_half_precision_model_never_becomes_infinite():
-    server = Server(Terms(parse("fedmaba:eta_s=3")[0]), {"w": np.full(2, 3e4, np.float16)})
+    server = FederationServer(
+        FederationSettings(parse("fedmaba:eta_s=3")[0]), {"w": np.full(2, 3e4, np.float16)}
+    )
     server.join(["a"])
-    report = server.take([Reply(1, "a", {"w": np.full(2, 6e4, np.float16)}, 5, 1.0)])
+    report = server.finish_round([Reply(1, "a", {"w": np.full(2, 6e4, np.float16)}, 5, 1.0)])
     assert "would not be finite" in report["refused"][0]
     assert server.model["w"].tolist() == server.deployed["w"].tolist() == [3e4, 3e4]
 
 
 def test_lines_that_were_taken_away_leave_no_gap(tmp_path):
     server = server_of("fedavg", tmp_path)
-    server.take(replies_of(server))
+    server.finish_round(replies_of(server))
     server.folder.close()
     (tmp_path / "rounds.jsonl").unlink()
     again = server_of("fedavg", tmp_path)
-    again.take(replies_of(again))
+    again.finish_round(replies_of(again))
     again.folder.close()
     assert [row["round"] for row in read_rounds(tmp_path, 0)] == [2]
 
 
 def test_new_sites_come_last_in_order_of_name():
-    server = Server(Terms(parse("fedmaba")[0]), MODEL)
+    server = FederationServer(FederationSettings(parse("fedmaba")[0]), MODEL)
     server.join(["b", "a"])
     server.join(["d", "a", "c"])
     assert server.sites == ["a", "b", "c", "d"]
@@ -455,7 +475,7 @@ def test_new_sites_come_last_in_order_of_name():
 
 
 def test_only_those_present_are_drawn_and_the_draw_is_seeded():
-    server = Server(Terms(parse("fedavg")[0], seed=5), MODEL)
+    server = FederationServer(FederationSettings(parse("fedavg")[0], seed=5), MODEL)
     server.join(map(str, range(10)))
     here = [str(i) for i in range(9)]
     first = server.draw(here, 0.5, 1)
@@ -470,32 +490,32 @@ def test_a_server_that_starts_again_keeps_the_order_of_the_arrays(tmp_path):
     """A client of Flower's may know them by place alone."""
     model = {f"{i * 7 % 10}": np.full((2, 2), i, np.float32) for i in range(10)}
     for _ in range(3):
-        server = Server(Terms(parse("fedavg")[0]), model, tmp_path)
+        server = FederationServer(FederationSettings(parse("fedavg")[0]), model, tmp_path)
         for held in (server.model, server.deployed):
             assert list(held) == list(model)
             assert [float(a[0, 0]) for a in held.values()] == list(range(10))
-        server.take([Reply(n, f"site-{n}", dict(server.model), 3) for n in (1, 2)])
+        server.finish_round([Reply(n, f"site-{n}", dict(server.model), 3) for n in (1, 2)])
         server.folder.close()
 
 
 @pytest.mark.parametrize("many", [0, 3, 5])
 def test_a_strategy_that_leaves_replies_without_a_weight_is_refused(many, monkeypatch):
-    server = Server(Terms(parse("fedavg")[0]), MODEL)
+    server = FederationServer(FederationSettings(parse("fedavg")[0]), MODEL)
     coef = np.full(many, 0.1)
     monkeypatch.setattr(REGISTRY["fedavg"], "weigh", lambda self, state, _: Decision(coef, state))
     said = rf"fedavg: weigh\(\) gave coefficients of shape \({many},\) for 4 clients"
     with pytest.raises(InputError, match=said):
-        server.take(replies_of(server))
+        server.finish_round(replies_of(server))
 
 
 def test_running_statistics_are_averaged_by_size_and_do_not_weigh():
     plain = {n: a for n, a in MODEL.items() if n.startswith("0.")}
     for spec in ("qffl:q=1", "fedmgda", "fedfv"):
-        with_stats = Server(Terms(parse(spec)[0]), MODEL)
-        without = Server(Terms(parse(spec)[0]), plain)
+        with_stats = FederationServer(FederationSettings(parse(spec)[0]), MODEL)
+        without = FederationServer(FederationSettings(parse(spec)[0]), plain)
         replies = replies_of(with_stats)
-        with_stats.take(replies)
-        without.take([replace(r, model={n: r.model[n] for n in plain}) for r in replies])
+        with_stats.finish_round(replies)
+        without.finish_round([replace(r, model={n: r.model[n] for n in plain}) for r in replies])
         for name in plain:
             np.testing.assert_array_equal(with_stats.model[name], without.model[name])
         share = np.array([r.count for r in replies]) / sum(r.count for r in replies)
@@ -507,9 +527,9 @@ def test_running_statistics_are_averaged_by_size_and_do_not_weigh():
 def test_bad_terms_are_refused():
     for bad in ({"lr": 0.0}, {"lr": math.nan}, {"lr_decay": 2.0}, {"deploy": "nonsense"}):
         with pytest.raises(InputError):
-            Terms(parse("fedavg")[0], **bad)
+            FederationSettings(parse("fedavg")[0], **bad)
     with pytest.raises(InputError, match="no weights"):
-        Server(Terms(parse("fedavg")[0]), {"n": np.array(3)})
+        FederationServer(FederationSettings(parse("fedavg")[0]), {"n": np.array(3)})
 
 
 def test_bad_averaging_is_refused():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
@@ -20,14 +21,61 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 
-def push(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
-    """Send messages; their ids in order, None where one could not be sent."""
+POLL_SECONDS = 0.5  # between two fetches
+FETCH_SECONDS = 2.0  # that slow replies may hold up the next fetch
+LAST_FETCH_SECONDS = 30.0  # for replies that are on their way when the time is up
+SLOW_FACTOR = 2.0  # how many times as long as the quick sites the others may take on top
+
+
+def send(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
+    """Send messages; their ids in order, None where a message could not be sent."""
     if not messages:
         return []
     ids = list(grid.push_messages(messages))
     if len(ids) != len(messages):
         raise FedmabaError("the SuperLink took none of the messages: see its log, then run again")
     return ids
+
+
+def collect(
+    grid: Grid, messages: Sequence[Message], timeout: float, quorum: int, grace: float
+) -> list[tuple[int, Message | str]]:
+    """Send messages; each node's reply, or why there is none.
+
+    Once `quorum` nodes have answered, the others have SLOW_FACTOR times as long again, at least
+    `grace` seconds. Who answered is known by the message that was sent, not by what the reply says.
+    """
+    begin = time.monotonic()
+    end = begin + timeout
+    nodes = [m.metadata.dst_node_id for m in messages]
+    found: list[tuple[int, Message | str]] = []
+    fetcher = ReplyFetcher(grid)
+    for message, node in zip(send(grid, messages), nodes, strict=True):
+        if message:
+            fetcher.waiting[message] = node
+        else:
+            found.append((node, "nothing could be sent"))
+    late = f"no answer within {timeout:g} seconds"
+    good = 0
+    while fetcher.waiting:
+        over = time.monotonic() >= end  # then this fetch is the last
+        left = max(0.0, end - time.monotonic())
+        new = fetcher.fetch(LAST_FETCH_SECONDS if over else min(FETCH_SECONDS, left))
+        found += new
+        if over:
+            found += [(node, late) for node in fetcher.waiting.values()]
+            break
+        before, now = good, time.monotonic()
+        good += sum(not isinstance(m, str) and not m.has_error() for _, m in new)
+        if before < quorum <= good:
+            soon = now + max(grace, SLOW_FACTOR * (now - begin))
+            if soon < end:
+                end = soon
+                had = f"{good} of {len(messages)} had answered"
+                late = f"no answer within {end - begin:.0f} seconds, when {had}"
+        if fetcher.waiting:
+            time.sleep(POLL_SECONDS)
+    return found
 
 
 def _pull(grid: Grid, message: str) -> Message | str | None:
@@ -37,24 +85,24 @@ def _pull(grid: Grid, message: str) -> Message | str | None:
     except validation.Refused as why:
         return str(why)
     except Exception as error:  # flwr unpacks what a stranger packed: no way to fail is ruled out
-        return f"its reply cannot be read: {type(error).__name__}: {validation.line(error)}"
+        return f"its reply cannot be read: {type(error).__name__}: {validation.printable(error)}"
 
 
-class Looks:
-    """Looks for replies, each in a thread of its own, so that a slow one holds up no other."""
+class ReplyFetcher:
+    """Fetches replies, each in its own thread, so that a slow reply holds up no other."""
 
     def __init__(self, grid: Grid | None = None) -> None:
         self.grid = grid
         self.waiting: dict[str, int] = {}  # message -> the node that is to answer it
         self.under_way: dict[str, Future[Message | str | None]] = {}
 
-    def once(self, seconds: float) -> list[tuple[int, Message | str]]:
-        """Look for every reply; those that are there within so many seconds."""
+    def fetch(self, seconds: float) -> list[tuple[int, Message | str]]:
+        """Ask for every reply; those that are there within so many seconds, by node."""
         for message in [m for m in self.waiting if m not in self.under_way]:
             done: Future[Message | str | None] = Future()
             self.under_way[message] = done
-            # no pool: at the end of the program it would wait for a look that never ends
-            threading.Thread(target=self._look, args=(message, done), daemon=True).start()
+            # no pool: at the end of the program it would wait for a fetch that never ends
+            threading.Thread(target=self._fetch_one, args=(message, done), daemon=True).start()
         wait(self.under_way.values(), seconds)
         found: list[tuple[int, Message | str]] = []
         for message, done in list(self.under_way.items()):
@@ -65,33 +113,37 @@ class Looks:
                     found.append((self.waiting.pop(message), got))
         return sorted(found, key=lambda pair: pair[0])  # not in order of arrival
 
-    def drop(self, nodes: set[int]) -> None:
+    def stop_waiting(self, nodes: set[int]) -> None:
         """Wait no longer for these nodes."""
         self.waiting = {m: node for m, node in self.waiting.items() if node not in nodes}
         self.under_way = {m: done for m, done in self.under_way.items() if m in self.waiting}
 
-    def _look(self, message: str, done: Future[Message | str | None]) -> None:
+    def _fetch_one(self, message: str, done: Future[Message | str | None]) -> None:
         try:
             done.set_result(_pull(self.grid, message))
-        except BaseException as error:  # the end of the program, say: `once` raises it again
+        except BaseException as error:  # the end of the program, say: `fetch` raises it again
             done.set_exception(error)
 
 
-def counted(grid: Grid, model: Arrays) -> Grid:
-    """A grid that fetches no reply larger than any honest one; others have no parts to fetch."""
+def limit_reply_size(grid: Grid, model: Arrays) -> Grid:
+    """A grid that fetches no reply larger than any honest one.
+
+    Only Flower's own grid fetches replies in parts; another one is returned as it is.
+    """
     if not hasattr(grid, "_runtime_client"):
         return grid
-    counted = copy.copy(grid)
-    counted._client = _Client(grid._runtime_client, model)
-    return counted
+    limited = copy.copy(grid)
+    limited._client = _SizeLimitedClient(grid._runtime_client, model)
+    return limited
 
 
-class _Client:
-    """The way to the SuperLink; a reply of too many or too large parts is refused on it."""
+class _SizeLimitedClient:
+    """Flower's client of the SuperLink; refuses a reply of too many or too large parts."""
 
     def __init__(self, client: Any, model: Arrays) -> None:
-        self.client, self.most = client, validation.parts(model)
-        self.largest = max(array.nbytes for array in model.values()) + 2 * validation.HEADER
+        self.client, self.most = client, validation.max_parts(model)
+        largest = max(array.nbytes for array in model.values())
+        self.largest = largest + 2 * validation.MAX_HEADER_BYTES
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.client, name)
@@ -115,8 +167,11 @@ class _Client:
         found = self.client.PullObject(request)
         content = found.object_content
         kind = bytes(content[:16]).partition(b" ")[0]
-        limit = self.largest if kind == b"ArrayChunk" else validation.SMALL + 256 * self.most
-        limit = validation.SMALL if kind in (b"MetricRecord", b"ConfigRecord") else limit
+        limit = validation.MAX_RECORD_BYTES
+        if kind == b"ArrayChunk":
+            limit = self.largest
+        elif kind not in (b"MetricRecord", b"ConfigRecord"):
+            limit += 256 * self.most
         if len(content) > limit:
             raise validation.Refused(
                 f"a part of it has {len(content)} bytes: at most {limit} are read"

@@ -1,0 +1,168 @@
+"""The vectors that a site of a real federation keeps between rounds, in its own file. No torch.
+
+They never leave the site. The file holds each vector before and after the last training, and the
+rounds that these two belong to. The server says in which round a reply of this site last counted;
+so a round that the server repeats, and a round after a reply that was lost or refused, both start
+from what the last reply that counted left behind. A federation has an id of its own, which is part
+of the file's name: the vectors of another one are never used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmaba.deploy.validation import SITE
+from fedmaba.errors import InputError
+from fedmaba.results import array_files, files
+
+Arrays = dict[str, NDArray[Any]]
+Vectors = dict[str, Arrays]  # by the vector's name, then by the weight's
+MAGIC = b"FEDMABAV"
+FEDERATION = re.compile(r"[0-9a-f]{32}")
+REMEDY = "fix it: this site takes no part until then"
+log = logging.getLogger("flwr")  # what a SuperNode shows
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the server's message says that concerns kept vectors."""
+
+    federation: str
+    round: int
+    counted: int  # the last round in which a reply of this site counted; 0: none did
+
+    @classmethod
+    def from_task(cls, task: Mapping[str, Any]) -> Told:
+        """Read from a message, or InputError."""
+        federation = task.get("federation")
+        rounds = [task.get("server-round"), task.get("kept-round")]
+        known = isinstance(federation, str) and FEDERATION.fullmatch(federation)
+        if not known or not all(type(r) is int and r >= 0 for r in rounds):
+            raise InputError(
+                "the strategy lets sites keep vectors, but the server's message names no "
+                "federation and rounds: use the same version of fedmaba on all hosts"
+            )
+        return cls(str(federation), *map(int, rounds))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class KeptVectors:
+    """The folder in which one site keeps its vectors."""
+
+    folder: Path | None
+    site: str
+
+    def load(self, told: Told, names: Iterable[str], weights: Arrays) -> Vectors:
+        """The vectors to train with, each shaped as the weights; zeros where there are none yet."""
+        zeros = {name: {n: np.zeros_like(w) for n, w in weights.items()} for name in names}
+        path = self._path(told)
+        if not told.counted:
+            log.info("the kept vectors of this site start from zero: %s", path)
+            return zeros
+        if not files.exists(path):
+            log.warning(
+                "a reply of this site counted in round %s, but its kept vectors are gone, so they "
+                "start from zero again: %s",
+                told.counted,
+                path,
+            )
+            return zeros
+        by_round = _read(path)
+        found = by_round.get(told.counted)
+        if found is None:
+            rounds = " and ".join(map(str, sorted(by_round)))
+            raise InputError(
+                f"the kept vectors of this site are those after rounds {rounds}, but the server "
+                f"goes on from round {told.counted}: {_remedy(path)}"
+            )
+        if not _alike(found, zeros):
+            raise InputError(
+                "the kept vectors of this site are of another model or strategy: " + _remedy(path)
+            )
+        return found
+
+    def save(self, told: Told, before: Vectors, after: Vectors) -> None:
+        """Note a training; the vectors of the last reply that counted stay beside its own."""
+        names = list(after)
+        arrays = {
+            f"{moment}/{names.index(name)}/{weight}": value
+            for moment, vectors in (("before", before), ("after", after))
+            for name, vector in vectors.items()
+            for weight, value in vector.items()
+        }
+        body = array_files.pack(
+            arrays, {"before": told.counted, "after": told.round, "names": names}
+        )
+        digest = hashlib.sha256()
+        for piece in body:
+            digest.update(piece)
+        path = self._path(told)
+        files.make_private_folder(path.parent, REMEDY)
+        files.write(path, MAGIC, digest.digest(), *body, remedy=REMEDY, private=True)
+        files.remove_temporary_files(path.parent, path.name)
+
+    def _path(self, told: Told) -> Path:
+        if self.folder is None:
+            raise InputError(
+                "the strategy lets sites keep vectors between rounds, and this site has no folder "
+                "for them: start its SuperNode with --node-config 'keep=\"/data/north-kept\"', or "
+                "give client_app(keep=...)"
+            )
+        if not SITE.fullmatch(self.site):
+            raise InputError(f"site {self.site[:64]!r}: give a name of letters, digits, . _ and -")
+        return self.folder / f"{self.site}-{told.federation}.vectors"
+
+
+def _read(path: Path) -> dict[int, Vectors]:
+    """What `save` wrote, by round, or InputError."""
+    try:
+        with files.open_plain(path) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            magic, digest = file.read(len(MAGIC)), file.read(32)
+            if magic != MAGIC or hashlib.file_digest(file, "sha256").digest() != digest:
+                raise ValueError("its checksum is wrong")
+            file.seek(len(MAGIC) + 32)
+            arrays, meta = array_files.unpack(file, size - len(MAGIC) - 32)
+        return {
+            int(meta[moment]): {
+                str(name): {
+                    key.removeprefix(f"{moment}/{i}/"): value
+                    for key, value in arrays.items()
+                    if key.startswith(f"{moment}/{i}/")
+                }
+                for i, name in enumerate(meta["names"])
+            }
+            for moment in ("before", "after")
+        }
+    except (*array_files.READ_ERRORS, TypeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(
+            f"the kept vectors of this site are damaged ({reason}): {_remedy(path)}"
+        ) from error
+
+
+def _remedy(path: Path) -> str:
+    return f"restore {path}, or delete it: then they start from zero"
+
+
+def _alike(found: Vectors, wanted: Vectors) -> bool:
+    """Whether vectors have the names, shapes and types that are wanted."""
+
+    def form(vectors: Vectors) -> dict[str, dict[str, tuple[Any, ...]]]:
+        return {
+            name: {weight: (value.shape, value.dtype) for weight, value in vector.items()}
+            for name, vector in vectors.items()
+        }
+
+    return form(found) == form(wanted)

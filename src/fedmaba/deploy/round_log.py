@@ -1,0 +1,44 @@
+"""What the log of a real federation says of a round and of the end of a run. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedmaba.deploy.server import FederationServer
+
+
+def no_reply_counted(server: FederationServer) -> str:
+    """Why a run in which no reply counted has failed, and what to do."""
+    few = server.refused[:3]
+    more = f" and {len(server.refused) - 3} more" if len(server.refused) > 3 else ""
+    why = ("; ".join(few) + more) or "nobody answered"
+    return (
+        f"no reply counted in {server.round} rounds, so no model was made; in the last: {why}: "
+        "correct that, then run again with another state folder"
+    )
+
+
+def round_lines(report: Mapping[str, Any]) -> list[str]:
+    """A round for people: spread, the strategy's accuracy_spread, then a line per site."""
+    info = "".join(f", {k} {v:.3g}" for k, v in report["info"].items() if v is not None)
+    count = len(report["sites"])
+    lines = [f"round {report['round']}: {count} sites, {spread(report)}{info}"]
+    for site, row in report["sites"].items():
+        cells = [f"  {site:<16}"]
+        if row["accuracy"] is not None:
+            cells.append(f"accuracy {100 * row['accuracy']:5.1f} %")
+        if row["loss"] is not None:
+            cells.append(f"loss {row['loss']:.3f}")
+        if row["weight"] is not None:
+            cells.append(f"weight {row['weight']:.3f}")
+        lines.append("  ".join(cells))
+    return lines
+
+
+def spread(report: Mapping[str, Any]) -> str:
+    """How accuracy spreads over the sites, in a few words."""
+    if "variance" not in report:
+        return "no accuracy reported"
+    mean, worst = report["accuracy"], report["worst"]
+    return f"accuracy {mean:.1f} %, worst {worst:.1f} %, variance {report['variance']:.1f}"

@@ -1,0 +1,98 @@
+"""What a real federation is started with, checked before anything else is done. No torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+from fedmaba.errors import InputError
+from fedmaba.strategies import deployed as average
+from fedmaba.strategies import parse
+from fedmaba.strategies.base import Strategy
+
+
+@dataclass(frozen=True)
+class FederationSettings:
+    """What stays the same from the first round to the last."""
+
+    strategy: Strategy
+    seed: int = 0
+    lr: float = 0.1
+    lr_decay: float = 0.999
+    deploy: str | None = None  #      which model is handed out; None: the strategy's own
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < float("inf"):
+            raise InputError(f"lr={self.lr}: the local step size must be above 0")
+        if not 0 < self.lr_decay <= 1:
+            raise InputError(f"lr_decay={self.lr_decay}: it must lie above 0 and at most at 1")
+        average.parse_rule(self.average)
+
+    @property
+    def average(self) -> str:
+        return self.deploy or self.strategy.deploy
+
+    def to_json(self) -> dict[str, Any]:
+        """What a saved state must have been made with."""
+        return {
+            "strategy": self.strategy.label(),
+            "seed": self.seed,
+            "lr": self.lr,
+            "lr_decay": self.lr_decay,
+            "deploy": self.average,
+        }
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Who takes part in a round, and how long the others are waited for."""
+
+    fraction_train: float
+    min_train_nodes: int
+    min_available_nodes: int
+    min_replies: float  #             a count, or a share of those asked
+    grace: float  #                   seconds
+
+    def __post_init__(self) -> None:
+        check_numbers(0, fraction_train=self.fraction_train, grace=self.grace)
+        check_numbers(1, whole=True, min_train_nodes=self.min_train_nodes)
+        check_numbers(1, whole=True, min_available_nodes=self.min_available_nodes)
+        if not 0 < self.fraction_train <= 1:
+            raise InputError(
+                f"fraction_train={self.fraction_train}: it must lie above 0, at most at 1"
+            )
+        count = _is_count(self.min_replies)
+        check_numbers(int(count), min_replies=self.min_replies)
+        if not count and not 0 < self.min_replies <= 1:
+            raise InputError(f"min_replies={self.min_replies}: give a count, or a share up to 1.0")
+
+    def quorum(self, asked: int) -> int:
+        """After how many replies the other sites are no longer waited for at length."""
+        if _is_count(self.min_replies):
+            return int(self.min_replies)
+        return math.ceil(self.min_replies * asked - 1e-9)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def one_strategy(strategy: Strategy | str) -> Strategy:
+    """A strategy, or what its specification names; a grid of several is refused."""
+    if not isinstance(strategy, str):
+        return strategy
+    listed = parse(strategy)
+    if len(listed) > 1:
+        raise InputError(f"{strategy!r} is a grid of {len(listed)}: a federation runs one")
+    return listed[0]
+
+
+def check_numbers(low: int, whole: bool = False, **values: object) -> None:
+    """Refuse what is no number from `low` on: a run configuration may hold words as well."""
+    kind, words = (Integral, "a whole number") if whole else (Real, "a number")
+    for name, value in values.items():
+        number = isinstance(value, kind) and not isinstance(value, bool)
+        if not number or not low <= float(value) < math.inf:  # type: ignore[arg-type]
+            raise InputError(f"{name}={value!r}: it must be {words} from {low} on")
