@@ -34,7 +34,7 @@ def playing(name: str, rounds: int, device: str, dtype: str, model: str | None) 
         update={
             "seeds": seeds,
             "model": model or job.experiment.model,
-            "machine": config.machine(device, dtype),
+            "machine": config.parse_machine(device, dtype),
             "train": job.experiment.train.model_copy(update=changes),
             "eval": job.experiment.eval.model_copy(update={"every": rounds + 1}),
         }

@@ -1,5 +1,9 @@
-"""A federation small enough to follow by hand: five clients of unequal size, 8x8 images."""
+"""Fixtures of many tests: tiny federations, a finished and a stopped run, the command line.
 
+The federation is small enough to follow by hand: five clients of unequal size, 8x8 images.
+"""
+
+import re
 import urllib.error
 from pathlib import Path
 
@@ -8,13 +12,17 @@ import pytest
 import torch
 from tools.faults.standins import World
 
+from command_line import Answer
+from fedmaba import cli
 from fedmaba.data import published
 from fedmaba.data.datasets import Dataset
 from fedmaba.data.federation import Federation
 from fedmaba.data.partition import Split
+from fedmaba.results import run_folder
 from fedmaba.rows import kernels as triton
 from fedmaba.rows import layers, stack
 from kernels import Kernels
+from run_folders import asked, begun, play
 
 SIZES = (5, 9, 6, 3, 8)  # of the training parts
 TESTED = (4, 3, 6, 2, 5)
@@ -105,3 +113,55 @@ def kernels(monkeypatch) -> None:
     monkeypatch.setattr(triton, "dense", Kernels)
     monkeypatch.setattr(triton, "can_run", lambda x: True)
     monkeypatch.setattr(stack, "_plan_conv_stages", lambda *_: 0)
+
+
+@pytest.fixture(scope="session")
+def finished(tiny_npz, tmp_path_factory):
+    """A session that ran to its end without a break, and its folder: to be looked at only."""
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    return play(begun(asked(tiny_npz), out)), out
+
+
+@pytest.fixture
+def stopped(tiny_npz, tmp_path):
+    """A folder left after five of six rounds, with two checkpoints."""
+    out = tmp_path / "stopped"
+    play(begun(asked(tiny_npz), out), stop_after=5)
+    assert [p.name for p in run_folder.checkpoints(out)] == ["00000005.ckpt", "00000003.ckpt"]
+    return out
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """Run the command line here, in an empty folder."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*words):
+        monkeypatch.setattr("sys.argv", ["fedmaba", *map(str, words)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return Answer(ended.value.code or 0, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def refused(call):
+    """Run a command that must end in one line on stderr, exit code 2 and nothing written."""
+
+    def run(*words, code=2):
+        before = sorted(Path().rglob("*"))
+        answer = call(*words)
+        assert answer.out == ""
+        assert re.fullmatch(r"fedmaba: [^\n]+\n", answer.err), answer.err
+        assert "Traceback" not in answer.err
+        assert answer.code == code
+        assert sorted(Path().rglob("*")) == before
+        return answer.err
+
+    return run

@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 from fedmaba import cli
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
-from fedmaba.experiment.config import Experiment, build, dump, options, put
+from fedmaba.experiment.config import Experiment, build, dump, options, set_key
 
 quick = settings(
     max_examples=30, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -90,12 +90,12 @@ def test_an_option_is_a_flag_a_key_an_override_and_a_keyword(name, monkeypatch, 
     base: dict = {"strategies": ["fedavg"]}
     words = ["compare", "fedavg"]
     if name == "attack.share":  # which is refused without an attack
-        put(base, "attack.does", "loss=x3")
+        set_key(base, "attack.does", "loss=x3")
         words += ["--attack", "loss=x3"]
     by_flag = caught(monkeypatch, *words, key.flag, typed)
     by_set = caught(monkeypatch, *words, "--set", f"{name}={typed}")
     tree = copy.deepcopy(base)
-    put(tree, name, value)
+    set_key(tree, name, value)
     file = tmp_path / "experiment.toml"
     file.write_text(dump(build(tree)))
     by_file = caught(monkeypatch, "run", str(file))
@@ -210,14 +210,14 @@ def test_nothing_but_the_strategies_must_be_said():
 
 def test_a_bad_file_is_one_line(tmp_path):
     with pytest.raises(InputError, match="No such file"):
-        config.load(tmp_path / "none.toml")
+        config.read_toml(tmp_path / "none.toml")
     with pytest.raises(InputError, match="directory"):
-        config.load(tmp_path)
+        config.read_toml(tmp_path)
     file = tmp_path / "bad.toml"
     for content in (b"strategies = [", b"\xff\xfe", b"a = 1\na = 2\n", b"\x00"):
         file.write_bytes(content)
         with pytest.raises(InputError, match="is not TOML") as found:
-            config.load(file)
+            config.read_toml(file)
         assert "\n" not in str(found.value)
 
 
@@ -261,14 +261,14 @@ def test_every_error_is_in_the_one_line():
 )
 def test_an_unknown_key_gets_the_nearest_known_one(name, near):
     tree: dict = {}
-    put(tree, name, 3)
+    set_key(tree, name, 3)
     assert f"unknown key {name!r}: did you mean {near!r}" in refusal(tree)
 
 
 @pytest.mark.parametrize("name", ["train.interval", "train.list[0]", "interval", "literal"])
 def test_an_unknown_key_is_named_as_it_was_written(name):
     tree: dict = {}
-    put(tree, name, 3)
+    set_key(tree, name, 3)
     assert f"unknown key {name!r}" in refusal(tree)
 
 
@@ -300,7 +300,7 @@ def test_an_unknown_key_is_named_as_it_was_written(name):
 )
 def test_a_value_out_of_range_is_named_with_the_rule(name, value, said):
     tree: dict = {}
-    put(tree, name, value)
+    set_key(tree, name, value)
     text = refusal(tree)
     assert said in text
     assert text.startswith(name)
@@ -322,14 +322,14 @@ def test_an_absurd_number_of_seeds_is_refused_at_once(many):
     ],
 )  # fmt: skip
 def test_seeds_as_text_are_how_many_or_which(text, found):
-    assert config.seeds(text) == found
+    assert config.parse_seeds(text) == found
     assert build({"strategies": ["fedavg"], "seeds": text}).seeds == found
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "say how many, as 3, or which: 3-9, or 0,2, or only 2 as 2,"),
+        ("", "write a count (3), a range (3-9), a list (0,2)"),
         (",", "say how many"), ("1,,2", "say how many"), ("3-", "say how many"),
         ("-3", "say how many"), ("1-2-3", "say how many"), ("1.5", "say how many"),
         ("[1,2]", "say how many"), ("\u0663", "say how many"), ("9" * 5000, "say how many"),
@@ -339,7 +339,7 @@ def test_seeds_as_text_are_how_many_or_which(text, found):
 )  # fmt: skip
 def test_seeds_that_are_neither_are_one_line(text, said):
     with pytest.raises(InputError) as error:
-        config.seeds(text)
+        config.parse_seeds(text)
     assert re.fullmatch(r"seeds=[^\n]{1,200}", str(error.value))
     assert said in str(error.value)
 
@@ -352,7 +352,7 @@ def test_a_missing_strategy_is_named():
 def test_a_key_below_a_value_is_refused():
     tree = {"train": {"lr": 0.1}}
     with pytest.raises(InputError, match="lr is not a section"):
-        put(tree, "train.lr.fast", 1)
+        set_key(tree, "train.lr.fast", 1)
 
 
 def test_an_override_without_a_value_is_refused(monkeypatch, capsys):

@@ -71,8 +71,8 @@ def files(folder, name):
 )
 def test_an_edited_experiment_is_not_resumed(key, value, was, half, folders):
     file = half / "experiment.toml"
-    good, tree = file.read_bytes(), config.load(file)
-    config.put(tree, key, value)
+    good, tree = file.read_bytes(), config.read_toml(file)
+    config.set_key(tree, key, value)
     file.write_text(config.dump(config.build(tree)))
     before = [p.name for p in run_folder.checkpoints(half)]
     with pytest.raises(InputError) as found:
@@ -88,9 +88,9 @@ def test_an_edited_experiment_is_not_resumed(key, value, was, half, folders):
 
 def test_what_cannot_change_the_numbers_may_be_edited(half):
     file = half / "experiment.toml"
-    tree = config.load(file)
-    config.put(tree, "machine.threads", 1)
-    config.put(tree, "save.every", 1)
+    tree = config.read_toml(file)
+    config.set_key(tree, "machine.threads", 1)
+    config.set_key(tree, "save.every", 1)
     file.write_text("# a note\n" + config.dump(config.build(tree)))
     list(experiment.resume(half).rounds())
 
@@ -115,7 +115,7 @@ def test_a_checkpoint_of_the_version_before_goes_on_and_says_so(half, folders):
     del about["digest"]
     (half / "about.json").write_text(json.dumps(about))
     session = experiment.resume(half)
-    assert any("earlier version" in text for text in session.faults)
+    assert any("earlier version" in text for text in session.warnings)
     list(session.rounds())
     assert same(half, folders / "done") == []
 
@@ -219,7 +219,7 @@ def names(folder):
 
 def test_the_digest_covers_experiment_data_and_partition(tiny_npz):
     sessions = [experiment.prepare(asked(tiny_npz, **c)) for c in ({}, {}, {"seeds": [1]})]
-    first, again, other = (session.made() for session in sessions)
+    first, again, other = (session.provenance() for session in sessions)
     for session in sessions:
         session.close()
     assert first == again
@@ -256,6 +256,6 @@ def test_a_batch_does_not_go_on_from_another_ones_checkpoint(tmp_path):
     body = b"".join(run_folder.pack(arrays, meta))
     file.write_bytes(run_folder.MAGIC + hashlib.sha256(body).digest() + body)
     going = run.begin(work, tmp_path, machine)
-    assert "goes on after round 2" in going.session.notes
+    assert "resumed after round 2" in going.session.notes
     going.session.close()
     going.folder.close()

@@ -22,7 +22,7 @@ from fedmaba.experiment import config
 from fedmaba.experiment import session as experiment
 from fedmaba.report import data, export, html
 from fedmaba.reproduction import archive as compact
-from fedmaba.results import arrays, files, run_folder, schema
+from fedmaba.results import array_files, files, run_folder, schema
 from test_links import play
 
 ODD = (None, -1, 1.5, "x", [], {}, [[]], True, 10**18, ["a"], {"a": 1}, 1e308, "9" * 30)
@@ -213,7 +213,7 @@ def test_no_run_is_begun_that_could_not_be_read(tiny_npz, tmp_path):
     label = "fedmaba:eta_b=[" + ",".join(f"{n / 7}" for n in range(3)) + "]"
     play(tmp_path / "few", tiny_npz, strategies=[label], stop=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schema, "RUNS", 2)
+        patch.setattr(schema, "MAX_RUNS", 2)
         with pytest.raises(InputError, match=r"3 runs.*at most 2 runs"):
             play(tmp_path / "many", tiny_npz, strategies=[label])
     assert not (tmp_path / "many").exists()
@@ -235,7 +235,7 @@ def test_toml_that_nobody_writes_is_one_line(text, tmp_path):
     file = tmp_path / "a.toml"
     file.write_text(text, errors="surrogateescape")
     with pytest.raises(InputError, match=r"a\.toml is not TOML: ") as found:
-        config.load(file)
+        config.read_toml(file)
     assert "\n" not in str(found.value)
 
 
@@ -363,14 +363,14 @@ def test_zip_files_that_nobody_writes_are_refused(tmp_path, monkeypatch):
     raw[at : at + 4] = (2**32 - 1).to_bytes(4, "little")
     path.write_bytes(raw)
     refuse(path, "too much memory to unpack")
-    monkeypatch.setattr(arrays, "MEMBERS", 3)
+    monkeypatch.setattr(array_files, "MAX_MEMBERS", 3)
     refuse(archive(path, good, more=[(f"{n}.npy", good) for n in range(3)]), "too many")
-    monkeypatch.setattr(arrays, "CENTRAL", 100)
+    monkeypatch.setattr(array_files, "MAX_LIST_BYTES", 100)
     refuse(path, "list of members is too long")
 
 
 def test_a_zip_bomb_is_not_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrays, "FREE", 10**6)
+    monkeypatch.setattr(array_files, "FREE_BYTES", 10**6)
     bomb = head("(1250000,)") + bytes(10**7)
     refuse(archive(tmp_path / "a.npz", bomb), "it would unpack to 10,000,000 bytes from")
     honest = np.random.default_rng(0).standard_normal(200_000)  # as much on the disk
@@ -379,8 +379,8 @@ def test_a_zip_bomb_is_not_unpacked(tmp_path, monkeypatch):
 
 
 def test_small_bombs_in_many_files_are_counted_together(done, monkeypatch):
-    monkeypatch.setattr(arrays, "FREE", 1)
-    monkeypatch.setattr(arrays, "RATIO", 0)
+    monkeypatch.setattr(array_files, "FREE_BYTES", 1)
+    monkeypatch.setattr(array_files, "MAX_RATIO", 0)
     with pytest.raises(InputError, match="it would unpack to"):
         run_folder.load_history(done)
 
@@ -422,7 +422,7 @@ def saved(path, about, tables):
 
 def looked(path):
     try:
-        return len(compact.read(path).runs)
+        return len(compact.read_file(path).runs)
     except InputError as error:
         short(str(error), r"a\.npz is no file of `fedmaba reproduce` \(", "restore it")
         return 0
@@ -469,7 +469,7 @@ except InputError as error:
 @pytest.mark.parametrize("what", ["about.json", "clients"])
 def test_the_largest_lies_take_less_than_a_gigabyte(what, done):
     if what == "about.json":  # as much as is parsed
-        count = files.VALUES // 2 - 2
+        count = files.MAX_VALUES // 2 - 2
         text = "[" + '{"a": 1},' * count + "1]"
         (done / what).write_text(text)
     else:

@@ -24,9 +24,9 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="links and modes of POSI
 def asked(npz, **changes):
     tree = {"strategies": ["fedavg"], "seeds": 1, "model": "softmax", "data": {"name": str(npz)}}
     tree |= {"train": {"rounds": 4, "minibatch": 5}, "eval": {"every": 2}, "save": {"every": 2}}
-    config.put(tree, "machine.device", "cpu")
+    config.set_key(tree, "machine.device", "cpu")
     for name, value in changes.items():
-        config.put(tree, name.replace("__", "."), value)
+        config.set_key(tree, name.replace("__", "."), value)
     return config.build(tree)
 
 
@@ -238,7 +238,7 @@ def test_what_is_no_file_of_a_folder_half_done_is_one_line(kind, name, half):
     put(kind, target)
     begun = time.monotonic()
     if kind == "sparse" and name in ("rounds.jsonl", "timing.jsonl", ".lock"):
-        finish(half)  # written anew, longer, or cut
+        finish(half)  # written again, longer, or cut
         target.unlink()
     else:
         with pytest.raises(InputError) as found:
@@ -276,18 +276,18 @@ def test_a_deleted_lock_lets_nobody_in(half):
     other = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert other.stdout.readline() == b"held\n"
-        assert run_folder.held(half)
+        assert run_folder.in_use(half)
         (half / ".lock").unlink()
-        assert run_folder.held(half)
+        assert run_folder.in_use(half)
         with pytest.raises(Busy, match="is in use by another process: wait, or choose"):
             run_folder.Folder(half)
         (half / ".lock").write_text("process 1")  # nor does another file of its name
         with pytest.raises(Busy):
             experiment.resume(half)
-        assert run_folder.held(half)
+        assert run_folder.in_use(half)
     finally:
         other.communicate()
-    assert not run_folder.held(half)
+    assert not run_folder.in_use(half)
     finish(half)
 
 
@@ -302,7 +302,7 @@ def test_a_system_that_locks_files_alone_is_held_by_its_file(tmp_path, monkeypat
 
     monkeypatch.setattr(files.fcntl, "flock", flock)
     folder = run_folder.Folder(tmp_path / "run")
-    assert run_folder.held(tmp_path / "run")
+    assert run_folder.in_use(tmp_path / "run")
     with pytest.raises(Busy, match=str(os.getpid())):
         run_folder.Folder(tmp_path / "run")
     folder.close()

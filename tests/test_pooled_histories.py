@@ -7,7 +7,7 @@ import pytest
 
 import fedmaba
 from fedmaba.errors import InputError
-from fedmaba.results import run_folder as record
+from fedmaba.results import run_folder
 from fedmaba.results.history import Column, History, RunHistory
 
 SMALL = {"clients": 4, "rounds": 4, "eval_every": 2, "model": "softmax", "minibatch": 200}
@@ -19,7 +19,7 @@ def played(seed: int = 0, strategy: str = "fedavg", out=None, **options) -> Hist
 
 def test_seeds_of_one_experiment_may_come_from_several_calls(tmp_path):
     parts = [played(0), played(1, out=tmp_path / "saved"), played(2, share=0.5)]
-    parts[1] = record.load_history(tmp_path / "saved")
+    parts[1] = run_folder.load_history(tmp_path / "saved")
     whole = History([run for part in parts for run in part.runs])
     assert [row.seeds for row in whole.summary()] == [3]
     together = fedmaba.compare("fedavg", seeds=3, **SMALL)
@@ -48,7 +48,7 @@ def test_different_strategies_may_be_put_side_by_side():
 def test_different_experiments_are_refused_by_name(other, why, saved, tmp_path):
     one, two = played(0, out=tmp_path / "one"), played(1, out=tmp_path / "two", **other)
     if saved:
-        one, two = record.load_history(tmp_path / "one"), record.load_history(tmp_path / "two")
+        one, two = (run_folder.load_history(tmp_path / name) for name in ("one", "two"))
     line = rf"^fedavg: seeds 0 and 1 are of different experiments \({why}.*\): keep them apart"
     with pytest.raises(InputError, match=line):
         History(one.runs + two.runs)
@@ -103,4 +103,4 @@ def test_folders_of_before_are_read(tmp_path):
     told = json.loads(file.read_text())
     assert len(told["runs"][0].pop("of")) == 16
     file.write_text(json.dumps(told))
-    assert record.load_history(tmp_path / "run").runs[0].of == ""
+    assert run_folder.load_history(tmp_path / "run").runs[0].of == ""

@@ -151,7 +151,7 @@ def test_a_death_costs_an_attempt_a_stop_is_agreed_on_and_one_rank_goes_on(pair,
     out, err = end(job)
     assert out == ""
     assert not said(err)
-    done = re.findall(r"^stopped after round (\d+); go on with: fedmaba resume", err, re.MULTILINE)
+    done = re.findall(r"^stopped after round (\d+); resume with: fedmaba resume", err, re.MULTILINE)
     assert len(done) == 1
     assert 6 <= int(done[0]) < 12
 

@@ -1285,10 +1285,10 @@ def test_a_run_that_nobody_works_on_is_not_called_running(saved, tiny_npz, tmp_p
             assert "cut was interrupted" in text
             assert "saved up to round 4 of 8" in text
             assert "deployed model ()" not in text
-    assert not run_folder.held(out)
-    assert not run_folder.held(tmp_path)
+    assert not run_folder.in_use(out)
+    assert not run_folder.in_use(tmp_path)
     again = experiment.resume(out)
-    assert run_folder.held(out)
+    assert run_folder.in_use(out)
     again.close()
 
 

@@ -34,7 +34,7 @@ from fedmaba.results.selection import CHOICES
 
 ROOT = Path(__file__).parents[1]
 TINY = ["--quick", "--rounds", "2", "--seeds", "2", "--only", "fedavg,fedmaba,afl:lam=0.5"]
-CPU = config.machine("cpu", "float32")
+CPU = config.parse_machine("cpu", "float32")
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_what_decides_the_numbers_is_in_the_digest():
         digests.add(targets.load("table2-fashion-mnist", Scale(**change)).jobs[0].digest)
     digests |= {targets.load(name).jobs[0].digest for name in ("table2-cifar10", "table1-grid")}
     assert len(digests) == 5
-    moved = base.experiment.model_copy(update={"machine": config.machine("cuda", "bf16")})
+    moved = base.experiment.model_copy(update={"machine": config.parse_machine("cuda", "bf16")})
     assert targets.digest(targets.settings(moved)) == base.digest
 
 
@@ -149,7 +149,7 @@ def test_what_decides_the_numbers_is_in_the_digest():
     ],
 )
 def test_seeds_are_a_number_or_some_of_the_targets_own(text, found):
-    (job,) = targets.load("table2-fashion-mnist", Scale(seeds=config.seeds(text))).jobs
+    (job,) = targets.load("table2-fashion-mnist", Scale(seeds=config.parse_seeds(text))).jobs
     assert {key.seed for key in job.runs} == found
     whole = f"{len(set(job.runs) & job.every)} of {len(job.every)} runs"
     assert targets.changes(job) == []
@@ -168,7 +168,7 @@ def test_only_takes_names_and_whole_rows():
 @pytest.mark.parametrize("name", targets.names())
 def test_quick_is_small_for_every_target(name):
     jobs = targets.load(name, Scale(quick=True)).every_job()
-    works = [reproduce.Work(name, job, job.runs) for job in jobs]
+    works = [reproduce.PendingBatch(name, job, job.runs) for job in jobs]
     rounds = {job.experiment.train.rounds for job in jobs}
     assert sum(w.updates for w in works) <= targets.QUICK or rounds == {3}
     assert {job.experiment.data.name for job in jobs} == {"sample"}
@@ -237,7 +237,7 @@ def test_without_a_target_all_are_listed_with_their_work(call):
     assert last.startswith("held: runs in runs/reproduce; ")
     for name, (runs, held, updates, title) in sizes.items():
         target = targets.load(name)
-        works = [reproduce.Work(name, job, job.runs) for job in target.every_job()]
+        works = [reproduce.PendingBatch(name, job, job.runs) for job in target.every_job()]
         assert (runs, held) == (sum(len(work.runs) for work in works), 0)
         assert (updates, title) == (sum(w.updates for w in works), target.view.title)
     assert sizes["table2-fashion-mnist"][:3] == [94, 0, 94 * 100 * 1000]
@@ -344,7 +344,7 @@ def test_accuracies_come_back_exactly(most, tmp_path):
         made("afl", 1, size, 0, deploy="average", diverged="afl, seed 1, diverged in round 2"),
     ]
     save(tmp_path / "x.npz", job, runs, held)
-    batch = archive.read(tmp_path / "x.npz")
+    batch = archive.read_file(tmp_path / "x.npz")
     assert batch.digest == job.digest
     assert batch.keys == (
         *(Key("fedavg", 0, "poly:8"), Key("fedmaba", 0, "poly:8"), Key("afl", 1, "average")),
@@ -370,21 +370,21 @@ def test_a_damaged_file_is_one_line(tmp_path):
             bad[rng.integers(len(good))] ^= 1 << rng.integers(8)
         path.write_bytes(bad)
         try:
-            assert len(archive.read(path).runs) == 1
+            assert len(archive.read_file(path).runs) == 1
         except InputError as error:
             told.append(str(error))
     assert len(told) > 50
     assert not any("\n" in text for text in told)
     np.savez(path, about=np.frombuffer(b'{"format": 2}', np.uint8))
     with pytest.raises(InputError, match="format=2: it should be 1"):
-        archive.read(path)
+        archive.read_file(path)
 
 
 def test_the_same_run_twice_is_refused_and_parts_are_merged(tmp_path):
     job, size = targets.load("figure1a").jobs[0], np.full(20, 100)
     save(tmp_path / "a.npz", job, [made("fedavg", 0, size)])
     save(tmp_path / "b.npz", job, [made("fedavg", 1, size), made("fedmaba", 1, size)])
-    history, used, missing = archive.collect(archive.read_all(tmp_path), job)
+    history, used, missing = archive.collect(archive.read_folder(tmp_path), job)
     assert [(r.label, r.seed) for r in history.runs] == [
         *(("fedavg", 0), ("fedavg", 1), ("fedmaba", 1)),
     ]
@@ -392,7 +392,7 @@ def test_the_same_run_twice_is_refused_and_parts_are_merged(tmp_path):
     assert len(missing) == len(job.runs) - 3
     save(tmp_path / "c.npz", job, [made("fedavg", 1, size)])
     with pytest.raises(InputError, match="both hold fedavg, seed 1: keep one"):
-        archive.read_all(tmp_path)
+        archive.read_folder(tmp_path)
 
 
 # --- from the command to the files -------------------------------------------------------------
@@ -412,7 +412,7 @@ def test_a_target_from_the_command_to_every_file(call, tmp_path):
     images = {f"{k}{f}" for k in ("variance", "tradeoff") for f in (".png", ".svg", ".pdf")}
     assert names == {"table.md", "table.tex", "table.csv"} | images
     (file,) = (tmp_path / "mine").glob("*.npz")
-    batch = archive.read(file)
+    batch = archive.read_file(file)
     assert {key.label for key in batch.keys} == {
         *("fedavg", "fedmaba", "fedmaba:alpha=0.8", "afl:lam=0.5"),
     }
@@ -456,9 +456,6 @@ def play(work, out, stop_after=None):
     at = batch.session.batch.progress
     for _ in batch.rounds(lambda: stop_after is not None and at.round > stop_after):
         pass
-    if not batch.stopped:
-        batch.finish(out, ["fedmaba"])
-    batch.folder.close()
     return batch
 
 
@@ -476,14 +473,14 @@ def test_an_interrupted_batch_goes_on_and_ends_in_the_same_numbers(tmp_path, cal
     assert held.seconds == pytest.approx(stopped.seconds)
     held.session.close()
     held.folder.close()
-    other = reproduce.begin(again, tmp_path / "b", config.machine("cpu", "float64"))
+    other = reproduce.begin(again, tmp_path / "b", config.parse_machine("cpu", "float64"))
     assert other.session.batch.progress.round == 0  # of another precision: begun anew
     other.session.close()
     other.folder.discard()
     batch = play(again, tmp_path / "b")
-    assert "goes on after round 1" in batch.session.notes
+    assert "resumed after round 1" in batch.session.notes
     assert batch.seconds > stopped.seconds
-    whole, parts = (archive.read_all(tmp_path / name)[0].runs for name in "ab")
+    whole, parts = (archive.read_folder(tmp_path / name)[0].runs for name in "ab")
     assert whole.keys() == parts.keys()
     for key, run in whole.items():
         for name in run.tables:
@@ -505,11 +502,11 @@ def test_data_are_read_once_for_batches_one_after_another(tmp_path, monkeypatch,
     words = ("--quick", "--rounds", "1", "--seeds", "1", "--only", "fedmaba")
     assert call("readings", *words, "--out", tmp_path)[0] == 0
     assert len(read) == 1
-    digests = {batch.about["data"]["sha256"] for batch in archive.read_all(tmp_path)}
+    digests = {batch.about["data"]["sha256"] for batch in archive.read_folder(tmp_path)}
     assert digests == {load("sample").sha256()}
     other = config.Data(name="cifar10")
-    held = reproduce.Held(config.Data(name="sample"), load("sample"), "")
-    assert (held.suits(held.asked), held.suits(other)) == (True, False)
+    held = reproduce.LoadedData(config.Data(name="sample"), load("sample"), "")
+    assert (held.fits(held.asked), held.fits(other)) == (True, False)
 
 
 def test_what_is_held_for_the_next_batch_is_what_was_read(tmp_path):
@@ -519,7 +516,7 @@ def test_what_is_held_for_the_next_batch_is_what_was_read(tmp_path):
     does = [w.job.settings.get("attack", {}).get("does") for w in works]
     work = works[does.index("labels=flip")]
     batch = reproduce.begin(work, tmp_path, CPU)
-    held = batch.hold()
+    held = batch.loaded_data()
     batch.session.close()
     batch.folder.close()
     assert len(batch.session.batch.pool.x) > len(held.data.x)
@@ -531,8 +528,8 @@ def test_what_is_held_for_the_next_batch_is_what_was_read(tmp_path):
 @pytest.mark.slow
 def test_a_batch_that_is_killed_goes_on_from_its_last_minutes(tmp_path, monkeypatch):
     (work,) = reproduce.plan(tiny(), tmp_path)
-    for seconds, saved in ((reproduce.SECONDS, []), (0, [2])):
-        monkeypatch.setattr(reproduce, "SECONDS", seconds)
+    for seconds, saved in ((reproduce.CHECKPOINT_SECONDS, []), (0, [3])):
+        monkeypatch.setattr(reproduce, "CHECKPOINT_SECONDS", seconds)
         batch = reproduce.begin(work, tmp_path, CPU)
         for snapshot in batch.rounds():
             if snapshot.round == 2:
@@ -617,14 +614,14 @@ def test_parts_run_apart_are_the_whole(tmp_path):
         path.rename(merged / path.name)
     assert len(list(merged.iterdir())) == 3
     assert reproduce.plan(tiny(), merged) == []
-    page = reproduction.document(tiny(), archive.read_all(merged))
+    page = reproduction.document(tiny(), archive.read_folder(merged))
     assert not any("Not run yet" in text for text in page.text)
 
 
 def test_runs_with_different_deployed_models_share_a_batch(tmp_path):
     (work,) = reproduce.plan(tiny("table2-fashion-mnist-partial"), tmp_path)
     play(work, tmp_path)
-    (batch,) = archive.read_all(tmp_path)
+    (batch,) = archive.read_folder(tmp_path)
     for label in ("fedavg", "fedmaba"):
         a, b = (batch.runs[Key(label, 0, deploy)] for deploy in ("ema:0.98", "poly:8"))
         assert np.array_equal(a.accuracy("last"), b.accuracy("last"))
@@ -673,7 +670,9 @@ def test_a_table_does_not_call_equal_differences_distinguishable(tmp_path):
         tables = run.tables | {"last.accuracy": list(more)}
         runs.append(RunHistory("fedmaba", run.seed, run.deploy, size, tables=tables))
     save(tmp_path / "x.npz", job, runs)
-    page = reproduction.document(targets.load("table2-fashion-mnist"), archive.read_all(tmp_path))
+    page = reproduction.document(
+        targets.load("table2-fashion-mnist"), archive.read_folder(tmp_path)
+    )
     (row,) = grid(page, "pairs-last").rows
     shown = ["+0.00 in every seed", *["+2.00 in every seed"] * 3]
     assert [cell.text for cell in row] == ["FedMABA, α=0.5", "2", *shown, "all four"]
@@ -714,7 +713,7 @@ def fill(folder, *names):
         size = np.full(20, 100)
         runs = [made(k.label, k.seed, size, deploy=k.deploy, held=held) for k in keys]
         save(folder / f"{digest}.npz", job, runs, held)
-    return archive.read_all(folder)
+    return archive.read_folder(folder)
 
 
 def grid(page, name):
@@ -725,7 +724,7 @@ def test_some_seeds_of_a_target_with_variants_are_counted_over_all_of_them(tmp_p
     target = targets.load("attacks", targets.Scale(seeds=2))
     job, size = target.jobs[0], np.full(20, 100)
     save(tmp_path / "x.npz", job, [made("fedavg", s, size) for s in (0, 1)])
-    page = reproduction.document(target, archive.read_all(tmp_path))
+    page = reproduction.document(target, archive.read_folder(tmp_path))
     assert "A part of it: 64 of 96 runs." in page.text
     (told,) = (text for text in page.text if text.startswith("Not run yet: "))
     assert told.startswith("Not run yet: nobody is hostile (6 of 8 runs); 10 % report a loss of a ")
@@ -766,7 +765,7 @@ def test_rounds_are_chosen_as_the_captions_say(tmp_path):
     target = targets.load("table2-fashion-mnist-validation")
     (job,) = target.jobs
     batches = fill(tmp_path, "table2-fashion-mnist-validation")
-    history = archive.history_of(batches, job)
+    history = archive.deployed_history(batches, job)
     run = next(r for r in history.runs if r.label == "fedavg" and r.seed == 1)
     last, held = run.accuracy("last"), run.column("last_validation.accuracy")
     want = {
@@ -889,7 +888,7 @@ def test_runs_that_are_missing_are_listed_by_seeds_with_every_name(tmp_path):
     target = targets.load("figure1b-all")
     (job,), size = target.jobs, np.full(20, 100)
     save(tmp_path / "x.npz", job, [made("fedavg", s, size) for s in (0, 2)])
-    page = reproduction.document(target, archive.read_all(tmp_path))
+    page = reproduction.document(target, archive.read_folder(tmp_path))
     (told,) = (text for text in page.text if text.startswith("Not run yet: "))
     others = "FedMABA, α=0.5; FedMABA, α=0.8; FedFV, α=0.1, τ=1"
     assert f"seeds 0, 1, 2 of {others}, and seed 1 of FedAvg" in told
@@ -904,7 +903,7 @@ def test_a_run_that_diverged_is_told_and_left_out(tmp_path):
     runs += [made("afl", s, size, 0, deploy="average", diverged=f"afl, seed {s}") for s in (0, 1)]
     save(tmp_path / "x.npz", job, runs)
     for name in ("figure1a", "table2-fashion-mnist"):
-        page = reproduction.document(targets.load(name), archive.read_all(tmp_path))
+        page = reproduction.document(targets.load(name), archive.read_folder(tmp_path))
         assert any("diverged in round 21" in text for text in page.text)
         assert page.figures["variance"]() is not None
     rows = {row[0].text: row for row in grid(page, "last").rows}
@@ -1112,7 +1111,7 @@ def test_results_are_small_and_tell_no_paths():
     assert {path.suffix for path in files} == {".npz"}
     assert sum(path.stat().st_size for path in files) < 12_000_000
     for path in files:
-        assert not re.search(r"(^|[\s=])[/~]", archive.read(path).about["command"])
+        assert not re.search(r"(^|[\s=])[/~]", archive.read_file(path).about["command"])
 
 
 def test_targets_can_be_left_out_of_all():
@@ -1132,7 +1131,7 @@ def test_attacks_that_were_tried_are_shown_with_every_strategy(tmp_path):
     assert len({job.digest for job in target.jobs}) == len(target.jobs)
     size = np.where(np.arange(20) < 2, 0, 100)
     save(tmp_path / "x.npz", second, [made("fedmaba", s, size) for s in (0, 1)])
-    page = reproduction.document(target, archive.read_all(tmp_path))
+    page = reproduction.document(target, archive.read_folder(tmp_path))
     for grid in page.grids:
         assert grid.head[2:] == [
             "FedAvg",

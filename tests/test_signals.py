@@ -126,7 +126,7 @@ def test_a_signal_during_a_run_saves_after_the_round(number, tmp_path, tiny_npz)
     assert process.returncode == 130
     said, last = err.splitlines()
     assert said == stop.STOPPING
-    done = re.fullmatch(r"stopped after round (\d+); go on with: (.*)", last)
+    done = re.fullmatch(r"stopped after round (\d+); resume with: (.*)", last)
     assert done[2] == "fedmaba resume run --trust"
     assert 3 <= saved(tmp_path / "run") == int(done[1]) < 60
     assert not list((tmp_path / "run").rglob("*.tmp"))
@@ -196,7 +196,7 @@ def test_ctrl_c_in_python_saves_and_the_same_call_goes_on(tmp_path, tiny_npz):
         _, err = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGINT  # as any Python program that Ctrl-C ended
     assert err.startswith(f"fedmaba: {stop.STOPPING}\n")
-    last = r"KeyboardInterrupt: stopped after round (\d+), saved in run: the same call goes on"
+    last = r"KeyboardInterrupt: stopped after round (\d+), saved in run: the same call resumes it"
     done = int(re.fullmatch(last, err.splitlines()[-1])[1])
     assert 3 <= saved(tmp_path / "run") == done < 40
     tables = []

@@ -187,7 +187,7 @@ def session(tiny_npz, metric):
     tree = {"strategies": ["fedavg", "fedmaba"], "seeds": 1, "model": "softmax"}
     tree["data"], tree["train"] = {"name": str(tiny_npz)}, {"rounds": 2, "minibatch": 5}
     tree["eval"] = {"every": 1}
-    return experiment.prepare(config.build(tree), experiment.Own(metric=metric))
+    return experiment.prepare(config.build(tree), experiment.UserObjects(metric=metric))
 
 
 @pytest.mark.parametrize(("metric", "mark"), [(sevens, ""), (None, " %")])

@@ -314,12 +314,12 @@ def test_a_working_folder_that_was_removed_holds_no_modules(here, monkeypatch):
 
 def test_only_names_of_modules_count_as_such():
     tree = {"strategies": ["fedavg", "fedmaba:alpha=0.5", "kit.part.Rule:a=0.5", 7, "typo"]}
-    assert checks.modules(tree) == {"strategy 'kit.part.Rule'": "kit.part"}
-    assert checks.modules({"strategies": "a.B", "model": "c.d:e"}) == {
+    assert checks.user_modules(tree) == {"strategy 'kit.part.Rule'": "kit.part"}
+    assert checks.user_modules({"strategies": "a.B", "model": "c.d:e"}) == {
         "strategy 'a.B'": "a", "model 'c.d:e'": "c.d",
     }  # fmt: skip
     for odd in ({}, {"strategies": None, "model": 3}, {"strategies": {"a": 1}, "model": "mlp"}):
-        assert checks.modules(odd) == {}
+        assert checks.user_modules(odd) == {}
 
 
 # --- what a module and a factory may do wrong --------------------------------------------------

@@ -85,7 +85,7 @@ def page(run: Path) -> None:
 
 def screen(run: Path, share: float = 0.6) -> None:
     """The terminal part of the way through the same experiment."""
-    asked = config.build(config.load(run / "experiment.toml"))
+    asked = config.build(config.read_toml(run / "experiment.toml"))
     session = experiment.prepare(asked)
     pace = terminal.Pace(session)
     for snapshot in session.rounds():

@@ -56,18 +56,18 @@ MODELS: tuple[Model, ...] = ("last", "deployed")
 target_of = cache(targets.load)
 
 
-def load(folder: Path) -> list[archive.Batch]:
-    return archive.read_all(folder) if folder.is_dir() else []
+def load(folder: Path) -> list[archive.ArchiveFile]:
+    return archive.read_folder(folder) if folder.is_dir() else []
 
 
-def renew(text: str, batches: list[archive.Batch]) -> str:
+def renew(text: str, batches: list[archive.ArchiveFile]) -> str:
     """The page with every table and number as the files have it."""
     text = BLOCK.sub(lambda m: m[1] + section(m[2], m[3].split(), batches) + m[4], text)
     text = MADE.sub(lambda m: f"{m[1]}\n{TABLES[m[2]](batches)}\n\n{m[3]}", text)
     return VALUE.sub(lambda m: value(m[2], m[3], m[4], m[5], m[6], batches) + m[1], text)
 
 
-def section(name: str, chosen: list[str], batches: list[archive.Batch]) -> str:
+def section(name: str, chosen: list[str], batches: list[archive.ArchiveFile]) -> str:
     """The tables of a target, or that it has not been run."""
     target = target_of(name)
     try:
@@ -105,7 +105,7 @@ def picture(name: str, kind: str) -> str:
 
 
 def value(
-    name: str, row: str, figure: str, model: str, at: str, batches: list[archive.Batch]
+    name: str, row: str, figure: str, model: str, at: str, batches: list[archive.ArchiveFile]
 ) -> str:
     """One mean over seeds, as a table would show it."""
     ours, _, base = row.partition(" - ")
@@ -119,15 +119,17 @@ def value(
     return document.number(mean, sign=model == "gain").text
 
 
-def rows_of(name: str, row: str, batches: list[archive.Batch]) -> tuple[list[RunHistory], float]:
+def rows_of(
+    name: str, row: str, batches: list[archive.ArchiveFile]
+) -> tuple[list[RunHistory], float]:
     """A row's runs that did not diverge, and the share that its worst clients are."""
     name, _, which = name.partition("#")
-    history = archive.history_of(batches, target_of(name).jobs[int(which or 1) - 1])
+    history = archive.deployed_history(batches, target_of(name).jobs[int(which or 1) - 1])
     return [r for r in history.runs if r.label == row and not r.diverged], history.share
 
 
 def stretch(
-    name: str, row: str, base: str, figure: str, model: str, batches: list[archive.Batch]
+    name: str, row: str, base: str, figure: str, model: str, batches: list[archive.ArchiveFile]
 ) -> tuple[int, int]:
     """Ends of the longest stretch of evaluations at which two rows can be told apart."""
     kind: Model = "last" if model == "last" else "deployed"
@@ -151,7 +153,7 @@ def stretch(
 
 
 def by_seed(
-    name: str, row: str, figure: str, model: str, at: str, batches: list[archive.Batch]
+    name: str, row: str, figure: str, model: str, at: str, batches: list[archive.ArchiveFile]
 ) -> dict[int, float]:
     """A figure of a row's runs that did not diverge."""
     runs, share = rows_of(name, row, batches)
@@ -195,7 +197,7 @@ WIDE = (
 OURS = ("fedmaba", "fedmaba:alpha=0.8")
 
 
-def brief(batches: list[archive.Batch]) -> str:
+def brief(batches: list[archive.ArchiveFile]) -> str:
     """FedMABA's variance minus FedAvg's, in every table: a line for each setting."""
     head = ["data, split, clients in a round", "seeds", "FedAvg, last / deployed"]
     head += [f"{name_of(row)}, {model}" for row in OURS for model in MODELS]
@@ -221,7 +223,7 @@ def brief(batches: list[archive.Batch]) -> str:
     )
 
 
-def summary(batches: list[archive.Batch]) -> str:
+def summary(batches: list[archive.ArchiveFile]) -> str:
     """FedMABA against FedAvg, in every table."""
     head = ["data, split, clients in a round", "seeds", "row", "FedAvg's variance, last / deployed"]
     head += ["variance, last round", "variance, last five", "variance, deployed"]
@@ -251,7 +253,7 @@ def summary(batches: list[archive.Batch]) -> str:
     )
 
 
-def which(batches: list[archive.Batch]) -> str:
+def which(batches: list[archive.ArchiveFile]) -> str:
     """The rows among which one chooses: levels of the deployed model, differences to FedAvg."""
     name, figures = "table2-fashion-mnist", ("variance", "accuracy", "worst", "best")
     head = ["row", "seeds", "variance %²", "accuracy %", "worst 5 %", "best 5 %"]
@@ -272,7 +274,7 @@ def span_cell(span: paired.Interval) -> Cell:
     return Cell(span.text(), rank=0 if span.distinguishable else 2)
 
 
-def times(batches: list[archive.Batch]) -> str:
+def times(batches: list[archive.ArchiveFile]) -> str:
     """How long each target took, without the runs it shares with others."""
     head = ["command", "runs of its own", "client updates", "wall time, s", "client updates/s"]
     body = []
@@ -294,14 +296,14 @@ def times(batches: list[archive.Batch]) -> str:
     return document.markdown_table(Grid("times", "Wall time on one H200", head, body))
 
 
-def missing(batches: list[archive.Batch]) -> str:
+def missing(batches: list[archive.ArchiveFile]) -> str:
     """What has not been run, with the command."""
     lines, seen = [], set()
     for name in sorted(targets.names(), key=lambda n: -len(target_of(n).every_job())):
         if name in ("all", "claims"):
             continue
         works = [
-            reproduce.Work(name, job, tuple(keys))
+            reproduce.PendingBatch(name, job, tuple(keys))
             for job in target_of(name).every_job()
             if (
                 keys := [k for k in archive.collect(batches, job)[2] if (job.digest, k) not in seen]
@@ -315,7 +317,7 @@ def missing(batches: list[archive.Batch]) -> str:
     return "\n".join(line for _, line in sorted(lines)) or "Nothing."
 
 
-def precision(batches: list[archive.Batch]) -> str:
+def precision(batches: list[archive.ArchiveFile]) -> str:
     """Rows in bf16 beside the same ones in tf32."""
     again = load(BF16)
     head = ["row", "model", "variance %²", "bf16 - tf32", "accuracy %", "bf16 - tf32"]
@@ -343,7 +345,7 @@ def precision(batches: list[archive.Batch]) -> str:
     )
 
 
-def again(batches: list[archive.Batch]) -> str:
+def again(batches: list[archive.ArchiveFile]) -> str:
     """Runs beside the same ones of another day: how far rounding alone moves a table."""
     later = load(AGAIN)
     head = ["target", "entries", "within one sd", "median, sd", "row", "variance, last round"]
@@ -371,7 +373,7 @@ def again(batches: list[archive.Batch]) -> str:
 
 
 def _moved(
-    name: str, batches: list[archive.Batch], later: list[archive.Batch]
+    name: str, batches: list[archive.ArchiveFile], later: list[archive.ArchiveFile]
 ) -> list[tuple[float, bool]]:
     """How far entries moved, in their standard deviations over seeds, and whether seeds agree.
 
@@ -381,7 +383,7 @@ def _moved(
     (job, *_), last = target_of(name).jobs, selection.CHOICES["last"]
     for model in MODELS:
         sides = [
-            selection.values(archive.history_of(some, job), model, last)
+            selection.values(archive.deployed_history(some, job), model, last)
             for some in (batches, later)
         ]
         for label in job.strategies:
@@ -394,7 +396,7 @@ def _moved(
     return out
 
 
-def rounding(batches: list[archive.Batch]) -> str:
+def rounding(batches: list[archive.ArchiveFile]) -> str:
     """How far tables move in bf16, beside how far they move in tf32 on another day."""
     head = ["target", "", "entries", "within one sd", "median, sd", "intervals without 0"]
     sides, body = {"tf32 again": load(AGAIN), "bf16": load(BF16)}, []
@@ -409,7 +411,7 @@ def rounding(batches: list[archive.Batch]) -> str:
     return document.markdown_table(Grid("rounding", title, head, body))
 
 
-TABLES: dict[str, Callable[[list[archive.Batch]], str]] = {
+TABLES: dict[str, Callable[[list[archive.ArchiveFile]], str]] = {
     "brief": brief,
     "summary": summary,
     "times": times,
@@ -421,7 +423,7 @@ TABLES: dict[str, Callable[[list[archive.Batch]], str]] = {
 }
 
 
-def draw(batches: list[archive.Batch]) -> None:
+def draw(batches: list[archive.ArchiveFile]) -> None:
     """The figures the page shows."""
     for name in targets.names():
         target = target_of(name)

@@ -1,4 +1,4 @@
-"""The command line: turns words into calls and results into what a terminal shows. No logic.
+"""The command line: it turns words into calls and shows their results. No logic of its own.
 
 Heavy modules are imported inside the commands, so that --help answers at once.
 """
@@ -45,8 +45,8 @@ else:  # typer before 0.19 knows choices by enums only
 app = typer.Typer(
     name="fedmaba",
     help="Fair federated learning: compare, reproduce and look at every algorithm.",
-    epilog="Exit codes: 0 done, 1 an exception in code of your own, 2 found before any work, "
-    "65 a run diverged, 69 another process of the job ended, 70 a process of the Flower demo "
+    epilog="Exit codes: 0 done, 1 an exception in your own code, 2 a mistake found before any "
+    "work, 65 a run diverged, 69 another process of the job ended, 70 a process of the Flower demo "
     "failed, 71 too little memory, 74 the run folder or the output could not be written, "
     "75 another process works on the folder, 130 stopped after the round and saved, by Ctrl-C, "
     "SIGTERM or SIGHUP; or ended at once by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP.",
@@ -76,18 +76,20 @@ def _share(text: str) -> float:
 Share = Annotated[
     Optional[float],  # noqa: UP045
     typer.Option(
-        help="of clients in 'worst' and 'best', as 5% [as run]", parser=_share, metavar="SHARE"
+        help="share of clients that 'worst' and 'best' are the mean of, as 5% [as run]",
+        parser=_share,
+        metavar="SHARE",
     ),
 ]
 
 
 def _reached(given: Path | list[Path]) -> Path | list[Path]:
-    """Refuse a path that no file system could hold or let us see."""
+    """Refuse a path that is too long or may not be looked at."""
     for path in given if isinstance(given, list) else [given]:
         try:
             path.lstat()
         except (FileNotFoundError, NotADirectoryError):
-            continue  # said by whoever reads it
+            continue  # whoever reads it says so
         except OSError as error:
             raise InputError(f"{path}: {error.strerror}: name a run folder") from error
     return given
@@ -145,21 +147,21 @@ def _help(key: config.Key) -> str:
 def _experiment(
     tree: dict[str, Any], options: dict[config.Key, str], overrides: list[str] | None, source: str
 ) -> config.Experiment:
-    from fedmaba import user_code as own
+    from fedmaba import user_code
     from fedmaba.experiment import checks
 
     for key, value in options.items():
-        config.put(tree, key.name, value)
+        config.set_key(tree, key.name, value)
     for item in overrides or []:
         name, equals, value = item.partition("=")
         if not equals:
             raise InputError(f"--set {item!r}: write KEY=VALUE, as train.lr=0.05")
-        config.put(tree, name.strip(), value.strip())
-    if named := checks.modules(tree):
-        own.allow_working_folder()
+        config.set_key(tree, name.strip(), value.strip())
+    if named := checks.user_modules(tree):
+        user_code.allow_working_folder()
     asked = checks.build(tree, source)
-    if named and source and not _silent():  # of a file the user may not know what is in it
-        _tell(f"{source} imports {own.say_sources(named)}")
+    if named and source and not _silent():  # the user may not know what a file imports
+        _tell(f"{source} imports {user_code.say_sources(named)}")
     return asked
 
 
@@ -192,7 +194,7 @@ def run(
     **given: Any,
 ) -> None:
     """Run the experiment of a file; options override its keys."""
-    asked = _experiment(config.load(file), given["options"], overrides, str(file))
+    asked = _experiment(config.read_toml(file), given["options"], overrides, str(file))
     _run(asked, quiet, tensorboard)
 
 
@@ -205,7 +207,7 @@ def resume(
     quiet: Quiet = False,
     tensorboard: Events = False,
 ) -> None:
-    """Go on with a run that was interrupted."""
+    """Resume a run that was interrupted."""
     from fedmaba.experiment import session as experiment
 
     _drive(experiment.resume(folder, trust), folder, quiet, tensorboard)
@@ -246,7 +248,7 @@ def _tell_unfinished(folder: Path) -> None:
     if not (folder / "runs.json").exists():
         runs = run_folder.load_history(folder).runs
         done = max((len(run.tables.get("round", ())) for run in runs), default=0)
-        how = "it is running" if run_folder.held(folder) else run_folder.to_go_on(folder)
+        how = "it is running" if run_folder.in_use(folder) else run_folder.resume_hint(folder)
         _tell(f"unfinished, saved up to round {done}: {how}")
 
 
@@ -255,15 +257,14 @@ def reproduce(
     target: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(
-            metavar="[TARGET]", help="a table or figure; without one, lists them and what is held"
+            metavar="[TARGET]",
+            help="a table or figure; without one, lists all and how many of their runs are done",
         ),
     ] = None,
     rounds: Annotated[Optional[int], typer.Option(help="instead of the paper's", min=1)] = None,  # noqa: UP045
     seeds: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(
-            help="how many for every row, or which of its own: 3-9, or 0,2, or only 2 as 2,"
-        ),
+        typer.Option(help=f"of every row: {config.SEEDS_HELP}"),
     ] = None,
     only: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -282,7 +283,7 @@ def reproduce(
         typer.Option("--from", help="run nothing: draw from the histories in this folder"),
     ] = None,
     out: Annotated[Path, typer.Option(help="folder for histories, tables and figures")] = (
-        config.KEPT
+        config.REPRODUCE_FOLDER
     ),
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")] = "auto",
     dtype: Annotated[Dtype, typer.Option(help=config.PRECISION)] = "float32",
@@ -302,11 +303,11 @@ def reproduce(
     words = tuple(word for text in only or [] for word in targets.words(text))
     if only and not words:
         raise InputError(f"--only {','.join(only)!r}: it names no row: name one, or leave it out")
-    some = None if seeds is None else config.seeds(seeds)
+    some = None if seeds is None else config.parse_seeds(seeds)
     left_out = tuple(name.strip() for text in without or [] for name in text.split(","))
     asked = targets.load(target, targets.Scale(rounds, some, words, quick, left_out))
     if source is None:
-        _reproduce(asked, out, batch, config.machine(device, str(dtype)), quiet)
+        _reproduce(asked, out, batch, config.parse_machine(device, str(dtype)), quiet)
     display.reproduced(asked, source or out, out / "quick" if quick else out)
 
 
@@ -325,7 +326,7 @@ def _tell(text: str) -> None:
 
 
 def _hush(text: str) -> None:
-    """What another rank says."""
+    """Say nothing: rank 0 speaks for all."""
 
 
 def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, quiet: bool) -> None:
@@ -333,20 +334,20 @@ def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, q
     from fedmaba.reproduction import display
     from fedmaba.reproduction import run as reproduce
 
-    left, held = reproduce.plan(target, out, reproduce.parse_part(batch)), None
+    left, loaded = reproduce.plan(target, out, reproduce.parse_part(batch)), None
     with stop.after_the_round(_tell) as asked, display.batches(left, quiet) as show:
         for work in left:
-            going = reproduce.begin(work, out, machine, held)
+            going = reproduce.begin(work, out, machine, loaded, sys.argv)
             show.begin(going)
             for snapshot in going.rounds(asked):
                 show.round(snapshot.round + 1)
             if going.stopped:
                 done = going.session.batch.progress.round
-                typer.echo(f"stopped after round {done}; the same command goes on", err=True)
+                typer.echo(f"stopped after round {done}; the same command resumes it", err=True)
                 raise typer.Exit(130)
-            show.end(going.finish(out, sys.argv))
-            held = going.hold()
-            del going  # and the device's memory with it
+            show.end(going.target)
+            loaded = going.loaded_data()
+            del going  # which frees the device's memory
 
 
 @app.command()
@@ -420,7 +421,7 @@ def list_(
     from fedmaba.reproduction import display
 
     if what == "targets":
-        display.targets(config.KEPT)
+        display.targets(config.REPRODUCE_FOLDER)
     else:
         terminal.listing(what)
 
@@ -549,7 +550,7 @@ def _run(asked: config.Experiment, quiet: bool, tensorboard: bool) -> None:
     if asked.save.out:
         out = Path(asked.save.out)
     else:  # one folder for all ranks
-        claimed = "" if ranks.rank else str(run_folder.claim(Path("runs"), stem))
+        claimed = "" if ranks.rank else str(run_folder.create_numbered_folder(Path("runs"), stem))
         out = Path(ranks.tell(claimed.encode()).decode())
     experiment.begin(session, out, sys.argv)
     _drive(session, out, quiet, tensorboard)
@@ -575,7 +576,7 @@ def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
         return
     if session.stopped:
         done = session.batch.progress.round
-        _tell(f"stopped after round {done}; go on with: {run_folder.to_go_on(out)}")
+        _tell(f"stopped after round {done}; resume with: {run_folder.resume_hint(out)}")
         raise typer.Exit(130)
     terminal.result(session, out)
     if any(session.batch.progress.diverged):
@@ -583,7 +584,7 @@ def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
 
 
 def _silent() -> bool:
-    """Whether rank 0 of the job says it."""
+    """Whether this process stays silent, because rank 0 of the job speaks."""
     return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
 
 
@@ -597,9 +598,9 @@ def _speaker() -> str | None:
 
 
 def _filled(words: Sequence[str]) -> None:
-    """Refuse an empty word, which is a shell variable that was never set.
+    """Refuse an empty word: most often a shell variable that was never set.
 
-    Not for an experiment, of which all that is wrong is said at once.
+    `compare` and `run` check their words themselves, to name all mistakes at once.
     """
     if words[:1] in (["compare"], ["run"]):
         return
@@ -618,16 +619,18 @@ def main() -> None:
 
 
 def _answer() -> int | None:
-    """Do what the words say; the exit code."""
-    # NumPy comes with a BLAS whose threads spin on every core after each product of 100 x 100,
-    # the size that strategies have; what gains by threads is torch's, which has its own.
+    """Run the command that was typed and return its exit code."""
+    # The threads of NumPy's BLAS keep every core busy after each 100 x 100 product, the size that
+    # strategies use. What gains from threads is torch's work, and torch has threads of its own.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     warnings.formatwarning = lambda message, *_, **__: (
         f"{one_line(f'fedmaba: warning: {message}')}\n"
     )
     if _silent():
         warnings.simplefilter("ignore")
-    usage: Any = typer.BadParameter.__mro__[2]  # click's base of errors, wherever typer keeps it
+    usage: Any = typer.BadParameter.__mro__[
+        2
+    ]  # the base class of click's errors, which typer hides
     try:
         _filled(sys.argv[1:])
         code: int | None = app(standalone_mode=False)
@@ -650,7 +653,7 @@ def _answer() -> int | None:
             text = f"No such option: --{asked}: {rule}"
         if re.fullmatch(r"No such command '.*'\.", text):  # and none is near
             text = text[:-1] + ": see fedmaba --help"
-        whole = text.lstrip().startswith("Usage:")  # help, where a command lacks its words
+        whole = text.lstrip().startswith("Usage:")  # the help of a command without arguments
         typer.echo(text if whole else one_line(shortened(f"fedmaba: {text}")), err=True)
         return 2
     except (typer.Abort, KeyboardInterrupt):
@@ -659,7 +662,7 @@ def _answer() -> int | None:
         if error.name != "torch":
             raise
         typer.echo(
-            "fedmaba: simulating wants PyTorch: in a clone of fedmaba, pip install '.[sim]'",
+            "fedmaba: simulating needs PyTorch: in a clone of fedmaba, pip install '.[sim]'",
             err=True,
         )
         return 2

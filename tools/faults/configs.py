@@ -159,7 +159,7 @@ def _file(tree: dict[str, object], specs: list[str]) -> list[str] | None:
     """The configuration as a file."""
     nested: dict[str, object] = {}
     for name, value in tree.items():
-        config.put(nested, name, value)
+        config.set_key(nested, name, value)
     text = f"strategies = {config._toml(specs)}\n"
     text += "".join(
         f"{k} = {config._toml(v)}\n" for k, v in nested.items() if not isinstance(v, dict)

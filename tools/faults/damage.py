@@ -37,7 +37,7 @@ def play(root: Path, out: str, rounds: int, stop: int | None = None) -> None:
         "eval.every": 2, "machine.device": "cpu", "machine.threads": 1, "save.every": 2,
         "save.out": out,
     }.items():  # fmt: skip
-        config.put(tree, name, value)
+        config.set_key(tree, name, value)
     session = experiment.prepare(config.build(tree))
     experiment.begin(session, Path(out))
     at = session.batch.progress

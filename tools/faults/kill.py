@@ -235,7 +235,7 @@ def signals(count: int, seed: int, say: Say) -> Tally:
             code = process.send(pid, number, rng.uniform(0.0, case.seconds))
             code = process.wait(pid) if code is None else code
             text, why = said(here), ""
-            if code == 130 and "go on with: fedmaba resume" in text:
+            if code == 130 and "resume with: fedmaba resume" in text:
                 stopped += 1
                 round_ = re.search(r"stopped after round (\d+);", text)
                 saved = sorted((here / "run" / "checkpoint").glob("*.ckpt"))

@@ -68,7 +68,7 @@ def _own(name: str) -> str:
         html.write([Path("run")], Path("page.html"), 0.05)
         export.to_csv(Path("run"), Path("csv"))
     except fedmaba.errors.FedmabaError as error:
-        odd = config.ODD.search(name) is not None and "\n" not in str(error)
+        odd = config.FORBIDDEN.search(name) is not None and "\n" not in str(error)
         return "" if odd else f"refused: {error}"
     except Exception as error:
         return repr(error)

@@ -52,7 +52,7 @@ def campaign(count: int, seed: int, say: Say) -> Tally:
             "train.participants": 4, "train.minibatch": 5, "eval.every": 10,
             "machine.device": "cpu", "machine.threads": 2, "save.every": 50, "train.lr": 0.01,
         }.items():  # fmt: skip
-            config.put(tree, name, value)
+            config.set_key(tree, name, value)
         session = experiment.prepare(config.build(tree))
         experiment.begin(session, root / "run")
         seen = []

@@ -159,7 +159,7 @@ def _runs(key: str) -> Callable[[str, Path], None]:
     """A word of runs.json, in every run of the first label; its tables follow their label."""
 
     def put(text: str, folder: Path) -> None:
-        from fedmaba.results.run_folder import run_id
+        from fedmaba.results.run_folder import run_file_stem
 
         file = folder / "run" / "runs.json"
         told = json.loads(file.read_text())
@@ -167,9 +167,13 @@ def _runs(key: str) -> Callable[[str, Path], None]:
         for i, run in enumerate(told["runs"]):
             if run["label"] != first:
                 continue
-            before = folder / "run" / "clients" / f"{run_id(i, run['label'], run['seed'])}.npz"
+            before = (
+                folder / "run" / "clients" / f"{run_file_stem(i, run['label'], run['seed'])}.npz"
+            )
             run[key] = text
-            after = folder / "run" / "clients" / f"{run_id(i, run['label'], run['seed'])}.npz"
+            after = (
+                folder / "run" / "clients" / f"{run_file_stem(i, run['label'], run['seed'])}.npz"
+            )
             before.rename(after)
         file.write_text(json.dumps(told))
 

@@ -1,7 +1,7 @@
-"""All that is wrong with an experiment, in one line, before any data are read. Rarely needs torch.
+"""Find every mistake in an experiment, in one line, before any data are read. Rarely needs torch.
 
-`config` knows each key by itself; here the words inside a key are read (strategies, partition,
-deployed model, data set) and keys are held against each other.
+`config` checks each key by itself. Here the words inside a key are read (strategies, partition,
+deployed model, data set), and keys are compared with each other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedmaba.strategies import deployed
 
 
 def build(tree: Mapping[str, Any], source: str = "") -> config.Experiment:
-    """A checked experiment; every error of its keys and their words in one line."""
+    """Check keys and the words in them and return the experiment; all errors are one line."""
     found = []
     try:
         asked = config.build(tree)
@@ -31,7 +31,7 @@ def build(tree: Mapping[str, Any], source: str = "") -> config.Experiment:
     return asked
 
 
-def modules(tree: Mapping[str, Any]) -> dict[str, str]:
+def user_modules(tree: Mapping[str, Any]) -> dict[str, str]:
     """The module of each strategy and model of an experiment that is not fedmaba's own."""
     found = {}
     for spec in _specs(tree):
@@ -45,14 +45,14 @@ def modules(tree: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _specs(tree: Mapping[str, Any]) -> list[str]:
-    """The strategies as they were named, as far as they are words at all."""
+    """The strategies that were named; anything that is no text is left to `config`."""
     specs = tree.get("strategies")
     specs = [specs] if isinstance(specs, str) else specs if isinstance(specs, list) else []
     return [spec for spec in specs if isinstance(spec, str)]
 
 
 def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with the words, as far as they are words at all."""
+    """Yield what is wrong with the words inside keys; what is no text is left to `config`."""
     labels: list[str] = []
     for spec in _specs(tree):
         try:
@@ -92,7 +92,7 @@ def _model(name: str) -> None:
 
 
 def _at(tree: Mapping[str, Any], name: str) -> object:
-    """The value of a key as it was given; None where there is none."""
+    """The value that was given for a key, or None."""
     value: object = tree
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -100,7 +100,7 @@ def _at(tree: Mapping[str, Any], name: str) -> object:
 
 
 def _whole(value: object) -> int | None:
-    """A number that came as such or as text."""
+    """A whole number that was given as a number or as text; else None."""
     try:
         return int(value) if isinstance(value, int | str) else None
     except ValueError:

@@ -1,7 +1,7 @@
 """What an experiment is, as data: one model for the command line, TOML files and Python.
 
-A key of a TOML file is an option of the command line and the other way round; both say the same
-here once. Imports nothing heavy: `fedmaba --help` reads this.
+Every key of a TOML file is an option of the command line, and the other way round; each is declared
+once, here. Imports nothing heavy, because `fedmaba --help` reads this.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from fedmaba.errors import InputError, unknown
 from fedmaba.results import files
 
 Count = int | None
-MOST = 10**9  # of anything that is counted
-SEEDS = 10_000  # at most
-KEPT = Path("runs/reproduce")  # where `fedmaba reproduce` keeps its results, unless told
-PRECISION = "float32, tf32, bf16 or float64: tf32 and bf16 are faster on a GPU, and rougher"
-ODD = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # never part of a name
+MAX_COUNT = 10**9  # of rounds, clients, steps and the like
+MAX_SEEDS = 10_000
+REPRODUCE_FOLDER = Path("runs/reproduce")  # where `fedmaba reproduce` keeps its results
+SEEDS_HELP = "a count (3), a range (3-9), a list (0,2); one single seed needs a trailing comma (2,)"
+PRECISION = "float32, tf32, bf16 or float64: tf32 and bf16 are faster on a GPU, but less precise"
+FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # never part of a name
 
 
 def option(default: Any, flag: str, text: str, **limits: Any) -> Any:
@@ -45,7 +46,7 @@ class Section(BaseModel):
     @classmethod
     def _no_bool(cls, value: object) -> object:
         for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, bool):  # which would pass for 0 or 1
+            if isinstance(one, bool):  # which Python would take for 0 or 1
                 raise ValueError("no key is true or false: give a number or text")
         return value
 
@@ -53,25 +54,25 @@ class Section(BaseModel):
     @classmethod
     def _plain(cls, value: object) -> object:
         for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and ODD.search(text):
+            if isinstance(text, str) and FORBIDDEN.search(text):
                 raise ValueError("it has control characters or broken text: leave them out")
         return value
 
 
 def named(value: str | None) -> str | None:
-    """Refuse a folder without a name, which is a shell variable that was never set."""
+    """Refuse a folder without a name: most often a shell variable that was never set."""
     if value is not None and not value.strip():
         raise ValueError("it is empty: name a folder, or leave it out")
     return value
 
 
 def text(value: object) -> object:
-    """A share may be given as a number."""
+    """A share as text, also where it was given as a number."""
     return str(value) if isinstance(value, int | float) else value
 
 
 def fraction(value: object) -> object:
-    """5% as 0.05; anything else as it is."""
+    """Read `5%` as 0.05 and leave anything else as it is."""
     if isinstance(value, str) and value.endswith("%"):
         with suppress(ValueError):
             return float(value[:-1]) / 100
@@ -84,26 +85,36 @@ class Data(Section):
     partition: str | None = option(
         None, "--partition", "how it is split over clients [shards:2, or the file's own]"
     )
-    clients: Count = option(None, "--clients", "how many clients [100; sample: 20]", ge=1, le=MOST)
+    clients: Count = option(
+        None, "--clients", "how many clients [100; sample: 20]", ge=1, le=MAX_COUNT
+    )
     test: Literal["official", "local"] | None = option(
         None, "--test", "official test set, or local: a fifth of each client's data"
     )
-    validation: str = option("0%", "--validation", "share of each client's training data to hold")
+    validation: str = option(
+        "0%", "--validation", "share of each client's training data to keep for validation"
+    )
 
     _named = field_validator("dir")(named)
     _text = field_validator("validation", mode="before")(text)
 
 
 class Train(Section):
-    rounds: int = option(100, "--rounds", "communication rounds", ge=1, le=MOST)
+    rounds: int = option(100, "--rounds", "communication rounds", ge=1, le=MAX_COUNT)
     participants: int | Literal["all"] = option("all", "--participants", "clients per round")
-    epochs: int = option(1, "--epochs", "local passes over a client's data", ge=1, le=MOST)
-    steps: Count = option(None, "--steps", "local steps instead of whole epochs", ge=1, le=MOST)
-    minibatch: int = option(50, "--minibatch", "examples per local step", ge=1, le=MOST)
+    epochs: int = option(1, "--epochs", "local passes over a client's data", ge=1, le=MAX_COUNT)
+    steps: Count = option(
+        None, "--steps", "local steps instead of whole epochs", ge=1, le=MAX_COUNT
+    )
+    minibatch: int = option(50, "--minibatch", "examples per local step", ge=1, le=MAX_COUNT)
     lr: float = option(0.1, "--lr", "local step size", gt=0, allow_inf_nan=False)
-    lr_decay: float = option(0.999, "--lr-decay", "its factor per round", gt=0, le=1)
-    momentum: float = option(0.0, "--momentum", "of local SGD", ge=0, lt=1)
-    weight_decay: float = option(0.0, "--weight-decay", "of local SGD", ge=0, allow_inf_nan=False)
+    lr_decay: float = option(
+        0.999, "--lr-decay", "factor on the step size after every round", gt=0, le=1
+    )
+    momentum: float = option(0.0, "--momentum", "momentum of local SGD", ge=0, lt=1)
+    weight_decay: float = option(
+        0.0, "--weight-decay", "weight decay of local SGD", ge=0, allow_inf_nan=False
+    )
 
     @field_validator("steps")
     @classmethod
@@ -117,7 +128,7 @@ class Train(Section):
     def _positive(cls, value: object, read: Callable[[object], int | str]) -> int | str:
         with suppress(ValueError):
             found = read(value)
-            if found == "all" or 1 <= int(found) <= MOST:
+            if found == "all" or 1 <= int(found) <= MAX_COUNT:
                 return found
         raise ValueError("say 'all' or a number of at least 1")
 
@@ -126,11 +137,13 @@ class Attack(Section):
     does: str | None = option(
         None, "--attack", "what hostile clients do: loss=1e6, loss=x3, labels=flip, update=-1, ..."
     )
-    share: str = option("10%", "--hostile", "share of clients that do it; figures are of the rest")
+    share: str = option(
+        "10%", "--hostile", "share of clients that are hostile; results are of the others"
+    )
 
     _text = field_validator("share", mode="before")(text)
 
-    @field_validator("share")  # called where it is given, also as what it is by default
+    @field_validator("share")  # called whenever it is given, also with its default value
     @classmethod
     def _some_attack(cls, value: str, others: ValidationInfo) -> str:
         if others.data.get("does", "") is None:
@@ -140,7 +153,7 @@ class Attack(Section):
 
 class Server(Section):
     lr: float = option(1.0, "--server-lr", "factor on the server's step", gt=0, allow_inf_nan=False)
-    momentum: float = option(0.0, "--server-momentum", "of the server's step", ge=0, lt=1)
+    momentum: float = option(0.0, "--server-momentum", "momentum of the server's step", ge=0, lt=1)
     deploy: str | None = option(
         None,
         "--deploy",
@@ -150,9 +163,15 @@ class Server(Section):
 
 class Eval(Section):
     every: int = option(
-        10, "--eval-every", "rounds between evaluations of all clients", ge=1, le=MOST
+        10, "--eval-every", "rounds between evaluations of all clients", ge=1, le=MAX_COUNT
     )
-    share: float = option(0.05, "--share", "of clients in 'worst' and 'best', as 5%", gt=0, le=1)
+    share: float = option(
+        0.05,
+        "--share",
+        "share of clients that 'worst' and 'best' are the mean of, as 5%",
+        gt=0,
+        le=1,
+    )
 
     _fraction = field_validator("share", mode="before")(fraction)
 
@@ -161,7 +180,9 @@ class Machine(Section):
     device: str = option("auto", "--device", "auto, cpu, cuda or cuda:N")
     dtype: Literal["float32", "tf32", "bf16", "float64"] = option("float32", "--dtype", PRECISION)
     threads: Count = option(None, "--threads", "CPU cores to use [all]", ge=1, le=1024)
-    chunk: Count = option(None, "--chunk", "clients trained at once [what fits]", ge=1, le=MOST)
+    chunk: Count = option(
+        None, "--chunk", "clients trained at once [what fits]", ge=1, le=MAX_COUNT
+    )
 
     @field_validator("device")
     @classmethod
@@ -174,7 +195,9 @@ class Machine(Section):
 class Save(Section):
     out: str | None = option(None, "--out", "run folder to write [runs/NAME]")
     seconds: float = option(60.0, "--checkpoint-seconds", "seconds between checkpoints", gt=0)
-    every: Count = option(None, "--checkpoint-every", "also after so many rounds", ge=1, le=MOST)
+    every: Count = option(
+        None, "--checkpoint-every", "also save after every so many rounds", ge=1, le=MAX_COUNT
+    )
 
     _named = field_validator("out")(named)
 
@@ -183,9 +206,7 @@ class Experiment(Section):
     """Everything that decides the numbers, and where they go."""
 
     strategies: list[str] = Field(min_length=1, description="name:key=value,... each")
-    seeds: int | list[int] = option(
-        3, "--seeds", "how many, or which: 3-9, or 0,2, or only 2 as 2,"
-    )
+    seeds: int | list[int] = option(3, "--seeds", SEEDS_HELP)
     model: str = option("mlp", "--model", "mlp, cnn, softmax or package.module:factory")
     data: Data = Data()
     train: Train = Train()
@@ -198,7 +219,7 @@ class Experiment(Section):
     @model_validator(mode="before")
     @classmethod
     def _older(cls, tree: Any) -> Any:
-        """Whole files of before name the share of hostile clients where there are none, too."""
+        """Accept files of earlier versions, which named a share even without an attack."""
         if tree.get("attack") == {"share": "10%"} and cls.model_fields.keys() <= tree.keys():
             return {key: value for key, value in tree.items() if key != "attack"}
         return tree
@@ -211,16 +232,17 @@ class Experiment(Section):
     @field_validator("seeds", mode="before")
     @classmethod
     def _seeds(cls, value: object) -> object:
-        return _which(value) if isinstance(value, str) else value
+        return _parse_seed_list(value) if isinstance(value, str) else value
 
     @field_validator("seeds")
     @classmethod
     def _some(cls, value: int | list[int]) -> int | list[int]:
         listed = value if isinstance(value, list) else range(value)
-        few = 0 < (len(value) if isinstance(value, list) else value) <= SEEDS
+        few = 0 < (len(value) if isinstance(value, list) else value) <= MAX_SEEDS
         if not few or not 0 <= min(listed) <= max(listed) < 2**63 or len(set(listed)) < len(listed):
             raise ValueError(
-                f"give at least one seed and at most {SEEDS}, each from 0 to 2**63 - 1, none twice"
+                f"give at least one seed and at most {MAX_SEEDS}, each from 0 to 2**63 - 1, "
+                "none twice"
             )
         return value
 
@@ -228,18 +250,18 @@ class Experiment(Section):
         return self.seeds if isinstance(self.seeds, list) else list(range(self.seeds))
 
 
-def _which(text: str) -> int | list[int]:
-    """`3` says how many; `0,2`, `3-9` and `2,` say which."""
+def _parse_seed_list(text: str) -> int | list[int]:
+    """Read `3` as a count, and `0,2`, `3-9` or `2,` as the seeds themselves."""
     found: list[int] = []
     for part in text.strip().removesuffix(",").split(","):
         ends = re.fullmatch(r"([0-9]{1,99})(-([0-9]{1,99}))?", part.strip())
         if not ends:
-            raise ValueError("say how many, as 3, or which: 3-9, or 0,2, or only 2 as 2,")
+            raise ValueError(f"write {SEEDS_HELP}")
         first, last = int(ends[1]), int(ends[3] or ends[1])
         if last < first:
             raise ValueError(f"{part.strip()} is no range: write {last}-{first}")
-        if len(found) + last - first >= SEEDS:
-            raise ValueError(f"these are too many: name at most {SEEDS}")
+        if len(found) + last - first >= MAX_SEEDS:
+            raise ValueError(f"these are too many: name at most {MAX_SEEDS}")
         found += range(first, last + 1)
     return found if re.search("[,-]", text) else found[0]
 
@@ -273,7 +295,7 @@ def options(section: type[BaseModel] = Experiment, path: tuple[str, ...] = ()) -
 
 
 def build(tree: Mapping[str, Any], source: str = "") -> Experiment:
-    """A checked experiment; every error of the configuration in one line."""
+    """Check a tree of keys and return its experiment; all errors are one line."""
     try:
         return Experiment.model_validate(dict(tree))
     except ValidationError as error:
@@ -281,17 +303,17 @@ def build(tree: Mapping[str, Any], source: str = "") -> Experiment:
         raise InputError(f"{source}: {found}" if source else found) from None
 
 
-def machine(device: str, dtype: str) -> Machine:
-    """Where and how precisely to compute."""
+def parse_machine(device: str, dtype: str) -> Machine:
+    """Read where and how precisely to compute."""
     return build({"strategies": ["fedavg"], "machine": {"device": device, "dtype": dtype}}).machine
 
 
-def seeds(text: str) -> int | list[int]:
-    """How many seeds, or which."""
+def parse_seeds(text: str) -> int | list[int]:
+    """Read a count of seeds, or the seeds themselves."""
     return build({"strategies": ["fedavg"], "seeds": text}).seeds
 
 
-def put(tree: dict[str, Any], name: str, value: object) -> None:
+def set_key(tree: dict[str, Any], name: str, value: object) -> None:
     """Set `section.key` in a tree."""
     *sections, last = name.split(".")
     for section in sections:
@@ -301,18 +323,18 @@ def put(tree: dict[str, Any], name: str, value: object) -> None:
     tree[last] = value
 
 
-def load(path: Path, links: bool = True) -> dict[str, Any]:
+def read_toml(path: Path, links: bool = True) -> dict[str, Any]:
     """The tree of a TOML file; one that lies in a run folder is not read through a link."""
     try:
-        return files.parse_toml(files.read(path, files.TOML_BYTES, links))
+        return files.parse_toml(files.read(path, files.MAX_TOML_BYTES, links))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}: name an experiment file (TOML)") from error
     except ValueError as error:
         raise InputError(f"{path} is not TOML: {error}") from error
 
 
-def what(experiment: Experiment) -> dict[str, Any]:
-    """The experiment without what cannot change its numbers."""
+def result_settings(experiment: Experiment) -> dict[str, Any]:
+    """The settings of an experiment that can change its results."""
     tree = experiment.model_dump()
     del tree["save"]
     tree["data"].pop("dir")
@@ -320,26 +342,26 @@ def what(experiment: Experiment) -> dict[str, Any]:
     return tree
 
 
-def edits(
+def changed_keys(
     there: Mapping[str, Any], here: Mapping[str, Any], head: str = ""
 ) -> dict[str, tuple[object, object]]:
-    """The keys in which two trees differ, as they are there and here.
+    """The keys in which two trees differ, with both values.
 
-    A key that is not there came with a newer version: there, it had what is now the default.
+    A key that is missing `there` was added by a newer version; its value there is the default.
     """
     usual = {key.name: key.default for key in options()}
     found: dict[str, tuple[object, object]] = {}
     for key, value in here.items():
         if isinstance(value, dict):
             inner = there.get(key, {})
-            found |= edits(inner if isinstance(inner, dict) else {}, value, f"{key}.")
+            found |= changed_keys(inner if isinstance(inner, dict) else {}, value, f"{key}.")
         elif (was := there.get(key, usual.get(head + key))) != value:
             found[head + key] = (was, value)
     return found
 
 
-def edited(file: Path, found: Mapping[str, tuple[object, object]]) -> str:
-    """The line on an experiment that is not the one a run was begun with."""
+def edited_message(file: Path, found: Mapping[str, tuple[object, object]]) -> str:
+    """The message for an experiment file that was edited after its run was begun."""
     said = "; ".join(f"{key} was {was}, now {now}" for key, (was, now) in found.items())
     return f"{file} was edited since the run was begun ({said}): restore it"
 
@@ -374,7 +396,7 @@ def _explain(error: Any) -> str:
     """One pydantic error as value, rule, remedy."""
     section: type[BaseModel] = Experiment
     where: list[str] = []
-    for part in map(str, error["loc"]):  # up to the key: what follows is which form was tried
+    for part in map(str, error["loc"]):  # up to the key: pydantic adds the type that it tried
         where.append(part)
         inner = section.model_fields[part].default if part in section.model_fields else None
         if not isinstance(inner, Section):
@@ -396,7 +418,7 @@ def _explain(error: Any) -> str:
 
 
 def _typed(value: object) -> str:
-    """A value as the user typed it: a number without quotes, also where it came as text."""
+    """A value as the user typed it: a number has no quotes, even where it came as text."""
     text = repr(value)
     if isinstance(value, str):
         with suppress(ValueError):

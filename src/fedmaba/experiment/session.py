@@ -1,7 +1,7 @@
-"""From an experiment to its numbers: data, runs, rounds, checkpoints, resume.
+"""Run an experiment: load its data, simulate its runs, save checkpoints, resume from them.
 
-The one place where configuration, engine and record meet. `Session.rounds` is a generator, so a
-progress display is its consumer's business.
+Configuration, engine and run folder meet only here. `Session.rounds` is a generator, so whoever
+consumes it shows the progress.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from fedmaba.data.federation import Federation, attacked
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.experiment import checks, config
 from fedmaba.experiment.config import Experiment
+from fedmaba.experiment.driver import drive
 from fedmaba.results import files, run_folder, schema
-from fedmaba.results.arrays import Arrays, pack
+from fedmaba.results.array_files import Arrays, pack
 from fedmaba.results.history import History, RunHistory
 from fedmaba.rows import LossFn, models
 from fedmaba.simulation import distributed, engine
@@ -41,8 +42,8 @@ from fedmaba.user_code import allow_working_folder, fingerprints, say_sources
 
 
 @dataclass(frozen=True)
-class Own:
-    """What a caller in Python brings along instead of a name."""
+class UserObjects:
+    """Objects that a caller in Python passes instead of names."""
 
     data: datasets.Dataset | Federation | None = None
     model: models.Factory | None = None
@@ -57,59 +58,23 @@ class Session:
     experiment: Experiment
     batch: engine.Batch
     history: History
-    data: datasets.Dataset  # as it was read: those of the batch may have flipped labels beside it
+    data: datasets.Dataset  # as read; the batch may also hold copies with flipped labels
     folder: run_folder.Folder | None = None
     notes: list[str] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)  # found and made good: said even when quiet
+    warnings: list[str] = field(default_factory=list)  # shown even with --quiet
     fingerprints: dict[str, str] = field(default_factory=dict)  # of the user's own code
-    python: bool = False  # whether only a call in Python can say what it is made of
+    needs_python_call: bool = False  # no command can name all it is made of
     stopped: bool = False
-    written: int = 0  # rounds that rounds.jsonl tells of
-    timing: list[dict[str, object]] = field(default_factory=list)  # of those it does not yet
-    _made: dict[str, Any] | None = None
+    _provenance: dict[str, Any] | None = None
 
     def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
         """Simulate, recording and checkpointing along the way, until done or told to stop."""
-        save, at, folder = self.experiment.save, self.batch.progress, self.folder
-        begun = saved = time.monotonic()
-        try:
-            for snapshot in engine.simulate(self.batch):
-                self.history.add(snapshot)
-                if folder is not None:
-                    now = time.monotonic()
-                    self.timing.append({"round": at.round, "seconds": round(now - begun, 4)})
-                    begun = now
-                    if snapshot.evaluations is not None:
-                        self._write_rounds(folder)
-                    due = save.every is not None and at.round % save.every == 0
-                    if due or now - saved > save.seconds:
-                        self.checkpoint(folder)
-                        saved = time.monotonic()
-                yield snapshot
-                if self.batch.ranks.any(stop()) and at.round < self.batch.plan.rounds:
-                    if folder is not None:
-                        self.checkpoint(folder)
-                    self.stopped = True
-                    return
-            if folder is not None:
-                self._write_rounds(folder)
-                folder.finish(self.history, self.models(), self.made())
-        finally:
-            self.close()
-
-    def _write_rounds(self, folder: run_folder.Folder) -> None:
-        folder.append_rounds(self.history, self.written)
-        folder.append_timing(self.timing)
-        self.written, self.timing = self.batch.progress.round, []
-
-    def checkpoint(self, folder: run_folder.Folder) -> None:
-        """Save all that is needed to go on."""
-        self._write_rounds(folder)
-        at = self.batch.progress
-        folder.save(at.round, at.arrays(), self.meta(), self.history)
+        save, folder = self.experiment.save, self.folder
+        sink = MemorySink(self) if folder is None else FolderSink(self, folder)
+        self.stopped = yield from drive(self.batch, sink, stop, save.seconds, save.every)
 
     def meta(self) -> dict[str, Any]:
-        """What a checkpoint says beside arrays."""
+        """The part of a checkpoint that is not arrays."""
         at, layout = self.batch.progress, self.batch.rows.layout
         named = zip(layout.names, layout.natural, strict=True)
         return {
@@ -117,21 +82,21 @@ class Session:
             "diverged": at.diverged,
             "weights": [f"{name} {tuple(shape)}" for name, shape in named],
             "order": str(sorted(layout.forms.items())),
-            "made": self.made(),
+            "made": self.provenance(),
         }
 
-    def made(self) -> dict[str, Any]:
-        """What decides the numbers: the experiment, its data and who owns which of them."""
-        if self._made is None:
+    def provenance(self) -> dict[str, Any]:
+        """What the numbers come from: the settings, the data and the partition."""
+        if self._provenance is None:
             data = self.batch.runs[0].federation.data.sha256()
-            asked = json.loads(json.dumps(config.what(self.experiment)))
-            self._made = {"asked": asked, "data": data, "partition": _partition(self)}
-        return self._made
+            asked = json.loads(json.dumps(config.result_settings(self.experiment)))
+            self._provenance = {"asked": asked, "data": data, "partition": _partition_digests(self)}
+        return self._provenance
 
     def restore(self, arrays: Arrays, meta: dict[str, Any], out: Path) -> None:
-        """Go back to where a checkpoint was taken, if it is of these runs."""
-        self._fits(meta, out)
-        history = run_folder.history_of(arrays, meta, out / "checkpoint")
+        """Continue from a checkpoint, if it belongs to these runs."""
+        self._check_weights(meta, out)
+        history = run_folder.history_from_checkpoint(arrays, meta, out / "checkpoint")
         wrong = self.batch.progress.misfit(arrays, meta, self.batch.plan.rounds)
         if not wrong and [(r.label, r.seed, r.n_clients) for r in history.runs] != [
             (r.label, r.seed, r.n_clients) for r in self.history.runs
@@ -145,8 +110,8 @@ class Session:
         self.batch.progress.restore(arrays, meta)
         self.history = history
 
-    def _fits(self, meta: Mapping[str, Any], out: Path) -> None:
-        """Refuse a checkpoint whose numbers would be taken for other weights."""
+    def _check_weights(self, meta: Mapping[str, Any], out: Path) -> None:
+        """Refuse a checkpoint whose model has other weights, or the same in another order."""
         told, mine = meta.get("weights"), self.meta()
         told = told if isinstance(told, list) else []
         for was, now in zip_longest(told, mine["weights"], fillvalue="nothing"):
@@ -166,7 +131,7 @@ class Session:
         at, layout = self.batch.progress, self.batch.rows.layout
         out = {}
         for d, (run, r) in enumerate(zip(self.history.runs, at.owner, strict=True)):
-            name = run_folder.run_id(d, run.label, run.seed)
+            name = run_folder.run_file_stem(d, run.label, run.seed)
             flat = {"last": at.model[r], "deployed": at.deployed[d], "best": at.best[r]}
             for kind, weights in flat.items():
                 named = layout.unpack(weights)
@@ -179,18 +144,71 @@ class Session:
             self.folder.close()
 
 
+class MemorySink:
+    """Keeps the rounds of a session in its history and writes nothing."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def take(self, snapshot: engine.Snapshot) -> None:
+        self.session.history.add(snapshot)
+
+    def checkpoint(self) -> None:
+        """There is no folder to save into."""
+
+    def finish(self) -> None:
+        """There is no folder to write results into."""
+
+    def close(self) -> None:
+        self.session.close()
+
+
+class FolderSink(MemorySink):
+    """Also writes the rounds of a session, its checkpoints and its results into a run folder."""
+
+    def __init__(self, session: Session, folder: run_folder.Folder) -> None:
+        super().__init__(session)
+        self.folder = folder
+        self._written = session.batch.progress.round  # the last round that rounds.jsonl tells of
+        self._timing: list[dict[str, object]] = []  # lines that timing.jsonl does not have yet
+        self._before = time.monotonic()
+
+    def take(self, snapshot: engine.Snapshot) -> None:
+        super().take(snapshot)
+        now = time.monotonic()
+        done, seconds = self.session.batch.progress.round, round(now - self._before, 4)
+        self._timing.append({"round": done, "seconds": seconds})
+        self._before = now
+        if snapshot.evaluations is not None:
+            self._write_rounds()
+
+    def checkpoint(self) -> None:
+        self._write_rounds()
+        session, progress = self.session, self.session.batch.progress
+        self.folder.save(progress.round, progress.arrays(), session.meta(), session.history)
+
+    def finish(self) -> None:
+        self._write_rounds()
+        self.folder.finish(self.session.history, self.session.models(), self.session.provenance())
+
+    def _write_rounds(self) -> None:
+        self.folder.append_rounds(self.session.history, self._written)
+        self.folder.append_timing(self._timing)
+        self._written, self._timing = self.session.batch.progress.round, []
+
+
 def prepare(
     experiment: Experiment,
-    own: Own | None = None,
+    own: UserObjects | None = None,
     listed: Sequence[Strategy] | None = None,
     chosen: Sequence[tuple[Strategy, int, str | None]] | None = None,
 ) -> Session:
-    """Everything checked and loaded, nothing written.
+    """Check and load everything; write nothing.
 
     `chosen` names the runs one by one (strategy, seed, deployed model) instead of every strategy
     with every seed.
     """
-    called, own = own is not None, own or Own()
+    called, own = own is not None, own or UserObjects()
     if listed is None:
         listed = [s for spec in experiment.strategies for s in strategies.parse(spec)]
     labels = [s.label() for s in listed]
@@ -216,7 +234,7 @@ def prepare(
     ]
     together = distributed.join()
     if together.count > 1:
-        together.alike(_identity(experiment, federations))
+        together.alike(_identity_for_ranks(experiment, federations))
     batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric, together)
     tables = [
         RunHistory(run.strategy.label(), run.seed, rule, run.federation.test.size)
@@ -234,17 +252,20 @@ def prepare(
     things = {"model": make, "loss": own.loss, "metric": own.metric}
     code = fingerprints({what: thing for what, thing in things.items() if thing is not None})
     custom = fingerprints({f"strategy {s.name}": type(s) for s in listed})
-    common = _common(experiment, own, data)
+    common = _shared_settings(experiment, own, data)
     for table, (run, _) in zip(tables, batch.handed_out, strict=True):
         parts = [common, code, custom.get(f"strategy {run.strategy.name}")]
         table.of = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-    python = called and (own != Own() or bool(custom))  # those are told by their short names
-    return Session(experiment, batch, history, data, None, notes, [], code | custom, python)
+    # A strategy class that a caller passed has only a short name, which no command could find.
+    objects = called and (own != UserObjects() or bool(custom))
+    return Session(experiment, batch, history, data, None, notes, [], code | custom, objects)
 
 
-def _common(experiment: Experiment, own: Own, data: datasets.Dataset) -> list[object]:
-    """What the runs of a strategy have in common: all that decides their numbers but the seed."""
-    tree = config.what(experiment)
+def _shared_settings(
+    experiment: Experiment, own: UserObjects, data: datasets.Dataset
+) -> list[object]:
+    """All that decides the numbers of a run, except its strategy and seed."""
+    tree = config.result_settings(experiment)
     del tree["strategies"], tree["seeds"], tree["eval"]["share"]
     tree["machine"] = tree["machine"]["dtype"]
     fixed = own.data is None and not data.name.endswith((".npz", ".csv"))  # its name says it all
@@ -253,78 +274,80 @@ def _common(experiment: Experiment, own: Own, data: datasets.Dataset) -> list[ob
 
 
 def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:
-    """What hostile clients do, and their share."""
+    """What hostile clients do, and which share of the clients they are."""
     does = None if asked.does is None else attack.parse_attack(asked.does)
     return does, partition.parse_share(asked.share)
 
 
 def begin(session: Session, out: Path, command: Sequence[str] = ()) -> None:
-    """Take the run folder: fresh, or where the same experiment stopped. Only rank 0 touches it."""
+    """Start in a new run folder, or resume from one. Only rank 0 touches the folder."""
     together, at = session.batch.ranks, session.batch.progress
     if together.rank == 0:
-        saved = _take(session, out, command)
+        saved = _open_folder(session, out, command)
         together.tell(b"" if saved is None or together.count == 1 else b"".join(pack(*saved)))
     elif body := together.tell():
-        saved = run_folder.unpack(body)
+        saved = run_folder.unpack_from_rank(body)
         at.restore(*saved)
-        session.history = run_folder.history_of(*saved, out / "checkpoint")
+        session.history = run_folder.history_from_checkpoint(*saved, out / "checkpoint")
     at.chunk = int(together.tell(str(at.chunk).encode()))
 
 
-def _take(
+def _open_folder(
     session: Session, out: Path, command: Sequence[str]
 ) -> tuple[Arrays, dict[str, Any]] | None:
-    """Make the folder this process's own; the checkpoint that it goes on from."""
+    """Lock the folder and write or check what is in it; return the checkpoint to resume from."""
     longest = max((run.label for run in session.history.runs), key=len)
-    if len(longest) > schema.LABEL or len(session.history.runs) > schema.RUNS:
+    if len(longest) > schema.MAX_LABEL or len(session.history.runs) > schema.MAX_RUNS:
         raise InputError(
             f"{len(session.history.runs):,} runs, labels of up to {len(longest):,} characters: a "
-            f"folder holds at most {schema.RUNS:,} runs, with labels of {schema.LABEL:,}"
+            f"folder holds at most {schema.MAX_RUNS:,} runs, with labels of {schema.MAX_LABEL:,}"
         )
-    _allowed(session.experiment, out)
+    _check_folder(session.experiment, out)
     session.folder = run_folder.Folder(out)
     try:
-        _allowed(session.experiment, out)  # again: until now another process could change it
+        _check_folder(session.experiment, out)  # again: until now another process could change it
         if run_folder.checkpoints(out):
             return _restore(session, session.folder, out)
-        _found(session, session.folder, command)
+        _create_folder(session, session.folder, command)
         return None
     except BaseException:
         session.close()
         raise
 
 
-def _allowed(experiment: Experiment, out: Path) -> None:
-    """Refuse a folder that holds something else, or this and finished."""
-    file = out / run_folder.FIRST
+def _check_folder(experiment: Experiment, out: Path) -> None:
+    """Refuse a folder that holds something else, or this experiment already finished."""
+    file = out / run_folder.EXPERIMENT_FILE
     try:
-        if run_folder.foreign(out):
+        if run_folder.holds_something_else(out):
             raise InputError(f"{out} exists and is no run folder: choose another --out")
-        begun = files.there(file)
+        begun = files.exists(file)
     except OSError as error:
         raise InputError(f"{out}: {error.strerror}: choose another --out") from error
-    there = config.build(config.load(file, links=False), str(file)) if begun else experiment
-    if other := ", ".join(config.edits(config.what(there), config.what(experiment))):
+    there = config.build(config.read_toml(file, links=False), str(file)) if begun else experiment
+    if other := ", ".join(
+        config.changed_keys(config.result_settings(there), config.result_settings(experiment))
+    ):
         raise InputError(f"{out} holds another experiment, in {other}: choose another --out")
-    if begun and files.there(out / "runs.json"):
+    if begun and files.exists(out / "runs.json"):
         raise InputError(
             f"{out} holds this experiment, finished: see `fedmaba table {out}`, or choose "
             "another --out"
         )
 
 
-def _found(session: Session, folder: run_folder.Folder, command: Sequence[str]) -> None:
-    """Write what a run folder holds from the first moment."""
-    with suppress(InputError):  # begun before: with the same chunks, so the same bits
+def _create_folder(session: Session, folder: run_folder.Folder, command: Sequence[str]) -> None:
+    """Write the files that a run folder has before its first round."""
+    with suppress(InputError):  # if it was begun before, the same chunks give the same bits
         before = run_folder.load_about(folder.path)
         session.batch.progress.chunk = before.get("chunk", session.batch.progress.chunk)
         command = command or before.get("command", command)
-    folder.write(run_folder.FIRST, config.dump(session.experiment).encode())
+    folder.write(run_folder.EXPERIMENT_FILE, config.dump(session.experiment).encode())
     folder.write_json("about.json", _about(session, command))
-    folder.write_npz("partition.npz", _splits(session))
+    folder.write_npz("partition.npz", _partition_arrays(session))
 
 
-def _splits(session: Session) -> Arrays:
+def _partition_arrays(session: Session) -> Arrays:
     """Which examples each client has, and its label counts, by seed."""
     arrays: Arrays = {}
     for run in session.batch.runs:
@@ -336,22 +359,22 @@ def _splits(session: Session) -> Arrays:
 
 
 def resume(out: Path, trust: bool = False) -> Session:
-    """The experiment of a run folder, where it stopped; modules that it names want `trust`."""
-    source = out / run_folder.FIRST
+    """Resume the experiment of a run folder; `trust` allows the import of modules that it names."""
+    source = out / run_folder.EXPERIMENT_FILE
     if not published.is_file(source):
         raise InputError(f"{out} is no run folder: name one that fedmaba wrote")
     if (out / "runs.json").exists():
-        with suppress(FedmabaError):  # a process may have died before it had tidied up
+        with suppress(FedmabaError):  # a process may have died before it removed them
             folder = run_folder.Folder(out)
-            folder.forget()
+            folder.remove_checkpoints()
             folder.close()
         raise InputError(f"{out} is finished: see `fedmaba table {out}`")
     if run_folder.load_about(out).get("python"):
         raise InputError(
-            f"{out} was begun in Python, with more than names: {run_folder.to_go_on(out)}"
+            f"{out} was begun in Python, with more than names: {run_folder.resume_hint(out)}"
         )
-    asked = config.build(config.load(source), str(source))
-    if named := checks.modules(asked.model_dump()):
+    asked = config.build(config.read_toml(source), str(source))
+    if named := checks.user_modules(asked.model_dump()):
         if not trust:
             raise InputError(
                 f"{out} names code that is not fedmaba's: {say_sources(named)}: look at it, then "
@@ -370,39 +393,39 @@ def _restore(
     about = run_folder.load_about(out)
     if not about:
         raise InputError(f"{out / 'about.json'} is not there: restore it, or choose another --out")
-    _same_experiment(session, meta, about, out)
+    _check_same_experiment(session, meta, about, out)
     session.restore(arrays, meta, out)
-    _same_code(session, about, out)
-    session.written = meta["round"]
-    if folder.renew_rounds(session.history):
-        session.faults.append(f"{out / 'rounds.jsonl'} was damaged: written anew")
-    if folder.renew_npz("partition.npz", _splits(session)):
-        session.faults.append(f"{out / 'partition.npz'} was damaged: written anew")
+    _check_same_code(session, about, out)
+    if folder.repair_rounds(session.history):
+        session.warnings.append(f"{out / 'rounds.jsonl'} was damaged: written again")
+    if folder.repair_npz("partition.npz", _partition_arrays(session)):
+        session.warnings.append(f"{out / 'partition.npz'} was damaged: written again")
     wrote = about.get("versions", {}).get("torch")
     if wrote != torch.__version__:
-        session.faults.append(f"begun with torch {wrote}: bits may differ from here on")
-    session.faults += damaged
+        session.warnings.append(f"begun with torch {wrote}: bits may differ from here on")
+    session.warnings += damaged
     session.notes.append(f"resumed after round {meta['round']}")
     return arrays, meta
 
 
-def _same_experiment(
+def _check_same_experiment(
     session: Session, meta: Mapping[str, Any], about: Mapping[str, Any], out: Path
 ) -> None:
-    """Refuse to go on where the experiment, the data or the partition are not those of before."""
-    mine = session.made()
+    """Refuse to resume if the settings, the data or the partition have changed."""
+    mine = session.provenance()
     told = {"data": about.get("data", {}).get("sha256"), "partition": about.get("partition")}
     made = meta.get("made")
     if made is None:
-        session.faults.append(
+        session.warnings.append(
             f"{out}: its checkpoint is of an earlier version, which did not note the experiment: "
             "whether experiment.toml was edited since cannot be told"
         )
         made = {**mine, **told}
     elif about.get("digest") in (None, _digest(mine)):
-        alike(session, meta, out)
-    elif edits := config.edits(made["asked"], mine["asked"]):
-        raise InputError(f"{config.edited(out / run_folder.FIRST, edits)}, or choose another --out")
+        require_same_experiment(session, meta, out)
+    elif edits := config.changed_keys(made["asked"], mine["asked"]):
+        said = config.edited_message(out / run_folder.EXPERIMENT_FILE, edits)
+        raise InputError(f"{said}, or choose another --out")
     if made["data"] != mine["data"]:
         raise InputError(f"the data differ from those {out} was begun with: restore them")
     if made["partition"] != mine["partition"]:
@@ -416,13 +439,17 @@ def _same_experiment(
         )
 
 
-def alike(session: Session, meta: Mapping[str, Any], out: Path, apart: str = "") -> None:
-    """Refuse a checkpoint that was made of something else, one section of its options apart."""
-    made, mine = meta.get("made"), session.made()
+def require_same_experiment(
+    session: Session, meta: Mapping[str, Any], out: Path, apart: str = ""
+) -> None:
+    """Refuse a checkpoint of other settings or data; the section `apart` may differ."""
+    made, mine = meta.get("made"), session.provenance()
     if made is None:  # of an earlier version
         return
     other = [
-        key for key in config.edits(made["asked"], mine["asked"]) if key.split(".")[0] != apart
+        key
+        for key in config.changed_keys(made["asked"], mine["asked"])
+        if key.split(".")[0] != apart
     ]
     other += [key for key in ("data", "partition") if made[key] != mine[key]]
     if other:
@@ -432,8 +459,8 @@ def alike(session: Session, meta: Mapping[str, Any], out: Path, apart: str = "")
         )
 
 
-def _same_code(session: Session, about: Mapping[str, Any], out: Path) -> None:
-    """Refuse other code of the user's than a run was begun with."""
+def _check_same_code(session: Session, about: Mapping[str, Any], out: Path) -> None:
+    """Refuse to resume if the user's own code has changed."""
     told, mine = about.get("own"), session.fingerprints
     if told is None:
         return
@@ -448,7 +475,7 @@ def _same_code(session: Session, about: Mapping[str, Any], out: Path) -> None:
             )
 
 
-def _federations(experiment: Experiment, own: Own) -> dict[int, Federation]:
+def _federations(experiment: Experiment, own: UserObjects) -> dict[int, Federation]:
     """The clients of each seed."""
     seeds, asked = experiment.seed_list(), experiment.data
     if isinstance(own.data, Federation):
@@ -499,12 +526,12 @@ def _digest(made: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
 
 
-def _identity(experiment: Experiment, federations: dict[int, Federation]) -> str:
-    """All that ranks must have in common."""
+def _identity_for_ranks(experiment: Experiment, federations: dict[int, Federation]) -> str:
+    """What must be the same on all ranks, as text to compare."""
     versions = [fedmaba.__version__, torch.__version__, np.__version__, torch.cuda.is_available()]
     splits = [fed.split.sha256() for fed in federations.values()]
     data = next(iter(federations.values())).data.sha256()
-    return json.dumps([versions, config.what(experiment), data, splits])
+    return json.dumps([versions, config.result_settings(experiment), data, splits])
 
 
 def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
@@ -513,9 +540,9 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
     return {
         "command": list(command),
         "repeat": "the Python call that began it, with another out"
-        if session.python
+        if session.needs_python_call
         else "fedmaba run experiment.toml --out NEW",
-        "python": session.python,
+        "python": session.needs_python_call,
         "own": session.fingerprints,
         "seeds": session.experiment.seed_list(),
         "data": {
@@ -524,22 +551,22 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
             "classes": list(data.classes),
             "clients": list(batch.runs[0].federation.client_names()),
         },
-        "partition": _partition(session),
-        "digest": _digest(session.made()),
+        "partition": _partition_digests(session),
+        "digest": _digest(session.provenance()),
         "hostile": {
             str(run.seed): np.flatnonzero(lies.who).tolist()
             for run in batch.runs
             if (lies := run.federation.hostile) is not None
         },
-        "model": {"path": batch.rows.path, "parameters": _parameters(batch)},
+        "model": {"path": batch.rows.path, "parameters": _parameter_count(batch)},
         "ranks": batch.ranks.count,
         "chunk": batch.progress.chunk,
-        **made_with(batch),
+        **environment(batch),
     }
 
 
-def made_with(batch: engine.Batch) -> dict[str, object]:
-    """The device and the versions that a result comes from."""
+def environment(batch: engine.Batch) -> dict[str, object]:
+    """The device and the versions that produce a result."""
     device, cuda = batch.pool.x.device, batch.pool.x.is_cuda
     return {
         "device": torch.cuda.get_device_name(device) if cuda else platform.machine() or "cpu",
@@ -552,12 +579,12 @@ def made_with(batch: engine.Batch) -> dict[str, object]:
     }
 
 
-def _partition(session: Session) -> dict[str, str]:
-    """The digest of who owns which examples, by seed."""
+def _partition_digests(session: Session) -> dict[str, str]:
+    """The digest of which client has which examples, by seed."""
     return {str(run.seed): run.federation.split.sha256() for run in session.batch.runs}
 
 
-def _parameters(batch: engine.Batch) -> int:
+def _parameter_count(batch: engine.Batch) -> int:
     return sum(shape.numel() for shape in batch.rows.layout.shapes)
 
 
@@ -579,7 +606,7 @@ def compare(
         strategies = [strategies]
     if not isinstance(strategies, Iterable):
         raise InputError(f"{strategies!r} is no list of strategies: name them, as ['fedavg']")
-    listed = [s for item in strategies for s in _listed(item)]
+    listed = [s for item in strategies for s in _parse_strategy(item)]
     flags = {key.argument: key for key in config.options()}
     tree: dict[str, Any] = {"strategies": [s.label() for s in listed]}
     data = str(data) if isinstance(data, Path) else data
@@ -588,18 +615,18 @@ def compare(
             f"data of type {type(data).__name__}: give a name, a file, or "
             "fedmaba.Federation.from_arrays(x, y, client)"
         )
-    own = Own(
+    own = UserObjects(
         data=None if isinstance(data, str) else data,
         model=None if isinstance(model, str) else model,
         loss=loss,
         metric=metric,
     )
     tree["model"] = model if isinstance(model, str) else getattr(model, "__name__", "own")
-    config.put(tree, "data.name", data if isinstance(data, str) else "own")
+    config.set_key(tree, "data.name", data if isinstance(data, str) else "own")
     for name, value in options.items():
         if name not in flags:
             raise unknown("option", name, flags)
-        config.put(tree, flags[name].name, value)
+        config.set_key(tree, flags[name].name, value)
     session = prepare(config.build(tree), own, listed)
     if out is not None:
         begin(session, Path(out))
@@ -610,7 +637,7 @@ def compare(
             pass
     if session.stopped or asked():  # also in the last round: whoever calls this in a loop must end
         done = session.batch.progress.round
-        more = "the same call goes on" if session.stopped else "it is complete"
+        more = "the same call resumes it" if session.stopped else "it is complete"
         raise KeyboardInterrupt(f"stopped after round {done}, saved in {out}: {more}")
     return session.history
 
@@ -619,7 +646,7 @@ def _say(text: str) -> None:
     print(f"fedmaba: {text}", file=sys.stderr, flush=True)
 
 
-def _listed(item: object) -> list[Strategy]:
+def _parse_strategy(item: object) -> list[Strategy]:
     if isinstance(item, type) and issubclass(item, Strategy):
         raise InputError(f"{item.__name__} is a class: write {item.__name__}(), or its name")
     if not isinstance(item, str | Strategy):

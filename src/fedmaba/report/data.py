@@ -78,23 +78,23 @@ def load(path: Path) -> Source:
     """A run folder, finished or not; an unfinished one as far as its files go."""
     if not path.is_dir():
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
-    finished = files.there(path / "runs.json")
+    finished = files.exists(path / "runs.json")
     lines: list[dict[str, Any]] = []
     if finished or run_folder.checkpoints(path):
-        history, saved = run_folder.load_part(path)
-        lines = [] if finished else run_folder.read_lines(path, saved)
-    elif files.there(path / "experiment.toml"):
-        lines = run_folder.read_lines(path)
+        history, saved = run_folder.load_history_and_offset(path)
+        lines = [] if finished else run_folder.read_round_lines(path, saved)
+    elif files.exists(path / "experiment.toml"):
+        lines = run_folder.read_round_lines(path)
         ordered = dict.fromkeys((str(at["strategy"]), int(at["seed"])) for at in lines)
         nobody = np.zeros(0, np.int64)
         history = History([RunHistory(label, seed, "", nobody) for label, seed in ordered])
     else:
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
     text, rounds, lies, about = "", None, False, run_folder.load_about(path)
-    if files.there(path / "experiment.toml"):
+    if files.exists(path / "experiment.toml"):
         text = _text(path / "experiment.toml")
         try:
-            asked = config.build(config.load(path / "experiment.toml", links=False))
+            asked = config.build(config.read_toml(path / "experiment.toml", links=False))
             rounds, history.share = asked.train.rounds, asked.eval.share
             lies = bool(asked.attack.does)
         except InputError:  # written by another version: show it, do not judge it
@@ -107,14 +107,14 @@ def load(path: Path) -> Source:
         if run.n_clients and run.seed in labels and len(labels[run.seed]) != run.n_clients:
             raise InputError(
                 f"{path / 'partition.npz'} is of {len(labels[run.seed])} clients, seed {run.seed} "
-                f"of {run.n_clients}: {run_folder.RESTORE}"
+                f"of {run.n_clients}: {run_folder.RESTORE_HINT}"
             )
     if lies and not isinstance(about.get("hostile"), dict):
         raise InputError(
             f"{path / 'about.json'}, which says who is hostile, is not there or not whole: restore "
             "it, or run the experiment again with another --out"
         )
-    held = not finished and run_folder.held(path)
+    held = not finished and run_folder.in_use(path)
     return Source(path.name, history, about, text, labels, lines, rounds, finished, held)
 
 
@@ -123,19 +123,21 @@ def _as_begun(path: Path, asked: config.Experiment, about: Mapping[str, Any]) ->
     made = run_folder.load_runs(path).get("made")
     if made is None:  # of an earlier version
         return
-    if edits := config.edits(made["asked"], config.what(asked)):
-        raise InputError(config.edited(path / "experiment.toml", edits))
+    if edits := config.changed_keys(made["asked"], config.result_settings(asked)):
+        raise InputError(config.edited_message(path / "experiment.toml", edits))
     told = {"data": about.get("data", {}).get("sha256"), "partition": about.get("partition")}
     if about and told != {key: made[key] for key in told}:
-        raise InputError(f"{path / 'about.json'} is not that of this run: {run_folder.RESTORE}")
+        raise InputError(
+            f"{path / 'about.json'} is not that of this run: {run_folder.RESTORE_HINT}"
+        )
 
 
 def _text(file: Path) -> str:
     """What an experiment file says, also where it is no TOML."""
     try:
-        return files.read(file, files.TOML_BYTES).decode(errors="replace")
+        return files.read(file, files.MAX_TOML_BYTES).decode(errors="replace")
     except (OSError, ValueError) as error:
-        raise run_folder.damaged(file, error) from error
+        raise run_folder.unreadable(file, error) from error
 
 
 def of(history: History, name: str = "history") -> Source:

@@ -24,7 +24,7 @@ def to_csv(folder: Path, out: Path) -> list[Path]:
     history = source.history
     if not any(run.tables for run in history.runs) and not source.finished:
         raise InputError(
-            f"{folder} holds no checkpoint yet: wait, or {run_folder.to_go_on(folder)}"
+            f"{folder} holds no checkpoint yet: wait, or {run_folder.resume_hint(folder)}"
         )
     tables = {
         "summary": summary(history),

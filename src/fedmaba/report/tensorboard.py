@@ -44,7 +44,7 @@ def events(session: Session, out: Path) -> Iterator[Callable[[Snapshot], None]]:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     runs = session.history.runs
-    names = [run_folder.run_id(r, run.label, run.seed) for r, run in enumerate(runs)]
+    names = [run_folder.run_file_stem(r, run.label, run.seed) for r, run in enumerate(runs)]
     places = [_place(out, f"tensorboard/{name}") for name in names]
     writers = [EventFileWriter(str(place)) for place in places]
     share = session.experiment.eval.share
@@ -77,12 +77,14 @@ def _place(out: Path, name: str) -> Path:
     """A folder for events, refused where it or something in it is a link."""
     place = out / name
     try:
-        files.inside(out, f"{name}/events")
-        for found in os.listdir(place) if files.there(place) else ():
+        files.path_inside(out, f"{name}/events")
+        for found in os.listdir(place) if files.exists(place) else ():
             if (place / found).is_symlink():
-                raise files.Odd(place / found, f"{found} is a link where events should be")
+                raise files.UnexpectedKind(
+                    place / found, f"{found} is a link where events should be"
+                )
     except OSError as error:
-        raise files.failed(place, error) from error
+        raise files.write_error(place, error) from error
     return place
 
 

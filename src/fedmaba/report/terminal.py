@@ -152,7 +152,7 @@ def aligned(text: str, style: str = "") -> Text:
 def progress(session: Session, quiet: bool) -> Iterator[Callable[[Snapshot], None]]:
     """A display fed with snapshots: live on a terminal, plain lines elsewhere."""
     console = Console(stderr=True)
-    for fault in session.faults:
+    for fault in session.warnings:
         console.print(line_of(fault), soft_wrap=True)
     if quiet:
         yield lambda snapshot: None

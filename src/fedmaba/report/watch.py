@@ -67,7 +67,7 @@ class Server(ThreadingHTTPServer):
                 seen.append(f"{found.st_mtime_ns:x}-{found.st_size:x}")
             except OSError:
                 seen.append("0")
-        seen.append(str(run_folder.held(self.folder)))
+        seen.append(str(run_folder.in_use(self.folder)))
         return ".".join(seen)
 
     def page(self) -> bytes:

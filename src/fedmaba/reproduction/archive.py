@@ -1,4 +1,4 @@
-"""Histories in compact form: how many test images of each client were right, at each evaluation.
+"""Archives of finished runs: how many test images of each client were right at each evaluation.
 
 One NPZ file per batch of runs: what was run, where and how long (`about`, JSON as bytes), and for
 each model the counts (runs, evaluations, clients), as differences from one evaluation to the next.
@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from fedmaba.errors import InputError
 from fedmaba.reproduction import targets
 from fedmaba.reproduction.targets import Key
-from fedmaba.results import arrays as packing
-from fedmaba.results import files, run_folder, schema
-from fedmaba.results.arrays import Arrays
-from fedmaba.results.history import Column, History, RunHistory, increasing
+from fedmaba.results import array_files, files, run_folder, schema
+from fedmaba.results.array_files import Arrays
+from fedmaba.results.history import Column, History, RunHistory, is_increasing
 from fedmaba.results.selection import of_deploy
 
 MODELS = ("last", "deployed", "last_validation")
@@ -34,8 +33,8 @@ TABLES = ("evaluated", "length", "test_size", "validation_size", *MODELS)
 
 
 @dataclass(frozen=True)
-class Batch:
-    """The content of one file; its tables are read when first asked for."""
+class ArchiveFile:
+    """One file of an archive; its tables are read when they are first needed."""
 
     path: Path
     about: dict[str, Any]
@@ -45,19 +44,21 @@ class Batch:
     @cached_property
     def runs(self) -> dict[Key, RunHistory]:
         told = self.about["runs"]
-        with _refusing(self.path):
-            arrays = packing.read_npz(self.path, TABLES, partial(_whole, len(told)), missing=True)
-            _sound(arrays)
-            return {key: _run(told[r], r, arrays) for r, key in enumerate(self.keys)}
+        with _one_line_errors(self.path):
+            arrays = array_files.read_npz(
+                self.path, TABLES, partial(_check_tables, len(told)), missing=True
+            )
+            _check_numbers(arrays)
+            return {key: _unpack_run(told[r], r, arrays) for r, key in enumerate(self.keys)}
 
 
-class Size(NamedTuple):
-    """What a target takes, and how much of it is there."""
+class TargetSize(NamedTuple):
+    """How many runs and updates a target takes, and how many runs are done."""
 
     name: str
     title: str
     runs: int
-    held: int  #    of the runs
+    done: int  #    of the runs
     updates: int  # of clients, in all runs
 
 
@@ -67,7 +68,7 @@ def write(
     validation: Sequence[NDArray[np.int64]],  # examples of each client, by run
     about: dict[str, Any],
 ) -> None:
-    """Save a finished batch, whole or not at all."""
+    """Save a finished batch as one file, whole or not at all."""
     about = {
         "format": 1,
         **about,
@@ -90,15 +91,15 @@ def write(
     for model in MODELS:
         if any(f"{model}.accuracy" in run.tables for run in runs):
             size = arrays["validation_size" if "validation" in model else "test_size"]
-            arrays[model] = _pack(model, runs, size, len(evaluated))
-    content = packing.npz(arrays, zipfile.ZIP_LZMA)
+            arrays[model] = _pack_counts(model, runs, size, len(evaluated))
+    content = array_files.npz(arrays, zipfile.ZIP_LZMA)
     run_folder.write_file(path, content, remedy="fix it, or choose another --out")
 
 
-def _pack(
+def _pack_counts(
     model: str, runs: Sequence[RunHistory], size: NDArray[np.int32], length: int
 ) -> NDArray[Any]:
-    """Counts as differences; modulo arithmetic of small unsigned numbers brings them back."""
+    """Counts as differences between evaluations; unsigned sums that wrap around restore them."""
     kind = np.min_scalar_type(int(size.max()))  # the smallest unsigned one
     counts = np.zeros((len(runs), length, size.shape[1]), kind)
     for r, run in enumerate(runs):
@@ -111,37 +112,37 @@ def _pack(
     return counts
 
 
-def read(path: Path) -> Batch:
-    """One file; refused if it is not what `write` writes."""
-    with _refusing(path):
-        text = packing.read_npz(path, ["about"], _words)["about"].tobytes()
+def read_file(path: Path) -> ArchiveFile:
+    """Read one file; refuse it if `write` cannot have written it."""
+    with _one_line_errors(path):
+        text = array_files.read_npz(path, ["about"], _check_about)["about"].tobytes()
         about = schema.check(schema.Archive, files.parse_json(text))
         keys = tuple(Key(run["label"], run["seed"], run["deploy"]) for run in about["runs"])
         if len(set(keys)) < len(keys):
             raise ValueError("it holds a run twice")
-        return Batch(path, about, targets.digest(about["settings"]), keys)
+        return ArchiveFile(path, about, targets.digest(about["settings"]), keys)
 
 
 @contextmanager
-def _refusing(path: Path) -> Iterator[None]:
-    """Anything unexpected in a file is one line."""
+def _one_line_errors(path: Path) -> Iterator[None]:
+    """Turn every error of reading a file into one line."""
     try:
         yield
-    except packing.UNREADABLE as error:
+    except array_files.READ_ERRORS as error:
         raise InputError(
             f"{path} is no file of `fedmaba reproduce` ({run_folder.reason(error)}): take it "
             "away, or restore it"
         ) from error
 
 
-def _words(declared: Mapping[str, packing.Declared]) -> None:
-    """Refuse words that are no bytes, or too many."""
+def _check_about(declared: Mapping[str, array_files.Declared]) -> None:
+    """Refuse an `about` that is not bytes, or too long."""
     dtype, shape = declared["about"]
-    if dtype != np.uint8 or len(shape) != 1 or shape[0] > files.JSON_BYTES:
+    if dtype != np.uint8 or len(shape) != 1 or shape[0] > files.MAX_JSON_BYTES:
         raise ValueError(f"about is {dtype} of shape {shape}")
 
 
-def _whole(runs: int, declared: Mapping[str, packing.Declared]) -> None:
+def _check_tables(runs: int, declared: Mapping[str, array_files.Declared]) -> None:
     """Refuse tables that do not belong together, by their types and shapes alone."""
     for name in ("evaluated", "length", "test_size"):
         if name not in declared:
@@ -166,9 +167,9 @@ def _whole(runs: int, declared: Mapping[str, packing.Declared]) -> None:
         raise ValueError("it lacks 'validation_size'")
 
 
-def _sound(arrays: Arrays) -> None:
+def _check_numbers(arrays: Arrays) -> None:
     """Refuse numbers that no batch writes."""
-    if not increasing(arrays["evaluated"]):
+    if not is_increasing(arrays["evaluated"]):
         raise ValueError("evaluated does not count upwards from 1 or more")
     if (arrays["length"] < 0).any() or (arrays["length"] > len(arrays["evaluated"])).any():
         raise ValueError("length is more or less than there is")
@@ -177,7 +178,7 @@ def _sound(arrays: Arrays) -> None:
             raise ValueError(f"{name} is fewer than no examples")
 
 
-def _run(told: dict[str, Any], r: int, arrays: Arrays) -> RunHistory:
+def _unpack_run(told: dict[str, Any], r: int, arrays: Arrays) -> RunHistory:
     length = int(arrays["length"][r])
     size = arrays["test_size"][r].astype(np.int64)
     run = RunHistory(told["label"], told["seed"], told["deploy"], size, told["diverged"])
@@ -198,13 +199,13 @@ def _run(told: dict[str, Any], r: int, arrays: Arrays) -> RunHistory:
     return run
 
 
-def read_all(folder: Path) -> list[Batch]:
-    """Every file of a folder."""
+def read_folder(folder: Path) -> list[ArchiveFile]:
+    """Read every file of a folder; no two may hold the same run."""
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: name one with files of `fedmaba reproduce`")
-    if files.there(folder / run_folder.FIRST):
+    if files.exists(folder / run_folder.EXPERIMENT_FILE):
         raise InputError(f"{folder} is a run folder: name one with files of `fedmaba reproduce`")
-    batches = [read(path) for path in sorted(folder.glob("*.npz"))]
+    batches = [read_file(path) for path in sorted(folder.glob("*.npz"))]
     seen: dict[tuple[str, Key], Path] = {}
     for batch in batches:
         for key in batch.keys:
@@ -216,8 +217,10 @@ def read_all(folder: Path) -> list[Batch]:
     return batches
 
 
-def collect(batches: Iterable[Batch], job: targets.Job) -> tuple[History, list[Batch], list[Key]]:
-    """The runs of a job that are there, the files they come from, and which runs are missing."""
+def collect(
+    batches: Iterable[ArchiveFile], job: targets.Job
+) -> tuple[History, list[ArchiveFile], list[Key]]:
+    """The history of the runs that a job has, the files they come from, and the missing runs."""
     own = [batch for batch in batches if batch.digest == job.digest]
     found = {key: run for batch in own for key, run in batch.runs.items()}
     rows = {label: i for i, label in enumerate(job.strategies)}
@@ -227,19 +230,19 @@ def collect(batches: Iterable[Batch], job: targets.Job) -> tuple[History, list[B
     return history, used, [key for key in job.runs if key not in found]
 
 
-def history_of(batches: Iterable[Batch], job: targets.Job) -> History:
-    """The runs of a job that are there, each row with the first deployed model it has."""
+def deployed_history(batches: Iterable[ArchiveFile], job: targets.Job) -> History:
+    """The history of the runs that a job has, each row with its first deployed model."""
     return of_deploy(collect(batches, job)[0], None)
 
 
-def sizes(batches: Iterable[Batch]) -> list[Size]:
-    """Every target, with how many of its runs are there."""
+def target_sizes(batches: Iterable[ArchiveFile]) -> list[TargetSize]:
+    """Every target, with how many of its runs are done."""
     there = {(batch.digest, key) for batch in batches for key in batch.keys}
     out = []
     for target in map(targets.load, targets.names()):
         jobs = target.every_job()
-        held = sum((job.digest, key) in there for job in jobs for key in job.runs)
+        done = sum((job.digest, key) in there for job in jobs for key in job.runs)
         runs = sum(len(job.runs) for job in jobs)
         work = sum(targets.updates(job, job.runs) for job in jobs)
-        out.append(Size(target.name, target.view.title, runs, held, work))
+        out.append(TargetSize(target.name, target.view.title, runs, done, work))
     return out

@@ -13,7 +13,7 @@ import numpy as np
 from fedmaba.report.document import Cell, Document, Grid
 from fedmaba.report.paired import Interval, interval, pairs
 from fedmaba.reproduction import paper
-from fedmaba.reproduction.archive import Batch, history_of
+from fedmaba.reproduction.archive import ArchiveFile, deployed_history
 from fedmaba.reproduction.targets import Target
 from fedmaba.results.history import History, Model
 from fedmaba.results.selection import (
@@ -29,7 +29,7 @@ Claim = dict[str, Any]
 LOOKS: tuple[tuple[Model, str], ...] = (("last", "last"), ("last", "best"), ("deployed", "last"))
 
 
-def show(out: Document, target: Target, batches: Sequence[Batch]) -> None:
+def show(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
     """Every statement with its rows."""
     out.text.append(
         "Each statement is held against the last server model at the last round and at its best "
@@ -54,7 +54,7 @@ def show(out: Document, target: Target, batches: Sequence[Batch]) -> None:
                 body.append([Cell(text) for text in line])
                 told = ["", ""]
                 continue
-            history = history_of(batches, known[name].jobs[0])
+            history = deployed_history(batches, known[name].jobs[0])
             rows = {paper.name_of(row): row for row in claim["rows"]}
             if not values(history, "last", CHOICES["last"]):
                 rows = {"": ""}

@@ -17,7 +17,7 @@ from fedmaba.errors import FedmabaError, InputError
 from fedmaba.report.terminal import Pace, clock, line_of, rate_of, screen, table_of
 
 if TYPE_CHECKING:
-    from fedmaba.reproduction.run import Batch, Work
+    from fedmaba.reproduction.run import PendingBatch, RunningBatch
     from fedmaba.reproduction.targets import Target
 
 EFFORT = {"cnn": 20}  # MLP updates that take as long as one: 14 on an H200, 50 on a core of a CPU
@@ -26,16 +26,18 @@ EFFORT = {"cnn": 20}  # MLP updates that take as long as one: 14 on an H200, 50 
 class Batches:
     """Progress over the batches of a target: time left at the pace of the one that runs."""
 
-    def __init__(self, left: Sequence[Work], bar: Progress | None, console: Console) -> None:
+    def __init__(
+        self, left: Sequence[PendingBatch], bar: Progress | None, console: Console
+    ) -> None:
         self.left, self.bar, self.console = left, bar, console
         self.total, self.past, self.at = sum(map(_effort, left)), 0, 0
         self.said = time.monotonic()
         self.task = bar.add_task("", total=self.total) if bar else None
 
-    def begin(self, batch: Batch) -> None:
+    def begin(self, batch: RunningBatch) -> None:
         work, self.pace = batch.work, Pace(batch.session.batch)
         self.at, self.effort = self.at + 1, _effort(work) // self.pace.rounds  # of a round
-        for note in batch.session.faults + batch.session.notes:
+        for note in batch.session.warnings + batch.session.notes:
             self._say(note)
         many = f"{len(work.runs)} runs, {self.pace.rounds:,} rounds"
         self._say(f"batch {self.at} of {len(self.left)}: {many}: {work.job.title}")
@@ -60,13 +62,13 @@ class Batches:
         self.console.print(line_of(text, "dim"), soft_wrap=True)
 
 
-def _effort(work: Work) -> int:
+def _effort(work: PendingBatch) -> int:
     """Of a batch, in client updates of the MLP."""
     return work.updates * EFFORT.get(work.job.experiment.model, 1)
 
 
 @contextmanager
-def batches(left: Sequence[Work], quiet: bool) -> Iterator[Batches]:
+def batches(left: Sequence[PendingBatch], quiet: bool) -> Iterator[Batches]:
     """A display of a target in progress: a bar on a terminal, plain lines elsewhere."""
     console = Console(stderr=True, quiet=quiet)
     if quiet or not console.is_terminal or console.is_dumb_terminal:
@@ -110,14 +112,14 @@ def targets(out: Path, source: Path | None = None) -> None:
     from fedmaba.results import run_folder
 
     console, where = screen(), source or out
-    sizes = archive.sizes(archive.read_all(where) if source or out.exists() else [])
+    sizes = archive.target_sizes(archive.read_folder(where) if source or out.exists() else [])
     width = max(len(size.name) for size in sizes)
     head = f"{'target':{width}}  runs  held  client updates"
     whole = len(head) + 2 + max(len(size.title) for size in sizes)
     beside = not console.is_terminal or console.width >= whole
     console.print(Text(head, "dim"), soft_wrap=True)
     for size in sizes:
-        line = f"{size.name:{width}}  {size.runs:4}  {size.held:4}  {size.updates:14,}"
+        line = f"{size.name:{width}}  {size.runs:4}  {size.done:4}  {size.updates:14,}"
         console.print(line_of(f"{line}  {size.title}" if beside else line), soft_wrap=True)
         if not beside:
             console.print(Padding(line_of(size.title, "dim"), (0, 0, 0, 2), expand=False))

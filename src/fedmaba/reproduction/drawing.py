@@ -16,7 +16,7 @@ from fedmaba.report import document
 from fedmaba.report.document import Document
 from fedmaba.reproduction import archive
 from fedmaba.reproduction import page as reproduction
-from fedmaba.reproduction.archive import Batch
+from fedmaba.reproduction.archive import ArchiveFile
 from fedmaba.reproduction.targets import Target
 
 
@@ -30,7 +30,7 @@ class Shown(NamedTuple):
 
 def every(targets: Sequence[Target], source: Path, out: Path) -> Iterator[Shown | FedmabaError]:
     """Each target in its order, as soon as it is written, or what hindered it."""
-    found = archive.read_all(source)  # also to be told once, and at once, what is wrong with it
+    found = archive.read_folder(source)  # also to be told once, and at once, what is wrong with it
     many = min(_cores(), len(targets))
     if many < 2:
         yield from (_drawn(target, found, out) for target in targets)
@@ -52,7 +52,7 @@ def every(targets: Sequence[Target], source: Path, out: Path) -> Iterator[Shown 
             worker.terminate()
 
 
-def _drawn(target: Target, found: Sequence[Batch], out: Path) -> Shown | FedmabaError:
+def _drawn(target: Target, found: Sequence[ArchiveFile], out: Path) -> Shown | FedmabaError:
     try:
         page = reproduction.document(target, found)
         files, why = document.write(page, out / target.name)
@@ -72,7 +72,7 @@ def _cores() -> int:
 def _work(there: Connection, targets: Sequence[Target], source: Path, out: Path) -> None:
     """What one process does; Ctrl-C, which reaches all of a terminal, is for the first of them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    found = archive.read_all(source)
+    found = archive.read_folder(source)
     for target in targets:
         there.send(_drawn(target, found, out))
 

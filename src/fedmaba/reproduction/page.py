@@ -13,12 +13,12 @@ from fedmaba.errors import InputError
 from fedmaba.experiment.config import Experiment
 from fedmaba.report.document import Document
 from fedmaba.reproduction import archive, claims, targets, views
-from fedmaba.reproduction.archive import Batch
+from fedmaba.reproduction.archive import ArchiveFile
 from fedmaba.reproduction.paper import name_of
 from fedmaba.reproduction.targets import Job, Key, Target
 
 
-def document(target: Target, batches: Sequence[Batch]) -> Document:
+def document(target: Target, batches: Sequence[ArchiveFile]) -> Document:
     """The page of a target, from what has been run."""
     out = Document(target.view.title)
     jobs = target.every_job()
@@ -29,7 +29,7 @@ def document(target: Target, batches: Sequence[Batch]) -> Document:
             f"`{targets.command(target)}`"
         )
     out.text += _about(target, jobs, found)
-    shows: dict[str, Callable[[Document, Target, Sequence[Batch]], None]] = {
+    shows: dict[str, Callable[[Document, Target, Sequence[ArchiveFile]], None]] = {
         "table": views.table,
         "grid": views.search,
         "figure": views.curve,
@@ -123,7 +123,7 @@ def _lacking(target: Target, found: dict[str, Any]) -> str:
     return "; ".join(out)
 
 
-def _ran(batches: Sequence[Batch]) -> str:
+def _ran(batches: Sequence[ArchiveFile]) -> str:
     runs = sum(len(batch.keys) for batch in batches)
     seconds = sum(float(batch.about["seconds"]) for batch in batches)
     where = sorted(

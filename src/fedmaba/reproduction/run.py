@@ -1,8 +1,8 @@
 """Running the targets of `fedmaba reproduce`: batch after batch, each saved as soon as it is done.
 
-Runs that a results folder holds already are not run again, and a batch that was interrupted goes on
-from its checkpoint: the same command continues a target, and folders of several machines are merged
-by putting their files together.
+Runs that the results folder already holds are not run again, and an interrupted batch resumes from
+its checkpoint, so the same command continues a target. To merge the folders of several machines,
+put their files together.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from fedmaba.data.datasets import Dataset
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
 from fedmaba.experiment import session as experiment
-from fedmaba.experiment.session import Own, Session
+from fedmaba.experiment.driver import drive
+from fedmaba.experiment.session import Session, UserObjects
 from fedmaba.reproduction import archive, targets
 from fedmaba.reproduction.targets import Job, Key, Target
 from fedmaba.results import files, run_folder
 from fedmaba.simulation import engine
 
-SECONDS = 120.0  # between checkpoints
+CHECKPOINT_SECONDS = 120.0  # between checkpoints
 
 
 @dataclass(frozen=True)
-class Work:
-    """What is left to do of a job: one batch of the engine."""
+class PendingBatch:
+    """The runs of a job that are not done yet: one batch of the engine."""
 
     name: str  # of the target it was asked for
     job: Job
@@ -38,26 +39,26 @@ class Work:
 
     @property
     def file(self) -> str:
-        """The name of its results, which says target, settings and runs."""
+        """The name of its results file, made from target, settings and runs."""
         text = json.dumps([self.job.digest, sorted(self.runs)])
         return f"{self.name}.{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
     @property
     def updates(self) -> int:
-        """Of clients, in all its runs."""
+        """How many client updates all its runs take."""
         return targets.updates(self.job, self.runs)
 
 
-def plan(target: Target, out: Path, part: tuple[int, int] = (1, 1)) -> list[Work]:
-    """The batches that `out` does not hold yet, or part i of n of every job's."""
-    done = archive.read_all(out) if out.exists() else []
+def plan(target: Target, out: Path, part: tuple[int, int] = (1, 1)) -> list[PendingBatch]:
+    """The batches that `out` does not hold yet; `part` (i, n) takes the i-th of n parts."""
+    done = archive.read_folder(out) if out.exists() else []
     left = []
     for job in target.every_job():
         first, last = (len(job.runs) * k // part[1] for k in (part[0] - 1, part[0]))
         missing = set(archive.collect(done, job)[2])
         runs = tuple(key for key in job.runs[first:last] if key in missing)
         if runs:
-            left.append(Work(target.name, job, runs))
+            left.append(PendingBatch(target.name, job, runs))
     return left
 
 
@@ -69,120 +70,129 @@ def parse_part(text: str) -> tuple[int, int]:
     raise InputError(f"--batch {text}: write I/N, the I-th of N parts, as 1/3")
 
 
-class Held(NamedTuple):
-    """The data of a batch that is done, for the next one."""
+class LoadedData(NamedTuple):
+    """The data of a finished batch, kept for the next one."""
 
     asked: config.Data
     data: Dataset
     sha256: str
 
-    def suits(self, asked: config.Data) -> bool:
+    def fits(self, asked: config.Data) -> bool:
         return (self.asked.name, self.asked.dir) == (asked.name, asked.dir)
 
 
 @dataclass
-class Batch:
-    """One batch in progress."""
+class RunningBatch:
+    """One batch in progress: the sink of its rounds, which ends as one file of the archive."""
 
-    work: Work
+    work: PendingBatch
     session: Session
-    folder: run_folder.Folder
+    folder: run_folder.Folder  # of its checkpoints
+    target: Path  #         the file that its results go to
+    command: Sequence[str]
     seconds: float  #       spent on it so far
-    held: Held | None  #    its data, if they were those of the batch before
+    loaded: LoadedData | None  # its data, if the batch before had the same
     stopped: bool = False
+    _before: float = 0.0  # when seconds were last counted
 
     def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
         """Simulate, with a checkpoint every two minutes and whenever told to stop."""
-        session, at = self.session, self.session.batch.progress
-        before, begun = self.seconds, time.monotonic()
-        saved = begun
-        try:
-            for snapshot in engine.simulate(session.batch):
-                session.history.add(replace(snapshot, rounds=[None] * len(snapshot.rounds)))
-                yield snapshot
-                now = time.monotonic()
-                self.seconds = before + now - begun
-                self.stopped = stop() and at.round < session.batch.plan.rounds
-                if self.stopped or now - saved > SECONDS:
-                    self._checkpoint()
-                    saved = time.monotonic()
-                if self.stopped:
-                    return
-        finally:
-            session.batch.workers.close()
+        self._before = time.monotonic()
+        self.stopped = yield from drive(self.session.batch, self, stop, CHECKPOINT_SECONDS)
 
-    def _checkpoint(self) -> None:
-        at = self.session.batch.progress
+    def take(self, snapshot: engine.Snapshot) -> None:
+        """Keep the evaluations: the archive has no use for what the server saw."""
+        self.session.history.add(replace(snapshot, rounds=[None] * len(snapshot.rounds)))
+        self._count_seconds()
+
+    def checkpoint(self) -> None:
+        """Save all that is needed to resume from here."""
+        self._count_seconds()
+        progress = self.session.batch.progress
         meta = {**self.session.meta(), "seconds": self.seconds}
-        self.folder.save(at.round, at.arrays(), meta, self.session.history)
+        self.folder.save(progress.round, progress.arrays(), meta, self.session.history)
 
-    def finish(self, out: Path, command: Sequence[str]) -> Path:
+    def finish(self) -> None:
         """Save the compact history; the checkpoint is no longer needed."""
-        target = out / f"{self.work.file}.npz"
+        self._count_seconds()
         sizes = [run.federation.validation.size for run, _ in self.session.batch.handed_out]
-        archive.write(target, self.session.history.runs, sizes, self._about(command))
+        archive.write(self.target, self.session.history.runs, sizes, self._about())
         self.folder.discard()
-        return target
 
-    def hold(self) -> Held:
-        """Its data for the next batch, without all that was made of them."""
-        if self.held is None:
+    def close(self) -> None:
+        self.session.close()
+        self.folder.close()
+
+    def _count_seconds(self) -> None:
+        now = time.monotonic()
+        self.seconds, self._before = self.seconds + now - self._before, now
+
+    def loaded_data(self) -> LoadedData:
+        """Its data as they were read, for the next batch."""
+        if self.loaded is None:
             data = self.session.data
-            self.held = Held(self.session.experiment.data, data, data.sha256())
-        return self.held
+            self.loaded = LoadedData(self.session.experiment.data, data, data.sha256())
+        return self.loaded
 
-    def _about(self, command: Sequence[str]) -> dict[str, Any]:
+    def _about(self) -> dict[str, Any]:
         batch = self.session.batch
-        held, splits = self.hold(), {run.seed: run.federation for run in batch.runs}
+        loaded, splits = self.loaded_data(), {run.seed: run.federation for run in batch.runs}
         return {
             "target": self.work.name,
             "settings": self.work.job.settings,
             "seconds": round(self.seconds, 1),
             "dtype": batch.plan.dtype,
-            **experiment.made_with(batch),
-            "command": _command(command),
-            "data": {"name": held.data.name, "sha256": held.sha256},
+            **experiment.environment(batch),
+            "command": _command(self.command),
+            "data": {"name": loaded.data.name, "sha256": loaded.sha256},
             "partition": {str(seed): fed.split.sha256() for seed, fed in splits.items()},
         }
 
 
-def begin(work: Work, out: Path, machine: config.Machine, held: Held | None = None) -> Batch:
-    """A batch at round 0, or where it was interrupted; with the data that are held, if its own."""
+def begin(
+    work: PendingBatch,
+    out: Path,
+    machine: config.Machine,
+    loaded: LoadedData | None = None,
+    command: Sequence[str] = (),
+) -> RunningBatch:
+    """Start a batch, or resume it; `loaded` data are used if they are those of this batch."""
     job = work.job
     seeds = sorted({key.seed for key in work.runs})
     asked = job.experiment.model_copy(update={"seeds": seeds, "machine": machine})
     chosen = [(job.strategies[key.label], key.seed, key.deploy) for key in work.runs]
-    held = held if held and held.suits(asked.data) else None
-    own = Own(held.data) if held else None
+    loaded = loaded if loaded and loaded.fits(asked.data) else None
+    own = UserObjects(loaded.data) if loaded else None
     session = experiment.prepare(asked, own, list(job.strategies.values()), chosen)
     if session.batch.ranks.count > 1:
         raise InputError("reproduce is one process: give each GPU its part with --batch I/N")
     run_folder.make_folder(out)
     name = f"checkpoint/{work.file}.{machine.dtype}"
     try:
-        place = files.inside(out, f"{name}/.lock").parent
+        place = files.path_inside(out, f"{name}/.lock").parent
     except OSError as error:
-        raise files.failed(out / name, error) from error
+        raise files.write_error(out / name, error) from error
     folder = run_folder.Folder(place, remedy="fix it, then repeat the command")
-    files.tidy(out, f"{work.file}.npz")
+    files.remove_temporary_files(out, f"{work.file}.npz")
     seconds = 0.0
     try:
         if run_folder.checkpoints(folder.path):
             arrays, meta, damaged = run_folder.load_checkpoint(folder.path)
-            experiment.alike(session, meta, folder.path, apart="machine")
+            experiment.require_same_experiment(session, meta, folder.path, apart="machine")
             session.restore(arrays, meta, folder.path)
             seconds = float(meta.get("seconds", 0))
-            session.faults += damaged
-            session.notes.append(f"goes on after round {meta['round']}")
+            session.warnings += damaged
+            session.notes.append(f"resumed after round {meta['round']}")
     except BaseException:
         folder.close()
         session.batch.workers.close()
         raise
-    return Batch(work, session, folder, seconds, held)
+    target = out / f"{work.file}.npz"
+    return RunningBatch(work, session, folder, target, command, seconds, loaded)
 
 
 def _command(words: Sequence[str]) -> str:
-    """The command as anyone would type it: without where files went."""
+    """The command as anyone would type it, without --out."""
     kept, skip = ["fedmaba"], False
     for word in words[1:]:
         if not skip and not word.startswith("--out"):

@@ -127,8 +127,8 @@ class Scale:
 def folder() -> Path:
     """Where the files lie: in the package as installed, else at the root of the repository."""
     package = Path(__file__).parents[1]
-    here = package / "experiments"  # in a wheel; in a clone they stand beside src
-    return here if here.is_dir() else package.parents[1] / "experiments"
+    installed = package / "experiments"
+    return installed if installed.is_dir() else package.parents[1] / "experiments"
 
 
 def names() -> list[str]:
@@ -327,7 +327,7 @@ def _read(name: str) -> dict[str, Any]:
     """The tree of a target with all that it takes over."""
     if name not in names():
         raise unknown("target", name, names())
-    tree = config.load(folder() / f"{name}.toml")
+    tree = config.read_toml(folder() / f"{name}.toml")
     if not isinstance(tree.get("target"), dict):
         raise InputError(f"{name}.toml has no section [target]: add one, with kind and title")
     like = tree["target"].pop("like", None)

@@ -15,7 +15,7 @@ from fedmaba.report.paired import difference, moments
 from fedmaba.report.scene import WIDE
 from fedmaba.report.table import FIGURES, columns, grid_of_differences, grid_of_rows, minus
 from fedmaba.reproduction import archive, paper, targets
-from fedmaba.reproduction.archive import Batch, history_of
+from fedmaba.reproduction.archive import ArchiveFile, deployed_history
 from fedmaba.reproduction.paper import name_of
 from fedmaba.reproduction.targets import Target
 from fedmaba.results.history import History, Model, Row
@@ -38,7 +38,7 @@ LAST = CHOICES["last"]
 # --- tables of algorithms ------------------------------------------------------------------------
 
 
-def table(out: Document, target: Target, batches: Sequence[Batch]) -> None:
+def table(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
     """Rows by figures beside the paper's, differences to FedAvg, what the average does."""
     history = archive.collect(batches, target.jobs[0])[0]
     first = of_deploy(history, None)
@@ -152,9 +152,9 @@ def _note_diverged(out: Document, history: History) -> None:
 # --- the hyper-parameter search ------------------------------------------------------------------
 
 
-def search(out: Document, target: Target, batches: Sequence[Batch]) -> None:
+def search(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
     """Every setting of a grid, and which one is picked for each algorithm."""
-    history = history_of(batches, target.jobs[0])
+    history = deployed_history(batches, target.jobs[0])
     tested = {row.label: row for row in history.summary("last")}
     groups: dict[str, list[Row]] = {}
     for row in validated(history).summary("last"):
@@ -191,9 +191,9 @@ def pick(rows: Sequence[Row]) -> Row | None:
 # --- figures, and the numbers in them ------------------------------------------------------------
 
 
-def curve(out: Document, target: Target, batches: Sequence[Batch]) -> None:
+def curve(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
     """Variance over rounds."""
-    history = history_of(batches, target.jobs[0])
+    history = deployed_history(batches, target.jobs[0])
     _draw(out, history, target.view.figures, target.view.smooth)
     runs = [r for r in history.runs if "evaluated" in r.tables]
     marks = sorted({int(t) for r in runs for t in r.evaluated})
@@ -221,10 +221,10 @@ def curve(out: Document, target: Target, batches: Sequence[Batch]) -> None:
     _note_diverged(out, history)
 
 
-def sweep(out: Document, target: Target, batches: Sequence[Batch]) -> None:
+def sweep(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
     """Figures against a hyper-parameter."""
     job, parameter = target.jobs[0], target.view.sweep
-    history = history_of(batches, job)
+    history = deployed_history(batches, job)
     along = {
         label: float(getattr(s, parameter))
         for label, s in job.strategies.items()
@@ -244,7 +244,7 @@ def sweep(out: Document, target: Target, batches: Sequence[Batch]) -> None:
 # --- other readings ------------------------------------------------------------------------------
 
 
-def readings(out: Document, target: Target, batches: Sequence[Batch]) -> None:
+def readings(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
     """FedAvg beside FedMABA under other readings of the paper."""
     for name in ("last", "last5"):
         head = ["reading", "seeds"]
@@ -253,7 +253,7 @@ def readings(out: Document, target: Target, batches: Sequence[Batch]) -> None:
         head.append("variance, FedMABA − FedAvg")
         body = []
         for job in target.jobs:
-            found = values(history_of(batches, job), "last", CHOICES[name])
+            found = values(deployed_history(batches, job), "last", CHOICES[name])
             row = next((label for label in job.strategies if label != REFERENCE), "")
             cells = [
                 number(*moments([*by_seed(found, label, figure).values()]))
@@ -270,7 +270,7 @@ def readings(out: Document, target: Target, batches: Sequence[Batch]) -> None:
 # --- hostile clients -----------------------------------------------------------------------------
 
 
-def attacks(out: Document, target: Target, batches: Sequence[Batch]) -> None:
+def attacks(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
     """Every strategy under every attack that was tried."""
     rows = list(dict.fromkeys(label for job in target.jobs for label in job.strategies))
     for figure, title in (
@@ -280,7 +280,7 @@ def attacks(out: Document, target: Target, batches: Sequence[Batch]) -> None:
     ):
         body = []
         for job in target.jobs:
-            found = values(history_of(batches, job), "deployed", CHOICES["last"])
+            found = values(deployed_history(batches, job), "deployed", CHOICES["last"])
             cells = [number(*moments([*by_seed(found, row, figure).values()])) for row in rows]
             seeds = max((len(by_seed(found, row, figure)) for row in rows), default=0)
             body += [[Cell(job.title), Cell(str(seeds)), *cells]] if seeds else []

@@ -1,7 +1,8 @@
-"""Files that others may have made: plain ones only, never through a link, limited before reading.
+"""Read and write files that others may have changed: plain files only, never through a link.
 
-Reading raises OSError or ValueError, whose words the caller puts into its own line. Writing is
-whole or not at all. JSON and TOML are parsed within limits. No torch and no NumPy.
+Sizes are checked before reading. Reading raises OSError or ValueError, and the caller adds which
+file it was. A file is written whole or not at all. JSON and TOML are parsed within limits. A folder
+is locked by one process. No torch and no NumPy.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ except ImportError:  # no advisory locks on this platform: two runs on one folde
     fcntl = None  # type: ignore[assignment]
 
 MB = 2**20
-JSON_BYTES = 64 * MB
-LINE_BYTES = 4 * MB
-LINES_BYTES = 64 * MB  # of a JSONL file that are read
-TOML_BYTES = 256 * 1024
-VALUES = 2_000_000  # in one JSON text
-DEPTH = 50  # of brackets in a JSON or TOML text
-DIGITS = 20  # of a whole number
-DOTS = 64  # on a line of TOML, strings apart: its reader takes a time quadratic in them
+MAX_JSON_BYTES = 64 * MB
+MAX_LINE_BYTES = 4 * MB
+MAX_LINES_BYTES = 64 * MB  # of one JSONL file
+MAX_TOML_BYTES = 256 * 1024
+MAX_VALUES = 2_000_000  # in one JSON text
+MAX_DEPTH = 50  # of brackets in a JSON or TOML text
+MAX_DIGITS = 20  # of a whole number
+MAX_DOTS = 64  # on a line of TOML, outside strings: the time to parse grows with their square
 REMEDY = "fix it, then `fedmaba resume`"
 Buffer = bytes | memoryview
 
-# What Windows lacks counts as nothing.
+# Flags that Windows does not have count as 0.
 _SAFE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
 _FOLLOW = getattr(os, "O_NOFOLLOW", 0)
-_TEMPORARY = re.compile(  # those of the version before had no random number
+_TEMPORARY = re.compile(  # names of earlier versions had no random number
     r"\.(?P<name>.+)\.[0-9a-f]{16}\.tmp|\.(?P<old>experiment\.toml|about\.json|runs\.json|"
     r"rounds\.jsonl|[0-9]+\.ckpt|.+\.npz|.+\.safetensors)\.tmp"
 )
@@ -55,7 +56,7 @@ _QUOTED = re.compile(
 )
 
 
-class Odd(OSError):
+class UnexpectedKind(OSError):
     """Something else where a plain file or a real folder should be."""
 
     def __init__(self, path: Path, what: str) -> None:
@@ -66,17 +67,18 @@ class Odd(OSError):
 
 
 @contextlib.contextmanager
-def opened(path: Path, links: bool = False) -> Iterator[io.BufferedReader]:
-    """A plain file to read; one that the user named may be reached by a link."""
-    _plain(path, os.stat(path, follow_symlinks=links))  # before it is opened, which may do things
+def open_plain(path: Path, links: bool = False) -> Iterator[io.BufferedReader]:
+    """Open a plain file to read; one that the user named may be reached by a link."""
+    # Checked before opening too: to open a device or a pipe may have effects.
+    _require_plain(path, os.stat(path, follow_symlinks=links))
     with open(path, "rb", opener=_opener(_SAFE & ~_FOLLOW if links else _SAFE)) as file:
-        _plain(path, os.fstat(file.fileno()))
+        _require_plain(path, os.fstat(file.fileno()))
         yield file
 
 
 def read(path: Path, most: int, links: bool = False) -> bytes:
     """The bytes of a plain file that is not larger than `most`."""
-    with opened(path, links) as file:
+    with open_plain(path, links) as file:
         size = os.fstat(file.fileno()).st_size
         content = file.read(most + 1) if size <= most else b""
     if size > most or len(content) > most:
@@ -84,33 +86,33 @@ def read(path: Path, most: int, links: bool = False) -> bytes:
     return content
 
 
-def used(file: IO[bytes]) -> int:
-    """The bytes of an open file that lie on the disk: a file with holes is larger than that."""
+def bytes_on_disk(file: IO[bytes]) -> int:
+    """How many bytes an open file takes on the disk: fewer than its size if it has holes."""
     found = os.fstat(file.fileno())
     blocks: int | None = getattr(found, "st_blocks", None)  # Windows does not tell
     return found.st_size if blocks is None else min(found.st_size, blocks * 512)
 
 
-def holes(file: IO[bytes]) -> bool:
-    """Whether most of a large file is nothing, which takes no time to write and long to read."""
-    return used(file) < os.fstat(file.fileno()).st_size / 2 - MB
+def mostly_holes(file: IO[bytes]) -> bool:
+    """Whether most of a large file is a hole: quick to make, slow to read."""
+    return bytes_on_disk(file) < os.fstat(file.fileno()).st_size / 2 - MB
 
 
 def sha256(path: Path) -> str:
-    """The digest of a plain file, read in pieces; "" of one that is full of holes."""
-    with opened(path) as file:
-        if holes(file):
+    """The SHA-256 of a plain file, or "" for one that is mostly holes."""
+    with open_plain(path) as file:
+        if mostly_holes(file):
             return ""
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def there(path: Path) -> bool:
-    """Whether something has this name, a link to nowhere among it."""
+def exists(path: Path) -> bool:
+    """Whether anything has this name, even a link to nowhere."""
     return os.path.lexists(path)
 
 
-def inside(root: Path, name: str) -> Path:
-    """A path below a folder, refused where something on the way to it is no real folder."""
+def path_inside(root: Path, name: str) -> Path:
+    """A path below a folder; refused if anything on the way is not a real folder."""
     path = root
     for part in Path(name).parts[:-1]:
         path = path / part
@@ -123,11 +125,13 @@ def real_folder(path: Path) -> None:
     """Refuse what is no folder, and a link to one."""
     mode = os.lstat(path).st_mode
     if not stat.S_ISDIR(mode):
-        raise Odd(path, f"{path.name} is {_kind(mode)} where a real folder should be")
+        raise UnexpectedKind(
+            path, f"{path.name} is {_kind_in_words(mode)} where a real folder should be"
+        )
 
 
-def names(folder: Path, pattern: re.Pattern[str]) -> list[str]:
-    """The names in a real folder that a pattern fits; none where there is no such folder."""
+def matching_names(folder: Path, pattern: re.Pattern[str]) -> list[str]:
+    """The names in a real folder that match a pattern; none if there is no such folder."""
     try:
         real_folder(folder)
         return [name for name in os.listdir(folder) if pattern.fullmatch(name)]
@@ -139,12 +143,14 @@ def _opener(flags: int, mode: int = 0o666) -> Callable[[str, int], int]:
     return lambda path, own: os.open(path, own | flags, mode)
 
 
-def _plain(path: Path, found: os.stat_result) -> None:
+def _require_plain(path: Path, found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise Odd(path, f"it is {_kind(found.st_mode)} where a plain file should be")
+        raise UnexpectedKind(
+            path, f"it is {_kind_in_words(found.st_mode)} where a plain file should be"
+        )
 
 
-def _kind(mode: int) -> str:
+def _kind_in_words(mode: int) -> str:
     kinds = {
         stat.S_IFLNK: "a link",
         stat.S_IFDIR: "a directory",
@@ -160,13 +166,13 @@ def _kind(mode: int) -> str:
 
 def read_json(path: Path) -> Any:
     """The tree of a JSON file."""
-    return parse_json(read(path, JSON_BYTES))
+    return parse_json(read(path, MAX_JSON_BYTES))
 
 
 def parse_json(data: bytes) -> Any:
-    """The tree of a JSON text: UTF-8, finite numbers of usual size, not too many, not too deep."""
+    """Parse JSON text within limits: UTF-8, finite numbers, not too many values, not too deep."""
     text = data.decode()
-    _shallow(_STRING.sub("", text))
+    _check_size_and_depth(_STRING.sub("", text))
     tree = json.loads(text, parse_int=_int, parse_float=_float, parse_constant=_constant)
     if "\\ud" in text or "\\uD" in text:
         try:
@@ -177,17 +183,17 @@ def parse_json(data: bytes) -> Any:
 
 
 def json_lines(path: Path, start: int = 0) -> Iterator[tuple[str, Any]]:
-    """Place and tree of each whole line of a JSONL file; one in the making ends it."""
-    with opened(path) as file:
+    """Yield place and content of each line of a JSONL file; an unfinished last line is left out."""
+    with open_plain(path) as file:
         file.seek(start)
-        number, left = 0, LINES_BYTES
-        while line := file.readline(LINE_BYTES + 1):
+        number, left = 0, MAX_LINES_BYTES
+        while line := file.readline(MAX_LINE_BYTES + 1):
             number, left = number + 1, left - len(line)
             place = f"line {number}" + (f" after byte {start}" if start else "")
-            if len(line) > LINE_BYTES:
-                raise ValueError(f"{place} has more than {LINE_BYTES:,} bytes")
+            if len(line) > MAX_LINE_BYTES:
+                raise ValueError(f"{place} has more than {MAX_LINE_BYTES:,} bytes")
             if left < 0:
-                raise ValueError(f"it has more than {LINES_BYTES:,} bytes to read")
+                raise ValueError(f"it has more than {MAX_LINES_BYTES:,} bytes to read")
             if not line.endswith(b"\n"):
                 return
             try:
@@ -197,47 +203,47 @@ def json_lines(path: Path, start: int = 0) -> Iterator[tuple[str, Any]]:
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:
-    """The tree of a TOML text, within the limits of JSON."""
+    """Parse TOML text within the limits of JSON."""
     text = data.decode()
-    if any(line.count(".") > DOTS for line in _QUOTED.sub("", text).split("\n")):
-        raise ValueError(f"a line has more than {DOTS} dots")
+    if any(line.count(".") > MAX_DOTS for line in _QUOTED.sub("", text).split("\n")):
+        raise ValueError(f"a line has more than {MAX_DOTS} dots")
     try:
         tree = tomllib.loads(text)
     except RecursionError:
-        raise ValueError(f"it is nested deeper than {DEPTH}") from None
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH}") from None
     level: list[Any] = [tree]
-    for _ in range(DEPTH):
+    for _ in range(MAX_DEPTH):
         for value in level:
-            if isinstance(value, int) and abs(value) >= 10**DIGITS:
-                raise ValueError(f"a number has more than {DIGITS} digits")
-        level = [inner for value in level for inner in _inner(value)]
+            if isinstance(value, int) and abs(value) >= 10**MAX_DIGITS:
+                raise ValueError(f"a number has more than {MAX_DIGITS} digits")
+        level = [inner for value in level for inner in _children(value)]
     if level:
-        raise ValueError(f"it is nested deeper than {DEPTH}")
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH}")
     return tree
 
 
-def _inner(value: object) -> Iterable[object]:
+def _children(value: object) -> Iterable[object]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
 
 
-def _shallow(bare: str) -> None:
-    """Refuse a JSON text, without its strings, of too many values or brackets in brackets."""
-    if sum(map(bare.count, ",[{")) > VALUES:
-        raise ValueError(f"it has more than {VALUES:,} values")
+def _check_size_and_depth(bare: str) -> None:
+    """Refuse JSON text (without its strings) of too many values, or nested too deep."""
+    if sum(map(bare.count, ",[{")) > MAX_VALUES:
+        raise ValueError(f"it has more than {MAX_VALUES:,} values")
     bare = _BETWEEN.sub("", bare)
-    for _ in range(DEPTH):
+    for _ in range(MAX_DEPTH):
         if not bare:
             return
         bare = bare.replace("[]", "").replace("{}", "")
     if bare:
-        raise ValueError(f"its brackets do not match, or are nested deeper than {DEPTH}")
+        raise ValueError(f"its brackets do not match, or are nested deeper than {MAX_DEPTH}")
 
 
 def _int(text: str) -> int:
-    if len(text) > DIGITS:
-        raise ValueError(f"a number has {len(text):,} digits, of at most {DIGITS}")
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"a number has {len(text):,} digits, of at most {MAX_DIGITS}")
     return int(text)
 
 
@@ -256,50 +262,52 @@ def _constant(text: str) -> None:
 
 
 def write(target: Path, *content: Buffer, remedy: str = REMEDY, private: bool = False) -> None:
-    """A whole file or none: temporary file, fsync, rename, fsync of the folder."""
+    """Write a whole file or none: temporary file, fsync, rename, fsync of the folder."""
     temporary = target.with_name(f".{target.name[:50]}.{secrets.token_hex(8)}.tmp")
     try:
         target.parent.mkdir(exist_ok=True, mode=0o750 if private else 0o777)
-        with open(temporary, "xb", opener=_opener(_SAFE, _mode(private))) as file:
+        with open(temporary, "xb", opener=_opener(_SAFE, _permissions(private))) as file:
             for part in content:
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
         sync(target.parent)
-    except BaseException as error:  # Ctrl-C among them
+    except BaseException as error:  # also Ctrl-C
         remove([temporary])
         if isinstance(error, OSError):
-            raise failed(target, error, remedy) from error
+            raise write_error(target, error, remedy) from error
         raise
 
 
 @contextlib.contextmanager
-def appended(path: Path, private: bool = False, buffering: int = -1) -> Iterator[IO[bytes]]:
-    """A plain file with no other name, to write at its end."""
+def open_to_append(path: Path, private: bool = False, buffering: int = -1) -> Iterator[IO[bytes]]:
+    """Open a plain file that has only this name, to write at its end."""
     with contextlib.suppress(FileNotFoundError):
-        _single(path, os.lstat(path))
-    with open(path, "ab+", buffering, opener=_opener(_SAFE, _mode(private))) as file:
+        _require_single_name(path, os.lstat(path))
+    with open(path, "ab+", buffering, opener=_opener(_SAFE, _permissions(private))) as file:
         found = os.fstat(file.fileno())
-        _single(path, found)
+        _require_single_name(path, found)
         if private and found.st_mode & 0o137:
             os.fchmod(file.fileno(), found.st_mode & 0o640)
         yield file
 
 
-def _single(path: Path, found: os.stat_result) -> None:
-    _plain(path, found)
+def _require_single_name(path: Path, found: os.stat_result) -> None:
+    _require_plain(path, found)
     if found.st_nlink > 1:
-        raise Odd(path, "the file has another name, too (a hard link): put a copy in its place")
+        raise UnexpectedKind(
+            path, "the file has another name, too (a hard link): put a copy in its place"
+        )
 
 
-def _mode(private: bool) -> int:
+def _permissions(private: bool) -> int:
     return 0o640 if private else 0o666
 
 
-def failed(target: Path, error: OSError, remedy: str = REMEDY) -> FedmabaError:
-    """The line on a write that failed; a full disk has a remedy of its own."""
-    if isinstance(error, Odd):
+def write_error(target: Path, error: OSError, remedy: str = REMEDY) -> FedmabaError:
+    """The error for a write that failed; a full disk has a remedy of its own."""
+    if isinstance(error, UnexpectedKind):
         return InputError(f"{target} is not written: {error.strerror}: move it away")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = re.sub("^fix it", "free some space", remedy)
@@ -307,22 +315,24 @@ def failed(target: Path, error: OSError, remedy: str = REMEDY) -> FedmabaError:
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Remove files nobody needs; one that cannot be removed does no harm."""
+    """Remove files; one that cannot be removed does no harm."""
     for path in paths:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
 
 def is_temporary(name: str, of: str | None = None) -> bool:
-    """Whether a file has the name of one that `write` had not finished, of any target or one."""
+    """Whether this is the name of an unfinished file of `write`, for any target or for one."""
     found = _TEMPORARY.fullmatch(name)
     return found is not None and (of is None or of[:50] in found.groups() or of == found["old"])
 
 
-def tidy(folder: Path, of: str | None = None) -> None:
-    """Remove what a process that was killed in a write had not finished."""
+def remove_temporary_files(folder: Path, of: str | None = None) -> None:
+    """Remove unfinished files that a killed process left."""
     with contextlib.suppress(OSError):
-        remove(folder / name for name in names(folder, _TEMPORARY) if is_temporary(name, of))
+        remove(
+            folder / name for name in matching_names(folder, _TEMPORARY) if is_temporary(name, of)
+        )
 
 
 def sync(path: Path) -> None:
@@ -340,60 +350,60 @@ def sync(path: Path) -> None:
 # --- one owner ---------------------------------------------------------------------------------
 
 
-class Hold:
-    """A folder that this process alone works on, until it lets go.
+class FolderLock:
+    """Locks a folder, so that only this process works on it until `close`.
 
-    Locked are both the folder and its file `.lock`, which says who holds it: whoever deletes the
-    file does not open the folder to a second process.
+    Both the folder and its file `.lock` are locked; the file says which process it is. Deleting the
+    file therefore does not let a second process in.
     """
 
     def __init__(self, path: Path, private: bool = False, remedy: str = REMEDY) -> None:
         self.path = path
         self._kept = contextlib.ExitStack()
         try:
-            file = self._take(private)
+            file = self._lock_both(private)
             file.truncate(0)
             file.write(f"process {os.getpid()}".encode())
         except BlockingIOError:
             self.close()
-            holder = _holder(path / ".lock")
+            holder = _who_holds(path / ".lock")
             raise Busy(f"{path} is in use by {holder}: wait, or choose another folder") from None
         except OSError as error:
             self.close()
-            raise failed(path / ".lock", error, remedy) from error
+            raise write_error(path / ".lock", error, remedy) from error
 
     def close(self) -> None:
         self._kept.close()
 
-    def _take(self, private: bool) -> IO[bytes]:
-        """Lock the folder; again where another process removes it or the lock file meanwhile."""
+    def _lock_both(self, private: bool) -> IO[bytes]:
+        """Lock the folder; try again if another process removes it or the lock file meanwhile."""
         file = self.path / ".lock"
         for tried in range(10):
             try:
                 self.path.mkdir(parents=True, exist_ok=True, mode=0o750 if private else 0o777)
-                handle = self._folder()
-                lock = self._kept.enter_context(appended(file, private, 0))
+                handle = self._lock_folder()
+                lock = self._kept.enter_context(open_to_append(file, private, 0))
             except BlockingIOError:
                 raise
             except OSError as error:
                 self.close()
                 if isinstance(error, FileNotFoundError) and tried < 9:
                     continue
-                if isinstance(error, Odd):
+                if isinstance(error, UnexpectedKind):
                     raise
                 raise SaveFailed(f"{self.path}: {error.strerror}: choose another folder") from error
             _lock(lock.fileno())
             with contextlib.suppress(FileNotFoundError):
                 same = os.path.samestat(os.fstat(lock.fileno()), os.lstat(file))
-                if same and (handle is None or _same(handle, self.path)):
+                if same and (handle is None or _is_same_folder(handle, self.path)):
                     if private:
                         os.chmod(self.path, os.stat(self.path).st_mode & 0o750)
                     return lock
             self.close()
         raise SaveFailed(f"{file} is removed again and again: choose another folder")
 
-    def _folder(self) -> int | None:
-        """A locked handle of the folder; None where the system locks files alone."""
+    def _lock_folder(self) -> int | None:
+        """A locked handle of the folder, or None where the system can lock files only."""
         if fcntl is None or not hasattr(os, "O_DIRECTORY"):
             return None
         handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
@@ -402,17 +412,17 @@ class Hold:
             _lock(handle)
         except BlockingIOError:
             raise
-        except OSError:  # as some network file systems: the file has a lock, too
+        except OSError:  # some network file systems cannot: the lock of the file must do
             return None
         return handle
 
 
-def _same(handle: int, path: Path) -> bool:
+def _is_same_folder(handle: int, path: Path) -> bool:
     return os.path.samestat(os.fstat(handle), os.stat(path))
 
 
 def _lock(handle: int) -> None:
-    """Lock a file or folder; tried twice, as someone may only be looking whether it is `held`."""
+    """Lock a file or folder; tried twice, because `in_use` locks it for a moment to look."""
     if fcntl is None:
         return
     try:
@@ -422,8 +432,8 @@ def _lock(handle: int) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _holder(file: Path) -> str:
-    """Who holds a folder; it may not have said so yet."""
+def _who_holds(file: Path) -> str:
+    """Which process has locked a folder; it may not have written its name yet."""
     for _ in range(50):
         time.sleep(0.02)
         with contextlib.suppress(OSError, ValueError):
@@ -432,13 +442,13 @@ def _holder(file: Path) -> str:
     return "another process"
 
 
-def locks() -> bool:
+def can_lock() -> bool:
     """Whether this system can lock files at all."""
     return fcntl is not None
 
 
-def held(path: Path) -> bool:
-    """Whether a process works on a folder; yes where nobody can tell."""
+def in_use(path: Path) -> bool:
+    """Whether a process works on a folder; True where the system cannot tell."""
     unsure = False
     for target, flags in ((path, _SAFE & ~_FOLLOW), (path / ".lock", _SAFE)):
         try:

@@ -70,8 +70,9 @@ class RunHistory:
     test_size: IntArray  # (N,)
     diverged: str = ""
     tables: dict[str, Column] = field(default_factory=dict)
-    of: str = ""  # a digest of what all seeds have in common; "" where nobody told
-    _looked: dict[str, tuple[Any, int, bool]] = field(  # at a table, so far, and all were shares
+    of: str = ""  # digest of all settings but the seed; "" where no file says it
+    # By table: the table itself, how many of its rows were looked at, whether all were shares.
+    _unit_cache: dict[str, tuple[Any, int, bool]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -80,11 +81,11 @@ class RunHistory:
         """Percent, unless a score of any evaluation lies outside 0 to 1."""
         for name, table in self.tables.items():
             if name.endswith(".accuracy"):
-                seen, count, shares = self._looked.get(name, (None, 0, True))
+                seen, count, shares = self._unit_cache.get(name, (None, 0, True))
                 count, shares = (count, shares) if seen is table else (0, True)
                 shares = shares and metrics.are_shares(np.asarray(table[count:]))
-                self._looked[name] = table, len(table), shares
-        known = [self._looked[name] for name in self._looked if name in self.tables]
+                self._unit_cache[name] = table, len(table), shares
+        known = [self._unit_cache[name] for name in self._unit_cache if name in self.tables]
         return PERCENT if all(shares for _, _, shares in known) else PLAIN
 
     @property
@@ -156,7 +157,7 @@ class RunHistory:
         return {"test_size": self.test_size, **tables}
 
 
-def one_experiment(runs: Sequence[RunHistory]) -> None:
+def require_one_experiment(runs: Sequence[RunHistory]) -> None:
     """Refuse a run that is there twice, and runs of one label that differ in more than the seed."""
     first: dict[str, RunHistory] = {}
     there: set[tuple[str, int, str]] = set()
@@ -202,7 +203,7 @@ class History:
     share: float = 0.05  # of clients in "worst" and "best", unless a table says otherwise
 
     def __post_init__(self) -> None:
-        one_experiment(self.runs)
+        require_one_experiment(self.runs)
 
     @property
     def unit(self) -> Unit:
@@ -224,14 +225,14 @@ class History:
                 told |= {f"info.{name}": float(value) for name, value in seen.info.items()}
                 for name in told.keys() - run.tables.keys():  # first told of in this round
                     run.tables[name] = Column(np.full(past, np.nan))
-                _extend(run, row | told)
+                _append_row(run, row | told)
             found = snapshot.evaluations[d] if snapshot.evaluations else None
             if found is not None:
                 rows: dict[str, Any] = {"evaluated": done}
                 for name, scores in found.items():
                     rows[f"{name}.accuracy"] = scores.accuracy
                     rows[f"{name}.loss"] = scores.loss
-                _extend(run, rows)
+                _append_row(run, rows)
 
     def summary(
         self,
@@ -241,7 +242,7 @@ class History:
         unit: Unit | None = None,
     ) -> list[Row]:
         """One row per strategy: mean and sd over its seeds that did not diverge."""
-        one_experiment(self.runs)
+        require_one_experiment(self.runs)
         share, unit = self.share if share is None else share, unit or self.unit
         rows, labels = [], dict[str, list[RunHistory]]()
         for run in self.runs:
@@ -270,7 +271,7 @@ class History:
         try:
             import pandas
         except ImportError as error:
-            raise InputError("to_pandas() wants pandas: pip install pandas") from error
+            raise InputError("to_pandas() needs pandas: pip install pandas") from error
         frames = []
         for run in self.runs:
             if "evaluated" not in run.tables:
@@ -321,8 +322,8 @@ def from_arrays(
     """A history from what `RunHistory.arrays` gave and the runs' labels."""
     runs = []
     for about, tables in zip(meta, arrays, strict=True):
-        whole(tables)
-        _sound(tables)
+        check_shapes(tables)
+        _check_values(tables)
         rows = {name: Column(table) for name, table in tables.items() if name != "test_size"}
         runs.append(
             RunHistory(
@@ -347,23 +348,23 @@ class Table(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-def whole(tables: Mapping[str, Table]) -> None:
+def check_shapes(tables: Mapping[str, Table]) -> None:
     """Refuse tables that do not belong together, by their types and shapes alone."""
     if "test_size" not in tables:
         raise ValueError("it lacks 'test_size'")
-    seen = {n: t for n, t in tables.items() if n in _SEEN or n.startswith("info.")}
+    seen = {n: t for n, t in tables.items() if n in _PER_ROUND or n.startswith("info.")}
     scored = {
         n: t for n, t in tables.items() if n not in seen and n.endswith((".accuracy", ".loss"))
     }
     if scored or "evaluated" in tables:
         pairs = [f"{model}.{what}" for model in get_args(Model) for what in ("accuracy", "loss")]
-        _has(tables, "evaluated", *pairs)
+        _require(tables, "evaluated", *pairs)
     if seen:
-        _has(tables, "round", "client", "weight")
+        _require(tables, "round", "client", "weight")
     one = {"test_size", "round", "evaluated", *(n for n in seen if n.startswith("info."))}
     two = {n for n in seen if n not in one} | scored.keys()
     for name, table in tables.items():
-        kinds = "iu" if name in _WHOLE else "f" if name in two else "iuf"
+        kinds = "iu" if name in _INTEGERS else "f" if name in two else "iuf"
         dimensions = 1 if name in one else 2 if name in two else max(1, len(table.shape))
         if table.dtype.kind not in kinds or len(table.shape) != dimensions:
             raise ValueError(f"{name} is {table.dtype} of shape {table.shape}")
@@ -377,18 +378,18 @@ def whole(tables: Mapping[str, Table]) -> None:
             raise ValueError(f"{name} and {other} are of different width")
 
 
-def _has(tables: Mapping[str, Table], *names: str) -> None:
+def _require(tables: Mapping[str, Table], *names: str) -> None:
     for name in names:
         if name not in tables:
             raise ValueError(f"it lacks {name!r}")
 
 
-def _sound(tables: Arrays) -> None:
+def _check_values(tables: Arrays) -> None:
     """Refuse numbers that no run writes."""
     if not len(tables["test_size"]) or (tables["test_size"] < 0).any():
         raise ValueError("test_size holds no clients, or fewer than no examples")
     for name in ("round", "evaluated"):
-        if name in tables and not increasing(tables[name]):
+        if name in tables and not is_increasing(tables[name]):
             raise ValueError(f"{name} does not count upwards from 1 or more")
     client = tables.get("client", np.zeros((0, 1), np.int64))
     if client.size and not 0 <= client.min() <= client.max() < len(tables["test_size"]):
@@ -399,15 +400,15 @@ def _sound(tables: Arrays) -> None:
             raise ValueError(f"{name} is not finite")
 
 
-def increasing(rounds: NDArray[Any]) -> bool:
+def is_increasing(rounds: NDArray[Any]) -> bool:
     """Whether these are numbers of rounds, one after another."""
     return not len(rounds) or bool(rounds[0] >= 1 and (rounds[1:] > rounds[:-1]).all())
 
 
-_SEEN = ("round", "client", "weight", "reported_loss")
-_WHOLE = ("test_size", "round", "evaluated", "client")
+_PER_ROUND = ("round", "client", "weight", "reported_loss")
+_INTEGERS = ("test_size", "round", "evaluated", "client")
 
 
-def _extend(run: RunHistory, row: dict[str, Any]) -> None:
+def _append_row(run: RunHistory, row: dict[str, Any]) -> None:
     for name, value in row.items():
         run.tables.setdefault(name, Column()).append(np.asarray(value))

@@ -1,4 +1,4 @@
-"""The only writer of a run folder: open formats, atomic files, checksummed checkpoints, one owner.
+"""Read and write run folders: open formats, atomic files, checksummed checkpoints, one writer.
 
 experiment.toml   what was asked for, resolved        about.json       versions, hashes, command
 partition.npz     who owns which examples, by seed    rounds.jsonl     a line per run and round
@@ -27,44 +27,43 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from fedmaba.errors import InputError, SaveFailed
-from fedmaba.results import arrays as packing
-from fedmaba.results import files, schema
-from fedmaba.results.arrays import Arrays, Budget, npz, pack
+from fedmaba.results import array_files, files, schema
+from fedmaba.results.array_files import Arrays, MemoryBudget, npz, pack
 from fedmaba.results.files import Buffer
-from fedmaba.results.history import History, from_arrays, whole
+from fedmaba.results.history import History, check_shapes, from_arrays
 from fedmaba.results.metrics import every
 
 MAGIC = b"FEDMABA1"
-KEEP = 2
-KEYS = ("label", "seed", "deploy", "diverged", "of")  # what runs.json says of a run
-FIRST = "experiment.toml"  # the file that makes a folder a run folder
-FOLDERS = ("checkpoint", "clients", "models")
+KEPT_CHECKPOINTS = 2
+RUN_KEYS = ("label", "seed", "deploy", "diverged", "of")  # what runs.json says of a run
+EXPERIMENT_FILE = "experiment.toml"  # the file that makes a folder a run folder
+SUBFOLDERS = ("checkpoint", "clients", "models")
 CHECKPOINT = re.compile(r"[0-9]{1,12}\.ckpt")
-LINES = 100_000  # of a run in progress that are looked at
-held = files.held  # whether a process works on a run folder
-RESTORE = "restore it, or run the experiment again with another --out"
+MAX_LINES = 100_000  # of rounds.jsonl that are read of a run in progress
+in_use = files.in_use  # whether a process works on a run folder
+RESTORE_HINT = "restore it, or run the experiment again with another --out"
 
 
 class Folder:
-    """A run folder held by this process; a private one is not for everybody to read."""
+    """A run folder that this process has locked; other users cannot read a private one."""
 
     def __init__(self, path: Path, private: bool = False, remedy: str = files.REMEDY) -> None:
-        self.path = path.resolve() if path.is_symlink() else path  # the user's own link is one
+        self.path = path.resolve() if path.is_symlink() else path  # the user may name it by a link
         self.private, self.remedy = private, remedy
         self.lines = 0  # bytes of rounds.jsonl that belong to the run
         self.digests: dict[str, str] = {}  # of the NPZ files that it holds
-        self._hold = files.Hold(self.path, private, remedy)
-        for folder in (self.path, *(self.path / name for name in FOLDERS)):
-            files.tidy(folder)
+        self._hold = files.FolderLock(self.path, private, remedy)
+        for folder in (self.path, *(self.path / name for name in SUBFOLDERS)):
+            files.remove_temporary_files(folder)
 
     def close(self) -> None:
         self._hold.close()
 
     def write(self, name: str, *content: Buffer) -> None:
         try:
-            target = files.inside(self.path, name)
+            target = files.path_inside(self.path, name)
         except OSError as error:
-            raise files.failed(self.path / name, error, self.remedy) from error
+            raise files.write_error(self.path / name, error, self.remedy) from error
         files.write(target, *content, remedy=self.remedy, private=self.private)
 
     def write_json(self, name: str, content: object) -> None:
@@ -76,37 +75,37 @@ class Folder:
         self.digests[name] = hashlib.sha256(content).hexdigest()
 
     def append_rounds(self, history: History, first: int) -> None:
-        """Lines of all runs for rounds after `first`, one round after another."""
-        self._append(_text(_all_lines(history, first)))
+        """Append the lines of all runs for the rounds after `first`, in the order of rounds."""
+        self._append(_as_json_lines(_lines_of_rounds(history, first)))
 
     def append_lines(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """JSON-ready lines behind the bytes of rounds.jsonl that belong to the run."""
-        self._append(_text(lines))
+        """Append JSON-ready lines after the bytes of rounds.jsonl that belong to the run."""
+        self._append(_as_json_lines(lines))
 
-    def renew_rounds(self, history: History) -> bool:
-        """Make rounds.jsonl begin with what the history tells; whether it did not."""
-        text = _text(_all_lines(history, 0))
+    def repair_rounds(self, history: History) -> bool:
+        """Rewrite rounds.jsonl if it does not begin with the history's lines; whether it did so."""
+        text = _as_json_lines(_lines_of_rounds(history, 0))
         self.lines = len(text)
         target = self.path / "rounds.jsonl"
         try:
-            with files.opened(target) as file:
+            with files.open_plain(target) as file:
                 same = file.read(len(text)) == text
-        except files.Odd as error:
-            raise files.failed(target, error) from error
+        except files.UnexpectedKind as error:
+            raise files.write_error(target, error) from error
         except OSError:
             same = not text
         if not same:
             self.write("rounds.jsonl", text)
         return not same
 
-    def renew_npz(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> bool:
-        """Write a damaged or missing file anew, and say whether it was; refuse an edited one."""
+    def repair_npz(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> bool:
+        """Rewrite a damaged or missing file and return True; refuse one that was edited."""
         target = self.path / name
         try:
-            found = packing.read_npz(target)
-        except files.Odd as error:
-            raise damaged(target, error) from error
-        except packing.UNREADABLE:
+            found = array_files.read_npz(target)
+        except files.UnexpectedKind as error:
+            raise unreadable(target, error) from error
+        except array_files.READ_ERRORS:
             self.write_npz(name, arrays)
             return True
         same = found.keys() == arrays.keys() and all(
@@ -115,7 +114,7 @@ class Folder:
         if not same:
             raise InputError(
                 f"{target} is not that of this run: restore it, or move it away: then it is "
-                "written anew"
+                "written again"
             )
         self.digests[name] = files.sha256(target)
         return False
@@ -123,40 +122,40 @@ class Folder:
     def _append(self, text: bytes) -> None:
         target = self.path / "rounds.jsonl"
         try:
-            with files.appended(target, self.private) as file:
+            with files.open_to_append(target, self.private) as file:
                 end = min(self.lines, file.seek(0, os.SEEK_END))  # fewer where someone took them
                 file.truncate(end)
                 file.write(text)
         except OSError as error:
-            raise files.failed(target, error, self.remedy) from error
+            raise files.write_error(target, error, self.remedy) from error
         self.lines = end + len(text)
 
     def append_timing(self, lines: Iterable[Mapping[str, Any]]) -> None:
         target = self.path / "timing.jsonl"
         try:
-            with files.appended(target, self.private) as file:
-                file.write(_text(lines))
+            with files.open_to_append(target, self.private) as file:
+                file.write(_as_json_lines(lines))
         except OSError as error:
-            raise files.failed(target, error, self.remedy) from error
+            raise files.write_error(target, error, self.remedy) from error
 
     def save(self, round: int, tensors: Arrays, meta: Mapping[str, Any], history: History) -> None:
-        """A checkpoint of everything; the one before stays until this one is whole."""
+        """Save a checkpoint; the one before stays until this one is complete."""
         arrays = dict(tensors)
         for r, run in enumerate(history.runs):
             arrays |= {f"table/{r}/{name}": v for name, v in run.arrays().items()}
         meta = {**meta, "round": round, "lines": self.lines, "share": history.share}
-        meta["runs"] = _runs(history)
+        meta["runs"] = _run_entries(history)
         body, digest = pack(arrays, meta), hashlib.sha256()
         for piece in body:
             digest.update(piece)
-        if self.lines:  # a checkpoint never tells of lines that a power cut could take
+        if self.lines:  # the lines must be on the disk before a checkpoint counts them
             try:
                 files.sync(self.path / "rounds.jsonl")
             except OSError as error:
-                raise files.failed(self.path / "rounds.jsonl", error, self.remedy) from error
+                raise files.write_error(self.path / "rounds.jsonl", error, self.remedy) from error
         self.write(f"checkpoint/{round:08d}.ckpt", MAGIC, digest.digest(), *body)
         found = checkpoints(self.path)
-        keep = [file for file in found if int(file.stem) <= round][:KEEP]
+        keep = [file for file in found if int(file.stem) <= round][:KEPT_CHECKPOINTS]
         files.remove(file for file in found if file not in keep)  # newer ones are damaged
 
     def finish(
@@ -165,34 +164,36 @@ class Folder:
         models: Mapping[str, Mapping[str, NDArray[Any]]],
         made: Mapping[str, Any] | None = None,
     ) -> None:
-        """Tables and models of a finished run; then its checkpoints are no longer needed."""
+        """Write the tables and models of a finished run and remove its checkpoints."""
         for r, run in enumerate(history.runs):
-            self.write_npz(f"clients/{run_id(r, run.label, run.seed)}.npz", run.arrays())
+            self.write_npz(f"clients/{run_file_stem(r, run.label, run.seed)}.npz", run.arrays())
         for name, weights in models.items():
             self.write(f"models/{name}.safetensors", safetensors.numpy.save(dict(weights)))
-        found = {"share": history.share, "runs": _runs(history), "files": self.digests}
+        found = {"share": history.share, "runs": _run_entries(history), "files": self.digests}
         self.write_json("runs.json", {**found, **({"made": made} if made else {})})
-        self.forget()
+        self.remove_checkpoints()
 
-    def forget(self) -> None:
+    def remove_checkpoints(self) -> None:
         """Remove the checkpoints of a finished run."""
         files.remove(checkpoints(self.path))
 
     def discard(self) -> None:
-        """The checkpoints are no longer needed, nor is the folder that holds nothing else."""
-        self.forget()
-        if not files.locks():  # an open file cannot be removed
+        """Remove the checkpoints, and the folder if nothing else is in it."""
+        self.remove_checkpoints()
+        if not files.can_lock():  # an open file cannot be removed
             self.close()
-        with contextlib.suppress(OSError):  # something of someone else's lies there
+        with contextlib.suppress(OSError):  # somebody put something else there
             (self.path / ".lock").unlink(missing_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # done before the first was due
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # the run ended before its first checkpoint
                 (self.path / "checkpoint").rmdir()
             self.path.rmdir()
         self.close()
 
 
 def make_folder(path: Path) -> None:
-    """A folder to write into."""
+    """Create a folder to write into, unless it is there."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -202,17 +203,17 @@ def make_folder(path: Path) -> None:
 def write_file(
     target: Path, *content: Buffer, remedy: str = files.REMEDY, below: Path | None = None
 ) -> None:
-    """A whole file or none; where `below` is given, no folder on the way from there is a link."""
+    """Write a whole file or none; no folder between `below` and the file may be a link."""
     if below is not None:
         try:
-            files.inside(below, str(target.relative_to(below)))
+            files.path_inside(below, str(target.relative_to(below)))
         except OSError as error:
-            raise files.failed(target, error, remedy) from error
+            raise files.write_error(target, error, remedy) from error
     files.write(target, *content, remedy=remedy)
 
 
-def claim(parent: Path, stem: str) -> Path:
-    """A new folder parent/stem-001 or the next free one, taken at once."""
+def create_numbered_folder(parent: Path, stem: str) -> Path:
+    """Create the folder parent/stem-001, or the next number that is free."""
     for number in range(1, 10**6):
         path = parent / f"{stem}-{number:03d}"
         try:
@@ -225,19 +226,20 @@ def claim(parent: Path, stem: str) -> Path:
     raise SaveFailed(f"{parent} is full of runs: choose another --out")
 
 
-def foreign(path: Path) -> bool:
-    """Whether something other than a run folder, begun or to be begun, lies here."""
+def holds_something_else(path: Path) -> bool:
+    """Whether this path holds something that is neither a run folder nor empty."""
     if not path.exists():
         return False
     if path.is_dir() and all(
-        name == ".lock" or files.is_temporary(name, FIRST) for name in os.listdir(path)
+        name == ".lock" or files.is_temporary(name, EXPERIMENT_FILE) for name in os.listdir(path)
     ):
         return False
-    return not files.there(path / FIRST)  # asked last: another process may just have written it
+    # Asked last: another process may have just written it.
+    return not files.exists(path / EXPERIMENT_FILE)
 
 
-def run_id(index: int, label: str, seed: int) -> str:
-    """A file name for a run that cannot leave its folder, whatever the label."""
+def run_file_stem(index: int, label: str, seed: int) -> str:
+    """The file name of a run without its suffix; safe whatever the label."""
     return f"{index:02d}-{re.sub(r'[^A-Za-z0-9.=,_-]', '_', label)[:80]}-s{seed}"
 
 
@@ -245,109 +247,111 @@ def checkpoints(path: Path) -> list[Path]:
     """The checkpoints of a run folder, newest first."""
     folder = path / "checkpoint"
     try:
-        found = [folder / name for name in files.names(folder, CHECKPOINT)]
+        found = [folder / name for name in files.matching_names(folder, CHECKPOINT)]
     except NotADirectoryError:
         return []
     except OSError as error:
-        raise damaged(folder, error) from error
+        raise unreadable(folder, error) from error
     return sorted(found, key=lambda file: int(file.stem), reverse=True)
 
 
 def load_checkpoint(
     path: Path, wanted: Callable[[str], bool] = lambda name: True
 ) -> tuple[Arrays, dict[str, Any], list[str]]:
-    """Arrays and meta data of the newest whole checkpoint, and what was found damaged."""
+    """Arrays and meta data of the newest sound checkpoint, and messages on damaged ones."""
     bad: list[str] = []
     for file in checkpoints(path):
         try:
             return *read_checkpoint(file, wanted), bad
-        except Damaged as error:
+        except DamagedCheckpoint as error:
             bad.append(str(error))
     if bad:
-        remedy = f"delete {path / 'checkpoint'} to begin anew, or choose another --out"
+        remedy = f"delete {path / 'checkpoint'} to start again, or choose another --out"
         raise InputError(f"{'; '.join(bad)}: {remedy}")
-    raise InputError(f"{path} holds no checkpoint yet: wait, or {to_go_on(path)}")
+    raise InputError(f"{path} holds no checkpoint yet: wait, or {resume_hint(path)}")
 
 
-class Damaged(InputError):
-    """A checkpoint whose checksum is wrong, or that is gone: the one before takes its place."""
+class DamagedCheckpoint(InputError):
+    """A checkpoint is missing or its checksum is wrong; the one before is used instead."""
 
 
 def read_checkpoint(
     file: Path, wanted: Callable[[str], bool] = lambda name: True
 ) -> tuple[Arrays, dict[str, Any]]:
-    """One checkpoint, or some of its arrays, refused unless its checksum is right."""
+    """Read a checkpoint, or some of its arrays, if its checksum is right."""
     try:
-        with files.opened(file) as opened:
+        with files.open_plain(file) as opened:
             size = os.fstat(opened.fileno()).st_size
             magic, told = opened.read(8), opened.read(32)
-            bad = magic != MAGIC or files.holes(opened)
+            bad = magic != MAGIC or files.mostly_holes(opened)
             if bad or hashlib.file_digest(opened, "sha256").digest() != told:
-                raise Damaged(f"{file} is damaged: its checksum is wrong, so it is not used")
+                raise DamagedCheckpoint(
+                    f"{file} is damaged: its checksum is wrong, so it is not used"
+                )
             opened.seek(40)
-            found, meta = packing.unpack(opened, size - 40, wanted)
+            found, meta = array_files.unpack(opened, size - 40, wanted)
         return found, schema.check(schema.Meta, meta)
     except FileNotFoundError as error:
-        raise Damaged(f"{file}: {error.strerror}") from error
+        raise DamagedCheckpoint(f"{file}: {error.strerror}") from error
     except InputError:
         raise
-    except packing.UNREADABLE as error:
+    except array_files.READ_ERRORS as error:
         raise InputError(
             f"{file} is no checkpoint of fedmaba: {reason(error)}: restore it, or choose another "
             "--out"
         ) from error
 
 
-def unpack(body: bytes) -> tuple[Arrays, dict[str, Any]]:
+def unpack_from_rank(body: bytes) -> tuple[Arrays, dict[str, Any]]:
     """The arrays and meta data that another rank packed."""
-    return packing.unpack(io.BytesIO(body), len(body))
+    return array_files.unpack(io.BytesIO(body), len(body))
 
 
 def load_history(path: Path | str) -> History:
     """The history of a finished run, or of an unfinished one as far as its checkpoint goes."""
-    return load_part(path)[0]
+    return load_history_and_offset(path)[0]
 
 
-def load_part(path: Path | str) -> tuple[History, int]:
-    """The history of a run folder, and the byte of rounds.jsonl from which newer lines stand."""
+def load_history_and_offset(path: Path | str) -> tuple[History, int]:
+    """The history of a run folder, and the byte of rounds.jsonl where newer lines begin."""
     path = Path(path)
     file = path / "runs.json"
-    if not (files.there(file) or files.there(path / FIRST) or checkpoints(path)):
+    if not (files.exists(file) or files.exists(path / EXPERIMENT_FILE) or checkpoints(path)):
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
-    if not files.there(file):
+    if not files.exists(file):
         found, meta, _ = load_checkpoint(path, lambda name: name.startswith("table/"))
         if "terms" in meta:
             raise InputError(f"{path} is the state of a server on Flower: see its rounds.jsonl")
-        return history_of(found, meta, path / "checkpoint"), meta["lines"]
+        return history_from_checkpoint(found, meta, path / "checkpoint"), meta["lines"]
     about = load_runs(path)
-    runs, share, budget = [], about.get("share", 0.05), Budget()
+    runs, share, budget = [], about.get("share", 0.05), MemoryBudget()
     for r, run in enumerate(about["runs"]):
-        name = f"clients/{run_id(r, run['label'], run['seed'])}.npz"
-        tables = _table(path, name, budget, about.get("files", {}))
+        name = f"clients/{run_file_stem(r, run['label'], run['seed'])}.npz"
+        tables = _read_table(path, name, budget, about.get("files", {}))
         runs += _history(path / name, [run], [tables], share).runs
     try:
         return History(runs, share), 0
     except InputError as error:
-        raise damaged(file, error) from error
+        raise unreadable(file, error) from error
 
 
 def load_runs(path: Path) -> dict[str, Any]:
     """What runs.json of a finished folder says."""
-    return _checked(path / "runs.json", schema.Runs)
+    return _read_json(path / "runs.json", schema.Runs)
 
 
-def _table(root: Path, name: str, budget: Budget, digests: Mapping[str, str]) -> Arrays:
-    """The tables of one run, refused where they are not those that the folder was finished with."""
+def _read_table(root: Path, name: str, budget: MemoryBudget, digests: Mapping[str, str]) -> Arrays:
+    """Read the tables of one run; refuse a file that changed after the run was finished."""
     file = root / name
     try:
-        found = packing.read_npz(files.inside(root, name), None, whole, budget)
-        _same(file, digests.get(name))
+        found = array_files.read_npz(files.path_inside(root, name), None, check_shapes, budget)
+        _check_digest(file, digests.get(name))
         return found
-    except packing.UNREADABLE as error:
-        raise damaged(file, error) from error
+    except array_files.READ_ERRORS as error:
+        raise unreadable(file, error) from error
 
 
-def _same(file: Path, digest: str | None) -> None:
+def _check_digest(file: Path, digest: str | None) -> None:
     """Refuse a file of another SHA-256 than was noted; none is noted by versions before this."""
     if digest is not None and files.sha256(file) != digest:
         raise ValueError("it is not the file that the run ended with")
@@ -356,23 +360,23 @@ def _same(file: Path, digest: str | None) -> None:
 def _history(file: Path, runs: list[dict[str, Any]], tables: list[Arrays], share: float) -> History:
     try:
         return from_arrays(runs, tables, share)
-    except packing.UNREADABLE as error:
-        raise damaged(file, error) from error
+    except array_files.READ_ERRORS as error:
+        raise unreadable(file, error) from error
 
 
-def _checked(file: Path, kind: type[schema.Part]) -> dict[str, Any]:
+def _read_json(file: Path, kind: type[schema.Part]) -> dict[str, Any]:
     try:
         return schema.check(kind, files.read_json(file))
-    except packing.UNREADABLE as error:
-        raise damaged(file, error) from error
+    except array_files.READ_ERRORS as error:
+        raise unreadable(file, error) from error
 
 
 def read_npz(file: Path, names: Iterable[str] | None = None) -> Arrays:
     """The arrays of an NPZ file, or some of them."""
     try:
-        return packing.read_npz(file, names)
-    except packing.UNREADABLE as error:
-        raise damaged(file, error) from error
+        return array_files.read_npz(file, names)
+    except array_files.READ_ERRORS as error:
+        raise unreadable(file, error) from error
 
 
 def reason(error: BaseException) -> str:
@@ -385,19 +389,19 @@ def reason(error: BaseException) -> str:
     return " ".join(str(text).split())[:200] or type(error).__name__
 
 
-def damaged(file: Path, error: Exception) -> InputError:
-    """The line on a file that cannot be read."""
-    return InputError(f"{file} cannot be read ({reason(error)}): {RESTORE}")
+def unreadable(file: Path, error: Exception) -> InputError:
+    """The error for a file that cannot be read."""
+    return InputError(f"{file} cannot be read ({reason(error)}): {RESTORE_HINT}")
 
 
 def load_about(path: Path | str) -> dict[str, Any]:
     """Versions, hashes, device and command of a run folder; {} where there are none."""
     file = Path(path) / "about.json"
-    return _checked(file, schema.About) if files.there(file) else {}
+    return _read_json(file, schema.About) if files.exists(file) else {}
 
 
-def to_go_on(path: Path) -> str:
-    """What an unfinished run wants."""
+def resume_hint(path: Path) -> str:
+    """The command, or call, that resumes an unfinished run."""
     about = load_about(path)
     if about.get("python"):
         return f"repeat the Python call that began it, with out={str(path)!r}"
@@ -408,19 +412,21 @@ def load_labels(path: Path | str) -> dict[int, NDArray[np.int64]]:
     """(N, C) training examples of each client and class, by seed; {} where none were stored."""
     root, name = Path(path), "partition.npz"
     file = root / name
-    if not files.there(file):
+    if not files.exists(file):
         return {}
     try:
-        found = packing.read_npz(file, check=_partition)
-        if files.there(root / "runs.json"):
-            _same(file, load_runs(root).get("files", {}).get(name))
-        return {int(n[4:-7]): _labels(n, a) for n, a in found.items() if n.endswith(".labels")}
-    except packing.UNREADABLE as error:
-        raise damaged(file, error) from error
+        found = array_files.read_npz(file, check=_check_partition)
+        if files.exists(root / "runs.json"):
+            _check_digest(file, load_runs(root).get("files", {}).get(name))
+        return {
+            int(n[4:-7]): _label_counts(n, a) for n, a in found.items() if n.endswith(".labels")
+        }
+    except array_files.READ_ERRORS as error:
+        raise unreadable(file, error) from error
 
 
-def _partition(declared: Mapping[str, packing.Declared]) -> None:
-    """Refuse what is no partition by names, types and shapes."""
+def _check_partition(declared: Mapping[str, array_files.Declared]) -> None:
+    """Refuse arrays whose names, types or shapes are not those of a partition."""
     for name, (dtype, shape) in declared.items():
         known = re.fullmatch(r"seed[0-9]{1,19}\.([a-z_]+)", name)
         if known and (dtype.kind not in "iu" or len(shape) != 1 + (known[1] == "labels")):
@@ -429,14 +435,14 @@ def _partition(declared: Mapping[str, packing.Declared]) -> None:
             raise ValueError(f"{name} is of no seed")
 
 
-def _labels(name: str, counts: NDArray[Any]) -> NDArray[np.int64]:
+def _label_counts(name: str, counts: NDArray[Any]) -> NDArray[np.int64]:
     if counts.size and not 0 <= counts.min() <= counts.max() < 2**53:
         raise ValueError(f"{name} holds no counts")
     return counts.astype(np.int64)
 
 
-def read_lines(path: Path | str, start: int = 0) -> list[dict[str, Any]]:
-    """Whole lines of rounds.jsonl from a byte on; a last line in the making is left."""
+def read_round_lines(path: Path | str, start: int = 0) -> list[dict[str, Any]]:
+    """The complete lines of rounds.jsonl from a byte on."""
     file = Path(path) / "rounds.jsonl"
     lines: list[dict[str, Any]] = []
     try:
@@ -445,11 +451,11 @@ def read_lines(path: Path | str, start: int = 0) -> list[dict[str, Any]]:
                 lines.append(schema.check(schema.Line, line))
             except ValueError as error:
                 raise ValueError(f"{place}: {error}") from error
-            if len(lines) > LINES:
-                raise ValueError(f"it has more than {LINES:,} lines to read")
+            if len(lines) > MAX_LINES:
+                raise ValueError(f"it has more than {MAX_LINES:,} lines to read")
     except FileNotFoundError:
         return []
-    except packing.UNREADABLE as error:
+    except array_files.READ_ERRORS as error:
         raise InputError(
             f"{file} cannot be read ({reason(error)}): restore it, or move it away: `fedmaba "
             "resume` writes it anew"
@@ -457,7 +463,7 @@ def read_lines(path: Path | str, start: int = 0) -> list[dict[str, Any]]:
     return lines
 
 
-def history_of(arrays: Arrays, meta: Mapping[str, Any], file: Path) -> History:
+def history_from_checkpoint(arrays: Arrays, meta: Mapping[str, Any], file: Path) -> History:
     """The tables inside a checkpoint."""
     tables: list[Arrays] = [{} for _ in meta["runs"]]
     for name, value in arrays.items():
@@ -468,24 +474,26 @@ def history_of(arrays: Arrays, meta: Mapping[str, Any], file: Path) -> History:
     return _history(file, meta["runs"], tables, meta.get("share", 0.05))
 
 
-def _runs(history: History) -> list[dict[str, Any]]:
-    return [{key: getattr(run, key) for key in KEYS} for run in history.runs]
+def _run_entries(history: History) -> list[dict[str, Any]]:
+    return [{key: getattr(run, key) for key in RUN_KEYS} for run in history.runs]
 
 
-def _text(lines: Iterable[Mapping[str, Any]]) -> bytes:
+def _as_json_lines(lines: Iterable[Mapping[str, Any]]) -> bytes:
     return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
 
 
-def _all_lines(history: History, first: int) -> list[dict[str, Any]]:
+def _lines_of_rounds(history: History, first: int) -> list[dict[str, Any]]:
     """JSON-ready lines of all runs for rounds after `first`, one round after another."""
     found = [
-        line for r, run in enumerate(history.runs) for line in _lines(r, run, first, history.share)
+        line
+        for r, run in enumerate(history.runs)
+        for line in _lines_of_run(r, run, first, history.share)
     ]
     return sorted(found, key=lambda line: (line["round"], line["run"]))
 
 
-def _lines(r: int, run: Any, first: int, share: float) -> list[dict[str, Any]]:
-    """One run's rounds after `first` as JSON-ready lines; they depend on the tables alone."""
+def _lines_of_run(r: int, run: Any, first: int, share: float) -> list[dict[str, Any]]:
+    """One run's rounds after `first` as JSON-ready lines, made from its tables alone."""
     evaluated = {int(t): i for i, t in enumerate(run.tables.get("evaluated", []))}
     infos = sorted(name for name in run.tables if name.startswith("info."))
     rounds, lines = run.tables.get("round", []), []

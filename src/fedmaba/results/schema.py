@@ -1,6 +1,6 @@
-"""What each JSON of a run folder must look like; keys that a newer version adds are let through.
+"""The shape of every JSON file in a run folder; unknown keys of newer versions are ignored.
 
-A value of another type is one line that names the key. No torch.
+A value of the wrong type is an error of one line that names the key. No torch.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-RUNS = 10_000  # in one folder
-LABEL = 2_000  # characters
-Word = Annotated[str, Field(max_length=LABEL)]
+MAX_RUNS = 10_000  # in one folder
+MAX_LABEL = 2_000  # characters
+Word = Annotated[str, Field(max_length=MAX_LABEL)]
 Text = Annotated[str, Field(max_length=20_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -33,8 +33,8 @@ class Run(Part):
     of: Word = ""  # a digest of what all seeds have in common; versions before this told none
 
 
-class Made(Part):
-    """What a run is made of; versions before this one did not note it."""
+class Provenance(Part):
+    """What the numbers of a run come from; version 0.1.0 did not note it."""
 
     asked: dict[str, Any]  # the experiment, without what cannot change its numbers
     data: Word  # SHA-256
@@ -45,18 +45,18 @@ class Runs(Part):
     """runs.json, which a finished folder has."""
 
     share: Share = 0.05
-    runs: Annotated[list[Run], Field(max_length=RUNS)]
-    made: Made | None = None
+    runs: Annotated[list[Run], Field(max_length=MAX_RUNS)]
+    made: Provenance | None = None
     files: dict[str, Word] = {}  # SHA-256, by name
 
 
 class Meta(Runs):
-    """What a checkpoint says beside its arrays, of a simulation or of a server on Flower."""
+    """The meta data of a checkpoint, of a simulation or of a server on Flower."""
 
     round: Count
     lines: Count  # bytes of rounds.jsonl
     chunk: Annotated[int, Field(ge=1)] | None = None
-    diverged: Annotated[list[Text], Field(max_length=RUNS)] | None = None
+    diverged: Annotated[list[Text], Field(max_length=MAX_RUNS)] | None = None
     weights: list[Word] | None = None
     order: str | None = None
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
@@ -87,7 +87,7 @@ class About(Part):
     repeat: str = ""
     python: bool = False
     own: dict[str, str] = {}
-    seeds: Annotated[list[Seed], Field(max_length=RUNS)] = []
+    seeds: Annotated[list[Seed], Field(max_length=MAX_RUNS)] = []
     data: Data = Data()
     partition: dict[Word, Word] = {}
     hostile: dict[Word, list[Count]] | None = None
@@ -100,7 +100,7 @@ class About(Part):
 
 
 class Figures(Part):
-    """The fairness figures of a model; one that is no number is null."""
+    """The fairness figures of a model; nan and infinity are null."""
 
     variance: Number | None = None
     accuracy: Number | None = None
@@ -125,7 +125,7 @@ class Versions(Part):
 
 
 class Archive(Part):
-    """What a file of `fedmaba reproduce` says of its runs."""
+    """The `about` of a file of `fedmaba reproduce`."""
 
     format: Literal[1]
     target: Word
@@ -135,11 +135,11 @@ class Archive(Part):
     device: Word
     command: str
     versions: Versions
-    runs: Annotated[list[Run], Field(min_length=1, max_length=RUNS)]
+    runs: Annotated[list[Run], Field(min_length=1, max_length=MAX_RUNS)]
 
 
 def check(kind: type[Part], tree: Any) -> dict[str, Any]:
-    """The tree itself, if it is of a kind; ValueError names the first key that is not."""
+    """Return the tree if it fits the model; else ValueError names the first wrong key."""
     try:
         kind.model_validate(tree)
     except ValidationError as error:

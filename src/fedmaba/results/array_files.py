@@ -1,7 +1,7 @@
-"""Arrays in files: NPZ, and the safetensors body of a checkpoint.
+"""Read and write arrays: NPZ files, and the safetensors body of a checkpoint.
 
-What a file declares (names, types, shapes, sizes) is checked before anything is allocated. Nothing
-but numbers is read, so nothing in a file can run. No torch.
+What a file declares (names, types, shapes, sizes) is checked before memory is allocated. Only
+numbers are read, so nothing in a file can run as code. No torch.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from fedmaba.results import files
 
 Arrays = dict[str, NDArray[Any]]
 BITS = (8, 16, 32, 64)
-KINDS = {  # numbers as NumPy and safetensors name them
+SAFETENSORS_NAMES = {  # numbers as NumPy and safetensors name them
     "bool": "BOOL",
     **{f"{name}{bits}": f"{name[0].upper()}{bits}" for name in ("int", "uint") for bits in BITS},
     **{f"float{bits}": f"F{bits}" for bits in BITS[1:]},
 }
-DTYPES = {kind: np.dtype(name).newbyteorder("<") for name, kind in KINDS.items()}
-MEMBERS = 100_000  # of an NPZ file: seven for each seed of a partition
-FREE = 512 * files.MB  # that small files may unpack to
-RATIO = 8  # of bytes in memory to bytes on the disk, beyond that
-DIMENSIONS = 8
-PIECE = 2**20  # bytes
-CENTRAL = 16 * files.MB  # of a zip file's list of members
-WINDOW = 64 * files.MB  # of what an LZMA member looks back on
-WAYS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA)
-UNREADABLE = (  # what a reader of NPZ says of a damaged file
+DTYPES = {kind: np.dtype(name).newbyteorder("<") for name, kind in SAFETENSORS_NAMES.items()}
+MAX_MEMBERS = 100_000  # of an NPZ file: seven for each seed of a partition
+FREE_BYTES = 512 * files.MB  # that small files may unpack to
+MAX_RATIO = 8  # of bytes in memory to bytes on the disk, beyond that
+MAX_DIMENSIONS = 8
+PIECE_BYTES = 2**20  # bytes
+MAX_LIST_BYTES = 16 * files.MB  # of a zip file's list of members
+MAX_WINDOW_BYTES = 64 * files.MB  # of what an LZMA member looks back on
+COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA)
+READ_ERRORS = (  # what a reader of NPZ says of a damaged file
     OSError, ValueError, EOFError, KeyError, IndexError, OverflowError, RuntimeError, MemoryError,
     NotImplementedError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
 )  # fmt: skip
@@ -63,15 +63,15 @@ class Declared(NamedTuple):
 Check = Callable[[Mapping[str, Declared]], None]
 
 
-class Budget:
-    """How much memory the files of one folder may ask for, by what they take on the disk."""
+class MemoryBudget:
+    """Limits the memory that files of one folder may unpack to, by their size on the disk."""
 
     def __init__(self) -> None:
         self.disk = self.asked = 0
 
     def spend(self, disk: int, asked: int) -> None:
         self.disk, self.asked = self.disk + disk, self.asked + asked
-        if self.asked > max(FREE, RATIO * self.disk):
+        if self.asked > max(FREE_BYTES, MAX_RATIO * self.disk):
             raise ValueError(
                 f"it would unpack to {asked:,} bytes from {disk:,} on the disk, which is too much"
             )
@@ -81,7 +81,7 @@ class Budget:
 
 
 def npz(arrays: Mapping[str, NDArray[Any]], method: int = zipfile.ZIP_DEFLATED) -> bytes:
-    """An NPZ file whose bytes depend on the arrays alone; NumPy's own holds the time of day."""
+    """An NPZ file whose bytes depend on the arrays alone; NumPy would add the time of day."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", method) as z:
         for name, array in arrays.items():
@@ -97,15 +97,15 @@ def read_npz(
     path: Path,
     names: Iterable[str] | None = None,
     check: Check | None = None,
-    budget: Budget | None = None,
+    budget: MemoryBudget | None = None,
     *,
     missing: bool = False,
 ) -> Arrays:
-    """The arrays of an NPZ file, or those of some names; `check` sees first what is declared.
+    """The arrays of an NPZ file, all or by name; `check` first sees what the file declares.
 
-    A name that is not there is refused unless some may be `missing`.
+    A name that the file lacks is an error, unless names may be `missing`.
     """
-    with files.opened(path) as file, _Zip(_Short(file)) as archive:
+    with files.open_plain(path) as file, _NpzReader(_LimitedReader(file)) as archive:
         known = archive.members()
         wanted = list(known) if names is None else list(names)
         wanted = [name for name in wanted if name in known] if missing else wanted
@@ -113,18 +113,18 @@ def read_npz(
         if check is not None:
             check(declared)
         total = sum(one.nbytes for one in declared.values())
-        (budget or Budget()).spend(files.used(file), total)
+        (budget or MemoryBudget()).spend(files.bytes_on_disk(file), total)
         return {name: archive.array(known[name]) for name in wanted}
 
 
-class _Short(io.RawIOBase):
-    """A file of which no more is read at once than a list of members may take."""
+class _LimitedReader(io.RawIOBase):
+    """A file of which only a limited number of bytes is read at once."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
 
     def read(self, size: int = -1) -> bytes:
-        if size > CENTRAL:
+        if size > MAX_LIST_BYTES:
             raise ValueError("its list of members is too long")
         return self._file.read(size)
 
@@ -138,31 +138,31 @@ class _Short(io.RawIOBase):
         return True
 
 
-class _Zip(zipfile.ZipFile):
-    """An NPZ file whose members are read with care."""
+class _NpzReader(zipfile.ZipFile):
+    """Reads the members of an NPZ file and trusts none of their headers."""
 
     def members(self) -> dict[str, zipfile.ZipInfo]:
-        """Each by the name of its array, none twice."""
+        """All members by the name of their array; no name may appear twice."""
         listed = self.infolist()
         found = {info.filename.removesuffix(".npy"): info for info in listed}
-        if len(listed) > MEMBERS or len(found) < len(listed):
+        if len(listed) > MAX_MEMBERS or len(found) < len(listed):
             raise ValueError(f"it has {len(listed):,} arrays, some of one name or too many")
         return found
 
     def declared(self, info: zipfile.ZipInfo) -> Declared:
-        """Type and shape of a member, which must have just the size for them."""
+        """Type and shape of a member, whose size must agree with them."""
         with self._member(info) as member:
             return self._head(info, member)[0]
 
     def array(self, info: zipfile.ZipInfo) -> NDArray[Any]:
-        """The array of a member, unpacked in pieces into its place."""
+        """The array of a member, unpacked piece by piece."""
         with self._member(info) as member:
             (dtype, shape), turned = self._head(info, member)
             out = np.empty(math.prod(shape), dtype)
             view = memoryview(out.view(np.uint8).data)
             done = 0
             while done < len(view):
-                count = member.readinto(view[done : done + PIECE])
+                count = member.readinto(view[done : done + PIECE_BYTES])
                 if not count:
                     raise EOFError(f"{info.filename} ends early")
                 done += count
@@ -171,16 +171,16 @@ class _Zip(zipfile.ZipFile):
         return out.reshape(shape, order="F" if turned else "C")
 
     def _member(self, info: zipfile.ZipInfo) -> zipfile.ZipExtFile:
-        if info.compress_type not in WAYS:
+        if info.compress_type not in COMPRESSIONS:
             raise ValueError(f"{info.filename} is packed in an unusual way")
-        if info.compress_type == zipfile.ZIP_LZMA and self._window(info) > WINDOW:
+        if info.compress_type == zipfile.ZIP_LZMA and self._window(info) > MAX_WINDOW_BYTES:
             raise ValueError(f"{info.filename} wants too much memory to unpack")
         member = self.open(info)
         assert isinstance(member, zipfile.ZipExtFile)
         return member
 
     def _window(self, info: zipfile.ZipInfo) -> int:
-        """How far an LZMA member looks back, which is reserved when it is opened."""
+        """The size of an LZMA member's dictionary: memory that opening it reserves."""
         file: Any = self.fp
         file.seek(info.header_offset)
         local = file.read(30)
@@ -198,7 +198,7 @@ class _Zip(zipfile.ZipFile):
             raise ValueError(f"{info.filename} is no array of numbers")
         dtype, turned, words = np.dtype(found[1]), found[2] == "True", found[3]
         declared = Declared(dtype, tuple(int(word) for word in words.split(",") if word.strip()))
-        if len(declared.shape) > DIMENSIONS:
+        if len(declared.shape) > MAX_DIMENSIONS:
             raise ValueError(f"{info.filename} has {len(declared.shape)} dimensions")
         if declared.nbytes != info.file_size - 8 - wide - size:
             raise ValueError(f"{info.filename} has another size than it says")
@@ -209,12 +209,12 @@ class _Zip(zipfile.ZipFile):
 
 
 def pack(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> list[files.Buffer]:
-    """Arrays and JSON-ready words as a safetensors body, in pieces, mostly without a copy."""
+    """Arrays and JSON-ready meta data as a safetensors body, in pieces, mostly without a copy."""
     header: dict[str, Any] = {"__metadata__": {"fedmaba": json.dumps(meta)}, **arrays}  # in order
     pieces: list[files.Buffer] = []
     end = 0
     for name, value in sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize):
-        kind = KINDS.get(value.dtype.name)
+        kind = SAFETENSORS_NAMES.get(value.dtype.name)
         if kind is None:
             raise InputError(f"{name}: an array of {value.dtype} cannot be saved: keep numbers")
         flat = np.ravel(value).astype(value.dtype.newbyteorder("<"), copy=False)
@@ -229,9 +229,9 @@ def pack(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]) -> list[fi
 def unpack(
     file: io.BufferedIOBase, size: int, wanted: Callable[[str], bool] = lambda name: True
 ) -> tuple[Arrays, dict[str, Any]]:
-    """What `pack` was given, in the same order, from a body of so many bytes; or some arrays."""
+    """Read back what `pack` was given, in the same order; `wanted` picks some arrays."""
     length = int.from_bytes(file.read(8), "little")
-    if not 0 < length <= min(files.JSON_BYTES, size - 8):
+    if not 0 < length <= min(files.MAX_JSON_BYTES, size - 8):
         raise ValueError("its header is too long")
     header = files.parse_json(file.read(length))
     told = header.pop("__metadata__", None) if isinstance(header, dict) else None
@@ -240,7 +240,7 @@ def unpack(
     meta = files.parse_json(told["fedmaba"].encode())
     if not isinstance(meta, dict):
         raise ValueError("what fedmaba says of it is no JSON object")
-    places = {name: _place(name, one) for name, one in header.items()}
+    places = {name: _parse_entry(name, one) for name, one in header.items()}
     end = 0
     for first, last, _ in sorted((place for place, _ in places.values()), key=lambda p: p[:2]):
         if first != end:
@@ -259,21 +259,21 @@ def unpack(
     return found, meta
 
 
-def _place(name: str, one: Any) -> tuple[tuple[int, int, int], Declared]:
-    """Begin, end and count of an array, and its type and shape, as a header tells them."""
+def _parse_entry(name: str, one: Any) -> tuple[tuple[int, int, int], Declared]:
+    """Begin, end and length of an array, and its type and shape, as the header says."""
     one = one if isinstance(one, dict) else {}
     dtype, shape, place = (
         DTYPES.get(str(one.get("dtype"))),
         one.get("shape"),
         one.get("data_offsets"),
     )
-    if dtype is None or not _counts(shape) or len(shape) > DIMENSIONS:
+    if dtype is None or not _are_counts(shape) or len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"{name} is no array of numbers")
     declared = Declared(dtype, tuple(shape))
-    if not _counts(place) or len(place) != 2 or place[1] - place[0] != declared.nbytes:
+    if not _are_counts(place) or len(place) != 2 or place[1] - place[0] != declared.nbytes:
         raise ValueError(f"{name} has another size than it says")
     return (place[0], place[1], math.prod(shape)), declared
 
 
-def _counts(values: Any) -> bool:
+def _are_counts(values: Any) -> bool:
     return isinstance(values, list) and all(type(v) is int and v >= 0 for v in values)

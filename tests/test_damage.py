@@ -1,0 +1,111 @@
+"""Damaged files of a run folder are written again from the checkpoint, or named in one line."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from fedmaba.errors import InputError
+from fedmaba.experiment import session as experiment
+from fedmaba.results import run_folder
+from fedmaba.results.run_folder import (
+    load_history,
+)
+from run_folders import different_files, play
+
+
+@pytest.mark.parametrize("name", ["about.json", "runs.json", "clients"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "garbage"])
+def test_any_other_damaged_file_is_an_error_of_one_line(name, damage, finished, stopped, tmp_path):
+    if name == "about.json":
+        target, attempt = stopped / name, lambda: experiment.resume(stopped)
+    else:
+        copy = tmp_path / "copy"
+        shutil.copytree(finished[1], copy)
+        target = copy / name if name == "runs.json" else next((copy / "clients").iterdir())
+        attempt = lambda: load_history(copy)  # noqa: E731
+    if damage == "missing":
+        target.unlink()
+    else:
+        target.write_bytes(b"" if damage == "empty" else b"\xff{[garbage")
+    with pytest.raises(InputError) as found:
+        attempt()
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "flipped", "longer"])
+def test_damaged_lines_are_written_anew_from_the_checkpoint(damage, finished, stopped):
+    file = stopped / "rounds.jsonl"
+    good = file.read_bytes()
+    bad = {"short": good[:50], "flipped": b"x" + good[1:], "longer": good + b'{"round": 6'}
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(bad[damage])
+    session = experiment.resume(stopped)
+    assert any("written again" in note for note in session.warnings) == (damage != "longer")
+    play(session)
+    assert different_files(finished, stopped) == []
+
+
+@pytest.mark.parametrize("content", [None, b"junk"])
+def test_a_damaged_partition_is_written_anew(content, finished, stopped):
+    file = stopped / "partition.npz"
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    session = experiment.resume(stopped)
+    assert session.warnings == [f"{file} was damaged: written again"]
+    play(session)
+    assert different_files(finished, stopped) == []
+
+
+@pytest.mark.parametrize("content", [None, "[]", "{"])
+def test_what_was_begun_is_known_from_about_json_or_it_is_named(content, stopped):
+    file = stopped / "about.json"
+    file.write_text(content) if content else file.unlink()
+    with pytest.raises(
+        InputError, match=r"about\.json (cannot be read|is not there).*: restore it"
+    ):
+        experiment.resume(stopped)
+
+
+def test_a_table_of_another_kind_is_named(finished, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(finished[1], copy)
+    file = next((copy / "clients").iterdir())
+    file.write_bytes(run_folder.npz({"x": np.arange(3)}))
+    with pytest.raises(InputError, match=rf"{file.name} cannot be read \(it lacks 'test_size'\)"):
+        load_history(copy)
+
+
+def test_a_file_that_is_no_npz_is_called_that(tmp_path):
+    (tmp_path / "a.npz").write_bytes(b"garbage")
+    with pytest.raises(InputError, match=r"a\.npz cannot be read \(no NPZ file\): restore it"):
+        run_folder.read_npz(tmp_path / "a.npz")
+
+
+def test_label_counts_that_are_none_are_named(tmp_path):
+    good = np.ones((2, 3), int)
+    np.savez(tmp_path / "partition.npz", **{"seed1.labels": good})
+    assert run_folder.load_labels(tmp_path)[1].tolist() == good.tolist()
+    for odd in (np.array(["a"]), good[0], good - 2, good.astype(float)):
+        np.savez(tmp_path / "partition.npz", **{"seed0.labels": odd, "seed1.labels": good})
+        with pytest.raises(InputError, match=r"partition\.npz cannot be read \(seed0\.labels"):
+            run_folder.load_labels(tmp_path)
+
+
+def test_lines_of_odd_content_are_named(tmp_path):
+    good = '{"strategy": "fedavg", "seed": 0, "round": 2}'
+    file = tmp_path / "rounds.jsonl"
+    file.write_text(f'{good}\n{good}\n{{"round": 3')
+    assert run_folder.read_round_lines(tmp_path) == [json.loads(good)] * 2
+    assert len(run_folder.read_round_lines(tmp_path, len(good) + 1)) == 1
+    for odd in (good.replace("2", '"3"'), "[3]", good.replace("2", "null"), "{", "\0"):
+        file.write_text(f"{good}\n{odd}\n")
+        with pytest.raises(InputError, match=r"rounds\.jsonl cannot be read \(line 2: .*resume"):
+            run_folder.read_round_lines(tmp_path)
+    file.unlink()
+    assert run_folder.read_round_lines(tmp_path) == []
