@@ -42,7 +42,11 @@ PLAIN = {
 # People are users and computers have devices; a client of a federation is neither.
 USER_IS_A_CLIENT = r"(each|every|per|all|other) users?|users? (take|takes|took) part|n_users"
 DEVICE_IS_A_CLIENT = r"(each|every|per|all|other|edge|mobile) devices?|devices? (take|takes) part"
-TRUE_MEANING = {"on every device", "another device"}  # of a computer's processors
+TRUE_MEANING = {
+    "on every device",
+    "another device",
+    "other users",
+}  # processors; people of a computer
 
 
 def public(tree: ast.Module):
