@@ -50,7 +50,7 @@ from command_line import QUICK
         (["fedavg", "--validation", "120%"], "120%"),
         (["fedavg", "--seeds", "1,1"], "none twice"),
         (["fedavg", "--seeds", "2-0"], "seeds='2-0': 2-0 is no range: write 0-2\n"),
-        (["fedavg", "--seeds", "few"], "seeds='few': say how many, as 3, or which: 3-9"),
+        (["fedavg", "--seeds", "few"], "seeds='few': write a count (3)"),
         (["fedavg", "--data", "mine.txt"], "data 'mine.txt': a file of one's own ends in .npz or"),
         (["fedavg", "--minibatch", str(10**30)], "train.minibatch=1000000"),
         (["fedavg", "--rounds", "1e2"], "train.rounds=1e2: it should be a valid integer"),
