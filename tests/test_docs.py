@@ -76,6 +76,15 @@ PAGES = {
 }
 
 
+SHOWN = {  # what a page says that a block prints: the text right below it
+    code: text
+    for path in (ROOT / "docs").rglob("*.md")
+    for code, text in re.findall(
+        r"^```python\n((?:(?!```)[^\n]*\n)+)```\n\n```text\n(.*?)^```$", path.read_text(), re.M | re.S
+    )
+}
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_python_of_the_docs_runs(name, tmp_path, monkeypatch, capsys):
     if "flwr" in PAGES[name]:  # parts of an app, which only a real federation runs
@@ -85,7 +94,9 @@ def test_python_of_the_docs_runs(name, tmp_path, monkeypatch, capsys):
     script = tmp_path / "block.py"
     script.write_text(PAGES[name])
     runpy.run_path(str(script), run_name="__main__")
-    assert capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert printed
+    assert SHOWN.get(PAGES[name], printed) == printed
 
 
 def test_the_notebook_runs_headless(tmp_path, monkeypatch, capsys):
