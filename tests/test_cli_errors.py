@@ -80,7 +80,7 @@ def test_a_bad_argument_is_one_line_and_nothing_is_written(words, said, refused,
     ("name", "text", "said"),
     [
         ("own_broken", "x = 1\nclass Shy(:\n", "own_broken.py, line 2: invalid syntax: fix it"),
-        ("own_needy", "import nosuchpkg\n", "module 'own_needy' wants 'nosuchpkg', which is not"),
+        ("own_needy", "import nosuchpkg\n", "module 'own_needy' needs 'nosuchpkg', which is not"),
         ("own_typo", "import os\nprnt(os)\n", "own_typo.py, line 2: NameError: name 'prnt' is"),
         ("own_other", "from os import nothing\n", "own_other.py, line 1: ImportError: cannot"),
         ("own_empty", "", "module 'own_empty' has no 'Shy': write package.module"),

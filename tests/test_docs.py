@@ -80,7 +80,9 @@ SHOWN = {  # what a page says that a block prints: the text right below it
     code: text
     for path in (ROOT / "docs").rglob("*.md")
     for code, text in re.findall(
-        r"^```python\n((?:(?!```)[^\n]*\n)+)```\n\n```text\n(.*?)^```$", path.read_text(), re.M | re.S
+        r"^```python\n((?:(?!```)[^\n]*\n)+)```\n\n```text\n(.*?)^```$",
+        path.read_text(),
+        re.M | re.S,
     )
 }
 
