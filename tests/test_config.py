@@ -330,9 +330,9 @@ def test_seeds_as_text_are_how_many_or_which(text, found):
     ("text", "said"),
     [
         ("", "write a count (3), a range (3-9), a list (0,2)"),
-        (",", "say how many"), ("1,,2", "say how many"), ("3-", "say how many"),
-        ("-3", "say how many"), ("1-2-3", "say how many"), ("1.5", "say how many"),
-        ("[1,2]", "say how many"), ("\u0663", "say how many"), ("9" * 5000, "say how many"),
+        (",", "write a count"), ("1,,2", "write a count"), ("3-", "write a count"),
+        ("-3", "write a count"), ("1-2-3", "write a count"), ("1.5", "write a count"),
+        ("[1,2]", "write a count"), ("\u0663", "write a count"), ("9" * 5000, "write a count"),
         ("0", "at least one seed"), ("10001", "at most 10000"), (f"{2**63},", "2**63 - 1"),
         ("1-3,2", "none twice"), ("0,9-3", "9-3 is no range: write 3-9"),
     ],
