@@ -162,7 +162,7 @@ class Federation:
         seed: int = 0,
         validation: float = 0.0,
     ) -> Federation:
-        """One's own examples with their owners; a fifth of each client's are its test examples."""
+        """Your own examples with their owners; a fifth of each client's are its test examples."""
         data = datasets.from_arrays(x, y, client)
         return cls.make(data, "given", seed=seed, test="local", validation=validation)
 
