@@ -76,14 +76,11 @@ PAGES = {
 }
 
 
+PRINTING = re.compile(r"^```python\n((?:(?!```)[^\n]*\n)+)```\n\n```text\n(.*?)^```$", re.M | re.S)
 SHOWN = {  # what a page says that a block prints: the text right below it
     code: text
     for path in (ROOT / "docs").rglob("*.md")
-    for code, text in re.findall(
-        r"^```python\n((?:(?!```)[^\n]*\n)+)```\n\n```text\n(.*?)^```$",
-        path.read_text(),
-        re.M | re.S,
-    )
+    for code, text in PRINTING.findall(path.read_text())
 }
 
 
@@ -277,3 +274,13 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_head():
             head = bars and (head or bars)
             assert bars == head, f"{path.name}: {line}"
     assert tables > 100
+
+
+def test_files_that_pages_name_are_there():
+    named = re.compile(r"`((?:tests|tools|src|docs|benchmarks|examples)/[\w./*-]+)")
+    logs = ("performance-log", "reproduction-log")  # they tell of what was
+    pages = [p for p in (ROOT / "docs").rglob("*.md") if p.stem not in logs]
+    found = {(path.name, name) for path in pages for name in named.findall(path.read_text())}
+    assert len(found) > 30
+    missing = {name for _, name in found if not [*ROOT.glob(name)]}
+    assert missing == {"src/fedmaba/strategies/mine.py", "docs/algorithms/mine.md"}  # the reader's
