@@ -109,7 +109,7 @@ def test_quick_is_small_for_every_target(name):
         (["table4"], "unknown target 'table4'"),
         (["figure1a", "--rounds", "0"], "'--rounds'"),
         (["figure1a", "--rounds", "many"], "'--rounds'"),
-        (["figure1a", "--seeds", "none"], "seeds='none': say how many"),
+        (["figure1a", "--seeds", "none"], "seeds='none': write a count"),
         (["figure1a", "--seeds", "0"], "seeds=0: give at least one"),
         (["figure1a", "--seeds", "0-99999999999"], "name at most 10000"),
         (["figure1b", "--seeds", "7,"], "leave no run: its seeds are 0 to 2"),
