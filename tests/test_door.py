@@ -76,7 +76,7 @@ def filled(value, shape=(3, 4), dtype=np.float32) -> Sent:
 
 
 def bytes_as(data: bytes) -> Sent:
-    """An array that says it is the right one, with bytes of one's own."""
+    """An array that says it is the right one, with other bytes."""
     return Sent("float32", (3, 4), "numpy.ndarray", data)
 
 

@@ -25,7 +25,14 @@ from fedmaba.errors import InputError
 from fedmaba.rows import LossFn, compile, models
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.workers import Workers
-from fedmaba.simulation.local_training import Job, MetricFn, Optimiser, Pool, evaluate, train_chunk
+from fedmaba.simulation.local_training import (
+    MetricFn,
+    Optimiser,
+    Pool,
+    TrainingJob,
+    evaluate,
+    train_chunk,
+)
 from fedmaba.strategies.base import Local
 
 Arrays = dict[str, NDArray[Any]]
@@ -121,14 +128,14 @@ class Site:
         pool = Pool(rows.prepare(x), y, torch.arange(data.n_train, device=device))
         return rows, rows.layout.pack(net.cpu())[None].to(device), pool
 
-    def _job(self, task: Mapping[str, Any], minibatch: int) -> Job:
+    def _job(self, task: Mapping[str, Any], minibatch: int) -> TrainingJob:
         """What the server asked for, as the simulator would do it."""
         n = self.data.n_train
 
         local = Local.from_json(json.loads(str(task.get("local", "{}"))))
         epochs = int(task.get("epochs", 1)) * -(-n // minibatch)
         chosen = {f.name: f.name.replace("_", "-") for f in fields(Optimiser)}
-        return Job(
+        return TrainingJob(
             run=np.array([0]),
             first=np.array([0]),
             size=np.array([n]),
