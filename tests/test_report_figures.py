@@ -11,7 +11,7 @@ from fedmaba.errors import InputError
 from fedmaba.report import (
     data,
     figures,
-    scene,
+    plot_data,
 )
 from fedmaba.results.history import History, RunHistory
 from report_cases import call, one
@@ -61,26 +61,26 @@ ROWS = [
     ],
 )
 def test_every_row_has_a_look_of_its_own(labels):
-    looks = scene.styles(labels).values()
+    looks = plot_data.styles(labels).values()
     assert len(labels) == 20
     assert len({(s.color, s.marker, s.fill) for s in looks}) == 20
     assert len({(s.color, s.dash) for s in looks}) == 20
 
 
 def test_an_algorithm_has_the_same_colour_in_every_figure():
-    few, many = scene.styles(["fedmaba", "fedavg"]), scene.styles(ROWS)
+    few, many = plot_data.styles(["fedmaba", "fedavg"]), plot_data.styles(ROWS)
     assert few["fedmaba"] == many["FedMABA, α=0.5"]
     assert few["fedavg"] == many["FedAvg"]
     assert many["FedMABA, α=0.8"].color == few["fedmaba"].color
     assert len({s.color for s in many.values()}) == 10
-    own = scene.styles(["mine:step=1 (a)", "fedavg (a)", "mine:step=1 (b)", "fedavg (b)"])
+    own = plot_data.styles(["mine:step=1 (a)", "fedavg (a)", "mine:step=1 (b)", "fedavg (b)"])
     assert own["mine:step=1 (a)"].color == own["mine:step=1 (b)"].color
     style = (Path(data.__file__).parent / "page" / "style.css").read_text()
-    for hue, color in enumerate(scene.COLORS):  # and in the page
+    for hue, color in enumerate(plot_data.COLORS):  # and in the page
         assert f"--s{hue}: {color};" in style
     script = (Path(data.__file__).parent / "page" / "script.js").read_text()
-    assert "radius of 1: " + " ".join(scene.MARKERS) in script
-    assert len(data.HUES) == len(scene.MARKERS) == len(scene.COLORS)
+    assert "radius of 1: " + " ".join(plot_data.MARKERS) in script
+    assert len(data.HUES) == len(plot_data.MARKERS) == len(plot_data.COLORS)
 
 
 def test_rounds_have_whole_ticks():
@@ -117,7 +117,7 @@ def test_colours_stay_apart_for_the_colour_blind():
         [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
     ]
     xyz = np.array([[0.434, 0.376, 0.190], [0.2126, 0.7152, 0.0722], [0.018, 0.109, 0.873]])
-    rgb = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in scene.COLORS])
+    rgb = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in plot_data.COLORS])
     light = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     assert (1.05 / (light @ xyz[1] + 0.05)).min() >= 3  # on white
     for seen in sight:

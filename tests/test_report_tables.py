@@ -12,7 +12,7 @@ from fedmaba import load_history
 from fedmaba.errors import InputError
 from fedmaba.report import (
     data,
-    scene,
+    plot_data,
     table,
 )
 from fedmaba.results.history import History, RunHistory
@@ -143,5 +143,5 @@ def test_a_row_of_one_seed_beside_rows_of_more_is_neither_ranked_nor_on_the_fron
     ranks = [table.ranks(rows, column) for column in table.columns(0.05)]
     assert [[r[-1] == 0 for r in ranks]] == [[judged] * 4]
     assert all(sorted(r)[:2] == [0, 1] for r in ranks)
-    front = scene.Scene([data.of(history)], "last", 0.05).front()
+    front = plot_data.PlotData([data.of(history)], "last", 0.05).front()
     assert front == (["ideal"] if judged else ["afl"])

@@ -10,7 +10,7 @@ import pytest
 
 import reproduction_cases
 from fedmaba.errors import NoRoom
-from fedmaba.reproduction import drawing, targets
+from fedmaba.reproduction import targets, write_targets
 from reproduction_cases import ROOT, fill
 
 
@@ -26,9 +26,9 @@ def test_targets_drawn_at_once_are_those_drawn_one_after_another(tmp_path, monke
     asked = [targets.load(name) for name in (*names, "table3-cifar100")]
     written = []
     for cores in (1, 2):
-        monkeypatch.setattr(drawing, "_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(write_targets, "_cores", lambda cores=cores: cores)
         out = tmp_path / str(cores)
-        *drawn, nothing = drawing.every(asked, kept, out)
+        *drawn, nothing = write_targets.write_all(asked, kept, out)
         assert "none of its runs is there" in str(nothing)
         pages = [shown.page for shown in drawn]
         files = {p.relative_to(out): p.read_bytes() for p in out.rglob("*.*")}
@@ -43,11 +43,11 @@ def dies(*_):
 
 
 def test_a_drawing_process_that_is_killed_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(drawing, "_cores", lambda: 2)
-    monkeypatch.setattr(drawing, "_work", dies)
+    monkeypatch.setattr(write_targets, "_cores", lambda: 2)
+    monkeypatch.setattr(write_targets, "_work", dies)
     asked = [targets.load(name) for name in ("table2-fashion-mnist", "attacks")]
     with pytest.raises(NoRoom, match="one target at a time"):
-        next(drawing.every(asked, tmp_path, tmp_path))
+        next(write_targets.write_all(asked, tmp_path, tmp_path))
 
 
 @pytest.mark.slow

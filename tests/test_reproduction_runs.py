@@ -202,7 +202,7 @@ def showing(works, monkeypatch):
             same={r: [r] for r in range(len(work.runs))},
         )
         show.begin(
-            SimpleNamespace(work=work, session=SimpleNamespace(notes=[], faults=[], batch=batch))
+            SimpleNamespace(work=work, session=SimpleNamespace(notes=[], warnings=[], batch=batch))
         )
 
     return show, begin, stream, now

@@ -34,7 +34,7 @@ def test_the_page_shows_the_numbers_that_a_strategy_declares():
 
 def test_of_a_strategy_that_is_not_known_here_all_that_was_recorded_is_shown(monkeypatch):
     """And its code is not imported, whatever the label says."""
-    monkeypatch.setattr(user_code, "find", lambda *_: pytest.fail("imported"))
+    monkeypatch.setattr(user_code, "import_attribute", lambda *_: pytest.fail("imported"))
     label = "package.module.Mine:step=1"
     history = report_cases.history(("fedavg", label), 1, clients=5, rounds=4)
     tables = {"info.strongest": [1.0, 2.0, 3.0, 4.0], "info.effective": [5.0] * 4}

@@ -193,7 +193,7 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
         "unit": unit._asdict(),
         "strategies": [
             {"label": label, "base": _base(label), "hue": hue, "variant": variant}
-            for label, (hue, variant) in zip(labels, looks(labels), strict=True)
+            for label, (hue, variant) in zip(labels, hues(labels), strict=True)
         ],
         "reference": reference(labels),
         "reference_missing": "" if REFERENCE in map(_base, labels) else REFERENCE,
@@ -238,26 +238,26 @@ def reference(labels: Sequence[str]) -> int:
     return next((i for i, label in enumerate(labels) if _base(label) == REFERENCE), 0)
 
 
-def looks(labels: Sequence[str]) -> list[tuple[int, int]]:
+def hues(labels: Sequence[str]) -> list[tuple[int, int]]:
     """Hue and variant of each row, no pair twice: an algorithm keeps its hue in every figure.
 
     Two rows of an algorithm share it; further ones, and unknown algorithms, take the least used.
     """
-    used, hues = [0] * len(HUES), {}
+    used, chosen = [0] * len(HUES), {}
     second: dict[str, int] = {}  # where an unknown algorithm's second row belongs
     for label in labels:
         home = _base(label)
         if home in HUES and used[HUES.index(home)] < 2:
-            hues[label] = HUES.index(home)
-            used[hues[label]] += 1
+            chosen[label] = HUES.index(home)
+            used[chosen[label]] += 1
     for label in labels:
-        if label not in hues:
+        if label not in chosen:
             least = min(range(1, len(HUES)), key=lambda hue: used[hue])
-            hues[label] = second.pop(_base(label), least)
-            used[hues[label]] += 1
-            if hues[label] == least and _base(label) not in HUES:
+            chosen[label] = second.pop(_base(label), least)
+            used[chosen[label]] += 1
+            if chosen[label] == least and _base(label) not in HUES:
                 second[_base(label)] = least
-    seen = [hues[label] for label in labels]
+    seen = [chosen[label] for label in labels]
     return [(hue, seen[:i].count(hue)) for i, hue in enumerate(seen)]
 
 
@@ -474,12 +474,14 @@ def _fair(run: RunHistory, source: Source, share: float, keep: int, unit: Unit) 
     out: dict[str, Any] = {"round": [*(rounds[i] for i in known), *(x["round"] for x in fresh)]}
     for model in MODELS:
         found = [f._asdict() for f in run.fairness(model, share, known, unit)] if rounds else []
-        rows = [*found, *(_told(line[model], source, share, unit) for line in fresh)]
+        rows = [*found, *(_from_line(line[model], source, share, unit) for line in fresh)]
         out[model] = {name: [_number(row.get(name)) for row in rows] for name in FIGURES}
     return out
 
 
-def _told(figures: Mapping[str, Any], source: Source, share: float, unit: Unit) -> dict[str, Any]:
+def _from_line(
+    figures: Mapping[str, Any], source: Source, share: float, unit: Unit
+) -> dict[str, Any]:
     """What a line says in percent, without the worst and best of another share of clients."""
     shown = FIGURES if share == source.history.share else FIGURES[:2]
     factor = unit.scale / PERCENT.scale
@@ -587,7 +589,7 @@ def _live(source: Source, share: float, unit: Unit) -> dict[str, Any]:
         ]
         last: Mapping[str, Any] | None = None
         if own:
-            last = _told(own[-1]["deployed"], source, share, unit)
+            last = _from_line(own[-1]["deployed"], source, share, unit)
         elif len(run.tables.get("evaluated", ())):
             last = run.fairness(share=share, at=[-1], unit=unit)[0]._asdict()
         if last is not None:

@@ -1,7 +1,7 @@
 """Figures in print quality with matplotlib (extra `plot`): the page's, and those papers show.
 
 Drawn without pyplot, so that nothing global changes; the same colours as the page. Each kind is a
-function of curves.py or clients.py. No torch.
+function of line_figures.py or client_figures.py. No torch.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedmaba.errors import InputError, unknown
-from fedmaba.report import clients, curves, data
-from fedmaba.report.scene import HALF, INK, LINE, SOFT, WIDE, Scene
+from fedmaba.report import client_figures, data, line_figures
+from fedmaba.report.plot_data import HALF, INK, LINE, SOFT, WIDE, PlotData
 from fedmaba.results import run_folder
 from fedmaba.results.history import History, Model
 
@@ -49,17 +49,17 @@ STYLE = {
     "svg.hashsalt": "fedmaba",
     "figure.constrained_layout.use": True,
 }
-KINDS: dict[str, tuple[Callable[[Any, Scene], None], tuple[float, float]]] = {
-    "distribution": (clients.distribution, (WIDE, 2.9)),
-    "tradeoff": (clients.tradeoff, (HALF * 1.4, HALF * 1.1)),
-    "rounds": (curves.rounds, (WIDE, 4.6)),
-    "variance": (curves.variance, (HALF, 2.6)),
-    "accuracy": (curves.accuracy, (HALF, 2.6)),
-    "worst": (curves.worst, (HALF, 2.6)),
-    "weights": (clients.weights, (WIDE, 2.4)),
-    "constraint": (curves.constraint, (WIDE, 2.4)),
-    "gains": (clients.gains, (WIDE, 2.4)),
-    "heterogeneity": (clients.heterogeneity, (WIDE, 2.4)),
+KINDS: dict[str, tuple[Callable[[Any, PlotData], None], tuple[float, float]]] = {
+    "distribution": (client_figures.distribution, (WIDE, 2.9)),
+    "tradeoff": (client_figures.tradeoff, (HALF * 1.4, HALF * 1.1)),
+    "rounds": (line_figures.rounds, (WIDE, 4.6)),
+    "variance": (line_figures.variance, (HALF, 2.6)),
+    "accuracy": (line_figures.accuracy, (HALF, 2.6)),
+    "worst": (line_figures.worst, (HALF, 2.6)),
+    "weights": (client_figures.weights, (WIDE, 2.4)),
+    "constraint": (line_figures.constraint, (WIDE, 2.4)),
+    "gains": (client_figures.gains, (WIDE, 2.4)),
+    "heterogeneity": (client_figures.heterogeneity, (WIDE, 2.4)),
 }
 
 
@@ -97,12 +97,12 @@ def draw(
     drawing, usual = KINDS[kind]
     with _style():
         figure = _canvas(size or usual)
-        scene = Scene(sources, model, share, smooth)
-        if not any("evaluated" in run.tables for run in scene.runs):
-            if all(run.diverged for run in scene.runs):
+        plot = PlotData(sources, model, share, smooth)
+        if not any("evaluated" in run.tables for run in plot.runs):
+            if all(run.diverged for run in plot.runs):
                 raise InputError("every run diverged before its first evaluation: lower train.lr")
             raise InputError("no run has been evaluated yet: wait for the first evaluation")
-        drawing(figure, scene)
+        drawing(figure, plot)
     return figure
 
 
@@ -127,7 +127,7 @@ def sweep(
     """Figures at the last round against a hyper-parameter of a strategy, beside the reference."""
     with _style():
         figure = _canvas((WIDE, 2.4))
-        curves.sweep(figure, history, parameter, values, model, names)
+        line_figures.sweep(figure, history, parameter, values, model, names)
     return figure
 
 

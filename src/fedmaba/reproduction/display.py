@@ -82,11 +82,11 @@ def batches(left: Sequence[PendingBatch], quiet: bool) -> Iterator[Batches]:
 
 def reproduced(target: Target, source: Path, out: Path) -> None:
     """Show a target from its histories and write it in every form."""
-    from fedmaba.reproduction import drawing
+    from fedmaba.reproduction import write_targets
 
     console, whole = screen(), target.view.kind == "all"
     shown = target.uses if whole else (target,)
-    for one, drawn in zip(shown, drawing.every(shown, source, out), strict=True):
+    for one, drawn in zip(shown, write_targets.write_all(shown, source, out), strict=True):
         if isinstance(drawn, InputError) and whole:
             console.print(line_of(str(drawn), "red"), soft_wrap=True)
             continue

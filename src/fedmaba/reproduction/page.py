@@ -1,7 +1,7 @@
 """What `fedmaba reproduce` shows of a target: our tables beside the paper's, row by row. No torch.
 
 Three questions are kept apart: which model and at which round (results/selection.py), and whether a
-difference to FedAvg is one (paired.py). The tables are made in views.py and claims.py.
+difference to FedAvg is one (paired.py). The tables are made in target_tables.py and claims.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from fedmaba.errors import InputError
 from fedmaba.experiment.config import Experiment
 from fedmaba.report.document import Document
-from fedmaba.reproduction import archive, claims, targets, views
+from fedmaba.reproduction import archive, claims, target_tables, targets
 from fedmaba.reproduction.archive import ArchiveFile
 from fedmaba.reproduction.paper import name_of
 from fedmaba.reproduction.targets import Job, Key, Target
@@ -30,12 +30,12 @@ def document(target: Target, batches: Sequence[ArchiveFile]) -> Document:
         )
     out.text += _about(target, jobs, found)
     shows: dict[str, Callable[[Document, Target, Sequence[ArchiveFile]], None]] = {
-        "table": views.table,
-        "grid": views.search,
-        "figure": views.curve,
-        "sweep": views.sweep,
-        "readings": views.readings,
-        "attacks": views.attacks,
+        "table": target_tables.table,
+        "grid": target_tables.search,
+        "figure": target_tables.curve,
+        "sweep": target_tables.sweep,
+        "readings": target_tables.readings,
+        "attacks": target_tables.attacks,
         "claims": claims.show,
         "all": lambda *_: None,
     }

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from fedmaba.report.escape import for_figure
-from fedmaba.report.scene import FEW, SOFT, WIDE, Scene, axis_name
+from fedmaba.report.plot_data import FEW, SOFT, WIDE, PlotData, axis_name
 from fedmaba.results.history import FloatArray
 
 
-def title(axes: Any, scene: Scene, name: str) -> str:
+def title(axes: Any, plot: PlotData, name: str) -> str:
     """What a panel over rounds shows, and how."""
     log = " (log)" if axes.get_yscale() == "log" else ""
-    mean = f", mean of {scene.smooth} evaluations" if scene.smooth > 1 else ""
-    return axis_name(name, scene.unit, scene.share) + mean + log
+    mean = f", mean of {plot.smooth} evaluations" if plot.smooth > 1 else ""
+    return axis_name(name, plot.unit, plot.share) + mean + log
 
 
 def sides(figure: Any, below: str, left: str = "") -> None:
@@ -27,7 +27,7 @@ def sides(figure: Any, below: str, left: str = "") -> None:
         figure.supylabel(left, fontsize=8, color=SOFT)
 
 
-def name_points(axes: Any, points: dict[str, FloatArray], scene: Scene) -> None:
+def name_points(axes: Any, points: dict[str, FloatArray], plot: PlotData) -> None:
     """Names beside points, each with a line to its own, in the cheapest of many places around.
 
     Far costs little, to cover a marker or another's line more, another name most.
@@ -66,7 +66,7 @@ def name_points(axes: Any, points: dict[str, FloatArray], scene: Scene) -> None:
             found.append((price, way, box, line))
         _, way, box, line = min(found, key=lambda one: one[0])
         text.xyann = (line[-1] + half * way - mark) / dot
-        look = {"color": scene.styles[label].color, "lw": 0.7, "shrinkA": 0, "shrinkB": 0}
+        look = {"color": plot.styles[label].color, "lw": 0.7, "shrinkA": 0, "shrinkB": 0}
         axes.annotate(
             "",
             points[label],
@@ -91,11 +91,11 @@ def _around(
         yield far, way, line, Bbox([line[-1] + half * (way - 1), line[-1] + half * (way + 1)])
 
 
-def legend(figure: Any, scene: Scene, thick: set[str], axes: Any = None) -> None:
+def legend(figure: Any, plot: PlotData, thick: set[str], axes: Any = None) -> None:
     """The rows below the panels; beside a single wide one, in the order the lines end."""
     from matplotlib.lines import Line2D
 
-    labels = scene.labels
+    labels = plot.labels
     beside = axes is not None and figure.get_figwidth() >= WIDE and len(labels) > FEW
     if beside:
         ends = {line.get_label(): line.get_ydata()[-1] for line in axes.lines}
@@ -109,14 +109,14 @@ def legend(figure: Any, scene: Scene, thick: set[str], axes: Any = None) -> None
             lw=1.5 if label in thick else 0.8,
             label=for_figure(label),
         )
-        for label, look in ((label, scene.styles[label]) for label in labels)
+        for label, look in ((label, plot.styles[label]) for label in labels)
     ]
     size = 7
     columns = int(72 * figure.get_figwidth() / (size * (0.55 * max(map(len, labels)) + 5)))
     columns = 1 if beside else max(1, min(columns, len(labels)))
     notes = []
-    if len(thick) < len(scene.labels):
-        reference = for_figure(scene.labels[scene.reference])
+    if len(thick) < len(plot.labels):
+        reference = for_figure(plot.labels[plot.reference])
         notes.append(f"thick: {reference} and the Pareto front")
     if any(panel.collections for panel in figure.axes):
         notes.append("bands: lowest to highest seed")

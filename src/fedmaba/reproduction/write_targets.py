@@ -1,4 +1,4 @@
-"""Targets drawn and written, by processes that share them: Matplotlib keeps to one core."""
+"""Write the tables and figures of targets, in several processes: Matplotlib uses one core."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedmaba.reproduction.archive import ArchiveFile
 from fedmaba.reproduction.targets import Target
 
 
-class Shown(NamedTuple):
+class WrittenTarget(NamedTuple):
     """A target that was written in every form."""
 
     page: Document  # without its figures: they are files by now
@@ -28,7 +28,9 @@ class Shown(NamedTuple):
     why: str  # there are no figures
 
 
-def every(targets: Sequence[Target], source: Path, out: Path) -> Iterator[Shown | FedmabaError]:
+def write_all(
+    targets: Sequence[Target], source: Path, out: Path
+) -> Iterator[WrittenTarget | FedmabaError]:
     """Each target in its order, as soon as it is written, or what hindered it."""
     found = archive.read_folder(source)  # also to be told once, and at once, what is wrong with it
     many = min(_cores(), len(targets))
@@ -52,14 +54,14 @@ def every(targets: Sequence[Target], source: Path, out: Path) -> Iterator[Shown 
             worker.terminate()
 
 
-def _drawn(target: Target, found: Sequence[ArchiveFile], out: Path) -> Shown | FedmabaError:
+def _drawn(target: Target, found: Sequence[ArchiveFile], out: Path) -> WrittenTarget | FedmabaError:
     try:
         page = reproduction.document(target, found)
         files, why = document.write(page, out / target.name)
     except FedmabaError as error:
         return error
     page.figures.clear()
-    return Shown(page, files, why)
+    return WrittenTarget(page, files, why)
 
 
 def _cores() -> int:
@@ -77,9 +79,9 @@ def _work(there: Connection, targets: Sequence[Target], source: Path, out: Path)
         there.send(_drawn(target, found, out))
 
 
-def _next(here: Connection) -> Shown | FedmabaError:
+def _next(here: Connection) -> WrittenTarget | FedmabaError:
     try:
-        shown: Shown | FedmabaError = here.recv()
+        shown: WrittenTarget | FedmabaError = here.recv()
     except (EOFError, OSError) as error:  # before a message, or in the middle of one
         raise NoRoom(
             "a process that draws ended early, most likely for lack of memory: draw one target at "

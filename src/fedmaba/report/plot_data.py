@@ -1,4 +1,4 @@
-"""What every figure is drawn from: the runs by row, and how a row looks. No torch."""
+"""What every figure is drawn from: runs by row, and the colour and marker of each row. No torch."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class Style(NamedTuple):
 def styles(labels: Sequence[str]) -> dict[str, Style]:
     """A look for each row: colour and marker say the algorithm, fill and dash the variant."""
     out = {}
-    for label, (hue, n) in zip(labels, data.looks(labels), strict=True):
+    for label, (hue, n) in zip(labels, data.hues(labels), strict=True):
         n %= len(FILLS)
         out[label] = Style(COLORS[hue], MARKERS[hue], FILLS[n], (0, DASHES[n] or None))
     return out
 
 
-class Scene:
-    """What a drawing function may use: the runs, grouped, and their looks."""
+class PlotData:
+    """What a figure is drawn from: the runs by row, and the style of each row."""
 
     def __init__(
         self, sources: Sequence[data.Source], model: Model, share: float | None, smooth: int = 1

@@ -7,49 +7,49 @@ from typing import Any
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.report import data, labels
+from fedmaba.report import data, figure_text
 from fedmaba.report.escape import for_figure
-from fedmaba.report.scene import COLORS, FEW, SOFT, WIDE, Scene, axis_name
+from fedmaba.report.plot_data import COLORS, FEW, SOFT, WIDE, PlotData, axis_name
 from fedmaba.results.history import FloatArray
 
 GAIN, LOSS = COLORS[1], COLORS[2]
 
 
-def distribution(figure: Any, scene: Scene) -> None:
+def distribution(figure: Any, plot: PlotData) -> None:
     """client accuracy: histogram and cumulative, algorithms overlaid"""
     left, right = figure.subplots(1, 2)
-    thick = scene.thick()
-    found = {label: np.sort(scene.final(label)) for label in scene.labels if scene.of(label)}
-    low, high = _band(scene, np.concatenate([*found.values()]))
+    thick = plot.thick()
+    found = {label: np.sort(plot.final(label)) for label in plot.labels if plot.of(label)}
+    low, high = _band(plot, np.concatenate([*found.values()]))
     for label, values in found.items():
-        look = scene.styles[label]
+        look = plot.styles[label]
         line = {"color": look.color, "ls": look.dash, "lw": 1.4 if label in thick else 0.8}
         counts, edges = np.histogram(values, bins=np.linspace(low, high, 21))
         if label in thick:
             left.stairs(100 * counts / len(values), edges, **line)
         share = 100 * np.arange(1, len(values) + 1) / len(values)
-        line |= scene.styles[label].marked(3) | {"markevery": scene.every(label, len(values))}
+        line |= plot.styles[label].marked(3) | {"markevery": plot.every(label, len(values))}
         right.step(values, share, where="post", label=label, **line)
-    few = "" if len(thick) == len(scene.labels) else " of the thick rows"
-    below = "accuracy, %" if scene.unit.mark else "accuracy"
+    few = "" if len(thick) == len(plot.labels) else " of the thick rows"
+    below = "accuracy, %" if plot.unit.mark else "accuracy"
     left.set(title=f"Histogram{few}", xlabel=below, ylabel="share of clients, %")
     right.set(title="Cumulative", xlabel=below, ylabel="share of clients, %")
-    labels.legend(figure, scene, thick)
+    figure_text.legend(figure, plot, thick)
 
 
-def _band(scene: Scene, values: FloatArray) -> tuple[float, float]:
+def _band(plot: PlotData, values: FloatArray) -> tuple[float, float]:
     """From where to where scores are counted: all percent, or what other scores span."""
-    if scene.unit.mark:
+    if plot.unit.mark:
         return 0.0, 100.0
     low, high = float(values.min(initial=np.inf)), float(values.max(initial=-np.inf))
     return (low, high) if low < high else (low - 0.5, low + 0.5)
 
 
-def tradeoff(figure: Any, scene: Scene) -> None:
+def tradeoff(figure: Any, plot: PlotData) -> None:
     """mean accuracy against variance, ± sd over seeds, and the Pareto front"""
-    points = scene.points()
+    points = plot.points()
     top = max(at[0, 1] for at in points.values())
-    close = [label for label, at in points.items() if at[0, 1] >= data.enough(top, scene.unit)]
+    close = [label for label, at in points.items() if at[0, 1] >= data.enough(top, plot.unit)]
     if len(points) <= FEW or not len(points) / 2 <= len(close) < len(points):
         panels = [(figure.subplots(), [*points])]
     else:  # the far ones would squash the others
@@ -59,20 +59,20 @@ def tradeoff(figure: Any, scene: Scene) -> None:
     for axes, named in panels:
         shown = points if axes is panels[0][0] else {label: points[label] for label in named}
         for label, ((x, y), (dx, dy)) in shown.items():
-            look = scene.styles[label]
+            look = plot.styles[label]
             axes.errorbar(x, y, dy, dx, fmt="none", ecolor=look.color, elinewidth=0.7, alpha=0.45)
-            above = 4 if label == scene.labels[scene.reference] else 3
+            above = 4 if label == plot.labels[plot.reference] else 3
             axes.plot(x, y, ls="", zorder=above, **look.marked(5.5))
-        best = [points[label][0] for label in scene.front() if label in shown]
+        best = [points[label][0] for label in plot.front() if label in shown]
         axes.plot(*np.array(best).T, color=SOFT, lw=0.8, ls=(0, (3, 3)), zorder=0)
         axes.margins(0.1)
-    panels[0][0].set_ylabel(axis_name("accuracy", scene.unit))
-    some = " of rows of several seeds" if scene.alone() else ""
+    panels[0][0].set_ylabel(axis_name("accuracy", plot.unit))
+    some = " of rows of several seeds" if plot.alone() else ""
     what = f"mean ± sd over seeds; dashed: the Pareto front{some}"
-    labels.sides(figure, f"{axis_name('variance', scene.unit)} ({what})")
+    figure_text.sides(figure, f"{axis_name('variance', plot.unit)} ({what})")
     if len(panels) > 1:
         left.set_title("All rows")
-        right.set_title(f"Frame: within {data.near(scene.unit)} of the best mean")
+        right.set_title(f"Frame: within {data.near(plot.unit)} of the best mean")
         (x, right_x), (y, top_y) = right.get_xlim(), right.get_ylim()
         far = max(points[label][0, 1] for label in panels[0][1])
         if far > y:  # it would lie in the frame, and not be shown there
@@ -82,7 +82,7 @@ def tradeoff(figure: Any, scene: Scene) -> None:
         left.add_patch(_rectangle((x, y), right_x - x, top_y - y, **frame))
     figure.draw_without_rendering()  # to know where things are
     for axes, named in panels:
-        labels.name_points(axes, {label: points[label][0] for label in named}, scene)
+        figure_text.name_points(axes, {label: points[label][0] for label in named}, plot)
 
 
 def _rectangle(*place: Any, **look: Any) -> Any:
@@ -91,9 +91,9 @@ def _rectangle(*place: Any, **look: Any) -> Any:
     return Rectangle(*place, **look)
 
 
-def weights(figure: Any, scene: Scene) -> None:
+def weights(figure: Any, plot: PlotData) -> None:
     """weights, client by round, of the first seed of each strategy"""
-    shown = [scene.of(label, "round")[0] for label in scene.with_rounds()]
+    shown = [plot.of(label, "round")[0] for label in plot.with_rounds()]
     tables = [run.weights() for run in shown]
     tables = [t * np.sum(~np.isnan(t), axis=1, keepdims=True) for t in tables]
     top = max(2.0, float(np.nanpercentile(np.concatenate([t.ravel() for t in tables]), 99.5)))
@@ -106,18 +106,18 @@ def weights(figure: Any, scene: Scene) -> None:
         axes.grid(False)
         axes.set_title(for_figure(f"{run.label}, seed {run.seed}"), fontsize=7)
         axes.locator_params(integer=True)
-    labels.sides(figure, "round", "client")
+    figure_text.sides(figure, "round", "client")
     figure.colorbar(image, ax=grid, label="weight / equal share", aspect=40, pad=0.01)
 
 
-def gains(figure: Any, scene: Scene) -> None:
+def gains(figure: Any, plot: PlotData) -> None:
     """who gains and who loses against FedAvg (else the first), client by client"""
-    base = scene.labels[scene.reference]
-    others = [label for label in scene.labels if label != base and scene.of(label)]
-    if not others or not scene.of(base):
+    base = plot.labels[plot.reference]
+    others = [label for label in plot.labels if label != base and plot.of(label)]
+    if not others or not plot.of(base):
         raise InputError("gains compares strategies: run at least two")
     for axes, label in zip(_grid(figure, len(others), 1.35, sharex=True), others, strict=True):
-        then, now = _pairs(scene, base, label)
+        then, now = _pairs(plot, base, label)
         change = (now - then)[np.argsort(then, kind="stable")]
         edges = np.linspace(0, 100, len(change) + 1)
         for sign, color in ((1, GAIN), (-1, LOSS)):
@@ -127,33 +127,33 @@ def gains(figure: Any, scene: Scene) -> None:
         won = 100 * float(np.mean(change > 0))
         axes.set_title(f"{for_figure(label)}\n{won:.0f} % gain", fontsize=7)
         axes.set_xlim(0, 100)
-    labels.sides(
+    figure_text.sides(
         figure,
         f"clients of all seeds, those {for_figure(base)} serves worst first, %",
-        "change of accuracy" + (", points" if scene.unit.mark else ""),
+        "change of accuracy" + (", points" if plot.unit.mark else ""),
     )
 
 
-def _pairs(scene: Scene, base: str, label: str) -> tuple[FloatArray, FloatArray]:
+def _pairs(plot: PlotData, base: str, label: str) -> tuple[FloatArray, FloatArray]:
     """Client accuracies of two strategies under the same seeds."""
-    theirs = {run.seed: run for run in scene.of(base)}
-    both = [(theirs[run.seed], run) for run in scene.of(label) if run.seed in theirs]
+    theirs = {run.seed: run for run in plot.of(base)}
+    both = [(theirs[run.seed], run) for run in plot.of(label) if run.seed in theirs]
     both = [(a, b) for a, b in both if a.n_clients == b.n_clients]
     if not both:
         raise InputError(f"{label} and {base} share no seed: run both with the same seeds")
     then, now = (
-        np.concatenate([scene.unit.scale * pair[i].accuracy(scene.model)[-1] for pair in both])
+        np.concatenate([plot.unit.scale * pair[i].accuracy(plot.model)[-1] for pair in both])
         for i in (0, 1)
     )
     both_known = np.isfinite(then - now)
     return then[both_known], now[both_known]
 
 
-def heterogeneity(figure: Any, scene: Scene) -> None:
+def heterogeneity(figure: Any, plot: PlotData) -> None:
     """label by client: training examples of each class"""
-    source = next((s for s in scene.sources if s.labels), None)
+    source = next((s for s in plot.sources if s.labels), None)
     if source is None:
-        if not any(s.experiment for s in scene.sources):
+        if not any(s.experiment for s in plot.sources):
             how = "compare(..., out=FOLDER), then `fedmaba figure heterogeneity FOLDER -o FILE`"
             raise InputError(f"a history in memory holds no label counts: {how}")
         raise InputError("no label counts in these folders: run again with this version")

@@ -12,7 +12,7 @@ import numpy as np
 from fedmaba.report import figures
 from fedmaba.report.document import Cell, Document, Grid, between, number
 from fedmaba.report.paired import difference, moments
-from fedmaba.report.scene import WIDE
+from fedmaba.report.plot_data import WIDE
 from fedmaba.report.table import FIGURES, columns, grid_of_differences, grid_of_rows, minus
 from fedmaba.reproduction import archive, paper, targets
 from fedmaba.reproduction.archive import ArchiveFile, deployed_history
@@ -202,8 +202,8 @@ def curve(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None
     )  # which a run that did not diverge has all
     curves = variances(history, "last")
     means, sds = (
-        {row: {s: float(look(tail(c))) for s, c in own.items()} for row, own in curves.items()}
-        for look in (np.mean, np.std)
+        {row: {s: float(statistic(tail(c))) for s, c in own.items()} for row, own in curves.items()}
+        for statistic in (np.mean, np.std)
     )
     body: list[list[Cell]] = []
     for row in dict.fromkeys(r.label for r in runs):

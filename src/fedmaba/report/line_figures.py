@@ -8,60 +8,60 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmaba.errors import InputError
-from fedmaba.report import labels, numbers
+from fedmaba.report import figure_text, numbers
 from fedmaba.report.escape import for_figure
-from fedmaba.report.scene import NAMES, SOFT, Scene, axis_name, styles
+from fedmaba.report.plot_data import NAMES, SOFT, PlotData, axis_name, styles
 from fedmaba.results.history import FloatArray, History, Model
 from fedmaba.results.selection import REFERENCE
 
 
-def rounds(figure: Any, scene: Scene) -> None:
+def rounds(figure: Any, plot: PlotData) -> None:
     """variance, mean, worst and best share over rounds, with bands over seeds"""
     for axes, name in zip(figure.subplots(2, 2).flat, NAMES, strict=True):
-        _over_rounds(axes, scene, name)
-        axes.set_title(labels.title(axes, scene, name))
+        _over_rounds(axes, plot, name)
+        axes.set_title(figure_text.title(axes, plot, name))
     for axes in figure.axes[2:]:
         axes.set_xlabel("round")
-    labels.legend(figure, scene, scene.thick())
+    figure_text.legend(figure, plot, plot.thick())
 
 
-def variance(figure: Any, scene: Scene) -> None:
+def variance(figure: Any, plot: PlotData) -> None:
     """variance over clients, over rounds"""
-    _single(figure, scene, "variance")
+    _single(figure, plot, "variance")
 
 
-def accuracy(figure: Any, scene: Scene) -> None:
+def accuracy(figure: Any, plot: PlotData) -> None:
     """mean accuracy over rounds"""
-    _single(figure, scene, "accuracy")
+    _single(figure, plot, "accuracy")
 
 
-def worst(figure: Any, scene: Scene) -> None:
+def worst(figure: Any, plot: PlotData) -> None:
     """accuracy of the worst share of clients over rounds"""
-    _single(figure, scene, "worst")
+    _single(figure, plot, "worst")
 
 
-def _single(figure: Any, scene: Scene, name: str) -> None:
+def _single(figure: Any, plot: PlotData, name: str) -> None:
     axes = figure.subplots()
-    _over_rounds(axes, scene, name)
-    axes.set(xlabel="round", ylabel=labels.title(axes, scene, name))
-    labels.legend(figure, scene, scene.thick(), axes)
+    _over_rounds(axes, plot, name)
+    axes.set(xlabel="round", ylabel=figure_text.title(axes, plot, name))
+    figure_text.legend(figure, plot, plot.thick(), axes)
 
 
-def _over_rounds(axes: Any, scene: Scene, name: str) -> None:
-    thick = scene.thick()
-    for label in scene.labels:
-        runs = scene.of(label)
+def _over_rounds(axes: Any, plot: PlotData, name: str) -> None:
+    thick = plot.thick()
+    for label in plot.labels:
+        runs = plot.of(label)
         if not runs:
             continue
         found = [
             np.array(
-                [getattr(f, name) for f in run.fairness(scene.model, scene.share, unit=scene.unit)]
+                [getattr(f, name) for f in run.fairness(plot.model, plot.share, unit=plot.unit)]
             )
             for run in runs
         ]
-        k = scene.smooth
+        k = plot.smooth
         found = [np.convolve(curve, np.full(k, 1 / k), "valid") for curve in found]
-        _band(axes, runs[0].evaluated[k - 1 :], found, scene, label, thick)
+        _band(axes, runs[0].evaluated[k - 1 :], found, plot, label, thick)
     _whole(axes)
     if name == "variance":
         _scale(axes)
@@ -71,21 +71,21 @@ def _band(
     axes: Any,
     x: NDArray[Any],
     curves: list[FloatArray],
-    scene: Scene,
+    plot: PlotData,
     label: str,
     thick: set[str],
 ) -> None:
     """Mean over seeds, and from the lowest to the highest where the line is thick."""
     count = min(map(len, curves))
     table = np.stack([curve[:count] for curve in curves])
-    look, strong = scene.styles[label], label in thick
+    look, strong = plot.styles[label], label in thick
     axes.plot(
         x[:count],
         table.mean(0),
         **look.marked(4 if strong else 3),
         ls=look.dash,
         lw=1.5 if strong else 0.8,
-        markevery=scene.every(label, count),
+        markevery=plot.every(label, count),
         zorder=3 if strong else 2,
         label=label,
     )
@@ -115,10 +115,10 @@ def _scale(axes: Any) -> None:
     axes.yaxis.set_major_formatter(ScalarFormatter())
 
 
-def constraint(figure: Any, scene: Scene) -> None:
+def constraint(figure: Any, plot: PlotData) -> None:
     """what strategies report of themselves, and the effective number of clients"""
-    rows = scene.with_rounds()
-    runs = [run for label in rows for run in scene.of(label, "round")]
+    rows = plot.with_rounds()
+    runs = [run for label in rows for run in plot.of(label, "round")]
     shown = [n for n in numbers.of_runs(runs) if any(f"info.{n.name}" in r.tables for r in runs)]
     if not shown:
         raise InputError(
@@ -127,23 +127,23 @@ def constraint(figure: Any, scene: Scene) -> None:
         )
     *panels, last = figure.subplots(1, len(shown) + 1)
     for label in rows:
-        own = scene.of(label, "round")
+        own = plot.of(label, "round")
         rounds = own[0].column("round")
         for axes, number in zip(panels, shown, strict=True):
             found = [numbers.values(run, number.name) for run in own]
             if curves := [curve for curve in found if curve is not None]:
-                _band(axes, rounds, curves, scene, label, {*rows})
+                _band(axes, rounds, curves, plot, label, {*rows})
             for limit in (n.limit for n in numbers.of_run(own[0]) if n.name == number.name):
                 if limit is not None:
                     axes.axhline(limit, color=SOFT, lw=0.8, ls=":")
         clients = [numbers.effective_clients(run, np.arange(len(rounds))) for run in own]
-        _band(last, rounds, clients, scene, label, {*rows})
+        _band(last, rounds, clients, plot, label, {*rows})
     titles = [for_figure(number.title or number.name) for number in shown]
     for axes, title in zip([*panels, last], [*titles, "effective clients"], strict=True):
         axes.set(title=title, xlabel="round")
         axes.set_ylim(bottom=0)
         _whole(axes)
-    labels.legend(figure, scene, {*rows})
+    figure_text.legend(figure, plot, {*rows})
 
 
 def sweep(
