@@ -1,4 +1,4 @@
-"""An algorithm of one's own is one class: numbers in, coefficients out.
+"""Your own algorithm is one class: numbers in, coefficients out.
 
 python examples/own_strategy.py
 fedmaba compare fedavg own_strategy.PowerOfLoss:power=2 --rounds 10   (from this folder)

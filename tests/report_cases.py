@@ -1,10 +1,21 @@
-"""What the tests of the report share: two hundred hostile names and a long history.
+"""What the tests of the report share: hostile names, a long history, a finished run, commands.
 
 Each name would run a script in a careless page, and set `window.hit`.
 """
 
-import numpy as np
+import html.parser
+import sys
+from io import StringIO
+from pathlib import Path
 
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedmaba import cli
+from fedmaba.experiment import config
+from fedmaba.experiment import session as experiment
+from fedmaba.report import data
 from fedmaba.results.history import History, RunHistory
 
 HIT = "window.hit=1"
@@ -75,3 +86,80 @@ def history(
                 run.tables["info.kl"] = list(rng.uniform(0.9, 1, rounds))
             runs.append(run)
     return History(runs)
+
+
+def finished_run(out: Path, tiny_npz) -> Path:
+    """A finished run of three strategies and two seeds."""
+    experiment.compare(
+        ["fedavg", "afl", "fedmaba"], data=str(tiny_npz), model="softmax", rounds=6, eval_every=2,
+        seeds=2, minibatch=5, out=out, device="cpu",
+    )  # fmt: skip
+    return out
+
+
+SECTIONS = [
+    "verdict", "summary", "distribution", "tradeoff", "rounds", "weights", "gains", "client",
+    "heterogeneity", "setup",
+]  # fmt: skip
+
+
+def call(monkeypatch, capsys, *words) -> str:
+    """What a command prints."""
+    monkeypatch.setattr(sys, "argv", ["fedmaba", *map(str, words)])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    seen = capsys.readouterr()
+    assert not end.value.code, seen.err
+    return seen.out
+
+
+class Elements(html.parser.HTMLParser):
+    """Every element, its attributes, and the text of the table, scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements, self.rows, self.inside, self.content = [], [], "", {}
+        self.table = False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        self.inside = tag
+        self.table |= dict(attributes).get("id") == "table"
+        if self.table and tag == "tr":
+            self.rows.append([])
+        if self.table and tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        self.inside = ""
+        self.table &= tag != "table"
+
+    def handle_data(self, text):
+        if self.inside in ("script", "style"):
+            self.content.setdefault(self.inside, []).append(text)
+        elif self.table and self.rows and self.rows[-1]:
+            self.rows[-1][-1] += text.strip()
+
+
+def one(label, accuracy, seed=0, diverged="") -> RunHistory:
+    run = RunHistory(label, seed, "last", np.full(len(accuracy), 10), diverged)
+    run.tables = {"evaluated": [np.asarray(1)]}
+    for model in data.MODELS:
+        run.tables |= {f"{model}.{k}": [np.array(accuracy)] for k in ("accuracy", "loss")}
+    return run
+
+
+def session(tiny_npz, rounds=4, save=None):
+    asked = {"strategies": ["fedavg", "fedmaba"], "seeds": 2, "model": "softmax"}
+    asked["data"], asked["train"] = {"name": str(tiny_npz)}, {"rounds": rounds, "minibatch": 5}
+    asked["eval"], asked["machine"] = {"every": 2}, {"device": "cpu", "threads": 1}
+    asked["save"] = save or {}
+    return experiment.prepare(config.build(asked))
+
+
+def printed(width, renderable) -> str:
+    stream = StringIO()
+    Console(file=stream, width=width, color_system=None).print(renderable)
+    return stream.getvalue()

@@ -132,7 +132,7 @@ def test_rows_share_inputs_where_runs_draw_alike():
         key = np.array(key)
         first, same = np.array(first or key * 10), np.full(len(key), 4)
         steps = same if steps is None else np.array(steps)
-        return local_training.Job(key, first, same, key, steps, 2, 0.1).shared()
+        return local_training.TrainingJob(key, first, same, key, steps, 2, 0.1).shared()
 
     assert shared([5, 3, 9]) is None  # nobody does
     assert shared([5, 5, 3, 3]) is None  # 3 comes after 5 has come twice

@@ -19,7 +19,8 @@ import fedmaba
 from fedmaba import cli, strategies
 from fedmaba.deploy.flower_app import check
 from fedmaba.experiment import config
-from fedmaba.report import terminal, watch
+from fedmaba.report import watch
+from fedmaba.reproduction import display
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -75,6 +76,17 @@ PAGES = {
 }
 
 
+SHOWN = {  # what a page says that a block prints: the text right below it
+    code: text
+    for path in (ROOT / "docs").rglob("*.md")
+    for code, text in re.findall(
+        r"^```python\n((?:(?!```)[^\n]*\n)+)```\n\n```text\n(.*?)^```$",
+        path.read_text(),
+        re.M | re.S,
+    )
+}
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_python_of_the_docs_runs(name, tmp_path, monkeypatch, capsys):
     if "flwr" in PAGES[name]:  # parts of an app, which only a real federation runs
@@ -84,7 +96,9 @@ def test_python_of_the_docs_runs(name, tmp_path, monkeypatch, capsys):
     script = tmp_path / "block.py"
     script.write_text(PAGES[name])
     runpy.run_path(str(script), run_name="__main__")
-    assert capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert printed
+    assert SHOWN.get(PAGES[name], printed) == printed
 
 
 def test_the_notebook_runs_headless(tmp_path, monkeypatch, capsys):
@@ -146,7 +160,7 @@ def test_commands_of_the_docs_are_understood(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli, "_run", lambda asked, *rest: seen.append(asked))
     shown = []
     monkeypatch.setattr(cli, "_reproduce", lambda *rest: None)
-    monkeypatch.setattr(terminal, "reproduced", lambda target, *rest: shown.append(target.name))
+    monkeypatch.setattr(display, "reproduced", lambda target, *rest: shown.append(target.name))
     # the folder all pages speak of, so that what reads it can run
     rng = np.random.default_rng(0)
     x, owner = rng.normal(size=(90, 3)), np.repeat([0, 1, 2], 30)

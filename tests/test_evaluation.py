@@ -60,7 +60,7 @@ def test_saved_arrays_do_not_change_when_the_run_goes_on(fed):
     assert changed == []
 
 
-# --- one's own loss, metric and evaluation -----------------------------------------------------
+# --- your own loss, metric and evaluation ------------------------------------------------------
 
 
 def hinge(out, y):

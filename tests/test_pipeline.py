@@ -207,7 +207,7 @@ def test_runs_in_lanes_are_those_in_one(fed):
 
 def test_the_host_weighs_a_lane_while_the_device_trains_the_other(fed, monkeypatch):
     """Each lane's next round begins once, and before changes of this one are weighed."""
-    events, begin, measure, weigh = [], pipeline.begin, pipeline.measure, pipeline.weigh
+    events, begin, measure, weigh = [], pipeline.begin_round, pipeline.measure, pipeline.weigh
 
     def begins(batch, lane, t, *drawn):
         events.append(("begin", t, lane))
@@ -222,7 +222,7 @@ def test_the_host_weighs_a_lane_while_the_device_trains_the_other(fed, monkeypat
         events.append(("measure", drawn.round, tuple(drawn.runs), len(rest) > 0))
         return measure(batch, drawn, *rest)
 
-    monkeypatch.setattr(pipeline, "begin", begins)
+    monkeypatch.setattr(pipeline, "begin_round", begins)
     monkeypatch.setattr(pipeline, "measure", measures)
     monkeypatch.setattr(pipeline, "weigh", weighs)
     specs = ["fedmgda", "fedavg", "fedfv", "fedmaba"]

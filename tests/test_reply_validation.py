@@ -87,7 +87,7 @@ def filled(value, shape=(3, 4), dtype=np.float32) -> RawArray:
 
 
 def bytes_as(data: bytes) -> RawArray:
-    """An array that says it is the right one, with bytes of one's own."""
+    """An array that says it is the right one, with other bytes."""
     return RawArray("float32", (3, 4), "numpy.ndarray", data)
 
 

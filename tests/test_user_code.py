@@ -441,7 +441,7 @@ def test_a_factory_of_any_kind_is_one_line(call, here, tiny_npz, name, says):
         ("import sys\n\nsys.exit(3)\n", "ends.py, line 3: SystemExit: 3: fix it"),
         ("import argparse\n\nargparse.ArgumentParser().parse_args(['x'])\n", "line 3: SystemExit"),
         ("def f():\n    return 1 / 0\n\n\nf()\n", "ends.py, line 2: ZeroDivisionError: division"),
-        ("import no_such_module\n", "wants 'no_such_module'"),
+        ("import no_such_module\n", "needs 'no_such_module'"),
         ("x = [\n", "ends.py, line 1: '[' was never closed: fix it"),
         ("raise KeyboardInterrupt\n", ""),
     ],

@@ -8,9 +8,10 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 
@@ -31,6 +32,29 @@ FLOORS = {  # from the ground up: a module imports what stands before it (a test
     "The paper, reproduced": "reproduction",
     "A real federation": "deploy flower",
     "Command line": "cli __main__",
+}
+API = Path(__file__).with_name("api.toml")
+SOURCE = Path(fedmaba.__file__).parent
+TYPES = {  # names of types in the signatures below that are not classes of this page
+    "FloatArray, IntArray": "NumPy arrays of float64 and int64; `(m,)` is one number for each of m",
+    "State": "a dict of such arrays by name",
+    "Factory": "a function of (input shape, number of classes) that returns an `nn.Module`",
+    "LossFn, MetricFn": "functions of (outputs, targets) that return a number for each example",
+    "Unit": "how scores are shown: percent or plain",
+}
+INNER = {  # methods that fedmaba calls itself, or that Flower calls
+    "History": ("add",),
+    "RunHistory": ("arrays",),
+    "Federation": ("check",),
+    "Local": ("to_json", "from_json"),
+    "FlowerStrategy": (
+        "__init__",
+        "summary",
+        "configure_train",
+        "aggregate_train",
+        "configure_evaluate",
+        "aggregate_evaluate",
+    ),
 }
 
 
@@ -114,48 +138,200 @@ def modules() -> str:
 
 
 def python() -> str:
-    """Every public name: signature, first words, methods."""
+    """Every public name by what one wants to do: signature, parameters, methods, an example."""
+    groups = tomllib.loads(API.read_text(encoding="utf-8"))["group"]
+    _all_there(groups)
     lines = [
         "# Python",
         "",
-        "Made from the code by `tools/reference.py`: what `import fedmaba` offers.",
+        "What `import fedmaba` offers, by what you want to do. Every example runs as it stands.",
+        "Made by `tools/reference.py` from the code and `tools/api.toml`.",
         "",
+        "| to | use |",
+        "|---|---|",
     ]
-    for name in sorted(sorted(set(fedmaba.__all__) - {"__version__"}), key=str.lower):
-        thing = getattr(fedmaba, name)
-        lines += [f"## {name}", "", *_entry(name, thing)]
-        kind = inspect.isclass(thing) and thing.__base__ is not fedmaba.Strategy
-        for method, found in vars(thing).items() if kind else ():
-            function = found.__func__ if isinstance(found, classmethod | staticmethod) else found
-            text = inspect.getdoc(function)
-            if method.startswith("_") or not inspect.isfunction(function) or not text:
-                continue
-            lines.append(f"- `.{method}{_signature(function)}`: {_flat(text)}")
-        lines.append("")
+    for group in groups:
+        links = [f"[`{name}`](#{_anchor(name)})" for name in group["entry"] if "." not in name]
+        lines.append(f"| [{group['title']}](#{_anchor(group['title'])}) | {', '.join(links)} |")
+    lines += ["", "Names of types in the signatures:", ""]
+    lines += [f"- `{name.replace(', ', '`, `')}`: {about}" for name, about in TYPES.items()] + [""]
+    for group in groups:
+        lines += [f"## {group['title']}", "", group["about"].strip(), ""]
+        for name, words in group["entry"].items():
+            lines += _entry(name, words, group)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _entry(name: str, thing: Any) -> list[str]:
-    text = _flat(inspect.getdoc(thing) or "")
-    return ["```text", f"{name}{_signature(thing)}", "```", "", text, ""]
+def _all_there(groups: list[dict[str, Any]]) -> None:
+    """Refuse groups that lack a public name, or have one that is none."""
+    flower = ast.parse((SOURCE / "flower.py").read_text(encoding="utf-8"))
+    offered = {*fedmaba.__all__, *_constant(flower, "__all__")} - {"__version__"}
+    named = {name for group in groups for name in group["entry"] if "." not in name}
+    if offered != named:
+        raise SystemExit(f"tools/api.toml: other names than __all__: {sorted(offered ^ named)}")
 
 
-def _signature(function: Any) -> str:
-    """Arguments without their types, which the code has."""
-    try:
-        found = inspect.signature(function)
-    except (TypeError, ValueError):
-        return "(...)"
-    bare = [
-        p.replace(annotation=inspect.Parameter.empty)
-        for p in found.parameters.values()
-        if p.name not in ("self", "cls")
-    ]
-    return str(found.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+def _constant(tree: ast.Module, name: str) -> list[str]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return list(ast.literal_eval(node.value))
+    raise SystemExit(f"tools/reference.py: no {name}")
 
 
-def _flat(text: str) -> str:
-    return re.sub(r"\s+", " ", text).strip()
+def _entry(name: str, words: dict[str, Any], group: dict[str, Any]) -> list[str]:
+    """One public name, or one method of a class that has parameters to explain."""
+    owner, _, method = name.partition(".")
+    file = SOURCE / words["file"] if "file" in words else Path(_source(getattr(fedmaba, owner)))
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    thing = next(node for node in tree.body if getattr(node, "name", "") == owner)
+    inside = _methods(thing) if isinstance(thing, ast.ClassDef) else {}
+    node = inside[method] if method else thing
+    params = _fields(node) if isinstance(node, ast.ClassDef) else _arguments(node)
+    told = words.get("params", {})
+    if list(told) != [p.name for p in params]:
+        there = ", ".join(p.name for p in params)
+        raise SystemExit(f"tools/api.toml: {name} wants lines for, in order: {there}")
+    about = words.get("about") or _first(ast.get_docstring(node) or "")
+    lines = [f"{'####' if method else '###'} {name}", "", about, ""]
+    home = group.get("module", "fedmaba")
+    lines += ["```py", _call(f"{home}.{name}", params, node, tree), "```", ""]
+    lines += [f"- `{p.name}`{p.range}: {told[p.name]}" for p in params] + [""] * bool(params)
+    if isinstance(node, ast.FunctionDef):
+        told = words.get("returns") or f"`{_type(node.returns, tree)}`."
+        lines += [f"Returns {told}", ""]
+    elif "page" not in words:
+        lines += _bullets(name, inside, tree)
+    if "page" in words:
+        lines += [f"Formulas and measurements: [{name}](algorithms/{words['page']}.md).", ""]
+    if "example" in words:
+        lines += ["```python", words["example"].strip(), "```", ""]
+    if "prints" in words:
+        lines += ["```text", words["prints"], "```", ""]
+    return lines
+
+
+def _bullets(owner: str, methods: dict[str, ast.FunctionDef], tree: ast.Module) -> list[str]:
+    """Methods and properties of a class that have no entry of their own."""
+    listed = tomllib.loads(API.read_text(encoding="utf-8"))["group"]
+    own = {name for group in listed for name in group["entry"]}
+    lines = []
+    for name, node in methods.items():
+        text = _first(ast.get_docstring(node) or "")
+        if f"{owner}.{name}" in own or not text or name in INNER.get(owner, ()):
+            continue
+        plain = any(ast.unparse(d) in ("property", "cached_property") for d in node.decorator_list)
+        arguments = ", ".join(_spelled(p.text, tree) for p in _arguments(node))
+        head = name if plain else f"{name}({arguments})"
+        lines.append(f"- `.{head}` → `{_type(node.returns, tree)}`: {text}")
+    return ["Methods and properties:", "", *lines, ""] if lines else []
+
+
+class Parameter(NamedTuple):
+    """A parameter or field as a signature shows it."""
+
+    name: str
+    text: str
+    range: str = ""
+
+
+def _methods(owner: ast.ClassDef) -> dict[str, ast.FunctionDef]:
+    public = (n for n in owner.body if isinstance(n, ast.FunctionDef))
+    return {n.name: n for n in public if not n.name.startswith("_") or n.name == "__init__"}
+
+
+def _fields(owner: ast.ClassDef) -> list[Parameter]:
+    """The parameters of a class: those of __init__, or its fields."""
+    methods = _methods(owner)
+    if "__init__" in methods:
+        return _arguments(methods["__init__"])
+    out = []
+    for node in owner.body:
+        if not isinstance(node, ast.AnnAssign):
+            continue
+        name, kind = ast.unparse(node.target), ast.unparse(node.annotation)
+        if kind.startswith("ClassVar") or name.startswith("_"):
+            continue
+        default, limits = _default(node.value)
+        out.append(Parameter(name, f"{name}: {kind}{default and f' = {default}'}", limits))
+    return out
+
+
+def _default(value: ast.expr | None) -> tuple[str, str]:
+    """A field's default as it is meant, and the range that `param` gives it."""
+    if not isinstance(value, ast.Call):
+        return ("" if value is None else ast.unparse(value)), ""
+    given = {k.arg: ast.unparse(k.value) for k in value.keywords}
+    if ast.unparse(value.func) == "field":
+        return given["default_factory"].replace("dict", "{}").replace("list", "[]"), ""
+    low, high, above = (given.get(key) for key in ("low", "high", "above"))
+    words = f"{low} to {high}" if low and high else f"above {above}" if above else f"{low} or more"
+    return ast.unparse(value.args[0]), f" ({words})"
+
+
+def _arguments(node: ast.FunctionDef) -> list[Parameter]:
+    """Parameters without self, as written; the star before keyword-only ones is in `_call`."""
+    found, out = node.args, []
+    plain = [*found.posonlyargs, *found.args]
+    defaults = [None] * (len(plain) - len(found.defaults)) + found.defaults
+    pairs = [*zip(plain, defaults, strict=True)]
+    pairs += [*zip(found.kwonlyargs, found.kw_defaults, strict=True)]
+    for arg, default in pairs:
+        if arg.arg not in ("self", "cls"):
+            kind = f": {ast.unparse(arg.annotation)}" if arg.annotation else ""
+            out.append(
+                Parameter(
+                    arg.arg, f"{arg.arg}{kind}{f' = {ast.unparse(default)}' if default else ''}"
+                )
+            )
+    if found.kwarg:
+        kind = f": {ast.unparse(found.kwarg.annotation)}" if found.kwarg.annotation else ""
+        out.append(Parameter(found.kwarg.arg, f"**{found.kwarg.arg}{kind}"))
+    return out
+
+
+def _call(name: str, params: list[Parameter], node: ast.AST, tree: ast.Module) -> str:
+    """The signature, on one line where it fits."""
+    function = node
+    if isinstance(node, ast.ClassDef):
+        function = _methods(node).get("__init__", node)
+    words = [_spelled(p.text, tree) for p in params]
+    if isinstance(function, ast.FunctionDef) and function.args.kwonlyargs:
+        first = function.args.kwonlyargs[0].arg
+        words.insert([p.name for p in params].index(first), "*")
+    end = f" -> {_type(node.returns, tree)}" if isinstance(node, ast.FunctionDef) else ""
+    line = f"{name}({', '.join(words)}){end}"
+    if len(line) <= 92:
+        return line
+    return "\n".join([f"{name}(", *(f"    {word}," for word in words), f"){end}"])
+
+
+def _type(kind: ast.expr | None, tree: ast.Module) -> str:
+    return "None" if kind is None else _spelled(ast.unparse(kind), tree)
+
+
+def _spelled(text: str, tree: ast.Module) -> str:
+    """Types with the choices that stand behind a name, and without the modules they are from."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Literal["):
+            name = ast.unparse(node.targets[0])
+            text = re.sub(rf"(: |^){name}\b", lambda m: m[1] + ast.unparse(node.value), text)  # noqa: B023
+    text = re.sub(r"\b(?:datasets|models|np)\.(?=[A-Z])", "", text)
+    text = text.replace("NDArray[np.int64]", "IntArray")
+    return re.sub(r"'([^']*)'", r'"\1"', text)
+
+
+def _source(thing: Any) -> str:
+    return str(inspect.getsourcefile(thing))
+
+
+def _first(text: str) -> str:
+    """The first paragraph of a docstring, as a sentence."""
+    flat = re.sub(r"\s+", " ", text.split("\n\n")[0]).strip()
+    return flat and flat[0].upper() + flat[1:].rstrip(".") + "."
+
+
+def _anchor(head: str) -> str:
+    return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", head).lower())
 
 
 if __name__ == "__main__":

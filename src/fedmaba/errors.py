@@ -22,7 +22,7 @@ class FedmabaError(Exception):
 
 
 def shortened(text: str) -> str:
-    """A text whose overlong words, then the whole, lack their middle: what and remedy stay."""
+    """Shorten a text in the middle of overlong words, then of the whole, so that both ends stay."""
     short = re.sub(rf"\S{{{WORD},}}", lambda word: _ends(word[0], WORD // 4), text)
     return _ends(short, LINE // 2) if len(short) > LINE else short
 
@@ -34,7 +34,7 @@ def _ends(text: str, length: int) -> str:
 
 
 class InputError(FedmabaError, ValueError):
-    """Found before any work starts: configuration, data files, arguments."""
+    """Wrong configuration, data files or arguments, found before any work starts."""
 
 
 class RankLost(FedmabaError):
@@ -70,9 +70,9 @@ class Busy(FedmabaError):
 def unknown(
     kind: str, name: str, known: Iterable[str], head: str = "", other: str = ""
 ) -> InputError:
-    """The error for a name nobody registered, with the nearest known one; all begin with `head`.
+    """The error for an unknown name, with the nearest known one; all names begin with `head`.
 
-    `other` ends the list of what can be chosen where none is near.
+    Where no name is near, the error lists all of them and ends with `other`.
     """
     names = sorted(known)
     several = [part.strip() for part in name.split(",")]

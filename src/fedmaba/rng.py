@@ -1,7 +1,7 @@
 """Randomness as a function of (seed, purpose, round, client, ...), never of a global state.
 
-What a run draws is the same alone, beside other runs and after a resume, on every device: a key is
-a 64-bit hash of its words, and streams are hashes of key + counter (SplitMix64's finaliser).
+A run draws the same numbers alone, beside other runs, after a resume and on every device. A key is
+a 64-bit hash of its words; a stream is the hashes of key + counter (SplitMix64's finaliser).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def generator(seed: int, purpose: str, *words: int) -> np.random.Generator:
 
 
 class ParticipantDraws:
-    """Who takes part in rounds that follow one another; several are drawn at once."""
+    """The participants of each round; those of several rounds are drawn at once, to save time."""
 
     def __init__(self) -> None:
         self.newest: dict[tuple[int, ...], tuple[int, NDArray[np.int64], UIntArray]] = {}
@@ -53,8 +53,8 @@ class ParticipantDraws:
     def __call__(
         self, seed: int, round: int, n_clients: int, many: int
     ) -> tuple[NDArray[np.int64], UIntArray]:
-        """The participants of a round, and the key of each one's local work in it."""
-        at_once = max(1, min(32, 100_000 // n_clients))  # as many rounds cost little more than one
+        """The participants of a round, and the random stream of each one's training in it."""
+        at_once = max(1, min(32, 100_000 // n_clients))  # so many rounds cost little more than one
         which, (block, place) = (seed, n_clients, many), divmod(round, at_once)
         found = self.newest.get(which)
         if found is None or found[0] != block:
@@ -67,9 +67,9 @@ class ParticipantDraws:
 def sample_clients(
     seed: int, round: int | NDArray[np.int64], n_clients: int, participants: int
 ) -> NDArray[np.int64]:
-    """Which clients take part: uniform without replacement, in client order.
+    """Which clients take part: drawn uniformly without replacement, in client order.
 
-    A row for each of several rounds, given as a column.
+    `round` may be a column of rounds; the result then has a row for each of them.
     """
     everyone = np.arange(n_clients, dtype=np.int64)
     if participants == n_clients:
@@ -79,5 +79,5 @@ def sample_clients(
 
 
 def choose(words: UIntArray, many: int) -> NDArray[np.int64]:
-    """Places of so many of the words, drawn by the words themselves, in order."""
+    """The positions, in order, of the `many` smallest of some random words."""
     return np.sort(np.argpartition(words, many)[..., :many]).astype(np.int64)

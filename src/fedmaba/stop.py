@@ -1,4 +1,4 @@
-"""Signals that end the program: at once, or after the round that is going on. No torch here."""
+"""What signals such as Ctrl-C do: end the program at once, or after the current round. No torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Ended(SystemExit):
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the program where it stands, as Ctrl-C does: files are closed."""
+    """Let SIGTERM and SIGHUP end the program as Ctrl-C does, so that files are closed."""
     with _handled(ENDING[1:], lambda number, frame: _end(number)):
         yield
 
@@ -30,14 +30,14 @@ def at_once() -> Iterator[None]:
 def after_the_round(
     tell: Callable[[str], None], numbers: Sequence[int] = ENDING
 ) -> Iterator[Callable[[], bool]]:
-    """Signals ask to stop after the round; again, a second later, they end the program at once.
+    """Let a signal ask to stop after the round; another, a second later, ends the program at once.
 
-    What comes within a second is the same wish: `timeout` signals both process and group.
+    Signals within one second count as one: `timeout` signals both the process and its group.
     """
     asked: list[float] = []
 
     def say(text: str) -> None:
-        with suppress(OSError, RuntimeError):  # a closed terminal, or in the middle of a line
+        with suppress(OSError, RuntimeError):  # the terminal is closed, or a line is being printed
             tell(text)
 
     def ask(number: int, frame: object) -> None:
@@ -60,7 +60,7 @@ def _end(number: int) -> NoReturn:
 
 @contextmanager
 def _handled(numbers: Sequence[int], handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Signals go to a handler; the ones of before are put back. Only a main thread gets any."""
+    """Send signals to a handler, and restore the old handlers afterwards; main thread only."""
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in numbers:

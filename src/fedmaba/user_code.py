@@ -1,7 +1,7 @@
-"""Code of the user's own: found by its name, and known again by what it does. No torch here.
+"""Import models and strategies that users wrote, and fingerprint them for resume. No torch here.
 
-The folder that the user works in is no place to look for modules, since somebody else may have
-filled it, until the user names a module: see `allow_working_folder`.
+Modules in the working folder are not imported by default, since somebody else may have put them
+there. They are once the user names a module: see `allow_working_folder`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedmaba.errors import InputError
 from fedmaba.stop import Ended
 
 VERSIONED_PACKAGES = ("torch", "fedmaba")  # their versions are recorded
-# where code lies that is not the user's: Python's own, installed packages and this one
+# Code in these places is not the user's: Python, installed packages and fedmaba itself.
 LIBRARY = (
     "<frozen",
     os.path.dirname(__file__) + os.sep,
@@ -34,15 +34,15 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 def allow_working_folder() -> None:
-    """Let modules of the working folder be imported from now on, where no other place has them."""
-    with suppress(OSError):  # a folder that was removed holds none
+    """From now on, import modules from the working folder too, after all other places."""
+    with suppress(OSError):  # the working folder was removed
         if (here := os.getcwd()) not in sys.path:
             sys.path.append(here)
 
 
 @contextmanager
 def child_processes_skip_working_folder() -> Iterator[None]:
-    """Python processes that are started meanwhile do not look for modules in the working folder."""
+    """Python processes started meanwhile do not import modules from the working folder."""
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
@@ -54,16 +54,16 @@ def child_processes_skip_working_folder() -> Iterator[None]:
 
 
 def say_sources(named: Mapping[str, str]) -> str:
-    """What would be imported for each name, and from which file; nothing is imported for it."""
+    """Say which file each name would be imported from, without importing it."""
     found = {what: _file(where) for what, where in named.items()}
     return ", ".join(f"{what} from {file or 'nowhere'}" for what, file in found.items())
 
 
 def _file(where: str) -> str:
-    """The file, or the folders, that a module would be read from; empty where there is none."""
+    """The file or folders that a module would be read from; empty where there is none."""
     top, *inner = where.split(".")
     spec: ModuleSpec | None = None
-    with suppress(ValueError, OSError):  # no name of a module; no working folder
+    with suppress(ValueError, OSError):  # not a module name, or no working folder
         spec = find_spec(top) or PathFinder.find_spec(top, [os.getcwd()])
     name = top
     for part in inner:
@@ -76,7 +76,7 @@ def _file(where: str) -> str:
 
 
 def import_attribute(what: str, where: str, attribute: str, form: str) -> Any:
-    """What a module holds under a name; `what` and `form` are words for an error."""
+    """An attribute of a module; errors begin with `what` and advise to write `form`."""
     if not all(where.split(".")):
         raise InputError(f"{what} names no module: write {form}")
     try:
@@ -85,14 +85,14 @@ def import_attribute(what: str, where: str, attribute: str, form: str) -> Any:
         if error.name and f"{where}.".startswith(f"{error.name}."):
             raise InputError(f"{what}: {error}: write {form}") from error
         raise InputError(
-            f"{what}: module {where!r} wants {error.name!r}, which is not here: install it"
+            f"{what}: module {where!r} needs {error.name!r}, which is not installed: install it"
         ) from error
     except SyntaxError as error:
         place = f"{error.filename}, line {error.lineno}"
         raise InputError(f"{what}: {place}: {error.msg}: fix it") from error
-    except Ended:  # by a signal
+    except Ended:  # a signal, not an error of the module
         raise
-    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+    except (Exception, SystemExit) as error:  # an import can raise anything
         raise error_in_user_code(what, error) from error
     if not hasattr(module, attribute):
         raise InputError(f"{what}: module {where!r} has no {attribute!r}: write {form}")
@@ -100,7 +100,7 @@ def import_attribute(what: str, where: str, attribute: str, form: str) -> Any:
 
 
 def error_in_user_code(what: str, error: BaseException) -> InputError:
-    """An exception in code of the user's own as one line with the place where to look."""
+    """An exception in a user's code as a one-line error that names the file and line."""
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith(LIBRARY)]
     place = [f"{frame.filename}, line {frame.lineno}" for frame in theirs[-1:]]
@@ -109,7 +109,7 @@ def error_in_user_code(what: str, error: BaseException) -> InputError:
 
 
 def fingerprints(things: Mapping[str, object]) -> dict[str, str]:
-    """The fingerprints of those things that are not fedmaba's own."""
+    """The fingerprints of those things that are not part of fedmaba."""
     return {
         what: fingerprint(thing)
         for what, thing in things.items()
@@ -120,7 +120,7 @@ def fingerprints(things: Mapping[str, object]) -> dict[str, str]:
 def fingerprint(thing: object) -> str:
     """Name and digest of a function, class or object; the digest changes with its code.
 
-    Functions that it calls by name are not looked at, nor what torch and fedmaba define.
+    Functions that it calls by name do not count, nor does what torch and fedmaba define.
     """
     digest = hashlib.sha256()
     for part in _parts(thing, {}):
@@ -130,7 +130,7 @@ def fingerprint(thing: object) -> str:
 
 
 def _parts(thing: Any, seen: dict[int, Any]) -> Iterator[str]:
-    """What makes a function what it is, as words that are the same in every process."""
+    """Text that describes a thing's code, the same in every process."""
     if isinstance(thing, PLAIN):
         yield repr(thing)
         return
@@ -144,7 +144,7 @@ def _parts(thing: Any, seen: dict[int, Any]) -> Iterator[str]:
 
 
 def _inside(thing: Any) -> Iterable[Any]:
-    """What a function, class or constant is made of; of other objects, such as a list, nothing."""
+    """The parts of a function, class or constant; other objects, such as a list, have none."""
     if isinstance(thing, type | FunctionType) and _top_package(thing) in VERSIONED_PACKAGES:
         return (thing.__qualname__,)
     match thing:
@@ -181,6 +181,6 @@ def _top_package(thing: object) -> str:
 
 
 def _is_code_or_constant(name: str, value: object) -> bool:
-    """Whether an entry of a class is code or a constant, not what Python keeps there."""
+    """Whether an entry of a class is code or a constant that its author wrote."""
     constant = isinstance(value, (*PLAIN, tuple)) and not name.startswith("__")
     return constant or isinstance(value, (FunctionType, staticmethod, classmethod, property))

@@ -119,7 +119,7 @@ def campaign(count: int, seed: int, say: Say) -> Tally:
 
 
 def _own(root: Path, rng: random.Random, tally: Tally) -> None:
-    """A mutated .npz or .csv of one's own: arrays or one line."""
+    """A mutated .npz or .csv of the user: arrays or one line."""
     if rng.random() < 0.5:
         path = make_data(root / "own.npz")
     else:

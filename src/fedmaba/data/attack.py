@@ -1,7 +1,7 @@
 """Clients that lie or do harm, for experiments. NumPy only, pure.
 
-Who is hostile depends on the seed alone, so every strategy meets the same ones. They have no test
-examples: a run's figures are those of the others.
+Which clients are hostile depends on the seed alone, so every strategy meets the same ones. Hostile
+clients have no test examples: a run is judged by the honest clients.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Attack:
-    """What hostile clients do, all of it at once."""
+    """What hostile clients do; several things can be combined."""
 
     loss: float | None = None  # what they report,
     times: float | None = None  # or how many times their own loss,
@@ -58,7 +58,7 @@ class Hostile:
         return cls(attack, who)
 
     def reported_losses(self, client: IntArray, loss: FloatArray) -> FloatArray:
-        """The losses that a round's participants report."""
+        """The losses that a round's participants report: true ones, or lies of hostile clients."""
         lies, attack = self.who[client], self.attack
         if attack.loss is not None:
             return np.where(lies, attack.loss, loss)
@@ -71,12 +71,12 @@ class Hostile:
         return loss
 
     def update_factors(self, client: IntArray) -> FloatArray:
-        """How many times its change each participant sends."""
+        """By which factor each participant multiplies its model change before sending it."""
         return np.where(self.who[client], self.attack.update, 1.0)
 
 
 def parse_attack(text: str) -> Attack:
-    """`loss=x3`, or several joined by `+`."""
+    """Read an attack such as `loss=x3`, or several joined by `+`."""
     told: dict[str, Any] = {}
     keys = [part.strip().partition("=")[0] for part in text.split("+")]
     for key, part in zip(keys, text.split("+"), strict=True):
@@ -92,7 +92,7 @@ def parse_attack(text: str) -> Attack:
 
 
 def _parse_part(key: str, value: str) -> dict[str, Any] | None:
-    """What a part says; None where it says nothing."""
+    """The fields of `Attack` that one part sets; None where the part is unknown."""
     if (key, value) == ("labels", "flip"):
         return {"flip": True}
     if (key, value) == ("loss", "worst"):

@@ -1,6 +1,6 @@
-"""A name becomes arrays: the embedded sample, published sets, synthetic data, users' own files.
+"""Load data sets by name: the embedded sample, published sets, synthetic data, your own files.
 
-What may not live here: torch, and the clients' shares of the data (see `partition`).
+No torch here. How the data are divided over clients is the business of `partition`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Dataset:
     client_names: tuple[str, ...] = ()  # (N,)
 
     def sha256(self) -> str:
-        """The digest of what a run depends on: x, y, n_train and client, the same everywhere."""
+        """The digest of all that a run depends on: x, y, n_train and client."""
         digest = hashlib.sha256(f"{self.x.shape} {self.n_train} {len(self.classes)}".encode())
         for values, dtype in ((self.x, "<f4"), (self.y, "<i8"), (self.client, "<i8")):
             if values is not None:
@@ -90,7 +90,7 @@ def check_name(name: str) -> None:
 
 
 def describe_datasets() -> list[tuple[str, str]]:
-    """Name and one line on every data set there is."""
+    """Name and one-line description of every data set."""
     return [(spec.name, spec.about) for spec in published.PUBLISHED.values()] + [
         ("synthetic", f"a softmax model per client, Li et al. 2020; synthetic:{_DEFAULT}"),
         ("FILE.npz", "arrays x, y and optionally client, x_test, y_test, client_test"),
@@ -98,7 +98,7 @@ def describe_datasets() -> list[tuple[str, str]]:
     ]
 
 
-# --- users' own data ---------------------------------------------------------------------------
+# --- your own data -----------------------------------------------------------------------------
 
 
 def _column(word: str, values: ArrayLike, kinds: str, rule: str, n: int | None) -> NDArray[Any]:
@@ -232,7 +232,7 @@ def from_arrays(
 
 
 def _open(path: Path, **how: Any) -> IO[Any]:
-    """A file of a user's; one that may not be read is told apart from one that is damaged."""
+    """Open a user's file; the error of an unreadable file differs from that of a damaged one."""
     try:
         handle: IO[Any] = path.open(**how)
     except OSError as err:
@@ -260,9 +260,9 @@ def _npz(path: Path) -> Dataset:
             found = {key: _array(path, data, key) for key in data.files}
     except InputError:
         raise
-    except Exception as err:  # whatever way a foreign parser fails, the file is what must change
+    except Exception as err:  # np.load can raise anything on a damaged file
         told = (
-            "" if "allow_pickle" in str(err) else f" ({published.one_line(err)})"
+            "" if "allow_pickle" in str(err) else f" ({published.error_line(err)})"
         )  # numpy's advice
         what = f"not an .npz file of plain arrays{told}"
         raise InputError(f"{path}: {what}: save it with np.savez(file, x=x, y=y)") from None
@@ -287,7 +287,7 @@ def _codes(words: list[str]) -> tuple[IntArray, tuple[str, ...]]:
 
 
 def _no_index(path: Path, header: list[str], x: FloatArray) -> None:
-    """Refuse a column that is called as a saved index is and numbers the rows, from 0 or 1."""
+    """Refuse a column that has the name of a saved index and numbers the rows from 0 or 1."""
     for column, values in zip(header, x.T, strict=True):
         if len(x) > 1 and re.fullmatch(_INDEX, column, re.IGNORECASE):
             first = float(values.min())
@@ -344,7 +344,7 @@ def _csv(path: Path) -> Dataset:
                 n += bool(row)
     except (OSError, UnicodeDecodeError, csv.Error) as err:
         raise InputError(
-            f"{path}: no CSV in UTF-8 ({published.one_line(err)}): save it anew"
+            f"{path}: no CSV in UTF-8 ({published.error_line(err)}): save it anew"
         ) from None
     test = np.array([word == "test" for word in words.get("split", ["train"] * n)], np.bool_)
     if test.all():

@@ -1,7 +1,7 @@
-"""A federation: one pooled data set and, per client, which of its rows are whose. No torch here.
+"""A federation: one pooled data set, and which of its examples belong to which client. No torch.
 
-The only hand-over from data to engine. Index lists are kept flat with offsets, so that a million
-clients are three arrays and not three million.
+This is all that the simulation gets to see of the data. The lists of examples are flat arrays with
+offsets, so that a million clients take three arrays and not three million.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ClientRows:
-    """Rows of the pool by client: client c owns index[start[c]:start[c + 1]]."""
+    """The examples of each client: client c owns those numbered index[start[c]:start[c + 1]]."""
 
     index: IntArray  # (total,)
     start: IntArray  # (N+1,)
@@ -34,11 +34,11 @@ class ClientRows:
         return np.diff(self.start)
 
     def of(self, client: int) -> IntArray:
-        """One client's rows."""
+        """The numbers of one client's examples."""
         return self.index[self.start[client] : self.start[client + 1]]
 
     def means(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(N,) mean per client of a value per entry of `index`; nan where it has none."""
+        """(N,) Mean of the values of each client's examples; nan for a client without any."""
         if not len(self.index):
             return np.full(len(self.size), np.nan)
         total = np.zeros(len(self.size))
@@ -66,18 +66,22 @@ class Federation:
 
     @cached_property
     def train(self) -> ClientRows:
+        """The training examples of each client."""
         return _part(self.split.train)
 
     @cached_property
     def validation(self) -> ClientRows:
+        """The validation examples of each client."""
         return _part(self.split.validation)
 
     @cached_property
     def test(self) -> ClientRows:
+        """The test examples of each client."""
         return _part(self.split.test)
 
     @property
     def n_clients(self) -> int:
+        """How many clients there are."""
         return len(self.split.train)
 
     def check(self) -> None:
@@ -120,7 +124,7 @@ class Federation:
         return flat.reshape(n, c).astype(np.int32)
 
     def client_names(self) -> tuple[str, ...]:
-        """The data's own names of the clients, where the partition is the data's own."""
+        """The names that the data give the clients, where each client owns what the data say."""
         names, owner = self.data.client_names, self.data.client
         if owner is None or len(names) != self.n_clients or len(names) > 100_000:
             return ()
@@ -162,7 +166,7 @@ class Federation:
         seed: int = 0,
         validation: float = 0.0,
     ) -> Federation:
-        """One's own examples with their owners; a fifth of each client's are its test examples."""
+        """Your own examples with their owners; a fifth of each client's are its test examples."""
         data = datasets.from_arrays(x, y, client)
         return cls.make(data, "given", seed=seed, test="local", validation=validation)
 
@@ -188,7 +192,7 @@ def _without_tests(fed: Federation, hostile: Hostile) -> Federation:
 
 
 def _flipped(federations: dict[int, Federation]) -> dict[int, Federation]:
-    """Hostile clients train on copies of their examples, whose labels are turned round."""
+    """Give hostile clients copies of their training examples with flipped labels."""
     data = next(iter(federations.values())).data
     taken = [
         rows

@@ -1,8 +1,9 @@
-"""Labels become index lists: which client trains, validates and tests on which example.
+"""Divide a data set over clients: which client trains, validates and tests on which example.
 
-NumPy only; images, files and models may not enter. Every scheme answers one question, who owns each
-example; the rest (test part, validation part, index lists) is the same for all and vectorised, so a
-million clients are no trouble. All randomness comes from one generator made from the seed.
+NumPy only; this module sees labels, not images, files or models. A scheme decides who owns each
+example. The rest (test part, validation part, index lists) is the same for all schemes and
+vectorised, so that a million clients take little time. All randomness comes from one generator made
+from the seed.
 
 The official test examples of `shards` and `dirichlet` follow the training ones: those of a class
 are divided over its owners in proportion to what they hold of that class. Test examples of a class
@@ -79,7 +80,7 @@ class Split:
 
 
 class _Scheme(NamedTuple):
-    """A way to divide data, and what its parameter may be."""
+    """A way to divide data, with the default and range of its parameter."""
 
     spec: str
     about: str
@@ -102,7 +103,7 @@ _SCHEMES = {
 
 
 def describe_partitions() -> list[tuple[str, str]]:
-    """Specification and one line on every way to divide the data."""
+    """Specification and one-line description of every way to divide the data."""
     return [(scheme.spec, scheme.about) for scheme in _SCHEMES.values()]
 
 
@@ -267,8 +268,10 @@ def _follow(y: IntArray, owner: IntArray, block: IntArray, y_test: IntArray, n: 
     return test
 
 
-def _some(owner: IntArray, n: int, share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Which examples make up a random share of each client's: rounded, at least one."""
+def _random_share(
+    owner: IntArray, n: int, share: float, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """A random share of each client's examples, rounded, at least one of them."""
     size = np.bincount(owner, minlength=n)
     order = np.lexsort((rng.random(len(owner)), owner))  # by client, at random within
     rank = np.empty(len(owner), np.int64)
@@ -331,10 +334,10 @@ def split(
                 owner_test = _follow(y_train, owner, block, y_test, n)
     rows, rows_test = np.arange(n_train), np.arange(n_train, len(y))
     if not official:
-        local = _some(owner, n, 0.2, rng)
+        local = _random_share(owner, n, 0.2, rng)
         rows_test, owner_test = rows[local], owner[local]
         rows, owner = rows[~local], owner[~local]
-    held = _some(owner, n, validation, rng) if validation else np.zeros(len(rows), np.bool_)
+    held = _random_share(owner, n, validation, rng) if validation else np.zeros(len(rows), np.bool_)
     result = Split(
         _group(owner[~held], rows[~held], n),
         _group(owner[held], rows[held], n),

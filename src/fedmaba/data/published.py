@@ -60,7 +60,7 @@ def _table(text: str) -> tuple[_File, ...]:
 
 @dataclass(frozen=True)
 class Published:
-    """A set as its publisher ships it."""
+    """A data set as its publisher ships it: files, digests, classes, addresses."""
 
     name: str
     about: str
@@ -90,8 +90,8 @@ class Published:
 
     def bad(self, path: object, what: str) -> InputError:
         """The error for a file that is not what the publisher ships."""
-        mend = f"delete it and run `fedmaba data fetch {self.name}`"
-        return InputError(f"{path}: {what}: {mend if self.urls else 'install fedmaba again'}")
+        fix = f"delete it and run `fedmaba data fetch {self.name}`"
+        return InputError(f"{path}: {what}: {fix if self.urls else 'install fedmaba again'}")
 
 
 _CLOTHES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
@@ -321,10 +321,10 @@ def _read(spec: Published, found: Found) -> Iterator[tuple[_File, Buffer]]:
         except InputError:
             raise
         except (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, tarfile.TarError) as err:
-            raise spec.bad(path, f"cannot be read ({one_line(err)})") from None
+            raise spec.bad(path, f"cannot be read ({error_line(err)})") from None
 
 
-def one_line(err: BaseException) -> str:
+def error_line(err: BaseException) -> str:
     """What an exception says, on one line."""
     return " ".join(str(err).split()) or type(err).__name__
 
@@ -357,8 +357,8 @@ def find_files(spec: Published, folder: Traversable) -> Found:
             return found
         if found and (sub or not batch):  # a lone file called "train" or "test" may be anything
             have, fetch = next(iter(found)).name, f"`fedmaba data fetch {spec.name}`"
-            mend = f"add it, or empty the folder and run {fetch}"
-            raise InputError(f"{base}: it holds {have} but not {lacking}: {mend}")
+            fix = f"add it, or empty the folder and run {fetch}"
+            raise InputError(f"{base}: it holds {have} but not {lacking}: {fix}")
     for archive in filter(None, (spec.binary, spec.python)):
         whole = folder.joinpath(archive[0].name)
         if is_file(whole):
@@ -461,7 +461,9 @@ def _download(url: str, target: Path, most: int, progress: Progress | None) -> N
                 if progress:
                     progress(target.name, done, max(total, done))
     except (OSError, ValueError, http.client.HTTPException) as err:
-        raise InputError(f"{url}: the download failed ({one_line(err)}): try again later") from None
+        raise InputError(
+            f"{url}: the download failed ({error_line(err)}): try again later"
+        ) from None
 
 
 @contextmanager
@@ -491,7 +493,7 @@ def _write(spec: Published, found: Found, folder: Path, *, spare: bool = False) 
 
 
 def _damage(spec: Published, found: Found) -> str:
-    """What is wrong with the files found, or nothing."""
+    """What is wrong with the files; empty where nothing is."""
     try:
         for _ in _read(spec, found):
             pass

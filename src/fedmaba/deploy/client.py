@@ -26,10 +26,10 @@ from fedmaba.rows import LossFn, compile, models
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation.local_training import (
-    Job,
     MetricFn,
     Optimiser,
     Pool,
+    TrainingJob,
     added_terms,
     evaluate,
     kept_after,
@@ -147,12 +147,12 @@ class LocalClient:
         pool = Pool(rows.prepare(x), y, torch.arange(data.n_train, device=device))
         return rows, rows.layout.pack(net.cpu())[None].to(device), pool
 
-    def _job(self, task: Mapping[str, Any], minibatch: int, local: Local) -> Job:
+    def _job(self, task: Mapping[str, Any], minibatch: int, local: Local) -> TrainingJob:
         """What the server asked for, as the simulator would do it."""
         n = self.data.n_train
         epochs = int(task.get("epochs", 1)) * -(-n // minibatch)
         chosen = {f.name: f.name.replace("_", "-") for f in fields(Optimiser)}
-        return Job(
+        return TrainingJob(
             run=np.array([0]),
             first=np.array([0]),
             size=np.array([n]),

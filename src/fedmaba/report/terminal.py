@@ -288,6 +288,7 @@ def _newest(runs: list[RunHistory], name: str) -> str:
 
 
 def rate_of(value: float, what: str) -> str:
+    """A rate as text, such as "1,200 rounds/s"."""
     return f"{value:,.0f} {what}/s" if value >= 10 else f"{value:.1f} {what}/s"
 
 

@@ -45,7 +45,7 @@ RESTORE_HINT = "restore it, or run the experiment again with another --out"
 
 
 class Folder:
-    """A run folder that this process has locked; other users cannot read a private one."""
+    """A run folder that this process has locked; other accounts cannot read a private one."""
 
     def __init__(self, path: Path, private: bool = False, remedy: str = files.REMEDY) -> None:
         self.path = path.resolve() if path.is_symlink() else path  # the user may name it by a link

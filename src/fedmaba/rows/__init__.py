@@ -1,8 +1,8 @@
 """Many independent copies of one model ("rows"), computed together: one flat vector per row.
 
-Knows rows and minibatches; no clients, rounds or strategies. `compile` picks the fastest form that
-fits the model and says why: layers with weights per row and a hand-written backward, else
-`torch.func.vmap`, else one row after another. All three add the same numbers.
+This package knows rows and minibatches, but no clients, rounds or strategies. `compile` picks the
+fastest form that fits the model and says why: layers with weights per row and a hand-written
+backward pass, else `torch.func.vmap`, else one row after another. All three give the same numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def compile(
 ) -> Rows:
     """The rows form of a model; `example` is a minibatch of inputs (B, ...).
 
-    `dtype`: how products are rounded on CUDA: float32, tf32 or bf16.
+    `dtype` says how products are rounded on CUDA: float32, tf32 or bf16.
     """
     how = plan_layers(model, example, dtype)
     reason = how.refusal

@@ -14,16 +14,18 @@ ALIGN = 32  # each weight starts at a multiple of 128 bytes, which matrix units 
 
 
 class StoredForm(NamedTuple):
-    """How a weight is kept: seen as `view`, its axes in another `order`, then as `shape`."""
+    """How a weight is stored: reshaped to `view`, axes permuted by `order`, reshaped to `shape`."""
 
     view: tuple[int, ...]
     order: tuple[int, ...]
     shape: tuple[int, ...]
 
     def to_stored(self, p: Tensor) -> Tensor:
+        """A weight of the model in its stored form."""
         return p.reshape(self.view).permute(self.order).reshape(self.shape)
 
     def from_stored(self, kept: Tensor) -> Tensor:
+        """A stored weight with its axes as the model has them."""
         moved = kept.reshape([self.view[i] for i in self.order])
         return moved.permute([self.order.index(i) for i in range(len(self.order))])
 
@@ -39,7 +41,7 @@ class Layout:
         self.shapes: list[torch.Size] = []
         self.natural: list[torch.Size] = []
         self.starts: list[int] = []
-        self.steps: list[tuple[int, ...]] = []  # from one entry of an axis to the next
+        self.strides: list[tuple[int, ...]] = []
         self.forms = dict(forms or {})
         end = 0
         for name, p in model.named_parameters():
@@ -49,7 +51,7 @@ class Layout:
                 torch.Size(self.forms[name].shape) if name in self.forms else p.shape
             )
             self.starts.append(end)
-            self.steps.append(torch.empty(self.shapes[-1], device="meta").stride())
+            self.strides.append(torch.empty(self.shapes[-1], device="meta").stride())
             end += -(-p.numel() // ALIGN) * ALIGN
         self.size = end
 
@@ -58,7 +60,7 @@ class Layout:
         rows, apart, base = len(flat), flat.stride(0), flat.storage_offset()
         return [
             flat.as_strided((rows, *shape), (apart, *steps), base + a)
-            for a, shape, steps in zip(self.starts, self.shapes, self.steps, strict=True)
+            for a, shape, steps in zip(self.starts, self.shapes, self.strides, strict=True)
         ]
 
     def pack(self, model: nn.Module) -> Tensor:
@@ -83,7 +85,7 @@ class Layout:
 
 
 class PropFairRows(NamedTuple):
-    """PropFair's loss per row; M is inf in rows that keep theirs."""
+    """PropFair's loss of each row; M is inf in rows that train with the plain loss."""
 
     M: Tensor  # (R,)
     epsilon: Tensor  # (R,)
@@ -100,7 +102,7 @@ class PropFairRows(NamedTuple):
 class Step(NamedTuple):
     """One minibatch of every row."""
 
-    x: Tensor  # (R, B, ...)   not looked at where rows share inputs
+    x: Tensor  # (R, B, ...)   unused where rows share inputs
     y: Tensor  # (R, B)
     weight: Tensor  # (R, B)   of each example in its row's loss; 0 for padding
     scale: Tensor  # ()        a tensor, so that a recorded step can be replayed with another
@@ -109,7 +111,7 @@ class Step(NamedTuple):
 
 
 class RowBlock(NamedTuple):
-    """Rows that take inputs in their order: row `start` those of number `inputs`, and so on."""
+    """Consecutive rows with consecutive inputs: row `start` takes number `inputs`, and so on."""
 
     start: int
     stop: int
@@ -117,7 +119,7 @@ class RowBlock(NamedTuple):
 
 
 class SharedInputs(NamedTuple):
-    """What a group of steps sees. Rows with the same examples share theirs."""
+    """The inputs of a group of steps; rows that train on the same examples share one copy."""
 
     x: Tensor  # (U, steps, B, ...)
     blocks: Sequence[RowBlock]  # all rows, in order
@@ -125,7 +127,7 @@ class SharedInputs(NamedTuple):
 
 
 class ProxPull(NamedTuple):
-    """FedProx's term: each step also moves weights this share of the way to where they started."""
+    """FedProx's term: each step also moves the weights a fraction `rate` back towards `start`."""
 
     start: Tensor  # (R, P)
     rate: Tensor  # (R, 1)   step size times mu
@@ -155,18 +157,18 @@ class Rows(ABC):
         """
 
     def group(self, models: Tensor, rows: int, minibatch: int) -> int:
-        """How many steps of so many rows like models (., P) `run_steps` should be given at a time.
+        """How many steps of these rows `run_steps` should get at a time; models are (., P).
 
-        Where it is more than 1, rows may share inputs.
+        Where this is more than 1, rows may share inputs.
         """
         return 1
 
     def run_steps(
         self, w: Tensor, inputs: SharedInputs, steps: list[Step], pull: ProxPull | None = None
     ) -> list[Tensor]:
-        """Do steps one after another; their own x is asked for only where no row shares inputs.
+        """Take SGD steps one after another and return the loss of each row (R,) in each step.
 
-        Returns the loss of each row (R,) in each.
+        Where rows share inputs, the steps' own x is not used.
         """
         losses = []
         for step in steps:
@@ -177,13 +179,13 @@ class Rows(ABC):
         return losses
 
     def compile(self, models: Tensor, work: Callable[[], object]) -> None:  # noqa: B027
-        """Have the kernels of some work with models (., P) compiled before it is first done.
+        """Compile the kernels that `work` with models (., P) needs, before it is done in earnest.
 
-        That is done by the work itself, on numbers that mean nothing. Here there are none.
+        `work` is run for this on meaningless numbers. This form of rows has no kernels.
         """
 
     def room(self, minibatch: int) -> int:
-        """About how many numbers the training of a row takes."""
+        """About how many numbers in memory the training of one row takes."""
         return 4 * self.layout.size + 3 * self.activations * minibatch
 
     def prepare(self, x: Tensor) -> Tensor:
@@ -225,7 +227,7 @@ class Rows(ABC):
 
 
 def _activations(model: nn.Module, example: Tensor) -> int:
-    """How many numbers the layers of a model put out for one example."""
+    """How many numbers the layers of a model output for one example."""
     total = 0
 
     def count(module: nn.Module, args: object, out: object) -> None:

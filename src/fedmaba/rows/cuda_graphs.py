@@ -1,8 +1,8 @@
-"""Work on a device that goes on while the host does: recorded and replayed, sent and fetched.
+"""Record work on a GPU as CUDA graphs and replay it; copy to and from the GPU without waiting.
 
-Recorded work is a module-level function of a frozen spec and tensors. The spec, the tensors that
-stay where they are and the shapes of those that change are the key of a recording, so a replay can
-only ever repeat the very operations that the caller asks for.
+Recorded work is a module-level function of a frozen spec and tensors. The key of a recording is the
+spec, the tensors that stay where they are (`held`) and the shapes of those that change (`inputs`).
+So a replay repeats exactly the operations that the caller asks for.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch import Tensor
 MAX_RECORDINGS = 8  # recordings of whole work kept ready
 MAX_PARTS = 512  # recordings of parts of work kept ready
 UNUSED_CALLS = 100  # calls after which a recording that was not replayed gives way to another
-MIN_REPLAYS = 50  # replays that make up for a recording
+MIN_REPLAYS = 50  # replays after which a recording has paid for itself
 MAX_REMEMBERED = 10_000  # keys that are remembered until they come again
-MANY_SHAPES = 5  # times that work came in a shape of its own before its parts are recorded
+MANY_SHAPES = 5  # calls of new shapes after which parts of the work are recorded instead
 ALIGNED = 256  # bytes: where an array begins in memory that several share
 
 Function = Callable[..., Any]  # function(spec, *held, *inputs) -> a tensor or a tuple of tensors
@@ -32,7 +32,7 @@ Input = NDArray[Any] | Tensor
 
 
 class Buffers:
-    """Room on a device for inputs of some shapes; arrays of the host arrive in one copy."""
+    """Memory on a device for inputs of some shapes; arrays of the host arrive in one copy."""
 
     def __init__(self, inputs: Sequence[Input], device: torch.device) -> None:
         arrays, cuda = _arrays(inputs), device.type == "cuda"
@@ -52,7 +52,7 @@ class Buffers:
     def fill(self, inputs: Sequence[Input]) -> None:
         """Bring new inputs of the same shapes to the device."""
         if self.sent:
-            self.sent.synchronize()  # what was sent last time has left the host's memory
+            self.sent.synchronize()  # until the copy of last time has been read
         for slot, array in zip(self.slots, _arrays(inputs), strict=True):
             slot[...] = array
         if self.slots:
@@ -65,7 +65,7 @@ class Buffers:
 
 
 def _arrays(inputs: Sequence[Input]) -> list[NDArray[Any]]:
-    """Those inputs that lie on the host."""
+    """The inputs that are arrays in the host's memory."""
     return [value for value in inputs if not isinstance(value, Tensor)]
 
 
@@ -84,8 +84,8 @@ def _pieces(buffer: Tensor, arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
     return out
 
 
-class Key(NamedTuple):
-    """All that decides which operations a call does, and on which memory."""
+class RecordingKey(NamedTuple):
+    """Everything that decides which operations a call does, and on which memory."""
 
     function: Function
     spec: Hashable
@@ -118,8 +118,8 @@ class GraphCache:
         self.calls = 0
         self.wanted = 2  # times that a call must come before it is recorded
         self.seen: Counter[int] = Counter()  # of the last keys, by hash
-        self.recordings: dict[Key, Recording] = {}
-        self.parts: dict[Key, Recording] = {}
+        self.recordings: dict[RecordingKey, Recording] = {}
+        self.parts: dict[RecordingKey, Recording] = {}
         self.recording = False
         self.unlike: Counter[Hashable] = Counter()  # work that was not replayed, by its kind
         self.buffers: dict[Hashable, Tensor] = {}
@@ -178,14 +178,14 @@ class GraphCache:
         return again
 
     def shapes_rarely_repeat(self, kind: Hashable) -> bool:
-        """Whether work of a kind, which is asked for once more, often had a shape of its own."""
+        """Count a call that was not replayed; whether calls of this kind often have new shapes."""
         if not self.on or self.recording:
             return False
         self.unlike[kind] += 1
         return self.unlike[kind] > MANY_SHAPES
 
     def buffer(self, name: Hashable, like: Tensor, rows: int) -> Tensor:
-        """Room for so many rows like those of a matrix, the same each time."""
+        """A matrix of `rows` rows as wide as `like`; the same memory each time."""
         if name not in self.buffers:
             self.buffers[name] = like.new_empty(rows, like.shape[1])
         return self.buffers[name]
@@ -203,17 +203,18 @@ class GraphCache:
     def _sent(self, inputs: Sequence[Input]) -> list[Tensor]:
         return [v if isinstance(v, Tensor) else send(v, self.device) for v in inputs]
 
-    def _times(self, key: Key) -> int:
-        """How often a key has come, with this time."""
-        if len(self.seen) > MAX_REMEMBERED:  # of rounds that never come again
+    def _times(self, key: RecordingKey) -> int:
+        """How often a key was asked for, this call included."""
+        if len(self.seen) > MAX_REMEMBERED:  # most are shapes of rounds that never come again
             self.seen.clear()
         self.seen[hash(key)] += 1
         return self.seen[hash(key)]
 
     def _make_room(self) -> bool:
-        """Whether one more may be kept; one that is no longer used makes room.
+        """Whether one more recording may be kept; the oldest is dropped if it is no longer used.
 
-        Where that one did not pay, shapes change too often: the next must come twice as often.
+        Where the dropped one was rarely replayed, shapes change too often: from then on a call must
+        come twice as often before it is recorded.
         """
         if len(self.recordings) < MAX_RECORDINGS:
             return True
@@ -278,9 +279,9 @@ def _key(
     held: Sequence[Tensor | None],
     inputs: Sequence[Input],
     result_slot: Hashable = None,
-) -> Key:
+) -> RecordingKey:
     shapes = tuple((v.shape, v.dtype) for v in inputs)
-    return Key(function, spec, tuple(map(id, held)), shapes, result_slot)
+    return RecordingKey(function, spec, tuple(map(id, held)), shapes, result_slot)
 
 
 def send(values: NDArray[Any], device: torch.device) -> Tensor:
@@ -290,7 +291,7 @@ def send(values: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def start_fetch(values: Tensor) -> Callable[[], NDArray[Any]]:
-    """Start to copy to the host; what is returned waits for that alone, not for later work."""
+    """Start a copy to the host; the function that is returned waits for this copy only."""
     if not values.is_cuda:
         return values.numpy
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)

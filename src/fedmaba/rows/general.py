@@ -67,7 +67,7 @@ class LoopRows(_General):
     def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         self.model.train()
         losses, grads = [], []
-        # padding, which depends on the other rows, would draw numbers, too
+        # Without padding, which depends on the other rows and would draw random numbers, too.
         many = (step.weight > 0).sum(1).clamp(min=1).tolist()
         devices = [read.device] if read.is_cuda else []
         with torch.random.fork_rng(devices=devices):
@@ -103,7 +103,7 @@ def vmap_refusal(model: nn.Module, example: Tensor, loss: LossFn | None) -> str 
         return (out.square() if loss is None else loss(out, y)).sum()
 
     try:
-        with warnings.catch_warnings():  # of slow operations, which it may then not use at all
+        with warnings.catch_warnings():  # torch warns of slow operations
             warnings.simplefilter("ignore")
             vmap(grad_and_value(total))(weights, example.expand(2, *example.shape), target)
             model.eval()

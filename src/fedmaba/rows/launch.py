@@ -1,4 +1,4 @@
-"""Launches of Triton kernels, and a way to have those of some work compiled side by side."""
+"""Launch Triton kernels, or only compile those that some work needs, all at the same time."""
 
 import os
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any
 
 import triton
 
-PROGRAMS = 264  # of a launch: fewer leave parts of a large GPU idle
+PROGRAMS = 264  # a launch with fewer programs leaves parts of a large GPU idle
 _compiling = ContextVar("compiling", default=False)
 
 
@@ -23,7 +23,8 @@ def launch_kernel(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any
 def compile_only(work: Callable[[], object]) -> None:
     """Compile the kernels that some work launches, on all cores at once, and run none of them.
 
-    What it computes is void. Where Triton compiles one at a time only, they wait for their launch.
+    What `work` computes is meaningless. Older versions of Triton cannot do this; there a kernel is
+    compiled at its first launch.
     """
     if not hasattr(triton, "AsyncCompileMode"):
         return

@@ -1,9 +1,9 @@
-"""Layers of all rows at once: weights per row, backward by hand, the update fused into it.
+"""Layers that compute all rows at once: weights per row, a backward pass written by hand.
 
-The step size is folded into the output gradient, so each weight gradient is added to its weights
-by the matrix product itself. A layer without weights is the same function for every row: rows and
-examples are one axis, and autograd gives its backward. On CUDA, `dense` does linear layers with
-their ReLU and dropout, and `conv` the convolutions that it covers.
+The step size is multiplied into the output gradient, so the matrix product of a weight gradient
+adds the SGD step to the weights directly. A layer without weights is the same function for every
+row: rows and examples form one axis, and autograd gives its backward pass. On CUDA, `dense`
+computes linear layers with their ReLU and dropout, and `conv` the convolutions that it covers.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Layer(ABC):
     def forward(
         self, x: Tensor, w: list[Tensor], keys: Tensor | None, save: bool
     ) -> tuple[Tensor, Any]:
-        """Outputs (R, B, ...) and what backward wants; `keys` only while training."""
+        """Outputs (R, B, ...), and what `backward` needs; `keys` are given only in training."""
 
     @abstractmethod
     def backward(
         self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
     ) -> Tensor | None:
-        """Add the weights' gradient to `sink`; the inputs' gradient where a layer lies deeper."""
+        """Add the weights' gradient to `sink`; return the inputs' gradient where `deeper`."""
 
 
 class Linear(Layer):
@@ -76,8 +76,8 @@ class Linear(Layer):
 class Dense(Layer):
     """On CUDA: x W + b of vectors, then ReLU and dropout where they follow, by `dense`.
 
-    The layer above hands down a gradient with both undone: `undone` is what this layer does for the
-    one below, 1 / (1 - its dropout), or 0 where its inputs are no such outputs.
+    In the backward pass the layer above undoes this layer's ReLU and dropout. In turn this layer
+    does so for the one below: `undone` is 1 / (1 - its dropout), or 0 where that is no Dense layer.
     """
 
     weights = 2
@@ -110,7 +110,7 @@ class Dense(Layer):
         bias: Tensor,
         keys: Tensor,
     ) -> Tensor:
-        """Outputs from x W (R, B, out) and what the steps of `past` examples did to W."""
+        """Outputs from x W (R, B, out), corrected for what steps on `past` examples did to W."""
         act = (bias, self.relu, keys, self.drop, self.dtype)
         return kernels.dense.linear(gram, moved, *act, start=z, inputs=past, owner=owner)
 
@@ -281,7 +281,7 @@ class ConvStages(Layer):
 
 
 class Dropout(Layer):
-    """Masks are a function of the step's key and the layer's number, as everything random is."""
+    """Dropout whose mask depends only on the step's random stream and the layer's number."""
 
     def __init__(self, module: nn.Dropout, number: int) -> None:
         self.p, self.number = module.p, number
@@ -326,9 +326,10 @@ class WithoutWeights(Layer):
 
 
 class MaxPoolTwo(Layer):
-    """MaxPool2d(2) on a CPU, then ReLU where one came before it: on a quarter of the numbers.
+    """MaxPool2d(2) on a CPU, followed by the ReLU that stood before it, if there was one.
 
-    The two may change places: a winner below 0 passes no gradient either way.
+    In this order ReLU works on a quarter of the numbers. The result is the same: a maximum below 0
+    becomes 0 and passes no gradient either way.
     """
 
     def __init__(self, relu: bool) -> None:
@@ -357,7 +358,7 @@ class MaxPoolTwo(Layer):
 
 
 def _pooled(x: Tensor, save: bool) -> tuple[Tensor, Tensor | None]:
-    """MaxPool2d(2) of images (n, C, H, W) by slices: torch's own looks at one number at a time."""
+    """MaxPool2d(2) of images (n, C, H, W) by slices, faster than torch's loop over numbers."""
     height, width = x.shape[-2] // 2, x.shape[-1] // 2
     even = x[..., : 2 * height, : 2 * width]
     if not save:
@@ -366,7 +367,7 @@ def _pooled(x: Tensor, save: bool) -> tuple[Tensor, Tensor | None]:
     left, right = even[..., 0::2], even[..., 1::2]
     wide = torch.maximum(left, right)
     top, bottom = wide[..., 0::2, :], wide[..., 1::2, :]
-    # which of the four won, as torch has it: the first of equals, left to right, then down
+    # which of the four is the maximum, as torch counts: of equals the first, by lines
     east, south = (right > left).view(torch.int8), (bottom > top).view(torch.int8)
     above, below = east[..., 0::2, :], east[..., 1::2, :]
     east = (below - above).mul_(south).add_(above)

@@ -1,8 +1,8 @@
 """Models as ordinary nn.Module, made by a factory of (input shape, number of classes).
 
-Users bring their own as `package.module:factory` or as a callable. A model may hold any layer but
-one whose buffers change in training, as running statistics do: those are not part of the model
-change that clients send. Nor may an example's output depend on others: minibatches are padded.
+Users bring their own as `package.module:factory` or as a callable. Two kinds of layers are refused:
+those whose buffers change in training, such as running statistics, because clients send only
+weights; and those that mix examples, because minibatches are padded.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ REGISTRY: dict[str, Factory] = {"mlp": mlp, "cnn": cnn, "softmax": softmax}
 
 
 def find_factory(name: str) -> Factory:
-    """A registered model, or `package.module:factory`."""
+    """The factory of a registered model, or the one at `package.module:factory`."""
     if name in REGISTRY:
         return REGISTRY[name]
     where, _, attribute = name.partition(":")
@@ -97,7 +97,7 @@ def build_model(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Modu
             model = make(shape, classes)
         except FedmabaError:
             raise
-        except Exception as error:  # whatever a factory does
+        except Exception as error:  # user code can raise anything
             raise _unmade(f"model {name!r}", error, shape, classes) from error
         if not isinstance(model, nn.Module):
             raise InputError(f"model {name!r} gave a {type(model).__name__}: return an nn.Module")
@@ -125,9 +125,9 @@ def build_model(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Modu
 
 
 def _unmade(what: str, error: Exception, shape: Shape, classes: int) -> InputError:
-    """Why a factory gave no model, in one line."""
+    """The one-line error for a factory that failed."""
     called = error.__traceback__ is not None and error.__traceback__.tb_next is None
-    if isinstance(error, TypeError) and called:  # it could not even be called like this
+    if isinstance(error, TypeError) and called:  # the call itself failed: it takes other arguments
         return InputError(f"{what}: {error}: it must take (shape, classes)")
     return user_code.error_in_user_code(
         f"{what} cannot be made of shape={shape}, classes={classes}", error
@@ -136,7 +136,7 @@ def _unmade(what: str, error: Exception, shape: Shape, classes: int) -> InputErr
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Draws of torch from this seed; the caller's own go on as if there had been none."""
+    """Seed torch's random numbers, and restore the caller's state afterwards."""
     begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = range(torch.cuda.device_count()) if begun else ()
     with torch.random.fork_rng(devices=list(gpus)):
@@ -145,7 +145,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _leak_between_examples(model: nn.Module, name: str, shape: Shape) -> str:
-    """How examples or steps would reach others than by the weights; the model is left as it is."""
+    """Why examples or steps affect others except by the weights; empty where they do not."""
     before = dict(model.named_buffers())
     with _seeded(0):
         one, *others = torch.rand(3, *shape)
@@ -176,7 +176,7 @@ def _try(model: Callable[[torch.Tensor], object], name: str, x: torch.Tensor) ->
     try:
         with torch.no_grad():
             out = model(x)
-    except Exception as error:  # whatever a model does
+    except Exception as error:  # user code can raise anything
         what = f"model {name!r} does not accept inputs of shape {tuple(x.shape[1:])}"
         raise user_code.error_in_user_code(what, error) from error
     if not isinstance(out, torch.Tensor):
@@ -185,7 +185,7 @@ def _try(model: Callable[[torch.Tensor], object], name: str, x: torch.Tensor) ->
 
 
 def describe_models() -> list[tuple[str, str]]:
-    """Name and one line for each model."""
+    """Name and one-line description of each model."""
     yours = ("package.module:factory", "your own: a callable of (input shape, number of classes)")
     return [*((name, (f.__doc__ or "").strip()) for name, f in REGISTRY.items()), yours]
 

@@ -1,4 +1,4 @@
-"""fedmaba.rng's streams as tensors: shuffles and masks for many rows at once, on any device."""
+"""The random streams of fedmaba.rng as tensors: shuffles and dropout masks of many rows."""
 
 from __future__ import annotations
 

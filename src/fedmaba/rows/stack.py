@@ -1,4 +1,4 @@
-"""A sequential model as rows: which layer takes which form, and their steps."""
+"""A sequential model as rows: the row form of each layer, and the steps of all layers together."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from fedmaba.rows.layers import (
     WithoutWeights,
 )
 
-PRODUCTS_PER_LOAD = (
-    250  # products that a GPU does while its memory moves a number: 4 to 5 steps of 50 at 200
-)
+# Products that a GPU computes while its memory delivers one number. For the paper's perceptron
+# (minibatches of 50, layers of 200) this makes groups of 4 steps.
+PRODUCTS_PER_LOAD = 250
 
 
 class LayerPlan:
@@ -40,7 +40,7 @@ class LayerPlan:
 
 
 def plan_layers(model: nn.Module, example: Tensor, dtype: str) -> LayerPlan:
-    """The row form of each layer; `refusal` names the one that has none."""
+    """Plan the row form of each layer; `refusal` names the first layer that has none."""
     out = LayerPlan()
     if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
         out.refusal = "a model with hooks has no row form"
@@ -92,7 +92,7 @@ def plan_layers(model: nn.Module, example: Tensor, dtype: str) -> LayerPlan:
 def _plan_dense(
     out: LayerPlan, leaves: list[tuple[str, nn.Module]], number: int, dtype: str
 ) -> int:
-    """Plan a Linear with its ReLU and Dropout for the kernels; returns how many leaves it takes."""
+    """Plan a Linear with its ReLU and Dropout for the kernels; return how many modules that is."""
     modules = [module for _, module in leaves]
     taken = _modules_of_dense(modules)
     if not taken:
@@ -105,9 +105,10 @@ def _plan_dense(
 
 
 def _modules_of_dense(modules: list[nn.Module]) -> int:
-    """How many modules a Dense layer would do, 0 where the first is no such layer.
+    """How many modules one Dense layer would cover; 0 where the first cannot be one.
 
-    Its ReLU and dropout are undone by the layer above, which must be another.
+    In the backward pass the Dense layer above undoes this layer's ReLU and dropout, so there must
+    be one.
     """
     kinds = [type(module) for module in modules[:3]]
     if kinds[:1] != [nn.Linear] or modules[0].bias is None:
@@ -115,14 +116,14 @@ def _modules_of_dense(modules: list[nn.Module]) -> int:
     if kinds[1:2] != [nn.ReLU]:
         return 1
     taken = 3 if kinds[2:] == [nn.Dropout] else 2
-    dropped = taken == 3 and modules[2].p == 1.0  # all of it: nothing would be left to undo
+    dropped = taken == 3 and modules[2].p == 1.0  # it drops everything, so nothing is left to undo
     return 0 if dropped or not _modules_of_dense(modules[taken:]) else taken
 
 
 def _plan_conv_stages(
     out: LayerPlan, leaves: list[tuple[str, nn.Module]], example: Tensor, dtype: str
 ) -> int:
-    """Plan the convolutions that the kernels cover; returns how many leaves that takes."""
+    """Plan the first convolutions for the kernels; return how many modules they cover."""
     stages: list[Any] = []
     shape, at = tuple(example.shape[1:]), 0
     while at + 2 < len(leaves) and type(leaves[at][1]) is nn.Conv2d and len(shape) == 3:
@@ -153,13 +154,13 @@ def _plan_conv_stages(
 
 
 def _is_pool_of_two(pool: nn.MaxPool2d) -> bool:
-    """Whether it is MaxPool2d(2) and nothing else."""
+    """Whether this is exactly MaxPool2d(2)."""
     usual = "kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False"
     return type(pool) is nn.MaxPool2d and pool.extra_repr() == usual and not pool.return_indices
 
 
 def _starts_with_pool_of_two(leaves: list[tuple[str, nn.Module]]) -> bool:
-    """Whether MaxPool2d(2) comes first."""
+    """Whether the first module is exactly MaxPool2d(2)."""
     first = leaves[0][1] if leaves else None
     return isinstance(first, nn.MaxPool2d) and _is_pool_of_two(first)
 
@@ -172,7 +173,7 @@ def _leaves(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:
 
 
 def _products(x: Tensor, weights: Tensor, inputs: SharedInputs) -> Tensor:
-    """x W of each row, (R, S * B, out), with its own inputs or those it shares."""
+    """x W of each row, (R, S * B, out), with its own or shared inputs."""
     out = weights.new_empty(len(weights), x.shape[1], weights.shape[2])
     for start, stop, at in inputs.blocks:
         torch.bmm(x[at : at + stop - start], weights[start:stop], out=out[start:stop])
@@ -219,7 +220,7 @@ class LayerRows(Rows):
         first: int,
         deeper: bool,
     ) -> tuple[Tensor, Tensor]:
-        """From the inputs of a layer to the loss, and the gradient down to it or to its inputs."""
+        """Forward from the inputs of layer `first` to the loss, then backward to that layer."""
         saved = []
         for layer, own in zip(self.layers[first:], w[first:], strict=True):
             x, kept = layer.forward(x, own, step.keys, True)
@@ -247,11 +248,11 @@ class LayerRows(Rows):
         return super().room(minibatch) + examples * (inputs + 2 * out + examples)
 
     def _many(self, minibatch: int) -> int:
-        """Steps in a group where the first layer's weights outgrow the cache.
+        """How many steps make a group where the first layer's weights do not fit into the cache.
 
-        A group takes the products of its examples with each other, but the bus sees the weights
-        once a group instead of once a step: the best size is where both cost the same. More than
-        one only where inputs reach those weights as plain vectors, in products that are quick.
+        A group needs the products of its examples with each other, but it reads the weights from
+        memory once instead of once per step. The best size is where both cost the same. Groups of
+        more than one step need inputs that reach these weights as plain vectors, and fast products.
         """
         *below, front = self.layers[: self.first + 1]
         plain = all(isinstance(layer, Flatten) for layer in below) and (below or self.vectors)
@@ -265,16 +266,18 @@ class LayerRows(Rows):
         return max(1, int(math.sqrt(PRODUCTS_PER_LOAD * self.layout.shapes[0][1]) / minibatch))
 
     def compile(self, models: Tensor, work: Callable[[], object]) -> None:
-        if kernels.can_run(models) and self.loss_fn is None:  # which need not take such numbers
+        if (
+            kernels.can_run(models) and self.loss_fn is None
+        ):  # a user's loss may fail on meaningless numbers
             kernels.compile_only(work)
 
     def run_steps(
         self, w: Tensor, inputs: SharedInputs, steps: list[Step], pull: ProxPull | None = None
     ) -> list[Tensor]:
-        """The first layer's weights move once, at the end: until then its outputs are corrected.
+        """Move the first layer's weights once, after all steps; until then correct its outputs.
 
-        A step adds x'g to W, so later outputs x W change by (x x') g. A pull scales both, W and
-        what was added, and adds a part of x times W at the start.
+        A step adds x'g to W, so later outputs x W change by (x x') g. A pull scales both W and what
+        was added to it, and adds a fraction of x times the W of the start.
         """
         if len(steps) == 1 and inputs.owner is None:
             return super().run_steps(w, inputs, steps, pull)
@@ -287,7 +290,7 @@ class LayerRows(Rows):
         moved = torch.empty_like(products)  # what each example adds: its gradient times scale
         before, read = w, own
         if pull is not None:
-            before = torch.empty_like(w)  # as a step finds them; of the first layer, biases alone
+            before = torch.empty_like(w)  # weights before a step; of the first layer only biases
             read, rate = self._weights(before), pull.rate[..., None]
             start = self._weights(pull.start)[self.first][0]
             still = _products(x, start, inputs)

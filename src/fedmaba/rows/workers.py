@@ -1,8 +1,8 @@
-"""Pieces of work side by side on a CPU: one piece per core, each on one thread, results in order.
+"""Pieces of work in parallel on a CPU: one piece per core, each on one thread, results in order.
 
-Matrix products of one row are too small to share among cores, so the cores share the pieces. What
-a piece computes and the order in which results come back do not depend on the number of workers:
-the same bits with one thread as with many.
+Matrix products of one row are too small to be split over cores, so each core gets pieces of its
+own. What a piece computes and the order of the results do not depend on the number of workers, so
+one thread gives the same bits as many.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Workers:
         self.pool = ThreadPoolExecutor(count, initializer=_alone) if count > 1 else None
 
     def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """`work` of each item, in order; at most two results per worker wait to be taken."""
+        """The results of `work` for each item, in order; at most two per worker are waiting."""
 
         def quiet(item: Item) -> Result:
             with torch.no_grad():
@@ -63,6 +63,7 @@ class Workers:
             torch.backends.mkldnn.enabled = before[1]
 
     def close(self) -> None:
+        """End the threads."""
         if self.pool is not None:
             self.pool.shutdown()
 

@@ -1,4 +1,4 @@
-"""A batch of runs: what the rounds work on, and where each client's examples lie."""
+"""A batch of runs that are simulated together, and where each client's examples lie in memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ IntArray = NDArray[np.int64]
 
 
 class RunParts:
-    """One part (train, validation or test) of every run's federation, on the device."""
+    """The training, validation or test examples of every run's clients, on the device.
+
+    An entry is one example of one client. The entries of federations that several runs share are
+    stored once.
+    """
 
     def __init__(self, parts: Sequence[ClientRows], device: torch.device) -> None:
         self.parts = parts
@@ -43,7 +47,7 @@ class RunParts:
         self.place = torch.from_numpy(place).to(device)
 
     def entries_of(self, clients: Sequence[tuple[int, IntArray]]) -> tuple[IntArray, IntArray]:
-        """First entry and number of entries of clients of runs, (C, m); 0 for padding."""
+        """First entry and number of entries of some clients of some runs, (C, m); 0 for padding."""
         first, size = np.zeros((2, len(clients), max(len(own) for _, own in clients)), np.int64)
         for i, (r, own) in enumerate(clients):
             first[i, : len(own)] = self.base[r] + self.parts[r].start[own]
@@ -71,7 +75,7 @@ class Batch:
 
     @cached_property
     def needs(self) -> list[Needs]:
-        """What each run's strategy wants to see."""
+        """What each run's strategy needs to know."""
         return [run.strategy.needs() for run in self.runs]
 
     @cached_property
@@ -81,9 +85,9 @@ class Batch:
 
     @cached_property
     def kind(self) -> IntArray:
-        """(R,) Equal for runs whose clients can be trained together.
+        """(R,) A number that is equal for runs whose clients can be trained together.
 
-        A full batch with PropFair's loss is not cut in pieces.
+        Full batches with PropFair's loss are a kind of their own: they cannot be cut into pieces.
         """
         each = [
             (o.prox > 0) + 2 * o.full_batch * (1 + (o.loss is not None)) + 8 * bool(o.add)
@@ -111,7 +115,7 @@ class Batch:
 
 @contextmanager
 def precision(dtype: str) -> Iterator[None]:
-    """Let products and convolutions on CUDA round to tf32, or not."""
+    """Within this context, let products and convolutions on CUDA round to tf32, or forbid it."""
     switches: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
     before = [switch.allow_tf32 for switch in switches]
     for switch in switches:

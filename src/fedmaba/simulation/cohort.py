@@ -1,4 +1,8 @@
-"""Who takes part in a round and what each trains: cohorts of clients, rows, chunks, jobs."""
+"""Who takes part in a round, and the table of rows that are to be trained.
+
+A cohort is the participants of one run. Each participant is one row of the round's table. A chunk
+is some rows that are trained at once; a job is the training of one chunk.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from torch import Tensor
 
 from fedmaba.rows.cuda_graphs import send
 from fedmaba.simulation.batch import Batch
-from fedmaba.simulation.local_training import Job, added_terms
+from fedmaba.simulation.local_training import TrainingJob, added_terms
 from fedmaba.simulation.state import Run
 from fedmaba.strategies.base import Needs
 
@@ -23,19 +27,19 @@ IntArray = NDArray[np.int64]
 class Cohort:
     """The participants of one run in one round."""
 
-    r: int
+    r: int  #                 number of the run in the batch
     run: Run
     needs: Needs
     client: IntArray  # (m,)
     rows: slice  #            its rows in the round's table
-    kept_at: int  #           its first row among the changes that are kept; -1: they are not
+    kept_at: int  #           its first row in Trained.changes; -1: it has none there
 
 
 @dataclass(frozen=True)
-class Table:
-    """Rows to be trained: participants of all runs, one run after another."""
+class RowTable:
+    """The rows that a round trains: the participants of all runs, one run after another."""
 
-    cohort: IntArray  # (M,)   whose
+    cohort: IntArray  # (M,)   place of its cohort in the round
     run: IntArray  # (M,)
     client: IntArray  # (M,)
     first: IntArray  # (M,)    where its training examples begin in batch.train
@@ -47,32 +51,33 @@ class Table:
 
 @dataclass(frozen=True)
 class Drawn:
-    """All of a round that does not depend on the models."""
+    """What is known of a round before training: who takes part, with which random streams."""
 
     round: int
     lr: float
     cohorts: list[Cohort]
-    table: Table
+    table: RowTable
     chunks: list[IntArray]  #  rows of the table that this rank trains
 
     @property
     def runs(self) -> list[int]:
+        """The numbers of the runs that play this round."""
         return [c.r for c in self.cohorts]
 
     @property
     def late(self) -> list[Cohort]:
-        """Those whose weights come after training: their changes are kept."""
+        """The cohorts whose weights come after training; until then their changes are kept."""
         return [c for c in self.cohorts if c.kept_at >= 0]
 
     def rows_in_order_and_equal(self, rows: IntArray) -> bool:
-        """Whether these are all rows, in order, with as many for each run."""
+        """Whether these are all rows of the table, in order, with equally many for each run."""
         many = np.bincount(self.table.cohort)
         whole = len(rows) == len(self.table.size)
         return bool(whole and (many == many[0]).all() and (rows == np.arange(len(rows))).all())
 
 
 def draw(batch: Batch, runs: list[int], t: int) -> Drawn:
-    """Who takes part in a round, with which random streams, in which chunks."""
+    """Draw the participants of a round with their random streams; cut their rows into chunks."""
     plan, cohorts, columns, end, kept = batch.plan, [], [], 0, 0
     same: dict[tuple[int, int], tuple[IntArray, IntArray]] = {}  # runs of one seed draw alike
     for r in runs:
@@ -96,13 +101,13 @@ def draw(batch: Batch, runs: list[int], t: int) -> Drawn:
         np.concatenate(column) for column in zip(*columns, strict=True)
     )
     kind = batch.kind[runs][whose]
-    table = Table(whose, np.array(runs)[whose], client, first, size, steps, key, kind)
+    table = RowTable(whose, np.array(runs)[whose], client, first, size, steps, key, kind)
     lr = plan.lr * plan.lr_decay**t
     return Drawn(t, lr, cohorts, table, _chunks(batch, table))
 
 
-def _chunks(batch: Batch, table: Table) -> list[IntArray]:
-    """Rows of one kind that are trained at once, those with the most steps first."""
+def _chunks(batch: Batch, table: RowTable) -> list[IntArray]:
+    """Cut this rank's rows into chunks of one kind, those with the most steps first."""
     order = np.lexsort((-table.size, -table.steps, table.kind))[batch.ranks.mine]
     cuts = np.flatnonzero(np.diff(table.kind[order])) + 1
     groups = np.split(order, cuts) if len(cuts) else [order]
@@ -110,10 +115,10 @@ def _chunks(batch: Batch, table: Table) -> list[IntArray]:
     return [group[a : a + most] for group in groups for a in range(0, len(group), most)]
 
 
-def job_of(batch: Batch, drawn: Drawn, rows: IntArray) -> Job:
-    """The local work of a chunk of rows of one kind."""
+def job_of(batch: Batch, drawn: Drawn, rows: IntArray) -> TrainingJob:
+    """The local training of one chunk of rows."""
     plan, table = batch.plan, drawn.table
-    return Job(
+    return TrainingJob(
         run=table.run[rows],
         first=table.first[rows],
         size=table.size[rows],
@@ -129,7 +134,7 @@ def job_of(batch: Batch, drawn: Drawn, rows: IntArray) -> Job:
 
 
 def _added(batch: Batch, drawn: Drawn, rows: IntArray) -> Tensor | None:
-    """(R, P) What rows add to their gradients; rows of one kind all do, or none does."""
+    """(R, P) What rows add to their gradients; None where rows of this kind add nothing."""
     cohorts = [drawn.cohorts[i] for i in drawn.table.cohort[rows]]
     if not batch.local[cohorts[0].r].add:
         return None
@@ -144,7 +149,7 @@ def _added(batch: Batch, drawn: Drawn, rows: IntArray) -> Tensor | None:
 
 
 def change_factors(cohorts: list[Cohort]) -> FloatArray | None:
-    """How many times its change each row sends; None where all are honest in that."""
+    """By which factor each row multiplies its change; None where no client does."""
     hostile = [c.run.federation.hostile for c in cohorts]
     if all(lies is None or lies.attack.update == 1 for lies in hostile):
         return None
@@ -155,7 +160,7 @@ def change_factors(cohorts: list[Cohort]) -> FloatArray | None:
 
 
 def scale_malicious_updates(model: Tensor, w: Tensor, run: IntArray, factor: FloatArray) -> None:
-    """Multiply the changes of some trained rows."""
+    """Multiply the model changes of hostile clients' rows, in place."""
     rows = np.flatnonzero(factor != 1)
     if len(rows):
         at, start = send(rows, w.device), model.index_select(0, send(run[rows], w.device))
@@ -172,7 +177,7 @@ def not_finite(summaries: list[tuple[IntArray, Tensor]], many: int) -> NDArray[n
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error comes of too little memory, on a GPU or a CPU."""
+    """Whether an error means that a GPU or a CPU ran out of memory."""
     if error is None:
         return False
     cpu = "DefaultCPUAllocator" in str(error)

@@ -1,8 +1,8 @@
-"""Several processes at one simulation, started by torchrun: who does which rows, and their sums.
+"""Several processes (ranks) that torchrun started work on one simulation.
 
-Every rank holds all models and states and draws the same clients; it trains its share of the rows.
-What must meet are sums: of weighed changes, or of matrices in which each rank filled its own rows.
-One rank alone costs nothing. NCCL moves what lies on GPUs, gloo all else.
+Every rank holds all models and states and draws the same clients, but trains only its share of the
+rows. The ranks exchange sums: of weighted changes, or of matrices in which each rank filled its own
+rows. A single rank exchanges nothing. NCCL moves tensors on GPUs, gloo all others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedmaba.errors import InputError, RankLost
 
-PATIENCE = 2.0  # seconds in which a rank that is still there notices that another is gone
+PATIENCE = 2.0  # seconds in which a living rank notices that another is gone
 
 
 class Ranks:
@@ -60,11 +60,11 @@ class Ranks:
         return int(at)
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so on any rank."""
+        """Whether the flag is true on any rank."""
         return self.least(-int(flag)) < 0
 
     def tell(self, content: bytes = b"") -> bytes:
-        """What rank 0 says, on every rank."""
+        """Rank 0's content, on every rank."""
         if self.count == 1:
             return content
         length = self.first(torch.tensor([len(content)]))
@@ -92,7 +92,7 @@ class Ranks:
         raise self._lost(reason)  # out here, where the error holds no connection any more
 
     def _lost(self, reason: str) -> RankLost:
-        """Who is gone: those that do not notice that somebody is."""
+        """The error that names the lost ranks: those that do not report a loss themselves."""
         atexit.unregister(dist.destroy_process_group)  # it might wait for those who are gone
         dist.destroy_process_group(self.host)  # whoever waits for this rank notices now
         self.host = None
@@ -112,7 +112,7 @@ class Ranks:
 
 @functools.cache
 def join() -> Ranks:
-    """The ranks torchrun started, this process among them; one rank where it was not torchrun."""
+    """The ranks that torchrun started; a single rank where it was not torchrun."""
     if not dist.is_available() or not dist.is_torchelastic_launched():
         return Ranks()
     store, rank, count = _store()
@@ -125,7 +125,7 @@ def join() -> Ranks:
 
 
 def speaker() -> str | None:
-    """How this process begins a line on why the job ends; None where another rank has said it."""
+    """How this rank begins the line on why the job ends; None where another rank printed it."""
     store, rank, _ = _store()
     atexit.unregister(dist.destroy_process_group)  # it might wait for the others
     if rank:

@@ -1,8 +1,8 @@
-"""A batch of runs is made, played round after round, and evaluated.
+"""Start a batch of runs, play its rounds and evaluate them.
 
-Knows no algorithm, writes no file, prints nothing. `simulate` is a generator: progress bars,
-checkpoints and early stops are lines in its consumer's loop. All that survives a round is one
-`Progress`; saved and loaded it continues bit for bit.
+This module knows no algorithm, writes no file and prints nothing. `simulate` is a generator:
+progress bars, checkpoints and early stops belong into the loop that consumes it. One `Progress`
+holds everything that a round hands to the next; saved and loaded it continues bit for bit.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def simulate(batch: Batch) -> Iterator[Snapshot]:
                 warnings.warn(f"out of memory: the chunk is {at.chunk} from now on", stacklevel=2)
     finally:
         begun = None
-        batch.graphs.forget()  # a batch that comes after this one finds the device's memory
+        batch.graphs.forget()  # free the device's memory for the next batch
 
 
 def _evaluate(batch: Batch) -> list[Evaluation | None]:
@@ -166,7 +166,7 @@ def _evaluate(batch: Batch) -> list[Evaluation | None]:
 def _scores(
     batch: Batch, parts: RunParts, flat: Tensor, whose: dict[int, int]
 ) -> dict[int, Scores]:
-    """Loss and score of each client under some rows of a matrix of models, each of a run."""
+    """Loss and score of each client under some models; `whose` maps rows of `flat` to runs."""
     whose = {row: r for row, r in whose.items() if len(parts.parts[r].index)}
     if not whose:
         return {}
@@ -255,7 +255,7 @@ def _own_device(name: str, ranks: Ranks) -> torch.device:
 
 @contextmanager
 def _room(t: int) -> Iterator[None]:
-    """Make one line of running out of memory where no smaller chunk would help."""
+    """Turn running out of memory, where no smaller chunk would help, into a one-line error."""
     try:
         yield
     except RuntimeError as error:
@@ -266,7 +266,7 @@ def _room(t: int) -> Iterator[None]:
 
 
 def _most(runs: Sequence[Run], plan: Plan) -> int:
-    """Examples in a minibatch: no client has more than all of its own."""
+    """The most examples in a minibatch: at most all examples of the largest client."""
     return min(plan.minibatch, max(int(run.federation.train.size.max()) for run in runs))
 
 

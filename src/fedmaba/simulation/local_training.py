@@ -1,7 +1,7 @@
-"""Local work of many rows at once: minibatches, SGD, losses. The only hot code besides `rows`.
+"""Local training of many rows at once: minibatches, SGD, losses. Hot code, like `rows`.
 
-Knows rows and a pool of examples; no clients, rounds or servers. What a client does beyond plain
-SGD comes as data (`Local`, `Optimiser`) and is done here and nowhere else. What is computed on the
+This module knows rows and a pool of examples, but no clients, rounds or servers. What a client does
+beyond plain SGD comes as data (`Local`, `Optimiser`) and is done here and nowhere else. Work on the
 device never waits for the host.
 """
 
@@ -63,7 +63,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """Local work of one chunk of rows, sorted by number of steps, longest first."""
 
     run: IntArray  # (R,)    row of the matrix of models it starts from
@@ -129,7 +129,7 @@ class RowRule:
 
 @dataclass(frozen=True)
 class TrainSpec:
-    """All that decides which operations the training of a chunk does."""
+    """Everything that decides which operations the training of a chunk does."""
 
     rule: RowRule
     groups: tuple[Group, ...]
@@ -152,11 +152,11 @@ def train_chunk(
     rows: Rows,
     pool: Pool,
     models: Tensor,
-    job: Job,
+    job: TrainingJob,
     graphs: GraphCache,
     result_slot: object = None,
 ) -> tuple[Tensor, Tensor]:
-    """Trained weights (R, P), and of each row the mean loss it met and its weights' sum, (2, R).
+    """Trained weights (R, P), and the mean loss and the sum of weights of each row, (2, R).
 
     A replay overwrites the results of a job of the same shape and `result_slot`.
     """
@@ -201,7 +201,7 @@ def train_chunk(
 
 
 def _row_numbers(rule: RowRule, lr: float, rules: Sequence[Local]) -> list[list[float]]:
-    """What steps multiply by, of each row: lr, then prox, then PropFair's, where asked for."""
+    """The numbers that the steps of each row use: lr, then prox and PropFair's where needed."""
     numbers = [[lr] * rule.count]
     if rule.prox:
         numbers.append([local.prox for local in rules])
@@ -223,7 +223,7 @@ class RecordedParts(NamedTuple):
     result_slot: object
 
     def buffer(self, name: str, like: Tensor, spec: TrainSpec) -> Tensor:
-        """Room for the rows of a chunk, the same each time."""
+        """Memory for the rows of a chunk, the same each time."""
         key = (name, spec.rule, self.result_slot)
         return self.graphs.buffer(key, like, spec.rule.count)
 
@@ -231,7 +231,7 @@ class RecordedParts(NamedTuple):
 def _train_unrecorded(
     graphs: GraphCache, result_slot: object, spec: TrainSpec, *tensors: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`train_rows`; where no chunk has the shape of another, parts of it are recorded."""
+    """`train_rows`; where shapes of chunks rarely repeat, parts of it are recorded."""
     direct = spec.rule.direct and not spec.blocks
     unlike = direct and graphs.shapes_rarely_repeat((spec.rule, result_slot))
     return _train(spec, RecordedParts(graphs, result_slot) if unlike else None, *tensors)
@@ -311,7 +311,7 @@ def run_portion(
     floats: Tensor,  # (., a)
     owner: Tensor | None = None,  # (a,)
 ) -> Tensor:
-    """Steps of the first rows that go straight to the weights; the loss of each in each, (S, a)."""
+    """Steps of the first rows that add to the weights directly; the loss of each row, (S, a)."""
     a, inputs, labels = streams.shape[1], _take(x, index), y[index]
     if owner is not None:
         labels, weight = labels[owner], weight[owner]
@@ -348,7 +348,7 @@ def _gradient_steps(
     floats: Tensor,  # (., R)
     added: Tensor | None,  # (R, P)
 ) -> list[Tensor]:
-    """Steps by a gradient of their own: of more examples than fit at once, or not that alone."""
+    """Steps that compute the whole gradient first: it has pieces, or something is added to it."""
     rule, labels, gradient = spec.rule, y[index], torch.empty_like(w)
     velocity = torch.zeros_like(w) if rule.optimiser.momentum else None
     one, down = torch.ones_like(floats[0, 0]), -floats[0, 0]
@@ -389,7 +389,7 @@ def _groups(steps: IntArray, most: int) -> Iterator[Group]:
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    """x[index], by the copy that is quickest for whole examples."""
+    """x[index], by the copy that is fastest for whole examples."""
     return x.index_select(0, index.reshape(-1)).view(*index.shape, *x.shape[1:])
 
 
@@ -399,7 +399,7 @@ def _minibatches(
     drawn: Tensor,  # (4, R)  first, size, minibatches in an epoch, key
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Pool rows (R, K, B) and weights (R, K, B) of all minibatches; steps a row lacks are void."""
+    """Pool rows (R, K, B) and weights (R, K, B) of all minibatches; some are unused."""
     first, size, batches, keys = drawn
     device, width, minibatch = first.device, spec.width, spec.rule.minibatch
     offset = torch.arange(width, device=device)

@@ -1,6 +1,7 @@
-"""What strategies ask to know of a round: training losses, norms and inner products of changes.
+"""What strategies need to know of a round: training losses, norms and inner products of changes.
 
-Each is asked of the device at once and comes back as a function that waits for it.
+Each function here starts its computation on the device and returns a function that waits for the
+result.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from fedmaba.simulation.cohort import Cohort, IntArray
 from fedmaba.simulation.local_training import evaluate, mean_losses
 from fedmaba.strategies.base import Needs
 
-Host = Callable[[], NDArray[Any]]  # waits for numbers that are on their way to the host
+Host = Callable[[], NDArray[Any]]  # waits for numbers on their way to the host, and returns them
 
 
 @dataclass(frozen=True)
 class LossSpec:
-    """All that decides which operations the losses of participants take."""
+    """Everything that decides which operations compute the losses of participants."""
 
     rows: Rows
     workers: Workers
@@ -38,7 +39,7 @@ class LossSpec:
 
 
 def start_losses(batch: Batch, cohorts: list[Cohort]) -> dict[int, Host]:
-    """Each participant's training loss at its run's model, by run; the run is the row."""
+    """Each participant's training loss at its run's model, by run."""
     if not cohorts:
         return {}
     runs, parts, ranks = np.array([c.r for c in cohorts]), batch.train, batch.ranks
@@ -119,7 +120,7 @@ def end_losses(batch: Batch, c: Cohort, place: IntArray, w: Tensor) -> Tensor:
 
 
 def change_stats(needs: Needs, change: Tensor, past: Tensor) -> dict[str, Host]:
-    """What a strategy asks of a cohort's changes (m, P) and of those kept from rounds before."""
+    """The norms or inner products of a cohort's changes (m, P) and of those from past rounds."""
     with precision("float32"):
         if needs.changes == "norms":
             norms = torch.linalg.vector_norm(change, dim=1, dtype=torch.float64)
@@ -135,9 +136,9 @@ def change_stats(needs: Needs, change: Tensor, past: Tensor) -> dict[str, Host]:
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b.T, (m, P) with (n, P), as a sum over pieces of their length.
+    """a @ b.T of (m, P) and (n, P), summed over pieces of their length.
 
-    That rounds less, and few long rows keep all of a GPU at work.
+    This rounds less than one long sum, and it uses all of a GPU even for few rows.
     """
     piece = max(2048, 4 * len(b))
     many = a.shape[1] // piece

@@ -1,9 +1,12 @@
-"""When each part of a round is asked for: the only place that waits or overlaps.
+"""When the parts of a round are started: the only module that waits or overlaps work.
 
-On a CPU a round is played in order. On a device that works while the host goes on, the losses that
-strategies weigh by and a round's training are asked for before the host waits for either, and the
-next round begins before it waits for the end of the last. Runs whose weights come after training go
-in a lane of their own: the device trains the others while the host weighs them.
+On a CPU a round is played in order. A GPU works while the host (the Python process) goes on. There
+the host starts the losses and the training of a round before it waits for either, and it starts the
+next round before it waits for the end of the last.
+
+Live runs are sorted into at most two lanes. A lane is runs whose rounds are played together. One
+lane has the runs whose strategies can weigh before training ends, the other those that need the
+results of training. So the GPU trains one lane while the host computes the weights of the other.
 """
 
 from __future__ import annotations
@@ -35,36 +38,36 @@ from fedmaba.simulation.round import (
 )
 from fedmaba.simulation.state import Round
 
-Lane = tuple[int, ...]  # runs that are trained together
+Lane = tuple[int, ...]  # runs whose rounds are played together
 
 
 @dataclass
 class RoundInFlight:
-    """A lane's round that has begun: its losses and its training are asked for."""
+    """A lane's round that has begun: its losses and its training have been started."""
 
     drawn: Drawn
     measured: Measured
-    chunks: Iterator[Chunk]  #       those not yet taken in
-    trained: Trained | None = None  # all of it, where nothing of it waits for the host
+    chunks: Iterator[Chunk]  #       those not yet collected
+    trained: Trained | None = None  # set where all of the training could be started
 
 
 @dataclass(frozen=True)
 class BegunEarly:
-    """Rounds that began before they were asked for, by round and lane."""
+    """Rounds that were started ahead of time, by round and lane."""
 
-    model_version: object  # of the models that they rest on
+    model_version: object  # of the models that they started from
     lanes: dict[tuple[int, Lane], RoundInFlight]
 
 
 def play(batch: Batch, t: int, early: BegunEarly | None) -> tuple[list[Round | None], BegunEarly]:
-    """Round t of all live runs, moving them on; and what of the next has begun."""
+    """Play round t of all live runs; return its records and what was started of the next round."""
     at = batch.progress
     begun = early.lanes if early and early.model_version == tensor_version(at.model) else {}
     ahead: dict[tuple[int, Lane], RoundInFlight] = {}
     done: dict[int, Round] = {}
     for lane in lanes(batch):
         if batch.graphs.on:
-            flight = begun.pop((t, lane), None) or begin(batch, lane, t)
+            flight = begun.pop((t, lane), None) or begin_round(batch, lane, t)
             done |= _finish(batch, flight, ahead)
         else:
             done |= play_round(batch, list(lane), t)
@@ -74,7 +77,7 @@ def play(batch: Batch, t: int, early: BegunEarly | None) -> tuple[list[Round | N
 
 
 def compile_kernels(batch: Batch) -> None:
-    """Have the kernels of a round and an evaluation compiled before the first of them."""
+    """Compile the kernels of a round and of an evaluation before they are first needed."""
     at, once = batch.progress, GraphCache(batch.pool.x.device, recordable=False)
 
     def work() -> None:
@@ -88,22 +91,22 @@ def compile_kernels(batch: Batch) -> None:
     try:
         batch.rows.compile(at.model, work)
     except RuntimeError as error:
-        if not out_of_memory(error):  # the round itself will take less
+        if not out_of_memory(error):  # the round itself needs less memory
             raise
 
 
 def tensor_version(model: Tensor) -> object:
-    """Another one for a model that somebody changed."""
+    """A value that changes whenever somebody changes the model."""
     return id(model), model._version
 
 
 def pipelines_rounds(batch: Batch) -> bool:
-    """Whether work is asked for ahead: of a device that goes on alone, and alone has all rows."""
+    """Whether rounds overlap: on a GPU, which works while the host goes on, with one rank only."""
     return batch.graphs.on and batch.ranks.count == 1
 
 
 def lanes(batch: Batch) -> list[Lane]:
-    """Live runs by when their weights come, where work is asked for ahead; else all together."""
+    """The lanes of the live runs; one lane has all of them where rounds do not overlap."""
     alive = [r for r, why in enumerate(batch.progress.diverged) if not why]
     late = [r for r in alive if pipelines_rounds(batch) and not batch.needs[r].early]
     early = [r for r in alive if r not in late]
@@ -111,7 +114,7 @@ def lanes(batch: Batch) -> list[Lane]:
 
 
 def _in_turn(batch: Batch, runs: list[int]) -> Lane:
-    """One run of each seed, then another of each: rows that share inputs make large blocks."""
+    """One run of each seed, then another of each, so that rows that share inputs make blocks."""
     before: Counter[tuple[int, int]] = Counter()
     turn = {}
     for r in runs:
@@ -121,8 +124,8 @@ def _in_turn(batch: Batch, runs: list[int]) -> Lane:
     return tuple(sorted(runs, key=turn.__getitem__))
 
 
-def begin(batch: Batch, lane: Lane, t: int, drawn: Drawn | None = None) -> RoundInFlight:
-    """Ask for a lane's losses and the first of its training, without waiting for either."""
+def begin_round(batch: Batch, lane: Lane, t: int, drawn: Drawn | None = None) -> RoundInFlight:
+    """Start a lane's losses and the first chunk of its training, without waiting for either."""
     drawn = drawn or draw(batch, list(lane), t)
     measured = measure(batch, drawn)
     chunks = train_chunks(batch, drawn)
@@ -136,7 +139,7 @@ def begin(batch: Batch, lane: Lane, t: int, drawn: Drawn | None = None) -> Round
 def _finish(
     batch: Batch, flight: RoundInFlight, ahead: dict[tuple[int, Lane], RoundInFlight]
 ) -> dict[int, Round]:
-    """Weigh what is trained and move the models; the lane's next round begins before the end."""
+    """Weigh what is trained, move the models, and start the lane's next round before waiting."""
     at, drawn, measured = batch.progress, flight.drawn, flight.measured
     t, chunk = drawn.round + 1, at.chunk
     goes_on = pipelines_rounds(batch) and t < batch.plan.rounds
@@ -151,5 +154,5 @@ def _finish(
     live = tuple(r for r in drawn.runs if not at.diverged[r])
     if goes_on and live:
         same = live == tuple(drawn.runs) and at.chunk == chunk
-        ahead[t, live] = begin(batch, live, t, following if same else None)
+        ahead[t, live] = begin_round(batch, live, t, following if same else None)
     return rounds_of(batch, drawn, trained, decided, stepped)

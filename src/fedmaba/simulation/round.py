@@ -1,8 +1,7 @@
 """One round: draw clients, train them as rows, measure, ask the strategies, take the server's step.
 
-`play_round` is the algorithm, in order. Each function returns a record. Nothing here knows of
-waiting: what a function asks of a device comes back as numbers on their way, and `pipeline` decides
-when to wait for them.
+`play_round` is the algorithm, in order. Each function returns a record. Results that a device still
+computes are functions (`Host`) that wait when they are called; `pipeline` decides when that is.
 
     draw     who takes part, with which random streams
     train    the participants' models: summed up where their weights are known, else kept as changes
@@ -46,25 +45,12 @@ from fedmaba.simulation.state import Round
 from fedmaba.strategies import deployed
 from fedmaba.strategies.base import Decision, Replies, call_weigh
 
-__all__ = [
-    "Chunk",
-    "Decided",
-    "Measured",
-    "Stepped",
-    "Trained",
-    "draw",
-    "measure",
-    "play_round",
-    "rounds_of",
-    "step",
-    "train",
-    "train_chunks",
-    "weigh",
-]  # fmt: skip
+__all__ = ["Chunk", "Decided", "Measured", "Stepped", "Trained", "draw", "measure", "play_round",
+           "rounds_of", "step", "train", "train_chunks", "weigh"]  # fmt: skip
 
 
 def play_round(batch: Batch, runs: list[int], t: int) -> dict[int, Round]:
-    """Round t of some runs, moving their models and states on; what happened, by run."""
+    """Play round t of some runs and return what happened; their models and states move on."""
     drawn = draw(batch, runs, t)
     measured = measure(batch, drawn)
     decided = weigh(batch, drawn, measured, when="before training")
@@ -76,16 +62,16 @@ def play_round(batch: Batch, runs: list[int], t: int) -> dict[int, Round]:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Trained rows."""
+    """Rows that were trained at once."""
 
     rows: IntArray  # (n,)       of the round's table
     model: Tensor  # (n, P)      after training
-    summary: Tensor  # (2, n)       the mean loss each met, and the sum of its weights
+    summary: Tensor  # (2, n)       each row's mean loss in training, and sum of weights
 
 
 @dataclass
 class Trained:
-    """What training left of a round: weighted sums, or changes where weights come later."""
+    """The result of training: weighted sums, or changes where the weights come later."""
 
     delta: Tensor | None  # (R, P)  what is to be added to the models, as far as it is weighed
     changes: Tensor  # (n, P)       of the cohorts whose weights come after training
@@ -101,7 +87,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Measured:
-    """Numbers on their way to the host, by run."""
+    """What strategies need to know, by run, maybe still on its way to the host."""
 
     loss: dict[int, Host]
     changes: dict[int, dict[str, Host]]
@@ -109,10 +95,10 @@ class Measured:
 
 @dataclass
 class Decided:
-    """What strategies answered, by run; and why some runs end instead."""
+    """What the strategies decided, by run, and why some runs end instead."""
 
     decision: dict[int, Decision] = field(default_factory=dict)
-    loss: dict[int, FloatArray] = field(default_factory=dict)  # as the server was told
+    loss: dict[int, FloatArray] = field(default_factory=dict)  # as reported to the server
     ended: dict[int, str] = field(default_factory=dict)
 
     def __ior__(self, other: Decided) -> Decided:
@@ -124,7 +110,7 @@ class Decided:
 
 @dataclass(frozen=True)
 class Stepped:
-    """The server's step, asked for: which runs have a finite model afterwards, (R,)."""
+    """The server's step, started: which runs have a finite model afterwards, (R,)."""
 
     finite: Host
 
@@ -132,7 +118,7 @@ class Stepped:
 def measure(
     batch: Batch, drawn: Drawn, before: Measured | None = None, trained: Trained | None = None
 ) -> Measured:
-    """Losses at the servers' models; after training, all else that strategies ask for."""
+    """Before training, losses at the servers' models; after it, all else that strategies need."""
     if before is None or trained is None:
         asking = [c for c in drawn.cohorts if c.needs.loss == "start"]
         return Measured(start_losses(batch, asking), {})
@@ -148,7 +134,7 @@ def measure(
 
 
 def _gathered(batch: Batch, many: int, parts: list[tuple[IntArray, Host]]) -> FloatArray:
-    """(m,) Losses of a cohort that came chunk by chunk, from this rank and others."""
+    """(m,) The losses of a cohort, gathered from its chunks on all ranks."""
     out = np.zeros(many)
     for place, value in parts:
         out[place] = value()
@@ -157,7 +143,7 @@ def _gathered(batch: Batch, many: int, parts: list[tuple[IntArray, Host]]) -> Fl
 
 
 def weigh(batch: Batch, drawn: Drawn, measured: Measured, when: str) -> Decided:
-    """Ask the strategies whose numbers are there, unless a number says that a run has diverged."""
+    """Ask the strategies whose numbers are known; a run with a number that is not finite ends."""
     decided = Decided()
     for c in drawn.cohorts:
         if (when == "before training") != c.needs.early:
@@ -201,7 +187,7 @@ def _broken_numbers(c: Cohort, loss: FloatArray | None, seen: dict[str, NDArray[
 def train(
     batch: Batch, drawn: Drawn, decided: Decided, chunks: Iterable[Chunk] | None = None
 ) -> Trained:
-    """Train all rows, or take those that are being trained; sum them up or keep their changes."""
+    """Train all rows, or collect `chunks` in training; sum rows up, or keep their changes."""
     at = batch.progress
     kept = sum(len(c.client) for c in drawn.late)
     trained = Trained(None, at.model.new_zeros(kept, at.model.shape[1]))
@@ -220,7 +206,7 @@ def train(
 
 
 def train_chunks(batch: Batch, drawn: Drawn) -> Iterator[Chunk]:
-    """Train chunk after chunk; from one that does not fit into memory on, in halves."""
+    """Train chunk after chunk; when one does not fit into memory, halve the chunks."""
     at, factor = batch.progress, change_factors(drawn.cohorts)
     slot = any(c.needs.early for c in drawn.cohorts)
 
@@ -263,7 +249,7 @@ def _halved(batch: Batch, chunks: list[IntArray]) -> list[IntArray]:
 
 
 def _collect(batch: Batch, drawn: Drawn, decided: Decided, chunk: Chunk, trained: Trained) -> None:
-    """Take in trained rows: add them up where they can be weighed, else keep their changes."""
+    """Add trained rows up where their weights are known, else keep their changes."""
     model, rows, w, means = batch.progress.model, chunk.rows, chunk.model, chunk.summary[0]
     whose = drawn.table.cohort[rows]
     if (np.diff(whose) < 0).any():  # each cohort's rows together
@@ -303,7 +289,7 @@ def _collect(batch: Batch, drawn: Drawn, decided: Decided, chunk: Chunk, trained
 
 
 def _keep_vectors(batch: Batch, drawn: Drawn, chunk: Chunk, trained: Trained) -> None:
-    """Note what clients keep after their training; it counts when the round is decided."""
+    """Compute the vectors that clients keep after training; `step` stores them."""
     at, table, device = batch.progress, drawn.table, chunk.model.device
     for c in drawn.cohorts:
         if c.r not in trained.vectors:
@@ -317,7 +303,7 @@ def _keep_vectors(batch: Batch, drawn: Drawn, chunk: Chunk, trained: Trained) ->
 
 
 def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Stepped:
-    """Take the servers' steps with what was decided; runs that end keep their last model."""
+    """Take the servers' steps as decided; runs that end keep their last model."""
     at, ranks, t = batch.progress, batch.ranks, drawn.round
     for r, why in decided.ended.items():
         _end(batch, r, t, why)
@@ -346,7 +332,7 @@ def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Step
 def _weigh_changes(
     batch: Batch, c: Cohort, decision: Decision, change: Tensor, delta: Tensor, t: int
 ) -> None:
-    """Add a late cohort's weighed changes, and keep those that its strategy sees again."""
+    """Add a late cohort's weighted changes, and keep those that its strategy needs again."""
     kept = batch.progress.kept[c.r]
     if not batch.ranks.rank:  # each rank has the whole sum
         delta[c.r] = server_step.combine_changes(decision.coef, change, kept.change)
@@ -355,7 +341,7 @@ def _weigh_changes(
 
 
 def _shares(batch: Batch, decided: Decided, t: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """(R,) 1 for runs that move, and (D,) the share of the new model in each deployed one."""
+    """(R,) 1 for runs that move, and (D,) the weight of the new model in each deployed average."""
     dtype = np.float64 if batch.progress.model.dtype == torch.float64 else np.float32
     moves = np.zeros(len(batch.runs), dtype)
     moves[list(decided.decision)] = 1
@@ -369,7 +355,7 @@ def _shares(batch: Batch, decided: Decided, t: int) -> tuple[NDArray[Any], NDArr
 def rounds_of(
     batch: Batch, drawn: Drawn, trained: Trained, decided: Decided, stepped: Stepped
 ) -> dict[int, Round]:
-    """Move the states on, end the runs whose model broke, and tell what happened, by run."""
+    """Store the new states, end runs whose model is not finite, and return the round's records."""
     finite, out = stepped.finite().tolist(), {}
     for c in drawn.cohorts:
         if c.r not in decided.decision:

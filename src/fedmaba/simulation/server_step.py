@@ -17,7 +17,7 @@ from fedmaba.strategies.base import still_kept
 
 @dataclass(frozen=True)
 class StepSpec:
-    """What the server's step multiplies by."""
+    """Step size and momentum of the server."""
 
     lr: float
     momentum: float
@@ -86,7 +86,7 @@ def _summed(coef: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def combine_changes(coef: FloatArray, change: Tensor, past: Tensor) -> Tensor:
-    """coef @ change (m, P), with what stands behind it in coef times changes of rounds before."""
+    """coef @ changes (m, P); further coefficients belong to `past`, the changes of past rounds."""
     share = send(coef, change.device).to(change.dtype)
     with precision("float32"):
         out = share[: len(change)] @ change
@@ -94,7 +94,7 @@ def combine_changes(coef: FloatArray, change: Tensor, past: Tensor) -> Tensor:
 
 
 def kept_changes(before: KeptChanges, c: Cohort, change: Tensor, t: int) -> KeptChanges:
-    """The changes that a cohort's strategy wants to see again after round t."""
+    """The changes that a cohort's strategy needs again after round t."""
     old = still_kept((before.client, before.round), c.client, t, c.needs.keep_rounds)
     return KeptChanges(
         torch.cat([before.change[send(np.flatnonzero(old), change.device)], change]),
@@ -104,7 +104,7 @@ def kept_changes(before: KeptChanges, c: Cohort, change: Tensor, t: int) -> Kept
 
 
 def held_by_step(batch: Batch) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The tensors that the server's step changes or reads where they are."""
+    """The tensors that the server's step reads or changes in place."""
     at = batch.progress
     one_each = len(at.owner) == len(at.model)
     return at.model, at.deployed, at.velocity, None if one_each else batch.owner

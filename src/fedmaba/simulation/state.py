@@ -1,4 +1,4 @@
-"""The records of a simulation: what is asked for, what a round leaves, all that survives it.
+"""The records of a simulation: its plan and runs, the result of a round, and the progress so far.
 
 Data only. A `Progress` that was saved and loaded continues bit for bit.
 """
@@ -86,9 +86,9 @@ Evaluation = dict[str, Scores]
 
 @dataclass
 class Progress:
-    """All that survives a round. R runs have D deployed models, at least one each."""
+    """Everything that a round hands to the next. R runs have D deployed models, at least R."""
 
-    round: int  #                           the next one
+    round: int  #                           the next round to play
     model: Tensor  # (R, P)
     deployed: Tensor  # (D, P)
     owner: IntArray  # (D,)                 which run hands it out
@@ -100,7 +100,7 @@ class Progress:
     kept: list[KeptChanges]
     vectors: list[dict[str, Tensor]]  #     (N, P) by name: what each run's clients keep
     diverged: list[str]  #                  why a run ended early; empty while it goes on
-    chunk: int
+    chunk: int  #                           how many rows are trained at once
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Everything but round, chunk and diverged, as arrays for a checkpoint."""
@@ -125,7 +125,7 @@ class Progress:
                 yield f"vector/{r}/{name}", vector
 
     def misfit(self, arrays: dict[str, NDArray[Any]], meta: dict[str, Any], rounds: int) -> str:
-        """What in a checkpoint cannot belong to these runs; empty where all does."""
+        """What in a checkpoint does not fit these runs; empty where all fits."""
         runs, width = self.model.shape
         done, chunk, diverged = (meta.get(key) for key in ("round", "chunk", "diverged"))
         if type(done) is not int or not 0 < done <= rounds:
@@ -178,13 +178,13 @@ class Progress:
 
 
 def _copy(tensor: Tensor) -> NDArray[Any]:
-    """An array of its own: the run goes on while a checkpoint is written."""
+    """A copy, since the run goes on while a checkpoint is written."""
     return tensor.to("cpu", copy=True).numpy()
 
 
 @dataclass
 class KeptChanges:
-    """Changes of past rounds that a strategy wants to see again."""
+    """Changes of past rounds that a strategy needs again."""
 
     change: Tensor  # (h, P)
     client: IntArray  # (h,)

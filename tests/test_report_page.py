@@ -1,0 +1,385 @@
+"""The page of a report without a browser: numbers, sizes, policy, escaping, what it embeds."""
+
+import hashlib
+import json
+import math
+import re
+import shutil
+import sys
+from base64 import b64decode, b64encode
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedmaba
+import report_cases
+from fedmaba import cli
+from fedmaba.errors import InputError
+from fedmaba.experiment import session as experiment
+from fedmaba.report import (
+    data,
+    export,
+)
+from fedmaba.report import html as report
+from fedmaba.results import run_folder
+from fedmaba.results.history import History, RunHistory
+from report_cases import PAYLOADS, SECTIONS, Elements, call, one
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tiny_npz) -> Path:
+    return report_cases.finished_run(tmp_path_factory.mktemp("report") / "run", tiny_npz)
+
+
+def fails(monkeypatch, capsys, *words) -> str:
+    monkeypatch.setattr(sys, "argv", ["fedmaba", *map(str, words)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code in (2, 74)
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_the_numbers_are_those_of_the_table_command(folder, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "report.html"
+    call(monkeypatch, capsys, "report", folder, "-o", out)
+    seen = Elements(out.read_text())
+    embedded = json.loads(seen.content["script"][0])["tables"]
+    for model in data.MODELS:
+        for at in data.ATS:
+            printed = call(monkeypatch, capsys, "table", folder, "--model", model, "--at", at)
+            lines = [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines()]
+            table = embedded[f"{model}.{at}"]
+            assert table["caption"] in " ".join(printed.split())
+            rows = [[row["label"], *(text for text, _ in row["cells"])] for row in table["rows"]]
+            assert len(rows) == 3
+            assert all(row in lines for row in rows)
+            if (model, at) == ("deployed", "last"):  # what stands in the page before any script
+                assert [row[:-1] for row in seen.rows[1:]] == rows
+
+
+def test_the_share_of_a_report_is_that_of_a_table(folder, monkeypatch, capsys, tmp_path):
+    call(monkeypatch, capsys, "report", folder, "-o", tmp_path / "r.html", "--share", "0.4")
+    printed = call(monkeypatch, capsys, "table", folder, "--share", "0.4")
+    head, *rows = Elements((tmp_path / "r.html").read_text()).rows
+    assert "worst 40 %" in head
+    lines = [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines()]
+    assert len(rows) == 3
+    assert all(row[:-1] in lines for row in rows)
+    plain = call(monkeypatch, capsys, "table", folder)
+    assert not any(row[3] in plain for row in rows)  # the worst 5 % are others
+
+
+def test_worst_and_best_are_of_the_share_that_the_run_was_asked_for(tmp_path, tiny_npz):
+    history = experiment.compare(
+        ["fedavg", "afl"], data=str(tiny_npz), model="softmax", rounds=4, eval_every=2, seeds=1,
+        minibatch=5, share=0.4, out=tmp_path / "run", device="cpu",
+    )  # fmt: skip
+    source = data.load(tmp_path / "run")
+    seen = data.tree([source])
+    table = seen["tables"]["deployed.last"]
+    assert table["columns"][2] == "worst 40 %"
+    worst = history.summary()[0].mean.worst
+    assert worst != history.summary(share=0.05)[0].mean.worst
+    head, *rows = export.rounds(source.history)
+    ends = [row for row in rows if row[:4] == ["fedavg", 0, 4, "deployed"]]
+    assert [row[head.index("worst")] for row in ends] == [worst]
+    assert seen["runs"][0]["fair"]["deployed"]["worst"][-1] == pytest.approx(worst, rel=1e-5)
+    assert "worst 40 %" in history._repr_html_()
+    assert history.plot("worst").axes[0].get_ylabel().startswith("worst 40 %")
+    assert data.tree([source], 0.2)["tables"]["deployed.last"]["columns"][2] == "worst 20 %"
+
+
+def test_lines_of_a_live_run_tell_no_worst_of_another_share(tmp_path, folder):
+    shutil.copytree(folder, tmp_path / "run")
+    (tmp_path / "run" / "runs.json").unlink()
+    source = data.load(tmp_path / "run")
+    assert source.lines
+    assert not source.finished
+    for share, known in ((0.05, True), (0.4, False)):
+        seen = data.tree([source], share)
+        (live,) = seen["live"]
+        (_, accuracy, worst, best) = live["rows"][0]["figures"]
+        assert accuracy is not None
+        assert [worst is not None, best is not None] == [known, known]
+        curve = seen["runs"][0]["fair"]["deployed"]
+        assert (curve["worst"][-1] is not None) == known
+        assert curve["variance"][-1] is not None
+
+
+def test_sections_stand_in_the_order_promised(folder):
+    seen = Elements(report.page([data.load(folder)]))
+    assert [a["id"] for tag, a in seen.elements if tag == "section"] == SECTIONS
+
+
+def test_the_policy_allows_our_script_and_style_and_nothing_else(folder):
+    text = report.page([data.load(folder)])
+    seen = Elements(text)
+    (policy,) = [a["content"] for t, a in seen.elements if a.get("http-equiv")]
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules["default-src"] == "'none'"
+    _, script = seen.content["script"]
+    (style,) = seen.content["style"]
+    for name, body in (("script-src", script), ("style-src", style)):
+        digest = b64encode(hashlib.sha256(body.encode()).digest()).decode()
+        assert rules[name] == f"'sha256-{digest}'"
+    assert "unsafe" not in policy
+    assert "connect-src" not in policy
+    assert [t for t, a in seen.elements if t == "script"] == ["script", "script"]
+    for _, attributes in seen.elements:
+        assert not {name for name in attributes if name.startswith("on") or name == "style"}
+        for name in ("src", "href", "action"):
+            assert attributes.get(name, "#").startswith(("#", "data:"))
+    assert not re.search(r"https?://(?!www\.w3\.org)", script + style)
+
+
+def test_the_script_never_builds_markup_from_text():
+    script = (report.PAGE / "script.js").read_text()
+    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(",
+                 "new Function", "setAttribute(\"on", "import("):  # fmt: skip
+        assert word not in script, word
+
+
+def hostile() -> data.Source:
+    run = RunHistory(PAYLOADS[0], 0, PAYLOADS[1], np.full(200, 3))
+    run.tables = {"evaluated": [np.asarray(1)], "round": [np.asarray(1)]}
+    run.tables |= {"client": [np.arange(200)], "weight": [np.full(200, 0.005)]}
+    for model in data.MODELS:
+        run.tables |= {f"{model}.{k}": [np.linspace(0, 1, 200)] for k in ("accuracy", "loss")}
+    runs = [RunHistory(p, 0, p, np.zeros(0, np.int64), p) for p in PAYLOADS[1:]]
+    names = {p: p for p in PAYLOADS}
+    about = {"command": PAYLOADS, "device": PAYLOADS[3], "versions": names, "partition": names}
+    about["data"] = {"name": PAYLOADS[4], "sha256": "x", "classes": PAYLOADS, "clients": PAYLOADS}
+    counts = {0: np.ones((200, 200), np.int64)}
+    return data.Source(PAYLOADS[5], History([run, *runs]), about, "\n".join(PAYLOADS), counts)
+
+
+def test_hostile_names_stay_text():
+    plain = Elements(report.page([data.of(report_cases.history(seeds=1, rounds=4, clients=5))]))
+    seen = Elements(report.page([hostile()]))
+    assert {tag for tag, _ in seen.elements} <= {tag for tag, _ in plain.elements} | {
+        "pre", "code", "article", "h4", "strong", "ul", "li",
+    }  # fmt: skip
+    assert len(seen.content["script"]) == 2
+    assert "<" not in seen.content["script"][0]
+    assert seen.content["script"][1] == plain.content["script"][1]
+    for _, attributes in seen.elements:
+        assert not {name for name in attributes if name.startswith("on") or name == "style"}
+
+
+def test_a_long_run_is_thinned_and_the_page_says_so():
+    """100 clients x 2,000 rounds x 10 runs stay under 5 MB."""
+    text = report.page([data.of(report_cases.history())])
+    assert len(text.encode()) < 5_000_000
+    tree = json.loads(Elements(text).content["script"][0])
+    assert "400 each are embedded in this page, evenly chosen" in text
+    for run in tree["runs"]:
+        for name in ("rounds", "evaluated"):
+            assert len(run[name]) == 400
+            assert (run[name][0], run[name][-1]) == (1, 2000)
+            assert set(np.diff(run[name])) <= {4, 5, 6}
+        assert run["accuracy"]["shape"] == [400, 100]
+    sparse = report.page([data.of(report_cases.history(clients=3, rounds=500, every=10))])
+    assert "Of up to 500 rounds of a run, 400 are embedded" in sparse
+
+
+def test_many_clients_are_thinned_too():
+    history = report_cases.history(("fedavg", "afl"), 1, clients=3000, rounds=30, every=10)
+    names = {"data": {"clients": [f"client {c}" for c in range(3000)]}}
+    tree = data.tree([data.Source("many", history, names)])
+    assert tree["runs"][0]["accuracy"]["shape"] == [3, 2000]
+    who = tree["runs"][0]["client"]
+    assert len(who) == 2000
+    assert tree["folders"][0]["clients"] == [f"client {c}" for c in who]
+    assert "2,000 are shown one by one" in " ".join(tree["notes"])
+
+
+@pytest.mark.parametrize(("count", "keep"), [(0, 5), (1, 5), (5, 5), (6, 5), (1000, 7)])
+def test_thinning_keeps_both_ends(count, keep):
+    at = data.thin(count, keep)
+    assert len(at) == min(count, keep)
+    assert list(at) == sorted(set(at))
+    if count:
+        assert (at[0], at[-1]) == (0, count - 1)
+
+
+def unpacked(packed):
+    """A table as the script of the page reads it."""
+    raw = b64decode(packed["data"])
+    if "span" not in packed:
+        return np.frombuffer(raw, "<f4").reshape(packed["shape"])
+    steps = np.frombuffer(raw, "<u2").reshape(packed["shape"])
+    return np.where(steps == 65535, np.nan, packed["low"] + packed["span"] * steps / 65534)
+
+
+def test_packing_loses_less_than_a_hover_shows():
+    values = np.random.default_rng(0).random((7, 9))
+    values[2, 3] = np.nan
+    np.testing.assert_allclose(unpacked(data.packed(values)), values, atol=1e-5)
+    assert data.packed(np.full((2, 2), np.nan))["low"] == 0.0
+
+
+def test_a_lie_does_not_hide_the_other_losses():
+    values = np.array([[2.333, 1e6, 2.3], [np.nan, 1e300, 2.2], [-np.inf, 3e38, 0.0]])
+    seen = unpacked(data.floats(values))
+    want = np.where(np.abs(values) < 1e38, values, np.nan)
+    np.testing.assert_allclose(seen, want, rtol=1e-6)
+
+
+def test_the_page_carries_the_tables_of_every_run(folder):
+    source = data.load(folder)
+    seen = data.tree([source])
+    for run, told in zip(source.history.runs, seen["runs"], strict=True):
+        assert (told["evaluated"], told["rounds"]) == ([2, 4, 6], [1, 2, 3, 4, 5, 6])
+        tables = {"accuracy": run.accuracy(), "weight": run.weights()}
+        if run.label != "fedavg":  # which asks for no loss
+            loss = np.empty_like(run.weights())
+            np.put_along_axis(loss, run.column("client"), run.column("reported_loss"), axis=1)
+            tables["loss"] = loss
+        for name, values in tables.items():
+            np.testing.assert_allclose(unpacked(told[name]), values, atol=1e-4, err_msg=name)
+        for model in data.MODELS:
+            final = run.accuracy(model)[-1:]
+            np.testing.assert_allclose(unpacked(told["final"][model]), final, atol=1e-4)
+        weights = run.weights() / run.weights().sum(1, keepdims=True)
+        want = np.exp(-(weights * np.log(np.maximum(weights, 1e-300))).sum(1))
+        np.testing.assert_allclose(told["info"]["effective"], want, rtol=1e-5)
+    assert any((run.accuracy() != run.accuracy("last"))[-1].any() for run in source.history.runs)
+    counts = run_folder.load_labels(folder)
+    for seed, told in seen["folders"][0]["labels"].items():
+        np.testing.assert_allclose(unpacked(told["counts"]), counts[int(seed)], atol=1e-2)
+
+
+def test_the_tiles_show_the_fairest_beside_the_reference():
+    history = History([one("fedavg", [0.4, 0.8]), one("afl", [0.5, 0.6])])
+    tiles = report.tiles(data.tree([data.of(history)]))
+    assert [(t["name"], t["value"], t["unit"], t["then"]) for t in tiles] == [
+        ("variance over clients", "25.0", "%²", "400.0 %²"),
+        ("worst 5 %", "50.0", "%", "40.0 %"),
+        ("mean accuracy", "55.0", "%", "60.0 %"),
+    ]
+    assert {(t["who"], t["base"]) for t in tiles} == {("afl", "fedavg")}
+    assert report.tiles(data.tree([data.of(History(history.runs[:1]))])) == []
+
+
+def test_the_overview_counts_what_was_run(folder):
+    told = ["3 strategies", "2 seeds", "5 clients", "6 rounds"]
+    assert report.overview([data.load(folder)])[1:] == told
+    few = report.overview([data.of(report_cases.history(("afl",), 1, clients=9, rounds=1))])
+    assert few == ["1 strategy", "1 seed", "9 clients", "1 round"]
+
+
+def test_the_set_up_has_the_hashes_and_the_command(folder):
+    told, about = data.setup(data.load(folder)), run_folder.load_about(folder)
+    (name, digest), *splits = told["hashes"]
+    assert name.startswith("data ")
+    assert digest == about["data"]["sha256"]
+    assert dict(splits) == {f"partition, seed {s}": about["partition"][s] for s in ("0", "1")}
+    assert told["repeat"] == "fedmaba run run/experiment.toml --out NEW"
+    python = data.Source("run", History([]), {"python": True, "repeat": "the Python call"})
+    assert data.setup(python)["repeat"] == "the Python call"
+
+
+def test_hostile_clients_are_called_as_everywhere_else():
+    about = {"hostile": {"0": [1, 7]}, "data": {"clients": ["north", "south"]}}
+    facts = data.setup(data.Source("run", History([one("fedavg", [0.4, 0.8])]), about))["facts"]
+    assert facts[-1] == ("hostile clients, seed 0", "south, 7")
+
+
+def test_a_run_that_diverged_is_named(folder):
+    source = data.of(History([one("fedavg", [0.4, 0.8]), one("afl", [0.1, 0.2], 0, "afl broke")]))
+    assert "afl broke" in report.page([source])
+    assert data.tree([source])["tables"]["deployed.last"]["rows"][1]["cells"][0][0] == "–"
+
+
+def test_two_folders_keep_their_names_apart(folder, tmp_path):
+    other = run_folder.load_history(folder)
+    sources = [data.load(folder), data.Source("other", other)]
+    labels = [s["label"] for s in data.tree(sources)["strategies"]]
+    assert labels[0] == "fedavg (run)"
+    assert labels[3] == "fedavg (other)"
+    sentences = data.verdict(sources, 0.05)
+    assert len(sentences) == 2
+    assert sentences[0].startswith("run: ")
+    assert len(data.verdict([data.of(other, "a"), data.of(other, "b")], 0.05)) == 2
+    assert len(data.verdict([data.load(folder)] * 2, 0.05)) == 1  # of the same data
+
+
+def test_labels_and_names_of_the_data_reach_the_folder(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    owner = np.repeat(["north", "south"], 20)
+    y = np.r_[np.zeros(20, int), rng.integers(0, 3, 20)]
+    y[-3:] = [0, 1, 2]
+    np.savez(tmp_path / "mine.npz", x=rng.normal(size=(40, 4)), y=y, client=owner)
+    out = tmp_path / "run"
+    experiment.compare(
+        "fedavg", data=str(tmp_path / "mine.npz"), model="softmax", rounds=1, seeds=1, out=out
+    )
+    assert run_folder.load_about(out)["data"]["clients"] == ["north", "south"]
+    (counts,) = run_folder.load_labels(out).values()
+    assert counts.shape == (2, 3)
+    assert counts[0, 0] == counts[0].sum() == 16  # a fifth is for testing
+    text = report.page([data.load(out)])
+    assert '"clients":["north","south"]' in text
+
+
+def test_a_folder_without_label_counts_or_about_still_gives_a_page(folder, tmp_path):
+    import shutil
+
+    bare = tmp_path / "bare"
+    shutil.copytree(folder, bare)
+    (bare / "partition.npz").unlink()
+    (bare / "about.json").unlink()
+    (bare / "experiment.toml").write_text("strategies = 3\n")
+    text = report.page([data.load(bare)])
+    assert "strategies = 3" in text
+    (bare / "about.json").write_text("{")
+    with pytest.raises(InputError, match=r"about\.json cannot be read"):
+        data.load(bare)
+
+
+def test_errors_are_one_line(folder, tmp_path, monkeypatch, capsys):
+    assert "is no run folder" in fails(monkeypatch, capsys, "report", tmp_path / "none")
+    assert "is no run folder" in fails(monkeypatch, capsys, "report", tmp_path)
+    line = fails(monkeypatch, capsys, "report", folder, "-o", tmp_path / "a" / "b" / "c.html")
+    assert "could not be written" in line
+    assert "resume" not in line
+    assert "is no run folder" in fails(monkeypatch, capsys, "watch", tmp_path)
+    line = fails(monkeypatch, capsys, "figure", "pie", folder, "-o", tmp_path / "x.pdf")
+    assert "unknown figure 'pie'" in line
+    line = fails(monkeypatch, capsys, "figure", "rounds", folder, "-o", tmp_path / "x.gif")
+    assert "end it in .pdf" in line
+    line = fails(monkeypatch, capsys, "report", folder, "-o", tmp_path / "x.pdf")
+    assert "x.pdf: a report is a page: end it in .html" in line
+    for words, name in ((["report"], "x.html"), (["figure", "rounds"], "x.svg")):
+        line = fails(monkeypatch, capsys, *words, folder, folder / ".", "-o", tmp_path / name)
+        assert f"{folder} is named twice" in line
+
+
+def below_zero(outputs, targets):
+    return -torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_metric_of_any_size_has_its_page(broken, tiny_npz, tmp_path):
+    calls = []
+
+    def metric(outputs, targets):  # good when it is tried
+        calls.append(len(targets))
+        return below_zero(outputs, targets) * (math.nan if broken and len(calls) > 1 else 1.0)
+
+    history = fedmaba.compare(
+        ["fedavg", "fedmaba"],
+        data=tiny_npz,
+        model="softmax",
+        rounds=2,
+        seeds=[0],
+        metric=metric,
+        out=tmp_path / "run",
+    )
+    assert history._repr_html_().startswith("<table>")
+    page = report.page([data.load(tmp_path / "run")])
+    said = "No score of any run is a number" if broken else "fairer"
+    assert said in page

@@ -1,0 +1,147 @@
+"""The table of a history: captions, ranks, every form, and the verdict in words."""
+
+import csv
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import report_cases
+from fedmaba import load_history
+from fedmaba.errors import InputError
+from fedmaba.report import (
+    data,
+    scene,
+    table,
+)
+from fedmaba.results.history import History, RunHistory
+from report_cases import PAYLOADS, one
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tiny_npz) -> Path:
+    return report_cases.finished_run(tmp_path_factory.mktemp("report") / "run", tiny_npz)
+
+
+def test_a_caption_says_which_model_which_round_and_how_many_clients():
+    runs = [one("fedavg", [0.4, 0.8]), one("afl", [0.5, 0.6]), one("afl", [0.5, 0.6], seed=1)]
+    runs[0].deploy, runs[1].deploy, runs[2].deploy = "poly:8", "average", "average"
+    history = History(runs)
+    tail = "; mean ± sd over seeds"
+    assert table.caption(History(runs[:2]), "last", "last").endswith("; one seed")
+    for model, at, said in (
+        ("deployed", "last", "deployed model (average, poly:8), at the last round"),
+        ("last", "last", "last server model, at the last round"),
+        ("last", "best", "last server model, at its best round, picked on test data"),
+        ("last", "last5", "last server model, mean of the last five evaluations"),
+    ):
+        assert table.caption(history, model, at) == said + tail
+    runs[0].tables["deployed_validation.accuracy"] = runs[0].tables["deployed.accuracy"]
+    assert "picked on validation data" in table.caption(history, "last", "best")
+    runs[0].test_size = np.array([10, 0])
+    assert table.caption(history, "last", "last").endswith(f"{tail}; 1 of 2 clients")
+
+
+def test_two_rows_are_not_ranked_and_three_of_one_seed_are():
+    rows = History([one(name, [0.4, a]) for name, a in (("a", 0.8), ("b", 0.6), ("c", 0.4))])
+    first = table.columns(0.05)[0]
+    assert table.ranks(rows.summary(), first) == [2, 1, 0]
+    assert table.ranks(rows.summary()[:2], first) == [2, 2]
+
+
+def test_a_history_in_memory_gives_the_tables_for_a_paper():
+    seeds = {"fedavg": (0.4, 0.6), "afl": (0.5, 0.9), "ideal": (0.9, 0.9)}
+    runs = [one(name, [a, 0.8], s) for name, pair in seeds.items() for s, a in enumerate(pair)]
+    history = History([*runs, one("afl", [0.1, 0.1], 2, diverged="afl, seed 2, diverged")])
+    text = history.table(against="fedavg", model="last")
+    with pytest.raises(InputError, match="against 'fedavg': there is no other row"):
+        History([run for run in history.runs if run.label == "fedavg"]).table(against="fedavg")
+    assert text.startswith("Left out of every mean: afl, seed 2, diverged.\n\n**Last server model")
+    half = 12.706 * np.std([5, 15], ddof=1) / np.sqrt(2)  # of mean accuracy, seed by seed
+    line = next(x for x in text.splitlines()[8:] if x.startswith("| afl | 2 | "))
+    assert line.split(" | ")[3] == f"+10.00 [{10 - half:+.2f}, {10 + half:+.2f}]"
+    lines = list(csv.DictReader(StringIO(history.table("csv", "last", against="fedavg"))))
+    assert list(lines[0]) == ["table", "row", "column", "value", "sd", "low", "high", "text"]
+    pair = {
+        x["row"]: x for x in lines if (x["table"], x["column"]) == ("differences", "accuracy %")
+    }
+    found = [float(pair["afl"][name]) for name in ("value", "low", "high")]
+    assert found == pytest.approx([10, 10 - half, 10 + half], abs=1e-3)
+    assert {x["low"] for x in lines if x["table"] == "levels"} == {""}
+    assert r"\toprule" in history.table("latex")
+    with pytest.raises(InputError, match="unknown form 'pdf': choose one of csv, latex, markdown"):
+        history.table("pdf")
+
+
+def test_rows_that_look_equal_share_a_rank():
+    names = zip("abcd", (0.9, 0.9 + 1e-9, 0.8, 0.7), strict=True)
+    rows = History([one(name, [0.9, a]) for name, a in names]).summary()
+    mean = table.columns(0.05)[1]
+    assert table.ranks(rows, mean) == [0, 0, 1, 2]
+    assert table.ranks([rows[0]] * 3, mean) == [2, 2, 2]
+
+
+def verdict(*runs) -> str:
+    (sentence,) = data.verdict([data.of(History(list(runs)))], 0.05)
+    return sentence
+
+
+def test_the_verdict_says_who_is_fairest_with_numbers_and_seeds():
+    base = [one("fedavg", [0.4, 0.8], 0), one("fedavg", [0.5, 0.9], 1)]
+    fair = [one("afl", [0.55, 0.65], 0), one("afl", [0.6, 0.8], 1)]
+    assert verdict(*base, *fair) == (
+        "afl is the fairest of 2 strategies: accuracy varies 84 % less from client to client than "
+        "with fedavg (variance 62.5 against 400.0 %², lower in 2 of 2 seeds), the worst 5 % of "
+        "clients reach 57.5 % against 45.0 %, and the mean is the same (65.0 against 65.0 %)."
+    )
+    flat = one("term", [0.1, 0.1])  # equal misery
+    assert verdict(*base, *fair, flat).startswith(
+        "Of the 2 strategies within 5 points of the best mean, afl is the fairest:"
+    )
+    assert "is fairer than fedavg" in verdict(*base, one("afl", [0.3, 0.9]))
+    spread, told = one("afl", [0.3, 1.0]), verdict(*base, flat, one("afl", [0.3, 1.0]))
+    assert told.endswith("against 1225.0 %² at 65.0 % for afl, the next fairest (2 seeds).")
+    assert "10.0 % for term, which has the least of the others" in verdict(*base, flat)
+    assert "afl is the fairest: accuracy varies 206 % more" in verdict(
+        one("fedavg", [0.2, 0.6]), spread
+    )
+    assert "accuracy varies more from" in verdict(one("fedavg", [0.1, 0.1]), spread)
+    assert verdict(*fair) == (
+        "afl reaches a mean accuracy of 65.0 % with a variance of 62.5 %² over clients, and "
+        "57.5 % for the worst 5 % of clients (2 seeds)."
+    )
+    assert verdict(*fair, one("term", [0.4, 0.9])).startswith("afl is the fairest of 2 strategies:")
+    assert verdict(RunHistory("afl", 0, "last", np.zeros(3))) == "No run has been evaluated yet."
+
+
+def test_a_verdict_on_scores_that_are_no_numbers():
+    nothing = [one(label, [np.nan, np.nan]) for label in ("fedavg", "afl")]
+    assert verdict(*nothing) == "No score of any run is a number."
+    assert verdict(*nothing, one("term", [0.5, 0.7])).startswith("term reaches a mean")
+
+
+def test_a_history_shows_itself_in_a_notebook(folder):
+    history = load_history(folder)
+    text = history._repr_html_()
+    assert text.startswith("<table>")
+    row = history.summary()[0]
+    assert f"{row.mean.variance:.2f} ± {row.sd.variance:.2f}" in text
+    evil = History([one(PAYLOADS[0], [0.1, 0.2])])
+    assert "<script" not in evil._repr_html_()
+
+
+@pytest.mark.parametrize(("seeds", "judged"), [(1, False), (2, True)])
+def test_a_row_of_one_seed_beside_rows_of_more_is_neither_ranked_nor_on_the_front(seeds, judged):
+    several = [
+        one(name, [a, b], s)
+        for s in (0, 1)
+        for name, a, b in (("fedavg", 0.4, 0.79), ("afl", 0.5, 0.8))
+    ]
+    history = History([*several, *(one("ideal", [0.9, 0.9], s) for s in range(seeds))])
+    rows = history.summary("last")
+    ranks = [table.ranks(rows, column) for column in table.columns(0.05)]
+    assert [[r[-1] == 0 for r in ranks]] == [[judged] * 4]
+    assert all(sorted(r)[:2] == [0, 1] for r in ranks)
+    front = scene.Scene([data.of(history)], "last", 0.05).front()
+    assert front == (["ideal"] if judged else ["afl"])

@@ -1,0 +1,101 @@
+"""Names and sentences of the package: one meaning per name, everyday words, a docstring each."""
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+import fedmaba
+
+SRC = Path(fedmaba.__file__).parent
+TREES = {
+    ".".join(path.relative_to(SRC).with_suffix("").parts): ast.parse(path.read_text("utf-8"))
+    for path in sorted(SRC.rglob("*.py"))
+}
+# Commands are named as the functions that do the work, and sections of an experiment file as users
+# write them.
+NAMED_FOR_USERS = ("__main__", "cli", "experiment.config")
+# The same kind of thing in each module, and called as module.name(...).
+SAME_KIND = {
+    "check",  #        what is wrong with the thing that the module is about
+    "from_arrays",  #  the module's record, from arrays
+    "load",  #         the module's record, from a file
+    "read",  #         the content of a file
+    "write",  #        the module's content, to a file
+}
+# Names that still stand for two things. Do not add to them; take a name out when you rename it.
+TWO_MEANINGS = {
+    *("Batch", "Column", "Key", "Run", "Server", "Shown", "Table"),
+    *("begin", "build", "command", "differences", "document", "draw", "every", "history_of"),
+    *("line", "make_folder", "measure", "names", "number", "of", "read_npz", "rounds", "show"),
+    *("summary", "sweep", "table", "tail", "title", "unpack", "values", "variance", "verdict"),
+    *("weights",),
+}
+# An old word, and the word to use in its place.
+PLAIN = {
+    r"one's own": "your own",
+    r"mend(s|ed|ing)?": "fix",
+    r"iterations?": "round or step",
+}
+# People are users and computers have devices; a client of a federation is neither.
+USER_IS_A_CLIENT = r"(each|every|per|all|other) users?|users? (take|takes|took) part|n_users"
+DEVICE_IS_A_CLIENT = r"(each|every|per|all|other|edge|mobile) devices?|devices? (take|takes) part"
+TRUE_MEANING = {"on every device", "another device"}  # of a computer's processors
+
+
+def public(tree: ast.Module):
+    """The functions and classes of a module that others may use."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            yield node
+
+
+def sentences(tree: ast.Module):
+    """Docstrings, messages and other texts of a module, each with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, " ".join(node.value.split())
+
+
+def found(pattern: str):
+    """Where a text of the package has these words."""
+    words = re.compile(rf"(?<![\w-])({pattern})(?![\w-])", re.IGNORECASE)
+    for name, tree in TREES.items():
+        for line, text in sentences(tree):
+            if words.search(text) and not any(known in text.lower() for known in TRUE_MEANING):
+                yield f"{name}, line {line}: {text[:100]}"
+
+
+def test_a_public_name_has_one_meaning():
+    homes = defaultdict(list)
+    for name, tree in TREES.items():
+        if name not in NAMED_FOR_USERS:
+            for node in public(tree):
+                homes[node.name].append(name)
+    twice = {name: where for name, where in homes.items() if len(where) > 1}
+    assert not {name: twice[name] for name in set(twice) - SAME_KIND - TWO_MEANINGS}
+
+
+@pytest.mark.parametrize("old", PLAIN)
+def test_texts_use_everyday_words(old):
+    assert not list(found(old)), f"say {PLAIN[old]!r}"
+
+
+@pytest.mark.parametrize("pattern", [USER_IS_A_CLIENT, DEVICE_IS_A_CLIENT])
+def test_a_client_is_called_a_client(pattern):
+    assert not list(found(pattern))
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_public_functions_and_classes_have_a_docstring(name):
+    asked = [node for node in public(TREES[name]) if not _is_schema(node)]
+    assert not [node.name for node in asked if not ast.get_docstring(node)]
+
+
+def _is_schema(node: ast.stmt) -> bool:
+    """Whether a class only lists the keys of a file, each of which is described by itself."""
+    return isinstance(node, ast.ClassDef) and any(
+        base in ("BaseModel", "Section", "Part") for base in map(ast.unparse, node.bases)
+    )
