@@ -41,7 +41,7 @@ from fedmaba.deploy.settings import (
     check_numbers,
     one_strategy,
 )
-from fedmaba.deploy.site_names import Node, SiteNames, fingerprint, read_sites
+from fedmaba.deploy.site_names import Node, SiteNames, key_fingerprint, read_sites
 from fedmaba.deploy.validation import Arrays, Limits, RawArray, RawReply, ReplyValidator
 from fedmaba.errors import InputError
 from fedmaba.report.escape import one_line
@@ -293,7 +293,7 @@ class FlowerStrategy(Base):
             return
         ttl = ASK_AGAIN_SECONDS + CLOCK_SECONDS
         questions = [Message(RecordDict(), n.number, MessageType.QUERY, ttl=ttl) for n in new]
-        for node, message in zip(new, reply_fetching.send(grid, questions), strict=True):
+        for node, message in zip(new, reply_fetching.send_messages(grid, questions), strict=True):
             if message:
                 self.name_replies.waiting[message] = node.number
 
@@ -337,7 +337,7 @@ class FlowerStrategy(Base):
         """Each node's reply, or why there is none."""
         rule = self.participation
         quorum = rule.quorum(len(messages))
-        return reply_fetching.collect(grid, messages, timeout, quorum, rule.grace)
+        return reply_fetching.collect_replies(grid, messages, timeout, quorum, rule.grace)
 
     def _aggregate(
         self, found: Sequence[tuple[int, Message | str]]
@@ -540,7 +540,7 @@ def _raw_reply(node: int, message: Message | str, most: int) -> RawReply:
 
 def _node(info: Any) -> Node:
     """A node as the SuperLink knows it."""
-    return Node(info.node_id, fingerprint(bytes(info.public_key)), info.name)
+    return Node(info.node_id, key_fingerprint(bytes(info.public_key)), info.name)
 
 
 def _log_line(level: int, text: str) -> None:

@@ -27,7 +27,7 @@ LAST_FETCH_SECONDS = 30.0  # for replies that are on their way when the time is 
 SLOW_FACTOR = 2.0  # how many times as long as the quick sites the others may take on top
 
 
-def send(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
+def send_messages(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
     """Send messages; their ids in order, None where a message could not be sent."""
     if not messages:
         return []
@@ -37,7 +37,7 @@ def send(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
     return ids
 
 
-def collect(
+def collect_replies(
     grid: Grid, messages: Sequence[Message], timeout: float, quorum: int, grace: float
 ) -> list[tuple[int, Message | str]]:
     """Send messages; each node's reply, or why there is none.
@@ -50,7 +50,7 @@ def collect(
     nodes = [m.metadata.dst_node_id for m in messages]
     found: list[tuple[int, Message | str]] = []
     fetcher = ReplyFetcher(grid)
-    for message, node in zip(send(grid, messages), nodes, strict=True):
+    for message, node in zip(send_messages(grid, messages), nodes, strict=True):
         if message:
             fetcher.waiting[message] = node
         else:

@@ -39,7 +39,7 @@ class Node:
         return self.key or self.label
 
 
-def fingerprint(public_key: bytes) -> str:
+def key_fingerprint(public_key: bytes) -> str:
     """A node's public key as OpenSSH prints its fingerprint; "" where it has none."""
     from cryptography.hazmat.primitives import (  # type: ignore[import-not-found,unused-ignore]
         serialization,  # it comes with flwr
