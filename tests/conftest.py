@@ -17,11 +17,9 @@ from fedmaba.data import published
 from fedmaba.data.datasets import Dataset
 from fedmaba.data.federation import Federation
 from fedmaba.data.partition import Split
-from fedmaba.results import run_folder
 from fedmaba.rows import kernels as triton
 from fedmaba.rows import layers, stack
 from kernels import Kernels
-from run_folders import asked, begun, play
 
 SIZES = (5, 9, 6, 3, 8)  # of the training parts
 TESTED = (4, 3, 6, 2, 5)
@@ -117,6 +115,8 @@ def kernels(monkeypatch) -> None:
 @pytest.fixture(scope="session")
 def finished(tiny_npz, tmp_path_factory):
     """A session that ran to its end without a break, and its folder: to be looked at only."""
+    from run_folders import asked, begun, play  # here: the GPU tests do without pydantic
+
     out = tmp_path_factory.mktemp("runs") / "whole"
     return play(begun(asked(tiny_npz), out)), out
 
@@ -124,6 +124,9 @@ def finished(tiny_npz, tmp_path_factory):
 @pytest.fixture
 def stopped(tiny_npz, tmp_path):
     """A folder left after five of six rounds, with two checkpoints."""
+    from fedmaba.results import run_folder
+    from run_folders import asked, begun, play
+
     out = tmp_path / "stopped"
     play(begun(asked(tiny_npz), out), stop_after=5)
     assert [p.name for p in run_folder.checkpoints(out)] == ["00000005.ckpt", "00000003.ckpt"]
