@@ -174,6 +174,11 @@ def test_a_metric_that_is_no_number_is_refused_at_once_and_survived_later(fed):
 
 
 def test_what_a_strategy_needs_has_a_name():
-    for wrong in ({"loss": "Start"}, {"changes": "all"}, {"keep_rounds": -1}, {"keep_rounds": 0.5}):
+    few = (
+        {"keep_rounds": -1},
+        {"keep_rounds": 0.5},
+        {"keep_rounds": 2},
+    )  # the last: without a gram
+    for wrong in ({"loss": "Start"}, {"changes": "all"}, *few):
         with pytest.raises(InputError, match=rf"Needs\({next(iter(wrong))}="):
             Needs(**wrong)

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -510,7 +510,9 @@ def _plan(experiment: Experiment) -> engine.Plan:
         minibatch=train.minibatch,
         lr=train.lr,
         lr_decay=train.lr_decay,
-        optimiser=engine.Optimiser(momentum=train.momentum, weight_decay=train.weight_decay),
+        optimiser=engine.Optimiser(
+            **{f.name: getattr(train, f.name) for f in fields(engine.Optimiser)}
+        ),
         server_lr=server.lr,
         server_momentum=server.momentum,
         eval_every=experiment.eval.every,

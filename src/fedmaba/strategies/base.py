@@ -89,6 +89,11 @@ class Needs:
                 raise InputError(f"Needs({name}={value!r}): choose one of {', '.join(choices)}")
         if type(self.keep_rounds) is not int or self.keep_rounds < 0:
             raise InputError(f"Needs(keep_rounds={self.keep_rounds!r}): give a whole number from 0")
+        if self.keep_rounds and self.changes != "gram":
+            raise InputError(
+                f"Needs(keep_rounds={self.keep_rounds}): kept changes are seen in the gram alone: "
+                "add changes='gram', or leave it out"
+            )
 
     @property
     def early(self) -> bool:
