@@ -4,6 +4,7 @@ The federation is small enough to follow by hand: five clients of unequal size, 
 """
 
 import re
+import sys
 import urllib.error
 from pathlib import Path
 
@@ -141,6 +142,7 @@ def call(monkeypatch, capsys, tmp_path):
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
+    monkeypatch.setattr("sys.path", [*sys.path])  # a command that names a module adds to it
     monkeypatch.setenv("COLUMNS", "160")
 
     def run(*words):

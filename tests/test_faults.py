@@ -110,17 +110,19 @@ def test_hostile_names_stay_inside():
 
 
 def test_a_value_of_another_type_is_no_traceback(tmp_path):
-    found = process("types", 40, tmp_path)
-    assert found["tried"] == 40
+    found = process("types", 25, tmp_path)
+    assert found["tried"] == 25
     assert found["largest, MB"] < 1000
 
 
 def test_no_strange_file_holds_a_command_up(tmp_path):
-    assert process("special", 40, tmp_path)["slowest, s"] < 10
+    found = process("special", 14, tmp_path)  # its own rule: 10 s, without the wait for a core
+    assert found["tried"] == 14
+    assert found["largest, MB"] < 1000
 
 
 def test_nothing_is_written_through_a_link(tmp_path):
-    assert process("links", 40, tmp_path)["tried"] == 40
+    assert process("links", 25, tmp_path)["tried"] == 25
 
 
 def test_no_planted_module_is_imported(tmp_path):
@@ -128,7 +130,7 @@ def test_no_planted_module_is_imported(tmp_path):
 
 
 def test_no_string_of_a_file_is_more_than_text(tmp_path):
-    assert process("strings", 60, tmp_path)["strings"] >= 200
+    assert process("strings", 30, tmp_path)["strings"] >= 200
 
 
 # --- the campaigns themselves must see what they look for --------------------------------------

@@ -81,7 +81,7 @@ class Session:
             "chunk": at.chunk,
             "diverged": at.diverged,
             "weights": [f"{name} {tuple(shape)}" for name, shape in named],
-            "order": str(sorted(layout.forms.items())),
+            "order": layout.order_in_words(),
             "made": self.provenance(),
         }
 

@@ -55,6 +55,14 @@ class Layout:
             end += -(-p.numel() // ALIGN) * ALIGN
         self.size = end
 
+    def order_in_words(self) -> str:
+        """How weights are stored, as a checkpoint tells it: in the words of version 0.1."""
+        told = [
+            f"({name!r}, Form(view={form.view}, order={form.order}, shape={form.shape}))"
+            for name, form in sorted(self.forms.items())
+        ]
+        return f"[{', '.join(told)}]"
+
     def views(self, flat: Tensor) -> list[Tensor]:
         """Each weight of all rows, (R, *shape), as views of flat (R, P), whose rows are dense."""
         rows, apart, base = len(flat), flat.stride(0), flat.storage_offset()
