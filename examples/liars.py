@@ -13,7 +13,7 @@ import fedmaba
 
 ROWS = ["fedavg", "fedmaba", "fedmaba:rho=0.1", "fedmaba:trust=usual"]
 ATTACKS = [  # what hostile clients do, and how many they are
-    (None, "10%"),
+    (None, None),
     ("loss=1e6", "10%"),
     ("loss=x3", "10%"),
     ("loss=worst", "10%"),
