@@ -13,7 +13,7 @@ import fedmaba
 
 ROWS = ["fedavg", "fedmaba", "fedmaba:rho=0.1", "fedmaba:trust=usual"]
 ATTACKS = [  # what hostile clients do, and how many they are
-    (None, None),
+    (None, ""),
     ("loss=1e6", "10%"),
     ("loss=x3", "10%"),
     ("loss=worst", "10%"),
@@ -29,9 +29,8 @@ if __name__ == "__main__":
     size = ALL if "all" in sys.argv else SMALL
     print("honest clients, deployed model; the weight of hostile ones in the last round")
     for does, share in ATTACKS[:2] if size is SMALL else ATTACKS:
-        history = fedmaba.compare(
-            ROWS, attack=does, hostile=share, eval_every=size["rounds"], **size
-        )
+        liars = {"attack": does, "hostile": share} if does else {}
+        history = fedmaba.compare(ROWS, eval_every=size["rounds"], **liars, **size)
         print(f"\n{does or 'nobody is hostile'}" + (f", {share} of the clients" if does else ""))
         for row in history.summary():
             runs = [run for run in history.runs if run.label == row.label]
