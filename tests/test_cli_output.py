@@ -45,6 +45,7 @@ def test_output_that_finds_no_room_is_one_line(words, unbuffered, call, tiny_npz
     assert re.fullmatch(r"fedmaba: standard output .*: No space left .*\n", done.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("encoding", "plus"), [("cp1252", "±"), ("ascii", "+-")])
 def test_an_encoding_without_a_sign_spells_it(encoding, plus, call, tiny_npz):
     call("compare", "fedavg", "--data", tiny_npz, *QUICK, "--out", "mine")

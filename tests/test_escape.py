@@ -368,6 +368,7 @@ def test_the_page_of_a_hostile_folder_is_text(names):
 # --- figures --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Glyph")
 @pytest.mark.filterwarnings("ignore:Matplotlib currently does not support")
 def test_a_figure_draws_every_name_as_it_stands():
