@@ -233,7 +233,7 @@ def arrays(array: np.ndarray[Any, Any]) -> dict[str, Callable[[], np.ndarray[Any
         "no columns": lambda: a.reshape((*a.shape, 1))[..., :0],
         "rows turned round": lambda: a[::-1].copy() if a.ndim else a,
         "8 million rows": lambda: np.zeros((8_000_000,), np.int8),
-        "40 axes of one": lambda: line[:1].reshape((1,) * 40),
+        "40 axes of one": lambda: np.resize(line, 1).reshape((1,) * 40),
     }
     return found
 
