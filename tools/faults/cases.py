@@ -17,6 +17,7 @@ import shutil
 import signal
 import stat
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -178,7 +179,7 @@ def repeat(
 ) -> None:
     """One case again, its folder left behind, and all that it said."""
     process.warm()
-    root = Path(f"/tmp/fedmaba-{name}-{number}")
+    root = Path(tempfile.gettempdir()) / f"fedmaba-{name}-{number}"
     shutil.rmtree(root, ignore_errors=True)
     for made in ("templates", "cases", "logs"):
         (root / made).mkdir(parents=True)
