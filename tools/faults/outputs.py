@@ -105,6 +105,7 @@ def _formula(cell: str) -> bool:
 def in_latex(text: str, like: str) -> Iterator[str]:
     """Commands, maths, comments and cells that the same table of a plain name has not."""
     yield from odd(text)
+    text, like = (re.sub("(?m)^%.*$", "", whole) for whole in (text, like))  # TeX skips comments
     known = {name for name, _ in _commands(like)} | ESCAPES
     strange = {name for name, _ in _commands(text)} - known
     if strange:

@@ -12,7 +12,7 @@ import re
 import unicodedata
 
 JOINERS = "\u200c\u200d"  # without them Persian, Hindi and many emoji are spelled wrong
-SIGNS = "=+-@＝＋－＠"  # begin a formula in a spreadsheet
+SIGNS = "=+-@＝＋－＠﹦﹢﹣﹫"  # begin a formula in a spreadsheet
 FORMULA = re.compile(rf'(^|;)(?=[\s"]*[{re.escape(SIGNS)}])')  # many spreadsheets split at ;
 GREEK = {"α": "alpha", "ε": "varepsilon", "η": "eta", "λ": "lambda", "μ": "mu", "τ": "tau"}
 LATEX = {

@@ -769,7 +769,7 @@
   }
   const quote = (value) => { // as escape.for_csv
     let text = value === null || value === undefined || (typeof value === "number" && !Number.isFinite(value)) ? "" : String(value);
-    if (!Number.isFinite(Number(text))) text = text.replace(/(^|;)(?=[\s"]*[=+\-@＝＋－＠])/g, "$1'"); // no formula in a spreadsheet
+    if (!Number.isFinite(Number(text))) text = text.replace(/(^|;)(?=[\s"]*[=+\-@＝＋－＠﹦﹢﹣﹫])/g, "$1'"); // no formula in a spreadsheet
     return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
   };
   const csv = (rows) => rows.map((row) => row.map(quote).join(",")).join("\r\n") + "\r\n";
