@@ -86,13 +86,14 @@ def test_an_edited_experiment_is_not_resumed(key, value, was, half, folders):
     assert same(half, folders / "done") == []
 
 
-def test_what_cannot_change_the_numbers_may_be_edited(half):
+def test_what_cannot_change_the_numbers_may_be_edited(half, folders):
     file = half / "experiment.toml"
     tree = config.read_toml(file)
     config.set_key(tree, "machine.threads", 1)
     config.set_key(tree, "save.every", 1)
     file.write_text("# a note\n" + config.dump(config.build(tree)))
     list(experiment.resume(half).rounds())
+    assert same(half, folders / "done") == ["experiment.toml"]  # all else to the byte
 
 
 def test_a_checkpoint_of_another_run_is_refused(half, folders):
