@@ -385,7 +385,9 @@ def _visit(stem: Path, pid: int) -> int:
             out = Path(f"{stem}.out")
             text = out.read_text(errors="replace") if out.exists() else ""
             if found := re.match(r"http://127\.0\.0\.1:(\d+)/ ", text):
-                link = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=SECONDS * PATIENCE)
+                link = http.client.HTTPConnection(
+                    "127.0.0.1", int(found[1]), timeout=SECONDS * PATIENCE
+                )
                 link.request("GET", "/")
                 answer = link.getresponse()
                 Path(f"{stem}.page").write_bytes(b"%d\n" % answer.status + answer.read())
