@@ -1,0 +1,150 @@
+"""Tables of a user's own: roles of columns, words and gaps as numbers, mistakes by row and column."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedmaba.data import tables
+from fedmaba.data.tables import Roles
+from fedmaba.errors import InputError
+
+GOOD = """age,sex,site,weight,outcome
+63,f,north,70.5,yes
+41,m,north,,no
+58,,south,81,yes
+35,f,south,64,no
+"""
+ROLES = Roles(label="outcome", client="site")
+
+
+def read(text, roles=ROLES):
+    return tables.read_csv(Path("t.csv"), io.StringIO(text), roles)
+
+
+def test_words_gaps_and_numbers_become_columns():
+    x, prepared = tables.features(read(GOOD))
+    assert prepared.names() == (
+        "age", "sex=f", "sex=m", "weight", "sex is missing", "weight is missing"
+    )  # fmt: skip
+    nan = np.nan
+    want = [
+        [63, 1, 0, 70.5, 0, 0],
+        [41, 0, 1, nan, 0, 1],
+        [58, 0, 0, 81, 1, 0],
+        [35, 1, 0, 64, 0, 0],
+    ]
+    np.testing.assert_array_equal(x, want)
+    assert [line.split()[0] for line in prepared.in_words()] == ["one", "gaps", "numbers"]
+
+
+def test_only_training_examples_fill_gaps_and_standardise():
+    x, prepared = tables.features(read(GOOD))
+    train, owner = np.array([0, 2]), np.array([0, 0, 1, 1])
+    z = prepared.apply(x, train, owner)
+    age = np.array([63.0, 41, 58, 35])
+    np.testing.assert_allclose(z[:, 0], (age - 60.5) / 2.5, rtol=1e-6)
+    assert z[1, 3] == 0  # the median of the two training values is their mean
+    own = prepared.__class__(prepared.features, prepared.flags, "client-median", False)
+    assert own.apply(x, train, owner)[1, 3] == 70.5  # of the client's own training example
+    assert prepared.apply(x, train, owner)[:, 1:3].tolist() == x[:, 1:3].tolist()
+
+
+def test_a_frame_and_columns_by_name_read_like_the_file():
+    pd = pytest.importorskip("pandas")
+    want, prepared = tables.features(read(GOOD))
+    frame = pd.read_csv(io.StringIO(GOOD))
+    lists = {name: [None if v != v else v for v in frame[name]] for name in frame}
+    for form in (frame, frame.convert_dtypes(), frame.astype({"sex": "category"}), lists):
+        table = tables.read_frame(form, ROLES)
+        x, again = tables.features(table)
+        np.testing.assert_array_equal(x, want)
+        assert again == prepared
+        assert table.columns["outcome"].words == ("no", "yes")
+
+
+@pytest.mark.parametrize("form", ["pyarrow", "datasets", "polars"])
+def test_other_tables_read_alike(form):
+    module = pytest.importorskip(form)
+    pd = pytest.importorskip("pandas")
+    frame = pd.read_csv(io.StringIO(GOOD))
+    made = {
+        "pyarrow": lambda: module.Table.from_pandas(frame),
+        "datasets": lambda: module.Dataset.from_pandas(frame),
+        "polars": lambda: module.read_csv(io.StringIO(GOOD)),
+    }[form]()
+    x, _ = tables.features(tables.read_frame(made, ROLES))
+    np.testing.assert_array_equal(x, tables.features(read(GOOD))[0])
+
+
+MISTAKES = {
+    "no label column": (GOOD, Roles(), "no column is called label or y.*--label"),
+    "label misspelt": (GOOD, Roles("outcom"), "unknown column for label 'outcom'.*outcome"),
+    "client misspelt": (GOOD, Roles("outcome", "sites"), "column for client 'sites'.*site"),
+    "two label columns": ("label,y,a\n1,2,3\n", Roles(), "columns label and y: say which"),
+    "a column twice": ("a,a,y\n1,2,3\n", Roles(), "two columns are called 'a'"),
+    "no header name": (",a,y\n0,1,2\n", Roles(), "column 1 has no name.*index=False"),
+    "semicolons": ("a;b;y\n1;2;3\n", Roles(), "separated by ';'.*sep=';'"),
+    "a saved index": ("id,a,y\n0,1,a\n1,3,b\n2,2,a\n", Roles(), "'id' only numbers the rows"),
+    "too few cells": (GOOD + "1,2\n", ROLES, "t.csv, line 6: 2 cells, but the header has 5"),
+    "no rows": ("a,y\n", Roles(), "no rows below the header"),
+    "a letter in a number": (
+        "a,y\n" + "1,b\n" * 30 + "1O,b\n",
+        Roles(),
+        "line 32, column a: '1O' is no finite number, but 30 of 31 cells are.*--categorical a",
+    ),
+    "a huge number": ("a,y\n" + "1,b\n" * 30 + "1e99,b\n", Roles(), "line 32, column a: '1e99'"),
+    "an underscore": ("a,y\n" + "1,b\n" * 30 + "1_0,b\n", Roles(), "column a: '1_0'"),
+    "an empty column": ("a,b,y\n1,,c\n2,?,d\n", Roles(), "column b is empty: .*--drop b"),
+    "nothing to learn from": ("site,y\na,b\n", Roles("y", "site"), "no column left to learn"),
+    "one column, two uses": (GOOD, Roles("outcome", "outcome"), "'outcome' has two uses"),
+    "used and dropped": (GOOD, ROLES._replace(drop=("site",)), "'site' is used and dropped"),
+    "drop misspelt": (GOOD, ROLES._replace(drop=("agee",)), "column to drop 'agee'.*age"),
+    "too many words": (
+        "name,a,y\n" + "".join(f"n{i},1,c\n" for i in range(101)),
+        Roles(),
+        "column name has 101 different words.*--drop name",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_mistake_is_named_by_its_place_and_remedy(what):
+    text, roles, words = MISTAKES[what]
+    with pytest.raises(InputError, match=words):
+        tables.features(read(text, roles))
+
+
+def test_gaps_are_refused_where_the_user_says_so():
+    with pytest.raises(InputError, match="column sex, row 2: the cell is empty, with 1 gaps"):
+        tables.features(read(GOOD), "refuse")
+
+
+FRAMES = {
+    "a date": ({"a": [np.datetime64("2020-01-01").item()], "y": [1]}, "column a, row 0.*dt.year"),
+    "a list": ({"a": [[1, 2]], "y": [1]}, "column a, row 0: .* is of type list"),
+    "unequal lengths": ({"a": [1, 2], "y": [1]}, "lengths a 2, y 1"),
+    "an infinite number": ({"a": [1.0, np.inf], "y": [1, 2]}, "column a, row 1: inf is no finite"),
+    "a number as a name": ({0: [1], "y": [1]}, "column 0: names are text"),
+}
+
+
+@pytest.mark.parametrize("what", FRAMES)
+def test_a_mistake_in_a_frame_is_named(what):
+    frame, words = FRAMES[what]
+    with pytest.raises(InputError, match=words):
+        tables.read_frame(frame, Roles())
+
+
+def test_a_list_is_no_table():
+    with pytest.raises(InputError, match="a table of type list: give a data frame"):
+        tables.read_frame([1, 2], Roles())
+
+
+def test_large_tables_keep_their_words_once(tmp_path):
+    lines = "".join(f"{i % 7},w{i % 3},{i % 2}\n" for i in range(25_000))
+    table = read("a,b,y\n" + lines, Roles())
+    assert table.columns["b"].words == ("w0", "w1", "w2")
+    assert np.bincount(table.columns["b"].code).tolist() == [8334, 8333, 8333]
+    np.testing.assert_array_equal(table.columns["a"], np.arange(25_000) % 7)
