@@ -18,7 +18,8 @@ def test_four_hospitals():
     chol = prepared.names().index("chol")
     assert np.isnan(x[swiss, chol]).all()  # written as 0 in the file
     done = prepared.apply(x, np.flatnonzero(~swiss), hospital.code)
-    assert np.isfinite(done).all() and np.unique(done[swiss, chol]).size == 1
+    assert np.isfinite(done).all()
+    assert np.unique(done[swiss, chol]).size == 1
 
 
 def test_census_by_a_column():
@@ -26,20 +27,23 @@ def test_census_by_a_column():
     assert len(table.columns["age"]) == 48_842
     assert table.roles[:4] == ("income", "workclass", "race", "part")
     part = table.columns["part"]
-    assert np.bincount(part.code).tolist() == [16_281, 32_561] and part.words == ("test", "train")
+    assert np.bincount(part.code).tolist() == [16_281, 32_561]
+    assert part.words == ("test", "train")
     assert table.columns["income"].words == ("<=50K", ">50K")
     assert "unknown" in table.columns["workclass"].words
     names = tables.features(table)[1].names()
-    assert "occupation=Sales" in names and not any(n.startswith("workclass") for n in names)
+    assert "occupation=Sales" in names
+    assert not any(n.startswith("workclass") for n in names)
     with pytest.raises(InputError, match="unknown by of adult 'age'"):
         natural.adult("adult:by=age")
-    with pytest.raises(InputError, match="unknown option of adult 'buy'.*by"):
+    with pytest.raises(InputError, match=r"unknown option of adult 'buy'.*by"):
         natural.adult("adult:buy=sex")
 
 
 def test_speaking_roles():
     text = natural.shakespeare("shakespeare")
-    assert len(text.roles) == 309 and len(text.characters) == 65
+    assert len(text.roles) == 309
+    assert len(text.characters) == 65
     assert text.x.shape == text.y.shape == (len(text.client), 80)
     number = text.roles.index("First Citizen")
     first = text.x[text.client == number][0]

@@ -1,4 +1,4 @@
-"""Tables of a user's own: roles of columns, words and gaps as numbers, mistakes by row and column."""
+"""Tables of your own: roles of columns, words and gaps as numbers, mistakes by their place."""
 
 import io
 from pathlib import Path
