@@ -28,7 +28,7 @@ Arrays = dict[str, NDArray[Any]]
 VIEWS = "fedmaba.report.history_views"  # by name: results know nothing of reports
 
 
-class Column(Sequence[NDArray[Any]]):
+class GrowingArray(Sequence[NDArray[Any]]):
     """Rows of one shape in one array that grows: ten times smaller than a list of arrays."""
 
     def __init__(self, rows: NDArray[Any] | None = None) -> None:
@@ -69,7 +69,7 @@ class RunHistory:
     deploy: str
     test_size: IntArray  # (N,)
     diverged: str = ""
-    tables: dict[str, Column] = field(default_factory=dict)
+    tables: dict[str, GrowingArray] = field(default_factory=dict)
     of: str = ""  # digest of all settings but the seed; "" where no file says it
     # By table: the table itself, how many of its rows were looked at, whether all were shares.
     _unit_cache: dict[str, tuple[Any, int, bool]] = field(
@@ -224,7 +224,7 @@ class History:
                 told = {name: np.nan for name in run.tables if name.startswith("info.")}
                 told |= {f"info.{name}": float(value) for name, value in seen.info.items()}
                 for name in told.keys() - run.tables.keys():  # first told of in this round
-                    run.tables[name] = Column(np.full(past, np.nan))
+                    run.tables[name] = GrowingArray(np.full(past, np.nan))
                 _append_row(run, row | told)
             found = snapshot.evaluations[d] if snapshot.evaluations else None
             if found is not None:
@@ -324,7 +324,7 @@ def from_arrays(
     for about, tables in zip(meta, arrays, strict=True):
         check_shapes(tables)
         _check_values(tables)
-        rows = {name: Column(table) for name, table in tables.items() if name != "test_size"}
+        rows = {name: GrowingArray(table) for name, table in tables.items() if name != "test_size"}
         runs.append(
             RunHistory(
                 label=about["label"],
@@ -411,4 +411,4 @@ _INTEGERS = ("test_size", "round", "evaluated", "client")
 
 def _append_row(run: RunHistory, row: dict[str, Any]) -> None:
     for name, value in row.items():
-        run.tables.setdefault(name, Column()).append(np.asarray(value))
+        run.tables.setdefault(name, GrowingArray()).append(np.asarray(value))

@@ -39,7 +39,7 @@ def variance(accuracy: FloatArray, unit: Unit = PERCENT) -> Any:
     return np.var(unit.scale * accuracy, axis=-1)
 
 
-def tail(values: FloatArray, share: float, *, best: bool = False) -> Any:
+def mean_of_tail(values: FloatArray, share: float, *, best: bool = False) -> Any:
     """Mean of the worst (or best) max(1, ceil(share N)) clients."""
     count = max(1, math.ceil(share * values.shape[-1] - 1e-9))
     ordered = np.sort(values)
@@ -142,8 +142,8 @@ def _figures(
             variance(accuracy, unit),
             unit.scale * accuracy.mean(axis=-1),
             unit.scale * (accuracy * size).sum(axis=-1) / size.sum(),  # nan: no test example
-            unit.scale * tail(accuracy, share),
-            unit.scale * tail(accuracy, share, best=True),
+            unit.scale * mean_of_tail(accuracy, share),
+            unit.scale * mean_of_tail(accuracy, share, best=True),
             np.var(loss, axis=-1),
             gini(accuracy),
             jain(accuracy),

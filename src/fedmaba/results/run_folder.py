@@ -373,14 +373,6 @@ def _read_json(file: Path, kind: type[schema.Part]) -> dict[str, Any]:
         raise unreadable(file, error) from error
 
 
-def read_npz(file: Path, names: Iterable[str] | None = None) -> Arrays:
-    """The arrays of an NPZ file, or some of them."""
-    try:
-        return array_files.read_npz(file, names)
-    except array_files.READ_ERRORS as error:
-        raise unreadable(file, error) from error
-
-
 def reason(error: BaseException) -> str:
     """What an exception says, on one line."""
     text = getattr(error, "strerror", None) or str(error)

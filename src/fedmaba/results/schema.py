@@ -23,7 +23,7 @@ class Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
 
-class Run(Part):
+class SavedRun(Part):
     """One run, in runs.json, a checkpoint and an archive."""
 
     label: Word
@@ -45,7 +45,7 @@ class Runs(Part):
     """runs.json, which a finished folder has."""
 
     share: Share = 0.05
-    runs: Annotated[list[Run], Field(max_length=MAX_RUNS)]
+    runs: Annotated[list[SavedRun], Field(max_length=MAX_RUNS)]
     made: Provenance | None = None
     files: dict[str, Word] = {}  # SHA-256, by name
 
@@ -137,7 +137,7 @@ class Archive(Part):
     device: Word
     command: str
     versions: Versions
-    runs: Annotated[list[Run], Field(min_length=1, max_length=MAX_RUNS)]
+    runs: Annotated[list[SavedRun], Field(min_length=1, max_length=MAX_RUNS)]
 
 
 def check(kind: type[Part], tree: Any) -> dict[str, Any]:

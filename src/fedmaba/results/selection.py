@@ -83,7 +83,7 @@ def good(history: History) -> list[RunHistory]:
     return [run for run in history.runs if not run.diverged and "evaluated" in run.tables]
 
 
-def values(history: History, model: Model, choice: Choice) -> Found:
+def fairness_by_seed(history: History, model: Model, choice: Choice) -> Found:
     """Figures by row and seed."""
     seen = at_choice(history, choice)
     out: Found = {}

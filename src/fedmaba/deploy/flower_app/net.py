@@ -41,7 +41,7 @@ class Net:
         self.folder = folder.absolute()
         self.keys, self.logs = self.folder / "keys", self.folder / "logs"
         for path in (self.folder, self.keys, self.logs, self.folder / "home"):
-            private.make_folder(path)
+            private.new_folder(path)
         here = Path(sys.executable).parent  # Flower's programs of this environment come first
         self.env = {
             **os.environ,
@@ -201,7 +201,7 @@ class Net:
             return
         folder = self.folder / PROXY
         proxy.write(folder, f"127.0.0.1:{self.sites_port}", self.port, self.keys)
-        self._start(PROXY, *proxy.command(self.nginx, folder))
+        self._start(PROXY, *proxy.nginx_command(self.nginx, folder))
         self._listening(PROXY, self.sites_port, "nginx")
 
     def _listening(self, name: str, port: int, what: str) -> None:

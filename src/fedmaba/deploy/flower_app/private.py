@@ -8,7 +8,7 @@ from pathlib import Path
 UMASK = 0o077  # of every program that is started here: what it writes is its account's alone
 
 
-def make_folder(path: Path) -> None:
+def new_folder(path: Path) -> None:
     """A new folder of mode 0700; one that is there stays as its owner made it."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
 

@@ -39,7 +39,7 @@ def find_nginx(path: str | None = None) -> str | None:
     return shutil.which("nginx", path=os.pathsep.join([places, *SBIN]))
 
 
-def command(nginx: str, folder: Path) -> list[str]:
+def nginx_command(nginx: str, folder: Path) -> list[str]:
     """How the proxy of a folder is run, in the foreground."""
     return [nginx, "-e", "stderr", "-p", str(folder), "-c", CONFIG]
 
@@ -95,7 +95,7 @@ def write(folder: Path, listen: str, superlink: int, keys: Path) -> Path:
             raise InputError(f"{keys / name} is not a file: make the certificates first")
     target = folder / CONFIG
     try:
-        private.make_folder(folder)
+        private.new_folder(folder)
         private.write_new(target, text)
     except FileExistsError as error:
         raise InputError(f"{error.filename} exists: choose another folder, or remove it") from error
