@@ -30,13 +30,13 @@ class SavedRun(Part):
     seed: Seed
     deploy: Word
     diverged: Text
-    of: Word = ""  # a digest of what all seeds have in common; versions before this told none
+    of: Word = ""  # a digest of what all seeds have in common; earlier versions had none
 
 
 class Provenance(Part):
-    """What the numbers of a run come from; version 0.1.0 did not note it."""
+    """What the numbers of a run come from; version 0.1.0 did not record it."""
 
-    asked: dict[str, Any]  # the experiment, without what cannot change its numbers
+    asked: dict[str, Any]  # the settings that can change the numbers
     data: Word  # SHA-256
     partition: dict[str, Word]  # SHA-256, by seed
 
