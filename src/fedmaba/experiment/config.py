@@ -208,6 +208,11 @@ class Experiment(Section):
     strategies: list[str] = Field(min_length=1, description="name:key=value,... each")
     seeds: int | list[int] = option(3, "--seeds", SEEDS_HELP)
     model: str = option("mlp", "--model", "mlp, cnn, softmax or package.module:factory")
+    batchnorm: Literal["refuse", "group", "local", "average", "frozen"] = option(
+        "refuse",
+        "--batchnorm",
+        "of a model with BatchNorm: refuse, group (GroupNorm), local (FedBN), average or frozen",
+    )
     data: Data = Data()
     train: Train = Train()
     attack: Attack = Attack()
