@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -510,9 +510,10 @@ def _plan(experiment: Experiment) -> engine.Plan:
         minibatch=train.minibatch,
         lr=train.lr,
         lr_decay=train.lr_decay,
-        optimiser=engine.Optimiser(
-            **{f.name: getattr(train, f.name) for f in fields(engine.Optimiser)}
-        ),
+        schedule=train.schedule,
+        step_schedule=train.step_schedule,
+        optimiser=engine.Optimiser.from_settings(train),
+        augment=train.augment,
         server_lr=server.lr,
         server_momentum=server.momentum,
         eval_every=experiment.eval.every,

@@ -21,10 +21,12 @@ from fedmaba.rows import LossFn, Rows, compile, models
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation import pipeline
+from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.batch import Batch, RunParts, precision
 from fedmaba.simulation.cohort import out_of_memory
 from fedmaba.simulation.distributed import Ranks
-from fedmaba.simulation.local_training import MetricFn, Optimiser, Pool
+from fedmaba.simulation.local_training import MetricFn, Pool
+from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.simulation.state import (
     Evaluation,
     KeptChanges,
@@ -220,6 +222,11 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
             average.parse_rule(rule)
     for federation in {id(run.federation): run.federation for run in runs}.values():
         federation.check()
+    round_schedule(plan.schedule, plan.lr_decay)
+    parse_schedule(plan.step_schedule, "step_schedule")
+    if plan.augment is not None:
+        x = runs[0].federation.data.x
+        parse_augment(plan.augment).check(x.shape[1:], images=x.dtype.kind == "f")
 
 
 def _device(name: str, ranks: Ranks) -> torch.device:
