@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 
 from fedmaba.errors import InputError
-from fedmaba.experiment import config
-from fedmaba.experiment import session as experiment
+from fedmaba.experiment import config, starting
 from fedmaba.report import data, export, html
 from fedmaba.reproduction import archive as compact
 from fedmaba.results import array_files, files, run_folder, schema
@@ -73,7 +72,7 @@ def short(text, begins="", ends=""):
 def resumed(folder):
     """Whether a run goes on, or was refused in one line."""
     try:
-        session = experiment.resume(folder)
+        session = starting.resume(folder)
     except InputError as error:
         short(str(error))
         return False

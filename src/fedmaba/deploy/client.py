@@ -9,7 +9,7 @@ of an array, and numbered as the federation's list of classes says.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,9 +25,9 @@ from fedmaba.errors import InputError
 from fedmaba.rows import LossFn, compile, models
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.workers import Workers
+from fedmaba.simulation.augmentation import Augmentation, parse_augment
 from fedmaba.simulation.local_training import (
     MetricFn,
-    Optimiser,
     Pool,
     TrainingJob,
     added_terms,
@@ -35,6 +35,7 @@ from fedmaba.simulation.local_training import (
     kept_after,
     train_chunk,
 )
+from fedmaba.simulation.optimiser import Optimiser, parse_schedule
 from fedmaba.strategies.base import Local
 
 Arrays = dict[str, NDArray[Any]]
@@ -151,7 +152,6 @@ class LocalClient:
         """What the server asked for, as the simulator would do it."""
         n = self.data.n_train
         epochs = int(task.get("epochs", 1)) * -(-n // minibatch)
-        chosen = {f.name: f.name.replace("_", "-") for f in fields(Optimiser)}
         return TrainingJob(
             run=np.array([0]),
             first=np.array([0]),
@@ -160,9 +160,19 @@ class LocalClient:
             steps=np.array([1 if local.full_batch else int(task.get("steps", 0)) or epochs]),
             minibatch=minibatch,
             lr=float(task["lr"]),
-            optimiser=Optimiser(**{f: float(task[k]) for f, k in chosen.items() if k in task}),
+            optimiser=Optimiser.from_task(task),
+            schedule=parse_schedule(str(task.get("step-schedule", "constant")), "step-schedule"),
+            augment=self._augment(task),
             local=(local,),
         )
+
+    def _augment(self, task: Mapping[str, Any]) -> Augmentation | None:
+        """The random changes of images that the server asks for."""
+        if "augment" not in task:
+            return None
+        found, x = parse_augment(str(task["augment"])), self.data.x
+        found.check(x.shape[1:], images=x.dtype.kind == "f")
+        return found
 
     def _scores(self, rows: Any, flat: Tensor, pool: Pool, a: int, b: int) -> tuple[float, float]:
         """Mean loss and score over rows a..b of the pool."""

@@ -112,7 +112,8 @@ class Layout:
 
     def pack_named(self, weights: Mapping[str, Tensor]) -> Tensor:
         """Named weights as a flat vector (P,): what `unpack` takes apart."""
-        flat = torch.zeros(1, self.size)
+        widest = torch.promote_types(torch.float32, weights[self.names[0]].dtype)
+        flat = torch.zeros(1, self.size, dtype=widest)
         for name, view in zip(self.names, self.views(flat), strict=True):
             p = weights[name]
             view[0] = self.forms[name].to_stored(p) if name in self.forms else p
@@ -210,6 +211,7 @@ class Rows(ABC):
     """R copies of a model as rows of a flat matrix (R, P)."""
 
     parallel = False  # whether several threads may use it at once
+    image_axes = (-2, -1)  # height and width of images that went through `prepare`
 
     def __init__(
         self,

@@ -216,6 +216,7 @@ class LayerRows(Rows):
         self.first = next((i for i, layer in enumerate(self.layers) if layer.weights), 0)
         if self.layers and isinstance(self.layers[0], ConvStages):  # outputs are pooled at once
             self.activations = 4 * example[0].numel() + self.layers[0].size
+            self.image_axes = (-3, -2)
 
     def prepare(self, x: Tensor) -> Tensor:
         front = self.layers[0] if self.layers else None

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.rows.cuda_graphs import send
+from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.batch import Batch
 from fedmaba.simulation.local_training import TrainingJob, added_terms
+from fedmaba.simulation.optimiser import parse_schedule
 from fedmaba.simulation.state import Run
 from fedmaba.strategies.base import Needs
 
@@ -102,8 +104,7 @@ def draw(batch: Batch, runs: list[int], t: int) -> Drawn:
     )
     kind = batch.kind[runs][whose]
     table = RowTable(whose, np.array(runs)[whose], client, first, size, steps, key, kind)
-    lr = plan.lr * plan.lr_decay**t
-    return Drawn(t, lr, cohorts, table, _chunks(batch, table))
+    return Drawn(t, plan.lr_in_round(t), cohorts, table, _chunks(batch, table))
 
 
 def _chunks(batch: Batch, table: RowTable) -> list[IntArray]:
@@ -127,6 +128,8 @@ def job_of(batch: Batch, drawn: Drawn, rows: IntArray) -> TrainingJob:
         minibatch=plan.minibatch,
         lr=drawn.lr,
         optimiser=plan.optimiser,
+        schedule=parse_schedule(plan.step_schedule, "step_schedule"),
+        augment=None if plan.augment is None else parse_augment(plan.augment),
         local=tuple(batch.local[c.r] for c in drawn.cohorts),
         whose=table.cohort[rows],
         added=_added(batch, drawn, rows),

@@ -22,11 +22,13 @@ from fedmaba.rows.batchnorm import too_few
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation import pipeline
+from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.batch import Batch, RunParts, precision
 from fedmaba.simulation.cohort import out_of_memory
 from fedmaba.simulation.distributed import Ranks
-from fedmaba.simulation.local_training import MetricFn, Optimiser, Pool
+from fedmaba.simulation.local_training import MetricFn, Pool
 from fedmaba.simulation.measurements import client_means
+from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.simulation.state import (
     Evaluation,
     KeptChanges,
@@ -237,6 +239,11 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
             average.parse_rule(rule)
     for federation in {id(run.federation): run.federation for run in runs}.values():
         federation.check()
+    round_schedule(plan.schedule, plan.lr_decay)
+    parse_schedule(plan.step_schedule, "step_schedule")
+    if plan.augment is not None:
+        x = runs[0].federation.data.x
+        parse_augment(plan.augment).check(x.shape[1:], images=x.dtype.kind == "f")
 
 
 def _check_minibatches(model: torch.nn.Module, runs: Sequence[Run], plan: Plan) -> None:

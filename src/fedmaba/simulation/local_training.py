@@ -21,6 +21,8 @@ from fedmaba.rows.base import PropFairRows, ProxPull, RowBlock, Rows, SharedInpu
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.random import shuffles
 from fedmaba.rows.workers import Workers
+from fedmaba.simulation.augmentation import Augmentation, take_augmented
+from fedmaba.simulation.optimiser import Optimiser, Schedule, step_factors
 from fedmaba.strategies.base import Local, PropFairLoss
 
 FloatArray = NDArray[np.float64]
@@ -32,25 +34,6 @@ MIN_SHARED_ROWS = 64  # of a block that shares inputs, on average: smaller ones 
 MAX_GATHERED = 250_000_000  # numbers of inputs that may be gathered at once
 STEPS_IN_PART = 4  # recorded at a time, where no round has the shape of another
 PLAIN_LOSS = PropFairLoss(np.inf, 1.0, 1.0)
-
-
-@dataclass(frozen=True)
-class Optimiser:
-    """How a gradient moves the weights of a client."""
-
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-    @property
-    def plain(self) -> bool:
-        """Whether a step adds nothing but its gradient to the weights."""
-        return self == Optimiser()
-
-    def step(self, w: Tensor, g: Tensor, velocity: Tensor | None, down: Tensor) -> None:
-        """Move weights (a, P) along their gradient, which may be overwritten."""
-        if velocity is not None:
-            g = velocity.mul_(self.momentum).add_(g)
-        w.addcmul_(g, down)
 
 
 @dataclass(frozen=True)
@@ -74,6 +57,8 @@ class TrainingJob:
     minibatch: int
     lr: float
     optimiser: Optimiser = Optimiser()
+    schedule: Schedule = Schedule()  # of the step size, over the steps of a row
+    augment: Augmentation | None = None
     local: tuple[Local, ...] = (Local(),)  # what clients do
     whose: IntArray | None = None  # (R,)   which of these a row does; None: the first
     added: Tensor | None = None  # (R, P)   constant term of each row's gradient
@@ -126,6 +111,8 @@ class RowRule:
     prox: bool  #            whether rows are pulled towards where they started
     propfair: bool  #        whether rows have PropFair's loss
     own: bool  #             whether clients kept a part of their last model
+    scheduled: bool  #       whether each step has a size of its own
+    augment: Augmentation | None
     group: int  #            steps that `run_steps` is given at a time
 
 
@@ -164,7 +151,8 @@ def train_chunk(
     """
     rules, count = job.rules(), len(job.run)
     full_batch, added = rules[0].full_batch, job.added is not None
-    direct = job.optimiser.plain and not (full_batch or added)
+    scheduled = job.schedule != Schedule()
+    direct = job.optimiser.plain and not (full_batch or added or scheduled)
     rule = RowRule(
         rows=rows,
         count=count,
@@ -175,6 +163,8 @@ def train_chunk(
         prox=rules[0].prox > 0,
         propfair=any(local.loss is not None for local in rules),
         own=job.own is not None,
+        scheduled=scheduled,
+        augment=job.augment,
         group=rows.group(models, count, job.minibatch) if direct else 1,
     )
     shared = job.shared() if rule.group > 1 else None
@@ -189,7 +179,7 @@ def train_chunk(
     )
     ints = np.array([job.run, job.first, job.size, job.minibatches(), job.key, job.steps, owner])
     dtype = np.float64 if models.dtype == torch.float64 else np.float32
-    floats = np.array(_row_numbers(rule, job.lr, rules), dtype)
+    floats = np.array(_row_numbers(rule, job, rules), dtype)
     held = (pool.x, pool.y, pool.entries, models)
     inputs = (ints, floats, *(part for part in (job.own, job.added) if part is not None))
     out: tuple[Tensor, Tensor] = graphs.run(
@@ -203,14 +193,21 @@ def train_chunk(
     return out
 
 
-def _row_numbers(rule: RowRule, lr: float, rules: Sequence[Local]) -> list[list[float]]:
-    """The numbers that the steps of each row use: lr, then prox and PropFair's where needed."""
-    numbers = [[lr] * rule.count]
+def _row_numbers(rule: RowRule, job: TrainingJob, rules: Sequence[Local]) -> list[Sequence[float]]:
+    """The numbers that the steps of each row use.
+
+    These are lr, then prox and PropFair's where needed, then a factor on lr for each step.
+    """
+    numbers: list[Sequence[float]] = [[job.lr] * rule.count]
     if rule.prox:
         numbers.append([local.prox for local in rules])
     if rule.propfair:
         propfair = [local.loss or PLAIN_LOSS for local in rules]
         numbers += [[getattr(b, f.name) for b in propfair] for f in fields(PropFairLoss)]
+    if rule.scheduled:
+        width = int(job.steps.max())
+        factors = [step_factors(job.schedule, int(steps), width) for steps in job.steps]
+        numbers += zip(*factors, strict=True)
     return numbers
 
 
@@ -319,7 +316,8 @@ def run_portion(
     owner: Tensor | None = None,  # (a,)
 ) -> Tensor:
     """Steps of the first rows that add to the weights directly; the loss of each row, (S, a)."""
-    a, inputs, labels = streams.shape[1], _take(x, index), y[index]
+    a, labels = streams.shape[1], y[index]
+    inputs = _take(spec.rule, x, index, streams[:, : len(index)].T)
     if owner is not None:
         labels, weight = labels[owner], weight[owner]
     down, propfair = -floats[0, 0], _propfair(spec.rule, floats)
@@ -340,7 +338,8 @@ def run_portion(
 
 
 def _propfair(rule: RowRule, floats: Tensor) -> PropFairRows | None:
-    return PropFairRows(*floats[-3:]) if rule.propfair else None
+    first = 1 + rule.prox
+    return PropFairRows(*floats[first : first + 3]) if rule.propfair else None
 
 
 def _gradient_steps(
@@ -359,8 +358,10 @@ def _gradient_steps(
     rule, labels, gradient = spec.rule, y[index], torch.empty_like(w)
     every, end = w, rule.rows.layout.trained  # beyond it are statistics, which no gradient moves
     w, start, added = (v if v is None else v[:, :end] for v in (w, start, added))
-    velocity = torch.zeros_like(w) if rule.optimiser.momentum else None
+    optimiser, clipped = rule.optimiser, rule.optimiser.clip is not None
+    state = optimiser.state(w)
     one, down = torch.ones_like(floats[0, 0]), -floats[0, 0]
+    sizes = down * floats[-spec.steps :, :, None] if rule.scheduled else None  # (K, R, 1)
     met = []
     for a, k, _ in spec.groups:
         whole, propfair = gradient[:a].zero_(), _propfair(rule, floats[:, :a])
@@ -369,18 +370,22 @@ def _gradient_steps(
         for number, begin in enumerate(range(0, index.shape[2], piece)):
             b = slice(begin, begin + piece)
             drawn = streams[k, :a] + (number << 32)
-            own = _take(x, index[:a, k, b])
+            own = _take(rule, x, index[:a, k, b], drawn)
             step = Step(own, labels[:a, k, b], weight[:a, k, b], one, propfair, drawn)
             met.append(rule.rows.add_gradients(every[:a], whole, step)[None])
         g = whole[:, :end]
         every[:a, end:].add_(whole[:, end:])
-        if rule.optimiser.weight_decay:
-            g.add_(w[:a], alpha=rule.optimiser.weight_decay)
+        if not clipped:  # first, as version 0.1 does: the order of sums is part of a run's bits
+            optimiser.decay(g, w[:a])
         if start is not None:
             g.addcmul_(floats[1, :a, None], w[:a] - start[:a])
         if added is not None:
             g.add_(added[:a])
-        rule.optimiser.step(w[:a], g, None if velocity is None else velocity[:a], down)
+        if clipped:  # what is shortened is the gradient of the loss
+            optimiser.shorten(g)
+            optimiser.decay(g, w[:a])
+        size = down if sizes is None else sizes[k, :a]
+        optimiser.step(w[:a], g, [part[:a] for part in state], size, k)
     return met
 
 
@@ -400,7 +405,14 @@ def _groups(steps: IntArray, most: int) -> Iterator[Group]:
             yield Group(int(active[part[0]]), int(part[0]), len(part))
 
 
-def _take(x: Tensor, index: Tensor) -> Tensor:
+def _take(rule: RowRule, x: Tensor, index: Tensor, keys: Tensor) -> Tensor:
+    """The inputs x[index] of steps with random streams `keys`, changed as the rule says."""
+    if rule.augment is None:
+        return _examples(x, index)
+    return take_augmented(x, index, keys, rule.augment, rule.rows.image_axes)
+
+
+def _examples(x: Tensor, index: Tensor) -> Tensor:
     """x[index], by the copy that is fastest for whole examples."""
     return x.index_select(0, index.reshape(-1)).view(*index.shape, *x.shape[1:])
 
@@ -471,10 +483,10 @@ def evaluate(
     def piece(a: int) -> None:
         part = index[..., a : a + step]
         if shared:  # gathered once for all rows
-            inputs, labels = _take(x, part)[None], y[part][None]
+            inputs, labels = _examples(x, part)[None], y[part][None]
         for r in range(0, len(flat), group):
             if not shared:
-                inputs, labels = _take(x, part[r : r + group]), y[part[r : r + group]]
+                inputs, labels = _examples(x, part[r : r + group]), y[part[r : r + group]]
             out = rows.outputs(flat[r : r + group], inputs)
             target = labels.expand(out.shape[:2])
             losses[r : r + group, a : a + step] = rows.losses(out, target)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedmaba.data.federation import Federation
 from fedmaba.rows.batchnorm import Choice
-from fedmaba.simulation.local_training import Optimiser
+from fedmaba.simulation.optimiser import Optimiser, round_schedule
 from fedmaba.strategies.base import State, Strategy
 
 FloatArray = NDArray[np.float64]
@@ -34,7 +34,10 @@ class Plan:
     minibatch: int = 50
     lr: float = 0.1
     lr_decay: float = 0.999  #              per round
+    schedule: str | None = None  #          over rounds, instead of lr_decay
+    step_schedule: str = "constant"  #      over the steps of a round
     optimiser: Optimiser = Optimiser()  #   of clients
+    augment: str | None = None  #           random changes of training images
     server_lr: float = 1.0
     server_momentum: float = 0.0
     eval_every: int = 1
@@ -43,6 +46,10 @@ class Plan:
     device: str = "cpu"
     chunk: int | None = None  #             rows trained at once; None: from the device's memory
     threads: int | None = None  #           cores to use; None: what torch would
+
+    def lr_in_round(self, t: int) -> float:
+        """The local step size of round t, from 0."""
+        return self.lr * round_schedule(self.schedule, self.lr_decay).factor(t, self.rounds)
 
 
 @dataclass(frozen=True)
