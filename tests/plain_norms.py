@@ -40,13 +40,8 @@ class PlainNorms(Plain):
     """The plain loop of a model with BatchNorm, as one of the choices treats it."""
 
     def __init__(self, choice, strategy, seed, fed, plan, make):
-        self.choice, self.strategy, self.seed, self.fed, self.plan = (
-            choice,
-            strategy,
-            seed,
-            fed,
-            plan,
-        )
+        self.choice, self.strategy, self.seed = choice, strategy, seed
+        self.fed, self.plan = fed, plan
         shape, classes = fed.data.x.shape[1:], len(fed.data.classes)
         self.worker = make(shape, classes)
         first = models.build_model(make, shape, classes, seed, "average").state_dict()

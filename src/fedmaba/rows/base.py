@@ -85,6 +85,14 @@ class Layout:
         """Where the weights end that clients send: of these are norms and products of changes."""
         return min(self.trained, self.shared)
 
+    def kept_names(self) -> list[str]:
+        """The names of what clients keep."""
+        return [n for n, a in zip(self.names, self.starts, strict=True) if a >= self.shared]
+
+    def sent_names(self) -> list[str]:
+        """The names of what clients send."""
+        return [n for n, a in zip(self.names, self.starts, strict=True) if a < self.shared]
+
     def order_in_words(self) -> str:
         """How weights are stored, as a checkpoint tells it: in the words of version 0.1."""
         told = [
@@ -92,6 +100,16 @@ class Layout:
             for name, form in sorted(self.forms.items())
         ]
         return f"[{', '.join(told)}]"
+
+    def kept_views(self, own: Tensor) -> dict[str, Tensor]:
+        """What clients keep by name, (N, *shape) each, as views of their parts (N, P - S)."""
+        apart, base = own.stride(0), own.storage_offset() - self.shared
+        every = zip(self.names, self.starts, self.shapes, self.strides, strict=True)
+        return {
+            name: own.as_strided((len(own), *shape), (apart, *steps), base + a)
+            for name, a, shape, steps in every
+            if a >= self.shared
+        }
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Each weight of all rows, (R, *shape), as views of flat (R, P), whose rows are dense."""

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from fedmaba import rng, user_code
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.rows import batchnorm as norms
-from fedmaba.rows.base import constants
+from fedmaba.rows.base import Layout, constants
 
 Shape = tuple[int, ...]
 Factory = Callable[[Shape, int], nn.Module]
@@ -120,6 +120,19 @@ def build_model(
     if why := _leak_between_examples(model, name, shape):
         raise InputError(f"model {name!r}: {why}")
     return model
+
+
+def sent_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What a server and its sites send each other of a model's state.
+
+    Not among it: frozen weights, and layers that each site keeps.
+    """
+    sent, found = Layout(model).sent_names(), model.named_parameters(remove_duplicate=False)
+    here = {name for name, p in found if not p.requires_grad}
+    for label, module in model.named_modules():
+        if isinstance(module, norms.FrozenBatchNorm | norms.RowBatchNorm):
+            here |= {f"{label}.{name}".lstrip(".") for name in module.state_dict()}
+    return {n: v for n, v in model.state_dict().items() if n in sent or n not in here}
 
 
 def require_same_constants(models: Mapping[int, nn.Module]) -> None:

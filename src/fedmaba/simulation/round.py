@@ -364,6 +364,7 @@ def _weigh_changes(
     if not batch.ranks.rank:  # each rank has the whole sum
         delta[c.r] = server_step.combine_changes(decision.coef, change, kept.change)
     if c.needs.keep_rounds:
+        change[:, batch.rows.layout.compared :] = 0  # statistics of past rounds do not come again
         batch.progress.kept[c.r] = server_step.kept_changes(kept, c, change, t)
 
 
