@@ -29,6 +29,11 @@ MIN_CHANNELS = 8  # of a group
 class FrozenBatchNorm(nn.Module):
     """BatchNorm as a fixed affine map."""
 
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+    running_mean: Tensor
+    running_var: Tensor
+
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
         super().__init__()
         self.eps = norm.eps
@@ -43,10 +48,16 @@ class RowBatchNorm(RunningStatistics):
     """BatchNorm that sees no padding and hands out its new statistics instead of storing them."""
 
     statistics = ("running_mean", "running_var")
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+    running_mean: Tensor
+    running_var: Tensor
 
-    def __init__(self, norm: nn.modules.batchnorm._BatchNorm, kept_by_client: bool) -> None:
+    def __init__(
+        self, norm: nn.modules.batchnorm._BatchNorm, momentum: float, kept_by_client: bool
+    ) -> None:
         super().__init__()
-        self.eps, self.momentum, self.kept_by_client = norm.eps, norm.momentum, kept_by_client
+        self.eps, self.momentum, self.kept_by_client = norm.eps, momentum, kept_by_client
         self.values = 0  # of a channel, in one example; 0: not known yet
         _take_over(self, norm)
 
@@ -113,7 +124,7 @@ def _replacement(module: nn.Module, choice: Choice, what: str) -> nn.Module:
             f"{what} that counts its steps (momentum=None), which no client sends: give it a "
             "momentum, as 0.1"
         )
-    return RowBatchNorm(module, choice == "local")
+    return RowBatchNorm(module, module.momentum, choice == "local")
 
 
 def groups_of(channels: int) -> int:
@@ -146,9 +157,11 @@ def _beside(channels: Tensor, x: Tensor) -> Tensor:
     return channels.view(1, -1, *[1] * (x.ndim - 2))
 
 
-def _normalised(x: Tensor, mean: Tensor, variance: Tensor, layer: nn.Module) -> Tensor:
+def _normalised(
+    x: Tensor, mean: Tensor, variance: Tensor, layer: FrozenBatchNorm | RowBatchNorm
+) -> Tensor:
     out = (x - _beside(mean, x)) / _beside((variance + layer.eps).sqrt(), x)
-    if layer.weight is not None:
+    if layer.weight is not None and layer.bias is not None:
         out = out * _beside(layer.weight, x) + _beside(layer.bias, x)
     return out
 
