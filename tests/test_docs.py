@@ -51,7 +51,7 @@ def test_readme_python_runs(number, tmp_path, monkeypatch, capsys):
 EXAMPLES = sorted(p.stem for p in (ROOT / "examples").glob("*.py"))
 
 
-LONG = ("liars", "own_model")  # ten seconds and more
+LONG = ("adapters", "liars", "own_model")  # ten seconds and more
 
 
 @pytest.mark.parametrize(

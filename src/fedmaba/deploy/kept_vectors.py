@@ -49,8 +49,9 @@ class Told:
         known = isinstance(federation, str) and FEDERATION.fullmatch(federation)
         if not known or not all(type(r) is int and r >= 0 for r in rounds):
             raise InputError(
-                "the strategy lets sites keep vectors, but the server's message names no "
-                "federation and rounds: use the same version of fedmaba on all hosts"
+                "sites keep vectors here, but the server's message names no federation and "
+                "rounds: use the same version of fedmaba on all hosts, and where sites keep "
+                "BatchNorm, FlowerStrategy(batchnorm='local')"
             )
         return cls(str(federation), *map(int, rounds))  # type: ignore[arg-type]
 
@@ -62,9 +63,15 @@ class KeptVectors:
     folder: Path | None
     site: str
 
-    def load(self, told: Told, names: Iterable[str], weights: Arrays) -> Vectors:
-        """The vectors to train with, shaped as the weights; zeros before the first round."""
+    def load(
+        self, told: Told, names: Iterable[str], weights: Arrays, first: Vectors | None = None
+    ) -> Vectors:
+        """The vectors to train with, each shaped as the weights; zeros where there are none yet.
+
+        `first` has further ones with values of their own to start from.
+        """
         zeros = {name: {n: np.zeros_like(w) for n, w in weights.items()} for name in names}
+        zeros |= first or {}
         path = self._path(told)
         if not told.counted:
             log.info("the kept vectors of this site start from zero: %s", path)
@@ -114,9 +121,9 @@ class KeptVectors:
     def _path(self, told: Told) -> Path:
         if self.folder is None:
             raise InputError(
-                "the strategy lets sites keep vectors between rounds, and this site has no folder "
-                "for them: start its SuperNode with --node-config 'keep=\"/data/north-kept\"', or "
-                "give client_app(keep=...)"
+                "sites keep vectors between rounds here, and this site has no folder for them: "
+                "start its SuperNode with --node-config 'keep=\"/data/north-kept\"', or give "
+                "client_app(keep=...)"
             )
         if not SITE.fullmatch(self.site):
             raise InputError(f"site {self.site[:64]!r}: give a name of letters, digits, . _ and -")

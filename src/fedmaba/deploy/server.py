@@ -121,14 +121,24 @@ class FederationServer:
             "loss-at": needs.loss,
             "local": json.dumps(local.to_json()),
         }
-        if local.keep:
-            task["federation"] = self.federation
-            task["kept-round"] = self.last_counted.get(site or "", 0)
+        task |= self.kept_task(site)
         if site is not None:
             client = self.sites.index(site)
             keys = rng.key(self.settings.seed, "local", self.round, client)
             task["stream"] = int(keys.view(np.int64)[0])
         return task
+
+    def kept_task(self, site: str | None) -> Task:
+        """What a site must know to find what it kept; nothing where sites keep nothing."""
+        local = self.settings.strategy.local()
+        if not local.keep and self.settings.batchnorm != "local":
+            return {}
+        return {
+            "local": json.dumps(local.to_json()),
+            "server-round": self.round + 1,
+            "federation": self.federation,
+            "kept-round": self.last_counted.get(site or "", 0),
+        }
 
     def finish_round(self, replies: Sequence[Reply], refused: Sequence[str] = ()) -> dict[str, Any]:
         """End the round with the replies that count; return what happened, ready for JSON."""
@@ -185,7 +195,10 @@ class FederationServer:
             return {}, {}, "the new model would not be finite: this round adds nothing"
         self._keep(client, change)
         self.state = decision.state
-        self._set(new, _statistics(self.model, replies))
+        weighed = coef[: len(replies)] if self.settings.batchnorm == "average" else None
+        statistics = _statistics(self.model, replies, weighed)
+        means = {n: a for n, a in statistics.items() if weighed is not None and a.dtype.kind == "f"}
+        self._set(new | means, statistics)
         weights = {r.site: float(c) for r, c in zip(replies, coef, strict=False)}
         return weights, decision.info, ""
 
@@ -225,7 +238,7 @@ class FederationServer:
             averaged += share * (new - averaged)
             self.deployed[name] = averaged.astype(new.dtype)
         self.model |= weights | statistics
-        self.deployed |= statistics
+        self.deployed |= {n: a for n, a in statistics.items() if n not in weights}
 
     def _named(self, flat: NDArray[Any]) -> Arrays:
         """(P,) weights as the named arrays of the model."""
@@ -347,8 +360,13 @@ def accuracy_spread(accuracy: Mapping[str, float | None]) -> dict[str, Any]:
     return {key: float(getattr(found, key)) for key in ("variance", "accuracy", "worst", "best")}
 
 
-def _statistics(model: Arrays, replies: Sequence[Reply]) -> Arrays:
-    """Running statistics and counters, averaged by size: strategies only weigh weights."""
+def _statistics(
+    model: Arrays, replies: Sequence[Reply], coef: NDArray[np.float64] | None = None
+) -> Arrays:
+    """Running statistics and counters: the mean over replies by size.
+
+    With `coef` they move as the weights do, by so much of each reply's change.
+    """
     share = np.array([r.count for r in replies], np.float64)
     share /= share.sum()
     out: Arrays = {}
@@ -358,6 +376,11 @@ def _statistics(model: Arrays, replies: Sequence[Reply]) -> Arrays:
                 s * r.model[name].astype(np.float64) for s, r in zip(share, replies, strict=True)
             ]
             mean = np.sum(parts, axis=0)
+            if coef is not None and like.dtype.kind == "f":
+                old = like.astype(np.float64)
+                both = zip(coef, replies, strict=True)
+                mean = old + np.sum([c * (r.model[name] - old) for c, r in both], axis=0)
+                mean = np.maximum(mean, 0) if name.endswith("running_var") else mean
             out[name] = np.asarray(mean if like.dtype.kind == "f" else np.rint(mean)).astype(
                 like.dtype
             )

@@ -12,6 +12,8 @@ from fedmaba.strategies import deployed as average
 from fedmaba.strategies import parse
 from fedmaba.strategies.base import Strategy
 
+BATCHNORM = (None, "refuse", "group", "local", "average", "frozen")
+
 
 @dataclass(frozen=True)
 class FederationSettings:
@@ -22,8 +24,13 @@ class FederationSettings:
     lr: float = 0.1
     lr_decay: float = 0.999
     deploy: str | None = None  #      which model is handed out; None: the strategy's own
+    batchnorm: str | None = None  #   average: statistics are weighed as the model is; local: sites
+    #                                 keep them; None: they are averaged by size
 
     def __post_init__(self) -> None:
+        if self.batchnorm not in BATCHNORM:
+            known = "group, local, average or frozen, as client_app has it"
+            raise InputError(f"batchnorm={self.batchnorm!r}: say {known}")
         if not 0 < self.lr < float("inf"):
             raise InputError(f"lr={self.lr}: the local step size must be above 0")
         if not 0 < self.lr_decay <= 1:
@@ -42,6 +49,7 @@ class FederationSettings:
             "lr": self.lr,
             "lr_decay": self.lr_decay,
             "deploy": self.average,
+            **({} if self.batchnorm is None else {"batchnorm": self.batchnorm}),
         }
 
 

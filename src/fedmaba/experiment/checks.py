@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from fedmaba import strategies
 from fedmaba.data import attack, datasets, partition
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
+from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.strategies import deployed
 
 
@@ -70,6 +72,8 @@ def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
         "attack.share": partition.parse_share,
         "data.name": datasets.check_name,
         "model": _model,
+        "train.step_schedule": partial(parse_schedule, what="step_schedule"),
+        "train.augment": _augment,
     }
     for name, read in words.items():
         value = _at(tree, name)
@@ -79,9 +83,29 @@ def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
                 read(str(value))
             except InputError as error:
                 yield re.sub("^share ", f"{name}=", str(error))
+    yield from _training_problems(tree.get("train"))
     clients, m = (_whole(_at(tree, name)) for name in ("data.clients", "train.participants"))
     if clients is not None and m is not None and 0 < clients < m:
         yield f"participants={m}, but clients={clients}: lower it or say 'all'"
+
+
+def _training_problems(train: object) -> Iterator[str]:
+    """Yield which keys of local training do not go together; a wrong one is left to `config`."""
+    try:
+        read = config.build({"strategies": ["fedavg"], "train": train or {}}).train
+    except InputError:
+        return
+    for look in (Optimiser.from_settings, lambda t: round_schedule(t.schedule, t.lr_decay)):
+        try:
+            look(read)
+        except InputError as error:
+            yield str(error)
+
+
+def _augment(text: str) -> None:
+    from fedmaba.simulation import augmentation
+
+    augmentation.parse_augment(text)
 
 
 def _model(name: str) -> None:

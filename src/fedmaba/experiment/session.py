@@ -10,7 +10,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from fedmaba.experiment.driver import drive
 from fedmaba.results import run_folder
 from fedmaba.results.array_files import Arrays
 from fedmaba.results.history import History, RunHistory
-from fedmaba.rows import LossFn, models
+from fedmaba.rows import LossFn, base, models
 from fedmaba.simulation import distributed, engine
 from fedmaba.simulation.local_training import MetricFn
 from fedmaba.strategies import deployed
@@ -79,7 +79,19 @@ class Session:
             "weights": [f"{name} {tuple(shape)}" for name, shape in named],
             "order": layout.order_in_words(),
             "made": self.provenance(),
+            **({"constants": constants} if (constants := self._constants()) else {}),
         }
+
+    def _constants(self) -> str:
+        """The digest of what training does not change: frozen weights; empty where there are none.
+
+        It tells whether a run is resumed with another base than it was begun with.
+        """
+        digest, found = hashlib.sha256(), base.constants(self.batch.rows.model)
+        for name, value in sorted(found.items()):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest() if found else ""
 
     def provenance(self) -> dict[str, Any]:
         """What the numbers come from: the settings, the data and the partition."""
@@ -116,6 +128,11 @@ class Session:
                     f"{out} was begun with another model ({was}; now {now}): restore it, or "
                     "begin another run in another folder"
                 )
+        if meta.get("constants", mine.get("constants")) != mine.get("constants"):
+            raise InputError(
+                f"{out} was begun with other frozen weights: restore the file or code that they "
+                "come from, or begin another run in another folder"
+            )
         if meta.get("order") != mine["order"]:
             raise InputError(
                 f"{out} was begun on a device that keeps weights in another order: go on there, or "
@@ -123,8 +140,13 @@ class Session:
             )
 
     def models(self) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
-        """Named weights of every run's last, deployed and best model."""
+        """Named weights of every run's last, deployed and best model.
+
+        The deployed one is whole: frozen weights are in it, too. Where clients keep a part of the
+        model, one more file has that part of every client, (N, ...) each.
+        """
         at, layout = self.batch.progress, self.batch.rows.layout
+        frozen = {n: v.cpu().numpy() for n, v in base.constants(self.batch.rows.model).items()}
         out = {}
         for d, (run, r) in enumerate(zip(self.history.runs, at.owner, strict=True)):
             name = run_folder.run_file_stem(d, run.label, run.seed)
@@ -132,6 +154,10 @@ class Session:
             for kind, weights in flat.items():
                 named = layout.unpack(weights)
                 out[f"{name}-{kind}"] = {key: w.cpu().numpy() for key, w in named.items()}
+            out[f"{name}-deployed"] |= frozen
+            if kept := layout.kept_views(at.own[r]):
+                each = {key: w.contiguous().cpu().numpy() for key, w in kept.items()}
+                out[f"{name}-clients"] = each
         return out
 
     def close(self) -> None:
@@ -298,11 +324,13 @@ def _plan(experiment: Experiment) -> engine.Plan:
         epochs=train.epochs,
         steps=train.steps,
         minibatch=train.minibatch,
+        batchnorm=experiment.batchnorm,
         lr=train.lr,
         lr_decay=train.lr_decay,
-        optimiser=engine.Optimiser(
-            **{f.name: getattr(train, f.name) for f in fields(engine.Optimiser)}
-        ),
+        schedule=train.schedule,
+        step_schedule=train.step_schedule,
+        optimiser=engine.Optimiser.from_settings(train),
+        augment=train.augment,
         server_lr=server.lr,
         server_momentum=server.momentum,
         eval_every=experiment.eval.every,
