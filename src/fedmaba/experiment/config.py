@@ -251,6 +251,13 @@ class Experiment(Section):
     machine: Machine = Machine()
     save: Save = Save()
 
+    @field_validator("init")
+    @classmethod
+    def _file(cls, value: str | None) -> str | None:
+        if value is not None and not value.strip():
+            raise ValueError("it is empty: name a .safetensors file, or leave it out")
+        return value
+
     @model_validator(mode="before")
     @classmethod
     def _older(cls, tree: Any) -> Any:

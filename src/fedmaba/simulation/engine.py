@@ -19,6 +19,7 @@ from torch import Tensor
 from fedmaba.errors import InputError, NoRoom
 from fedmaba.rows import LossFn, Rows, compile, models
 from fedmaba.rows.cuda_graphs import GraphCache
+from fedmaba.rows.weights import GivenWeights
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation import pipeline
 from fedmaba.simulation.augmentation import parse_augment
@@ -63,6 +64,7 @@ def start(
     loss: LossFn | None = None,
     metric: MetricFn | None = None,
     ranks: Ranks | None = None,
+    init: GivenWeights | None = None,
 ) -> Batch:
     """A batch at round 0: data on the device, initial models, initial states."""
     _check(runs, plan)
@@ -75,6 +77,9 @@ def start(
         seed: models.build_model(make, data.x.shape[1:], len(data.classes), seed)
         for seed in dict.fromkeys(run.seed for run in runs)
     }
+    if init is not None:
+        for made in initial.values():
+            init.put_into(made.to(dtype))
     x = torch.from_numpy(data.x).to(device, dtype)
     template = copy.deepcopy(initial[runs[0].seed]).to(device, dtype)
     example = x[: max(2, min(plan.minibatch, len(x)))]
