@@ -24,6 +24,7 @@ from pydantic import (
 
 from fedmaba.errors import InputError, unknown
 from fedmaba.results import files
+from fedmaba.simulation.optimiser import Name as OptimiserName
 
 Count = int | None
 MAX_COUNT = 10**9  # of rounds, clients, steps and the like
@@ -133,7 +134,7 @@ class Train(Section):
     step_schedule: str = newer_option(
         "constant", "--step-schedule", "step size over the steps of a round, in the same words"
     )
-    optimiser: Literal["sgd", "nesterov", "adam", "adamw"] = newer_option(
+    optimiser: OptimiserName = newer_option(
         "sgd", "--optimiser", "local optimiser: sgd, nesterov, adam or adamw"
     )
     beta1: float = newer_option(0.9, "--beta1", "Adam's memory of gradients", ge=0, lt=1)

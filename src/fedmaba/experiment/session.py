@@ -262,8 +262,16 @@ def prepare(
         table.of = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     # A strategy class that a caller passed has only a short name, which no command could find.
     objects = called and (own != UserObjects() or bool(custom))
-    more = {"fingerprints": code | custom, "needs_python_call": objects, "init": started}
-    return Session(experiment, batch, history, data, None, notes, **more)
+    return Session(
+        experiment,
+        batch,
+        history,
+        data,
+        notes=notes,
+        fingerprints=code | custom,
+        needs_python_call=objects,
+        init=started,
+    )
 
 
 def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:

@@ -26,7 +26,8 @@ class Block(nn.Module):
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
         found = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(found.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        x = x + self.down(F.gelu(self.up(self.norm2(x))))
+        return x
 
 
 class GPT(nn.Module):
@@ -45,7 +46,8 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.norm(self.blocks(self.embedding(tokens) + self.place))
-        return self.last(x if self.each else x[:, -1])
+        out: Tensor = self.last(x if self.each else x[:, -1])
+        return out
 
 
 def gpt(shape: Any, classes: int, target: Any = None) -> nn.Module:

@@ -23,7 +23,8 @@ class CharacterLSTM(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         found, _ = self.lstm(self.embedding(tokens))
-        return self.last(found if self.each else found[:, -1])
+        out: Tensor = self.last(found if self.each else found[:, -1])
+        return out
 
 
 def lstm(shape: Any, classes: int, target: Any = None) -> nn.Module:

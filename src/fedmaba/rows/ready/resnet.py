@@ -50,7 +50,8 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(F.relu(self.norm(self.conv(x))))
-        return self.last(x.mean((2, 3)))
+        out: Tensor = self.last(x.mean((2, 3)))
+        return out
 
 
 def resnet8(shape: tuple[int, ...], classes: int) -> nn.Module:

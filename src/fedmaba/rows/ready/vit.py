@@ -26,7 +26,8 @@ class Block(nn.Module):
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
         found = F.scaled_dot_product_attention(query, key, value)  # (n, heads, T, d)
         x = x + self.out(found.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        x = x + self.down(F.gelu(self.up(self.norm2(x))))
+        return x
 
 
 class ViT(nn.Module):
@@ -45,7 +46,8 @@ class ViT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.cut(x).flatten(2).transpose(1, 2) + self.place
-        return self.last(self.norm(self.blocks(x)).mean(1))
+        out: Tensor = self.last(self.norm(self.blocks(x)).mean(1))
+        return out
 
 
 def vit(shape: tuple[int, ...], classes: int) -> nn.Module:
