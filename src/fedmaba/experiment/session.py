@@ -31,7 +31,7 @@ from fedmaba.experiment.initial import given_weights
 from fedmaba.results import run_folder
 from fedmaba.results.array_files import Arrays
 from fedmaba.results.history import History, RunHistory
-from fedmaba.rows import LossFn, models
+from fedmaba.rows import LossFn, base, models
 from fedmaba.simulation import distributed, engine
 from fedmaba.simulation.local_training import MetricFn
 from fedmaba.strategies import deployed
@@ -62,13 +62,13 @@ class Session:
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # shown even with --quiet
     fingerprints: dict[str, str] = field(default_factory=dict)  # of the user's own code
-    needs_python_call: bool = False  # no command can name all it is made of
+    needs_python_call: bool = False  # no command can name all of its parts
     stopped: bool = False
     init: str = ""  # the digest of given weights that the runs start from
     _provenance: dict[str, Any] | None = None
 
     def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
-        """Simulate, recording and checkpointing along the way, until done or told to stop."""
+        """Simulate round after round, record and save them, until the end or until told to stop."""
         save, folder = self.experiment.save, self.folder
         sink = MemorySink(self) if folder is None else FolderSink(self, folder)
         self.stopped = yield from drive(self.batch, sink, stop, save.seconds, save.every)
@@ -83,7 +83,19 @@ class Session:
             "weights": [f"{name} {tuple(shape)}" for name, shape in named],
             "order": layout.order_in_words(),
             "made": self.provenance(),
+            **({"constants": constants} if (constants := self._constants()) else {}),
         }
+
+    def _constants(self) -> str:
+        """The digest of what training does not change: frozen weights; empty where there are none.
+
+        It tells whether a run is resumed with another base than it was begun with.
+        """
+        digest, found = hashlib.sha256(), base.constants(self.batch.rows.model)
+        for name, value in sorted(found.items()):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest() if found else ""
 
     def provenance(self) -> dict[str, Any]:
         """What the numbers come from: settings, data, partition, and given weights."""
@@ -121,6 +133,11 @@ class Session:
                     f"{out} was begun with another model ({was}; now {now}): restore it, or "
                     "begin another run in another folder"
                 )
+        if meta.get("constants", mine.get("constants")) != mine.get("constants"):
+            raise InputError(
+                f"{out} was begun with other frozen weights: restore the file or code that they "
+                "come from, or begin another run in another folder"
+            )
         if meta.get("order") != mine["order"]:
             raise InputError(
                 f"{out} was begun on a device that keeps weights in another order: go on there, or "
@@ -128,8 +145,13 @@ class Session:
             )
 
     def models(self) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
-        """Named weights of every run's last, deployed and best model."""
+        """Named weights of every run's last, deployed and best model.
+
+        The deployed one is whole: frozen weights are in it, too. Where clients keep a part of the
+        model, one more file has that part of every client, (N, ...) each.
+        """
         at, layout = self.batch.progress, self.batch.rows.layout
+        frozen = {n: v.cpu().numpy() for n, v in base.constants(self.batch.rows.model).items()}
         out = {}
         for d, (run, r) in enumerate(zip(self.history.runs, at.owner, strict=True)):
             name = run_folder.run_file_stem(d, run.label, run.seed)
@@ -137,6 +159,10 @@ class Session:
             for kind, weights in flat.items():
                 named = layout.unpack(weights)
                 out[f"{name}-{kind}"] = {key: w.cpu().numpy() for key, w in named.items()}
+            out[f"{name}-deployed"] |= frozen
+            if kept := layout.kept_views(at.own[r]):
+                each = {key: w.contiguous().cpu().numpy() for key, w in kept.items()}
+                out[f"{name}-clients"] = each
         return out
 
     def close(self) -> None:
@@ -170,7 +196,7 @@ class FolderSink(MemorySink):
     def __init__(self, session: Session, folder: run_folder.Folder) -> None:
         super().__init__(session)
         self.folder = folder
-        self._written = session.batch.progress.round  # the last round that rounds.jsonl tells of
+        self._written = session.batch.progress.round  # the last round that is in rounds.jsonl
         self._timing: list[dict[str, object]] = []  # lines that timing.jsonl does not have yet
         self._before = time.monotonic()
 
@@ -228,7 +254,9 @@ def prepare(
         federations = attacked(federations, does, share)
     if chosen is None:
         chosen = [(s, seed, experiment.server.deploy) for s in listed for seed in federations]
-    rules: dict[tuple[int, int], list[str]] = {}  # of one strategy and seed: trained once
+    rules: dict[
+        tuple[int, int], list[str]
+    ] = {}  # deployed models by strategy and seed, which are trained once
     for s, seed, deploy in chosen:
         rules.setdefault((listed.index(s), seed), []).append(deploy or s.deploy)
     runs = [
@@ -313,6 +341,7 @@ def _plan(experiment: Experiment) -> engine.Plan:
         epochs=train.epochs,
         steps=train.steps,
         minibatch=train.minibatch,
+        batchnorm=experiment.batchnorm,
         lr=train.lr,
         lr_decay=train.lr_decay,
         schedule=train.schedule,
@@ -336,7 +365,8 @@ def _shared_settings(
     tree = config.result_settings(experiment)
     del tree["strategies"], tree["seeds"], tree["eval"]["share"]
     tree["machine"] = tree["machine"]["dtype"]
-    fixed = own.data is None and not data.name.endswith((".npz", ".csv"))  # its name says it all
+    # The name of a data set says which data it holds; the name of a file does not.
+    fixed = own.data is None and not data.name.endswith((".npz", ".csv"))
     split = own.data.split.sha256() if isinstance(own.data, Federation) else ""
     return [tree, "" if fixed else data.sha256(), split]
 

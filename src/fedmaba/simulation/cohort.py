@@ -133,6 +133,7 @@ def job_of(batch: Batch, drawn: Drawn, rows: IntArray) -> TrainingJob:
         local=tuple(batch.local[c.r] for c in drawn.cohorts),
         whose=table.cohort[rows],
         added=_added(batch, drawn, rows),
+        own=own_parts(batch, table.run[rows], table.client[rows]),
     )
 
 
@@ -149,6 +150,26 @@ def _added(batch: Batch, drawn: Drawn, rows: IntArray) -> Tensor | None:
         kept = ((name, vector[who]) for name, vector in progress.vectors[c].items())
         total[send(mine, total.device)] = added_terms(batch.local[c], kept, total[: len(mine)])
     return total
+
+
+def own_parts(batch: Batch, run: IntArray, client: IntArray) -> Tensor | None:
+    """(R, P - S) The part of the model that clients of some runs keep; None where they send all."""
+    own = batch.progress.own
+    if not own[0].shape[1]:
+        return None
+    out = own[0].new_empty(len(client), own[0].shape[1])
+    for r in np.unique(run):
+        mine = np.flatnonzero(run == r)
+        out[send(mine, out.device)] = own[r][send(client[mine], out.device)]
+    return out
+
+
+def with_own_parts(batch: Batch, w: Tensor, run: IntArray, client: IntArray) -> Tensor:
+    """Models (R, P) as these clients use them: with the part that each keeps, in place."""
+    own = own_parts(batch, run, client)
+    if own is not None:
+        w[:, batch.rows.layout.shared :] = own
+    return w
 
 
 def change_factors(cohorts: list[Cohort]) -> FloatArray | None:

@@ -63,6 +63,7 @@ class TrainingJob:
     local: tuple[Local, ...] = (Local(),)  # what clients do
     whose: IntArray | None = None  # (R,)   which of these a row does; None: the first
     added: Tensor | None = None  # (R, P)   constant term of each row's gradient
+    own: Tensor | None = None  # (R, P - S)  what clients kept of their last model
 
     def rules(self) -> list[Local]:
         """(R,) What each row does."""
@@ -110,6 +111,7 @@ class RowRule:
     direct: bool  #          whether a step may add its gradient to the weights at once
     prox: bool  #            whether rows are pulled towards where they started
     propfair: bool  #        whether rows have PropFair's loss
+    own: bool  #             whether clients kept a part of their last model
     scheduled: bool  #       whether each step has a size of its own
     augment: Augmentation | None
     group: int  #            steps that `run_steps` is given at a time
@@ -161,6 +163,7 @@ def train_chunk(
         direct=direct,
         prox=rules[0].prox > 0,
         propfair=any(local.loss is not None for local in rules),
+        own=job.own is not None,
         scheduled=scheduled,
         augment=job.augment,
         group=rows.group(models, count, job.minibatch) if direct else 1,
@@ -179,7 +182,7 @@ def train_chunk(
     dtype = np.float64 if models.dtype == torch.float64 else np.float32
     floats = np.array(_row_numbers(rule, job, rules), dtype)
     held = (pool.x, pool.y, pool.entries, models)
-    inputs = (ints, floats) if job.added is None else (ints, floats, job.added)
+    inputs = (ints, floats, *(part for part in (job.own, job.added) if part is not None))
     out: tuple[Tensor, Tensor] = graphs.run(
         train_rows,
         spec,
@@ -244,16 +247,20 @@ def _train(
     models: Tensor,  # (., P)
     ints: Tensor,  # (7, R)    run, first, size, minibatches in an epoch, key, steps, inputs' owner
     floats: Tensor,  # (., R)  see `_row_numbers`
-    added: Tensor | None = None,  # (R, P)
+    *more: Tensor,  #          what clients kept (R, P - S), then what is added (R, P)
 ) -> tuple[Tensor, Tensor]:
     rule, (run, _, _, _, keys, steps, owner) = spec.rule, ints
+    added = more[rule.own] if len(more) > rule.own else None
     if parts is None:
         w = models.index_select(0, run)
-        start = w.clone() if rule.prox else None
     else:  # in memory that recorded parts know
         w = parts.buffer("end", models, spec)
         torch.index_select(models, 0, run, out=w)
-        start = parts.buffer("start", models, spec).copy_(w) if rule.prox else None
+    if rule.own:
+        w[:, rule.rows.layout.shared :] = more[0]
+    start = w.clone() if rule.prox and parts is None else None
+    if rule.prox and parts is not None:
+        start = parts.buffer("start", models, spec).copy_(w)
     unlike = spec.blocks[0].stop if spec.blocks else rule.count
     index, weight = _minibatches(spec, entries, ints[1:5, :unlike], w.dtype)
     streams = keys + torch.arange(index.shape[1], device=w.device)[:, None]
@@ -350,20 +357,25 @@ def _gradient_steps(
 ) -> list[Tensor]:
     """Steps that compute the whole gradient first: it has pieces, or something is added to it."""
     rule, labels, gradient = spec.rule, y[index], torch.empty_like(w)
+    every, end = w, rule.rows.layout.trained  # beyond it are statistics, which no gradient moves
+    w, start, added = (v if v is None else v[:, :end] for v in (w, start, added))
     optimiser, clipped = rule.optimiser, rule.optimiser.clip is not None
     state = optimiser.state(w)
     one, down = torch.ones_like(floats[0, 0]), -floats[0, 0]
     sizes = down * floats[-spec.steps :, :, None] if rule.scheduled else None  # (K, R, 1)
     met = []
     for a, k, _ in spec.groups:
-        g, propfair = gradient[:a].zero_(), _propfair(rule, floats[:, :a])
-        piece = FULL_BATCH_PIECE if rule.full_batch and propfair is None else index.shape[2]
+        whole, propfair = gradient[:a].zero_(), _propfair(rule, floats[:, :a])
+        cut = rule.full_batch and propfair is None and not rule.rows.mixes_examples
+        piece = FULL_BATCH_PIECE if cut else index.shape[2]
         for number, begin in enumerate(range(0, index.shape[2], piece)):
             b = slice(begin, begin + piece)
             drawn = streams[k, :a] + (number << 32)
             own = _take(rule, x, index[:a, k, b], drawn)
             step = Step(own, labels[:a, k, b], weight[:a, k, b], one, propfair, drawn)
-            met.append(rule.rows.add_gradients(w[:a], g, step)[None])
+            met.append(rule.rows.add_gradients(every[:a], whole, step)[None])
+        g = whole[:, :end]
+        every[:a, end:].add_(whole[:, end:])
         if not clipped:  # first, as version 0.1 does: the order of sums is part of a run's bits
             optimiser.decay(g, w[:a])
         if start is not None:

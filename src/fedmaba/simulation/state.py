@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.data.federation import Federation
+from fedmaba.rows.batchnorm import Choice
 from fedmaba.simulation.optimiser import Optimiser, round_schedule
 from fedmaba.strategies.base import State, Strategy
 
@@ -40,6 +41,7 @@ class Plan:
     server_lr: float = 1.0
     server_momentum: float = 0.0
     eval_every: int = 1
+    batchnorm: Choice = "refuse"  #         what becomes of BatchNorm layers, see rows.batchnorm
     dtype: Literal["float32", "tf32", "bf16", "float64"] = "float32"  # see docs/performance.md
     device: str = "cpu"
     chunk: int | None = None  #             rows trained at once; None: from the device's memory
@@ -106,6 +108,8 @@ class Progress:
     states: list[State]
     kept: list[KeptChanges]
     vectors: list[dict[str, Tensor]]  #     (N, P) by name: what each run's clients keep
+    own: list[Tensor]  #                    (N, P - S) of each run: the part of the model that each
+    #                                       client keeps; S = P where clients send the whole model
     diverged: list[str]  #                  why a run ended early; empty while it goes on
     chunk: int  #                           how many rows are trained at once
 
@@ -127,9 +131,11 @@ class Progress:
 
     def _vectors(self) -> Iterator[tuple[str, Tensor]]:
         """What clients keep, by its name in a checkpoint."""
-        for r, own in enumerate(self.vectors):
-            for name, vector in own.items():
+        for r, vectors in enumerate(self.vectors):
+            for name, vector in vectors.items():
                 yield f"vector/{r}/{name}", vector
+            if self.own[r].shape[1]:
+                yield f"own/{r}", self.own[r]
 
     def misfit(self, arrays: dict[str, NDArray[Any]], meta: dict[str, Any], rounds: int) -> str:
         """What in a checkpoint does not fit these runs; empty where all fits."""

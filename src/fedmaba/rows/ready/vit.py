@@ -26,8 +26,8 @@ class Block(nn.Module):
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
         found = F.scaled_dot_product_attention(query, key, value)  # (n, heads, T, d)
         x = x + self.out(found.transpose(1, 2).flatten(2))
-        x = x + self.down(F.gelu(self.up(self.norm2(x))))
-        return x
+        out: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
+        return out
 
 
 class ViT(nn.Module):
