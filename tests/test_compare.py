@@ -31,6 +31,7 @@ def test_every_option_reaches_the_engine(tiny_npz):
     other["eval.every"] = "eval_every"
     want = {other.get(name, name.partition(".")[2]): value for name, value in flat.items()}
     changes = {name.replace(".", "__"): value for name, value in flat.items()}
+    changes["batchnorm"] = want["batchnorm"] = "group"
     session = experiment.prepare(asked(tiny_npz, **changes))
     session.close()
     told = dataclasses.asdict(session.batch.plan)

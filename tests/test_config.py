@@ -24,6 +24,7 @@ TYPED = {
     "seeds": ("4,7", [4, 7]),
     "model": ("cnn", "cnn"),
     "init": ("first.safetensors", "first.safetensors"),
+    "batchnorm": ("group", "group"),
     "data.name": ("cifar10", "cifar10"),
     "data.dir": ("some/where", "some/where"),
     "data.partition": ("dirichlet:0.3", "dirichlet:0.3"),

@@ -268,7 +268,9 @@ class Experiment(Section):
     @classmethod
     def _older(cls, tree: Any) -> Any:
         """Accept files of earlier versions, which named a share even without an attack."""
-        if tree.get("attack") == {"share": "10%"} and cls.model_fields.keys() <= tree.keys():
+        newer = {key.path[0] for key in options() if key.newer and len(key.path) == 1}
+        whole = cls.model_fields.keys() - newer <= tree.keys()
+        if tree.get("attack") == {"share": "10%"} and whole:
             return {key: value for key, value in tree.items() if key != "attack"}
         return tree
 
