@@ -94,6 +94,12 @@ class Data(Section):
     validation: str = option(
         "0%", "--validation", "share of each client's training data to keep for validation"
     )
+    normalise: Literal["scale", "standard", "cifar10"] | None = option(
+        None,
+        "--normalise",
+        "how pixels become inputs: scale (/ 255), standard (the set's own mean and deviation), "
+        "cifar10 (CIFAR-10's) [Fashion-MNIST scale; CIFAR cifar10]",
+    )
 
     _named = field_validator("dir")(named)
     _text = field_validator("validation", mode="before")(text)
@@ -157,7 +163,8 @@ class Server(Section):
     deploy: str | None = option(
         None,
         "--deploy",
-        "model handed out: last, average, poly:K, ema:B [the strategy's: poly:8, AFL average]",
+        "model handed out: last, average, poly:K, ema:B, best:accuracy, best:fair "
+        "[the strategy's: poly:8, AFL average]",
     )
 
 
@@ -207,7 +214,7 @@ class Experiment(Section):
 
     strategies: list[str] = Field(min_length=1, description="name:key=value,... each")
     seeds: int | list[int] = option(3, "--seeds", SEEDS_HELP)
-    model: str = option("mlp", "--model", "mlp, cnn, softmax or package.module:factory")
+    model: str = option("mlp", "--model", "mlp, mlp1, cnn, softmax or package.module:factory")
     data: Data = Data()
     train: Train = Train()
     attack: Attack = Attack()
@@ -340,6 +347,15 @@ def result_settings(experiment: Experiment) -> dict[str, Any]:
     tree["data"].pop("dir")
     tree["machine"].pop("threads")
     return tree
+
+
+def drop_unset(tree: dict[str, Any]) -> None:
+    """Take keys out of settings that earlier versions did not have, where they change nothing.
+
+    So the digest of settings stays what it was.
+    """
+    if tree["data"]["normalise"] is None:
+        del tree["data"]["normalise"]
 
 
 def changed_keys(

@@ -267,6 +267,7 @@ def _shared_settings(
     """All that decides the numbers of a run, except its strategy and seed."""
     tree = config.result_settings(experiment)
     del tree["strategies"], tree["seeds"], tree["eval"]["share"]
+    config.drop_unset(tree)
     tree["machine"] = tree["machine"]["dtype"]
     fixed = own.data is None and not data.name.endswith((".npz", ".csv"))  # its name says it all
     split = own.data.split.sha256() if isinstance(own.data, Federation) else ""
@@ -479,14 +480,14 @@ def _federations(experiment: Experiment, own: UserObjects) -> dict[int, Federati
     """The clients of each seed."""
     seeds, asked = experiment.seed_list(), experiment.data
     if isinstance(own.data, Federation):
-        for key in ("partition", "clients", "test", "validation", "dir"):
+        for key in ("partition", "clients", "test", "validation", "normalise", "dir"):
             if (value := getattr(asked, key)) != config.Data.model_fields[key].default:
                 raise InputError(
                     f"{key}={value!r}: a Federation is split already: leave it out, or give arrays"
                 )
         return dict.fromkeys(seeds, own.data)
     folder = None if asked.dir is None else Path(asked.dir)
-    data = own.data or datasets.load(asked.name, folder)
+    data = own.data or datasets.load(asked.name, folder, normalise=asked.normalise)
     given = data.client is not None
     spec = asked.partition or ("given" if given else "shards:2")
     clients = asked.clients
@@ -550,6 +551,7 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
         "data": {
             "name": data.name,
             "sha256": data.sha256(),
+            "inputs": data.inputs,
             "classes": list(data.classes),
             "clients": list(batch.runs[0].federation.client_names()),
         },
@@ -629,7 +631,13 @@ def compare(
         if name not in flags:
             raise unknown("option", name, flags)
         config.set_key(tree, flags[name].name, value)
-    session = prepare(config.build(tree), own, listed)
+    experiment = config.build(tree)
+    if isinstance(data, datasets.Dataset) and experiment.data.normalise is not None:
+        raise InputError(
+            f"normalise={experiment.data.normalise!r}: a Dataset is used as it is: leave it out, "
+            "or name a published set"
+        )
+    session = prepare(experiment, own, listed)
     if out is not None:
         begin(session, Path(out))
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler

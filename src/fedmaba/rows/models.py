@@ -23,7 +23,7 @@ Factory = Callable[[Shape, int], nn.Module]
 
 
 def mlp(shape: Shape, classes: int) -> nn.Module:
-    """the paper's perceptron: two hidden layers of 200, ReLU"""
+    """perceptron with two hidden layers of 200, ReLU"""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(_count(shape), 200),
@@ -31,6 +31,13 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
         nn.Linear(200, 200),
         nn.ReLU(),
         nn.Linear(200, classes),
+    )
+
+
+def mlp1(shape: Shape, classes: int) -> nn.Module:
+    """perceptron with one hidden layer of 200, ReLU"""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(_count(shape), 200), nn.ReLU(), nn.Linear(200, classes)
     )
 
 
@@ -65,7 +72,7 @@ def softmax(shape: Shape, classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(_count(shape), classes))
 
 
-REGISTRY: dict[str, Factory] = {"mlp": mlp, "cnn": cnn, "softmax": softmax}
+REGISTRY: dict[str, Factory] = {"mlp": mlp, "mlp1": mlp1, "cnn": cnn, "softmax": softmax}
 
 
 def find_factory(name: str) -> Factory:

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedmaba.rows import Rows
 from fedmaba.rows.cuda_graphs import send, start_fetch
 from fedmaba.rows.workers import Workers
-from fedmaba.simulation.batch import Batch, precision
+from fedmaba.simulation.batch import Batch, RunParts, precision
 from fedmaba.simulation.cohort import Cohort, IntArray
 from fedmaba.simulation.local_training import evaluate, mean_losses
 from fedmaba.strategies.base import Needs
@@ -38,11 +38,11 @@ class LossSpec:
     length: int  #    examples of a run's participants, at most
 
 
-def start_losses(batch: Batch, cohorts: list[Cohort]) -> dict[int, Host]:
-    """Each participant's training loss at its run's model, by run."""
+def start_losses(batch: Batch, parts: RunParts, cohorts: list[Cohort]) -> dict[int, Host]:
+    """Each participant's loss at its run's model on these examples of its own, by run."""
     if not cohorts:
         return {}
-    runs, parts, ranks = np.array([c.r for c in cohorts]), batch.train, batch.ranks
+    runs, ranks = np.array([c.r for c in cohorts]), batch.ranks
     first, size = parts.entries_of([(c.r, c.client) for c in cohorts])
     found = np.zeros(first.shape)
     first, size = first[:, ranks.mine], size[:, ranks.mine]
@@ -85,7 +85,7 @@ def losses_at_models(
     first: Tensor,  # (C, m)  first entry of each participant
     size: Tensor,  # (C, m)   how many it has
 ) -> Tensor:
-    """(C, m) mean training loss of each participant at its run's model."""
+    """(C, m) mean loss of each participant at its run's model."""
     offset = torch.arange(spec.width, device=first.device)
     valid = offset < size[..., None]  # (C, m, n_max)
     entry = torch.where(valid, first[..., None] + offset, 0)
