@@ -38,7 +38,7 @@ def test_what_is_kept_on_the_way_is_enough_to_pick_at_any_time(rule):
         kept = np.zeros(0, np.int64)
         for now in range(many):
             some = np.append(kept, now)
-            picked = some[deployed.pick(rule, accuracy[some], variance[some])]
+            picked = some[deployed.pick_round(rule, accuracy[some], variance[some])]
             assert picked == by_hand(rule, accuracy[: now + 1], variance[: now + 1])
             kept = some[deployed.can_still_win(rule, accuracy[some], variance[some])]
             assert picked in kept
@@ -48,8 +48,8 @@ def test_what_is_kept_on_the_way_is_enough_to_pick_at_any_time(rule):
 
 def test_fairness_counts_within_one_point_of_accuracy_alone():
     accuracy, variance = np.array([0.70, 0.795, 0.80]), np.array([0.001, 0.01, 0.02])
-    assert [deployed.pick(rule, accuracy, variance) for rule in RULES] == [2, 1]
-    assert deployed.pick("best:fair", accuracy + np.array([0.09, 0, 0]), variance) == 0
+    assert [deployed.pick_round(rule, accuracy, variance) for rule in RULES] == [2, 1]
+    assert deployed.pick_round("best:fair", accuracy + np.array([0.09, 0, 0]), variance) == 0
 
 
 @pytest.mark.parametrize("rule", RULES)

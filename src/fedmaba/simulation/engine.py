@@ -180,7 +180,7 @@ def _pick(batch: Batch, d: int, held: Scores) -> None:
     variance = np.append(known.variance, np.nanvar(held.accuracy))
     round_ = np.append(known.round, at.round - 1)
     models = torch.cat([known.model, at.model[r : r + 1]])
-    at.deployed[d] = models[average.pick(rule, accuracy, variance)]
+    at.deployed[d] = models[average.pick_round(rule, accuracy, variance)]
     keep = average.can_still_win(rule, accuracy, variance)
     at.picks[d] = Candidates(models[keep.tolist()], accuracy[keep], variance[keep], round_[keep])
 

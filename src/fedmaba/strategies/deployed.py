@@ -71,7 +71,7 @@ def new_model_share(text: str, t: int) -> float:
     return 1.0 if kind == "last" or t == 0 else 1 - value
 
 
-def pick(text: str, accuracy: FloatArray, variance: FloatArray) -> int:
+def pick_round(text: str, accuracy: FloatArray, variance: FloatArray) -> int:
     """Which evaluation a rule picks, by the validation accuracy and variance of each, (E,).
 
     Among equals the one with the higher accuracy, then the earlier one.
@@ -89,7 +89,7 @@ def can_still_win(text: str, accuracy: FloatArray, variance: FloatArray) -> IntA
     both accuracy and variance.
     """
     if parse_rule(text)[0] == "best:accuracy":
-        return np.array([pick(text, accuracy, variance)])
+        return np.array([pick_round(text, accuracy, variance)])
     left = []
     for i in _near(text, accuracy):
         as_good = (accuracy >= accuracy[i]) & (variance <= variance[i])
