@@ -8,8 +8,7 @@ import torch
 
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.errors import InputError
-from fedmaba.experiment import checks
-from fedmaba.experiment import session as experiment
+from fedmaba.experiment import checks, starting
 from fedmaba.simulation.engine import Run, simulate, start
 from fedmaba.strategies import deployed
 from plain_loop import PLAN, mlp, one
@@ -94,7 +93,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(after, tiny_npz, tmp_path):
     wanted = asked(tiny_npz, server__deploy="best:fair", train__lr=0.5, eval__every=1)
     play(begun(wanted, tmp_path / "whole"))
     play(begun(wanted, tmp_path / "parts"), stop_after=after)
-    play(experiment.resume(tmp_path / "parts"))
+    play(starting.resume(tmp_path / "parts"))
     whole, parts = files(tmp_path / "whole"), files(tmp_path / "parts")
     assert whole == parts
     assert any("deployed" in name for name in whole)

@@ -27,7 +27,8 @@ from fedmaba.experiment.config import Experiment, Section
 from fedmaba.strategies.base import Strategy
 
 QUICK = 5_000  # client updates of a quick version: about a minute on two cores
-NUMBERS = ("model", "data", "train", "attack", "server", "eval")  # what decides a run's numbers
+# What decides a run's numbers.
+NUMBERS = ("model", "init", "batchnorm", "data", "train", "attack", "server", "eval")
 
 
 class More(Section):
@@ -199,9 +200,8 @@ def load(name: str, scale: Scale | None = None) -> Target:
 
 def settings(experiment: Experiment) -> dict[str, Any]:
     """All that decides the numbers of a run but strategy, seed and deployed model."""
-    tree = {k: v for k, v in experiment.model_dump().items() if k in NUMBERS}
-    del tree["data"]["dir"], tree["server"]["deploy"]
-    config.drop_unset(tree)
+    tree = {k: v for k, v in config.result_settings(experiment).items() if k in NUMBERS}
+    del tree["server"]["deploy"]
     if tree["attack"]["does"] is None:
         del tree["attack"]
     return tree
