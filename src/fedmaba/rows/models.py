@@ -27,7 +27,7 @@ Factory = Callable[[Shape, int], nn.Module]
 
 
 def mlp(shape: Shape, classes: int) -> nn.Module:
-    """the paper's perceptron: two hidden layers of 200, ReLU"""
+    """perceptron with two hidden layers of 200, ReLU"""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(_count(shape), 200),
@@ -35,6 +35,13 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
         nn.Linear(200, 200),
         nn.ReLU(),
         nn.Linear(200, classes),
+    )
+
+
+def mlp1(shape: Shape, classes: int) -> nn.Module:
+    """perceptron with one hidden layer of 200, ReLU"""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(_count(shape), 200), nn.ReLU(), nn.Linear(200, classes)
     )
 
 
@@ -118,6 +125,7 @@ def _for_tables(make: Factory) -> Factory:
 
 REGISTRY: dict[str, Factory] = {
     "mlp": mlp,
+    "mlp1": mlp1,
     "cnn": cnn,
     "softmax": softmax,
     "resnet8": _for_images(resnet.resnet8, 8),
