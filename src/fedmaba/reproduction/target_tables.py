@@ -111,8 +111,7 @@ def beside(history: History, choice: Choice, apart: dict[str, list[Interval]], t
     for row, own in apart.items():
         within, seeds = [_inside(span) for span in own], own[0].seeds
         cells = [between(s)._replace(rank=0 if i else 2) for s, i in zip(own, within, strict=True)]
-        said = listing(history.share, within)
-        said = said if seeds > 1 else ["no run", "one seed: no interval"][seeds]
+        said = inside_in_words(own, history.share)
         why = causes.get(row, "" if all(within) else "none tested")
         body.append([Cell(name_of(row)), Cell(str(seeds)), *cells, Cell(said), Cell(why)])
     title = f"Ours minus the paper's: last server model, {choice.words}; 95 % t-interval over seeds"
@@ -133,6 +132,13 @@ def from_paper(
             theirs = [known[row][figure][0] for figure in FIGURES]
             out[row] = [interval(np.subtract(x, y)) for x, y in zip(ours, theirs, strict=True)]
     return out
+
+
+def inside_in_words(own: Sequence[Interval], share: float) -> str:
+    """In which of its four figures a row has the paper's value inside our interval."""
+    if own[0].seeds < 2:
+        return ["no run", "one seed: no interval"][own[0].seeds]
+    return listing(share, [_inside(span) for span in own])
 
 
 def _inside(span: Interval) -> bool:
