@@ -84,6 +84,11 @@ if __name__ == "__main__":
         print(f"slope in T, K = {K}: mixture {least:.2f} (mean {mean:.2f}), mean {plain:.2f}")
     print(f"at the saddle the mean's squared gradient is {at_saddle():.1e}")
     print(f"  N   K  f the mixture, T = {SCAN_T}: least  mean over rounds")
-    for (n, K), (least, mean) in scan().items():
+    grown = scan()
+    for (n, K), (least, mean) in grown.items():
         print(f"{n:3} {K:3} {least:30.1e} {mean:17.1e}")
+    for name, same in (("N", lambda nk: nk[1] == 1), ("K", lambda nk: nk[0] == 16)):
+        at = [nk for nk in grown if same(nk)]
+        slope = theory.slopes([n * K for n, K in at], [grown[nk][1] for nk in at])
+        print(f"slope in {name} of the mean over rounds: {slope:.2f}")
     theory.figure(draw, 1, found)

@@ -1,6 +1,6 @@
 """Which model, and at which round: the fairness figures of runs by row and seed. No torch.
 
-The last server model, as the paper, or the deployed one; at the last round, the best one (picked on
+The last server model or the deployed one; at the last round, the best one (picked on
 test or on validation data), or as the mean of the last five evaluations.
 """
 
