@@ -91,11 +91,11 @@ def test_second_best_is_the_baseline_of_least_variance_in_our_runs():
     runs += [run("fedfv", s, 80, 1 + s) for s in (0, 1)]
     runs += [run("afl", 0, 80, 2)]  # fairer still, but with one seed
     claim = {"figure": "variance", "measure": "less", "number": 33, "against": "second best"}
-    found = claims.measure(claim, seen(*runs), "fedmaba", "last", "last", BASE)
+    found = claims.our_number(claim, seen(*runs), "fedmaba", "last", "last", BASE)
     assert found.against == "q-FFL, q=0.005"
     assert found.span.mean == pytest.approx(100 * np.mean([1 - 16 / 36, 1 - 25 / 49]))
     assert claims.said(claim, *found).endswith("holds (against q-FFL, q=0.005)")
-    plain = claims.measure(
+    plain = claims.our_number(
         {k: v for k, v in claim.items() if k != "against"}, seen(*runs), "fedmaba", "last", "last"
     )
     assert plain.against == ""
@@ -104,7 +104,9 @@ def test_second_best_is_the_baseline_of_least_variance_in_our_runs():
 
 def test_nothing_is_second_best_where_nothing_was_run():
     claim = {"figure": "variance", "measure": "less", "number": 33, "against": "second best"}
-    found = claims.measure(claim, seen(run("fedmaba", 0, 80, 4)), "fedmaba", "last", "last", BASE)
+    found = claims.our_number(
+        claim, seen(run("fedmaba", 0, 80, 4)), "fedmaba", "last", "last", BASE
+    )
     assert claims.said(claim, *found) == "not run"
 
 
@@ -116,7 +118,7 @@ def test_the_mean_of_the_baselines_is_taken_under_each_seed():
     runs += [run("afl", 0, 20, 4), run("afl", 1, 20, 4, "afl, seed 1, diverged")]
     claim = {"figure": "accuracy", "measure": "points", "number": 0, "at_least": True}
     claim["against"] = "mean of the baselines"
-    found = claims.measure(claim, seen(*runs), "fedmaba", "last", "last", BASE)
+    found = claims.our_number(claim, seen(*runs), "fedmaba", "last", "last", BASE)
     assert found.against == "the mean of 2 rows"  # without the one that diverged
     assert found.span.seeds == 2
     assert found.span.mean == pytest.approx(np.mean([80 - 77, 82 - 77]))

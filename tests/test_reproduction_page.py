@@ -39,7 +39,7 @@ def test_the_tool_puts_right_what_is_wrong(tool, tmp_path):
         "<!-- reproduce table2-fashion-mnist last -->\n| wrong |\n<!-- end -->\nrest\n"
     )
     page = tool["renew"](text, batches)
-    found = selection.values(
+    found = selection.fairness_by_seed(
         archive.collect(batches, targets.load("table2-fashion-mnist").jobs[0])[0],
         "last",
         CHOICES["last5"],
@@ -100,7 +100,7 @@ def test_numbers_of_the_paper_and_shares_of_another_row(tool, tmp_path):
     assert show("afl:lam=0.5", "best", "paper", "told") == "98.33"
     assert show("fedmaba % qffl", "variance", "paper", "told") == "28"  # 1 - 34.54 / 47.65
     assert show("fedmaba - fedavg", "accuracy", "paper", "told") == "+0.36"
-    found = selection.values(
+    found = selection.fairness_by_seed(
         archive.collect(batches, targets.load(name).jobs[0])[0], "last", CHOICES["last"]
     )
     share = [1 - found["fedmaba"][s].variance / found["qffl"][s].variance for s in range(3)]

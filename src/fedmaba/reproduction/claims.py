@@ -22,8 +22,8 @@ from fedmaba.results.selection import (
     REFERENCE,
     Found,
     by_seed,
+    fairness_by_seed,
     tail,
-    values,
     variances,
 )
 
@@ -32,7 +32,7 @@ SECOND, MEAN = "second best", "mean of the baselines"  # instead of a row, in pa
 LOOKS: tuple[tuple[Model, str], ...] = (("last", "last"), ("last", "best"), ("deployed", "last"))
 
 
-def show(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
+def show_claims(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
     """Every statement with its rows."""
     out.text.append(
         "Each statement is held against the last server model at the last round and at its best "
@@ -89,7 +89,7 @@ class Seen:
 
     def values(self, model: Model, at: str) -> Found:
         if (model, at) not in self._found:
-            self._found[model, at] = values(self.history, model, CHOICES[at])
+            self._found[model, at] = fairness_by_seed(self.history, model, CHOICES[at])
         return self._found[model, at]
 
 
@@ -105,7 +105,7 @@ def found_for(target: Target, batches: Sequence[ArchiveFile]) -> Iterator[FoundF
                 seen[name] = Seen(deployed_history(batches, known[name].jobs[0]))
             base = baselines(known[name], claim)
             for row in claim["rows"] if seen[name].values("last", "last") else [""]:
-                looks = [measure(claim, seen[name], row, model, at, base) for model, at in LOOKS]
+                looks = [our_number(claim, seen[name], row, model, at, base) for model, at in LOOKS]
                 yield FoundFor(number, claim, name, row, looks)
 
 
@@ -116,7 +116,7 @@ def baselines(target: Target, claim: Claim) -> list[str]:
     return [row for row in rows if row.partition(":")[0] not in without]
 
 
-def measure(
+def our_number(
     claim: Claim, seen: Seen, row: str, model: Model, at: str, base: Sequence[str] = ()
 ) -> Measured:
     """Our number for a statement; `base`: the rows of the paper that it may be held against."""
@@ -174,13 +174,13 @@ def _mean(found: Found, rows: Sequence[str], figure: str) -> dict[int, float]:
 def said(claim: Claim, span: Interval, against: str = "") -> str:
     """Our number with its interval, the verdict, and what it was held against if picked."""
     if span.seeds < 2 or np.isnan(span.mean):
-        return verdict(claim, span)
+        return judgement(claim, span)
     sign, unit = {"times": ("", " x"), "less": ("+", " %")}.get(claim["measure"], ("+", ""))
     picked = f" (against {against})" if against else ""
-    return f"{span.text(sign, unit)}: {verdict(claim, span)}{picked}"
+    return f"{span.text(sign, unit)}: {judgement(claim, span)}{picked}"
 
 
-def verdict(claim: Claim, span: Interval) -> str:
+def judgement(claim: Claim, span: Interval) -> str:
     """What our number says of a statement."""
     nothing = 1.0 if claim["measure"] == "times" else 0.0
     if span.seeds < 2:
