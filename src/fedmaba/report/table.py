@@ -53,7 +53,7 @@ def short_titles(share: float) -> list[str]:
     return ["variance", "accuracy", *(c.title for c in columns(share)[2:])]
 
 
-def listing(share: float, which: Sequence[bool]) -> str:
+def figures_in_words(share: float, which: Sequence[bool]) -> str:
     """Some of the four figures, in words."""
     named = [title for title, yes in zip(short_titles(share), which, strict=True) if yes]
     return "all four" if len(named) == len(FIGURES) else ", ".join(named) or "none"
@@ -201,7 +201,7 @@ def grid_of_differences(
     titles = [column.title for column in columns(share, unit)]
     body = []
     for label, row in spans.items():
-        listed = listing(share, [not span.distinguishable for span in row])
+        listed = figures_in_words(share, [not span.distinguishable for span in row])
         listed = listed if row[0].seeds > 1 else [f"no seed of {base}'s", "one seed"][row[0].seeds]
         cells = [between(span) for span in row]
         body.append([Cell(named(label)), Cell(str(row[0].seeds)), *cells, Cell(listed)])

@@ -63,7 +63,7 @@ def show_claims(out: Document, target: Target, batches: Sequence[ArchiveFile]) -
     out.grids.append(Grid("claims", "Statement by statement", head, body))
 
 
-class Measured(NamedTuple):
+class OurNumber(NamedTuple):
     """Our number for a statement, and what it was held against where the statement names no row."""
 
     span: Interval
@@ -77,7 +77,7 @@ class FoundFor(NamedTuple):
     claim: Claim
     where: str
     row: str
-    looks: list[Measured]
+    looks: list[OurNumber]
 
 
 class Seen:
@@ -118,7 +118,7 @@ def baselines(target: Target, claim: Claim) -> list[str]:
 
 def our_number(
     claim: Claim, seen: Seen, row: str, model: Model, at: str, base: Sequence[str] = ()
-) -> Measured:
+) -> OurNumber:
     """Our number for a statement; `base`: the rows of the paper that it may be held against."""
     against, kind = claim.get("against", REFERENCE), claim["measure"]
     if kind == "steadier":
@@ -129,7 +129,7 @@ def our_number(
                 for r in (row, against)
             )
         )
-        return Measured(interval(theirs - ours))
+        return OurNumber(interval(theirs - ours))
     found, figure, shown = seen.values(model, at), claim["figure"], ""
     if against == MEAN:
         whole = _whole(seen.history, base)
@@ -146,7 +146,7 @@ def our_number(
             "times": theirs / ours,
             "points": ours - theirs,
         }[kind]
-    return Measured(interval(sample), shown)
+    return OurNumber(interval(sample), shown)
 
 
 def _second_best(found: Found, row: str, base: Sequence[str]) -> str:

@@ -16,9 +16,9 @@ from fedmaba.report.plot_data import WIDE
 from fedmaba.report.table import (
     FIGURES,
     columns,
+    figures_in_words,
     grid_of_differences,
     grid_of_rows,
-    listing,
     minus,
     short_titles,
 )
@@ -138,7 +138,7 @@ def inside_in_words(own: Sequence[Interval], share: float) -> str:
     """In which of its four figures a row has the paper's value inside our interval."""
     if own[0].seeds < 2:
         return ["no run", "one seed: no interval"][own[0].seeds]
-    return listing(share, [_inside(span) for span in own])
+    return figures_in_words(share, [_inside(span) for span in own])
 
 
 def _inside(span: Interval) -> bool:
