@@ -184,6 +184,12 @@ def test_tables_over_many_targets(tool, tmp_path):
     assert bare.count("| FedAvg | 3 |") == 1
 
 
+def test_every_file_of_results_is_found_by_a_target():
+    wanted = {job.digest for name in targets.names() for job in targets.load(name).every_job()}
+    for path in sorted((ROOT / "results").glob("*.npz")):
+        assert archive.read_file(path).digest in wanted, path.name
+
+
 def test_results_are_small_and_tell_no_paths():
     files = sorted((ROOT / "results").iterdir())
     assert {path.suffix for path in files} == {".npz"}

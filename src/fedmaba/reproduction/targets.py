@@ -190,8 +190,8 @@ def load(name: str, scale: Scale | None = None) -> Target:
 
 def settings(experiment: Experiment) -> dict[str, Any]:
     """All that decides the numbers of a run but strategy, seed and deployed model."""
-    tree = {k: v for k, v in experiment.model_dump().items() if k in NUMBERS}
-    del tree["data"]["dir"], tree["server"]["deploy"]
+    tree = {k: v for k, v in config.result_settings(experiment).items() if k in NUMBERS}
+    del tree["server"]["deploy"]
     if tree["attack"]["does"] is None:
         del tree["attack"]
     return tree
