@@ -91,6 +91,11 @@ class Data(Section):
     test: Literal["official", "local"] | None = option(
         None, "--test", "official test set, or local: a fifth of each client's data"
     )
+    task: Literal["classify", "regress", "multilabel", "sequence"] | None = option(
+        None,
+        "--task",
+        "what to predict: classify, regress, multilabel or sequence [as the targets say]",
+    )
     validation: str = option(
         "0%", "--validation", "share of each client's training data to keep for validation"
     )
@@ -333,12 +338,22 @@ def read_toml(path: Path, links: bool = True) -> dict[str, Any]:
         raise InputError(f"{path} is not TOML: {error}") from error
 
 
+# Keys that version 0.1.0 did not have. With their defaults they are left out of what is recorded of
+# an experiment, so that the digests in folders of before still hold.
+NEWER = ("data.task",)
+
+
 def result_settings(experiment: Experiment) -> dict[str, Any]:
     """The settings of an experiment that can change its results."""
     tree = experiment.model_dump()
     del tree["save"]
     tree["data"].pop("dir")
     tree["machine"].pop("threads")
+    usual = {key.name: key.default for key in options()}
+    for name in NEWER:
+        section, key = name.split(".")
+        if tree[section][key] == usual[name]:
+            del tree[section][key]
     return tree
 
 
@@ -347,7 +362,7 @@ def changed_keys(
 ) -> dict[str, tuple[object, object]]:
     """The keys in which two trees differ, with both values.
 
-    A key that is missing `there` was added by a newer version; its value there is the default.
+    A key that is missing was added by a newer version, or has its default.
     """
     usual = {key.name: key.default for key in options()}
     found: dict[str, tuple[object, object]] = {}
@@ -357,6 +372,10 @@ def changed_keys(
             found |= changed_keys(inner if isinstance(inner, dict) else {}, value, f"{key}.")
         elif (was := there.get(key, usual.get(head + key))) != value:
             found[head + key] = (was, value)
+    for key, was in there.items():
+        name = head + key
+        if key not in here and name in usual and was != usual[name]:
+            found[name] = (was, usual[name])
     return found
 
 

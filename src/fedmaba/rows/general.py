@@ -7,9 +7,10 @@ import warnings
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 
-from fedmaba.rows.base import LossFn, Rows, Step
+from fedmaba.data import trees
+from fedmaba.rows.base import Inputs, LossFn, Rows, Step, call
 
 
 class _General(Rows):
@@ -18,8 +19,8 @@ class _General(Rows):
     def _named(self, flat: Tensor) -> dict[str, Tensor]:
         return dict(zip(self.layout.names, self.layout.views(flat), strict=True))
 
-    def _total(self, weights: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        out = functional_call(self.model, weights, (x,))
+    def _total(self, weights: dict[str, Tensor], x: Inputs, y: Tensor, weight: Tensor) -> Tensor:
+        out = call(self.model, x, weights)
         return (self._per_example(out, y) * weight).sum()
 
     def _add(
@@ -47,16 +48,15 @@ class VmapRows(_General):
         grads, loss = vmap(grad_and_value(self._total))(named, step.x, step.y, step.weight)
         return self._add(sink, [grads[n] for n in self.layout.names], loss.detach(), step)
 
-    def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
+    def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
         self.model.eval()
 
-        def one(weights: dict[str, Tensor], inputs: Tensor) -> Tensor:
-            out: Tensor = functional_call(self.model, weights, (inputs,))
-            return out
+        def one(weights: dict[str, Tensor], inputs: Inputs) -> Tensor:
+            return call(self.model, inputs, weights)
 
-        shared = len(x) == 1 and len(flat) > 1
+        shared = len(trees.leaves(x)[0]) == 1 and len(flat) > 1
         out: Tensor = vmap(one, in_dims=(0, None if shared else 0))(
-            self._named(flat), x[0] if shared else x
+            self._named(flat), trees.mapped(lambda v: v[0], x) if shared else x
         )
         return out
 
@@ -75,40 +75,43 @@ class LoopRows(_General):
                 torch.manual_seed(k & (2**63 - 1))
                 with torch.enable_grad():
                     own = {n: v[r].detach().requires_grad_() for n, v in self._named(read).items()}
-                    loss = self._total(own, *(part[r, :size] for part in step[:3]))
+                    x = trees.mapped(lambda v: v[r, :size], step.x)  # noqa: B023
+                    loss = self._total(own, x, step.y[r, :size], step.weight[r, :size])
                     grads.append(torch.autograd.grad(loss, list(own.values())))
                 losses.append(loss.detach())
         stacked = [torch.stack(g) for g in zip(*grads, strict=True)]
         return self._add(sink, stacked, torch.stack(losses), step)
 
-    def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
+    def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
         self.model.eval()
-        named = self._named(flat)
+        named, many = self._named(flat), len(trees.leaves(x)[0])
+        each = []
         with torch.no_grad():
-            each = [
-                functional_call(self.model, {n: v[r] for n, v in named.items()}, (x[r % len(x)],))
-                for r in range(len(flat))
-            ]
+            for r in range(len(flat)):
+                own = trees.mapped(lambda v: v[r % many], x)  # noqa: B023
+                each.append(call(self.model, own, {n: v[r] for n, v in named.items()}))
         return torch.stack(each)
 
 
-def vmap_refusal(model: nn.Module, example: Tensor, loss: LossFn | None) -> str | None:
+def vmap_refusal(
+    model: nn.Module, example: Inputs, loss: LossFn | None, target: Tensor
+) -> str | None:
     """Why torch.func cannot vectorise model and loss, tried in both modes; None where it can."""
     model = copy.deepcopy(model).train()  # a failed try may leave its own tensors behind
     weights = {n: p.detach()[None].expand(2, *p.shape) for n, p in model.named_parameters()}
-    target = torch.zeros(2, len(example), dtype=torch.int64, device=example.device)
+    twice = trees.mapped(lambda v: v.expand(2, *v.shape), example)
 
-    def total(own: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        out: Tensor = functional_call(model, own, (x,))
+    def total(own: dict[str, Tensor], x: Inputs, y: Tensor) -> Tensor:
+        out = call(model, x, own)
         return (out.square() if loss is None else loss(out, y)).sum()
 
     try:
         with warnings.catch_warnings():  # torch warns of slow operations
             warnings.simplefilter("ignore")
-            vmap(grad_and_value(total))(weights, example.expand(2, *example.shape), target)
+            vmap(grad_and_value(total))(weights, twice, target.expand(2, *target.shape))
             model.eval()
             with torch.no_grad():  # other operations than with gradients, in an LSTM
-                vmap(lambda own: functional_call(model, own, (example,)))(weights)
+                vmap(lambda own: call(model, example, own))(weights)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         return str(error).strip().split("\n")[0][:120]
     return None

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.rows import Rows
+from fedmaba.rows.base import Inputs
 from fedmaba.rows.cuda_graphs import send, start_fetch
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation.batch import Batch, precision
@@ -75,7 +76,7 @@ def start_losses(batch: Batch, cohorts: list[Cohort]) -> dict[int, Host]:
 
 def losses_at_models(
     spec: LossSpec,
-    x: Tensor,
+    x: Inputs,
     y: Tensor,
     entries: Tensor,
     union: Tensor,
