@@ -27,6 +27,7 @@ TYPED = {
     "data.partition": ("dirichlet:0.3", "dirichlet:0.3"),
     "data.clients": ("30", 30),
     "data.test": ("local", "local"),
+    "data.task": ("regress", "regress"),
     "data.validation": ("10%", "10%"),
     "train.rounds": ("7", 7),
     "train.participants": ("5", 5),

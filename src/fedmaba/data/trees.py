@@ -47,9 +47,7 @@ def leaves(tree: Tree[T]) -> list[T]:
     """The arrays of a tree, in order."""
     if isinstance(tree, dict):
         return [*tree.values()]
-    if isinstance(tree, tuple) and not isinstance(tree, Shape):
-        return [*tree]
-    return [tree]
+    return [*tree] if isinstance(tree, tuple) else [tree]
 
 
 def names(tree: Tree[Any], head: str) -> list[str]:
@@ -73,6 +71,13 @@ def shape_leaves(shapes: Shapes) -> Tree[Shape]:
     if shapes and isinstance(shapes[0], tuple):
         return tuple(_shape(shape) for shape in shapes)
     return _shape(shapes)  # type: ignore[arg-type]
+
+
+def shape_list(shapes: Tree[Shape]) -> list[Shape]:
+    """The shapes of a tree, in order."""
+    if isinstance(shapes, dict):
+        return [*shapes.values()]
+    return [shapes] if isinstance(shapes, Shape) else [*shapes]
 
 
 def _shape(shape: tuple[int, ...]) -> Shape:

@@ -122,6 +122,8 @@ def build_model(
             raise InputError(f"model {name!r} gave a {type(model).__name__}: return an nn.Module")
         read = as_read(model.eval(), shape)
         out = _try(model, name, _blank(read, 2))  # also gives lazy layers their weights
+        if any(leaf.vocabulary for leaf in trees.shape_list(read)):
+            _try(model, name, _blank(read, 2, largest=True))
     for label, module in model.named_modules():
         statistics = getattr(module, "running_mean", None) is not None
         if statistics or isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -234,14 +236,18 @@ def check_tokens(model: nn.Module, make: Factory, x: Tree[NDArray[Any]]) -> None
         if values.dtype.kind == "i":
             flat = values.reshape(len(values), -1)
             rows |= {int(flat.min(1).argmin()), int(flat.max(1).argmax())}
-    if not rows:
-        return
-    some = sorted(rows) * (1 + (len(rows) == 1))
+    if rows:
+        name = getattr(make, "__name__", str(make))
+        _try(model.eval(), name, trees.mapped(lambda v: torch.from_numpy(v[sorted(rows)]), x))
+
+
+@contextmanager
+def _watched_tokens(model: nn.Module) -> Iterator[list[str]]:
+    """What is wrong with the tokens that reach an Embedding, as long as this lasts."""
     wrong: list[str] = []
 
     def look(layer: nn.Module, args: tuple[object, ...]) -> None:
-        many = int(layer.num_embeddings)  # type: ignore[arg-type]
-        ids = args[0]
+        many, ids = int(layer.num_embeddings), args[0] if args else None  # type: ignore[arg-type]
         if isinstance(ids, torch.Tensor) and not ids.is_floating_point() and ids.numel():
             least, most = int(ids.min()), int(ids.max())
             if least < 0 or most >= many:
@@ -250,23 +256,21 @@ def check_tokens(model: nn.Module, make: Factory, x: Tree[NDArray[Any]]) -> None
                     f"for 0 to {many - 1}: correct the ids, or make it larger"
                 )
 
-    name = getattr(make, "__name__", str(make))
     looked = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
     hooks = [layer.register_forward_pre_hook(look) for layer in looked]
     try:
-        _try(model.eval(), name, trees.mapped(lambda v: torch.from_numpy(v[some]), x))
-    except InputError as error:
-        raise (InputError(f"model {name!r} gets {wrong[0]}") if wrong else error) from error
+        yield wrong
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def _blank(shape: Tree[trees.Shape], many: int) -> Inputs:
-    """So many empty inputs; a mask masks nothing."""
+def _blank(shape: Tree[trees.Shape], many: int, largest: bool = False) -> Inputs:
+    """So many empty inputs, or those of the largest tokens; a mask masks nothing."""
 
     def one(leaf: trees.Shape) -> torch.Tensor:
-        return torch.full((many, *leaf), leaf.kind == "b", dtype=_DTYPES[leaf.kind])
+        value = max(0, leaf.vocabulary - 1) if largest else 0
+        return torch.full((many, *leaf), 1 if leaf.kind == "b" else value, dtype=_DTYPES[leaf.kind])
 
     return trees.mapped(one, shape)
 
@@ -289,10 +293,13 @@ def _try(
     model: nn.Module, name: str, x: Inputs, buffers: dict[str, torch.Tensor] | None = None
 ) -> torch.Tensor:
     """The outputs of a model for some inputs."""
+    wrong: list[str] = []
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _watched_tokens(model) as wrong:
             out: object = call(model, x, buffers)
     except Exception as error:  # user code can raise anything
+        if wrong:
+            raise InputError(f"model {name!r} gets {wrong[0]}") from error
         sizes = trees.mapped(lambda v: trees.Shape(tuple(v.shape[1:])), x)
         what = f"model {name!r} does not accept inputs of shape {trees.in_words(sizes)}"
         raise user_code.error_in_user_code(what, error) from error
