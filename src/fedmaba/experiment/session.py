@@ -33,7 +33,7 @@ from fedmaba.experiment.driver import drive
 from fedmaba.results import files, run_folder, schema
 from fedmaba.results.array_files import Arrays, pack
 from fedmaba.results.history import History, RunHistory
-from fedmaba.results.metrics import OF_TASK, Metric
+from fedmaba.results.metrics import ACCURACY, OF_TASK, Metric
 from fedmaba.rows import LossFn, models
 from fedmaba.simulation import distributed, engine
 from fedmaba.simulation.local_training import MetricFn
@@ -275,7 +275,7 @@ def _metric(data: datasets.Dataset, own: MetricFn | None) -> Metric:
     lower = engine.lower_is_better(data.task, own)
     name = getattr(own, "__name__", "score").strip("<>_").replace("_", " ")
     if data.task == "classify" and not lower:
-        return Metric()
+        return ACCURACY
     return Metric("score" if name == "lambda" else name, lower, shares=False)
 
 
@@ -283,7 +283,7 @@ def _task_note(data: datasets.Dataset, metric: Metric, own: MetricFn | None) -> 
     """The line that says what is predicted, who said so, and how it is judged."""
     said = "" if data.task_given or data.task == "classify" else " (by the shape and type of y)"
     way = "lower" if metric.lower else "higher"
-    judged = "" if metric == Metric() else f"; {metric.name}, {way} is better"
+    judged = "" if metric == ACCURACY else f"; {metric.name}, {way} is better"
     if own is not None and data.task != "classify" and not metric.lower:
         judged += " (if lower is, set lower_is_better = True on your metric)"
     return f"task: {data.task}{said}: {data.target.in_words()}{judged}"

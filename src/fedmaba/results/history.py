@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedmaba.errors import InputError
 from fedmaba.results import metrics
-from fedmaba.results.metrics import PERCENT, Fairness, Metric, Unit
+from fedmaba.results.metrics import ACCURACY, PERCENT, Fairness, Metric, Unit
 
 if TYPE_CHECKING:
     from fedmaba.simulation.state import Snapshot
@@ -71,7 +71,7 @@ class RunHistory:
     diverged: str = ""
     tables: dict[str, Column] = field(default_factory=dict)
     of: str = ""  # digest of all settings but the seed; "" where no file says it
-    metric: Metric = Metric()  # what its scores are
+    metric: Metric = ACCURACY  # what its scores are
     # By table: the table itself, how many of its rows were looked at, whether all were shares.
     _unit_cache: dict[str, tuple[Any, int, bool]] = field(
         default_factory=dict, init=False, repr=False, compare=False

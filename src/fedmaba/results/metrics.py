@@ -50,8 +50,9 @@ class Metric(NamedTuple):
         return unit if usual else unit._replace(name=self.name, lower=self.lower)
 
 
+ACCURACY = Metric()
 OF_TASK = {
-    "classify": Metric(),
+    "classify": ACCURACY,
     "regress": Metric("mean squared error", lower=True, shares=False),
     "multilabel": Metric("labels right", shares=True),
     "sequence": Metric("positions right", shares=True),

@@ -31,7 +31,7 @@ from fedmaba.results import array_files, files, schema
 from fedmaba.results.array_files import Arrays, MemoryBudget, npz, pack
 from fedmaba.results.files import Buffer
 from fedmaba.results.history import History, check_shapes, from_arrays
-from fedmaba.results.metrics import Metric, every
+from fedmaba.results.metrics import ACCURACY, every
 
 MAGIC = b"FEDMABA1"
 KEPT_CHECKPOINTS = 2
@@ -479,7 +479,7 @@ def history_from_checkpoint(arrays: Arrays, meta: Mapping[str, Any], file: Path)
 def _run_entries(history: History) -> list[dict[str, Any]]:
     return [
         {key: getattr(run, key) for key in RUN_KEYS}
-        | ({"metric": run.metric._asdict()} if run.metric != Metric() else {})
+        | ({"metric": run.metric._asdict()} if run.metric != ACCURACY else {})
         for run in history.runs
     ]
 
