@@ -1,14 +1,14 @@
 """Models as ordinary nn.Module, made by a factory of (input shape, number of classes).
 
 Users bring their own as `package.module:factory` or as a callable. Two kinds of layers are refused:
-those whose buffers change in training, such as running statistics, because clients send only
-weights; and those that mix examples, because minibatches are padded.
+those whose buffers change in training, because clients send only weights; and those that mix
+examples, because minibatches are padded. BatchNorm does both; see `batchnorm`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -21,7 +21,8 @@ from fedmaba.data import trees
 from fedmaba.data.targets import TargetKind
 from fedmaba.data.trees import Tree
 from fedmaba.errors import FedmabaError, InputError, unknown
-from fedmaba.rows.base import Inputs, call
+from fedmaba.rows import batchnorm as norms
+from fedmaba.rows.base import Inputs, Layout, call, constants
 
 # Of one example: sizes, or a tuple or dict of sizes where there are several inputs. What a factory
 # gets also says what the numbers are: see `trees.Shape`.
@@ -96,6 +97,8 @@ def build_model(
     shape: Shape,
     classes: int,
     seed: int,
+    batchnorm: norms.Choice = "refuse",
+    *,
     target: TargetKind | None = None,
     free: bool = False,
 ) -> nn.Module:
@@ -124,17 +127,11 @@ def build_model(
         out = _try(model, name, _blank(read, 2))  # also gives lazy layers their weights
         if any(leaf.vocabulary for leaf in trees.shape_list(read)):
             _try(model, name, _blank(read, 2, largest=True))
-    for label, module in model.named_modules():
-        statistics = getattr(module, "running_mean", None) is not None
-        if statistics or isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise InputError(
-                f"model {name!r}: layer {label!r} is a {type(module).__name__} with statistics "
-                "over examples, which no server rule averages rightly: use GroupNorm"
-            )
-    frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
-    if frozen or not any(True for _ in model.parameters()):
-        what = f"weights {frozen[0]!r} are frozen" if frozen else "there are no weights to train"
-        raise InputError(f"model {name!r}: {what}: keep constants as buffers, train the rest")
+    model = norms.replace_batchnorm(model, batchnorm, name)
+    if not any(p.requires_grad for p in model.parameters()):
+        some = any(True for _ in model.parameters())
+        what = "all weights are frozen" if some else "there are no weights to train"
+        raise InputError(f"model {name!r}: {what}: let it have weights with requires_grad=True")
     target = target or TargetKind("classify", (), classes)
     if not out.ndim or len(out) != 2:
         what = f"gives outputs of shape {tuple(out.shape)} for 2 examples"
@@ -145,6 +142,33 @@ def build_model(
     if why := _leak_between_examples(model, name, read):
         raise InputError(f"model {name!r}: {why}")
     return model
+
+
+def sent_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What a server and its sites send each other of a model's state.
+
+    Not among it: frozen weights, and layers that each site keeps.
+    """
+    sent, found = Layout(model).sent_names(), model.named_parameters(remove_duplicate=False)
+    here = {name for name, p in found if not p.requires_grad}
+    for label, module in model.named_modules():
+        if isinstance(module, norms.FrozenBatchNorm | norms.RowBatchNorm):
+            here |= {f"{label}.{name}".lstrip(".") for name in module.state_dict()}
+    return {n: v for n, v in model.state_dict().items() if n in sent or n not in here}
+
+
+def require_same_constants(models: Mapping[int, nn.Module]) -> None:
+    """Refuse models, by seed, whose frozen weights differ: all rows share one copy of these."""
+    (seed, first), *others = models.items()
+    kept = constants(first)
+    for other, model in others:
+        for name, value in constants(model).items():
+            if not torch.equal(value, kept[name]):
+                raise InputError(
+                    f"the frozen weights {name!r} are others with seed {other} than with seed "
+                    f"{seed}, and all runs share them: make them alike, from a file or by a seed "
+                    "of their own"
+                )
 
 
 def _unmade(what: str, error: Exception, shape: Shape, classes: int) -> InputError:
@@ -174,6 +198,7 @@ def _leak_between_examples(model: nn.Module, name: str, shape: Tree[trees.Shape]
         one, *others = (_random(shape) for _ in range(3))
         for training in (True, False):
             model.train(training)
+            norms.use_running_statistics(model)  # what these mix is declared
             outs = []
             for other in others:
                 after = {n: b.clone() for n, b in before.items()}

@@ -24,14 +24,18 @@ from fedmaba.data.trees import Shape
 from fedmaba.errors import InputError, NoRoom
 from fedmaba.rows import LossFn, Rows, compile, models
 from fedmaba.rows.base import Inputs, call
+from fedmaba.rows.batchnorm import too_few
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.tasks import FUNCTIONS
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation import pipeline
+from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.batch import Batch, RunParts, precision
 from fedmaba.simulation.cohort import out_of_memory
 from fedmaba.simulation.distributed import Ranks
-from fedmaba.simulation.local_training import MetricFn, Optimiser, Pool
+from fedmaba.simulation.local_training import MetricFn, Pool
+from fedmaba.simulation.measurements import client_means
+from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.simulation.state import (
     Evaluation,
     KeptChanges,
@@ -77,10 +81,14 @@ def start(
     device = _device(plan.device, ranks)
     dtype = torch.float64 if plan.dtype == "float64" else torch.float32
     free = loss is not None and metric is not None  # to make anything of the outputs
+    kind = data.target
     initial = {
-        seed: models.build_model(make, data.shape, data.target.outputs, seed, data.target, free)
+        seed: models.build_model(
+            make, data.shape, kind.outputs, seed, plan.batchnorm, target=kind, free=free
+        )
         for seed in dict.fromkeys(run.seed for run in runs)
     }
+    models.require_same_constants(initial)
     first = initial[runs[0].seed]
     x, y = load_examples(first, make, data, device, dtype)
     template = copy.deepcopy(first).to(device, dtype)
@@ -89,6 +97,7 @@ def start(
     count = plan.threads or torch.get_num_threads()
     with Workers(1, count).threads():
         _try(template, example, target, loss, metric)
+    _check_minibatches(template, runs, plan)
     usual, given = FUNCTIONS[data.task], metric
     loss, metric = loss or usual.loss, metric or usual.metric
     rows = compile(template, example, loss, dtype=plan.dtype, target=target)
@@ -110,6 +119,10 @@ def start(
         vectors=[
             {name: flat.new_zeros(r.federation.n_clients, flat.shape[1]) for name in keep}
             for r, keep in ((r, r.strategy.local().keep) for r in runs)
+        ],
+        own=[
+            flat[r, rows.layout.shared :].repeat(run.federation.n_clients, 1)
+            for r, run in enumerate(runs)
         ],
         diverged=[""] * len(runs),
         chunk=ranks.least(plan.chunk or _chunk(rows, _most(runs, plan), flat)),
@@ -222,6 +235,8 @@ def _scores(
     whose = {row: r for row, r in whose.items() if len(parts.parts[r].index)}
     if not whose:
         return {}
+    if batch.rows.layout.shared < batch.rows.layout.size:
+        return {row: _own_scores(batch, parts, flat[row], r) for row, r in whose.items()}
     mine, found = batch.ranks.mine, flat.new_zeros(2, len(whose), len(parts.union))
     found[..., mine] = torch.stack(batch.evaluate(flat[list(whose)], parts.union[mine]))
     batch.ranks.sum(found)
@@ -232,6 +247,13 @@ def _scores(
         place = parts.host_place[parts.base[r] : parts.base[r] + len(part.index)]
         out[row] = Scores(part.means(loss[place]), part.means(score[place]))
     return out
+
+
+def _own_scores(batch: Batch, parts: RunParts, model: Tensor, r: int) -> Scores:
+    """Loss and score of each client under a model with the part that the client keeps."""
+    everyone = np.arange(batch.runs[r].federation.n_clients)
+    found = client_means(batch, parts, r, model, everyone, scored=True)
+    return Scores(*(value.cpu().numpy() for value in found))
 
 
 def _try(
@@ -275,6 +297,28 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
             average.parse_rule(rule)
     for federation in {id(run.federation): run.federation for run in runs}.values():
         federation.check()
+    round_schedule(plan.schedule, plan.lr_decay)
+    parse_schedule(plan.step_schedule, "step_schedule")
+    if plan.augment is not None:
+        parse_augment(plan.augment).check(runs[0].federation.data.shape)
+
+
+def _check_minibatches(model: torch.nn.Module, runs: Sequence[Run], plan: Plan) -> None:
+    """Refuse minibatches of one example where a layer takes the variance over examples."""
+    if not (layer := too_few(model, 1)):
+        return
+    for run in runs:
+        size = run.federation.train.size
+        whole = run.strategy.local().full_batch
+        minibatch = int(size.max()) if whole else plan.minibatch
+        steps = plan.steps if plan.steps and not whole else np.inf
+        last = (size - 1) % minibatch + 1  # examples in the last minibatch of an epoch
+        if len(bad := np.flatnonzero((last == 1) & (steps >= -(-size // minibatch)))):
+            raise InputError(
+                f"client {bad[0]} has {size[bad[0]]} training examples, so one minibatch of "
+                f"{minibatch} has a single one, and {layer!r} takes the variance over examples: "
+                "choose another --minibatch, or --batchnorm group or frozen"
+            )
 
 
 def _device(name: str, ranks: Ranks) -> torch.device:
