@@ -42,6 +42,7 @@ class Dataset:
     classes: tuple[str, ...]  # (C,) or the labels' names; () where targets are numbers
     client: IntArray | None = None  # (n,) owner 0..N-1 where the data say so; -1: test row, unknown
     client_names: tuple[str, ...] = ()  # (N,)
+    inputs: str = ""  # how published pixels became x, in words; "": values as they were given
     task: Task = "classify"
     task_given: bool = False  # the user said it; else it was inferred
 
@@ -83,14 +84,17 @@ def load(
     name: str,
     data_dir: Path | None = None,
     *,
+    normalise: str | None = None,
     download: bool = True,
     progress: Progress | None = None,
     task: str | None = None,
 ) -> Dataset:
     """The data set of this name, file or specification; `describe_datasets` lists what there is.
 
+    `normalise` says how the pixels of a published set become inputs; None: as is usual for it.
     `task` is what a model is to predict; None: as the targets of a file say.
     """
+    check_normalise(name, normalise)
     asked = targets.check_task(task)
     if asked not in (None, "classify") and not name.endswith((".npz", ".csv")):
         raise InputError(f"task={asked}, but {name} has class labels: leave it out")
@@ -110,10 +114,23 @@ def load(
             found = published.find_files(spec, fetch(name, None, progress))
         except InputError as err:
             why = f"; {str(err).rpartition(': ')[0]}"
+    inputs = published.normalisation(spec, normalise)
     x, y, n_train = published.read_arrays(
-        spec, found or published.locate_files(spec, data_dir, why)
+        spec, found or published.locate_files(spec, data_dir, why), inputs
     )
-    return Dataset(spec.name, x, y, n_train, spec.classes)
+    return Dataset(spec.name, x, y, n_train, spec.classes, inputs=inputs.in_words())
+
+
+def check_normalise(name: str, how: str | None) -> None:
+    """Refuse a way of normalising that a data set cannot have."""
+    if how is None:
+        return
+    if name.endswith((".npz", ".csv")) or name.partition(":")[0] == "synthetic":
+        raise InputError(
+            f"normalise={how!r}: {name} is used as it is: leave it out, and scale your own data "
+            "yourself"
+        )
+    published.normalisation(published.spec_of(name), how)
 
 
 def check_name(name: str) -> None:
@@ -502,7 +519,9 @@ def _csv(path: Path, task: Task | None) -> Dataset:
     client = client[order] if client is not None else None
     kind: Task = "classify" if numbers is None else "regress"
     many, said = n - int(test.sum()), task is not None
-    return Dataset(path.name, x, y[order], many, classes, client, names, kind, said)
+    return Dataset(
+        path.name, x, y[order], many, classes, client, names, task=kind, task_given=said
+    )
 
 
 def _numbers_of_csv(

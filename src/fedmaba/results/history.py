@@ -18,13 +18,14 @@ from fedmaba.results import metrics
 from fedmaba.results.metrics import ACCURACY, PERCENT, Fairness, Metric, Unit
 
 if TYPE_CHECKING:
-    from fedmaba.simulation.state import Snapshot
+    from fedmaba.simulation.state import Round, Snapshot
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Model = Literal["deployed", "last"]
 At = Literal["last", "best", "last5"]
 Arrays = dict[str, NDArray[Any]]
+TRAINING = "training.loss"  # a table of what clients reported at each evaluation
 VIEWS = "fedmaba.report.history_views"  # loaded by its name: results import nothing of reports
 
 
@@ -152,6 +153,13 @@ class RunHistory:
         better = self.metric.unit(True).sign * judged
         scores = np.nanmean(np.where(nobody, -np.inf, better), axis=1)
         return np.array([int(np.argmax(scores))])
+
+    def add_training_losses(self, seen: Round) -> None:
+        """Keep what clients reported in the round that was evaluated last; nan for the others."""
+        if seen.loss is not None:
+            losses = np.full(self.n_clients, np.nan)
+            losses[seen.client] = seen.loss
+            _append_row(self, {TRAINING: losses})
 
     def arrays(self) -> Arrays:
         """Every table as an array, to be saved; later rounds do not change these arrays."""

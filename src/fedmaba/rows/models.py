@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
+from inspect import signature
 from typing import Any, TypeAlias
 
 import torch
@@ -23,6 +25,7 @@ from fedmaba.data.trees import Tree
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.rows import batchnorm as norms
 from fedmaba.rows.base import Inputs, Layout, call, constants
+from fedmaba.rows.ready import gpt, lstm, mlp_tabular, resnet, vit
 
 # Of one example: sizes, or a tuple or dict of sizes where there are several inputs. What a factory
 # gets also says what the numbers are: see `trees.Shape`.
@@ -31,7 +34,7 @@ Factory = Callable[[Shape, int], nn.Module]
 
 
 def mlp(shape: Shape, classes: int) -> nn.Module:
-    """the paper's perceptron: two hidden layers of 200, ReLU"""
+    """perceptron: two hidden layers of 200, ReLU, as FedMDFG's code has it"""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(_count(shape, "mlp"), 200),
@@ -42,8 +45,15 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
     )
 
 
+def mlp1(shape: Shape, classes: int) -> nn.Module:
+    """perceptron with one hidden layer of 200, ReLU"""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(_count(shape, "mlp1"), 200), nn.ReLU(), nn.Linear(200, classes)
+    )
+
+
 def cnn(shape: Shape, classes: int) -> nn.Module:
-    """the paper's CNN: conv 5x5 64, pool, conv 5x5 64, pool, 384, 192, dropout 0.2 and 0.5"""
+    """CNN of FedMDFG's code: conv 5x5 64, pool, conv 5x5 64, pool, 384, 192, dropout 0.2, 0.5"""
     shape = _sizes(shape, "cnn")
     if len(shape) != 3 or min(shape[1:]) < 16:
         raise InputError(
@@ -74,7 +84,68 @@ def softmax(shape: Shape, classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(_count(shape, "softmax"), classes))
 
 
-REGISTRY: dict[str, Factory] = {"mlp": mlp, "cnn": cnn, "softmax": softmax}
+def _for_images(make: Factory, least: int) -> Factory:
+    """A ready model that takes images alone."""
+
+    @wraps(make)
+    def checked(shape: Shape, classes: int) -> nn.Module:
+        shape = _sizes(shape, make.__name__)
+        if len(shape) != 3 or min(shape[1:]) < least:
+            raise InputError(
+                f"model {make.__name__} wants images of (channels, height, width) with sides of at "
+                f"least {least}, but the data have shape {tuple(shape)}: use --model mlp"
+            )
+        return make(shape, classes)
+
+    return checked
+
+
+def _for_tokens(make: Callable[..., nn.Module]) -> Factory:
+    """A ready model that takes tokens alone."""
+
+    @wraps(make)
+    def checked(shape: Shape, classes: int, target: Any = None) -> nn.Module:
+        shape = _sizes(shape, make.__name__)
+        kind, known = shape.kind, shape.vocabulary
+        if kind != "i" or len(shape) != 1 or not known:
+            what = "whole numbers" if kind == "i" else "numbers"
+            raise InputError(
+                f"model {make.__name__} wants tokens, whole numbers from 0 of shape (length,), but "
+                f"the data have {what} of shape {tuple(shape)}: use --model mlp"
+            )
+        return make(shape, classes, target)
+
+    return checked
+
+
+def _for_tables(make: Factory) -> Factory:
+    """A ready model that takes rows of a table alone."""
+
+    @wraps(make)
+    def checked(shape: Shape, classes: int) -> nn.Module:
+        shape = _sizes(shape, "mlp-tabular")
+        if len(shape) != 1:
+            raise InputError(
+                f"model mlp-tabular wants the features of a table, of shape (features,), but the "
+                f"data have shape {tuple(shape)}: use --model mlp"
+            )
+        return make(shape, classes)
+
+    return checked
+
+
+REGISTRY: dict[str, Factory] = {
+    "mlp": mlp,
+    "mlp1": mlp1,
+    "cnn": cnn,
+    "softmax": softmax,
+    "resnet8": _for_images(resnet.resnet8, 8),
+    "resnet18": _for_images(resnet.resnet18, 8),
+    "vit": _for_images(vit.vit, 8),
+    "lstm": _for_tokens(lstm.lstm),
+    "gpt": _for_tokens(gpt.gpt),
+    "mlp-tabular": _for_tables(mlp_tabular.mlp_tabular),
+}
 
 
 def find_factory(name: str) -> Factory:
@@ -114,9 +185,10 @@ def build_model(
             f"lambda shape, classes: {kind}(...)"
         )
     name = getattr(make, "__name__", str(make))
+    target = target or TargetKind("classify", (), classes)
     with _seeded(int(rng.key(seed, "model")[0]) >> 1):
         try:
-            model = make(shape, classes)
+            model = _made(make, shape, classes, target)
         except FedmabaError:
             raise
         except Exception as error:  # user code can raise anything
@@ -132,7 +204,6 @@ def build_model(
         some = any(True for _ in model.parameters())
         what = "all weights are frozen" if some else "there are no weights to train"
         raise InputError(f"model {name!r}: {what}: let it have weights with requires_grad=True")
-    target = target or TargetKind("classify", (), classes)
     if not out.ndim or len(out) != 2:
         what = f"gives outputs of shape {tuple(out.shape)} for 2 examples"
         raise InputError(f"model {name!r} {what}: give one entry for each, as (2, ...)")
@@ -142,6 +213,15 @@ def build_model(
     if why := _leak_between_examples(model, name, read):
         raise InputError(f"model {name!r}: {why}")
     return model
+
+
+def _made(make: Any, shape: Shape, classes: int, target: TargetKind) -> Any:
+    """What a factory makes; one with a parameter `target` is also told what to predict."""
+    try:
+        told = "target" in signature(make).parameters
+    except (TypeError, ValueError):  # of a callable that has no signature
+        told = False
+    return make(shape, classes, target=target) if told else make(shape, classes)
 
 
 def sent_weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -343,7 +423,7 @@ def _count(shape: Shape, name: str) -> int:
     return math.prod(_sizes(shape, name))
 
 
-def _sizes(shape: Shape, name: str) -> tuple[int, ...]:
+def _sizes(shape: Shape, name: str) -> trees.Shape:
     """The sizes of the one array that a ready model takes."""
     one = trees.shape_leaves(shape)
     if not isinstance(one, trees.Shape):

@@ -20,9 +20,10 @@ from torch import Tensor
 from fedmaba.data import trees
 from fedmaba.rows.base import Inputs, PropFairRows, ProxPull, RowBlock, Rows, SharedInputs, Step
 from fedmaba.rows.cuda_graphs import GraphCache, Held
+from fedmaba.rows.images import take_augmented
 from fedmaba.rows.random import shuffles
 from fedmaba.rows.workers import Workers
-from fedmaba.simulation.augmentation import Augmentation, take_augmented
+from fedmaba.simulation.augmentation import Augmentation
 from fedmaba.simulation.optimiser import Optimiser, Schedule, step_factors
 from fedmaba.strategies.base import Local, PropFairLoss
 
@@ -416,7 +417,8 @@ def _take(rule: RowRule, x: Inputs, index: Tensor, keys: Tensor) -> Inputs:
     """The inputs x[index] of steps with random streams `keys`, changed as the rule says."""
     if rule.augment is None or not isinstance(x, Tensor):  # only images are augmented
         return _examples(x, index)
-    return take_augmented(x, index, keys, rule.augment, rule.rows.image_axes)
+    flip, crop = rule.augment.flip, rule.augment.crop
+    return take_augmented(x, index, keys, rule.rows.image_axes, flip=flip, crop=crop)
 
 
 def _examples(x: Inputs, index: Tensor) -> Inputs:
