@@ -11,7 +11,7 @@ from fedmaba.report import client_figures, data, figures, table
 from fedmaba.report import html as page
 from fedmaba.report.plot_data import PlotData
 from fedmaba.results import run_folder
-from fedmaba.results.history import Column, History, RunHistory
+from fedmaba.results.history import GrowingArray, History, RunHistory
 from fedmaba.results.metrics import OF_TASK, PERCENT, Metric, every
 
 ERROR = OF_TASK["regress"]
@@ -21,11 +21,11 @@ SIZES = np.array([5, 5, 5, 5])
 def run_of(label, seed, *evaluations, metric=ERROR, held=None):
     """A run whose clients have these scores at each evaluation."""
     scores = np.array(evaluations, float)
-    tables = {"evaluated": Column(np.arange(1, len(scores) + 1))}
+    tables = {"evaluated": GrowingArray(np.arange(1, len(scores) + 1))}
     for model in ("deployed", "last"):
-        tables |= {f"{model}.accuracy": Column(scores), f"{model}.loss": Column(scores)}
+        tables |= {f"{model}.accuracy": GrowingArray(scores), f"{model}.loss": GrowingArray(scores)}
         if held is not None:
-            tables[f"{model}_validation.accuracy"] = Column(np.array(held, float))
+            tables[f"{model}_validation.accuracy"] = GrowingArray(np.array(held, float))
     return RunHistory(label, seed, "last", SIZES, tables=tables, metric=metric)
 
 
@@ -181,6 +181,23 @@ def test_the_best_model_is_that_of_the_lowest_error(folder, fed):
     means = [float(np.mean(s.evaluations[0]["last"].accuracy)) for s in shots]
     assert batch.progress.best_round[0] == int(np.argmin(means))
     assert len(set(means)) > 1
+
+
+def test_the_round_handed_out_is_picked_by_the_lowest_error(held_fed):
+    from fedmaba.data import datasets
+    from fedmaba.simulation.engine import Run
+    from plain_loop import PLAN, one, played
+
+    rng, n = np.random.default_rng(1), len(held_fed.data.y)
+    noise = datasets.from_arrays(rng.normal(size=(n, 4)), rng.normal(size=n))
+    mine, plan = replace(held_fed, data=noise), replace(PLAN, rounds=5, lr=0.3)
+    _, shots = played([Run(one("fedavg"), 3, mine, "best:accuracy")], mine, plan, "softmax")
+    means = [float(np.mean(s.evaluations[0]["last_validation"].accuracy)) for s in shots]
+    handed_out = shots[-1].evaluations[0]["deployed_validation"].accuracy
+    assert float(np.mean(handed_out)) == pytest.approx(min(means))
+    assert min(means) < means[-1] or np.argmin(means) == len(means) - 1
+    with pytest.raises(fedmaba.InputError, match=r"best:fair.* say best:accuracy"):
+        played([Run(one("fedavg"), 3, mine, "best:fair")], mine, plan, "softmax")
 
 
 def test_a_metric_of_your_own_says_which_way_is_better(tmp_path):

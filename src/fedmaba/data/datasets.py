@@ -519,9 +519,7 @@ def _csv(path: Path, task: Task | None) -> Dataset:
     client = client[order] if client is not None else None
     kind: Task = "classify" if numbers is None else "regress"
     many, said = n - int(test.sum()), task is not None
-    return Dataset(
-        path.name, x, y[order], many, classes, client, names, task=kind, task_given=said
-    )
+    return Dataset(path.name, x, y[order], many, classes, client, names, task=kind, task_given=said)
 
 
 def _numbers_of_csv(

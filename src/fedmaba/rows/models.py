@@ -30,7 +30,7 @@ from fedmaba.rows.ready import gpt, lstm, mlp_tabular, resnet, vit
 # Of one example: sizes, or a tuple or dict of sizes where there are several inputs. What a factory
 # gets also says what the numbers are: see `trees.Shape`.
 Shape: TypeAlias = trees.Shapes
-Factory = Callable[[Shape, int], nn.Module]
+Factory = Callable[[Any, int], nn.Module]  # of (Shape, number of outputs)
 
 
 def mlp(shape: Shape, classes: int) -> nn.Module:

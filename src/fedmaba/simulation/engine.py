@@ -84,7 +84,12 @@ def start(
     device = _device(plan.device, ranks)
     dtype = torch.float64 if plan.dtype == "float64" else torch.float32
     free = loss is not None and metric is not None  # to make anything of the outputs
-    kind = data.target
+    kind, lower = data.target, lower_is_better(data.task, metric)
+    if lower and any("best:fair" in run.rules for run in runs):
+        raise InputError(
+            "deploy='best:fair' goes by points of a score where higher is better, but here lower "
+            "is: say best:accuracy, which picks the lowest"
+        )
     initial = {
         seed: models.build_model(
             make, data.shape, kind.outputs, seed, plan.batchnorm, target=kind, free=free
@@ -104,7 +109,7 @@ def start(
     with Workers(1, count).threads():
         _try(template, example, target, loss, metric)
     _check_minibatches(template, runs, plan)
-    usual, given = FUNCTIONS[data.task], metric
+    usual = FUNCTIONS[data.task]
     loss, metric = loss or usual.loss, metric or usual.metric
     rows = compile(template, example, loss, dtype=plan.dtype, target=target)
     flat = torch.stack([rows.layout.pack(initial[r.seed]) for r in runs]).to(device, dtype)
@@ -151,9 +156,8 @@ def start(
     pool = Pool(rows.prepare(x), y, trained.entries)
     parts = (trained, validated, tested)
     graphs = GraphCache(device, rows.parallel)
-    lower = lower_is_better(data.task, given)
-    made = (runs, plan, rows, pool, metric, progress, *parts, workers, graphs, ranks)
-    return Batch(*made, lower_is_better=lower)
+    held = (runs, plan, rows, pool, metric, progress, *parts, workers, graphs, ranks)
+    return Batch(*held, lower_is_better=lower)
 
 
 def lower_is_better(task: str, metric: MetricFn | None) -> bool:
@@ -252,7 +256,8 @@ def _pick(batch: Batch, d: int, held: Scores) -> None:
     """Deploy the best model so far by the rule of d; keep those that may yet be the best."""
     at, rule = batch.progress, batch.handed_out[d][1]
     r, known = int(at.owner[d]), at.picks[d]
-    accuracy = np.append(known.accuracy, np.nanmean(held.accuracy))
+    mean = -np.nanmean(held.accuracy) if batch.lower_is_better else np.nanmean(held.accuracy)
+    accuracy = np.append(known.accuracy, mean)
     variance = np.append(known.variance, np.nanvar(held.accuracy))
     round_ = np.append(known.round, at.round - 1)
     models = torch.cat([known.model, at.model[r : r + 1]])
