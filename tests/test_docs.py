@@ -51,7 +51,7 @@ def test_readme_python_runs(number, tmp_path, monkeypatch, capsys):
 EXAMPLES = sorted(p.stem for p in (ROOT / "examples").glob("*.py"))
 
 
-LONG = ("liars", "own_model")  # ten seconds and more
+LONG = ("adapters", "liars", "own_model")  # ten seconds and more
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,7 @@ PRINTING = re.compile(r"^```python\n((?:(?!```)[^\n]*\n)+)```\n\n```text\n(.*?)^
 SHOWN = {  # what a page says that a block prints: the text right below it
     code: text
     for path in (ROOT / "docs").rglob("*.md")
-    for code, text in re.findall(
-        r"^```python\n((?:(?!```)[^\n]*\n)+)```\n\n```text\n(.*?)^```$",
-        path.read_text(),
-        re.M | re.S,
-    )
+    for code, text in PRINTING.findall(path.read_text())
 }
 
 

@@ -10,13 +10,14 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 import fedmaba
 from fedmaba import strategies
@@ -26,10 +27,12 @@ from fedmaba.errors import InputError
 from fedmaba.experiment import config
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.driver import drive
+from fedmaba.experiment.initial import given_weights
 from fedmaba.results import run_folder
 from fedmaba.results.array_files import Arrays
 from fedmaba.results.history import History, RunHistory
-from fedmaba.rows import LossFn, models
+from fedmaba.results.metrics import ACCURACY, OF_TASK, Metric
+from fedmaba.rows import LossFn, base, models
 from fedmaba.simulation import distributed, engine
 from fedmaba.simulation.local_training import MetricFn
 from fedmaba.strategies import deployed
@@ -45,6 +48,7 @@ class UserObjects:
     model: models.Factory | None = None
     loss: LossFn | None = None
     metric: MetricFn | None = None
+    init: Mapping[str, Any] | nn.Module | None = None
 
 
 @dataclass
@@ -59,12 +63,13 @@ class Session:
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # shown even with --quiet
     fingerprints: dict[str, str] = field(default_factory=dict)  # of the user's own code
-    needs_python_call: bool = False  # no command can name all it is made of
+    needs_python_call: bool = False  # no command can name all of its parts
     stopped: bool = False
+    init: str = ""  # the digest of given weights that the runs start from
     _provenance: dict[str, Any] | None = None
 
     def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
-        """Simulate, recording and checkpointing along the way, until done or told to stop."""
+        """Simulate round after round, record and save them, until the end or until told to stop."""
         save, folder = self.experiment.save, self.folder
         sink = MemorySink(self) if folder is None else FolderSink(self, folder)
         self.stopped = yield from drive(self.batch, sink, stop, save.seconds, save.every)
@@ -79,14 +84,27 @@ class Session:
             "weights": [f"{name} {tuple(shape)}" for name, shape in named],
             "order": layout.order_in_words(),
             "made": self.provenance(),
+            **({"constants": constants} if (constants := self._constants()) else {}),
         }
 
+    def _constants(self) -> str:
+        """The digest of what training does not change: frozen weights; empty where there are none.
+
+        It tells whether a run is resumed with another base than it was begun with.
+        """
+        digest, found = hashlib.sha256(), base.constants(self.batch.rows.model)
+        for name, value in sorted(found.items()):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest() if found else ""
+
     def provenance(self) -> dict[str, Any]:
-        """What the numbers come from: the settings, the data and the partition."""
+        """What the numbers come from: settings, data, partition, and given weights."""
         if self._provenance is None:
             data = self.batch.runs[0].federation.data.sha256()
             asked = json.loads(json.dumps(config.result_settings(self.experiment)))
             self._provenance = {"asked": asked, "data": data, "partition": partition_digests(self)}
+            self._provenance |= {"init": self.init} if self.init else {}
         return self._provenance
 
     def restore(self, arrays: Arrays, meta: dict[str, Any], out: Path) -> None:
@@ -116,6 +134,11 @@ class Session:
                     f"{out} was begun with another model ({was}; now {now}): restore it, or "
                     "begin another run in another folder"
                 )
+        if meta.get("constants", mine.get("constants")) != mine.get("constants"):
+            raise InputError(
+                f"{out} was begun with other frozen weights: restore the file or code that they "
+                "come from, or begin another run in another folder"
+            )
         if meta.get("order") != mine["order"]:
             raise InputError(
                 f"{out} was begun on a device that keeps weights in another order: go on there, or "
@@ -123,8 +146,13 @@ class Session:
             )
 
     def models(self) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
-        """Named weights of every run's last, deployed and best model."""
+        """Named weights of every run's last, deployed and best model.
+
+        The deployed one is whole: frozen weights are in it, too. Where clients keep a part of the
+        model, one more file has that part of every client, (N, ...) each.
+        """
         at, layout = self.batch.progress, self.batch.rows.layout
+        frozen = {n: v.cpu().numpy() for n, v in base.constants(self.batch.rows.model).items()}
         out = {}
         for d, (run, r) in enumerate(zip(self.history.runs, at.owner, strict=True)):
             name = run_folder.run_file_stem(d, run.label, run.seed)
@@ -132,6 +160,10 @@ class Session:
             for kind, weights in flat.items():
                 named = layout.unpack(weights)
                 out[f"{name}-{kind}"] = {key: w.cpu().numpy() for key, w in named.items()}
+            out[f"{name}-deployed"] |= frozen
+            if kept := layout.kept_views(at.own[r]):
+                each = {key: w.contiguous().cpu().numpy() for key, w in kept.items()}
+                out[f"{name}-clients"] = each
         return out
 
     def close(self) -> None:
@@ -165,7 +197,7 @@ class FolderSink(MemorySink):
     def __init__(self, session: Session, folder: run_folder.Folder) -> None:
         super().__init__(session)
         self.folder = folder
-        self._written = session.batch.progress.round  # the last round that rounds.jsonl tells of
+        self._written = session.batch.progress.round  # the last round that is in rounds.jsonl
         self._timing: list[dict[str, object]] = []  # lines that timing.jsonl does not have yet
         self._before = time.monotonic()
 
@@ -215,13 +247,17 @@ def prepare(
         deployed.parse_rule(experiment.server.deploy)
     does, share = _attack(experiment.attack)
     make = own.model or models.find_factory(experiment.model)
+    named = own.init if own.init is not None else experiment.init
+    init = None if named is None else given_weights(named)
     federations = _federations(experiment, own)
     data = next(iter(federations.values())).data
     if does is not None:
         federations = attacked(federations, does, share)
     if chosen is None:
         chosen = [(s, seed, experiment.server.deploy) for s in listed for seed in federations]
-    rules: dict[tuple[int, int], list[str]] = {}  # of one strategy and seed: trained once
+    rules: dict[
+        tuple[int, int], list[str]
+    ] = {}  # deployed models by strategy and seed, which are trained once
     for s, seed, deploy in chosen:
         rules.setdefault((listed.index(s), seed), []).append(deploy or s.deploy)
     runs = [
@@ -231,13 +267,19 @@ def prepare(
     together = distributed.join()
     if together.count > 1:
         together.alike(_identity_for_ranks(experiment, federations))
-    batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric, together)
+    batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric, together, init)
     tables = [
-        RunHistory(run.strategy.label(), run.seed, rule, run.federation.test.size)
+        RunHistory(
+            run.strategy.label(),
+            run.seed,
+            rule,
+            run.federation.test.size,
+            metric=_metric(data, own.metric),
+        )
         for run, rule in batch.handed_out
     ]
     history = History(tables, experiment.eval.share)
-    notes = [f"model: {batch.rows.path}"]
+    notes = [f"model: {batch.rows.path}", _task_note(data, tables[0].metric, own.metric)]
     if together.count > 1:
         notes.append(f"ranks: {together.count}")
     if (lies := runs[0].federation.hostile) is not None:
@@ -248,13 +290,44 @@ def prepare(
     things = {"model": make, "loss": own.loss, "metric": own.metric}
     code = fingerprints({what: thing for what, thing in things.items() if thing is not None})
     custom = fingerprints({f"strategy {s.name}": type(s) for s in listed})
-    common = _shared_settings(experiment, own, data)
+    started = "" if init is None else init.sha256()
+    common = _shared_settings(experiment, own, data) + ([started] if started else [])
     for table, (run, _) in zip(tables, batch.handed_out, strict=True):
         parts = [common, code, custom.get(f"strategy {run.strategy.name}")]
         table.of = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     # A strategy class that a caller passed has only a short name, which no command could find.
     objects = called and (own != UserObjects() or bool(custom))
-    return Session(experiment, batch, history, data, None, notes, [], code | custom, objects)
+    return Session(
+        experiment,
+        batch,
+        history,
+        data,
+        notes=notes,
+        fingerprints=code | custom,
+        needs_python_call=objects,
+        init=started,
+    )
+
+
+def _metric(data: datasets.Dataset, own: MetricFn | None) -> Metric:
+    """What a client's score is: by the task, or as the user's own function says."""
+    if own is None:
+        return OF_TASK[data.task]
+    lower = engine.lower_is_better(data.task, own)
+    name = getattr(own, "__name__", "score").strip("<>_").replace("_", " ")
+    if data.task == "classify" and not lower:
+        return ACCURACY
+    return Metric("score" if name == "lambda" else name, lower, shares=False)
+
+
+def _task_note(data: datasets.Dataset, metric: Metric, own: MetricFn | None) -> str:
+    """The line that says what is predicted, who said so, and how it is judged."""
+    said = "" if data.task_given or data.task == "classify" else " (by the shape and type of y)"
+    way = "lower" if metric.lower else "higher"
+    judged = "" if metric == ACCURACY else f"; {metric.name}, {way} is better"
+    if own is not None and data.task != "classify" and not metric.lower:
+        judged += " (if lower is, set lower_is_better = True on your metric)"
+    return f"task: {data.task}{said}: {data.target.in_words()}{judged}"
 
 
 def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:
@@ -267,25 +340,36 @@ def _federations(experiment: Experiment, own: UserObjects) -> dict[int, Federati
     """The clients of each seed."""
     seeds, asked = experiment.seed_list(), experiment.data
     if isinstance(own.data, Federation):
-        for key in ("partition", "clients", "test", "validation", "dir"):
+        _same_task(asked.task, own.data.data)
+        for key in ("partition", "clients", "test", "validation", "normalise", "dir"):
             if (value := getattr(asked, key)) != config.Data.model_fields[key].default:
                 raise InputError(
                     f"{key}={value!r}: a Federation is split already: leave it out, or give arrays"
                 )
         return dict.fromkeys(seeds, own.data)
     folder = None if asked.dir is None else Path(asked.dir)
-    data = own.data or datasets.load(asked.name, folder)
+    data = own.data or datasets.load(asked.name, folder, normalise=asked.normalise, task=asked.task)
+    _same_task(asked.task, data)
     given = data.client is not None
     spec = asked.partition or ("given" if given else "shards:2")
     clients = asked.clients
     if clients is None and spec != "given":
         clients = 20 if data.name == "sample" else 100
-    test = asked.test or ("official" if data.n_train < len(data.x) else "local")
+    test = asked.test or ("official" if data.n_train < len(data.y) else "local")
     share = partition.parse_share(asked.validation)
     return {
         seed: Federation.make(data, spec, clients, seed, test=test, validation=share)
         for seed in seeds
     }
+
+
+def _same_task(asked: str | None, data: datasets.Dataset) -> None:
+    """Refuse another task than that of data which were made in Python."""
+    if asked not in (None, data.task):
+        raise InputError(
+            f"task={asked!r}, but the data given are for {data.task}: leave it out, or give "
+            "from_arrays(..., task=...)"
+        )
 
 
 def _plan(experiment: Experiment) -> engine.Plan:
@@ -296,11 +380,13 @@ def _plan(experiment: Experiment) -> engine.Plan:
         epochs=train.epochs,
         steps=train.steps,
         minibatch=train.minibatch,
+        batchnorm=experiment.batchnorm,
         lr=train.lr,
         lr_decay=train.lr_decay,
-        optimiser=engine.Optimiser(
-            **{f.name: getattr(train, f.name) for f in fields(engine.Optimiser)}
-        ),
+        schedule=train.schedule,
+        step_schedule=train.step_schedule,
+        optimiser=engine.Optimiser.from_settings(train),
+        augment=train.augment,
         server_lr=server.lr,
         server_momentum=server.momentum,
         eval_every=experiment.eval.every,
@@ -318,7 +404,8 @@ def _shared_settings(
     tree = config.result_settings(experiment)
     del tree["strategies"], tree["seeds"], tree["eval"]["share"]
     tree["machine"] = tree["machine"]["dtype"]
-    fixed = own.data is None and not data.name.endswith((".npz", ".csv"))  # its name says it all
+    # The name of a data set says which data it holds; the name of a file does not.
+    fixed = own.data is None and not data.name.endswith((".npz", ".csv"))
     split = own.data.split.sha256() if isinstance(own.data, Federation) else ""
     return [tree, "" if fixed else data.sha256(), split]
 
@@ -344,6 +431,7 @@ def require_same_experiment(
         if key.split(".")[0] != apart
     ]
     other += [key for key in ("data", "partition") if made[key] != mine[key]]
+    other += ["init"] if made.get("init") != mine.get("init") else []
     if other:
         raise InputError(
             f"{out}: its newest checkpoint is not of this experiment ({', '.join(other)}): restore "
@@ -353,7 +441,7 @@ def require_same_experiment(
 
 def environment(batch: engine.Batch) -> dict[str, object]:
     """The device and the versions that produce a result."""
-    device, cuda = batch.pool.x.device, batch.pool.x.is_cuda
+    device, cuda = batch.pool.y.device, batch.pool.y.is_cuda
     return {
         "device": torch.cuda.get_device_name(device) if cuda else platform.machine() or "cpu",
         "versions": {

@@ -24,6 +24,7 @@ from fedmaba.data.federation import Federation
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.experiment import checks, config
 from fedmaba.experiment.config import Experiment
+from fedmaba.experiment.initial import Init
 from fedmaba.experiment.session import (
     Session,
     UserObjects,
@@ -49,6 +50,7 @@ def compare(
     model: str | models.Factory = "mlp",
     loss: LossFn | None = None,
     metric: MetricFn | None = None,
+    init: Init | None = None,
     out: str | Path | None = None,
     **options: Any,
 ) -> History:
@@ -74,22 +76,32 @@ def compare(
         model=None if isinstance(model, str) else model,
         loss=loss,
         metric=metric,
+        init=None if init is None or isinstance(init, str | Path) else init,
     )
     tree["model"] = model if isinstance(model, str) else getattr(model, "__name__", "own")
     config.set_key(tree, "data.name", data if isinstance(data, str) else "own")
+    if init is not None:
+        tree["init"] = str(init) if isinstance(init, str | Path) else "own"
     for name, value in options.items():
         if name not in flags:
             raise unknown("option", name, flags)
         config.set_key(tree, flags[name].name, value)
-    session = prepare(config.build(tree), own, listed)
+    experiment = config.build(tree)
+    if isinstance(data, datasets.Dataset) and experiment.data.normalise is not None:
+        raise InputError(
+            f"normalise={experiment.data.normalise!r}: a Dataset is used as it is: leave it out, "
+            "or name a published set"
+        )
+    session = prepare(experiment, own, listed)
     if out is not None:
         open_run_folder(session, Path(out))
+    # Ctrl-C waits for the round if there is a folder to save into and no handler of the caller's.
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    numbers = [signal.SIGINT] if out is not None and usual else []  # else nothing to save, or the
-    with stop.after_the_round(_say, numbers) as asked:  # caller has a handler of its own
+    numbers = [signal.SIGINT] if out is not None and usual else []
+    with stop.after_the_round(_say, numbers) as asked:
         for _ in session.rounds(asked):
             pass
-    if session.stopped or asked():  # also in the last round: whoever calls this in a loop must end
+    if session.stopped or asked():  # also in the last round, to end a loop of calls
         done = session.batch.progress.round
         more = "the same call resumes it" if session.stopped else "it is complete"
         raise KeyboardInterrupt(f"stopped after round {done}, saved in {out}: {more}")
@@ -109,12 +121,12 @@ def _say(text: str) -> None:
 
 
 def resume(out: Path, trust: bool = False) -> Session:
-    """Resume the experiment of a run folder; `trust` allows the import of modules that it names."""
+    """Resume the experiment of a run folder; `trust` allows importing the modules that it names."""
     source = out / run_folder.EXPERIMENT_FILE
     if not published.is_file(source):
         raise InputError(f"{out} is no run folder: name one that fedmaba wrote")
     if (out / "runs.json").exists():
-        with suppress(FedmabaError):  # a process may have died before it removed them
+        with suppress(FedmabaError):  # a killed process may have left them
             folder = run_folder.Folder(out)
             folder.remove_checkpoints()
             folder.close()
@@ -162,7 +174,8 @@ def _lock_and_check(
     _check_folder(session.experiment, out)
     session.folder = run_folder.Folder(out)
     try:
-        _check_folder(session.experiment, out)  # again: until now another process could change it
+        # Checked again: before the lock, another process could change the folder.
+        _check_folder(session.experiment, out)
         if run_folder.checkpoints(out):
             return _restore(session, session.folder, out)
         _create_folder(session, session.folder, command)
@@ -195,7 +208,7 @@ def _check_folder(experiment: Experiment, out: Path) -> None:
 
 def _create_folder(session: Session, folder: run_folder.Folder, command: Sequence[str]) -> None:
     """Write the files that a run folder has before its first round."""
-    with suppress(InputError):  # if it was begun before, the same chunks give the same bits
+    with suppress(InputError):  # if it was begun before: the same chunks give the same bits
         before = run_folder.load_about(folder.path)
         session.batch.progress.chunk = before.get("chunk", session.batch.progress.chunk)
         command = command or before.get("command", command)
@@ -218,10 +231,15 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
         "data": {
             "name": data.name,
             "sha256": data.sha256(),
+            "inputs": data.inputs,
             "classes": list(data.classes),
             "clients": list(batch.runs[0].federation.client_names()),
+            "task": data.task,
+            "target": data.target.in_words(),
         },
+        "metric": session.history.runs[0].metric._asdict(),
         "partition": partition_digests(session),
+        **({"init": session.init} if session.init else {}),
         "digest": _digest(session.provenance()),
         "hostile": {
             str(run.seed): np.flatnonzero(lies.who).tolist()
@@ -290,6 +308,11 @@ def _check_same_experiment(
     elif edits := config.changed_keys(made["asked"], mine["asked"]):
         said = config.edited_message(out / run_folder.EXPERIMENT_FILE, edits)
         raise InputError(f"{said}, or choose another --out")
+    if made.get("init") != mine.get("init"):
+        raise InputError(
+            f"the weights of init={session.experiment.init} are others than when {out} was begun: "
+            "restore them, or choose another --out"
+        )
     if made["data"] != mine["data"]:
         raise InputError(f"the data differ from those {out} was begun with: restore them")
     if made["partition"] != mine["partition"]:
@@ -309,10 +332,11 @@ def _check_same_code(session: Session, about: Mapping[str, Any], out: Path) -> N
     if told is None:
         return
     wrote = about.get("versions", {}).get("python", "")
+    # Another version of Python makes other bytecode, so only the names of things can be compared.
     same = wrote.split(".")[:2] == platform.python_version().split(".")[:2]
     for what in sorted({*told, *mine}):
         was, now = told.get(what, "none"), mine.get(what, "none")
-        if was != now if same else was.split(" ")[0] != now.split(" ")[0]:  # else other bytecode
+        if was.split(" ")[0] != now.split(" ")[0] or (same and was != now):
             raise InputError(
                 f"{out} was begun with another {what} ({was}; now {now}): restore it, or choose "
                 "another --out"

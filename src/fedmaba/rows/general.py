@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 
-from fedmaba.rows.base import LossFn, Rows, Step
+from fedmaba.data import trees
+from fedmaba.rows.base import Inputs, Layout, LossFn, Rows, Step, call, layers_with_statistics
 
 
 class _General(Rows):
@@ -18,23 +21,42 @@ class _General(Rows):
     def _named(self, flat: Tensor) -> dict[str, Tensor]:
         return dict(zip(self.layout.names, self.layout.views(flat), strict=True))
 
-    def _total(self, weights: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        out = functional_call(self.model, weights, (x,))
-        return (self._per_example(out, y) * weight).sum()
+    def _parts(self, flat: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The named weights of all rows that gradients move, and their running statistics."""
+        every = list(zip(self._named(flat).items(), self.layout.starts, strict=True))
+        trained = {n: v for (n, v), start in every if start < self.layout.trained}
+        return trained, {n: v for (n, v), start in every if start >= self.layout.trained}
+
+    def _total(
+        self, weights: dict[str, Tensor], x: Inputs, y: Tensor, weight: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The loss of one row, and what its running statistics are after this minibatch."""
+        layers = layers_with_statistics(self.model).values()
+        for layer in layers:
+            layer.valid = weight > 0
+        out = call(self.model, x, weights)
+        after = [value.detach() for layer in layers for value in layer.after]
+        for layer in layers:
+            layer.valid, layer.after = None, ()
+        return (self._per_example(out, y) * weight).sum(), after
 
     def _add(
         self,
         sink: Tensor,
-        grads: list[Tensor],
+        grads: Sequence[Tensor],
+        moved: Sequence[Tensor],
         loss: Tensor,
         step: Step,
     ) -> Tensor:
-        """sink += scale * gradient, row by row; grads are (R, *shape)."""
+        """sink += scale * gradient, and how far statistics moved; both are (R, *shape) each."""
         factor = step.scale.expand_as(loss)
         if step.propfair is not None:
             factor = factor * step.propfair.gradient_factor(loss)
-        for view, g in zip(self.layout.views(sink), grads, strict=True):
+        views = self.layout.views(sink)
+        for view, g in zip(views[: len(grads)], grads, strict=True):
             view.addcmul_(g, factor.view(-1, *[1] * (g.ndim - 1)))
+        for view, change in zip(views[len(grads) :], moved, strict=True):
+            view.add_(change)
         return loss
 
 
@@ -43,20 +65,28 @@ class VmapRows(_General):
 
     def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         self.model.train()
-        named = self._named(read)
-        grads, loss = vmap(grad_and_value(self._total))(named, step.x, step.y, step.weight)
-        return self._add(sink, [grads[n] for n in self.layout.names], loss.detach(), step)
+        trained, statistics = self._parts(read)
 
-    def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
+        def total(
+            own: dict[str, Tensor], still: dict[str, Tensor], *minibatch: Any
+        ) -> tuple[Tensor, list[Tensor]]:
+            return self._total(own | still, *minibatch)
+
+        grads, (loss, after) = vmap(grad_and_value(total, has_aux=True))(
+            trained, statistics, step.x, step.y, step.weight
+        )
+        moved = [new - old for new, old in zip(after, statistics.values(), strict=True)]
+        return self._add(sink, list(grads.values()), moved, loss.detach(), step)
+
+    def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
         self.model.eval()
 
-        def one(weights: dict[str, Tensor], inputs: Tensor) -> Tensor:
-            out: Tensor = functional_call(self.model, weights, (inputs,))
-            return out
+        def one(weights: dict[str, Tensor], inputs: Inputs) -> Tensor:
+            return call(self.model, inputs, weights)
 
-        shared = len(x) == 1 and len(flat) > 1
+        shared = len(trees.leaves(x)[0]) == 1 and len(flat) > 1
         out: Tensor = vmap(one, in_dims=(0, None if shared else 0))(
-            self._named(flat), x[0] if shared else x
+            self._named(flat), trees.mapped(lambda v: v[0], x) if shared else x
         )
         return out
 
@@ -66,7 +96,8 @@ class LoopRows(_General):
 
     def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         self.model.train()
-        losses, grads = [], []
+        losses, grads, moved = [], [], []
+        trained, statistics = self._parts(read)
         # Without padding, which depends on the other rows and would draw random numbers, too.
         many = (step.weight > 0).sum(1).clamp(min=1).tolist()
         devices = [read.device] if read.is_cuda else []
@@ -74,41 +105,50 @@ class LoopRows(_General):
             for r, (k, size) in enumerate(zip(step.keys.tolist(), many, strict=True)):
                 torch.manual_seed(k & (2**63 - 1))
                 with torch.enable_grad():
-                    own = {n: v[r].detach().requires_grad_() for n, v in self._named(read).items()}
-                    loss = self._total(own, *(part[r, :size] for part in step[:3]))
+                    own = {n: v[r].detach().requires_grad_() for n, v in trained.items()}
+                    still = {n: v[r] for n, v in statistics.items()}
+                    x = trees.mapped(lambda v: v[r, :size], step.x)  # noqa: B023
+                    y, weight = step.y[r, :size], step.weight[r, :size]
+                    loss, after = self._total(own | still, x, y, weight)
                     grads.append(torch.autograd.grad(loss, list(own.values())))
                 losses.append(loss.detach())
-        stacked = [torch.stack(g) for g in zip(*grads, strict=True)]
-        return self._add(sink, stacked, torch.stack(losses), step)
+                both = zip(after, still.values(), strict=True)
+                moved.append([new - old for new, old in both])
+        stacked, shifted = (
+            [torch.stack(each) for each in zip(*rows, strict=True)] for rows in (grads, moved)
+        )
+        return self._add(sink, stacked, shifted, torch.stack(losses), step)
 
-    def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
+    def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
         self.model.eval()
-        named = self._named(flat)
+        named, many = self._named(flat), len(trees.leaves(x)[0])
+        each = []
         with torch.no_grad():
-            each = [
-                functional_call(self.model, {n: v[r] for n, v in named.items()}, (x[r % len(x)],))
-                for r in range(len(flat))
-            ]
+            for r in range(len(flat)):
+                own = trees.mapped(lambda v: v[r % many], x)  # noqa: B023
+                each.append(call(self.model, own, {n: v[r] for n, v in named.items()}))
         return torch.stack(each)
 
 
-def vmap_refusal(model: nn.Module, example: Tensor, loss: LossFn | None) -> str | None:
+def vmap_refusal(
+    model: nn.Module, example: Inputs, loss: LossFn | None, target: Tensor
+) -> str | None:
     """Why torch.func cannot vectorise model and loss, tried in both modes; None where it can."""
     model = copy.deepcopy(model).train()  # a failed try may leave its own tensors behind
-    weights = {n: p.detach()[None].expand(2, *p.shape) for n, p in model.named_parameters()}
-    target = torch.zeros(2, len(example), dtype=torch.int64, device=example.device)
+    weights = {n: p[None].expand(2, *p.shape) for n, p in Layout(model).named(model).items()}
+    twice = trees.mapped(lambda v: v.expand(2, *v.shape), example)
 
-    def total(own: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        out: Tensor = functional_call(model, own, (x,))
+    def total(own: dict[str, Tensor], x: Inputs, y: Tensor) -> Tensor:
+        out = call(model, x, own)
         return (out.square() if loss is None else loss(out, y)).sum()
 
     try:
         with warnings.catch_warnings():  # torch warns of slow operations
             warnings.simplefilter("ignore")
-            vmap(grad_and_value(total))(weights, example.expand(2, *example.shape), target)
+            vmap(grad_and_value(total))(weights, twice, target.expand(2, *target.shape))
             model.eval()
             with torch.no_grad():  # other operations than with gradients, in an LSTM
-                vmap(lambda own: functional_call(model, own, (example,)))(weights)
+                vmap(lambda own: call(model, example, own))(weights)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         return str(error).strip().split("\n")[0][:120]
     return None
