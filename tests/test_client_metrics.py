@@ -1,4 +1,4 @@
-"""Metrics of one client's predictions equal scikit-learn's, and say nan where they are undefined."""
+"""Metrics of one client's predictions equal scikit-learn's, or are nan where undefined."""
 
 import numpy as np
 import pytest
@@ -58,7 +58,8 @@ def test_classification_equals_scikit_learn(seed, classes):
         want["auc"] = one_vs_rest(sk.roc_auc_score, p, y)
         want["average-precision"] = one_vs_rest(sk.average_precision_score, p, y)
     else:
-        assert np.isnan(found["auc"]) and np.isnan(found["average-precision"])
+        assert np.isnan(found["auc"])
+        assert np.isnan(found["average-precision"])
     for name, value in want.items():
         assert found[name] == pytest.approx(value, rel=1e-12, abs=1e-12), name
 
@@ -71,7 +72,8 @@ def test_regression_equals_scikit_learn(width):
     assert cm.mae(outputs, y) == pytest.approx(sk.mean_absolute_error(y, outputs), 1e-12)
     assert cm.r2(outputs, y) == pytest.approx(sk.r2_score(y, outputs), 1e-12)
     assert cm.rmse(outputs[:, 0], y[:, 0]) == pytest.approx(cm.rmse(outputs[:, :1], y[:, :1]))
-    assert np.isnan(cm.r2(outputs[:1], y[:1])) and np.isnan(cm.r2(outputs, np.ones_like(y)))
+    assert np.isnan(cm.r2(outputs[:1], y[:1]))
+    assert np.isnan(cm.r2(outputs, np.ones_like(y)))
 
 
 def test_perplexity_leaves_out_positions_without_a_target():
@@ -85,5 +87,5 @@ def test_perplexity_leaves_out_positions_without_a_target():
 
 
 def test_an_unknown_metric_is_refused_with_a_hint():
-    with pytest.raises(InputError, match="unknown metric 'acurracy'.*accuracy"):
+    with pytest.raises(InputError, match=r"unknown metric 'acurracy'.*accuracy"):
         cm.metric_named("acurracy")

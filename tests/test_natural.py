@@ -25,7 +25,7 @@ def test_four_hospitals():
 def test_census_by_a_column():
     table = natural.adult("adult:by=workclass,group=race")
     assert len(table.columns["age"]) == 48_842
-    assert table.roles[:4] == ("income", "workclass", "race", "part")
+    assert table.reading[:4] == ("income", "workclass", "race", "part")
     part = table.columns["part"]
     assert np.bincount(part.code).tolist() == [16_281, 32_561]
     assert part.words == ("test", "train")

@@ -11,12 +11,13 @@ import io
 import lzma
 import re
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.data.tables import Roles, Table, Words, in_order
+from fedmaba.data.tables import Reading, Table, Words, in_order
 from fedmaba.errors import InputError, unknown
 
 IntArray = NDArray[np.int64]
@@ -72,6 +73,11 @@ HOSPITALS = {
     "Switzerland": "processed.switzerland.data",
     "Long Beach VA": "processed.va.data",
 }
+FILES = {
+    "heart": tuple(HOSPITALS.values()),
+    "adult": ("adult.data", "adult.test"),
+    "shakespeare": ("shakespeare.txt",),
+}
 HEART = [
     "age",
     "sex",
@@ -113,11 +119,18 @@ LENGTH = 80  # characters of an example, as LEAF has it (Caldas et al. 2018)
 
 def _text(name: str) -> str:
     """A file of the package as text, checked."""
-    packed = resources.files("fedmaba.data").joinpath("natural_files", f"{name}.xz")
-    plain = lzma.decompress(packed.read_bytes())
+    packed = _packed(name)
+    try:
+        plain = lzma.decompress(packed.read_bytes())
+    except (OSError, lzma.LZMAError, EOFError) as error:
+        raise InputError(f"{packed}: not readable ({error}): install fedmaba again") from None
     if hashlib.sha256(plain).hexdigest() != DIGESTS[name]:
         raise InputError(f"{packed}: not the publisher's file: install fedmaba again")
     return plain.decode()
+
+
+def _packed(name: str) -> Traversable:
+    return resources.files("fedmaba.data").joinpath("natural_files", f"{name}.xz")
 
 
 def options(spec: str, known: dict[str, tuple[str, ...]]) -> dict[str, str]:
@@ -132,6 +145,57 @@ def options(spec: str, known: dict[str, tuple[str, ...]]) -> dict[str, str]:
             raise unknown(f"{key} of {name}", value, known[key])
         out[key] = value
     return out
+
+
+def is_natural(name: str) -> bool:
+    """Whether this names one of these federations."""
+    return name.partition(":")[0] in NATURAL
+
+
+def check(spec: str) -> None:
+    """Refuse a wrong option of a specification."""
+    name = spec.partition(":")[0]
+    if name == "shakespeare":
+        _length(spec)
+    else:
+        options(spec, {"by": ADULT_BY, "group": ADULT_GROUPS} if name == "adult" else {})
+
+
+def check_files(name: str) -> list[tuple[str, str]]:
+    """Each file of a set, with "ok" or what is wrong with it."""
+    out = []
+    for file in FILES[name]:
+        try:
+            _text(file)
+            status = "ok"
+        except InputError as error:
+            status = str(error).partition(": ")[2]
+        out.append((str(_packed(file)), status))
+    return out
+
+
+def as_csv(name: str) -> dict[str, str]:
+    """The set as files that people read: a table with a header for each client, or the text."""
+    if name == "shakespeare":
+        return {"shakespeare.txt": _text("shakespeare.txt")}
+    found = table(name)
+    cells = {
+        column: [values.words[code] if code >= 0 else "" for code in values.code]
+        if isinstance(values, Words)
+        else ["" if np.isnan(v) else f"{v:g}" for v in values]
+        for column, values in found.columns.items()
+    }
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(cells)
+    writer.writerows(zip(*cells.values(), strict=True))
+    return {f"{name.partition(':')[0]}.csv": out.getvalue()}
+
+
+def table(spec: str) -> Table:
+    """The table of a specification: heart, or adult:by=COLUMN,group=COLUMN."""
+    check(spec)
+    return adult(spec) if spec.partition(":")[0] == "adult" else heart()
 
 
 def heart() -> Table:
@@ -157,7 +221,7 @@ def heart() -> Table:
         kinds = ["" if cell == "?" else str(int(float(cell))) for cell in cells[name]]
         columns[name] = _words(kinds)
     columns["disease"] = _words(["yes" if cell != "0" else "no" for cell in cells["disease"]])
-    return Table(columns, Roles("disease", "hospital"))
+    return Table(columns, Reading("disease", "hospital"))
 
 
 def adult(spec: str) -> Table:
@@ -188,7 +252,7 @@ def adult(spec: str) -> Table:
         del columns["education-num"]
     columns["income"] = _words([cell.rstrip(".") for cell in cells["income"]])
     columns["part"] = _words(part)
-    return Table(columns, Roles("income", by, group, "part"))
+    return Table(columns, Reading("income", by, group, "part"))
 
 
 def _words(cells: list[str]) -> Words:
@@ -207,12 +271,16 @@ class Speeches(NamedTuple):
     characters: tuple[str, ...]
 
 
+def _length(spec: str) -> int:
+    length = options(spec, {"length": ()}).get("length", str(LENGTH))
+    if not (length.isdecimal() and len(length) < 5 and 1 <= int(length) <= 1000):
+        raise InputError(f"shakespeare:length={length}: give a whole number from 1 to 1000")
+    return int(length)
+
+
 def shakespeare(spec: str) -> Speeches:
     """The speeches of each role, in order, cut into pieces of `length` characters."""
-    length = options(spec, {"length": ()}).get("length", str(LENGTH))
-    if not (length.isdecimal() and 1 <= int(length) <= 1000):
-        raise InputError(f"shakespeare:length={length}: give a whole number from 1 to 1000")
-    wide, text = int(length), _text("shakespeare.txt")
+    wide, text = _length(spec), _text("shakespeare.txt")
     speeches: dict[str, list[str]] = {}
     # A line that ends in a colon below an empty one names who speaks until the next such line.
     parts = re.split(r"(?:\A|(?<=\n\n))([^\n]+):\n", text)

@@ -46,7 +46,8 @@ def probabilities(outputs: FloatArray) -> FloatArray:
 
 
 def _predicted(outputs: FloatArray) -> IntArray:
-    return outputs.argmax(1)
+    best: IntArray = outputs.argmax(1)
+    return best
 
 
 def accuracy(outputs: FloatArray, y: IntArray) -> float:
