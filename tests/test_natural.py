@@ -1,9 +1,13 @@
 """The three real federations: the publishers' numbers, and what is made of them."""
 
+import json
+
 import numpy as np
 import pytest
 
-from fedmaba.data import natural, tables
+import fedmaba
+from fedmaba import Federation
+from fedmaba.data import datasets, natural, tables
 from fedmaba.errors import InputError
 
 
@@ -59,3 +63,73 @@ def test_an_altered_file_is_refused(monkeypatch):
     monkeypatch.setitem(natural.DIGESTS, "shakespeare.txt", "0" * 64)
     with pytest.raises(InputError, match="not the publisher's file: install fedmaba again"):
         natural.shakespeare("shakespeare")
+
+
+def test_hospitals_are_clients_of_their_own(tmp_path):
+    fedmaba.compare(
+        ["fedavg", "fedmaba"], data="heart", model="softmax", rounds=2, seeds=2, out=tmp_path / "r"
+    )
+    data = json.loads((tmp_path / "r" / "about.json").read_text())["data"]
+    assert data["clients"] == ["Cleveland", "Hungary", "Long Beach VA", "Switzerland"]
+    assert data["classes"] == ["no", "yes"]
+    assert data["steps"][0] == "columns: label disease, client hospital; the others are features"
+    assert any(
+        step.startswith("gaps of numbers filled by the median of all") for step in data["steps"]
+    )
+    own = fedmaba.compare(
+        "fedavg", data="heart", model="softmax", rounds=1, missing="client-median"
+    )
+    assert len(own.runs) == 3
+
+
+def test_the_exported_table_is_the_same_federation(tmp_path):
+    (path,) = datasets.export("heart", tmp_path)
+    how = tables.reading("disease", "hospital", categorical=["cp", "restecg", "thal"])
+    again, want = datasets.load(str(path), reading=how), datasets.load("heart")
+    assert again.sha256() == want.sha256()
+    assert again.preparation == want.preparation
+    assert (again.client_names, again.classes) == (want.client_names, want.classes)
+
+
+def test_census_has_the_publishers_test_rows_and_groups():
+    fed = Federation.make(datasets.load("adult:by=workclass,group=race"), "given")
+    assert (fed.train.size.sum(), fed.test.size.sum()) == (32_561, 16_281)
+    assert fed.data.group_names[-1] == "White"
+    assert np.isfinite(fed.data.x).all()
+    assert fed.n_clients == 9
+
+
+def test_roles_with_few_speeches_are_left_out():
+    fed = Federation.make("shakespeare:length=20", "given", test="local", min_examples=100)
+    assert fed.data.task == "sequence"
+    assert (fed.train.size + fed.test.size).min() >= 100
+    (step,) = fed.data.steps
+    assert step.startswith(f"clients: {309 - fed.n_clients} of 309 left out, with fewer than 100")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("compare", "fedavg", "--data", "heart", "--label", "sex"), "its columns have their uses"),
+        (("compare", "fedavg", "--data", "adult:by=age"), "unknown by of adult 'age'"),
+        (("compare", "fedavg", "--data", "heart:by=sex"), "unknown option of heart 'by'"),
+        (("compare", "fedavg", "--data", "shakespeare", "--missing", "median"), "no table with"),
+        (("compare", "fedavg", "--data", "heart", "--task", "regress"), "heart has class labels"),
+        (("compare", "fedavg", "--data", "hart"), "did you mean 'heart'"),
+        (("data", "fetch", "heart"), "comes with the package: there is nothing to fetch"),
+        (("data", "check", "adult:by=age"), "unknown by of adult 'age'"),
+    ],
+)
+def test_what_these_sets_cannot_do_is_refused(words, said, call):
+    answer = call(*words)
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert said in answer.err
+
+
+def test_commands_know_the_sets(call, tmp_path):
+    checked = call("data", "check", "heart")
+    assert checked.out.count(".xz: ok") == 4
+    listed = call("list", "datasets").out
+    assert "920 patients of four hospitals, 13 features with gaps (CC BY 4.0)" in listed
+    assert call("data", "export", "heart", tmp_path / "a").code == 0
+    assert (tmp_path / "a" / "heart.csv").read_text().startswith("hospital,age,")

@@ -78,70 +78,11 @@ def test_other_tables_read_alike(form):
     np.testing.assert_array_equal(x, tables.features(read(GOOD))[0])
 
 
-MISTAKES = {
-    "no label column": (GOOD, Reading(), "no column is called label or y.*--label"),
-    "label misspelt": (GOOD, Reading("outcom"), "unknown column for label 'outcom'.*outcome"),
-    "client misspelt": (GOOD, Reading("outcome", "sites"), "column for client 'sites'.*site"),
-    "two label columns": ("label,y,a\n1,2,3\n", Reading(), "columns label and y: say which"),
-    "a column twice": ("a,a,y\n1,2,3\n", Reading(), "two columns are called 'a'"),
-    "no header name": (",a,y\n0,1,2\n", Reading(), "column 1 has no name.*index=False"),
-    "semicolons": ("a;b;y\n1;2;3\n", Reading(), "separated by ';'.*sep=';'"),
-    "a saved index": ("id,a,y\n0,1,a\n1,3,b\n2,2,a\n", Reading(), "'id' only numbers the rows"),
-    "too few cells": (GOOD + "1,2\n", ROLES, "t.csv, line 6: 2 cells, but the header has 5"),
-    "no rows": ("a,y\n", Reading(), "no rows below the header"),
-    "a letter in a number": (
-        "a,y\n" + "1,b\n" * 30 + "1O,b\n",
-        Reading(),
-        "line 32, column a: '1O' is no finite number, but 30 of 31 cells are.*--categorical a",
-    ),
-    "a huge number": ("a,y\n" + "1,b\n" * 30 + "1e99,b\n", Reading(), "line 32, column a: '1e99'"),
-    "an underscore": ("a,y\n" + "1,b\n" * 30 + "1_0,b\n", Reading(), "column a: '1_0'"),
-    "an empty column": ("a,b,y\n1,,c\n2,?,d\n", Reading(), "column b is empty: .*--drop b"),
-    "nothing to learn from": ("site,y\na,b\n", Reading("y", "site"), "no column left to learn"),
-    "one column, two uses": (GOOD, Reading("outcome", "outcome"), "'outcome' has two uses"),
-    "used and dropped": (GOOD, ROLES._replace(drop=("site",)), "'site' is used and dropped"),
-    "drop misspelt": (GOOD, ROLES._replace(drop=("agee",)), "column to drop 'agee'.*age"),
-    "too many words": (
-        "name,a,y\n" + "".join(f"n{i},1,c\n" for i in range(101)),
-        Reading(),
-        "column name has 101 different words.*--drop name",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", MISTAKES)
-def test_a_mistake_is_named_by_its_place_and_remedy(what):
-    text, reading, words = MISTAKES[what]
-    with pytest.raises(InputError, match=words):
-        tables.features(read(text, reading))
-
-
 def test_gaps_are_refused_where_the_user_says_so():
     with pytest.raises(
         InputError, match="line 4, column sex: the cell is empty, as are 1 of this column"
     ):
         tables.features(read(GOOD, ROLES._replace(missing="refuse")))
-
-
-FRAMES = {
-    "a date": ({"a": [np.datetime64("2020-01-01").item()], "y": [1]}, "row 0, column a.*dt.year"),
-    "a list": ({"a": [[1, 2]], "y": [1]}, "row 0, column a: .* is of type list"),
-    "unequal lengths": ({"a": [1, 2], "y": [1]}, "lengths a 2, y 1"),
-    "an infinite number": ({"a": [1.0, np.inf], "y": [1, 2]}, "row 1, column a: inf is no finite"),
-    "a number as a name": ({0: [1], "y": [1]}, "column 0: names are text"),
-}
-
-
-@pytest.mark.parametrize("what", FRAMES)
-def test_a_mistake_in_a_frame_is_named(what):
-    frame, words = FRAMES[what]
-    with pytest.raises(InputError, match=words):
-        tables.read_frame(frame, Reading())
-
-
-def test_a_list_is_no_table():
-    with pytest.raises(InputError, match="a table of type list: give a data frame"):
-        tables.read_frame([1, 2], Reading())
 
 
 def test_large_tables_keep_their_words_once(tmp_path):

@@ -304,6 +304,12 @@ def _features(word: str, values: ArrayLike, several: bool = False) -> NDArray[An
             f"({word} / 255).astype('float32'); to train on the values as they are, "
             f"{word}.astype('float32')"
         )
+    shape = wide.shape[1:]
+    if not several and len(shape) == 3 and shape[2] in (1, 3, 4) and min(shape[:2]) > 4:
+        raise InputError(
+            f"{word} has examples of shape {shape}, like images with channels last: give "
+            f"np.moveaxis({word}, -1, 1); if they are no images, {word}.reshape(len({word}), -1)"
+        )
     if wide.dtype.kind in "bui":
         if wide.dtype == np.uint64 and int(wide.max()) >= 2**63:
             raise InputError(f"{word} has values of 2**63 and more: give int64 or float32")

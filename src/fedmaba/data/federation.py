@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedmaba.data import datasets, partition, tables, trees
+from fedmaba.data import datasets, forms, partition, tables, trees
 from fedmaba.data.attack import Attack, Hostile
 from fedmaba.data.datasets import Dataset
 from fedmaba.data.partition import Split
@@ -233,6 +233,37 @@ class Federation:
         if table.reading.client is None:
             raise InputError("no column is called client: say which one names the owner: client=")
         data = datasets.from_table(table, "frame", task)
+        return by_seed(data, [seed], How(validation=validation, min_examples=min_examples))[seed]
+
+    @classmethod
+    def from_clients(
+        cls,
+        clients: Any,
+        label: str | None = None,
+        *,
+        min_examples: int = 0,
+        seed: int = 0,
+        validation: float = 0.0,
+        task: str | None = None,
+        **columns: Any,
+    ) -> Federation:
+        """Examples that come client by client: a dict by name, a list, or a FederatedDataset.
+
+        A client is a pair (x, y), a dict with x, y and perhaps x_test, y_test, x_validation and
+        y_validation, a torch Dataset of pairs, or a table as `from_frame` takes it, with its
+        options. A table may also have one column of images and one of labels.
+        """
+        found = forms.pooled(clients, label)
+        if found.columns:
+            more: dict[str, Any] = {
+                "min_examples": min_examples,
+                "seed": seed,
+                "validation": validation,
+            }
+            return cls.from_frame(found.columns, label, "client", task=task, **more, **columns)
+        if columns:
+            raise InputError(f"{next(iter(columns))} is for tables, but clients have arrays")
+        data = replace(datasets.from_arrays(**found.arrays, task=task), steps=found.steps)
         return by_seed(data, [seed], How(validation=validation, min_examples=min_examples))[seed]
 
 

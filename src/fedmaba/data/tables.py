@@ -343,7 +343,7 @@ def in_order(code: IntArray, words: Sequence[str]) -> Words:
 
 def read_frame(frame: Any, reading: Reading) -> Table:
     """A data frame of pandas or polars, a table of pyarrow or Hugging Face, or columns by name."""
-    columns = _columns(frame)
+    columns = columns_of(frame)
     reading = assign(reading, list(columns), "")
     for name in columns:
         if (not name.strip() or name.startswith("__index_level_")) and name not in reading.drop:
@@ -363,7 +363,7 @@ def read_frame(frame: Any, reading: Reading) -> Table:
     return Table(out, reading)
 
 
-def _columns(frame: Any) -> dict[str, Any]:
+def columns_of(frame: Any) -> dict[str, Any]:
     """The columns of a frame by name."""
     if isinstance(frame, Mapping):
         found = dict(frame)
@@ -377,8 +377,8 @@ def _columns(frame: Any) -> dict[str, Any]:
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise InputError(f"two columns are called {twice!r}: rename one of them")
         found = {name: _arrow_values(frame.column(name)) for name in names}
-    elif hasattr(frame, "column_names") and hasattr(frame, "to_dict"):  # Hugging Face
-        found = frame.to_dict()
+    elif hasattr(frame, "column_names") and hasattr(frame, "features"):  # Hugging Face
+        found = dict(frame[:])
     elif hasattr(frame, "columns") and hasattr(frame, "to_dict"):  # polars
         found = frame.to_dict(as_series=False)
     else:
@@ -402,7 +402,7 @@ def _typed(name: str, values: Any, as_words: bool) -> Column:
     kind = getattr(dtype, "kind", "")
     if kind and kind in "iuf" and not as_words:
         return _finite(name, np.asarray(values, dtype=np.float64))
-    cells = [None if _is_gap(v) else v for v in _items(values)]
+    cells = [None if _is_gap(v) else v for v in cells_of(values)]
     real = [v for v in cells if v is not None]
     if not as_words and all(_is_number(v) for v in real):
         return _finite(name, np.array([math.nan if v is None else float(v) for v in cells]))
@@ -439,7 +439,8 @@ def _no_numbers_as_text(name: str, cells: Sequence[Any]) -> None:
     )
 
 
-def _items(values: Any) -> list[Any]:
+def cells_of(values: Any) -> list[Any]:
+    """The cells of a column as plain objects."""
     return list(values.tolist() if hasattr(values, "tolist") else values)
 
 
