@@ -1,4 +1,4 @@
-"""What only a GPU can show of local training: optimisers, step sizes and images in recorded work."""
+"""What only a GPU can show of local training: optimisers, step sizes, images in recorded work."""
 
 from dataclasses import replace
 
