@@ -55,7 +55,8 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         added = self.lora_B(self.lora_A(self.dropout(x)))
-        return nn.functional.linear(x, self.weight, self.bias) + self.scale * added
+        out: Tensor = nn.functional.linear(x, self.weight, self.bias) + self.scale * added
+        return out
 
 
 def add_lora(

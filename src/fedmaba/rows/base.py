@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-LossFn = Callable[[Tensor, Tensor], Tensor]  # outputs (n, C), targets (n,) -> loss of each (n,)
+from fedmaba.data import trees
+from fedmaba.data.trees import Tree
+
+# outputs (n, ...), targets (n, ...) -> loss of each (n,); of a class: outputs (n, C), targets (n,)
+LossFn = Callable[[Tensor, Tensor], Tensor]
+Inputs: TypeAlias = Tree[Tensor]  # one tensor, or several: arguments or keywords of the model
 ALIGN = 32  # each weight starts at a multiple of 128 bytes, which matrix units want
 
 
@@ -191,11 +197,20 @@ class PropFairRows(NamedTuple):
         return torch.where(self.M.isinf(), 1.0, factor)
 
 
+def call(model: nn.Module, x: Inputs, weights: dict[str, Tensor] | None = None) -> Tensor:
+    """The outputs of a model for inputs, with its own or with other weights."""
+    args, named = ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
+    out: Tensor = (
+        model(*args, **named) if weights is None else functional_call(model, weights, args, named)
+    )
+    return out
+
+
 class Step(NamedTuple):
     """One minibatch of every row."""
 
-    x: Tensor  # (R, B, ...)   unused where rows share inputs
-    y: Tensor  # (R, B)
+    x: Inputs  # (R, B, ...)   unused where rows share inputs
+    y: Tensor  # (R, B), or (R, B, ...) where a target is more than one number
     weight: Tensor  # (R, B)   of each example in its row's loss; 0 for padding
     scale: Tensor  # ()        a tensor, so that a recorded step can be replayed with another
     propfair: PropFairRows | None
@@ -213,7 +228,7 @@ class RowBlock(NamedTuple):
 class SharedInputs(NamedTuple):
     """The inputs of a group of steps; rows that train on the same examples share one copy."""
 
-    x: Tensor  # (U, steps, B, ...)
+    x: Inputs  # (U, steps, B, ...)
     blocks: Sequence[RowBlock]  # all rows, in order
     owner: Tensor | None = None  # (R,)  whose inputs a row takes; None: each has its own
 
@@ -235,7 +250,7 @@ class Rows(ABC):
         self,
         model: nn.Module,
         layout: Layout,
-        example: Tensor,
+        example: Inputs,
         loss: LossFn | None,
         path: str,
     ) -> None:
@@ -288,18 +303,18 @@ class Rows(ABC):
         """About how many numbers in memory the training of one row takes."""
         return 4 * self.layout.size + 3 * self.activations * minibatch
 
-    def prepare(self, x: Tensor) -> Tensor:
+    def prepare(self, x: Inputs) -> Inputs:
         """Inputs (n, ...) in the order of axes that `add_gradients` and `outputs` want."""
         return x
 
     @abstractmethod
-    def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
+    def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
         """(R, B, C) in evaluation mode; x is (R, B, ...), or (1, B, ...) where rows share it."""
 
     def losses(self, out: Tensor, y: Tensor) -> Tensor:
         """The loss of each example, (R, B)."""
-        flat = self._per_example(out.flatten(0, 1), y.expand(out.shape[:2]).flatten())
-        return flat.view(out.shape[:2])
+        targets = y.expand(*out.shape[:2], *y.shape[2:])
+        return self._per_example(out.flatten(0, 1), targets.flatten(0, 1)).view(out.shape[:2])
 
     def _per_example(self, out: Tensor, y: Tensor) -> Tensor:
         if self.loss_fn is None:
@@ -322,11 +337,11 @@ class Rows(ABC):
                 (g,) = torch.autograd.grad(total.sum(), leaf)
             loss, g = total.detach(), g * scale
         if propfair is not None:
-            g = g * propfair.gradient_factor(loss)[:, None, None]
+            g = g * propfair.gradient_factor(loss).view(-1, *[1] * (g.ndim - 1))
         return loss, g
 
 
-def _activations(model: nn.Module, example: Tensor) -> int:
+def _activations(model: nn.Module, example: Inputs) -> int:
     """How many numbers the layers of a model output for one example."""
     total = 0
 
@@ -338,7 +353,8 @@ def _activations(model: nn.Module, example: Tensor) -> int:
     leaves = [m for m in model.modules() if not any(True for _ in m.children())]
     hooks = [m.register_forward_hook(count) for m in leaves]
     with torch.no_grad():
-        model(example)
+        call(model, example)
     for hook in hooks:
         hook.remove()
-    return max(1, (total + example.numel()) // len(example))
+    inputs = trees.leaves(example)
+    return max(1, (total + sum(v.numel() for v in inputs)) // len(inputs[0]))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 
-from fedmaba.rows.base import Layout, LossFn, Rows, Step, layers_with_statistics
+from fedmaba.data import trees
+from fedmaba.rows.base import Inputs, Layout, LossFn, Rows, Step, call, layers_with_statistics
 
 
 class _General(Rows):
@@ -26,13 +28,13 @@ class _General(Rows):
         return trained, {n: v for (n, v), start in every if start >= self.layout.trained}
 
     def _total(
-        self, weights: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor
+        self, weights: dict[str, Tensor], x: Inputs, y: Tensor, weight: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
         """The loss of one row, and what its running statistics are after this minibatch."""
         layers = layers_with_statistics(self.model).values()
         for layer in layers:
             layer.valid = weight > 0
-        out = functional_call(self.model, weights, (x,))
+        out = call(self.model, x, weights)
         after = [value.detach() for layer in layers for value in layer.after]
         for layer in layers:
             layer.valid, layer.after = None, ()
@@ -66,7 +68,7 @@ class VmapRows(_General):
         trained, statistics = self._parts(read)
 
         def total(
-            own: dict[str, Tensor], still: dict[str, Tensor], *minibatch: Tensor
+            own: dict[str, Tensor], still: dict[str, Tensor], *minibatch: Any
         ) -> tuple[Tensor, list[Tensor]]:
             return self._total(own | still, *minibatch)
 
@@ -76,16 +78,15 @@ class VmapRows(_General):
         moved = [new - old for new, old in zip(after, statistics.values(), strict=True)]
         return self._add(sink, list(grads.values()), moved, loss.detach(), step)
 
-    def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
+    def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
         self.model.eval()
 
-        def one(weights: dict[str, Tensor], inputs: Tensor) -> Tensor:
-            out: Tensor = functional_call(self.model, weights, (inputs,))
-            return out
+        def one(weights: dict[str, Tensor], inputs: Inputs) -> Tensor:
+            return call(self.model, inputs, weights)
 
-        shared = len(x) == 1 and len(flat) > 1
+        shared = len(trees.leaves(x)[0]) == 1 and len(flat) > 1
         out: Tensor = vmap(one, in_dims=(0, None if shared else 0))(
-            self._named(flat), x[0] if shared else x
+            self._named(flat), trees.mapped(lambda v: v[0], x) if shared else x
         )
         return out
 
@@ -106,7 +107,9 @@ class LoopRows(_General):
                 with torch.enable_grad():
                     own = {n: v[r].detach().requires_grad_() for n, v in trained.items()}
                     still = {n: v[r] for n, v in statistics.items()}
-                    loss, after = self._total(own | still, *(part[r, :size] for part in step[:3]))
+                    x = trees.mapped(lambda v: v[r, :size], step.x)  # noqa: B023
+                    y, weight = step.y[r, :size], step.weight[r, :size]
+                    loss, after = self._total(own | still, x, y, weight)
                     grads.append(torch.autograd.grad(loss, list(own.values())))
                 losses.append(loss.detach())
                 both = zip(after, still.values(), strict=True)
@@ -116,34 +119,36 @@ class LoopRows(_General):
         )
         return self._add(sink, stacked, shifted, torch.stack(losses), step)
 
-    def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
+    def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
         self.model.eval()
-        named = self._named(flat)
+        named, many = self._named(flat), len(trees.leaves(x)[0])
+        each = []
         with torch.no_grad():
-            each = [
-                functional_call(self.model, {n: v[r] for n, v in named.items()}, (x[r % len(x)],))
-                for r in range(len(flat))
-            ]
+            for r in range(len(flat)):
+                own = trees.mapped(lambda v: v[r % many], x)  # noqa: B023
+                each.append(call(self.model, own, {n: v[r] for n, v in named.items()}))
         return torch.stack(each)
 
 
-def vmap_refusal(model: nn.Module, example: Tensor, loss: LossFn | None) -> str | None:
+def vmap_refusal(
+    model: nn.Module, example: Inputs, loss: LossFn | None, target: Tensor
+) -> str | None:
     """Why torch.func cannot vectorise model and loss, tried in both modes; None where it can."""
     model = copy.deepcopy(model).train()  # a failed try may leave its own tensors behind
     weights = {n: p[None].expand(2, *p.shape) for n, p in Layout(model).named(model).items()}
-    target = torch.zeros(2, len(example), dtype=torch.int64, device=example.device)
+    twice = trees.mapped(lambda v: v.expand(2, *v.shape), example)
 
-    def total(own: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        out: Tensor = functional_call(model, own, (x,))
+    def total(own: dict[str, Tensor], x: Inputs, y: Tensor) -> Tensor:
+        out = call(model, x, own)
         return (out.square() if loss is None else loss(out, y)).sum()
 
     try:
         with warnings.catch_warnings():  # torch warns of slow operations
             warnings.simplefilter("ignore")
-            vmap(grad_and_value(total))(weights, example.expand(2, *example.shape), target)
+            vmap(grad_and_value(total))(weights, twice, target.expand(2, *target.shape))
             model.eval()
             with torch.no_grad():  # other operations than with gradients, in an LSTM
-                vmap(lambda own: functional_call(model, own, (example,)))(weights)
+                vmap(lambda own: call(model, example, own))(weights)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         return str(error).strip().split("\n")[0][:120]
     return None
