@@ -140,7 +140,7 @@ class Plain:
         self.strategy, self.seed, self.fed, self.plan = strategy, seed, fed, plan
         data = fed.data
         shape, classes = data.shape, data.target.outputs
-        self.model = models.build_model(make, shape, classes, seed, data.target).double()
+        self.model = models.build_model(make, shape, classes, seed, target=data.target).double()
         self.worker = copy.deepcopy(self.model)  # trained by one client after another
         self.x = trees.mapped(_tensor, data.x)
         self.y = _tensor(data.y)

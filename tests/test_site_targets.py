@@ -58,7 +58,7 @@ def test_sites_and_a_server_train_the_model_of_the_simulator(task, tmp_path):
     batch, shots = played(["fedmaba"], fed, plan, model, seed=0)
     settings = FederationSettings(parse("fedmaba")[0], 0, 0.05, 0.999, None)
     data = fed.data
-    first = first_model(model, data.shape, data.target.outputs, 0, task)
+    first = first_model(model, data.shape, data.target.outputs, 0, task=task)
     server, names = FederationServer(settings, first, None), [f"site-{c}" for c in range(3)]
     server.join(names)
     for t in range(2):

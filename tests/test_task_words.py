@@ -333,17 +333,17 @@ def test_a_resumed_regression_goes_on_as_if_never_stopped(numbers_npz, tmp_path)
     how = {"data": numbers_npz, "model": "mlp", "rounds": 4, "eval_every": 1, "lr": 0.05,
            "seeds": 1, "minibatch": 7, "device": "cpu"}  # fmt: skip
     whole = fedmaba.compare(["fedavg", "fedmaba"], **how, out=tmp_path / "whole")
-    from fedmaba.experiment import config, session
+    from fedmaba.experiment import config, session, starting
 
     tree = {"strategies": ["fedavg", "fedmaba"]}
     names = {key.argument: key.name for key in config.options()}
     for key, value in (how | {"data": str(numbers_npz), "out": str(tmp_path / "half")}).items():
         config.set_key(tree, names[key], value)
     half = session.prepare(config.build(tree))
-    session.begin(half, tmp_path / "half")
+    starting.open_run_folder(half, tmp_path / "half")
     for shot in half.rounds(lambda: half.batch.progress.round == 2):
         assert shot.round < 2
-    rest = session.resume(tmp_path / "half")
+    rest = starting.resume(tmp_path / "half")
     for _ in rest.rounds():
         pass
     for a, b in zip(whole.runs, rest.history.runs, strict=True):
@@ -352,6 +352,26 @@ def test_a_resumed_regression_goes_on_as_if_never_stopped(numbers_npz, tmp_path)
     again = fedmaba.load_history(tmp_path / "half")
     assert again.unit == whole.unit
     assert str(again) == str(whole)
+
+
+@pytest.mark.parametrize("y", [TEXT, np.arange(12) % 3])
+def test_a_ready_model_of_tokens_follows_the_task(y):
+    """One class after the last token, or one at each position."""
+    mine = Federation.from_arrays(TEXT, y, OWNER)
+    found = fedmaba.compare("fedavg", data=mine, model="lstm", rounds=1, seeds=1, device="cpu")
+    assert found.unit.name == ("accuracy" if y.ndim == 1 else "positions right")
+
+
+def test_a_factory_is_told_the_target_if_it_has_a_place_for_it():
+    told = []
+
+    def model(shape, classes, target):
+        told.append((shape, classes, target))
+        return nn.Linear(3, classes)
+
+    mine = Federation.from_arrays(X, HALVES, OWNER)
+    fedmaba.compare("fedavg", data=mine, model=model, rounds=1, seeds=1, lr=0.01)
+    assert told[0] == ((3,), 1, targets.TargetKind("regress", (), 1))
 
 
 def test_every_task_has_words():
