@@ -54,7 +54,7 @@ class LoraLinear(nn.Module):
         nn.init.zeros_(self.lora_B.weight)  # at first the adapter changes nothing
 
     def forward(self, x: Tensor) -> Tensor:
-        added = self.lora_B(self.lora_A(self.dropout(x)))
+        added: Tensor = self.lora_B(self.lora_A(self.dropout(x)))
         return nn.functional.linear(x, self.weight, self.bias) + self.scale * added
 
 

@@ -181,7 +181,7 @@ def train_chunk(
     dtype = np.float64 if models.dtype == torch.float64 else np.float32
     floats = np.array(_row_numbers(rule, job, rules), dtype)
     held = (pool.x, pool.y, pool.entries, models)
-    inputs = (ints, floats, *(part for part in (job.own, job.added) if part is not None))
+    inputs = [ints, floats, *(part for part in (job.own, job.added) if part is not None)]
     out: tuple[Tensor, Tensor] = graphs.run(
         train_rows,
         spec,
@@ -357,7 +357,8 @@ def _gradient_steps(
     """Steps that compute the whole gradient first: it has pieces, or something is added to it."""
     rule, labels, gradient = spec.rule, y[index], torch.empty_like(w)
     every, end = w, rule.rows.layout.trained  # beyond it are statistics, which no gradient moves
-    w, start, added = (v if v is None else v[:, :end] for v in (w, start, added))
+    w = w[:, :end]
+    start, added = (v if v is None else v[:, :end] for v in (start, added))
     optimiser, clipped = rule.optimiser, rule.optimiser.clip is not None
     state = optimiser.state(w)
     one, down = torch.ones_like(floats[0, 0]), -floats[0, 0]
