@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -181,7 +181,8 @@ def train_chunk(
     dtype = np.float64 if models.dtype == torch.float64 else np.float32
     floats = np.array(_row_numbers(rule, job, rules), dtype)
     held = (pool.x, pool.y, pool.entries, models)
-    inputs = [ints, floats, *(part for part in (job.own, job.added) if part is not None)]
+    inputs: list[NDArray[Any] | Tensor] = [ints, floats]
+    inputs += [part for part in (job.own, job.added) if part is not None]
     out: tuple[Tensor, Tensor] = graphs.run(
         train_rows,
         spec,
