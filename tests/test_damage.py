@@ -82,9 +82,10 @@ def test_a_table_of_another_kind_is_named(finished, tmp_path):
 
 
 def test_a_file_that_is_no_npz_is_called_that(tmp_path):
-    (tmp_path / "a.npz").write_bytes(b"garbage")
-    with pytest.raises(InputError, match=r"a\.npz cannot be read \(no NPZ file\): restore it"):
-        run_folder.read_npz(tmp_path / "a.npz")
+    (tmp_path / "partition.npz").write_bytes(b"garbage")
+    said = r"partition\.npz cannot be read \(no NPZ file\): restore it"
+    with pytest.raises(InputError, match=said):
+        run_folder.load_labels(tmp_path)
 
 
 def test_label_counts_that_are_none_are_named(tmp_path):

@@ -81,11 +81,7 @@ PRINTING = re.compile(r"^```python\n((?:(?!```)[^\n]*\n)+)```\n\n```text\n(.*?)^
 SHOWN = {  # what a page says that a block prints: the text right below it
     code: text
     for path in (ROOT / "docs").rglob("*.md")
-    for code, text in re.findall(
-        r"^```python\n((?:(?!```)[^\n]*\n)+)```\n\n```text\n(.*?)^```$",
-        path.read_text(),
-        re.M | re.S,
-    )
+    for code, text in PRINTING.findall(path.read_text())
 }
 
 

@@ -13,7 +13,7 @@ from fedmaba.experiment import config, starting
 from fedmaba.experiment import session as experiment
 from fedmaba.report import data
 from fedmaba.reproduction import run, targets
-from fedmaba.results import run_folder
+from fedmaba.results import array_files, run_folder
 from test_links import asked, play
 
 
@@ -152,7 +152,7 @@ def test_a_key_that_a_newer_version_adds_does_not_stop_a_run(half, monkeypatch):
 
 def test_an_edited_partition_is_named(half, folders):
     file = half / "partition.npz"
-    arrays = run_folder.read_npz(file)
+    arrays = array_files.read_npz(file)
     arrays["seed0.train"] = arrays["seed0.train"][::-1]
     file.write_bytes(run_folder.npz(arrays))
     with pytest.raises(InputError, match=r"partition\.npz is not that of this run: restore it"):
@@ -172,7 +172,7 @@ def test_swapped_and_edited_tables_are_named(how, done, folders):
     elif how == "between folders":
         shutil.copy(folders / "other-done" / "clients" / one.name, one)
     else:
-        arrays = run_folder.read_npz(one)
+        arrays = array_files.read_npz(one)
         arrays["deployed.accuracy"] = np.ones_like(arrays["deployed.accuracy"])
         one.write_bytes(run_folder.npz(arrays))
     with pytest.raises(InputError, match=f"{one.name} .*not the file that the run ended with"):
@@ -181,7 +181,7 @@ def test_swapped_and_edited_tables_are_named(how, done, folders):
 
 def test_an_edited_partition_of_a_finished_run_is_named(done):
     file = done / "partition.npz"
-    arrays = run_folder.read_npz(file)
+    arrays = array_files.read_npz(file)
     arrays["seed0.labels"] = arrays["seed0.labels"][::-1]
     file.write_bytes(run_folder.npz(arrays))
     with pytest.raises(InputError, match=r"partition\.npz .*not the file that the run ended with"):

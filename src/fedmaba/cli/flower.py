@@ -35,7 +35,7 @@ def proxy(
     from fedmaba.deploy.flower_app import proxy
 
     target = proxy.write(directory, listen, superlink_port, keys)
-    say(f"{target}: start it with {' '.join(proxy.command('nginx', directory))}")
+    say(f"{target}: start it with {' '.join(proxy.nginx_command('nginx', directory))}")
 
 
 def check(

@@ -1,9 +1,9 @@
-"""The local work of one site of a real federation: the simulator's own, for a single row.
+"""What one site of a real federation does: train and evaluate a model on its own data.
 
-Knows a model, one site's data and the task the server sent; no network. Training uses the same
-rows, minibatch order and random streams as the simulator, so both give the same numbers. A label
-means the same class at every site: it is known by its name, the word of a CSV file or the number
-of an array, and numbered as the federation's list of classes says.
+It knows the model, the site's data and the server's task, but no network. Training uses the same
+rows, minibatch order and random streams as the simulator, so both give the same numbers. A class
+has the same number at every site: each site looks up the name of the class, which is a word of a
+CSV file or a number of an array, in the federation's list of classes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LocalClient:
 
     model: models.Factory | str
     data: Dataset
-    classes: int | Sequence[str] | None = None  # of the whole federation; None: 0 to C-1 as here
+    classes: int | Sequence[str] | None = None  # of the whole federation; None: they are 0 to C-1
     loss: LossFn | None = None
     metric: MetricFn | None = None
     device: str = "cpu"
@@ -74,7 +74,7 @@ class LocalClient:
         return tuple(map(str, given))
 
     def labels(self) -> NDArray[np.int64]:
-        """(n,) this site's labels by the federation's numbers."""
+        """(n,) this site's labels, numbered as the whole federation numbers them."""
         y, own, agreed = self.data.y, self.data.classes, self.agreed
         used = np.unique(y)
         wrong = [str(k) for k in used if not 0 <= k < len(own)]
@@ -89,7 +89,7 @@ class LocalClient:
         return number[y]
 
     def train(self, weights: Arrays, task: Mapping[str, Any]) -> tuple[Arrays, dict[str, float]]:
-        """The trained model, and what the server is told: examples, loss, accuracy."""
+        """Train; return the model and what the server is told: examples, loss, accuracy."""
         with torch.no_grad():
             return self._train(weights, task)
 
@@ -189,7 +189,7 @@ class LocalClient:
         return rows, rows.layout.pack(net.cpu())[None].to(device), pool
 
     def _job(self, task: Mapping[str, Any], minibatch: int, local: Local) -> TrainingJob:
-        """What the server asked for, as the simulator would do it."""
+        """The work that the server asked for, in the simulator's terms."""
         n = self.data.n_train
         epochs = int(task.get("epochs", 1)) * -(-n // minibatch)
         return TrainingJob(

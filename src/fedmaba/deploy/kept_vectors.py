@@ -1,10 +1,10 @@
 """The vectors that a site of a real federation keeps between rounds, in its own file. No torch.
 
-They never leave the site. The file holds each vector before and after the last training, and the
-rounds that these two belong to. The server says in which round a reply of this site last counted;
-so a round that the server repeats, and a round after a reply that was lost or refused, both start
-from what the last reply that counted left behind. A federation has an id of its own, which is part
-of the file's name: the vectors of another one are never used.
+They never leave the site. The file holds each vector before and after the last training, with the
+round that each belongs to. The server says in which round it last counted a reply of this site, and
+training starts from the vectors after that round. So a site starts from the right vectors also when
+the server repeats a round, or when a reply was lost or refused. The id of the federation is part of
+the file's name, so the vectors of another federation are never used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("flwr")  # what a SuperNode shows
 
 @dataclass(frozen=True)
 class Told:
-    """What the server's message says that concerns kept vectors."""
+    """What the server's message says about kept vectors."""
 
     federation: str
     round: int
@@ -43,7 +43,7 @@ class Told:
 
     @classmethod
     def from_task(cls, task: Mapping[str, Any]) -> Told:
-        """Read from a message, or InputError."""
+        """Read it from a message, or raise InputError."""
         federation = task.get("federation")
         rounds = [task.get("server-round"), task.get("kept-round")]
         known = isinstance(federation, str) and FEDERATION.fullmatch(federation)
@@ -99,7 +99,7 @@ class KeptVectors:
         return found
 
     def save(self, told: Told, before: Vectors, after: Vectors) -> None:
-        """Note a training; the vectors of the last reply that counted stay beside its own."""
+        """Save the vectors after a training, beside those of the last reply that counted."""
         names = list(after)
         arrays = {
             f"{moment}/{names.index(name)}/{weight}": value
@@ -131,7 +131,7 @@ class KeptVectors:
 
 
 def _read(path: Path) -> dict[int, Vectors]:
-    """What `save` wrote, by round, or InputError."""
+    """Read what `save` wrote, by round, or raise InputError."""
     try:
         with files.open_plain(path) as file:
             size = file.seek(0, os.SEEK_END)
@@ -164,7 +164,7 @@ def _remedy(path: Path) -> str:
 
 
 def _alike(found: Vectors, wanted: Vectors) -> bool:
-    """Whether vectors have the names, shapes and types that are wanted."""
+    """Whether vectors have the right names, shapes and types."""
 
     def form(vectors: Vectors) -> dict[str, dict[str, tuple[Any, ...]]]:
         return {

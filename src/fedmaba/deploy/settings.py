@@ -1,4 +1,4 @@
-"""What a real federation is started with, checked before anything else is done. No torch."""
+"""The settings of a real federation, checked before anything else is done. No torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCHNORM = (None, "refuse", "group", "local", "average", "frozen")
 
 @dataclass(frozen=True)
 class FederationSettings:
-    """What stays the same from the first round to the last."""
+    """Settings that stay the same from the first round to the last."""
 
     strategy: Strategy
     seed: int = 0
@@ -42,7 +42,7 @@ class FederationSettings:
         return self.deploy or self.strategy.deploy
 
     def to_json(self) -> dict[str, Any]:
-        """What a saved state must have been made with."""
+        """The settings that a saved state must have been made with."""
         return {
             "strategy": self.strategy.label(),
             "seed": self.seed,
@@ -55,7 +55,7 @@ class FederationSettings:
 
 @dataclass(frozen=True)
 class Participation:
-    """Who takes part in a round, and how long the others are waited for."""
+    """How many sites take part in a round, and how long the server waits for them."""
 
     fraction_train: float
     min_train_nodes: int
@@ -77,7 +77,7 @@ class Participation:
             raise InputError(f"min_replies={self.min_replies}: give a count, or a share up to 1.0")
 
     def quorum(self, asked: int) -> int:
-        """After how many replies the other sites are no longer waited for at length."""
+        """How many replies are enough: then the other sites get only a little more time."""
         if _is_count(self.min_replies):
             return int(self.min_replies)
         return math.ceil(self.min_replies * asked - 1e-9)
@@ -88,7 +88,7 @@ def _is_count(value: object) -> bool:
 
 
 def one_strategy(strategy: Strategy | str) -> Strategy:
-    """A strategy, or what its specification names; a grid of several is refused."""
+    """The strategy that was given, or the one that a text names; a grid of several is refused."""
     if not isinstance(strategy, str):
         return strategy
     listed = parse(strategy)
@@ -98,7 +98,7 @@ def one_strategy(strategy: Strategy | str) -> Strategy:
 
 
 def check_numbers(low: int, whole: bool = False, **values: object) -> None:
-    """Refuse what is no number from `low` on: a run configuration may hold words as well."""
+    """Refuse what is no number of at least `low`: a run configuration may also hold words."""
     kind, words = (Integral, "a whole number") if whole else (Real, "a number")
     for name, value in values.items():
         number = isinstance(value, kind) and not isinstance(value, bool)

@@ -20,7 +20,7 @@ from fedmaba.strategies import deployed
 
 
 def build(tree: Mapping[str, Any], source: str = "") -> config.Experiment:
-    """Check keys and the words in them and return the experiment; all errors are one line."""
+    """Check the keys and the words in them; return the experiment, or raise one line of errors."""
     found = []
     try:
         asked = config.build(tree)
@@ -47,14 +47,14 @@ def user_modules(tree: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _specs(tree: Mapping[str, Any]) -> list[str]:
-    """The strategies that were named; anything that is no text is left to `config`."""
+    """The strategies that were named; what is not text is left to `config`."""
     specs = tree.get("strategies")
     specs = [specs] if isinstance(specs, str) else specs if isinstance(specs, list) else []
     return [spec for spec in specs if isinstance(spec, str)]
 
 
 def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the words inside keys; what is no text is left to `config`."""
+    """Yield what is wrong with the words inside keys; what is not text is left to `config`."""
     labels: list[str] = []
     for spec in _specs(tree):
         try:
@@ -124,7 +124,7 @@ def _at(tree: Mapping[str, Any], name: str) -> object:
 
 
 def _whole(value: object) -> int | None:
-    """A whole number that was given as a number or as text; else None."""
+    """A whole number, given as a number or as text; else None."""
     try:
         return int(value) if isinstance(value, int | str) else None
     except ValueError:

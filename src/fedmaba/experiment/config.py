@@ -56,7 +56,7 @@ class Section(BaseModel):
     @classmethod
     def _no_bool(cls, value: object) -> object:
         for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, bool):  # which Python would take for 0 or 1
+            if isinstance(one, bool):  # Python would take it for 0 or 1
                 raise ValueError("no key is true or false: give a number or text")
         return value
 
@@ -77,7 +77,7 @@ def named(value: str | None) -> str | None:
 
 
 def text(value: object) -> object:
-    """A share as text, also where it was given as a number."""
+    """A share as text, also if it was given as a number."""
     return str(value) if isinstance(value, int | float) else value
 
 
@@ -455,7 +455,7 @@ def _explain(error: Any) -> str:
     name, given = ".".join(where), _typed(error["input"])
     if error["type"] == "extra_forbidden":
         same = [key.name for key in options() if where[-1] in (key.path[-1], key.argument)]
-        if same:  # it stands in another section
+        if same:  # the key belongs to another section
             return f"unknown key {name!r}: did you mean {' or '.join(map(repr, same))}?"
         head = "".join(f"{part}." for part in where[:-1])
         return str(unknown("key", where[-1], section.model_fields, head))
@@ -468,7 +468,7 @@ def _explain(error: Any) -> str:
 
 
 def _typed(value: object) -> str:
-    """A value as the user typed it: a number has no quotes, even where it came as text."""
+    """A value as the user typed it: a number has no quotes, even if it came as text."""
     text = repr(value)
     if isinstance(value, str):
         with suppress(ValueError):

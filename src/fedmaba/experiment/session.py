@@ -59,12 +59,12 @@ class Session:
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # shown even with --quiet
     fingerprints: dict[str, str] = field(default_factory=dict)  # of the user's own code
-    needs_python_call: bool = False  # no command can name all it is made of
+    needs_python_call: bool = False  # no command can name all of its parts
     stopped: bool = False
     _provenance: dict[str, Any] | None = None
 
     def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
-        """Simulate, recording and checkpointing along the way, until done or told to stop."""
+        """Simulate round after round, record and save them, until the end or until told to stop."""
         save, folder = self.experiment.save, self.folder
         sink = MemorySink(self) if folder is None else FolderSink(self, folder)
         self.stopped = yield from drive(self.batch, sink, stop, save.seconds, save.every)
@@ -191,7 +191,7 @@ class FolderSink(MemorySink):
     def __init__(self, session: Session, folder: run_folder.Folder) -> None:
         super().__init__(session)
         self.folder = folder
-        self._written = session.batch.progress.round  # the last round that rounds.jsonl tells of
+        self._written = session.batch.progress.round  # the last round that is in rounds.jsonl
         self._timing: list[dict[str, object]] = []  # lines that timing.jsonl does not have yet
         self._before = time.monotonic()
 
@@ -247,7 +247,9 @@ def prepare(
         federations = attacked(federations, does, share)
     if chosen is None:
         chosen = [(s, seed, experiment.server.deploy) for s in listed for seed in federations]
-    rules: dict[tuple[int, int], list[str]] = {}  # of one strategy and seed: trained once
+    rules: dict[
+        tuple[int, int], list[str]
+    ] = {}  # deployed models by strategy and seed, which are trained once
     for s, seed, deploy in chosen:
         rules.setdefault((listed.index(s), seed), []).append(deploy or s.deploy)
     runs = [
@@ -346,7 +348,8 @@ def _shared_settings(
     tree = config.result_settings(experiment)
     del tree["strategies"], tree["seeds"], tree["eval"]["share"]
     tree["machine"] = tree["machine"]["dtype"]
-    fixed = own.data is None and not data.name.endswith((".npz", ".csv"))  # its name says it all
+    # The name of a data set says which data it holds; the name of a file does not.
+    fixed = own.data is None and not data.name.endswith((".npz", ".csv"))
     split = own.data.split.sha256() if isinstance(own.data, Federation) else ""
     return [tree, "" if fixed else data.sha256(), split]
 

@@ -84,12 +84,13 @@ def compare(
     session = prepare(config.build(tree), own, listed)
     if out is not None:
         open_run_folder(session, Path(out))
+    # Ctrl-C waits for the round if there is a folder to save into and no handler of the caller's.
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    numbers = [signal.SIGINT] if out is not None and usual else []  # else nothing to save, or the
-    with stop.after_the_round(_say, numbers) as asked:  # caller has a handler of its own
+    numbers = [signal.SIGINT] if out is not None and usual else []
+    with stop.after_the_round(_say, numbers) as asked:
         for _ in session.rounds(asked):
             pass
-    if session.stopped or asked():  # also in the last round: whoever calls this in a loop must end
+    if session.stopped or asked():  # also in the last round, to end a loop of calls
         done = session.batch.progress.round
         more = "the same call resumes it" if session.stopped else "it is complete"
         raise KeyboardInterrupt(f"stopped after round {done}, saved in {out}: {more}")
@@ -109,12 +110,12 @@ def _say(text: str) -> None:
 
 
 def resume(out: Path, trust: bool = False) -> Session:
-    """Resume the experiment of a run folder; `trust` allows the import of modules that it names."""
+    """Resume the experiment of a run folder; `trust` allows importing the modules that it names."""
     source = out / run_folder.EXPERIMENT_FILE
     if not published.is_file(source):
         raise InputError(f"{out} is no run folder: name one that fedmaba wrote")
     if (out / "runs.json").exists():
-        with suppress(FedmabaError):  # a process may have died before it removed them
+        with suppress(FedmabaError):  # a killed process may have left them
             folder = run_folder.Folder(out)
             folder.remove_checkpoints()
             folder.close()
@@ -162,7 +163,8 @@ def _lock_and_check(
     _check_folder(session.experiment, out)
     session.folder = run_folder.Folder(out)
     try:
-        _check_folder(session.experiment, out)  # again: until now another process could change it
+        # Checked again: before the lock, another process could change the folder.
+        _check_folder(session.experiment, out)
         if run_folder.checkpoints(out):
             return _restore(session, session.folder, out)
         _create_folder(session, session.folder, command)
@@ -195,7 +197,7 @@ def _check_folder(experiment: Experiment, out: Path) -> None:
 
 def _create_folder(session: Session, folder: run_folder.Folder, command: Sequence[str]) -> None:
     """Write the files that a run folder has before its first round."""
-    with suppress(InputError):  # if it was begun before, the same chunks give the same bits
+    with suppress(InputError):  # if it was begun before: the same chunks give the same bits
         before = run_folder.load_about(folder.path)
         session.batch.progress.chunk = before.get("chunk", session.batch.progress.chunk)
         command = command or before.get("command", command)
@@ -309,10 +311,11 @@ def _check_same_code(session: Session, about: Mapping[str, Any], out: Path) -> N
     if told is None:
         return
     wrote = about.get("versions", {}).get("python", "")
+    # Another version of Python makes other bytecode, so only the names of things can be compared.
     same = wrote.split(".")[:2] == platform.python_version().split(".")[:2]
     for what in sorted({*told, *mine}):
         was, now = told.get(what, "none"), mine.get(what, "none")
-        if was != now if same else was.split(" ")[0] != now.split(" ")[0]:  # else other bytecode
+        if was.split(" ")[0] != now.split(" ")[0] or (same and was != now):
             raise InputError(
                 f"{out} was begun with another {what} ({was}; now {now}): restore it, or choose "
                 "another --out"
