@@ -1,34 +1,24 @@
-"""Any nn.Module as rows: vectorised by torch.func where it can be, else one row after another."""
+"""What the general forms share, and the last of them: one row after another."""
 
 from __future__ import annotations
 
-import copy
-import warnings
-
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch import Tensor
+from torch.utils._pytree import tree_map
 
-from fedmaba.rows.base import LossFn, Rows, Step
+from fedmaba.rows.base import Inputs, Rows, Step, call
+from fedmaba.rows.operations import How, RowOperations
+
+ALONE = How(rows=False)
 
 
-class _General(Rows):
-    """What both general forms share: named weights of all rows, and adding a gradient to them."""
+class General(Rows):
+    """Rows of a model that is called as it is: named weights, and adding a gradient to them."""
 
     def _named(self, flat: Tensor) -> dict[str, Tensor]:
         return dict(zip(self.layout.names, self.layout.views(flat), strict=True))
 
-    def _total(self, weights: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        out = functional_call(self.model, weights, (x,))
-        return (self._per_example(out, y) * weight).sum()
-
-    def _add(
-        self,
-        sink: Tensor,
-        grads: list[Tensor],
-        loss: Tensor,
-        step: Step,
-    ) -> Tensor:
+    def _add(self, sink: Tensor, grads: list[Tensor], loss: Tensor, step: Step) -> Tensor:
         """sink += scale * gradient, row by row; grads are (R, *shape)."""
         factor = step.scale.expand_as(loss)
         if step.propfair is not None:
@@ -38,31 +28,11 @@ class _General(Rows):
         return loss
 
 
-class VmapRows(_General):
-    """Rows by torch.func.vmap."""
+class LoopRows(General):
+    """One row after another, as it stands; dropout follows the row's key.
 
-    def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
-        self.model.train()
-        named = self._named(read)
-        grads, loss = vmap(grad_and_value(self._total))(named, step.x, step.y, step.weight)
-        return self._add(sink, [grads[n] for n in self.layout.names], loss.detach(), step)
-
-    def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
-        self.model.eval()
-
-        def one(weights: dict[str, Tensor], inputs: Tensor) -> Tensor:
-            out: Tensor = functional_call(self.model, weights, (inputs,))
-            return out
-
-        shared = len(x) == 1 and len(flat) > 1
-        out: Tensor = vmap(one, in_dims=(0, None if shared else 0))(
-            self._named(flat), x[0] if shared else x
-        )
-        return out
-
-
-class LoopRows(_General):
-    """One row after another; its random numbers are torch's own, seeded by the row's key."""
+    Other random numbers are torch's own, seeded by that key.
+    """
 
     def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         self.model.train()
@@ -70,45 +40,26 @@ class LoopRows(_General):
         # Without padding, which depends on the other rows and would draw random numbers, too.
         many = (step.weight > 0).sum(1).clamp(min=1).tolist()
         devices = [read.device] if read.is_cuda else []
+        named = self._named(read)
         with torch.random.fork_rng(devices=devices):
             for r, (k, size) in enumerate(zip(step.keys.tolist(), many, strict=True)):
                 torch.manual_seed(k & (2**63 - 1))
                 with torch.enable_grad():
-                    own = {n: v[r].detach().requires_grad_() for n, v in self._named(read).items()}
-                    loss = self._total(own, *(part[r, :size] for part in step[:3]))
+                    own = {n: v[r].detach().requires_grad_() for n, v in named.items()}
+                    x, y, weight = tree_map(lambda v: v[r, :size], tuple(step[:3]))  # noqa: B023
+                    with RowOperations(ALONE, step.keys[r]):
+                        out = call(self.model, x, own)
+                    loss = (self.per_example(out, y) * weight).sum()
                     grads.append(torch.autograd.grad(loss, list(own.values())))
                 losses.append(loss.detach())
         stacked = [torch.stack(g) for g in zip(*grads, strict=True)]
         return self._add(sink, stacked, torch.stack(losses), step)
 
-    def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
+    def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
         self.model.eval()
-        named = self._named(flat)
+        named, each = self._named(flat), []
         with torch.no_grad():
-            each = [
-                functional_call(self.model, {n: v[r] for n, v in named.items()}, (x[r % len(x)],))
-                for r in range(len(flat))
-            ]
+            for r in range(len(flat)):
+                own = tree_map(lambda v: v[r % len(v)], x)  # noqa: B023
+                each.append(call(self.model, own, {n: v[r] for n, v in named.items()}))
         return torch.stack(each)
-
-
-def vmap_refusal(model: nn.Module, example: Tensor, loss: LossFn | None) -> str | None:
-    """Why torch.func cannot vectorise model and loss, tried in both modes; None where it can."""
-    model = copy.deepcopy(model).train()  # a failed try may leave its own tensors behind
-    weights = {n: p.detach()[None].expand(2, *p.shape) for n, p in model.named_parameters()}
-    target = torch.zeros(2, len(example), dtype=torch.int64, device=example.device)
-
-    def total(own: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        out: Tensor = functional_call(model, own, (x,))
-        return (out.square() if loss is None else loss(out, y)).sum()
-
-    try:
-        with warnings.catch_warnings():  # torch warns of slow operations
-            warnings.simplefilter("ignore")
-            vmap(grad_and_value(total))(weights, example.expand(2, *example.shape), target)
-            model.eval()
-            with torch.no_grad():  # other operations than with gradients, in an LSTM
-                vmap(lambda own: functional_call(model, own, (example,)))(weights)
-    except (RuntimeError, ValueError, NotImplementedError) as error:
-        return str(error).strip().split("\n")[0][:120]
-    return None
