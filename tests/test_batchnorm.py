@@ -11,7 +11,8 @@ from fedmaba.errors import InputError
 from fedmaba.rows import compile, models
 from fedmaba.rows.base import Layout, Step
 from fedmaba.rows.batchnorm import groups_of
-from fedmaba.rows.general import LoopRows, VmapRows
+from fedmaba.rows.general import LoopRows
+from fedmaba.rows.traced import TracedRows
 from fedmaba.simulation.engine import Optimiser, Run, simulate, start
 from plain_loop import apart, one, played
 from plain_norms import PLAN, PlainNorms, norm_net
@@ -113,7 +114,7 @@ def test_one_row_after_another_gives_the_same(fed):
     y = torch.randint(4, (2, 5))
     step = (x, y, weight, torch.tensor(0.5).double(), None, torch.tensor([1, 2]))
     found = []
-    for kind in (VmapRows, LoopRows):
+    for kind in (TracedRows, LoopRows):
         rows = kind(model, layout, x[0], None, "")
         sink = flat.clone()
         found.append((rows.add_gradients(flat, sink, Step(*step)), sink, rows.outputs(sink, x)))

@@ -13,8 +13,9 @@ from fedmaba.errors import InputError
 from fedmaba.results.history import History
 from fedmaba.rows import compile, models
 from fedmaba.rows.base import Layout, constants
-from fedmaba.rows.general import LoopRows, VmapRows
+from fedmaba.rows.general import LoopRows
 from fedmaba.rows.stack import LayerRows
+from fedmaba.rows.traced import TracedRows
 from fedmaba.simulation.engine import Run, start
 from plain_loop import PLAN, Plain, apart, one, played, vector
 from row_cases import FLAT, Wrapped
@@ -74,7 +75,7 @@ class PlainFrozen(Plain):
 
 
 @pytest.mark.parametrize(
-    ("make", "kind"), [(body, LayerRows), (only_biases, VmapRows), (wrapped, VmapRows)]
+    ("make", "kind"), [(body, LayerRows), (only_biases, TracedRows), (wrapped, TracedRows)]
 )
 def test_rows_are_the_plain_loop(make, kind, fed, few_threads):
     specs = ["fedavg", "fedmaba", "fedprox:mu=1"]
@@ -98,7 +99,7 @@ def test_kernels_leave_frozen_layers_to_torch(kernels, fed, few_threads):
 def test_frozen_weights_have_no_place_in_rows_and_are_not_sent():
     model = models.build_model(body, (1, 8, 8), 4, 0)
     trained = {"6.weight", "6.bias", "10.weight", "10.bias"}
-    for kind in (VmapRows, LoopRows):
+    for kind in (TracedRows, LoopRows):
         rows = kind(model, Layout(model), torch.zeros(2, 1, 8, 8), None, "")
         assert set(rows.layout.names) == trained
         assert rows.outputs(rows.layout.pack(model)[None], torch.ones(1, 2, 1, 8, 8)).shape == (

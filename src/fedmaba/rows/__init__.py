@@ -2,33 +2,67 @@
 
 This package knows rows and minibatches, but no clients, rounds or strategies. `compile` picks the
 fastest form that fits the model and says why: layers with weights per row and a hand-written
-backward pass, else `torch.func.vmap`, else one row after another. All three give the same numbers.
+backward pass, else the model under `torch.func`, recorded and on CUDA compiled, else one row after
+another. All three give the same numbers.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
-from fedmaba.rows.base import Layout, LossFn, Rows
-from fedmaba.rows.general import LoopRows, VmapRows, vmap_refusal
+from fedmaba.rows import inductor
+from fedmaba.rows.base import Inputs, Layout, LossFn, Rows
+from fedmaba.rows.checks import try_rows
+from fedmaba.rows.general import LoopRows
 from fedmaba.rows.stack import LayerRows, plan_layers
+from fedmaba.rows.traced import TracedRows
 
 __all__ = ["Layout", "LossFn", "Rows", "compile"]
 
 
 def compile(
-    model: nn.Module, example: Tensor, loss: LossFn | None = None, *, dtype: str = "float32"
+    model: nn.Module,
+    example: Inputs,
+    loss: LossFn | None = None,
+    *,
+    dtype: str = "float32",
+    target: Tensor | None = None,
+    compiled: bool | None = None,
 ) -> Rows:
     """The rows form of a model; `example` is a minibatch of inputs (B, ...).
 
-    `dtype` says how products are rounded on CUDA: float32, tf32 or bf16.
+    `dtype` says how products are rounded on CUDA: float32, tf32 or bf16. `target` is a minibatch of
+    targets; without it they are class numbers. `compiled` says whether Inductor compiles the
+    general form; without it, on CUDA where Triton is installed.
     """
     how = plan_layers(model, example, dtype)
     reason = how.refusal
     if not reason:
         return LayerRows(model, how, example, loss)
-    refusal = vmap_refusal(model, example, loss)
+    first = tree_flatten(example)[0][0]
+    if target is None:
+        target = torch.zeros(len(first), dtype=torch.int64, device=first.device)
+    if compiled is None:
+        compiled = inductor.available(first.device)
+
+    def make(tried: nn.Module, inputs: Inputs) -> TracedRows:
+        return TracedRows(tried, Layout(tried), inputs, loss, "", compiled=compiled)
+
+    found = try_rows(make, model, example, target)
     layout = Layout(model)
-    if refusal is None:
-        return VmapRows(model, layout, example, loss, f"torch.func.vmap: {reason}")
-    return LoopRows(model, layout, example, loss, f"one client after another: {reason}; {refusal}")
+    if found.refusal:
+        path = f"one client after another: {reason}; {found.refusal}"
+        return LoopRows(model, layout, example, loss, path)
+    path = f"{_form(first.is_cuda, compiled)}: {reason}"
+    path += f"; {found.slow} is slow" if found.slow else ""
+    if compiled:
+        path += f"; compiling takes about {inductor.seconds(found.operations):.0f} s the first time"
+    return TracedRows(model, layout, example, loss, path, dtype=dtype, compiled=compiled)
+
+
+def _form(cuda: bool, compiled: bool) -> str:
+    if not cuda:
+        return "torch.func, recorded"
+    return f"torch.func.vmap, {'compiled' if compiled else 'recorded (Triton is not installed)'}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
+Inputs = Any  # one tensor, or a tuple or dict of them: arguments or keywords of the model
 LossFn = Callable[[Tensor, Tensor], Tensor]  # outputs (n, C), targets (n,) -> loss of each (n,)
 ALIGN = 32  # each weight starts at a multiple of 128 bytes, which matrix units want
 
@@ -191,6 +193,15 @@ class PropFairRows(NamedTuple):
         return torch.where(self.M.isinf(), 1.0, factor)
 
 
+def call(model: nn.Module, x: Inputs, weights: dict[str, Tensor] | None = None) -> Tensor:
+    """The outputs of a model for inputs, with its own or with other weights."""
+    args, named = ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
+    out: Tensor = (
+        model(*args, **named) if weights is None else functional_call(model, weights, args, named)
+    )
+    return out
+
+
 class Step(NamedTuple):
     """One minibatch of every row."""
 
@@ -200,6 +211,7 @@ class Step(NamedTuple):
     scale: Tensor  # ()        a tensor, so that a recorded step can be replayed with another
     propfair: PropFairRows | None
     keys: Tensor  # (R,)       random streams of this step
+    of: int = 0  #             rows of the whole chunk, of which these are the first
 
 
 class RowBlock(NamedTuple):
@@ -230,6 +242,9 @@ class Rows(ABC):
 
     parallel = False  # whether several threads may use it at once
     image_axes = (-2, -1)  # height and width of images that went through `prepare`
+    recordable = False  # whether its work can be recorded as a CUDA graph
+    max_rows: int | None = None  # computed at once, on a CPU; None: as many as fit its cache
+    tell: Callable[[str], object] = staticmethod(lambda line: None)  # says what takes long
 
     def __init__(
         self,
@@ -298,17 +313,18 @@ class Rows(ABC):
 
     def losses(self, out: Tensor, y: Tensor) -> Tensor:
         """The loss of each example, (R, B)."""
-        flat = self._per_example(out.flatten(0, 1), y.expand(out.shape[:2]).flatten())
+        flat = self.per_example(out.flatten(0, 1), y.expand(out.shape[:2]).flatten())
         return flat.view(out.shape[:2])
 
-    def _per_example(self, out: Tensor, y: Tensor) -> Tensor:
+    def per_example(self, out: Tensor, y: Tensor) -> Tensor:
+        """The loss of each example of one row, (B,)."""
         if self.loss_fn is None:
             return nn.functional.cross_entropy(out, y, reduction="none")
         return self.loss_fn(out, y)
 
     def loss_and_gradient(self, out: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Loss of each row (R,) and scale * its gradient in the outputs (R, B, C)."""
-        _, y, weight, scale, propfair, _ = step
+        y, weight, scale, propfair = step.y, step.weight, step.scale, step.propfair
         if self.loss_fn is None:
             log_p = torch.log_softmax(out, -1)
             loss = -(log_p.gather(2, y[..., None])[..., 0] * weight).sum(1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from fedmaba.errors import InputError
@@ -63,6 +64,10 @@ class RowBatchNorm(RunningStatistics):
 
     def forward(self, x: Tensor) -> Tensor:
         self.values = x[0].numel() // x.shape[1]
+        given, x = x.dtype, x.to(torch.promote_types(x.dtype, self.running_mean.dtype))
+        return self._normalise(x).to(given)
+
+    def _normalise(self, x: Tensor) -> Tensor:
         if not self.training:
             return _normalised(x, self.running_mean, self.running_var.clamp(min=0), self)
         axes = [axis for axis in range(x.ndim) if axis != 1]

@@ -205,7 +205,7 @@ def _products(x: Tensor, weights: Tensor, inputs: SharedInputs) -> Tensor:
 class LayerRows(Rows):
     """Rows of a sequential model."""
 
-    parallel = True
+    parallel = recordable = True
 
     def __init__(
         self, model: nn.Module, how: LayerPlan, example: Tensor, loss: LossFn | None

@@ -120,7 +120,7 @@ def start(
     workers = Workers(count, 1) if apart else Workers(1, count)
     pool = Pool(rows.prepare(x), torch.from_numpy(data.y).to(device), trained.entries)
     parts = (trained, validated, tested)
-    graphs = GraphCache(device, rows.parallel)
+    graphs = GraphCache(device, rows.recordable)
     return Batch(runs, plan, rows, pool, metric, progress, *parts, workers, graphs, ranks=ranks)
 
 
@@ -316,6 +316,7 @@ def _chunk(rows: Rows, minibatch: int, flat: Tensor) -> int:
     """Rows trained at once: what fits a CPU's cache, or part of a GPU's free memory."""
     size = flat.element_size()
     if not flat.is_cuda:
-        return max(1, int(14e6 / size / (rows.layout.size + rows.activations * minibatch)))
+        fits = max(1, int(14e6 / size / (rows.layout.size + rows.activations * minibatch)))
+        return min(fits, rows.max_rows or fits)
     each = size * rows.room(minibatch)
     return max(1, int(0.4 * torch.cuda.mem_get_info(flat.device)[0] / each))
