@@ -15,6 +15,7 @@ from fedmaba import strategies
 from fedmaba.data import attack, datasets, partition
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
+from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.strategies import deployed
 
@@ -73,7 +74,7 @@ def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
         "data.name": datasets.check_name,
         "model": _model,
         "train.step_schedule": partial(parse_schedule, what="step_schedule"),
-        "train.augment": _augment,
+        "train.augment": parse_augment,
     }
     for name, read in words.items():
         value = _at(tree, name)
@@ -100,12 +101,6 @@ def _training_problems(train: object) -> Iterator[str]:
             look(read)
         except InputError as error:
             yield str(error)
-
-
-def _augment(text: str) -> None:
-    from fedmaba.simulation import augmentation
-
-    augmentation.parse_augment(text)
 
 
 def _model(name: str) -> None:

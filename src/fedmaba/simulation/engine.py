@@ -20,6 +20,7 @@ from fedmaba.errors import InputError, NoRoom
 from fedmaba.rows import LossFn, Rows, compile, models
 from fedmaba.rows.batchnorm import too_few
 from fedmaba.rows.cuda_graphs import GraphCache
+from fedmaba.rows.weights import GivenWeights
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation import pipeline
 from fedmaba.simulation.augmentation import parse_augment
@@ -65,6 +66,7 @@ def start(
     loss: LossFn | None = None,
     metric: MetricFn | None = None,
     ranks: Ranks | None = None,
+    init: GivenWeights | None = None,
 ) -> Batch:
     """A batch at round 0: data on the device, initial models, initial states."""
     _check(runs, plan)
@@ -77,6 +79,9 @@ def start(
         seed: models.build_model(make, data.x.shape[1:], len(data.classes), seed, plan.batchnorm)
         for seed in dict.fromkeys(run.seed for run in runs)
     }
+    if init is not None:
+        for made in initial.values():
+            init.put_into(made.to(dtype))
     models.require_same_constants(initial)
     x = torch.from_numpy(data.x).to(device, dtype)
     template = copy.deepcopy(initial[runs[0].seed]).to(device, dtype)
