@@ -5,17 +5,22 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
+import fedmaba
 from fedmaba.errors import InputError
+from fedmaba.results.history import History
 from fedmaba.rows import compile, models
-from fedmaba.rows.base import Layout, Step
+from fedmaba.rows.base import Layout, Step, constants
 from fedmaba.rows.batchnorm import groups_of
 from fedmaba.rows.general import LoopRows
 from fedmaba.rows.traced import TracedRows
+from fedmaba.rows.weights import GivenWeights
 from fedmaba.simulation.engine import Optimiser, Run, simulate, start
 from plain_loop import apart, one, played
 from plain_norms import PLAN, PlainNorms, norm_net
+from plain_norms import STATISTICS as MOVING
 from row_cases import C
 
 CHOICES = ("average", "local", "frozen")
@@ -157,6 +162,76 @@ def test_a_client_that_never_took_part_uses_the_first_layer(fed):
     assert sorted(np.flatnonzero(moved)) == sorted(took)
     shared = batch.rows.layout.shared
     assert torch.equal(batch.progress.model[0, shared:], first[0])
+
+
+def with_norm(shape, classes):
+    """Small, with weights of BatchNorm that are not those it begins with."""
+    model = nn.Sequential(nn.Conv2d(1, 8, 5), nn.BatchNorm2d(8), nn.Flatten())
+    return model.append(nn.Linear(128, classes))
+
+
+@pytest.mark.parametrize("choice", ["frozen", "average", "group"])
+def test_given_weights_of_a_model_with_batchnorm_fit_every_choice(choice, fed):
+    given = {n: np.full(v.shape, 0.5, np.float32) for n, v in with_norm((), 4).state_dict().items()}
+    given["1.num_batches_tracked"] = np.array(7)
+    plan = dataclasses.replace(PLAN, batchnorm=choice)
+    batch = start([Run(one("fedavg"), 0, fed)], plan, with_norm, init=GivenWeights(given, "it"))
+    state = {**constants(batch.rows.model), **batch.rows.layout.unpack(batch.progress.model[0])}
+    for name, value in state.items():
+        assert bool((value == given[name].flat[0]).all()), name
+    assert ("1.running_var" in state) == (choice != "group")
+
+
+@pytest.mark.parametrize("choice", ["local", "average"])
+def test_a_folder_resumes_to_the_bit_and_has_the_clients_layers(choice, fed, tmp_path, monkeypatch):
+    asked = {"data": fed, "model": with_norm, "batchnorm": choice, "rounds": 4, "minibatch": 3}
+    asked |= {"participants": 3, "seeds": [0], "checkpoint_every": 1, "eval_every": 2}
+    fedmaba.compare("fedmaba", out=tmp_path / "whole", **asked)
+    usual, seen = History.add, []
+
+    def add(history, snapshot):
+        usual(history, snapshot)
+        seen.append(snapshot.round)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(History, "add", add)
+    with pytest.raises(KeyboardInterrupt):
+        fedmaba.compare("fedmaba", out=tmp_path / "part", **asked)
+    monkeypatch.setattr(History, "add", usual)
+    fedmaba.compare("fedmaba", out=tmp_path / "part", **asked)
+    every = sorted(f.name for f in (tmp_path / "whole" / "models").iterdir())
+    for name in every:
+        found = [(tmp_path / run / "models" / name).read_bytes() for run in ("whole", "part")]
+        assert found[0] == found[1], name
+    kinds = {name.rpartition("-")[2].partition(".")[0] for name in every}
+    assert kinds == {"last", "deployed", "best"} | ({"clients"} if choice == "local" else set())
+    read = {k: load_file(tmp_path / "whole" / "models" / f"00-fedmaba-s0-{k}.safetensors")
+            for k in kinds}  # fmt: skip
+    with_norm((), 4).load_state_dict(read["deployed"])
+    if choice == "local":
+        assert set(read["clients"]) == {f"1.{n}" for n in ("weight", "bias", *MOVING)}
+        assert read["clients"]["1.running_var"].shape == (5, 8)
+    with pytest.raises(InputError, match="in batchnorm"):
+        fedmaba.compare("fedmaba", out=tmp_path / "whole", **(asked | {"batchnorm": "frozen"}))
+
+
+def test_the_command_line_and_toml_know_the_choice(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "with_norm.py").write_text(
+        "from torch import nn\n\n\ndef make(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(784, 9), nn.BatchNorm1d(9),\n"
+        "                         nn.Linear(9, classes))\n"
+    )
+    words = ["compare", "fedavg", "--model", "with_norm:make", "--rounds", "1", "--seeds", "1"]
+    words += ["--out", "run"]
+    found = call(*words)
+    assert found.code == 2
+    assert "--batchnorm group, local, average or frozen" in found.err
+    assert not (tmp_path / "run").exists()
+    assert call(*words, "--batchnorm", "average").code == 0
+    assert 'batchnorm = "average"' in (tmp_path / "run" / "experiment.toml").read_text()
+    assert call(*words, "--batchnorm", "mean").code == 2
 
 
 @pytest.mark.parametrize(

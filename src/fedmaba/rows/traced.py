@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -197,10 +197,14 @@ class TracedRows(General):
 
         def gradients(*flat: Tensor) -> tuple[Tensor, ...]:
             named, x = dict(zip(names, flat, strict=False)), flat[len(names) : -3]
-            parts = ({n: named[n] for n in p} for p in (self.trained, self.statistics, self.frozen))
-            each = grad_and_value(total, has_aux=True)
-            found = vmap(each, in_dims=(0, 0, None, 0, 0, 0, 0)) if task.rows else each
-            grads, (loss, moved) = found(*parts, tree_unflatten(list(x), task.spec), *flat[-3:])
+            own, statistics, frozen = (
+                {n: named[n] for n in part} for part in (self.trained, self.statistics, self.frozen)
+            )
+            each: Callable[..., Any] = grad_and_value(total, has_aux=True)
+            if task.rows:
+                each = vmap(each, in_dims=(0, 0, None, 0, 0, 0, 0))
+            inputs = tree_unflatten(list(x), task.spec)
+            grads, (loss, moved) = each(own, statistics, frozen, inputs, *flat[-3:])
             return loss.detach(), *(grads[n] for n in self.trained), *moved
 
         def outputs(*flat: Tensor) -> tuple[Tensor, ...]:

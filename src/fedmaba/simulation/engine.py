@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedmaba.errors import InputError, NoRoom
 from fedmaba.rows import LossFn, Rows, compile, models
-from fedmaba.rows.batchnorm import too_few
+from fedmaba.rows.batchnorm import too_few, unused_statistics
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.weights import GivenWeights
 from fedmaba.rows.workers import Workers
@@ -81,7 +81,9 @@ def start(
     }
     if init is not None:
         for made in initial.values():
-            init.put_into(made.to(dtype))
+            unused = unused_statistics(made, init.named)
+            given = {name: v for name, v in init.named.items() if name not in unused}
+            GivenWeights(given, init.source).put_into(made.to(dtype))
     models.require_same_constants(initial)
     x = torch.from_numpy(data.x).to(device, dtype)
     template = copy.deepcopy(initial[runs[0].seed]).to(device, dtype)
