@@ -31,6 +31,7 @@ TYPED = {
     "data.clients": ("30", 30),
     "data.test": ("local", "local"),
     "data.validation": ("10%", "10%"),
+    "data.normalise": ("standard", "standard"),
     "train.rounds": ("7", 7),
     "train.participants": ("5", 5),
     "train.epochs": ("2", 2),

@@ -42,6 +42,16 @@ class FederationSettings:
             raise InputError(f"lr_decay={self.lr_decay}: it must lie above 0 and at most at 1")
         average.parse_rule(self.average)
         round_schedule(self.schedule, self.lr_decay)
+        if average.needs_validation(self.average):
+            raise InputError(
+                f"deploy={self.average!r} picks a round on validation data, which a server on "
+                "Flower does not have: say last, average, poly:K or ema:B"
+            )
+        if self.strategy.needs().loss == "held":
+            raise InputError(
+                f"{self.strategy.label()} weighs by validation losses, which sites do not send: "
+                "choose another loss, as loss_at=start"
+            )
 
     @property
     def average(self) -> str:

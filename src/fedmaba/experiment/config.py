@@ -105,6 +105,12 @@ class Data(Section):
     validation: str = option(
         "0%", "--validation", "share of each client's training data to keep for validation"
     )
+    normalise: Literal["scale", "standard", "cifar10"] | None = newer_option(
+        None,
+        "--normalise",
+        "how pixels become inputs: scale (/ 255), standard (the set's own mean and deviation), "
+        "cifar10 (CIFAR-10's) [Fashion-MNIST scale; CIFAR cifar10]",
+    )
 
     _named = field_validator("dir")(named)
     _text = field_validator("validation", mode="before")(text)
@@ -190,7 +196,8 @@ class Server(Section):
     deploy: str | None = option(
         None,
         "--deploy",
-        "model handed out: last, average, poly:K, ema:B [the strategy's: poly:8, AFL average]",
+        "model handed out: last, average, poly:K, ema:B, best:accuracy, best:fair "
+        "[the strategy's: poly:8, AFL average]",
     )
 
 

@@ -312,14 +312,14 @@ def _federations(experiment: Experiment, own: UserObjects) -> dict[int, Federati
     """The clients of each seed."""
     seeds, asked = experiment.seed_list(), experiment.data
     if isinstance(own.data, Federation):
-        for key in ("partition", "clients", "test", "validation", "dir"):
+        for key in ("partition", "clients", "test", "validation", "normalise", "dir"):
             if (value := getattr(asked, key)) != config.Data.model_fields[key].default:
                 raise InputError(
                     f"{key}={value!r}: a Federation is split already: leave it out, or give arrays"
                 )
         return dict.fromkeys(seeds, own.data)
     folder = None if asked.dir is None else Path(asked.dir)
-    data = own.data or datasets.load(asked.name, folder)
+    data = own.data or datasets.load(asked.name, folder, normalise=asked.normalise)
     given = data.client is not None
     spec = asked.partition or ("given" if given else "shards:2")
     clients = asked.clients

@@ -86,7 +86,13 @@ def compare(
         if name not in flags:
             raise unknown("option", name, flags)
         config.set_key(tree, flags[name].name, value)
-    session = prepare(config.build(tree), own, listed)
+    experiment = config.build(tree)
+    if isinstance(data, datasets.Dataset) and experiment.data.normalise is not None:
+        raise InputError(
+            f"normalise={experiment.data.normalise!r}: a Dataset is used as it is: leave it out, "
+            "or name a published set"
+        )
+    session = prepare(experiment, own, listed)
     if out is not None:
         open_run_folder(session, Path(out))
     # Ctrl-C waits for the round if there is a folder to save into and no handler of the caller's.
@@ -225,6 +231,7 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
         "data": {
             "name": data.name,
             "sha256": data.sha256(),
+            "inputs": data.inputs,
             "classes": list(data.classes),
             "clients": list(batch.runs[0].federation.client_names()),
         },

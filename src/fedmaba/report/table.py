@@ -48,6 +48,17 @@ def columns(share: float, unit: Unit = PERCENT) -> list[Column]:
     ]
 
 
+def short_titles(share: float) -> list[str]:
+    """The four figures without their units."""
+    return ["variance", "accuracy", *(c.title for c in columns(share)[2:])]
+
+
+def figures_in_words(share: float, which: Sequence[bool]) -> str:
+    """Some of the four figures, in words."""
+    named = [title for title, yes in zip(short_titles(share), which, strict=True) if yes]
+    return "all four" if len(named) == len(FIGURES) else ", ".join(named) or "none"
+
+
 def lone(seeds: Sequence[int]) -> list[bool]:
     """Which rows have one seed beside rows of more: no mean to be held against theirs."""
     return [n == 1 < max(seeds) for n in seeds]
@@ -188,12 +199,9 @@ def grid_of_differences(
 ) -> Grid:
     """Rows of differences to `base` with their intervals."""
     titles = [column.title for column in columns(share, unit)]
-    short = {"variance": "variance", "accuracy": "accuracy"}
-    words = [short.get(f, title) for f, title in zip(FIGURES, titles, strict=True)]
     body = []
     for label, row in spans.items():
-        same = [word for word, span in zip(words, row, strict=True) if not span.distinguishable]
-        listed = "all four" if len(same) == len(words) else ", ".join(same) or "none"
+        listed = figures_in_words(share, [not span.distinguishable for span in row])
         listed = listed if row[0].seeds > 1 else [f"no seed of {base}'s", "one seed"][row[0].seeds]
         cells = [between(span) for span in row]
         body.append([Cell(named(label)), Cell(str(row[0].seeds)), *cells, Cell(listed)])

@@ -54,11 +54,13 @@ WORDS = (
     "row",
     "note",
     "verdict",
-    "our reading",
+    "what it means",
     "the paper",
     "where",
     "reading",
     ALIKE,
+    "the paper's value lies inside our interval",
+    "likely cause, where one was tested",
 )  # no numbers
 
 

@@ -92,7 +92,7 @@ class Fairness(NamedTuple):
     by_sample: float  #      mean over test examples, percent
     worst: float  #          mean of the worst share of clients, percent
     best: float  #           mean of the best share of clients, percent
-    loss_variance: float  #  of the clients' test loss (the paper's Definition 1)
+    loss_variance: float  #  of the clients' test loss (Definition 1 of FedMABA's paper)
     gini: float
     jain: float
     entropy: float

@@ -1,7 +1,7 @@
 """Choose a model and a round, and give the fairness numbers of runs by row and seed. No torch.
 
-The model is the last one of the server, as in the paper, or the deployed one. The round is the last
-one, or the best one on test or on validation data, or the mean of the last five evaluations.
+The model is the last one of the server or the deployed one. The round is the last one, or the best
+one on test or on validation data, or the mean of the last five evaluations.
 """
 
 from __future__ import annotations

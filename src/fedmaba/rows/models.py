@@ -27,7 +27,7 @@ Factory = Callable[[Shape, int], nn.Module]
 
 
 def mlp(shape: Shape, classes: int) -> nn.Module:
-    """the paper's perceptron: two hidden layers of 200, ReLU"""
+    """perceptron: two hidden layers of 200, ReLU, as FedMDFG's code has it"""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(_count(shape), 200),
@@ -38,8 +38,15 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
     )
 
 
+def mlp1(shape: Shape, classes: int) -> nn.Module:
+    """perceptron with one hidden layer of 200, ReLU"""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(_count(shape), 200), nn.ReLU(), nn.Linear(200, classes)
+    )
+
+
 def cnn(shape: Shape, classes: int) -> nn.Module:
-    """the paper's CNN: conv 5x5 64, pool, conv 5x5 64, pool, 384, 192, dropout 0.2 and 0.5"""
+    """CNN of FedMDFG's code: conv 5x5 64, pool, conv 5x5 64, pool, 384, 192, dropout 0.2, 0.5"""
     if len(shape) != 3 or min(shape[1:]) < 16:
         raise InputError(
             f"model cnn wants images of (channels, height, width) with sides of at least 16, but "
@@ -118,6 +125,7 @@ def _for_tables(make: Factory) -> Factory:
 
 REGISTRY: dict[str, Factory] = {
     "mlp": mlp,
+    "mlp1": mlp1,
     "cnn": cnn,
     "softmax": softmax,
     "resnet8": _for_images(resnet.resnet8, 8),

@@ -25,7 +25,7 @@ from fedmaba.rows.layers import (
     WithoutWeights,
 )
 
-# Products that a GPU computes while its memory delivers one number. For the paper's perceptron
+# Products that a GPU computes while its memory delivers one number. For the perceptron `mlp`
 # (minibatches of 50, layers of 200) this makes groups of 4 steps.
 PRODUCTS_PER_LOAD = 250
 
