@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_flatten
 
 Inputs = Any  # one tensor, or a tuple or dict of them: arguments or keywords of the model
 LossFn = Callable[[Tensor, Tensor], Tensor]  # outputs (n, C), targets (n,) -> loss of each (n,)
@@ -170,7 +171,7 @@ class Rows(ABC):
         path: str,
     ) -> None:
         self.model, self.layout, self.loss_fn, self.path = model, layout, loss, path
-        self.activations = _activations(model, example)  # numbers per example, all layers
+        self.activations = count_activations(model, example)  # numbers per example, all layers
 
     @abstractmethod
     def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
@@ -250,7 +251,7 @@ class Rows(ABC):
         return loss, g
 
 
-def _activations(model: nn.Module, example: Tensor) -> int:
+def count_activations(model: nn.Module, example: Inputs) -> int:
     """How many numbers the layers of a model output for one example."""
     total = 0
 
@@ -262,7 +263,8 @@ def _activations(model: nn.Module, example: Tensor) -> int:
     leaves = [m for m in model.modules() if not any(True for _ in m.children())]
     hooks = [m.register_forward_hook(count) for m in leaves]
     with torch.no_grad():
-        model(example)
+        call(model, example)
     for hook in hooks:
         hook.remove()
-    return max(1, (total + example.numel()) // len(example))
+    inputs: list[Tensor] = tree_flatten(example)[0]
+    return max(1, (total + sum(v.numel() for v in inputs)) // len(inputs[0]))
