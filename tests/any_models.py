@@ -153,7 +153,7 @@ def vector_layer(draw, width):
     if choice == 2:
         return Branches(same, nn.Linear(width, width)), width
     if choice == 3:
-        return Branches(same, nn.Linear(width, 2), 1), width + 2
+        return Branches(same, nn.Linear(width, 2), -1), width + 2
     if choice == 4:
         return Loop(same, 3), width
     if choice == 5:

@@ -1,6 +1,5 @@
 """Any nn.Module as rows: every form gives what autograd gives the plain model, row by row."""
 
-import copy
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,6 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-import fedmaba.rows as package
 from any_models import CLASSES, random_model
 from fedmaba.rows import compile, traced
 from fedmaba.rows.base import Layout, Step
@@ -18,7 +16,8 @@ from fedmaba.rows.operations import How, RowOperations
 from fedmaba.rows.random import dropout_mask, fused_dropout_mask
 from fedmaba.rows.traced import TracedRows
 
-ROWS = 2
+ROWS, SMALL = 2, 10
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 WAYS = [("each", False), ("products", False), ("products", True), ("groups", False)]
 
 
@@ -55,7 +54,7 @@ class Tried:
                 out = functional_call(self.model.train(), own, (self.x[r],))
             each = F.cross_entropy(out, self.y[r], reduction="none")
             loss = (each * self.weight[r]).sum()
-            found = torch.autograd.grad(loss, list(own.values()))
+            found = torch.autograd.grad(loss, list(own.values()), materialize_grads=True)
             for view, g in zip(self.layout.views(grads), found, strict=True):
                 view[r] = g
             losses.append(loss.detach())
@@ -161,8 +160,8 @@ class Wrong(nn.Module):
 
 
 REFUSED = {
-    "branches": "data-dependent control flow",
-    "draws": "random",
+    "branches": "depends on the values of its inputs",
+    "draws": "random numbers of its own",
     "counts": "changes 'calls'",
     "drops": "batch_first=True",
 }
@@ -176,21 +175,18 @@ def test_what_has_no_rows_is_trained_row_by_row_and_says_why(how):
     assert rows.path.startswith("one client after another: Wrong has no row form; ")
 
 
-def test_rows_that_differ_from_the_model_are_refused(monkeypatch):
-    model, x = random_model(5)
+def test_outputs_that_differ_from_the_model_are_refused(monkeypatch):
+    model, x = random_model(SMALL)
     assert type(compile(model, x)) is TracedRows
-    from fedmaba.rows import operations
-
-    monkeypatch.setitem(operations.REPLACED, F.linear, lambda mode, f, *a: 1.001 * f(*a))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TracedRows, "outputs", lambda self, flat, x: 1e3 + flat[:, :1, None])
-        rows = compile(model, x)
+    whole = TracedRows.outputs
+    monkeypatch.setattr(TracedRows, "outputs", lambda self, *a: 1.001 * whole(self, *a))
+    rows = compile(model, x)
     assert type(rows) is LoopRows
     assert "other outputs than the model itself" in rows.path
 
 
 def test_gradients_that_differ_from_the_model_are_refused(monkeypatch):
-    model, x = random_model(5)
+    model, x = random_model(SMALL)
     whole = TracedRows.gradients
     monkeypatch.setattr(
         TracedRows, "gradients", lambda self, *a: tuple(g.flip(0) for g in whole(self, *a))
@@ -201,7 +197,7 @@ def test_gradients_that_differ_from_the_model_are_refused(monkeypatch):
 
 
 def test_the_form_on_a_cpu_depends_on_the_model_alone():
-    small, image = random_model(5), random_model(6)
+    small, image = random_model(SMALL), random_model(1)
     assert type(compile(*small)) is TracedRows
     assert type(compile(*image)) is LoopRows  # a convolution
     assert compile(*image).max_rows == 1
@@ -245,15 +241,9 @@ def test_sizes_that_are_rounded_up_change_nothing(seed, as_on_a_gpu):
     wanted = tried.plain()
     rows = tried.rows("products")
     rows.minibatch = 8
-    whole = tried.step()._replace(of=5)
+    whole = tried.step()._replace(of=9)
     sink = torch.zeros_like(tried.flat)
     loss = rows.add_gradients(tried.flat, sink, whole)
     same((loss, sink, rows.outputs(tried.flat, tried.x)), wanted, 1e-9)
-    (_, weight, *_), *_ = rows.graphs
     sizes = {shape[0] for key in rows.graphs if key[0].rows for shape, *_ in key[1:]}
-    assert sizes == {3}  # 2 of 5 rows are computed as 3
-    sink = torch.zeros_like(tried.flat)
-    rows.compile(tried.flat, lambda: rows.add_gradients(tried.flat, sink, whole))
-    assert torch.equal(
-        package.Layout(copy.deepcopy(tried.model)).pack(tried.model), rows.layout.pack(tried.model)
-    )
+    assert sizes == {3}  # 2 of 9 rows are computed as 3

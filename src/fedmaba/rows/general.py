@@ -112,7 +112,7 @@ class LoopRows(General):
                 with self._drawing(step.keys[r]):
                     out = call(model, self._inputs(x))
                 loss = (self.per_example(out, y) * weight).sum()
-                grads = list(torch.autograd.grad(loss, weights))
+                grads = list(torch.autograd.grad(loss, weights, materialize_grads=True))
             losses.append(loss.detach())
             factor = step.scale
             if step.propfair is not None:
