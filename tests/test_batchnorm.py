@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedmaba
+from fedmaba import rows
 from fedmaba.errors import InputError
 from fedmaba.results.history import History
 from fedmaba.rows import compile, models
@@ -28,6 +29,7 @@ PLANS = {
     "plain": PLAN,
     "momentum": dataclasses.replace(PLAN, optimiser=Optimiser(0.9, 0.01), server_momentum=0.5),
     "few": dataclasses.replace(PLAN, participants=3, epochs=2, server_lr=0.7),
+    "all rows at once": dataclasses.replace(PLAN, chunk=4),
     "one at a time": dataclasses.replace(PLAN, chunk=1, steps=4),
 }
 SPECS = ["fedavg", "fedmaba", "fedmaba:loss_at=mean", "fedmaba:loss_at=end", "fedprox:mu=0.5"]
@@ -67,14 +69,19 @@ def assert_same(batch, shots, r, plain):
         ("plain", SPECS[:2]),
         ("momentum", SPECS[1:2]),
         ("few", SPECS[:1]),
+        ("all rows at once", SPECS[:1]),
         pytest.param("one at a time", SPECS[:2], marks=pytest.mark.slow),
         pytest.param("plain", SPECS[2:], marks=pytest.mark.slow),
     ],
-    ids=["plain", "momentum", "few", "one at a time", "every strategy"],
+    ids=["plain", "momentum", "few", "all rows at once", "one at a time", "every strategy"],
 )
-def test_rows_are_the_plain_loop(choice, plan, specs, fed, few_threads):
+def test_rows_are_the_plain_loop(choice, plan, specs, fed, few_threads, monkeypatch):
+    together = plan == "all rows at once"
+    monkeypatch.setattr(rows, "_is_small", lambda *_: together)
     plan = dataclasses.replace(PLANS[plan], batchnorm=choice)
     batch, shots = played(specs, fed, plan, norm_net)
+    if choice != "frozen":
+        assert type(batch.rows) is (TracedRows if together else LoopRows)
     for r, spec in enumerate(specs):
         plain = PlainNorms(choice, one(spec), 3, fed, plan, norm_net)
         for t in range(plan.rounds):
@@ -120,9 +127,9 @@ def test_one_row_after_another_gives_the_same(fed):
     step = (x, y, weight, torch.tensor(0.5).double(), None, torch.tensor([1, 2]))
     found = []
     for kind in (TracedRows, LoopRows):
-        rows = kind(model, layout, x[0], None, "")
+        form = kind(model, layout, x[0], None, "")
         sink = flat.clone()
-        found.append((rows.add_gradients(flat, sink, Step(*step)), sink, rows.outputs(sink, x)))
+        found.append((form.add_gradients(flat, sink, Step(*step)), sink, form.outputs(sink, x)))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
     assert not torch.equal(found[0][1][:, layout.trained :], flat[:, layout.trained :])
@@ -147,9 +154,9 @@ def test_group_takes_over_the_weights_and_says_how_many_groups(fed):
 
 def test_frozen_statistics_are_held_once(fed):
     model = models.build_model(norm_net, fed.data.x.shape[1:], 4, 0, "frozen")
-    rows = compile(model, torch.zeros(2, 1, 8, 8))
-    assert rows.path.startswith("fast rows")
-    assert rows.layout.names == ["0.weight", "0.bias", "5.weight", "5.bias", "8.weight", "8.bias"]
+    found = compile(model, torch.zeros(2, 1, 8, 8))
+    assert found.path.startswith("fast rows")
+    assert found.layout.names == ["0.weight", "0.bias", "5.weight", "5.bias", "8.weight", "8.bias"]
     assert set(model.state_dict()) == set(norm_net((1, 8, 8), 4).state_dict())
 
 

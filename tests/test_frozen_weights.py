@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import fedmaba
+from fedmaba import rows
 from fedmaba.deploy.client import first_model
 from fedmaba.errors import InputError
 from fedmaba.results.history import History
@@ -75,9 +76,11 @@ class PlainFrozen(Plain):
 
 
 @pytest.mark.parametrize(
-    ("make", "kind"), [(body, LayerRows), (only_biases, TracedRows), (wrapped, TracedRows)]
+    ("make", "kind"),
+    [(body, LayerRows), (only_biases, TracedRows), (wrapped, TracedRows), (wrapped, LoopRows)],
 )
-def test_rows_are_the_plain_loop(make, kind, fed, few_threads):
+def test_rows_are_the_plain_loop(make, kind, fed, few_threads, monkeypatch):
+    monkeypatch.setattr(rows, "_is_small", lambda *_: kind is TracedRows)
     specs = ["fedavg", "fedmaba", "fedprox:mu=1"]
     batch, _ = played(specs, fed, PLAN, make)
     assert type(batch.rows) is kind
@@ -100,9 +103,9 @@ def test_frozen_weights_have_no_place_in_rows_and_are_not_sent():
     model = models.build_model(body, (1, 8, 8), 4, 0)
     trained = {"6.weight", "6.bias", "10.weight", "10.bias"}
     for kind in (TracedRows, LoopRows):
-        rows = kind(model, Layout(model), torch.zeros(2, 1, 8, 8), None, "")
-        assert set(rows.layout.names) == trained
-        assert rows.outputs(rows.layout.pack(model)[None], torch.ones(1, 2, 1, 8, 8)).shape == (
+        found = kind(model, Layout(model), torch.zeros(2, 1, 8, 8), None, "")
+        assert set(found.layout.names) == trained
+        assert found.outputs(found.layout.pack(model)[None], torch.ones(1, 2, 1, 8, 8)).shape == (
             1,
             2,
             4,

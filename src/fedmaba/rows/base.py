@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_flatten
 
 Inputs = Any  # one tensor, or a tuple or dict of them: arguments or keywords of the model
 LossFn = Callable[[Tensor, Tensor], Tensor]  # outputs (n, C), targets (n,) -> loss of each (n,)
@@ -123,12 +124,12 @@ class Layout:
 
     def pack(self, model: nn.Module) -> Tensor:
         """The weights of a model as a flat vector (P,)."""
-        return self.pack_named(self.named(model))
+        return self.pack_named({name: p.detach() for name, p in self.tensors(model).items()})
 
-    def named(self, model: nn.Module) -> dict[str, Tensor]:
-        """The weights and statistics of a model that have a place here."""
+    def tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """The weights and statistics of a model that have a place here, in this order."""
         every = _named(model)
-        return {name: every[name].detach() for name in self.names}
+        return {name: every[name] for name in self.names}
 
     def pack_named(self, weights: Mapping[str, Tensor]) -> Tensor:
         """Named weights as a flat vector (P,): what `unpack` takes apart."""
@@ -255,7 +256,7 @@ class Rows(ABC):
         path: str,
     ) -> None:
         self.model, self.layout, self.loss_fn, self.path = model, layout, loss, path
-        self.activations = _activations(model, example)  # numbers per example, all layers
+        self.activations = count_activations(model, example)  # numbers per example, all layers
 
     @property
     def mixes_examples(self) -> bool:
@@ -342,7 +343,7 @@ class Rows(ABC):
         return loss, g
 
 
-def _activations(model: nn.Module, example: Tensor) -> int:
+def count_activations(model: nn.Module, example: Inputs) -> int:
     """How many numbers the layers of a model output for one example."""
     total = 0
 
@@ -354,7 +355,8 @@ def _activations(model: nn.Module, example: Tensor) -> int:
     leaves = [m for m in model.modules() if not any(True for _ in m.children())]
     hooks = [m.register_forward_hook(count) for m in leaves]
     with torch.no_grad():
-        model(example)
+        call(model, example)
     for hook in hooks:
         hook.remove()
-    return max(1, (total + example.numel()) // len(example))
+    inputs: list[Tensor] = tree_flatten(example)[0]
+    return max(1, (total + sum(v.numel() for v in inputs)) // len(inputs[0]))

@@ -35,11 +35,11 @@ class Finding:
     operations: int = 0  # of one step
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operations."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,13 +64,22 @@ def try_rows(
                 warnings.simplefilter("always")
                 found = _compare(make(copied, inputs), copied, inputs, target[:EXAMPLES], dtype)
         except Exception as error:  # the model's own code can raise anything
-            line = str(error).strip().split("\n")[0][:120]
-            found = Finding(refusal=line or type(error).__name__)
+            found = Finding(refusal=_in_words(error))
             continue
         slow = [str(w.message) for w in said if "performance drop" in str(w.message)]
         name = slow[0].split("batching rule for ")[-1].split(" ")[0].rstrip(".") if slow else ""
         return Finding(found.refusal, name, found.operations)
     return found
+
+
+def _in_words(error: Exception) -> str:
+    """Why a try failed, in one line."""
+    line = (str(error).strip() or type(error).__name__).split("\n")[0]
+    if "data-dependent" in line or "data dependent" in line or ".item()" in line:
+        return "what it computes depends on the values of its inputs (if, .item())"
+    if "random operation" in line:
+        return "it draws random numbers of its own, and dropout alone follows a row"
+    return line[:120]
 
 
 def _compare(
@@ -97,7 +106,11 @@ def _compare(
             out, moved = call_training(model.train(), whole, own | still, weight[r] > 0)
         with torch.enable_grad():
             loss = (rows.per_example(out, y[r]) * weight[r]).sum()
-            want = (loss.detach(), *torch.autograd.grad(loss, list(own.values())), *moved)
+            want = (
+                loss.detach(),
+                *torch.autograd.grad(loss, list(own.values()), materialize_grads=True),
+                *moved,
+            )
         if not all(_close(a[r], b, dtype) for a, b in zip(found, want, strict=True)):
             return Finding("all rows at once give other gradients than the model itself")
         fewer = tree_map(lambda v: v[r, :-1], x)  # noqa: B023

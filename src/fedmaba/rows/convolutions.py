@@ -38,7 +38,8 @@ class Geometry:
     def plain(self, x: Tensor, w: Tensor, times: int = 1) -> Tensor:
         """The convolution of one row, or of several as groups."""
         how = (self.stride, self.padding, self.dilation, False, [0] * len(self.stride))
-        return torch.ops.aten.convolution(x, w, None, *how, self.groups * times)
+        y: Tensor = torch.ops.aten.convolution(x, w, None, *how, self.groups * times)
+        return y
 
     def plain_back(
         self, g: Tensor, x: Tensor, w: Tensor, wanted: tuple[bool, bool], times: int = 1
@@ -101,7 +102,7 @@ class Convolution(Function):
         ctx.save_for_backward(x, w)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> Any:
         wanted = ctx.needs_input_grad[:2]
         below, dw = ConvolutionBack.apply(g, *ctx.saved_tensors, ctx.form, wanted)  # type: ignore[no-untyped-call]
         return below if wanted[0] else None, dw if wanted[1] else None, None
@@ -111,7 +112,8 @@ class Convolution(Function):
         rows = info.batch_size
         x = _front(x, in_dims[0], rows)
         if in_dims[1] is None:  # all rows have the same weights
-            return form.plain(x.flatten(0, 1), w).unflatten(0, (rows, -1)), 0
+            y = form.plain(x.flatten(0, 1), w)
+            return y.view(rows, -1, *y.shape[1:]), 0
         w = w.movedim(in_dims[1], 0)
         if form.by_products():
             return _products(x, w, form), 0
@@ -154,7 +156,7 @@ class ConvolutionBack(Function):
         dw: Tensor | None = None
         if in_dims[2] is None:
             below, _ = form.plain_back(g.flatten(0, 1), x.flatten(0, 1), w, (wanted[0], False))
-            below = None if below is None else below.unflatten(0, (rows, -1))
+            below = None if below is None else below.reshape(x.shape)
             dw = w.new_zeros(rows)
             if wanted[1]:
                 raise NotImplementedError("weights that rows share are not trained")
@@ -190,7 +192,7 @@ def _beside(x: Tensor) -> Tensor:
 
 def _apart(x: Tensor, rows: int) -> Tensor:
     """(B, R*C, ...) -> (R, B, C, ...)."""
-    return x.unflatten(1, (rows, -1)).transpose(0, 1)
+    return x.view(len(x), rows, -1, *x.shape[2:]).transpose(0, 1)
 
 
 def _columns(x: Tensor, kernel: Ints, form: Geometry) -> tuple[Tensor, Ints]:
@@ -236,6 +238,11 @@ def _products_back(
     return fold(each, tuple(x.shape[3:]), form).movedim(-1, 2), dw
 
 
+def _at(sides: int, offset: Sequence[int]) -> tuple[slice | int, ...]:
+    """Where columns (R, B, *places, *kernel, C) hold what one place of the kernel saw."""
+    return (*[slice(None)] * (2 + sides), *offset)
+
+
 def _fold_by_adding(each: Tensor, size: Ints, form: Geometry) -> Tensor:
     """The sum of what columns (R, B, *places, *kernel, C) add at each place, (R, B, *size, C)."""
     sides = len(size)
@@ -245,7 +252,7 @@ def _fold_by_adding(each: Tensor, size: Ints, form: Geometry) -> Tensor:
     for offset in product(*map(range, kernel)):
         zipped = zip(offset, form.dilation, form.stride, places, strict=True)
         at = tuple(slice(o * d, o * d + s * (n - 1) + 1, s) for o, d, s, n in zipped)
-        out[(slice(None), slice(None), *at)] += each[(..., *offset, slice(None))]
+        out[(slice(None), slice(None), *at)] += each[_at(sides, offset)]
     inner = tuple(slice(p, p + n) for p, n in zip(form.padding, size, strict=True))
     return out[(slice(None), slice(None), *inner)]
 
@@ -256,7 +263,7 @@ def _fold_by_reading(each: Tensor, size: Ints, form: Geometry) -> Tensor:
     places, kernel = each.shape[2 : 2 + sides], each.shape[2 + sides : 2 + 2 * sides]
     total: Tensor | None = None
     for offset in product(*map(range, kernel)):
-        part = each[(..., *offset, slice(None))]
+        part = each[_at(sides, offset)]
         start = [p - o * d for o, p, d in zip(offset, form.padding, form.dilation, strict=True)]
         if max(form.stride) == 1:
             pads = [n for a, m, k in zip(start, size, places, strict=True) for n in (-a, m - k + a)]

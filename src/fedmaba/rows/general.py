@@ -2,53 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import copy
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
-from fedmaba.rows.base import Inputs, Rows, Step, call, layers_with_statistics
+from fedmaba.rows.base import Inputs, Layout, LossFn, Rows, Step, call, layers_with_statistics
 from fedmaba.rows.operations import How, RowOperations
 
 ALONE = How(rows=False)
 
 
 class General(Rows):
-    """Rows of a model that is called as it is: named weights, and adding a gradient to them."""
+    """Rows of a model that is called as it is, by each thread in a copy of its own."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        places = list(zip(self.layout.names, self.layout.starts, strict=True))
-        self.trained = [name for name, a in places if a < self.layout.trained]
-        self.statistics = [name for name, a in places if a >= self.layout.trained]
+    def __init__(
+        self, model: nn.Module, layout: Layout, example: Inputs, loss: LossFn | None, path: str
+    ) -> None:
+        super().__init__(model, layout, example, loss, path)
+        self.cuda = tree_flatten(example)[0][0].is_cuda
+        self._own = threading.local()
+        places = list(zip(layout.names, layout.starts, strict=True))
+        self.trained = [name for name, a in places if a < layout.trained]
+        self.statistics = [name for name, a in places if a >= layout.trained]
 
-    def _named(self, flat: Tensor) -> dict[str, Tensor]:
-        return dict(zip(self.layout.names, self.layout.views(flat), strict=True))
+    def _model(self, training: bool) -> nn.Module:
+        """This thread's copy of the model: a call changes the modules that it goes through."""
+        if not hasattr(self._own, "model"):
+            shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
+            self._own.model = copy.deepcopy(self.model, shared)  # of frozen weights there is one
+            for module in self._own.model.modules():
+                if isinstance(module, nn.RNNBase):  # it looks at addresses, which rows do not have
+                    module.__dict__["flatten_parameters"] = _nothing
+        model: nn.Module = self._own.model
+        return model.train(training)
 
-    def _add(
-        self,
-        sink: Tensor,
-        grads: Sequence[Tensor],
-        moved: Sequence[Tensor],
-        loss: Tensor,
-        step: Step,
-    ) -> Tensor:
-        """sink += scale * gradient, and how far statistics moved; both are (R, *shape) each."""
-        factor = step.scale.expand_as(loss)
-        if step.propfair is not None:
-            factor = factor * step.propfair.gradient_factor(loss)
-        views = self.layout.views(sink)
-        for view, g in zip(views[: len(grads)], grads, strict=True):
-            view.addcmul_(g, factor.view(-1, *[1] * (g.ndim - 1)))
-        for view, change in zip(views[len(grads) :], moved, strict=True):
-            view.add_(change)
-        return loss
+
+def _nothing() -> None:
+    pass
 
 
 def call_training(
-    model: nn.Module, x: Inputs, weights: dict[str, Tensor], valid: Tensor
+    model: nn.Module, x: Inputs, weights: dict[str, Tensor] | None, valid: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
     """The outputs of one row in training, and how far this minibatch moves its statistics.
 
@@ -59,7 +58,7 @@ def call_training(
         layer.valid = valid
     out = call(model, x, weights)
     moved = [
-        new.detach() - weights[head + name]
+        new.detach() - (getattr(layer, name) if weights is None else weights[head + name])
         for head, layer in layers.items()
         for name, new in zip(layer.statistics, layer.after, strict=True)
     ]
@@ -69,41 +68,93 @@ def call_training(
 
 
 class LoopRows(General):
-    """One row after another, as it stands; dropout follows the row's key.
+    """One row after another, by the model as it stands and torch's autograd.
 
-    Other random numbers are torch's own, seeded by that key.
+    Dropout follows the row's key. Other random numbers are torch's own, seeded by that key.
     """
 
+    def __init__(
+        self, model: nn.Module, layout: Layout, example: Inputs, loss: LossFn | None, path: str
+    ) -> None:
+        super().__init__(model, layout, example, loss, path)
+        self.max_rows = None if self.cuda else 1
+        mode = RowOperations(ALONE, torch.zeros((), dtype=torch.int64, device=self._device))
+        before = torch.get_rng_state()
+        with torch.no_grad(), mode:
+            call(self._model(True), example)
+        self.masks = mode.masks > 0
+        self.random = self.cuda or not torch.equal(before, torch.get_rng_state())
+        torch.set_rng_state(before)
+        self.parallel = not self.random
+        self.channels_last = not self.cuda and self._takes_channels_last(example)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def _takes_channels_last(self, example: Inputs) -> bool:
+        """Whether convolutions may have their channels side by side, as oneDNN likes them."""
+        fits = isinstance(example, Tensor) and example.ndim == 4
+        if not (fits and any(isinstance(m, nn.Conv2d) for m in self.model.modules())):
+            return False
+        model = self._model(False)
+        with torch.no_grad():
+            want = call(model, example[:2])
+            try:
+                got = call(model, example[:2].contiguous(memory_format=torch.channels_last))
+            except RuntimeError:  # of a model that views images in the usual order
+                return False
+        return torch.allclose(got, want, 1e-3, 1e-4, equal_nan=True)
+
+    def _inputs(self, x: Inputs) -> Inputs:
+        if not (self.channels_last and torch.backends.mkldnn.enabled):
+            return x
+        return x.contiguous(memory_format=torch.channels_last)
+
+    @contextmanager
+    def _drawing(self, key: Tensor) -> Iterator[None]:
+        """With the random numbers of a row's key."""
+        if not self.random:
+            with RowOperations(ALONE, key) if self.masks else nullcontext():
+                yield
+            return
+        with torch.random.fork_rng(devices=[key.device] if self.cuda else []):
+            torch.manual_seed(int(key) & (2**63 - 1))
+            with RowOperations(ALONE, key):
+                yield
+
     def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
-        self.model.train()
-        losses, grads, moves = [], [], []
+        model, losses = self._model(True), []
+        named = self.layout.tensors(model)
+        weights, many_weights = [named[n] for n in self.trained], len(self.trained)
+        own, into = self.layout.views(read), self.layout.views(sink)
         # Without padding, which depends on the other rows and would draw random numbers, too.
         many = (step.weight > 0).sum(1).clamp(min=1).tolist()
-        devices = [read.device] if read.is_cuda else []
-        named = self._named(read)
-        with torch.random.fork_rng(devices=devices):
-            for r, (k, size) in enumerate(zip(step.keys.tolist(), many, strict=True)):
-                torch.manual_seed(k & (2**63 - 1))
-                with torch.enable_grad():
-                    own = {n: named[n][r].detach().requires_grad_() for n in self.trained}
-                    still = {n: named[n][r] for n in self.statistics}
-                    x, y, weight = tree_map(lambda v: v[r, :size], tuple(step[:3]))  # noqa: B023
-                    with RowOperations(ALONE, step.keys[r]):
-                        out, moved = call_training(self.model, x, own | still, weight > 0)
-                    loss = (self.per_example(out, y) * weight).sum()
-                    grads.append(torch.autograd.grad(loss, list(own.values())))
-                losses.append(loss.detach())
-                moves.append(moved)
-        stacked, shifted = (
-            [torch.stack(each) for each in zip(*rows, strict=True)] for rows in (grads, moves)
-        )
-        return self._add(sink, stacked, shifted, torch.stack(losses), step)
+        for r, size in enumerate(many):
+            for p, view in zip(named.values(), own, strict=True):
+                p.data = view[r]
+            x, y, weight = tree_map(lambda v: v[r, :size], tuple(step[:3]))  # noqa: B023
+            with torch.enable_grad():
+                with self._drawing(step.keys[r]):
+                    out, moved = call_training(model, self._inputs(x), None, weight > 0)
+                loss = (self.per_example(out, y) * weight).sum()
+                grads = list(torch.autograd.grad(loss, weights, materialize_grads=True))
+            losses.append(loss.detach())
+            factor = step.scale
+            if step.propfair is not None:
+                one = type(step.propfair)(*(v[r] for v in step.propfair))
+                factor = factor * one.gradient_factor(losses[-1])
+            torch._foreach_add_([v[r] for v in into[:many_weights]], grads, alpha=float(factor))
+            for view, change in zip(into[many_weights:], moved, strict=True):
+                view[r].add_(change)
+        return torch.stack(losses)
 
     def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
-        self.model.eval()
-        named, each = self._named(flat), []
+        model, each = self._model(False), []
+        weights = self.layout.tensors(model).values()
         with torch.no_grad():
             for r in range(len(flat)):
-                own = tree_map(lambda v: v[r % len(v)], x)  # noqa: B023
-                each.append(call(self.model, own, {n: v[r] for n, v in named.items()}))
+                for p, view in zip(weights, self.layout.views(flat[r : r + 1]), strict=True):
+                    p.data = view[0]
+                each.append(call(model, self._inputs(tree_map(lambda v: v[r % len(v)], x))))  # noqa: B023
         return torch.stack(each)

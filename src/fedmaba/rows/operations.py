@@ -215,7 +215,8 @@ def _group_norm(
     """Sums over each group, which a compiler joins in the order in which numbers lie in memory."""
     if not (mode.how.fused or mode.how.low):
         return NotImplemented
-    y = input.unflatten(1, (num_groups, -1)).to(_exact(input))
+    size = (len(input), num_groups, -1, *input.shape[2:])
+    y = input.reshape(size).to(_exact(input))
     var, mean = torch.var_mean(y, list(range(2, y.dim())), correction=0, keepdim=True)
     y = ((y - mean) * torch.rsqrt(var + eps)).flatten(1, 2)
     shape = (-1, *[1] * (input.dim() - 2))

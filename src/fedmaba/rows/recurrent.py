@@ -163,8 +163,8 @@ Steps = Callable[[Tensor, Tensor, Tensor | None, list[Tensor]], list[Tensor]]
 STEPS: dict[Any, Steps] = {
     torch.lstm: _lstm,
     torch.gru: _gru,
-    torch.rnn_tanh: lambda *args: _rnn(*args, relu=False),
-    torch.rnn_relu: lambda *args: _rnn(*args, relu=True),
+    torch.rnn_tanh: lambda x, w, b, state: _rnn(x, w, b, state, False),
+    torch.rnn_relu: lambda x, w, b, state: _rnn(x, w, b, state, True),
 }
 CELLS: dict[Any, Any] = {
     torch.lstm_cell: torch.lstm,

@@ -2,13 +2,11 @@
 
 A model is called once for all rows by `torch.func.vmap`, with its operations in the forms of
 `operations`. The operations of a call are recorded, and later calls of the same shapes replay them
-without running the model's Python code. On CUDA the recording is compiled by Inductor. A single row
-on a CPU is computed by torch's own operations, which are fastest there.
+without running the model's Python code. On CUDA the recording is compiled by Inductor.
 """
 
 from __future__ import annotations
 
-import copy
 import threading
 import warnings
 from collections import Counter
@@ -57,10 +55,8 @@ class TracedRows(General):
         compiled: bool = False,
     ) -> None:
         super().__init__(model, layout, example, loss, path)
-        first = tree_flatten(example)[0][0]
-        self.cuda, self.compiled, self.minibatch = first.is_cuda, compiled, len(first)
+        self.compiled, self.minibatch = compiled, len(tree_flatten(example)[0][0])
         self.recordable, self.parallel = self.cuda, not self.cuda
-        self.max_rows = None if self.cuda else 1
         low = torch.bfloat16 if dtype == "bf16" and self.cuda else None
         self.alone = How(rows=False, fused=compiled, low=low)
         self.many = How(True, "products" if self.cuda else "each", compiled, low)
@@ -69,7 +65,7 @@ class TracedRows(General):
         self.graphs: dict[Hashable, Graph] = {}
         self.calls: Counter[Hashable] = Counter()
         self.only_compiling = False
-        self._own, self._lock = threading.local(), threading.Lock()
+        self._lock = threading.Lock()
 
     def compile(self, models: Tensor, work: Callable[[], object]) -> None:
         if self.compiled:
@@ -86,14 +82,6 @@ class TracedRows(General):
     def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         rows, many = step.y.shape[:2]
         weights = self.layout.views(read)
-        if rows == 1 and not self.cuda:
-            x, y, weight, key = tree_map(
-                lambda v: v[0].contiguous(), (step.x, step.y, step.weight, step.keys)
-            )
-            leaves, spec = tree_flatten(x)
-            args = [*(w[0] for w in weights), *self.frozen.values(), *leaves, y, weight, key]
-            loss, *found = (v[None] for v in self._run(_Task("gradients", False, spec), args))
-            return self._add(sink, *self._apart(found), loss, step)
         x, y, weight, keys = step.x, step.y, step.weight, step.keys
         if self.cuda:
             examples, size = _size(many, self.minibatch), _size(rows, max(rows, step.of))
@@ -107,11 +95,15 @@ class TracedRows(General):
         more = (v.contiguous() for v in (*leaves, y, weight, keys))
         args = [*weights, *self.frozen.values(), *more]
         loss, *found = (v[:rows] for v in self._run(_Task("gradients", True, spec), args))
-        return self._add(sink, *self._apart(found), loss, step)
-
-    def _apart(self, found: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """The gradients, and how far statistics moved."""
-        return found[: len(self.trained)], found[len(self.trained) :]
+        factor = step.scale.expand_as(loss)
+        if step.propfair is not None:
+            factor = factor * step.propfair.gradient_factor(loss)
+        for name, view, g in zip(self.layout.names, self.layout.views(sink), found, strict=True):
+            if name in self.statistics:  # how far they moved, whatever the step size
+                view.add_(g)
+            else:
+                view.addcmul_(g, factor.view(-1, *[1] * (g.ndim - 1)))
+        return loss
 
     def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
         weights, each = self.layout.views(flat), []
@@ -214,21 +206,6 @@ class TracedRows(General):
             return (out.to(flat[0].dtype),)
 
         return gradients if task.what == "gradients" else outputs
-
-    def _model(self, training: bool) -> nn.Module:
-        """This thread's copy of the model: a call changes the modules that it goes through."""
-        if not hasattr(self._own, "model"):
-            shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
-            self._own.model = copy.deepcopy(self.model, shared)  # of frozen weights there is one
-            for module in self._own.model.modules():
-                if isinstance(module, nn.RNNBase):  # it looks at addresses, which rows do not have
-                    module.flatten_parameters = _nothing
-        model: nn.Module = self._own.model
-        return model.train(training)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _size(many: int, usual: int) -> int:
