@@ -30,6 +30,7 @@ TYPED = {
     "data.partition": ("dirichlet:0.3", "dirichlet:0.3"),
     "data.clients": ("30", 30),
     "data.test": ("local", "local"),
+    "data.task": ("regress", "regress"),
     "data.validation": ("10%", "10%"),
     "data.normalise": ("standard", "standard"),
     "train.rounds": ("7", 7),

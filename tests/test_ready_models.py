@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import fedmaba
+from fedmaba.data.trees import Shape
 from fedmaba.errors import InputError
 from fedmaba.rows import models, ready
 from fedmaba.rows.ready.gpt import GPT
@@ -139,14 +140,10 @@ def parameters(name: str) -> int:
     shape: tuple[int, ...] = (3, 32, 32)
     classes = 10
     if name in ("lstm", "gpt"):
-        shape, classes = Tokens((80,)), 80
+        shape, classes = Shape((80,), "i", 80), 80
     if name == "mlp-tabular":
         shape, classes = (20,), 2
     return weights(models.find_factory(name)(shape, classes))
-
-
-class Tokens(tuple):
-    kind, vocabulary = "i", 80
 
 
 def weights(model: nn.Module) -> int:

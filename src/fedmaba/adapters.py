@@ -52,8 +52,9 @@ class LoraLinear(nn.Module):
         nn.init.zeros_(self.lora_B.weight)  # at first the adapter changes nothing
 
     def forward(self, x: Tensor) -> Tensor:
-        added: Tensor = self.lora_B(self.lora_A(self.dropout(x)))
-        return nn.functional.linear(x, self.weight, self.bias) + self.scale * added
+        added = self.lora_B(self.lora_A(self.dropout(x)))
+        out: Tensor = nn.functional.linear(x, self.weight, self.bias) + self.scale * added
+        return out
 
 
 def add_lora(

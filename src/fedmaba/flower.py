@@ -35,7 +35,7 @@ from flwr.serverapp.strategy import Strategy as Base
 
 from fedmaba.deploy import reply_fetching, round_log, validation
 from fedmaba.deploy.kept_vectors import KeptVectors
-from fedmaba.deploy.server import FederationServer, accuracy_spread, require_same_terms
+from fedmaba.deploy.server import FederationServer, require_same_terms, score_spread
 from fedmaba.deploy.settings import (
     FederationSettings,
     Participation,
@@ -404,23 +404,27 @@ class FlowerStrategy(Base):
             for node, site in sites.items()
         ]
         accuracy: dict[str, float] = {}
+        error: dict[str, float] = {}
         for node, message in self._collect(grid, messages, timeout):
             raw = self._raw_reply(node, message)
             try:
                 if raw.error is not None:
                     raise validation.Refused(validation.printable(raw.error))
-                value = validation.read_number(raw.numbers, "accuracy", 0.0, 1.0)
+                right, wrong = validation.read_score(raw.numbers)
             except validation.Refused as why:
                 _log_line(WARNING, f"{sites[node]}: {why}")
                 continue
-            if value is not None:
-                accuracy[sites[node]] = value
+            if right is not None:
+                accuracy[sites[node]] = right
+            if wrong is not None:
+                error[sites[node]] = wrong
         report: dict[str, Any] = {"round": server.round}
-        report["deployed"] = dict(sorted(accuracy.items()))
-        report |= accuracy_spread(accuracy)
+        report["deployed"] = dict(sorted((accuracy or error).items()))
+        report |= score_spread(accuracy.values(), error.values())
         _log_line(INFO, f"model handed out: {round_log.spread(report)}")
         for site, value in report["deployed"].items():
-            _log_line(INFO, f"  {site:<16} accuracy {100 * value:5.1f} %")
+            said = f"accuracy {100 * value:5.1f} %" if accuracy else f"error {value:.4g}"
+            _log_line(INFO, f"  {site:<16} {said}")
         return report
 
 
@@ -440,7 +444,8 @@ def client_app(
     """A ClientApp for every strategy: it trains as the server's message says.
 
     Its name is `site`, by default what the SuperNode's --node-config says: 'site="north"'. The
-    rows of `data` before n_train are trained on; accuracy on the others is reported. `classes`
+    rows of `data` before n_train are trained on; accuracy on the others is reported, or the error
+    where lower is better, as in a regression. `classes`
     are the names of all classes in one order for all sites, or how many there are, 0 to C-1.
     `mods` are Flower's, around training: LocalDpMod(...), say. `keep` is a folder of this site for
     vectors that a strategy lets it keep between rounds, by default --node-config 'keep="..."'.
@@ -519,18 +524,20 @@ def _named(arrays: ArrayRecord, names: list[str]) -> ArrayRecord:
 
 def initial_arrays(
     model: models.Factory | str,
-    shape: tuple[int, ...],
+    shape: models.Shape,
     classes: int,
     seed: int = 0,
     batchnorm: str = "refuse",
+    task: str | None = None,
 ) -> ArrayRecord:
     """The first model, that of the simulator's run with this seed; needs torch.
 
-    What sites do not send is not in it: frozen weights, and layers that they keep.
+    What sites do not send is not in it: frozen weights, and layers that they keep. `classes` is
+    how many outputs it has; `task` is what it is to predict, a class unless you say otherwise.
     """
     from fedmaba.deploy.client import first_model
 
-    return _record(first_model(model, shape, classes, seed, _choice(batchnorm)))
+    return _record(first_model(model, shape, classes, seed, _choice(batchnorm), task))
 
 
 def _choice(batchnorm: str) -> Any:

@@ -30,7 +30,7 @@ from fedmaba.deploy.validation import SITE, Arrays, Reply, is_statistic
 from fedmaba.errors import InputError
 from fedmaba.results import run_folder
 from fedmaba.results.history import History
-from fedmaba.results.metrics import fairness
+from fedmaba.results.metrics import OF_TASK, PERCENT, every
 from fedmaba.strategies import deployed as average
 from fedmaba.strategies.base import IntArray, Replies, State, call_weigh, still_kept
 
@@ -167,12 +167,13 @@ class FederationServer:
                     "loss": r.loss,
                     "accuracy": r.accuracy,
                     "examples": r.count,
+                    **({} if r.error is None else {"error": r.error}),
                 }
                 for r in replies
             },
             "refused": refused,
         }
-        report |= accuracy_spread({r.site: r.accuracy for r in replies})
+        report |= score_spread([r.accuracy for r in replies], [r.error for r in replies])
         if self.site_names.changes:
             report["names"], self.site_names.changes = self.site_names.changes, []
         self.round += 1
@@ -359,13 +360,23 @@ def require_same_terms(what: str, before: Mapping[str, Any], settings: Federatio
             )
 
 
-def accuracy_spread(accuracy: Mapping[str, float | None]) -> dict[str, Any]:
-    """How accuracy spreads over the sites that reported one, in percent; {} if none did."""
-    known = np.array([a for a in accuracy.values() if a is not None], np.float64)
+ERROR = OF_TASK["regress"].unit(False)  # as a site reports it
+
+
+def score_spread(accuracy: Iterable[float | None], error: Iterable[float | None]) -> dict[str, Any]:
+    """How accuracy, in percent, or else error spreads over the sites; {} where none told any.
+
+    The worst sites are those of the lowest accuracy or the highest error.
+    """
+    right, wrong = ([v for v in values if v is not None] for values in (accuracy, error))
+    known = np.array(right or wrong, np.float64)
     if not len(known):
         return {}
-    found = fairness(known, np.zeros(len(known)), np.ones(len(known), np.int64))
-    return {key: float(getattr(found, key)) for key in ("variance", "accuracy", "worst", "best")}
+    unit, name = (PERCENT, "accuracy") if right else (ERROR, "error")
+    sizes = np.ones(len(known), np.int64)
+    (found,) = every(known[None], np.zeros((1, len(known))), sizes, 0.05, unit)
+    spread = {key: float(getattr(found, key)) for key in ("variance", "worst", "best")}
+    return {"variance": spread["variance"], name: float(found.accuracy), **spread}
 
 
 def _statistics(

@@ -102,6 +102,11 @@ class Data(Section):
     test: Literal["official", "local"] | None = option(
         None, "--test", "official test set, or local: a fifth of each client's data"
     )
+    task: Literal["classify", "regress", "multilabel", "sequence"] | None = newer_option(
+        None,
+        "--task",
+        "what to predict: classify, regress, multilabel or sequence [as the targets say]",
+    )
     validation: str = option(
         "0%", "--validation", "share of each client's training data to keep for validation"
     )

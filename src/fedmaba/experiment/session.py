@@ -31,6 +31,7 @@ from fedmaba.experiment.initial import given_weights
 from fedmaba.results import run_folder
 from fedmaba.results.array_files import Arrays
 from fedmaba.results.history import History, RunHistory
+from fedmaba.results.metrics import ACCURACY, OF_TASK, Metric
 from fedmaba.rows import LossFn, base, models
 from fedmaba.simulation import distributed, engine
 from fedmaba.simulation.local_training import MetricFn
@@ -268,11 +269,17 @@ def prepare(
         together.alike(_identity_for_ranks(experiment, federations))
     batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric, together, init)
     tables = [
-        RunHistory(run.strategy.label(), run.seed, rule, run.federation.test.size)
+        RunHistory(
+            run.strategy.label(),
+            run.seed,
+            rule,
+            run.federation.test.size,
+            metric=_metric(data, own.metric),
+        )
         for run, rule in batch.handed_out
     ]
     history = History(tables, experiment.eval.share)
-    notes = [f"model: {batch.rows.path}"]
+    notes = [f"model: {batch.rows.path}", _task_note(data, tables[0].metric, own.metric)]
     if together.count > 1:
         notes.append(f"ranks: {together.count}")
     if (lies := runs[0].federation.hostile) is not None:
@@ -302,6 +309,27 @@ def prepare(
     )
 
 
+def _metric(data: datasets.Dataset, own: MetricFn | None) -> Metric:
+    """What a client's score is: by the task, or as the user's own function says."""
+    if own is None:
+        return OF_TASK[data.task]
+    lower = engine.lower_is_better(data.task, own)
+    name = getattr(own, "__name__", "score").strip("<>_").replace("_", " ")
+    if data.task == "classify" and not lower:
+        return ACCURACY
+    return Metric("score" if name == "lambda" else name, lower, shares=False)
+
+
+def _task_note(data: datasets.Dataset, metric: Metric, own: MetricFn | None) -> str:
+    """The line that says what is predicted, who said so, and how it is judged."""
+    said = "" if data.task_given or data.task == "classify" else " (by the shape and type of y)"
+    way = "lower" if metric.lower else "higher"
+    judged = "" if metric == ACCURACY else f"; {metric.name}, {way} is better"
+    if own is not None and data.task != "classify" and not metric.lower:
+        judged += " (if lower is, set lower_is_better = True on your metric)"
+    return f"task: {data.task}{said}: {data.target.in_words()}{judged}"
+
+
 def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:
     """What hostile clients do, and which share of the clients they are."""
     does = None if asked.does is None else attack.parse_attack(asked.does)
@@ -312,6 +340,7 @@ def _federations(experiment: Experiment, own: UserObjects) -> dict[int, Federati
     """The clients of each seed."""
     seeds, asked = experiment.seed_list(), experiment.data
     if isinstance(own.data, Federation):
+        _same_task(asked.task, own.data.data)
         for key in ("partition", "clients", "test", "validation", "normalise", "dir"):
             if (value := getattr(asked, key)) != config.Data.model_fields[key].default:
                 raise InputError(
@@ -319,18 +348,28 @@ def _federations(experiment: Experiment, own: UserObjects) -> dict[int, Federati
                 )
         return dict.fromkeys(seeds, own.data)
     folder = None if asked.dir is None else Path(asked.dir)
-    data = own.data or datasets.load(asked.name, folder, normalise=asked.normalise)
+    data = own.data or datasets.load(asked.name, folder, normalise=asked.normalise, task=asked.task)
+    _same_task(asked.task, data)
     given = data.client is not None
     spec = asked.partition or ("given" if given else "shards:2")
     clients = asked.clients
     if clients is None and spec != "given":
         clients = 20 if data.name == "sample" else 100
-    test = asked.test or ("official" if data.n_train < len(data.x) else "local")
+    test = asked.test or ("official" if data.n_train < len(data.y) else "local")
     share = partition.parse_share(asked.validation)
     return {
         seed: Federation.make(data, spec, clients, seed, test=test, validation=share)
         for seed in seeds
     }
+
+
+def _same_task(asked: str | None, data: datasets.Dataset) -> None:
+    """Refuse another task than that of data which were made in Python."""
+    if asked not in (None, data.task):
+        raise InputError(
+            f"task={asked!r}, but the data given are for {data.task}: leave it out, or give "
+            "from_arrays(..., task=...)"
+        )
 
 
 def _plan(experiment: Experiment) -> engine.Plan:
@@ -402,7 +441,7 @@ def require_same_experiment(
 
 def environment(batch: engine.Batch) -> dict[str, object]:
     """The device and the versions that produce a result."""
-    device, cuda = batch.pool.x.device, batch.pool.x.is_cuda
+    device, cuda = batch.pool.y.device, batch.pool.y.is_cuda
     return {
         "device": torch.cuda.get_device_name(device) if cuda else platform.machine() or "cpu",
         "versions": {

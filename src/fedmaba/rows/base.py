@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_flatten
 
-Inputs = Any  # one tensor, or a tuple or dict of them: arguments or keywords of the model
-LossFn = Callable[[Tensor, Tensor], Tensor]  # outputs (n, C), targets (n,) -> loss of each (n,)
+from fedmaba.data import trees
+from fedmaba.data.trees import Tree
+
+# outputs (n, ...), targets (n, ...) -> loss of each (n,); of a class: outputs (n, C), targets (n,)
+LossFn = Callable[[Tensor, Tensor], Tensor]
+Inputs: TypeAlias = Tree[Tensor]  # one tensor, or several: arguments or keywords of the model
 ALIGN = 32  # each weight starts at a multiple of 128 bytes, which matrix units want
 
 
@@ -206,8 +209,8 @@ def call(model: nn.Module, x: Inputs, weights: dict[str, Tensor] | None = None) 
 class Step(NamedTuple):
     """One minibatch of every row."""
 
-    x: Tensor  # (R, B, ...)   unused where rows share inputs
-    y: Tensor  # (R, B)
+    x: Inputs  # (R, B, ...)   unused where rows share inputs
+    y: Tensor  # (R, B), or (R, B, ...) where a target is more than one number
     weight: Tensor  # (R, B)   of each example in its row's loss; 0 for padding
     scale: Tensor  # ()        a tensor, so that a recorded step can be replayed with another
     propfair: PropFairRows | None
@@ -226,7 +229,7 @@ class RowBlock(NamedTuple):
 class SharedInputs(NamedTuple):
     """The inputs of a group of steps; rows that train on the same examples share one copy."""
 
-    x: Tensor  # (U, steps, B, ...)
+    x: Inputs  # (U, steps, B, ...)
     blocks: Sequence[RowBlock]  # all rows, in order
     owner: Tensor | None = None  # (R,)  whose inputs a row takes; None: each has its own
 
@@ -251,7 +254,7 @@ class Rows(ABC):
         self,
         model: nn.Module,
         layout: Layout,
-        example: Tensor,
+        example: Inputs,
         loss: LossFn | None,
         path: str,
     ) -> None:
@@ -304,18 +307,18 @@ class Rows(ABC):
         """About how many numbers in memory the training of one row takes."""
         return 4 * self.layout.size + 3 * self.activations * minibatch
 
-    def prepare(self, x: Tensor) -> Tensor:
+    def prepare(self, x: Inputs) -> Inputs:
         """Inputs (n, ...) in the order of axes that `add_gradients` and `outputs` want."""
         return x
 
     @abstractmethod
-    def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
+    def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
         """(R, B, C) in evaluation mode; x is (R, B, ...), or (1, B, ...) where rows share it."""
 
     def losses(self, out: Tensor, y: Tensor) -> Tensor:
         """The loss of each example, (R, B)."""
-        flat = self.per_example(out.flatten(0, 1), y.expand(out.shape[:2]).flatten())
-        return flat.view(out.shape[:2])
+        targets = y.expand(*out.shape[:2], *y.shape[2:])
+        return self.per_example(out.flatten(0, 1), targets.flatten(0, 1)).view(out.shape[:2])
 
     def per_example(self, out: Tensor, y: Tensor) -> Tensor:
         """The loss of each example of one row, (B,)."""
@@ -339,7 +342,7 @@ class Rows(ABC):
                 (g,) = torch.autograd.grad(total.sum(), leaf)
             loss, g = total.detach(), g * scale
         if propfair is not None:
-            g = g * propfair.gradient_factor(loss)[:, None, None]
+            g = g * propfair.gradient_factor(loss).view(-1, *[1] * (g.ndim - 1))
         return loss, g
 
 
@@ -358,5 +361,5 @@ def count_activations(model: nn.Module, example: Inputs) -> int:
         call(model, example)
     for hook in hooks:
         hook.remove()
-    inputs: list[Tensor] = tree_flatten(example)[0]
+    inputs = trees.leaves(example)
     return max(1, (total + sum(v.numel() for v in inputs)) // len(inputs[0]))

@@ -94,8 +94,9 @@ class LoopRows(General):
 
     def _takes_channels_last(self, example: Inputs) -> bool:
         """Whether convolutions may have their channels side by side, as oneDNN likes them."""
-        fits = isinstance(example, Tensor) and example.ndim == 4
-        if not (fits and any(isinstance(m, nn.Conv2d) for m in self.model.modules())):
+        if not isinstance(example, Tensor) or example.ndim != 4:
+            return False
+        if not any(isinstance(m, nn.Conv2d) for m in self.model.modules()):
             return False
         model = self._model(False)
         with torch.no_grad():
@@ -107,7 +108,8 @@ class LoopRows(General):
         return torch.allclose(got, want, 1e-3, 1e-4, equal_nan=True)
 
     def _inputs(self, x: Inputs) -> Inputs:
-        if not (self.channels_last and torch.backends.mkldnn.enabled):
+        wanted = self.channels_last and torch.backends.mkldnn.enabled
+        if not wanted or not isinstance(x, Tensor):
             return x
         return x.contiguous(memory_format=torch.channels_last)
 

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from fedmaba.rows import kernels
-from fedmaba.rows.base import Layout, LossFn, ProxPull, Rows, SharedInputs, Step, StoredForm
+from fedmaba.rows.base import (
+    Inputs,
+    Layout,
+    LossFn,
+    ProxPull,
+    Rows,
+    SharedInputs,
+    Step,
+    StoredForm,
+)
 from fedmaba.rows.layers import (
     ALIKE_WHEN_FROZEN,
     WITHOUT_WEIGHTS,
@@ -40,9 +49,12 @@ class LayerPlan:
         self.refusal = ""
 
 
-def plan_layers(model: nn.Module, example: Tensor, dtype: str) -> LayerPlan:
+def plan_layers(model: nn.Module, example: Inputs, dtype: str) -> LayerPlan:
     """Plan the row form of each layer; `refusal` names the first layer that has none."""
     out = LayerPlan()
+    if not isinstance(example, Tensor):
+        out.refusal = "a model of several inputs has no row form"
+        return out
     if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
         out.refusal = "a model with hooks has no row form"
         return out
@@ -222,9 +234,11 @@ class LayerRows(Rows):
             self.activations = 4 * example[0].numel() + self.layers[0].size
             self.image_axes = (-3, -2)
 
-    def prepare(self, x: Tensor) -> Tensor:
+    def prepare(self, x: Inputs) -> Inputs:
         front = self.layers[0] if self.layers else None
-        return front.prepare(x) if isinstance(front, ConvStages) else x
+        if isinstance(x, Tensor) and isinstance(front, ConvStages):
+            return front.prepare(x)
+        return x
 
     def _weights(self, flat: Tensor) -> list[list[Tensor]]:
         views = iter(self.layout.views(flat))
@@ -234,6 +248,7 @@ class LayerRows(Rows):
         w = self._weights(read)
         into = w if sink is read else self._weights(sink)
         x = step.x
+        assert isinstance(x, Tensor)
         for layer in self.layers[: self.first]:
             x, _ = layer.forward(x, [], step.keys, False)
         return self._there_and_back(x, w, into, step, self.first, False)[0]
@@ -310,6 +325,7 @@ class LayerRows(Rows):
             return super().run_steps(w, inputs, steps, pull)
         own, front, rest = self._weights(w), self.layers[self.first], self.layout.starts[1]
         assert isinstance(front, Dense)
+        assert isinstance(inputs.x, Tensor)
         x, many = inputs.x.flatten(3).flatten(1, 2), inputs.x.shape[2]  # (U, S * B, in)
         weights = own[self.first][0]
         products = _products(x, weights, inputs)
@@ -355,7 +371,8 @@ class LayerRows(Rows):
             return kernels.dense.cross_entropy(out, step.y, step.weight, step.scale, propfair), out
         return super().loss_and_gradient(out, step)
 
-    def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
+    def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
+        assert isinstance(x, Tensor)
         x = x.expand(len(flat), *x.shape[1:])
         for layer, own in zip(self.layers, self._weights(flat), strict=True):
             x, _ = layer.forward(x, own, None, False)

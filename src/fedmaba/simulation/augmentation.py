@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from fedmaba.data import trees
+from fedmaba.data.trees import Shapes
 from fedmaba.errors import InputError
 
 WORDS = "say flip, crop:4 or flip,crop:4"
@@ -17,16 +19,17 @@ class Augmentation:
     flip: bool = False  # mirror left and right, for half of the examples
     crop: int = 0  #      pixels of black border on each side, of which the old size is cut out
 
-    def check(self, shape: tuple[int, ...], *, images: bool = True) -> None:
+    def check(self, shape: Shapes) -> None:
         """Refuse inputs (shape of one) that are no images, or too small for such a border."""
-        if not images or len(shape) != 3:
+        one = trees.shape_leaves(shape)
+        if not isinstance(one, trees.Shape) or one.kind != "f" or len(one) != 3:
             raise InputError(
                 f"augment={self}: it wants images of (channels, height, width), but the data have "
-                f"shape {tuple(shape)}: leave it out"
+                f"shape {trees.in_words(shape)}: leave it out"
             )
-        if self.crop >= min(shape[1:]):
+        if self.crop >= min(one[1:]):
             raise InputError(
-                f"augment={self}: the border is as wide as the images of shape {tuple(shape)}, "
+                f"augment={self}: the border is as wide as the images of shape {tuple(one)}, "
                 "which could leave nothing of them: take a smaller one"
             )
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.rows import Rows
+from fedmaba.rows.base import Inputs
 from fedmaba.rows.cuda_graphs import send, start_fetch
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation.batch import Batch, RunParts, precision
@@ -111,7 +112,7 @@ def client_means(
 
 def losses_at_models(
     spec: LossSpec,
-    x: Tensor,
+    x: Inputs,
     y: Tensor,
     entries: Tensor,
     union: Tensor,

@@ -251,7 +251,7 @@ def _halved(batch: Batch, chunks: list[IntArray]) -> list[IntArray]:
     most = min(at.chunk, max(map(len, chunks)))
     if most == 1:
         raise NoRoom(
-            f"{batch.pool.x.device} has no memory for the training of one client: take a "
+            f"{batch.pool.y.device} has no memory for the training of one client: take a "
             "smaller --minibatch or model, or fewer runs at once"
         )
     at.chunk = most // 2
