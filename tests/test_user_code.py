@@ -21,6 +21,10 @@ from fedmaba.experiment import checks
 
 SRC = str(Path(fedmaba.__file__).parents[1])
 STARTED = ["script", "-m"]  # as pip's console script does, and as a module
+# `-m` looks for modules in the working folder, so it is the start that may go wrong.
+mostly_as_a_module = pytest.mark.parametrize(
+    "place", ["-m", pytest.param("script", marks=pytest.mark.slow)], indirect=True
+)
 SCRIPT = """
 import sys
 from fedmaba.cli import main
@@ -102,6 +106,7 @@ def reads_only(place, words, code):
     assert place.imported() == [], words
 
 
+@mostly_as_a_module
 def test_reading_commands_import_nothing_from_the_folder_they_stand_in(place, tmp_path):
     assert len(list(place.folder.glob("*.py"))) > 200
     reads_only(place, ["report", ".", "-o", tmp_path / "page.html"], 0)
@@ -142,6 +147,7 @@ def test_a_watched_folder_is_only_read(place):
     assert place.imported() == []
 
 
+@mostly_as_a_module
 def test_a_run_of_built_in_strategies_imports_nothing_either(place, tiny_npz):
     words = ["compare", "fedavg", "--data", tiny_npz, "--model", "softmax", "--rounds", "1"]
     done = place.call(place.started, *words, "--seeds", "1", "--out", "fresh")
@@ -538,6 +544,7 @@ def test_in_python_the_cause_is_kept(here, tiny_npz):
 # --- pictures ----------------------------------------------------------------------------------
 
 
+@mostly_as_a_module
 def test_a_planted_matplotlibrc_starts_no_latex(place, tmp_path):
     rc = "text.usetex: True\ntext.latex.preamble: \\\\input{/etc/hostname}\nfigure.dpi: 17\n"
     (place.folder / "matplotlibrc").write_text(rc)
