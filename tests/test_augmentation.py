@@ -9,10 +9,11 @@ from torch.nn import functional as F
 
 from fedmaba import rng
 from fedmaba.errors import InputError
+from fedmaba.rows.images import take_augmented
 from fedmaba.rows.random import GOLDEN
 from fedmaba.rows.stack import LayerRows
 from fedmaba.simulation import local_training
-from fedmaba.simulation.augmentation import Augmentation, parse_augment, take_augmented
+from fedmaba.simulation.augmentation import Augmentation, parse_augment
 from fedmaba.simulation.engine import Optimiser, Run, simulate, start
 from plain_loop import MIXED, PLAN, Drifting, Plain, apart, cnn, mlp, one, played, vector
 from recordings import Parts, Replays
@@ -57,7 +58,7 @@ def test_each_image_is_turned_and_cut_by_its_own_word(how, axes):
     x = torch.randn(6, 2, 9, 8, dtype=torch.float64)
     index = torch.randint(6, (2, 3, 4), generator=torch.Generator().manual_seed(0))
     given = x if axes == (-2, -1) else x.permute(0, 2, 3, 1).contiguous()
-    got = take_augmented(given, index, keys, words, axes)
+    got = take_augmented(given, index, keys, axes, flip=words.flip, crop=words.crop)
     got = got if axes == (-2, -1) else got.permute(0, 1, 2, 5, 3, 4)
     seen = set()
     for a, b, place in np.ndindex(2, 3, 4):

@@ -37,6 +37,7 @@ class Dataset:
     classes: tuple[str, ...]  # (C,)
     client: IntArray | None = None  # (n,) owner 0..N-1 where the data say so; -1: test row, unknown
     client_names: tuple[str, ...] = ()  # (N,)
+    inputs: str = ""  # how published pixels became x, in words; "": values as they were given
 
     def sha256(self) -> str:
         """The digest of all that a run depends on: x, y, n_train and client."""
@@ -51,10 +52,15 @@ def load(
     name: str,
     data_dir: Path | None = None,
     *,
+    normalise: str | None = None,
     download: bool = True,
     progress: Progress | None = None,
 ) -> Dataset:
-    """The data set of this name, file or specification; `describe_datasets` lists what there is."""
+    """The data set of this name, file or specification; `describe_datasets` lists what there is.
+
+    `normalise` says how the pixels of a published set become inputs; None: as is usual for it.
+    """
+    check_normalise(name, normalise)
     if name.endswith((".npz", ".csv")):
         path = next(
             (p for p in (Path(name), Path(data_dir or "", name)) if published.is_file(p)), None
@@ -71,10 +77,23 @@ def load(
             found = published.find_files(spec, fetch(name, None, progress))
         except InputError as err:
             why = f"; {str(err).rpartition(': ')[0]}"
+    inputs = published.normalisation(spec, normalise)
     x, y, n_train = published.read_arrays(
-        spec, found or published.locate_files(spec, data_dir, why)
+        spec, found or published.locate_files(spec, data_dir, why), inputs
     )
-    return Dataset(spec.name, x, y, n_train, spec.classes)
+    return Dataset(spec.name, x, y, n_train, spec.classes, inputs=inputs.in_words())
+
+
+def check_normalise(name: str, how: str | None) -> None:
+    """Refuse a way of normalising that a data set cannot have."""
+    if how is None:
+        return
+    if name.endswith((".npz", ".csv")) or name.partition(":")[0] == "synthetic":
+        raise InputError(
+            f"normalise={how!r}: {name} is used as it is: leave it out, and scale your own data "
+            "yourself"
+        )
+    published.normalisation(published.spec_of(name), how)
 
 
 def check_name(name: str) -> None:

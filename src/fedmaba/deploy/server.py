@@ -37,6 +37,8 @@ from fedmaba.strategies.base import IntArray, Replies, State, call_weigh, still_
 Task = dict[str, int | float | str | bool]
 META = ("terms", "sites", "owners", "changes", "counted", "refused")  # of a checkpoint
 PAST = ("kept", "kept_client", "kept_round")  # arrays of a checkpoint: changes of past rounds
+# as in a state of version 0.1, which lacks them
+NEWER_TERMS = {"batchnorm": None, "schedule": None, "rounds": None}
 OTHER = "choose another state folder"
 REMEDY = "fix it, then run again with the same state; what was saved before is whole"
 
@@ -102,7 +104,7 @@ class FederationServer:
     @property
     def lr(self) -> float:
         """The local step size of this round."""
-        return float(self.settings.lr * self.settings.lr_decay**self.round)
+        return self.settings.lr_in_round(self.round)
 
     def round_id(self) -> str:
         """The text that ties a reply to this round and this model."""
@@ -292,12 +294,7 @@ class FederationServer:
         lacks += [key for key in PAST if key not in arrays]
         if lacks:
             raise InputError(f"{path} is no state of this version, it lacks {lacks[0]!r}: {OTHER}")
-        mine = self.settings.to_json()
-        for key, value in meta["terms"].items():
-            if key in mine and mine[key] != value:
-                raise InputError(
-                    f"{path} was begun with {key}={value}, but this run has {mine[key]}: {OTHER}"
-                )
+        require_same_terms(str(path), meta["terms"], self.settings)
         saved = {
             kind: {n[len(kind) :]: a.copy() for n, a in arrays.items() if n.startswith(kind)}
             for kind in ("model/", "deployed/", "state/")
@@ -349,6 +346,17 @@ class FederationServer:
 def _forms(model: Arrays) -> dict[str, tuple[Any, ...]]:
     """The shape and type of each array of a model."""
     return {name: (value.shape, value.dtype) for name, value in model.items()}
+
+
+def require_same_terms(what: str, before: Mapping[str, Any], settings: FederationSettings) -> None:
+    """Refuse to go on with other settings than those that a state was made with."""
+    mine = settings.to_json()
+    before = mine | NEWER_TERMS | dict(before)
+    for key, value in mine.items():
+        if before[key] != value:
+            raise InputError(
+                f"{what} was begun with {key}={before[key]}, but this run has {value}: {OTHER}"
+            )
 
 
 def accuracy_spread(accuracy: Mapping[str, float | None]) -> dict[str, Any]:

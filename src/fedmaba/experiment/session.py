@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 import fedmaba
 from fedmaba import strategies
@@ -26,6 +27,7 @@ from fedmaba.errors import InputError
 from fedmaba.experiment import config
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.driver import drive
+from fedmaba.experiment.initial import given_weights
 from fedmaba.results import run_folder
 from fedmaba.results.array_files import Arrays
 from fedmaba.results.history import History, RunHistory
@@ -45,6 +47,7 @@ class UserObjects:
     model: models.Factory | None = None
     loss: LossFn | None = None
     metric: MetricFn | None = None
+    init: Mapping[str, Any] | nn.Module | None = None
 
 
 @dataclass
@@ -61,6 +64,7 @@ class Session:
     fingerprints: dict[str, str] = field(default_factory=dict)  # of the user's own code
     needs_python_call: bool = False  # no command can name all of its parts
     stopped: bool = False
+    init: str = ""  # the digest of given weights that the runs start from
     _provenance: dict[str, Any] | None = None
 
     def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
@@ -94,11 +98,12 @@ class Session:
         return digest.hexdigest() if found else ""
 
     def provenance(self) -> dict[str, Any]:
-        """What the numbers come from: the settings, the data and the partition."""
+        """What the numbers come from: settings, data, partition, and given weights."""
         if self._provenance is None:
             data = self.batch.runs[0].federation.data.sha256()
             asked = json.loads(json.dumps(config.result_settings(self.experiment)))
             self._provenance = {"asked": asked, "data": data, "partition": partition_digests(self)}
+            self._provenance |= {"init": self.init} if self.init else {}
         return self._provenance
 
     def restore(self, arrays: Arrays, meta: dict[str, Any], out: Path) -> None:
@@ -241,6 +246,8 @@ def prepare(
         deployed.parse_rule(experiment.server.deploy)
     does, share = _attack(experiment.attack)
     make = own.model or models.find_factory(experiment.model)
+    named = own.init if own.init is not None else experiment.init
+    init = None if named is None else given_weights(named)
     federations = _federations(experiment, own)
     data = next(iter(federations.values())).data
     if does is not None:
@@ -259,7 +266,7 @@ def prepare(
     together = distributed.join()
     if together.count > 1:
         together.alike(_identity_for_ranks(experiment, federations))
-    batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric, together)
+    batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric, together, init)
     tables = [
         RunHistory(run.strategy.label(), run.seed, rule, run.federation.test.size)
         for run, rule in batch.handed_out
@@ -276,13 +283,23 @@ def prepare(
     things = {"model": make, "loss": own.loss, "metric": own.metric}
     code = fingerprints({what: thing for what, thing in things.items() if thing is not None})
     custom = fingerprints({f"strategy {s.name}": type(s) for s in listed})
-    common = _shared_settings(experiment, own, data)
+    started = "" if init is None else init.sha256()
+    common = _shared_settings(experiment, own, data) + ([started] if started else [])
     for table, (run, _) in zip(tables, batch.handed_out, strict=True):
         parts = [common, code, custom.get(f"strategy {run.strategy.name}")]
         table.of = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     # A strategy class that a caller passed has only a short name, which no command could find.
     objects = called and (own != UserObjects() or bool(custom))
-    return Session(experiment, batch, history, data, None, notes, [], code | custom, objects)
+    return Session(
+        experiment,
+        batch,
+        history,
+        data,
+        notes=notes,
+        fingerprints=code | custom,
+        needs_python_call=objects,
+        init=started,
+    )
 
 
 def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:
@@ -295,14 +312,14 @@ def _federations(experiment: Experiment, own: UserObjects) -> dict[int, Federati
     """The clients of each seed."""
     seeds, asked = experiment.seed_list(), experiment.data
     if isinstance(own.data, Federation):
-        for key in ("partition", "clients", "test", "validation", "dir"):
+        for key in ("partition", "clients", "test", "validation", "normalise", "dir"):
             if (value := getattr(asked, key)) != config.Data.model_fields[key].default:
                 raise InputError(
                     f"{key}={value!r}: a Federation is split already: leave it out, or give arrays"
                 )
         return dict.fromkeys(seeds, own.data)
     folder = None if asked.dir is None else Path(asked.dir)
-    data = own.data or datasets.load(asked.name, folder)
+    data = own.data or datasets.load(asked.name, folder, normalise=asked.normalise)
     given = data.client is not None
     spec = asked.partition or ("given" if given else "shards:2")
     clients = asked.clients
@@ -375,6 +392,7 @@ def require_same_experiment(
         if key.split(".")[0] != apart
     ]
     other += [key for key in ("data", "partition") if made[key] != mine[key]]
+    other += ["init"] if made.get("init") != mine.get("init") else []
     if other:
         raise InputError(
             f"{out}: its newest checkpoint is not of this experiment ({', '.join(other)}): restore "

@@ -18,13 +18,14 @@ from fedmaba.results import metrics
 from fedmaba.results.metrics import PERCENT, PLAIN, Fairness, Unit
 
 if TYPE_CHECKING:
-    from fedmaba.simulation.state import Snapshot
+    from fedmaba.simulation.state import Round, Snapshot
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Model = Literal["deployed", "last"]
 At = Literal["last", "best", "last5"]
 Arrays = dict[str, NDArray[Any]]
+TRAINING = "training.loss"  # a table of what clients reported at each evaluation
 VIEWS = "fedmaba.report.history_views"  # loaded by its name: results import nothing of reports
 
 
@@ -150,6 +151,13 @@ class RunHistory:
         nobody = np.isnan(judged).all(axis=1, keepdims=True)
         scores = np.nanmean(np.where(nobody, -np.inf, judged), axis=1)
         return np.array([int(np.argmax(scores))])
+
+    def add_training_losses(self, seen: Round) -> None:
+        """Keep what clients reported in the round that was evaluated last; nan for the others."""
+        if seen.loss is not None:
+            losses = np.full(self.n_clients, np.nan)
+            losses[seen.client] = seen.loss
+            _append_row(self, {TRAINING: losses})
 
     def arrays(self) -> Arrays:
         """Every table as an array, to be saved; later rounds do not change these arrays."""

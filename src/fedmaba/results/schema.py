@@ -73,6 +73,7 @@ class Meta(Runs):
 class Data(Part):
     name: Word = ""
     sha256: Word = ""
+    inputs: Word = ""  # how pixels became inputs; versions before this did not say
     classes: list[str] = []
     clients: list[str] = []
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from fedmaba import rng, user_code
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.rows import batchnorm as norms
 from fedmaba.rows.base import Layout, constants
+from fedmaba.rows.ready import gpt, lstm, mlp_tabular, resnet, vit
 
 Shape = tuple[int, ...]
 Factory = Callable[[Shape, int], nn.Module]
@@ -33,6 +35,13 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
         nn.Linear(200, 200),
         nn.ReLU(),
         nn.Linear(200, classes),
+    )
+
+
+def mlp1(shape: Shape, classes: int) -> nn.Module:
+    """perceptron with one hidden layer of 200, ReLU"""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(_count(shape), 200), nn.ReLU(), nn.Linear(200, classes)
     )
 
 
@@ -67,7 +76,65 @@ def softmax(shape: Shape, classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(_count(shape), classes))
 
 
-REGISTRY: dict[str, Factory] = {"mlp": mlp, "cnn": cnn, "softmax": softmax}
+def _for_images(make: Factory, least: int) -> Factory:
+    """A ready model that takes images alone."""
+
+    @wraps(make)
+    def checked(shape: Shape, classes: int) -> nn.Module:
+        if len(shape) != 3 or min(shape[1:]) < least:
+            raise InputError(
+                f"model {make.__name__} wants images of (channels, height, width) with sides of at "
+                f"least {least}, but the data have shape {tuple(shape)}: use --model mlp"
+            )
+        return make(shape, classes)
+
+    return checked
+
+
+def _for_tokens(make: Callable[..., nn.Module]) -> Factory:
+    """A ready model that takes tokens alone."""
+
+    @wraps(make)
+    def checked(shape: Shape, classes: int, target: Any = None) -> nn.Module:
+        kind, known = getattr(shape, "kind", "f"), getattr(shape, "vocabulary", 0)
+        if kind != "i" or len(shape) != 1 or not known:
+            what = "whole numbers" if kind == "i" else "numbers"
+            raise InputError(
+                f"model {make.__name__} wants tokens, whole numbers from 0 of shape (length,), but "
+                f"the data have {what} of shape {tuple(shape)}: use --model mlp"
+            )
+        return make(shape, classes, target)
+
+    return checked
+
+
+def _for_tables(make: Factory) -> Factory:
+    """A ready model that takes rows of a table alone."""
+
+    @wraps(make)
+    def checked(shape: Shape, classes: int) -> nn.Module:
+        if len(shape) != 1:
+            raise InputError(
+                f"model mlp-tabular wants the features of a table, of shape (features,), but the "
+                f"data have shape {tuple(shape)}: use --model mlp"
+            )
+        return make(shape, classes)
+
+    return checked
+
+
+REGISTRY: dict[str, Factory] = {
+    "mlp": mlp,
+    "mlp1": mlp1,
+    "cnn": cnn,
+    "softmax": softmax,
+    "resnet8": _for_images(resnet.resnet8, 8),
+    "resnet18": _for_images(resnet.resnet18, 8),
+    "vit": _for_images(vit.vit, 8),
+    "lstm": _for_tokens(lstm.lstm),
+    "gpt": _for_tokens(gpt.gpt),
+    "mlp-tabular": _for_tables(mlp_tabular.mlp_tabular),
+}
 
 
 def find_factory(name: str) -> Factory:

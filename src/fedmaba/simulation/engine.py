@@ -20,6 +20,7 @@ from fedmaba.errors import InputError, NoRoom
 from fedmaba.rows import LossFn, Rows, compile, models
 from fedmaba.rows.batchnorm import too_few
 from fedmaba.rows.cuda_graphs import GraphCache
+from fedmaba.rows.weights import GivenWeights
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation import pipeline
 from fedmaba.simulation.augmentation import parse_augment
@@ -30,6 +31,7 @@ from fedmaba.simulation.local_training import MetricFn, Pool
 from fedmaba.simulation.measurements import client_means
 from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.simulation.state import (
+    Candidates,
     Evaluation,
     KeptChanges,
     Plan,
@@ -65,6 +67,7 @@ def start(
     loss: LossFn | None = None,
     metric: MetricFn | None = None,
     ranks: Ranks | None = None,
+    init: GivenWeights | None = None,
 ) -> Batch:
     """A batch at round 0: data on the device, initial models, initial states."""
     _check(runs, plan)
@@ -77,6 +80,9 @@ def start(
         seed: models.build_model(make, data.x.shape[1:], len(data.classes), seed, plan.batchnorm)
         for seed in dict.fromkeys(run.seed for run in runs)
     }
+    if init is not None:
+        for made in initial.values():
+            init.put_into(made.to(dtype))
     models.require_same_constants(initial)
     x = torch.from_numpy(data.x).to(device, dtype)
     template = copy.deepcopy(initial[runs[0].seed]).to(device, dtype)
@@ -90,6 +96,14 @@ def start(
     ranks.first(flat)
     nobody = np.zeros(0, np.int64)
     owner = np.repeat(np.arange(len(runs)), [len(run.rules) for run in runs])
+    rules = [rule for run in runs for rule in run.rules]
+    picking = {d: rule for d, rule in enumerate(rules) if average.needs_validation(rule)}
+    if picking and rows.layout.shared < rows.layout.size:
+        raise InputError(
+            f"deploy={next(iter(picking.values()))!r} hands out an earlier round's model, but the "
+            "part that each client keeps of it has moved on: choose another --deploy or --batchnorm"
+        )
+    none_yet = Candidates(flat[:0], np.zeros(0), np.zeros(0), nobody)
     progress = Progress(
         round=0,
         model=flat,
@@ -105,6 +119,7 @@ def start(
             {name: flat.new_zeros(r.federation.n_clients, flat.shape[1]) for name in keep}
             for r, keep in ((r, r.strategy.local().keep) for r in runs)
         ],
+        picks=dict.fromkeys(picking, none_yet),
         own=[
             flat[r, rows.layout.shared :].repeat(run.federation.n_clients, 1)
             for r, run in enumerate(runs)
@@ -146,15 +161,20 @@ def simulate(batch: Batch) -> Iterator[Snapshot]:
 
 
 def _evaluate(batch: Batch) -> list[Evaluation | None]:
-    """Every live run's models on every client; remembers the best round's last model."""
+    """Every live run's models on every client; remembers the best rounds' models."""
     at = batch.progress
     alive = [r for r, why in enumerate(at.diverged) if not why]
     handed_out = [d for d, r in enumerate(at.owner) if not at.diverged[r]]
     averaged = [d for d in handed_out if batch.handed_out[d][1] != "last"]
     found: dict[int, Evaluation] = {d: {} for d in handed_out}
-    judged: dict[int, Scores] = {}
-    for parts, suffix in ((batch.test, ""), (batch.validation, "_validation")):
-        last = _scores(batch, parts, at.model, {r: r for r in alive})
+    tested, held = (
+        _scores(batch, parts, at.model, {r: r for r in alive})
+        for parts in (batch.test, batch.validation)
+    )
+    for d in handed_out:
+        if d in at.picks:
+            _pick(batch, d, held[int(at.owner[d])])
+    for parts, last, suffix in ((batch.test, tested, ""), (batch.validation, held, "_validation")):
         deployed = _scores(batch, parts, at.deployed, {d: int(at.owner[d]) for d in averaged})
         for d in handed_out:
             r = int(at.owner[d])
@@ -163,7 +183,7 @@ def _evaluate(batch: Batch) -> list[Evaluation | None]:
                     "last" + suffix: last[r],
                     "deployed" + suffix: deployed.get(d, last[r]),
                 }
-        judged |= last  # on validation examples, where there are such
+    judged = tested | held  # on validation examples, where there are such
     for r in alive:
         scores = judged[r].accuracy
         score = np.nan if np.isnan(scores).all() else float(np.nanmean(scores))
@@ -171,6 +191,19 @@ def _evaluate(batch: Batch) -> list[Evaluation | None]:
             at.best_score[r], at.best_round[r] = score, at.round - 1
             at.best[r] = at.model[r]
     return [found.get(d) for d in range(len(at.owner))]
+
+
+def _pick(batch: Batch, d: int, held: Scores) -> None:
+    """Deploy the best model so far by the rule of d; keep those that may yet be the best."""
+    at, rule = batch.progress, batch.handed_out[d][1]
+    r, known = int(at.owner[d]), at.picks[d]
+    accuracy = np.append(known.accuracy, np.nanmean(held.accuracy))
+    variance = np.append(known.variance, np.nanvar(held.accuracy))
+    round_ = np.append(known.round, at.round - 1)
+    models = torch.cat([known.model, at.model[r : r + 1]])
+    at.deployed[d] = models[average.pick_round(rule, accuracy, variance)]
+    keep = average.can_still_win(rule, accuracy, variance)
+    at.picks[d] = Candidates(models[keep.tolist()], accuracy[keep], variance[keep], round_[keep])
 
 
 def _scores(
@@ -236,7 +269,14 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
                 f"participants={m}, but the federation has {n} clients: lower it or say 'all'"
             )
         for rule in run.rules:
-            average.parse_rule(rule)
+            if average.needs_validation(rule) and not len(run.federation.validation.index):
+                raise InputError(average.no_validation(rule))
+        if run.strategy.needs().loss == "held" and not run.federation.validation.size.all():
+            who = np.argmin(run.federation.validation.size)
+            raise InputError(
+                f"{run.strategy.label()} weighs by validation losses, but client {who} has no "
+                "validation examples: add --validation 10%, or leave out loss_at=held"
+            )
     for federation in {id(run.federation): run.federation for run in runs}.values():
         federation.check()
     round_schedule(plan.schedule, plan.lr_decay)

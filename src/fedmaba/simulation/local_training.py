@@ -19,9 +19,10 @@ from torch import Tensor
 
 from fedmaba.rows.base import PropFairRows, ProxPull, RowBlock, Rows, SharedInputs, Step
 from fedmaba.rows.cuda_graphs import GraphCache
+from fedmaba.rows.images import take_augmented
 from fedmaba.rows.random import shuffles
 from fedmaba.rows.workers import Workers
-from fedmaba.simulation.augmentation import Augmentation, take_augmented
+from fedmaba.simulation.augmentation import Augmentation
 from fedmaba.simulation.optimiser import Optimiser, Schedule, step_factors
 from fedmaba.strategies.base import Local, PropFairLoss
 
@@ -409,7 +410,8 @@ def _take(rule: RowRule, x: Tensor, index: Tensor, keys: Tensor) -> Tensor:
     """The inputs x[index] of steps with random streams `keys`, changed as the rule says."""
     if rule.augment is None:
         return _examples(x, index)
-    return take_augmented(x, index, keys, rule.augment, rule.rows.image_axes)
+    flip, crop = rule.augment.flip, rule.augment.crop
+    return take_augmented(x, index, keys, rule.rows.image_axes, flip=flip, crop=crop)
 
 
 def _examples(x: Tensor, index: Tensor) -> Tensor:

@@ -122,8 +122,10 @@ def measure(
 ) -> Measured:
     """Before training, losses at the servers' models; after it, all else that strategies need."""
     if before is None or trained is None:
-        asking = [c for c in drawn.cohorts if c.needs.loss == "start"]
-        return Measured(start_losses(batch, asking), {})
+        both = (("start", batch.train), ("held", batch.validation))
+        asking = (([c for c in drawn.cohorts if c.needs.loss == at], part) for at, part in both)
+        started = [start_losses(batch, part, cohorts) for cohorts, part in asking]
+        return Measured(started[0] | started[1], {})
     if drawn.late:
         batch.ranks.sum(trained.changes)
     loss, changes = dict(before.loss), {}
