@@ -193,7 +193,7 @@ def test_fedmgda_steps_in_the_best_direction(fed, participants):
 def test_a_model_without_a_row_form_gives_the_plain_loops_model(specs, fed):
     plan = replace(PLAN, participants=3)
     batch, _ = played(specs, fed, plan, lambda *args: Wrapped(mlp(*args)))
-    assert batch.rows.path.startswith("torch.func.vmap")
+    assert batch.rows.path.startswith("all rows at once by torch.func")
     for r, spec in enumerate(specs):
         want = Plain(one(spec), 3, fed, plan, lambda *args: Wrapped(mlp(*args))).run()
         assert apart(vector(batch, batch.progress.model[r]), want.path[-1]) < 1e-9
@@ -239,7 +239,8 @@ def test_a_resnet_with_group_norm_gives_the_plain_loops_model_and_its_path_is_na
 ):
     specs, plan = ["fedmaba", "fedmgda"], replace(PLAN, participants=participants)
     batch, _ = played(specs, fed, plan, ResNet)
-    assert batch.rows.path == "torch.func.vmap: ResNet has no row form"
+    why = "one client after another, which a CPU does fastest: ResNet has no row form"
+    assert batch.rows.path == why
     for r, spec in enumerate(specs):
         want = Whole(one(spec), 3, fed, plan, ResNet).run()
         assert apart(vector(batch, batch.progress.model[r]), want.path[-1]) < 1e-9
@@ -248,7 +249,7 @@ def test_a_resnet_with_group_norm_gives_the_plain_loops_model_and_its_path_is_na
 def test_random_layers_of_an_unknown_model_repeat_alone_and_in_chunks(fed):
     plan = replace(PLAN, participants=3)
     batch, _ = played(["fedavg", "fedmaba"], fed, plan, Functional)
-    assert batch.rows.path.startswith("one client after another")
+    assert type(batch.rows) is kind
     torch.manual_seed(5)  # the caller's own generator has no say, and is left alone
     expected = torch.rand(1)
     torch.manual_seed(5)
