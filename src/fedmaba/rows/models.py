@@ -101,14 +101,14 @@ def _for_images(make: Factory, least: int) -> Factory:
 
 
 def _for_tokens(make: Callable[..., nn.Module]) -> Factory:
-    """A ready model that takes tokens alone."""
+    """A ready model that takes tokens alone; sizes without a kind may be those of tokens."""
 
     @wraps(make)
     def checked(shape: Shape, classes: int, target: Any = None) -> nn.Module:
-        shape = _sizes(shape, make.__name__)
-        kind, known = shape.kind, shape.vocabulary
-        if kind != "i" or len(shape) != 1 or not known:
-            what = "whole numbers" if kind == "i" else "numbers"
+        plain, shape = not isinstance(shape, trees.Shape), _sizes(shape, make.__name__)
+        tokens = plain or (shape.kind == "i" and shape.vocabulary > 0)
+        if not tokens or len(shape) != 1:
+            what = "whole numbers" if shape.kind == "i" else "numbers"
             raise InputError(
                 f"model {make.__name__} wants tokens, whole numbers from 0 of shape (length,), but "
                 f"the data have {what} of shape {tuple(shape)}: use --model mlp"
