@@ -59,7 +59,10 @@ def try_rows(
             example,
         )
         try:
-            with warnings.catch_warnings(record=True) as said:
+            with (
+                torch.random.fork_rng(devices=[first.device] if first.is_cuda else []),
+                warnings.catch_warnings(record=True) as said,
+            ):
                 warnings.simplefilter("always")
                 found = _compare(make(copied, inputs), copied, inputs, target[:EXAMPLES], dtype)
         except Exception as error:  # the model's own code can raise anything

@@ -20,6 +20,8 @@ ALONE = How(rows=False)
 class General(Rows):
     """Rows of a model that is called as it is, by each thread in a copy of its own."""
 
+    evaluates_apart = True
+
     def __init__(
         self, model: nn.Module, layout: Layout, example: Inputs, loss: LossFn | None, path: str
     ) -> None:
