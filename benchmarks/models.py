@@ -259,6 +259,7 @@ def compile_all(names: list[str], dtypes: list[str], limit: float) -> dict[str, 
         (name, dtype): subprocess.Popen(
             [sys.executable, __file__, "--only", name, "--dtype", dtype, "--rounds", "1"],
             stdout=subprocess.DEVNULL,
+            env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "4"},
         )
         for dtype in dtypes
         for name in names

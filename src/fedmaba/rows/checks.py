@@ -6,7 +6,6 @@ model, in float64 where the model allows it. What differs, or fails, is refused 
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from fedmaba.rows.base import Inputs, Layout, call
-from fedmaba.rows.general import ALONE
+from fedmaba.rows.general import ALONE, own_copy
 from fedmaba.rows.operations import RowOperations
 
 EXAMPLES = 3
@@ -53,7 +52,7 @@ def try_rows(
     first = next(model.parameters())
     found = Finding()
     for dtype in dict.fromkeys((torch.float64, first.dtype)):
-        copied = copy.deepcopy(model).to(dtype)
+        copied = own_copy(model).to(dtype)
         inputs = tree_map(
             lambda v: (v.to(dtype) if v.is_floating_point() else v)[:EXAMPLES],  # noqa: B023
             example,

@@ -32,12 +32,18 @@ class General(Rows):
     def _model(self, training: bool) -> nn.Module:
         """This thread's copy of the model: a call changes the modules that it goes through."""
         if not hasattr(self._own, "model"):
-            self._own.model = copy.deepcopy(self.model)
-            for module in self._own.model.modules():
-                if isinstance(module, nn.RNNBase):  # it looks at addresses, which rows do not have
-                    module.__dict__["flatten_parameters"] = _nothing
+            self._own.model = own_copy(self.model)
         model: nn.Module = self._own.model
         return model.train(training)
+
+
+def own_copy(model: nn.Module) -> nn.Module:
+    """A copy whose recurrent layers do not look at addresses, which rows do not have."""
+    copied = copy.deepcopy(model)
+    for module in copied.modules():
+        if isinstance(module, nn.RNNBase):
+            module.__dict__["flatten_parameters"] = _nothing
+    return copied
 
 
 def _nothing() -> None:
