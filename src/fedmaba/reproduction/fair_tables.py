@@ -32,7 +32,7 @@ RULES: dict[str, tuple[str, Model, str]] = {  # what --deploy says: words, model
         "last",
         "fair",
     ),
-    "average": ("the average over rounds (poly:8; AFL: of all rounds)", "deployed", "last"),
+    "poly:8": ("an average over rounds, the default (AFL: the mean of all)", "deployed", "last"),
 }
 SHOWN = ("variance", "accuracy", "worst")
 TITLES = ("variance %²", "accuracy %", "worst 5 %")
@@ -156,7 +156,7 @@ def _levels(rule: str, titles: Sequence[str], found: Sequence[Found]) -> Grid:
     head += [f"{title} − FedAvg's" for title in ("variance", "accuracy", "worst 5 %")]
     words = RULES[rule][0]
     title = f"{rule}: {words}; mean ± sd over seeds, 95 % t-interval under the same seeds"
-    return Grid(f"handed-{rule.replace(':', '-')}", title, head, body)
+    return Grid(f"handed-{rule.replace(':', '')}", title, head, body)
 
 
 def _changes(target: Target, titles: Sequence[str], found: dict[str, list[Found]]) -> Grid:

@@ -191,8 +191,8 @@ def _in_words(
         "paper's, in points; the variance counts as its square root, the standard deviation over "
         "clients (column: spread). Each seed's table is scored by itself, so that readings of one "
         "seed and of three compare. "
-        f"Under the reading taken two of our seeds are {own_spread(taken, rows):.2f} points from "
-        "each other: about so far would a second run of the same experiment be.",
+        f"Under the reading taken two of our own seeds are {own_spread(taken, rows):.2f} points "
+        "from each other: two single runs of one and the same set-up are about so far apart.",
         f"Nearest: {nearest}, {means[nearest]:.2f} points ({many} seed{'s' * (many > 1)}); "
         f"as taken: {np.mean([*base.values()]):.2f} ({first.title}). Nearer than as taken, with an "
         f"interval without 0: {'; '.join(clear) or 'none'}. Farther: {'; '.join(farther) or 'none'}"
