@@ -313,4 +313,4 @@ def test_inputs_of_a_tuple_are_arguments(fed):
     batch, _ = played(["fedavg"], replace(fed, data=two), PLAN, Two)
     want = PlainModel(one("fedavg"), 3, replace(fed, data=two), PLAN, Two).run()
     assert apart(vector(batch, batch.progress.model[0]), want.path[-1]) < 1e-9
-    assert trees.names(two.x, "x") == ["x.0", "x.1"]
+    assert trees.leaf_names(two.x, "x") == ["x.0", "x.1"]
