@@ -46,8 +46,8 @@ def keep_kernels() -> None:
     )
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise InputError(
-            f"compiled kernels cannot be kept in {str(kernel_folder())!r}: {there} is no folder that can "
-            "be written: set FEDMABA_COMPILED to one"
+            f"compiled kernels cannot be kept in {str(kernel_folder())!r}: {there} is no folder "
+            "that can be written: set FEDMABA_COMPILED to one"
         )
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(kernel_folder())
 
