@@ -96,9 +96,10 @@ def shown(tiny_npz, quiet, monkeypatch, terminal_like) -> str:
 
 def test_plain_lines_where_nobody_watches(tiny_npz, monkeypatch):
     lines = shown(tiny_npz, False, monkeypatch, False).splitlines()
-    assert len(lines) == 3
-    assert re.match(r"round 4/4, [\d.,]+ rounds/s, 0 s left: fedavg [\d.]+ % var \d+", lines[2])
-    assert re.search(r"fedmaba .* lambda \d\.\d\d$", lines[2])
+    assert len(lines) == 4
+    assert lines[1] == "task: classify: one of 3 classes for each example"
+    assert re.match(r"round 4/4, [\d.,]+ rounds/s, 0 s left: fedavg [\d.]+ % var \d+", lines[3])
+    assert re.search(r"fedmaba .* lambda \d\.\d\d$", lines[3])
     assert "\x1b" not in "".join(lines)
 
 

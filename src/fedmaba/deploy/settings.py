@@ -1,53 +1,85 @@
-"""What a real federation is started with, checked before anything else is done. No torch."""
+"""The settings of a real federation, checked before anything else is done. No torch."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
 from fedmaba.errors import InputError
+from fedmaba.simulation.augmentation import parse_augment
+from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.strategies import deployed as average
 from fedmaba.strategies import parse
 from fedmaba.strategies.base import Strategy
 
+BATCHNORM = (None, "refuse", "group", "local", "average", "frozen")
+
 
 @dataclass(frozen=True)
 class FederationSettings:
-    """What stays the same from the first round to the last."""
+    """Settings that stay the same from the first round to the last."""
 
     strategy: Strategy
     seed: int = 0
     lr: float = 0.1
     lr_decay: float = 0.999
     deploy: str | None = None  #      which model is handed out; None: the strategy's own
+    batchnorm: str | None = None  #   average: statistics are weighed as the model is; local: sites
+    #                                 keep them; None: they are averaged by size
+    schedule: str | None = None  #    of the step size over rounds, instead of lr_decay
+    rounds: int | None = None  #      how many there will be; None: nobody said
 
     def __post_init__(self) -> None:
+        if self.batchnorm not in BATCHNORM:
+            known = "group, local, average or frozen, as client_app has it"
+            raise InputError(f"batchnorm={self.batchnorm!r}: say {known}")
         if not 0 < self.lr < float("inf"):
             raise InputError(f"lr={self.lr}: the local step size must be above 0")
         if not 0 < self.lr_decay <= 1:
             raise InputError(f"lr_decay={self.lr_decay}: it must lie above 0 and at most at 1")
         average.parse_rule(self.average)
+        round_schedule(self.schedule, self.lr_decay)
+        if average.needs_validation(self.average):
+            raise InputError(
+                f"deploy={self.average!r} picks a round on validation data, which a server on "
+                "Flower does not have: say last, average, poly:K or ema:B"
+            )
+        if self.strategy.needs().loss == "held":
+            raise InputError(
+                f"{self.strategy.label()} weighs by validation losses, which sites do not send: "
+                "choose another loss, as loss_at=start"
+            )
 
     @property
     def average(self) -> str:
         return self.deploy or self.strategy.deploy
 
+    def lr_in_round(self, t: int) -> float:
+        """The local step size of round t, from 0."""
+        schedule = round_schedule(self.schedule, self.lr_decay)
+        return float(self.lr * schedule.factor(t, self.rounds or t + 1))
+
     def to_json(self) -> dict[str, Any]:
-        """What a saved state must have been made with."""
+        """The settings that a saved state must have been made with."""
+        planned = round_schedule(self.schedule, self.lr_decay).shape == "cosine"
         return {
             "strategy": self.strategy.label(),
             "seed": self.seed,
             "lr": self.lr,
             "lr_decay": self.lr_decay,
             "deploy": self.average,
+            "batchnorm": self.batchnorm,
+            "schedule": self.schedule,
+            "rounds": self.rounds if planned else None,
         }
 
 
 @dataclass(frozen=True)
 class Participation:
-    """Who takes part in a round, and how long the others are waited for."""
+    """How many sites take part in a round, and how long the server waits for them."""
 
     fraction_train: float
     min_train_nodes: int
@@ -69,7 +101,7 @@ class Participation:
             raise InputError(f"min_replies={self.min_replies}: give a count, or a share up to 1.0")
 
     def quorum(self, asked: int) -> int:
-        """After how many replies the other sites are no longer waited for at length."""
+        """How many replies are enough: then the other sites get only a little more time."""
         if _is_count(self.min_replies):
             return int(self.min_replies)
         return math.ceil(self.min_replies * asked - 1e-9)
@@ -80,7 +112,7 @@ def _is_count(value: object) -> bool:
 
 
 def one_strategy(strategy: Strategy | str) -> Strategy:
-    """A strategy, or what its specification names; a grid of several is refused."""
+    """The strategy that was given, or the one that a text names; a grid of several is refused."""
     if not isinstance(strategy, str):
         return strategy
     listed = parse(strategy)
@@ -90,9 +122,19 @@ def one_strategy(strategy: Strategy | str) -> Strategy:
 
 
 def check_numbers(low: int, whole: bool = False, **values: object) -> None:
-    """Refuse what is no number from `low` on: a run configuration may hold words as well."""
+    """Refuse what is no number of at least `low`: a run configuration may also hold words."""
     kind, words = (Integral, "a whole number") if whole else (Real, "a number")
     for name, value in values.items():
         number = isinstance(value, kind) and not isinstance(value, bool)
         if not number or not low <= float(value) < math.inf:  # type: ignore[arg-type]
             raise InputError(f"{name}={value!r}: it must be {words} from {low} on")
+
+
+def check_training(config: Mapping[str, Any]) -> None:
+    """Refuse settings of local training that no site could follow, before any is asked."""
+    known = {key: config[key] for key in ("epochs", "minibatch") if key in config}
+    check_numbers(1, whole=True, **known)
+    Optimiser.from_task(config)
+    parse_schedule(str(config.get("step-schedule", "constant")), "step-schedule")
+    if "augment" in config:
+        parse_augment(str(config["augment"]))

@@ -9,8 +9,9 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,23 @@ from fedmaba.report import document, escape, numbers
 from fedmaba.report.document import Cell
 from fedmaba.report.table import (
     FIGURES,
-    PLAINLY,
     capitalised,
     caption,
     grid_of_rows,
     more_figures,
+    plainly,
 )
 from fedmaba.results import files, run_folder
-from fedmaba.results.history import At, FloatArray, History, IntArray, Model, Row, RunHistory
+from fedmaba.results.history import (
+    At,
+    FloatArray,
+    History,
+    IntArray,
+    Model,
+    Row,
+    RunHistory,
+    metric_of,
+)
 from fedmaba.results.metrics import PERCENT, PLAIN, Unit
 from fedmaba.results.selection import REFERENCE
 from fedmaba.strategies import BUILT_IN
@@ -87,7 +97,10 @@ def load(path: Path) -> Source:
         lines = run_folder.read_round_lines(path)
         ordered = dict.fromkeys((str(at["strategy"]), int(at["seed"])) for at in lines)
         nobody = np.zeros(0, np.int64)
-        history = History([RunHistory(label, seed, "", nobody) for label, seed in ordered])
+        metric = metric_of(run_folder.load_about(path).get("metric"))
+        history = History(
+            [RunHistory(label, seed, "", nobody, metric=metric) for label, seed in ordered]
+        )
     else:
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
     text, rounds, lies, about = "", None, False, run_folder.load_about(path)
@@ -220,7 +233,9 @@ def unit_of(sources: Sequence[Source], history: History) -> Unit:
     told = [line.get(model) for source in sources for line in source.lines for model in MODELS]
     scores = [f.get(name) for f in told if isinstance(f, dict) for name in FIGURES[1:]]
     odd = any(isinstance(x, int | float) and not -1e-4 <= x <= 100 + 1e-4 for x in scores)
-    return PLAIN if odd else history.unit
+    fixed = any(run.metric.shares is not None for run in history.runs)
+    unit = history.unit
+    return PLAIN._replace(name=unit.name, lower=unit.lower) if odd and not fixed else unit
 
 
 def near(unit: Unit) -> str:
@@ -228,9 +243,15 @@ def near(unit: Unit) -> str:
     return f"{NEAR:g} points" if unit.mark else f"{NEAR:g} %"
 
 
-def enough(best: float, unit: Unit) -> float:
-    """The least mean accuracy that is near the best one."""
-    return best - (NEAR if unit.mark else NEAR / 100 * abs(best))
+def is_near(value: float, best: float, unit: Unit) -> bool:
+    """Whether a mean score is near the best one."""
+    room = NEAR if unit.mark else NEAR / 100 * abs(best)
+    return unit.sign * value >= unit.sign * best - room
+
+
+def top(values: Iterable[float], unit: Unit) -> float:
+    """The best of some mean scores."""
+    return unit.sign * float(np.fmax.reduce([unit.sign * v for v in values], initial=-np.inf))
 
 
 def reference(labels: Sequence[str]) -> int:
@@ -282,10 +303,15 @@ def verdict(sources: Sequence[Source], share: float, unit: Unit | None = None) -
     ]
 
 
+def brief(value: float, unit: Unit) -> str:
+    """A score or a variance in a sentence."""
+    return f"{value:.1f}" if unit.mark or not abs(value) < 1 else f"{value:.3g}"
+
+
 def _near(rows: Sequence[Row], unit: Unit) -> list[Row]:
-    """Strategies whose mean accuracy is not far below the best: equal misery is not fairness."""
-    high = np.fmax.reduce([row.mean.accuracy for row in rows], initial=-np.inf)
-    return [row for row in rows if row.mean.accuracy >= enough(high, unit)]
+    """Strategies whose mean score is not far from the best: equal misery is not fairness."""
+    best = top((row.mean.accuracy for row in rows), unit)
+    return [row for row in rows if is_near(row.mean.accuracy, best, unit)]
 
 
 def fairest(history: History, share: float, unit: Unit) -> Row | None:
@@ -303,44 +329,47 @@ def _sentence(history: History, share: float, unit: Unit) -> str:
     if not rows:
         return "No score of any run is a number."
     base = next((row for row in rows if _base(row.label) == REFERENCE), None)
-    close, mark, square = _near(rows, unit), unit.mark, unit.square
+    close, mark, square, say = _near(rows, unit), unit.mark, unit.square, partial(brief, unit=unit)
     best = min(close, key=lambda row: row.mean.variance)
     tail = f"the worst {100 * share:g} % of clients"
     if len(rows) == 1 or base is None:
         first = f"{best.label} is the fairest of {len(rows)} strategies" if len(rows) > 1 else ""
         return (
-            f"{first or best.label}{':' if first else ' reaches'} a mean accuracy of "
-            f"{best.mean.accuracy:.1f}{mark} with a variance of {best.mean.variance:.1f}{square} "
-            f"over clients, and {best.mean.worst:.1f}{mark} for {tail} ({_seeds(best.seeds)})."
+            f"{first or best.label}{':' if first else ' reaches'} a mean {unit.name} of "
+            f"{say(best.mean.accuracy)}{mark} with a variance of {say(best.mean.variance)}{square} "
+            f"over clients, and {say(best.mean.worst)}{mark} for {tail} ({_seeds(best.seeds)})."
         )
     if best is base:
         rest = [row for row in close if row is not base]
         what = "the next fairest" if rest else "which has the least of the others"
         others = min(rest or [r for r in rows if r is not base], key=lambda r: r.mean.variance)
         return (
-            f"No strategy here that keeps its mean accuracy within {near(unit)} is fairer than "
-            f"{base.label}: variance over clients {base.mean.variance:.1f}{square} at "
-            f"{base.mean.accuracy:.1f}{mark} against {others.mean.variance:.1f}{square} at "
-            f"{others.mean.accuracy:.1f}{mark} for {others.label}, {what} ({_seeds(base.seeds)})."
+            f"No strategy here that keeps its mean {unit.name} within {near(unit)} is fairer than "
+            f"{base.label}: variance over clients {say(base.mean.variance)}{square} at "
+            f"{say(base.mean.accuracy)}{mark} against {say(others.mean.variance)}{square} at "
+            f"{say(others.mean.accuracy)}{mark} for {others.label}, {what} ({_seeds(base.seeds)})."
         )
     ratio = best.mean.variance / base.mean.variance if base.mean.variance else math.nan
     varies = "less" if best.mean.variance <= base.mean.variance else "more"
     varies = varies if math.isnan(ratio) else f"{abs(100 * (1 - ratio)):.0f} % {varies}"
     won, pairs = _paired(history, best.label, base.label, share)
     moved = best.mean.accuracy - base.mean.accuracy
-    change = "the same" if abs(moved) < 0.05 else f"{abs(moved):.1f}{' points' if mark else ''} "
-    change += "" if abs(moved) < 0.05 else "higher" if moved > 0 else "lower"
+    small = 0.05 if mark else 5e-4 * abs(base.mean.accuracy)
+    change = "the same" if abs(moved) <= small else f"{say(abs(moved))}{' points' * bool(mark)} "
+    change += "" if abs(moved) <= small else "higher" if moved > 0 else "lower"
+    served = unit.sign * best.mean.worst >= unit.sign * base.mean.worst
+    reach = "reach" if served else "rise to" if unit.lower else "fall to"
     head = f"{best.label} is the fairest of {len(rows)} strategies"
     if len(close) < len(rows):
         few = f"Of the {len(close)} strategies" if len(close) > 1 else "Of the strategies"
         head = f"{few} within {near(unit)} of the best mean, {best.label} is the fairest"
     return (
-        f"{head}: accuracy varies {varies} "
-        f"from client to client than with {base.label} (variance {best.mean.variance:.1f} against "
-        f"{base.mean.variance:.1f}{square}, lower in {won} of {_seeds(pairs)}), {tail} "
-        f"{'reach' if best.mean.worst >= base.mean.worst else 'fall to'} "
-        f"{best.mean.worst:.1f}{mark} against {base.mean.worst:.1f}{mark}, and the mean is "
-        f"{change} ({best.mean.accuracy:.1f} against {base.mean.accuracy:.1f}{mark})."
+        f"{head}: {unit.name} varies {varies} "
+        f"from client to client than with {base.label} (variance {say(best.mean.variance)} against "
+        f"{say(base.mean.variance)}{square}, lower in {won} of {_seeds(pairs)}), {tail} "
+        f"{reach} "
+        f"{say(best.mean.worst)}{mark} against {say(base.mean.worst)}{mark}, and the mean is "
+        f"{change} ({say(best.mean.accuracy)} against {say(base.mean.accuracy)}{mark})."
     )
 
 
@@ -365,7 +394,7 @@ def _paired(history: History, label: str, base: str, share: float) -> tuple[int,
 
 def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) -> list[str]:
     """What the reader must know before trusting a picture."""
-    out = [] if unit.mark else [f"This page shows {PLAINLY}."]
+    out = [] if unit.mark else [f"This page shows {plainly(unit)}."]
     longest = max((len(run.tables.get("round", ())) for run in history.runs), default=0)
     tested = max((len(run.tables.get("evaluated", ())) for run in history.runs), default=0)
     many = [f"{longest:,} rounds"] * (longest > keep) + [f"{tested:,} evaluations"] * (
@@ -484,7 +513,8 @@ def _from_line(
 ) -> dict[str, Any]:
     """What a line says in percent, without the worst and best of another share of clients."""
     shown = FIGURES if share == source.history.share else FIGURES[:2]
-    factor = unit.scale / PERCENT.scale
+    told = [run.metric.unit(True).scale for run in source.history.runs] or [PERCENT.scale]
+    factor = unit.scale / told[0]
     return {
         name: figures[name] * (factor**2 if name == "variance" else factor)
         for name in shown
@@ -542,6 +572,9 @@ def setup(source: Source) -> dict[str, Any]:
     facts = [(name, str(version)) for name, version in _items(versions)]
     facts.append(("device", str(about.get("device", "unknown"))))
     facts += [(f"model {name}", str(value)) for name, value in _items(model)]
+    if "task" in source.data:
+        words = source.data.get("target")
+        facts.append(("task", f"{source.data['task']}: {words}" if words else source.data["task"]))
     hashes = [("data " + str(source.data.get("name", "")), str(source.data.get("sha256", "")))]
     partitions = _items(about.get("partition") or {})
     hashes += [(f"partition, seed {seed}", str(digest)) for seed, digest in partitions]

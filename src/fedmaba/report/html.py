@@ -133,19 +133,19 @@ def tiles(tree: dict[str, Any]) -> list[dict[str, str]]:
     units = [tree["unit"][name] for name in ("square", "mark", "mark")]
     names = (
         "variance over clients",
-        "mean accuracy",
+        f"mean {tree['unit']['name']}",
         tree["tables"]["deployed.last"]["columns"][2],
     )
-    out = []
+    out, unit = [], Unit(**tree["unit"])
     for i in (0, 2, 1):
         now, then = best["values"][i], base["values"][i]
         out.append(
             {
                 "name": names[i],
-                "value": f"{now:.1f}",
+                "value": data.brief(now, unit),
                 "unit": units[i].strip(),
                 "who": best["label"],
-                "then": f"{then:.1f}{units[i]}",
+                "then": f"{data.brief(then, unit)}{units[i]}",
                 "base": base["label"],
             }
         )

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmaba.errors import unknown
-from fedmaba.report import escape, numbers, streams
+from fedmaba.report import data, escape, numbers, streams
 from fedmaba.report.document import Cell, Grid
 from fedmaba.report.table import ALIKE, for_screen, summary
 from fedmaba.results.history import At, History, Model, RunHistory
@@ -54,11 +55,13 @@ WORDS = (
     "row",
     "note",
     "verdict",
-    "our reading",
+    "what it means",
     "the paper",
     "where",
     "reading",
     ALIKE,
+    "the paper's value lies inside our interval",
+    "likely cause, where one was tested",
 )  # no numbers
 
 
@@ -319,13 +322,15 @@ def _lines(session: Session, console: Console) -> Iterator[Callable[[Snapshot], 
         pace.reach(snapshot.round + 1)
         if snapshot.evaluations is None:
             return
-        parts, mark = [], session.history.unit.mark
+        parts, unit = [], session.history.unit
+        mark, brief = unit.mark, partial(data.brief, unit=unit)
         for row in session.history.summary(share=share):
             runs = [run for run in session.history.runs if run.label == row.label]
             newest = {n.name: _newest(runs, n.name) for n in _in_progress(session.history)}
             parts.append(
-                f"{row.label} {row.mean.accuracy:.1f}{mark} var {row.mean.variance:.0f} "
-                f"worst {row.mean.worst:.1f}{mark}"
+                f"{row.label} {brief(row.mean.accuracy)}{mark} "
+                f"var {f'{row.mean.variance:.0f}' if mark else brief(row.mean.variance)} "
+                f"worst {brief(row.mean.worst)}{mark}"
                 + "".join(f" {name} {value}" for name, value in newest.items() if value)
             )
         head = f"round {pace.done}/{pace.rounds}, {rate_of(pace.rate, 'rounds')}, "

@@ -10,6 +10,7 @@ import io
 import json
 import lzma
 import math
+import os
 import re
 import zipfile
 import zlib
@@ -30,16 +31,17 @@ SAFETENSORS_NAMES = {  # numbers as NumPy and safetensors name them
     **{f"{name}{bits}": f"{name[0].upper()}{bits}" for name in ("int", "uint") for bits in BITS},
     **{f"float{bits}": f"F{bits}" for bits in BITS[1:]},
 }
+BF = "BF16"  # which NumPy lacks
 DTYPES = {kind: np.dtype(name).newbyteorder("<") for name, kind in SAFETENSORS_NAMES.items()}
-MAX_MEMBERS = 100_000  # of an NPZ file: seven for each seed of a partition
-FREE_BYTES = 512 * files.MB  # that small files may unpack to
-MAX_RATIO = 8  # of bytes in memory to bytes on the disk, beyond that
+MAX_MEMBERS = 100_000  # in an NPZ file: a partition has seven for each seed
+FREE_BYTES = 512 * files.MB  # small files may unpack to this much
+MAX_RATIO = 8  # beyond that: bytes in memory for each byte on the disk
 MAX_DIMENSIONS = 8
-PIECE_BYTES = 2**20  # bytes
+PIECE_BYTES = 2**20  # read at a time
 MAX_LIST_BYTES = 16 * files.MB  # of a zip file's list of members
-MAX_WINDOW_BYTES = 64 * files.MB  # of what an LZMA member looks back on
+MAX_WINDOW_BYTES = 64 * files.MB  # of memory that an LZMA member may reserve
 COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA)
-READ_ERRORS = (  # what a reader of NPZ says of a damaged file
+READ_ERRORS = (  # what reading a damaged NPZ file may raise
     OSError, ValueError, EOFError, KeyError, IndexError, OverflowError, RuntimeError, MemoryError,
     NotImplementedError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
 )  # fmt: skip
@@ -81,7 +83,7 @@ class MemoryBudget:
 
 
 def npz(arrays: Mapping[str, NDArray[Any]], method: int = zipfile.ZIP_DEFLATED) -> bytes:
-    """An NPZ file whose bytes depend on the arrays alone; NumPy would add the time of day."""
+    """An NPZ file whose bytes depend only on the arrays; NumPy's own would contain the time."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", method) as z:
         for name, array in arrays.items():
@@ -101,9 +103,9 @@ def read_npz(
     *,
     missing: bool = False,
 ) -> Arrays:
-    """The arrays of an NPZ file, all or by name; `check` first sees what the file declares.
+    """Read the arrays of an NPZ file, or those named; `check` first sees what the file declares.
 
-    A name that the file lacks is an error, unless names may be `missing`.
+    It is an error if the file lacks a name, unless names may be `missing`.
     """
     with files.open_plain(path) as file, _NpzReader(_LimitedReader(file)) as archive:
         known = archive.members()
@@ -150,7 +152,7 @@ class _NpzReader(zipfile.ZipFile):
         return found
 
     def declared(self, info: zipfile.ZipInfo) -> Declared:
-        """Type and shape of a member, whose size must agree with them."""
+        """The type and shape of a member; its size must agree with them."""
         with self._member(info) as member:
             return self._head(info, member)[0]
 
@@ -230,23 +232,62 @@ def unpack(
     file: io.BufferedIOBase, size: int, wanted: Callable[[str], bool] = lambda name: True
 ) -> tuple[Arrays, dict[str, Any]]:
     """Read back what `pack` was given, in the same order; `wanted` picks some arrays."""
-    length = int.from_bytes(file.read(8), "little")
-    if not 0 < length <= min(files.MAX_JSON_BYTES, size - 8):
-        raise ValueError("its header is too long")
-    header = files.parse_json(file.read(length))
-    told = header.pop("__metadata__", None) if isinstance(header, dict) else None
+    length, told, header = _read_header(file, size)
     if not isinstance(told, dict) or not isinstance(told.get("fedmaba"), str):
         raise ValueError("it lacks what fedmaba says of it")
     meta = files.parse_json(told["fedmaba"].encode())
     if not isinstance(meta, dict):
         raise ValueError("what fedmaba says of it is no JSON object")
+    return _read_arrays(file, header, size - 8 - length, wanted), meta
+
+
+def read_weights(path: Path) -> Arrays:
+    """The arrays of a safetensors file that anybody wrote; bfloat16 becomes float32."""
+    with files.open_plain(path, links=True) as file:
+        size = os.fstat(file.fileno()).st_size
+        if files.mostly_holes(file):
+            raise ValueError("most of it is a hole")
+        length, _, header = _read_header(file, size)
+        short = [n for n, one in header.items() if isinstance(one, dict) and one.get("dtype") == BF]
+        for name in short:
+            header[name] = {**header[name], "dtype": "U16"}
+        found = _read_arrays(file, header, size - 8 - length)
+    for name in short:  # the upper half of a float32
+        found[name] = (found[name].astype(np.uint32) << 16).view(np.float32)
+    return found
+
+
+def first_bytes(path: Path, count: int) -> bytes:
+    """How a file that the user named begins."""
+    with files.open_plain(path, links=True) as file:
+        return file.read(count)
+
+
+def _read_header(file: io.BufferedIOBase, size: int) -> tuple[int, Any, dict[str, Any]]:
+    """The length of a safetensors header, its meta data and its entries."""
+    length = int.from_bytes(file.read(8), "little")
+    if not 0 < length <= min(files.MAX_JSON_BYTES, size - 8):
+        raise ValueError("its header is too long")
+    header = files.parse_json(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
+    return length, header.pop("__metadata__", None), header
+
+
+def _read_arrays(
+    file: io.BufferedIOBase,
+    header: Mapping[str, Any],
+    size: int,
+    wanted: Callable[[str], bool] = lambda name: True,
+) -> Arrays:
+    """The arrays that a header tells of, which fill the file's last `size` bytes."""
     places = {name: _parse_entry(name, one) for name, one in header.items()}
     end = 0
     for first, last, _ in sorted((place for place, _ in places.values()), key=lambda p: p[:2]):
         if first != end:
             raise ValueError("its arrays overlap or leave gaps")
         end = last
-    if end != size - 8 - length:
+    if end != size:
         raise ValueError("its arrays are larger or smaller than the file")
     found: Arrays = {}
     for name, ((first, _, count), (dtype, shape)) in places.items():
@@ -256,11 +297,11 @@ def unpack(
             if file.readinto(data.view(np.uint8).data) != data.nbytes:
                 raise EOFError(f"{name} ends early")
             found[name] = data.astype(dtype.newbyteorder("="), copy=False).reshape(shape)
-    return found, meta
+    return found
 
 
 def _parse_entry(name: str, one: Any) -> tuple[tuple[int, int, int], Declared]:
-    """Begin, end and length of an array, and its type and shape, as the header says."""
+    """Where an array begins and ends, its length, type and shape, as the header says."""
     one = one if isinstance(one, dict) else {}
     dtype, shape, place = (
         DTYPES.get(str(one.get("dtype"))),

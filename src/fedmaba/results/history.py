@@ -1,6 +1,6 @@
-"""The client x round table of every run, in memory; every figure of a report is derived from it.
+"""The client x round table of every run, in memory; every number of a report is computed from it.
 
-Filled from the engine's snapshots or read from a run folder; knows no files and no torch.
+It is filled by the engine, round by round, or read from a run folder. No files and no torch.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from numpy.typing import NDArray
 
 from fedmaba.errors import InputError
 from fedmaba.results import metrics
-from fedmaba.results.metrics import PERCENT, PLAIN, Fairness, Unit
+from fedmaba.results.metrics import ACCURACY, PERCENT, Fairness, Metric, Unit
 
 if TYPE_CHECKING:
-    from fedmaba.simulation.state import Snapshot
+    from fedmaba.simulation.state import Round, Snapshot
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Model = Literal["deployed", "last"]
 At = Literal["last", "best", "last5"]
 Arrays = dict[str, NDArray[Any]]
-VIEWS = "fedmaba.report.history_views"  # by name: results know nothing of reports
+TRAINING = "training.loss"  # a table of what clients reported at each evaluation
+VIEWS = "fedmaba.report.history_views"  # loaded by its name: results import nothing of reports
 
 
-class Column(Sequence[NDArray[Any]]):
-    """Rows of one shape in one array that grows: ten times smaller than a list of arrays."""
+class GrowingArray(Sequence[NDArray[Any]]):
+    """Rows of one shape in one growing array, which takes a tenth of the memory of a list."""
 
     def __init__(self, rows: NDArray[Any] | None = None) -> None:
         self._rows, self._count = rows, 0 if rows is None else len(rows)
@@ -69,16 +70,17 @@ class RunHistory:
     deploy: str
     test_size: IntArray  # (N,)
     diverged: str = ""
-    tables: dict[str, Column] = field(default_factory=dict)
-    of: str = ""  # digest of all settings but the seed; "" where no file says it
-    # By table: the table itself, how many of its rows were looked at, whether all were shares.
+    tables: dict[str, GrowingArray] = field(default_factory=dict)
+    of: str = ""  # digest of all settings except the seed; "" if the file has none
+    metric: Metric = ACCURACY  # what its scores are
+    # For each table: itself, how many of its rows were checked, whether all were shares.
     _unit_cache: dict[str, tuple[Any, int, bool]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     @property
     def unit(self) -> Unit:
-        """Percent, unless a score of any evaluation lies outside 0 to 1."""
+        """As its metric says; else percent, unless a score lies outside 0 to 1."""
         for name, table in self.tables.items():
             if name.endswith(".accuracy"):
                 seen, count, shares = self._unit_cache.get(name, (None, 0, True))
@@ -86,7 +88,7 @@ class RunHistory:
                 shares = shares and metrics.are_shares(np.asarray(table[count:]))
                 self._unit_cache[name] = table, len(table), shares
         known = [self._unit_cache[name] for name in self._unit_cache if name in self.tables]
-        return PERCENT if all(shares for _, _, shares in known) else PLAIN
+        return self.metric.unit(all(shares for _, _, shares in known))
 
     @property
     def n_clients(self) -> int:
@@ -112,7 +114,7 @@ class RunHistory:
         return self.column(f"{model}.loss").astype(np.float64)
 
     def weights(self) -> FloatArray:
-        """(T, N) aggregation weight of each client in each round; nan where it took no part."""
+        """(T, N) aggregation weight of each client in each round; nan if it took no part."""
         client, weight = self.column("client"), self.column("weight")
         out = np.full((len(client), self.n_clients), np.nan)
         np.put_along_axis(out, client, weight, axis=1)
@@ -125,7 +127,7 @@ class RunHistory:
         at: Iterable[int] | None = None,
         unit: Unit | None = None,
     ) -> list[Fairness]:
-        """The fairness figures at each evaluation, or at those named."""
+        """The fairness numbers at each evaluation, or at those that are named."""
         if not 0 < share <= 1:
             raise InputError(f"share={share}: give a share of the clients above 0 and at most 1")
         accuracy, loss = self.accuracy(model), self.loss(model)
@@ -148,17 +150,25 @@ class RunHistory:
         name = f"{model}_validation.accuracy"
         judged = self.column(name if name in self.tables else f"{model}.accuracy")
         nobody = np.isnan(judged).all(axis=1, keepdims=True)
-        scores = np.nanmean(np.where(nobody, -np.inf, judged), axis=1)
+        better = self.metric.unit(True).sign * judged
+        scores = np.nanmean(np.where(nobody, -np.inf, better), axis=1)
         return np.array([int(np.argmax(scores))])
 
+    def add_training_losses(self, seen: Round) -> None:
+        """Keep what clients reported in the round that was evaluated last; nan for the others."""
+        if seen.loss is not None:
+            losses = np.full(self.n_clients, np.nan)
+            losses[seen.client] = seen.loss
+            _append_row(self, {TRAINING: losses})
+
     def arrays(self) -> Arrays:
-        """Every table as an array, for a file: views, which later rounds do not change."""
+        """Every table as an array, to be saved; later rounds do not change these arrays."""
         tables = {name: self.tables[name].array() for name in sorted(self.tables)}
         return {"test_size": self.test_size, **tables}
 
 
 def require_one_experiment(runs: Sequence[RunHistory]) -> None:
-    """Refuse a run that is there twice, and runs of one label that differ in more than the seed."""
+    """Refuse a run that appears twice, and runs of one label that differ in more than the seed."""
     first: dict[str, RunHistory] = {}
     there: set[tuple[str, int, str]] = set()
     for run in runs:
@@ -192,7 +202,7 @@ class Row(NamedTuple):
     seeds: int
     mean: Fairness
     sd: Fairness
-    note: str  # what the reader must know: runs that diverged
+    note: str  # what the reader must know, such as runs that diverged
 
 
 @dataclass
@@ -208,10 +218,14 @@ class History:
     @property
     def unit(self) -> Unit:
         """How scores are shown: the same for all runs, which are compared."""
-        return PERCENT if all(run.unit is PERCENT for run in self.runs) else PLAIN
+        found = dict.fromkeys(run.unit for run in self.runs) or {PERCENT: None}
+        if len({(unit.name, unit.lower) for unit in found}) > 1:
+            names = ", ".join(dict.fromkeys(unit.name for unit in found))
+            raise InputError(f"these runs have different metrics ({names}): show them apart")
+        return next((unit for unit in found if not unit.mark), next(iter(found)))
 
     def add(self, snapshot: Snapshot) -> None:
-        """Take in one round of all runs."""
+        """Add one round of all runs."""
         done = snapshot.round + 1
         for d, (run, r) in enumerate(zip(self.runs, snapshot.progress.owner, strict=True)):
             run.diverged = snapshot.progress.diverged[r]
@@ -223,8 +237,8 @@ class History:
                 past = len(run.tables.get("round", []))
                 told = {name: np.nan for name in run.tables if name.startswith("info.")}
                 told |= {f"info.{name}": float(value) for name, value in seen.info.items()}
-                for name in told.keys() - run.tables.keys():  # first told of in this round
-                    run.tables[name] = Column(np.full(past, np.nan))
+                for name in told.keys() - run.tables.keys():  # recorded for the first time
+                    run.tables[name] = GrowingArray(np.full(past, np.nan))
                 _append_row(run, row | told)
             found = snapshot.evaluations[d] if snapshot.evaluations else None
             if found is not None:
@@ -262,7 +276,7 @@ class History:
         return rows
 
     def picked_on(self) -> str:
-        """On what data the best round is chosen."""
+        """Which data the best round is picked on."""
         held = any("deployed_validation.accuracy" in run.tables for run in self.runs)
         return "validation data" if held else "test data"
 
@@ -319,12 +333,12 @@ def _views() -> Any:
 def from_arrays(
     meta: Sequence[Mapping[str, Any]], arrays: Sequence[Arrays], share: float = 0.05
 ) -> History:
-    """A history from what `RunHistory.arrays` gave and the runs' labels."""
+    """A history from the arrays of `RunHistory.arrays` and the labels of the runs."""
     runs = []
     for about, tables in zip(meta, arrays, strict=True):
         check_shapes(tables)
         _check_values(tables)
-        rows = {name: Column(table) for name, table in tables.items() if name != "test_size"}
+        rows = {name: GrowingArray(table) for name, table in tables.items() if name != "test_size"}
         runs.append(
             RunHistory(
                 label=about["label"],
@@ -334,13 +348,20 @@ def from_arrays(
                 diverged=about["diverged"],
                 tables=rows,
                 of=about.get("of", ""),
+                metric=metric_of(about.get("metric")),
             )
         )
     return History(runs, share)
 
 
+def metric_of(told: object) -> Metric:
+    """The metric that a file tells of; accuracy where it tells of none."""
+    known = told if isinstance(told, dict) else {}
+    return Metric(**{key: known[key] for key in Metric._fields if key in known})
+
+
 class Table(Protocol):
-    """An array, or what a file declares of it."""
+    """An array, or what a file says about one."""
 
     @property
     def dtype(self) -> np.dtype[Any]: ...
@@ -349,7 +370,7 @@ class Table(Protocol):
 
 
 def check_shapes(tables: Mapping[str, Table]) -> None:
-    """Refuse tables that do not belong together, by their types and shapes alone."""
+    """Refuse tables that cannot belong together, judged by their types and shapes."""
     if "test_size" not in tables:
         raise ValueError("it lacks 'test_size'")
     seen = {n: t for n, t in tables.items() if n in _PER_ROUND or n.startswith("info.")}
@@ -385,23 +406,23 @@ def _require(tables: Mapping[str, Table], *names: str) -> None:
 
 
 def _check_values(tables: Arrays) -> None:
-    """Refuse numbers that no run writes."""
+    """Refuse numbers that a run never writes."""
     if not len(tables["test_size"]) or (tables["test_size"] < 0).any():
-        raise ValueError("test_size holds no clients, or fewer than no examples")
+        raise ValueError("test_size holds no clients, or negative numbers")
     for name in ("round", "evaluated"):
         if name in tables and not is_increasing(tables[name]):
             raise ValueError(f"{name} does not count upwards from 1 or more")
     client = tables.get("client", np.zeros((0, 1), np.int64))
     if client.size and not 0 <= client.min() <= client.max() < len(tables["test_size"]):
-        raise ValueError("client names one that there is not")
-    for name in tables:  # an accuracy of nobody's is nan
+        raise ValueError("client holds a number that no client has")
+    for name in tables:  # a client without test examples has an accuracy of nan
         lost = np.isinf if name.endswith(".accuracy") else lambda table: ~np.isfinite(table)
         if name.endswith((".accuracy", "weight", "reported_loss")) and lost(tables[name]).any():
             raise ValueError(f"{name} is not finite")
 
 
 def is_increasing(rounds: NDArray[Any]) -> bool:
-    """Whether these are numbers of rounds, one after another."""
+    """Whether these numbers of rounds only increase."""
     return not len(rounds) or bool(rounds[0] >= 1 and (rounds[1:] > rounds[:-1]).all())
 
 
@@ -411,4 +432,4 @@ _INTEGERS = ("test_size", "round", "evaluated", "client")
 
 def _append_row(run: RunHistory, row: dict[str, Any]) -> None:
     for name, value in row.items():
-        run.tables.setdefault(name, Column()).append(np.asarray(value))
+        run.tables.setdefault(name, GrowingArray()).append(np.asarray(value))

@@ -23,20 +23,29 @@ class Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
 
-class Run(Part):
+class Metric(Part):
+    """What a score is; without it, accuracy."""
+
+    name: Word = "accuracy"
+    lower: bool = False
+    shares: bool | None = None
+
+
+class SavedRun(Part):
     """One run, in runs.json, a checkpoint and an archive."""
 
     label: Word
     seed: Seed
     deploy: Word
     diverged: Text
-    of: Word = ""  # a digest of what all seeds have in common; versions before this told none
+    of: Word = ""  # a digest of what all seeds have in common; earlier versions had none
+    metric: Metric = Metric()
 
 
 class Provenance(Part):
-    """What the numbers of a run come from; version 0.1.0 did not note it."""
+    """What the numbers of a run come from; version 0.1.0 did not record it."""
 
-    asked: dict[str, Any]  # the experiment, without what cannot change its numbers
+    asked: dict[str, Any]  # the settings that can change the numbers
     data: Word  # SHA-256
     partition: dict[str, Word]  # SHA-256, by seed
 
@@ -45,7 +54,7 @@ class Runs(Part):
     """runs.json, which a finished folder has."""
 
     share: Share = 0.05
-    runs: Annotated[list[Run], Field(max_length=MAX_RUNS)]
+    runs: Annotated[list[SavedRun], Field(max_length=MAX_RUNS)]
     made: Provenance | None = None
     files: dict[str, Word] = {}  # SHA-256, by name
 
@@ -73,8 +82,11 @@ class Meta(Runs):
 class Data(Part):
     name: Word = ""
     sha256: Word = ""
+    inputs: Word = ""  # how pixels became inputs; versions before this did not say
     classes: list[str] = []
     clients: list[str] = []
+    task: Word = "classify"
+    target: Word = ""  # in words
 
 
 class Model(Part):
@@ -97,6 +109,7 @@ class About(Part):
     ranks: Count = 1
     chunk: Annotated[int, Field(ge=1)] = 1
     device: Word = ""
+    metric: Metric = Metric()
     versions: dict[Word, Word] = {}
     digest: Word | None = None  # SHA-256 of what the run is made of
 
@@ -137,7 +150,7 @@ class Archive(Part):
     device: Word
     command: str
     versions: Versions
-    runs: Annotated[list[Run], Field(min_length=1, max_length=MAX_RUNS)]
+    runs: Annotated[list[SavedRun], Field(min_length=1, max_length=MAX_RUNS)]
 
 
 def check(kind: type[Part], tree: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from fedmaba.data import trees
 from fedmaba.rows import inductor
 from fedmaba.rows.base import Inputs, Layout, LossFn, Rows, count_activations
 from fedmaba.rows.checks import try_rows
@@ -38,16 +39,17 @@ def compile(
     targets; without it they are class numbers. `compiled` says whether Inductor compiles the
     general form; without it, on CUDA where Triton is installed.
     """
+    if target is None:
+        first = trees.leaves(example)[0]
+        target = torch.zeros(len(first), dtype=torch.int64, device=first.device)
     how = plan_layers(model, example, dtype)
     reason = how.refusal
-    if not reason:
+    if not reason and isinstance(example, Tensor):
         return LayerRows(model, how, example, loss)
     first, layout = tree_flatten(example)[0][0], Layout(model)
     if not (first.is_cuda or _is_small(model, layout, example)):
         path = f"one client after another, which a CPU does fastest: {reason}"
         return LoopRows(model, layout, example, loss, path)
-    if target is None:
-        target = torch.zeros(len(first), dtype=torch.int64, device=first.device)
     if compiled is None:
         compiled = inductor.available(first.device)
 

@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from fedmaba.rows.base import Inputs, Layout, call
-from fedmaba.rows.general import ALONE, own_copy
+from fedmaba.rows.batchnorm import use_running_statistics
+from fedmaba.rows.general import ALONE, call_training, own_copy
 from fedmaba.rows.operations import RowOperations
 
 EXAMPLES = 3
@@ -101,18 +102,24 @@ def _compare(
     with _Counter() as counter:
         found = rows.gradients(flat, x, y, weight, keys)
     for r in (0, 1):
-        own = {n: v.detach().clone().requires_grad_() for n, v in named[r].items()}
+        own = {n: named[r][n].detach().clone().requires_grad_() for n in rows.trained}
+        still, whole = {n: named[r][n] for n in rows.statistics}, tree_map(lambda v: v[r], x)  # noqa: B023
         with torch.enable_grad(), RowOperations(ALONE, keys[r]):
-            out = call(model.train(), tree_map(lambda v: v[r], x), own)  # noqa: B023
+            out, moved = call_training(model.train(), whole, own | still, weight[r] > 0)
         with torch.enable_grad():
             loss = (rows.per_example(out, y[r]) * weight[r]).sum()
             want = (
                 loss.detach(),
                 *torch.autograd.grad(loss, list(own.values()), materialize_grads=True),
+                *moved,
             )
         if not all(_close(a[r], b, dtype) for a, b in zip(found, want, strict=True)):
             return Finding("all rows at once give other gradients than the model itself")
         fewer = tree_map(lambda v: v[r, :-1], x)  # noqa: B023
+        if still:  # what statistics over examples mix is declared
+            use_running_statistics(model)
+            with torch.no_grad(), RowOperations(ALONE, keys[r]):
+                out = call(model, whole, named[r])
         with torch.no_grad(), RowOperations(ALONE, keys[r]):
             less = call(model, fewer, named[r]) if many > 1 else out[:-1]
         if not _close(less, out[:-1].detach(), dtype):

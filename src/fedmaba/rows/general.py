@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from fedmaba.rows.base import Inputs, Layout, LossFn, Rows, Step, call
+from fedmaba.rows.base import Inputs, Layout, LossFn, Rows, Step, call, layers_with_statistics
 from fedmaba.rows.operations import How, RowOperations
 
 ALONE = How(rows=False)
@@ -28,18 +28,25 @@ class General(Rows):
         super().__init__(model, layout, example, loss, path)
         self.cuda = tree_flatten(example)[0][0].is_cuda
         self._own = threading.local()
+        places = list(zip(layout.names, layout.starts, strict=True))
+        self.trained = [name for name, a in places if a < layout.trained]
+        self.statistics = [name for name, a in places if a >= layout.trained]
 
     def _model(self, training: bool) -> nn.Module:
         """This thread's copy of the model: a call changes the modules that it goes through."""
         if not hasattr(self._own, "model"):
-            self._own.model = own_copy(self.model)
+            self._own.model = own_copy(self.model, share_frozen=True)
         model: nn.Module = self._own.model
         return model.train(training)
 
 
-def own_copy(model: nn.Module) -> nn.Module:
-    """A copy whose recurrent layers do not look at addresses, which rows do not have."""
-    copied = copy.deepcopy(model)
+def own_copy(model: nn.Module, *, share_frozen: bool = False) -> nn.Module:
+    """A copy whose recurrent layers do not look at addresses, which rows do not have.
+
+    With `share_frozen`, both have the same frozen weights in memory.
+    """
+    frozen = (p for p in model.parameters() if share_frozen and not p.requires_grad)
+    copied = copy.deepcopy(model, {id(p): p for p in frozen})
     for module in copied.modules():
         if isinstance(module, nn.RNNBase):
             module.__dict__["flatten_parameters"] = _nothing
@@ -48,6 +55,27 @@ def own_copy(model: nn.Module) -> nn.Module:
 
 def _nothing() -> None:
     pass
+
+
+def call_training(
+    model: nn.Module, x: Inputs, weights: dict[str, Tensor] | None, valid: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """The outputs of one row in training, and how far this minibatch moves its statistics.
+
+    `valid` says which examples are none of the padding.
+    """
+    layers = layers_with_statistics(model)
+    for layer in layers.values():
+        layer.valid = valid
+    out = call(model, x, weights)
+    moved = [
+        new.detach() - (getattr(layer, name) if weights is None else weights[head + name])
+        for head, layer in layers.items()
+        for name, new in zip(layer.statistics, layer.after, strict=True)
+    ]
+    for layer in layers.values():
+        layer.valid, layer.after = None, ()
+    return out, moved
 
 
 class LoopRows(General):
@@ -77,8 +105,9 @@ class LoopRows(General):
 
     def _takes_channels_last(self, example: Inputs) -> bool:
         """Whether convolutions may have their channels side by side, as oneDNN likes them."""
-        fits = isinstance(example, Tensor) and example.ndim == 4
-        if not (fits and any(isinstance(m, nn.Conv2d) for m in self.model.modules())):
+        if not isinstance(example, Tensor) or example.ndim != 4:
+            return False
+        if not any(isinstance(m, nn.Conv2d) for m in self.model.modules()):
             return False
         model = self._model(False)
         with torch.no_grad():
@@ -90,7 +119,8 @@ class LoopRows(General):
         return torch.allclose(got, want, 1e-3, 1e-4, equal_nan=True)
 
     def _inputs(self, x: Inputs) -> Inputs:
-        if not (self.channels_last and torch.backends.mkldnn.enabled):
+        wanted = self.channels_last and torch.backends.mkldnn.enabled
+        if not wanted or not isinstance(x, Tensor):
             return x
         return x.contiguous(memory_format=torch.channels_last)
 
@@ -108,17 +138,18 @@ class LoopRows(General):
 
     def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         model, losses = self._model(True), []
-        weights = [p for p in model.parameters() if p.requires_grad]
+        named = self.layout.tensors(model)
+        weights, many_weights = [named[n] for n in self.trained], len(self.trained)
         own, into = self.layout.views(read), self.layout.views(sink)
         # Without padding, which depends on the other rows and would draw random numbers, too.
         many = (step.weight > 0).sum(1).clamp(min=1).tolist()
         for r, size in enumerate(many):
-            for p, view in zip(weights, own, strict=True):
+            for p, view in zip(named.values(), own, strict=True):
                 p.data = view[r]
             x, y, weight = tree_map(lambda v: v[r, :size], tuple(step[:3]))  # noqa: B023
             with torch.enable_grad():
                 with self._drawing(step.keys[r]):
-                    out = call(model, self._inputs(x))
+                    out, moved = call_training(model, self._inputs(x), None, weight > 0)
                 loss = (self.per_example(out, y) * weight).sum()
                 grads = list(torch.autograd.grad(loss, weights, materialize_grads=True))
             losses.append(loss.detach())
@@ -126,12 +157,14 @@ class LoopRows(General):
             if step.propfair is not None:
                 one = type(step.propfair)(*(v[r] for v in step.propfair))
                 factor = factor * one.gradient_factor(losses[-1])
-            torch._foreach_add_([v[r] for v in into], grads, alpha=float(factor))
+            torch._foreach_add_([v[r] for v in into[:many_weights]], grads, alpha=float(factor))
+            for view, change in zip(into[many_weights:], moved, strict=True):
+                view[r].add_(change)
         return torch.stack(losses)
 
     def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
         model, each = self._model(False), []
-        weights = [p for p in model.parameters() if p.requires_grad]
+        weights = self.layout.tensors(model).values()
         with torch.no_grad():
             for r in range(len(flat)):
                 for p, view in zip(weights, self.layout.views(flat[r : r + 1]), strict=True):

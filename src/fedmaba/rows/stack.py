@@ -10,8 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from fedmaba.rows import kernels
-from fedmaba.rows.base import Layout, LossFn, ProxPull, Rows, SharedInputs, Step, StoredForm
+from fedmaba.rows.base import (
+    Inputs,
+    Layout,
+    LossFn,
+    ProxPull,
+    Rows,
+    SharedInputs,
+    Step,
+    StoredForm,
+)
 from fedmaba.rows.layers import (
+    ALIKE_WHEN_FROZEN,
     WITHOUT_WEIGHTS,
     Conv2d,
     ConvStages,
@@ -24,7 +34,7 @@ from fedmaba.rows.layers import (
     WithoutWeights,
 )
 
-# Products that a GPU computes while its memory delivers one number. For the paper's perceptron
+# Products that a GPU computes while its memory delivers one number. For the perceptron `mlp`
 # (minibatches of 50, layers of 200) this makes groups of 4 steps.
 PRODUCTS_PER_LOAD = 250
 
@@ -39,9 +49,12 @@ class LayerPlan:
         self.refusal = ""
 
 
-def plan_layers(model: nn.Module, example: Tensor, dtype: str) -> LayerPlan:
+def plan_layers(model: nn.Module, example: Inputs, dtype: str) -> LayerPlan:
     """Plan the row form of each layer; `refusal` names the first layer that has none."""
     out = LayerPlan()
+    if not isinstance(example, Tensor):
+        out.refusal = "a model of several inputs has no row form"
+        return out
     if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
         out.refusal = "a model with hooks has no row form"
         return out
@@ -55,7 +68,15 @@ def plan_layers(model: nn.Module, example: Tensor, dtype: str) -> LayerPlan:
         kind = type(module)
         done += 1
         follows = done < len(leaves) and type(leaves[done][1]) is nn.ReLU
-        if isinstance(module, nn.Linear) and kind is nn.Linear:
+        if _is_frozen(module):
+            if kind not in ALIKE_WHEN_FROZEN:
+                out.refusal = f"a frozen {kind.__name__} has no row form"
+                return out
+            out.layers.append(WithoutWeights(module))
+        elif kind in (nn.Linear, nn.Conv2d) and _is_partly_frozen(module):
+            out.refusal = f"{kind.__name__}, of which only some weights are frozen, has no row form"
+            return out
+        elif isinstance(module, nn.Linear) and kind is nn.Linear:
             taken = _plan_dense(out, leaves[number:], number, dtype) if fast else 0
             if not taken:
                 out.layers.append(Linear(module, follows))
@@ -70,6 +91,8 @@ def plan_layers(model: nn.Module, example: Tensor, dtype: str) -> LayerPlan:
             out.layers.append(Conv2d(module, follows and not later))
         elif isinstance(module, nn.Dropout) and kind is nn.Dropout:
             out.layers.append(Dropout(module, number))
+        elif kind is nn.ReLU and out.layers and _is_frozen(leaves[number - 1][1]):
+            out.layers.append(WithoutWeights(nn.ReLU()))  # never in place
         elif (
             kind is nn.ReLU and out.layers and type(leaves[number - 1][1]) in (nn.Linear, nn.Conv2d)
         ):
@@ -84,9 +107,20 @@ def plan_layers(model: nn.Module, example: Tensor, dtype: str) -> LayerPlan:
         else:
             out.refusal = f"{kind.__name__} has no row form"
             return out
-    if len(list(model.parameters())) != sum(layer.weights for layer in out.layers):
+    trained = sum(p.requires_grad for p in model.parameters())
+    if trained != sum(layer.weights for layer in out.layers):
         out.refusal = "weights shared between layers have no row form"
     return out
+
+
+def _is_partly_frozen(module: nn.Module) -> bool:
+    return any(not p.requires_grad for p in module.parameters())
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    """Whether a layer has weights, and training changes none of them."""
+    weights = [p.requires_grad for p in module.parameters()]
+    return bool(weights) and not any(weights)
 
 
 def _plan_dense(
@@ -113,6 +147,8 @@ def _modules_of_dense(modules: list[nn.Module]) -> int:
     kinds = [type(module) for module in modules[:3]]
     if kinds[:1] != [nn.Linear] or modules[0].bias is None:
         return 0
+    if _is_partly_frozen(modules[0]):
+        return 0
     if kinds[1:2] != [nn.ReLU]:
         return 1
     taken = 3 if kinds[2:] == [nn.Dropout] else 2
@@ -135,14 +171,16 @@ def _plan_conv_stages(
         square = module.kernel_size == (k, k) and module.groups == 1 and module.bias is not None
         pooled = isinstance(pool, nn.MaxPool2d) and _is_pool_of_two(pool)
         fits = kernels.conv.Stage.fits(h, w, c, k, n) and (c >= 16 or not stages)
-        if not (plain and square and pooled and fits) or type(leaves[at + 1][1]) is not nn.ReLU:
+        frozen = _is_partly_frozen(module)
+        relu = type(leaves[at + 1][1]) is nn.ReLU
+        if frozen or not (plain and square and pooled and fits and relu):
             return 0
         stages.append(kernels.conv.Stage(h, w, c, k, n, dtype, first=not stages))
         out.forms[f"{name}.weight"] = StoredForm((n, c, k, k), (2, 3, 1, 0), (k, k, c, n))
         shape = (n, stages[-1].ph, stages[-1].pw)
         at += 3
     rest = [type(module) for _, module in leaves[at:]]
-    if not stages or rest[:2] != [nn.Flatten, nn.Linear]:
+    if not stages or rest[:2] != [nn.Flatten, nn.Linear] or _is_frozen(leaves[at + 1][1]):
         out.forms.clear()
         return 0
     name, linear = leaves[at + 1]
@@ -194,10 +232,13 @@ class LayerRows(Rows):
         self.first = next((i for i, layer in enumerate(self.layers) if layer.weights), 0)
         if self.layers and isinstance(self.layers[0], ConvStages):  # outputs are pooled at once
             self.activations = 4 * example[0].numel() + self.layers[0].size
+            self.image_axes = (-3, -2)
 
-    def prepare(self, x: Tensor) -> Tensor:
+    def prepare(self, x: Inputs) -> Inputs:
         front = self.layers[0] if self.layers else None
-        return front.prepare(x) if isinstance(front, ConvStages) else x
+        if isinstance(x, Tensor) and isinstance(front, ConvStages):
+            return front.prepare(x)
+        return x
 
     def _weights(self, flat: Tensor) -> list[list[Tensor]]:
         views = iter(self.layout.views(flat))
@@ -207,6 +248,7 @@ class LayerRows(Rows):
         w = self._weights(read)
         into = w if sink is read else self._weights(sink)
         x = step.x
+        assert isinstance(x, Tensor)
         for layer in self.layers[: self.first]:
             x, _ = layer.forward(x, [], step.keys, False)
         return self._there_and_back(x, w, into, step, self.first, False)[0]
@@ -283,6 +325,7 @@ class LayerRows(Rows):
             return super().run_steps(w, inputs, steps, pull)
         own, front, rest = self._weights(w), self.layers[self.first], self.layout.starts[1]
         assert isinstance(front, Dense)
+        assert isinstance(inputs.x, Tensor)
         x, many = inputs.x.flatten(3).flatten(1, 2), inputs.x.shape[2]  # (U, S * B, in)
         weights = own[self.first][0]
         products = _products(x, weights, inputs)
@@ -328,7 +371,8 @@ class LayerRows(Rows):
             return kernels.dense.cross_entropy(out, step.y, step.weight, step.scale, propfair), out
         return super().loss_and_gradient(out, step)
 
-    def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
+    def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
+        assert isinstance(x, Tensor)
         x = x.expand(len(flat), *x.shape[1:])
         for layer, own in zip(self.layers, self._weights(flat), strict=True):
             x, _ = layer.forward(x, own, None, False)

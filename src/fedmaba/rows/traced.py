@@ -12,7 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from fedmaba.rows import inductor
 from fedmaba.rows.base import Inputs, Layout, LossFn, Step, call
-from fedmaba.rows.general import General
+from fedmaba.rows.general import General, call_training
 from fedmaba.rows.operations import How, RowOperations
 
 CALLS_BEFORE_RECORDING = 10  # on a CPU, where a recording saves little each time
@@ -60,6 +60,8 @@ class TracedRows(General):
         low = torch.bfloat16 if dtype == "bf16" and self.cuda else None
         self.alone = How(rows=False, fused=compiled, low=low)
         self.many = How(True, "products" if self.cuda else "each", compiled, low)
+        still = ((n, p.detach()) for n, p in model.named_parameters() if not p.requires_grad)
+        self.frozen = dict(still)  # what all rows share, held once
         self.graphs: dict[Hashable, Graph] = {}
         self.calls: Counter[Hashable] = Counter()
         self.only_compiling = False
@@ -90,14 +92,17 @@ class TracedRows(General):
             if examples > many:
                 weight[:, many:] = 0.0
         leaves, spec = tree_flatten(x)
-        args = [*weights, *(v.contiguous() for v in (*leaves, y, weight, keys))]
-        loss, *grads = self._run(_Task("gradients", True, spec), args)
-        loss = loss[:rows]
+        more = (v.contiguous() for v in (*leaves, y, weight, keys))
+        args = [*weights, *self.frozen.values(), *more]
+        loss, *found = (v[:rows] for v in self._run(_Task("gradients", True, spec), args))
         factor = step.scale.expand_as(loss)
         if step.propfair is not None:
             factor = factor * step.propfair.gradient_factor(loss)
-        for view, g in zip(self.layout.views(sink), grads, strict=True):
-            view.addcmul_(g[:rows], factor.view(-1, *[1] * (g.ndim - 1)))
+        for name, view, g in zip(self.layout.names, self.layout.views(sink), found, strict=True):
+            if name in self.statistics:  # how far they moved, whatever the step size
+                view.add_(g)
+            else:
+                view.addcmul_(g, factor.view(-1, *[1] * (g.ndim - 1)))
         return loss
 
     def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
@@ -116,7 +121,7 @@ class TracedRows(General):
                 piece = next((n for n in EVALUATED_AT_ONCE if n < 2 * left), EVALUATED_AT_ONCE[-1])
             part = tree_map(lambda v: _longer(v[begin : begin + piece], piece, 0), x)  # noqa: B023
             leaves, spec = tree_flatten(part)
-            args = [*weights, *(v.contiguous() for v in leaves)]
+            args = [*weights, *self.frozen.values(), *(v.contiguous() for v in leaves)]
             (out,) = self._run(_Task("outputs", False, spec), args)
             found.append(out[:left])
             begin += piece
@@ -157,29 +162,43 @@ class TracedRows(General):
     def gradients(
         self, flat: Tensor, x: Inputs, y: Tensor, weight: Tensor, keys: Tensor
     ) -> tuple[Tensor, ...]:
-        """Losses and gradients of all rows at once, not recorded."""
+        """Losses, gradients and moves of statistics of all rows at once, not recorded."""
         leaves, spec = tree_flatten(x)
-        args = [*self.layout.views(flat), *leaves, y, weight, keys]
+        args = [*self.layout.views(flat), *self.frozen.values(), *leaves, y, weight, keys]
         return self.function(_Task("gradients", True, spec))(*args)
 
     def function(self, task: _Task) -> Callable[..., tuple[Tensor, ...]]:
-        """A function of weights, inputs and, for gradients, of targets, their weights and keys."""
-        names, how = self.layout.names, self.many if task.rows else self.alone
+        """A function of weights, inputs and, for gradients, of targets, their weights and keys.
+
+        Frozen weights come after those of the rows.
+        """
+        names, how = (*self.layout.names, *self.frozen), self.many if task.rows else self.alone
         model = self._model(task.what == "gradients")
 
         def total(
-            own: dict[str, Tensor], x: Inputs, y: Tensor, weight: Tensor, key: Tensor
-        ) -> Tensor:
+            own: dict[str, Tensor],
+            statistics: dict[str, Tensor],
+            frozen: dict[str, Tensor],
+            x: Inputs,
+            y: Tensor,
+            weight: Tensor,
+            key: Tensor,
+        ) -> tuple[Tensor, list[Tensor]]:
             with RowOperations(how, key):
-                out = call(model, x, own)
-            return (self.per_example(out.to(weight.dtype), y) * weight).sum()
+                out, moved = call_training(model, x, own | statistics | frozen, weight > 0)
+            return (self.per_example(out.to(weight.dtype), y) * weight).sum(), moved
 
         def gradients(*flat: Tensor) -> tuple[Tensor, ...]:
-            own, x = dict(zip(names, flat, strict=False)), flat[len(names) : -3]
-            each = grad_and_value(total)
-            found = vmap(each) if task.rows else each
-            grads, loss = found(own, tree_unflatten(list(x), task.spec), *flat[-3:])
-            return loss.detach(), *(grads[n] for n in names)
+            named, x = dict(zip(names, flat, strict=False)), flat[len(names) : -3]
+            own, statistics, frozen = (
+                {n: named[n] for n in part} for part in (self.trained, self.statistics, self.frozen)
+            )
+            each: Callable[..., Any] = grad_and_value(total, has_aux=True)
+            if task.rows:
+                each = vmap(each, in_dims=(0, 0, None, 0, 0, 0, 0))
+            inputs = tree_unflatten(list(x), task.spec)
+            grads, (loss, moved) = each(own, statistics, frozen, inputs, *flat[-3:])
+            return loss.detach(), *(grads[n] for n in self.trained), *moved
 
         def outputs(*flat: Tensor) -> tuple[Tensor, ...]:
             own, x = dict(zip(names, flat, strict=False)), flat[len(names) :]

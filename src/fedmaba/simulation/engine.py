@@ -11,21 +11,34 @@ import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fedmaba.data import trees
+from fedmaba.data.datasets import Dataset
+from fedmaba.data.trees import Shape
 from fedmaba.errors import InputError, NoRoom
 from fedmaba.rows import LossFn, Rows, compile, models
+from fedmaba.rows.base import Inputs, call
+from fedmaba.rows.batchnorm import too_few, unused_statistics
 from fedmaba.rows.cuda_graphs import GraphCache
+from fedmaba.rows.tasks import FUNCTIONS
+from fedmaba.rows.weights import GivenWeights
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation import pipeline
+from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.batch import Batch, RunParts, precision
 from fedmaba.simulation.cohort import out_of_memory
 from fedmaba.simulation.distributed import Ranks
-from fedmaba.simulation.local_training import MetricFn, Optimiser, Pool
+from fedmaba.simulation.local_training import MetricFn, Pool
+from fedmaba.simulation.measurements import client_means
+from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.simulation.state import (
+    Candidates,
     Evaluation,
     KeptChanges,
     Plan,
@@ -61,6 +74,7 @@ def start(
     loss: LossFn | None = None,
     metric: MetricFn | None = None,
     ranks: Ranks | None = None,
+    init: GivenWeights | None = None,
 ) -> Batch:
     """A batch at round 0: data on the device, initial models, initial states."""
     _check(runs, plan)
@@ -69,21 +83,49 @@ def start(
     make = models.find_factory(model) if isinstance(model, str) else model
     device = _device(plan.device, ranks)
     dtype = torch.float64 if plan.dtype == "float64" else torch.float32
+    free = loss is not None and metric is not None  # to make anything of the outputs
+    kind, lower = data.target, lower_is_better(data.task, metric)
+    if lower and any("best:fair" in run.rules for run in runs):
+        raise InputError(
+            "deploy='best:fair' goes by points of a score where higher is better, but here lower "
+            "is: say best:accuracy, which picks the lowest"
+        )
     initial = {
-        seed: models.build_model(make, data.x.shape[1:], len(data.classes), seed)
+        seed: models.build_model(
+            make, data.shape, kind.outputs, seed, plan.batchnorm, target=kind, free=free
+        )
         for seed in dict.fromkeys(run.seed for run in runs)
     }
-    x = torch.from_numpy(data.x).to(device, dtype)
-    template = copy.deepcopy(initial[runs[0].seed]).to(device, dtype)
-    example = x[: max(2, min(plan.minibatch, len(x)))]
+    if init is not None:
+        for made in initial.values():
+            unused = unused_statistics(made, init.named)
+            given = {name: v for name, v in init.named.items() if name not in unused}
+            GivenWeights(given, init.source).put_into(made.to(dtype))
+    models.require_same_constants(initial)
+    first = initial[runs[0].seed]
+    x, y = load_examples(first, make, data, device, dtype)
+    template = copy.deepcopy(first).to(device, dtype)
+    many = max(2, min(plan.minibatch, len(y)))
+    example, target = trees.mapped(lambda v: v[:many], x), y[:many]
     count = plan.threads or torch.get_num_threads()
     with Workers(1, count).threads():
-        _try(template, example, loss, metric)
-    rows = compile(template, example, loss, dtype=plan.dtype)
+        _try(template, example, target, loss, metric)
+    _check_minibatches(template, runs, plan)
+    usual = FUNCTIONS[data.task]
+    loss, metric = loss or usual.loss, metric or usual.metric
+    rows = compile(template, example, loss, dtype=plan.dtype, target=target)
     flat = torch.stack([rows.layout.pack(initial[r.seed]) for r in runs]).to(device, dtype)
     ranks.first(flat)
     nobody = np.zeros(0, np.int64)
     owner = np.repeat(np.arange(len(runs)), [len(run.rules) for run in runs])
+    rules = [rule for run in runs for rule in run.rules]
+    picking = {d: rule for d, rule in enumerate(rules) if average.needs_validation(rule)}
+    if picking and rows.layout.shared < rows.layout.size:
+        raise InputError(
+            f"deploy={next(iter(picking.values()))!r} hands out an earlier round's model, but the "
+            "part that each client keeps of it has moved on: choose another --deploy or --batchnorm"
+        )
+    none_yet = Candidates(flat[:0], np.zeros(0), np.zeros(0), nobody)
     progress = Progress(
         round=0,
         model=flat,
@@ -99,6 +141,11 @@ def start(
             {name: flat.new_zeros(r.federation.n_clients, flat.shape[1]) for name in keep}
             for r, keep in ((r, r.strategy.local().keep) for r in runs)
         ],
+        picks=dict.fromkeys(picking, none_yet),
+        own=[
+            flat[r, rows.layout.shared :].repeat(run.federation.n_clients, 1)
+            for r, run in enumerate(runs)
+        ],
         diverged=[""] * len(runs),
         chunk=ranks.least(plan.chunk or _chunk(rows, _most(runs, plan), flat)),
     )
@@ -108,10 +155,48 @@ def start(
     )
     apart = rows.parallel and device.type == "cpu"  # each piece of work on one thread
     workers = Workers(count, 1) if apart else Workers(1, count)
-    pool = Pool(rows.prepare(x), torch.from_numpy(data.y).to(device), trained.entries)
+    pool = Pool(rows.prepare(x), y, trained.entries)
     parts = (trained, validated, tested)
     graphs = GraphCache(device, rows.recordable)
-    return Batch(runs, plan, rows, pool, metric, progress, *parts, workers, graphs, ranks=ranks)
+    held = (runs, plan, rows, pool, metric, progress, *parts, workers, graphs, ranks)
+    return Batch(*held, lower_is_better=lower)
+
+
+def lower_is_better(task: str, metric: MetricFn | None) -> bool:
+    """Whether a lower score is better: as the user's function says, else as the task's metric."""
+    if metric is None:
+        return task == "regress"
+    return bool(getattr(metric, "lower_is_better", False))
+
+
+def load_examples(
+    model: torch.nn.Module,
+    make: models.Factory,
+    data: Dataset,
+    device: torch.device,
+    dtype: torch.dtype,
+    y: NDArray[Any] | None = None,
+) -> tuple[Inputs, Tensor]:
+    """The inputs and targets of all examples on a device, as this model on the CPU takes them.
+
+    `y` are other targets than the data set's own, as a site of a federation numbers its classes.
+    """
+    read = models.as_read(model.eval(), data.shape)
+    numbers = isinstance(read, Shape) and read.kind == "f"
+    if not numbers:
+        models.check_tokens(model, make, data.x)
+
+    def send(values: NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(values)
+        real = numbers or tensor.is_floating_point()
+        return tensor.to(device, dtype if real else tensor.dtype)
+
+    targets = torch.from_numpy(data.y if y is None else y)
+    if data.task == "regress":
+        out = models.outputs_of(model, read)
+        targets = data.target.as_outputs(targets, out)
+    floats = targets.is_floating_point()
+    return trees.mapped(send, data.x), targets.to(device, dtype if floats else targets.dtype)
 
 
 def simulate(batch: Batch) -> Iterator[Snapshot]:
@@ -136,15 +221,20 @@ def simulate(batch: Batch) -> Iterator[Snapshot]:
 
 
 def _evaluate(batch: Batch) -> list[Evaluation | None]:
-    """Every live run's models on every client; remembers the best round's last model."""
+    """Every live run's models on every client; remembers the best rounds' models."""
     at = batch.progress
     alive = [r for r, why in enumerate(at.diverged) if not why]
     handed_out = [d for d, r in enumerate(at.owner) if not at.diverged[r]]
     averaged = [d for d in handed_out if batch.handed_out[d][1] != "last"]
     found: dict[int, Evaluation] = {d: {} for d in handed_out}
-    judged: dict[int, Scores] = {}
-    for parts, suffix in ((batch.test, ""), (batch.validation, "_validation")):
-        last = _scores(batch, parts, at.model, {r: r for r in alive})
+    tested, held = (
+        _scores(batch, parts, at.model, {r: r for r in alive})
+        for parts in (batch.test, batch.validation)
+    )
+    for d in handed_out:
+        if d in at.picks:
+            _pick(batch, d, held[int(at.owner[d])])
+    for parts, last, suffix in ((batch.test, tested, ""), (batch.validation, held, "_validation")):
         deployed = _scores(batch, parts, at.deployed, {d: int(at.owner[d]) for d in averaged})
         for d in handed_out:
             r = int(at.owner[d])
@@ -153,14 +243,29 @@ def _evaluate(batch: Batch) -> list[Evaluation | None]:
                     "last" + suffix: last[r],
                     "deployed" + suffix: deployed.get(d, last[r]),
                 }
-        judged |= last  # on validation examples, where there are such
+    judged = tested | held  # on validation examples, where there are such
     for r in alive:
         scores = judged[r].accuracy
         score = np.nan if np.isnan(scores).all() else float(np.nanmean(scores))
+        score = -score if batch.lower_is_better else score
         if score > at.best_score[r]:
             at.best_score[r], at.best_round[r] = score, at.round - 1
             at.best[r] = at.model[r]
     return [found.get(d) for d in range(len(at.owner))]
+
+
+def _pick(batch: Batch, d: int, held: Scores) -> None:
+    """Deploy the best model so far by the rule of d; keep those that may yet be the best."""
+    at, rule = batch.progress, batch.handed_out[d][1]
+    r, known = int(at.owner[d]), at.picks[d]
+    mean = -np.nanmean(held.accuracy) if batch.lower_is_better else np.nanmean(held.accuracy)
+    accuracy = np.append(known.accuracy, mean)
+    variance = np.append(known.variance, np.nanvar(held.accuracy))
+    round_ = np.append(known.round, at.round - 1)
+    models = torch.cat([known.model, at.model[r : r + 1]])
+    at.deployed[d] = models[average.pick_round(rule, accuracy, variance)]
+    keep = average.can_still_win(rule, accuracy, variance)
+    at.picks[d] = Candidates(models[keep.tolist()], accuracy[keep], variance[keep], round_[keep])
 
 
 def _scores(
@@ -170,6 +275,8 @@ def _scores(
     whose = {row: r for row, r in whose.items() if len(parts.parts[r].index)}
     if not whose:
         return {}
+    if batch.rows.layout.shared < batch.rows.layout.size:
+        return {row: _own_scores(batch, parts, flat[row], r) for row, r in whose.items()}
     mine, found = batch.ranks.mine, flat.new_zeros(2, len(whose), len(parts.union))
     found[..., mine] = torch.stack(batch.evaluate(flat[list(whose)], parts.union[mine]))
     batch.ranks.sum(found)
@@ -182,20 +289,30 @@ def _scores(
     return out
 
 
+def _own_scores(batch: Batch, parts: RunParts, model: Tensor, r: int) -> Scores:
+    """Loss and score of each client under a model with the part that the client keeps."""
+    everyone = np.arange(batch.runs[r].federation.n_clients)
+    found = client_means(batch, parts, r, model, everyone, scored=True)
+    return Scores(*(value.cpu().numpy() for value in found))
+
+
 def _try(
-    model: torch.nn.Module, example: Tensor, loss: LossFn | None, metric: MetricFn | None
+    model: torch.nn.Module,
+    example: Inputs,
+    target: Tensor,
+    loss: LossFn | None,
+    metric: MetricFn | None,
 ) -> None:
     """Refuse a loss or metric that does not give one value per example."""
-    target = torch.zeros(len(example), dtype=torch.int64, device=example.device)
     for name, function in (("loss", loss), ("metric", metric)):
         if function is not None:
             if not callable(function):
                 raise InputError(f"{name}={function!r}: give a function of (outputs, targets)")
-            value = function(model(example), target)
+            value = function(call(model, example), target)
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            if shape != (len(example),):
+            if shape != (len(target),):
                 raise InputError(
-                    f"the {name} gave {shape} for {len(example)} examples: it must give one value "
+                    f"the {name} gave {shape} for {len(target)} examples: it must give one value "
                     "per example, as with reduction='none'"
                 )
             if name == "metric" and not bool(value.isfinite().all()):
@@ -217,9 +334,38 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
                 f"participants={m}, but the federation has {n} clients: lower it or say 'all'"
             )
         for rule in run.rules:
-            average.parse_rule(rule)
+            if average.needs_validation(rule) and not len(run.federation.validation.index):
+                raise InputError(average.no_validation(rule))
+        if run.strategy.needs().loss == "held" and not run.federation.validation.size.all():
+            who = np.argmin(run.federation.validation.size)
+            raise InputError(
+                f"{run.strategy.label()} weighs by validation losses, but client {who} has no "
+                "validation examples: add --validation 10%, or leave out loss_at=held"
+            )
     for federation in {id(run.federation): run.federation for run in runs}.values():
         federation.check()
+    round_schedule(plan.schedule, plan.lr_decay)
+    parse_schedule(plan.step_schedule, "step_schedule")
+    if plan.augment is not None:
+        parse_augment(plan.augment).check(runs[0].federation.data.shape)
+
+
+def _check_minibatches(model: torch.nn.Module, runs: Sequence[Run], plan: Plan) -> None:
+    """Refuse minibatches of one example where a layer takes the variance over examples."""
+    if not (layer := too_few(model, 1)):
+        return
+    for run in runs:
+        size = run.federation.train.size
+        whole = run.strategy.local().full_batch
+        minibatch = int(size.max()) if whole else plan.minibatch
+        steps = plan.steps if plan.steps and not whole else np.inf
+        last = (size - 1) % minibatch + 1  # examples in the last minibatch of an epoch
+        if len(bad := np.flatnonzero((last == 1) & (steps >= -(-size // minibatch)))):
+            raise InputError(
+                f"client {bad[0]} has {size[bad[0]]} training examples, so one minibatch of "
+                f"{minibatch} has a single one, and {layer!r} takes the variance over examples: "
+                "choose another --minibatch, or --batchnorm group or frozen"
+            )
 
 
 def _device(name: str, ranks: Ranks) -> torch.device:

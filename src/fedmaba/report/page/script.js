@@ -300,6 +300,8 @@
   const pct = (value, digits = 1) => `${fixed(value, digits)}\u00a0%`;
   const score = (value, digits) => (D.unit.mark ? pct(value, digits) : brief(value));
   const scaled = (share) => D.unit.scale * share;
+  const noun = D.unit.name, Noun = noun[0].toUpperCase() + noun.slice(1); // of a score: "accuracy"
+  const better = D.unit.lower ? -1 : 1; // which way
   const axis = (name, mark = D.unit.mark) => (mark ? `${name},${mark}` : name); // "accuracy, %"
   const points = (text) => (D.unit.mark ? `${text} points` : text);
   function band() { // all percent, or what other scores span
@@ -326,7 +328,7 @@
       const narrow = (host.clientWidth || 600) < 520, most = narrow ? 40 : 24;
       const left = narrow ? 4 : Math.min(176, 20 + 7.1 * Math.max(...groups.map((g) => Math.min(most, g.name.length))));
       const head = narrow ? 18 : 0;
-      const f = frame(host, { height: groups.length * (lane + head) + 58, x: [low, high], y: [0, 1], noY: true, margin: { left, top: 8, right: 12 }, xlabel: axis("accuracy") });
+      const f = frame(host, { height: groups.length * (lane + head) + 58, x: [low, high], y: [0, 1], noY: true, margin: { left, top: 8, right: 12 }, xlabel: axis(noun) });
       const marks = [], r = clamp(4.4 - total / 250, 1.8, 3.6);
       groups.forEach((group, row) => {
         const base = 8 + head + row * (lane + head) + lane - 8;
@@ -348,7 +350,7 @@
         f.svg.append(...own.map((one) => s("circle", { cx: one.x, cy: one.y, r, fill: color(one.k), "fill-opacity": 0.72 })));
         f.svg.append(s("line", { x1: f.X(center), x2: f.X(center), y1: base + 1, y2: base + 10, stroke: "var(--ink)", "stroke-width": 2 }));
       });
-      interact(host, f.svg, `Accuracy of every client, ${plural(groups.length, "strategy").replace("strategys", "strategies")}`, {
+      interact(host, f.svg, `${Noun} of every client, ${plural(groups.length, "strategy").replace("strategys", "strategies")}`, {
         find: (px, py) => { let best = null, near = 22 ** 2; marks.forEach((one, i) => { const d = (one.x - px) ** 2 + (one.y - py) ** 2; if (d < near) { near = d; best = i; } }); return best; },
         move: (key, dx, dy) => {
           if (key === null) return 0;
@@ -366,7 +368,7 @@
         },
         go: (key) => open(marks[key].run, marks[key].i),
       });
-      return { rows: () => [["strategy", "seed", "client", `accuracy${D.unit.mark}`], ...marks.map((one) => [label(one.run), one.run.seed, clientName(one.run, one.i), one.v.toFixed(3)])] };
+      return { rows: () => [["strategy", "seed", "client", `${noun}${D.unit.mark}`], ...marks.map((one) => [label(one.run), one.run.seed, clientName(one.run, one.i), one.v.toFixed(3)])] };
     },
 
     hist(host) {
@@ -378,7 +380,7 @@
         for (const run of group.runs) for (const v of final(run)) if (Number.isFinite(v)) { seen[clamp(Math.floor((scaled(v) - low) / step + 1e-6), 0, count - 1)]++; all++; }
         return { ...group, seen, share: seen.map((n) => (100 * n) / all), all };
       });
-      const f = frame(host, { height: 280, x: [low, high], y: [0, 1.08 * Math.max(...bins.flatMap((b) => b.share))], xlabel: axis("accuracy"), ylabel: "share of clients, %" });
+      const f = frame(host, { height: 280, x: [low, high], y: [0, 1.08 * Math.max(...bins.flatMap((b) => b.share))], xlabel: axis(noun), ylabel: "share of clients, %" });
       bins.forEach((one, row) => { // edges a little apart, so that none hides another
         const shift = Math.min(1.8, 9 / bins.length) * (row - (bins.length - 1) / 2);
         let d = `M${f.X(low) + shift} ${f.bottom}`;
@@ -386,7 +388,7 @@
         d += `V${f.bottom}`;
         f.svg.append(s("path", { d, fill: bins.length > 3 ? "none" : color(one.k), "fill-opacity": 0.07, stroke: color(one.k), "stroke-width": 1.75, "stroke-linejoin": "round", "stroke-dasharray": dash(one.k) }));
       });
-      interact(host, f.svg, "Histogram of client accuracy", {
+      interact(host, f.svg, `Histogram of client ${noun}`, {
         find: (px) => clamp(Math.floor((f.invX(px) - low) / step), 0, count - 1),
         move: (key, dx) => (key === null ? 0 : clamp(key + dx, 0, count - 1)),
         show: (key) => ({
@@ -409,13 +411,13 @@
       });
       const grid = Array.from({ length: 101 }, (_, i) => low + ((high - low) * i) / 100);
       return lines(host, {
-        title: "Share of clients at or below an accuracy", series, xs: grid, step: true, height: 280, y: [0, 100], labels: false,
-        xlabel: axis("accuracy"), ylabel: "share of clients, %", xname: `accuracy${D.unit.mark}`, unit: "share of clients %", fmt: (v) => pct(v, 0), titleOf: (x) => `at or below ${brief(x)}${D.unit.mark}`,
+        title: `Share of clients at or below a value of ${noun}`, series, xs: grid, step: true, height: 280, y: [0, 100], labels: false,
+        xlabel: axis(noun), ylabel: "share of clients, %", xname: `${noun}${D.unit.mark}`, unit: "share of clients %", fmt: (v) => pct(v, 0), titleOf: (x) => `at or below ${brief(x)}${D.unit.mark}`,
       });
     },
 
     tradeoff(host) {
-      const key = state.against, sign = key === "variance" ? -1 : 1;
+      const key = state.against, sign = key === "variance" ? -1 : better;
       const dots = shown().filter((run) => run.fair.round.length && !run.diverged).map((run) => {
         const at = run.fair[state.model];
         return { run, k: run.strategy, x: at[key].at(-1), y: at.accuracy.at(-1) };
@@ -427,10 +429,11 @@
       }).filter(Boolean);
       const f = frame(host, {
         height: 400, x: extent(dots.map((o) => o.x), { pad: 0.12 }), y: extent(dots.map((o) => o.y), { pad: 0.14 }), margin: { right: 24 },
-        xlabel: key === "variance" ? axis("variance over clients", D.unit.square) : axis(`worst ${brief(100 * D.share)} % of clients`), ylabel: axis("mean accuracy"),
+        xlabel: key === "variance" ? axis("variance over clients", D.unit.square) : axis(`worst ${brief(100 * D.share)} % of clients`), ylabel: axis(`mean ${noun}`),
       });
-      f.svg.append(s("text", { x: key === "variance" ? f.m.left + 10 : f.right - 4, y: f.m.top + 14, "text-anchor": key === "variance" ? "start" : "end", "fill-opacity": 0.8 }, key === "variance" ? "↖ fairer and better" : "fairer and better ↗"));
-      const front = means.filter((a) => !means.some((b) => b !== a && sign * b.x >= sign * a.x && b.y >= a.y && (sign * b.x > sign * a.x || b.y > a.y))).sort((a, b) => a.x - b.x);
+      const left = sign < 0, arrow = better > 0 ? (left ? "↖" : "↗") : left ? "↙" : "↘";
+      f.svg.append(s("text", { x: left ? f.m.left + 10 : f.right - 4, y: better > 0 ? f.m.top + 14 : f.bottom - 8, "text-anchor": left ? "start" : "end", "fill-opacity": 0.8 }, left ? `${arrow} fairer and better` : `fairer and better ${arrow}`));
+      const front = means.filter((a) => !means.some((b) => b !== a && sign * b.x >= sign * a.x && better * b.y >= better * a.y && (sign * b.x > sign * a.x || better * b.y > better * a.y))).sort((a, b) => a.x - b.x);
       if (front.length > 1) f.svg.append(s("path", { d: "M" + front.map((o) => `${f.X(o.x)} ${f.Y(o.y)}`).join("L"), fill: "none", stroke: "var(--faint)", "stroke-width": 1.25, "stroke-dasharray": "3 4" }));
       for (const one of dots) {
         const to = means.find((m) => m.k === one.k);
@@ -457,25 +460,25 @@
       }
       const marks = [...dots, ...means];
       const unit = (v) => (key === "variance" ? `${fixed(v, 1)}${D.unit.square}` : score(v));
-      interact(host, f.svg, "Mean accuracy against fairness of every run", {
+      interact(host, f.svg, `Mean ${noun} against fairness of every run`, {
         find: (px, py) => { let best = null, near = 26 ** 2; marks.forEach((one, i) => { const d = (f.X(one.x) - px) ** 2 + (f.Y(one.y) - py) ** 2; if (d < near) { near = d; best = i; } }); return best; },
         move: (at, dx) => (at === null ? 0 : clamp(at + dx, 0, marks.length - 1)),
         show: (at) => {
           const one = marks[at];
           return {
             x: f.X(one.x), y: f.Y(one.y), title: one.run ? `${label(one.run)}, seed ${one.run.seed}` : `${one.name}, mean of ${plural(one.seeds, "seed")}`,
-            rows: [[null, "mean accuracy", score(one.y, 2)], [null, key === "variance" ? "variance" : "worst", unit(one.x)]],
+            rows: [[null, `mean ${noun}`, score(one.y, 2)], [null, key === "variance" ? "variance" : "worst", unit(one.x)]],
             marks: [s("circle", { cx: f.X(one.x), cy: f.Y(one.y), r: 12, fill: "none", stroke: "var(--ink)", "stroke-width": 1.5 })],
           };
         },
       });
-      return { rows: () => [["strategy", "seed", key, `mean accuracy${D.unit.mark}`], ...dots.map((o) => [label(o.run), o.run.seed, o.x, o.y]), ...means.map((o) => [o.name, "mean", o.x, o.y])] };
+      return { rows: () => [["strategy", "seed", key, `mean ${noun}${D.unit.mark}`], ...dots.map((o) => [label(o.run), o.run.seed, o.x, o.y]), ...means.map((o) => [o.name, "mean", o.x, o.y])] };
     },
 
     ...Object.fromEntries(["variance", "accuracy", "worst", "best"].map((name) => [name, (host) => lines(host, {
-      title: { variance: "Variance over clients", accuracy: "Mean accuracy", worst: "Worst clients", best: "Best clients" }[name],
+      title: { variance: "Variance over clients", accuracy: `Mean ${noun}`, worst: "Worst clients", best: "Best clients" }[name],
       series: byStrategy().map((g) => overSeeds(g.k, g.name, g.runs.map((run) => [run.fair.round, run.fair[state.model][name]]))),
-      unit: name === "variance" ? `variance${D.unit.square}` : `accuracy${D.unit.mark}`, fmt: name === "variance" ? (v) => fixed(v, 1) : (v) => score(v), zero: name === "variance",
+      unit: name === "variance" ? `variance${D.unit.square}` : `${noun}${D.unit.mark}`, fmt: name === "variance" ? (v) => fixed(v, 1) : (v) => score(v), zero: name === "variance",
       none: "No run has been evaluated yet.",
     })])),
 
@@ -502,15 +505,15 @@
       const pairs = gainPairs();
       if (!pairs.length) return empty(host, D.strategies.length < 2 ? "One strategy alone gains and loses nothing: run another beside it." : needClients);
       const bars = pairs.flatMap(({ run, base }) => [...final(run)].map((v, i) => ({ run, base, i, then: scaled(final(base)[i]), now: scaled(v) })))
-        .filter((one) => Number.isFinite(one.now - one.then)).sort((a, b) => a.then - b.then || a.now - b.now);
+        .filter((one) => Number.isFinite(one.now - one.then)).sort((a, b) => better * (a.then - b.then || a.now - b.now));
       bars.forEach((one) => { one.d = one.now - one.then; });
-      const f = frame(host, { height: 320, x: [0, bars.length], y: extent(bars.map((b) => b.d), { zero: true, pad: 0.1 }), noX: true, margin: { bottom: 40 }, ylabel: D.unit.mark ? "points of accuracy" : "change of accuracy", fy: (v) => (v > 0 ? `+${brief(v)}` : brief(v).replace("-", "−")) });
+      const f = frame(host, { height: 320, x: [0, bars.length], y: extent(bars.map((b) => b.d), { zero: true, pad: 0.1 }), noX: true, margin: { bottom: 40 }, ylabel: D.unit.mark ? `points of ${noun}` : `change of ${noun}`, fy: (v) => (v > 0 ? `+${brief(v)}` : brief(v).replace("-", "−")) });
       const wide = f.X(1) - f.X(0), gap = wide > 5 ? Math.min(3, wide * 0.22) : 0;
       const zero = f.Y(0);
       bars.forEach((one, i) => {
         one.x = f.X(i) + gap / 2;
         const y = f.Y(Math.max(0, one.d)), tall = Math.max(1, Math.abs(f.Y(one.d) - zero));
-        f.svg.append(s("rect", { x: one.x, width: Math.max(0.5, wide - gap), y: one.d < 0 ? zero : y, height: tall, rx: wide > 8 ? 1.5 : 0, fill: one.d >= 0 ? "var(--gain)" : "var(--loss)" }));
+        f.svg.append(s("rect", { x: one.x, width: Math.max(0.5, wide - gap), y: one.d < 0 ? zero : y, height: tall, rx: wide > 8 ? 1.5 : 0, fill: better * one.d >= 0 ? "var(--gain)" : "var(--loss)" }));
       });
       f.svg.append(s("line", { class: "axis", x1: f.m.left, x2: f.right, y1: zero, y2: zero }));
       f.svg.append(s("text", { x: f.m.left, y: f.H - 8 }, `← served worst by ${squeeze(D.strategies[D.reference].label, 24)}`), s("text", { x: f.right, y: f.H - 8, "text-anchor": "end" }, "served best →"));
@@ -530,7 +533,7 @@
       return { rows: () => [["seed", "client", `${label(bars[0].base)}${D.unit.mark}`, `${label(bars[0].run)}${D.unit.mark}`, "difference"], ...bars.map((o) => [o.run.seed, clientName(o.run, o.i), o.then.toFixed(3), o.now.toFixed(3), o.d.toFixed(3)])] };
     },
 
-    "client-accuracy": (host) => oneClient(host, "accuracy", "evaluated", D.unit.scale, { unit: `accuracy${D.unit.mark}`, fmt: (v) => score(v), title: "Accuracy of this client" }),
+    "client-accuracy": (host) => oneClient(host, "accuracy", "evaluated", D.unit.scale, { unit: `${noun}${D.unit.mark}`, fmt: (v) => score(v), title: `${Noun} of this client` }),
     "client-weight": (host) => oneClient(host, "weight", "rounds", null, { unit: "multiple of an equal share", fmt: (v) => `${fixed(v, 2)} ×`, title: "Weight of this client", zero: true }),
     "client-loss": (host) => oneClient(host, "loss", "rounds", 1, { unit: "loss", title: "Loss reported by this client", zero: true, none: "No strategy shown here asks for losses." }),
     "client-labels"(host) {
@@ -559,7 +562,7 @@
       const place = places().find((one) => one.key === state.labels) || places()[0];
       const folder = place && D.folders[place.folder], table = folder && folder.labels[place.seed];
       const text = $("#labels-text");
-      if (!table) { text.textContent = ""; return empty(host, "Label counts are not stored in this folder: it was written by an older version, or not by a run."); }
+      if (!table) { text.textContent = ""; return empty(host, "Label counts are not stored in this folder: its targets are no classes, or it was written by an older version, or not by a run."); }
       const counts = unpack(table.counts), [clients, classes] = table.counts.shape, run = place.runs[0];
       const sizes = [], held = [];
       for (let c = 0; c < clients; c++) { const own = counts.slice(c * classes, (c + 1) * classes); sizes.push(Math.round(own.reduce((a, b) => a + b, 0))); held.push(own.filter((n) => n > 0.5).length); }
@@ -687,12 +690,13 @@
     const text = $("#gains-text"), pairs = gainPairs();
     text.textContent = "";
     if (pairs.length) {
-      const moves = pairs.flatMap(({ run, base }) => [...final(run)].map((v, i) => ({ d: scaled(v - final(base)[i]), then: final(base)[i] }))).filter((o) => Number.isFinite(o.d)).sort((a, b) => a.then - b.then);
-      const up = moves.filter((o) => o.d > 1e-3), down = moves.filter((o) => o.d < -1e-3), quarter = moves.slice(0, Math.ceil(moves.length / 4));
+      const moves = pairs.flatMap(({ run, base }) => [...final(run)].map((v, i) => ({ d: scaled(v - final(base)[i]), then: final(base)[i] }))).filter((o) => Number.isFinite(o.d)).sort((a, b) => better * (a.then - b.then));
+      const least = D.unit.mark ? 1e-3 : 0;
+      const up = moves.filter((o) => better * o.d > least), down = moves.filter((o) => better * o.d < -least), quarter = moves.slice(0, Math.ceil(moves.length / 4));
       const seeds = state.gainSeed === "all" ? `over ${plural(pairs.length, "seed")}` : `with seed ${state.gainSeed}`;
       text.textContent = `With ${D.strategies[state.gain].label} instead of ${label(pairs[0].base)}, ${up.length} of ${plural(moves.length, "client")} gain` +
         `${up.length ? ` (${points(signed(mean(up.map((o) => o.d))))} on average)` : ""} and ${down.length} lose${down.length ? ` (${signed(mean(down.map((o) => o.d)))})` : ""}, ${seeds}. ` +
-        `Of the quarter that ${label(pairs[0].base)} serves worst, ${quarter.filter((o) => o.d > 1e-3).length} of ${quarter.length} gain.`;
+        `Of the quarter that ${label(pairs[0].base)} serves worst, ${quarter.filter((o) => better * o.d > least).length} of ${quarter.length} gain.`;
       if (D.reference_missing) text.textContent += ` ${D.reference_missing} is not among these runs.`;
     }
     const at = here(), client = $("#client-text");
@@ -700,7 +704,7 @@
       const scores = at.runs.filter((run) => run.final && !state.hidden.has(run.strategy)).map((run) => `${label(run)} ${score(scaled(final(run)[state.client]))}`);
       const own = at.labels ? at.labels.slice(state.client * at.classes.length, (state.client + 1) * at.classes.length) : null;
       const size = own ? `, ${plural(Math.round(own.reduce((a, b) => a + b, 0)), "training example")}` : "";
-      client.textContent = `${clientName(at.runs[0], state.client)}, ${at.name}${size}. Accuracy at the end: ${scores.join(", ") || "not known yet"}.`;
+      client.textContent = `${clientName(at.runs[0], state.client)}, ${at.name}${size}. ${Noun} at the end: ${scores.join(", ") || "not known yet"}.`;
     }
   }
 
@@ -736,7 +740,7 @@
     if (state.labels === null && all.length) state.labels = all[0].key;
     if (state.client === null && all.length) { // the one the reference serves worst
       const base = all[0].runs.find((run) => run.strategy === D.reference && run.final) || all[0].runs.find((run) => run.final);
-      if (base) { const v = final(base); let worst = 0; v.forEach((a, i) => { if (a < v[worst] || Number.isNaN(v[worst])) worst = i; }); state.client = worst; }
+      if (base) { const v = final(base); let worst = 0; v.forEach((a, i) => { if (better * a < better * v[worst] || Number.isNaN(v[worst])) worst = i; }); state.client = worst; }
     }
   }
 
