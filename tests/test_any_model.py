@@ -48,7 +48,8 @@ class Tried:
         """Losses and gradients of one model after another, and outputs in evaluation mode."""
         losses, grads, outs = [], torch.zeros_like(self.flat), []
         for r in range(ROWS):
-            named = {n: v[r] for n, v in zip(self.layout.names, self.layout.views(self.flat))}
+            views = self.layout.views(self.flat)
+            named = {n: v[r] for n, v in zip(self.layout.names, views, strict=True)}
             own = {n: v.detach().clone().requires_grad_() for n, v in named.items()}
             with RowOperations(How(rows=False), self.keys[r]):
                 out = functional_call(self.model.train(), own, (self.x[r],))
@@ -105,7 +106,7 @@ def test_many_random_models_as_rows_are_the_plain_model(seed, monkeypatch):
     same(tried.found(tried.rows()), wanted, 1e-9)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 10])
 def test_a_recorded_model_gives_the_bits_of_one_that_is_called(seed, monkeypatch):
     tried = Tried(*random_model(seed))
     before = tried.found(tried.rows())
@@ -235,7 +236,7 @@ def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(traced, "EVALUATED_AT_ONCE", (4, 2))
 
 
-@pytest.mark.parametrize("seed", [0, 6, 3])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_sizes_that_are_rounded_up_change_nothing(seed, as_on_a_gpu):
     tried = Tried(*random_model(seed))
     wanted = tried.plain()

@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from fedmaba import rng
+from fedmaba.rows.general import LoopRows
+from fedmaba.rows.traced import TracedRows
 from fedmaba.simulation import local_training
 from fedmaba.simulation.engine import Optimiser, Run
 from fedmaba.strategies.base import Local
@@ -246,13 +248,17 @@ def test_a_resnet_with_group_norm_gives_the_plain_loops_model_and_its_path_is_na
         assert apart(vector(batch, batch.progress.model[r]), want.path[-1]) < 1e-9
 
 
-def test_random_layers_of_an_unknown_model_repeat_alone_and_in_chunks(fed):
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+def test_random_layers_of_an_unknown_model_repeat_alone_and_in_chunks(noise, fed):
+    def make(*args):
+        return Functional(*args, noise)
+
     plan = replace(PLAN, participants=3)
-    batch, _ = played(["fedavg", "fedmaba"], fed, plan, Functional)
-    assert type(batch.rows) is kind
+    batch, _ = played(["fedavg", "fedmaba"], fed, plan, make)
+    assert type(batch.rows) is (LoopRows if noise else TracedRows)
     torch.manual_seed(5)  # the caller's own generator has no say, and is left alone
     expected = torch.rand(1)
     torch.manual_seed(5)
-    alone, _ = played(["fedmaba"], fed, replace(plan, chunk=1), Functional)
+    alone, _ = played(["fedmaba"], fed, replace(plan, chunk=1), make)
     assert torch.equal(torch.rand(1), expected)
     assert apart(alone.progress.model[0], batch.progress.model[1]) < 1e-9

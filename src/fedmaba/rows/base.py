@@ -246,9 +246,9 @@ class Rows(ABC):
 
     parallel = False  # whether several threads may use it at once
     image_axes = (-2, -1)  # height and width of images that went through `prepare`
+    evaluates_apart = False  # whether it computes outputs row after row
     recordable = False  # whether its work can be recorded as a CUDA graph
     max_rows: int | None = None  # computed at once, on a CPU; None: as many as fit its cache
-    tell: Callable[[str], object] = staticmethod(lambda line: None)  # says what takes long
 
     def __init__(
         self,
@@ -259,6 +259,7 @@ class Rows(ABC):
         path: str,
     ) -> None:
         self.model, self.layout, self.loss_fn, self.path = model, layout, loss, path
+        self.tell: Callable[[str], object] = lambda line: None  # says what takes long
         self.activations = count_activations(model, example)  # numbers per example, all layers
 
     @property

@@ -6,7 +6,6 @@ model, in float64 where the model allows it. What differs, or fails, is refused 
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from fedmaba.rows.base import Inputs, Layout, call
 from fedmaba.rows.batchnorm import use_running_statistics
-from fedmaba.rows.general import ALONE, call_training
+from fedmaba.rows.general import ALONE, call_training, own_copy
 from fedmaba.rows.operations import RowOperations
 
 EXAMPLES = 3
@@ -54,13 +53,16 @@ def try_rows(
     first = next(model.parameters())
     found = Finding()
     for dtype in dict.fromkeys((torch.float64, first.dtype)):
-        copied = copy.deepcopy(model).to(dtype)
+        copied = own_copy(model).to(dtype)
         inputs = tree_map(
             lambda v: (v.to(dtype) if v.is_floating_point() else v)[:EXAMPLES],  # noqa: B023
             example,
         )
         try:
-            with warnings.catch_warnings(record=True) as said:
+            with (
+                torch.random.fork_rng(devices=[first.device] if first.is_cuda else []),
+                warnings.catch_warnings(record=True) as said,
+            ):
                 warnings.simplefilter("always")
                 found = _compare(make(copied, inputs), copied, inputs, target[:EXAMPLES], dtype)
         except Exception as error:  # the model's own code can raise anything

@@ -20,6 +20,8 @@ ALONE = How(rows=False)
 class General(Rows):
     """Rows of a model that is called as it is, by each thread in a copy of its own."""
 
+    evaluates_apart = True
+
     def __init__(
         self, model: nn.Module, layout: Layout, example: Inputs, loss: LossFn | None, path: str
     ) -> None:
@@ -33,13 +35,22 @@ class General(Rows):
     def _model(self, training: bool) -> nn.Module:
         """This thread's copy of the model: a call changes the modules that it goes through."""
         if not hasattr(self._own, "model"):
-            shared = {id(p): p for p in self.model.parameters() if not p.requires_grad}
-            self._own.model = copy.deepcopy(self.model, shared)  # of frozen weights there is one
-            for module in self._own.model.modules():
-                if isinstance(module, nn.RNNBase):  # it looks at addresses, which rows do not have
-                    module.__dict__["flatten_parameters"] = _nothing
+            self._own.model = own_copy(self.model, share_frozen=True)
         model: nn.Module = self._own.model
         return model.train(training)
+
+
+def own_copy(model: nn.Module, *, share_frozen: bool = False) -> nn.Module:
+    """A copy whose recurrent layers do not look at addresses, which rows do not have.
+
+    With `share_frozen`, both have the same frozen weights in memory.
+    """
+    frozen = (p for p in model.parameters() if share_frozen and not p.requires_grad)
+    copied = copy.deepcopy(model, {id(p): p for p in frozen})
+    for module in copied.modules():
+        if isinstance(module, nn.RNNBase):
+            module.__dict__["flatten_parameters"] = _nothing
+    return copied
 
 
 def _nothing() -> None:

@@ -41,13 +41,12 @@ def prepare() -> None:
     """Let Inductor keep what it compiles in our folder, unless the user told it another."""
     if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
         return
-    try:
-        folder().mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    there = next(path for path in (folder(), *folder().absolute().parents) if path.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
         raise InputError(
-            f"compiled kernels cannot be kept in {folder()}: {error.strerror}: set "
-            "FEDMABA_COMPILED to a folder of yours"
-        ) from error
+            f"compiled kernels cannot be kept in {str(folder())!r}: {there} is no folder that can "
+            "be written: set FEDMABA_COMPILED to one"
+        )
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder())
 
 

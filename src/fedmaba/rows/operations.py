@@ -342,7 +342,7 @@ def _attention(
 
 def _recurrent(mode: RowOperations, func: Any, *args: Any) -> Any:
     drops = mode.key is not None and len(args) == 9 and args[5] > 0.0 and args[6]
-    if not (mode.how.rows or mode.how.low or drops):
+    if not (mode.how.rows or mode.how.low or mode.how.fused or drops):
         return NotImplemented
     if len(args) == 9 and isinstance(args[3], Sequence):
         raise NotImplementedError("packed sequences have no row form")
@@ -350,7 +350,7 @@ def _recurrent(mode: RowOperations, func: Any, *args: Any) -> Any:
 
 
 def _cell(mode: RowOperations, func: Any, *args: Any) -> Any:
-    if not (mode.how.rows or mode.how.low):
+    if not (mode.how.rows or mode.how.low or mode.how.fused):
         return NotImplemented
     return recurrent.cell(func, mode.how.low, *args)
 

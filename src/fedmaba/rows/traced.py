@@ -118,7 +118,7 @@ class TracedRows(General):
         while begin < many:
             left = piece = many - begin
             if self.cuda:
-                piece = next((n for n in EVALUATED_AT_ONCE if n <= left), EVALUATED_AT_ONCE[-1])
+                piece = next((n for n in EVALUATED_AT_ONCE if n < 2 * left), EVALUATED_AT_ONCE[-1])
             part = tree_map(lambda v: _longer(v[begin : begin + piece], piece, 0), x)  # noqa: B023
             leaves, spec = tree_flatten(part)
             args = [*weights, *self.frozen.values(), *(v.contiguous() for v in leaves)]
@@ -151,9 +151,10 @@ class TracedRows(General):
         graph.recompile()
         if not self.compiled:
             return graph
-        what = f"training {len(args[-1])} rows" if task.rows else f"evaluating {len(args[-1])}"
+        what = f"training of {len(args[-1])} rows"
+        what = what if task.rows else f"evaluation of {len(args[-1])} examples"
         self.tell(
-            f"compiling {what} at once: about {inductor.seconds(len(graph.graph.nodes)):.0f} s, "
+            f"compiling the {what}: about {inductor.seconds(len(graph.graph.nodes)):.0f} s, "
             "or a few where it was compiled before"
         )
         return inductor.compile_graph(graph, args)

@@ -491,7 +491,9 @@ def evaluate(
         budget = torch.cuda.get_device_properties(flat.device).total_memory // 256
     losses = torch.empty(len(flat), n, device=flat.device, dtype=flat.dtype)
     scores = torch.empty_like(losses) if scored else losses[:, :0]
-    group = max(1, min(len(flat), budget // (rows.activations * 1000))) if flat.is_cuda else 1
+    group = 1
+    if flat.is_cuda and not rows.evaluates_apart:
+        group = max(1, min(len(flat), budget // (rows.activations * 1000)))
     step = max(1, budget // (rows.activations * group))
 
     def piece(a: int) -> None:
