@@ -5,10 +5,12 @@ among them: nothing else), between `<!-- made NAME -->` and `<!-- end -->` a tab
 `61.45<!-- TARGET|ROW|FIGURE|MODEL|ROUND -->` is a number of its own, here and on other pages:
 TARGET `readings#3` is the third reading, ROW `a - b` the mean difference over the seeds both have,
 `a % b` by how many per cent a's is below b's, MODEL `paper`, ROUND `told`, what the paper has,
-FIGURE `floor` the variance that the number of test images alone makes, MODEL `gain` the deployed
-minus the last model, ROUND `r110` the evaluation of round 110; `from` and `to` are the ends of the
-longest stretch of evaluations at which a difference is distinguishable. A test compares pages and
-files.
+FIGURE `floor` the variance that the number of test images alone makes, `loss_mean`, `loss_spread`
+and `loss_link` of the losses that clients reported, `score` the distance of a reading to the
+paper's table (ROW `table`: all rows; `two`: FedAvg's and FedMABA's) and `seeds_apart` that of two
+seeds, MODEL `gain` the deployed minus the last model, ROUND `r110` the evaluation of round 110;
+`from` and `to` are the ends of the longest stretch of evaluations at which a difference is
+distinguishable. A test compares pages and files.
 """
 
 from __future__ import annotations
@@ -25,19 +27,28 @@ import numpy as np
 from fedmaba.errors import InputError
 from fedmaba.report import document, figures, paired
 from fedmaba.report.document import Cell, Grid
-from fedmaba.reproduction import archive, claims, paper, target_tables, targets
+from fedmaba.reproduction import (
+    archive,
+    claims,
+    fair_tables,
+    paper,
+    reading_tables,
+    target_tables,
+    targets,
+)
 from fedmaba.reproduction import page as reproduction
 from fedmaba.reproduction import run as reproduce
 from fedmaba.reproduction.paper import name_of
 from fedmaba.results import selection
-from fedmaba.results.history import GrowingArray, History, Model, RunHistory
+from fedmaba.results.history import TRAINING, GrowingArray, History, Model, RunHistory
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproduction.md"
 LOG_PAGE = ROOT / "docs" / "reproduction-log.md"
 TABLE_PAGE = ROOT / "docs" / "reproduction-tables.md"
+FAIR_PAGE = ROOT / "docs" / "fair-to-the-end.md"
 PAGES = (
-    *(PAGE, LOG_PAGE, TABLE_PAGE, ROOT / "README.md"),
+    *(PAGE, LOG_PAGE, TABLE_PAGE, FAIR_PAGE, ROOT / "README.md"),
     *(ROOT / "docs" / name for name in ("performance-log.md", "algorithms/index.md")),
 )
 RESULTS = ROOT / "results"
@@ -162,11 +173,16 @@ def by_seed(
     """A figure of a row's runs that did not diverge; the paper's is one value."""
     if model == "paper":
         return {0: paper.load()[target_of(name).view.paper][row][figure][0]}
+    if figure in ("score", "seeds_apart"):
+        return distance(name, row, figure, at, batches)
     runs, share = rows_of(name, row, batches)
     if at.startswith("r"):
         runs, at = [until(run, int(at[1:])) for run in runs], "last"
     if figure == "floor":
         return {run.seed: floor(run) for run in runs}
+    if figure in fair_tables.LOSSES:
+        kept = [run for run in runs if TRAINING in run.tables]
+        return {run.seed: float(fair_tables.losses(run)[figure][-1]) for run in kept}
     history = History(runs, share)
 
     def of(model: Model) -> dict[int, float]:
@@ -178,6 +194,21 @@ def by_seed(
         last, handed = map(of, MODELS)
         return {seed: handed[seed] - last[seed] for seed in last}
     return of("last" if model == "last" else "deployed")
+
+
+def distance(
+    name: str, row: str, figure: str, at: str, batches: list[archive.ArchiveFile]
+) -> dict[int, float]:
+    """How far a reading is from the paper's table, by seed, or its seeds from each other."""
+    name, _, which = name.partition("#")
+    target = target_of(name)
+    found = reading_tables.found_rows(target, int(which or 1) - 1, batches, at)
+    whole = reading_tables.whole_rows(target)
+    rows = {"table": whole, "two": ["fedavg", "fedmaba"]}[row]
+    if figure == "seeds_apart":
+        return {0: reading_tables.own_spread(found, rows)}
+    apart = reading_tables.apart_from_paper(found, rows, target.view.paper)
+    return reading_tables.score(apart)
 
 
 def until(run: RunHistory, done: int) -> RunHistory:

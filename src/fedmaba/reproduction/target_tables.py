@@ -299,32 +299,6 @@ def sweep(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None
     out.grids += filter(None, grids)
 
 
-# --- other readings ------------------------------------------------------------------------------
-
-
-def readings(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
-    """FedAvg beside FedMABA under other readings of the paper."""
-    for name in ("last", "last5"):
-        head = ["reading", "seeds"]
-        for title in ("variance %²", "accuracy %", "worst 5 %"):
-            head += [f"FedAvg, {title}", f"FedMABA, {title}"]
-        head.append("variance, FedMABA − FedAvg")
-        body = []
-        for job in target.jobs:
-            found = fairness_by_seed(deployed_history(batches, job), "last", CHOICES[name])
-            row = next((label for label in job.strategies if label != REFERENCE), "")
-            cells = [
-                number(*moments([*by_seed(found, label, figure).values()]))
-                for figure in ("variance", "accuracy", "worst")
-                for label in (REFERENCE, row)
-            ]
-            span = difference(*(by_seed(found, label, "variance") for label in (row, REFERENCE)))
-            seeds = str(len(found.get(REFERENCE, {})))
-            body.append([Cell(job.title), Cell(seeds), *cells, between(span)])
-        title = f"Last server model, {CHOICES[name].words}; mean ± sd over seeds, 95 % t-interval"
-        out.grids.append(Grid(name, title, head, body))
-
-
 # --- hostile clients -----------------------------------------------------------------------------
 
 
