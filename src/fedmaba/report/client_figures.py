@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.report import data, figure_text
+from fedmaba.report import figure_text, verdict
 from fedmaba.report.escape import for_figure
 from fedmaba.report.plot_data import COLORS, FEW, SOFT, WIDE, PlotData, axis_name
 from fedmaba.results.history import FloatArray
@@ -49,7 +49,7 @@ def tradeoff(figure: Any, plot: PlotData) -> None:
     """mean accuracy against variance, ± sd over seeds, and the Pareto front"""
     points = plot.points()
     top = max(at[0, 1] for at in points.values())
-    close = [label for label, at in points.items() if at[0, 1] >= data.enough(top, plot.unit)]
+    close = [label for label, at in points.items() if at[0, 1] >= verdict.enough(top, plot.unit)]
     if len(points) <= FEW or not len(points) / 2 <= len(close) < len(points):
         panels = [(figure.subplots(), [*points])]
     else:  # the far ones would squash the others
@@ -72,7 +72,7 @@ def tradeoff(figure: Any, plot: PlotData) -> None:
     figure_text.sides(figure, f"{axis_name('variance', plot.unit)} ({what})")
     if len(panels) > 1:
         left.set_title("All rows")
-        right.set_title(f"Frame: within {data.near(plot.unit)} of the best mean")
+        right.set_title(f"Frame: within {verdict.near(plot.unit)} of the best mean")
         (x, right_x), (y, top_y) = right.get_xlim(), right.get_ylim()
         far = max(points[label][0, 1] for label in panels[0][1])
         if far > y:  # it would lie in the frame, and not be shown there

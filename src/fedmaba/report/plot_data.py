@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.report import data
+from fedmaba.report import data, looks
 from fedmaba.report.table import lone
 from fedmaba.results.history import FloatArray, Model, RunHistory
 from fedmaba.results.metrics import Unit
@@ -57,7 +57,7 @@ class Style(NamedTuple):
 def styles(labels: Sequence[str]) -> dict[str, Style]:
     """A look for each row: colour and marker say the algorithm, fill and dash the variant."""
     out = {}
-    for label, (hue, n) in zip(labels, data.hues(labels), strict=True):
+    for label, (hue, n) in zip(labels, looks.hues(labels), strict=True):
         n %= len(FILLS)
         out[label] = Style(COLORS[hue], MARKERS[hue], FILLS[n], (0, DASHES[n] or None))
     return out
@@ -75,7 +75,7 @@ class PlotData:
         self.unit = self.history.unit
         self.runs = [run for run in self.history.runs if not run.diverged] or self.history.runs
         self.labels = list(dict.fromkeys(run.label for run in self.runs))
-        self.reference = data.reference(self.labels)
+        self.reference = looks.reference(self.labels)
         self.styles = styles(self.labels)
         tables = [run.tables["evaluated"] for run in self.runs if "evaluated" in run.tables]
         self.smooth = min([smooth, *map(len, tables)])  # evaluations a line's point is the mean of

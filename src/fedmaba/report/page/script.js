@@ -23,8 +23,8 @@
   const h = (tag, attributes, ...children) => build(document.createElement(tag), attributes, children);
   const s = (tag, attributes, ...children) => build(document.createElementNS(SVG, tag), attributes, children);
   const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
-  const fixed = (value, digits = 1) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
-  const signed = (value, digits = 1) => (value > 0 ? "+" : value < 0 ? "−" : "±") + Math.abs(value).toFixed(digits);
+  const fixed = (value, digits = 2) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
+  const signed = (value, digits = 2) => (value > 0 ? "+" : value < 0 ? "−" : "±") + Math.abs(value).toFixed(digits);
   const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
   const plural = (count, word) => `${count.toLocaleString("en-GB")} ${word}${count === 1 ? "" : "s"}`;
   function brief(value) {
@@ -33,6 +33,7 @@
     if (size !== 0 && (size < 0.001 || size >= 1e6)) return value.toExponential(1);
     return String(Number(value.toPrecision(size >= 1000 ? 4 : 3)));
   }
+  const true_ = (value) => (Number.isFinite(value) ? Number(value.toPrecision(12)) : ""); // without what binary fractions add
   function squeeze(text, most) {
     if (text.length <= most) return text;
     const front = Math.ceil((most - 1) * 0.45);
@@ -41,18 +42,17 @@
   function say(text) { $("#say").textContent = text; }
 
   // ---- data ----------------------------------------------------------------------------------
-  function unpack(table) { // 32-bit numbers, or 16-bit steps between low and high; 65535 is "none"
+  const READ = { u1: ["getUint8", 1, 255], u2: ["getUint16", 2, 65535], u4: ["getUint32", 4, 4294967295], f4: ["getFloat32", 4], f8: ["getFloat64", 8] };
+  function unpack(table, scale = 1) { // whole numbers of so many, the largest is "none"; or floating-point numbers
     if (!table) return null;
     if (!table.values) {
-      const raw = Uint8Array.from(atob(table.data), (c) => c.charCodeAt(0)), look = new DataView(raw.buffer);
-      if (table.span === undefined) {
-        table.values = Float32Array.from({ length: raw.length / 4 }, (_, i) => look.getFloat32(4 * i, true));
-      } else {
-        table.values = Float32Array.from({ length: raw.length / 2 }, (_, i) => {
-          const step = look.getUint16(2 * i, true);
-          return step === 65535 ? NaN : table.low + (table.span * step) / 65534;
-        });
-      }
+      const [get, bytes, none] = READ[table.kind], raw = Uint8Array.from(atob(table.data), (c) => c.charCodeAt(0)), look = new DataView(raw.buffer);
+      const per = (i) => (typeof table.of === "number" ? table.of : table.of[i % table.of.length]), single = table.kind === "f4";
+      table.values = Float64Array.from({ length: raw.length / bytes }, (_, i) => {
+        const v = look[get](bytes * i, true);
+        if (none !== undefined) return v === none ? NaN : (scale * v) / per(i);
+        return scale * (single ? Number(v.toPrecision(7)) : v); // what 32 bits hold, without their noise
+      });
       table.data = null;
     }
     return table.values;
@@ -77,7 +77,7 @@
     const own = D.folders[run.folder].clients[i], left = run.final && Number.isNaN(final(run)[i]);
     return (own === undefined ? `client ${clientId(run, i)}` : own) + (left ? " (not in the figures)" : "");
   }
-  const final = (run) => unpack(run.final && run.final[state.model]);
+  const final = (run) => unpack(run.final && run.final[`${state.model}.${state.at}`], D.unit.scale); // of each client, as shown
   const color = (k) => `var(--s${D.strategies[k].hue})`;
   const DASHES = [null, "7 4", "2 3", "9 3 2 3", "5 2 2 2 2 2"];
   const dash = (k) => DASHES[D.strategies[k].variant % 5];
@@ -297,14 +297,13 @@
   }
 
   // ---- the figures ---------------------------------------------------------------------------
-  const pct = (value, digits = 1) => `${fixed(value, digits)}\u00a0%`;
+  const pct = (value, digits = 2) => `${fixed(value, digits)}\u00a0%`;
   const score = (value, digits) => (D.unit.mark ? pct(value, digits) : brief(value));
-  const scaled = (share) => D.unit.scale * share;
   const axis = (name, mark = D.unit.mark) => (mark ? `${name},${mark}` : name); // "accuracy, %"
   const points = (text) => (D.unit.mark ? `${text} points` : text);
   function band() { // all percent, or what other scores span
     if (D.unit.mark) return [0, 100];
-    const all = D.runs.flatMap((run) => [...(final(run) || [])]).filter(Number.isFinite).map(scaled);
+    const all = D.runs.flatMap((run) => [...(final(run) || [])]).filter(Number.isFinite);
     const low = all.reduce((a, b) => Math.min(a, b), Infinity), high = all.reduce((a, b) => Math.max(a, b), -Infinity);
     return low < high ? [low, high] : Number.isFinite(low) ? [low - 0.5, low + 0.5] : [0, 1];
   }
@@ -315,6 +314,10 @@
     $("#client-which").focus({ preventScroll: true });
     say(`${clientName(run, i)}, seed ${run.seed}, opened below`);
   };
+  function cases(runs, count) { // what is counted: clients, under several seeds
+    const seeds = new Set(runs.map((run) => `${run.folder}.${run.seed}`)).size;
+    return seeds > 1 ? `${count} (${brief(count / seeds)} clients x ${seeds} seeds)` : plural(count, "client");
+  }
   const needClients = "Figures by client come with the first checkpoint of a run.";
 
   const draw = {
@@ -335,7 +338,7 @@
         title.style.fill = color(group.k);
         f.svg.append(title);
         const columns = new Map(), own = [];
-        for (const run of group.runs) final(run).forEach((v, i) => { if (Number.isFinite(v)) own.push({ run, i, k: group.k, v: scaled(v) }); });
+        for (const run of group.runs) final(run).forEach((v, i) => { if (Number.isFinite(v)) own.push({ run, i, k: group.k, v }); });
         own.sort((a, b) => a.v - b.v);
         for (const one of own) {
           const column = Math.round(f.X(one.v) / (2 * r + 0.6));
@@ -366,16 +369,20 @@
         },
         go: (key) => open(marks[key].run, marks[key].i),
       });
-      return { rows: () => [["strategy", "seed", "client", `accuracy${D.unit.mark}`], ...marks.map((one) => [label(one.run), one.run.seed, clientName(one.run, one.i), one.v.toFixed(3)])] };
+      return { rows: () => [["strategy", "seed", "client", `accuracy${D.unit.mark}`], ...marks.map((one) => [label(one.run), one.run.seed, clientName(one.run, one.i), true_(one.v)])] };
     },
 
     hist(host) {
       const groups = byStrategy(shown().filter((run) => run.final));
       if (!groups.length) return empty(host, needClients);
-      const [low, high] = band(), count = 20, step = (high - low) / count;
+      const [low, high] = band(), count = 20, step = (high - low) / count, edges = Array.from({ length: count + 1 }, (_, i) => low + i * step);
+      const bin = (v) => { // as numpy.histogram: the last one is closed on both sides
+        const at = clamp(Math.floor((v - low) / step), 0, count - 1);
+        return v < edges[at] ? at - 1 : v >= edges[at + 1] && at < count - 1 ? at + 1 : at;
+      };
       const bins = groups.map((group) => {
         const seen = new Array(count).fill(0); let all = 0;
-        for (const run of group.runs) for (const v of final(run)) if (Number.isFinite(v)) { seen[clamp(Math.floor((scaled(v) - low) / step + 1e-6), 0, count - 1)]++; all++; }
+        for (const run of group.runs) for (const v of final(run)) if (Number.isFinite(v)) { seen[bin(v)]++; all++; }
         return { ...group, seen, share: seen.map((n) => (100 * n) / all), all };
       });
       const f = frame(host, { height: 280, x: [low, high], y: [0, 1.08 * Math.max(...bins.flatMap((b) => b.share))], xlabel: axis("accuracy"), ylabel: "share of clients, %" });
@@ -392,11 +399,11 @@
         show: (key) => ({
           x: f.X(low + (key + 0.5) * step), y: Math.min(...bins.map((b) => f.Y(b.share[key]))),
           title: `${brief(low + key * step)} to ${brief(low + (key + 1) * step)}${D.unit.mark}`,
-          rows: bins.map((b) => [b.k, b.name, `${b.seen[key]} of ${b.all}`]),
+          rows: bins.map((b) => [b.k, b.name, `${b.seen[key]} of ${cases(b.runs, b.all)}`]),
           marks: [s("rect", { x: f.X(low + key * step), width: f.X(low + (key + 1) * step) - f.X(low + key * step), y: f.m.top, height: f.bottom - f.m.top, fill: "var(--ink)", "fill-opacity": 0.05 })],
         }),
       });
-      return { rows: () => [["strategy", `from${D.unit.mark}`, `to${D.unit.mark}`, "clients", "of"], ...bins.flatMap((b) => b.seen.map((n, i) => [b.name, low + i * step, low + (i + 1) * step, n, b.all]))] };
+      return { rows: () => [["strategy", `from${D.unit.mark}`, `to${D.unit.mark}`, "client-seed pairs", "of"], ...bins.flatMap((b) => b.seen.map((n, i) => [b.name, edges[i], edges[i + 1], n, b.all]))] };
     },
 
     ecdf(host) {
@@ -404,7 +411,7 @@
       if (!groups.length) return empty(host, needClients);
       const [low, high] = band();
       const series = groups.map((group) => {
-        const all = group.runs.flatMap((run) => [...final(run)]).filter(Number.isFinite).map(scaled).sort((a, b) => a - b);
+        const all = group.runs.flatMap((run) => [...final(run)]).filter(Number.isFinite).sort((a, b) => a - b);
         return { k: group.k, name: group.name, xs: all, ys: all.map((_, i) => (100 * (i + 1)) / all.length) };
       });
       const grid = Array.from({ length: 101 }, (_, i) => low + ((high - low) * i) / 100);
@@ -416,10 +423,10 @@
 
     tradeoff(host) {
       const key = state.against, sign = key === "variance" ? -1 : 1;
-      const dots = shown().filter((run) => run.fair.round.length && !run.diverged).map((run) => {
-        const at = run.fair[state.model];
-        return { run, k: run.strategy, x: at[key].at(-1), y: at.accuracy.at(-1) };
-      }).filter((one) => Number.isFinite(one.x) && Number.isFinite(one.y) && one.x !== null);
+      const dots = shown().filter((run) => !run.diverged).map((run) => {
+        const [variance, accuracy, worst] = run.figures[`${state.model}.${state.at}`];
+        return { run, k: run.strategy, x: key === "variance" ? variance : worst, y: accuracy };
+      }).filter((one) => Number.isFinite(one.x) && Number.isFinite(one.y) && one.x !== null && one.y !== null);
       if (!dots.length) return empty(host, "No run has been evaluated yet.");
       const means = byStrategy().map((group) => {
         const own = dots.filter((one) => one.k === group.k);
@@ -456,7 +463,7 @@
         f.svg.append(node);
       }
       const marks = [...dots, ...means];
-      const unit = (v) => (key === "variance" ? `${fixed(v, 1)}${D.unit.square}` : score(v));
+      const unit = (v) => (key === "variance" ? `${fixed(v)}${D.unit.square}` : score(v));
       interact(host, f.svg, "Mean accuracy against fairness of every run", {
         find: (px, py) => { let best = null, near = 26 ** 2; marks.forEach((one, i) => { const d = (f.X(one.x) - px) ** 2 + (f.Y(one.y) - py) ** 2; if (d < near) { near = d; best = i; } }); return best; },
         move: (at, dx) => (at === null ? 0 : clamp(at + dx, 0, marks.length - 1)),
@@ -464,7 +471,7 @@
           const one = marks[at];
           return {
             x: f.X(one.x), y: f.Y(one.y), title: one.run ? `${label(one.run)}, seed ${one.run.seed}` : `${one.name}, mean of ${plural(one.seeds, "seed")}`,
-            rows: [[null, "mean accuracy", score(one.y, 2)], [null, key === "variance" ? "variance" : "worst", unit(one.x)]],
+            rows: [[null, "mean accuracy", score(one.y)], [null, key === "variance" ? "variance" : "worst", unit(one.x)]],
             marks: [s("circle", { cx: f.X(one.x), cy: f.Y(one.y), r: 12, fill: "none", stroke: "var(--ink)", "stroke-width": 1.5 })],
           };
         },
@@ -475,7 +482,7 @@
     ...Object.fromEntries(["variance", "accuracy", "worst", "best"].map((name) => [name, (host) => lines(host, {
       title: { variance: "Variance over clients", accuracy: "Mean accuracy", worst: "Worst clients", best: "Best clients" }[name],
       series: byStrategy().map((g) => overSeeds(g.k, g.name, g.runs.map((run) => [run.fair.round, run.fair[state.model][name]]))),
-      unit: name === "variance" ? `variance${D.unit.square}` : `accuracy${D.unit.mark}`, fmt: name === "variance" ? (v) => fixed(v, 1) : (v) => score(v), zero: name === "variance",
+      unit: name === "variance" ? `variance${D.unit.square}` : `accuracy${D.unit.mark}`, fmt: name === "variance" ? (v) => fixed(v) : (v) => score(v), zero: name === "variance",
       none: "No run has been evaluated yet.",
     })])),
 
@@ -493,7 +500,7 @@
         fmt: (v) => `${fixed(v, 2)} ×`, legend: (v) => `${brief(v)} ×`, none: "took no part",
         extra: (c, t) => [[null, "weight", Number.isNaN(cell(c, t)) ? "–" : cell(c, t).toPrecision(3)]], rowName: "weight / equal share",
         title: `Weights of ${label(run)}, seed ${run.seed}`, go: (c) => open(run, c),
-        table: () => [["round", ...Array.from({ length: clients }, (_, c) => clientName(run, c))], ...run.rounds.map((t, i) => [t, ...Array.from({ length: clients }, (_, c) => (Number.isNaN(cell(c, i)) ? "" : cell(c, i).toPrecision(5)))])],
+        table: () => [["round", ...Array.from({ length: clients }, (_, c) => clientName(run, c))], ...run.rounds.map((t, i) => [t, ...Array.from({ length: clients }, (_, c) => (Number.isNaN(cell(c, i)) ? "" : cell(c, i)))])],
       });
     },
     effective: (host) => info(host, (run) => run.info.effective, "Effective number of clients", "No weights yet."),
@@ -501,7 +508,7 @@
     gains(host) {
       const pairs = gainPairs();
       if (!pairs.length) return empty(host, D.strategies.length < 2 ? "One strategy alone gains and loses nothing: run another beside it." : needClients);
-      const bars = pairs.flatMap(({ run, base }) => [...final(run)].map((v, i) => ({ run, base, i, then: scaled(final(base)[i]), now: scaled(v) })))
+      const bars = pairs.flatMap(({ run, base }) => [...final(run)].map((v, i) => ({ run, base, i, then: final(base)[i], now: v })))
         .filter((one) => Number.isFinite(one.now - one.then)).sort((a, b) => a.then - b.then || a.now - b.now);
       bars.forEach((one) => { one.d = one.now - one.then; });
       const f = frame(host, { height: 320, x: [0, bars.length], y: extent(bars.map((b) => b.d), { zero: true, pad: 0.1 }), noX: true, margin: { bottom: 40 }, ylabel: D.unit.mark ? "points of accuracy" : "change of accuracy", fy: (v) => (v > 0 ? `+${brief(v)}` : brief(v).replace("-", "−")) });
@@ -527,12 +534,12 @@
         },
         go: (key) => open(bars[key].run, bars[key].i),
       });
-      return { rows: () => [["seed", "client", `${label(bars[0].base)}${D.unit.mark}`, `${label(bars[0].run)}${D.unit.mark}`, "difference"], ...bars.map((o) => [o.run.seed, clientName(o.run, o.i), o.then.toFixed(3), o.now.toFixed(3), o.d.toFixed(3)])] };
+      return { rows: () => [["seed", "client", `${label(bars[0].base)}${D.unit.mark}`, `${label(bars[0].run)}${D.unit.mark}`, "difference"], ...bars.map((o) => [o.run.seed, clientName(o.run, o.i), true_(o.then), true_(o.now), true_(o.d)])] };
     },
 
-    "client-accuracy": (host) => oneClient(host, "accuracy", "evaluated", D.unit.scale, { unit: `accuracy${D.unit.mark}`, fmt: (v) => score(v), title: "Accuracy of this client" }),
-    "client-weight": (host) => oneClient(host, "weight", "rounds", null, { unit: "multiple of an equal share", fmt: (v) => `${fixed(v, 2)} ×`, title: "Weight of this client", zero: true }),
-    "client-loss": (host) => oneClient(host, "loss", "rounds", 1, { unit: "loss", title: "Loss reported by this client", zero: true, none: "No strategy shown here asks for losses." }),
+    "client-accuracy": (host) => oneClient(host, "accuracy", "evaluated", true, { unit: `accuracy${D.unit.mark}`, fmt: (v) => score(v), title: "Accuracy of this client" }),
+    "client-weight": (host) => oneClient(host, "weight", "rounds", false, { unit: "multiple of an equal share", fmt: (v) => `${fixed(v, 2)} ×`, title: "Weight of this client", zero: true }),
+    "client-loss": (host) => oneClient(host, "loss", "rounds", true, { unit: "loss", title: "Loss reported by this client", zero: true, none: "No strategy shown here asks for losses." }),
     "client-labels"(host) {
       const at = here();
       const counts = at && at.labels && state.client !== null ? at.labels.slice(state.client * at.classes.length, (state.client + 1) * at.classes.length) : null;
@@ -587,16 +594,16 @@
   function info(host, values, title, none, rule) {
     return lines(host, {
       title, none, rule, unit: title, height: 220, zero: true, left: 42, fmt: brief,
-      series: byStrategy().map((g) => overSeeds(g.k, g.name, g.runs.filter(values).map((run) => [run.rounds, values(run)]))).filter((one) => one.xs.length),
+      series: byStrategy().map((g) => overSeeds(g.k, g.name, g.runs.filter(values).map((run) => [run.info.rounds, values(run)]))).filter((one) => one.xs.length),
     });
   }
-  function oneClient(host, what, when, factor, o) {
+  function oneClient(host, what, when, plain, o) {
     const at = here();
     if (!at || state.client === null) return empty(host, needClients);
     const series = at.runs.filter((run) => !state.hidden.has(run.strategy) && run[what]).map((run) => {
-      const all = unpack(run[what]), [rows, clients] = run[what].shape;
+      const all = unpack(run[what], what === "accuracy" ? D.unit.scale : 1), [rows, clients] = run[what].shape;
       const own = run[when].map((_, t) => all[t * clients + state.client]);
-      const ys = factor !== null ? own.map((v) => v * factor) : own.map((v, t) => {
+      const ys = plain ? own : own.map((v, t) => {
         let m = 0; for (let c = 0; c < clients; c++) if (!Number.isNaN(all[t * clients + c])) m++;
         return v * m * (run.n / clients);
       });
@@ -687,17 +694,17 @@
     const text = $("#gains-text"), pairs = gainPairs();
     text.textContent = "";
     if (pairs.length) {
-      const moves = pairs.flatMap(({ run, base }) => [...final(run)].map((v, i) => ({ d: scaled(v - final(base)[i]), then: final(base)[i] }))).filter((o) => Number.isFinite(o.d)).sort((a, b) => a.then - b.then);
+      const moves = pairs.flatMap(({ run, base }) => [...final(run)].map((v, i) => ({ d: v - final(base)[i], then: final(base)[i] }))).filter((o) => Number.isFinite(o.d)).sort((a, b) => a.then - b.then);
       const up = moves.filter((o) => o.d > 1e-3), down = moves.filter((o) => o.d < -1e-3), quarter = moves.slice(0, Math.ceil(moves.length / 4));
-      const seeds = state.gainSeed === "all" ? `over ${plural(pairs.length, "seed")}` : `with seed ${state.gainSeed}`;
-      text.textContent = `With ${D.strategies[state.gain].label} instead of ${label(pairs[0].base)}, ${up.length} of ${plural(moves.length, "client")} gain` +
-        `${up.length ? ` (${points(signed(mean(up.map((o) => o.d))))} on average)` : ""} and ${down.length} lose${down.length ? ` (${signed(mean(down.map((o) => o.d)))})` : ""}, ${seeds}. ` +
+      const under = pairs.length > 1 ? `${plural(Math.round(moves.length / pairs.length), "client")} under ${plural(pairs.length, "seed")} (${moves.length} cases)` : `${plural(moves.length, "client")}, seed ${pairs[0].run.seed}`;
+      text.textContent = `${D.strategies[state.gain].label} instead of ${label(pairs[0].base)}, ${under}: ${up.length} gain` +
+        `${up.length ? ` (${points(signed(mean(up.map((o) => o.d))))} on average)` : ""}, ${down.length} lose${down.length ? ` (${signed(mean(down.map((o) => o.d)))})` : ""}. ` +
         `Of the quarter that ${label(pairs[0].base)} serves worst, ${quarter.filter((o) => o.d > 1e-3).length} of ${quarter.length} gain.`;
       if (D.reference_missing) text.textContent += ` ${D.reference_missing} is not among these runs.`;
     }
     const at = here(), client = $("#client-text");
     if (at && state.client !== null && at.runs.length) {
-      const scores = at.runs.filter((run) => run.final && !state.hidden.has(run.strategy)).map((run) => `${label(run)} ${score(scaled(final(run)[state.client]))}`);
+      const scores = at.runs.filter((run) => run.final && !state.hidden.has(run.strategy)).map((run) => `${label(run)} ${score(final(run)[state.client])}`);
       const own = at.labels ? at.labels.slice(state.client * at.classes.length, (state.client + 1) * at.classes.length) : null;
       const size = own ? `, ${plural(Math.round(own.reduce((a, b) => a + b, 0)), "training example")}` : "";
       client.textContent = `${clientName(at.runs[0], state.client)}, ${at.name}${size}. Accuracy at the end: ${scores.join(", ") || "not known yet"}.`;
@@ -726,9 +733,25 @@
     const at = here(), run = at && at.runs.find((one) => one.final);
     fill($("#client-which"), run ? [...final(run)].map((_, i) => [i, clientName(run, i)]) : [], state.client);
   }
+  const verdicts = () => D.verdicts[`${state.model}.${state.at}`];
+  const named = () => D.strategies.findIndex((o) => o.label === verdicts()[0].named);
+  function verdict() { // as the template, of the model and round chosen
+    const close = (text) => text.replace(/ %/g, "\u00a0%");
+    $("#verdict-text").replaceChildren(...verdicts().flatMap((said, i, all) => [
+      said.where || said.so_far ? h("p", { class: "so-far" }, [said.where, said.so_far].filter(Boolean).join(": ")) : null,
+      i ? h("p", { class: "headline" }, said.headline) : h("h1", {}, said.headline),
+      said.sentence ? h("p", { class: "lead" }, close(said.sentence)) : null,
+      all.length === 1 && said.tiles.length ? h("dl", { class: "tiles" }, ...said.tiles.map((tile) => h("div", { class: tile.way.replaceAll(" ", "-") }, h("dt", {}, tile.name),
+        h("dd", {}, h("strong", {}, tile.change), tile.half ? h("span", { class: "unit" }, ` ± ${tile.half}`) : null, h("span", { class: "unit" }, ` ${tile.unit}`),
+          h("small", { class: "way" }, tile.way), h("small", {}, close(`${said.named} ${tile.now}, ${said.base} ${tile.then}`)))))) : null,
+      said.costs ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": said.costs.title }, h("table", { class: "plain costs" }, h("caption", {}, said.costs.title),
+        h("thead", {}, h("tr", {}, ...said.costs.head.map((text) => h("th", { scope: "col" }, text)))),
+        h("tbody", {}, ...said.costs.rows.map(([name, ...rest]) => h("tr", {}, h("th", { scope: "row" }, name), ...rest.map((text) => h("td", {}, text))))))) : null,
+    ].filter(Boolean)));
+  }
   function defaults() {
     const others = D.strategies.map((_, k) => k).filter((k) => k !== D.reference);
-    if (state.gain === null) state.gain = others.includes(D.fairest) ? D.fairest : others.length ? others[0] : D.reference;
+    if (state.gain === null) state.gain = others.includes(named()) ? named() : others.length ? others[0] : D.reference;
     const bounded = D.runs.findIndex((run) => (run.info.numbers || []).some(Boolean));
     if (state.run === null) state.run = bounded >= 0 ? bounded : Math.max(0, D.runs.findIndex((run) => run.strategy === state.gain));
     const all = places();
@@ -777,7 +800,7 @@
     latex: () => ["% \\usepackage{booktabs,xcolor}", `% ${current().caption}`, `\\begin{tabular}{l${"r".repeat(current().columns.length)}}`, "\\toprule",
       current().latex, "\\midrule", ...sorted().map((row) => row.latex), "\\bottomrule", "\\end{tabular}", ""].join("\n"),
     markdown: () => [current().markdown, `|---|${"---:|".repeat(current().columns.length)}`, ...sorted().map((row) => row.markdown), ""].join("\n"),
-    csv: () => csv([["strategy", ...current().columns, "seeds"], ...sorted().map((row) => [row.label, ...row.cells.map(([text]) => text), row.seeds])]),
+    csv: () => csv([["strategy", ...current().columns.flatMap((name) => [name, `sd of ${name}`]), "seeds"], ...sorted().map((row) => [row.label, ...row.values.flatMap((value, i) => [value, row.sd[i]]), row.seeds])]),
   };
   async function copy(text, button) {
     try { await navigator.clipboard.writeText(text); } catch (refused) {
@@ -841,7 +864,7 @@
     words();
     const list = $$(section ? `#${section} figure` : "figure");
     if (atOnce || section) { list.forEach(paint); if (section) turn--; return; }
-    table();
+    table(); verdict();
     (function next(i) { // a figure at a time, so that the page stays responsive
       if (mine !== turn || i >= list.length) { if (i >= list.length) document.documentElement.dataset.drawn = "yes"; return; }
       paint(list[i]);
@@ -868,8 +891,7 @@
     }));
     $$("[data-copy]").forEach((button) => button.addEventListener("click", () => copy(copies[button.dataset.copy](), button)));
     $$("[data-copy-text]").forEach((button) => button.addEventListener("click", () => copy(button.dataset.copyText, button)));
-    $("#at").value = state.at; $("#against").value = state.against;
-    on("#at", "change", (e) => { state.at = e.target.value; table(); });
+    $("#against").value = state.against;
     on("#against", "change", (e) => { state.against = e.target.value; redraw("tradeoff"); });
     on("#weights-run", "change", (e) => { state.run = Number(e.target.value); paint($("#fig-heat")); });
     on("#gains-strategy", "change", (e) => { state.gain = Number(e.target.value); state.gainSeed = "all"; controls(); redraw("gains"); });
@@ -890,6 +912,7 @@
     $$("main > section").forEach((section) => seen.observe(section));
   }
   $$("#models button").forEach((button) => button.addEventListener("click", () => { state.model = button.dataset.model; controls(); redraw(); }));
+  on("#at", "change", (e) => { state.at = e.target.value; controls(); redraw(); });
   on("#theme", "click", () => theme({ undefined: dark() ? "light" : "dark", dark: "light", light: "dark" }[document.documentElement.dataset.theme]));
   media.addEventListener("change", () => { if (!document.documentElement.dataset.theme) redraw(); });
   let wait = null, width = innerWidth;
