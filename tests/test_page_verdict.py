@@ -10,7 +10,7 @@ import report_cases
 from fedmaba.experiment import session as experiment
 from fedmaba.report import data, page_data, verdict
 from fedmaba.report import html as report
-from fedmaba.report.scores import Scores
+from fedmaba.report.current_figures import CurrentFigures
 from fedmaba.results.history import History, RunHistory
 from fedmaba.results.metrics import PERCENT
 from report_cases import Elements, one
@@ -204,7 +204,7 @@ def test_a_half_written_round_is_not_shown_yet(going):
     file = folder / "rounds.jsonl"
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:-2]))  # of four runs two are there
-    scores = Scores([data.load(folder)], 0.05, PERCENT)
+    scores = CurrentFigures([data.load(folder)], 0.05, PERCENT)
     assert (scores.progress[0].done, scores.progress[0].clock) == (3, 2)
     assert [row.seeds for row in scores.rows("deployed", "last")] == [2, 2]
 

@@ -32,6 +32,8 @@ class Source:
     rounds: int | None = None  # asked for
     finished: bool = True
     held: bool = False  # by a process that works on it
+    path: Path | None = None  # of the folder
+    seconds: Sequence[float] = ()  # of the newest rounds of a run in progress
 
     @property
     def data(self) -> Mapping[str, Any]:
@@ -89,7 +91,9 @@ def load(path: Path) -> Source:
             "it, or run the experiment again with another --out"
         )
     held = not finished and run_folder.in_use(path)
-    return Source(path.name, history, about, text, labels, lines, rounds, finished, held)
+    seconds = () if finished else run_folder.read_seconds(path)
+    out = Source(path.name, history, about, text, labels, lines, rounds, finished, held)
+    return replace(out, path=path.resolve(), seconds=seconds)
 
 
 def _as_begun(path: Path, asked: config.Experiment, about: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ from fedmaba.results.history import History
 from fedmaba.results.metrics import Unit
 
 PAGE = Path(__file__).parent / "page"
+SCRIPTS = ("base", "chart", "clients", "runs", "matrices", "page", "live")  # in this order
 
 
 def write(folders: Sequence[Path], out: Path, share: float | None = None) -> None:
@@ -41,7 +42,7 @@ def page(
 ) -> str:
     """The page; `version` names the state of a live run, which the page then asks after."""
     tree = page_data.tree(sources, share)
-    style, script = _asset("style.css"), _asset("script.js")
+    style, script = _asset("style.css"), _script()
     text: str = (
         _environment()
         .get_template("page.html.j2")
@@ -69,7 +70,7 @@ def policy(live: bool = False) -> str:
     """Allowed are our own script and style, pictures made on the spot and, in a live page, news."""
     rules = [
         "default-src 'none'",
-        f"script-src '{_digest(_asset('script.js'))}'",
+        f"script-src '{_digest(_script())}'",
         f"style-src '{_digest(_asset('style.css'))}'",
         "img-src data:",
         "base-uri 'none'",
@@ -122,6 +123,13 @@ def snippet(history: History) -> str:
     """The table of a history for a notebook."""
     grid = table.for_screen(table.summary(history))
     return str(_environment().get_template("table.html.j2").render(grid=grid))
+
+
+@cache
+def _script() -> str:
+    """Our own files in one function, so that the page has no global names."""
+    body = "".join(_asset(f"script/{name}.js") for name in SCRIPTS)
+    return f'"use strict";\n(() => {{\n{body}}})();\n'
 
 
 @cache

@@ -1,6 +1,6 @@
 """What the page shows, as plain numbers: run folders in, one JSON-ready tree out.
 
-Everything a reader could check against `fedmaba table` comes from `Scores`; nothing is computed
+Everything a reader could check against `fedmaba table` comes from `CurrentFigures`; nothing is computed
 twice, and a figure has the same digits wherever it stands. Long runs are thinned here, evenly, and
 the tree says so. No torch.
 """
@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.report import document, numbers, packing, verdict
+from fedmaba.report import document, numbers, packing, set_up, verdict
 from fedmaba.report.data import ATS, MODELS, Source, combine
 from fedmaba.report.document import Cell
 from fedmaba.report.looks import algorithm, hues, reference
-from fedmaba.report.scores import Scores, unit_of
+from fedmaba.report.current_figures import CurrentFigures, unit_of
 from fedmaba.report.table import (
     FIGURES,
     PLAINLY,
@@ -27,6 +27,7 @@ from fedmaba.report.table import (
     grid_of_rows,
     more_figures,
 )
+from fedmaba.results import run_folder
 from fedmaba.results.history import At, History, IntArray, Model, RunHistory
 from fedmaba.results.metrics import Fairness, Unit
 from fedmaba.results.selection import REFERENCE
@@ -45,7 +46,7 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
         raise InputError("nothing to report on: name at least one run folder")
     history = combine(sources)
     share = history.share if share is None else share
-    scores = Scores(sources, share, unit_of(sources, history))
+    scores = CurrentFigures(sources, share, unit_of(sources, history))
     labels, unit, runs = scores.labels, scores.unit, scores.history.runs
     keep = _keep(runs)
     shown = numbers.of_runs(runs)
@@ -145,7 +146,7 @@ def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) ->
     return out
 
 
-def _table(scores: Scores, model: Model, at: At) -> dict[str, Any]:
+def _table(scores: CurrentFigures, model: Model, at: At) -> dict[str, Any]:
     """The table as `fedmaba table` prints it, with the numbers to sort by."""
     rows, unit = scores.rows(model, at), scores.unit
     title = caption(scores.history, model, at, unit)
@@ -177,7 +178,7 @@ def _table(scores: Scores, model: Model, at: At) -> dict[str, Any]:
     }
 
 
-def _run(scores: Scores, r: int, strategy: int, keep: int) -> dict[str, Any]:
+def _run(scores: CurrentFigures, r: int, strategy: int, keep: int) -> dict[str, Any]:
     """One run: curves, and its client x round tables as base64."""
     run = scores.history.runs[r]
     out: dict[str, Any] = {
@@ -228,7 +229,7 @@ def _means(found: Sequence[Fairness], unit: Unit) -> list[float | None]:
     return [_figure(getattr(mean, name), unit) for name in FIGURES]
 
 
-def _fair(scores: Scores, r: int) -> dict[str, Any]:
+def _fair(scores: CurrentFigures, r: int) -> dict[str, Any]:
     """The figures over rounds of both models, and newer ones from the lines of a live run."""
     run, newer, source = scores.history.runs[r], scores.newer[r], scores.sources[scores.owner[r]]
     rounds = run.evaluated.tolist() if "evaluated" in run.tables else []
@@ -284,15 +285,19 @@ def _folder(source: Source) -> dict[str, Any]:
     }
 
 
-def _live(scores: Scores, i: int) -> dict[str, Any]:
+def _live(scores: CurrentFigures, i: int) -> dict[str, Any]:
     """How far an unfinished run is."""
     source, at = scores.sources[i], scores.progress[i]
+    worker = run_folder.worker(source.path) if source.held and source.path else None
     return {
         "name": source.name,
         "done": at.done,
         "clock": at.clock,
         "rounds": source.rounds,
         "held": source.held,
+        "seconds": _short(np.mean(source.seconds)) if len(source.seconds) > 1 else None,
+        "stop": f"kill -INT {worker}" if worker else "",
+        "resume": f"fedmaba resume {set_up.quoted([str(source.path or source.name)])}",
     }
 
 

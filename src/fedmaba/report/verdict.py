@@ -18,7 +18,7 @@ from fedmaba.report.data import Source, combine
 from fedmaba.report.document import Cell, Grid, between, number
 from fedmaba.report.looks import algorithm
 from fedmaba.report.paired import Interval, difference
-from fedmaba.report.scores import Scores, unit_of
+from fedmaba.report.current_figures import CurrentFigures, unit_of
 from fedmaba.report.table import columns, lone
 from fedmaba.results.history import At, Model
 from fedmaba.results.metrics import Fairness, Unit
@@ -73,7 +73,7 @@ def enough(best: float, unit: Unit) -> float:
     return best - (NEAR if unit.mark else NEAR / 100 * abs(best))
 
 
-def of(scores: Scores, model: Model, at: At) -> list[Verdict]:
+def of(scores: CurrentFigures, model: Model, at: At) -> list[Verdict]:
     """One for each set of folders on the same data."""
     found, groups = scores.values(model, at), _groups(scores.sources)
     out = []
@@ -96,7 +96,7 @@ def of_sources(sources: Sequence[Source], share: float | None = None) -> list[Ve
     """On the deployed model at the last round."""
     history = combine(sources)
     share = history.share if share is None else share
-    return of(Scores(sources, share, unit_of(sources, history)), "deployed", "last")
+    return of(CurrentFigures(sources, share, unit_of(sources, history)), "deployed", "last")
 
 
 def _groups(sources: Sequence[Source]) -> list[list[int]]:

@@ -23,7 +23,7 @@ from fedmaba.results.selection import Found
 
 
 @dataclass
-class Progress:
+class ReachedRound:
     """How far a run that is not finished has come."""
 
     done: int = 0  # rounds
@@ -37,7 +37,7 @@ class Progress:
 
 
 @dataclass
-class Scores:
+class CurrentFigures:
     """Figures of all runs of some folders."""
 
     sources: Sequence[Source]
@@ -45,7 +45,7 @@ class Scores:
     unit: Unit
     history: History = field(init=False)
     owner: list[int] = field(init=False)  # which source, by run
-    progress: list[Progress] = field(init=False)  # by source
+    progress: list[ReachedRound] = field(init=False)  # by source
     newer: list[list[Mapping[str, Any]]] = field(init=False)  # lines after the tables, by run
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class Scores:
         """Whether the tables hold all there is."""
         return not any(self.newer)
 
-    def _newer(self, run: RunHistory, source: Source, at: Progress) -> list[Mapping[str, Any]]:
+    def _newer(self, run: RunHistory, source: Source, at: ReachedRound) -> list[Mapping[str, Any]]:
         own = own_label(run.label, source)
         last = int(run.tables["evaluated"][-1]) if len(run.tables.get("evaluated", ())) else 0
         return [
@@ -139,7 +139,7 @@ def own_label(label: str, source: Source) -> str:
     return re.sub(rf" \({re.escape(source.name)}( #\d+)?\)$", "", label)
 
 
-def _progress(source: Source) -> Progress:
+def _progress(source: Source) -> ReachedRound:
     """The newest round, and the newest evaluation, that all runs of a source have reached."""
     runs = source.history.runs
     tables = [int(run.tables["round"][-1]) for run in runs if len(run.tables.get("round", ()))]
@@ -152,7 +152,7 @@ def _progress(source: Source) -> Progress:
         whole -= 1
     found = [line["round"] for line in source.lines if "deployed" in line]
     clock = max([*tested, *(t for t in found if t <= whole)], default=0)
-    return Progress(max([whole, *tables]), clock, source.rounds)
+    return ReachedRound(max([whole, *tables]), clock, source.rounds)
 
 
 def unit_of(sources: Sequence[Source], history: History) -> Unit:
