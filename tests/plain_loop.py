@@ -76,6 +76,25 @@ def one(spec: str) -> Strategy:
     return strategy
 
 
+def torch_schedule(optimiser, words, total):
+    """A schedule by torch.optim.lr_scheduler; `total` is how many steps it will take."""
+    how = torch.optim.lr_scheduler
+    *warm, last = (
+        words.split(",") if not words.startswith("warmup") or "," in words else [words, ""]
+    )
+    many = int(warm[0].removeprefix("warmup:")) if warm else 0
+    kind, _, rate = last.partition(":")
+    parts = {
+        "cosine": lambda: how.CosineAnnealingLR(optimiser, max(total - many, 1)),
+        "exponential": lambda: how.ExponentialLR(optimiser, float(rate)),
+    }
+    after = parts.get(kind, lambda: how.ConstantLR(optimiser, 1.0))()
+    if many < 2:  # grown after the first step
+        return after
+    grow = how.LinearLR(optimiser, 1 / many, total_iters=many - 1)
+    return how.SequentialLR(optimiser, [grow, after], [many])
+
+
 # --- the plain loop ----------------------------------------------------------------------------
 
 
@@ -105,6 +124,13 @@ class Plain:
         nothing = torch.zeros(sum(p.numel() for p in self.model.parameters())).double()
         self.kept = defaultdict(lambda: nothing)  # (name, client) -> what the client keeps
         self.training = None  # the client that trains
+        server = torch.optim.SGD([torch.zeros(1, requires_grad=True)], plan.lr)
+        over = torch_schedule(server, plan.schedule or f"exponential:{plan.lr_decay}", plan.rounds)
+        self.rates = []  # the step size of each round
+        for _ in range(plan.rounds):
+            self.rates += over.get_last_lr()
+            server.step()
+            over.step()
         self.told: list[Told] = []
         self.path: list[torch.Tensor] = []  # the server's model after each round
 
@@ -162,21 +188,39 @@ class Plain:
         trained = self.worker
         trained.load_state_dict(self.model.state_dict())
         server = [p.detach().clone() for p in self.model.parameters()]
-        how = plan.optimiser
-        sgd = torch.optim.SGD(trained.parameters(), lr, how.momentum, 0.0, how.weight_decay)
+        optimiser = self.optimiser(trained, lr)
         key = torch.from_numpy(rng.key(self.seed, "local", t, client).view(np.int64))
-        for k, rows in enumerate(self.minibatches(self.fed.split.train[client], key)):
-            out = self.forward(trained, self.x[rows], key + k)
+        batches = list(self.minibatches(self.fed.split.train[client], key))
+        schedule = torch_schedule(optimiser, plan.step_schedule, len(batches))
+        for k, rows in enumerate(batches):
+            out = self.forward(trained, self.inputs(rows, key + k), key + k)
             data_loss = self.criterion(out, self.y[rows]).mean()
             seen.append(data_loss.item())
-            sgd.zero_grad()
+            optimiser.zero_grad()
             self.objective(data_loss, list(trained.parameters()), server).backward()
-            sgd.step()
+            if plan.optimiser.clip is not None:
+                nn.utils.clip_grad_norm_(trained.parameters(), plan.optimiser.clip)
+            optimiser.step()
+            schedule.step()
         return trained, float(np.mean(seen))
+
+    def optimiser(self, model, lr):
+        """torch's own optimiser with the plan's settings."""
+        how, decay = self.plan.optimiser, self.plan.optimiser.weight_decay
+        if how.optimiser in ("adam", "adamw"):
+            kind = torch.optim.Adam if how.optimiser == "adam" else torch.optim.AdamW
+            betas = how.beta1, how.beta2
+            return kind(model.parameters(), lr, betas, how.epsilon, weight_decay=decay)
+        nesterov = how.optimiser == "nesterov"
+        return torch.optim.SGD(model.parameters(), lr, how.momentum, 0.0, decay, nesterov=nesterov)
+
+    def inputs(self, rows, key):
+        """What a client trains on in a step with this random stream."""
+        return self.x[rows]
 
     def round(self, t):
         plan, needs, n = self.plan, self.strategy.needs(), self.fed.n_clients
-        lr = plan.lr * plan.lr_decay**t
+        lr = self.rates[t]
         clients = rng.sample_clients(self.seed, t, n, plan.participants or n)
         server = parameters_to_vector(self.model.parameters()).detach()
         changes, losses = [], []

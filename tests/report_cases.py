@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from fedmaba import cli
-from fedmaba.experiment import config
+from fedmaba.experiment import config, starting
 from fedmaba.experiment import session as experiment
 from fedmaba.report import data
 from fedmaba.results.history import History, RunHistory
@@ -90,7 +90,7 @@ def history(
 
 def finished_run(out: Path, tiny_npz) -> Path:
     """A finished run of three strategies and two seeds."""
-    experiment.compare(
+    starting.compare(
         ["fedavg", "afl", "fedmaba"], data=str(tiny_npz), model="softmax", rounds=6, eval_every=2,
         seeds=2, minibatch=5, out=out, device="cpu",
     )  # fmt: skip

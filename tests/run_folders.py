@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from fedmaba import strategies
-from fedmaba.experiment import config
+from fedmaba.experiment import config, starting
 from fedmaba.experiment import session as experiment
 from fedmaba.strategies.base import Decision, Strategy
 
@@ -46,7 +46,7 @@ def play(session, stop_after=math.inf):
 def begun(experiment_, out):
     """A session that has taken its folder and is ready to run."""
     session = experiment.prepare(experiment_)
-    experiment.begin(session, out)
+    starting.open_run_folder(session, out)
     return session
 
 
@@ -104,7 +104,7 @@ def brought(npz, out, rules=("fedavg",), **own):
     listed = [s for rule in rules for s in strategies.parse(rule)]
     given_ = experiment.UserObjects(**{"model": net(8), **own})
     session = experiment.prepare(asked(npz, **options), given_, listed)
-    experiment.begin(session, out)
+    starting.open_run_folder(session, out)
     return session
 
 

@@ -14,7 +14,7 @@ from fedmaba.data import attack
 from fedmaba.data.attack import Attack, Hostile
 from fedmaba.data.federation import attacked
 from fedmaba.errors import InputError
-from fedmaba.experiment import checks, config
+from fedmaba.experiment import checks, config, starting
 from fedmaba.experiment import session as experiment
 from fedmaba.results.metrics import fairness
 from fedmaba.simulation.engine import Plan, Run, simulate, start
@@ -213,11 +213,11 @@ def test_older_files_that_name_a_share_of_nobody_are_read_and_resumed(tmp_path, 
     older = text + '\n[attack]\nshare = "10%"\n'
     assert config.build(tomllib.loads(older)) == asked
     session = experiment.prepare(asked)
-    experiment.begin(session, tmp_path / "run")
+    starting.open_run_folder(session, tmp_path / "run")
     for _ in session.rounds(lambda: True):
         pass
     (tmp_path / "run" / "experiment.toml").write_text(older)
-    again = experiment.resume(tmp_path / "run")
+    again = starting.resume(tmp_path / "run")
     for _ in again.rounds():
         pass
     assert (tmp_path / "run" / "runs.json").exists()

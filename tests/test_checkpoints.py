@@ -13,7 +13,7 @@ import safetensors.numpy
 
 from fedmaba import cli
 from fedmaba.errors import InputError
-from fedmaba.experiment import session as experiment
+from fedmaba.experiment import starting
 from fedmaba.results import run_folder
 from fedmaba.results.run_folder import (
     Folder,
@@ -111,7 +111,7 @@ def test_a_checkpoint_without_a_state_or_runs_is_refused_or_shown(stopped, monke
     name = next(name for name in arrays if name.startswith("state/") and name.endswith("/p"))
     forge({n: a for n, a in arrays.items() if n != name}, meta)
     with pytest.raises(InputError, match=rf"not of this experiment \(array {name}\)"):
-        experiment.resume(stopped)
+        starting.resume(stopped)
     forge(arrays, {**meta, "runs": []})
     monkeypatch.setattr(sys, "argv", ["fedmaba", "table", str(stopped)])
     with pytest.raises(SystemExit):
@@ -126,7 +126,7 @@ def test_the_older_checkpoint_takes_the_place_of_a_damaged_one(stopped, finished
     assert meta["round"] == 3
     assert len(damaged) == 1
     assert newest.name in damaged[0]
-    session = experiment.resume(stopped)
+    session = starting.resume(stopped)
     assert session.batch.progress.round == 3
     assert any("damaged" in note for note in session.warnings)
     play(session)
@@ -138,7 +138,7 @@ def test_without_a_whole_checkpoint_there_is_one_line_that_names_them(stopped):
     for file in run_folder.checkpoints(stopped):
         file.write_bytes(b"FEDMABA1" + bytes(100))
     before = files(stopped)
-    for attempt in (experiment.resume, load_history):
+    for attempt in (starting.resume, load_history):
         with pytest.raises(InputError) as found:
             attempt(stopped)
         assert str(found.value).count("is damaged") == 2
@@ -167,7 +167,7 @@ def test_a_checkpoint_that_cannot_be_removed_ends_nothing(
     assert (out / "runs.json").exists()
     assert len(run_folder.checkpoints(out)) == 6
     with pytest.raises(InputError, match="is finished"):
-        experiment.resume(out)
+        starting.resume(out)
     assert run_folder.checkpoints(out) == []
 
 
@@ -176,13 +176,13 @@ def test_a_damaged_checkpoint_takes_no_place_from_good_ones(tiny_npz, tmp_path):
     play(begun(asked(tiny_npz, save__every=1), out), stop_after=5)
     newest = run_folder.checkpoints(out)[0]
     newest.write_bytes(newest.read_bytes()[:-1])
-    rounds = experiment.resume(out).rounds()
+    rounds = starting.resume(out).rounds()
     next(rounds)
     rounds.close()
     assert [p.name for p in run_folder.checkpoints(out)] == ["00000005.ckpt", "00000004.ckpt"]
     assert load_checkpoint(out)[2] == []
     (out / "checkpoint" / "00000009.ckpt").write_bytes(b"from nowhere")
-    rounds = experiment.resume(out).rounds()
+    rounds = starting.resume(out).rounds()
     next(rounds)
     rounds.close()
     assert [p.name for p in run_folder.checkpoints(out)] == ["00000006.ckpt", "00000005.ckpt"]
@@ -193,6 +193,6 @@ def test_a_checkpoint_of_another_experiment_is_refused(stopped, tiny_npz, tmp_pa
     play(begun(asked(tiny_npz, strategies=["fedavg", "afl"]), other), stop_after=4)
     shutil.copy(run_folder.checkpoints(other)[0], stopped / "checkpoint" / "00000009.ckpt")
     with pytest.raises(InputError, match="is not of this experiment"):
-        experiment.resume(stopped)
+        starting.resume(stopped)
     (stopped / "checkpoint" / "00000009.ckpt").unlink()
-    experiment.resume(stopped).close()
+    starting.resume(stopped).close()

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from fedmaba import cli
+from fedmaba.cli import running
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
 from fedmaba.experiment.config import Experiment, build, dump, options, set_key
@@ -74,7 +75,7 @@ def test_every_option_is_put_to_the_test():
 def caught(monkeypatch, *words: str) -> Experiment:
     """The experiment that a command line asks for, without running it."""
     seen = []
-    monkeypatch.setattr(cli, "_run", lambda asked, *rest: seen.append(asked))
+    monkeypatch.setattr(running, "_run", lambda asked, *rest: seen.append(asked))
     monkeypatch.setattr("sys.argv", ["fedmaba", *words])
     with pytest.raises(SystemExit) as done:
         cli.main()
@@ -104,8 +105,8 @@ def test_an_option_is_a_flag_a_key_an_override_and_a_keyword(name, monkeypatch, 
     # a flag of `run` beats the file, an override beats both
     file.write_text(dump(build(base)))
     assert caught(monkeypatch, "run", str(file), key.flag, typed) == by_flag
-    assert key.argument in inspect.signature(cli.compare).parameters
-    assert key.argument in inspect.signature(cli.run).parameters
+    assert key.argument in inspect.signature(running.compare).parameters
+    assert key.argument in inspect.signature(running.run).parameters
 
 
 def test_an_override_beats_a_flag_and_a_flag_beats_the_file(monkeypatch, tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedmaba.errors import InputError
-from fedmaba.experiment import session as experiment
+from fedmaba.experiment import starting
 from fedmaba.results import run_folder
 from fedmaba.results.run_folder import (
     load_history,
@@ -19,7 +19,7 @@ from run_folders import different_files, play
 @pytest.mark.parametrize("damage", ["missing", "empty", "garbage"])
 def test_any_other_damaged_file_is_an_error_of_one_line(name, damage, finished, stopped, tmp_path):
     if name == "about.json":
-        target, attempt = stopped / name, lambda: experiment.resume(stopped)
+        target, attempt = stopped / name, lambda: starting.resume(stopped)
     else:
         copy = tmp_path / "copy"
         shutil.copytree(finished[1], copy)
@@ -43,7 +43,7 @@ def test_damaged_lines_are_written_anew_from_the_checkpoint(damage, finished, st
         file.unlink()
     else:
         file.write_bytes(bad[damage])
-    session = experiment.resume(stopped)
+    session = starting.resume(stopped)
     assert any("written again" in note for note in session.warnings) == (damage != "longer")
     play(session)
     assert different_files(finished, stopped) == []
@@ -56,7 +56,7 @@ def test_a_damaged_partition_is_written_anew(content, finished, stopped):
         file.unlink()
     else:
         file.write_bytes(content)
-    session = experiment.resume(stopped)
+    session = starting.resume(stopped)
     assert session.warnings == [f"{file} was damaged: written again"]
     play(session)
     assert different_files(finished, stopped) == []
@@ -69,7 +69,7 @@ def test_what_was_begun_is_known_from_about_json_or_it_is_named(content, stopped
     with pytest.raises(
         InputError, match=r"about\.json (cannot be read|is not there).*: restore it"
     ):
-        experiment.resume(stopped)
+        starting.resume(stopped)
 
 
 def test_a_table_of_another_kind_is_named(finished, tmp_path):
@@ -82,9 +82,10 @@ def test_a_table_of_another_kind_is_named(finished, tmp_path):
 
 
 def test_a_file_that_is_no_npz_is_called_that(tmp_path):
-    (tmp_path / "a.npz").write_bytes(b"garbage")
-    with pytest.raises(InputError, match=r"a\.npz cannot be read \(no NPZ file\): restore it"):
-        run_folder.read_npz(tmp_path / "a.npz")
+    (tmp_path / "partition.npz").write_bytes(b"garbage")
+    said = r"partition\.npz cannot be read \(no NPZ file\): restore it"
+    with pytest.raises(InputError, match=said):
+        run_folder.load_labels(tmp_path)
 
 
 def test_label_counts_that_are_none_are_named(tmp_path):

@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from fedmaba.errors import SaveFailed
-from fedmaba.experiment import session as experiment
+from fedmaba.experiment import starting
 from fedmaba.results import files as files_
 from fedmaba.results import run_folder
 from fedmaba.results.run_folder import (
@@ -65,7 +65,7 @@ def test_a_full_disk_costs_nothing_that_was_saved(fault, when, finished, tiny_np
     assert not (out / "runs.json").exists()
     assert load_checkpoint(out)[1]["round"] == 3
     assert SaveFailed.exit_code == 74
-    resumed = experiment.resume(out)  # with space again, and nobody holds the folder
+    resumed = starting.resume(out)  # with space again, and nobody holds the folder
     assert resumed.batch.progress.round == 3
     play(resumed)
     want, got = files(finished[1]), files(out)
@@ -138,5 +138,5 @@ def test_a_run_ends_in_the_same_bytes_where_the_system_is_as_windows_is(
     monkeypatch.setattr(os, "close", closed)
     out = tmp_path / "run"
     play(begun(asked(tiny_npz), out), stop_after=4)
-    play(experiment.resume(out))
+    play(starting.resume(out))
     assert files(out) == files(finished[1])

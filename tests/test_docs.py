@@ -17,6 +17,7 @@ import pytest
 
 import fedmaba
 from fedmaba import cli, strategies
+from fedmaba.cli import reproducing, running
 from fedmaba.deploy.flower_app import check
 from fedmaba.experiment import config
 from fedmaba.report import watch
@@ -50,7 +51,7 @@ def test_readme_python_runs(number, tmp_path, monkeypatch, capsys):
 EXAMPLES = sorted(p.stem for p in (ROOT / "examples").glob("*.py"))
 
 
-LONG = ("liars", "own_model")  # ten seconds and more
+LONG = ("adapters", "liars", "own_model")  # ten seconds and more
 
 
 @pytest.mark.parametrize(
@@ -80,11 +81,7 @@ PRINTING = re.compile(r"^```python\n((?:(?!```)[^\n]*\n)+)```\n\n```text\n(.*?)^
 SHOWN = {  # what a page says that a block prints: the text right below it
     code: text
     for path in (ROOT / "docs").rglob("*.md")
-    for code, text in re.findall(
-        r"^```python\n((?:(?!```)[^\n]*\n)+)```\n\n```text\n(.*?)^```$",
-        path.read_text(),
-        re.M | re.S,
-    )
+    for code, text in PRINTING.findall(path.read_text())
 }
 
 
@@ -158,9 +155,9 @@ def test_commands_of_the_docs_are_understood(tmp_path, monkeypatch, capsys):
     """Every `fedmaba ...` line: run where it is quick, else parsed as far as the experiment."""
     monkeypatch.chdir(tmp_path)
     seen = []
-    monkeypatch.setattr(cli, "_run", lambda asked, *rest: seen.append(asked))
+    monkeypatch.setattr(running, "_run", lambda asked, *rest: seen.append(asked))
     shown = []
-    monkeypatch.setattr(cli, "_reproduce", lambda *rest: None)
+    monkeypatch.setattr(reproducing, "_reproduce", lambda *rest: None)
     monkeypatch.setattr(display, "reproduced", lambda target, *rest: shown.append(target.name))
     # the folder all pages speak of, so that what reads it can run
     rng = np.random.default_rng(0)

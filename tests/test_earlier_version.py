@@ -13,7 +13,7 @@ import pytest
 import safetensors.numpy
 import torch
 
-from fedmaba.results import run_folder
+from fedmaba.results import array_files
 
 WRITTEN = Path(__file__).parent / "data" / "version-0.1.0"
 ROUNDS_ALIKE = (torch.__version__, torch.backends.cpu.get_cpu_capability()) == (
@@ -60,7 +60,7 @@ def numbers(folder: Path) -> dict[str, np.ndarray]:
     """Every array of a finished folder, by file and name."""
     found = {}
     for file in sorted(folder.rglob("*.npz")):
-        for name, value in run_folder.read_npz(file).items():
+        for name, value in array_files.read_npz(file).items():
             found[f"{file.relative_to(folder)}/{name}"] = value
     for file in sorted(folder.rglob("*.safetensors")):
         for name, value in safetensors.numpy.load_file(file).items():

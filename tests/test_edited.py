@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from fedmaba.errors import InputError
-from fedmaba.experiment import config
+from fedmaba.experiment import config, starting
 from fedmaba.experiment import session as experiment
 from fedmaba.report import data
 from fedmaba.reproduction import run, targets
-from fedmaba.results import run_folder
+from fedmaba.results import array_files, run_folder
 from test_links import asked, play
 
 
@@ -76,13 +76,13 @@ def test_an_edited_experiment_is_not_resumed(key, value, was, half, folders):
     file.write_text(config.dump(config.build(tree)))
     before = [p.name for p in run_folder.checkpoints(half)]
     with pytest.raises(InputError) as found:
-        experiment.resume(half)
+        starting.resume(half)
     said = f"{file} was edited since the run was begun ({key} was {was}, now {value}): restore it"
     assert str(found.value).startswith(said)
     assert not re.search("delete|remove", str(found.value))
     assert [p.name for p in run_folder.checkpoints(half)] == before
     file.write_bytes(good)
-    list(experiment.resume(half).rounds())
+    list(starting.resume(half).rounds())
     assert same(half, folders / "done") == []
 
 
@@ -92,7 +92,7 @@ def test_what_cannot_change_the_numbers_may_be_edited(half, folders):
     config.set_key(tree, "machine.threads", 1)
     config.set_key(tree, "save.every", 1)
     file.write_text("# a note\n" + config.dump(config.build(tree)))
-    list(experiment.resume(half).rounds())
+    list(starting.resume(half).rounds())
     assert same(half, folders / "done") == ["experiment.toml"]  # all else to the byte
 
 
@@ -102,7 +102,7 @@ def test_a_checkpoint_of_another_run_is_refused(half, folders):
     assert other.name == newest.name
     shutil.copy(other, newest)
     with pytest.raises(InputError, match=r"not of this experiment \(train\.lr\): restore it, or"):
-        experiment.resume(half)
+        starting.resume(half)
     assert newest.exists()
 
 
@@ -115,7 +115,7 @@ def test_a_checkpoint_of_the_version_before_goes_on_and_says_so(half, folders):
     about = json.loads((half / "about.json").read_text())
     del about["digest"]
     (half / "about.json").write_text(json.dumps(about))
-    session = experiment.resume(half)
+    session = starting.resume(half)
     assert any("earlier version" in text for text in session.warnings)
     list(session.rounds())
     assert same(half, folders / "done") == []
@@ -131,7 +131,7 @@ def test_an_edited_about_is_named(key, half):
         about[key] = {"0": "0" * 64} if key == "partition" else "0" * 64
     file.write_text(json.dumps(about))
     with pytest.raises(InputError, match=r"about\.json is not that of this run: restore it"):
-        experiment.resume(half)
+        starting.resume(half)
 
 
 def test_a_key_that_a_newer_version_adds_does_not_stop_a_run(half, monkeypatch):
@@ -144,7 +144,7 @@ def test_a_key_that_a_newer_version_adds_does_not_stop_a_run(half, monkeypatch):
     about = json.loads((half / "about.json").read_text())
     del about["digest"]
     (half / "about.json").write_text(json.dumps(about))
-    experiment.resume(half).close()
+    starting.resume(half).close()
 
 
 # --- the partition and the tables --------------------------------------------------------------
@@ -152,13 +152,13 @@ def test_a_key_that_a_newer_version_adds_does_not_stop_a_run(half, monkeypatch):
 
 def test_an_edited_partition_is_named(half, folders):
     file = half / "partition.npz"
-    arrays = run_folder.read_npz(file)
+    arrays = array_files.read_npz(file)
     arrays["seed0.train"] = arrays["seed0.train"][::-1]
     file.write_bytes(run_folder.npz(arrays))
     with pytest.raises(InputError, match=r"partition\.npz is not that of this run: restore it"):
-        experiment.resume(half)
+        starting.resume(half)
     file.unlink()  # as the line says
-    list(experiment.resume(half).rounds())
+    list(starting.resume(half).rounds())
     assert same(half, folders / "done") == []
 
 
@@ -172,7 +172,7 @@ def test_swapped_and_edited_tables_are_named(how, done, folders):
     elif how == "between folders":
         shutil.copy(folders / "other-done" / "clients" / one.name, one)
     else:
-        arrays = run_folder.read_npz(one)
+        arrays = array_files.read_npz(one)
         arrays["deployed.accuracy"] = np.ones_like(arrays["deployed.accuracy"])
         one.write_bytes(run_folder.npz(arrays))
     with pytest.raises(InputError, match=f"{one.name} .*not the file that the run ended with"):
@@ -181,7 +181,7 @@ def test_swapped_and_edited_tables_are_named(how, done, folders):
 
 def test_an_edited_partition_of_a_finished_run_is_named(done):
     file = done / "partition.npz"
-    arrays = run_folder.read_npz(file)
+    arrays = array_files.read_npz(file)
     arrays["seed0.labels"] = arrays["seed0.labels"][::-1]
     file.write_bytes(run_folder.npz(arrays))
     with pytest.raises(InputError, match=r"partition\.npz .*not the file that the run ended with"):

@@ -20,6 +20,7 @@ from rich.console import Console
 import fedmaba
 from escape_cases import HOSTILE, ORDINARY, about, history
 from fedmaba import cli
+from fedmaba.cli import commands
 from fedmaba.errors import InputError
 from fedmaba.report import (
     data,
@@ -113,7 +114,7 @@ def test_an_error_is_one_line_whatever_it_names(names, monkeypatch, capsys):
         def fails(standalone_mode, name=name):
             raise InputError(f"{name}: no run folder")
 
-        monkeypatch.setattr(cli, "app", fails)
+        monkeypatch.setattr(commands, "app", fails)
         with pytest.raises(SystemExit) as end:
             cli.main()
         assert end.value.code == 2

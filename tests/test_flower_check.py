@@ -258,6 +258,8 @@ def test_nginx_takes_the_configuration(keys, tmp_path):
     shutil.copytree(keys, spaced)
     folder = tmp_path / "my proxy"
     proxy.write(folder, "[::1]:9443", 9000, spaced)
-    done = subprocess.run([*proxy.command(nginx, folder), "-t"], capture_output=True, text=True)
+    done = subprocess.run(
+        [*proxy.nginx_command(nginx, folder), "-t"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "warn" not in done.stderr

@@ -9,6 +9,7 @@ import pytest
 
 from fedmaba.errors import Busy, InputError
 from fedmaba.experiment import session as experiment
+from fedmaba.experiment import starting
 from fedmaba.results import run_folder
 from fedmaba.results.run_folder import (
     Folder,
@@ -33,7 +34,7 @@ def test_a_folder_finished_by_another_process_meanwhile_is_left_alone(
         session = experiment.prepare(asked(tiny_npz, **changes))
         monkeypatch.setattr(run_folder, "Folder", late)
         with pytest.raises(InputError, match=r"finished|another experiment"):
-            experiment.begin(session, out)
+            starting.open_run_folder(session, out)
         assert different_files(finished, out) == []
 
 
@@ -52,7 +53,7 @@ def test_a_folder_has_one_owner(tmp_path, tiny_npz):
             Folder(out)
         session = experiment.prepare(asked(tiny_npz, seeds=1))
         with pytest.raises(Busy):
-            experiment.begin(session, out)
+            starting.open_run_folder(session, out)
         session.close()
         assert Busy.exit_code == 75
     finally:

@@ -9,7 +9,7 @@ from torch import nn
 
 import fedmaba
 from fedmaba.errors import InputError
-from fedmaba.results.history import Column
+from fedmaba.results.history import GrowingArray
 from fedmaba.results.metrics import Fairness, fairness
 from fedmaba.results.run_folder import (
     load_history,
@@ -146,7 +146,7 @@ def test_a_table_shows_the_share_the_run_asked_for(fed, tmp_path):
 
 
 def test_a_table_in_memory_is_hardly_larger_than_its_numbers():
-    column = Column()
+    column = GrowingArray()
     for i in range(1000):
         column.append(np.asarray([i, 2 * i]))
     column.append(np.asarray([0.5, 1.5]))  # a wider kind takes the others along

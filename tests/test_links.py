@@ -13,7 +13,7 @@ import time
 import pytest
 
 from fedmaba.errors import Busy, InputError, SaveFailed
-from fedmaba.experiment import config
+from fedmaba.experiment import config, starting
 from fedmaba.experiment import session as experiment
 from fedmaba.report import export, tensorboard
 from fedmaba.results import files, run_folder
@@ -32,7 +32,7 @@ def asked(npz, **changes):
 
 def play(out, npz, stop=99, **changes):
     session = experiment.prepare(asked(npz, **changes))
-    experiment.begin(session, out)
+    starting.open_run_folder(session, out)
     at = session.batch.progress
     list(session.rounds(lambda: at.round >= stop))
     return session
@@ -65,7 +65,7 @@ def seen(folder):
 
 
 def finish(out):
-    list(experiment.resume(out).rounds())
+    list(starting.resume(out).rounds())
 
 
 # --- links -------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_events_do_not_leave_their_folder(name, half, tmp_path):
     else:
         (half / name).parent.mkdir(exist_ok=True)
         (half / name).symlink_to(outside)
-    session = experiment.resume(half)
+    session = starting.resume(half)
     with pytest.raises(InputError, match="is a link"), tensorboard.events(session, half):
         pass
     session.close()
@@ -283,7 +283,7 @@ def test_a_deleted_lock_lets_nobody_in(half):
             run_folder.Folder(half)
         (half / ".lock").write_text("process 1")  # nor does another file of its name
         with pytest.raises(Busy):
-            experiment.resume(half)
+            starting.resume(half)
         assert run_folder.in_use(half)
     finally:
         other.communicate()

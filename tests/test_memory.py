@@ -11,6 +11,7 @@ from torch import nn
 from fedmaba import cli, strategies
 from fedmaba.errors import NoRoom
 from fedmaba.experiment import session as experiment
+from fedmaba.experiment import starting
 from fedmaba.experiment.config import build
 from fedmaba.results import run_folder
 from fedmaba.rows.stack import LayerRows
@@ -110,14 +111,14 @@ def test_the_chunk_that_fits_is_saved_and_taken_up_again(tiny_npz, tmp_path, roo
         }
     )
     session = experiment.prepare(asked)
-    experiment.begin(session, tmp_path / "run")
+    starting.open_run_folder(session, tmp_path / "run")
     room(2)
     at = session.batch.progress
     with pytest.warns(UserWarning, match="out of memory"):
         list(session.rounds(lambda: at.round == 2))
     _, meta, _ = run_folder.load_checkpoint(tmp_path / "run")
     assert meta["chunk"] == 2
-    again = experiment.resume(tmp_path / "run")
+    again = starting.resume(tmp_path / "run")
     assert again.batch.progress.chunk == 2
     list(again.rounds())  # a warning would be an error here
     assert (tmp_path / "run" / "runs.json").exists()

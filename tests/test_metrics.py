@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 
 from fedmaba.errors import InputError
 from fedmaba.results import metrics
-from fedmaba.results.metrics import Fairness, fairness, tail
+from fedmaba.results.metrics import Fairness, fairness, mean_of_tail
 
 ACCURACY = np.array([0.5, 1.0, 0.75, 0.75])
 quick = settings(max_examples=50, deadline=None, database=None)
@@ -66,15 +66,17 @@ def test_the_default_tail_is_five_percent():
 )
 def test_the_tail_counts_the_ceiling_of_its_share(share, n, count):
     values = np.random.default_rng(n).permutation(np.arange(n, dtype=float))
-    assert tail(values, share) == pytest.approx(np.arange(count).mean())
-    assert tail(values, share, best=True) == pytest.approx(np.arange(n - count, n).mean())
+    assert mean_of_tail(values, share) == pytest.approx(np.arange(count).mean())
+    assert mean_of_tail(values, share, best=True) == pytest.approx(np.arange(n - count, n).mean())
 
 
 @quick
 @given(shares, some.integers(1, 100))
 def test_the_tail_by_exact_arithmetic(values, percent):
     count = max(1, -(-percent * len(values) // 100))
-    assert tail(values, percent / 100) == pytest.approx(np.sort(values)[:count].mean(), abs=1e-12)
+    assert mean_of_tail(values, percent / 100) == pytest.approx(
+        np.sort(values)[:count].mean(), abs=1e-12
+    )
 
 
 def test_all_equal_is_fair():

@@ -8,7 +8,7 @@ import pytest
 import fedmaba
 from fedmaba.errors import InputError
 from fedmaba.results import run_folder
-from fedmaba.results.history import Column, History, RunHistory
+from fedmaba.results.history import GrowingArray, History, RunHistory
 
 SMALL = {"clients": 4, "rounds": 4, "eval_every": 2, "model": "softmax", "minibatch": 200}
 
@@ -77,10 +77,10 @@ def test_the_same_run_does_not_count_twice():
 
 
 def run(seed: int, clients: int = 3, evaluated: tuple[int, ...] = (1, 2), **more) -> RunHistory:
-    tables = {"evaluated": Column(np.array(evaluated))}
+    tables = {"evaluated": GrowingArray(np.array(evaluated))}
     for model in ("deployed", "last"):
         for what in ("accuracy", "loss"):
-            tables[f"{model}.{what}"] = Column(np.full((len(evaluated), clients), 0.5))
+            tables[f"{model}.{what}"] = GrowingArray(np.full((len(evaluated), clients), 0.5))
     return RunHistory("fedavg", seed, "last", np.full(clients, 9), tables=tables, **more)
 
 

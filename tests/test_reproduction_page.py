@@ -39,7 +39,7 @@ def test_the_tool_puts_right_what_is_wrong(tool, tmp_path):
         "<!-- reproduce table2-fashion-mnist last -->\n| wrong |\n<!-- end -->\nrest\n"
     )
     page = tool["renew"](text, batches)
-    found = selection.values(
+    found = selection.fairness_by_seed(
         archive.collect(batches, targets.load("table2-fashion-mnist").jobs[0])[0],
         "last",
         CHOICES["last5"],

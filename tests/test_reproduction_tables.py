@@ -82,7 +82,7 @@ CLAIM = {"measure": "less", "number": 33}
     ],
 )
 def test_the_verdict_on_a_statement(claim, span, said):
-    assert claims.verdict(claim, span) == said
+    assert claims.judgement(claim, span) == said
 
 
 def test_some_seeds_of_a_target_with_variants_are_counted_over_all_of_them(tmp_path):
@@ -141,7 +141,7 @@ def test_rounds_are_chosen_as_the_captions_say(tmp_path):
     }
     assert len({round(v, 6) for v in want.values()}) == 4
     for name, value in want.items():
-        found = selection.values(history, "last", CHOICES[name])["fedavg"][1]
+        found = selection.fairness_by_seed(history, "last", CHOICES[name])["fedavg"][1]
         assert found.accuracy == pytest.approx(100 * value), name
     assert {"best", "last", "valid", "last5"} <= {
         g.name for g in reproduction.document(target, batches).grids
@@ -152,7 +152,7 @@ def test_differences_are_paired_by_seed(tmp_path):
     job, size = targets.load("figure1a").jobs[0], np.full(20, 100)
     runs = [made(label, seed, size) for label in ("fedavg", "fedmaba") for seed in (0, 1, 2)]
     runs.append(made("fedavg", 7, size))  # no partner
-    found = selection.values(History(runs), "last", CHOICES["last"])
+    found = selection.fairness_by_seed(History(runs), "last", CHOICES["last"])
     ours, theirs = paired.pairs(
         *(selection.by_seed(found, row, "variance") for row in ("fedmaba", "fedavg"))
     )

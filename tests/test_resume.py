@@ -14,6 +14,7 @@ from fedmaba.data import datasets
 from fedmaba.data.federation import Federation
 from fedmaba.errors import InputError
 from fedmaba.experiment import session as experiment
+from fedmaba.experiment import starting
 from fedmaba.report import data, html
 from fedmaba.results import run_folder
 from fedmaba.results.run_folder import (
@@ -39,7 +40,7 @@ def test_a_stopped_and_resumed_run_ends_in_the_different_files(after, finished, 
     session = play(begun(asked(tiny_npz), out), stop_after=after)
     assert session.stopped
     assert len(run_folder.checkpoints(out)) in (1, 2)
-    resumed = experiment.resume(out)
+    resumed = starting.resume(out)
     assert resumed.batch.progress.round == after
     play(resumed)
     assert not resumed.stopped
@@ -58,7 +59,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint_to_the_different_files(
     for _ in range(after):
         next(rounds)
     rounds.close()  # as if the process had ended here: no last checkpoint
-    play(experiment.resume(out))
+    play(starting.resume(out))
     want, got = files(finished[1]), files(out)
     assert [name for name in want if want[name] != got.get(name)] == []
 
@@ -67,7 +68,7 @@ def test_many_stops_are_as_good_as_one(finished, tiny_npz, tmp_path):
     out = tmp_path / "run"
     play(begun(asked(tiny_npz), out), stop_after=2)
     for after in (3, 4, 5):
-        play(experiment.resume(out), stop_after=after)
+        play(starting.resume(out), stop_after=after)
     play(begun(asked(tiny_npz), out))  # the same experiment on its folder goes on, too
     want, got = files(finished[1]), files(out)
     assert [name for name in want if want[name] != got.get(name)] == []
@@ -93,7 +94,7 @@ def test_a_stop_asked_for_while_the_caller_looks_at_a_round_loses_nothing(tiny_n
 
 
 def experiment_round(out):
-    resumed = experiment.resume(out)
+    resumed = starting.resume(out)
     resumed.close()
     return resumed.batch.progress.round
 
@@ -121,10 +122,10 @@ def test_other_data_under_the_same_name_are_noticed(tiny_npz, tmp_path):
     np.savez(mine, **arrays)
     before = files(out)
     with pytest.raises(InputError, match="the data differ"):
-        experiment.resume(out)
+        starting.resume(out)
     assert files(out) == before
     mine.write_bytes(Path(tiny_npz).read_bytes())
-    play(experiment.resume(out))  # nobody holds the folder
+    play(starting.resume(out))  # nobody holds the folder
 
 
 def test_a_federation_that_is_divided_otherwise_is_noticed(tiny_npz, tmp_path):
@@ -134,7 +135,7 @@ def test_a_federation_that_is_divided_otherwise_is_noticed(tiny_npz, tmp_path):
         federation = Federation.make(examples, "iid", 5, seed, test="local")
         given_ = experiment.UserObjects(data=federation)
         found = experiment.prepare(asked("own", data__validation="0%"), given_)
-        experiment.begin(found, out)
+        starting.open_run_folder(found, out)
         return found
 
     play(session(0), stop_after=3)
@@ -159,11 +160,11 @@ def test_what_a_killed_process_left_is_tidied_up(finished, stopped, tiny_npz):
     for name in (".about.json.tmp", "checkpoint/.00000006.ckpt.tmp"):
         (stopped / name).write_bytes(b"half of it")
     spare = run_folder.checkpoints(stopped)[0].read_bytes()
-    play(experiment.resume(stopped))
+    play(starting.resume(stopped))
     assert different_files(finished, stopped) == []
     (stopped / "checkpoint" / "00000006.ckpt").write_bytes(spare)  # killed before its last step
     with pytest.raises(InputError, match="is finished"):
-        experiment.resume(stopped)
+        starting.resume(stopped)
     assert different_files(finished, stopped) == []
 
 
@@ -197,7 +198,7 @@ def test_a_run_of_objects_names_the_python_call_and_no_command(tiny_npz, tmp_pat
     again = f"repeat the Python call that began it, with out='{out}'"
     assert run_folder.resume_hint(out) == again
     with pytest.raises(InputError, match=f"was begun in Python, with more than names: {again}"):
-        experiment.resume(out)
+        starting.resume(out)
     assert "fedmaba" not in run_folder.load_about(out)["repeat"]
     page = html.page([data.load(out)])
     assert "the Python call that began it" in page
@@ -220,7 +221,7 @@ def test_another_torch_is_told(stopped):
     about = json.loads(file.read_text())
     about["versions"]["torch"] = "1.0"
     file.write_text(json.dumps(about))
-    session = experiment.resume(stopped)
+    session = starting.resume(stopped)
     session.close()
     assert "begun with torch 1.0: bits may differ from here on" in session.warnings
 
@@ -238,8 +239,8 @@ def test_a_run_begun_anew_keeps_its_chunks(tiny_npz, tmp_path):
 
 def test_a_run_resumed_before_its_first_checkpoint_keeps_its_command(tiny_npz, tmp_path):
     session = experiment.prepare(asked(tiny_npz))
-    experiment.begin(session, tmp_path / "run", ["fedmaba", "compare", "fedavg"])
+    starting.open_run_folder(session, tmp_path / "run", ["fedmaba", "compare", "fedavg"])
     session.close()
-    again = experiment.resume(tmp_path / "run")
+    again = starting.resume(tmp_path / "run")
     again.close()
     assert run_folder.load_about(tmp_path / "run")["command"] == ["fedmaba", "compare", "fedavg"]

@@ -8,6 +8,7 @@ from torch import nn
 
 from fedmaba.errors import InputError
 from fedmaba.experiment import session as experiment
+from fedmaba.experiment import starting
 from fedmaba.results.run_folder import (
     load_checkpoint,
 )
@@ -134,7 +135,7 @@ def test_a_strategy_of_ones_own_that_was_edited_is_noticed(tiny_npz, tmp_path, m
     play(begun(asked(tiny_npz, strategies=["some_rule.Rule"]), out), stop_after=3)
     edit("2")
     with pytest.raises(InputError, match="begun with another strategy rule"):
-        experiment.resume(out, trust=True)
+        starting.resume(out, trust=True)
     edit("1 ")
-    play(experiment.resume(out, trust=True))
+    play(starting.resume(out, trust=True))
     assert (out / "runs.json").exists()

@@ -16,8 +16,7 @@ import fedmaba
 from fedmaba import strategies
 from fedmaba.data.partition import Split
 from fedmaba.errors import InputError, SaveFailed
-from fedmaba.experiment import config
-from fedmaba.experiment import session as experiment
+from fedmaba.experiment import config, starting
 from fedmaba.results import run_folder
 from fedmaba.results.run_folder import (
     Folder,
@@ -129,7 +128,7 @@ def test_a_folder_of_another_experiment_is_left_alone(finished, stopped, tiny_np
     with pytest.raises(InputError, match="finished: see `fedmaba table"):
         begun(asked(tiny_npz), finished[1])
     with pytest.raises(InputError, match="is finished"):
-        experiment.resume(finished[1])
+        starting.resume(finished[1])
     other = tmp_path / "mine"
     other.mkdir()
     (other / "thesis.txt").write_text("years of work")
@@ -137,7 +136,7 @@ def test_a_folder_of_another_experiment_is_left_alone(finished, stopped, tiny_np
         begun(asked(tiny_npz), other)
     assert [p.name for p in other.iterdir()] == ["thesis.txt"]
     with pytest.raises(InputError, match="is no run folder"):
-        experiment.resume(other)
+        starting.resume(other)
     with pytest.raises(InputError, match="is no run folder"):
         load_history(other / "none")
 
@@ -167,7 +166,7 @@ def test_a_folder_without_checkpoints_says_what_it_is(tiny_npz, tmp_path):
     begun(asked(tiny_npz), out).close()
     with pytest.raises(InputError, match=f"holds no checkpoint yet: wait, or fedmaba resume {out}"):
         load_history(out)
-    experiment.resume(out).close()  # as it says
+    starting.resume(out).close()  # as it says
     with pytest.raises(InputError, match=r"runs is no run folder: name one that fedmaba wrote"):
         load_history(tmp_path / "runs")
 

@@ -18,7 +18,7 @@ from fedmaba.experiment import session as experiment
 from fedmaba.report import data, export, figures, page_data, table, tensorboard, terminal, verdict
 from fedmaba.report import html as page
 from fedmaba.results import run_folder
-from fedmaba.results.history import Column, History, RunHistory
+from fedmaba.results.history import GrowingArray, History, RunHistory
 from fedmaba.results.metrics import PERCENT, PLAIN, are_shares, every, variance
 
 SAID = "scores as the metric gives them, not in per cent"
@@ -69,7 +69,7 @@ def test_one_score_of_one_run_decides_for_all_and_a_growing_table_is_looked_at_o
     assert both.unit is PERCENT
     looked = []
 
-    class Watched(Column):
+    class Watched(GrowingArray):
         def __getitem__(self, index):
             looked.append(index)
             return super().__getitem__(index)
@@ -84,7 +84,7 @@ def test_one_score_of_one_run_decides_for_all_and_a_growing_table_is_looked_at_o
     assert second.unit is PERCENT
     column.append(np.array([0.2]))
     assert both.unit is PLAIN
-    first.tables["last.accuracy"] = Column(np.array([[0.5]]))
+    first.tables["last.accuracy"] = GrowingArray(np.array([[0.5]]))
     assert both.unit is PERCENT
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import report_cases
 from fedmaba.errors import InputError
-from fedmaba.experiment import session as experiment
+from fedmaba.experiment import starting
 from fedmaba.report import (
     data,
     page_data,
@@ -171,7 +171,7 @@ def test_watch_says_when_a_port_is_taken(folder, served):
 def test_watch_shows_a_run_before_and_after_its_first_checkpoint(tiny_npz, tmp_path):
     going = session(tiny_npz, rounds=8, save={"every": 5})
     out = tmp_path / "live"
-    experiment.begin(going, out)
+    starting.open_run_folder(going, out)
     rounds = going.rounds(stop=lambda: False)
     for _ in range(4):
         next(rounds)
@@ -197,7 +197,7 @@ def test_watch_shows_a_run_before_and_after_its_first_checkpoint(tiny_npz, tmp_p
 def test_a_run_that_nobody_works_on_is_not_called_running(saved, tiny_npz, tmp_path):
     out = tmp_path / "cut"
     going = session(tiny_npz, rounds=8)
-    experiment.begin(going, out)
+    starting.open_run_folder(going, out)
     asked = []
     rounds = going.rounds(stop=lambda: bool(asked))
     for _ in range(4):
@@ -215,7 +215,7 @@ def test_a_run_that_nobody_works_on_is_not_called_running(saved, tiny_npz, tmp_p
             assert "deployed model ()" not in text
     assert not run_folder.in_use(out)
     assert not run_folder.in_use(tmp_path)
-    again = experiment.resume(out)
+    again = starting.resume(out)
     assert run_folder.in_use(out)
     again.close()
 

@@ -26,7 +26,7 @@ FLOORS = {  # from the ground up: a module imports what stands before it (a test
     "Data": "data",
     "Models as rows": "rows",
     "Simulation": "simulation",
-    "Results": "results",
+    "Results": "results adapters",
     "Experiments": "experiment",
     "What people see": "report",
     "The paper, reproduced": "reproduction",

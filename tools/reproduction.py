@@ -29,7 +29,7 @@ from fedmaba.reproduction import page as reproduction
 from fedmaba.reproduction import run as reproduce
 from fedmaba.reproduction.paper import name_of
 from fedmaba.results import selection
-from fedmaba.results.history import Column, History, Model, RunHistory
+from fedmaba.results.history import GrowingArray, History, Model, RunHistory
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproduction.md"
@@ -165,7 +165,7 @@ def by_seed(
 
     def of(model: Model) -> dict[int, float]:
         return selection.by_seed(
-            selection.values(history, model, selection.CHOICES[at]), row, figure
+            selection.fairness_by_seed(history, model, selection.CHOICES[at]), row, figure
         )
 
     if model == "gain":
@@ -177,7 +177,7 @@ def by_seed(
 def until(run: RunHistory, done: int) -> RunHistory:
     """A run as it was after some rounds."""
     count = int(np.flatnonzero(run.evaluated == done)[0]) + 1
-    return replace(run, tables={k: Column(t.array()[:count]) for k, t in run.tables.items()})
+    return replace(run, tables={k: GrowingArray(t.array()[:count]) for k, t in run.tables.items()})
 
 
 def floor(run: RunHistory) -> float:
@@ -383,7 +383,7 @@ def _moved(
     (job, *_), last = target_of(name).jobs, selection.CHOICES["last"]
     for model in MODELS:
         sides = [
-            selection.values(archive.deployed_history(some, job), model, last)
+            selection.fairness_by_seed(archive.deployed_history(some, job), model, last)
             for some in (batches, later)
         ]
         for label in job.strategies:

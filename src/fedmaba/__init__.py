@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fedmaba.data.datasets import Dataset
     from fedmaba.data.federation import Federation
     from fedmaba.errors import InputError
-    from fedmaba.experiment.session import compare
+    from fedmaba.experiment.starting import compare
     from fedmaba.results.history import History, RunHistory
     from fedmaba.results.metrics import Fairness, fairness
     from fedmaba.results.run_folder import load_history
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "compare": "experiment.session",
+    "compare": "experiment.starting",
     "Dataset": "data.datasets",
     "Decision": "strategies.base",
     "Federation": "data.federation",

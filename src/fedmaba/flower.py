@@ -76,6 +76,8 @@ class FlowerStrategy(Base):
     or a mapping; without it a name belongs for good to the first node that gives it.
     min_replies, grace: once so many of those asked have answered (a whole number, or a share
     with a decimal point), the others have twice as long again, at least `grace` seconds.
+    batchnorm: what client_app(batchnorm=...) says. "average": running statistics are weighed as
+    the model is; "local": sites keep their layers. Without it statistics are averaged by size.
     """
 
     def __init__(
@@ -96,13 +98,16 @@ class FlowerStrategy(Base):
         sites: str | Path | Mapping[str, object] | None = None,
         min_replies: float = 0.5,
         grace: float = 60.0,
+        batchnorm: str | None = None,
     ) -> None:
         check_numbers(0, lr=lr, lr_decay=lr_decay)
         check_numbers(0, whole=True, seed=seed)
         self.participation = Participation(
             fraction_train, min_train_nodes, min_available_nodes, min_replies, grace
         )
-        self.settings = FederationSettings(one_strategy(strategy), seed, lr, lr_decay, deploy)
+        self.settings = FederationSettings(
+            one_strategy(strategy), seed, lr, lr_decay, deploy, batchnorm
+        )
         self.limits, self.evaluate, self.wait = limits or Limits(), evaluate, wait
         self.site_names = read_sites(sites) if sites else SiteNames()
         listed = self.site_names.listed
@@ -378,10 +383,18 @@ class FlowerStrategy(Base):
         assert server is not None
         found = ((i.node_id, self.site_names.site_of(_node(i))) for i in grid.get_nodes())
         sites = {node: site for node, site in found if site is not None}
-        content = RecordDict({"arrays": _record(server.deployed), "config": config})
+        model = _record(server.deployed)
         messages = [
-            Message(content, node, MessageType.EVALUATE, group_id="end", ttl=self.ttl)
-            for node in sites
+            Message(
+                RecordDict(
+                    {"arrays": model, "config": ConfigRecord({**config, **server.kept_task(site)})}
+                ),
+                node,
+                MessageType.EVALUATE,
+                group_id="end",
+                ttl=self.ttl,
+            )
+            for node, site in sites.items()
         ]
         accuracy: dict[str, float] = {}
         for node, message in self._collect(grid, messages, timeout):
@@ -415,6 +428,7 @@ def client_app(
     device: str = "cpu",
     mods: Sequence[Any] = (),
     keep: str | Path | None = None,
+    batchnorm: str = "refuse",
 ) -> ClientApp:
     """A ClientApp for every strategy: it trains as the server's message says.
 
@@ -423,7 +437,10 @@ def client_app(
     are the names of all classes in one order for all sites, or how many there are, 0 to C-1.
     `mods` are Flower's, around training: LocalDpMod(...), say. `keep` is a folder of this site for
     vectors that a strategy lets it keep between rounds, by default --node-config 'keep="..."'.
+    `batchnorm` says what becomes of BatchNorm layers: refuse, group, local, average or frozen.
     """
+
+    norms = _choice(batchnorm)
 
     def name(context: Context) -> str:
         if site is not None:
@@ -441,7 +458,7 @@ def client_app(
         mine = data(context) if callable(data) else data
         folder = keep or context.node_config.get("keep")
         kept = KeptVectors(Path(str(folder)) if folder else None, name(context))
-        return LocalClient(model, mine, classes, loss, metric, device, kept)
+        return LocalClient(model, mine, classes, loss, metric, device, kept, norms)
 
     def train(message: Message, context: Context) -> Message:
         weights, task = _weights(message), dict(message.content["config"])
@@ -449,7 +466,8 @@ def client_app(
         return reply(message, _record(trained), numbers, name(context))
 
     def evaluate(message: Message, context: Context) -> Message:
-        numbers = worker(context).evaluate(_weights(message))
+        task = dict(message.content["config"]) if "config" in message.content else {}
+        numbers = worker(context).evaluate(_weights(message), task)
         return reply(message, None, numbers, name(context))
 
     def query(message: Message, context: Context) -> Message:
@@ -493,12 +511,24 @@ def _named(arrays: ArrayRecord, names: list[str]) -> ArrayRecord:
 
 
 def initial_arrays(
-    model: models.Factory | str, shape: tuple[int, ...], classes: int, seed: int = 0
+    model: models.Factory | str,
+    shape: tuple[int, ...],
+    classes: int,
+    seed: int = 0,
+    batchnorm: str = "refuse",
 ) -> ArrayRecord:
-    """The first model, that of the simulator's run with this seed; needs torch."""
+    """The first model, that of the simulator's run with this seed; needs torch.
+
+    What sites do not send is not in it: frozen weights, and layers that they keep.
+    """
     from fedmaba.deploy.client import first_model
 
-    return _record(first_model(model, shape, classes, seed))
+    return _record(first_model(model, shape, classes, seed, _choice(batchnorm)))
+
+
+def _choice(batchnorm: str) -> Any:
+    """What becomes of BatchNorm layers, or InputError."""
+    return FederationSettings(one_strategy("fedavg"), batchnorm=batchnorm).batchnorm
 
 
 def load_arrays(path: str | Path) -> ArrayRecord:

@@ -27,8 +27,8 @@ from pathlib import Path
 from tools.faults import process
 from tools.faults.common import Say, Tally, call, one_line, progress, scratch
 
-SECONDS = 10.0
-PATIENCE = 12  # times as long on the clock, where other processes have the cores
+SECONDS = 10.0  # of processor time
+PATIENCE = 6  # times as long on the clock: other processes may have the cores
 MEGABYTES = 1000
 LINE = 2000  # characters of an error line; whole names of 5,000 are no help to a reader
 OWN = (0, 2, 65, 71, 74, 75)  # exit codes that the docs know for these commands
@@ -44,8 +44,7 @@ class Result:
     code: int
     out: str
     err: str
-    seconds: float
-    cpu: float
+    seconds: float  # of processor time
     megabytes: float
     folder: Path
     page: bytes | None = None  # what `watch` answered
@@ -84,7 +83,6 @@ class Running:
     start: float
     visitor: int = 0
     peak: float = 0.0
-    queued: float = 0.0  # seconds that it waited for a core
     over: str = ""  # a limit that it passed
 
 
@@ -382,12 +380,14 @@ def _visit(stem: Path, pid: int) -> int:
     if visitor:
         return visitor
     try:
-        end = time.monotonic() + SECONDS
+        end = time.monotonic() + SECONDS * PATIENCE
         while time.monotonic() < end and os.path.exists(f"/proc/{pid}"):
             out = Path(f"{stem}.out")
             text = out.read_text(errors="replace") if out.exists() else ""
             if found := re.match(r"http://127\.0\.0\.1:(\d+)/ ", text):
-                link = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=SECONDS)
+                link = http.client.HTTPConnection(
+                    "127.0.0.1", int(found[1]), timeout=SECONDS * PATIENCE
+                )
                 link.request("GET", "/")
                 answer = link.getresponse()
                 Path(f"{stem}.page").write_bytes(b"%d\n" % answer.status + answer.read())
@@ -404,11 +404,9 @@ def _poll(root: Path, running: Running) -> Result | None:
     """The result of a command that has ended; one past a limit is killed."""
     done, status, used = os.wait4(running.pid, os.WNOHANG)
     clock = time.monotonic() - running.start
-    seconds = clock - running.queued
     if not done:
         running.peak = max(running.peak, _now(running.pid))
-        running.queued = max(running.queued, _queued(running.pid))
-        if seconds > SECONDS or clock > SECONDS * PATIENCE:
+        if _worked(running.pid) > SECONDS or clock > SECONDS * PATIENCE:
             running.over = "time"
         elif running.peak > MEGABYTES * 1.2:
             running.over = "memory"
@@ -417,7 +415,7 @@ def _poll(root: Path, running: Running) -> Result | None:
         os.kill(running.pid, signal.SIGKILL)
         _, status, used = os.wait4(running.pid, 0)
     if running.visitor:
-        process.wait(running.visitor, 2 * SECONDS)
+        process.wait(running.visitor, 2 * SECONDS * PATIENCE)
     stem = root / "logs" / str(running.case.number)
     page = Path(f"{stem}.page")
     whole = page.read_bytes() if page.exists() else b""
@@ -426,7 +424,6 @@ def _poll(root: Path, running: Running) -> Result | None:
         os.waitstatus_to_exitcode(status),
         _read(Path(f"{stem}.out")),
         _read(Path(f"{stem}.err")),
-        seconds,
         used.ru_utime + used.ru_stime,
         max(used.ru_maxrss / 1000, running.peak),
         running.folder,
@@ -444,12 +441,13 @@ def _now(pid: int) -> float:
     return pages * resource.getpagesize() / 1e6
 
 
-def _queued(pid: int) -> float:
-    """Seconds that a process was ready and had no core: other people's time, not its own."""
+def _worked(pid: int) -> float:
+    """Seconds of processor time that a process has used so far, all its threads together."""
     try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
         return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _read(file: Path) -> str:
@@ -466,8 +464,9 @@ def _judge(running: Running, result: Result) -> Iterator[str]:
     for ran in sorted(p.name for p in running.folder.rglob("RAN-*")):
         yield f"code was run: {ran}"
     if running.over == "time":
-        busy = "busy" if result.cpu > SECONDS / 2 else "waiting"
-        yield f"over {SECONDS:.0f} s, {busy}: {_which(case)}"
+        busy = result.seconds > SECONDS / 2
+        told = f"{SECONDS:.0f} s, busy" if busy else f"{SECONDS * PATIENCE:.0f} s, waiting"
+        yield f"over {told}: {_which(case)}"
     elif result.megabytes > MEGABYTES:
         yield f"over {MEGABYTES} MB: {_which(case)}"
     if not running.over:

@@ -28,7 +28,7 @@ WORDS += ["--eval-every", "2", "--threads", "1"]
 
 def play(root: Path, out: str, rounds: int, stop: int | None = None) -> None:
     """A small run, to its end or stopped after some rounds with a checkpoint every second one."""
-    from fedmaba.experiment import config
+    from fedmaba.experiment import config, starting
     from fedmaba.experiment import session as experiment
 
     tree = {"strategies": ["fedavg", "fedmaba"], "seeds": 1, "model": "softmax"}
@@ -39,7 +39,7 @@ def play(root: Path, out: str, rounds: int, stop: int | None = None) -> None:
     }.items():  # fmt: skip
         config.set_key(tree, name, value)
     session = experiment.prepare(config.build(tree))
-    experiment.begin(session, Path(out))
+    starting.open_run_folder(session, Path(out))
     at = session.batch.progress
     for _ in session.rounds(lambda: stop is not None and at.round >= stop):
         pass

@@ -41,7 +41,7 @@ def resident() -> float:
 
 def campaign(count: int, seed: int, say: Say) -> Tally:
     """`count` rounds; sampled after every hundredth of them, the first fifth left out."""
-    from fedmaba.experiment import config
+    from fedmaba.experiment import config, starting
     from fedmaba.experiment import session as experiment
 
     tally, show = Tally(), progress(say, "soak")
@@ -54,7 +54,7 @@ def campaign(count: int, seed: int, say: Say) -> Tally:
         }.items():  # fmt: skip
             config.set_key(tree, name, value)
         session = experiment.prepare(config.build(tree))
-        experiment.begin(session, root / "run")
+        starting.open_run_folder(session, root / "run")
         seen = []
         every = max(1, count // 100)
         for snapshot in session.rounds():

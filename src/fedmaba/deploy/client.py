@@ -1,15 +1,15 @@
-"""The local work of one site of a real federation: the simulator's own, for a single row.
+"""What one site of a real federation does: train and evaluate a model on its own data.
 
-Knows a model, one site's data and the task the server sent; no network. Training uses the same
-rows, minibatch order and random streams as the simulator, so both give the same numbers. A label
-means the same class at every site: it is known by its name, the word of a CSV file or the number
-of an array, and numbered as the federation's list of classes says.
+It knows the model, the site's data and the server's task, but no network. Training uses the same
+rows, minibatch order and random streams as the simulator, so both give the same numbers. A class
+has the same number at every site: each site looks up the name of the class, which is a word of a
+CSV file or a number of an array, in the federation's list of classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,11 +23,12 @@ from fedmaba.deploy.kept_vectors import KeptVectors, Told, Vectors
 from fedmaba.deploy.validation import printable, some_names
 from fedmaba.errors import InputError
 from fedmaba.rows import LossFn, compile, models
+from fedmaba.rows.batchnorm import Choice, too_few
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.workers import Workers
+from fedmaba.simulation.augmentation import Augmentation, parse_augment
 from fedmaba.simulation.local_training import (
     MetricFn,
-    Optimiser,
     Pool,
     TrainingJob,
     added_terms,
@@ -35,9 +36,11 @@ from fedmaba.simulation.local_training import (
     kept_after,
     train_chunk,
 )
+from fedmaba.simulation.optimiser import Optimiser, parse_schedule
 from fedmaba.strategies.base import Local
 
 Arrays = dict[str, NDArray[Any]]
+OWN = "/model"  # among the kept vectors: the part of the model that a site keeps
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,12 @@ class LocalClient:
 
     model: models.Factory | str
     data: Dataset
-    classes: int | Sequence[str] | None = None  # of the whole federation; None: 0 to C-1 as here
+    classes: int | Sequence[str] | None = None  # of the whole federation; None: they are 0 to C-1
     loss: LossFn | None = None
     metric: MetricFn | None = None
     device: str = "cpu"
     kept: KeptVectors = KeptVectors(None, "site")
+    batchnorm: Choice = "refuse"
 
     @cached_property
     def agreed(self) -> tuple[str, ...]:
@@ -70,7 +74,7 @@ class LocalClient:
         return tuple(map(str, given))
 
     def labels(self) -> NDArray[np.int64]:
-        """(n,) this site's labels by the federation's numbers."""
+        """(n,) this site's labels, numbered as the whole federation numbers them."""
         y, own, agreed = self.data.y, self.data.classes, self.agreed
         used = np.unique(y)
         wrong = [str(k) for k in used if not 0 <= k < len(own)]
@@ -85,26 +89,29 @@ class LocalClient:
         return number[y]
 
     def train(self, weights: Arrays, task: Mapping[str, Any]) -> tuple[Arrays, dict[str, float]]:
-        """The trained model, and what the server is told: examples, loss, accuracy."""
+        """Train; return the model and what the server is told: examples, loss, accuracy."""
         with torch.no_grad():
             return self._train(weights, task)
 
-    def evaluate(self, weights: Arrays) -> dict[str, float]:
+    def evaluate(self, weights: Arrays, task: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Accuracy of a model on the test rows; {} where there are none."""
         with torch.no_grad():
             rows, flat, pool = self._load(weights, 50)
+            if rows.layout.shared < rows.layout.size:
+                self._kept_before(rows, flat, task or {}, Local.from_task(task or {}))
             return self._test(rows, flat, pool)
 
     def _train(self, weights: Arrays, task: Mapping[str, Any]) -> tuple[Arrays, dict[str, float]]:
         n = self.data.n_train
         minibatch, local = int(task.get("minibatch", 50)), Local.from_task(task)
         rows, flat, pool = self._load(weights, minibatch)
+        self._check_minibatches(rows, minibatch, task, local)
+        before = self._kept_before(rows, flat, task, local)
         numbers = {"num-examples": n, **self._test(rows, flat, pool)}
         where = task.get("loss-at", "start")
         if where == "start":
             numbers["loss"] = self._mean_loss(rows, flat, pool)
         job, graphs = self._job(task, minibatch, local), GraphCache(flat.device, recordable=False)
-        before = self._kept_before(rows, flat, task, local)
         if local.add:
             job = replace(job, added=added_terms(local, before.items(), flat))
         trained, told = train_chunk(rows, pool, flat, job, graphs)
@@ -112,22 +119,48 @@ class LocalClient:
             numbers["loss"] = float(told[0, 0])
         if where == "end":
             numbers["loss"] = self._mean_loss(rows, trained, pool)
-        if local.keep:
+        if local.keep or rows.layout.kept_names():
             after = {n: kept_after(local, n, flat, trained, old) for n, old in before.items()}
-            self.kept.save(Told.from_task(task), _named(rows, before), _named(rows, after))
-        return {**weights, **_arrays(rows, trained)}, numbers
+            both = (
+                _named(rows, before) | _own(rows, flat),
+                _named(rows, after) | _own(rows, trained),
+            )
+            self.kept.save(Told.from_task(task), *both)
+        named = _arrays(rows, trained)
+        return {**weights, **{name: named[name] for name in rows.layout.sent_names()}}, numbers
+
+    def _check_minibatches(
+        self, rows: Any, minibatch: int, task: Mapping[str, Any], local: Local
+    ) -> None:
+        """Refuse a minibatch of one example where a layer takes the variance over examples."""
+        n, layer = self.data.n_train, too_few(rows.model, 1)
+        last = n if local.full_batch else (n - 1) % minibatch + 1
+        reached = int(task.get("steps", 0)) == 0 or int(task["steps"]) >= -(-n // minibatch)
+        if layer and last == 1 and reached:
+            raise InputError(
+                f"this site has {n} training examples, so one minibatch of {minibatch} has a "
+                f"single one, and {layer!r} takes the variance over examples: choose another "
+                "minibatch, or batchnorm='group' or 'frozen'"
+            )
 
     def _kept_before(
         self, rows: Any, flat: Tensor, task: Mapping[str, Any], local: Local
     ) -> dict[str, Tensor]:
-        """The vectors that this site trains with, each (1, P) by its name."""
-        if not local.keep:
+        """The vectors that this site trains with, each (1, P) by its name.
+
+        The part of the model that the site keeps is put into `flat`.
+        """
+        own = rows.layout.kept_names()
+        if not local.keep and not own:
             return {}
-        found = self.kept.load(Told.from_task(task), local.keep, _arrays(rows, flat))
+        every = _arrays(rows, flat)
+        found = self.kept.load(Told.from_task(task), local.keep, every, _own(rows, flat))
+        mine = found.pop(OWN, {})
         packed = {
             name: rows.layout.pack_named({n: torch.from_numpy(w) for n, w in vector.items()})
-            for name, vector in found.items()
+            for name, vector in (found | {OWN: every | mine}).items()
         }
+        flat[:] = packed.pop(OWN)
         return {name: vector[None].to(flat.device) for name, vector in packed.items()}
 
     def _load(self, weights: Arrays, minibatch: int) -> tuple[Any, Tensor, Pool]:
@@ -135,9 +168,17 @@ class LocalClient:
         make = models.find_factory(self.model) if isinstance(self.model, str) else self.model
         data, device = self.data, torch.device(self.device)
         labels = self.labels()
-        net = models.build_model(make, data.x.shape[1:], len(self.agreed), 0)
+        net = models.build_model(make, data.x.shape[1:], len(self.agreed), 0, self.batchnorm)
+        sent = models.sent_weights(net)
+        here = {name: value for name, value in net.state_dict().items() if name not in sent}
+        if extra := set(weights) & set(here):
+            raise InputError(
+                f"the server's model has {some_names(extra)}, which no server sends: it is frozen "
+                "or kept here: let the server begin with initial_arrays of the same model"
+            )
+        given = {n: torch.from_numpy(np.array(w)) for n, w in weights.items()}
         try:
-            net.load_state_dict({n: torch.from_numpy(np.array(w)) for n, w in weights.items()})
+            net.load_state_dict({**here, **given})
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"the server's model is not this site's: {reason}") from error
@@ -148,10 +189,9 @@ class LocalClient:
         return rows, rows.layout.pack(net.cpu())[None].to(device), pool
 
     def _job(self, task: Mapping[str, Any], minibatch: int, local: Local) -> TrainingJob:
-        """What the server asked for, as the simulator would do it."""
+        """The work that the server asked for, in the simulator's terms."""
         n = self.data.n_train
         epochs = int(task.get("epochs", 1)) * -(-n // minibatch)
-        chosen = {f.name: f.name.replace("_", "-") for f in fields(Optimiser)}
         return TrainingJob(
             run=np.array([0]),
             first=np.array([0]),
@@ -160,9 +200,19 @@ class LocalClient:
             steps=np.array([1 if local.full_batch else int(task.get("steps", 0)) or epochs]),
             minibatch=minibatch,
             lr=float(task["lr"]),
-            optimiser=Optimiser(**{f: float(task[k]) for f, k in chosen.items() if k in task}),
+            optimiser=Optimiser.from_task(task),
+            schedule=parse_schedule(str(task.get("step-schedule", "constant")), "step-schedule"),
+            augment=self._augment(task),
             local=(local,),
         )
+
+    def _augment(self, task: Mapping[str, Any]) -> Augmentation | None:
+        """The random changes of images that the server asks for."""
+        if "augment" not in task:
+            return None
+        found, x = parse_augment(str(task["augment"])), self.data.x
+        found.check(x.shape[1:], images=x.dtype.kind == "f")
+        return found
 
     def _scores(self, rows: Any, flat: Tensor, pool: Pool, a: int, b: int) -> tuple[float, float]:
         """Mean loss and score over rows a..b of the pool."""
@@ -187,14 +237,27 @@ def _arrays(rows: Any, flat: Tensor) -> Arrays:
     return {name: w.cpu().numpy() for name, w in rows.layout.unpack(flat[0]).items()}
 
 
+def _own(rows: Any, flat: Tensor) -> Vectors:
+    """The part of a model (1, P) that the site keeps, as one more vector; {} where none is."""
+    named, own = _arrays(rows, flat), rows.layout.kept_names()
+    return {OWN: {name: named[name] for name in own}} if own else {}
+
+
 def _named(rows: Any, vectors: Mapping[str, Tensor]) -> Vectors:
     return {name: _arrays(rows, vector) for name, vector in vectors.items()}
 
 
 def first_model(
-    model: models.Factory | str, shape: models.Shape, classes: int, seed: int
+    model: models.Factory | str,
+    shape: models.Shape,
+    classes: int,
+    seed: int,
+    batchnorm: Choice = "refuse",
 ) -> Arrays:
-    """The initial weights of a model by name, those of the simulator's run with this seed."""
+    """The initial weights of a model by name, those of the simulator's run with this seed.
+
+    Only what is sent: frozen weights and what sites keep are not among them.
+    """
     make = models.find_factory(model) if isinstance(model, str) else model
-    state = models.build_model(make, shape, classes, seed).state_dict()
+    state = models.sent_weights(models.build_model(make, shape, classes, seed, batchnorm))
     return {name: value.detach().cpu().numpy() for name, value in state.items()}

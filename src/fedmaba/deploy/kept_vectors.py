@@ -1,10 +1,10 @@
 """The vectors that a site of a real federation keeps between rounds, in its own file. No torch.
 
-They never leave the site. The file holds each vector before and after the last training, and the
-rounds that these two belong to. The server says in which round a reply of this site last counted;
-so a round that the server repeats, and a round after a reply that was lost or refused, both start
-from what the last reply that counted left behind. A federation has an id of its own, which is part
-of the file's name: the vectors of another one are never used.
+They never leave the site. The file holds each vector before and after the last training, with the
+round that each belongs to. The server says in which round it last counted a reply of this site, and
+training starts from the vectors after that round. So a site starts from the right vectors also when
+the server repeats a round, or when a reply was lost or refused. The id of the federation is part of
+the file's name, so the vectors of another federation are never used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("flwr")  # what a SuperNode shows
 
 @dataclass(frozen=True)
 class Told:
-    """What the server's message says that concerns kept vectors."""
+    """What the server's message says about kept vectors."""
 
     federation: str
     round: int
@@ -43,14 +43,15 @@ class Told:
 
     @classmethod
     def from_task(cls, task: Mapping[str, Any]) -> Told:
-        """Read from a message, or InputError."""
+        """Read it from a message, or raise InputError."""
         federation = task.get("federation")
         rounds = [task.get("server-round"), task.get("kept-round")]
         known = isinstance(federation, str) and FEDERATION.fullmatch(federation)
         if not known or not all(type(r) is int and r >= 0 for r in rounds):
             raise InputError(
-                "the strategy lets sites keep vectors, but the server's message names no "
-                "federation and rounds: use the same version of fedmaba on all hosts"
+                "sites keep vectors here, but the server's message names no federation and "
+                "rounds: use the same version of fedmaba on all hosts, and where sites keep "
+                "BatchNorm, FlowerStrategy(batchnorm='local')"
             )
         return cls(str(federation), *map(int, rounds))  # type: ignore[arg-type]
 
@@ -62,9 +63,15 @@ class KeptVectors:
     folder: Path | None
     site: str
 
-    def load(self, told: Told, names: Iterable[str], weights: Arrays) -> Vectors:
-        """The vectors to train with, each shaped as the weights; zeros where there are none yet."""
+    def load(
+        self, told: Told, names: Iterable[str], weights: Arrays, first: Vectors | None = None
+    ) -> Vectors:
+        """The vectors to train with, each shaped as the weights; zeros where there are none yet.
+
+        `first` has further ones with values of their own to start from.
+        """
         zeros = {name: {n: np.zeros_like(w) for n, w in weights.items()} for name in names}
+        zeros |= first or {}
         path = self._path(told)
         if not told.counted:
             log.info("the kept vectors of this site start from zero: %s", path)
@@ -92,7 +99,7 @@ class KeptVectors:
         return found
 
     def save(self, told: Told, before: Vectors, after: Vectors) -> None:
-        """Note a training; the vectors of the last reply that counted stay beside its own."""
+        """Save the vectors after a training, beside those of the last reply that counted."""
         names = list(after)
         arrays = {
             f"{moment}/{names.index(name)}/{weight}": value
@@ -114,9 +121,9 @@ class KeptVectors:
     def _path(self, told: Told) -> Path:
         if self.folder is None:
             raise InputError(
-                "the strategy lets sites keep vectors between rounds, and this site has no folder "
-                "for them: start its SuperNode with --node-config 'keep=\"/data/north-kept\"', or "
-                "give client_app(keep=...)"
+                "sites keep vectors between rounds here, and this site has no folder for them: "
+                "start its SuperNode with --node-config 'keep=\"/data/north-kept\"', or give "
+                "client_app(keep=...)"
             )
         if not SITE.fullmatch(self.site):
             raise InputError(f"site {self.site[:64]!r}: give a name of letters, digits, . _ and -")
@@ -124,7 +131,7 @@ class KeptVectors:
 
 
 def _read(path: Path) -> dict[int, Vectors]:
-    """What `save` wrote, by round, or InputError."""
+    """Read what `save` wrote, by round, or raise InputError."""
     try:
         with files.open_plain(path) as file:
             size = file.seek(0, os.SEEK_END)
@@ -157,7 +164,7 @@ def _remedy(path: Path) -> str:
 
 
 def _alike(found: Vectors, wanted: Vectors) -> bool:
-    """Whether vectors have the names, shapes and types that are wanted."""
+    """Whether vectors have the right names, shapes and types."""
 
     def form(vectors: Vectors) -> dict[str, dict[str, tuple[Any, ...]]]:
         return {

@@ -1,6 +1,6 @@
-"""How replies of a real federation are fetched: each by itself, and none that is too large.
+"""Fetch the replies of a real federation: each by itself, and none that is too large.
 
-Knows Flower's grid by what it is called with, and imports nothing of it. No torch.
+This module is handed Flower's grid and imports nothing of Flower. No torch.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 
-POLL_SECONDS = 0.5  # between two fetches
-FETCH_SECONDS = 2.0  # that slow replies may hold up the next fetch
-LAST_FETCH_SECONDS = 30.0  # for replies that are on their way when the time is up
-SLOW_FACTOR = 2.0  # how many times as long as the quick sites the others may take on top
+POLL_SECONDS = 0.5  # pause between two fetches
+FETCH_SECONDS = 2.0  # how long slow replies may delay the next fetch
+LAST_FETCH_SECONDS = 30.0  # for replies that are already arriving when the time is up
+SLOW_FACTOR = 2.0  # slow sites get this many times what the quick ones took, on top
 
 
 def send_messages(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
-    """Send messages; their ids in order, None where a message could not be sent."""
+    """Send messages and return their ids in order; None for one that could not be sent."""
     if not messages:
         return []
     ids = list(grid.push_messages(messages))
@@ -40,10 +40,10 @@ def send_messages(grid: Grid, messages: Sequence[Message]) -> list[str | None]:
 def collect_replies(
     grid: Grid, messages: Sequence[Message], timeout: float, quorum: int, grace: float
 ) -> list[tuple[int, Message | str]]:
-    """Send messages; each node's reply, or why there is none.
+    """Send messages and return each node's reply, or why there is none.
 
-    Once `quorum` nodes have answered, the others have SLOW_FACTOR times as long again, at least
-    `grace` seconds. Who answered is known by the message that was sent, not by what the reply says.
+    Once `quorum` nodes have answered, the others get SLOW_FACTOR times as long again, but at least
+    `grace` seconds. The node is the one that the message was sent to, whatever the reply says.
     """
     begin = time.monotonic()
     end = begin + timeout
@@ -79,17 +79,17 @@ def collect_replies(
 
 
 def _pull(grid: Grid, message: str) -> Message | str | None:
-    """The reply to one message: None while there is none, a line where it cannot be read."""
+    """The reply to one message: None while there is none, a line if it is unreadable."""
     try:
         return next(iter(grid.pull_messages([message])), None)
     except validation.Refused as why:
         return str(why)
-    except Exception as error:  # flwr unpacks what a stranger packed: no way to fail is ruled out
+    except Exception as error:  # flwr unpacks what a stranger packed: it may fail in any way
         return f"its reply cannot be read: {type(error).__name__}: {validation.printable(error)}"
 
 
 class ReplyFetcher:
-    """Fetches replies, each in its own thread, so that a slow reply holds up no other."""
+    """Fetches each reply in a thread of its own, so that a slow one delays no other."""
 
     def __init__(self, grid: Grid | None = None) -> None:
         self.grid = grid
@@ -97,11 +97,11 @@ class ReplyFetcher:
         self.under_way: dict[str, Future[Message | str | None]] = {}
 
     def fetch(self, seconds: float) -> list[tuple[int, Message | str]]:
-        """Ask for every reply; those that are there within so many seconds, by node."""
+        """Ask for every reply; return those that arrive within so many seconds, by node."""
         for message in [m for m in self.waiting if m not in self.under_way]:
             done: Future[Message | str | None] = Future()
             self.under_way[message] = done
-            # no pool: at the end of the program it would wait for a fetch that never ends
+            # No thread pool: when the program ends, a pool waits for a fetch that may never end.
             threading.Thread(target=self._fetch_one, args=(message, done), daemon=True).start()
         wait(self.under_way.values(), seconds)
         found: list[tuple[int, Message | str]] = []
@@ -114,21 +114,21 @@ class ReplyFetcher:
         return sorted(found, key=lambda pair: pair[0])  # not in order of arrival
 
     def stop_waiting(self, nodes: set[int]) -> None:
-        """Wait no longer for these nodes."""
+        """Stop waiting for these nodes."""
         self.waiting = {m: node for m, node in self.waiting.items() if node not in nodes}
         self.under_way = {m: done for m, done in self.under_way.items() if m in self.waiting}
 
     def _fetch_one(self, message: str, done: Future[Message | str | None]) -> None:
         try:
             done.set_result(_pull(self.grid, message))
-        except BaseException as error:  # the end of the program, say: `fetch` raises it again
+        except BaseException as error:  # such as the end of the program; `fetch` raises it again
             done.set_exception(error)
 
 
 def limit_reply_size(grid: Grid, model: Arrays) -> Grid:
-    """A grid that fetches no reply larger than any honest one.
+    """Return a grid that fetches no reply larger than an honest one can be.
 
-    Only Flower's own grid fetches replies in parts; another one is returned as it is.
+    Only Flower's own grid fetches replies in parts; any other grid is returned unchanged.
     """
     if not hasattr(grid, "_runtime_client"):
         return grid
@@ -138,7 +138,7 @@ def limit_reply_size(grid: Grid, model: Arrays) -> Grid:
 
 
 class _SizeLimitedClient:
-    """Flower's client of the SuperLink; refuses a reply of too many or too large parts."""
+    """Flower's client of the SuperLink, which refuses replies of too many or too large parts."""
 
     def __init__(self, client: Any, model: Arrays) -> None:
         self.client, self.most = client, validation.max_parts(model)
@@ -149,7 +149,7 @@ class _SizeLimitedClient:
         return getattr(self.client, name)
 
     def PullMessages(self, request: Any) -> Any:
-        """Replies as lists of their parts, before any of these is fetched."""
+        """Check the list of a reply's parts before any part is fetched."""
         found = self.client.PullMessages(request)
         for tree in found.message_object_trees:
             count, left = 0, [tree]
@@ -163,7 +163,7 @@ class _SizeLimitedClient:
         return found
 
     def PullObject(self, request: Any) -> Any:
-        """One part, before it is decoded."""
+        """Check one part before it is decoded."""
         found = self.client.PullObject(request)
         content = found.object_content
         kind = bytes(content[:16]).partition(b" ")[0]
@@ -176,7 +176,7 @@ class _SizeLimitedClient:
             raise validation.Refused(
                 f"a part of it has {len(content)} bytes: at most {limit} are read"
             )
-        # an array names its pieces; one piece named a million times would fill the memory
+        # An array lists its pieces. One piece listed a million times would fill the memory.
         if kind == b"Array" and content.count(b",") > 2 * self.most:
             raise validation.Refused(f"an array of it has more than {self.most} pieces")
         return found

@@ -1,4 +1,4 @@
-"""What the log of a real federation says of a round and of the end of a run. No torch."""
+"""The lines that a real federation logs about a round and about the end of a run. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedmaba.deploy.server import FederationServer
 
 
 def no_reply_counted(server: FederationServer) -> str:
-    """Why a run in which no reply counted has failed, and what to do."""
+    """Why a run failed in which no reply counted, and what to do."""
     few = server.refused[:3]
     more = f" and {len(server.refused) - 3} more" if len(server.refused) > 3 else ""
     why = ("; ".join(few) + more) or "nobody answered"
@@ -20,7 +20,7 @@ def no_reply_counted(server: FederationServer) -> str:
 
 
 def round_lines(report: Mapping[str, Any]) -> list[str]:
-    """A round for people: spread, the strategy's accuracy_spread, then a line per site."""
+    """A round for people: how accuracy spreads, what the strategy shows, then a line per site."""
     info = "".join(f", {k} {v:.3g}" for k, v in report["info"].items() if v is not None)
     count = len(report["sites"])
     lines = [f"round {report['round']}: {count} sites, {spread(report)}{info}"]

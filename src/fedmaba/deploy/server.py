@@ -1,12 +1,13 @@
 """The server of a real federation: model, strategy state and sites, one round at a time. No torch.
 
-Knows numbers and arrays; no network. A round is `draw` (who takes part), `task` (what a site is
-told) and `finish_round` (what its replies do). All that survives a round is saved before the next
-begins, so a server that was killed goes on with the same numbers.
+It handles numbers and arrays, and knows no network. A round is `draw` (who takes part), `task`
+(what a site is told) and `finish_round` (what the replies do). Everything that the next round needs
+is saved before it begins, so a server that was killed goes on with the same numbers.
 
-Sites are known by name, in order of joining; those that come together are ordered by name. A site
-that leaves keeps its entry in the strategy's state for its return; a new one gets what
-`Strategy.join` says. Which node may speak for a site is saved here and decided in `site_names`.
+Sites are known by name, in the order in which they joined; sites that join together are sorted by
+name. A site that leaves keeps its entry in the strategy's state and finds it when it returns. A new
+site gets the entry that `Strategy.join` gives it. This module saves which node speaks for which
+site; `site_names` decides it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ REMEDY = "fix it, then run again with the same state; what was saved before is w
 
 
 class FederationServer:
-    """All that one run's server knows."""
+    """Everything that the server of one run knows."""
 
     def __init__(
         self,
@@ -51,8 +52,8 @@ class FederationServer:
         site_names: SiteNames | None = None,
     ) -> None:
         self.settings = settings
-        self.round = 0  # the next one
-        self.counted = 0  # rounds that moved the model
+        self.round = 0  # number of the next round
+        self.counted = 0  # how many rounds moved the model
         self.refused: list[str] = []  # why replies of the last round did not count
         self.model = {name: np.array(value) for name, value in model.items()}
         self.deployed = {name: value.copy() for name, value in self.model.items()}
@@ -78,7 +79,7 @@ class FederationServer:
                 raise
 
     def join(self, names: Iterable[str]) -> None:
-        """Add sites that were not seen before."""
+        """Add the sites that are new."""
         new = sorted(set(names) - set(self.sites))
         if not new:
             return
@@ -89,7 +90,7 @@ class FederationServer:
         self.sites += new
 
     def draw(self, present: Iterable[str], fraction: float, least: int) -> list[str]:
-        """Who takes part: a seeded sample of the known sites that are there, in their order."""
+        """Who takes part: a seeded sample of the known sites that are connected, in their order."""
         there = set(present)
         ordered = [site for site in self.sites if site in there]
         if not ordered:
@@ -104,14 +105,14 @@ class FederationServer:
         return float(self.settings.lr * self.settings.lr_decay**self.round)
 
     def round_id(self) -> str:
-        """What binds a reply to this round and this model."""
+        """The text that ties a reply to this round and this model."""
         digest = hashlib.sha256()
         for name in sorted(self.model):
             digest.update(name.encode() + b"\0" + self.model[name].tobytes())
         return f"round {self.round + 1} {digest.hexdigest()[:16]}"
 
     def task(self, site: str | None) -> Task:
-        """What a site must know besides the model; the algorithm's local part travels here."""
+        """What a site must know besides the model: also what the algorithm wants it to do."""
         strategy = self.settings.strategy
         local, needs = strategy.local(), strategy.needs()
         task: Task = {
@@ -120,17 +121,27 @@ class FederationServer:
             "loss-at": needs.loss,
             "local": json.dumps(local.to_json()),
         }
-        if local.keep:
-            task["federation"] = self.federation
-            task["kept-round"] = self.last_counted.get(site or "", 0)
+        task |= self.kept_task(site)
         if site is not None:
             client = self.sites.index(site)
             keys = rng.key(self.settings.seed, "local", self.round, client)
             task["stream"] = int(keys.view(np.int64)[0])
         return task
 
+    def kept_task(self, site: str | None) -> Task:
+        """What a site must know to find what it kept; nothing where sites keep nothing."""
+        local = self.settings.strategy.local()
+        if not local.keep and self.settings.batchnorm != "local":
+            return {}
+        return {
+            "local": json.dumps(local.to_json()),
+            "server-round": self.round + 1,
+            "federation": self.federation,
+            "kept-round": self.last_counted.get(site or "", 0),
+        }
+
     def finish_round(self, replies: Sequence[Reply], refused: Sequence[str] = ()) -> dict[str, Any]:
-        """End the round with the replies that count; what happened, ready for JSON."""
+        """End the round with the replies that count; return what happened, ready for JSON."""
         self.join(r.site for r in replies)
         replies = sorted(replies, key=lambda r: self.sites.index(r.site))
         refused = list(refused)
@@ -167,7 +178,7 @@ class FederationServer:
         return report
 
     def _step(self, replies: Sequence[Reply]) -> tuple[dict[str, float], Mapping[str, float], str]:
-        """Weigh the changes and move the model; weights by site, info, and what went wrong."""
+        """Weigh the changes and move the model; return weights by site, info, what went wrong."""
         base = self._flat(self.model)
         change = np.empty((len(replies), len(base)), self.dtype)  # (m, P)
         for row, r in zip(change, replies, strict=True):
@@ -184,14 +195,17 @@ class FederationServer:
             return {}, {}, "the new model would not be finite: this round adds nothing"
         self._keep(client, change)
         self.state = decision.state
-        self._set(new, _statistics(self.model, replies))
+        weighed = coef[: len(replies)] if self.settings.batchnorm == "average" else None
+        statistics = _statistics(self.model, replies, weighed)
+        means = {n: a for n, a in statistics.items() if weighed is not None and a.dtype.kind == "f"}
+        self._set(new | means, statistics)
         weights = {r.site: float(c) for r, c in zip(replies, coef, strict=False)}
         return weights, decision.info, ""
 
     def _numbers(
         self, replies: Sequence[Reply], client: IntArray, change: NDArray[Any]
     ) -> tuple[NDArray[Any], Replies]:
-        """The changes of this round and of past ones, and all that the strategy may see of them."""
+        """The changes of this and of past rounds, with the numbers that the strategy asked for."""
         needs = self.settings.strategy.needs()
         many = np.concatenate([change, self.past_changes]) if len(self.past_changes) else change
         seen: dict[str, Any] = {}
@@ -207,7 +221,7 @@ class FederationServer:
         return many, Replies(self.round, self.lr, len(self.sites), client, size, **seen)
 
     def _keep(self, client: IntArray, change: NDArray[Any]) -> None:
-        """Remember changes for as many rounds as the strategy asks for, each site's last."""
+        """Keep each site's last change for as many rounds as the strategy asks for."""
         rounds = self.settings.strategy.needs().keep_rounds
         if rounds:
             old = still_kept((self.past_client, self.past_round), client, self.round, rounds)
@@ -217,27 +231,27 @@ class FederationServer:
             self.past_round = np.concatenate([self.past_round[old], now])
 
     def _set(self, weights: Arrays, statistics: Arrays) -> None:
-        """Move to a new model, and the one handed out along with it."""
+        """Take a new model, and update the deployed model with it."""
         share = average.new_model_share(self.settings.average, self.round)
         for name, new in weights.items():
             averaged = self.deployed[name].astype(self.dtype)
             averaged += share * (new - averaged)
             self.deployed[name] = averaged.astype(new.dtype)
         self.model |= weights | statistics
-        self.deployed |= statistics
+        self.deployed |= {n: a for n, a in statistics.items() if n not in weights}
 
     def _named(self, flat: NDArray[Any]) -> Arrays:
-        """The weights of a model from (P,), as it keeps them."""
+        """(P,) weights as the named arrays of the model."""
         ends = np.cumsum([self.model[name].size for name in self.weights])
         parts = zip(self.weights, np.split(flat, ends[:-1]), strict=True)
         return {n: a.reshape(self.model[n].shape).astype(self.model[n].dtype) for n, a in parts}
 
     def _flat(self, model: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-        """(P,) the weights of a model, one after another."""
+        """(P,) all weights of a model in one vector."""
         return np.concatenate([model[name].ravel().astype(self.dtype) for name in self.weights])
 
     def save(self, lines: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Save everything in one checksummed file; the last one stays until this one is whole."""
+        """Save all in one checksummed file; the one before stays until this one is complete."""
         if self.folder is None:
             return
         self.folder.append_lines(lines)
@@ -271,7 +285,7 @@ class FederationServer:
             self.folder.close()
 
     def _restore(self, folder: run_folder.Folder) -> None:
-        """Go back to the newest whole checkpoint of the folder."""
+        """Go on from the newest undamaged checkpoint of the folder."""
         path = folder.path
         arrays, meta, _ = run_folder.load_checkpoint(path)
         lacks = [key for key in META if meta.get(key) is None]
@@ -305,7 +319,7 @@ class FederationServer:
         folder.lines = meta["lines"]
 
     def _misfit(self, arrays: Arrays, meta: Mapping[str, Any], state: State) -> str:
-        """What in a checkpoint cannot belong to this run; empty where all does."""
+        """What in a checkpoint cannot belong to this run; empty if everything can."""
         sites, rounds = meta["sites"], meta.get("last_counted") or {}
         n = len(sites)
         if len(set(sites)) < n or not all(SITE.fullmatch(site) for site in sites):
@@ -333,12 +347,12 @@ class FederationServer:
 
 
 def _forms(model: Arrays) -> dict[str, tuple[Any, ...]]:
-    """Shape and type of each array of a model."""
+    """The shape and type of each array of a model."""
     return {name: (value.shape, value.dtype) for name, value in model.items()}
 
 
 def accuracy_spread(accuracy: Mapping[str, float | None]) -> dict[str, Any]:
-    """How accuracy spreads over the sites that reported one, in percent; {} where none did."""
+    """How accuracy spreads over the sites that reported one, in percent; {} if none did."""
     known = np.array([a for a in accuracy.values() if a is not None], np.float64)
     if not len(known):
         return {}
@@ -346,8 +360,13 @@ def accuracy_spread(accuracy: Mapping[str, float | None]) -> dict[str, Any]:
     return {key: float(getattr(found, key)) for key in ("variance", "accuracy", "worst", "best")}
 
 
-def _statistics(model: Arrays, replies: Sequence[Reply]) -> Arrays:
-    """Running statistics and counters: the mean over replies by size, as no rule weighs them."""
+def _statistics(
+    model: Arrays, replies: Sequence[Reply], coef: NDArray[np.float64] | None = None
+) -> Arrays:
+    """Running statistics and counters: the mean over replies by size.
+
+    With `coef` they move as the weights do, by so much of each reply's change.
+    """
     share = np.array([r.count for r in replies], np.float64)
     share /= share.sum()
     out: Arrays = {}
@@ -357,6 +376,11 @@ def _statistics(model: Arrays, replies: Sequence[Reply]) -> Arrays:
                 s * r.model[name].astype(np.float64) for s, r in zip(share, replies, strict=True)
             ]
             mean = np.sum(parts, axis=0)
+            if coef is not None and like.dtype.kind == "f":
+                old = like.astype(np.float64)
+                both = zip(coef, replies, strict=True)
+                mean = old + np.sum([c * (r.model[name] - old) for c, r in both], axis=0)
+                mean = np.maximum(mean, 0) if name.endswith("running_var") else mean
             out[name] = np.asarray(mean if like.dtype.kind == "f" else np.rint(mean)).astype(
                 like.dtype
             )

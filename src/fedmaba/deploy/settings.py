@@ -1,4 +1,4 @@
-"""What a real federation is started with, checked before anything else is done. No torch."""
+"""The settings of a real federation, checked before anything else is done. No torch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,25 @@ from fedmaba.strategies import deployed as average
 from fedmaba.strategies import parse
 from fedmaba.strategies.base import Strategy
 
+BATCHNORM = (None, "refuse", "group", "local", "average", "frozen")
+
 
 @dataclass(frozen=True)
 class FederationSettings:
-    """What stays the same from the first round to the last."""
+    """Settings that stay the same from the first round to the last."""
 
     strategy: Strategy
     seed: int = 0
     lr: float = 0.1
     lr_decay: float = 0.999
     deploy: str | None = None  #      which model is handed out; None: the strategy's own
+    batchnorm: str | None = None  #   average: statistics are weighed as the model is; local: sites
+    #                                 keep them; None: they are averaged by size
 
     def __post_init__(self) -> None:
+        if self.batchnorm not in BATCHNORM:
+            known = "group, local, average or frozen, as client_app has it"
+            raise InputError(f"batchnorm={self.batchnorm!r}: say {known}")
         if not 0 < self.lr < float("inf"):
             raise InputError(f"lr={self.lr}: the local step size must be above 0")
         if not 0 < self.lr_decay <= 1:
@@ -35,19 +42,20 @@ class FederationSettings:
         return self.deploy or self.strategy.deploy
 
     def to_json(self) -> dict[str, Any]:
-        """What a saved state must have been made with."""
+        """The settings that a saved state must have been made with."""
         return {
             "strategy": self.strategy.label(),
             "seed": self.seed,
             "lr": self.lr,
             "lr_decay": self.lr_decay,
             "deploy": self.average,
+            **({} if self.batchnorm is None else {"batchnorm": self.batchnorm}),
         }
 
 
 @dataclass(frozen=True)
 class Participation:
-    """Who takes part in a round, and how long the others are waited for."""
+    """How many sites take part in a round, and how long the server waits for them."""
 
     fraction_train: float
     min_train_nodes: int
@@ -69,7 +77,7 @@ class Participation:
             raise InputError(f"min_replies={self.min_replies}: give a count, or a share up to 1.0")
 
     def quorum(self, asked: int) -> int:
-        """After how many replies the other sites are no longer waited for at length."""
+        """How many replies are enough: then the other sites get only a little more time."""
         if _is_count(self.min_replies):
             return int(self.min_replies)
         return math.ceil(self.min_replies * asked - 1e-9)
@@ -80,7 +88,7 @@ def _is_count(value: object) -> bool:
 
 
 def one_strategy(strategy: Strategy | str) -> Strategy:
-    """A strategy, or what its specification names; a grid of several is refused."""
+    """The strategy that was given, or the one that a text names; a grid of several is refused."""
     if not isinstance(strategy, str):
         return strategy
     listed = parse(strategy)
@@ -90,7 +98,7 @@ def one_strategy(strategy: Strategy | str) -> Strategy:
 
 
 def check_numbers(low: int, whole: bool = False, **values: object) -> None:
-    """Refuse what is no number from `low` on: a run configuration may hold words as well."""
+    """Refuse what is no number of at least `low`: a run configuration may also hold words."""
     kind, words = (Integral, "a whole number") if whole else (Real, "a number")
     for name, value in values.items():
         number = isinstance(value, kind) and not isinstance(value, bool)

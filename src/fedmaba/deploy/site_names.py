@@ -1,8 +1,8 @@
 """Which node may speak for which site of a real federation. No torch.
 
-A node is known by what the network vouches for, its key, never by what it says of itself. The
-operator may list who is who; without a list a name belongs for good to the first node that gives
-it, whether that node is connected or not. Every change is noted.
+A node is known by its key, which the network has checked, and never by what it says of itself. The
+operator may list which key belongs to which site. Without a list, a name belongs to the first node
+that gives it, for good, even while that node is away. Every change is recorded.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Node:
 
     @property
     def id(self) -> str:
-        """What it is known by: its key, or its number where it has none."""
+        """Its key, or its number if it has none."""
         return self.key or self.label
 
 
 def key_fingerprint(public_key: bytes) -> str:
-    """A node's public key as OpenSSH prints its fingerprint; "" where it has none."""
+    """The fingerprint of a node's public key, as OpenSSH prints it; "" if it has none."""
     from cryptography.hazmat.primitives import (  # type: ignore[import-not-found,unused-ignore]
         serialization,  # it comes with flwr
     )
@@ -51,7 +51,7 @@ def key_fingerprint(public_key: bytes) -> str:
         form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
         written = serialization.load_pem_public_key(public_key).public_bytes(*form)
         public_key = base64.b64decode(written.split()[1])
-    except ValueError:  # no key at all: Flower's simulation gives random bytes
+    except ValueError:  # not a key: Flower's simulation gives random bytes
         pass
     digest = base64.b64encode(hashlib.sha256(public_key).digest()).decode().rstrip("=")
     return f"SHA256:{digest}"
@@ -64,10 +64,10 @@ class SiteNames:
         self.listed, self.source = listed, source
         self.owners: dict[str, str] = {}  # site -> the id of the node that has the name
         self.changes: list[dict[str, str | None]] = []  # not yet in rounds.jsonl
-        self._sites = {owner: site for site, owner in (listed or {}).items()}  # the way back
+        self._sites = {owner: site for site, owner in (listed or {}).items()}  # owner -> site
 
     def restore(self, owners: Mapping[str, str], changes: list[dict[str, str | None]]) -> None:
-        """Go on from what was saved; an operator's list outweighs it."""
+        """Go on from what was saved; the operator's list wins over it."""
         self.owners, self.changes = dict(owners), list(changes)
         if self.listed is None:
             self._sites = {owner: site for site, owner in owners.items()}
@@ -77,7 +77,7 @@ class SiteNames:
         return self._sites.get(node.id) or self._sites.get(node.label)
 
     def check(self, node: Node, site: str) -> None:
-        """Refused, unless this node may take this name."""
+        """Raise Refused unless this node may take this name."""
         if self.listed is not None:
             raise Refused(self.unlisted(node))
         if node.name and node.name != site:
@@ -90,11 +90,11 @@ class SiteNames:
             raise Refused(f"site {site!r} belongs to {owner}: {remedy}")
 
     def unlisted(self, node: Node) -> str:
-        """What is said of a node that is not in the operator's list."""
+        """The line about a node that is not in the operator's list."""
         return f"{node.id} is not in {self.source}: only listed sites take part"
 
     def assign(self, node: Node, site: str) -> str | None:
-        """Let a node speak for a site; a line on it where that is new."""
+        """Let a node speak for a site; return a line about it if that is new."""
         before = self.owners.get(site)
         if before == node.id:
             return None
@@ -114,7 +114,7 @@ def read_sites(source: str | Path | Mapping[str, object]) -> SiteNames:
         where = str(source)
         try:
             found = tomllib.loads(Path(source).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:  # not there, not UTF-8, no TOML
+        except (OSError, ValueError) as error:  # missing, not UTF-8, or not TOML
             reason = getattr(error, "strerror", None) or printable(error)
             raise InputError(f"{where}: {reason}: give a TOML file of name = key") from error
     assert isinstance(found, Mapping)

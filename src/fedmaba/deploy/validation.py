@@ -1,12 +1,12 @@
-"""Every reply of a real federation is checked before it may count. Pure NumPy.
+"""Check every reply of a real federation before it counts. Pure NumPy.
 
-Nothing in a reply is believed. Names, shapes, dtypes and sizes must be those of the server's own
-model; arrays are read without parsing their headers and without unpickling; numbers must be finite
-and in range; a reply belongs to this round and model, to a node that was asked, to its own site,
-and counts once. Whoever fails is left out of the round with a line that says why; the round goes
-on.
+Nothing in a reply is trusted. Names, shapes, dtypes and sizes must be those of the server's model.
+Arrays are read without parsing their headers and without unpickling. Numbers must be finite and in
+range. A reply must answer this round and model, come from a node that was asked, name that node's
+site, and counts once. A reply that fails a check is left out, with a line that says why, and the
+round goes on.
 
-Not done here: a lie inside these limits (a flipped label, a modest scale) is no error of form.
+A lie within these limits, such as a flipped label or a moderate scale, cannot be seen here.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
 SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-NPY = b"\x93NUMPY\x01\x00"  # how an array begins
+NPY = b"\x93NUMPY\x01\x00"  # the first bytes of an array
 MAX_HEADER_BYTES = 4096  # of an array
-MAX_COUNTER = 2**53  # of an integer: what a mean of counters keeps exactly
+MAX_COUNTER = 2**53  # largest integer: up to here a mean of counters is exact
 MAX_ENTRIES = 32  # numbers or words in a reply; a site needs four
-MAX_RECORD_BYTES = 2**16  # of all numbers, or all words
+MAX_RECORD_BYTES = 2**16  # of all numbers together, or of all words
 
 
 class Refused(Exception):
@@ -34,7 +34,7 @@ class Refused(Exception):
 
 
 class RawArray(NamedTuple):
-    """An array as it came: what it says of itself, and its bytes."""
+    """An array as it arrived: what it says of itself, and its bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class RawArray(NamedTuple):
 
 @dataclass(frozen=True)
 class RawReply:
-    """A reply as it came."""
+    """A reply as it arrived."""
 
     node: int  #                        who was asked, known to the server
     round_id: str  #                    which round and model it says it answers
@@ -82,13 +82,13 @@ class ReplyValidator:
     model: Arrays  #                    the server's own
     round_id: str
     asked: Mapping[int, str | None]  #  node -> site, None where its name is not known yet
-    # raises Refused where a node may not take the name of a site
+    # raises Refused if a node may not take the name of a site
     check_name: Callable[[int, str], None] = lambda node, site: None
     needs_loss: bool = True
     limits: Limits = Limits()
 
     def validate(self, raw_replies: Iterable[RawReply]) -> tuple[list[Reply], list[str]]:
-        """The replies that count, one per node and site, and a line for each that does not."""
+        """The replies that count, one per node and site, and a line for each other one."""
         taken: list[Reply] = []
         refused: list[str] = []
         for raw in sorted(raw_replies, key=lambda raw: raw.node):  # not in order of arrival
@@ -105,7 +105,7 @@ class ReplyValidator:
         return taken, refused
 
     def check(self, raw: RawReply) -> Reply:
-        """One reply, or Refused."""
+        """Check one reply; raise Refused if it does not count."""
         if raw.node not in self.asked:
             raise Refused("it was not asked in this round")
         if raw.error is not None:
@@ -155,7 +155,7 @@ class ReplyValidator:
 def check_entry_counts(
     arrays: Sized, numbers: Mapping[str, object], words: Mapping[str, object], most: int
 ) -> None:
-    """Refused where a reply has more arrays or entries than any honest one; reads none of them."""
+    """Refuse a reply with more arrays or entries than an honest one has, before any is read."""
     if len(arrays) > most:
         raise Refused(f"it sent {len(arrays)} arrays: this model has {most}")
     for record, kind in ((numbers, "numbers"), (words, "words")):
@@ -167,12 +167,12 @@ def check_entry_counts(
 
 
 def max_parts(model: Mapping[str, NDArray[Any]]) -> int:
-    """How many pieces a reply with such a model may come in; Flower cuts every 5 MB."""
+    """How many pieces a reply with this model may have; Flower cuts arrays every 5 MB."""
     return 16 + 2 * len(model) + sum(a.nbytes for a in model.values()) // 2**20
 
 
 def read_array(name: str, sent: RawArray, like: NDArray[Any], limits: Limits) -> NDArray[Any]:
-    """An array of the same dtype and shape as `like`, finite and in range, or Refused."""
+    """Read an array with the dtype and shape of `like`, finite and in range, or raise Refused."""
     if sent.kind != "numpy.ndarray":
         raise Refused(f"{name} is written as {printable(sent.kind)!r}, not as numpy.ndarray")
     if (sent.dtype, tuple(sent.shape)) != (str(like.dtype), like.shape):
@@ -199,10 +199,10 @@ def read_array(name: str, sent: RawArray, like: NDArray[Any], limits: Limits) ->
 
 
 def is_statistic(name: str, array: NDArray[Any]) -> bool:
-    """Whether an array is a running statistic or a counter: averaged by size, no part of a change.
+    """Whether an array is a running statistic or a counter, which is averaged and not weighed.
 
-    These are the names of PyTorch's normalisation layers; anything that is not a float is counted
-    among them.
+    The names are those of PyTorch's normalisation layers. Every array that is not of floats counts
+    as one, too.
     """
     last = name.rpartition(".")[2]
     known = last in ("running_mean", "running_var", "num_batches_tracked")
@@ -210,7 +210,7 @@ def is_statistic(name: str, array: NDArray[Any]) -> bool:
 
 
 def _signed(name: str) -> bool:
-    """Whether a statistic may be negative: all but a variance and a counter may."""
+    """Whether a statistic may be negative: not if it is a variance or a counter."""
     return name.rpartition(".")[2] not in ("running_var", "num_batches_tracked")
 
 
@@ -222,7 +222,7 @@ def _header(like: NDArray[Any], fortran: bool) -> bytes:
 
 
 def site_name(words: Mapping[str, object]) -> str:
-    """The name a site gives itself, or Refused."""
+    """The name that a site gives itself; raises Refused if it is not a proper name."""
     site = words.get("site")
     if not isinstance(site, str) or not SITE.fullmatch(site):
         rule = "1 to 64 letters, digits, '.', '_' or '-', not beginning with a sign"
@@ -233,7 +233,7 @@ def site_name(words: Mapping[str, object]) -> str:
 def read_number(
     numbers: Mapping[str, object], key: str, low: float = -math.inf, high: float = math.inf
 ) -> float | None:
-    """A finite number in range; None where it is not there; else Refused."""
+    """Read a finite number in range; None if it is missing; else raise Refused."""
     value = numbers.get(key)
     if value is None:
         return None
@@ -247,17 +247,17 @@ def read_number(
 
 
 def some_names(items: Iterable[str], few: int = 3) -> str:
-    """A few names of many, on one line."""
+    """The first few of many names, on one line."""
     ordered = sorted(items)
     listed = ", ".join(printable(item, 40) for item in ordered[:few])
     return (listed + (f" and {len(ordered) - few} more" if len(ordered) > few else "")) or "none"
 
 
 def printable(value: object, most: int = 100) -> str:
-    """What a stranger sent, shortened and without control characters, for one line of a log."""
+    """What a stranger sent, for one line of a log: shortened, without control characters."""
     try:
         text = str(value)[: most + 1]
-    except ValueError:  # longer than Python would print
+    except ValueError:  # an integer with more digits than Python prints
         text = "a huge number"
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= most else text[:most] + "..."

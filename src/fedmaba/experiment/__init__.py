@@ -1,1 +1,1 @@
-"""What to run, as data, and running it."""
+"""An experiment: what to run, and running it."""

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from fedmaba import strategies
 from fedmaba.data import attack, datasets, partition
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
+from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.strategies import deployed
 
 
 def build(tree: Mapping[str, Any], source: str = "") -> config.Experiment:
-    """Check keys and the words in them and return the experiment; all errors are one line."""
+    """Check the keys and the words in them; return the experiment, or raise one line of errors."""
     found = []
     try:
         asked = config.build(tree)
@@ -45,14 +47,14 @@ def user_modules(tree: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _specs(tree: Mapping[str, Any]) -> list[str]:
-    """The strategies that were named; anything that is no text is left to `config`."""
+    """The strategies that were named; what is not text is left to `config`."""
     specs = tree.get("strategies")
     specs = [specs] if isinstance(specs, str) else specs if isinstance(specs, list) else []
     return [spec for spec in specs if isinstance(spec, str)]
 
 
 def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with the words inside keys; what is no text is left to `config`."""
+    """Yield what is wrong with the words inside keys; what is not text is left to `config`."""
     labels: list[str] = []
     for spec in _specs(tree):
         try:
@@ -70,6 +72,8 @@ def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
         "attack.share": partition.parse_share,
         "data.name": datasets.check_name,
         "model": _model,
+        "train.step_schedule": partial(parse_schedule, what="step_schedule"),
+        "train.augment": _augment,
     }
     for name, read in words.items():
         value = _at(tree, name)
@@ -79,9 +83,29 @@ def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
                 read(str(value))
             except InputError as error:
                 yield re.sub("^share ", f"{name}=", str(error))
+    yield from _training_problems(tree.get("train"))
     clients, m = (_whole(_at(tree, name)) for name in ("data.clients", "train.participants"))
     if clients is not None and m is not None and 0 < clients < m:
         yield f"participants={m}, but clients={clients}: lower it or say 'all'"
+
+
+def _training_problems(train: object) -> Iterator[str]:
+    """Yield which keys of local training do not go together; a wrong one is left to `config`."""
+    try:
+        read = config.build({"strategies": ["fedavg"], "train": train or {}}).train
+    except InputError:
+        return
+    for look in (Optimiser.from_settings, lambda t: round_schedule(t.schedule, t.lr_decay)):
+        try:
+            look(read)
+        except InputError as error:
+            yield str(error)
+
+
+def _augment(text: str) -> None:
+    from fedmaba.simulation import augmentation
+
+    augmentation.parse_augment(text)
 
 
 def _model(name: str) -> None:
@@ -100,7 +124,7 @@ def _at(tree: Mapping[str, Any], name: str) -> object:
 
 
 def _whole(value: object) -> int | None:
-    """A whole number that was given as a number or as text; else None."""
+    """A whole number, given as a number or as text; else None."""
     try:
         return int(value) if isinstance(value, int | str) else None
     except ValueError:

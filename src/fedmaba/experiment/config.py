@@ -39,6 +39,16 @@ def option(default: Any, flag: str, text: str, **limits: Any) -> Any:
     return Field(default, description=text, json_schema_extra={"flag": flag}, **limits)
 
 
+def newer_option(default: Any, flag: str, text: str, **limits: Any) -> Any:
+    """A key that version 0.1 did not have.
+
+    With its default value it says nothing, so it is no part of what identifies a run: a run that
+    was begun before there was such a key is still the same.
+    """
+    told: Any = {"flag": flag, "newer": True}
+    return Field(default, description=text, json_schema_extra=told, **limits)
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
@@ -46,7 +56,7 @@ class Section(BaseModel):
     @classmethod
     def _no_bool(cls, value: object) -> object:
         for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, bool):  # which Python would take for 0 or 1
+            if isinstance(one, bool):  # Python would take it for 0 or 1
                 raise ValueError("no key is true or false: give a number or text")
         return value
 
@@ -67,7 +77,7 @@ def named(value: str | None) -> str | None:
 
 
 def text(value: object) -> object:
-    """A share as text, also where it was given as a number."""
+    """A share as text, also if it was given as a number."""
     return str(value) if isinstance(value, int | float) else value
 
 
@@ -113,7 +123,29 @@ class Train(Section):
     )
     momentum: float = option(0.0, "--momentum", "momentum of local SGD", ge=0, lt=1)
     weight_decay: float = option(
-        0.0, "--weight-decay", "weight decay of local SGD", ge=0, allow_inf_nan=False
+        0.0, "--weight-decay", "weight decay of local steps", ge=0, allow_inf_nan=False
+    )
+    schedule: str | None = newer_option(
+        None,
+        "--schedule",
+        "step size over rounds: constant, exponential:F, cosine, warmup:N,... [by --lr-decay]",
+    )
+    step_schedule: str = newer_option(
+        "constant", "--step-schedule", "step size over the steps of a round, in the same words"
+    )
+    optimiser: Literal["sgd", "nesterov", "adam", "adamw"] = newer_option(
+        "sgd", "--optimiser", "local optimiser: sgd, nesterov, adam or adamw"
+    )
+    beta1: float = newer_option(0.9, "--beta1", "Adam's memory of gradients", ge=0, lt=1)
+    beta2: float = newer_option(0.999, "--beta2", "Adam's memory of their squares", ge=0, lt=1)
+    epsilon: float = newer_option(
+        1e-8, "--epsilon", "added to Adam's divisor", gt=0, allow_inf_nan=False
+    )
+    clip: float | None = newer_option(
+        None, "--clip", "largest norm of a local gradient [any]", gt=0, allow_inf_nan=False
+    )
+    augment: str | None = newer_option(
+        None, "--augment", "random changes of training images: flip, crop:4 or flip,crop:4"
     )
 
     @field_validator("steps")
@@ -207,7 +239,15 @@ class Experiment(Section):
 
     strategies: list[str] = Field(min_length=1, description="name:key=value,... each")
     seeds: int | list[int] = option(3, "--seeds", SEEDS_HELP)
-    model: str = option("mlp", "--model", "mlp, cnn, softmax or package.module:factory")
+    model: str = option("mlp", "--model", "mlp, cnn, resnet8, lstm, ... or package.module:factory")
+    init: str | None = newer_option(
+        None, "--init", "weights to start from: a .safetensors file [drawn by the seed]"
+    )
+    batchnorm: Literal["refuse", "group", "local", "average", "frozen"] = newer_option(
+        "refuse",
+        "--batchnorm",
+        "of a model with BatchNorm: refuse, group (GroupNorm), local (FedBN), average or frozen",
+    )
     data: Data = Data()
     train: Train = Train()
     attack: Attack = Attack()
@@ -273,6 +313,7 @@ class Key(NamedTuple):
     flag: str  #             "--lr"
     text: str
     default: object
+    newer: bool = False  #   than version 0.1
 
     @property
     def name(self) -> str:
@@ -290,8 +331,8 @@ def options(section: type[BaseModel] = Experiment, path: tuple[str, ...] = ()) -
         if isinstance(f.default, Section):
             yield from options(type(f.default), (*path, name))
         elif isinstance(f.json_schema_extra, dict):
-            flag = str(f.json_schema_extra["flag"])
-            yield Key((*path, name), flag, f.description or "", f.default)
+            flag, newer = str(f.json_schema_extra["flag"]), "newer" in f.json_schema_extra
+            yield Key((*path, name), flag, f.description or "", f.default, newer)
 
 
 def build(tree: Mapping[str, Any], source: str = "") -> Experiment:
@@ -336,6 +377,13 @@ def read_toml(path: Path, links: bool = True) -> dict[str, Any]:
 def result_settings(experiment: Experiment) -> dict[str, Any]:
     """The settings of an experiment that can change its results."""
     tree = experiment.model_dump()
+    for key in options():
+        *sections, last = key.path
+        section = tree
+        for name in sections:
+            section = section[name]
+        if key.newer and section[last] == key.default:
+            del section[last]
     del tree["save"]
     tree["data"].pop("dir")
     tree["machine"].pop("threads")
@@ -347,11 +395,13 @@ def changed_keys(
 ) -> dict[str, tuple[object, object]]:
     """The keys in which two trees differ, with both values.
 
-    A key that is missing `there` was added by a newer version; its value there is the default.
+    A key that is missing has its default value: it was added by a newer version.
     """
     usual = {key.name: key.default for key in options()}
     found: dict[str, tuple[object, object]] = {}
-    for key, value in here.items():
+    newer = [key for key in there if key not in here and head + key in usual]
+    for key in (*here, *newer):
+        value = here.get(key, usual.get(head + key))
         if isinstance(value, dict):
             inner = there.get(key, {})
             found |= changed_keys(inner if isinstance(inner, dict) else {}, value, f"{key}.")
@@ -405,7 +455,7 @@ def _explain(error: Any) -> str:
     name, given = ".".join(where), _typed(error["input"])
     if error["type"] == "extra_forbidden":
         same = [key.name for key in options() if where[-1] in (key.path[-1], key.argument)]
-        if same:  # it stands in another section
+        if same:  # the key belongs to another section
             return f"unknown key {name!r}: did you mean {' or '.join(map(repr, same))}?"
         head = "".join(f"{part}." for part in where[:-1])
         return str(unknown("key", where[-1], section.model_fields, head))
@@ -418,7 +468,7 @@ def _explain(error: Any) -> str:
 
 
 def _typed(value: object) -> str:
-    """A value as the user typed it: a number has no quotes, even where it came as text."""
+    """A value as the user typed it: a number has no quotes, even if it came as text."""
     text = repr(value)
     if isinstance(value, str):
         with suppress(ValueError):

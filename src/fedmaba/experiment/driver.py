@@ -1,6 +1,6 @@
-"""The one loop that drives a batch: simulate, record, save when it is due, stop when asked.
+"""The loop that drives a batch: simulate, record, save checkpoints, stop when asked.
 
-Where the rounds go is the business of a `Sink`: a run folder, or an archive of `reproduce`.
+A `Sink` decides where the rounds go: to memory, a run folder, or an archive of `reproduce`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def drive(
 ) -> Generator[engine.Snapshot, None, bool]:
     """Yield round after round; the generator returns whether it stopped before the last one.
 
-    A checkpoint is due when the last one is older than `seconds`, and after `every` so many rounds.
+    A checkpoint is saved when the last one is older than `seconds`, and after `every` rounds.
     """
     progress, saved = batch.progress, time.monotonic()
     try:

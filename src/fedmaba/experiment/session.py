@@ -1,7 +1,6 @@
-"""Run an experiment: load its data, simulate its runs, save checkpoints, resume from them.
+"""An experiment in progress: load its data, simulate its runs, record them and save checkpoints.
 
-Configuration, engine and run folder meet only here. `Session.rounds` is a generator, so whoever
-consumes it shows the progress.
+`Session.rounds` is a generator, so whoever consumes it shows the progress.
 """
 
 from __future__ import annotations
@@ -9,12 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import signal
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -23,22 +19,22 @@ import numpy as np
 import torch
 
 import fedmaba
-from fedmaba import stop, strategies
-from fedmaba.data import attack, datasets, partition, published
+from fedmaba import strategies
+from fedmaba.data import attack, datasets, partition
 from fedmaba.data.federation import Federation, attacked
-from fedmaba.errors import FedmabaError, InputError, unknown
-from fedmaba.experiment import checks, config
+from fedmaba.errors import InputError
+from fedmaba.experiment import config
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.driver import drive
-from fedmaba.results import files, run_folder, schema
-from fedmaba.results.array_files import Arrays, pack
+from fedmaba.results import run_folder
+from fedmaba.results.array_files import Arrays
 from fedmaba.results.history import History, RunHistory
-from fedmaba.rows import LossFn, models
+from fedmaba.rows import LossFn, base, models
 from fedmaba.simulation import distributed, engine
 from fedmaba.simulation.local_training import MetricFn
 from fedmaba.strategies import deployed
 from fedmaba.strategies.base import Strategy
-from fedmaba.user_code import allow_working_folder, fingerprints, say_sources
+from fedmaba.user_code import fingerprints
 
 
 @dataclass(frozen=True)
@@ -63,12 +59,12 @@ class Session:
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # shown even with --quiet
     fingerprints: dict[str, str] = field(default_factory=dict)  # of the user's own code
-    needs_python_call: bool = False  # no command can name all it is made of
+    needs_python_call: bool = False  # no command can name all of its parts
     stopped: bool = False
     _provenance: dict[str, Any] | None = None
 
     def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
-        """Simulate, recording and checkpointing along the way, until done or told to stop."""
+        """Simulate round after round, record and save them, until the end or until told to stop."""
         save, folder = self.experiment.save, self.folder
         sink = MemorySink(self) if folder is None else FolderSink(self, folder)
         self.stopped = yield from drive(self.batch, sink, stop, save.seconds, save.every)
@@ -83,14 +79,26 @@ class Session:
             "weights": [f"{name} {tuple(shape)}" for name, shape in named],
             "order": layout.order_in_words(),
             "made": self.provenance(),
+            **({"constants": constants} if (constants := self._constants()) else {}),
         }
+
+    def _constants(self) -> str:
+        """The digest of what training does not change: frozen weights; empty where there are none.
+
+        It tells whether a run is resumed with another base than it was begun with.
+        """
+        digest, found = hashlib.sha256(), base.constants(self.batch.rows.model)
+        for name, value in sorted(found.items()):
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest() if found else ""
 
     def provenance(self) -> dict[str, Any]:
         """What the numbers come from: the settings, the data and the partition."""
         if self._provenance is None:
             data = self.batch.runs[0].federation.data.sha256()
             asked = json.loads(json.dumps(config.result_settings(self.experiment)))
-            self._provenance = {"asked": asked, "data": data, "partition": _partition_digests(self)}
+            self._provenance = {"asked": asked, "data": data, "partition": partition_digests(self)}
         return self._provenance
 
     def restore(self, arrays: Arrays, meta: dict[str, Any], out: Path) -> None:
@@ -120,6 +128,11 @@ class Session:
                     f"{out} was begun with another model ({was}; now {now}): restore it, or "
                     "begin another run in another folder"
                 )
+        if meta.get("constants", mine.get("constants")) != mine.get("constants"):
+            raise InputError(
+                f"{out} was begun with other frozen weights: restore the file or code that they "
+                "come from, or begin another run in another folder"
+            )
         if meta.get("order") != mine["order"]:
             raise InputError(
                 f"{out} was begun on a device that keeps weights in another order: go on there, or "
@@ -127,8 +140,13 @@ class Session:
             )
 
     def models(self) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
-        """Named weights of every run's last, deployed and best model."""
+        """Named weights of every run's last, deployed and best model.
+
+        The deployed one is whole: frozen weights are in it, too. Where clients keep a part of the
+        model, one more file has that part of every client, (N, ...) each.
+        """
         at, layout = self.batch.progress, self.batch.rows.layout
+        frozen = {n: v.cpu().numpy() for n, v in base.constants(self.batch.rows.model).items()}
         out = {}
         for d, (run, r) in enumerate(zip(self.history.runs, at.owner, strict=True)):
             name = run_folder.run_file_stem(d, run.label, run.seed)
@@ -136,6 +154,10 @@ class Session:
             for kind, weights in flat.items():
                 named = layout.unpack(weights)
                 out[f"{name}-{kind}"] = {key: w.cpu().numpy() for key, w in named.items()}
+            out[f"{name}-deployed"] |= frozen
+            if kept := layout.kept_views(at.own[r]):
+                each = {key: w.contiguous().cpu().numpy() for key, w in kept.items()}
+                out[f"{name}-clients"] = each
         return out
 
     def close(self) -> None:
@@ -169,7 +191,7 @@ class FolderSink(MemorySink):
     def __init__(self, session: Session, folder: run_folder.Folder) -> None:
         super().__init__(session)
         self.folder = folder
-        self._written = session.batch.progress.round  # the last round that rounds.jsonl tells of
+        self._written = session.batch.progress.round  # the last round that is in rounds.jsonl
         self._timing: list[dict[str, object]] = []  # lines that timing.jsonl does not have yet
         self._before = time.monotonic()
 
@@ -225,7 +247,9 @@ def prepare(
         federations = attacked(federations, does, share)
     if chosen is None:
         chosen = [(s, seed, experiment.server.deploy) for s in listed for seed in federations]
-    rules: dict[tuple[int, int], list[str]] = {}  # of one strategy and seed: trained once
+    rules: dict[
+        tuple[int, int], list[str]
+    ] = {}  # deployed models by strategy and seed, which are trained once
     for s, seed, deploy in chosen:
         rules.setdefault((listed.index(s), seed), []).append(deploy or s.deploy)
     runs = [
@@ -261,218 +285,10 @@ def prepare(
     return Session(experiment, batch, history, data, None, notes, [], code | custom, objects)
 
 
-def _shared_settings(
-    experiment: Experiment, own: UserObjects, data: datasets.Dataset
-) -> list[object]:
-    """All that decides the numbers of a run, except its strategy and seed."""
-    tree = config.result_settings(experiment)
-    del tree["strategies"], tree["seeds"], tree["eval"]["share"]
-    tree["machine"] = tree["machine"]["dtype"]
-    fixed = own.data is None and not data.name.endswith((".npz", ".csv"))  # its name says it all
-    split = own.data.split.sha256() if isinstance(own.data, Federation) else ""
-    return [tree, "" if fixed else data.sha256(), split]
-
-
 def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:
     """What hostile clients do, and which share of the clients they are."""
     does = None if asked.does is None else attack.parse_attack(asked.does)
     return does, partition.parse_share(asked.share)
-
-
-def begin(session: Session, out: Path, command: Sequence[str] = ()) -> None:
-    """Start in a new run folder, or resume from one. Only rank 0 touches the folder."""
-    together, at = session.batch.ranks, session.batch.progress
-    if together.rank == 0:
-        saved = _open_folder(session, out, command)
-        together.tell(b"" if saved is None or together.count == 1 else b"".join(pack(*saved)))
-    elif body := together.tell():
-        saved = run_folder.unpack_from_rank(body)
-        at.restore(*saved)
-        session.history = run_folder.history_from_checkpoint(*saved, out / "checkpoint")
-    at.chunk = int(together.tell(str(at.chunk).encode()))
-
-
-def _open_folder(
-    session: Session, out: Path, command: Sequence[str]
-) -> tuple[Arrays, dict[str, Any]] | None:
-    """Lock the folder and write or check what is in it; return the checkpoint to resume from."""
-    longest = max((run.label for run in session.history.runs), key=len)
-    if len(longest) > schema.MAX_LABEL or len(session.history.runs) > schema.MAX_RUNS:
-        raise InputError(
-            f"{len(session.history.runs):,} runs, labels of up to {len(longest):,} characters: a "
-            f"folder holds at most {schema.MAX_RUNS:,} runs, with labels of {schema.MAX_LABEL:,}"
-        )
-    _check_folder(session.experiment, out)
-    session.folder = run_folder.Folder(out)
-    try:
-        _check_folder(session.experiment, out)  # again: until now another process could change it
-        if run_folder.checkpoints(out):
-            return _restore(session, session.folder, out)
-        _create_folder(session, session.folder, command)
-        return None
-    except BaseException:
-        session.close()
-        raise
-
-
-def _check_folder(experiment: Experiment, out: Path) -> None:
-    """Refuse a folder that holds something else, or this experiment already finished."""
-    file = out / run_folder.EXPERIMENT_FILE
-    try:
-        if run_folder.holds_something_else(out):
-            raise InputError(f"{out} exists and is no run folder: choose another --out")
-        begun = files.exists(file)
-    except OSError as error:
-        raise InputError(f"{out}: {error.strerror}: choose another --out") from error
-    there = config.build(config.read_toml(file, links=False), str(file)) if begun else experiment
-    if other := ", ".join(
-        config.changed_keys(config.result_settings(there), config.result_settings(experiment))
-    ):
-        raise InputError(f"{out} holds another experiment, in {other}: choose another --out")
-    if begun and files.exists(out / "runs.json"):
-        raise InputError(
-            f"{out} holds this experiment, finished: see `fedmaba table {out}`, or choose "
-            "another --out"
-        )
-
-
-def _create_folder(session: Session, folder: run_folder.Folder, command: Sequence[str]) -> None:
-    """Write the files that a run folder has before its first round."""
-    with suppress(InputError):  # if it was begun before, the same chunks give the same bits
-        before = run_folder.load_about(folder.path)
-        session.batch.progress.chunk = before.get("chunk", session.batch.progress.chunk)
-        command = command or before.get("command", command)
-    folder.write(run_folder.EXPERIMENT_FILE, config.dump(session.experiment).encode())
-    folder.write_json("about.json", _about(session, command))
-    folder.write_npz("partition.npz", _partition_arrays(session))
-
-
-def _partition_arrays(session: Session) -> Arrays:
-    """Which examples each client has, and its label counts, by seed."""
-    arrays: Arrays = {}
-    for run in session.batch.runs:
-        for name, value in run.federation.split.to_arrays().items():
-            arrays[f"seed{run.seed}.{name}"] = value
-        if (labels := run.federation.labels()) is not None:
-            arrays[f"seed{run.seed}.labels"] = labels
-    return arrays
-
-
-def resume(out: Path, trust: bool = False) -> Session:
-    """Resume the experiment of a run folder; `trust` allows the import of modules that it names."""
-    source = out / run_folder.EXPERIMENT_FILE
-    if not published.is_file(source):
-        raise InputError(f"{out} is no run folder: name one that fedmaba wrote")
-    if (out / "runs.json").exists():
-        with suppress(FedmabaError):  # a process may have died before it removed them
-            folder = run_folder.Folder(out)
-            folder.remove_checkpoints()
-            folder.close()
-        raise InputError(f"{out} is finished: see `fedmaba table {out}`")
-    if run_folder.load_about(out).get("python"):
-        raise InputError(
-            f"{out} was begun in Python, with more than names: {run_folder.resume_hint(out)}"
-        )
-    asked = config.build(config.read_toml(source), str(source))
-    if named := checks.user_modules(asked.model_dump()):
-        if not trust:
-            raise InputError(
-                f"{out} names code that is not fedmaba's: {say_sources(named)}: look at it, then "
-                f"say fedmaba resume {out} --trust"
-            )
-        allow_working_folder()
-    session = prepare(asked)
-    begin(session, out)
-    return session
-
-
-def _restore(
-    session: Session, folder: run_folder.Folder, out: Path
-) -> tuple[Arrays, dict[str, Any]]:
-    arrays, meta, damaged = run_folder.load_checkpoint(out)
-    about = run_folder.load_about(out)
-    if not about:
-        raise InputError(f"{out / 'about.json'} is not there: restore it, or choose another --out")
-    _check_same_experiment(session, meta, about, out)
-    session.restore(arrays, meta, out)
-    _check_same_code(session, about, out)
-    if folder.repair_rounds(session.history):
-        session.warnings.append(f"{out / 'rounds.jsonl'} was damaged: written again")
-    if folder.repair_npz("partition.npz", _partition_arrays(session)):
-        session.warnings.append(f"{out / 'partition.npz'} was damaged: written again")
-    wrote = about.get("versions", {}).get("torch")
-    if wrote != torch.__version__:
-        session.warnings.append(f"begun with torch {wrote}: bits may differ from here on")
-    session.warnings += damaged
-    session.notes.append(f"resumed after round {meta['round']}")
-    return arrays, meta
-
-
-def _check_same_experiment(
-    session: Session, meta: Mapping[str, Any], about: Mapping[str, Any], out: Path
-) -> None:
-    """Refuse to resume if the settings, the data or the partition have changed."""
-    mine = session.provenance()
-    told = {"data": about.get("data", {}).get("sha256"), "partition": about.get("partition")}
-    made = meta.get("made")
-    if made is None:
-        session.warnings.append(
-            f"{out}: its checkpoint is of an earlier version, which did not note the experiment: "
-            "whether experiment.toml was edited since cannot be told"
-        )
-        made = {**mine, **told}
-    elif about.get("digest") in (None, _digest(mine)):
-        require_same_experiment(session, meta, out)
-    elif edits := config.changed_keys(made["asked"], mine["asked"]):
-        said = config.edited_message(out / run_folder.EXPERIMENT_FILE, edits)
-        raise InputError(f"{said}, or choose another --out")
-    if made["data"] != mine["data"]:
-        raise InputError(f"the data differ from those {out} was begun with: restore them")
-    if made["partition"] != mine["partition"]:
-        raise InputError(
-            f"the clients' examples are divided otherwise than when {out} was begun: restore the "
-            "split, or choose another --out"
-        )
-    if about.get("digest", _digest(mine)) != _digest(mine) or told != {k: mine[k] for k in told}:
-        raise InputError(
-            f"{out / 'about.json'} is not that of this run: restore it, or choose another --out"
-        )
-
-
-def require_same_experiment(
-    session: Session, meta: Mapping[str, Any], out: Path, apart: str = ""
-) -> None:
-    """Refuse a checkpoint of other settings or data; the section `apart` may differ."""
-    made, mine = meta.get("made"), session.provenance()
-    if made is None:  # of an earlier version
-        return
-    other = [
-        key
-        for key in config.changed_keys(made["asked"], mine["asked"])
-        if key.split(".")[0] != apart
-    ]
-    other += [key for key in ("data", "partition") if made[key] != mine[key]]
-    if other:
-        raise InputError(
-            f"{out}: its newest checkpoint is not of this experiment ({', '.join(other)}): restore "
-            "it, or choose another --out"
-        )
-
-
-def _check_same_code(session: Session, about: Mapping[str, Any], out: Path) -> None:
-    """Refuse to resume if the user's own code has changed."""
-    told, mine = about.get("own"), session.fingerprints
-    if told is None:
-        return
-    wrote = about.get("versions", {}).get("python", "")
-    same = wrote.split(".")[:2] == platform.python_version().split(".")[:2]
-    for what in sorted({*told, *mine}):
-        was, now = told.get(what, "none"), mine.get(what, "none")
-        if was != now if same else was.split(" ")[0] != now.split(" ")[0]:  # else other bytecode
-            raise InputError(
-                f"{out} was begun with another {what} ({was}; now {now}): restore it, or choose "
-                "another --out"
-            )
 
 
 def _federations(experiment: Experiment, own: UserObjects) -> dict[int, Federation]:
@@ -508,11 +324,13 @@ def _plan(experiment: Experiment) -> engine.Plan:
         epochs=train.epochs,
         steps=train.steps,
         minibatch=train.minibatch,
+        batchnorm=experiment.batchnorm,
         lr=train.lr,
         lr_decay=train.lr_decay,
-        optimiser=engine.Optimiser(
-            **{f.name: getattr(train, f.name) for f in fields(engine.Optimiser)}
-        ),
+        schedule=train.schedule,
+        step_schedule=train.step_schedule,
+        optimiser=engine.Optimiser.from_settings(train),
+        augment=train.augment,
         server_lr=server.lr,
         server_momentum=server.momentum,
         eval_every=experiment.eval.every,
@@ -523,9 +341,17 @@ def _plan(experiment: Experiment) -> engine.Plan:
     )
 
 
-def _digest(made: Mapping[str, Any]) -> str:
-    """The SHA-256 of what decides the numbers."""
-    return hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
+def _shared_settings(
+    experiment: Experiment, own: UserObjects, data: datasets.Dataset
+) -> list[object]:
+    """All that decides the numbers of a run, except its strategy and seed."""
+    tree = config.result_settings(experiment)
+    del tree["strategies"], tree["seeds"], tree["eval"]["share"]
+    tree["machine"] = tree["machine"]["dtype"]
+    # The name of a data set says which data it holds; the name of a file does not.
+    fixed = own.data is None and not data.name.endswith((".npz", ".csv"))
+    split = own.data.split.sha256() if isinstance(own.data, Federation) else ""
+    return [tree, "" if fixed else data.sha256(), split]
 
 
 def _identity_for_ranks(experiment: Experiment, federations: dict[int, Federation]) -> str:
@@ -536,35 +362,24 @@ def _identity_for_ranks(experiment: Experiment, federations: dict[int, Federatio
     return json.dumps([versions, config.result_settings(experiment), data, splits])
 
 
-def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
-    batch = session.batch
-    data = batch.runs[0].federation.data
-    return {
-        "command": list(command),
-        "repeat": "the Python call that began it, with another out"
-        if session.needs_python_call
-        else "fedmaba run experiment.toml --out NEW",
-        "python": session.needs_python_call,
-        "own": session.fingerprints,
-        "seeds": session.experiment.seed_list(),
-        "data": {
-            "name": data.name,
-            "sha256": data.sha256(),
-            "classes": list(data.classes),
-            "clients": list(batch.runs[0].federation.client_names()),
-        },
-        "partition": _partition_digests(session),
-        "digest": _digest(session.provenance()),
-        "hostile": {
-            str(run.seed): np.flatnonzero(lies.who).tolist()
-            for run in batch.runs
-            if (lies := run.federation.hostile) is not None
-        },
-        "model": {"path": batch.rows.path, "parameters": _parameter_count(batch)},
-        "ranks": batch.ranks.count,
-        "chunk": batch.progress.chunk,
-        **environment(batch),
-    }
+def require_same_experiment(
+    session: Session, meta: Mapping[str, Any], out: Path, apart: str = ""
+) -> None:
+    """Refuse a checkpoint of other settings or data; the section `apart` may differ."""
+    made, mine = meta.get("made"), session.provenance()
+    if made is None:  # of an earlier version
+        return
+    other = [
+        key
+        for key in config.changed_keys(made["asked"], mine["asked"])
+        if key.split(".")[0] != apart
+    ]
+    other += [key for key in ("data", "partition") if made[key] != mine[key]]
+    if other:
+        raise InputError(
+            f"{out}: its newest checkpoint is not of this experiment ({', '.join(other)}): restore "
+            "it, or choose another --out"
+        )
 
 
 def environment(batch: engine.Batch) -> dict[str, object]:
@@ -581,76 +396,6 @@ def environment(batch: engine.Batch) -> dict[str, object]:
     }
 
 
-def _partition_digests(session: Session) -> dict[str, str]:
+def partition_digests(session: Session) -> dict[str, str]:
     """The digest of which client has which examples, by seed."""
     return {str(run.seed): run.federation.split.sha256() for run in session.batch.runs}
-
-
-def _parameter_count(batch: engine.Batch) -> int:
-    return sum(shape.numel() for shape in batch.rows.layout.shapes)
-
-
-def compare(
-    strategies: Sequence[str | Strategy] | str | Strategy,
-    *,
-    data: str | Path | datasets.Dataset | Federation = "sample",
-    model: str | models.Factory = "mlp",
-    loss: LossFn | None = None,
-    metric: MetricFn | None = None,
-    out: str | Path | None = None,
-    **options: Any,
-) -> History:
-    """Run strategies on a federation and return their history.
-
-    Options are those of `fedmaba compare`, with underscores: rounds=40, clients=20, lr=0.05.
-    """
-    if isinstance(strategies, str | Strategy | type):
-        strategies = [strategies]
-    if not isinstance(strategies, Iterable):
-        raise InputError(f"{strategies!r} is no list of strategies: name them, as ['fedavg']")
-    listed = [s for item in strategies for s in _parse_strategy(item)]
-    flags = {key.argument: key for key in config.options()}
-    tree: dict[str, Any] = {"strategies": [s.label() for s in listed]}
-    data = str(data) if isinstance(data, Path) else data
-    if not isinstance(data, str | datasets.Dataset | Federation):
-        raise InputError(
-            f"data of type {type(data).__name__}: give a name, a file, or "
-            "fedmaba.Federation.from_arrays(x, y, client)"
-        )
-    own = UserObjects(
-        data=None if isinstance(data, str) else data,
-        model=None if isinstance(model, str) else model,
-        loss=loss,
-        metric=metric,
-    )
-    tree["model"] = model if isinstance(model, str) else getattr(model, "__name__", "own")
-    config.set_key(tree, "data.name", data if isinstance(data, str) else "own")
-    for name, value in options.items():
-        if name not in flags:
-            raise unknown("option", name, flags)
-        config.set_key(tree, flags[name].name, value)
-    session = prepare(config.build(tree), own, listed)
-    if out is not None:
-        begin(session, Path(out))
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    numbers = [signal.SIGINT] if out is not None and usual else []  # else nothing to save, or the
-    with stop.after_the_round(_say, numbers) as asked:  # caller has a handler of its own
-        for _ in session.rounds(asked):
-            pass
-    if session.stopped or asked():  # also in the last round: whoever calls this in a loop must end
-        done = session.batch.progress.round
-        more = "the same call resumes it" if session.stopped else "it is complete"
-        raise KeyboardInterrupt(f"stopped after round {done}, saved in {out}: {more}")
-    return session.history
-
-
-def _say(text: str) -> None:
-    print(f"fedmaba: {text}", file=sys.stderr, flush=True)
-
-
-def _parse_strategy(item: object) -> list[Strategy]:
-    if isinstance(item, type) and issubclass(item, Strategy):
-        raise InputError(f"{item.__name__} is a class: write {item.__name__}(), or its name")
-    if not isinstance(item, str | Strategy):
-        raise InputError(f"{item!r} is no strategy: give a name, or an object as fedmaba.FedMABA()")
-    return strategies.parse(item) if isinstance(item, str) else [item]

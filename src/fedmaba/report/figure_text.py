@@ -13,7 +13,7 @@ from fedmaba.report.plot_data import FEW, SOFT, WIDE, PlotData, axis_name
 from fedmaba.results.history import FloatArray
 
 
-def title(axes: Any, plot: PlotData, name: str) -> str:
+def axes_title(axes: Any, plot: PlotData, name: str) -> str:
     """What a panel over rounds shows, and how."""
     log = " (log)" if axes.get_yscale() == "log" else ""
     mean = f", mean of {plot.smooth} evaluations" if plot.smooth > 1 else ""

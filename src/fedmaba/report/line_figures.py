@@ -19,7 +19,7 @@ def rounds(figure: Any, plot: PlotData) -> None:
     """variance, mean, worst and best share over rounds, with bands over seeds"""
     for axes, name in zip(figure.subplots(2, 2).flat, NAMES, strict=True):
         _over_rounds(axes, plot, name)
-        axes.set_title(figure_text.title(axes, plot, name))
+        axes.set_title(figure_text.axes_title(axes, plot, name))
     for axes in figure.axes[2:]:
         axes.set_xlabel("round")
     figure_text.legend(figure, plot, plot.thick())
@@ -43,7 +43,7 @@ def worst(figure: Any, plot: PlotData) -> None:
 def _single(figure: Any, plot: PlotData, name: str) -> None:
     axes = figure.subplots()
     _over_rounds(axes, plot, name)
-    axes.set(xlabel="round", ylabel=figure_text.title(axes, plot, name))
+    axes.set(xlabel="round", ylabel=figure_text.axes_title(axes, plot, name))
     figure_text.legend(figure, plot, plot.thick(), axes)
 
 

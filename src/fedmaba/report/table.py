@@ -13,7 +13,7 @@ from fedmaba.report.document import Cell, Document, Grid, between, number
 from fedmaba.report.paired import Interval, difference
 from fedmaba.results.history import At, History, Model, Row
 from fedmaba.results.metrics import PERCENT, Unit
-from fedmaba.results.selection import Choice, Found, by_seed, values
+from fedmaba.results.selection import Choice, Found, by_seed, fairness_by_seed
 
 FIGURES = ("variance", "accuracy", "worst", "best")
 MORE = (  # field, title, digits
@@ -163,7 +163,7 @@ def differences(history: History, model: Model, at: At, against: str) -> Grid:
         raise unknown("row", against, labels)
     if len(labels) == 1:
         raise InputError(f"against {against!r}: there is no other row: leave it out")
-    found = values(history, model, Choice(at, "", at, ""))
+    found = fairness_by_seed(history, model, Choice(at, "", at, ""))
     spans = {row: minus(found, row, found, against) for row in labels if row != against}
     words = capitalised(caption(history, model, at).partition(";")[0])
     title = f"{words}: difference to {against} under the same seeds, 95 % t-interval"

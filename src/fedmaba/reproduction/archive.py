@@ -25,7 +25,7 @@ from fedmaba.reproduction import targets
 from fedmaba.reproduction.targets import Key
 from fedmaba.results import array_files, files, run_folder, schema
 from fedmaba.results.array_files import Arrays
-from fedmaba.results.history import Column, History, RunHistory, is_increasing
+from fedmaba.results.history import GrowingArray, History, RunHistory, is_increasing
 from fedmaba.results.selection import of_deploy
 
 MODELS = ("last", "deployed", "last_validation")
@@ -184,7 +184,7 @@ def _unpack_run(told: dict[str, Any], r: int, arrays: Arrays) -> RunHistory:
     run = RunHistory(told["label"], told["seed"], told["deploy"], size, told["diverged"])
     if not length:
         return run
-    run.tables["evaluated"] = Column(arrays["evaluated"][:length])
+    run.tables["evaluated"] = GrowingArray(arrays["evaluated"][:length])
     for model in MODELS:
         if model in arrays:
             size = arrays["validation_size" if "validation" in model else "test_size"][r]
@@ -194,8 +194,8 @@ def _unpack_run(told: dict[str, Any], r: int, arrays: Arrays) -> RunHistory:
             with np.errstate(invalid="ignore"):
                 accuracy = right / size
             nothing = np.broadcast_to(np.float32(np.nan), right.shape)
-            run.tables[f"{model}.accuracy"] = Column(accuracy)
-            run.tables[f"{model}.loss"] = Column(nothing)
+            run.tables[f"{model}.accuracy"] = GrowingArray(accuracy)
+            run.tables[f"{model}.loss"] = GrowingArray(nothing)
     return run
 
 

@@ -20,8 +20,8 @@ from fedmaba.results.selection import (
     CHOICES,
     REFERENCE,
     by_seed,
+    fairness_by_seed,
     tail,
-    values,
     variances,
 )
 
@@ -29,7 +29,7 @@ Claim = dict[str, Any]
 LOOKS: tuple[tuple[Model, str], ...] = (("last", "last"), ("last", "best"), ("deployed", "last"))
 
 
-def show(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
+def show_claims(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
     """Every statement with its rows."""
     out.text.append(
         "Each statement is held against the last server model at the last round and at its best "
@@ -56,10 +56,10 @@ def show(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
                 continue
             history = deployed_history(batches, known[name].jobs[0])
             rows = {paper.name_of(row): row for row in claim["rows"]}
-            if not values(history, "last", CHOICES["last"]):
+            if not fairness_by_seed(history, "last", CHOICES["last"]):
                 rows = {"": ""}
             for title, row in rows.items():
-                spans = [measure(claim, history, row, model, at) for model, at in LOOKS]
+                spans = [our_number(claim, history, row, model, at) for model, at in LOOKS]
                 texts = [said(claim, span) for span in spans]
                 if claim["measure"] == "steadier":  # said of many rounds: none is the best
                     texts[1] = "–"
@@ -69,7 +69,7 @@ def show(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
     out.grids.append(Grid("claims", "Statement by statement", head, body))
 
 
-def measure(claim: Claim, history: History, row: str, model: Model, at: str) -> Interval:
+def our_number(claim: Claim, history: History, row: str, model: Model, at: str) -> Interval:
     """Our number for a statement."""
     base, kind = claim.get("against", REFERENCE), claim["measure"]
     if kind == "steadier":
@@ -81,7 +81,7 @@ def measure(claim: Claim, history: History, row: str, model: Model, at: str) -> 
             )
         )
         return interval(theirs - ours)
-    seen = values(history, model, CHOICES[at])
+    seen = fairness_by_seed(history, model, CHOICES[at])
     ours, theirs = pairs(*(by_seed(seen, r, claim["figure"]) for r in (row, base)))
     with np.errstate(divide="ignore", invalid="ignore"):
         sample = {
@@ -96,14 +96,14 @@ def measure(claim: Claim, history: History, row: str, model: Model, at: str) -> 
 def said(claim: Claim, span: Interval) -> str:
     """Our number with its interval and the verdict."""
     if span.seeds < 2 or np.isnan(span.mean):
-        return verdict(claim, span)
+        return judgement(claim, span)
     sign, unit = {"times": ("", " x"), "less": ("+", " %"), "more": ("+", " %")}.get(
         claim["measure"], ("+", "")
     )
-    return f"{span.text(sign, unit)}: {verdict(claim, span)}"
+    return f"{span.text(sign, unit)}: {judgement(claim, span)}"
 
 
-def verdict(claim: Claim, span: Interval) -> str:
+def judgement(claim: Claim, span: Interval) -> str:
     """What our number says of a statement."""
     nothing = 1.0 if claim["measure"] == "times" else 0.0
     if span.seeds < 2:

@@ -36,7 +36,7 @@ def document(target: Target, batches: Sequence[ArchiveFile]) -> Document:
         "sweep": target_tables.sweep,
         "readings": target_tables.readings,
         "attacks": target_tables.attacks,
-        "claims": claims.show,
+        "claims": claims.show_claims,
         "all": lambda *_: None,
     }
     shows[target.view.kind](out, target, batches)

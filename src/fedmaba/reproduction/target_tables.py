@@ -25,10 +25,10 @@ from fedmaba.results.selection import (
     Choice,
     at_choice,
     by_seed,
+    fairness_by_seed,
     of_deploy,
     tail,
     validated,
-    values,
     variances,
 )
 
@@ -106,7 +106,7 @@ def differences(
     history: History, model: Model, choice: Choice, deploy: str | None = None
 ) -> Grid | None:
     """Each row's differences to FedAvg."""
-    found = values(history, model, choice)
+    found = fairness_by_seed(history, model, choice)
     if REFERENCE not in found or len(found) < 2:
         return None
     spans = {row: minus(found, row, found, REFERENCE) for row in found if row != REFERENCE}
@@ -118,7 +118,7 @@ def differences(
 
 def gain(history: History, deploy: str | None) -> Grid | None:
     """What handing out the average does to each row, the reference included."""
-    last, handed = (values(history, model, LAST) for model in ("last", "deployed"))
+    last, handed = (fairness_by_seed(history, model, LAST) for model in ("last", "deployed"))
     if not last:
         return None
     spans = {row: minus(handed, row, last, row) for row in last}
@@ -253,7 +253,7 @@ def readings(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> N
         head.append("variance, FedMABA − FedAvg")
         body = []
         for job in target.jobs:
-            found = values(deployed_history(batches, job), "last", CHOICES[name])
+            found = fairness_by_seed(deployed_history(batches, job), "last", CHOICES[name])
             row = next((label for label in job.strategies if label != REFERENCE), "")
             cells = [
                 number(*moments([*by_seed(found, label, figure).values()]))
@@ -280,7 +280,7 @@ def attacks(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> No
     ):
         body = []
         for job in target.jobs:
-            found = values(deployed_history(batches, job), "deployed", CHOICES["last"])
+            found = fairness_by_seed(deployed_history(batches, job), "deployed", CHOICES["last"])
             cells = [number(*moments([*by_seed(found, row, figure).values()])) for row in rows]
             seeds = max((len(by_seed(found, row, figure)) for row in rows), default=0)
             body += [[Cell(job.title), Cell(str(seeds)), *cells]] if seeds else []

@@ -1,1 +1,1 @@
-"""What a run leaves: the client x round table, the run folder, fairness figures. No torch."""
+"""What a run leaves behind: the client x round table, the run folder, fairness. No torch."""

@@ -31,15 +31,15 @@ SAFETENSORS_NAMES = {  # numbers as NumPy and safetensors name them
     **{f"float{bits}": f"F{bits}" for bits in BITS[1:]},
 }
 DTYPES = {kind: np.dtype(name).newbyteorder("<") for name, kind in SAFETENSORS_NAMES.items()}
-MAX_MEMBERS = 100_000  # of an NPZ file: seven for each seed of a partition
-FREE_BYTES = 512 * files.MB  # that small files may unpack to
-MAX_RATIO = 8  # of bytes in memory to bytes on the disk, beyond that
+MAX_MEMBERS = 100_000  # in an NPZ file: a partition has seven for each seed
+FREE_BYTES = 512 * files.MB  # small files may unpack to this much
+MAX_RATIO = 8  # beyond that: bytes in memory for each byte on the disk
 MAX_DIMENSIONS = 8
-PIECE_BYTES = 2**20  # bytes
+PIECE_BYTES = 2**20  # read at a time
 MAX_LIST_BYTES = 16 * files.MB  # of a zip file's list of members
-MAX_WINDOW_BYTES = 64 * files.MB  # of what an LZMA member looks back on
+MAX_WINDOW_BYTES = 64 * files.MB  # of memory that an LZMA member may reserve
 COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA)
-READ_ERRORS = (  # what a reader of NPZ says of a damaged file
+READ_ERRORS = (  # what reading a damaged NPZ file may raise
     OSError, ValueError, EOFError, KeyError, IndexError, OverflowError, RuntimeError, MemoryError,
     NotImplementedError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
 )  # fmt: skip
@@ -81,7 +81,7 @@ class MemoryBudget:
 
 
 def npz(arrays: Mapping[str, NDArray[Any]], method: int = zipfile.ZIP_DEFLATED) -> bytes:
-    """An NPZ file whose bytes depend on the arrays alone; NumPy would add the time of day."""
+    """An NPZ file whose bytes depend only on the arrays; NumPy's own would contain the time."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", method) as z:
         for name, array in arrays.items():
@@ -101,9 +101,9 @@ def read_npz(
     *,
     missing: bool = False,
 ) -> Arrays:
-    """The arrays of an NPZ file, all or by name; `check` first sees what the file declares.
+    """Read the arrays of an NPZ file, or those named; `check` first sees what the file declares.
 
-    A name that the file lacks is an error, unless names may be `missing`.
+    It is an error if the file lacks a name, unless names may be `missing`.
     """
     with files.open_plain(path) as file, _NpzReader(_LimitedReader(file)) as archive:
         known = archive.members()
@@ -150,7 +150,7 @@ class _NpzReader(zipfile.ZipFile):
         return found
 
     def declared(self, info: zipfile.ZipInfo) -> Declared:
-        """Type and shape of a member, whose size must agree with them."""
+        """The type and shape of a member; its size must agree with them."""
         with self._member(info) as member:
             return self._head(info, member)[0]
 
@@ -260,7 +260,7 @@ def unpack(
 
 
 def _parse_entry(name: str, one: Any) -> tuple[tuple[int, int, int], Declared]:
-    """Begin, end and length of an array, and its type and shape, as the header says."""
+    """Where an array begins and ends, its length, type and shape, as the header says."""
     one = one if isinstance(one, dict) else {}
     dtype, shape, place = (
         DTYPES.get(str(one.get("dtype"))),

@@ -27,7 +27,7 @@ from fedmaba.errors import Busy, FedmabaError, InputError, SaveFailed
 
 try:
     import fcntl
-except ImportError:  # no advisory locks on this platform: two runs on one folder are not refused
+except ImportError:  # Windows has no such locks: two runs on one folder are not refused
     fcntl = None  # type: ignore[assignment]
 
 MB = 2**20
@@ -38,7 +38,7 @@ MAX_TOML_BYTES = 256 * 1024
 MAX_VALUES = 2_000_000  # in one JSON text
 MAX_DEPTH = 50  # of brackets in a JSON or TOML text
 MAX_DIGITS = 20  # of a whole number
-MAX_DOTS = 64  # on a line of TOML, outside strings: the time to parse grows with their square
+MAX_DOTS = 64  # on a line of TOML: the time to parse it grows with their square
 REMEDY = "fix it, then `fedmaba resume`"
 Buffer = bytes | memoryview
 
@@ -57,7 +57,7 @@ _QUOTED = re.compile(
 
 
 class UnexpectedKind(OSError):
-    """Something else where a plain file or a real folder should be."""
+    """Something else is where a plain file or a real folder should be."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(errno.EINVAL, what, str(path))
@@ -68,8 +68,8 @@ class UnexpectedKind(OSError):
 
 @contextlib.contextmanager
 def open_plain(path: Path, links: bool = False) -> Iterator[io.BufferedReader]:
-    """Open a plain file to read; one that the user named may be reached by a link."""
-    # Checked before opening too: to open a device or a pipe may have effects.
+    """Open a plain file to read; a file that the user named may be a link."""
+    # This is checked before opening, too: opening a device or a pipe may have effects.
     _require_plain(path, os.stat(path, follow_symlinks=links))
     with open(path, "rb", opener=_opener(_SAFE & ~_FOLLOW if links else _SAFE)) as file:
         _require_plain(path, os.fstat(file.fileno()))
@@ -77,7 +77,7 @@ def open_plain(path: Path, links: bool = False) -> Iterator[io.BufferedReader]:
 
 
 def read(path: Path, most: int, links: bool = False) -> bytes:
-    """The bytes of a plain file that is not larger than `most`."""
+    """The bytes of a plain file, refused if there are more than `most`."""
     with open_plain(path, links) as file:
         size = os.fstat(file.fileno()).st_size
         content = file.read(most + 1) if size <= most else b""
@@ -94,7 +94,7 @@ def bytes_on_disk(file: IO[bytes]) -> int:
 
 
 def mostly_holes(file: IO[bytes]) -> bool:
-    """Whether most of a large file is a hole: quick to make, slow to read."""
+    """Whether most of a large file is a hole, which is quick to make and slow to read."""
     return bytes_on_disk(file) < os.fstat(file.fileno()).st_size / 2 - MB
 
 
@@ -107,7 +107,7 @@ def sha256(path: Path) -> str:
 
 
 def exists(path: Path) -> bool:
-    """Whether anything has this name, even a link to nowhere."""
+    """Whether anything has this name, also a link that leads nowhere."""
     return os.path.lexists(path)
 
 
@@ -122,7 +122,7 @@ def path_inside(root: Path, name: str) -> Path:
 
 
 def real_folder(path: Path) -> None:
-    """Refuse what is no folder, and a link to one."""
+    """Refuse what is not a folder; a link to a folder is refused, too."""
     mode = os.lstat(path).st_mode
     if not stat.S_ISDIR(mode):
         raise UnexpectedKind(
@@ -302,7 +302,7 @@ def _require_single_name(path: Path, found: os.stat_result) -> None:
 
 
 def make_private_folder(path: Path, remedy: str = REMEDY) -> None:
-    """Make a folder for this account alone; one that is there keeps its mode."""
+    """Make a folder that only this account can read; a folder that exists keeps its mode."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=_folder_permissions(private=True))
     except OSError as error:
@@ -318,7 +318,7 @@ def _folder_permissions(private: bool) -> int:
 
 
 def write_error(target: Path, error: OSError, remedy: str = REMEDY) -> FedmabaError:
-    """The error for a write that failed; a full disk has a remedy of its own."""
+    """The error for a failed write; for a full disk it says another remedy."""
     if isinstance(error, UnexpectedKind):
         return InputError(f"{target} is not written: {error.strerror}: move it away")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -327,7 +327,7 @@ def write_error(target: Path, error: OSError, remedy: str = REMEDY) -> FedmabaEr
 
 
 def remove(paths: Iterable[Path]) -> None:
-    """Remove files; one that cannot be removed does no harm."""
+    """Remove files; it does not matter if one cannot be removed."""
     for path in paths:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
@@ -413,7 +413,7 @@ class FolderLock:
         raise SaveFailed(f"{file} is removed again and again: choose another folder")
 
     def _lock_folder(self) -> int | None:
-        """A locked handle of the folder, or None where the system can lock files only."""
+        """A locked handle of the folder, or None if the system can only lock files."""
         if fcntl is None or not hasattr(os, "O_DIRECTORY"):
             return None
         handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
@@ -422,7 +422,7 @@ class FolderLock:
             _lock(handle)
         except BlockingIOError:
             raise
-        except OSError:  # some network file systems cannot: the lock of the file must do
+        except OSError:  # some network file systems cannot: the lock on the file must be enough
             return None
         return handle
 
@@ -458,7 +458,7 @@ def can_lock() -> bool:
 
 
 def in_use(path: Path) -> bool:
-    """Whether a process works on a folder; True where the system cannot tell."""
+    """Whether a process works on a folder; True if the system cannot tell."""
     unsure = False
     for target, flags in ((path, _SAFE & ~_FOLLOW), (path / ".lock", _SAFE)):
         try:

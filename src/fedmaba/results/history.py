@@ -1,6 +1,6 @@
-"""The client x round table of every run, in memory; every figure of a report is derived from it.
+"""The client x round table of every run, in memory; every number of a report is computed from it.
 
-Filled from the engine's snapshots or read from a run folder; knows no files and no torch.
+It is filled by the engine, round by round, or read from a run folder. No files and no torch.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ IntArray = NDArray[np.int64]
 Model = Literal["deployed", "last"]
 At = Literal["last", "best", "last5"]
 Arrays = dict[str, NDArray[Any]]
-VIEWS = "fedmaba.report.history_views"  # by name: results know nothing of reports
+VIEWS = "fedmaba.report.history_views"  # loaded by its name: results import nothing of reports
 
 
-class Column(Sequence[NDArray[Any]]):
-    """Rows of one shape in one array that grows: ten times smaller than a list of arrays."""
+class GrowingArray(Sequence[NDArray[Any]]):
+    """Rows of one shape in one growing array, which takes a tenth of the memory of a list."""
 
     def __init__(self, rows: NDArray[Any] | None = None) -> None:
         self._rows, self._count = rows, 0 if rows is None else len(rows)
@@ -69,16 +69,16 @@ class RunHistory:
     deploy: str
     test_size: IntArray  # (N,)
     diverged: str = ""
-    tables: dict[str, Column] = field(default_factory=dict)
-    of: str = ""  # digest of all settings but the seed; "" where no file says it
-    # By table: the table itself, how many of its rows were looked at, whether all were shares.
+    tables: dict[str, GrowingArray] = field(default_factory=dict)
+    of: str = ""  # digest of all settings except the seed; "" if the file has none
+    # For each table: itself, how many of its rows were checked, whether all were shares.
     _unit_cache: dict[str, tuple[Any, int, bool]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     @property
     def unit(self) -> Unit:
-        """Percent, unless a score of any evaluation lies outside 0 to 1."""
+        """Percent, unless some score lies outside 0 to 1."""
         for name, table in self.tables.items():
             if name.endswith(".accuracy"):
                 seen, count, shares = self._unit_cache.get(name, (None, 0, True))
@@ -112,7 +112,7 @@ class RunHistory:
         return self.column(f"{model}.loss").astype(np.float64)
 
     def weights(self) -> FloatArray:
-        """(T, N) aggregation weight of each client in each round; nan where it took no part."""
+        """(T, N) aggregation weight of each client in each round; nan if it took no part."""
         client, weight = self.column("client"), self.column("weight")
         out = np.full((len(client), self.n_clients), np.nan)
         np.put_along_axis(out, client, weight, axis=1)
@@ -125,7 +125,7 @@ class RunHistory:
         at: Iterable[int] | None = None,
         unit: Unit | None = None,
     ) -> list[Fairness]:
-        """The fairness figures at each evaluation, or at those named."""
+        """The fairness numbers at each evaluation, or at those that are named."""
         if not 0 < share <= 1:
             raise InputError(f"share={share}: give a share of the clients above 0 and at most 1")
         accuracy, loss = self.accuracy(model), self.loss(model)
@@ -152,13 +152,13 @@ class RunHistory:
         return np.array([int(np.argmax(scores))])
 
     def arrays(self) -> Arrays:
-        """Every table as an array, for a file: views, which later rounds do not change."""
+        """Every table as an array, to be saved; later rounds do not change these arrays."""
         tables = {name: self.tables[name].array() for name in sorted(self.tables)}
         return {"test_size": self.test_size, **tables}
 
 
 def require_one_experiment(runs: Sequence[RunHistory]) -> None:
-    """Refuse a run that is there twice, and runs of one label that differ in more than the seed."""
+    """Refuse a run that appears twice, and runs of one label that differ in more than the seed."""
     first: dict[str, RunHistory] = {}
     there: set[tuple[str, int, str]] = set()
     for run in runs:
@@ -192,7 +192,7 @@ class Row(NamedTuple):
     seeds: int
     mean: Fairness
     sd: Fairness
-    note: str  # what the reader must know: runs that diverged
+    note: str  # what the reader must know, such as runs that diverged
 
 
 @dataclass
@@ -211,7 +211,7 @@ class History:
         return PERCENT if all(run.unit is PERCENT for run in self.runs) else PLAIN
 
     def add(self, snapshot: Snapshot) -> None:
-        """Take in one round of all runs."""
+        """Add one round of all runs."""
         done = snapshot.round + 1
         for d, (run, r) in enumerate(zip(self.runs, snapshot.progress.owner, strict=True)):
             run.diverged = snapshot.progress.diverged[r]
@@ -223,8 +223,8 @@ class History:
                 past = len(run.tables.get("round", []))
                 told = {name: np.nan for name in run.tables if name.startswith("info.")}
                 told |= {f"info.{name}": float(value) for name, value in seen.info.items()}
-                for name in told.keys() - run.tables.keys():  # first told of in this round
-                    run.tables[name] = Column(np.full(past, np.nan))
+                for name in told.keys() - run.tables.keys():  # recorded for the first time
+                    run.tables[name] = GrowingArray(np.full(past, np.nan))
                 _append_row(run, row | told)
             found = snapshot.evaluations[d] if snapshot.evaluations else None
             if found is not None:
@@ -262,7 +262,7 @@ class History:
         return rows
 
     def picked_on(self) -> str:
-        """On what data the best round is chosen."""
+        """Which data the best round is picked on."""
         held = any("deployed_validation.accuracy" in run.tables for run in self.runs)
         return "validation data" if held else "test data"
 
@@ -319,12 +319,12 @@ def _views() -> Any:
 def from_arrays(
     meta: Sequence[Mapping[str, Any]], arrays: Sequence[Arrays], share: float = 0.05
 ) -> History:
-    """A history from what `RunHistory.arrays` gave and the runs' labels."""
+    """A history from the arrays of `RunHistory.arrays` and the labels of the runs."""
     runs = []
     for about, tables in zip(meta, arrays, strict=True):
         check_shapes(tables)
         _check_values(tables)
-        rows = {name: Column(table) for name, table in tables.items() if name != "test_size"}
+        rows = {name: GrowingArray(table) for name, table in tables.items() if name != "test_size"}
         runs.append(
             RunHistory(
                 label=about["label"],
@@ -340,7 +340,7 @@ def from_arrays(
 
 
 class Table(Protocol):
-    """An array, or what a file declares of it."""
+    """An array, or what a file says about one."""
 
     @property
     def dtype(self) -> np.dtype[Any]: ...
@@ -349,7 +349,7 @@ class Table(Protocol):
 
 
 def check_shapes(tables: Mapping[str, Table]) -> None:
-    """Refuse tables that do not belong together, by their types and shapes alone."""
+    """Refuse tables that cannot belong together, judged by their types and shapes."""
     if "test_size" not in tables:
         raise ValueError("it lacks 'test_size'")
     seen = {n: t for n, t in tables.items() if n in _PER_ROUND or n.startswith("info.")}
@@ -385,23 +385,23 @@ def _require(tables: Mapping[str, Table], *names: str) -> None:
 
 
 def _check_values(tables: Arrays) -> None:
-    """Refuse numbers that no run writes."""
+    """Refuse numbers that a run never writes."""
     if not len(tables["test_size"]) or (tables["test_size"] < 0).any():
-        raise ValueError("test_size holds no clients, or fewer than no examples")
+        raise ValueError("test_size holds no clients, or negative numbers")
     for name in ("round", "evaluated"):
         if name in tables and not is_increasing(tables[name]):
             raise ValueError(f"{name} does not count upwards from 1 or more")
     client = tables.get("client", np.zeros((0, 1), np.int64))
     if client.size and not 0 <= client.min() <= client.max() < len(tables["test_size"]):
-        raise ValueError("client names one that there is not")
-    for name in tables:  # an accuracy of nobody's is nan
+        raise ValueError("client holds a number that no client has")
+    for name in tables:  # a client without test examples has an accuracy of nan
         lost = np.isinf if name.endswith(".accuracy") else lambda table: ~np.isfinite(table)
         if name.endswith((".accuracy", "weight", "reported_loss")) and lost(tables[name]).any():
             raise ValueError(f"{name} is not finite")
 
 
 def is_increasing(rounds: NDArray[Any]) -> bool:
-    """Whether these are numbers of rounds, one after another."""
+    """Whether these numbers of rounds only increase."""
     return not len(rounds) or bool(rounds[0] >= 1 and (rounds[1:] > rounds[:-1]).all())
 
 
@@ -411,4 +411,4 @@ _INTEGERS = ("test_size", "round", "evaluated", "client")
 
 def _append_row(run: RunHistory, row: dict[str, Any]) -> None:
     for name, value in row.items():
-        run.tables.setdefault(name, Column()).append(np.asarray(value))
+        run.tables.setdefault(name, GrowingArray()).append(np.asarray(value))

@@ -1,8 +1,8 @@
-"""Fairness figures of a per-client vector. Pure; accuracies come in as shares, go out in percent.
+"""Fairness numbers of one score per client. Accuracies come in as shares and go out in percent.
 
-A score that is no share, as a metric of your own may give, comes out as it is: see Unit.
-One client is one entry of the last axis; nothing is weighed by size unless a name says so.
-Variances are population variances (ddof 0), as the field reports them.
+Your own metric may give scores that are not shares; they come out unchanged (see Unit). The last
+axis has one entry per client. Every client counts the same, unless a name says "by sample".
+Variances are population variances (ddof 0), as papers on fairness report them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ FloatArray = NDArray[np.float64]
 class Unit(NamedTuple):
     """How scores are shown: shares of 1 in percent, others as they are."""
 
-    scale: float  #  times a score
-    mark: str  #     behind a score
-    square: str  #   behind a variance
+    scale: float  #  a score is multiplied by it
+    mark: str  #     written behind a score
+    square: str  #   written behind a variance
 
 
 PERCENT, PLAIN = Unit(100.0, " %", " %²"), Unit(1.0, "", "")
 
 
 def are_shares(scores: FloatArray) -> bool:
-    """Whether every score that is a number lies between 0 and 1, but for rounding."""
+    """Whether all scores lie between 0 and 1, apart from rounding; nan does not count."""
     return not ((scores < -1e-6) | (scores > 1 + 1e-6)).any()
 
 
@@ -39,7 +39,7 @@ def variance(accuracy: FloatArray, unit: Unit = PERCENT) -> Any:
     return np.var(unit.scale * accuracy, axis=-1)
 
 
-def tail(values: FloatArray, share: float, *, best: bool = False) -> Any:
+def mean_of_tail(values: FloatArray, share: float, *, best: bool = False) -> Any:
     """Mean of the worst (or best) max(1, ceil(share N)) clients."""
     count = max(1, math.ceil(share * values.shape[-1] - 1e-9))
     ordered = np.sort(values)
@@ -47,26 +47,26 @@ def tail(values: FloatArray, share: float, *, best: bool = False) -> Any:
 
 
 def gini(values: FloatArray) -> Any:
-    """Gini coefficient: 0 where all are equal, towards 1 where one has everything."""
+    """Gini coefficient: 0 if all are equal, near 1 if one has everything."""
     n, total = values.shape[-1], _sum(values)
     ranked = _sum(np.sort(values) * np.arange(1.0 - n, n, 2.0))
     return _over(ranked, n * total, ~(total <= 0.0), 0.0)
 
 
 def jain(values: FloatArray) -> Any:
-    """Jain's index: 1 where all are equal, 1/N where one has everything."""
+    """Jain's index: 1 if all are equal, 1/N if one has everything."""
     square = _sum(values * values)
     return _over(_sum(values) ** 2, values.shape[-1] * square, square != 0.0, 1.0)
 
 
 def entropy(values: FloatArray) -> Any:
-    """Entropy of the clients' shares of the total over log N: 1 where all are equal."""
+    """Entropy of the clients' shares of the total, divided by log N: 1 if all are equal."""
     n, total = values.shape[-1], _sum(values)[..., None]
     if n < 2:
         return np.ones(values.shape[:-1])[()]
     some = ~(total <= 0.0)
     p = _over(values, total, some, 1.0)
-    spread = -_sum(p * np.log(np.where(p <= 0.0, 1.0, p)))  # nan stays
+    spread = -_sum(p * np.log(np.where(p <= 0.0, 1.0, p)))  # nan stays nan
     return _over(spread, np.log(n), some[..., 0], 1.0)
 
 
@@ -80,12 +80,12 @@ def _sum(values: FloatArray) -> Any:
 
 
 def _over(above: FloatArray, below: FloatArray, some: NDArray[np.bool_], none: float) -> Any:
-    """above / below where there is `some`thing to share, else `none`."""
+    """above / below if there is `some`thing to share, else `none`."""
     return np.divide(above, below, out=np.full(np.shape(above), none), where=some)[()]
 
 
 class Fairness(NamedTuple):
-    """All figures of one model over the clients of a federation."""
+    """The fairness numbers of one model over the clients of a federation."""
 
     variance: float  #       of accuracy, in percent squared
     accuracy: float  #       mean over clients, percent
@@ -105,7 +105,7 @@ def fairness(
     size: NDArray[np.int64],  # (N,) test examples
     share: float = 0.05,
 ) -> Fairness:
-    """Every figure of one evaluation, over the clients that have test examples."""
+    """The fairness numbers of one evaluation, over the clients that have test examples."""
     accuracy, loss, size = np.asarray(accuracy), np.asarray(loss), np.asarray(size)
     if accuracy.ndim != 1 or not len(accuracy) or not accuracy.shape == loss.shape == size.shape:
         shapes = ", ".join(str(v.shape) for v in (accuracy, loss, size))
@@ -122,7 +122,7 @@ def every(
     share: float,
     unit: Unit = PERCENT,
 ) -> list[Fairness]:
-    """The figures of many evaluations, some at a time."""
+    """The fairness numbers of many evaluations, some evaluations at a time."""
     some = max(1, 1_000_000 // max(1, len(size)))
     out = []
     for a in range(0, len(accuracy), some):
@@ -134,16 +134,18 @@ def every(
 def _figures(
     accuracy: FloatArray, loss: FloatArray, size: NDArray[np.int64], share: float, unit: Unit
 ) -> tuple[Any, ...]:
-    """What Fairness has, of each evaluation."""
+    """The fields of Fairness for each evaluation."""
     if size.any() and not size.all():
         accuracy, loss, size = accuracy[:, size > 0], loss[:, size > 0], size[size > 0]
     with np.errstate(over="ignore", invalid="ignore"):  # huge shortly before a run diverges
         return (
             variance(accuracy, unit),
             unit.scale * accuracy.mean(axis=-1),
-            unit.scale * (accuracy * size).sum(axis=-1) / size.sum(),  # nan: no test example
-            unit.scale * tail(accuracy, share),
-            unit.scale * tail(accuracy, share, best=True),
+            unit.scale
+            * (accuracy * size).sum(axis=-1)
+            / size.sum(),  # nan if nobody has a test example
+            unit.scale * mean_of_tail(accuracy, share),
+            unit.scale * mean_of_tail(accuracy, share, best=True),
             np.var(loss, axis=-1),
             gini(accuracy),
             jain(accuracy),

@@ -3,7 +3,7 @@
 experiment.toml   what was asked for, resolved        about.json       versions, hashes, command
 partition.npz     who owns which examples, by seed    rounds.jsonl     a line per run and round
 clients/*.npz     client x round tables, by run       models/*.safetensors  last, deployed, best
-timing.jsonl      wall-clock figures, apart from all that must repeat bit for bit
+timing.jsonl      seconds per round, kept apart from what must repeat bit for bit
 runs.json         labels and seeds of a finished run, and the SHA-256 of its NPZ files
 checkpoint/*.ckpt the two newest: magic, SHA-256, then safetensors with tables, models and states
 """
@@ -45,13 +45,13 @@ RESTORE_HINT = "restore it, or run the experiment again with another --out"
 
 
 class Folder:
-    """A run folder that this process has locked; a private one is closed to other accounts."""
+    """A run folder that this process has locked; other accounts cannot read a private one."""
 
     def __init__(self, path: Path, private: bool = False, remedy: str = files.REMEDY) -> None:
         self.path = path.resolve() if path.is_symlink() else path  # the user may name it by a link
         self.private, self.remedy = private, remedy
         self.lines = 0  # bytes of rounds.jsonl that belong to the run
-        self.digests: dict[str, str] = {}  # of the NPZ files that it holds
+        self.digests: dict[str, str] = {}  # SHA-256 of its NPZ files
         self._hold = files.FolderLock(self.path, private, remedy)
         for folder in (self.path, *(self.path / name for name in SUBFOLDERS)):
             files.remove_temporary_files(folder)
@@ -75,15 +75,15 @@ class Folder:
         self.digests[name] = hashlib.sha256(content).hexdigest()
 
     def append_rounds(self, history: History, first: int) -> None:
-        """Append the lines of all runs for the rounds after `first`, in the order of rounds."""
+        """Append the lines of all runs for the rounds after `first`, round by round."""
         self._append(_as_json_lines(_lines_of_rounds(history, first)))
 
     def append_lines(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Append JSON-ready lines after the bytes of rounds.jsonl that belong to the run."""
+        """Append lines to rounds.jsonl, in place of any that do not belong to the run."""
         self._append(_as_json_lines(lines))
 
     def repair_rounds(self, history: History) -> bool:
-        """Rewrite rounds.jsonl if it does not begin with the history's lines; whether it did so."""
+        """Rewrite rounds.jsonl if it does not begin with the history's lines; True if it was."""
         text = _as_json_lines(_lines_of_rounds(history, 0))
         self.lines = len(text)
         target = self.path / "rounds.jsonl"
@@ -123,7 +123,7 @@ class Folder:
         target = self.path / "rounds.jsonl"
         try:
             with files.open_to_append(target, self.private) as file:
-                end = min(self.lines, file.seek(0, os.SEEK_END))  # fewer where someone took them
+                end = min(self.lines, file.seek(0, os.SEEK_END))  # fewer if somebody removed some
                 file.truncate(end)
                 file.write(text)
         except OSError as error:
@@ -156,7 +156,8 @@ class Folder:
         self.write(f"checkpoint/{round:08d}.ckpt", MAGIC, digest.digest(), *body)
         found = checkpoints(self.path)
         keep = [file for file in found if int(file.stem) <= round][:KEPT_CHECKPOINTS]
-        files.remove(file for file in found if file not in keep)  # newer ones are damaged
+        # Any that are newer than this one are damaged.
+        files.remove(file for file in found if file not in keep)
 
     def finish(
         self,
@@ -182,18 +183,16 @@ class Folder:
         self.remove_checkpoints()
         if not files.can_lock():  # an open file cannot be removed
             self.close()
-        with contextlib.suppress(OSError):  # somebody put something else there
+        with contextlib.suppress(OSError):  # somebody put another file there
             (self.path / ".lock").unlink(missing_ok=True)
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # the run ended before its first checkpoint
+            with contextlib.suppress(FileNotFoundError):  # if no checkpoint was saved
                 (self.path / "checkpoint").rmdir()
             self.path.rmdir()
         self.close()
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder to write into, unless it is there."""
+    """Create a folder to write into, unless it exists."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -203,7 +202,7 @@ def make_folder(path: Path) -> None:
 def write_file(
     target: Path, *content: Buffer, remedy: str = files.REMEDY, below: Path | None = None
 ) -> None:
-    """Write a whole file or none; no folder between `below` and the file may be a link."""
+    """Write a file, whole or not at all; no folder from `below` to the file may be a link."""
     if below is not None:
         try:
             files.path_inside(below, str(target.relative_to(below)))
@@ -239,7 +238,7 @@ def holds_something_else(path: Path) -> bool:
 
 
 def run_file_stem(index: int, label: str, seed: int) -> str:
-    """The file name of a run without its suffix; safe whatever the label."""
+    """The name of a run's file without its suffix; safe for any label."""
     return f"{index:02d}-{re.sub(r'[^A-Za-z0-9.=,_-]', '_', label)[:80]}-s{seed}"
 
 
@@ -258,7 +257,7 @@ def checkpoints(path: Path) -> list[Path]:
 def load_checkpoint(
     path: Path, wanted: Callable[[str], bool] = lambda name: True
 ) -> tuple[Arrays, dict[str, Any], list[str]]:
-    """Arrays and meta data of the newest sound checkpoint, and messages on damaged ones."""
+    """Arrays and meta data of the newest undamaged checkpoint, and a message per damaged one."""
     bad: list[str] = []
     for file in checkpoints(path):
         try:
@@ -272,7 +271,7 @@ def load_checkpoint(
 
 
 class DamagedCheckpoint(InputError):
-    """A checkpoint is missing or its checksum is wrong; the one before is used instead."""
+    """A checkpoint is missing or its checksum is wrong, so the one before is used."""
 
 
 def read_checkpoint(
@@ -308,7 +307,7 @@ def unpack_from_rank(body: bytes) -> tuple[Arrays, dict[str, Any]]:
 
 
 def load_history(path: Path | str) -> History:
-    """The history of a finished run, or of an unfinished one as far as its checkpoint goes."""
+    """The history of a run: the whole, or if it is unfinished, up to its checkpoint."""
     return load_history_and_offset(path)[0]
 
 
@@ -354,7 +353,7 @@ def _read_table(root: Path, name: str, budget: MemoryBudget, digests: Mapping[st
 
 
 def _check_digest(file: Path, digest: str | None) -> None:
-    """Refuse a file of another SHA-256 than was noted; none is noted by versions before this."""
+    """Refuse a file whose SHA-256 is not the recorded one; earlier versions recorded none."""
     if digest is not None and files.sha256(file) != digest:
         raise ValueError("it is not the file that the run ended with")
 
@@ -369,14 +368,6 @@ def _history(file: Path, runs: list[dict[str, Any]], tables: list[Arrays], share
 def _read_json(file: Path, kind: type[schema.Part]) -> dict[str, Any]:
     try:
         return schema.check(kind, files.read_json(file))
-    except array_files.READ_ERRORS as error:
-        raise unreadable(file, error) from error
-
-
-def read_npz(file: Path, names: Iterable[str] | None = None) -> Arrays:
-    """The arrays of an NPZ file, or some of them."""
-    try:
-        return array_files.read_npz(file, names)
     except array_files.READ_ERRORS as error:
         raise unreadable(file, error) from error
 
@@ -397,7 +388,7 @@ def unreadable(file: Path, error: Exception) -> InputError:
 
 
 def load_about(path: Path | str) -> dict[str, Any]:
-    """Versions, hashes, device and command of a run folder; {} where there are none."""
+    """Versions, hashes, device and command of a run folder; {} if it has none."""
     file = Path(path) / "about.json"
     return _read_json(file, schema.About) if files.exists(file) else {}
 
@@ -411,7 +402,7 @@ def resume_hint(path: Path) -> str:
 
 
 def load_labels(path: Path | str) -> dict[int, NDArray[np.int64]]:
-    """(N, C) training examples of each client and class, by seed; {} where none were stored."""
+    """(N, C) training examples of each client and class, by seed; {} if none were stored."""
     root, name = Path(path), "partition.npz"
     file = root / name
     if not files.exists(file):
@@ -444,7 +435,7 @@ def _label_counts(name: str, counts: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def read_round_lines(path: Path | str, start: int = 0) -> list[dict[str, Any]]:
-    """The complete lines of rounds.jsonl from a byte on."""
+    """The complete lines of rounds.jsonl, from this byte to its end."""
     file = Path(path) / "rounds.jsonl"
     lines: list[dict[str, Any]] = []
     try:
@@ -466,7 +457,7 @@ def read_round_lines(path: Path | str, start: int = 0) -> list[dict[str, Any]]:
 
 
 def history_from_checkpoint(arrays: Arrays, meta: Mapping[str, Any], file: Path) -> History:
-    """The tables inside a checkpoint."""
+    """The history that is inside a checkpoint."""
     tables: list[Arrays] = [{} for _ in meta["runs"]]
     for name, value in arrays.items():
         kind, _, own = name.partition("/")
@@ -495,7 +486,7 @@ def _lines_of_rounds(history: History, first: int) -> list[dict[str, Any]]:
 
 
 def _lines_of_run(r: int, run: Any, first: int, share: float) -> list[dict[str, Any]]:
-    """One run's rounds after `first` as JSON-ready lines, made from its tables alone."""
+    """One run's rounds after `first` as JSON-ready lines, made only from its tables."""
     evaluated = {int(t): i for i, t in enumerate(run.tables.get("evaluated", []))}
     infos = sorted(name for name in run.tables if name.startswith("info."))
     rounds, lines = run.tables.get("round", []), []

@@ -23,20 +23,20 @@ class Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
 
-class Run(Part):
+class SavedRun(Part):
     """One run, in runs.json, a checkpoint and an archive."""
 
     label: Word
     seed: Seed
     deploy: Word
     diverged: Text
-    of: Word = ""  # a digest of what all seeds have in common; versions before this told none
+    of: Word = ""  # a digest of what all seeds have in common; earlier versions had none
 
 
 class Provenance(Part):
-    """What the numbers of a run come from; version 0.1.0 did not note it."""
+    """What the numbers of a run come from; version 0.1.0 did not record it."""
 
-    asked: dict[str, Any]  # the experiment, without what cannot change its numbers
+    asked: dict[str, Any]  # the settings that can change the numbers
     data: Word  # SHA-256
     partition: dict[str, Word]  # SHA-256, by seed
 
@@ -45,7 +45,7 @@ class Runs(Part):
     """runs.json, which a finished folder has."""
 
     share: Share = 0.05
-    runs: Annotated[list[Run], Field(max_length=MAX_RUNS)]
+    runs: Annotated[list[SavedRun], Field(max_length=MAX_RUNS)]
     made: Provenance | None = None
     files: dict[str, Word] = {}  # SHA-256, by name
 
@@ -137,7 +137,7 @@ class Archive(Part):
     device: Word
     command: str
     versions: Versions
-    runs: Annotated[list[Run], Field(min_length=1, max_length=MAX_RUNS)]
+    runs: Annotated[list[SavedRun], Field(min_length=1, max_length=MAX_RUNS)]
 
 
 def check(kind: type[Part], tree: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Which model, and at which round: the fairness figures of runs by row and seed. No torch.
+"""Choose a model and a round, and give the fairness numbers of runs by row and seed. No torch.
 
-The last server model, as the paper, or the deployed one; at the last round, the best one (picked on
-test or on validation data), or as the mean of the last five evaluations.
+The model is the last one of the server, as in the paper, or the deployed one. The round is the last
+one, or the best one on test or on validation data, or the mean of the last five evaluations.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Found = dict[str, dict[int, Fairness]]  # by row and seed
 
 
 class Choice(NamedTuple):
-    """At which round a table looks."""
+    """Which round a table shows."""
 
     name: str
     words: str
     at: At
-    on: str  # "": needs no pick
+    on: str  # data that the round is picked on; "" if it is not picked
 
 
 CHOICES = {
@@ -39,7 +39,7 @@ CHOICES = {
 
 
 def of_deploy(history: History, deploy: str | None) -> History:
-    """The runs with one deployed model; None: the first each row has."""
+    """The runs with this deployed model; None stands for the first that each row has."""
     first: dict[str, str] = {}
     for run in history.runs:
         first.setdefault(run.label, run.deploy)
@@ -49,7 +49,7 @@ def of_deploy(history: History, deploy: str | None) -> History:
 
 
 def at_choice(history: History, choice: Choice) -> History | None:
-    """The history whose `choice.at` is that round; None where there is nothing to pick on."""
+    """The history in which `choice.at` is that round; None if there are no data to pick on."""
     held = any("last_validation.accuracy" in run.tables for run in history.runs)
     if choice.on == "validation":
         return history if held else None
@@ -83,8 +83,8 @@ def good(history: History) -> list[RunHistory]:
     return [run for run in history.runs if not run.diverged and "evaluated" in run.tables]
 
 
-def values(history: History, model: Model, choice: Choice) -> Found:
-    """Figures by row and seed."""
+def fairness_by_seed(history: History, model: Model, choice: Choice) -> Found:
+    """The fairness numbers by row and seed."""
     seen = at_choice(history, choice)
     out: Found = {}
     for run in good(seen) if seen else ():
@@ -94,12 +94,12 @@ def values(history: History, model: Model, choice: Choice) -> Found:
 
 
 def by_seed(found: Found, row: str, figure: str) -> dict[int, float]:
-    """One figure of a row."""
+    """One of the fairness numbers of a row, by seed."""
     return {seed: getattr(f, figure) for seed, f in found.get(row, {}).items()}
 
 
 def variances(history: History, model: Model) -> dict[str, dict[int, FloatArray]]:
-    """(E,) over clients at each evaluation, %², by row and seed."""
+    """(E,) the variance over clients at each evaluation, in %², by row and seed."""
     out: dict[str, dict[int, FloatArray]] = {}
     for run in good(history):
         out.setdefault(run.label, {})[run.seed] = 1e4 * np.nanvar(run.accuracy(model), axis=1)

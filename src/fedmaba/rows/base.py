@@ -30,10 +30,27 @@ class StoredForm(NamedTuple):
         return moved.permute([self.order.index(i) for i in range(len(self.order))])
 
 
+class RunningStatistics(nn.Module):
+    """A layer with statistics that training changes without a gradient, such as BatchNorm's.
+
+    In rows they are part of each row's flat vector. In training the layer normalises by the
+    statistics of the examples that are `valid`, and leaves the running ones in `after`.
+    """
+
+    statistics: tuple[str, ...] = ()  # names of its buffers that training changes
+    kept_by_client = False  # whether clients keep the whole layer and send nothing of it
+    valid: Tensor | None = None  # (B,) which examples of the minibatch are none of the padding
+    after: tuple[Tensor, ...] = ()  # the new value of each of `statistics`
+
+
 class Layout:
     """Where each weight of a model lies in its flat vector (P,); gaps stay 0.
 
-    A Linear's matrix is kept as (in, out), which makes forward products plain.
+    A Linear's matrix is kept as (in, out), which makes forward products plain. Frozen weights are
+    not in it: they are the same for all rows and stay in the model. Running statistics are, after
+    all weights; gradients move what lies before `trained`. What clients send lies before `shared`;
+    what lies after it they keep. So the order is: weights that are sent, weights that are kept,
+    statistics.
     """
 
     def __init__(self, model: nn.Module, forms: Mapping[str, StoredForm] | None = None) -> None:
@@ -43,8 +60,16 @@ class Layout:
         self.starts: list[int] = []
         self.strides: list[tuple[int, ...]] = []
         self.forms = dict(forms or {})
-        end = 0
-        for name, p in model.named_parameters():
+        sent, kept, statistics = _moving(model)
+        self.shared = self._place(sent, 0)
+        self.trained = self._place(kept, self.shared)
+        self.size = self._place(statistics, self.trained)
+        if not any(m.kept_by_client for m in layers_with_statistics(model).values()):
+            self.shared = self.size
+
+    def _place(self, part: Mapping[str, Tensor], end: int) -> int:
+        """Give weights or statistics their places from `end` on; return where the last one ends."""
+        for name, p in part.items():
             self.names.append(name)
             self.natural.append(p.shape)
             self.shapes.append(
@@ -53,7 +78,20 @@ class Layout:
             self.starts.append(end)
             self.strides.append(torch.empty(self.shapes[-1], device="meta").stride())
             end += -(-p.numel() // ALIGN) * ALIGN
-        self.size = end
+        return end
+
+    @property
+    def compared(self) -> int:
+        """Where the weights end that clients send: of these are norms and products of changes."""
+        return min(self.trained, self.shared)
+
+    def kept_names(self) -> list[str]:
+        """The names of what clients keep."""
+        return [n for n, a in zip(self.names, self.starts, strict=True) if a >= self.shared]
+
+    def sent_names(self) -> list[str]:
+        """The names of what clients send."""
+        return [n for n, a in zip(self.names, self.starts, strict=True) if a < self.shared]
 
     def order_in_words(self) -> str:
         """How weights are stored, as a checkpoint tells it: in the words of version 0.1."""
@@ -62,6 +100,16 @@ class Layout:
             for name, form in sorted(self.forms.items())
         ]
         return f"[{', '.join(told)}]"
+
+    def kept_views(self, own: Tensor) -> dict[str, Tensor]:
+        """What clients keep by name, (N, *shape) each, as views of their parts (N, P - S)."""
+        apart, base = own.stride(0), own.storage_offset() - self.shared
+        every = zip(self.names, self.starts, self.shapes, self.strides, strict=True)
+        return {
+            name: own.as_strided((len(own), *shape), (apart, *steps), base + a)
+            for name, a, shape, steps in every
+            if a >= self.shared
+        }
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Each weight of all rows, (R, *shape), as views of flat (R, P), whose rows are dense."""
@@ -73,11 +121,17 @@ class Layout:
 
     def pack(self, model: nn.Module) -> Tensor:
         """The weights of a model as a flat vector (P,)."""
-        return self.pack_named({name: p.detach() for name, p in model.named_parameters()})
+        return self.pack_named(self.named(model))
+
+    def named(self, model: nn.Module) -> dict[str, Tensor]:
+        """The weights and statistics of a model that have a place here."""
+        every = _named(model)
+        return {name: every[name].detach() for name in self.names}
 
     def pack_named(self, weights: Mapping[str, Tensor]) -> Tensor:
         """Named weights as a flat vector (P,): what `unpack` takes apart."""
-        flat = torch.zeros(1, self.size)
+        widest = torch.promote_types(torch.float32, weights[self.names[0]].dtype)
+        flat = torch.zeros(1, self.size, dtype=widest)
         for name, view in zip(self.names, self.views(flat), strict=True):
             p = weights[name]
             view[0] = self.forms[name].to_stored(p) if name in self.forms else p
@@ -90,6 +144,36 @@ class Layout:
             value = self.forms[name].from_stored(view[0]) if name in self.forms else view[0]
             out[name] = value.reshape(shape).contiguous()
         return out
+
+
+def _named(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def layers_with_statistics(model: nn.Module) -> dict[str, RunningStatistics]:
+    """The layers with running statistics, by the beginning of their weights' names."""
+    found = model.named_modules()
+    return {f"{n}.".lstrip("."): m for n, m in found if isinstance(m, RunningStatistics)}
+
+
+def _moving(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+    """What training changes: weights that clients send, weights that they keep, statistics."""
+    layers, named = layers_with_statistics(model), _named(model)
+    statistics = [head + name for head, m in layers.items() for name in m.statistics]
+    own = {head + name for head, m in layers.items() if m.kept_by_client for name in m._parameters}
+    sent: dict[str, Tensor] = {}
+    kept: dict[str, Tensor] = {}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            (kept if name in own else sent)[name] = p
+    return sent, kept, {name: named[name] for name in statistics}
+
+
+def constants(model: nn.Module) -> dict[str, Tensor]:
+    """What no training changes, all rows share and no client sends: frozen weights and buffers."""
+    moving = {n for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+    moving |= _moving(model)[2].keys()
+    return {name: value for name, value in model.state_dict().items() if name not in moving}
 
 
 class PropFairRows(NamedTuple):
@@ -145,6 +229,7 @@ class Rows(ABC):
     """R copies of a model as rows of a flat matrix (R, P)."""
 
     parallel = False  # whether several threads may use it at once
+    image_axes = (-2, -1)  # height and width of images that went through `prepare`
 
     def __init__(
         self,
@@ -157,11 +242,17 @@ class Rows(ABC):
         self.model, self.layout, self.loss_fn, self.path = model, layout, loss, path
         self.activations = _activations(model, example)  # numbers per example, all layers
 
+    @property
+    def mixes_examples(self) -> bool:
+        """Whether the examples of a minibatch affect each other, by statistics over them."""
+        return self.layout.size > self.layout.trained
+
     @abstractmethod
     def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         """Add scale * gradient at the weights `read` (R, P) to `sink`, which may be the same.
 
-        Returns the plain loss of each row (R,).
+        Where running statistics have their places, add how far this minibatch moves them. Returns
+        the plain loss of each row (R,).
         """
 
     def group(self, models: Tensor, rows: int, minibatch: int) -> int:
@@ -182,7 +273,8 @@ class Rows(ABC):
         for step in steps:
             read = w if pull is None else w.clone()
             if pull is not None:
-                w.lerp_(pull.start, pull.rate)
+                weights = slice(self.layout.trained)
+                w[:, weights].lerp_(pull.start[:, weights], pull.rate)
             losses.append(self.add_gradients(read, w, step))
         return losses
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedmaba.rows.base import LossFn, Rows, Step
+from fedmaba.rows.base import Layout, LossFn, Rows, Step, layers_with_statistics
 
 
 class _General(Rows):
@@ -18,23 +19,42 @@ class _General(Rows):
     def _named(self, flat: Tensor) -> dict[str, Tensor]:
         return dict(zip(self.layout.names, self.layout.views(flat), strict=True))
 
-    def _total(self, weights: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    def _parts(self, flat: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The named weights of all rows that gradients move, and their running statistics."""
+        every = list(zip(self._named(flat).items(), self.layout.starts, strict=True))
+        trained = {n: v for (n, v), start in every if start < self.layout.trained}
+        return trained, {n: v for (n, v), start in every if start >= self.layout.trained}
+
+    def _total(
+        self, weights: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The loss of one row, and what its running statistics are after this minibatch."""
+        layers = layers_with_statistics(self.model).values()
+        for layer in layers:
+            layer.valid = weight > 0
         out = functional_call(self.model, weights, (x,))
-        return (self._per_example(out, y) * weight).sum()
+        after = [value.detach() for layer in layers for value in layer.after]
+        for layer in layers:
+            layer.valid, layer.after = None, ()
+        return (self._per_example(out, y) * weight).sum(), after
 
     def _add(
         self,
         sink: Tensor,
-        grads: list[Tensor],
+        grads: Sequence[Tensor],
+        moved: Sequence[Tensor],
         loss: Tensor,
         step: Step,
     ) -> Tensor:
-        """sink += scale * gradient, row by row; grads are (R, *shape)."""
+        """sink += scale * gradient, and how far statistics moved; both are (R, *shape) each."""
         factor = step.scale.expand_as(loss)
         if step.propfair is not None:
             factor = factor * step.propfair.gradient_factor(loss)
-        for view, g in zip(self.layout.views(sink), grads, strict=True):
+        views = self.layout.views(sink)
+        for view, g in zip(views[: len(grads)], grads, strict=True):
             view.addcmul_(g, factor.view(-1, *[1] * (g.ndim - 1)))
+        for view, change in zip(views[len(grads) :], moved, strict=True):
+            view.add_(change)
         return loss
 
 
@@ -43,9 +63,18 @@ class VmapRows(_General):
 
     def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         self.model.train()
-        named = self._named(read)
-        grads, loss = vmap(grad_and_value(self._total))(named, step.x, step.y, step.weight)
-        return self._add(sink, [grads[n] for n in self.layout.names], loss.detach(), step)
+        trained, statistics = self._parts(read)
+
+        def total(
+            own: dict[str, Tensor], still: dict[str, Tensor], *minibatch: Tensor
+        ) -> tuple[Tensor, list[Tensor]]:
+            return self._total(own | still, *minibatch)
+
+        grads, (loss, after) = vmap(grad_and_value(total, has_aux=True))(
+            trained, statistics, step.x, step.y, step.weight
+        )
+        moved = [new - old for new, old in zip(after, statistics.values(), strict=True)]
+        return self._add(sink, list(grads.values()), moved, loss.detach(), step)
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
         self.model.eval()
@@ -66,7 +95,8 @@ class LoopRows(_General):
 
     def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         self.model.train()
-        losses, grads = [], []
+        losses, grads, moved = [], [], []
+        trained, statistics = self._parts(read)
         # Without padding, which depends on the other rows and would draw random numbers, too.
         many = (step.weight > 0).sum(1).clamp(min=1).tolist()
         devices = [read.device] if read.is_cuda else []
@@ -74,12 +104,17 @@ class LoopRows(_General):
             for r, (k, size) in enumerate(zip(step.keys.tolist(), many, strict=True)):
                 torch.manual_seed(k & (2**63 - 1))
                 with torch.enable_grad():
-                    own = {n: v[r].detach().requires_grad_() for n, v in self._named(read).items()}
-                    loss = self._total(own, *(part[r, :size] for part in step[:3]))
+                    own = {n: v[r].detach().requires_grad_() for n, v in trained.items()}
+                    still = {n: v[r] for n, v in statistics.items()}
+                    loss, after = self._total(own | still, *(part[r, :size] for part in step[:3]))
                     grads.append(torch.autograd.grad(loss, list(own.values())))
                 losses.append(loss.detach())
-        stacked = [torch.stack(g) for g in zip(*grads, strict=True)]
-        return self._add(sink, stacked, torch.stack(losses), step)
+                both = zip(after, still.values(), strict=True)
+                moved.append([new - old for new, old in both])
+        stacked, shifted = (
+            [torch.stack(each) for each in zip(*rows, strict=True)] for rows in (grads, moved)
+        )
+        return self._add(sink, stacked, shifted, torch.stack(losses), step)
 
     def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
         self.model.eval()
@@ -95,7 +130,7 @@ class LoopRows(_General):
 def vmap_refusal(model: nn.Module, example: Tensor, loss: LossFn | None) -> str | None:
     """Why torch.func cannot vectorise model and loss, tried in both modes; None where it can."""
     model = copy.deepcopy(model).train()  # a failed try may leave its own tensors behind
-    weights = {n: p.detach()[None].expand(2, *p.shape) for n, p in model.named_parameters()}
+    weights = {n: p[None].expand(2, *p.shape) for n, p in Layout(model).named(model).items()}
     target = torch.zeros(2, len(example), dtype=torch.int64, device=example.device)
 
     def total(own: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:

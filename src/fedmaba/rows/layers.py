@@ -17,12 +17,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedmaba.rows import kernels
+from fedmaba.rows.batchnorm import FrozenBatchNorm
 from fedmaba.rows.random import dropout_mask
 
 WITHOUT_WEIGHTS = (
     *(nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus),
     *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
     *(nn.Flatten, nn.Unflatten, nn.Identity),
+)
+# With frozen weights these are the same function of an example in every row and in both modes.
+ALIKE_WHEN_FROZEN = (
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding),
+    *(nn.GroupNorm, nn.LayerNorm, nn.PReLU, FrozenBatchNorm),
 )
 
 
@@ -301,7 +307,7 @@ class Dropout(Layer):
 
 
 class WithoutWeights(Layer):
-    """Any layer without weights."""
+    """Any layer without weights of its own in each row: it has none, or all rows share them."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module

@@ -1,13 +1,13 @@
 """Models as ordinary nn.Module, made by a factory of (input shape, number of classes).
 
 Users bring their own as `package.module:factory` or as a callable. Two kinds of layers are refused:
-those whose buffers change in training, such as running statistics, because clients send only
-weights; and those that mix examples, because minibatches are padded.
+those whose buffers change in training, because clients send only weights; and those that mix
+examples, because minibatches are padded. BatchNorm does both; see `batchnorm`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -17,6 +17,8 @@ from torch.func import functional_call
 
 from fedmaba import rng, user_code
 from fedmaba.errors import FedmabaError, InputError, unknown
+from fedmaba.rows import batchnorm as norms
+from fedmaba.rows.base import Layout, constants
 
 Shape = tuple[int, ...]
 Factory = Callable[[Shape, int], nn.Module]
@@ -83,7 +85,9 @@ def find_factory(name: str) -> Factory:
     return found  # type: ignore[no-any-return]
 
 
-def build_model(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Module:
+def build_model(
+    make: Factory, shape: Shape, classes: int, seed: int, batchnorm: norms.Choice = "refuse"
+) -> nn.Module:
     """The model with the initial weights of this seed, checked against the data's shape."""
     if isinstance(make, nn.Module):
         kind = type(make).__name__
@@ -103,17 +107,11 @@ def build_model(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Modu
             raise InputError(f"model {name!r} gave a {type(model).__name__}: return an nn.Module")
         blank = torch.zeros(2, *shape)
         out = _try(model.eval(), name, blank)  # also gives lazy layers their weights
-    for label, module in model.named_modules():
-        statistics = getattr(module, "running_mean", None) is not None
-        if statistics or isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise InputError(
-                f"model {name!r}: layer {label!r} is a {type(module).__name__} with statistics "
-                "over examples, which no server rule averages rightly: use GroupNorm"
-            )
-    frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
-    if frozen or not any(True for _ in model.parameters()):
-        what = f"weights {frozen[0]!r} are frozen" if frozen else "there are no weights to train"
-        raise InputError(f"model {name!r}: {what}: keep constants as buffers, train the rest")
+    model = norms.replace_batchnorm(model, batchnorm, name)
+    if not any(p.requires_grad for p in model.parameters()):
+        some = any(True for _ in model.parameters())
+        what = "all weights are frozen" if some else "there are no weights to train"
+        raise InputError(f"model {name!r}: {what}: let it have weights with requires_grad=True")
     if out.ndim != 2 or out.shape[0] != 2 or out.shape[1] < classes:
         raise InputError(
             f"model {name!r} gives outputs of shape {tuple(out.shape[1:])} per example, but the "
@@ -122,6 +120,33 @@ def build_model(make: Factory, shape: Shape, classes: int, seed: int) -> nn.Modu
     if why := _leak_between_examples(model, name, shape):
         raise InputError(f"model {name!r}: {why}")
     return model
+
+
+def sent_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What a server and its sites send each other of a model's state.
+
+    Not among it: frozen weights, and layers that each site keeps.
+    """
+    sent, found = Layout(model).sent_names(), model.named_parameters(remove_duplicate=False)
+    here = {name for name, p in found if not p.requires_grad}
+    for label, module in model.named_modules():
+        if isinstance(module, norms.FrozenBatchNorm | norms.RowBatchNorm):
+            here |= {f"{label}.{name}".lstrip(".") for name in module.state_dict()}
+    return {n: v for n, v in model.state_dict().items() if n in sent or n not in here}
+
+
+def require_same_constants(models: Mapping[int, nn.Module]) -> None:
+    """Refuse models, by seed, whose frozen weights differ: all rows share one copy of these."""
+    (seed, first), *others = models.items()
+    kept = constants(first)
+    for other, model in others:
+        for name, value in constants(model).items():
+            if not torch.equal(value, kept[name]):
+                raise InputError(
+                    f"the frozen weights {name!r} are others with seed {other} than with seed "
+                    f"{seed}, and all runs share them: make them alike, from a file or by a seed "
+                    "of their own"
+                )
 
 
 def _unmade(what: str, error: Exception, shape: Shape, classes: int) -> InputError:
@@ -151,6 +176,7 @@ def _leak_between_examples(model: nn.Module, name: str, shape: Shape) -> str:
         one, *others = torch.rand(3, *shape)
         for training in (True, False):
             model.train(training)
+            norms.use_running_statistics(model)  # what these mix is declared
             outs = []
             for other in others:
                 after = {n: b.clone() for n, b in before.items()}

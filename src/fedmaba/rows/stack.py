@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedmaba.rows import kernels
 from fedmaba.rows.base import Layout, LossFn, ProxPull, Rows, SharedInputs, Step, StoredForm
 from fedmaba.rows.layers import (
+    ALIKE_WHEN_FROZEN,
     WITHOUT_WEIGHTS,
     Conv2d,
     ConvStages,
@@ -55,7 +56,15 @@ def plan_layers(model: nn.Module, example: Tensor, dtype: str) -> LayerPlan:
         kind = type(module)
         done += 1
         follows = done < len(leaves) and type(leaves[done][1]) is nn.ReLU
-        if isinstance(module, nn.Linear) and kind is nn.Linear:
+        if _is_frozen(module):
+            if kind not in ALIKE_WHEN_FROZEN:
+                out.refusal = f"a frozen {kind.__name__} has no row form"
+                return out
+            out.layers.append(WithoutWeights(module))
+        elif any(not p.requires_grad for p in module.parameters()):
+            out.refusal = f"{kind.__name__}, of which only some weights are frozen, has no row form"
+            return out
+        elif isinstance(module, nn.Linear) and kind is nn.Linear:
             taken = _plan_dense(out, leaves[number:], number, dtype) if fast else 0
             if not taken:
                 out.layers.append(Linear(module, follows))
@@ -70,6 +79,8 @@ def plan_layers(model: nn.Module, example: Tensor, dtype: str) -> LayerPlan:
             out.layers.append(Conv2d(module, follows and not later))
         elif isinstance(module, nn.Dropout) and kind is nn.Dropout:
             out.layers.append(Dropout(module, number))
+        elif kind is nn.ReLU and out.layers and _is_frozen(leaves[number - 1][1]):
+            out.layers.append(WithoutWeights(nn.ReLU()))  # never in place
         elif (
             kind is nn.ReLU and out.layers and type(leaves[number - 1][1]) in (nn.Linear, nn.Conv2d)
         ):
@@ -84,9 +95,16 @@ def plan_layers(model: nn.Module, example: Tensor, dtype: str) -> LayerPlan:
         else:
             out.refusal = f"{kind.__name__} has no row form"
             return out
-    if len(list(model.parameters())) != sum(layer.weights for layer in out.layers):
+    trained = sum(p.requires_grad for p in model.parameters())
+    if trained != sum(layer.weights for layer in out.layers):
         out.refusal = "weights shared between layers have no row form"
     return out
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    """Whether a layer has weights, and training changes none of them."""
+    weights = [p.requires_grad for p in module.parameters()]
+    return bool(weights) and not any(weights)
 
 
 def _plan_dense(
@@ -113,6 +131,8 @@ def _modules_of_dense(modules: list[nn.Module]) -> int:
     kinds = [type(module) for module in modules[:3]]
     if kinds[:1] != [nn.Linear] or modules[0].bias is None:
         return 0
+    if any(not p.requires_grad for p in modules[0].parameters()):
+        return 0
     if kinds[1:2] != [nn.ReLU]:
         return 1
     taken = 3 if kinds[2:] == [nn.Dropout] else 2
@@ -135,14 +155,16 @@ def _plan_conv_stages(
         square = module.kernel_size == (k, k) and module.groups == 1 and module.bias is not None
         pooled = isinstance(pool, nn.MaxPool2d) and _is_pool_of_two(pool)
         fits = kernels.conv.Stage.fits(h, w, c, k, n) and (c >= 16 or not stages)
-        if not (plain and square and pooled and fits) or type(leaves[at + 1][1]) is not nn.ReLU:
+        frozen = any(not p.requires_grad for p in module.parameters())
+        relu = type(leaves[at + 1][1]) is nn.ReLU
+        if frozen or not (plain and square and pooled and fits and relu):
             return 0
         stages.append(kernels.conv.Stage(h, w, c, k, n, dtype, first=not stages))
         out.forms[f"{name}.weight"] = StoredForm((n, c, k, k), (2, 3, 1, 0), (k, k, c, n))
         shape = (n, stages[-1].ph, stages[-1].pw)
         at += 3
     rest = [type(module) for _, module in leaves[at:]]
-    if not stages or rest[:2] != [nn.Flatten, nn.Linear]:
+    if not stages or rest[:2] != [nn.Flatten, nn.Linear] or _is_frozen(leaves[at + 1][1]):
         out.forms.clear()
         return 0
     name, linear = leaves[at + 1]
@@ -194,6 +216,7 @@ class LayerRows(Rows):
         self.first = next((i for i, layer in enumerate(self.layers) if layer.weights), 0)
         if self.layers and isinstance(self.layers[0], ConvStages):  # outputs are pooled at once
             self.activations = 4 * example[0].numel() + self.layers[0].size
+            self.image_axes = (-3, -2)
 
     def prepare(self, x: Tensor) -> Tensor:
         front = self.layers[0] if self.layers else None

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.rows.cuda_graphs import send
+from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.batch import Batch
 from fedmaba.simulation.local_training import TrainingJob, added_terms
+from fedmaba.simulation.optimiser import parse_schedule
 from fedmaba.simulation.state import Run
 from fedmaba.strategies.base import Needs
 
@@ -102,8 +104,7 @@ def draw(batch: Batch, runs: list[int], t: int) -> Drawn:
     )
     kind = batch.kind[runs][whose]
     table = RowTable(whose, np.array(runs)[whose], client, first, size, steps, key, kind)
-    lr = plan.lr * plan.lr_decay**t
-    return Drawn(t, lr, cohorts, table, _chunks(batch, table))
+    return Drawn(t, plan.lr_in_round(t), cohorts, table, _chunks(batch, table))
 
 
 def _chunks(batch: Batch, table: RowTable) -> list[IntArray]:
@@ -127,9 +128,12 @@ def job_of(batch: Batch, drawn: Drawn, rows: IntArray) -> TrainingJob:
         minibatch=plan.minibatch,
         lr=drawn.lr,
         optimiser=plan.optimiser,
+        schedule=parse_schedule(plan.step_schedule, "step_schedule"),
+        augment=None if plan.augment is None else parse_augment(plan.augment),
         local=tuple(batch.local[c.r] for c in drawn.cohorts),
         whose=table.cohort[rows],
         added=_added(batch, drawn, rows),
+        own=own_parts(batch, table.run[rows], table.client[rows]),
     )
 
 
@@ -146,6 +150,26 @@ def _added(batch: Batch, drawn: Drawn, rows: IntArray) -> Tensor | None:
         kept = ((name, vector[who]) for name, vector in progress.vectors[c].items())
         total[send(mine, total.device)] = added_terms(batch.local[c], kept, total[: len(mine)])
     return total
+
+
+def own_parts(batch: Batch, run: IntArray, client: IntArray) -> Tensor | None:
+    """(R, P - S) The part of the model that clients of some runs keep; None where they send all."""
+    own = batch.progress.own
+    if not own[0].shape[1]:
+        return None
+    out = own[0].new_empty(len(client), own[0].shape[1])
+    for r in np.unique(run):
+        mine = np.flatnonzero(run == r)
+        out[send(mine, out.device)] = own[r][send(client[mine], out.device)]
+    return out
+
+
+def with_own_parts(batch: Batch, w: Tensor, run: IntArray, client: IntArray) -> Tensor:
+    """Models (R, P) as these clients use them: with the part that each keeps, in place."""
+    own = own_parts(batch, run, client)
+    if own is not None:
+        w[:, batch.rows.layout.shared :] = own
+    return w
 
 
 def change_factors(cohorts: list[Cohort]) -> FloatArray | None:

@@ -18,13 +18,17 @@ from torch import Tensor
 
 from fedmaba.errors import InputError, NoRoom
 from fedmaba.rows import LossFn, Rows, compile, models
+from fedmaba.rows.batchnorm import too_few
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation import pipeline
+from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.batch import Batch, RunParts, precision
 from fedmaba.simulation.cohort import out_of_memory
 from fedmaba.simulation.distributed import Ranks
-from fedmaba.simulation.local_training import MetricFn, Optimiser, Pool
+from fedmaba.simulation.local_training import MetricFn, Pool
+from fedmaba.simulation.measurements import client_means
+from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.simulation.state import (
     Evaluation,
     KeptChanges,
@@ -70,15 +74,17 @@ def start(
     device = _device(plan.device, ranks)
     dtype = torch.float64 if plan.dtype == "float64" else torch.float32
     initial = {
-        seed: models.build_model(make, data.x.shape[1:], len(data.classes), seed)
+        seed: models.build_model(make, data.x.shape[1:], len(data.classes), seed, plan.batchnorm)
         for seed in dict.fromkeys(run.seed for run in runs)
     }
+    models.require_same_constants(initial)
     x = torch.from_numpy(data.x).to(device, dtype)
     template = copy.deepcopy(initial[runs[0].seed]).to(device, dtype)
     example = x[: max(2, min(plan.minibatch, len(x)))]
     count = plan.threads or torch.get_num_threads()
     with Workers(1, count).threads():
         _try(template, example, loss, metric)
+    _check_minibatches(template, runs, plan)
     rows = compile(template, example, loss, dtype=plan.dtype)
     flat = torch.stack([rows.layout.pack(initial[r.seed]) for r in runs]).to(device, dtype)
     ranks.first(flat)
@@ -98,6 +104,10 @@ def start(
         vectors=[
             {name: flat.new_zeros(r.federation.n_clients, flat.shape[1]) for name in keep}
             for r, keep in ((r, r.strategy.local().keep) for r in runs)
+        ],
+        own=[
+            flat[r, rows.layout.shared :].repeat(run.federation.n_clients, 1)
+            for r, run in enumerate(runs)
         ],
         diverged=[""] * len(runs),
         chunk=ranks.least(plan.chunk or _chunk(rows, _most(runs, plan), flat)),
@@ -170,6 +180,8 @@ def _scores(
     whose = {row: r for row, r in whose.items() if len(parts.parts[r].index)}
     if not whose:
         return {}
+    if batch.rows.layout.shared < batch.rows.layout.size:
+        return {row: _own_scores(batch, parts, flat[row], r) for row, r in whose.items()}
     mine, found = batch.ranks.mine, flat.new_zeros(2, len(whose), len(parts.union))
     found[..., mine] = torch.stack(batch.evaluate(flat[list(whose)], parts.union[mine]))
     batch.ranks.sum(found)
@@ -180,6 +192,13 @@ def _scores(
         place = parts.host_place[parts.base[r] : parts.base[r] + len(part.index)]
         out[row] = Scores(part.means(loss[place]), part.means(score[place]))
     return out
+
+
+def _own_scores(batch: Batch, parts: RunParts, model: Tensor, r: int) -> Scores:
+    """Loss and score of each client under a model with the part that the client keeps."""
+    everyone = np.arange(batch.runs[r].federation.n_clients)
+    found = client_means(batch, parts, r, model, everyone, scored=True)
+    return Scores(*(value.cpu().numpy() for value in found))
 
 
 def _try(
@@ -220,6 +239,29 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
             average.parse_rule(rule)
     for federation in {id(run.federation): run.federation for run in runs}.values():
         federation.check()
+    round_schedule(plan.schedule, plan.lr_decay)
+    parse_schedule(plan.step_schedule, "step_schedule")
+    if plan.augment is not None:
+        x = runs[0].federation.data.x
+        parse_augment(plan.augment).check(x.shape[1:], images=x.dtype.kind == "f")
+
+
+def _check_minibatches(model: torch.nn.Module, runs: Sequence[Run], plan: Plan) -> None:
+    """Refuse minibatches of one example where a layer takes the variance over examples."""
+    if not (layer := too_few(model, 1)):
+        return
+    for run in runs:
+        size = run.federation.train.size
+        whole = run.strategy.local().full_batch
+        minibatch = int(size.max()) if whole else plan.minibatch
+        steps = plan.steps if plan.steps and not whole else np.inf
+        last = (size - 1) % minibatch + 1  # examples in the last minibatch of an epoch
+        if len(bad := np.flatnonzero((last == 1) & (steps >= -(-size // minibatch)))):
+            raise InputError(
+                f"client {bad[0]} has {size[bad[0]]} training examples, so one minibatch of "
+                f"{minibatch} has a single one, and {layer!r} takes the variance over examples: "
+                "choose another --minibatch, or --batchnorm group or frozen"
+            )
 
 
 def _device(name: str, ranks: Ranks) -> torch.device:

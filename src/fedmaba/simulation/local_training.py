@@ -21,6 +21,8 @@ from fedmaba.rows.base import PropFairRows, ProxPull, RowBlock, Rows, SharedInpu
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.random import shuffles
 from fedmaba.rows.workers import Workers
+from fedmaba.simulation.augmentation import Augmentation, take_augmented
+from fedmaba.simulation.optimiser import Optimiser, Schedule, step_factors
 from fedmaba.strategies.base import Local, PropFairLoss
 
 FloatArray = NDArray[np.float64]
@@ -32,25 +34,6 @@ MIN_SHARED_ROWS = 64  # of a block that shares inputs, on average: smaller ones 
 MAX_GATHERED = 250_000_000  # numbers of inputs that may be gathered at once
 STEPS_IN_PART = 4  # recorded at a time, where no round has the shape of another
 PLAIN_LOSS = PropFairLoss(np.inf, 1.0, 1.0)
-
-
-@dataclass(frozen=True)
-class Optimiser:
-    """How a gradient moves the weights of a client."""
-
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-    @property
-    def plain(self) -> bool:
-        """Whether a step adds nothing but its gradient to the weights."""
-        return self == Optimiser()
-
-    def step(self, w: Tensor, g: Tensor, velocity: Tensor | None, down: Tensor) -> None:
-        """Move weights (a, P) along their gradient, which may be overwritten."""
-        if velocity is not None:
-            g = velocity.mul_(self.momentum).add_(g)
-        w.addcmul_(g, down)
 
 
 @dataclass(frozen=True)
@@ -74,9 +57,12 @@ class TrainingJob:
     minibatch: int
     lr: float
     optimiser: Optimiser = Optimiser()
+    schedule: Schedule = Schedule()  # of the step size, over the steps of a row
+    augment: Augmentation | None = None
     local: tuple[Local, ...] = (Local(),)  # what clients do
     whose: IntArray | None = None  # (R,)   which of these a row does; None: the first
     added: Tensor | None = None  # (R, P)   constant term of each row's gradient
+    own: Tensor | None = None  # (R, P - S)  what clients kept of their last model
 
     def rules(self) -> list[Local]:
         """(R,) What each row does."""
@@ -124,6 +110,9 @@ class RowRule:
     direct: bool  #          whether a step may add its gradient to the weights at once
     prox: bool  #            whether rows are pulled towards where they started
     propfair: bool  #        whether rows have PropFair's loss
+    own: bool  #             whether clients kept a part of their last model
+    scheduled: bool  #       whether each step has a size of its own
+    augment: Augmentation | None
     group: int  #            steps that `run_steps` is given at a time
 
 
@@ -162,7 +151,8 @@ def train_chunk(
     """
     rules, count = job.rules(), len(job.run)
     full_batch, added = rules[0].full_batch, job.added is not None
-    direct = job.optimiser.plain and not (full_batch or added)
+    scheduled = job.schedule != Schedule()
+    direct = job.optimiser.plain and not (full_batch or added or scheduled)
     rule = RowRule(
         rows=rows,
         count=count,
@@ -172,6 +162,9 @@ def train_chunk(
         direct=direct,
         prox=rules[0].prox > 0,
         propfair=any(local.loss is not None for local in rules),
+        own=job.own is not None,
+        scheduled=scheduled,
+        augment=job.augment,
         group=rows.group(models, count, job.minibatch) if direct else 1,
     )
     shared = job.shared() if rule.group > 1 else None
@@ -186,9 +179,9 @@ def train_chunk(
     )
     ints = np.array([job.run, job.first, job.size, job.minibatches(), job.key, job.steps, owner])
     dtype = np.float64 if models.dtype == torch.float64 else np.float32
-    floats = np.array(_row_numbers(rule, job.lr, rules), dtype)
+    floats = np.array(_row_numbers(rule, job, rules), dtype)
     held = (pool.x, pool.y, pool.entries, models)
-    inputs = (ints, floats) if job.added is None else (ints, floats, job.added)
+    inputs = (ints, floats, *(part for part in (job.own, job.added) if part is not None))
     out: tuple[Tensor, Tensor] = graphs.run(
         train_rows,
         spec,
@@ -200,14 +193,21 @@ def train_chunk(
     return out
 
 
-def _row_numbers(rule: RowRule, lr: float, rules: Sequence[Local]) -> list[list[float]]:
-    """The numbers that the steps of each row use: lr, then prox and PropFair's where needed."""
-    numbers = [[lr] * rule.count]
+def _row_numbers(rule: RowRule, job: TrainingJob, rules: Sequence[Local]) -> list[Sequence[float]]:
+    """The numbers that the steps of each row use.
+
+    These are lr, then prox and PropFair's where needed, then a factor on lr for each step.
+    """
+    numbers: list[Sequence[float]] = [[job.lr] * rule.count]
     if rule.prox:
         numbers.append([local.prox for local in rules])
     if rule.propfair:
         propfair = [local.loss or PLAIN_LOSS for local in rules]
         numbers += [[getattr(b, f.name) for b in propfair] for f in fields(PropFairLoss)]
+    if rule.scheduled:
+        width = int(job.steps.max())
+        factors = [step_factors(job.schedule, int(steps), width) for steps in job.steps]
+        numbers += zip(*factors, strict=True)
     return numbers
 
 
@@ -246,16 +246,20 @@ def _train(
     models: Tensor,  # (., P)
     ints: Tensor,  # (7, R)    run, first, size, minibatches in an epoch, key, steps, inputs' owner
     floats: Tensor,  # (., R)  see `_row_numbers`
-    added: Tensor | None = None,  # (R, P)
+    *more: Tensor,  #          what clients kept (R, P - S), then what is added (R, P)
 ) -> tuple[Tensor, Tensor]:
     rule, (run, _, _, _, keys, steps, owner) = spec.rule, ints
+    added = more[rule.own] if len(more) > rule.own else None
     if parts is None:
         w = models.index_select(0, run)
-        start = w.clone() if rule.prox else None
     else:  # in memory that recorded parts know
         w = parts.buffer("end", models, spec)
         torch.index_select(models, 0, run, out=w)
-        start = parts.buffer("start", models, spec).copy_(w) if rule.prox else None
+    if rule.own:
+        w[:, rule.rows.layout.shared :] = more[0]
+    start = w.clone() if rule.prox and parts is None else None
+    if rule.prox and parts is not None:
+        start = parts.buffer("start", models, spec).copy_(w)
     unlike = spec.blocks[0].stop if spec.blocks else rule.count
     index, weight = _minibatches(spec, entries, ints[1:5, :unlike], w.dtype)
     streams = keys + torch.arange(index.shape[1], device=w.device)[:, None]
@@ -312,7 +316,8 @@ def run_portion(
     owner: Tensor | None = None,  # (a,)
 ) -> Tensor:
     """Steps of the first rows that add to the weights directly; the loss of each row, (S, a)."""
-    a, inputs, labels = streams.shape[1], _take(x, index), y[index]
+    a, labels = streams.shape[1], y[index]
+    inputs = _take(spec.rule, x, index, streams[:, : len(index)].T)
     if owner is not None:
         labels, weight = labels[owner], weight[owner]
     down, propfair = -floats[0, 0], _propfair(spec.rule, floats)
@@ -333,7 +338,8 @@ def run_portion(
 
 
 def _propfair(rule: RowRule, floats: Tensor) -> PropFairRows | None:
-    return PropFairRows(*floats[-3:]) if rule.propfair else None
+    first = 1 + rule.prox
+    return PropFairRows(*floats[first : first + 3]) if rule.propfair else None
 
 
 def _gradient_steps(
@@ -350,25 +356,36 @@ def _gradient_steps(
 ) -> list[Tensor]:
     """Steps that compute the whole gradient first: it has pieces, or something is added to it."""
     rule, labels, gradient = spec.rule, y[index], torch.empty_like(w)
-    velocity = torch.zeros_like(w) if rule.optimiser.momentum else None
+    every, end = w, rule.rows.layout.trained  # beyond it are statistics, which no gradient moves
+    w, start, added = (v if v is None else v[:, :end] for v in (w, start, added))
+    optimiser, clipped = rule.optimiser, rule.optimiser.clip is not None
+    state = optimiser.state(w)
     one, down = torch.ones_like(floats[0, 0]), -floats[0, 0]
+    sizes = down * floats[-spec.steps :, :, None] if rule.scheduled else None  # (K, R, 1)
     met = []
     for a, k, _ in spec.groups:
-        g, propfair = gradient[:a].zero_(), _propfair(rule, floats[:, :a])
-        piece = FULL_BATCH_PIECE if rule.full_batch and propfair is None else index.shape[2]
+        whole, propfair = gradient[:a].zero_(), _propfair(rule, floats[:, :a])
+        cut = rule.full_batch and propfair is None and not rule.rows.mixes_examples
+        piece = FULL_BATCH_PIECE if cut else index.shape[2]
         for number, begin in enumerate(range(0, index.shape[2], piece)):
             b = slice(begin, begin + piece)
             drawn = streams[k, :a] + (number << 32)
-            own = _take(x, index[:a, k, b])
+            own = _take(rule, x, index[:a, k, b], drawn)
             step = Step(own, labels[:a, k, b], weight[:a, k, b], one, propfair, drawn)
-            met.append(rule.rows.add_gradients(w[:a], g, step)[None])
-        if rule.optimiser.weight_decay:
-            g.add_(w[:a], alpha=rule.optimiser.weight_decay)
+            met.append(rule.rows.add_gradients(every[:a], whole, step)[None])
+        g = whole[:, :end]
+        every[:a, end:].add_(whole[:, end:])
+        if not clipped:  # first, as version 0.1 does: the order of sums is part of a run's bits
+            optimiser.decay(g, w[:a])
         if start is not None:
             g.addcmul_(floats[1, :a, None], w[:a] - start[:a])
         if added is not None:
             g.add_(added[:a])
-        rule.optimiser.step(w[:a], g, None if velocity is None else velocity[:a], down)
+        if clipped:  # what is shortened is the gradient of the loss
+            optimiser.shorten(g)
+            optimiser.decay(g, w[:a])
+        size = down if sizes is None else sizes[k, :a]
+        optimiser.step(w[:a], g, [part[:a] for part in state], size, k)
     return met
 
 
@@ -388,7 +405,14 @@ def _groups(steps: IntArray, most: int) -> Iterator[Group]:
             yield Group(int(active[part[0]]), int(part[0]), len(part))
 
 
-def _take(x: Tensor, index: Tensor) -> Tensor:
+def _take(rule: RowRule, x: Tensor, index: Tensor, keys: Tensor) -> Tensor:
+    """The inputs x[index] of steps with random streams `keys`, changed as the rule says."""
+    if rule.augment is None:
+        return _examples(x, index)
+    return take_augmented(x, index, keys, rule.augment, rule.rows.image_axes)
+
+
+def _examples(x: Tensor, index: Tensor) -> Tensor:
     """x[index], by the copy that is fastest for whole examples."""
     return x.index_select(0, index.reshape(-1)).view(*index.shape, *x.shape[1:])
 
@@ -459,10 +483,10 @@ def evaluate(
     def piece(a: int) -> None:
         part = index[..., a : a + step]
         if shared:  # gathered once for all rows
-            inputs, labels = _take(x, part)[None], y[part][None]
+            inputs, labels = _examples(x, part)[None], y[part][None]
         for r in range(0, len(flat), group):
             if not shared:
-                inputs, labels = _take(x, part[r : r + group]), y[part[r : r + group]]
+                inputs, labels = _examples(x, part[r : r + group]), y[part[r : r + group]]
             out = rows.outputs(flat[r : r + group], inputs)
             target = labels.expand(out.shape[:2])
             losses[r : r + group, a : a + step] = rows.losses(out, target)

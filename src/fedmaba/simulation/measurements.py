@@ -19,8 +19,8 @@ from torch import Tensor
 from fedmaba.rows import Rows
 from fedmaba.rows.cuda_graphs import send, start_fetch
 from fedmaba.rows.workers import Workers
-from fedmaba.simulation.batch import Batch, precision
-from fedmaba.simulation.cohort import Cohort, IntArray
+from fedmaba.simulation.batch import Batch, RunParts, precision
+from fedmaba.simulation.cohort import Cohort, IntArray, with_own_parts
 from fedmaba.simulation.local_training import evaluate, mean_losses
 from fedmaba.strategies.base import Needs
 
@@ -42,6 +42,8 @@ def start_losses(batch: Batch, cohorts: list[Cohort]) -> dict[int, Host]:
     """Each participant's training loss at its run's model, by run."""
     if not cohorts:
         return {}
+    if batch.rows.layout.shared < batch.rows.layout.size:
+        return {c.r: _own_losses(batch, c) for c in cohorts}
     runs, parts, ranks = np.array([c.r for c in cohorts]), batch.train, batch.ranks
     first, size = parts.entries_of([(c.r, c.client) for c in cohorts])
     found = np.zeros(first.shape)
@@ -71,6 +73,40 @@ def start_losses(batch: Batch, cohorts: list[Cohort]) -> dict[int, Host]:
         return all_losses()[i, :many].copy()
 
     return {c.r: partial(of_run, i, len(c.client)) for i, c in enumerate(cohorts)}
+
+
+def _own_losses(batch: Batch, c: Cohort) -> Host:
+    """Each participant's training loss at the server's model with the part that it keeps."""
+    losses, _ = client_means(batch, batch.train, c.r, batch.progress.model[c.r], c.client)
+    return start_fetch(losses)
+
+
+def client_means(
+    batch: Batch,
+    parts: RunParts,
+    r: int,
+    model: Tensor,  # (P,)
+    client: IntArray,  # (n,)
+    *,
+    scored: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """(n,) mean loss and score of clients of run r, each under the model with its own part.
+
+    Ranks share the work. A client without examples has no mean (nan).
+    """
+    found = model.new_zeros(2, len(client), dtype=torch.float64)
+    mine = np.arange(len(client))[batch.ranks.mine]
+    for at in np.split(mine, range(batch.progress.chunk, len(mine), batch.progress.chunk)):
+        first, size = (v[0] for v in parts.entries_of([(r, client[at])]))
+        offset = torch.arange(max(1, int(size.max(initial=0))), device=model.device)
+        valid = offset < send(size, model.device)[:, None]
+        entry = torch.where(valid, send(first, model.device)[:, None] + offset, 0)
+        w = with_own_parts(batch, model.repeat(len(at), 1), np.full(len(at), r), client[at])
+        values = batch.evaluate(w, parts.entries[entry], scored=scored)
+        for into, value in zip(found, values if scored else values[:1], strict=False):
+            into[send(at, model.device)] = mean_losses(value, valid)
+    batch.ranks.sum(found)
+    return found[0], found[1]
 
 
 def losses_at_models(

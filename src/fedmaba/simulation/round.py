@@ -67,6 +67,7 @@ class Chunk:
     rows: IntArray  # (n,)       of the round's table
     model: Tensor  # (n, P)      after training
     summary: Tensor  # (2, n)       each row's mean loss in training, and sum of weights
+    own: Tensor  # (n, P - S)       the part of the model that each client keeps, after training
 
 
 @dataclass
@@ -79,6 +80,7 @@ class Trained:
     summaries: list[tuple[IntArray, Tensor]] = field(default_factory=list)  # by rows
     losses: dict[int, list[tuple[IntArray, Host]]] = field(default_factory=dict)  # run -> places
     vectors: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # what clients keep now
+    own: dict[int, Tensor] = field(default_factory=dict)  # (m, P - S) by run, where they keep some
 
     def change(self, c: Cohort) -> Tensor:
         """(m, P) The changes of a late cohort."""
@@ -127,7 +129,8 @@ def measure(
     loss, changes = dict(before.loss), {}
     for c in drawn.late:
         past = batch.progress.kept[c.r].change
-        changes[c.r] = change_stats(c.needs, trained.change(c), past)
+        sent = slice(batch.rows.layout.compared)  # statistics are no direction of a change
+        changes[c.r] = change_stats(c.needs, trained.change(c)[:, sent], past[:, sent])
         if c.needs.loss in ("mean", "end"):
             loss[c.r] = partial(_gathered, batch, len(c.client), trained.losses.get(c.r, []))
     return Measured(loss, changes)
@@ -194,6 +197,8 @@ def train(
     for c in drawn.cohorts:
         new = {n: v.new_zeros(len(c.client), v.shape[1]) for n, v in at.vectors[c.r].items()}
         trained.vectors |= {c.r: new} if new else {}
+        if width := at.own[c.r].shape[1]:
+            trained.own[c.r] = at.model.new_zeros(len(c.client), width)
     all_decided = batch.ranks.count == 1 and len(decided.decision) == len(drawn.cohorts)
     for chunk in train_chunks(batch, drawn) if chunks is None else chunks:
         trained.summaries.append((chunk.rows, chunk.summary))
@@ -208,6 +213,7 @@ def train(
 def train_chunks(batch: Batch, drawn: Drawn) -> Iterator[Chunk]:
     """Train chunk after chunk; when one does not fit into memory, halve the chunks."""
     at, factor = batch.progress, change_factors(drawn.cohorts)
+    shared = batch.rows.layout.shared
     slot = any(c.needs.early for c in drawn.cohorts)
 
     def work(rows: IntArray) -> Chunk:
@@ -216,9 +222,12 @@ def train_chunks(batch: Batch, drawn: Drawn) -> Iterator[Chunk]:
         if factor is not None:
             scale_malicious_updates(at.model, w, job.run, factor[rows])
             summary = torch.stack([summary[0], w.sum(1)])
-        return Chunk(
-            rows, w, summary.clone() if batch.graphs.on else summary
-        )  # a replay overwrites it
+        own = w[:, shared:]
+        if own.shape[1]:  # what a client keeps is no change that the server sees
+            own = own.clone()
+            w[:, shared:] = at.model[:, shared:].index_select(0, send(job.run, w.device))
+        # a replay overwrites the summary
+        return Chunk(rows, w, summary.clone() if batch.graphs.on else summary, own)
 
     chunks = drawn.chunks
     while chunks:
@@ -251,11 +260,12 @@ def _halved(batch: Batch, chunks: list[IntArray]) -> list[IntArray]:
 def _collect(batch: Batch, drawn: Drawn, decided: Decided, chunk: Chunk, trained: Trained) -> None:
     """Add trained rows up where their weights are known, else keep their changes."""
     model, rows, w, means = batch.progress.model, chunk.rows, chunk.model, chunk.summary[0]
+    parts = chunk.own
     whose = drawn.table.cohort[rows]
     if (np.diff(whose) < 0).any():  # each cohort's rows together
         order = np.argsort(whose, kind="stable")
         rows, whose, at = rows[order], whose[order], send(order, w.device)
-        w, means = w.index_select(0, at), means.index_select(0, at)
+        w, means, parts = (v.index_select(0, at) for v in (w, means, parts))
     present, first, many = np.unique(whose, return_index=True, return_counts=True)
     here = [
         (drawn.cohorts[i], slice(a, a + n), rows[a : a + n] - drawn.cohorts[i].rows.start)
@@ -284,22 +294,35 @@ def _collect(batch: Batch, drawn: Drawn, decided: Decided, chunk: Chunk, trained
     for c, own, place in late:
         if c.needs.loss in ("mean", "end"):
             after = c.needs.loss == "end"
-            value = end_losses(batch, c, place, w[own]) if after else means[own]
+            value = means[own]
+            if after:
+                whole = torch.cat([w[own, : batch.rows.layout.shared], parts[own]], 1)
+                value = end_losses(batch, c, place, whole)
             trained.losses.setdefault(c.r, []).append((place, start_fetch(value)))
 
 
 def _keep_vectors(batch: Batch, drawn: Drawn, chunk: Chunk, trained: Trained) -> None:
-    """Compute the vectors that clients keep after training; `step` stores them."""
+    """Compute what clients keep after training, vectors and parts of the model; `step` stores it.
+
+    To a client, the model is the server's with the part of its own.
+    """
     at, table, device = batch.progress, drawn.table, chunk.model.device
+    shared = batch.rows.layout.shared
     for c in drawn.cohorts:
-        if c.r not in trained.vectors:
+        if c.r not in trained.vectors and c.r not in trained.own:
             continue
         mine = np.flatnonzero(table.run[chunk.rows] == c.r)
         place = send(chunk.rows[mine] - c.rows.start, device)
-        who, end = send(table.client[chunk.rows[mine]], device), chunk.model[send(mine, device)]
+        who, here = send(table.client[chunk.rows[mine]], device), send(mine, device)
+        if c.r in trained.own:
+            trained.own[c.r][place] = chunk.own[here]
+        if c.r not in trained.vectors:
+            continue
+        start = torch.cat([at.model[c.r, :shared].expand(len(mine), -1), at.own[c.r][who]], 1)
+        end = torch.cat([chunk.model[here, :shared], chunk.own[here]], 1)
         for name, new in trained.vectors[c.r].items():
             before = at.vectors[c.r][name][who]
-            new[place] = kept_after(batch.local[c.r], name, at.model[c.r], end, before)
+            new[place] = kept_after(batch.local[c.r], name, start, end, before)
 
 
 def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Stepped:
@@ -307,7 +330,8 @@ def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Step
     at, ranks, t = batch.progress, batch.ranks, drawn.round
     for r, why in decided.ended.items():
         _end(batch, r, t, why)
-    spec = server_step.StepSpec(batch.plan.server_lr, batch.plan.server_momentum)
+    plan, shared = batch.plan, batch.rows.layout.shared
+    spec = server_step.StepSpec(plan.server_lr, plan.server_momentum, shared)
     held, moves, share = server_step.held_by_step(batch), *_shares(batch, decided, t)
     if trained.whole is not None:
         coef = np.stack([decided.decision[c.r].coef for c in drawn.cohorts]).astype(share.dtype)
@@ -326,6 +350,9 @@ def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Step
         for name, new in trained.vectors.get(c.r, {}).items() if c.r in decided.decision else ():
             kept, who = at.vectors[c.r][name], send(c.client, new.device)
             kept[who] = torch.where(finite[c.r], ranks.sum(new), kept[who])
+        if c.r in trained.own and c.r in decided.decision:
+            new, kept, who = trained.own[c.r], at.own[c.r], send(c.client, at.model.device)
+            kept[who] = torch.where(finite[c.r], ranks.sum(new), kept[who])
     return Stepped(start_fetch(finite))
 
 
@@ -337,6 +364,7 @@ def _weigh_changes(
     if not batch.ranks.rank:  # each rank has the whole sum
         delta[c.r] = server_step.combine_changes(decision.coef, change, kept.change)
     if c.needs.keep_rounds:
+        change[:, batch.rows.layout.compared :] = 0  # statistics of past rounds do not come again
         batch.progress.kept[c.r] = server_step.kept_changes(kept, c, change, t)
 
 

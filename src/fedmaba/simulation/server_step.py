@@ -17,10 +17,11 @@ from fedmaba.strategies.base import still_kept
 
 @dataclass(frozen=True)
 class StepSpec:
-    """Step size and momentum of the server."""
+    """Step size and momentum of the server, and how much of a model it has."""
 
     lr: float
     momentum: float
+    shared: int  # what lies beyond this the clients keep, and it stays as it is here
 
 
 def server_step(
@@ -39,6 +40,7 @@ def server_step(
         pushed = spec.momentum * velocity + delta
         delta = velocity.copy_(torch.where(asked[:, None], pushed, velocity))
     new = model + spec.lr * delta
+    new[:, spec.shared :] = model[:, spec.shared :]
     finite = new.isfinite().all(1)
     moved = (finite & asked)[:, None]
     each, gone_on = (new, moved) if owner is None else (new[owner], moved[owner])

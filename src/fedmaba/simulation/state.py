@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.data.federation import Federation
-from fedmaba.simulation.local_training import Optimiser
+from fedmaba.rows.batchnorm import Choice
+from fedmaba.simulation.optimiser import Optimiser, round_schedule
 from fedmaba.strategies.base import State, Strategy
 
 FloatArray = NDArray[np.float64]
@@ -33,14 +34,22 @@ class Plan:
     minibatch: int = 50
     lr: float = 0.1
     lr_decay: float = 0.999  #              per round
+    schedule: str | None = None  #          over rounds, instead of lr_decay
+    step_schedule: str = "constant"  #      over the steps of a round
     optimiser: Optimiser = Optimiser()  #   of clients
+    augment: str | None = None  #           random changes of training images
     server_lr: float = 1.0
     server_momentum: float = 0.0
     eval_every: int = 1
+    batchnorm: Choice = "refuse"  #         what becomes of BatchNorm layers, see rows.batchnorm
     dtype: Literal["float32", "tf32", "bf16", "float64"] = "float32"  # see docs/performance.md
     device: str = "cpu"
     chunk: int | None = None  #             rows trained at once; None: from the device's memory
     threads: int | None = None  #           cores to use; None: what torch would
+
+    def lr_in_round(self, t: int) -> float:
+        """The local step size of round t, from 0."""
+        return self.lr * round_schedule(self.schedule, self.lr_decay).factor(t, self.rounds)
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,8 @@ class Progress:
     states: list[State]
     kept: list[KeptChanges]
     vectors: list[dict[str, Tensor]]  #     (N, P) by name: what each run's clients keep
+    own: list[Tensor]  #                    (N, P - S) of each run: the part of the model that each
+    #                                       client keeps; S = P where clients send the whole model
     diverged: list[str]  #                  why a run ended early; empty while it goes on
     chunk: int  #                           how many rows are trained at once
 
@@ -120,9 +131,11 @@ class Progress:
 
     def _vectors(self) -> Iterator[tuple[str, Tensor]]:
         """What clients keep, by its name in a checkpoint."""
-        for r, own in enumerate(self.vectors):
-            for name, vector in own.items():
+        for r, vectors in enumerate(self.vectors):
+            for name, vector in vectors.items():
                 yield f"vector/{r}/{name}", vector
+            if self.own[r].shape[1]:
+                yield f"own/{r}", self.own[r]
 
     def misfit(self, arrays: dict[str, NDArray[Any]], meta: dict[str, Any], rounds: int) -> str:
         """What in a checkpoint does not fit these runs; empty where all fits."""

@@ -1,7 +1,7 @@
-"""Convex steps on the probability simplex: pure maths, float64, no federated words.
+"""Maths on the probability simplex (vectors of non-negative numbers that sum to 1), in float64.
 
-Nothing here knows what a client is. Every function is deterministic, allocates a few vectors of
-its input's length and leaves its arguments alone.
+Nothing here knows what a client is. Every function is deterministic, needs memory for a few vectors
+of its input's length, and does not change its arguments.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ FloatArray = NDArray[np.float64]
 
 
 class Tilt(NamedTuple):
-    """A point of the KL ball, and how it got there."""
+    """A point of the KL ball, with the multiplier that leads to it."""
 
     p: FloatArray  # (n,)      sums to 1
-    multiplier: float  #       lambda* >= 0; 0 where the ball does not bind
+    multiplier: float  #       lambda* >= 0; 0 if the point lies inside the ball anyway
     kl: float  #               KL(p || uniform), at most rho
 
 
 def tilt(a: FloatArray, rho: float) -> Tilt:
     """softmax(s a) with the largest s in [0, 1] that keeps KL(. || uniform) <= rho.
 
-    This is the mirror step inside a KL ball: a = log p + eta F, s = 1/(1 + lambda). KL grows with
-    s (its derivative is s Var(a)), is 0 at s = 0, and so [0, 1] always brackets the root, however
-    large a is. Newton runs on sqrt(KL), nearly linear in s near 0, and on log s where it would
-    leave the bracket; near the root one step of it is enough. Differs: the multiplier is never
-    searched for on an unbounded axis.
+    This is the mirror step inside a KL ball, with a = log p + eta F and s = 1/(1 + lambda). KL is 0
+    at s = 0 and grows with s (its derivative is s Var(a)), so the root always lies in [0, 1],
+    however large a is. The root is found by Newton's method on sqrt(KL), which is nearly linear in
+    s near 0. A Newton step that would leave the interval in which the root must lie is replaced by
+    the middle of that interval on a log scale. Close to the root, one more Newton step is enough.
+    Differs: the multiplier itself, which has no upper limit, is never searched for.
     """
     n = len(a)
-    a = np.maximum(a - a.max(), -1e150)  # squares stay finite
+    a = np.maximum(a - a.max(), -1e150)  # so that squares stay finite
     if n == 1 or rho <= 0.0:
         return Tilt(np.full(n, 1.0 / n), 0.0 if n == 1 else np.inf, 0.0)
     p, kl, _ = _softmax(a, 1.0)
@@ -42,7 +43,7 @@ def tilt(a: FloatArray, rho: float) -> Tilt:
     low, high, goal = 0.0, 1.0, math.sqrt(rho)
     deviation = math.sqrt(max(float(a @ a) / n - float(a.sum() / n) ** 2, 1e-300))
     s = min(0.5, math.sqrt(2.0 * rho) / deviation)
-    near = max(1e-8 * rho, 1e-15 * goal)  # the second is what rounding leaves of a tiny ball
+    near = max(1e-8 * rho, 1e-15 * goal)  # the second is the rounding error in a tiny ball
     for _ in range(200):
         p, kl, spread = _softmax(a, s)
         low, high = (s, high) if kl < rho else (low, s)
@@ -63,17 +64,18 @@ def tilt(a: FloatArray, rho: float) -> Tilt:
 
 
 def _softmax(a: FloatArray, s: float) -> tuple[FloatArray, float, float]:
-    """softmax(s a), its KL to uniform, and the derivative s Var(a) of that; a is at most 0.
+    """softmax(s a), its KL to uniform, and the derivative s Var(a) of that KL; a is at most 0.
 
-    The KL is a mean of n p log(n p), whose terms are small where it is: no large ones cancel.
+    KL is computed as the mean of n p log(n p). If KL is small, all of its terms are small, so that
+    no large terms cancel.
     """
     z = s * a
     p = np.exp(z)
     total = p.sum()
     p /= total
-    z -= math.log(total / len(a))  # log(n p), but for the rounding of this number
+    z -= math.log(total / len(a))  # log(n p), apart from rounding
     kl = mean = float(p @ z)
-    if kl < 0.1:  # where that rounding counts
+    if kl < 0.1:  # then that rounding matters
         kl -= math.log1p(float(np.expm1(z).mean()))
     z -= mean
     z *= z
@@ -86,36 +88,38 @@ def kl_uniform(p: FloatArray) -> float:
 
 
 def effective_count(p: FloatArray) -> float:
-    """exp of the entropy: how many equally weighted entries p amounts to."""
+    """The exponential of the entropy: how many entries of equal weight p is worth."""
     return float(len(p) * np.exp(-kl_uniform(p)))
 
 
 def widen(p: FloatArray, n: int) -> FloatArray:
-    """p with new entries at its mean, all scaled back to the old sum.
+    """Give p new entries, each its mean, and scale it so that the sum stays the same.
 
-    Old entries keep their ratios to the mean, and KL(p || uniform) can only fall: the new value is
-    len(p)/n times the old one.
+    The ratio of each old entry to the mean stays the same. KL(p || uniform) gets smaller: it is
+    multiplied by len(p)/n.
     """
     return np.concatenate([p, np.full(n - len(p), p.mean())]) * (len(p) / n)
 
 
 def project(y: FloatArray) -> FloatArray:
-    """The nearest point to y with non-negative entries that sum to 1, to the last bits.
+    """The point nearest to y with non-negative entries that sum to 1, exact to the last bits.
 
-    It is max(y - level, 0) for one level. Newton finds it from below: of the entries still above
-    the level, all are lowered alike until they sum to 1, and those that fall to 0 are left out. The
-    excess falls at least fourfold in a step, so there are few. Sums are of parts on a grid, which
-    add up without rounding, and of the small rests; so a million entries lose no digit.
+    It is max(y - level, 0) for one level, which Newton's method approaches from below. Each step
+    lowers all remaining entries by the same amount, so that they sum to 1, and drops those that
+    fall below 0. What the sum has too much shrinks at least fourfold per step, so few steps are
+    needed. Each entry is split into a multiple of 2^-26, which add up without rounding, and a small
+    rest, so that no digit is lost even with a million entries.
     """
     top = float(y.max())
-    y = y - (top if abs(top) > 2.0 else 0.0)  # exact near the top, and what is far below stays 0
+    # This is exact for the largest entries. The others become 0 anyway.
+    y = y - (top if abs(top) > 2.0 else 0.0)
     left = y[y > y.max() - 1.5]
     while True:
         k = len(left)
         parts = _on_grid(left)
         excess, rest = float(parts.sum()) - 1.0, float((left - parts).sum())
         level = float(_on_grid((excess + rest) / k))
-        finer = (excess - level * k + rest) / k  # the level is both together
+        finer = (excess - level * k + rest) / k  # the full level is level + finer
         above = left - level > finer
         if above.all():
             break
@@ -125,7 +129,7 @@ def project(y: FloatArray) -> FloatArray:
 
 
 def _on_grid(values: FloatArray | float) -> FloatArray:
-    """To the nearest multiple of 2^-26: tens of millions of them, each up to 3, sum exactly."""
+    """Round to multiples of 2^-26: tens of millions of them, each up to 3, add up exactly."""
     out: FloatArray = np.rint(np.multiply(values, 2.0**26)) * 2.0**-26
     return out
 
@@ -133,12 +137,13 @@ def _on_grid(values: FloatArray | float) -> FloatArray:
 def min_norm(gram: FloatArray, centre: FloatArray, radius: float) -> FloatArray:
     """argmin x' G x over the simplex with |x - centre| <= radius, to a KKT gap of 1e-9.
 
-    G is the Gram matrix of vectors of length at most 1: the gap is absolute. Where rounding has
-    made G indefinite, it ends when x' G x falls no more.
-    Mostly a few guesses of which entries stand at a bound are enough. Where they go round in
-    circles, each turn moves the pair of entries that violates optimality most (a strict decrease,
-    so it cannot cycle), then takes Newton steps on the entries strictly inside their box until one
-    of them hits its bound or the free part is optimal. Dependency-free, also for singular G.
+    G is the Gram matrix of vectors of length at most 1, so the gap is absolute. G may be singular.
+    If rounding has made it indefinite, the search ends when x' G x gets no smaller.
+
+    First, a few guesses are made of which entries lie at a bound; mostly one of them is right. If
+    the guesses repeat, a slower search starts. Each turn of it moves the pair of entries that
+    violates optimality most, which makes x' G x strictly smaller, so no turn repeats. Then it takes
+    Newton steps on the entries between their bounds, until one reaches a bound or they are optimal.
     """
     low, high = np.maximum(centre - radius, 0.0), np.minimum(centre + radius, 1.0)
     x = centre.astype(np.float64).copy()
@@ -148,7 +153,7 @@ def min_norm(gram: FloatArray, centre: FloatArray, radius: float) -> FloatArray:
     guessed = _by_sets(gram, low, high)
     if guessed is not None and guessed @ gram @ guessed <= x @ gram @ x:
         return guessed
-    edge, value = 1e-12, np.inf  # nearer to its bound an entry is at it
+    edge, value = 1e-12, np.inf  # an entry nearer to its bound than this counts as at the bound
     for _ in range(50 * len(x)):
         g = gram @ x
         before, value = value, float(x @ g)
@@ -168,9 +173,9 @@ def min_norm(gram: FloatArray, centre: FloatArray, radius: float) -> FloatArray:
 
 
 def _by_sets(gram: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray | None:
-    """Primal-dual active sets: take some entries to be at bounds, solve for the others, correct.
+    """Primal-dual active sets: assume which entries lie at bounds, solve for the others, correct.
 
-    None where the sets come back before they are right; 6 to 26 solves saw to 100 clients.
+    Returns None if the assumptions repeat before they are right. 100 clients took 6 to 26 solves.
     """
     at_low = np.zeros(len(low), bool)
     at_high, seen = at_low, set[bytes]()
@@ -199,7 +204,7 @@ def _by_sets(gram: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray 
 def _newton(
     gram: FloatArray, x: FloatArray, low: FloatArray, high: FloatArray, edge: float
 ) -> None:
-    """Minimise over the free entries with their sum kept, in place, stopping at bounds."""
+    """Minimise in place over the entries between their bounds; their sum stays the same."""
     for _ in range(len(x)):
         free = np.flatnonzero((x > low + edge) & (x < high - edge))
         if len(free) < 2:
@@ -218,7 +223,7 @@ def _newton(
             return
         leap = x.copy()
         leap[free] += d
-        leap = _into_box(leap, low, high)  # many bounds at once, where that is downhill
+        leap = _into_box(leap, low, high)  # reach many bounds at once, if x' G x gets smaller
         if leap @ gram @ leap < x @ gram @ x:
             x[:] = leap
             continue
@@ -229,9 +234,10 @@ def _newton(
 
 def _into_box(y: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:
     """The point nearest to y with low <= x <= high and sum 1: clip(y + shift) for one shift."""
-    bends = np.concatenate([low - y, high - y])  # where an entry leaves, then reaches, its bound
+    # The shifts at which an entry leaves its lower bound, then those at which it reaches the upper.
+    bends = np.concatenate([low - y, high - y])
     order = np.argsort(bends)
-    at, free = bends[order], np.cumsum(np.repeat([1, -1], len(y))[order])  # entries that move
+    at, free = bends[order], np.cumsum(np.repeat([1, -1], len(y))[order])  # how many entries move
     total = low.sum() + np.concatenate([[0.0], np.cumsum(free[:-1] * np.diff(at))])
     k = min(max(int(np.searchsorted(total, 1.0, "right")) - 1, 0), len(at) - 1)
     shift = at[k] + (1.0 - total[k]) / max(int(free[k]), 1)

@@ -1,4 +1,4 @@
-"""`fedmaba flower check HOST:PORT`: what of a SuperLink can be reached from here. Needs no torch.
+"""`fedmaba flower check HOST:PORT`: which parts of a SuperLink answer from here. Needs no torch.
 
 It asks as a stranger would, without a key, and changes nothing on the server.
 """
@@ -14,11 +14,11 @@ from pathlib import Path
 from fedmaba.deploy.flower_app.proxy import address
 from fedmaba.errors import InputError
 
-PATIENCE = 10.0  # seconds for each answer
-ENOUGH = 65536  # bytes of an answer that are looked at
-STRANGER = b"Invalid SuperNode authentication"  # what the fleet says to one without a key
+PATIENCE = 10.0  # seconds to wait for each answer
+ENOUGH = 65536  # bytes of an answer that are read
+STRANGER = b"Invalid SuperNode authentication"  # the fleet's answer to a node without a key
 FLEET = ("POST", "/v1/fleet/activate-node")
-# everything else that Flower serves on that port, and ways around a careless proxy
+# Everything else that Flower serves on that port, and ways around a careless proxy.
 OTHERS = (
     ("POST", "/v1/control/list-runs"),
     ("POST", "/v1/control/list-nodes"),
@@ -38,7 +38,7 @@ REFUSALS = (0, 400, 403, 404, 405, 421)  # 0: the connection was closed without 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back to one request; its body where the header ended in time."""
+    """The answer to one request; with its body if the header arrived in time."""
 
     status: int
     kind: str
@@ -46,13 +46,13 @@ class Answer:
 
     @property
     def refused(self) -> bool:
-        """Whether something before the SuperLink refused: the SuperLink itself answers in JSON."""
+        """Whether a proxy refused the request: the SuperLink itself would answer in JSON."""
         return self.status in REFUSALS and "json" not in self.kind
 
 
 @dataclass(frozen=True)
 class Findings:
-    """Whether the fleet and whether more than the fleet answers at an address."""
+    """Whether the fleet answers at an address, and what else does."""
 
     where: str
     fleet: Answer
@@ -85,7 +85,7 @@ class Findings:
 
 
 def check(where: str, ca: Path | None) -> Findings:
-    """Ask for the fleet and for everything else."""
+    """Ask for the fleet, then for everything else."""
     host, port = address(where)
     context = _context(ca)
     fleet = _ask(where, host, port, context, *FLEET)
@@ -98,7 +98,7 @@ def check(where: str, ca: Path | None) -> Findings:
 
 
 def _context(ca: Path | None) -> ssl.SSLContext:
-    """TLS as a SuperNode wants it: the certificate must be right for the name."""
+    """TLS settings as a SuperNode has them: the certificate must match the name."""
     try:
         return ssl.create_default_context(cafile=None if ca is None else str(ca))
     except (OSError, ValueError) as error:  # SSLError is an OSError; a NUL byte in the name
@@ -148,7 +148,7 @@ def _ask(
 
 
 def _read(secure: ssl.SSLSocket, end: float) -> Answer:
-    """An answer, up to its end, the time-out or enough bytes, whichever comes first."""
+    """Read an answer until it ends, time runs out, or enough bytes are there."""
     text = b""
     while len(text) < ENOUGH:
         left = end - time.monotonic()
@@ -157,7 +157,7 @@ def _read(secure: ssl.SSLSocket, end: float) -> Answer:
         secure.settimeout(left)
         try:
             part = secure.recv(ENOUGH)
-        except (ssl.SSLEOFError, ConnectionResetError):  # closed without a good-bye
+        except (ssl.SSLEOFError, ConnectionResetError):  # closed without a farewell
             break
         if not part:
             break

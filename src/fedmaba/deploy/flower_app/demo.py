@@ -1,4 +1,4 @@
-"""`fedmaba flower demo`: a federation of real processes on this machine, from keys to the end."""
+"""`fedmaba flower demo`: a federation of real processes on this machine, keys and all."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def demo(
     partition: str = "shards:2",
 ) -> None:
     """Run a strategy over sites that each hold a shard of the embedded sample."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the blocks
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends `with`
     os.umask(private.UMASK)
-    parse(strategy)  # before anything is started
+    parse(strategy)  # refuse a wrong strategy before anything is started
     try:
         _demo(say, strategy, sites, rounds, partition)
     except OSError as error:
@@ -44,7 +44,7 @@ def _demo(
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="fedmaba-flower-") as folder:
         base = Path(folder)
-        network = Net(base)  # refused where its programs are not
+        network = Net(base)  # raises InputError if Flower's programs are missing
         say(f"keys, certificates and logs in {base}, removed at the end")
         new(base / "app")
         fed = Federation.make("sample", partition, clients=sites)
@@ -76,7 +76,7 @@ def way_in(net: Net) -> str:
 
 
 def write_site(path: Path, fed: Federation, client: int) -> None:
-    """One client's examples as the file its host would have."""
+    """Write one client's examples as the file that its host would have."""
     train, test = fed.train.of(client), fed.test.of(client)
     x, y = fed.data.x, fed.data.y
     np.savez(path, x=x[train], y=y[train], x_test=x[test], y_test=y[test])
@@ -103,7 +103,7 @@ def watch(net: Net, run: str, state: Path, say: Callable[[str], None]) -> None:
 
 
 def shown(line: dict[str, Any]) -> list[str]:
-    """A round for people."""
+    """A round as one line for people."""
     spread = ""
     if "variance" in line:
         spread = f"mean {line['accuracy']:.1f} %, variance {line['variance']:.1f}"

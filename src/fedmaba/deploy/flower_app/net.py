@@ -1,8 +1,8 @@
 """A federation of real Flower processes on one machine: keys, SuperLink, proxy, SuperNodes, runs.
 
-Each step is a command of docs/deploy.md. Everything listens on loopback only, needs no internet,
-lives in one folder that only this account may read, and is stopped when the `with` block ends,
-however it ends.
+Each step is a command of docs/deploy.md. All processes listen on loopback only and need no
+internet. Their files are in one folder that only this account may read. They are stopped when the
+`with` block ends, also if it ends with an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from fedmaba.deploy.flower_app import private, proxy
 from fedmaba.errors import FedmabaError, InputError
 
-LINK = "fair"  # what this SuperLink is called in Flower's own configuration
+LINK = "fair"  # the name of this SuperLink in Flower's own configuration
 PROXY = "proxy"
 OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
@@ -41,8 +41,8 @@ class Net:
         self.folder = folder.absolute()
         self.keys, self.logs = self.folder / "keys", self.folder / "logs"
         for path in (self.folder, self.keys, self.logs, self.folder / "home"):
-            private.make_folder(path)
-        here = Path(sys.executable).parent  # Flower's programs of this environment come first
+            private.new_folder(path)
+        here = Path(sys.executable).parent  # prefer Flower's programs of this environment
         self.env = {
             **os.environ,
             **OFFLINE,
@@ -77,7 +77,7 @@ class Net:
         self.close()
 
     def close(self) -> None:
-        """Stop everything: politely all at once, then by force. A second Ctrl-C must wait."""
+        """Stop all processes: ask them first, then use force. A second Ctrl-C must wait."""
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             for process in self.processes.values():
@@ -88,7 +88,7 @@ class Net:
             signal.signal(signal.SIGINT, before)
 
     def key(self, site: str) -> Path:
-        """A site's own key pair; the private half would stay on its host."""
+        """Make a key pair for a site; in a real federation the private key stays on its host."""
         path = self.keys / site
         if not path.exists():
             self._do("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", path)
@@ -112,7 +112,7 @@ class Net:
         )
 
     def submit(self, app: Path, settings: Mapping[str, object]) -> str:
-        """Start a run of an app; its id."""
+        """Start a run of an app and return its id."""
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
         out = self.flwr("run", app, LINK, "--format", "json", "--run-config", config)
         return str(_field(out, "run-id"))
@@ -127,22 +127,22 @@ class Net:
         return self._do("flwr", *words)
 
     def log(self, name: str) -> str:
-        """What a process wrote so far."""
+        """What a process has logged so far."""
         path = self.logs / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def last_words(self, name: str) -> str:
-        """The end of its log on one line."""
+        """The end of a process's log, on one line."""
         return " ".join(self.log(name).split())[-300:]
 
     def check(self) -> None:
-        """Whether all processes still run."""
+        """Raise NetError if a process has ended."""
         for name, process in self.processes.items():
             if process.poll() is not None:
                 raise NetError(f"{name} has ended: {self.last_words(name)}")
 
     def stop(self, name: str, number: int = signal.SIGTERM, patience: float = 15.0) -> None:
-        """End one process and all it started; by force where they do not go in time."""
+        """End one process and all that it started; by force if they take too long."""
         process = self.processes.pop(name, None)
         if process is None:
             return
@@ -156,7 +156,7 @@ class Net:
         process.wait()
 
     def _certificates(self) -> None:
-        """A certificate authority of our own, and the SuperLink's certificate."""
+        """Make a certificate authority for this federation, and the SuperLink's certificate."""
         new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:secp384r1", "-nodes")
         ca, ca_key, csr = (self.keys / name for name in ("ca.pem", "ca.key", "server.csr"))
         names = self.keys / "names.txt"
@@ -196,16 +196,16 @@ class Net:
         self._listening(LINK, self.port, "the SuperLink")
 
     def _proxy(self) -> None:
-        """Start the proxy for SuperNodes, where nginx is installed."""
+        """Start the proxy for SuperNodes, if nginx is installed."""
         if self.nginx is None:
             return
         folder = self.folder / PROXY
         proxy.write(folder, f"127.0.0.1:{self.sites_port}", self.port, self.keys)
-        self._start(PROXY, *proxy.command(self.nginx, folder))
+        self._start(PROXY, *proxy.nginx_command(self.nginx, folder))
         self._listening(PROXY, self.sites_port, "nginx")
 
     def _listening(self, name: str, port: int, what: str) -> None:
-        """Wait until a process of ours listens."""
+        """Wait until a process listens on its port."""
         end = time.monotonic() + 60
         while True:
             with socket.socket() as probe:
@@ -224,12 +224,12 @@ class Net:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches us alone; we stop the others in order
+                start_new_session=True,  # Ctrl-C reaches only us; we stop the others in order
                 umask=private.UMASK,
             )
 
     def _do(self, *words: object) -> str:
-        """A command that ends by itself; its output."""
+        """Run a command that ends by itself and return its output."""
         command = [str(word) for word in words]
         try:
             done = subprocess.run(
@@ -251,7 +251,7 @@ class Net:
 
 
 def family_of(pid: int) -> list[int]:
-    """A process, those of its group, and all that any of them started."""
+    """A process, the others of its group, and all that any of them started."""
     rows = _processes("pid=,ppid=,pgid=")
     found = [pid, *(int(p) for p, _, group in rows if int(group) == pid and int(p) != pid)]
     for one in found:
@@ -278,7 +278,7 @@ def _signal(pids: Iterable[int], number: int) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on, on loopback."""
+    """Ports of loopback that nobody listens on."""
     with contextlib.ExitStack() as probes:
         ports = []
         for _ in range(count):
@@ -289,7 +289,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _field(text: str, *keys: str | int) -> object:
-    """What Flower's command line tells under these keys of its JSON."""
+    """The value under these keys in the JSON that Flower's command line printed."""
     try:
         found = json.loads(text)
         for key in keys:
@@ -301,7 +301,7 @@ def _field(text: str, *keys: str | int) -> object:
 
 
 def read_rounds(state: Path, seen: int) -> Iterable[dict[str, Any]]:
-    """Lines of a state folder's rounds.jsonl after the first `seen` that are whole."""
+    """The complete lines of a state folder's rounds.jsonl, after the first `seen`."""
     path = state / "rounds.jsonl"
     text = path.read_text() if path.exists() else ""
     whole = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]

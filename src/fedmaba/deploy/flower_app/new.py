@@ -12,7 +12,7 @@ PACKAGE = "fairapp"
 
 
 def new(folder: Path) -> list[Path]:
-    """The files of the app, written into a folder that is new or empty."""
+    """Write the files of the app into a folder that is new or empty; return their paths."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists and is not an empty folder: choose another one")
     source = resources.files("fedmaba.deploy.flower_app") / "template"
@@ -25,7 +25,7 @@ def new(folder: Path) -> list[Path]:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(item.read_text(encoding="utf-8"), encoding="utf-8")
         except OSError as error:
-            for path in (*written, target):  # or the next try would find the folder not empty
+            for path in (*written, target):  # else the folder is not empty at the next try
                 with suppress(OSError):
                     path.unlink()
             for path in (folder / PACKAGE, *([] if there else [folder])):

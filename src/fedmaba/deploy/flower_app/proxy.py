@@ -1,4 +1,4 @@
-"""The proxy of a Flower federation: an nginx that passes on what SuperNodes ask for, no more.
+"""The proxy of a Flower federation: an nginx that lets through what SuperNodes need, no more.
 
 Flower serves sites and operators on one port. Behind this proxy the SuperLink listens on loopback,
 and machines elsewhere reach only what a SuperNode with a registered key needs. Needs no torch.
@@ -16,7 +16,7 @@ from pathlib import Path
 from fedmaba.deploy.flower_app import private
 from fedmaba.errors import InputError, SaveFailed
 
-# what a SuperNode with a registered key asks of the SuperLink: POST /v1/fleet/...
+# What a SuperNode with a registered key asks the SuperLink for: POST /v1/fleet/...
 CALLS = (
     "activate-node",
     "deactivate-node",
@@ -34,18 +34,18 @@ SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")  # often not on the PATH of an 
 
 
 def find_nginx(path: str | None = None) -> str | None:
-    """The program, where it is installed."""
+    """The path of nginx, if it is installed."""
     places = os.environ.get("PATH", os.defpath) if path is None else path
     return shutil.which("nginx", path=os.pathsep.join([places, *SBIN]))
 
 
-def command(nginx: str, folder: Path) -> list[str]:
-    """How the proxy of a folder is run, in the foreground."""
+def nginx_command(nginx: str, folder: Path) -> list[str]:
+    """The command that runs the proxy of a folder in the foreground."""
     return [nginx, "-e", "stderr", "-p", str(folder), "-c", CONFIG]
 
 
 def address(text: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT; an IPv6 address stands in brackets."""
+    """The host and port of HOST:PORT; an IPv6 address is in brackets."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -88,14 +88,14 @@ def configuration(listen: str, superlink: int, keys: Path) -> str:
 
 
 def write(folder: Path, listen: str, superlink: int, keys: Path) -> Path:
-    """The configuration, in a folder that only this account may read."""
+    """Write the configuration into a folder that only this account may read."""
     text = configuration(listen, superlink, keys)
     for name in ("server.pem", "server.key", "ca.pem"):
         if not (keys / name).is_file():
             raise InputError(f"{keys / name} is not a file: make the certificates first")
     target = folder / CONFIG
     try:
-        private.make_folder(folder)
+        private.new_folder(folder)
         private.write_new(target, text)
     except FileExistsError as error:
         raise InputError(f"{error.filename} exists: choose another folder, or remove it") from error
@@ -105,7 +105,7 @@ def write(folder: Path, listen: str, superlink: int, keys: Path) -> Path:
 
 
 def _version(host: str) -> int | None:
-    """4 or 6 for an IP address, none for anything else."""
+    """4 or 6 for an IP address, None for anything else."""
     try:
         return ipaddress.ip_address(host).version
     except ValueError:
@@ -113,7 +113,7 @@ def _version(host: str) -> int | None:
 
 
 def _quoted(path: Path) -> str:
-    """A path as a word of nginx.conf, which knows no escape for some characters."""
+    """A path as nginx.conf wants it; refused if it has characters that cannot be escaped there."""
     text = str(path.absolute())
     if not text.isprintable() or set(text) & set('"\\$'):
         raise InputError(f"{text!r}: nginx cannot name a file with such characters: rename it")

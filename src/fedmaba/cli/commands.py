@@ -1,0 +1,56 @@
+"""Which commands there are, in the order in which `fedmaba --help` lists them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fedmaba import __version__
+from fedmaba.cli import data, flower, reading, reproducing, running
+
+app = typer.Typer(
+    name="fedmaba",
+    help="Fair federated learning: compare, reproduce and look at every algorithm.",
+    epilog="Exit codes: 0 done, 1 an exception in your own code, 2 a mistake found before any "
+    "work, 65 a run diverged, 69 another process of the job ended, 70 a process of the Flower demo "
+    "failed, 71 too little memory, 74 the run folder or the output could not be written, "
+    "75 another process works on the folder, 130 stopped after the round and saved, by Ctrl-C, "
+    "SIGTERM or SIGHUP; or ended at once by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(running.compare)
+app.command()(running.run)
+app.command()(running.resume)
+app.command()(reading.table)
+app.command()(reproducing.reproduce)
+app.command()(reading.report)
+app.command()(reading.watch)
+app.command()(reading.figure)
+app.command("export")(reading.export_run)
+app.command("list")(reading.list_)
+
+data_app = typer.Typer(help="Fetch, check or export a data set.", no_args_is_help=True)
+data_app.command()(data.fetch)
+data_app.command()(data.check)
+data_app.command()(data.export)
+app.add_typer(data_app, name="data")
+
+flower_app = typer.Typer(help="Deploy on Flower: see docs/deploy.md.", no_args_is_help=True)
+flower_app.command()(flower.new)
+flower_app.command()(flower.proxy)
+flower_app.command()(flower.check)
+flower_app.command()(flower.demo)
+app.add_typer(flower_app, name="flower")
+
+
+@app.callback(invoke_without_command=True)
+def _main(
+    version: Annotated[bool, typer.Option("--version", help="show the version and exit")] = False,
+) -> None:
+    if version:
+        typer.echo(f"fedmaba {__version__}")
+        raise typer.Exit

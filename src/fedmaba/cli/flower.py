@@ -1,0 +1,66 @@
+"""Deploy on Flower: new, proxy, check, demo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from fedmaba.cli.messages import say
+from fedmaba.errors import InputError
+
+
+def new(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="new or empty")],
+) -> None:
+    """Write a complete Flower app that runs as it is."""
+    from fedmaba.deploy.flower_app.new import new
+
+    for path in new(directory):
+        say(path)
+
+
+def proxy(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="for nginx.conf and its logs")],
+    keys: Annotated[
+        Path, typer.Option(help="folder with server.pem, server.key and ca.pem")
+    ] = Path("keys"),
+    listen: Annotated[
+        str, typer.Option(help="address and port for the SuperNodes")
+    ] = "0.0.0.0:8443",
+    superlink_port: Annotated[int, typer.Option(help="the SuperLink's, on 127.0.0.1")] = 8000,
+) -> None:
+    """Write the nginx configuration of the SuperLink's proxy: SuperNodes pass, control does not."""
+    from fedmaba.deploy.flower_app import proxy
+
+    target = proxy.write(directory, listen, superlink_port, keys)
+    say(f"{target}: start it with {' '.join(proxy.nginx_command('nginx', directory))}")
+
+
+def check(
+    where: Annotated[str, typer.Argument(metavar="HOST:PORT", help="where SuperNodes connect")],
+    ca: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="the federation's ca.pem; else this machine's own list"),
+    ] = None,
+) -> None:
+    """Say whether the fleet and whether control of all sites can be reached from here."""
+    from fedmaba.deploy.flower_app.check import check
+
+    found = check(where, ca)
+    for line in found.lines():
+        say(line)
+    if not found.ok:
+        raise typer.Exit(InputError.exit_code)
+
+
+def demo(
+    strategy: Annotated[str, typer.Option(help="one row, no grid")] = "fedmaba:alpha=0.8",
+    sites: Annotated[int, typer.Option(help="SuperNodes, a shard each", min=1, max=50)] = 5,
+    rounds: Annotated[int, typer.Option(help="communication rounds", min=1)] = 4,
+) -> None:
+    """Run a federation of real Flower processes on this machine, with TLS and keys."""
+    from fedmaba.deploy.flower_app.demo import demo
+
+    demo(typer.echo, strategy, sites, rounds)

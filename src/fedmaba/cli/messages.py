@@ -1,0 +1,40 @@
+"""What a command says: results on standard output, all else on standard error, a line each."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import typer
+
+from fedmaba.report.escape import one_line
+
+
+def say(text: object) -> None:
+    """Print one line of the result."""
+    typer.echo(one_line(str(text)))
+
+
+def tell(text: str) -> None:
+    """Print one line on standard error: a remark, a warning or an error."""
+    typer.echo(one_line(text), err=True)
+
+
+def say_nothing(text: str) -> None:
+    """Say nothing: rank 0 speaks for all."""
+
+
+def stays_silent() -> bool:
+    """Whether this process stays silent, because rank 0 of the job speaks."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
+
+
+def tell_unfinished(folder: Path) -> None:
+    """Tell that a run is not finished, and how to go on."""
+    from fedmaba.results import run_folder
+
+    if not (folder / "runs.json").exists():
+        runs = run_folder.load_history(folder).runs
+        done = max((len(run.tables.get("round", ())) for run in runs), default=0)
+        how = "it is running" if run_folder.in_use(folder) else run_folder.resume_hint(folder)
+        tell(f"unfinished, saved up to round {done}: {how}")

@@ -1,0 +1,114 @@
+"""Options that several commands share, and those that an experiment gives to a command."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+
+import typer
+
+from fedmaba.errors import InputError
+from fedmaba.experiment import config
+
+if TYPE_CHECKING:
+    from fedmaba.results.history import At as At
+    from fedmaba.results.history import Model as Model
+
+    Dtype = Literal["float32", "tf32", "bf16", "float64"]
+    CsvForm = Literal["csv"]
+    TableForm = Literal["text", "markdown", "latex", "csv"]
+else:  # typer before 0.19 knows choices by enums only
+    Model = StrEnum("Model", ["deployed", "last"])
+    At = StrEnum("At", ["last", "best", "last5"])
+    Dtype = StrEnum("Dtype", ["float32", "tf32", "bf16", "float64"])
+    CsvForm = StrEnum("CsvForm", ["csv"])
+    TableForm = StrEnum("TableForm", ["text", "markdown", "latex", "csv"])
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, only the result")]
+Events = Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard events")]
+
+
+def _share(text: str) -> float:
+    """A share of clients."""
+    with suppress(ValueError):
+        share = float(str(config.fraction(text)))
+        if 0 < share <= 1:
+            return share
+    raise typer.BadParameter(f"{text}: write it as 0.05 or 5%, above 0 and at most 1")
+
+
+Share = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(
+        help="share of clients that 'worst' and 'best' are the mean of, as 5% [as run]",
+        parser=_share,
+        metavar="SHARE",
+    ),
+]
+
+
+def _refuse_unreadable(given: Path | list[Path]) -> Path | list[Path]:
+    """Refuse a path that is too long or may not be looked at."""
+    for path in given if isinstance(given, list) else [given]:
+        try:
+            path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # whoever reads it says so
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}: name a run folder") from error
+    return given
+
+
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="a run folder", callback=_refuse_unreadable)
+]
+RunFolders = Annotated[
+    list[Path], typer.Argument(metavar="RUN", help="run folders", callback=_refuse_unreadable)
+]
+DataDir = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(help="folder where its files are looked for first"),
+]
+Overrides = Annotated[
+    Optional[list[str]],  # noqa: UP045 - typer reads this at run time
+    typer.Option("--set", metavar="KEY=VALUE", help="any key of the experiment, as train.lr=0.05"),
+]
+
+
+def with_experiment_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command every option of an experiment; their values arrive as `options`."""
+    own = [
+        p
+        for p in inspect.signature(command, eval_str=True).parameters.values()
+        if p.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    added = [
+        inspect.Parameter(
+            key.argument,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                Optional[str],  # noqa: UP045
+                typer.Option(key.flag, metavar="VALUE", help=_help(key), show_default=False),
+            ],
+        )
+        for key in config.options()
+    ]
+    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+
+    def wrapped(**given: Any) -> None:
+        chosen = {key: given.pop(key.argument) for key in config.options()}
+        command(**given, options={k: v for k, v in chosen.items() if v is not None})
+
+    wrapped.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in [*own, *added]}
+    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+    return wrapped
+
+
+def _help(key: config.Key) -> str:
+    return key.text if key.default is None else f"{key.text} [{key.default}]"

@@ -1,0 +1,112 @@
+"""Read results: table, report, watch, figure, export; and list what there is to choose from."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from fedmaba.cli.messages import say, tell_unfinished
+from fedmaba.cli.options import At, CsvForm, Model, RunFolder, RunFolders, Share, TableForm
+from fedmaba.experiment import config
+
+
+def table(
+    folder: RunFolder,
+    model: Annotated[Model, typer.Option(help="which server model")] = "deployed",
+    at: Annotated[At, typer.Option(help="which rounds")] = "last",
+    share: Share = None,
+    against: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="ROW", help="also each row's differences to this one, with 95 % intervals"
+        ),
+    ] = None,
+    to: Annotated[TableForm, typer.Option(help="how it is written")] = "text",
+) -> None:
+    """Show the table of a run folder, finished or not."""
+    from fedmaba.report import document, terminal
+    from fedmaba.report import table as tables
+    from fedmaba.results import run_folder
+
+    history = run_folder.load_history(folder)
+    page = tables.document(history, model, at, share, against, str(folder))
+    if to == "text":
+        terminal.show(history, model, at, share)
+        terminal.tables(page.grids[1:])
+    else:
+        typer.echo(document.written(page, to), nl=False)
+    tell_unfinished(folder)
+
+
+def report(
+    folders: RunFolders,
+    out: Annotated[Path, typer.Option("-o", "--out", help="file to write")] = Path("report.html"),
+    share: Share = None,
+) -> None:
+    """Write one self-contained page with every table and figure."""
+    from fedmaba.report import html
+
+    html.write(folders, out, share)
+    say(out)
+
+
+def watch(
+    folder: RunFolder,
+    port: Annotated[int, typer.Option(help="0: any that is free", min=0, max=65535)] = 0,
+    share: Share = None,
+) -> None:
+    """Serve the report of a run while it goes on, to this machine only."""
+    from fedmaba.report import watch as live
+
+    with live.serve(folder, port, share) as server:
+        say(f"{server.url} shows {folder} and renews itself; Ctrl-C ends it")
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+def figure(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="see fedmaba list figures")],
+    folders: RunFolders,
+    out: Annotated[Path, typer.Option("-o", "--out", help=".pdf, .svg or .png")],
+    model: Annotated[Model, typer.Option(help="which server model")] = "deployed",
+    share: Share = None,
+) -> None:
+    """Draw one figure in print quality."""
+    from fedmaba.report import figures
+
+    figures.write(kind, folders, out, model, share)
+    say(out)
+
+
+def export_run(
+    folder: RunFolder,
+    to: Annotated[CsvForm, typer.Option(help="which form")] = "csv",
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("-o", "--out", help="folder to write [RUN/csv]"),
+    ] = None,
+) -> None:
+    """Write the tables of a run for a spreadsheet or another program."""
+    from fedmaba.report import export as tables
+
+    for path in tables.to_csv(folder, out or folder / to):
+        say(path)
+    tell_unfinished(folder)
+
+
+def list_(
+    what: Annotated[
+        str, typer.Argument(metavar="strategies|datasets|models|partitions|attacks|figures|targets")
+    ],
+) -> None:
+    """One line each, with hyper-parameters and defaults."""
+    from fedmaba.report import terminal
+    from fedmaba.reproduction import display
+
+    if what == "targets":
+        display.targets(config.REPRODUCE_FOLDER)
+    else:
+        terminal.listing(what)

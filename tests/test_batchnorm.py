@@ -1,0 +1,204 @@
+"""BatchNorm by a declared choice: rows are torch's own layer, one client after another."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedmaba.errors import InputError
+from fedmaba.rows import compile, models
+from fedmaba.rows.base import Layout, Step
+from fedmaba.rows.batchnorm import groups_of
+from fedmaba.rows.general import LoopRows, VmapRows
+from fedmaba.simulation.engine import Optimiser, Run, simulate, start
+from plain_loop import apart, one, played
+from plain_norms import PLAN, PlainNorms, norm_net
+from row_cases import C
+
+CHOICES = ("average", "local", "frozen")
+PLANS = {
+    "plain": PLAN,
+    "momentum": dataclasses.replace(PLAN, optimiser=Optimiser(0.9, 0.01), server_momentum=0.5),
+    "few": dataclasses.replace(PLAN, participants=3, epochs=2, server_lr=0.7),
+    "one at a time": dataclasses.replace(PLAN, chunk=1, steps=4),
+}
+SPECS = ["fedavg", "fedmaba", "fedmaba:loss_at=mean", "fedmaba:loss_at=end", "fedprox:mu=0.5"]
+SPECS += ["fedsgd", "propfair", "fedmgda"]
+
+
+def _pair(mine, theirs, plain=None):
+    """Two states as one vector each; without what clients keep, where a plain loop is given."""
+    left_out = plain.norms if plain is not None and plain.choice == "local" else ()
+    names = [name for name in mine if name not in left_out]
+    return [torch.cat([state[name].flatten() for name in names]) for state in (mine, theirs)]
+
+
+def assert_same(batch, shots, r, plain):
+    """Models, losses, weights and scores are those of the plain loop."""
+    at, layout = batch.progress, batch.rows.layout
+    assert apart(*_pair(layout.unpack(at.model[r]), plain.server, plain)) < 1e-9
+    if plain.choice == "local":
+        for client, own in plain.own.items():
+            kept = layout.kept_views(at.own[r][client][None])
+            assert set(kept) == {n for n in own if "num_batches" not in n}
+            assert apart(*_pair({n: v[0] for n, v in kept.items()}, own)) < 1e-9
+    for shot, (clients, coef, loss) in zip(shots, plain.told, strict=True):
+        told = shot.rounds[r]
+        np.testing.assert_array_equal(told.client, clients)
+        np.testing.assert_allclose(told.weight, coef, rtol=1e-8, atol=1e-9)
+        if loss is not None:
+            np.testing.assert_allclose(told.loss, loss, rtol=1e-9, atol=1e-9)
+    scores = shots[-1].evaluations[r]["last"]
+    np.testing.assert_allclose([scores.loss, scores.accuracy], plain.evaluated(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize(
+    ("plan", "specs"),
+    [
+        ("plain", SPECS[:2]),
+        ("momentum", SPECS[1:2]),
+        ("few", SPECS[:1]),
+        pytest.param("one at a time", SPECS[:2], marks=pytest.mark.slow),
+        pytest.param("plain", SPECS[2:], marks=pytest.mark.slow),
+    ],
+    ids=["plain", "momentum", "few", "one at a time", "every strategy"],
+)
+def test_rows_are_the_plain_loop(choice, plan, specs, fed, few_threads):
+    plan = dataclasses.replace(PLANS[plan], batchnorm=choice)
+    batch, shots = played(specs, fed, plan, norm_net)
+    for r, spec in enumerate(specs):
+        plain = PlainNorms(choice, one(spec), 3, fed, plan, norm_net)
+        for t in range(plan.rounds):
+            plain.round(t)
+        assert_same(batch, shots, r, plain)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_run_alone_is_the_run_of_a_batch_and_resumes_to_the_bit(choice, fed, few_threads):
+    plan = dataclasses.replace(PLAN, batchnorm=choice, participants=3, chunk=4)
+    runs = [Run(one(spec), seed, fed) for spec in ("fedavg", "fedmaba") for seed in (3, 5)]
+    together = start(runs, plan, norm_net)
+    list(simulate(together))
+    alone = start(runs[3:], plan, norm_net)
+    shots = simulate(alone)
+    next(shots)
+    saved = {k: np.copy(v) for k, v in alone.progress.arrays().items()}
+    meta = {"round": 1, "chunk": 4, "diverged": [""]}
+    list(shots)
+    resumed = start(runs[3:], plan, norm_net)
+    assert not resumed.progress.misfit(saved, meta, plan.rounds)
+    assert ("own/0" in saved) == (choice == "local")
+    resumed.progress.restore(saved, meta)
+    list(simulate(resumed))
+    for name, value in alone.progress.arrays().items():
+        np.testing.assert_array_equal(resumed.progress.arrays()[name], value)
+    torch.testing.assert_close(
+        together.progress.model[3:], alone.progress.model, rtol=1e-9, atol=1e-9
+    )
+    torch.testing.assert_close(
+        together.progress.own[3], alone.progress.own[0], rtol=1e-9, atol=1e-9
+    )
+
+
+def test_one_row_after_another_gives_the_same(fed):
+    shape = fed.data.x.shape[1:]
+    model = models.build_model(norm_net, shape, 4, 0, "average").double()
+    layout, x = Layout(model), torch.randn(2, 5, *shape).double()
+    flat = layout.pack(model).double().repeat(2, 1)
+    flat[1] *= 1.1
+    weight = torch.tensor([[0.2] * 5, [1 / 3] * 3 + [0.0] * 2]).double()
+    y = torch.randint(4, (2, 5))
+    step = (x, y, weight, torch.tensor(0.5).double(), None, torch.tensor([1, 2]))
+    found = []
+    for kind in (VmapRows, LoopRows):
+        rows = kind(model, layout, x[0], None, "")
+        sink = flat.clone()
+        found.append((rows.add_gradients(flat, sink, Step(*step)), sink, rows.outputs(sink, x)))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    assert not torch.equal(found[0][1][:, layout.trained :], flat[:, layout.trained :])
+
+
+def test_group_takes_over_the_weights_and_says_how_many_groups(fed):
+    def make(shape, classes):
+        model = norm_net(shape, classes)
+        nn.init.uniform_(model[1].weight)
+        return model
+
+    shape = fed.data.x.shape[1:]
+    before = models.build_model(make, shape, 4, 0, "average")
+    after = models.build_model(make, shape, 4, 0, "group")
+    assert [type(after[i]) for i in (1, 6)] == [nn.GroupNorm] * 2
+    assert torch.equal(after[1].weight, before[1].weight)
+    assert [groups_of(c) for c in (1, 7, 8, 16, 20, 64, 100, 512)] == [1, 1, 1, 2, 2, 8, 10, 32]
+    plan = dataclasses.replace(PLAN, batchnorm="group")
+    batch, _ = played(["fedavg"], fed, plan, norm_net)
+    assert batch.rows.layout.size == batch.rows.layout.trained == batch.rows.layout.shared
+
+
+def test_frozen_statistics_are_held_once(fed):
+    model = models.build_model(norm_net, fed.data.x.shape[1:], 4, 0, "frozen")
+    rows = compile(model, torch.zeros(2, 1, 8, 8))
+    assert rows.path.startswith("fast rows")
+    assert rows.layout.names == ["0.weight", "0.bias", "5.weight", "5.bias", "8.weight", "8.bias"]
+    assert set(model.state_dict()) == set(norm_net((1, 8, 8), 4).state_dict())
+
+
+def test_a_client_that_never_took_part_uses_the_first_layer(fed):
+    plan = dataclasses.replace(PLAN, batchnorm="local", participants=2, rounds=1)
+    batch, shots = played(["fedavg"], fed, plan, norm_net)
+    first = start([Run(one("fedavg"), 3, fed)], plan, norm_net).progress.own[0]
+    (took,) = [shots[0].rounds[0].client]
+    moved = (batch.progress.own[0] != first).any(1).numpy()
+    assert sorted(np.flatnonzero(moved)) == sorted(took)
+    shared = batch.rows.layout.shared
+    assert torch.equal(batch.progress.model[0, shared:], first[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "choice", "message"),
+    [
+        (norm_net, "refuse", r"layer '1' is a BatchNorm2d.*--batchnorm group, local, average or"),
+        (lambda s, c: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, momentum=None),
+                                    nn.Linear(64, c)), "average", "momentum"),
+        (lambda s, c: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False),
+                                    nn.Linear(64, c)), "local", "without running statistics"),
+        (lambda s, c: nn.Sequential(nn.InstanceNorm2d(1, track_running_stats=True), nn.Flatten(),
+                                    nn.Linear(64, c)), "average", "InstanceNorm2d .* no rule"),
+        (lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(64, 1), nn.BatchNorm1d(1),
+                                    nn.Linear(1, c)), "group", "one channel"),
+    ],
+    ids=["refuse", "momentum", "untracked", "other", "one channel"],
+)  # fmt: skip
+def test_what_has_no_rule_is_one_line(make, choice, message):
+    with pytest.raises(InputError, match=message) as caught:
+        models.build_model(make, (1, 8, 8), 4, 0, choice)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_minibatch_of_one_example_is_refused_where_a_layer_needs_two(fed):
+    runs = [Run(one("fedavg"), 0, fed)]
+    for choice in ("average", "local"):
+        plan = dataclasses.replace(PLAN, minibatch=4, batchnorm=choice)
+        with pytest.raises(InputError, match=r"client 0 has 5 training examples.*'6' takes the"):
+            start(runs, plan, norm_net)
+    start(runs, dataclasses.replace(plan, batchnorm="frozen"), norm_net)
+    few = dataclasses.replace(plan, steps=1)  # the second minibatch of no client is reached
+    start(runs, few, norm_net)
+
+
+def test_other_layers_that_mix_examples_are_still_refused():
+    class Mixing(nn.Module):
+        def __init__(self, classes):
+            super().__init__()
+            self.norm, self.last = nn.BatchNorm1d(64), nn.Linear(64, classes)
+
+        def forward(self, x):
+            y = self.last(self.norm(x.flatten(1)))
+            return y - y.mean(0) if self.training else y
+
+    with pytest.raises(InputError, match="depends on the others of the minibatch"):
+        models.build_model(lambda s, c: Mixing(c), (1, 8, 8), C, 0, "average")

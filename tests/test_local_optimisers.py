@@ -1,0 +1,210 @@
+"""The optimisers and step sizes of clients are those of torch.optim, for every kind of client."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedmaba.errors import InputError
+from fedmaba.rows.cuda_graphs import GraphCache
+from fedmaba.rows.stack import LayerRows
+from fedmaba.simulation.augmentation import parse_augment
+from fedmaba.simulation.cohort import draw, job_of
+from fedmaba.simulation.engine import Optimiser, Run, simulate, start
+from fedmaba.simulation.local_training import train_chunk
+from fedmaba.simulation.optimiser import Schedule, parse_schedule
+from plain_loop import FEW, PLAN, Drifting, Plain, Wrapped, apart, cnn, mlp, one, played, vector
+from recordings import Replays
+
+pytestmark = pytest.mark.usefixtures("few_threads")
+OPTIMISERS = {
+    "nesterov": Optimiser(0.7, 0.05, "nesterov"),
+    "adam": Optimiser(optimiser="adam", weight_decay=0.03, beta1=0.8, beta2=0.97, epsilon=1e-3),
+    "adamw": Optimiser(optimiser="adamw", weight_decay=0.1),
+    "clip": Optimiser(clip=0.4),
+    "clip and momentum": Optimiser(0.5, 0.05, clip=0.3),
+    "clip and adam": Optimiser(optimiser="adam", weight_decay=0.1, clip=0.5),
+}
+SCHEDULES = {
+    "cosine": {"schedule": "cosine", "step_schedule": "cosine"},
+    "exponential": {"schedule": "exponential:0.5", "step_schedule": "exponential:0.7"},
+    "warm-up": {"schedule": "warmup:3", "step_schedule": "warmup:2,cosine"},
+    "both": {"step_schedule": "warmup:2,exponential:0.8"},
+}
+CASES = {name: {"optimiser": how, "lr": 0.05} for name, how in OPTIMISERS.items()}
+CASES |= SCHEDULES
+CASES["all"] = {"optimiser": OPTIMISERS["clip and adam"], **SCHEDULES["warm-up"], "lr": 0.05}
+MIX = ["fedavg", "fedprox:mu=1", "propfair:M=1.5,epsilon=0.3", "fedsgd", Drifting(late=True)]
+
+
+def runs(fed, listed=MIX):
+    return [Run(one(s) if isinstance(s, str) else s, 3, fed) for s in listed]
+
+
+def plan_of(name, **more):
+    usual = {"lr_decay": 0.999} if "schedule" in CASES[name] else {}
+    return replace(PLAN, **{"rounds": 2, "epochs": 2, **usual, **CASES[name], **more})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_clients_of_unequal_size_move_as_by_torch_optim(name, fed):
+    """With FedProx's pull, PropFair's loss, kept vectors and full batches, side by side."""
+    plan = plan_of(name)
+    mixed = runs(fed)
+    batch, _ = played(mixed, fed, plan, mlp)
+    usual, _ = played(mixed[:1], fed, replace(PLAN, rounds=2, epochs=2, lr=plan.lr), mlp)
+    assert apart(batch.progress.model[0], usual.progress.model[0]) > 1e-3  # the option does matter
+    for r, run in enumerate(mixed):
+        want = Plain(run.strategy, 3, fed, plan, mlp).run()
+        assert apart(vector(batch, batch.progress.model[r]), want.path[-1]) < 1e-9, run.strategy
+
+
+def wrapped(*args):
+    return Wrapped(mlp(*args))
+
+
+@pytest.mark.parametrize("name", ["clip and adam", "nesterov", "warm-up"])
+def test_dropout_and_other_forms_of_rows_move_alike(name, fed):
+    plan = plan_of(name, participants=3)
+    for make in (cnn, wrapped):
+        batch, _ = played(["fedavg", "fedprox:mu=1"], fed, plan, make)
+        for r, spec in enumerate(("fedavg", "fedprox:mu=1")):
+            want = Plain(one(spec), 3, fed, plan, make).run().path[-1]
+            assert apart(vector(batch, batch.progress.model[r]), want) < 1e-9
+
+
+@pytest.mark.parametrize("name", ["adamw", "clip and momentum", "all"])
+def test_a_run_is_the_same_alone_and_in_chunks(name, fed):
+    plan, mixed = plan_of(name), runs(fed, MIX[:3])
+    batch, _ = played(mixed, fed, plan, mlp)
+    chunks, _ = played(mixed, fed, replace(plan, chunk=2), mlp)
+    assert apart(chunks.progress.model, batch.progress.model) < 1e-12
+    for r, run in enumerate(mixed):
+        alone, _ = played([run], fed, plan, mlp)
+        assert apart(alone.progress.model[0], batch.progress.model[r]) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["adam", "all", "cosine"])
+def test_a_run_goes_on_after_a_checkpoint_bit_for_bit(name, fed):
+    plan = plan_of(name, rounds=5, participants=3, dtype="float32")
+    mixed = runs(fed, [MIX[1], MIX[-1]])
+    whole, half, again = (start(mixed, plan, mlp) for _ in range(3))
+    list(simulate(whole))
+    for shot in simulate(half):
+        if shot.round == 1:
+            break
+    at = half.progress
+    meta = {"round": at.round, "chunk": at.chunk, "diverged": at.diverged}
+    again.progress.restore(at.arrays(), meta)
+    list(simulate(again))
+    for key, value in whole.progress.arrays().items():
+        np.testing.assert_array_equal(again.progress.arrays()[key], value, key)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_replayed_rounds_have_the_step_sizes_of_their_own(name, fed):
+    """A number that changes from round to round must not stay in a recording."""
+    found = []
+    for graphs in (None, Replays()):
+        batch = start(runs(fed, [*FEW[:3], Drifting()]), plan_of(name, rounds=4), mlp)
+        batch.graphs = graphs or batch.graphs
+        list(simulate(batch))
+        found.append(batch.progress.model)
+    assert graphs.count > 0
+    assert apart(*found) < 1e-9
+
+
+def test_work_with_another_optimiser_is_another_recording(fed):
+    """What an optimiser, a schedule of steps and an augmentation are made of is in the key."""
+    batch = start(runs(fed, FEW[:1]), PLAN, mlp)
+    job = job_of(batch, drawn := draw(batch, [0], 0), drawn.chunks[0])
+    graphs, plain = Replays(), GraphCache(torch.device("cpu"), recordable=False)
+    others = [{"optimiser": OPTIMISERS[name]} for name in ("nesterov", "adam", "clip and adam")]
+    others += [{"schedule": parse_schedule(w)} for w in ("constant", "cosine", "warmup:2")]
+    others += [{"augment": parse_augment(w)} for w in ("flip", "flip,crop:2")]
+    seen = []
+    with torch.no_grad():
+        for change in (*others, *others):
+            given = (batch.rows, batch.pool, batch.progress.model, replace(job, **change))
+            got, want = (train_chunk(*given, cache)[0].clone() for cache in (graphs, plain))
+            assert torch.equal(got, want), change
+            seen.append(want)
+    assert graphs.count > len(others)  # schedules are numbers: they share one
+    assert len({tuple(w[0].tolist()) for w in seen}) == len(others)
+
+
+def test_plain_sgd_still_adds_its_gradient_at_once(fed, monkeypatch):
+    """The way that costs least stays the usual one, also under a schedule over rounds."""
+    seen = []
+    run_steps = LayerRows.run_steps
+    monkeypatch.setattr(LayerRows, "run_steps", lambda *args: (seen.append(1), run_steps(*args))[1])
+    played(["fedavg"], fed, replace(PLAN, lr_decay=0.999, schedule="warmup:2,cosine"), mlp)
+    assert seen
+    seen.clear()
+    played(["fedavg"], fed, replace(PLAN, optimiser=Optimiser(clip=1.0)), mlp)
+    assert not seen
+
+
+def test_a_short_gradient_is_left_as_it_is():
+    g = torch.tensor([[0.3, 0.4], [3.0, 4.0], [0.0, 0.0]], dtype=torch.float64)
+    Optimiser(clip=1.0).shorten(g)
+    assert torch.equal(g[0], torch.tensor([0.3, 0.4], dtype=torch.float64))
+    assert float(g[1].norm()) == pytest.approx(1, abs=1e-6)
+    assert torch.equal(g[2], torch.zeros(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("words", "factors"),
+    [
+        ("constant", [1, 1, 1, 1]),
+        ("exponential:0.5", [1, 0.5, 0.25, 0.125]),
+        ("cosine", [1, (1 + 2**-0.5) / 2, 0.5, (1 - 2**-0.5) / 2]),
+        ("warmup:2", [0.5, 1, 1, 1]),
+        ("warmup:4", [0.25, 0.5, 0.75, 1]),
+        ("warmup:8", [1 / 8, 2 / 8, 3 / 8, 4 / 8]),  # a client with few steps never gets there
+        ("warmup:2,cosine", [0.5, 1, 1, 0.5]),
+    ],
+)
+def test_a_schedule_by_its_factors(words, factors):
+    assert [parse_schedule(words).factor(k, 4) for k in range(4)] == pytest.approx(factors)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["", "linear", "cosine:3", "exponential", "exponential:0", "exponential:1.1", "exponential:x",
+     "exponential:nan", "warmup", "warmup:0", "warmup:-1", "warmup:1.5", "cosine,warmup:3",
+     "warmup:3,", "warmup:3,cosine,cosine", "constant:1", "warmup:99999999999999", "warmup:²"],
+)  # fmt: skip
+def test_words_that_are_no_schedule_are_one_line(words):
+    with pytest.raises(InputError, match="say constant, exponential") as error:
+        parse_schedule(words)
+    assert "\n" not in str(error.value)
+    assert Schedule().factor(3, 9) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"optimiser": "adagrad"}, "unknown optimiser 'adagrad'"),
+        ({"optimiser": "nesterov"}, "optimiser=nesterov: its momentum is 0: set one"),
+        ({"optimiser": "adam", "momentum": 0.9}, "momentum=0.9: adam has none"),
+        ({"beta1": 0.8}, "beta1=0.8: sgd has none: leave it out, or use adam"),
+        ({"clip": 0.0}, "clip=0.0: it must be above 0"),
+        ({"clip": float("nan")}, "clip=nan"),
+        ({"clip": "much"}, "clip='much'"),
+        ({"optimiser": "adam", "beta2": 1.0}, "beta2=1.0: it must be at least 0 and below 1"),
+        ({"optimiser": "adam", "epsilon": 0.0}, "epsilon=0.0: it must be above 0"),
+        ({"weight_decay": -1.0}, "weight_decay=-1.0"),
+    ],
+)
+def test_settings_that_do_not_fit_are_one_line(settings, said):
+    with pytest.raises(InputError) as error:
+        Optimiser(**settings)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_schedule_and_a_decay_are_one_too_many(fed):
+    with pytest.raises(InputError, match=r"lr_decay=0.9, but schedule=cosine .* leave one out"):
+        start(runs(fed, FEW[:1]), replace(PLAN, schedule="cosine"), mlp)
