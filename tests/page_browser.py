@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmaba.experiment import session
+import fedmaba
 from fedmaba.report import html
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="pip install selenium")
@@ -130,7 +130,7 @@ def page(tmp_path_factory):
 def real(tmp_path_factory) -> tuple[Path, Path]:
     """A run on real images, and its report."""
     folder = tmp_path_factory.mktemp("real") / "run"
-    session.compare(
+    fedmaba.compare(
         ["fedavg", "afl", "fedmaba"], out=folder, data="sample", clients=20, rounds=6,
         eval_every=2, seeds=2, model="softmax",
     )  # fmt: skip

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import report_cases
-from fedmaba.experiment import session as experiment
+from fedmaba.experiment import starting
 from fedmaba.report import data, page_data, verdict
 from fedmaba.report import html as report
 from fedmaba.report.current_figures import CurrentFigures
@@ -68,7 +68,7 @@ def test_a_strategy_that_serves_all_badly_cannot_win_and_is_said_to_cost():
     flat = row("afl", [0.04, 0.06, 0.05], 0.3)
     found = said(*FEDAVG, *flat, *row("fedmaba", [0.05, 0.07, 0.05]))
     assert found.headline == "fedmaba is among the fairest and costs least"
-    assert found.sentence.endswith("5 points below the best mean, so not considered: afl.")
+    assert found.sentence.endswith("5 points below the best mean, so not named: afl.")
     assert [r[0].text for r in found.costs.rows] == ["fedmaba", "afl"]
 
 
@@ -165,7 +165,7 @@ def test_a_figure_has_the_same_digits_wherever_it_stands():
 @pytest.fixture
 def going(tiny_npz, tmp_path):
     session = report_cases.session(tiny_npz, rounds=60, save={"every": 50})
-    experiment.begin(session, tmp_path / "live")
+    starting.open_run_folder(session, tmp_path / "live")
     rounds = session.rounds(stop=lambda: False)
     yield tmp_path / "live", rounds
     session.close()
@@ -211,7 +211,7 @@ def test_a_half_written_round_is_not_shown_yet(going):
 
 def test_the_newest_lines_join_what_the_checkpoint_has(tiny_npz, tmp_path):
     session = report_cases.session(tiny_npz, rounds=8, save={"every": 5})
-    experiment.begin(session, tmp_path / "live")
+    starting.open_run_folder(session, tmp_path / "live")
     rounds = session.rounds(stop=lambda: False)
     for _ in range(7):
         next(rounds)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,16 @@ PAGE = Path(__file__).parent / "page"
 SCRIPTS = ("base", "chart", "clients", "runs", "matrices", "page", "live")  # in this order
 
 
-def write(folders: Sequence[Path], out: Path, share: float | None = None) -> None:
-    """The report of one or more run folders as one file."""
+def write(
+    folders: Sequence[Path],
+    out: Path,
+    share: float | None = None,
+    load: Callable[[Sequence[Path]], list[data.Source]] = data.load_all,
+) -> None:
+    """The report of one or more run folders, or what else `load` knows, as one file."""
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"{out}: a report is a page: end it in .html")
-    text = page(data.load_all(folders), share)
+    text = page(load(folders), share)
     run_folder.write_file(out, text.encode(), remedy="fix it, or choose another -o")
 
 

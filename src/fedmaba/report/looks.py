@@ -42,3 +42,29 @@ def hues(labels: Sequence[str]) -> list[tuple[int, int]]:
                 second[algorithm(label)] = least
     seen = [chosen[label] for label in labels]
     return [(hue, seen[:i].count(hue)) for i, hue in enumerate(seen)]
+
+
+NAMES = {
+    "fedavg": "FedAvg",
+    "fedsgd": "FedSGD",
+    "fedprox": "FedProx",
+    "qffl": "q-FFL",
+    "afl": "AFL",
+    "term": "TERM",
+    "fedmgda": "FedMGDA+",
+    "propfair": "PropFair",
+    "fedfv": "FedFV",
+    "fedmaba": "FedMABA",
+}
+SIGNS = {"alpha": "α", "eps": "ε", "eta": "η", "lam": "λ", "mu": "μ", "rho": "ρ", "tau": "τ"}
+
+
+def printed_name(label: str) -> str:
+    """A row's name as a paper prints it: "q-FFL, q = 0.1" of `qffl:q=0.1`; others stay."""
+    spec, bracket, rest = label.partition(" (")
+    name, colon, given = spec.partition(":")
+    pairs = [pair.partition("=") for pair in given.split(",")] if colon else []
+    if name not in NAMES or any(not equals for _, equals, _ in pairs):
+        return label
+    told = [f"{SIGNS.get(key, key)} = {value}" for key, _, value in pairs]
+    return ", ".join([NAMES[name], *told]) + bracket + rest

@@ -1,8 +1,8 @@
 """What the page shows, as plain numbers: run folders in, one JSON-ready tree out.
 
-Everything a reader could check against `fedmaba table` comes from `CurrentFigures`; nothing is computed
-twice, and a figure has the same digits wherever it stands. Long runs are thinned here, evenly, and
-the tree says so. No torch.
+Everything a reader could check against `fedmaba table` comes from `CurrentFigures`; nothing is
+computed twice, and a figure has the same digits wherever it stands. Long runs are thinned here,
+evenly, and the tree says so. No torch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 
 from fedmaba.errors import InputError
 from fedmaba.report import document, numbers, packing, set_up, verdict
+from fedmaba.report.current_figures import CurrentFigures, unit_of
 from fedmaba.report.data import ATS, MODELS, Source, combine
 from fedmaba.report.document import Cell
 from fedmaba.report.looks import algorithm, hues, reference
-from fedmaba.report.current_figures import CurrentFigures, unit_of
 from fedmaba.report.table import (
     FIGURES,
     PLAINLY,
@@ -35,7 +35,7 @@ from fedmaba.strategies.base import Shown
 
 ROUNDS = 400  # of a run that the page embeds at most
 CLIENTS = 2000  # of a run that the page shows one by one
-BYTES = 3_200_000  # of client x round tables of all runs together, before base64
+BYTES = 2_800_000  # of client x round tables of all runs together, before base64
 POINTS = 12_000  # of the curves of all runs together
 DIGITS = 2  # behind the point, of every figure on the page
 

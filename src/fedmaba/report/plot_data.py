@@ -63,6 +63,26 @@ def styles(labels: Sequence[str]) -> dict[str, Style]:
     return out
 
 
+def panels(figure: Any, count: int, height: float = 0.0, **shared: Any) -> list[Any]:
+    """As many panels: side by side on a page, one below the other in a column.
+
+    `height` is that of a line of panels, in inches; without it the figure keeps its own.
+    """
+    narrow = figure.get_figwidth() < 0.7 * WIDE
+    across = 1 if narrow else {2: 2, 4: 2}.get(count, min(3, count))
+    lines = -(-count // across)
+    if height:
+        figure.set_figheight(0.6 + height * lines)
+    elif narrow:
+        figure.set_figheight(0.5 + 1.75 * lines)
+    found = figure.subplots(lines, across, squeeze=False, **shared)
+    for axes in found.flat[count:]:
+        axes.remove()
+    for axes in found.flat[max(0, count - across) : count]:  # none below
+        axes.tick_params(labelbottom=True)
+    return list(found.flat[:count])
+
+
 class PlotData:
     """What a figure is drawn from: the runs by row, and the style of each row."""
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedmaba.report.current_figures import CurrentFigures, unit_of
 from fedmaba.report.data import Source, combine
 from fedmaba.report.document import Cell, Grid, between, number
 from fedmaba.report.looks import algorithm
 from fedmaba.report.paired import Interval, difference
-from fedmaba.report.current_figures import CurrentFigures, unit_of
 from fedmaba.report.table import columns, lone
 from fedmaba.results.history import At, Model
 from fedmaba.results.metrics import Fairness, Unit
@@ -219,15 +219,13 @@ class _Rows:
             out += f"{self.mean[named].accuracy:.2f}{unit.mark}."
         rest = [x for x in close if x not in (named, base, *alike)]
         if alike:
-            if few := [x for x in alike if x != base]:
+            if few := [x for x in alike if x != base and x in close]:
                 out += f" Not told apart from it: {_listed(few)}."
         elif rest:
             next_ = min(rest, key=self.spread)
             out += f" The runner-up is {next_} with {self.spread(next_):.2f}{square}."
         if far := [x for x in self.labels if x not in close]:
-            out += (
-                f" More than {near(unit)} below the best mean, so not considered: {_listed(far)}."
-            )
+            out += f" More than {near(unit)} below the best mean, so not named: {_listed(far)}."
         return out
 
     def tiles(self, named: str) -> list[Tile]:

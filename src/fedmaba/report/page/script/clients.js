@@ -11,7 +11,7 @@ function lanes(host) {
   const f = frame(host, { height: all.length * (lane + head) + 58, rigid: true, x: [low, high], y: [0, 1], noY: true, margin: { left, top: 8, right: 12 }, xlabel: axis("accuracy of each client") });
   const marks = [];
   all.forEach((group, row) => {
-    const base = 8 + head + row * (lane + head) + lane - Math.min(8, lane / 4), layer = s("g", { "data-k": group.k });
+    const base = 8 + head + row * (lane + head) + lane - Math.min(8, lane / 4), layer = s("g", { "data-k": group.k, class: group.k === D.reference || group.k === state.to ? "end" : null });
     f.svg.append(s("line", { class: "grid", x1: f.m.left, x2: f.right, y1: base + 4, y2: base + 4 }));
     f.svg.append(nameText(group.k, { x: narrow ? f.m.left : left - 16, y: narrow ? base - lane + 12 : base, "text-anchor": narrow ? "start" : "end" }, squeeze(group.name, most)));
     const columns = new Map(), own = [];
@@ -78,6 +78,7 @@ function slide(t) { // all clients, that far from the reference to the chosen st
   const halo = dots([...glow].map(pair), hero.r + 4, { class: "halo" });
   still.style.stroke = tint;
   hero.layer.replaceChildren(halo, still, worst);
+  hero.layer.parentNode.classList.toggle("sliding", t > 0 && t < 1); // they pass other lines
   const row = (k) => current().rows.find((o) => o.label === D.strategies[k].label).values; // at the ends, the table's own
   const [variance, middle, low] = t === 0 ? row(D.reference) : t === 1 ? row(state.to) : [0, 1, 2].map((i) => mean(found.map((o) => o[i])));
   const where = t === 0 ? D.strategies[D.reference].label : t === 1 ? D.strategies[state.to].label : `${Math.round(100 * t)} % of the way`;
@@ -122,7 +123,7 @@ function ridges(host) { // one line each, so that none hides another
     one.share.forEach((v, i) => { d += `V${y(v).toFixed(1)}H${f.X(edges[i + 1]).toFixed(1)}`; });
     own.append(s("path", { d: `${d}V${base(row).toFixed(1)}Z`, fill: color(one.k), "fill-opacity": 0.28, stroke: color(one.k), "stroke-width": 1.25, "stroke-linejoin": "round" }));
     f.svg.append(s("line", { class: "grid", x1: f.m.left, x2: f.right, y1: base(row), y2: base(row) }), own);
-    f.svg.append(nameText(one.k, wide ? { x: left - 8, y: base(row) - 2, "text-anchor": "end" } : { x: left, y: base(row) - tall + 10 }, squeeze(one.name, most)));
+    f.svg.append(nameText(one.k, wide ? { x: left - 8, y: base(row) - 2, "text-anchor": "end" } : { x: left, y: base(row) - 4 }, squeeze(one.name, most)));
   });
   interact(host, f.svg, "Histogram of client accuracy, one line per strategy", {
     find: (px) => clamp(Math.floor((f.invX(px) - low) / step), 0, count - 1),

@@ -83,14 +83,14 @@ function heat(host) {
   if (even.length) note.textContent = `Every client counted 1.00 × in every round with ${even.map((p) => label(p.run)).join(", ")}.`;
   const table = () => [["strategy", "round", ...order.map((c) => clientName(panels[0].run, c))], ...panels.flatMap((p) => p.run.rounds.map((t, i) => [label(p.run), t, ...order.map((c) => exact(p.cell(c, i)))]))];
   if (!uneven.length) return { ...empty(host, "Nothing to draw: all weights are equal."), rows: table };
-  const width = host.clientWidth || 600, columns = Math.max(1, Math.min(uneven.length, Math.floor(width / (uneven.length > 6 ? 190 : 260)), 4));
-  const lines_ = Math.ceil(uneven.length / columns), tall = clamp(count * 5, 90, uneven.length > 6 ? 110 : 190), gap = 20, top = 44, step = tall + 44;
+  const width = host.clientWidth || 600, most = Math.max(1, Math.min(uneven.length, Math.floor(width / (uneven.length > 6 ? 190 : 260)), 4));
+  const lines_ = Math.ceil(uneven.length / most), columns = Math.ceil(uneven.length / lines_), tall = clamp(count * 5, 90, uneven.length > 6 ? 110 : 190), gap = 20, top = 44, step = tall + 44;
   const f = frame(host, { height: top + lines_ * step + 18, rigid: true, x: [0, 1], y: [0, 1], noX: true, noY: true, margin: { left: 16, right: 4 } });
   const wide = (f.right - f.m.left - gap * (columns - 1)) / columns;
   const all = uneven.flatMap((p) => order.flatMap((c) => p.run.rounds.map((_, t) => p.value(c, t)))).filter((v) => v > 0).map((v) => Math.abs(Math.log2(v))).sort((a, b) => a - b);
   const reach = clamp(all[Math.floor(0.99 * (all.length - 1))] || 1, 0.5, 5), share = (v) => (v > 0 ? 0.5 + Math.log2(v) / (2 * reach) : 0);
   const bar = (t) => ramp(t, DIVERGING);
-  scaleBar(f.svg, f.right, 16, bar, `${brief(2 ** -reach)} ×  `, `${brief(2 ** reach)} ×`, f.W > 420 ? "weight / equal share, 1 × is pale   " : "");
+  scaleBar(f.svg, f.right, 16, bar, `${brief(2 ** -reach)} ×  `, `${brief(2 ** reach)} ×`, f.W > 420 ? "weight / equal share, 1 × in the middle   " : "");
   uneven.forEach((p, i) => {
     p.x = f.m.left + (i % columns) * (wide + gap); p.y = top + Math.floor(i / columns) * step + 14;
     f.svg.append(nameText(p.k, { x: p.x, y: p.y - 6 }, squeeze(label(p.run), Math.floor(wide / 7.5))));

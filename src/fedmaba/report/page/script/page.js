@@ -47,12 +47,13 @@ function verdict() { // as the template, of the model and round chosen
     i ? h("p", { class: "headline" }, said.headline) : h("h1", {}, said.headline),
     said.sentence ? h("p", { class: "lead" }, close(said.sentence)) : null,
     all.length === 1 && said.tiles.length ? h("dl", { class: "tiles" }, ...said.tiles.map((tile) => h("div", { class: tile.way.replaceAll(" ", "-") }, h("dt", {}, tile.name),
-      h("dd", {}, h("strong", {}, tile.change), h("span", { class: "unit" }, `${tile.half ? ` ± ${tile.half}` : ""} ${tile.unit}`),
+      h("dd", {}, h("strong", {}, tile.change), h("span", { class: "unit" }, `${tile.half ? ` ± ${tile.half}` : ""} ${tile.unit}${tile.half ? " (95\u00a0%)" : ""}`),
         h("small", { class: "way" }, tile.way), h("small", {}, close(`${said.named} ${tile.now}, ${said.base} ${tile.then}`)))))) : null,
+  ].filter(Boolean)));
+  $("#costs").replaceChildren(...verdicts().map((said) => (
     said.costs ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": said.costs.title }, h("table", { class: "plain costs" }, h("caption", {}, said.costs.title),
       h("thead", {}, h("tr", {}, ...said.costs.head.map((text) => h("th", { scope: "col" }, text)))),
-      h("tbody", {}, ...said.costs.rows.map(([name, ...rest]) => h("tr", {}, h("th", { scope: "row" }, name), ...rest.map((text, j) => h("td", { "data-name": said.costs.head[j + 1] }, text))))))) : null,
-  ].filter(Boolean)));
+      h("tbody", {}, ...said.costs.rows.map(([name, ...rest]) => h("tr", {}, h("th", { scope: "row" }, name), ...rest.map((text, j) => h("td", { "data-name": said.costs.head[j + 1] }, text))))))) : null)).filter(Boolean));
 }
 
 // ---- controls ------------------------------------------------------------------------------
