@@ -71,7 +71,8 @@ def tradeoff(figure: Any, plot: PlotData) -> None:
     both[0][0].set_ylabel(axis_name("accuracy", plot.unit))
     some = " of rows of several seeds" if plot.alone() else ""
     what = f"mean ± sd over seeds; dashed: the Pareto front{some}"
-    figure_text.sides(figure, f"{axis_name('variance', plot.unit)} ({what})")
+    gap = "\n" if narrow else " "
+    figure_text.sides(figure, f"{axis_name('variance', plot.unit)}{gap}({what})")
     if len(both) > 1:
         left.set_title("All rows")
         right.set_title(f"Frame: within {verdict.near(plot.unit)} of the best mean")
