@@ -53,7 +53,7 @@ def report(
     from fedmaba.report import html
     from fedmaba.reproduction import target_sources
 
-    html.write(folders, out, share, target_sources.load_all)
+    html.write(folders, out, share, target_sources.load_runs_and_targets)
     say(out)
 
 

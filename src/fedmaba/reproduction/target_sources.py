@@ -15,7 +15,7 @@ from fedmaba.reproduction import archive, targets
 from fedmaba.results import files
 
 
-def load_all(paths: Sequence[Path]) -> list[data.Source]:
+def load_runs_and_targets(paths: Sequence[Path]) -> list[data.Source]:
     """Run folders, and targets by the folder of their archives and their name, each once."""
     out: list[data.Source] = []
     folders = [path for path in paths if path.is_dir()]

@@ -147,7 +147,7 @@ function ecdf(host) {
   });
   const grid = Array.from({ length: 101 }, (_, i) => low + ((high - low) * i) / 100);
   return lines(host, {
-    title: "Share of clients at or below an accuracy", series, xs: grid, step: true, height: 320, y: [0, 100], labels: false,
+    title: "Share of clients at or below an accuracy", series, xs: grid, step: true, height: clamp(17 * groups.length + 60, 320, 600), y: [0, 100], labels: false,
     xlabel: axis("accuracy"), ylabel: "share of clients, %", xname: `accuracy${D.unit.mark}`, unit: "share of clients %", fmt: (v) => pct(v, 0), titleOf: (x) => `at or below ${brief(x)}${D.unit.mark}`,
   });
 }
