@@ -2,7 +2,7 @@
 
 python examples/liars.py          six rounds, one seed
 python examples/liars.py all      every row of docs/algorithms/fedmaba.md, three seeds
-fedmaba reproduce attacks         the same at the paper's size, on a GPU
+fedmaba reproduce attacks         the same with 100 clients, on a GPU
 """
 
 import sys

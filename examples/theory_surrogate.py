@@ -1,4 +1,4 @@
-"""The worst mean over the KL ball against its expansion, as the radius shrinks.
+"""The worst mean over the KL ball against its expansion, as the radius shrinks and as N grows.
 
 python examples/theory_surrogate.py [FIGURE.svg]
 """
@@ -38,6 +38,25 @@ def orders(found: dict[str, np.ndarray]) -> tuple[float, float]:
     return float(two), float(one)
 
 
+def in_clients(n: int) -> dict[str, float]:
+    """sqrt N times what is left of sup - mean for n skewed losses: o(N^-1/2) says it goes to 0."""
+    losses = families(n)["skewed"]
+    fixed, small = (tilt(1e6 * losses, rho).p @ (losses - losses.mean()) for rho in (1.0, 1 / n))
+    sd, root = losses.std(), np.sqrt(n)
+    return {
+        "fixed": float(fixed - sd),
+        "fixed, times": float(root * (fixed - sd)),
+        "with 2": float(root * (small - np.sqrt(2 / n) * sd)),
+        "without": float(root * (small - np.sqrt(1 / n) * sd)),
+    }
+
+
+def below() -> tuple[float, float]:
+    """sup - mean and sqrt(rho Var) at rho = 1 of 95 clients with loss 1 and 5 with loss 0."""
+    losses = np.array([1.0] * 95 + [0.0] * 5)
+    return float(tilt(1e6 * losses, 1.0).p @ losses - losses.mean()), float(losses.std())
+
+
 def draw(left, right, found) -> None:
     f = found["skewed"]
     for name, style in (("excess", "k"), ("sqrt(2 rho Var)", "C0--"), ("sqrt(rho Var)", "C3:")):
@@ -65,4 +84,13 @@ if __name__ == "__main__":
             )
         two, one = orders(f)
         print(f"order of what is left: {two:.2f} for sqrt(2 rho Var), {one:.2f} for sqrt(rho Var)")
+    print("skewed losses, rho = 1: left of sup - mean; the last three times sqrt N")
+    print("     N  rho: sqrt(rV)  the same  rho/N: sqrt(2rV/N)  rho/N: sqrt(rV/N)")
+    for n in 10 ** np.arange(1, 6):
+        f = in_clients(int(n))
+        print(
+            f"{n:6} {f['fixed']:14.3f} {f['fixed, times']:9.2f} {f['with 2']:19.4f}"
+            f" {f['without']:18.4f}"
+        )
+    print("95 clients at loss 1, 5 at 0: sup - mean {:.3f}, sqrt(rho Var) {:.3f}".format(*below()))
     theory.figure(draw, 2, found)

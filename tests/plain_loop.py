@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedmaba import rng, strategies
+from fedmaba.data import trees
 from fedmaba.rows import models
 from fedmaba.rows.random import dropout_mask, shuffles
 from fedmaba.simulation.engine import Plan, Run, simulate, start
@@ -107,17 +108,43 @@ class Told:
     loss: np.ndarray | None
 
 
+def _tensor(values):
+    tensor = torch.from_numpy(values)
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def position_by_position(out, y):
+    """The mean cross-entropy over the positions of each example that count."""
+    found = []
+    for one_out, one_y in zip(out.flatten(1, -2), y.flatten(1), strict=True):
+        found.append(F.cross_entropy(one_out[one_y != -100], one_y[one_y != -100]))
+    return torch.stack(found)
+
+
+LOSSES = {
+    "classify": nn.CrossEntropyLoss(reduction="none"),
+    "regress": lambda out, y: torch.stack(
+        [F.mse_loss(a, b.view_as(a)) for a, b in zip(out, y, strict=True)]
+    ),
+    "multilabel": lambda out, y: torch.stack(
+        [nn.BCEWithLogitsLoss()(a, b) for a, b in zip(out, y, strict=True)]
+    ),
+    "sequence": position_by_position,
+}
+
+
 class Plain:
     """Federated learning as in the papers' pseudo-code, in float64."""
 
     def __init__(self, strategy, seed, fed, plan, make, loss=None):
         self.strategy, self.seed, self.fed, self.plan = strategy, seed, fed, plan
-        shape, classes = fed.data.x.shape[1:], len(fed.data.classes)
-        self.model = models.build_model(make, shape, classes, seed).double()
+        data = fed.data
+        shape, classes = data.shape, data.target.outputs
+        self.model = models.build_model(make, shape, classes, seed, target=data.target).double()
         self.worker = copy.deepcopy(self.model)  # trained by one client after another
-        self.x = torch.from_numpy(fed.data.x).double()
-        self.y = torch.from_numpy(fed.data.y)
-        self.criterion = loss or (lambda out, y: F.cross_entropy(out, y, reduction="none"))
+        self.x = trees.mapped(_tensor, data.x)
+        self.y = _tensor(data.y)
+        self.criterion = loss or LOSSES[data.task]
         self.state = strategy.init(fed.n_clients)
         self.past: dict[int, tuple[int, torch.Tensor]] = {}  # client -> round, change
         self.velocity = 0.0
@@ -148,7 +175,8 @@ class Plain:
     def measured(self, model, rows):
         """Mean loss over examples, in evaluation mode."""
         with torch.no_grad():
-            return float(self.criterion(self.forward(model, self.x[rows]), self.y[rows]).mean())
+            out = self.forward(model, self.examples(rows))
+            return float(self.criterion(out, self.y[rows]).mean())
 
     def minibatches(self, rows, key):
         """The examples of each local step."""
@@ -214,9 +242,12 @@ class Plain:
         nesterov = how.optimiser == "nesterov"
         return torch.optim.SGD(model.parameters(), lr, how.momentum, 0.0, decay, nesterov=nesterov)
 
+    def examples(self, rows):
+        return trees.mapped(lambda values: values[rows], self.x)
+
     def inputs(self, rows, key):
         """What a client trains on in a step with this random stream."""
-        return self.x[rows]
+        return self.examples(rows)
 
     def round(self, t):
         plan, needs, n = self.plan, self.strategy.needs(), self.fed.n_clients
@@ -316,14 +347,16 @@ class Odd(Strategy):
 
 
 class Functional(nn.Module):
-    """Dropout by function call, which torch.func does not vectorise."""
+    """Dropout by function call, and noise, which torch.func does not vectorise."""
 
-    def __init__(self, shape, classes):
+    def __init__(self, shape, classes, noise=0.0):
         super().__init__()
+        self.noise = noise
         self.a, self.b = nn.Linear(math.prod(shape), 6), nn.Linear(6, classes)
 
     def forward(self, x):
         x = F.dropout(x.flatten(1), 0.2, self.training)
+        x = x + self.noise * torch.randn_like(x) if self.noise else x
         return self.b(F.dropout(self.a(x).relu(), 0.5, self.training))
 
 

@@ -34,8 +34,7 @@ def test_a_reader_who_leaves_does_not_end_a_run(tmp_path, tiny_npz):
     assert (tmp_path / "drawn" / "figure2-alpha" / "table.csv").exists()
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("words", [["--version"], ["table", "mine"]])
+@pytest.mark.parametrize(("words", "unbuffered"), [(["--version"], ""), (["table", "mine"], "1")])
 def test_output_that_finds_no_room_is_one_line(words, unbuffered, call, tiny_npz, monkeypatch):
     call("compare", "fedavg", "--data", tiny_npz, *QUICK, "--out", "mine")
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)

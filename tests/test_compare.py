@@ -19,7 +19,8 @@ def test_every_option_reaches_the_engine(tiny_npz):
     plan = {
         "train": {
             "rounds": 7, "participants": 2, "epochs": 3, "minibatch": 6, "lr": 0.03,
-            "lr_decay": 0.98, "momentum": 0.4, "weight_decay": 0.01,
+            "schedule": "cosine", "step_schedule": "warmup:2", "optimiser": "adam", "beta1": 0.8,
+            "beta2": 0.99, "epsilon": 1e-5, "weight_decay": 0.01, "clip": 3.0,
         },
         "server": {"lr": 0.7, "momentum": 0.2},
         "eval": {"every": 5},
@@ -30,11 +31,19 @@ def test_every_option_reaches_the_engine(tiny_npz):
     other["eval.every"] = "eval_every"
     want = {other.get(name, name.partition(".")[2]): value for name, value in flat.items()}
     changes = {name.replace(".", "__"): value for name, value in flat.items()}
+    changes["batchnorm"] = want["batchnorm"] = "group"
     session = experiment.prepare(asked(tiny_npz, **changes))
     session.close()
     told = dataclasses.asdict(session.batch.plan)
     told |= told.pop("optimiser")
-    assert told == want | {"steps": None}
+    rest = {"steps": None, "lr_decay": 0.999, "momentum": 0.0, "augment": None}
+    assert told == want | rest
+    plain = experiment.prepare(
+        asked(tiny_npz, train__lr_decay=0.98, train__momentum=0.4, train__optimiser="nesterov")
+    )
+    plain.close()
+    assert plain.batch.plan.lr_decay == 0.98
+    assert plain.batch.plan.optimiser == engine.Optimiser(0.4, optimiser="nesterov")
     steps = experiment.prepare(asked(tiny_npz, train__steps=4))  # instead of epochs
     steps.close()
     assert steps.batch.plan.steps == 4

@@ -23,12 +23,16 @@ KEYS = {key.name: key for key in options()}
 TYPED = {
     "seeds": ("4,7", [4, 7]),
     "model": ("cnn", "cnn"),
+    "init": ("first.safetensors", "first.safetensors"),
+    "batchnorm": ("group", "group"),
     "data.name": ("cifar10", "cifar10"),
     "data.dir": ("some/where", "some/where"),
     "data.partition": ("dirichlet:0.3", "dirichlet:0.3"),
     "data.clients": ("30", 30),
     "data.test": ("local", "local"),
+    "data.task": ("regress", "regress"),
     "data.validation": ("10%", "10%"),
+    "data.normalise": ("standard", "standard"),
     "train.rounds": ("7", 7),
     "train.participants": ("5", 5),
     "train.epochs": ("2", 2),
@@ -38,6 +42,14 @@ TYPED = {
     "train.lr_decay": ("1", 1.0),
     "train.momentum": ("0.9", 0.9),
     "train.weight_decay": ("1e-4", 1e-4),
+    "train.schedule": ("warmup:5,cosine", "warmup:5,cosine"),
+    "train.step_schedule": ("cosine", "cosine"),
+    "train.optimiser": ("adamw", "adamw"),
+    "train.beta1": ("0.8", 0.8),
+    "train.beta2": ("0.99", 0.99),
+    "train.epsilon": ("1e-6", 1e-6),
+    "train.clip": ("2", 2.0),
+    "train.augment": ("flip,crop:4", "flip,crop:4"),
     "attack.does": ("loss=x3", "loss=x3"),
     "attack.share": ("20%", "20%"),
     "server.lr": ("0.5", 0.5),
@@ -53,6 +65,11 @@ TYPED = {
     "save.every": ("5", 5),
     "save.seconds": ("9.5", 9.5),
 }
+
+
+ADAM = ("train.optimiser", "--optimiser", "adam")
+WITH = {"attack.share": ("attack.does", "--attack", "loss=x3")}
+WITH |= dict.fromkeys(("train.beta1", "train.beta2", "train.epsilon"), ADAM)
 
 
 def reach(experiment: Experiment, name: str) -> object:
@@ -90,9 +107,10 @@ def test_an_option_is_a_flag_a_key_an_override_and_a_keyword(name, monkeypatch, 
     assert reach(build({"strategies": ["fedavg"]}), name) == key.default != value
     base: dict = {"strategies": ["fedavg"]}
     words = ["compare", "fedavg"]
-    if name == "attack.share":  # which is refused without an attack
-        set_key(base, "attack.does", "loss=x3")
-        words += ["--attack", "loss=x3"]
+    if name in WITH:  # it is refused by itself
+        other, flag, text = WITH[name]
+        set_key(base, other, text)
+        words += [flag, text]
     by_flag = caught(monkeypatch, *words, key.flag, typed)
     by_set = caught(monkeypatch, *words, "--set", f"{name}={typed}")
     tree = copy.deepcopy(base)
@@ -282,6 +300,10 @@ def test_an_unknown_key_is_named_as_it_was_written(name):
         ("train.lr", "fast", "train.lr='fast'"),
         ("train.lr_decay", 1.5, "less than or equal to 1"),
         ("train.momentum", 1, "less than 1"),
+        ("train.optimiser", "adagrad", "it should be 'sgd', 'nesterov', 'adam' or 'adamw'"),
+        ("train.clip", 0, "greater than 0"),
+        ("train.beta2", 1, "less than 1"),
+        ("train.epsilon", 0, "greater than 0"),
         ("train.participants", 0, "'all' or a number of at least 1"),
         ("train.participants", "some", "train.participants='some'"),
         ("train.rounds", 2.5, "train.rounds=2.5"),

@@ -100,12 +100,14 @@ def test_a_strategy_knows_the_contract_and_some_maths_and_nothing_else(name):
 
 
 def test_the_lowest_modules_know_no_others():
-    for name in ("errors", "rng", "stop", "strategies.simplex", "rows.base", "rows.cuda_graphs"):
+    for name in ("errors", "rng", "stop", "data.trees", "strategies.simplex", "rows.cuda_graphs"):
         assert inner(name) == set(), name
+    assert inner("rows.base") <= {"data", "data.trees"}
     assert inner("strategies.base") <= {"strategies", "strategies.hyper_parameters", "errors"}
     local = {m for m in inner("simulation.local_training") if not m.startswith("rows")}
     # it knows rows and what a client does, as data
-    assert local <= {"strategies.base", "simulation.optimiser", "simulation.augmentation"}
+    told = {"strategies.base", "simulation.optimiser", "simulation.augmentation"}
+    assert local <= {*told, "data", "data.trees"}
 
 
 def test_modules_stand_on_those_before_them_on_the_page_of_the_architecture():

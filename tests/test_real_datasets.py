@@ -37,7 +37,9 @@ def test_real_files(name):
     spec = published.PUBLISHED[name]
     data = load(name, download=False)
     x = data.x[: data.n_train]
-    mean, std = (np.array(v, np.float32)[:, None, None] for v in (spec.mean, spec.std))
+    mean, std = (
+        np.array(v, np.float32)[:, None, None] for v in published.normalisation(spec, None)[1:]
+    )
     pixels = np.concatenate(
         [np.rint((piece * std + mean) * 255).astype(np.uint8) for piece in np.array_split(x, 20)]
     )

@@ -99,11 +99,11 @@ def shown(tiny_npz, quiet, monkeypatch, terminal_like) -> str:
 
 def test_plain_lines_where_nobody_watches(tiny_npz, monkeypatch):
     lines = shown(tiny_npz, False, monkeypatch, False).splitlines()
-    assert len(lines) == 7  # a note, and for each of two evaluations a head and two strategies
-    assert re.fullmatch(r"round 4/4, [\d.,]+ rounds/s, 0 s left", lines[4])
+    assert len(lines) == 8  # two notes, and for each of two evaluations a head and two strategies
+    assert re.fullmatch(r"round 4/4, [\d.,]+ rounds/s, 0 s left", lines[5])
     figures = r"variance [\d.]+ %², mean [\d.]+ %, worst [\d.]+ %"
-    assert re.fullmatch(rf"  fedavg: {figures}", lines[5])
-    assert re.fullmatch(rf"  fedmaba: {figures}, lambda \d\.\d\d", lines[6])
+    assert re.fullmatch(rf"  fedavg: {figures}", lines[6])
+    assert re.fullmatch(rf"  fedmaba: {figures}, lambda \d\.\d\d", lines[7])
     assert max(map(len, lines)) <= 80
     assert "\x1b" not in "".join(lines)
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedmaba.reproduction import archive, targets
+from fedmaba.reproduction import archive, paper, targets
 from fedmaba.reproduction import page as reproduction
 from fedmaba.results import selection
 from fedmaba.results.selection import CHOICES
@@ -27,7 +27,8 @@ def test_the_numbers_of_the_page_are_those_of_the_files(tool):
         made = tool["MADE"].search(text) or tool["BLOCK"].search(text)
         assert len(tool["VALUE"].findall(text)) > 3 or made
         assert text == tool["renew"](text, batches), "old: run python tools/reproduction.py"
-    text = "".join(tool[name].read_text(encoding="utf-8") for name in ("LOG_PAGE", "TABLE_PAGE"))
+    shown_on = ("LOG_PAGE", "TABLE_PAGE", "FAIR_PAGE")
+    text = "".join(tool[name].read_text(encoding="utf-8") for name in shown_on)
     shown = {m[2] for m in tool["BLOCK"].finditer(text)}
     assert shown == set(targets.names()) - {"all"}
 
@@ -88,6 +89,60 @@ def test_numbers_of_rounds_readings_floors_and_gains(tool, tmp_path):
     assert found != 0
 
 
+def test_numbers_of_the_paper_and_shares_of_another_row(tool, tmp_path):
+    batches = fill(tmp_path, "table2-fashion-mnist")
+    name = "table2-fashion-mnist"
+
+    def show(row, figure, model, at):
+        text = tool["renew"](f"0<!-- {name}|{row}|{figure}|{model}|{at} -->", batches)
+        return text.partition("<!--")[0]
+
+    assert show("fedavg", "variance", "paper", "told") == "50.14"
+    assert show("afl:lam=0.5", "best", "paper", "told") == "98.33"
+    assert show("fedmaba % qffl", "variance", "paper", "told") == "28"  # 1 - 34.54 / 47.65
+    assert show("fedmaba - fedavg", "accuracy", "paper", "told") == "+0.36"
+    found = selection.fairness_by_seed(
+        archive.collect(batches, targets.load(name).jobs[0])[0], "last", CHOICES["last"]
+    )
+    share = [1 - found["fedmaba"][s].variance / found["qffl"][s].variance for s in range(3)]
+    assert show("fedmaba % qffl", "variance", "last", "last") == f"{100 * np.mean(share):.0f}"
+    empty = tool["renew"](f"1<!-- {name}|fedmaba % qffl|variance|last|last -->", [])
+    assert empty.startswith("–<!--")
+
+
+def test_the_page_has_every_row_of_the_paper_and_every_statement_in_words(tool, tmp_path):
+    batches = fill(tmp_path, *tool["PAPERS"].values())
+    lines = tool["TABLES"]["glance"](batches).splitlines()
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in lines[4:]]
+    assert rows == [tool["name_of"](row) for row in paper.load()["table2-fashion-mnist"]]
+    told = [line.split(" | ")[5].strip() for line in lines[4:]]
+    assert [not text for text in told] == [  # the rows that Table III has not
+        row not in paper.load()["table3-cifar100"] for row in paper.load()["table2-fashion-mnist"]
+    ]
+    shown = tool["TABLES"]["verdicts"](batches)
+    assert shown.count("| 33 % | second best | table2-fashion-mnist | α=0.5 / α=0.8 |") == 1
+    assert "| mean of the baselines, without TERM |" in shown
+    assert "| figure2-alpha |" in shown
+    counted = sum(len(claim["targets"]) for claim in paper.load()["claim"])
+    assert len(shown.splitlines()) == 4 + counted
+
+
+def test_the_papers_entries_tell_which_split_a_table_has():
+    def on_grid(table):  # its rows once: TERM and PropFair stand beside two of ours
+        rows = {tuple(row["worst"] + row["best"]) for row in paper.load()[table].values()}
+        entries = [round(100 * row[i]) for row in rows for i in (0, 2)]
+        return sum(entry % 20 == 0 for entry in entries), len(entries)
+
+    page = (ROOT / "docs" / "reproduction-log.md").read_text(encoding="utf-8")
+    page = page[page.index("## Which split the tables have") :]
+    (a, of), (b, same), (c, few) = map(
+        on_grid, ("table2-fashion-mnist", "table2-cifar10", "table3-cifar100")
+    )
+    assert (of, same, few) == (24, 24, 12)
+    assert f"Fashion-MNIST {a} are, of the 24 on CIFAR-10 {b}, of Table III's 12 one" in page
+    assert c == 1
+
+
 def test_rounds_between_which_rows_are_told_apart(tool, monkeypatch):
     def runs(by):  # three seeds, one point apart
         return [
@@ -128,6 +183,12 @@ def test_tables_over_many_targets(tool, tmp_path):
     bare = tool["renew"](bare, batches)
     assert "Set-up" not in bare
     assert bare.count("| FedAvg | 3 |") == 1
+
+
+def test_every_file_of_results_is_found_by_a_target():
+    wanted = {job.digest for name in targets.names() for job in targets.load(name).every_job()}
+    for path in sorted((ROOT / "results").glob("*.npz")):
+        assert archive.read_file(path).digest in wanted, path.name
 
 
 def test_results_are_small_and_tell_no_paths():

@@ -129,18 +129,21 @@ def test_an_interrupted_batch_goes_on_and_ends_in_the_same_numbers(tmp_path, cal
 def test_data_are_read_once_for_batches_one_after_another(tmp_path, monkeypatch, call):
     read, load = [], reproduce.experiment.datasets.load
     monkeypatch.setattr(
-        reproduce.experiment.datasets, "load", lambda *words: read.append(words) or load(*words)
+        reproduce.experiment.datasets,
+        "load",
+        lambda *words, **more: read.append(more["normalise"]) or load(*words, **more),
     )
     asked = targets.load("readings", Scale(1, 1, ("fedmaba",), True))
     assert len(reproduce.plan(asked, tmp_path)) > 1
     words = ("--quick", "--rounds", "1", "--seeds", "1", "--only", "fedmaba")
     assert call("readings", *words, "--out", tmp_path)[0] == 0
-    assert len(read) == 1
+    assert read == [None, "standard"]  # once for each way to make inputs of the pixels
     digests = {batch.about["data"]["sha256"] for batch in archive.read_folder(tmp_path)}
-    assert digests == {load("sample").sha256()}
-    other = config.Data(name="cifar10")
+    assert digests == {load("sample", normalise=how).sha256() for how in read}
     held = reproduce.LoadedData(config.Data(name="sample"), load("sample"), "")
-    assert (held.fits(held.asked), held.fits(other)) == (True, False)
+    assert held.fits(held.asked)
+    for other in ({"name": "cifar10"}, {"name": "sample", "normalise": "standard"}):
+        assert not held.fits(config.Data(**other))
 
 
 def test_what_is_held_for_the_next_batch_is_what_was_read(tmp_path):

@@ -24,6 +24,7 @@ from fedmaba.results.run_folder import load_history
 COMMAND = [sys.executable, "-m", "fedmaba"]
 ENV = {**os.environ, "PYTHONPATH": str(Path(fedmaba.__file__).parents[1])}
 ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+slow = partial(pytest.param, marks=pytest.mark.slow)  # repeats what a quicker case shows
 SLOW = """
 import time
 
@@ -74,7 +75,7 @@ def saved(folder):
 # --- before the first round --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", ENDING)
+@pytest.mark.parametrize("number", [slow(signal.SIGINT), signal.SIGTERM, slow(signal.SIGHUP)])
 def test_a_signal_before_the_first_round_ends_at_once_and_leaves_nothing(
     number, tmp_path, tiny_npz
 ):
@@ -87,8 +88,11 @@ def test_a_signal_before_the_first_round_ends_at_once_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("number", ENDING)
-@pytest.mark.parametrize("delay", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize(
+    ("number", "delay"),
+    [(signal.SIGINT, 0.3), (signal.SIGTERM, 0.1), (signal.SIGHUP, 0.0)]
+    + [slow(number, delay) for number in ENDING for delay in (0.0, 0.05, 0.1, 0.2, 0.3)],
+)
 def test_a_signal_while_python_starts_is_the_same_to_a_shell(number, delay, tmp_path):
     with begun([*COMMAND, "list", "models"], tmp_path, stderr=subprocess.DEVNULL) as process:
         time.sleep(delay)
@@ -115,7 +119,7 @@ def test_the_package_hears_signals_before_the_command_line_is_imported(tmp_path)
 # --- during a run ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", ENDING)
+@pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM), slow(signal.SIGHUP)])
 def test_a_signal_during_a_run_saves_after_the_round(number, tmp_path, tiny_npz):
     (tmp_path / "slow.py").write_text(SLOW)
     with begun([*COMMAND, *LONG, "--data", tiny_npz], tmp_path) as process:
@@ -178,18 +182,15 @@ SCRIPT = """
 import sys
 import fedmaba, slow
 
-if sys.argv[2] == "fast":
-    slow.FedAvg.weigh = slow.weigh
-print(fedmaba.compare("fedavg", data=sys.argv[1], model="softmax", rounds=40, seeds=1,
-                      minibatch=20, eval_every=10, device="cpu", out=sys.argv[3]))
+fedmaba.compare("fedavg", data=sys.argv[1], model="softmax", rounds=40, seeds=1, minibatch=20,
+                eval_every=10, device="cpu", out="run")
 """
 
 
 def test_ctrl_c_in_python_saves_and_the_same_call_goes_on(tmp_path, tiny_npz):
     (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "go.py").write_text(SCRIPT)
-    words = [sys.executable, "go.py", tiny_npz]
-    with begun([*words, "slow", "run"], tmp_path) as process:
+    with begun([sys.executable, "go.py", tiny_npz], tmp_path) as process:
         for _ in range(3):
             assert process.stdout.readline() == "a round\n"
         process.send_signal(signal.SIGINT)
@@ -199,12 +200,12 @@ def test_ctrl_c_in_python_saves_and_the_same_call_goes_on(tmp_path, tiny_npz):
     last = r"KeyboardInterrupt: stopped after round (\d+), saved in run: the same call resumes it"
     done = int(re.fullmatch(last, err.splitlines()[-1])[1])
     assert 3 <= saved(tmp_path / "run") == done < 40
-    tables = []
-    for out in ("run", "whole"):
-        with begun([*words, "fast", out], tmp_path) as process:
-            tables.append(process.communicate(timeout=60)[0])
-            assert process.returncode == 0, out
-    assert tables[0] == tables[1]
+    same = {"model": "softmax", "rounds": 40, "seeds": 1, "minibatch": 20, "device": "cpu"}
+    resumed, whole = (
+        fedmaba.compare("fedavg", data=tiny_npz, eval_every=10, out=tmp_path / out, **same)
+        for out in ("run", "whole")
+    )
+    assert str(resumed) == str(whole)
     for file in (tmp_path / "whole" / "models").iterdir():
         assert (tmp_path / "run" / "models" / file.name).read_bytes() == file.read_bytes()
 
@@ -309,7 +310,8 @@ def shell(words, closed, cwd):
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-", "<&- >&-"])
 def test_a_closed_standard_output_is_one_line_and_74(closed, run_folder, tmp_path):
-    for words in (["table", run_folder], ["list", "strategies"], ["--help"], ["--version"]):
+    some = [["--version"], ["table", run_folder], ["list", "strategies"], ["--help"]]
+    for words in some if closed == ">&-" else some[:1]:
         done = shell(words, closed, tmp_path)
         assert done.returncode == 74, (words, done.stderr)
         assert done.stdout == ""
@@ -318,11 +320,11 @@ def test_a_closed_standard_output_is_one_line_and_74(closed, run_folder, tmp_pat
 
 
 def test_a_closed_standard_error_or_input_is_no_error(run_folder, tmp_path):
-    for closed in ("2>&-", "<&-", "<&- 2>&-"):
-        for words in (["table", run_folder], ["report", run_folder, "-o", "page.html"]):
-            done = shell(words, closed, tmp_path)
-            assert (done.returncode, done.stderr) == (0, ""), (words, closed)
-            assert done.stdout
+    page = ["report", run_folder, "-o", "page.html"]
+    for words, closed in ((["table", run_folder], "2>&-"), (page, "<&-"), (page, "<&- 2>&-")):
+        done = shell(words, closed, tmp_path)
+        assert (done.returncode, done.stderr) == (0, ""), (words, closed)
+        assert done.stdout
     assert shell(["table", "nowhere"], "2>&-", tmp_path).returncode == 2
 
 
@@ -332,8 +334,8 @@ def test_no_file_takes_the_place_of_a_closed_stream(tmp_path, tiny_npz):
     words += ["--seeds", "1", "--device", "cpu", "--out", "run"]
     done = shell(words, "<&- >&- 2>&-", tmp_path)
     assert done.returncode == 74
-    whole = shell([*words[:-1], "whole"], "", tmp_path)
-    assert whole.returncode == 0
+    settings = {"model": "softmax", "rounds": 2, "seeds": 1, "device": "cpu"}
+    fedmaba.compare("fedavg", data=tiny_npz, out=tmp_path / "whole", **settings)
     assert (tmp_path / "run" / "runs.json").exists()
     for name in ("rounds.jsonl", "runs.json", ".lock"):
         mine, other = (tmp_path / run / name for run in ("run", "whole"))

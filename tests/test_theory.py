@@ -13,7 +13,10 @@ from scipy import optimize
 ROOT = Path(__file__).parents[1]
 NAMES = sorted(p.stem for p in (ROOT / "examples").glob("theory*.py"))
 QUICK = ["theory_steady", "theory_surrogate"]
-SLOW = ["theory_drift", "theory_generalisation", "theory_rate", "theory_saddle"]
+SLOW = [
+    *("theory_drift", "theory_generalisation", "theory_rate", "theory_saddle"),
+    *("theory_theorem1", "theory_theorem2"),
+]
 
 
 @pytest.fixture
@@ -126,6 +129,58 @@ def test_generalisation_bound_holds_and_needs_its_two(load):
     assert large["bound"] - large["risk"] < 0.03 < small["bound"] - small["risk"]
     two, one = bound.coverage(trials=10_000)
     assert two < 1e-3 < 4e-3 < one
+
+
+def test_surrogate_as_printed_is_false_and_true_with_a_shrinking_radius_and_the_two(load):
+    surrogate = load("theory_surrogate")
+    found = [surrogate.in_clients(10**k) for k in range(1, 6)]
+    grows = [f["fixed, times"] for f in found]
+    assert grows == sorted(grows)
+    assert grows[-1] > 100
+    assert found[-1]["fixed"] == pytest.approx(0.56, abs=0.01)  # does not vanish
+    falls = [f["with 2"] for f in found]
+    assert falls == sorted(falls, reverse=True)
+    assert falls[-1] == pytest.approx(falls[-2] / 10**0.5, rel=0.05)
+    assert found[-1]["without"] == pytest.approx(0.208, abs=0.002)
+    excess, root = surrogate.below()
+    assert excess == pytest.approx(0.05)
+    assert root == pytest.approx(np.sqrt(0.95 * 0.05))
+
+
+def test_theorem_1_and_its_corollary_hold_and_say_little(load):
+    theorem = load("theory_theorem1")
+    found = {n: theorem.measure(n, 60) for n in (10, 100, 1000)}
+    for n, f in found.items():
+        assert f["first broken"] == f["second broken"] == f["step broken"] == 0
+        assert f["first"] > 20 * f["rep"] or n == 10
+        noise = np.sqrt(2 * np.log(40) / n)
+        assert f["first"] == pytest.approx(2 * f["R"] + 3 * noise)
+        assert f["second"] == pytest.approx(2 * f["spread"] + 4 * noise)
+    assert found[1000]["second"] > 0.4 > 1000 * found[1000]["excess"]  # does not go to 0
+    assert theorem.useless() == 118
+    assert found[100]["second"] > 1  # says nothing of losses that differ by 1 at most
+    assert theorem.alike() > 0.01  # and not below sup sd, which is 0
+
+
+def test_theorem_1s_complexity_is_that_of_all_sign_vectors(load, monkeypatch):
+    theorem = load("theory_theorem1")
+    share = np.array([0.1, 0.4, 0.2, 0.9])
+    every = np.array(np.meshgrid(*[[-1, 1]] * 4)).reshape(4, -1).T
+    w = theorem.FAMILY[:, None]
+    losses = w**2 + (1 - 2 * w) * share
+    want = np.mean([(losses @ tau / 4).max() for tau in every])
+    monkeypatch.setattr(theorem, "SIGNS", 20_000)
+    assert theorem.rademacher(share, np.random.default_rng(0)) == pytest.approx(want, rel=0.03)
+
+
+def test_theorem_2_is_met_by_the_mixture_and_not_by_the_mean(load):
+    horizons = (50, 200)
+    found = load("theory_theorem2").measure(horizons, local=(1,))
+    least, plain, mean = load("theory").slopes(horizons, [found[1, T] for T in horizons])
+    assert least < -0.5
+    assert mean < -0.3
+    assert plain > -0.1
+    assert found[1, 200][1] == pytest.approx(load("theory_theorem2").at_saddle(), rel=0.3)
 
 
 def shown(name: str, monkeypatch, capsys) -> list[str]:

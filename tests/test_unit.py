@@ -150,7 +150,7 @@ def test_nor_do_a_notebook_a_page_and_an_export(runs, tmp_path):
     assert SAID in words
     assert "%²" not in words
     tree = json.loads(block.partition("</script>")[0])
-    assert tree["unit"] == {"scale": 1.0, "mark": "", "square": ""}
+    assert tree["unit"] == PLAIN._asdict()
     assert max(x for run in tree["runs"] for x in run["fair"]["deployed"]["accuracy"]) <= 7
     rows = export.summary(source.history)
     assert max(row[rows[0].index("accuracy")] for row in rows[1:]) <= 7

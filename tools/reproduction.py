@@ -4,7 +4,10 @@ Between `<!-- reproduce TARGET TABLE ... -->` and `<!-- end -->` are tables of a
 among them: nothing else), between `<!-- made NAME -->` and `<!-- end -->` a table over many, and
 `61.45<!-- TARGET|ROW|FIGURE|MODEL|ROUND -->` is a number of its own, here and on other pages:
 TARGET `readings#3` is the third reading, ROW `a - b` the mean difference over the seeds both have,
-FIGURE `floor` the variance that the number of test images alone makes, MODEL `gain` the deployed
+`a % b` by how many per cent a's is below b's, MODEL `paper`, ROUND `told`, what the paper has,
+FIGURE `floor` the variance that the number of test images alone makes, `loss_mean`, `loss_spread`
+and `loss_link` of the losses that clients reported, `score` the distance of a reading to the paper's
+table (ROW `table`: all rows; `two`: FedAvg's and FedMABA's) and `seeds_apart` that of two seeds, MODEL `gain` the deployed
 minus the last model, ROUND `r110` the evaluation of round 110; `from` and `to` are the ends of the
 longest stretch of evaluations at which a difference is distinguishable. A test compares pages and
 files.
@@ -24,19 +27,28 @@ import numpy as np
 from fedmaba.errors import InputError
 from fedmaba.report import document, figures, paired
 from fedmaba.report.document import Cell, Grid
-from fedmaba.reproduction import archive, targets
+from fedmaba.reproduction import (
+    archive,
+    claims,
+    fair_tables,
+    paper,
+    reading_tables,
+    target_tables,
+    targets,
+)
 from fedmaba.reproduction import page as reproduction
 from fedmaba.reproduction import run as reproduce
 from fedmaba.reproduction.paper import name_of
 from fedmaba.results import selection
-from fedmaba.results.history import GrowingArray, History, Model, RunHistory
+from fedmaba.results.history import TRAINING, GrowingArray, History, Model, RunHistory
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reproduction.md"
 LOG_PAGE = ROOT / "docs" / "reproduction-log.md"
 TABLE_PAGE = ROOT / "docs" / "reproduction-tables.md"
+FAIR_PAGE = ROOT / "docs" / "fair-to-the-end.md"
 PAGES = (
-    *(PAGE, LOG_PAGE, TABLE_PAGE, ROOT / "README.md"),
+    *(PAGE, LOG_PAGE, TABLE_PAGE, FAIR_PAGE, ROOT / "README.md"),
     *(ROOT / "docs" / name for name in ("performance-log.md", "algorithms/index.md")),
 )
 RESULTS = ROOT / "results"
@@ -107,11 +119,14 @@ def picture(name: str, kind: str) -> str:
 def value(
     name: str, row: str, figure: str, model: str, at: str, batches: list[archive.ArchiveFile]
 ) -> str:
-    """One mean over seeds, as a table would show it."""
-    ours, _, base = row.partition(" - ")
+    """One mean over seeds, as a table would show it, or a number of the paper's."""
+    ours, sign, base = re.fullmatch(r"(.+?)(?: (-|%) (.+))?", row).groups()
     if at in ("from", "to"):
         return f"{stretch(name, ours, base, figure, model, batches)[at == 'to']}"
     found = by_seed(name, ours, figure, model, at, batches)
+    if sign == "%":
+        mine, other = paired.pairs(found, by_seed(name, base, figure, model, at, batches))
+        return f"{np.mean(100 * (1 - mine / other)):.0f}" if len(mine) else "–"
     if base:
         span = paired.difference(found, by_seed(name, base, figure, model, at, batches))
         return document.number(span.mean, sign=True).text
@@ -155,12 +170,19 @@ def stretch(
 def by_seed(
     name: str, row: str, figure: str, model: str, at: str, batches: list[archive.ArchiveFile]
 ) -> dict[int, float]:
-    """A figure of a row's runs that did not diverge."""
+    """A figure of a row's runs that did not diverge; the paper's is one value."""
+    if model == "paper":
+        return {0: paper.load()[target_of(name).view.paper][row][figure][0]}
+    if figure in ("score", "seeds_apart"):
+        return distance(name, row, figure, at, batches)
     runs, share = rows_of(name, row, batches)
     if at.startswith("r"):
         runs, at = [until(run, int(at[1:])) for run in runs], "last"
     if figure == "floor":
         return {run.seed: floor(run) for run in runs}
+    if figure in fair_tables.LOSSES:
+        kept = [run for run in runs if TRAINING in run.tables]
+        return {run.seed: float(fair_tables.losses(run)[figure][-1]) for run in kept}
     history = History(runs, share)
 
     def of(model: Model) -> dict[int, float]:
@@ -172,6 +194,21 @@ def by_seed(
         last, handed = map(of, MODELS)
         return {seed: handed[seed] - last[seed] for seed in last}
     return of("last" if model == "last" else "deployed")
+
+
+def distance(
+    name: str, row: str, figure: str, at: str, batches: list[archive.ArchiveFile]
+) -> dict[int, float]:
+    """How far a reading is from the paper's table, by seed, or its seeds from each other."""
+    name, _, which = name.partition("#")
+    target = target_of(name)
+    found = reading_tables.found_rows(target, int(which or 1) - 1, batches, at)
+    whole = reading_tables.whole_rows(target)
+    rows = {"table": whole, "two": ["fedavg", "fedmaba"]}[row]
+    if figure == "seeds_apart":
+        return {0: reading_tables.own_spread(found, rows)}
+    apart = reading_tables.apart_from_paper(found, rows, target.view.paper)
+    return reading_tables.score(apart)
 
 
 def until(run: RunHistory, done: int) -> RunHistory:
@@ -251,6 +288,67 @@ def summary(batches: list[archive.ArchiveFile]) -> str:
     return document.markdown_table(
         Grid("summary", "FedMABA minus FedAvg, 95 % t-interval", head, body)
     )
+
+
+PAPERS = {  # tables of the paper: the target that reads it as we do
+    "Table II, Fashion-MNIST": "table2-fashion-mnist",
+    "Table II, CIFAR-10": "table2-cifar10",
+    "Table III, CIFAR-100": "table3-cifar100",
+}
+
+
+def glance(batches: list[archive.ArchiveFile]) -> str:
+    """Ours minus the paper's in every row of its tables, at the best round, as Algorithm 1."""
+    head, tables = ["row"], {}
+    for title, target in PAPERS.items():
+        history = archive.deployed_history(batches, target_of(target).jobs[0])
+        known, best = paper.load()[target], selection.CHOICES["best"]
+        tables[target] = target_tables.from_paper(history, best, known)
+        head += [f"{title}: variance %², accuracy", "inside our interval"]
+    body = []
+    for row in paper.load()["names"]:
+        line, causes = [Cell(name_of(row))], []
+        for target, apart in tables.items():
+            if own := apart.get(row):
+                if why := paper.load()["cause"].get(target, {}).get(row):
+                    causes.append(f"{target.partition('-')[2]}: {why}")
+                line.append(Cell(f"{own[0].mean:+.2f}, {own[1].mean:+.2f}"))
+                line.append(Cell(target_tables.inside_in_words(own, 0.05)))
+            else:
+                line += [Cell(""), Cell("")]
+        if any(cell.text for cell in line[1:]):
+            body.append([*line, Cell("; ".join(causes) or "none tested")])
+    title = "Ours minus the paper's, all clients in each round, last server model at its best round"
+    return document.markdown_table(Grid("glance", title, [*head, target_tables.CAUSE], body))
+
+
+def verdicts(batches: list[archive.ArchiveFile]) -> str:
+    """What our runs say of each statement of the paper, in words: a line for each target."""
+    head = ["the paper says", "held against", "where", "row", *LOOKS_IN_WORDS]
+    lines: dict[tuple[int, str], list[claims.FoundFor]] = {}
+    for found in claims.found_for(target_of("claims"), batches):
+        lines.setdefault((found.number, found.where), []).append(found)
+    body, before = [], -1
+    for (number, where), every in lines.items():
+        claim = every[0].claim
+        against = name_of(claim.get("against", "fedavg"))
+        against += "".join(
+            f", without {name_of(w).split(',')[0]}" for w in claim.get("without", [])
+        )
+        told = [claim["says"], against] if number != before else ["", ""]
+        before = number
+        rows = " / ".join(name_of(found.row).removeprefix("FedMABA, ") for found in every)
+        words = [
+            " / ".join(claims.judgement(claim, found.looks[k].span) for found in every)
+            for k in LOOKS_IN_WORDS.values()
+        ]
+        if claim["measure"] == "steadier":  # said of many rounds: none is the best
+            words[0] = "–"
+        body.append([Cell(text) for text in [*told, where, rows, *words]])
+    return document.markdown_table(Grid("verdicts", "Statement by statement, in words", head, body))
+
+
+LOOKS_IN_WORDS = {"best round": 1, "last round": 0, "deployed model": 2}  # where in claims.LOOKS
 
 
 def which(batches: list[archive.ArchiveFile]) -> str:
@@ -413,6 +511,8 @@ def rounding(batches: list[archive.ArchiveFile]) -> str:
 
 TABLES: dict[str, Callable[[list[archive.ArchiveFile]], str]] = {
     "brief": brief,
+    "glance": glance,
+    "verdicts": verdicts,
     "summary": summary,
     "times": times,
     "missing": missing,

@@ -16,8 +16,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -55,7 +53,8 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         added = self.lora_B(self.lora_A(self.dropout(x)))
-        return nn.functional.linear(x, self.weight, self.bias) + self.scale * added
+        out: Tensor = nn.functional.linear(x, self.weight, self.bias) + self.scale * added
+        return out
 
 
 def add_lora(
@@ -163,6 +162,8 @@ def save_adapter(
         "task_type": None,
         **{name: value for name, value in PLAIN.items() if name not in ("target_parameters",)},
     }
+    import safetensors.torch
+
     body = {HEAD + name: values[name].detach().cpu().contiguous().clone() for name in trained}
     files.write(Path(folder) / WEIGHTS, safetensors.torch.save(body, {"format": "pt"}))
     files.write(Path(folder) / CONFIG, json.dumps(config, indent=2, sort_keys=True).encode())
@@ -243,7 +244,10 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _load(path: Path) -> dict[str, Tensor]:
+    import safetensors.torch  # adapters are also used where nothing is read or written
+
     try:
-        return safetensors.torch.load_file(path)
+        found: dict[str, Tensor] = safetensors.torch.load_file(path)
+        return found
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise InputError(f"{path}: {error}: give a .safetensors file of weights") from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,11 +35,12 @@ from flwr.serverapp.strategy import Strategy as Base
 
 from fedmaba.deploy import reply_fetching, round_log, validation
 from fedmaba.deploy.kept_vectors import KeptVectors
-from fedmaba.deploy.server import FederationServer, accuracy_spread
+from fedmaba.deploy.server import FederationServer, require_same_terms, score_spread
 from fedmaba.deploy.settings import (
     FederationSettings,
     Participation,
     check_numbers,
+    check_training,
     one_strategy,
 )
 from fedmaba.deploy.site_names import Node, SiteNames, key_fingerprint, read_sites
@@ -69,6 +71,7 @@ class FlowerStrategy(Base):
     fraction_train, min_train_nodes, min_available_nodes: as in Flower's own strategies, but the
     sample is seeded, and `min_available_nodes` sites are waited for before the first round only.
     lr, lr_decay: local step size and its factor per round, sent to the sites.
+    schedule: instead of lr_decay, as "cosine" or "warmup:5,cosine"; cosine ends at num_rounds.
     state: a folder; everything is saved there after each round, and a start finds it again.
     evaluate: whether all sites evaluate the model handed out after the last round.
     wait: seconds to wait for enough sites before giving up.
@@ -89,6 +92,7 @@ class FlowerStrategy(Base):
         min_available_nodes: int = 2,
         lr: float = 0.1,
         lr_decay: float = 0.999,
+        schedule: str | None = None,
         seed: int = 0,
         deploy: str | None = None,
         state: str | Path | None = None,
@@ -106,7 +110,7 @@ class FlowerStrategy(Base):
             fraction_train, min_train_nodes, min_available_nodes, min_replies, grace
         )
         self.settings = FederationSettings(
-            one_strategy(strategy), seed, lr, lr_decay, deploy, batchnorm
+            one_strategy(strategy), seed, lr, lr_decay, deploy, batchnorm, schedule
         )
         self.limits, self.evaluate, self.wait = limits or Limits(), evaluate, wait
         self.site_names = read_sites(sites) if sites else SiteNames()
@@ -142,13 +146,15 @@ class FlowerStrategy(Base):
     ) -> Result:
         """Run up to round `num_rounds`, from where the state folder stands.
 
+        `train_config` says how sites train: epochs or steps, minibatch, optimiser, momentum,
+        beta1, beta2, epsilon, weight-decay, clip, step-schedule, augment; see docs/training.md.
         Flower's own loop counts from 1 again and ends with the first reply that cannot be read.
         """
         config = train_config or ConfigRecord()
         check_numbers(1, whole=True, num_rounds=num_rounds)
         check_numbers(0, timeout=timeout)
-        local = {key: config[key] for key in ("epochs", "minibatch") if key in config}
-        check_numbers(1, whole=True, **local)
+        check_training(config)
+        self.settings = replace(self.settings, rounds=num_rounds)
         server, result = self._begin(initial_arrays), Result()
         grid = reply_fetching.limit_reply_size(grid, server.model)
         self.name_replies, self.asked_at = reply_fetching.ReplyFetcher(grid), {}
@@ -246,6 +252,7 @@ class FlowerStrategy(Base):
         if self.server is None:
             first = {name: array.numpy() for name, array in arrays.items()}
             self.server = FederationServer(self.settings, first, self.folder, self.site_names)
+        require_same_terms("this strategy", self.server.settings.to_json(), self.settings)
         return self.server
 
     def _wait_for_sites(self, grid: Grid) -> None:
@@ -397,23 +404,27 @@ class FlowerStrategy(Base):
             for node, site in sites.items()
         ]
         accuracy: dict[str, float] = {}
+        error: dict[str, float] = {}
         for node, message in self._collect(grid, messages, timeout):
             raw = self._raw_reply(node, message)
             try:
                 if raw.error is not None:
                     raise validation.Refused(validation.printable(raw.error))
-                value = validation.read_number(raw.numbers, "accuracy", 0.0, 1.0)
+                right, wrong = validation.read_score(raw.numbers)
             except validation.Refused as why:
                 _log_line(WARNING, f"{sites[node]}: {why}")
                 continue
-            if value is not None:
-                accuracy[sites[node]] = value
+            if right is not None:
+                accuracy[sites[node]] = right
+            if wrong is not None:
+                error[sites[node]] = wrong
         report: dict[str, Any] = {"round": server.round}
-        report["deployed"] = dict(sorted(accuracy.items()))
-        report |= accuracy_spread(accuracy)
+        report["deployed"] = dict(sorted((accuracy or error).items()))
+        report |= score_spread(accuracy.values(), error.values())
         _log_line(INFO, f"model handed out: {round_log.spread(report)}")
         for site, value in report["deployed"].items():
-            _log_line(INFO, f"  {site:<16} accuracy {100 * value:5.1f} %")
+            said = f"accuracy {100 * value:5.1f} %" if accuracy else f"error {value:.4g}"
+            _log_line(INFO, f"  {site:<16} {said}")
         return report
 
 
@@ -433,7 +444,8 @@ def client_app(
     """A ClientApp for every strategy: it trains as the server's message says.
 
     Its name is `site`, by default what the SuperNode's --node-config says: 'site="north"'. The
-    rows of `data` before n_train are trained on; accuracy on the others is reported. `classes`
+    rows of `data` before n_train are trained on; accuracy on the others is reported, or the error
+    where lower is better, as in a regression. `classes`
     are the names of all classes in one order for all sites, or how many there are, 0 to C-1.
     `mods` are Flower's, around training: LocalDpMod(...), say. `keep` is a folder of this site for
     vectors that a strategy lets it keep between rounds, by default --node-config 'keep="..."'.
@@ -512,18 +524,20 @@ def _named(arrays: ArrayRecord, names: list[str]) -> ArrayRecord:
 
 def initial_arrays(
     model: models.Factory | str,
-    shape: tuple[int, ...],
+    shape: models.Shape,
     classes: int,
     seed: int = 0,
     batchnorm: str = "refuse",
+    task: str | None = None,
 ) -> ArrayRecord:
     """The first model, that of the simulator's run with this seed; needs torch.
 
-    What sites do not send is not in it: frozen weights, and layers that they keep.
+    What sites do not send is not in it: frozen weights, and layers that they keep. `classes` is
+    how many outputs it has; `task` is what it is to predict, a class unless you say otherwise.
     """
     from fedmaba.deploy.client import first_model
 
-    return _record(first_model(model, shape, classes, seed, _choice(batchnorm)))
+    return _record(first_model(model, shape, classes, seed, _choice(batchnorm), task))
 
 
 def _choice(batchnorm: str) -> Any:

@@ -117,5 +117,5 @@ class World:
             (folder / name).write_bytes(raw)
         return folder
 
-    def load(self, name: str) -> datasets.Dataset:
-        return datasets.load(name, self.data, download=False)
+    def load(self, name: str, normalise: str | None = None) -> datasets.Dataset:
+        return datasets.load(name, self.data, normalise=normalise, download=False)

@@ -12,16 +12,21 @@ import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedmaba.data import published
+from fedmaba.data import published, targets, trees
 from fedmaba.data.published import FloatArray, IntArray, Progress, check, export, fetch
+from fedmaba.data.targets import TargetKind, Task
+from fedmaba.data.trees import Tree
 from fedmaba.errors import InputError, unknown
 from fedmaba.rng import generator
+
+Inputs: TypeAlias = Tree[NDArray[Any]]
 
 __all__ = ["Dataset", "check", "describe_datasets", "export", "fetch", "from_arrays", "load"]
 
@@ -31,37 +36,75 @@ class Dataset:
     """Examples ready for a model, training ones first, then the official test ones."""
 
     name: str
-    x: FloatArray  # (n, *shape)
-    y: IntArray  # (n,) 0..C-1
+    x: Inputs  # (n, *shape), or a tuple or dict of such arrays
+    y: NDArray[Any]  # (n,) 0..C-1; for other tasks see `targets`
     n_train: int  # rows from here on are the official test set; n where there is none
-    classes: tuple[str, ...]  # (C,)
+    classes: tuple[str, ...]  # (C,) or the labels' names; () where targets are numbers
     client: IntArray | None = None  # (n,) owner 0..N-1 where the data say so; -1: test row, unknown
     client_names: tuple[str, ...] = ()  # (N,)
+    inputs: str = ""  # how published pixels became x, in words; "": values as they were given
+    task: Task = "classify"
+    task_given: bool = False  # the user said it; else it was inferred
+
+    @cached_property
+    def shape(self) -> Tree[trees.Shape]:
+        """The shape of one example's inputs, as a model's factory gets it."""
+        return trees.mapped(trees.shape_of, self.x)
+
+    @property
+    def target(self) -> TargetKind:
+        """What a model is to predict."""
+        shape = tuple(self.y.shape[1:])
+        outputs = math.prod(shape) if self.task == "regress" else len(self.classes)
+        return TargetKind(self.task, shape, outputs)
 
     def sha256(self) -> str:
-        """The digest of all that a run depends on: x, y, n_train and client."""
-        digest = hashlib.sha256(f"{self.x.shape} {self.n_train} {len(self.classes)}".encode())
-        for values, dtype in ((self.x, "<f4"), (self.y, "<i8"), (self.client, "<i8")):
+        """The digest of all that a run depends on: x, y, n_train, client and task."""
+        shapes = [values.shape for values in trees.leaves(self.x)]
+        head = f"{shapes[0]} {self.n_train} {len(self.classes)}"
+        if isinstance(self.x, tuple | dict) or self.task != "classify":
+            head += f" {self.task} {self.y.shape} {trees.names(self.x, 'x')} {shapes}"
+        digest = hashlib.sha256(head.encode())
+        for values in (*trees.leaves(self.x), self.y, self.client):
             if values is not None:
-                digest.update(np.ascontiguousarray(values, dtype).data)
+                floats = values.dtype.kind == "f" or _as_floats(values, self.x)
+                digest.update(np.ascontiguousarray(values, "<f4" if floats else "<i8").data)
         return digest.hexdigest()
+
+
+def _as_floats(values: NDArray[Any], x: Inputs) -> bool:
+    """Whether integer inputs are digested as float32, as versions did that knew no integers.
+
+    Where all are below 2**24 this loses nothing.
+    """
+    return values is x and int(np.abs(values).max(initial=0)) < 2**24
 
 
 def load(
     name: str,
     data_dir: Path | None = None,
     *,
+    normalise: str | None = None,
     download: bool = True,
     progress: Progress | None = None,
+    task: str | None = None,
 ) -> Dataset:
-    """The data set of this name, file or specification; `describe_datasets` lists what there is."""
+    """The data set of this name, file or specification; `describe_datasets` lists what there is.
+
+    `normalise` says how the pixels of a published set become inputs; None: as is usual for it.
+    `task` is what a model is to predict; None: as the targets of a file say.
+    """
+    check_normalise(name, normalise)
+    asked = targets.check_task(task)
+    if asked not in (None, "classify") and not name.endswith((".npz", ".csv")):
+        raise InputError(f"task={asked}, but {name} has class labels: leave it out")
     if name.endswith((".npz", ".csv")):
         path = next(
             (p for p in (Path(name), Path(data_dir or "", name)) if published.is_file(p)), None
         )
         if path is None:
             raise InputError(f"{name}: no such file: correct the path or --data-dir")
-        return _npz(path) if name.endswith(".npz") else _csv(path)
+        return _npz(path, asked) if name.endswith(".npz") else _csv(path, asked)
     if name.partition(":")[0] == "synthetic":
         return _synthetic(name)
     spec, why = published.spec_of(name), ""
@@ -71,10 +114,23 @@ def load(
             found = published.find_files(spec, fetch(name, None, progress))
         except InputError as err:
             why = f"; {str(err).rpartition(': ')[0]}"
+    inputs = published.normalisation(spec, normalise)
     x, y, n_train = published.read_arrays(
-        spec, found or published.locate_files(spec, data_dir, why)
+        spec, found or published.locate_files(spec, data_dir, why), inputs
     )
-    return Dataset(spec.name, x, y, n_train, spec.classes)
+    return Dataset(spec.name, x, y, n_train, spec.classes, inputs=inputs.in_words())
+
+
+def check_normalise(name: str, how: str | None) -> None:
+    """Refuse a way of normalising that a data set cannot have."""
+    if how is None:
+        return
+    if name.endswith((".npz", ".csv")) or name.partition(":")[0] == "synthetic":
+        raise InputError(
+            f"normalise={how!r}: {name} is used as it is: leave it out, and scale your own data "
+            "yourself"
+        )
+    published.normalisation(published.spec_of(name), how)
 
 
 def check_name(name: str) -> None:
@@ -93,7 +149,7 @@ def describe_datasets() -> list[tuple[str, str]]:
     """Name and one-line description of every data set."""
     return [(spec.name, spec.about) for spec in published.PUBLISHED.values()] + [
         ("synthetic", f"a softmax model per client, Li et al. 2020; synthetic:{_DEFAULT}"),
-        ("FILE.npz", "arrays x, y and optionally client, x_test, y_test, client_test"),
+        ("FILE.npz", "arrays x (or x.ids, x.mask, ...), y; also client, x_test, y_test ..."),
         ("FILE.csv", "a header; columns label (or y), optionally client and split; rest numbers"),
     ]
 
@@ -114,10 +170,38 @@ def _column(word: str, values: ArrayLike, kinds: str, rule: str, n: int | None) 
     return out
 
 
-def _features(word: str, values: ArrayLike) -> FloatArray:
-    """Finite float32 features of shape (n, *shape)."""
+def _inputs(word: str, values: Any, targets: Any) -> Inputs:
+    """The inputs of all examples: one array, or several as a dict or a tuple of arrays.
+
+    A tuple with an entry for each target is one array, written as a tuple of its rows.
+    """
+    if isinstance(values, dict) and values:
+        for name in values:
+            if not (isinstance(name, str) and name.isidentifier()):
+                raise InputError(f"{word} has the key {name!r}: name an argument of the model")
+    elif not isinstance(values, tuple) or not values or len(values) == _length(targets):
+        return _features(word, values)
+    keys = trees.names(values, word)
+    read = iter([_features(k, v, True) for k, v in zip(keys, trees.leaves(values), strict=True)])
+    out: Inputs = trees.mapped(lambda _: next(read), values)
+    n = len(trees.leaves(out)[0])
+    for key, values in zip(keys, trees.leaves(out), strict=True):
+        if len(values) != n:
+            raise InputError(
+                f"{key} has {len(values)} rows, {keys[0]} {n}: give each one row per example"
+            )
+    return out
+
+
+def _length(values: Any) -> int:
+    """How many entries there are; -1 for what has no length."""
+    return len(values) if hasattr(values, "__len__") else -1
+
+
+def _features(word: str, values: ArrayLike, several: bool = False) -> NDArray[Any]:
+    """Features of shape (n, *shape): finite float32, or integers or truth values as they are."""
     wide = _column(word, values, "buif", "give numbers, one row per example", None)
-    if wide.ndim < 2 or wide.size == 0:
+    if wide.ndim < 2 - several or wide.size == 0:
         raise InputError(f"{word} has shape {wide.shape}: give at least one example and feature")
     if wide.dtype == np.uint8 and wide.max() > 1:
         raise InputError(
@@ -125,6 +209,10 @@ def _features(word: str, values: ArrayLike) -> FloatArray:
             f"({word} / 255).astype('float32'); to train on the values as they are, "
             f"{word}.astype('float32')"
         )
+    if wide.dtype.kind in "bui":
+        if wide.dtype == np.uint64 and int(wide.max()) >= 2**63:
+            raise InputError(f"{word} has values of 2**63 and more: give int64 or float32")
+        return np.ascontiguousarray(wide, np.bool_ if wide.dtype.kind == "b" else np.int64)
     with np.errstate(over="ignore"):
         out = np.ascontiguousarray(wide, np.float32)
     finite = np.isfinite(out.reshape(len(out), -1))  # (n, features)
@@ -137,10 +225,12 @@ def _features(word: str, values: ArrayLike) -> FloatArray:
     return out
 
 
+_LABELS = "labels are whole numbers or words: for words use .astype(str)"
+
+
 def _labels(word: str, values: ArrayLike, n: int) -> NDArray[Any]:
     """Labels as words, truth values or integers."""
-    rule = "labels are whole numbers or words: for words use .astype(str)"
-    wide = _column(word, values, "buifU", rule, n)
+    wide = _column(word, values, "buifU", _LABELS, n)
     if wide.dtype.kind == "U" and not (full := np.char.strip(wide) != "").all():
         raise InputError(f"{word} is empty at row {np.argmin(full)}: name the class")
     if wide.dtype.kind in "bU":
@@ -150,7 +240,10 @@ def _labels(word: str, values: ArrayLike, n: int) -> NDArray[Any]:
     wrong = out != wide
     if wrong.any():
         row = int(np.argmax(wrong))
-        raise InputError(f"{word} is {wide[row]} at row {row}: labels are whole numbers or words")
+        raise InputError(
+            f"{word} is {wide[row]} at row {row}: labels are whole numbers or words; for numbers "
+            f"{targets.SAY} regress"
+        )
     return out
 
 
@@ -181,41 +274,39 @@ def _numbered(
 
 
 def from_arrays(
-    x: ArrayLike,
+    x: Any,
     y: ArrayLike,
     client: ArrayLike | None = None,
-    x_test: ArrayLike | None = None,
+    x_test: Any = None,
     y_test: ArrayLike | None = None,
     client_test: ArrayLike | None = None,
     name: str = "arrays",
     classes: Sequence[str] | None = None,
+    task: str | None = None,
 ) -> Dataset:
     """A data set from arrays, checked; values are taken as they are, without scaling.
 
-    Labels are whole numbers or words; the classes are the distinct ones in sorted order, of
-    training and test rows together. Where `classes` names them, an integer k is the k-th of it.
+    `x` is one array, or several as a dict or a tuple: the model is called with them as keywords or
+    arguments. Labels are whole numbers or words; the classes are the distinct ones in sorted order,
+    of training and test rows together. Where `classes` names them, an integer k is the k-th of it.
+    `task` is what to predict: classify, regress, multilabel or sequence; None: as y says.
     """
-    xs = _features("x", x)
-    n_train, n_test = len(xs), 0
-    ys = _labels("y", y, n_train)
-    if x_test is not None and y_test is not None:
-        more = _features("x_test", x_test)
-        n_test = len(more)
-        if more.shape[1:] != xs.shape[1:]:
-            shapes = f"{more.shape[1:]}, those of x {xs.shape[1:]}"
-            raise InputError(f"the examples of x_test have shape {shapes}: make them the same")
-        tested = _labels("y_test", y_test, n_test)
-        if (tested.dtype.kind == "U") != (ys.dtype.kind == "U"):
-            raise InputError(f"y has dtype {ys.dtype}, y_test {tested.dtype}: give both alike")
-        ys = np.concatenate([ys, tested])
-        xs = np.concatenate([xs, more])
-    elif x_test is not None or y_test is not None:
+    if (x_test is None) != (y_test is None):
         raise InputError("x_test and y_test belong together: give both or none")
-    ys, names = _numbered(ys, classes)
+    xs = _inputs("x", x, y)
+    n_train, n_test = len(trees.leaves(xs)[0]), 0
+    parts = [("y", _column("y", y, "buifU", _LABELS, None), n_train)]
+    if x_test is not None and y_test is not None:
+        more = _inputs("x_test", x_test, y_test)
+        n_test = len(trees.leaves(more)[0])
+        parts.append(("y_test", _column("y_test", y_test, "buifU", _LABELS, None), n_test))
+        xs = _joined(xs, more)
+    ys, kind, names = _targets(parts, targets.check_task(task), classes, xs)
+    made = partial(Dataset, task=kind, task_given=task is not None)
     if client is None:
         if client_test is not None:
             raise InputError("client_test without client: say who owns the training rows, too")
-        return Dataset(name, xs, ys, n_train, names)
+        return made(name, xs, ys, n_train, names)
     ids = _column(
         "client", client, "iuU", "client ids are integers or strings: use .astype(str)", n_train
     )
@@ -228,7 +319,61 @@ def from_arrays(
     known, owner = np.unique(ids, return_inverse=True)
     client = np.full(len(ys), -1, np.int64)
     client[: len(ids)] = owner
-    return Dataset(name, xs, ys, n_train, names, client, tuple(map(str, known)))
+    return made(name, xs, ys, n_train, names, client, tuple(map(str, known)))
+
+
+def _joined(xs: Inputs, more: Inputs) -> Inputs:
+    """Training inputs, then test inputs."""
+    keys, others = trees.names(xs, "x"), trees.names(more, "x")
+    if keys != others:
+        raise InputError(f"x_test has {', '.join(others)}, x has {', '.join(keys)}: give the same")
+    both = []
+    for key, a, b in zip(keys, trees.leaves(xs), trees.leaves(more), strict=True):
+        if a.shape[1:] != b.shape[1:]:
+            word = key.replace("x", "x_test", 1)
+            shapes = f"{b.shape[1:]}, those of {key} {a.shape[1:]}"
+            raise InputError(f"the examples of {word} have shape {shapes}: make them the same")
+        if (a.dtype.kind == "f") != (b.dtype.kind == "f"):
+            a, b = a.astype(np.float32), b.astype(np.float32)
+        both.append(np.concatenate([a, b]))
+    each = iter(both)
+    return trees.mapped(lambda _: next(each), xs)
+
+
+def _targets(
+    parts: list[tuple[str, NDArray[Any], int]],
+    task: Task | None,
+    classes: Sequence[str] | None,
+    xs: Inputs,
+) -> tuple[NDArray[Any], Task, tuple[str, ...]]:
+    """All targets, their task, and the names of the classes or labels."""
+    arrays = [values for _, values, _ in parts]
+    if task is None and all(values.ndim for values in arrays):
+        task = targets.infer(arrays)
+    if task in (None, "classify"):
+        labels = [_labels(*part) for part in parts]
+        if len({part.dtype.kind == "U" for part in labels}) > 1:
+            first, tested = (part.dtype for part in labels)
+            raise InputError(f"y has dtype {first}, y_test {tested}: give both alike")
+        number, names = _numbered(np.concatenate(labels), classes)
+        return number, "classify", names
+    found = [targets.read_numbers(*part, task) for part in parts]
+    if len({part.shape[1:] for part in found}) > 1:
+        shapes = "{}, y_test of {}".format(*(part.shape[1:] for part in found))
+        raise InputError(f"y has examples of shape {shapes}: give both alike")
+    ys = np.concatenate(found)
+    if task == "regress":
+        return ys, task, ()
+    if task == "multilabel":
+        many = ys.shape[1]
+    else:  # tokens of the inputs are of the same vocabulary, as in a text
+        tokens = xs if isinstance(xs, np.ndarray) and xs.dtype.kind == "i" else ys[:0]
+        many = 1 + max(int(ys.max()), int(tokens.max(initial=0)))
+    names = tuple(map(str, range(many) if classes is None else classes))
+    if len(names) < many or (task == "multilabel" and len(names) > many):
+        what = "labels" if task == "multilabel" else "classes, 0 to " + str(many - 1)
+        raise InputError(f"classes names {len(names)}, but y has {many} {what}: name each once")
+    return ys, task, names
 
 
 def _open(path: Path, **how: Any) -> IO[Any]:
@@ -252,8 +397,8 @@ def _array(path: Path, data: Any, key: str) -> Any:
         raise InputError(f"{path}: {key} has dtype object: {rule}") from None
 
 
-def _npz(path: Path) -> Dataset:
-    """An .npz file of arrays."""
+def _npz(path: Path, task: Task | None) -> Dataset:
+    """An .npz file of arrays; several inputs are x.NAME each, or x.0, x.1 and so on."""
     allowed = ("x", "y", "client", "x_test", "y_test", "client_test")
     try:
         with _open(path, mode="rb") as handle, np.load(handle, allow_pickle=False) as data:
@@ -267,14 +412,29 @@ def _npz(path: Path) -> Dataset:
         what = f"not an .npz file of plain arrays{told}"
         raise InputError(f"{path}: {what}: save it with np.savez(file, x=x, y=y)") from None
     try:
+        for head in ("x", "x_test"):
+            _gather(found, head)
         for key in found:
             if key not in allowed:
                 raise unknown("array", key, allowed)
         if "x" not in found or "y" not in found:
             raise InputError(f"arrays {sorted(found)}: save at least x and y")
-        return from_arrays(**found, name=path.name)
+        return from_arrays(**found, name=path.name, task=task)
     except InputError as err:
         raise InputError(f"{path}: {err}") from None
+
+
+def _gather(found: dict[str, Any], head: str) -> None:
+    """Put the arrays x.ids, x.mask in place of x, as a dict; x.0, x.1 as a tuple."""
+    inner = {key.removeprefix(f"{head}."): key for key in found if key.startswith(f"{head}.")}
+    if not inner:
+        return
+    if head in found:
+        raise InputError(f"arrays {head} and {inner.popitem()[1]}: save one or the other")
+    several = {name: found.pop(key) for name, key in inner.items()}
+    numbers = [str(i) for i in range(len(several))]
+    counted = sorted(several) == sorted(numbers)
+    found[head] = tuple(several[i] for i in numbers) if counted else several
 
 
 def _codes(words: list[str]) -> tuple[IntArray, tuple[str, ...]]:
@@ -301,7 +461,7 @@ def _no_index(path: Path, header: list[str], x: FloatArray) -> None:
 _INDEX = r"unnamed(: ?\d+)?|index|level_0|id|row(_?(id|name|names|number))?"
 
 
-def _csv(path: Path) -> Dataset:
+def _csv(path: Path, task: Task | None) -> Dataset:
     """A .csv file with a header: label (or y), optional client and split, the rest are features."""
     cells, n = array("f"), 0  # features, row after row
     try:
@@ -353,10 +513,49 @@ def _csv(path: Path) -> Dataset:
     x = np.array(cells, np.float32).reshape(n, -1)
     _no_index(path, [column for column in header if column not in words], x)
     x = x[order]
-    y, classes = _codes(words[label])
+    numbers = _numbers_of_csv(path, label, words[label], task)
+    y, classes = _codes(words[label]) if numbers is None else (numbers, ())
     client, names = _codes(words["client"]) if "client" in words else (None, ())
     client = client[order] if client is not None else None
-    return Dataset(path.name, x, y[order], n - int(test.sum()), classes, client, names)
+    kind: Task = "classify" if numbers is None else "regress"
+    many, said = n - int(test.sum()), task is not None
+    return Dataset(path.name, x, y[order], many, classes, client, names, task=kind, task_given=said)
+
+
+def _numbers_of_csv(
+    path: Path, label: str, words: list[str], task: Task | None
+) -> NDArray[np.float32] | None:
+    """The label column as numbers to predict; None where its cells name classes."""
+    if task in ("multilabel", "sequence"):
+        raise InputError(
+            f"{path}: task {task}, but a .csv file has one label for each row: save an .npz file"
+        )
+    if task == "classify":
+        return None
+    try:
+        values = np.array(words, np.float64)
+    except ValueError:
+        if task is None:
+            return None
+        wrong = next(i for i, word in enumerate(words) if not _is_number(word))
+        raise InputError(
+            f"{path}, example {wrong + 1}, column {label}: {words[wrong]!r} is no number, but the "
+            "task is regress: correct or drop the row"
+        ) from None
+    if task is None and targets.infer([values]) != "regress":
+        return None
+    try:
+        return targets.read_numbers(f"column {label}", values, len(words), "regress")
+    except InputError as err:
+        raise InputError(f"{path}: {err}") from None
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 # --- synthetic ---------------------------------------------------------------------------------

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedmaba.data import datasets, partition
+from fedmaba.data import datasets, partition, trees
 from fedmaba.data.attack import Attack, Hostile
 from fedmaba.data.datasets import Dataset
 from fedmaba.data.partition import Split
@@ -86,7 +87,7 @@ class Federation:
 
     def check(self) -> None:
         """Refuse a split made by hand that no run can use."""
-        n, many = self.n_clients, len(self.data.x)
+        n, many = self.n_clients, len(self.data.y)
         taken = np.zeros(many, bool)
         for name in partition.PARTS:
             part: ClientRows = getattr(self, name)
@@ -115,9 +116,12 @@ class Federation:
             raise InputError("no client has a test example: hold some out")
 
     def labels(self) -> NDArray[np.int32] | None:
-        """(N, C) training examples of each client and class; None where that is a huge table."""
+        """(N, C) training examples of each client and class.
+
+        None where that is a huge table, or where targets are no classes.
+        """
         n, c = self.n_clients, len(self.data.classes)
-        if n * c > 10_000_000:
+        if n * c > 10_000_000 or self.data.task != "classify":
             return None
         owner = np.repeat(np.arange(n), self.train.size)
         flat = np.bincount(owner * c + self.data.y[self.train.index], minlength=n * c)
@@ -144,6 +148,8 @@ class Federation:
         """Split a data set over clients; `spec` as in `fedmaba list partitions`."""
         if isinstance(data, str):
             data = datasets.load(data)
+        if data.task != "classify":
+            partition.refuse_by_label(spec, data.target.in_words())
         split = partition.split(
             data.y,
             data.n_train,
@@ -160,14 +166,15 @@ class Federation:
     @classmethod
     def from_arrays(
         cls,
-        x: ArrayLike,
+        x: Any,
         y: ArrayLike,
         client: ArrayLike,
         seed: int = 0,
         validation: float = 0.0,
+        task: str | None = None,
     ) -> Federation:
         """Your own examples with their owners; a fifth of each client's are its test examples."""
-        data = datasets.from_arrays(x, y, client)
+        data = datasets.from_arrays(x, y, client, task=task)
         return cls.make(data, "given", seed=seed, test="local", validation=validation)
 
 
@@ -175,6 +182,12 @@ def attacked(
     federations: dict[int, Federation], attack: Attack, share: float
 ) -> dict[int, Federation]:
     """The same federations, by seed, with a share of each one's clients hostile."""
+    data = next(iter(federations.values())).data
+    if attack.flip and data.task != "classify":
+        raise InputError(
+            f"attack labels=flip, but the targets are {data.target.in_words()} (task "
+            f"{data.task}): only classes can be flipped; choose another attack, as update=-1"
+        )
     out = {
         seed: _without_tests(fed, Hostile.draw(attack, share, fed.n_clients, seed))
         for seed, fed in federations.items()
@@ -204,7 +217,7 @@ def _flipped(federations: dict[int, Federation]) -> dict[int, Federation]:
     copied = np.unique(np.concatenate(taken))
     more = replace(
         data,
-        x=np.concatenate([data.x, data.x[copied]]),
+        x=trees.mapped(lambda v: np.concatenate([v, v[copied]]), data.x),
         y=np.concatenate([data.y, len(data.classes) - 1 - data.y[copied]]),
         client=None if data.client is None else np.append(data.client, data.client[copied]),
     )
@@ -212,7 +225,7 @@ def _flipped(federations: dict[int, Federation]) -> dict[int, Federation]:
     for seed, fed in federations.items():
         assert fed.hostile is not None
         train = tuple(
-            len(data.x) + np.searchsorted(copied, rows) if lies else rows
+            len(data.y) + np.searchsorted(copied, rows) if lies else rows
             for rows, lies in zip(fed.split.train, fed.hostile.who, strict=True)
         )
         out[seed] = replace(fed, data=more, split=replace(fed.split, train=train))

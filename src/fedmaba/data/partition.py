@@ -140,6 +140,16 @@ def parse_partition(spec: str) -> tuple[str, float]:
     return name, value
 
 
+def refuse_by_label(spec: str, targets: str) -> None:
+    """Refuse a scheme that divides by class label; `targets` says what there is instead."""
+    name, _ = parse_partition(spec)
+    if name in ("shards", "dirichlet"):
+        raise InputError(
+            f"partition {spec} divides by class label, but the targets are {targets}: say "
+            "--partition iid or sizes, or name each example's client in the data"
+        )
+
+
 def _cut(flat: IntArray, offsets: IntArray) -> tuple[IntArray, ...]:
     """Views of a flat array, one per client."""
     return tuple(flat[a:b] for a, b in pairwise(offsets.tolist()))

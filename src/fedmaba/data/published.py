@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,8 +67,9 @@ class Published:
     files: tuple[_File, ...]  # plain files, training ones first
     classes: tuple[str, ...]
     shape: tuple[int, int, int] = (1, 28, 28)
-    mean: tuple[float, ...] = (0.0,)  # per channel, of pixels / 255
-    std: tuple[float, ...] = (1.0,)
+    mean: tuple[float, ...] = (0.2860,)  # per channel, of pixels / 255, of its training images
+    std: tuple[float, ...] = (0.3530,)
+    usual: str = "scale"  # how pixels become inputs, unless a run says
     labels: tuple[str, ...] = ()  # label lists of a Python batch, in a *.bin record's order
     label: int = -1  # which of them is learnt
     files_of: str = ""  # the set that these files belong to, if it goes by another name
@@ -110,11 +111,8 @@ large_man-made_outdoor_things large_natural_outdoor_scenes large_omnivores_and_h
 medium_mammals non-insect_invertebrates people reptiles small_mammals trees vehicles_1 vehicles_2"""
 _ZALANDO = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
-_COLOUR: dict[str, Any] = {
-    "shape": (3, 32, 32),
-    "mean": (0.4914, 0.4822, 0.4465),
-    "std": (0.2023, 0.1994, 0.2010),
-}
+_CIFAR10_PIXELS = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))  # mean, std
+_CIFAR100_PIXELS = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 _SAMPLE_FILES = _table("""
 train-images-idx3-ubyte 4704016 cf313073c7eb485392848071d5c433571d7166043e971e3345b095cc30518084
 train-labels-idx1-ubyte 6008 097b93fbcf9bd5bc648b1a457ddc55c9e4ab49afb33f9ecae8ce068399a75e3a
@@ -166,7 +164,9 @@ PUBLISHED = {
         "60,000 colour images, 10 classes (50,000 train, 10,000 test); Krizhevsky 2009",
         _CIFAR10_FILES,
         tuple(_CIFAR10.split(",")),
-        **_COLOUR,
+        (3, 32, 32),
+        *_CIFAR10_PIXELS,
+        usual="cifar10",
         labels=("labels",),
         urls=(_TORONTO + _ARCHIVES[0].name,),
         folders=("cifar-10-batches-bin",),
@@ -178,7 +178,9 @@ PUBLISHED = {
         "60,000 colour images, 100 fine classes (50,000 train, 10,000 test); Krizhevsky 2009",
         _CIFAR100_FILES,
         tuple(_CIFAR100.split()),
-        **_COLOUR,
+        (3, 32, 32),
+        *_CIFAR100_PIXELS,
+        usual="cifar10",
         labels=("coarse_labels", "fine_labels"),
         urls=(_TORONTO + _ARCHIVES[2].name,),
         folders=("cifar-100-binary",),
@@ -194,6 +196,45 @@ PUBLISHED["cifar100-coarse"] = replace(
     label=0,
     files_of="cifar100",
 )
+
+
+NORMALISE = {
+    "scale": "pixels / 255",
+    "standard": "pixels / 255, minus the set's own mean, divided by its standard deviation",
+    "cifar10": "the same with CIFAR-10's mean and deviation, also for CIFAR-100",
+}
+
+
+class Normalisation(NamedTuple):
+    """How pixels become inputs: (pixel / 255 - mean) / std, channel by channel."""
+
+    name: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def in_words(self) -> str:
+        """One line for the record of a run."""
+        if self.name == "scale":
+            return "scale: pixels / 255"
+        mean, std = (" ".join(f"{v:.4f}" for v in values) for values in (self.mean, self.std))
+        return f"{self.name}: (pixels / 255 - {mean}) / {std}"
+
+
+def normalisation(spec: Published, how: str | None) -> Normalisation:
+    """How the pixels of a set become inputs; None: as is usual for the set."""
+    name, channels = how or spec.usual, spec.shape[0]
+    if name == "scale":
+        return Normalisation(name, (0.0,) * channels, (1.0,) * channels)
+    if name == "standard":
+        return Normalisation(name, spec.mean, spec.std)
+    if name != "cifar10":
+        raise unknown("normalise", name, NORMALISE)
+    if channels != 3:
+        raise InputError(
+            f"normalise={name!r} is for colour images, but {spec.name} is grey: say scale or "
+            "standard"
+        )
+    return Normalisation(name, *_CIFAR10_PIXELS)
 
 
 # --- reading published files -------------------------------------------------------------------
@@ -366,7 +407,9 @@ def find_files(spec: Published, folder: Traversable) -> Found:
     return {}
 
 
-def read_arrays(spec: Published, found: Found) -> tuple[FloatArray, IntArray, int]:
+def read_arrays(
+    spec: Published, found: Found, inputs: Normalisation
+) -> tuple[FloatArray, IntArray, int]:
     """x, y and the number of training rows, read with one file in memory at a time."""
     first, n, n_train = {}, {True: 0, False: 0}, 0  # first row of each file; rows so far
     head = {True: 8, False: 0 if spec.labels else 16}  # an idx header: of labels, of images
@@ -379,7 +422,8 @@ def read_arrays(spec: Published, found: Found) -> tuple[FloatArray, IntArray, in
     x, y = np.empty((n[False], *spec.shape), np.float32), np.empty(n[False], np.int64)
     level = np.arange(256, dtype=np.float32) / np.float32(255)  # (256,)
     tables = [
-        (level - np.float32(m)) / np.float32(s) for m, s in zip(spec.mean, spec.std, strict=True)
+        (level - np.float32(m)) / np.float32(s)
+        for m, s in zip(inputs.mean, inputs.std, strict=True)
     ]
     for file, raw in _read(spec, found):
         if "labels" in file.name:

@@ -18,15 +18,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedmaba.data import trees
 from fedmaba.data.datasets import Dataset
+from fedmaba.data.targets import TargetKind, check_task
 from fedmaba.deploy.kept_vectors import KeptVectors, Told, Vectors
 from fedmaba.deploy.validation import printable, some_names
 from fedmaba.errors import InputError
 from fedmaba.rows import LossFn, compile, models
 from fedmaba.rows.batchnorm import Choice, too_few
 from fedmaba.rows.cuda_graphs import GraphCache
+from fedmaba.rows.tasks import FUNCTIONS, TaskFunctions
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation.augmentation import Augmentation, parse_augment
+from fedmaba.simulation.engine import load_examples, lower_is_better
 from fedmaba.simulation.local_training import (
     MetricFn,
     Pool,
@@ -73,8 +77,31 @@ class LocalClient:
             raise InputError(f"classes={printable(given)!r}: give a list of names, each once")
         return tuple(map(str, given))
 
-    def labels(self) -> NDArray[np.int64]:
-        """(n,) this site's labels, numbered as the whole federation numbers them."""
+    @cached_property
+    def target(self) -> TargetKind:
+        """What the model is to predict: the same at all sites."""
+        found = self.data.target
+        if found.task == "classify":
+            return replace(found, outputs=len(self.agreed))
+        if found.task != "sequence":
+            return found
+        if self.classes is None:
+            raise InputError(
+                f"the task is sequence, and this site's targets reach {found.outputs - 1}: give "
+                "client_app(classes=...), the number of classes of all sites together"
+            )
+        many = self.classes if isinstance(self.classes, int) else len(self.agreed)
+        if int(self.data.y.max()) >= many:
+            raise InputError(
+                f"target {int(self.data.y.max())} of this site, but the federation has {many} "
+                "classes, from 0: correct the file, or the number at all sites"
+            )
+        return replace(found, outputs=many)
+
+    def labels(self) -> NDArray[Any]:
+        """(n,) this site's labels by the federation's numbers, or its targets of another kind."""
+        if self.data.task != "classify":
+            return self.data.y
         y, own, agreed = self.data.y, self.data.classes, self.agreed
         used = np.unique(y)
         wrong = [str(k) for k in used if not 0 <= k < len(own)]
@@ -86,7 +113,8 @@ class LocalClient:
                 f"{some_names(agreed, 12)}: correct the file, or the list at all sites"
             )
         number = np.array([place.get(name, -1) for name in own], np.int64)
-        return number[y]
+        numbered: NDArray[np.int64] = number[y]
+        return numbered
 
     def train(self, weights: Arrays, task: Mapping[str, Any]) -> tuple[Arrays, dict[str, float]]:
         """Train; return the model and what the server is told: examples, loss, accuracy."""
@@ -167,8 +195,11 @@ class LocalClient:
         """The model as one row with these weights, and the data as a pool."""
         make = models.find_factory(self.model) if isinstance(self.model, str) else self.model
         data, device = self.data, torch.device(self.device)
-        labels = self.labels()
-        net = models.build_model(make, data.x.shape[1:], len(self.agreed), 0, self.batchnorm)
+        labels, free = self.labels(), self.loss is not None and self.metric is not None
+        kind = self.target
+        net = models.build_model(
+            make, data.shape, kind.outputs, 0, self.batchnorm, target=kind, free=free
+        )
         sent = models.sent_weights(net)
         here = {name: value for name, value in net.state_dict().items() if name not in sent}
         if extra := set(weights) & set(here):
@@ -182,9 +213,10 @@ class LocalClient:
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"the server's model is not this site's: {reason}") from error
-        x, y = torch.from_numpy(data.x).to(device), torch.from_numpy(labels).to(device)
-        net = net.to(device)
-        rows = compile(net, x[: max(2, min(minibatch, len(x)))], self.loss)
+        x, y = load_examples(net, make, data, device, torch.float32, labels)
+        net, many = net.to(device), max(2, min(minibatch, len(y)))
+        example = trees.mapped(lambda v: v[:many], x)
+        rows = compile(net, example, self.loss or self._usual.loss, target=y[:many])
         pool = Pool(rows.prepare(x), y, torch.arange(data.n_train, device=device))
         return rows, rows.layout.pack(net.cpu())[None].to(device), pool
 
@@ -210,14 +242,15 @@ class LocalClient:
         """The random changes of images that the server asks for."""
         if "augment" not in task:
             return None
-        found, x = parse_augment(str(task["augment"])), self.data.x
-        found.check(x.shape[1:], images=x.dtype.kind == "f")
+        found = parse_augment(str(task["augment"]))
+        found.check(self.data.shape)
         return found
 
     def _scores(self, rows: Any, flat: Tensor, pool: Pool, a: int, b: int) -> tuple[float, float]:
         """Mean loss and score over rows a..b of the pool."""
         index = torch.arange(a, b, device=flat.device)
-        losses, scores = evaluate(rows, flat, index, pool.x, pool.y, Workers(1), self.metric)
+        metric = self.metric or self._usual.metric
+        losses, scores = evaluate(rows, flat, index, pool.x, pool.y, Workers(1), metric)
         return float(losses.double().mean()), float(scores.double().mean())
 
     def _mean_loss(self, rows: Any, flat: Tensor, pool: Pool) -> float:
@@ -225,11 +258,15 @@ class LocalClient:
         return self._scores(rows, flat, pool, 0, self.data.n_train)[0]
 
     def _test(self, rows: Any, flat: Tensor, pool: Pool) -> dict[str, float]:
-        """Accuracy on the test rows."""
-        if self.data.n_train == len(self.data.x):
+        """Accuracy on the test rows; "error" where the lower score is the better one."""
+        if self.data.n_train == len(self.data.y):
             return {}
-        _, accuracy = self._scores(rows, flat, pool, self.data.n_train, len(self.data.x))
-        return {"accuracy": accuracy}
+        _, score = self._scores(rows, flat, pool, self.data.n_train, len(self.data.y))
+        return {"error" if lower_is_better(self.data.task, self.metric) else "accuracy": score}
+
+    @property
+    def _usual(self) -> TaskFunctions:
+        return FUNCTIONS[self.data.task]
 
 
 def _arrays(rows: Any, flat: Tensor) -> Arrays:
@@ -253,11 +290,15 @@ def first_model(
     classes: int,
     seed: int,
     batchnorm: Choice = "refuse",
+    task: str | None = None,
 ) -> Arrays:
     """The initial weights of a model by name, those of the simulator's run with this seed.
 
-    Only what is sent: frozen weights and what sites keep are not among them.
+    Only what is sent: frozen weights and what sites keep are not among them. Only sites know the
+    shape of targets, so for tasks other than classify they check whether the model fits.
     """
     make = models.find_factory(model) if isinstance(model, str) else model
-    state = models.sent_weights(models.build_model(make, shape, classes, seed, batchnorm))
+    target = TargetKind(check_task(task) or "classify", (), classes)
+    net = models.build_model(make, shape, classes, seed, batchnorm, target=target, free=True)
+    state = models.sent_weights(net)
     return {name: value.detach().cpu().numpy() for name, value in state.items()}

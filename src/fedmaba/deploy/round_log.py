@@ -20,7 +20,7 @@ def no_reply_counted(server: FederationServer) -> str:
 
 
 def round_lines(report: Mapping[str, Any]) -> list[str]:
-    """A round for people: how accuracy spreads, what the strategy shows, then a line per site."""
+    """A round for people: the spread of scores, the strategy's numbers, then a line per site."""
     info = "".join(f", {k} {v:.3g}" for k, v in report["info"].items() if v is not None)
     count = len(report["sites"])
     lines = [f"round {report['round']}: {count} sites, {spread(report)}{info}"]
@@ -28,6 +28,8 @@ def round_lines(report: Mapping[str, Any]) -> list[str]:
         cells = [f"  {site:<16}"]
         if row["accuracy"] is not None:
             cells.append(f"accuracy {100 * row['accuracy']:5.1f} %")
+        if row.get("error") is not None:
+            cells.append(f"error {row['error']:.4g}")
         if row["loss"] is not None:
             cells.append(f"loss {row['loss']:.3f}")
         if row["weight"] is not None:
@@ -40,5 +42,8 @@ def spread(report: Mapping[str, Any]) -> str:
     """How accuracy spreads over the sites, in a few words."""
     if "variance" not in report:
         return "no accuracy reported"
+    if "error" in report:
+        worst, variance = (f"{report[key]:.4g}" for key in ("worst", "variance"))
+        return f"error {report['error']:.4g}, worst {worst}, variance {variance}"
     mean, worst = report["accuracy"], report["worst"]
     return f"accuracy {mean:.1f} %, worst {worst:.1f} %, variance {report['variance']:.1f}"

@@ -30,13 +30,15 @@ from fedmaba.deploy.validation import SITE, Arrays, Reply, is_statistic
 from fedmaba.errors import InputError
 from fedmaba.results import run_folder
 from fedmaba.results.history import History
-from fedmaba.results.metrics import fairness
+from fedmaba.results.metrics import OF_TASK, PERCENT, every
 from fedmaba.strategies import deployed as average
 from fedmaba.strategies.base import IntArray, Replies, State, call_weigh, still_kept
 
 Task = dict[str, int | float | str | bool]
 META = ("terms", "sites", "owners", "changes", "counted", "refused")  # of a checkpoint
 PAST = ("kept", "kept_client", "kept_round")  # arrays of a checkpoint: changes of past rounds
+# as in a state of version 0.1, which lacks them
+NEWER_TERMS = {"batchnorm": None, "schedule": None, "rounds": None}
 OTHER = "choose another state folder"
 REMEDY = "fix it, then run again with the same state; what was saved before is whole"
 
@@ -102,7 +104,7 @@ class FederationServer:
     @property
     def lr(self) -> float:
         """The local step size of this round."""
-        return float(self.settings.lr * self.settings.lr_decay**self.round)
+        return self.settings.lr_in_round(self.round)
 
     def round_id(self) -> str:
         """The text that ties a reply to this round and this model."""
@@ -165,12 +167,13 @@ class FederationServer:
                     "loss": r.loss,
                     "accuracy": r.accuracy,
                     "examples": r.count,
+                    **({} if r.error is None else {"error": r.error}),
                 }
                 for r in replies
             },
             "refused": refused,
         }
-        report |= accuracy_spread({r.site: r.accuracy for r in replies})
+        report |= score_spread([r.accuracy for r in replies], [r.error for r in replies])
         if self.site_names.changes:
             report["names"], self.site_names.changes = self.site_names.changes, []
         self.round += 1
@@ -292,12 +295,7 @@ class FederationServer:
         lacks += [key for key in PAST if key not in arrays]
         if lacks:
             raise InputError(f"{path} is no state of this version, it lacks {lacks[0]!r}: {OTHER}")
-        mine = self.settings.to_json()
-        for key, value in meta["terms"].items():
-            if key in mine and mine[key] != value:
-                raise InputError(
-                    f"{path} was begun with {key}={value}, but this run has {mine[key]}: {OTHER}"
-                )
+        require_same_terms(str(path), meta["terms"], self.settings)
         saved = {
             kind: {n[len(kind) :]: a.copy() for n, a in arrays.items() if n.startswith(kind)}
             for kind in ("model/", "deployed/", "state/")
@@ -351,13 +349,34 @@ def _forms(model: Arrays) -> dict[str, tuple[Any, ...]]:
     return {name: (value.shape, value.dtype) for name, value in model.items()}
 
 
-def accuracy_spread(accuracy: Mapping[str, float | None]) -> dict[str, Any]:
-    """How accuracy spreads over the sites that reported one, in percent; {} if none did."""
-    known = np.array([a for a in accuracy.values() if a is not None], np.float64)
+def require_same_terms(what: str, before: Mapping[str, Any], settings: FederationSettings) -> None:
+    """Refuse to go on with other settings than those that a state was made with."""
+    mine = settings.to_json()
+    before = mine | NEWER_TERMS | dict(before)
+    for key, value in mine.items():
+        if before[key] != value:
+            raise InputError(
+                f"{what} was begun with {key}={before[key]}, but this run has {value}: {OTHER}"
+            )
+
+
+ERROR = OF_TASK["regress"].unit(False)  # as a site reports it
+
+
+def score_spread(accuracy: Iterable[float | None], error: Iterable[float | None]) -> dict[str, Any]:
+    """How accuracy, in percent, or else error spreads over the sites; {} where none told any.
+
+    The worst sites are those of the lowest accuracy or the highest error.
+    """
+    right, wrong = ([v for v in values if v is not None] for values in (accuracy, error))
+    known = np.array(right or wrong, np.float64)
     if not len(known):
         return {}
-    found = fairness(known, np.zeros(len(known)), np.ones(len(known), np.int64))
-    return {key: float(getattr(found, key)) for key in ("variance", "accuracy", "worst", "best")}
+    unit, name = (PERCENT, "accuracy") if right else (ERROR, "error")
+    sizes = np.ones(len(known), np.int64)
+    (found,) = every(known[None], np.zeros((1, len(known))), sizes, 0.05, unit)
+    spread = {key: float(getattr(found, key)) for key in ("variance", "worst", "best")}
+    return {"variance": spread["variance"], name: float(found.accuracy), **spread}
 
 
 def _statistics(

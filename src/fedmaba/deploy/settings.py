@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
 from fedmaba.errors import InputError
+from fedmaba.simulation.augmentation import parse_augment
+from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.strategies import deployed as average
 from fedmaba.strategies import parse
 from fedmaba.strategies.base import Strategy
@@ -26,6 +29,8 @@ class FederationSettings:
     deploy: str | None = None  #      which model is handed out; None: the strategy's own
     batchnorm: str | None = None  #   average: statistics are weighed as the model is; local: sites
     #                                 keep them; None: they are averaged by size
+    schedule: str | None = None  #    of the step size over rounds, instead of lr_decay
+    rounds: int | None = None  #      how many there will be; None: nobody said
 
     def __post_init__(self) -> None:
         if self.batchnorm not in BATCHNORM:
@@ -36,20 +41,39 @@ class FederationSettings:
         if not 0 < self.lr_decay <= 1:
             raise InputError(f"lr_decay={self.lr_decay}: it must lie above 0 and at most at 1")
         average.parse_rule(self.average)
+        round_schedule(self.schedule, self.lr_decay)
+        if average.needs_validation(self.average):
+            raise InputError(
+                f"deploy={self.average!r} picks a round on validation data, which a server on "
+                "Flower does not have: say last, average, poly:K or ema:B"
+            )
+        if self.strategy.needs().loss == "held":
+            raise InputError(
+                f"{self.strategy.label()} weighs by validation losses, which sites do not send: "
+                "choose another loss, as loss_at=start"
+            )
 
     @property
     def average(self) -> str:
         return self.deploy or self.strategy.deploy
 
+    def lr_in_round(self, t: int) -> float:
+        """The local step size of round t, from 0."""
+        schedule = round_schedule(self.schedule, self.lr_decay)
+        return float(self.lr * schedule.factor(t, self.rounds or t + 1))
+
     def to_json(self) -> dict[str, Any]:
         """The settings that a saved state must have been made with."""
+        planned = round_schedule(self.schedule, self.lr_decay).shape == "cosine"
         return {
             "strategy": self.strategy.label(),
             "seed": self.seed,
             "lr": self.lr,
             "lr_decay": self.lr_decay,
             "deploy": self.average,
-            **({} if self.batchnorm is None else {"batchnorm": self.batchnorm}),
+            "batchnorm": self.batchnorm,
+            "schedule": self.schedule,
+            "rounds": self.rounds if planned else None,
         }
 
 
@@ -104,3 +128,13 @@ def check_numbers(low: int, whole: bool = False, **values: object) -> None:
         number = isinstance(value, kind) and not isinstance(value, bool)
         if not number or not low <= float(value) < math.inf:  # type: ignore[arg-type]
             raise InputError(f"{name}={value!r}: it must be {words} from {low} on")
+
+
+def check_training(config: Mapping[str, Any]) -> None:
+    """Refuse settings of local training that no site could follow, before any is asked."""
+    known = {key: config[key] for key in ("epochs", "minibatch") if key in config}
+    check_numbers(1, whole=True, **known)
+    Optimiser.from_task(config)
+    parse_schedule(str(config.get("step-schedule", "constant")), "step-schedule")
+    if "augment" in config:
+        parse_augment(str(config["augment"]))

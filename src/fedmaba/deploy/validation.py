@@ -64,6 +64,7 @@ class Reply:
     count: int
     loss: float | None = None
     accuracy: float | None = None  #    of the model it received, where the site reports one
+    error: float | None = None  #       the same where the lower score is the better one
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,8 @@ class ReplyValidator:
             raise Refused(f"it says site {site!r}, but this node is {known!r}")
         count = self._count(raw.numbers)
         loss = self._loss(raw.numbers)
-        accuracy = read_number(raw.numbers, "accuracy", 0.0, 1.0)
-        return Reply(raw.node, site, self._model(raw.arrays), count, loss, accuracy)
+        accuracy, error = read_score(raw.numbers)
+        return Reply(raw.node, site, self._model(raw.arrays), count, loss, accuracy, error)
 
     def _count(self, numbers: Mapping[str, object]) -> int:
         count = numbers.get("num-examples")
@@ -244,6 +245,14 @@ def read_number(
             f"{key} is {printable(value)}: it must be finite and lie in {low:g}..{high:g}"
         )
     return float(value)
+
+
+def read_score(numbers: Mapping[str, object]) -> tuple[float | None, float | None]:
+    """How a model serves a site: its accuracy, or its error, or neither; else Refused."""
+    accuracy, error = read_number(numbers, "accuracy", 0.0, 1.0), read_number(numbers, "error", 0.0)
+    if accuracy is not None and error is not None:
+        raise Refused("it sent accuracy and error: send one of them")
+    return accuracy, error
 
 
 def some_names(items: Iterable[str], few: int = 3) -> str:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from fedmaba import strategies
-from fedmaba.data import attack, datasets, partition
+from fedmaba.data import attack, datasets, partition, published
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
+from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.strategies import deployed
 
@@ -73,7 +75,7 @@ def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
         "data.name": datasets.check_name,
         "model": _model,
         "train.step_schedule": partial(parse_schedule, what="step_schedule"),
-        "train.augment": _augment,
+        "train.augment": parse_augment,
     }
     for name, read in words.items():
         value = _at(tree, name)
@@ -87,6 +89,26 @@ def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
     clients, m = (_whole(_at(tree, name)) for name in ("data.clients", "train.participants"))
     if clients is not None and m is not None and 0 < clients < m:
         yield f"participants={m}, but clients={clients}: lower it or say 'all'"
+    yield from _unfit_for_data(tree)
+
+
+def _unfit_for_data(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the data cannot give; wrong words were told of already."""
+    name, how, share, rule = (
+        _at(tree, key)
+        for key in ("data.name", "data.normalise", "data.validation", "server.deploy")
+    )
+    with suppress(InputError):
+        datasets.check_name(str(name or "sample"))
+        if isinstance(how, str) and how in published.NORMALISE:
+            try:
+                datasets.check_normalise(str(name or "sample"), how)
+            except InputError as error:
+                yield str(error)
+    with suppress(InputError):
+        held = partition.parse_share(str(share or "0%")) > 0
+        if not held and isinstance(rule, str) and deployed.needs_validation(rule):
+            yield deployed.no_validation(rule)
 
 
 def _training_problems(train: object) -> Iterator[str]:
@@ -100,12 +122,6 @@ def _training_problems(train: object) -> Iterator[str]:
             look(read)
         except InputError as error:
             yield str(error)
-
-
-def _augment(text: str) -> None:
-    from fedmaba.simulation import augmentation
-
-    augmentation.parse_augment(text)
 
 
 def _model(name: str) -> None:

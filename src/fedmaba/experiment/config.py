@@ -24,6 +24,7 @@ from pydantic import (
 
 from fedmaba.errors import InputError, unknown
 from fedmaba.results import files
+from fedmaba.simulation.optimiser import Name as OptimiserName
 
 Count = int | None
 MAX_COUNT = 10**9  # of rounds, clients, steps and the like
@@ -101,8 +102,19 @@ class Data(Section):
     test: Literal["official", "local"] | None = option(
         None, "--test", "official test set, or local: a fifth of each client's data"
     )
+    task: Literal["classify", "regress", "multilabel", "sequence"] | None = newer_option(
+        None,
+        "--task",
+        "what to predict: classify, regress, multilabel or sequence [as the targets say]",
+    )
     validation: str = option(
         "0%", "--validation", "share of each client's training data to keep for validation"
+    )
+    normalise: Literal["scale", "standard", "cifar10"] | None = newer_option(
+        None,
+        "--normalise",
+        "how pixels become inputs: scale (/ 255), standard (the set's own mean and deviation), "
+        "cifar10 (CIFAR-10's) [Fashion-MNIST scale; CIFAR cifar10]",
     )
 
     _named = field_validator("dir")(named)
@@ -133,7 +145,7 @@ class Train(Section):
     step_schedule: str = newer_option(
         "constant", "--step-schedule", "step size over the steps of a round, in the same words"
     )
-    optimiser: Literal["sgd", "nesterov", "adam", "adamw"] = newer_option(
+    optimiser: OptimiserName = newer_option(
         "sgd", "--optimiser", "local optimiser: sgd, nesterov, adam or adamw"
     )
     beta1: float = newer_option(0.9, "--beta1", "Adam's memory of gradients", ge=0, lt=1)
@@ -189,7 +201,8 @@ class Server(Section):
     deploy: str | None = option(
         None,
         "--deploy",
-        "model handed out: last, average, poly:K, ema:B [the strategy's: poly:8, AFL average]",
+        "model handed out: last, average, poly:K, ema:B, best:accuracy, best:fair "
+        "[the strategy's: poly:8, AFL average]",
     )
 
 
@@ -256,11 +269,20 @@ class Experiment(Section):
     machine: Machine = Machine()
     save: Save = Save()
 
+    @field_validator("init")
+    @classmethod
+    def _file(cls, value: str | None) -> str | None:
+        if value is not None and not value.strip():
+            raise ValueError("it is empty: name a .safetensors file, or leave it out")
+        return value
+
     @model_validator(mode="before")
     @classmethod
     def _older(cls, tree: Any) -> Any:
         """Accept files of earlier versions, which named a share even without an attack."""
-        if tree.get("attack") == {"share": "10%"} and cls.model_fields.keys() <= tree.keys():
+        newer = {key.path[0] for key in options() if key.newer and len(key.path) == 1}
+        whole = cls.model_fields.keys() - newer <= tree.keys()
+        if tree.get("attack") == {"share": "10%"} and whole:
             return {key: value for key, value in tree.items() if key != "attack"}
         return tree
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 import fedmaba
 from fedmaba import strategies
@@ -26,9 +27,11 @@ from fedmaba.errors import InputError
 from fedmaba.experiment import config
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.driver import drive
+from fedmaba.experiment.initial import given_weights
 from fedmaba.results import run_folder
 from fedmaba.results.array_files import Arrays
 from fedmaba.results.history import History, RunHistory
+from fedmaba.results.metrics import ACCURACY, OF_TASK, Metric
 from fedmaba.rows import LossFn, base, models
 from fedmaba.simulation import distributed, engine
 from fedmaba.simulation.local_training import MetricFn
@@ -45,6 +48,7 @@ class UserObjects:
     model: models.Factory | None = None
     loss: LossFn | None = None
     metric: MetricFn | None = None
+    init: Mapping[str, Any] | nn.Module | None = None
 
 
 @dataclass
@@ -61,6 +65,8 @@ class Session:
     fingerprints: dict[str, str] = field(default_factory=dict)  # of the user's own code
     needs_python_call: bool = False  # no command can name all of its parts
     stopped: bool = False
+    init: str = ""  # the digest of given weights that the runs start from
+    constants: str = ""  # the digest of frozen weights and buffers
     _provenance: dict[str, Any] | None = None
 
     def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
@@ -79,26 +85,16 @@ class Session:
             "weights": [f"{name} {tuple(shape)}" for name, shape in named],
             "order": layout.order_in_words(),
             "made": self.provenance(),
-            **({"constants": constants} if (constants := self._constants()) else {}),
+            **({"constants": self.constants} if self.constants else {}),
         }
 
-    def _constants(self) -> str:
-        """The digest of what training does not change: frozen weights; empty where there are none.
-
-        It tells whether a run is resumed with another base than it was begun with.
-        """
-        digest, found = hashlib.sha256(), base.constants(self.batch.rows.model)
-        for name, value in sorted(found.items()):
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest() if found else ""
-
     def provenance(self) -> dict[str, Any]:
-        """What the numbers come from: the settings, the data and the partition."""
+        """What the numbers come from: settings, data, partition, and given weights."""
         if self._provenance is None:
             data = self.batch.runs[0].federation.data.sha256()
             asked = json.loads(json.dumps(config.result_settings(self.experiment)))
             self._provenance = {"asked": asked, "data": data, "partition": partition_digests(self)}
+            self._provenance |= {"init": self.init} if self.init else {}
         return self._provenance
 
     def restore(self, arrays: Arrays, meta: dict[str, Any], out: Path) -> None:
@@ -241,6 +237,8 @@ def prepare(
         deployed.parse_rule(experiment.server.deploy)
     does, share = _attack(experiment.attack)
     make = own.model or models.find_factory(experiment.model)
+    named = own.init if own.init is not None else experiment.init
+    init = None if named is None else given_weights(named)
     federations = _federations(experiment, own)
     data = next(iter(federations.values())).data
     if does is not None:
@@ -259,13 +257,19 @@ def prepare(
     together = distributed.join()
     if together.count > 1:
         together.alike(_identity_for_ranks(experiment, federations))
-    batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric, together)
+    batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric, together, init)
     tables = [
-        RunHistory(run.strategy.label(), run.seed, rule, run.federation.test.size)
+        RunHistory(
+            run.strategy.label(),
+            run.seed,
+            rule,
+            run.federation.test.size,
+            metric=_metric(data, own.metric),
+        )
         for run, rule in batch.handed_out
     ]
     history = History(tables, experiment.eval.share)
-    notes = [f"model: {batch.rows.path}"]
+    notes = [f"model: {batch.rows.path}", _task_note(data, tables[0].metric, own.metric)]
     if together.count > 1:
         notes.append(f"ranks: {together.count}")
     if (lies := runs[0].federation.hostile) is not None:
@@ -276,13 +280,49 @@ def prepare(
     things = {"model": make, "loss": own.loss, "metric": own.metric}
     code = fingerprints({what: thing for what, thing in things.items() if thing is not None})
     custom = fingerprints({f"strategy {s.name}": type(s) for s in listed})
-    common = _shared_settings(experiment, own, data)
+    started = "" if init is None else init.sha256()
+    constants, frozen = _constants(batch), _frozen_count(batch)
+    if frozen:
+        notes.append(f"frozen: {frozen:,} weights, held once for all clients")
+    also = [digest for digest in (started, constants if frozen else "") if digest]
+    common = _shared_settings(experiment, own, data) + also
     for table, (run, _) in zip(tables, batch.handed_out, strict=True):
         parts = [common, code, custom.get(f"strategy {run.strategy.name}")]
         table.of = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     # A strategy class that a caller passed has only a short name, which no command could find.
     objects = called and (own != UserObjects() or bool(custom))
-    return Session(experiment, batch, history, data, None, notes, [], code | custom, objects)
+    return Session(
+        experiment,
+        batch,
+        history,
+        data,
+        notes=notes,
+        fingerprints=code | custom,
+        needs_python_call=objects,
+        init=started,
+        constants=constants,
+    )
+
+
+def _metric(data: datasets.Dataset, own: MetricFn | None) -> Metric:
+    """What a client's score is: by the task, or as the user's own function says."""
+    if own is None:
+        return OF_TASK[data.task]
+    lower = engine.lower_is_better(data.task, own)
+    name = getattr(own, "__name__", "score").strip("<>_").replace("_", " ")
+    if data.task == "classify" and not lower:
+        return ACCURACY
+    return Metric("score" if name == "lambda" else name, lower, shares=False)
+
+
+def _task_note(data: datasets.Dataset, metric: Metric, own: MetricFn | None) -> str:
+    """The line that says what is predicted, who said so, and how it is judged."""
+    said = "" if data.task_given or data.task == "classify" else " (by the shape and type of y)"
+    way = "lower" if metric.lower else "higher"
+    judged = "" if metric == ACCURACY else f"; {metric.name}, {way} is better"
+    if own is not None and data.task != "classify" and not metric.lower:
+        judged += " (if lower is, set lower_is_better = True on your metric)"
+    return f"task: {data.task}{said}: {data.target.in_words()}{judged}"
 
 
 def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:
@@ -295,25 +335,36 @@ def _federations(experiment: Experiment, own: UserObjects) -> dict[int, Federati
     """The clients of each seed."""
     seeds, asked = experiment.seed_list(), experiment.data
     if isinstance(own.data, Federation):
-        for key in ("partition", "clients", "test", "validation", "dir"):
+        _same_task(asked.task, own.data.data)
+        for key in ("partition", "clients", "test", "validation", "normalise", "dir"):
             if (value := getattr(asked, key)) != config.Data.model_fields[key].default:
                 raise InputError(
                     f"{key}={value!r}: a Federation is split already: leave it out, or give arrays"
                 )
         return dict.fromkeys(seeds, own.data)
     folder = None if asked.dir is None else Path(asked.dir)
-    data = own.data or datasets.load(asked.name, folder)
+    data = own.data or datasets.load(asked.name, folder, normalise=asked.normalise, task=asked.task)
+    _same_task(asked.task, data)
     given = data.client is not None
     spec = asked.partition or ("given" if given else "shards:2")
     clients = asked.clients
     if clients is None and spec != "given":
         clients = 20 if data.name == "sample" else 100
-    test = asked.test or ("official" if data.n_train < len(data.x) else "local")
+    test = asked.test or ("official" if data.n_train < len(data.y) else "local")
     share = partition.parse_share(asked.validation)
     return {
         seed: Federation.make(data, spec, clients, seed, test=test, validation=share)
         for seed in seeds
     }
+
+
+def _same_task(asked: str | None, data: datasets.Dataset) -> None:
+    """Refuse another task than that of data which were made in Python."""
+    if asked not in (None, data.task):
+        raise InputError(
+            f"task={asked!r}, but the data given are for {data.task}: leave it out, or give "
+            "from_arrays(..., task=...)"
+        )
 
 
 def _plan(experiment: Experiment) -> engine.Plan:
@@ -339,6 +390,23 @@ def _plan(experiment: Experiment) -> engine.Plan:
         chunk=machine.chunk,
         threads=machine.threads,
     )
+
+
+def _frozen_count(batch: engine.Batch) -> int:
+    """How many weights are frozen."""
+    return sum(p.numel() for p in batch.rows.model.parameters() if not p.requires_grad)
+
+
+def _constants(batch: engine.Batch) -> str:
+    """The digest of what training does not change; empty where there is no such thing.
+
+    It tells whether a run is resumed with another base than it was begun with.
+    """
+    digest, found = hashlib.sha256(), base.constants(batch.rows.model)
+    for name, value in sorted(found.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest() if found else ""
 
 
 def _shared_settings(
@@ -375,6 +443,7 @@ def require_same_experiment(
         if key.split(".")[0] != apart
     ]
     other += [key for key in ("data", "partition") if made[key] != mine[key]]
+    other += ["init"] if made.get("init") != mine.get("init") else []
     if other:
         raise InputError(
             f"{out}: its newest checkpoint is not of this experiment ({', '.join(other)}): restore "
@@ -384,7 +453,7 @@ def require_same_experiment(
 
 def environment(batch: engine.Batch) -> dict[str, object]:
     """The device and the versions that produce a result."""
-    device, cuda = batch.pool.x.device, batch.pool.x.is_cuda
+    device, cuda = batch.pool.y.device, batch.pool.y.is_cuda
     return {
         "device": torch.cuda.get_device_name(device) if cuda else platform.machine() or "cpu",
         "versions": {

@@ -24,6 +24,7 @@ from fedmaba.data.federation import Federation
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.experiment import checks, config
 from fedmaba.experiment.config import Experiment
+from fedmaba.experiment.initial import Init
 from fedmaba.experiment.session import (
     Session,
     UserObjects,
@@ -49,6 +50,7 @@ def compare(
     model: str | models.Factory = "mlp",
     loss: LossFn | None = None,
     metric: MetricFn | None = None,
+    init: Init | None = None,
     out: str | Path | None = None,
     **options: Any,
 ) -> History:
@@ -74,14 +76,23 @@ def compare(
         model=None if isinstance(model, str) else model,
         loss=loss,
         metric=metric,
+        init=None if init is None or isinstance(init, str | Path) else init,
     )
     tree["model"] = model if isinstance(model, str) else getattr(model, "__name__", "own")
     config.set_key(tree, "data.name", data if isinstance(data, str) else "own")
+    if init is not None:
+        tree["init"] = str(init) if isinstance(init, str | Path) else "own"
     for name, value in options.items():
         if name not in flags:
             raise unknown("option", name, flags)
         config.set_key(tree, flags[name].name, value)
-    session = prepare(config.build(tree), own, listed)
+    experiment = config.build(tree)
+    if isinstance(data, datasets.Dataset) and experiment.data.normalise is not None:
+        raise InputError(
+            f"normalise={experiment.data.normalise!r}: a Dataset is used as it is: leave it out, "
+            "or name a published set"
+        )
+    session = prepare(experiment, own, listed)
     if out is not None:
         open_run_folder(session, Path(out))
     # Ctrl-C waits for the round if there is a folder to save into and no handler of the caller's.
@@ -220,10 +231,15 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
         "data": {
             "name": data.name,
             "sha256": data.sha256(),
+            "inputs": data.inputs,
             "classes": list(data.classes),
             "clients": list(batch.runs[0].federation.client_names()),
+            "task": data.task,
+            "target": data.target.in_words(),
         },
+        "metric": session.history.runs[0].metric._asdict(),
         "partition": partition_digests(session),
+        **({"init": session.init} if session.init else {}),
         "digest": _digest(session.provenance()),
         "hostile": {
             str(run.seed): np.flatnonzero(lies.who).tolist()
@@ -292,6 +308,11 @@ def _check_same_experiment(
     elif edits := config.changed_keys(made["asked"], mine["asked"]):
         said = config.edited_message(out / run_folder.EXPERIMENT_FILE, edits)
         raise InputError(f"{said}, or choose another --out")
+    if made.get("init") != mine.get("init"):
+        raise InputError(
+            f"the weights of init={session.experiment.init} are others than when {out} was begun: "
+            "restore them, or choose another --out"
+        )
     if made["data"] != mine["data"]:
         raise InputError(f"the data differ from those {out} was begun with: restore them")
     if made["partition"] != mine["partition"]:

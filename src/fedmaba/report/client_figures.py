@@ -32,7 +32,7 @@ def distribution(figure: Any, plot: PlotData) -> None:
         line |= plot.styles[label].marked(3) | {"markevery": plot.every(label, len(values))}
         right.step(values, share, where="post", label=label, **line)
     few = "" if len(thick) == len(plot.labels) else " of the thick rows"
-    below = "accuracy, %" if plot.unit.mark else "accuracy"
+    below = f"{plot.unit.name}, %" if plot.unit.mark else plot.unit.name
     left.set(title=f"Histogram{few}", xlabel=below, ylabel="share of clients, %")
     right.set(title="Cumulative", xlabel=below, ylabel="share of clients, %")
     figure_text.legend(figure, plot, thick)
@@ -49,8 +49,9 @@ def _band(plot: PlotData, values: FloatArray) -> tuple[float, float]:
 def tradeoff(figure: Any, plot: PlotData) -> None:
     """mean accuracy against variance, ± sd over seeds, and the Pareto front"""
     points = plot.points()
-    top = max(at[0, 1] for at in points.values())
-    close = [label for label, at in points.items() if at[0, 1] >= verdict.enough(top, plot.unit)]
+    mean, unit = {label: float(at[0, 1]) for label, at in points.items()}, plot.unit
+    best_mean = verdict.top(mean.values(), unit)
+    close = [label for label in points if verdict.is_near(mean[label], best_mean, unit)]
     narrow = figure.get_figwidth() < HALF * 1.2
     if narrow or len(points) <= FEW or not len(points) / 2 <= len(close) < len(points):
         both = [(figure.subplots(), [*points])]
@@ -77,10 +78,12 @@ def tradeoff(figure: Any, plot: PlotData) -> None:
         left.set_title("All rows")
         right.set_title(f"Frame: within {verdict.near(plot.unit)} of the best mean")
         (x, right_x), (y, top_y) = right.get_xlim(), right.get_ylim()
-        far = max(points[label][0, 1] for label in both[0][1])
-        if far > y:  # it would lie in the frame, and not be shown there
-            y = (far + min(points[label][0, 1] for label in close)) / 2
-            right.set_ylim(y, top_y)
+        away, kept = ([mean[label] for label in some] for some in (both[0][1], close))
+        if unit.lower and min(away) < top_y:  # it would lie in the frame, and not be shown
+            top_y = (min(away) + max(kept)) / 2
+        elif not unit.lower and max(away) > y:
+            y = (max(away) + min(kept)) / 2
+        right.set_ylim(y, top_y)
         frame = {"fill": False, "ec": SOFT, "lw": 0.6}
         left.add_patch(_rectangle((x, y), right_x - x, top_y - y, **frame))
     figure.draw_without_rendering()  # to know where things are
@@ -142,19 +145,20 @@ def gains(figure: Any, plot: PlotData) -> None:
         panels(figure, len(others), 1.35, sharex=True, sharey="row"), others, strict=True
     ):
         then, now = _pairs(plot, base, label)
-        change = (now - then)[np.argsort(then, kind="stable")]
+        better = plot.unit.sign
+        change = (now - then)[np.argsort(better * then, kind="stable")]
         edges = np.linspace(0, 100, len(change) + 1)
-        for sign, color in ((1, GAIN), (-1, LOSS)):
+        for sign, color in ((better, GAIN), (-better, LOSS)):
             part = np.where(sign * change > 0, change, 0)
             axes.stairs(part, edges, fill=True, color=color, lw=0.3, rasterized=len(part) > 500)
         axes.axhline(0, color=SOFT, lw=0.6)
-        won = 100 * float(np.mean(change > 0))
+        won = 100 * float(np.mean(better * change > 0))
         axes.set_title(f"{for_figure(printed_name(label))}\n{won:.0f} % gain", fontsize=7)
         axes.set_xlim(0, 100)
     figure_text.sides(
         figure,
         f"clients of all seeds, those {for_figure(printed_name(base))} serves worst first, %",
-        "change of accuracy" + (", points" if plot.unit.mark else ""),
+        f"change of {plot.unit.name}" + (", points" if plot.unit.mark else ""),
     )
 
 
@@ -180,6 +184,12 @@ def heterogeneity(figure: Any, plot: PlotData) -> None:
         if not any(s.experiment for s in plot.sources):
             how = "compare(..., out=FOLDER), then `fedmaba figure heterogeneity FOLDER -o FILE`"
             raise InputError(f"a history in memory holds no label counts: {how}")
+        tasks = {str(s.data["task"]) for s in plot.sources if "task" in s.data} - {"classify"}
+        if tasks:
+            raise InputError(
+                f"heterogeneity shows classes, but these runs have none (task {min(tasks)}): "
+                "choose another figure"
+            )
         raise InputError("no label counts in these folders: run again with this version")
     seed, counts = next(iter(source.labels.items()))
     names = [for_figure(str(name)) for name in source.data.get("classes") or ()]

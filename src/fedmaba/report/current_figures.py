@@ -114,7 +114,7 @@ class CurrentFigures:
             return run.fairness(model, self.share, tables, self.unit) if count else []
         old = run.fairness(model, self.share, tables, self.unit) if count else []
         if at == "best":
-            return [max([*old, *told], key=lambda f: f.accuracy)]
+            return [max([*old, *told], key=lambda f: self.unit.sign * f.accuracy)]
         keep = {"last": 1, "last5": 5}[at]
         return [*old, *told][-keep:]
 
@@ -160,4 +160,6 @@ def unit_of(sources: Sequence[Source], history: History) -> Unit:
     told = [line.get(model) for source in sources for line in source.lines for model in MODELS]
     scores = [f.get(name) for f in told if isinstance(f, dict) for name in FIGURES[1:]]
     odd = any(isinstance(x, int | float) and not -1e-4 <= x <= 100 + 1e-4 for x in scores)
-    return PLAIN if odd else history.unit
+    fixed = any(run.metric.shares is not None for run in history.runs)
+    unit = history.unit
+    return PLAIN._replace(name=unit.name, lower=unit.lower) if odd and not fixed else unit

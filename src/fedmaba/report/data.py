@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
 from fedmaba.results import files, run_folder
-from fedmaba.results.history import At, History, Model, RunHistory
+from fedmaba.results.history import At, History, Model, RunHistory, metric_of
 
 MODELS: tuple[Model, ...] = ("deployed", "last")
 ATS: tuple[At, ...] = ("last", "best", "last5")
@@ -63,7 +63,10 @@ def load(path: Path) -> Source:
         lines = run_folder.read_round_lines(path)
         ordered = dict.fromkeys((str(at["strategy"]), int(at["seed"])) for at in lines)
         nobody = np.zeros(0, np.int64)
-        history = History([RunHistory(label, seed, "", nobody) for label, seed in ordered])
+        metric = metric_of(run_folder.load_about(path).get("metric"))
+        history = History(
+            [RunHistory(label, seed, "", nobody, metric=metric) for label, seed in ordered]
+        )
     else:
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
     text, rounds, lies, about = "", None, False, run_folder.load_about(path)

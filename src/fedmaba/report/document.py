@@ -65,10 +65,10 @@ def number(
     return Cell(f"{text} ± {sd:.{digits}f}", value, sd, rank)
 
 
-def between(span: Interval) -> Cell:
+def between(span: Interval, digits: int = 2) -> Cell:
     """A cell of a mean with its interval."""
     bounds = (span.low, span.high) if span.bounded else None
-    return Cell(span.text(), None if math.isnan(span.mean) else span.mean, span=bounds)
+    return Cell(span.text(digits=digits), None if math.isnan(span.mean) else span.mean, span=bounds)
 
 
 MARKED: dict[str, tuple[Callable[[str], str], tuple[str, str, str]]] = {  # best, second, others

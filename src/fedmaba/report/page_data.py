@@ -21,11 +21,11 @@ from fedmaba.report.document import Cell
 from fedmaba.report.looks import algorithm, hues, reference
 from fedmaba.report.table import (
     FIGURES,
-    PLAINLY,
     capitalised,
     caption,
     grid_of_rows,
     more_figures,
+    plainly,
 )
 from fedmaba.results import run_folder
 from fedmaba.results.history import At, History, IntArray, Model, RunHistory
@@ -114,7 +114,7 @@ def thin(count: int, keep: int) -> IntArray:
 
 def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) -> list[str]:
     """What the reader must know before trusting a picture."""
-    out = [] if unit.mark else [f"This page shows {PLAINLY}."]
+    out = [] if unit.mark else [f"This page shows {plainly(unit)}."]
     longest = max((len(run.tables.get("round", ())) for run in history.runs), default=0)
     tested = max((len(run.tables.get("evaluated", ())) for run in history.runs), default=0)
     many = [f"{longest:,} rounds"] * (longest > keep)

@@ -38,11 +38,11 @@ class Interval(NamedTuple):
     def distinguishable(self) -> bool:
         return self.low > 0 or self.high < 0
 
-    def text(self, sign: str = "+", unit: str = "") -> str:
+    def text(self, sign: str = "+", unit: str = "", digits: int = 2) -> str:
         """The mean, and its interval or why there is none."""
         if np.isnan(self.mean):
             return "–"
-        mean, low, high = (f"{x:{sign}.2f}" for x in self[:3])
+        mean, low, high = (f"{x:{sign}.{digits}f}" for x in self[:3])
         if self.bounded:
             return f"{mean}{unit} [{low}, {high}]"
         return f"{mean}{unit}" + (" in every seed" if self.seeds > 1 else "")

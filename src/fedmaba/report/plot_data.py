@@ -27,7 +27,7 @@ DASHES: tuple[tuple[float, ...], ...] = (
 FEW = 6  # rows; of more, only some are drawn thick
 NAMES = {
     "variance": "variance over clients{square}",
-    "accuracy": "mean accuracy{mark}",
+    "accuracy": "mean {name}{mark}",
     "worst": "worst {share:g} % of clients{mark}",
     "best": "best {share:g} % of clients{mark}",
 }
@@ -36,7 +36,8 @@ NAMES = {
 def axis_name(name: str, unit: Unit, share: float = 0.0) -> str:
     """What a figure's axis is called, with its unit."""
     mark, square = (f",{text}" if text else "" for text in (unit.mark, unit.square))
-    return NAMES[name].format(share=100 * share, mark=mark, square=square)
+    words = {"share": 100 * share, "mark": mark, "square": square, "name": unit.name}
+    return NAMES[name].format(**words)
 
 
 class Style(NamedTuple):
@@ -137,10 +138,13 @@ class PlotData:
         """The rows that none beats in both variance and accuracy, by variance."""
         alone = self.alone()
         means = {label: at[0] for label, at in self.points().items() if label not in alone}
+        sign = self.unit.sign
+
+        def beaten(a: FloatArray, b: FloatArray) -> bool:
+            return bool(b[0] <= a[0] and sign * b[1] >= sign * a[1] and (b != a).any())
+
         free = [
-            label
-            for label, a in means.items()
-            if not any(b[0] <= a[0] and b[1] >= a[1] and (b != a).any() for b in means.values())
+            label for label, a in means.items() if not any(beaten(a, b) for b in means.values())
         ]
         return sorted(free, key=lambda label: float(means[label][0]))
 

@@ -20,6 +20,9 @@ def of(source: Source) -> dict[str, Any]:
     facts = [(name, str(version)) for name, version in items(versions)]
     facts.append(("device", str(about.get("device", "unknown"))))
     facts += [(f"model {name}", str(value)) for name, value in items(model)]
+    if "task" in source.data:
+        words = source.data.get("target")
+        facts.append(("task", f"{source.data['task']}: {words}" if words else source.data["task"]))
     hashes = [("data " + str(source.data.get("name", "")), str(source.data.get("sha256", "")))]
     partitions = items(about.get("partition") or {})
     hashes += [(f"partition, seed {seed}", str(digest)) for seed, digest in partitions]

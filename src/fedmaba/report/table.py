@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,8 +18,8 @@ from fedmaba.results.selection import Choice, Found, by_seed, fairness_by_seed
 
 FIGURES = ("variance", "accuracy", "worst", "best")
 MORE = (  # field, title, digits
-    ("by_sample", "accuracy by example{}", 2),
-    ("gap", "gap{}", 2),
+    ("by_sample", "{name} by example{mark}", 2),
+    ("gap", "gap{mark}", 2),
     ("gini", "Gini", 4),
     ("jain", "Jain", 4),
     ("entropy", "entropy", 4),
@@ -38,14 +39,32 @@ ALIKE = "no significant difference in"
 PLAINLY = "scores as the metric gives them, not in per cent: some lie outside 0 to 1"
 
 
+def plainly(unit: Unit) -> str:
+    """How scores are shown that are not in percent."""
+    if not unit.lower:
+        return PLAINLY
+    return f"{unit.name}, not in per cent: lower is better, and the worst clients have the highest"
+
+
 def columns(share: float, unit: Unit = PERCENT) -> list[Column]:
     """The four figures of the paper's tables."""
     return [
         Column("variance", f"variance{unit.square}", -1),
-        Column("accuracy", f"accuracy{unit.mark}", 1),
-        Column("worst", f"worst {100 * share:g} %", 1),
-        Column("best", f"best {100 * share:g} %", 1),
+        Column("accuracy", f"{unit.name}{unit.mark}", unit.sign),
+        Column("worst", f"worst {100 * share:g} %", unit.sign),
+        Column("best", f"best {100 * share:g} %", unit.sign),
     ]
+
+
+def short_titles(share: float, unit: Unit = PERCENT) -> list[str]:
+    """The four figures without their units."""
+    return ["variance", unit.name, *(c.title for c in columns(share)[2:])]
+
+
+def figures_in_words(share: float, which: Sequence[bool], unit: Unit = PERCENT) -> str:
+    """Some of the four figures, in words."""
+    named = [title for title, yes in zip(short_titles(share, unit), which, strict=True) if yes]
+    return "all four" if len(named) == len(FIGURES) else ", ".join(named) or "none"
 
 
 def lone(seeds: Sequence[int]) -> list[bool]:
@@ -53,9 +72,18 @@ def lone(seeds: Sequence[int]) -> list[bool]:
     return [n == 1 < max(seeds) for n in seeds]
 
 
-def ranks(rows: Sequence[Row], column: Column) -> list[int]:
+def digits_of(values: Iterable[float], unit: Unit) -> int:
+    """How many digits a column shows behind the point: two, and more where its numbers are small.
+
+    Scores in percent have two.
+    """
+    most = max((abs(v) for v in values if math.isfinite(v)), default=0.0)
+    return 2 if unit.mark or not most else min(9, max(2, 2 - math.floor(math.log10(most))))
+
+
+def ranks(rows: Sequence[Row], column: Column, digits: int = 2) -> list[int]:
     """Each row's rank in a column, as shown; 2 for all where there are too few or all are equal."""
-    value = np.array([round(getattr(row.mean, column.field), 2) for row in rows])
+    value = np.array([round(getattr(row.mean, column.field), digits) for row in rows])
     value[lone([row.seeds for row in rows])] = np.nan
     better = np.unique(column.sign * value[~np.isnan(value)])[::-1]
     if len(rows) < 3 or len(better) < 2:
@@ -79,7 +107,8 @@ def caption(history: History, model: Model, at: At, unit: Unit | None = None) ->
     labels = [run.label for run in history.runs]
     over = "one seed" if len(labels) == len({*labels}) else "mean ± sd over seeds"
     text = f"{what}, {when}; {over}" + (f"; {some} clients" if some else "")
-    return text if (unit or history.unit).mark else f"{text}; {PLAINLY}"
+    unit = unit or history.unit
+    return text if unit.mark else f"{text}; {plainly(unit)}"
 
 
 def document(
@@ -121,9 +150,10 @@ def grid_of_rows(
     head, body = ["row", "seeds"], [[Cell(named(r.label)), Cell(str(r.seeds))] for r in rows]
     for column in columns(share, unit):
         head.append(column.title)
-        for row, line, rank in zip(rows, body, ranks(rows, column), strict=True):
+        digits = digits_of((getattr(row.mean, column.field) for row in rows), unit)
+        for row, line, rank in zip(rows, body, ranks(rows, column, digits), strict=True):
             value, sd = (getattr(f, column.field) for f in (row.mean, row.sd))
-            line.append(number(value, sd, rank))
+            line.append(number(value, sd, rank, digits=digits))
     if any(row.note for row in rows):
         head.append("note")
         for row, line in zip(rows, body, strict=True):
@@ -152,7 +182,7 @@ def more_figures(rows: Sequence[Row], unit: Unit) -> Grid:
         ]
         for row in rows
     ]
-    head = ["strategy", *(title.format(unit.mark) for _, title, _ in MORE)]
+    head = ["strategy", *(title.format(name=unit.name, mark=unit.mark) for _, title, _ in MORE)]
     return Grid("more", "All figures", head, body)
 
 
@@ -188,14 +218,13 @@ def grid_of_differences(
 ) -> Grid:
     """Rows of differences to `base` with their intervals."""
     titles = [column.title for column in columns(share, unit)]
-    short = {"variance": "variance", "accuracy": "accuracy"}
-    words = [short.get(f, title) for f, title in zip(FIGURES, titles, strict=True)]
+    columns_of = zip(*spans.values(), strict=True)
+    shown = [digits_of((span.mean for span in column), unit) for column in columns_of]
     body = []
     for label, row in spans.items():
-        same = [word for word, span in zip(words, row, strict=True) if not span.distinguishable]
-        listed = "all four" if len(same) == len(words) else ", ".join(same) or "none"
+        listed = figures_in_words(share, [not span.distinguishable for span in row], unit)
         listed = listed if row[0].seeds > 1 else [f"no seed of {base}'s", "one seed"][row[0].seeds]
-        cells = [between(span) for span in row]
+        cells = [between(span, digits) for span, digits in zip(row, shown, strict=True)]
         body.append([Cell(named(label)), Cell(str(row[0].seeds)), *cells, Cell(listed)])
     return Grid(name, title, ["row", "seeds", *titles, ALIKE], body)
 

@@ -36,7 +36,7 @@ from rich.text import Text
 from fedmaba.errors import unknown
 from fedmaba.report import data, escape, numbers, set_up, streams, verdict
 from fedmaba.report.document import Cell, Grid
-from fedmaba.report.table import ALIKE, for_screen, summary
+from fedmaba.report.table import ALIKE, digits_of, for_screen, summary
 from fedmaba.results.history import At, History, Model, RunHistory
 from fedmaba.results.metrics import PERCENT, Unit, variance
 
@@ -55,11 +55,13 @@ WORDS = (
     "row",
     "note",
     "verdict",
-    "our reading",
+    "what it means",
     "the paper",
     "where",
     "reading",
     ALIKE,
+    "the paper's value lies inside our interval",
+    "likely cause, where one was tested",
 )  # no numbers
 
 
@@ -165,6 +167,7 @@ def progress(session: Session, quiet: bool) -> Iterator[Callable[[Snapshot], Non
         return
     for note in session.notes:
         console.print(line_of(note, "dim"), soft_wrap=True)
+    session.batch.rows.tell = lambda line: console.print(line_of(line, "dim"), soft_wrap=True)
     moving = console.is_terminal and not console.is_dumb_terminal
     shown = _live(session, console) if moving else _lines(session, console)
     with shown as display:
@@ -338,8 +341,12 @@ def _lines(session: Session, console: Console) -> Iterator[Callable[[Snapshot], 
         for row in session.history.summary(share=share):
             runs = [run for run in session.history.runs if run.label == row.label]
             newest = {n.name: _newest(runs, n.name) for n in _in_progress(session.history)}
-            told = f"  {row.label}: variance {row.mean.variance:.2f}{unit.square}, mean "
-            told += f"{row.mean.accuracy:.2f}{unit.mark}, worst {row.mean.worst:.2f}{unit.mark}"
+            spread, mean, worst = (
+                f"{value:.{digits_of([value], unit)}f}"
+                for value in (row.mean.variance, row.mean.accuracy, row.mean.worst)
+            )
+            told = f"  {row.label}: variance {spread}{unit.square}, mean {mean}{unit.mark}, worst "
+            told += f"{worst}{unit.mark}"
             told += "".join(f", {name} {value}" for name, value in newest.items() if value)
             console.print(line_of(told), soft_wrap=True)
 

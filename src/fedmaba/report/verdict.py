@@ -8,7 +8,7 @@ named first: it costs least. No torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,9 +19,10 @@ from fedmaba.report.data import Source, combine
 from fedmaba.report.document import Cell, Grid, between, number
 from fedmaba.report.looks import algorithm
 from fedmaba.report.paired import Interval, difference
-from fedmaba.report.table import columns, lone
+from fedmaba.report.plot_data import axis_name
+from fedmaba.report.table import columns, digits_of, lone
 from fedmaba.results.history import At, Model
-from fedmaba.results.metrics import Fairness, Unit
+from fedmaba.results.metrics import PLAIN, Fairness, Unit
 from fedmaba.results.selection import REFERENCE, Found
 
 NEAR = 5.0  # points of mean accuracy within which a verdict looks for the fairest
@@ -68,9 +69,15 @@ def near(unit: Unit) -> str:
     return f"{NEAR:g} points" if unit.mark else f"{NEAR:g} %"
 
 
-def enough(best: float, unit: Unit) -> float:
-    """The least mean accuracy that is near the best one."""
-    return best - (NEAR if unit.mark else NEAR / 100 * abs(best))
+def is_near(value: float, best: float, unit: Unit) -> bool:
+    """Whether a mean score is near the best one."""
+    room = NEAR if unit.mark else NEAR / 100 * abs(best)
+    return unit.sign * value >= unit.sign * best - room
+
+
+def top(values: Iterable[float], unit: Unit) -> float:
+    """The best of some mean scores."""
+    return unit.sign * float(np.fmax.reduce([unit.sign * v for v in values], initial=-np.inf))
 
 
 def of(scores: CurrentFigures, model: Model, at: At) -> list[Verdict]:
@@ -134,6 +141,10 @@ class _Rows:
         base = [label for label in self.labels if algorithm(label) == REFERENCE]
         self.base = base[0] if base else ""
         self.columns = {column.field: column for column in columns(share, unit)}
+        self.digits = {
+            name: digits_of((getattr(mean, name) for mean in self.mean.values()), unit)
+            for name in self.columns
+        }
 
     def spread(self, label: str) -> float:
         return self.mean[label].variance
@@ -150,8 +161,12 @@ class _Rows:
 
     def close(self) -> list[str]:
         """Strategies whose mean is not far below the best: equal misery is not fairness."""
-        high = max(self.mean[label].accuracy for label in self.labels)
-        return [x for x in self.labels if self.mean[x].accuracy >= enough(high, self.unit)]
+        best = top((self.mean[x].accuracy for x in self.labels), self.unit)
+        return [x for x in self.labels if is_near(self.mean[x].accuracy, best, self.unit)]
+
+    def shown(self, value: float, figure: str, sign: str = "") -> str:
+        """A figure with the digits that the table shows."""
+        return f"{value:{sign}.{self.digits[figure]}f}".replace("-", "−")
 
     def verdict(self) -> Verdict:
         close, base = self.close(), self.base
@@ -164,7 +179,7 @@ class _Rows:
         ]
         top = min(fairer or [best], key=self.spread)
         tied = [x for x in (fairer or judged or close) if x == top or not self.apart(x, top)]
-        named = max(tied, key=lambda x: self.mean[x].accuracy)
+        named = max(tied, key=lambda x: self.unit.sign * self.mean[x].accuracy)
         if best == base:
             rest = [x for x in close if x != best] or [x for x in self.labels if x != best]
             named = min(rest, key=self.spread)
@@ -198,9 +213,10 @@ class _Rows:
         f, unit = self.mean[label], self.unit
         seeds = len(self.found[label])
         text = (
-            f"Its mean accuracy is {f.accuracy:.2f}{unit.mark} with a variance of "
-            f"{f.variance:.2f}{unit.square} over clients, and {f.worst:.2f}{unit.mark} for the "
-            f"worst {100 * self.share:g} % of them ({_seeds(seeds)})."
+            f"Its mean {unit.name} is {self.shown(f.accuracy, 'accuracy')}{unit.mark} with a "
+            f"variance of {self.shown(f.variance, 'variance')}{unit.square} over clients, and "
+            f"{self.shown(f.worst, 'worst')}{unit.mark} for the worst {100 * self.share:g} % of "
+            f"them ({_seeds(seeds)})."
         )
         return Verdict(f"{label} alone: nothing to compare it with", text, named=label)
 
@@ -208,25 +224,44 @@ class _Rows:
         """The change against the reference with its interval, then the runner-up."""
         unit, base = self.unit, self.base
         square, points = unit.square, " points" if unit.mark else ""
-        now = f"{self.spread(named):.2f}{square}"
+        now = f"{self.shown(self.spread(named), 'variance')}{square}"
         if base:
-            change = _change(self.minus(named, base), square, "less", "more", base)
-            cost = _change(self.minus(named, base, "accuracy"), points, "lower", "higher")
+            change = self.change("variance", named, square, ("less", "more"), base)
+            cost = self.change("accuracy", named, points, ("lower", "higher"))
             out = f"The variance over clients is {now} with {named}, {change}; "
-            out += f"the mean accuracy is {cost}."
+            out += f"the mean {unit.name} is {cost}."
         else:
-            out = f"The variance over clients is {now} with {named} at a mean accuracy of "
-            out += f"{self.mean[named].accuracy:.2f}{unit.mark}."
+            out = f"The variance over clients is {now} with {named} at a mean {unit.name} of "
+            out += f"{self.shown(self.mean[named].accuracy, 'accuracy')}{unit.mark}."
         rest = [x for x in close if x not in (named, base, *alike)]
         if alike:
             if few := [x for x in alike if x != base and x in close]:
                 out += f" Not told apart from it: {_listed(few)}."
         elif rest:
             next_ = min(rest, key=self.spread)
-            out += f" The runner-up is {next_} with {self.spread(next_):.2f}{square}."
+            its = self.shown(self.spread(next_), "variance")
+            out += f" The runner-up is {next_} with {its}{square}."
         if far := [x for x in self.labels if x not in close]:
-            out += f" More than {near(unit)} below the best mean, so not named: {_listed(far)}."
+            way = "above" if unit.lower else "below"
+            out += f" More than {near(unit)} {way} the best mean, so not named: {_listed(far)}."
         return out
+
+    def change(
+        self, figure: str, named: str, unit: str, ways: tuple[str, str], other: str = ""
+    ) -> str:
+        """How a strategy differs from the reference, with the interval, or why there is none."""
+        span = self.minus(named, self.base, figure)
+        size = self.shown(abs(span.mean), figure)
+        if math.isnan(span.mean) or float(size) == 0:
+            return f"the same as with {other}" if other else "the same"
+        out = f"{size}{unit} {ways[span.mean > 0]}" + (f" than with {other}" if other else "")
+        if span.distinguishable:
+            low, high = (self.shown(x, figure) for x in sorted((abs(span.low), abs(span.high))))
+            return f"{out} (95 % interval {low} to {high})"
+        if span.bounded:
+            low, high = (self.shown(x, figure, "+") for x in (span.low, span.high))
+            return f"{out} (95 % interval {low} to {high}, so no difference is shown)"
+        return f"{out} ({'in every seed' if span.seeds > 1 else 'one seed, no interval'})"
 
     def tiles(self, named: str) -> list[Tile]:
         """The change of three figures against the reference."""
@@ -243,13 +278,13 @@ class _Rows:
             now, then = (getattr(self.mean[x], figure) for x in (named, self.base))
             out.append(
                 Tile(
-                    _words(figure, self.share),
-                    f"{span.mean:+.2f}".replace("-", "−"),
-                    f"{(span.high - span.low) / 2:.2f}" if span.bounded else "",
+                    axis_name(figure, PLAIN._replace(name=self.unit.name), self.share),
+                    self.shown(span.mean, figure, "+"),
+                    self.shown((span.high - span.low) / 2, figure) if span.bounded else "",
                     (" points" if unit == " %" else unit).strip(),
                     way,
-                    f"{now:.2f}{unit}",
-                    f"{then:.2f}{unit}",
+                    f"{self.shown(now, figure)}{unit}",
+                    f"{self.shown(then, figure)}{unit}",
                 )
             )
         return out
@@ -263,38 +298,14 @@ class _Rows:
         )
         body = []
         for x in [named, *alike]:
-            row = [Cell(x), number(self.spread(x))]
-            row.append(between(self.minus(x, named)) if x != named else Cell("–"))
-            for figure in ("accuracy", "worst") if base else ():
-                row.append(between(self.minus(x, base, figure)) if x != base else Cell("–"))
+            row = [Cell(x), number(self.spread(x), digits=self.digits["variance"])]
+            pairs = [("variance", named), *(("accuracy", base), ("worst", base)) * bool(base)]
+            for figure, other in pairs:
+                span = self.minus(x, other, figure)
+                row.append(between(span, self.digits[figure]) if x != other else Cell("–"))
             body.append(row)
         title = "Not told apart in variance, and what each costs (mean [95 % interval])"
         return Grid("costs", title, head, body)
-
-
-def _words(figure: str, share: float) -> str:
-    return {
-        "variance": "variance over clients",
-        "worst": f"worst {100 * share:g} % of clients",
-        "accuracy": "mean accuracy",
-    }[figure]
-
-
-def _change(span: Interval, unit: str, less: str, more: str, other: str = "") -> str:
-    """How two strategies differ, with the interval, or why there is none."""
-    size = f"{abs(span.mean):.2f}"
-    if math.isnan(span.mean) or size == "0.00":
-        return f"the same as with {other}" if other else "the same"
-    out = f"{size}{unit} {less if span.mean < 0 else more}" + (
-        f" than with {other}" if other else ""
-    )
-    if span.distinguishable:
-        ends = sorted((abs(span.low), abs(span.high)))
-        return f"{out} (95 % interval {ends[0]:.2f} to {ends[1]:.2f})"
-    if span.bounded:
-        low, high = (f"{x:+.2f}".replace("-", "−") for x in (span.low, span.high))
-        return f"{out} (95 % interval {low} to {high}, so no difference is shown)"
-    return f"{out} ({'in every seed' if span.seeds > 1 else 'one seed, no interval'})"
 
 
 def _listed(names: Sequence[str]) -> str:

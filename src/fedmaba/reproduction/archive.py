@@ -2,7 +2,8 @@
 
 One NPZ file per batch of runs: what was run, where and how long (`about`, JSON as bytes), and for
 each model the counts (runs, evaluations, clients), as differences from one evaluation to the next.
-Accuracy and every figure derived from it come back exactly; losses and weights are not kept.
+Accuracy and every figure derived from it come back exactly. Losses and weights are not kept, but
+for the training losses of targets that ask for them (`keep`), to three digits.
 No torch.
 """
 
@@ -25,11 +26,11 @@ from fedmaba.reproduction import targets
 from fedmaba.reproduction.targets import Key
 from fedmaba.results import array_files, files, run_folder, schema
 from fedmaba.results.array_files import Arrays
-from fedmaba.results.history import GrowingArray, History, RunHistory, is_increasing
+from fedmaba.results.history import TRAINING, GrowingArray, History, RunHistory, is_increasing
 from fedmaba.results.selection import of_deploy
 
 MODELS = ("last", "deployed", "last_validation")
-TABLES = ("evaluated", "length", "test_size", "validation_size", *MODELS)
+TABLES = ("evaluated", "length", "test_size", "validation_size", "training_loss", *MODELS)
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ def write(
         if any(f"{model}.accuracy" in run.tables for run in runs):
             size = arrays["validation_size" if "validation" in model else "test_size"]
             arrays[model] = _pack_counts(model, runs, size, len(evaluated))
+    if any(TRAINING in run.tables for run in runs):
+        arrays["training_loss"] = _pack_losses(runs, len(evaluated))
     content = array_files.npz(arrays, zipfile.ZIP_LZMA)
     run_folder.write_file(path, content, remedy="fix it, or choose another --out")
 
@@ -110,6 +113,17 @@ def _pack_counts(
             counts[r, len(right) :] = right[-1]
     counts[:, 1:] -= counts[:, :-1].copy()
     return counts
+
+
+def _pack_losses(runs: Sequence[RunHistory], length: int) -> NDArray[np.float16]:
+    """(runs, evaluations, clients); nan where a client reported none."""
+    out = np.full((len(runs), length, len(runs[0].test_size)), np.nan, np.float16)
+    with np.errstate(over="ignore"):
+        for r, run in enumerate(runs):
+            if TRAINING in run.tables:
+                told = run.tables[TRAINING].array()
+                out[r, : len(told)] = told
+    return out
 
 
 def read_file(path: Path) -> ArchiveFile:
@@ -149,7 +163,8 @@ def _check_tables(runs: int, declared: Mapping[str, array_files.Declared]) -> No
             raise ValueError(f"it lacks {name!r}")
     dimensions = {"evaluated": 1, "length": 1, "test_size": 2, "validation_size": 2}
     for name, (dtype, shape) in declared.items():
-        if dtype.kind not in ("u" if name in MODELS else "iu"):
+        kinds = "u" if name in MODELS else "f" if name == "training_loss" else "iu"
+        if dtype.kind not in kinds:
             raise ValueError(f"{name} is {dtype}")
         if len(shape) != dimensions.get(name, 3):
             raise ValueError(f"{name} is of shape {shape}")
@@ -196,6 +211,8 @@ def _unpack_run(told: dict[str, Any], r: int, arrays: Arrays) -> RunHistory:
             nothing = np.broadcast_to(np.float32(np.nan), right.shape)
             run.tables[f"{model}.accuracy"] = GrowingArray(accuracy)
             run.tables[f"{model}.loss"] = GrowingArray(nothing)
+    if "training_loss" in arrays and not np.isnan(arrays["training_loss"][r, :length]).all():
+        run.tables[TRAINING] = GrowingArray(arrays["training_loss"][r, :length].astype(np.float64))
     return run
 
 

@@ -5,8 +5,8 @@ What a statement measures and against which row is told by paper.toml.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,11 +14,13 @@ from fedmaba.report.document import Cell, Document, Grid
 from fedmaba.report.paired import Interval, interval, pairs
 from fedmaba.reproduction import paper
 from fedmaba.reproduction.archive import ArchiveFile, deployed_history
+from fedmaba.reproduction.paper import name_of
 from fedmaba.reproduction.targets import Target
 from fedmaba.results.history import History, Model
 from fedmaba.results.selection import (
     CHOICES,
     REFERENCE,
+    Found,
     by_seed,
     fairness_by_seed,
     tail,
@@ -26,6 +28,7 @@ from fedmaba.results.selection import (
 )
 
 Claim = dict[str, Any]
+SECOND, MEAN = "second best", "mean of the baselines"  # instead of a row, in paper.toml
 LOOKS: tuple[tuple[Model, str], ...] = (("last", "last"), ("last", "best"), ("deployed", "last"))
 
 
@@ -40,67 +43,141 @@ def show_claims(out: Document, target: Target, batches: Sequence[ArchiveFile]) -
         "holds, the size does not. Not distinguishable: the interval contains no effect, and not "
         "the number. Cannot tell: it contains both. Contradicted: the effect goes the other way. "
         "Not contradicted: the interval contains no loss, and no loss is all that is said. "
-        "The paper's sentences were not at hand: what each number is held against is our reading."
+        "Second best: the paper's baseline with the least variance in our runs, of that model and "
+        "round, whatever its accuracy; picking it after looking favours the baseline. Mean of the "
+        "baselines: of those that the paper has, without rows of which a run diverged."
     )
-    known = {t.name: t for t in target.uses}
-    head = ["the paper", "our reading", "where", "row", "seeds"]
+    head = ["the paper", "what it means", "where", "row", "seeds"]
     head += ["last round", "best round", "deployed model"]
-    body = []
-    for claim in paper.load()["claim"]:
-        told = [claim["says"], claim["reading"]]
-        for name in claim["targets"]:
-            if name not in known:
-                line = [*told, name, "", "0", *["left out"] * len(LOOKS)]
-                body.append([Cell(text) for text in line])
-                told = ["", ""]
-                continue
-            history = deployed_history(batches, known[name].jobs[0])
-            rows = {paper.name_of(row): row for row in claim["rows"]}
-            if not fairness_by_seed(history, "last", CHOICES["last"]):
-                rows = {"": ""}
-            for title, row in rows.items():
-                spans = [our_number(claim, history, row, model, at) for model, at in LOOKS]
-                texts = [said(claim, span) for span in spans]
-                if claim["measure"] == "steadier":  # said of many rounds: none is the best
-                    texts[1] = "–"
-                line = [*told, name, title, str(spans[0].seeds), *texts]
-                body.append([Cell(text) for text in line])
-                told = ["", ""]
+    body, before = [], -1
+    for found in found_for(target, batches):
+        told = [found.claim["says"], found.claim["reading"]]
+        told = told if found.number != before else ["", ""]
+        before = found.number
+        texts = [said(found.claim, *one) for one in found.looks] or ["left out"] * len(LOOKS)
+        if found.claim["measure"] == "steadier":  # said of many rounds: none is the best
+            texts[1] = "–"
+        seeds = str(found.looks[0].span.seeds) if found.looks else "0"
+        line = [*told, found.where, found.row and name_of(found.row), seeds, *texts]
+        body.append([Cell(text) for text in line])
     out.grids.append(Grid("claims", "Statement by statement", head, body))
 
 
-def our_number(claim: Claim, history: History, row: str, model: Model, at: str) -> Interval:
-    """Our number for a statement."""
-    base, kind = claim.get("against", REFERENCE), claim["measure"]
+class OurNumber(NamedTuple):
+    """Our number for a statement, and what it was held against where the statement names no row."""
+
+    span: Interval
+    against: str = ""
+
+
+class FoundFor(NamedTuple):
+    """What one row of one target says of a statement, under each look; nothing where left out."""
+
+    number: int  # of the statement in paper.toml
+    claim: Claim
+    where: str
+    row: str
+    looks: list[OurNumber]
+
+
+class Seen:
+    """The runs of a target, with the figures of each look found once."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self._found: dict[tuple[Model, str], Found] = {}
+
+    def values(self, model: Model, at: str) -> Found:
+        if (model, at) not in self._found:
+            self._found[model, at] = fairness_by_seed(self.history, model, CHOICES[at])
+        return self._found[model, at]
+
+
+def found_for(target: Target, batches: Sequence[ArchiveFile]) -> Iterator[FoundFor]:
+    """Every statement, in its order, with all its targets and rows."""
+    known, seen = {t.name: t for t in target.uses}, {}
+    for number, claim in enumerate(paper.load()["claim"]):
+        for name in claim["targets"]:
+            if name not in known:
+                yield FoundFor(number, claim, name, "", [])
+                continue
+            if name not in seen:
+                seen[name] = Seen(deployed_history(batches, known[name].jobs[0]))
+            base = baselines(known[name], claim)
+            for row in claim["rows"] if seen[name].values("last", "last") else [""]:
+                looks = [our_number(claim, seen[name], row, model, at, base) for model, at in LOOKS]
+                yield FoundFor(number, claim, name, row, looks)
+
+
+def baselines(target: Target, claim: Claim) -> list[str]:
+    """The rows of the paper's own table that a statement may be held against."""
+    known, without = paper.load().get(target.view.paper, {}), claim.get("without", [])
+    rows = [row for row in paper.load()["baselines"] if row in known]
+    return [row for row in rows if row.partition(":")[0] not in without]
+
+
+def our_number(
+    claim: Claim, seen: Seen, row: str, model: Model, at: str, base: Sequence[str] = ()
+) -> OurNumber:
+    """Our number for a statement; `base`: the rows of the paper that it may be held against."""
+    against, kind = claim.get("against", REFERENCE), claim["measure"]
     if kind == "steadier":
-        found = variances(history, model)
+        curves = variances(seen.history, model)
         ours, theirs = pairs(
             *(
-                {seed: float(np.std(tail(curve))) for seed, curve in found.get(r, {}).items()}
-                for r in (row, base)
+                {seed: float(np.std(tail(curve))) for seed, curve in curves.get(r, {}).items()}
+                for r in (row, against)
             )
         )
-        return interval(theirs - ours)
-    seen = fairness_by_seed(history, model, CHOICES[at])
-    ours, theirs = pairs(*(by_seed(seen, r, claim["figure"]) for r in (row, base)))
+        return OurNumber(interval(theirs - ours))
+    found, figure, shown = seen.values(model, at), claim["figure"], ""
+    if against == MEAN:
+        whole = _whole(seen.history, base)
+        shown, other = f"the mean of {len(whole)} rows", _mean(found, whole, figure)
+    else:
+        if against == SECOND:
+            against = _second_best(found, row, base)
+            shown = name_of(against)
+        other = by_seed(found, against, figure)
+    ours, theirs = pairs(by_seed(found, row, figure), other)
     with np.errstate(divide="ignore", invalid="ignore"):
         sample = {
             "less": 100 * (1 - ours / theirs),
-            "more": 100 * (ours / theirs - 1),
             "times": theirs / ours,
             "points": ours - theirs,
         }[kind]
-    return interval(sample)
+    return OurNumber(interval(sample), shown)
 
 
-def said(claim: Claim, span: Interval) -> str:
-    """Our number with its interval and the verdict."""
+def _second_best(found: Found, row: str, base: Sequence[str]) -> str:
+    """The baseline of least mean variance, among those with two seeds of the row's or more."""
+    rows = [r for r in base if len(found.get(r, {}).keys() & found.get(row, {}).keys()) > 1]
+    return min(
+        rows, key=lambda r: float(np.mean([*by_seed(found, r, "variance").values()])), default=""
+    )
+
+
+def _whole(history: History, base: Sequence[str]) -> list[str]:
+    """The baselines that were run and of which no run diverged."""
+    diverged = {run.label for run in history.runs if run.diverged}
+    there = {run.label for run in history.runs}
+    return [row for row in base if row in there - diverged]
+
+
+def _mean(found: Found, rows: Sequence[str], figure: str) -> dict[int, float]:
+    """The mean of some rows' figures, under each seed that all of them have."""
+    own = [by_seed(found, row, figure) for row in rows]
+    seeds = set(own[0]).intersection(*own) if own else ()
+    return {seed: float(np.mean([one[seed] for one in own])) for seed in seeds}
+
+
+def said(claim: Claim, span: Interval, against: str = "") -> str:
+    """Our number with its interval, the verdict, and what it was held against if picked."""
     if span.seeds < 2 or np.isnan(span.mean):
         return judgement(claim, span)
-    sign, unit = {"times": ("", " x"), "less": ("+", " %"), "more": ("+", " %")}.get(
-        claim["measure"], ("+", "")
-    )
-    return f"{span.text(sign, unit)}: {judgement(claim, span)}"
+    sign, unit = {"times": ("", " x"), "less": ("+", " %")}.get(claim["measure"], ("+", ""))
+    picked = f" (against {against})" if against else ""
+    return f"{span.text(sign, unit)}: {judgement(claim, span)}{picked}"
 
 
 def judgement(claim: Claim, span: Interval) -> str:
@@ -109,7 +186,7 @@ def judgement(claim: Claim, span: Interval) -> str:
     if span.seeds < 2:
         return "not run" if not span.seeds else "one seed only"
     if np.isnan(span.mean):
-        return "undefined: FedAvg's is 0"
+        return "undefined: the other's is 0"
     if not span.bounded:
         return "no interval"
     if span.low <= nothing <= span.high:

@@ -97,7 +97,8 @@ def reproduced(target: Target, source: Path, out: Path) -> None:
         for text in page.text:
             console.print(line_of(text, "bold red" if text.startswith("CUT-DOWN") else ""))
         for grid in page.grids:
-            main = grid.name in ("best", "last", "pairs-last") or grid.name.startswith("last-")
+            main = grid.name in ("best", "paper-best", "last", "pairs-last")
+            main = main or grid.name.startswith("last-")
             if one.view.kind != "table" or main:
                 console.print(table_of(grid))
         if why:

@@ -1,7 +1,8 @@
 """What `fedmaba reproduce` shows of a target: our tables beside the paper's, row by row. No torch.
 
 Three questions are kept apart: which model and at which round (results/selection.py), and whether a
-difference to FedAvg is one (paired.py). The tables are made in target_tables.py and claims.py.
+difference to FedAvg is one (paired.py). The tables are made in target_tables.py, reading_tables.py,
+fair_tables.py and claims.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from typing import Any
 from fedmaba.errors import InputError
 from fedmaba.experiment.config import Experiment
 from fedmaba.report.document import Document
-from fedmaba.reproduction import archive, claims, target_tables, targets
+from fedmaba.reproduction import (
+    archive,
+    claims,
+    fair_tables,
+    reading_tables,
+    target_tables,
+    targets,
+)
 from fedmaba.reproduction.archive import ArchiveFile
 from fedmaba.reproduction.paper import name_of
 from fedmaba.reproduction.targets import Job, Key, Target
@@ -34,7 +42,8 @@ def document(target: Target, batches: Sequence[ArchiveFile]) -> Document:
         "grid": target_tables.search,
         "figure": target_tables.curve,
         "sweep": target_tables.sweep,
-        "readings": target_tables.readings,
+        "readings": reading_tables.readings,
+        "fair": fair_tables.fair,
         "attacks": target_tables.attacks,
         "claims": claims.show_claims,
         "all": lambda *_: None,

@@ -78,7 +78,8 @@ class LoadedData(NamedTuple):
     sha256: str
 
     def fits(self, asked: config.Data) -> bool:
-        return (self.asked.name, self.asked.dir) == (asked.name, asked.dir)
+        same = ("name", "dir", "normalise")
+        return all(getattr(self.asked, key) == getattr(asked, key) for key in same)
 
 
 @dataclass
@@ -102,7 +103,13 @@ class RunningBatch:
 
     def take(self, snapshot: engine.Snapshot) -> None:
         """Keep the evaluations: the archive has no use for what the server saw."""
-        self.session.history.add(replace(snapshot, rounds=[None] * len(snapshot.rounds)))
+        history = self.session.history
+        history.add(replace(snapshot, rounds=[None] * len(snapshot.rounds)))
+        if "losses" in self.work.job.keep and snapshot.evaluations is not None:
+            for d, (run, r) in enumerate(zip(history.runs, snapshot.progress.owner, strict=True)):
+                seen = snapshot.rounds[r]
+                if snapshot.evaluations[d] is not None and seen is not None:
+                    run.add_training_losses(seen)
         self._count_seconds()
 
     def checkpoint(self) -> None:

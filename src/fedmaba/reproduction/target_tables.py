@@ -11,9 +11,17 @@ import numpy as np
 
 from fedmaba.report import figures
 from fedmaba.report.document import Cell, Document, Grid, between, number
-from fedmaba.report.paired import difference, moments
+from fedmaba.report.paired import Interval, difference, interval, moments
 from fedmaba.report.plot_data import WIDE
-from fedmaba.report.table import FIGURES, columns, grid_of_differences, grid_of_rows, minus
+from fedmaba.report.table import (
+    FIGURES,
+    columns,
+    figures_in_words,
+    grid_of_differences,
+    grid_of_rows,
+    minus,
+    short_titles,
+)
 from fedmaba.reproduction import archive, paper, targets
 from fedmaba.reproduction.archive import ArchiveFile, deployed_history
 from fedmaba.reproduction.paper import name_of
@@ -33,6 +41,8 @@ from fedmaba.results.selection import (
 )
 
 LAST = CHOICES["last"]
+INSIDE = "the paper's value lies inside our interval"
+CAUSE = "likely cause, where one was tested"
 
 
 # --- tables of algorithms ------------------------------------------------------------------------
@@ -44,11 +54,14 @@ def table(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None
     first = of_deploy(history, None)
     like = target.view.paper and not targets.changes(target.jobs[0])
     known = paper.load().get(target.view.paper, {}) if like else {}
+    grids = []
     if like:
         out.text.append(f"The paper: {paper.load()['source']}. {paper.load()['missing']}")
-    grids = [
-        levels(first, "last", CHOICES[name], known) for name in ("best", "last", "valid", "last5")
-    ]
+    for name in ("best", "last", "valid", "last5"):
+        grids.append(levels(first, "last", CHOICES[name], known))
+        if known and name != "last5" and (apart := from_paper(first, CHOICES[name], known)):
+            grids.append(beside(first, CHOICES[name], apart, target.name))
+            out.text += _in_short(apart) if name == "best" else []
     grids += [differences(first, "last", CHOICES[name]) for name in ("last", "best", "last5")]
     handed: list[str | None] = [*target.view.deploy] or [None]
     for deploy in handed:
@@ -68,7 +81,7 @@ def levels(
     known: dict[str, Any] | None = None,
     deploy: str | None = None,
 ) -> Grid | None:
-    """A table of rows by figures, with the paper's and the difference where it has any."""
+    """A table of rows by figures, each with the paper's behind it where it has one."""
     seen = at_choice(history, choice)
     if seen is None or not seen.runs:
         return None
@@ -76,29 +89,74 @@ def levels(
     short, words = _of(model, deploy)
     title = f"{words}, {choice.words}; mean ± sd over seeds"
     ours = grid_of_rows(f"{choice.name}{short}", title, rows, history.share, name_of, history.unit)
-    return _beside(ours, rows, known or {})
+    return _with_paper(ours, rows, known, history.share) if known else ours
 
 
-def _beside(ours: Grid, rows: Sequence[Row], known: dict[str, Any]) -> Grid:
-    """The paper's numbers and the difference behind each figure that it has any of."""
+def _with_paper(ours: Grid, rows: Sequence[Row], known: dict[str, Any], share: float) -> Grid:
+    """The paper's number behind each figure."""
     head, body = [*ours.head], [[*line] for line in ours.rows]
+    titles = dict(zip(FIGURES, short_titles(share), strict=True))
     for field in reversed(FIGURES):
-        told = {label: row[field] for label, row in known.items() if field in row}
         at = 3 + FIGURES.index(field)
-        if told:
-            head[at:at] = ["paper", "difference"]
-            for row, line in zip(rows, body, strict=True):
-                line[at:at] = _theirs(told.get(row.label), getattr(row.mean, field))
+        head[at:at] = [f"paper's {titles[field]}"]
+        for row, line in zip(rows, body, strict=True):
+            told = known.get(row.label)
+            line[at:at] = [number(*told[field]) if told else Cell("")]
     return Grid(ours.name, ours.title, head, body)
 
 
-def _theirs(told: Sequence[float] | None, ours: float) -> list[Cell]:
-    if told is None:
-        return [Cell(""), Cell("")]
-    text = f"{told[0]:g}" + (f" ± {told[1]:g}" if len(told) > 1 else "")
+def beside(history: History, choice: Choice, apart: dict[str, list[Interval]], target: str) -> Grid:
+    """Ours minus the paper's, row by row: bold where the paper's value is inside our interval."""
+    causes, body = paper.load()["cause"].get(target, {}), []
+    for row, own in apart.items():
+        within, seeds = [_inside(span) for span in own], own[0].seeds
+        cells = [between(s)._replace(rank=0 if i else 2) for s, i in zip(own, within, strict=True)]
+        said = inside_in_words(own, history.share)
+        why = causes.get(row, "" if all(within) else "none tested")
+        body.append([Cell(name_of(row)), Cell(str(seeds)), *cells, Cell(said), Cell(why)])
+    title = f"Ours minus the paper's: last server model, {choice.words}; 95 % t-interval over seeds"
+    head = ["row", "seeds", *(c.title for c in columns(history.share, history.unit)), INSIDE, CAUSE]
+    return Grid(f"paper-{choice.name}", title, head, body)
+
+
+def from_paper(
+    history: History, choice: Choice, known: dict[str, Any]
+) -> dict[str, list[Interval]]:
+    """The four figures, ours minus the paper's, of each row that the paper has; {}: no round."""
+    if at_choice(history, choice) is None:
+        return {}
+    found, out = fairness_by_seed(history, "last", choice), {}
+    for row in dict.fromkeys(run.label for run in history.runs):
+        if row in known:
+            ours = [[*by_seed(found, row, figure).values()] for figure in FIGURES]
+            theirs = [known[row][figure][0] for figure in FIGURES]
+            out[row] = [interval(np.subtract(x, y)) for x, y in zip(ours, theirs, strict=True)]
+    return out
+
+
+def inside_in_words(own: Sequence[Interval], share: float) -> str:
+    """In which of its four figures a row has the paper's value inside our interval."""
+    if own[0].seeds < 2:
+        return ["no run", "one seed: no interval"][own[0].seeds]
+    return figures_in_words(share, [_inside(span) for span in own])
+
+
+def _inside(span: Interval) -> bool:
+    """Whether 0 is: the paper's value lies inside the interval of ours."""
+    return span.bounded and span.low <= 0 <= span.high
+
+
+def _in_short(apart: dict[str, list[Interval]]) -> list[str]:
+    """How many of the paper's values lie inside our intervals, and in which rows."""
+    count = {row: sum(map(_inside, own)) for row, own in apart.items() if own[0].bounded}
+    if not count:
+        return []
+    rows = {many: "; ".join(name_of(r) for r, n in count.items() if n == many) for many in (4, 0)}
     return [
-        Cell(text, told[0], told[1] if len(told) > 1 else None),
-        number(ours - told[0], sign=True),
+        f"Beside the paper, at the best round: {sum(count.values())} of {4 * len(count)} entries "
+        f"have the paper's value inside our 95 % interval. All four: {rows[4] or 'no row'}. None: "
+        f"{rows[0] or 'no row'}. With three seeds an interval is wide, 2.5 standard deviations to "
+        "either side, so inside says less there than with ten (0.7)."
     ]
 
 
@@ -239,32 +297,6 @@ def sweep(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None
     grids.append(levels(titled, "deployed", LAST))
     grids.append(differences(titled, "last", LAST))
     out.grids += filter(None, grids)
-
-
-# --- other readings ------------------------------------------------------------------------------
-
-
-def readings(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
-    """FedAvg beside FedMABA under other readings of the paper."""
-    for name in ("last", "last5"):
-        head = ["reading", "seeds"]
-        for title in ("variance %²", "accuracy %", "worst 5 %"):
-            head += [f"FedAvg, {title}", f"FedMABA, {title}"]
-        head.append("variance, FedMABA − FedAvg")
-        body = []
-        for job in target.jobs:
-            found = fairness_by_seed(deployed_history(batches, job), "last", CHOICES[name])
-            row = next((label for label in job.strategies if label != REFERENCE), "")
-            cells = [
-                number(*moments([*by_seed(found, label, figure).values()]))
-                for figure in ("variance", "accuracy", "worst")
-                for label in (REFERENCE, row)
-            ]
-            span = difference(*(by_seed(found, label, "variance") for label in (row, REFERENCE)))
-            seeds = str(len(found.get(REFERENCE, {})))
-            body.append([Cell(job.title), Cell(seeds), *cells, between(span)])
-        title = f"Last server model, {CHOICES[name].words}; mean ± sd over seeds, 95 % t-interval"
-        out.grids.append(Grid(name, title, head, body))
 
 
 # --- hostile clients -----------------------------------------------------------------------------

@@ -27,7 +27,8 @@ from fedmaba.experiment.config import Experiment, Section
 from fedmaba.strategies.base import Strategy
 
 QUICK = 5_000  # client updates of a quick version: about a minute on two cores
-NUMBERS = ("model", "data", "train", "attack", "server", "eval")  # what decides a run's numbers
+# What decides a run's numbers.
+NUMBERS = ("model", "init", "batchnorm", "data", "train", "attack", "server", "eval")
 
 
 class More(Section):
@@ -43,12 +44,17 @@ class Variant(Section):
     title: str
     set: dict[str, Any] = Field(default={})
     strategies: list[str] | None = None
+    name: str = ""  # by which another variant refers to it
+    rest: str = ""  # the variant that has the rows of the table that this one leaves as they are
+    apart: list[str] = Field(default=[])  # hyper-parameters that no row of the paper's table names
 
 
 class View(Section):
     """The section [target] of a file."""
 
-    kind: Literal["table", "grid", "figure", "sweep", "readings", "attacks", "claims", "all"]
+    kind: Literal[
+        "table", "grid", "figure", "sweep", "readings", "fair", "attacks", "claims", "all"
+    ]
     title: str
     note: str = ""
     paper: str = ""  # which table of paper.toml stands beside ours
@@ -60,6 +66,7 @@ class View(Section):
     more: list[More] = Field(default=[])
     variant: list[Variant] = Field(default=[])
     uses: list[str] = Field(default=[])
+    keep: list[Literal["losses"]] = Field(default=[])  # each client's training loss, at evaluations
 
 
 class Key(NamedTuple):
@@ -80,6 +87,7 @@ class Job:
     runs: tuple[Key, ...]
     whole: Experiment  #               as the file has it, before anything was cut down
     every: frozenset[Key]  #           the runs, as the file has them
+    keep: tuple[str, ...] = ()  #      what an archive keeps of them beside accuracies
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -108,7 +116,9 @@ class Target:
             if before is not None:
                 runs = tuple(dict.fromkeys([*before.runs, *job.runs]))
                 both = before.strategies | job.strategies
-                job = replace(before, strategies=both, runs=runs, every=before.every | job.every)
+                keep = tuple(dict.fromkeys([*before.keep, *job.keep]))
+                every = before.every | job.every
+                job = replace(before, strategies=both, runs=runs, every=every, keep=keep)
             jobs[job.digest] = job
         return list(jobs.values())
 
@@ -133,7 +143,7 @@ def folder() -> Path:
 
 def names() -> list[str]:
     """Every target, tables first."""
-    order = ("table", "figure", "claims", "readings", "attacks", "all")
+    order = ("table", "figure", "claims", "readings", "fair", "attacks", "all")
     found = [path.stem for path in folder().glob("*.toml")]
     if not found:
         raise InputError(f"{folder()} holds no targets: install fedmaba again")
@@ -190,8 +200,8 @@ def load(name: str, scale: Scale | None = None) -> Target:
 
 def settings(experiment: Experiment) -> dict[str, Any]:
     """All that decides the numbers of a run but strategy, seed and deployed model."""
-    tree = {k: v for k, v in experiment.model_dump().items() if k in NUMBERS}
-    del tree["data"]["dir"], tree["server"]["deploy"]
+    tree = {k: v for k, v in config.result_settings(experiment).items() if k in NUMBERS}
+    del tree["server"]["deploy"]
     if tree["attack"]["does"] is None:
         del tree["attack"]
     return tree
@@ -270,7 +280,8 @@ def _job(name: str, tree: dict[str, Any], view: View, variant: Variant, scale: S
         if not scale.only or any(_matches(word, label) for word in scale.only)
     ]
     runs.sort(key=lambda key: key.seed)  # a part of the runs is whole seeds as far as it goes
-    return Job(variant.title, asked, listed, tuple(runs), whole, frozenset(every))
+    kept = tuple(view.keep)
+    return Job(variant.title, asked, listed, tuple(runs), whole, frozenset(every), kept)
 
 
 def _small(whole: Experiment) -> dict[str, Any]:

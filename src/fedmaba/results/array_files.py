@@ -10,6 +10,7 @@ import io
 import json
 import lzma
 import math
+import os
 import re
 import zipfile
 import zlib
@@ -30,6 +31,7 @@ SAFETENSORS_NAMES = {  # numbers as NumPy and safetensors name them
     **{f"{name}{bits}": f"{name[0].upper()}{bits}" for name in ("int", "uint") for bits in BITS},
     **{f"float{bits}": f"F{bits}" for bits in BITS[1:]},
 }
+BF = "BF16"  # which NumPy lacks
 DTYPES = {kind: np.dtype(name).newbyteorder("<") for name, kind in SAFETENSORS_NAMES.items()}
 MAX_MEMBERS = 100_000  # in an NPZ file: a partition has seven for each seed
 FREE_BYTES = 512 * files.MB  # small files may unpack to this much
@@ -230,23 +232,62 @@ def unpack(
     file: io.BufferedIOBase, size: int, wanted: Callable[[str], bool] = lambda name: True
 ) -> tuple[Arrays, dict[str, Any]]:
     """Read back what `pack` was given, in the same order; `wanted` picks some arrays."""
-    length = int.from_bytes(file.read(8), "little")
-    if not 0 < length <= min(files.MAX_JSON_BYTES, size - 8):
-        raise ValueError("its header is too long")
-    header = files.parse_json(file.read(length))
-    told = header.pop("__metadata__", None) if isinstance(header, dict) else None
+    length, told, header = _read_header(file, size)
     if not isinstance(told, dict) or not isinstance(told.get("fedmaba"), str):
         raise ValueError("it lacks what fedmaba says of it")
     meta = files.parse_json(told["fedmaba"].encode())
     if not isinstance(meta, dict):
         raise ValueError("what fedmaba says of it is no JSON object")
+    return _read_arrays(file, header, size - 8 - length, wanted), meta
+
+
+def read_weights(path: Path) -> Arrays:
+    """The arrays of a safetensors file that anybody wrote; bfloat16 becomes float32."""
+    with files.open_plain(path, links=True) as file:
+        size = os.fstat(file.fileno()).st_size
+        if files.mostly_holes(file):
+            raise ValueError("most of it is a hole")
+        length, _, header = _read_header(file, size)
+        short = [n for n, one in header.items() if isinstance(one, dict) and one.get("dtype") == BF]
+        for name in short:
+            header[name] = {**header[name], "dtype": "U16"}
+        found = _read_arrays(file, header, size - 8 - length)
+    for name in short:  # the upper half of a float32
+        found[name] = (found[name].astype(np.uint32) << 16).view(np.float32)
+    return found
+
+
+def first_bytes(path: Path, count: int) -> bytes:
+    """How a file that the user named begins."""
+    with files.open_plain(path, links=True) as file:
+        return file.read(count)
+
+
+def _read_header(file: io.BufferedIOBase, size: int) -> tuple[int, Any, dict[str, Any]]:
+    """The length of a safetensors header, its meta data and its entries."""
+    length = int.from_bytes(file.read(8), "little")
+    if not 0 < length <= min(files.MAX_JSON_BYTES, size - 8):
+        raise ValueError("its header is too long")
+    header = files.parse_json(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("its header is no JSON object")
+    return length, header.pop("__metadata__", None), header
+
+
+def _read_arrays(
+    file: io.BufferedIOBase,
+    header: Mapping[str, Any],
+    size: int,
+    wanted: Callable[[str], bool] = lambda name: True,
+) -> Arrays:
+    """The arrays that a header tells of, which fill the file's last `size` bytes."""
     places = {name: _parse_entry(name, one) for name, one in header.items()}
     end = 0
     for first, last, _ in sorted((place for place, _ in places.values()), key=lambda p: p[:2]):
         if first != end:
             raise ValueError("its arrays overlap or leave gaps")
         end = last
-    if end != size - 8 - length:
+    if end != size:
         raise ValueError("its arrays are larger or smaller than the file")
     found: Arrays = {}
     for name, ((first, _, count), (dtype, shape)) in places.items():
@@ -256,7 +297,7 @@ def unpack(
             if file.readinto(data.view(np.uint8).data) != data.nbytes:
                 raise EOFError(f"{name} ends early")
             found[name] = data.astype(dtype.newbyteorder("="), copy=False).reshape(shape)
-    return found, meta
+    return found
 
 
 def _parse_entry(name: str, one: Any) -> tuple[tuple[int, int, int], Declared]:

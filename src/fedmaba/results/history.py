@@ -15,16 +15,17 @@ from numpy.typing import NDArray
 
 from fedmaba.errors import InputError
 from fedmaba.results import metrics
-from fedmaba.results.metrics import PERCENT, PLAIN, Fairness, Unit
+from fedmaba.results.metrics import ACCURACY, PERCENT, Fairness, Metric, Unit
 
 if TYPE_CHECKING:
-    from fedmaba.simulation.state import Snapshot
+    from fedmaba.simulation.state import Round, Snapshot
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Model = Literal["deployed", "last"]
 At = Literal["last", "best", "last5"]
 Arrays = dict[str, NDArray[Any]]
+TRAINING = "training.loss"  # a table of what clients reported at each evaluation
 VIEWS = "fedmaba.report.history_views"  # loaded by its name: results import nothing of reports
 
 
@@ -71,6 +72,7 @@ class RunHistory:
     diverged: str = ""
     tables: dict[str, GrowingArray] = field(default_factory=dict)
     of: str = ""  # digest of all settings except the seed; "" if the file has none
+    metric: Metric = ACCURACY  # what its scores are
     # For each table: itself, how many of its rows were checked, whether all were shares.
     _unit_cache: dict[str, tuple[Any, int, bool]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -78,7 +80,7 @@ class RunHistory:
 
     @property
     def unit(self) -> Unit:
-        """Percent, unless some score lies outside 0 to 1."""
+        """As its metric says; else percent, unless a score lies outside 0 to 1."""
         for name, table in self.tables.items():
             if name.endswith(".accuracy"):
                 seen, count, shares = self._unit_cache.get(name, (None, 0, True))
@@ -86,7 +88,7 @@ class RunHistory:
                 shares = shares and metrics.are_shares(np.asarray(table[count:]))
                 self._unit_cache[name] = table, len(table), shares
         known = [self._unit_cache[name] for name in self._unit_cache if name in self.tables]
-        return PERCENT if all(shares for _, _, shares in known) else PLAIN
+        return self.metric.unit(all(shares for _, _, shares in known))
 
     @property
     def n_clients(self) -> int:
@@ -148,8 +150,16 @@ class RunHistory:
         name = f"{model}_validation.accuracy"
         judged = self.column(name if name in self.tables else f"{model}.accuracy")
         nobody = np.isnan(judged).all(axis=1, keepdims=True)
-        scores = np.nanmean(np.where(nobody, -np.inf, judged), axis=1)
+        better = self.metric.unit(True).sign * judged
+        scores = np.nanmean(np.where(nobody, -np.inf, better), axis=1)
         return np.array([int(np.argmax(scores))])
+
+    def add_training_losses(self, seen: Round) -> None:
+        """Keep what clients reported in the round that was evaluated last; nan for the others."""
+        if seen.loss is not None:
+            losses = np.full(self.n_clients, np.nan)
+            losses[seen.client] = seen.loss
+            _append_row(self, {TRAINING: losses})
 
     def arrays(self) -> Arrays:
         """Every table as an array, to be saved; later rounds do not change these arrays."""
@@ -208,7 +218,11 @@ class History:
     @property
     def unit(self) -> Unit:
         """How scores are shown: the same for all runs, which are compared."""
-        return PERCENT if all(run.unit is PERCENT for run in self.runs) else PLAIN
+        found = dict.fromkeys(run.unit for run in self.runs) or {PERCENT: None}
+        if len({(unit.name, unit.lower) for unit in found}) > 1:
+            names = ", ".join(dict.fromkeys(unit.name for unit in found))
+            raise InputError(f"these runs have different metrics ({names}): show them apart")
+        return next((unit for unit in found if not unit.mark), next(iter(found)))
 
     def add(self, snapshot: Snapshot) -> None:
         """Add one round of all runs."""
@@ -334,9 +348,16 @@ def from_arrays(
                 diverged=about["diverged"],
                 tables=rows,
                 of=about.get("of", ""),
+                metric=metric_of(about.get("metric")),
             )
         )
     return History(runs, share)
+
+
+def metric_of(told: object) -> Metric:
+    """The metric that a file tells of; accuracy where it tells of none."""
+    known = told if isinstance(told, dict) else {}
+    return Metric(**{key: known[key] for key in Metric._fields if key in known})
 
 
 class Table(Protocol):

@@ -24,9 +24,39 @@ class Unit(NamedTuple):
     scale: float  #  a score is multiplied by it
     mark: str  #     written behind a score
     square: str  #   written behind a variance
+    name: str = "accuracy"
+    lower: bool = False  # whether the lower score is the better one
+
+    @property
+    def sign(self) -> int:
+        """1 where more is better, else -1."""
+        return -1 if self.lower else 1
 
 
 PERCENT, PLAIN = Unit(100.0, " %", " %²"), Unit(1.0, "", "")
+
+
+class Metric(NamedTuple):
+    """What a score of a client is. Fields and files call it accuracy, whatever it is."""
+
+    name: str = "accuracy"
+    lower: bool = False  # whether the lower score is the better one
+    shares: bool | None = None  # of 1, shown in percent; None: if all scores lie in 0 to 1
+
+    def unit(self, shares: bool) -> Unit:
+        """How its scores are shown; `shares`: all of them lie in 0 to 1."""
+        unit = PERCENT if (shares if self.shares is None else self.shares) else PLAIN
+        usual = (self.name, self.lower) == (unit.name, unit.lower)
+        return unit if usual else unit._replace(name=self.name, lower=self.lower)
+
+
+ACCURACY = Metric()
+OF_TASK = {
+    "classify": ACCURACY,
+    "regress": Metric("mean squared error", lower=True, shares=False),
+    "multilabel": Metric("labels right", shares=True),
+    "sequence": Metric("positions right", shares=True),
+}
 
 
 def are_shares(scores: FloatArray) -> bool:
@@ -40,7 +70,7 @@ def variance(accuracy: FloatArray, unit: Unit = PERCENT) -> Any:
 
 
 def mean_of_tail(values: FloatArray, share: float, *, best: bool = False) -> Any:
-    """Mean of the worst (or best) max(1, ceil(share N)) clients."""
+    """Mean of the lowest (or, `best`, the highest) max(1, ceil(share N)) clients."""
     count = max(1, math.ceil(share * values.shape[-1] - 1e-9))
     ordered = np.sort(values)
     return _sum(ordered[..., -count:] if best else ordered[..., :count]) / count
@@ -85,14 +115,17 @@ def _over(above: FloatArray, below: FloatArray, some: NDArray[np.bool_], none: f
 
 
 class Fairness(NamedTuple):
-    """The fairness numbers of one model over the clients of a federation."""
+    """The fairness numbers of one model over the clients of a federation.
+
+    If the metric is not a share of 1, scores are as they are and not in percent.
+    """
 
     variance: float  #       of accuracy, in percent squared
     accuracy: float  #       mean over clients, percent
     by_sample: float  #      mean over test examples, percent
     worst: float  #          mean of the worst share of clients, percent
     best: float  #           mean of the best share of clients, percent
-    loss_variance: float  #  of the clients' test loss (the paper's Definition 1)
+    loss_variance: float  #  of the clients' test loss (Definition 1 of FedMABA's paper)
     gini: float
     jain: float
     entropy: float
@@ -144,8 +177,8 @@ def _figures(
             unit.scale
             * (accuracy * size).sum(axis=-1)
             / size.sum(),  # nan if nobody has a test example
-            unit.scale * mean_of_tail(accuracy, share),
-            unit.scale * mean_of_tail(accuracy, share, best=True),
+            unit.scale * mean_of_tail(accuracy, share, best=unit.lower),
+            unit.scale * mean_of_tail(accuracy, share, best=not unit.lower),
             np.var(loss, axis=-1),
             gini(accuracy),
             jain(accuracy),

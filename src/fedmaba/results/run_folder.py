@@ -31,7 +31,7 @@ from fedmaba.results import array_files, files, schema
 from fedmaba.results.array_files import Arrays, MemoryBudget, npz, pack
 from fedmaba.results.files import Buffer
 from fedmaba.results.history import History, check_shapes, from_arrays
-from fedmaba.results.metrics import every
+from fedmaba.results.metrics import ACCURACY, every
 
 MAGIC = b"FEDMABA1"
 KEPT_CHECKPOINTS = 2
@@ -491,7 +491,11 @@ def history_from_checkpoint(arrays: Arrays, meta: Mapping[str, Any], file: Path)
 
 
 def _run_entries(history: History) -> list[dict[str, Any]]:
-    return [{key: getattr(run, key) for key in RUN_KEYS} for run in history.runs]
+    return [
+        {key: getattr(run, key) for key in RUN_KEYS}
+        | ({"metric": run.metric._asdict()} if run.metric != ACCURACY else {})
+        for run in history.runs
+    ]
 
 
 def _as_json_lines(lines: Iterable[Mapping[str, Any]]) -> bytes:
@@ -526,7 +530,8 @@ def _lines_of_run(r: int, run: Any, first: int, share: float) -> list[dict[str, 
                 np.stack([run.tables[f"{model}.{name}"][at] for model in models]).astype(float)
                 for name in ("accuracy", "loss")
             )
-            found = every(accuracy, loss, run.test_size, share)
+            # in percent, unless the metric says that its scores are no shares
+            found = every(accuracy, loss, run.test_size, share, run.metric.unit(True))
             for model, figures in zip(models, found, strict=True):
                 line[model] = {k: _number(v) for k, v in figures._asdict().items()}
         lines.append(line)

@@ -23,6 +23,14 @@ class Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
 
+class Metric(Part):
+    """What a score is; without it, accuracy."""
+
+    name: Word = "accuracy"
+    lower: bool = False
+    shares: bool | None = None
+
+
 class SavedRun(Part):
     """One run, in runs.json, a checkpoint and an archive."""
 
@@ -31,6 +39,7 @@ class SavedRun(Part):
     deploy: Word
     diverged: Text
     of: Word = ""  # a digest of what all seeds have in common; earlier versions had none
+    metric: Metric = Metric()
 
 
 class Provenance(Part):
@@ -73,8 +82,11 @@ class Meta(Runs):
 class Data(Part):
     name: Word = ""
     sha256: Word = ""
+    inputs: Word = ""  # how pixels became inputs; versions before this did not say
     classes: list[str] = []
     clients: list[str] = []
+    task: Word = "classify"
+    target: Word = ""  # in words
 
 
 class Model(Part):
@@ -97,6 +109,7 @@ class About(Part):
     ranks: Count = 1
     chunk: Annotated[int, Field(ge=1)] = 1
     device: Word = ""
+    metric: Metric = Metric()
     versions: dict[Word, Word] = {}
     digest: Word | None = None  # SHA-256 of what the run is made of
 

@@ -1,7 +1,8 @@
 """Choose a model and a round, and give the fairness numbers of runs by row and seed. No torch.
 
-The model is the last one of the server, as in the paper, or the deployed one. The round is the last
-one, or the best one on test or on validation data, or the mean of the last five evaluations.
+The model is the last one of the server or the deployed one. The round is the last one, or the best
+one on test or on validation data, or the fairest of those nearly as good on validation data, or the
+mean of the last five evaluations.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedmaba.results.history import At, FloatArray, History, Model, RunHistory
+from fedmaba.results.history import At, FloatArray, History, IntArray, Model, RunHistory
 from fedmaba.results.metrics import Fairness
+from fedmaba.strategies.deployed import pick_round
 
 REFERENCE = "fedavg"
 Found = dict[str, dict[int, Fairness]]  # by row and seed
@@ -25,6 +27,7 @@ class Choice(NamedTuple):
     words: str
     at: At
     on: str  # data that the round is picked on; "" if it is not picked
+    rule: str = ""  # of --deploy, by which it is picked; "": by accuracy
 
 
 CHOICES = {
@@ -33,6 +36,14 @@ CHOICES = {
         Choice("last", "at the last round", "last", ""),
         Choice("best", "at its best round, picked on test data", "best", "test"),
         Choice("valid", "at its best round, picked on validation data", "best", "validation"),
+        Choice(
+            "fair",
+            "at its round of least variance within a point of its best accuracy, picked on "
+            "validation data",
+            "best",
+            "validation",
+            "best:fair",
+        ),
         Choice("last5", "mean of the last five evaluations", "last5", ""),
     )
 }
@@ -88,9 +99,19 @@ def fairness_by_seed(history: History, model: Model, choice: Choice) -> Found:
     seen = at_choice(history, choice)
     out: Found = {}
     for run in good(seen) if seen else ():
-        found = run.fairness(model, history.share, run.chosen(choice.at, model), history.unit)
+        chosen = evaluations(run, model, choice)
+        found = run.fairness(model, history.share, chosen, history.unit)
         out.setdefault(run.label, {})[run.seed] = Fairness(*np.mean(found, axis=0))
     return out
+
+
+def evaluations(run: RunHistory, model: Model, choice: Choice) -> IntArray:
+    """Which evaluations of a run a choice shows."""
+    if not choice.rule:
+        return run.chosen(choice.at, model)
+    judged = run.column(f"{model}_validation.accuracy")
+    picked = pick_round(choice.rule, np.nanmean(judged, axis=1), np.nanvar(judged, axis=1))
+    return np.array([picked])
 
 
 def by_seed(found: Found, row: str, figure: str) -> dict[int, float]:

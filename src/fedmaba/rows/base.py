@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-LossFn = Callable[[Tensor, Tensor], Tensor]  # outputs (n, C), targets (n,) -> loss of each (n,)
+from fedmaba.data import trees
+from fedmaba.data.trees import Tree
+
+# outputs (n, ...), targets (n, ...) -> loss of each (n,); of a class: outputs (n, C), targets (n,)
+LossFn = Callable[[Tensor, Tensor], Tensor]
+Inputs: TypeAlias = Tree[Tensor]  # one tensor, or several: arguments or keywords of the model
 ALIGN = 32  # each weight starts at a multiple of 128 bytes, which matrix units want
 
 
@@ -121,12 +127,12 @@ class Layout:
 
     def pack(self, model: nn.Module) -> Tensor:
         """The weights of a model as a flat vector (P,)."""
-        return self.pack_named(self.named(model))
+        return self.pack_named({name: p.detach() for name, p in self.tensors(model).items()})
 
-    def named(self, model: nn.Module) -> dict[str, Tensor]:
-        """The weights and statistics of a model that have a place here."""
+    def tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """The weights and statistics of a model that have a place here, in this order."""
         every = _named(model)
-        return {name: every[name].detach() for name in self.names}
+        return {name: every[name] for name in self.names}
 
     def pack_named(self, weights: Mapping[str, Tensor]) -> Tensor:
         """Named weights as a flat vector (P,): what `unpack` takes apart."""
@@ -191,15 +197,25 @@ class PropFairRows(NamedTuple):
         return torch.where(self.M.isinf(), 1.0, factor)
 
 
+def call(model: nn.Module, x: Inputs, weights: dict[str, Tensor] | None = None) -> Tensor:
+    """The outputs of a model for inputs, with its own or with other weights."""
+    args, named = ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
+    out: Tensor = (
+        model(*args, **named) if weights is None else functional_call(model, weights, args, named)
+    )
+    return out
+
+
 class Step(NamedTuple):
     """One minibatch of every row."""
 
-    x: Tensor  # (R, B, ...)   unused where rows share inputs
-    y: Tensor  # (R, B)
+    x: Inputs  # (R, B, ...)   unused where rows share inputs
+    y: Tensor  # (R, B), or (R, B, ...) where a target is more than one number
     weight: Tensor  # (R, B)   of each example in its row's loss; 0 for padding
     scale: Tensor  # ()        a tensor, so that a recorded step can be replayed with another
     propfair: PropFairRows | None
     keys: Tensor  # (R,)       random streams of this step
+    of: int = 0  #             rows of the whole chunk, of which these are the first
 
 
 class RowBlock(NamedTuple):
@@ -213,7 +229,7 @@ class RowBlock(NamedTuple):
 class SharedInputs(NamedTuple):
     """The inputs of a group of steps; rows that train on the same examples share one copy."""
 
-    x: Tensor  # (U, steps, B, ...)
+    x: Inputs  # (U, steps, B, ...)
     blocks: Sequence[RowBlock]  # all rows, in order
     owner: Tensor | None = None  # (R,)  whose inputs a row takes; None: each has its own
 
@@ -230,17 +246,21 @@ class Rows(ABC):
 
     parallel = False  # whether several threads may use it at once
     image_axes = (-2, -1)  # height and width of images that went through `prepare`
+    evaluates_apart = False  # whether it computes outputs row after row
+    recordable = False  # whether its work can be recorded as a CUDA graph
+    max_rows: int | None = None  # computed at once, on a CPU; None: as many as fit its cache
 
     def __init__(
         self,
         model: nn.Module,
         layout: Layout,
-        example: Tensor,
+        example: Inputs,
         loss: LossFn | None,
         path: str,
     ) -> None:
         self.model, self.layout, self.loss_fn, self.path = model, layout, loss, path
-        self.activations = _activations(model, example)  # numbers per example, all layers
+        self.tell: Callable[[str], object] = lambda line: None  # says what takes long
+        self.activations = count_activations(model, example)  # numbers per example, all layers
 
     @property
     def mixes_examples(self) -> bool:
@@ -288,27 +308,28 @@ class Rows(ABC):
         """About how many numbers in memory the training of one row takes."""
         return 4 * self.layout.size + 3 * self.activations * minibatch
 
-    def prepare(self, x: Tensor) -> Tensor:
+    def prepare(self, x: Inputs) -> Inputs:
         """Inputs (n, ...) in the order of axes that `add_gradients` and `outputs` want."""
         return x
 
     @abstractmethod
-    def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
+    def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
         """(R, B, C) in evaluation mode; x is (R, B, ...), or (1, B, ...) where rows share it."""
 
     def losses(self, out: Tensor, y: Tensor) -> Tensor:
         """The loss of each example, (R, B)."""
-        flat = self._per_example(out.flatten(0, 1), y.expand(out.shape[:2]).flatten())
-        return flat.view(out.shape[:2])
+        targets = y.expand(*out.shape[:2], *y.shape[2:])
+        return self.per_example(out.flatten(0, 1), targets.flatten(0, 1)).view(out.shape[:2])
 
-    def _per_example(self, out: Tensor, y: Tensor) -> Tensor:
+    def per_example(self, out: Tensor, y: Tensor) -> Tensor:
+        """The loss of each example of one row, (B,)."""
         if self.loss_fn is None:
             return nn.functional.cross_entropy(out, y, reduction="none")
         return self.loss_fn(out, y)
 
     def loss_and_gradient(self, out: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Loss of each row (R,) and scale * its gradient in the outputs (R, B, C)."""
-        _, y, weight, scale, propfair, _ = step
+        y, weight, scale, propfair = step.y, step.weight, step.scale, step.propfair
         if self.loss_fn is None:
             log_p = torch.log_softmax(out, -1)
             loss = -(log_p.gather(2, y[..., None])[..., 0] * weight).sum(1)
@@ -322,11 +343,11 @@ class Rows(ABC):
                 (g,) = torch.autograd.grad(total.sum(), leaf)
             loss, g = total.detach(), g * scale
         if propfair is not None:
-            g = g * propfair.gradient_factor(loss)[:, None, None]
+            g = g * propfair.gradient_factor(loss).view(-1, *[1] * (g.ndim - 1))
         return loss, g
 
 
-def _activations(model: nn.Module, example: Tensor) -> int:
+def count_activations(model: nn.Module, example: Inputs) -> int:
     """How many numbers the layers of a model output for one example."""
     total = 0
 
@@ -338,7 +359,8 @@ def _activations(model: nn.Module, example: Tensor) -> int:
     leaves = [m for m in model.modules() if not any(True for _ in m.children())]
     hooks = [m.register_forward_hook(count) for m in leaves]
     with torch.no_grad():
-        model(example)
+        call(model, example)
     for hook in hooks:
         hook.remove()
-    return max(1, (total + example.numel()) // len(example))
+    inputs = trees.leaves(example)
+    return max(1, (total + sum(v.numel() for v in inputs)) // len(inputs[0]))

@@ -27,6 +27,7 @@ MAX_REMEMBERED = 10_000  # keys that are remembered until they come again
 MANY_SHAPES = 5  # calls of new shapes after which parts of the work are recorded instead
 ALIGNED = 256  # bytes: where an array begins in memory that several share
 
+Held = Tensor | tuple[Tensor, ...] | dict[str, Tensor] | None  # stays where it is
 Function = Callable[..., Any]  # function(spec, *held, *inputs) -> a tensor or a tuple of tensors
 Input = NDArray[Any] | Tensor
 
@@ -89,7 +90,7 @@ class RecordingKey(NamedTuple):
 
     function: Function
     spec: Hashable
-    held: tuple[int, ...]  # identities of the tensors that stay where they are
+    held: tuple[int, ...]  # identities of what stays where it is
     inputs: tuple[tuple[Any, ...], ...]  # shapes and types
     result_slot: Hashable
 
@@ -101,7 +102,7 @@ class Recording:
     graph: Any
     inputs: Buffers
     out: Any  # what a replay overwrites
-    held: tuple[Tensor | None, ...]  # kept alive, so that no other tensor gets their identity
+    held: tuple[Held, ...]  # kept alive, so that no other tensor gets their identity
     last_call: int = 0
     replays: int = 0
 
@@ -129,7 +130,7 @@ class GraphCache:
         self,
         function: Function,
         spec: Hashable,
-        held: Sequence[Tensor | None],
+        held: Sequence[Held],
         inputs: Sequence[Input],
         *,
         result_slot: Hashable = None,
@@ -161,7 +162,7 @@ class GraphCache:
         self,
         function: Function,
         spec: Hashable,
-        held: Sequence[Tensor | None],
+        held: Sequence[Held],
         inputs: Sequence[Tensor],
     ) -> Tensor:
         """function(spec, *held, *inputs), a part of some work; its result is never overwritten."""
@@ -231,7 +232,7 @@ class GraphCache:
         self,
         function: Function,
         spec: Hashable,
-        held: Sequence[Tensor | None],
+        held: Sequence[Held],
         inputs: Sequence[Input],
     ) -> Recording:
         buffers, graph = Buffers(inputs, self.device), torch.cuda.CUDAGraph()
@@ -244,7 +245,7 @@ class GraphCache:
         self,
         function: Function,
         spec: Hashable,
-        held: Sequence[Tensor | None],
+        held: Sequence[Held],
         inputs: Sequence[Tensor],
     ) -> Recording:
         """As torch.cuda.graph does it, but without giving all free memory back first."""
@@ -276,7 +277,7 @@ class GraphCache:
 def _key(
     function: Function,
     spec: Hashable,
-    held: Sequence[Tensor | None],
+    held: Sequence[Held],
     inputs: Sequence[Input],
     result_slot: Hashable = None,
 ) -> RecordingKey:

@@ -7,28 +7,37 @@ examples, because minibatches are padded. BatchNorm does both; see `batchnorm`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import wraps
+from inspect import signature
+from typing import Any, TypeAlias
 
 import torch
+from numpy.typing import NDArray
 from torch import nn
-from torch.func import functional_call
 
 from fedmaba import rng, user_code
+from fedmaba.data import trees
+from fedmaba.data.targets import TargetKind
+from fedmaba.data.trees import Tree
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.rows import batchnorm as norms
-from fedmaba.rows.base import Layout, constants
+from fedmaba.rows.base import Inputs, Layout, call, constants
+from fedmaba.rows.ready import gpt, lstm, mlp_tabular, resnet, vit
 
-Shape = tuple[int, ...]
-Factory = Callable[[Shape, int], nn.Module]
+# Of one example: sizes, or a tuple or dict of sizes where there are several inputs. What a factory
+# gets also says what the numbers are: see `trees.Shape`.
+Shape: TypeAlias = trees.Shapes
+Factory = Callable[[Any, int], nn.Module]  # of (Shape, number of outputs)
 
 
 def mlp(shape: Shape, classes: int) -> nn.Module:
-    """the paper's perceptron: two hidden layers of 200, ReLU"""
+    """perceptron: two hidden layers of 200, ReLU, as FedMDFG's code has it"""
     return nn.Sequential(
         nn.Flatten(),
-        nn.Linear(_count(shape), 200),
+        nn.Linear(_count(shape, "mlp"), 200),
         nn.ReLU(),
         nn.Linear(200, 200),
         nn.ReLU(),
@@ -36,8 +45,16 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
     )
 
 
+def mlp1(shape: Shape, classes: int) -> nn.Module:
+    """perceptron with one hidden layer of 200, ReLU"""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(_count(shape, "mlp1"), 200), nn.ReLU(), nn.Linear(200, classes)
+    )
+
+
 def cnn(shape: Shape, classes: int) -> nn.Module:
-    """the paper's CNN: conv 5x5 64, pool, conv 5x5 64, pool, 384, 192, dropout 0.2 and 0.5"""
+    """CNN of FedMDFG's code: conv 5x5 64, pool, conv 5x5 64, pool, 384, 192, dropout 0.2, 0.5"""
+    shape = _sizes(shape, "cnn")
     if len(shape) != 3 or min(shape[1:]) < 16:
         raise InputError(
             f"model cnn wants images of (channels, height, width) with sides of at least 16, but "
@@ -64,10 +81,71 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
 
 def softmax(shape: Shape, classes: int) -> nn.Module:
     """softmax regression: one linear layer, a convex problem"""
-    return nn.Sequential(nn.Flatten(), nn.Linear(_count(shape), classes))
+    return nn.Sequential(nn.Flatten(), nn.Linear(_count(shape, "softmax"), classes))
 
 
-REGISTRY: dict[str, Factory] = {"mlp": mlp, "cnn": cnn, "softmax": softmax}
+def _for_images(make: Factory, least: int) -> Factory:
+    """A ready model that takes images alone."""
+
+    @wraps(make)
+    def checked(shape: Shape, classes: int) -> nn.Module:
+        shape = _sizes(shape, make.__name__)
+        if len(shape) != 3 or min(shape[1:]) < least:
+            raise InputError(
+                f"model {make.__name__} wants images of (channels, height, width) with sides of at "
+                f"least {least}, but the data have shape {tuple(shape)}: use --model mlp"
+            )
+        return make(shape, classes)
+
+    return checked
+
+
+def _for_tokens(make: Callable[..., nn.Module]) -> Factory:
+    """A ready model that takes tokens alone; sizes without a kind may be those of tokens."""
+
+    @wraps(make)
+    def checked(shape: Shape, classes: int, target: Any = None) -> nn.Module:
+        plain, shape = not isinstance(shape, trees.Shape), _sizes(shape, make.__name__)
+        tokens = plain or (shape.kind == "i" and shape.vocabulary > 0)
+        if not tokens or len(shape) != 1:
+            what = "whole numbers" if shape.kind == "i" else "numbers"
+            raise InputError(
+                f"model {make.__name__} wants tokens, whole numbers from 0 of shape (length,), but "
+                f"the data have {what} of shape {tuple(shape)}: use --model mlp"
+            )
+        return make(shape, classes, target)
+
+    return checked
+
+
+def _for_tables(make: Factory) -> Factory:
+    """A ready model that takes rows of a table alone."""
+
+    @wraps(make)
+    def checked(shape: Shape, classes: int) -> nn.Module:
+        shape = _sizes(shape, "mlp-tabular")
+        if len(shape) != 1:
+            raise InputError(
+                f"model mlp-tabular wants the features of a table, of shape (features,), but the "
+                f"data have shape {tuple(shape)}: use --model mlp"
+            )
+        return make(shape, classes)
+
+    return checked
+
+
+REGISTRY: dict[str, Factory] = {
+    "mlp": mlp,
+    "mlp1": mlp1,
+    "cnn": cnn,
+    "softmax": softmax,
+    "resnet8": _for_images(resnet.resnet8, 8),
+    "resnet18": _for_images(resnet.resnet18, 8),
+    "vit": _for_images(vit.vit, 8),
+    "lstm": _for_tokens(lstm.lstm),
+    "gpt": _for_tokens(gpt.gpt),
+    "mlp-tabular": _for_tables(mlp_tabular.mlp_tabular),
+}
 
 
 def find_factory(name: str) -> Factory:
@@ -86,9 +164,20 @@ def find_factory(name: str) -> Factory:
 
 
 def build_model(
-    make: Factory, shape: Shape, classes: int, seed: int, batchnorm: norms.Choice = "refuse"
+    make: Factory,
+    shape: Shape,
+    classes: int,
+    seed: int,
+    batchnorm: norms.Choice = "refuse",
+    *,
+    target: TargetKind | None = None,
+    free: bool = False,
 ) -> nn.Module:
-    """The model with the initial weights of this seed, checked against the data's shape."""
+    """The model with the initial weights of this seed, checked against the data's shape.
+
+    `target` is what it is to predict; None: one of the classes. `free`: the user's own loss and
+    metric decide what outputs mean, so that they need not fit the target; classes must be there.
+    """
     if isinstance(make, nn.Module):
         kind = type(make).__name__
         raise InputError(
@@ -96,30 +185,43 @@ def build_model(
             f"lambda shape, classes: {kind}(...)"
         )
     name = getattr(make, "__name__", str(make))
+    target = target or TargetKind("classify", (), classes)
     with _seeded(int(rng.key(seed, "model")[0]) >> 1):
         try:
-            model = make(shape, classes)
+            model = _made(make, shape, classes, target)
         except FedmabaError:
             raise
         except Exception as error:  # user code can raise anything
             raise _unmade(f"model {name!r}", error, shape, classes) from error
         if not isinstance(model, nn.Module):
             raise InputError(f"model {name!r} gave a {type(model).__name__}: return an nn.Module")
-        blank = torch.zeros(2, *shape)
-        out = _try(model.eval(), name, blank)  # also gives lazy layers their weights
+        read = as_read(model.eval(), shape)
+        out = _try(model, name, _blank(read, 2))  # also gives lazy layers their weights
+        if any(leaf.vocabulary for leaf in trees.shape_list(read)):
+            _try(model, name, _blank(read, 2, largest=True))
     model = norms.replace_batchnorm(model, batchnorm, name)
     if not any(p.requires_grad for p in model.parameters()):
         some = any(True for _ in model.parameters())
         what = "all weights are frozen" if some else "there are no weights to train"
         raise InputError(f"model {name!r}: {what}: let it have weights with requires_grad=True")
-    if out.ndim != 2 or out.shape[0] != 2 or out.shape[1] < classes:
-        raise InputError(
-            f"model {name!r} gives outputs of shape {tuple(out.shape[1:])} per example, but the "
-            f"data have {classes} classes: its last layer must have at least {classes} outputs"
-        )
-    if why := _leak_between_examples(model, name, shape):
+    if not out.ndim or len(out) != 2:
+        what = f"gives outputs of shape {tuple(out.shape)} for 2 examples"
+        raise InputError(f"model {name!r} {what}: give one entry for each, as (2, ...)")
+    free = free and target.task != "classify"
+    if not free and (why := target.misfit(tuple(out.shape[1:]))):
+        raise InputError(f"model {name!r} {why}")
+    if why := _leak_between_examples(model, name, read):
         raise InputError(f"model {name!r}: {why}")
     return model
+
+
+def _made(make: Any, shape: Shape, classes: int, target: TargetKind) -> Any:
+    """What a factory makes; one with a parameter `target` is also told what to predict."""
+    try:
+        told = "target" in signature(make).parameters
+    except (TypeError, ValueError):  # of a callable that has no signature
+        told = False
+    return make(shape, classes, target=target) if told else make(shape, classes)
 
 
 def sent_weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -169,11 +271,11 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _leak_between_examples(model: nn.Module, name: str, shape: Shape) -> str:
+def _leak_between_examples(model: nn.Module, name: str, shape: Tree[trees.Shape]) -> str:
     """Why examples or steps affect others except by the weights; empty where they do not."""
     before = dict(model.named_buffers())
     with _seeded(0):
-        one, *others = torch.rand(3, *shape)
+        one, *others = (_random(shape) for _ in range(3))
         for training in (True, False):
             model.train(training)
             norms.use_running_statistics(model)  # what these mix is declared
@@ -181,8 +283,10 @@ def _leak_between_examples(model: nn.Module, name: str, shape: Shape) -> str:
             for other in others:
                 after = {n: b.clone() for n, b in before.items()}
                 torch.manual_seed(0)
-                x = torch.stack([one, other])
-                outs.append(_try(partial(functional_call, model, after), name, x))
+                pair = zip(trees.leaves(one), trees.leaves(other), strict=True)
+                each = iter([torch.stack(two) for two in pair])
+                x = trees.mapped(lambda _: next(each), one)  # noqa: B023
+                outs.append(_try(model, name, x, after))
                 for n, b in before.items():
                     if not torch.equal(b, after[n]):
                         return (
@@ -197,13 +301,112 @@ def _leak_between_examples(model: nn.Module, name: str, shape: Shape) -> str:
     return ""
 
 
-def _try(model: Callable[[torch.Tensor], object], name: str, x: torch.Tensor) -> torch.Tensor:
-    """The outputs of a model for two inputs."""
+def as_read(model: nn.Module, shape: Shape) -> Tree[trees.Shape]:
+    """The shape of inputs as this model reads them: one array of integers may stand for numbers.
+
+    Integers stay integers where the model takes them, as an Embedding does. A model that only takes
+    numbers, as a Linear layer does, gets them as numbers.
+    """
+    read = trees.shape_leaves(shape)
+    if not isinstance(read, trees.Shape) or (read.kind == "f" and isinstance(shape, trees.Shape)):
+        return read
+    other = trees.Shape(read, "i" if read.kind == "f" else "f")  # plain sizes may mean either
+    return other if not _takes(model, read) and _takes(model, other) else read
+
+
+def outputs_of(model: nn.Module, shape: Tree[trees.Shape]) -> tuple[int, ...]:
+    """The shape of a model's outputs for one example of inputs as it reads them."""
+    with torch.no_grad():
+        return tuple(call(model, _blank(shape, 2)).shape[1:])
+
+
+def _takes(model: nn.Module, shape: trees.Shape) -> bool:
+    """Whether a model accepts inputs of a shape."""
     try:
         with torch.no_grad():
-            out = model(x)
+            call(model, _blank(shape, 2))
+    except Exception:  # user code can raise anything; `_try` says what
+        return False
+    return True
+
+
+def check_tokens(model: nn.Module, make: Factory, x: Tree[NDArray[Any]]) -> None:
+    """Refuse integers that the model cannot look up, such as tokens beyond its Embedding.
+
+    Tried on the examples with the least and the largest value of each input, with a model on the
+    CPU, where a wrong one is an error that can be caught.
+    """
+    rows: set[int] = set()
+    for values in trees.leaves(x):
+        if values.dtype.kind == "i":
+            flat = values.reshape(len(values), -1)
+            rows |= {int(flat.min(1).argmin()), int(flat.max(1).argmax())}
+    if rows:
+        name = getattr(make, "__name__", str(make))
+        _try(model.eval(), name, trees.mapped(lambda v: torch.from_numpy(v[sorted(rows)]), x))
+
+
+@contextmanager
+def _watched_tokens(model: nn.Module) -> Iterator[list[str]]:
+    """What is wrong with the tokens that reach an Embedding, as long as this lasts."""
+    wrong: list[str] = []
+
+    def look(layer: nn.Module, args: tuple[object, ...]) -> None:
+        many, ids = int(layer.num_embeddings), args[0] if args else None  # type: ignore[arg-type]
+        if isinstance(ids, torch.Tensor) and not ids.is_floating_point() and ids.numel():
+            least, most = int(ids.min()), int(ids.max())
+            if least < 0 or most >= many:
+                wrong.append(
+                    f"token id {least if least < 0 else most}, but its Embedding has {many} rows, "
+                    f"for 0 to {many - 1}: correct the ids, or make it larger"
+                )
+
+    looked = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    hooks = [layer.register_forward_pre_hook(look) for layer in looked]
+    try:
+        yield wrong
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _blank(shape: Tree[trees.Shape], many: int, largest: bool = False) -> Inputs:
+    """So many empty inputs, or those of the largest tokens; a mask masks nothing."""
+
+    def one(leaf: trees.Shape) -> torch.Tensor:
+        value = max(0, leaf.vocabulary - 1) if largest else 0
+        return torch.full((many, *leaf), 1 if leaf.kind == "b" else value, dtype=_DTYPES[leaf.kind])
+
+    return trees.mapped(one, shape)
+
+
+def _random(shape: Tree[trees.Shape]) -> Inputs:
+    """The random inputs of one example; a mask masks nothing."""
+
+    def one(leaf: trees.Shape) -> torch.Tensor:
+        if leaf.kind == "i":
+            return torch.randint(max(1, leaf.vocabulary), tuple(leaf))
+        return torch.ones(leaf, dtype=torch.bool) if leaf.kind == "b" else torch.rand(leaf)
+
+    return trees.mapped(one, shape)
+
+
+_DTYPES = {"f": torch.float32, "i": torch.int64, "b": torch.bool}
+
+
+def _try(
+    model: nn.Module, name: str, x: Inputs, buffers: dict[str, torch.Tensor] | None = None
+) -> torch.Tensor:
+    """The outputs of a model for some inputs."""
+    wrong: list[str] = []
+    try:
+        with torch.no_grad(), _watched_tokens(model) as wrong:
+            out: object = call(model, x, buffers)
     except Exception as error:  # user code can raise anything
-        what = f"model {name!r} does not accept inputs of shape {tuple(x.shape[1:])}"
+        if wrong:
+            raise InputError(f"model {name!r} gets {wrong[0]}") from error
+        sizes = trees.mapped(lambda v: trees.Shape(tuple(v.shape[1:])), x)
+        what = f"model {name!r} does not accept inputs of shape {trees.in_words(sizes)}"
         raise user_code.error_in_user_code(what, error) from error
     if not isinstance(out, torch.Tensor):
         raise InputError(f"model {name!r} gives outputs as {type(out).__name__}: return one tensor")
@@ -216,5 +419,16 @@ def describe_models() -> list[tuple[str, str]]:
     return [*((name, (f.__doc__ or "").strip()) for name, f in REGISTRY.items()), yours]
 
 
-def _count(shape: Shape) -> int:
-    return int(torch.Size(shape).numel())
+def _count(shape: Shape, name: str) -> int:
+    return math.prod(_sizes(shape, name))
+
+
+def _sizes(shape: Shape, name: str) -> trees.Shape:
+    """The sizes of the one array that a ready model takes."""
+    one = trees.shape_leaves(shape)
+    if not isinstance(one, trees.Shape):
+        raise InputError(
+            f"model {name} takes one array, but the data have {trees.in_words(shape)}: give a "
+            "model of your own"
+        )
+    return one

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from fedmaba.rows import kernels
-from fedmaba.rows.base import Layout, LossFn, ProxPull, Rows, SharedInputs, Step, StoredForm
+from fedmaba.rows.base import (
+    Inputs,
+    Layout,
+    LossFn,
+    ProxPull,
+    Rows,
+    SharedInputs,
+    Step,
+    StoredForm,
+)
 from fedmaba.rows.layers import (
     ALIKE_WHEN_FROZEN,
     WITHOUT_WEIGHTS,
@@ -25,7 +34,7 @@ from fedmaba.rows.layers import (
     WithoutWeights,
 )
 
-# Products that a GPU computes while its memory delivers one number. For the paper's perceptron
+# Products that a GPU computes while its memory delivers one number. For the perceptron `mlp`
 # (minibatches of 50, layers of 200) this makes groups of 4 steps.
 PRODUCTS_PER_LOAD = 250
 
@@ -40,9 +49,12 @@ class LayerPlan:
         self.refusal = ""
 
 
-def plan_layers(model: nn.Module, example: Tensor, dtype: str) -> LayerPlan:
+def plan_layers(model: nn.Module, example: Inputs, dtype: str) -> LayerPlan:
     """Plan the row form of each layer; `refusal` names the first layer that has none."""
     out = LayerPlan()
+    if not isinstance(example, Tensor):
+        out.refusal = "a model of several inputs has no row form"
+        return out
     if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
         out.refusal = "a model with hooks has no row form"
         return out
@@ -61,7 +73,7 @@ def plan_layers(model: nn.Module, example: Tensor, dtype: str) -> LayerPlan:
                 out.refusal = f"a frozen {kind.__name__} has no row form"
                 return out
             out.layers.append(WithoutWeights(module))
-        elif any(not p.requires_grad for p in module.parameters()):
+        elif kind in (nn.Linear, nn.Conv2d) and _is_partly_frozen(module):
             out.refusal = f"{kind.__name__}, of which only some weights are frozen, has no row form"
             return out
         elif isinstance(module, nn.Linear) and kind is nn.Linear:
@@ -101,6 +113,10 @@ def plan_layers(model: nn.Module, example: Tensor, dtype: str) -> LayerPlan:
     return out
 
 
+def _is_partly_frozen(module: nn.Module) -> bool:
+    return any(not p.requires_grad for p in module.parameters())
+
+
 def _is_frozen(module: nn.Module) -> bool:
     """Whether a layer has weights, and training changes none of them."""
     weights = [p.requires_grad for p in module.parameters()]
@@ -131,7 +147,7 @@ def _modules_of_dense(modules: list[nn.Module]) -> int:
     kinds = [type(module) for module in modules[:3]]
     if kinds[:1] != [nn.Linear] or modules[0].bias is None:
         return 0
-    if any(not p.requires_grad for p in modules[0].parameters()):
+    if _is_partly_frozen(modules[0]):
         return 0
     if kinds[1:2] != [nn.ReLU]:
         return 1
@@ -155,7 +171,7 @@ def _plan_conv_stages(
         square = module.kernel_size == (k, k) and module.groups == 1 and module.bias is not None
         pooled = isinstance(pool, nn.MaxPool2d) and _is_pool_of_two(pool)
         fits = kernels.conv.Stage.fits(h, w, c, k, n) and (c >= 16 or not stages)
-        frozen = any(not p.requires_grad for p in module.parameters())
+        frozen = _is_partly_frozen(module)
         relu = type(leaves[at + 1][1]) is nn.ReLU
         if frozen or not (plain and square and pooled and fits and relu):
             return 0
@@ -205,7 +221,7 @@ def _products(x: Tensor, weights: Tensor, inputs: SharedInputs) -> Tensor:
 class LayerRows(Rows):
     """Rows of a sequential model."""
 
-    parallel = True
+    parallel = recordable = True
 
     def __init__(
         self, model: nn.Module, how: LayerPlan, example: Tensor, loss: LossFn | None
@@ -218,9 +234,11 @@ class LayerRows(Rows):
             self.activations = 4 * example[0].numel() + self.layers[0].size
             self.image_axes = (-3, -2)
 
-    def prepare(self, x: Tensor) -> Tensor:
+    def prepare(self, x: Inputs) -> Inputs:
         front = self.layers[0] if self.layers else None
-        return front.prepare(x) if isinstance(front, ConvStages) else x
+        if isinstance(x, Tensor) and isinstance(front, ConvStages):
+            return front.prepare(x)
+        return x
 
     def _weights(self, flat: Tensor) -> list[list[Tensor]]:
         views = iter(self.layout.views(flat))
@@ -230,6 +248,7 @@ class LayerRows(Rows):
         w = self._weights(read)
         into = w if sink is read else self._weights(sink)
         x = step.x
+        assert isinstance(x, Tensor)
         for layer in self.layers[: self.first]:
             x, _ = layer.forward(x, [], step.keys, False)
         return self._there_and_back(x, w, into, step, self.first, False)[0]
@@ -306,6 +325,7 @@ class LayerRows(Rows):
             return super().run_steps(w, inputs, steps, pull)
         own, front, rest = self._weights(w), self.layers[self.first], self.layout.starts[1]
         assert isinstance(front, Dense)
+        assert isinstance(inputs.x, Tensor)
         x, many = inputs.x.flatten(3).flatten(1, 2), inputs.x.shape[2]  # (U, S * B, in)
         weights = own[self.first][0]
         products = _products(x, weights, inputs)
@@ -351,7 +371,8 @@ class LayerRows(Rows):
             return kernels.dense.cross_entropy(out, step.y, step.weight, step.scale, propfair), out
         return super().loss_and_gradient(out, step)
 
-    def outputs(self, flat: Tensor, x: Tensor) -> Tensor:
+    def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
+        assert isinstance(x, Tensor)
         x = x.expand(len(flat), *x.shape[1:])
         for layer, own in zip(self.layers, self._weights(flat), strict=True):
             x, _ = layer.forward(x, own, None, False)

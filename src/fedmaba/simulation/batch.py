@@ -71,6 +71,7 @@ class Batch:
     workers: Workers
     graphs: GraphCache
     ranks: Ranks = field(default_factory=Ranks)
+    lower_is_better: bool = False  # of two scores
     draws: ParticipantDraws = field(default_factory=ParticipantDraws)
 
     @cached_property
@@ -103,7 +104,7 @@ class Batch:
     @cached_property
     def owner(self) -> Tensor:
         """(D,) The run of each deployed model, on the device."""
-        return torch.from_numpy(self.progress.owner).to(self.pool.x.device)
+        return torch.from_numpy(self.progress.owner).to(self.pool.y.device)
 
     def evaluate(
         self, flat: Tensor, index: Tensor, *, scored: bool = True

@@ -11,15 +11,23 @@ import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from fedmaba.data import trees
+from fedmaba.data.datasets import Dataset
+from fedmaba.data.trees import Shape
 from fedmaba.errors import InputError, NoRoom
 from fedmaba.rows import LossFn, Rows, compile, models
-from fedmaba.rows.batchnorm import too_few
+from fedmaba.rows.base import Inputs, call
+from fedmaba.rows.batchnorm import too_few, unused_statistics
 from fedmaba.rows.cuda_graphs import GraphCache
+from fedmaba.rows.tasks import FUNCTIONS
+from fedmaba.rows.weights import GivenWeights
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation import pipeline
 from fedmaba.simulation.augmentation import parse_augment
@@ -30,6 +38,7 @@ from fedmaba.simulation.local_training import MetricFn, Pool
 from fedmaba.simulation.measurements import client_means
 from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.simulation.state import (
+    Candidates,
     Evaluation,
     KeptChanges,
     Plan,
@@ -65,6 +74,7 @@ def start(
     loss: LossFn | None = None,
     metric: MetricFn | None = None,
     ranks: Ranks | None = None,
+    init: GivenWeights | None = None,
 ) -> Batch:
     """A batch at round 0: data on the device, initial models, initial states."""
     _check(runs, plan)
@@ -73,23 +83,49 @@ def start(
     make = models.find_factory(model) if isinstance(model, str) else model
     device = _device(plan.device, ranks)
     dtype = torch.float64 if plan.dtype == "float64" else torch.float32
+    free = loss is not None and metric is not None  # to make anything of the outputs
+    kind, lower = data.target, lower_is_better(data.task, metric)
+    if lower and any("best:fair" in run.rules for run in runs):
+        raise InputError(
+            "deploy='best:fair' goes by points of a score where higher is better, but here lower "
+            "is: say best:accuracy, which picks the lowest"
+        )
     initial = {
-        seed: models.build_model(make, data.x.shape[1:], len(data.classes), seed, plan.batchnorm)
+        seed: models.build_model(
+            make, data.shape, kind.outputs, seed, plan.batchnorm, target=kind, free=free
+        )
         for seed in dict.fromkeys(run.seed for run in runs)
     }
+    if init is not None:
+        for made in initial.values():
+            unused = unused_statistics(made, init.named)
+            given = {name: v for name, v in init.named.items() if name not in unused}
+            GivenWeights(given, init.source).put_into(made.to(dtype))
     models.require_same_constants(initial)
-    x = torch.from_numpy(data.x).to(device, dtype)
-    template = copy.deepcopy(initial[runs[0].seed]).to(device, dtype)
-    example = x[: max(2, min(plan.minibatch, len(x)))]
+    first = initial[runs[0].seed]
+    x, y = load_examples(first, make, data, device, dtype)
+    template = copy.deepcopy(first).to(device, dtype)
+    many = max(2, min(plan.minibatch, len(y)))
+    example, target = trees.mapped(lambda v: v[:many], x), y[:many]
     count = plan.threads or torch.get_num_threads()
     with Workers(1, count).threads():
-        _try(template, example, loss, metric)
+        _try(template, example, target, loss, metric)
     _check_minibatches(template, runs, plan)
-    rows = compile(template, example, loss, dtype=plan.dtype)
+    usual = FUNCTIONS[data.task]
+    loss, metric = loss or usual.loss, metric or usual.metric
+    rows = compile(template, example, loss, dtype=plan.dtype, target=target)
     flat = torch.stack([rows.layout.pack(initial[r.seed]) for r in runs]).to(device, dtype)
     ranks.first(flat)
     nobody = np.zeros(0, np.int64)
     owner = np.repeat(np.arange(len(runs)), [len(run.rules) for run in runs])
+    rules = [rule for run in runs for rule in run.rules]
+    picking = {d: rule for d, rule in enumerate(rules) if average.needs_validation(rule)}
+    if picking and rows.layout.shared < rows.layout.size:
+        raise InputError(
+            f"deploy={next(iter(picking.values()))!r} hands out an earlier round's model, but the "
+            "part that each client keeps of it has moved on: choose another --deploy or --batchnorm"
+        )
+    none_yet = Candidates(flat[:0], np.zeros(0), np.zeros(0), nobody)
     progress = Progress(
         round=0,
         model=flat,
@@ -105,6 +141,7 @@ def start(
             {name: flat.new_zeros(r.federation.n_clients, flat.shape[1]) for name in keep}
             for r, keep in ((r, r.strategy.local().keep) for r in runs)
         ],
+        picks=dict.fromkeys(picking, none_yet),
         own=[
             flat[r, rows.layout.shared :].repeat(run.federation.n_clients, 1)
             for r, run in enumerate(runs)
@@ -118,10 +155,48 @@ def start(
     )
     apart = rows.parallel and device.type == "cpu"  # each piece of work on one thread
     workers = Workers(count, 1) if apart else Workers(1, count)
-    pool = Pool(rows.prepare(x), torch.from_numpy(data.y).to(device), trained.entries)
+    pool = Pool(rows.prepare(x), y, trained.entries)
     parts = (trained, validated, tested)
-    graphs = GraphCache(device, rows.parallel)
-    return Batch(runs, plan, rows, pool, metric, progress, *parts, workers, graphs, ranks=ranks)
+    graphs = GraphCache(device, rows.recordable)
+    held = (runs, plan, rows, pool, metric, progress, *parts, workers, graphs, ranks)
+    return Batch(*held, lower_is_better=lower)
+
+
+def lower_is_better(task: str, metric: MetricFn | None) -> bool:
+    """Whether a lower score is better: as the user's function says, else as the task's metric."""
+    if metric is None:
+        return task == "regress"
+    return bool(getattr(metric, "lower_is_better", False))
+
+
+def load_examples(
+    model: torch.nn.Module,
+    make: models.Factory,
+    data: Dataset,
+    device: torch.device,
+    dtype: torch.dtype,
+    y: NDArray[Any] | None = None,
+) -> tuple[Inputs, Tensor]:
+    """The inputs and targets of all examples on a device, as this model on the CPU takes them.
+
+    `y` are other targets than the data set's own, as a site of a federation numbers its classes.
+    """
+    read = models.as_read(model.eval(), data.shape)
+    numbers = isinstance(read, Shape) and read.kind == "f"
+    if not numbers:
+        models.check_tokens(model, make, data.x)
+
+    def send(values: NDArray[Any]) -> Tensor:
+        tensor = torch.from_numpy(values)
+        real = numbers or tensor.is_floating_point()
+        return tensor.to(device, dtype if real else tensor.dtype)
+
+    targets = torch.from_numpy(data.y if y is None else y)
+    if data.task == "regress":
+        out = models.outputs_of(model, read)
+        targets = data.target.as_outputs(targets, out)
+    floats = targets.is_floating_point()
+    return trees.mapped(send, data.x), targets.to(device, dtype if floats else targets.dtype)
 
 
 def simulate(batch: Batch) -> Iterator[Snapshot]:
@@ -146,15 +221,20 @@ def simulate(batch: Batch) -> Iterator[Snapshot]:
 
 
 def _evaluate(batch: Batch) -> list[Evaluation | None]:
-    """Every live run's models on every client; remembers the best round's last model."""
+    """Every live run's models on every client; remembers the best rounds' models."""
     at = batch.progress
     alive = [r for r, why in enumerate(at.diverged) if not why]
     handed_out = [d for d, r in enumerate(at.owner) if not at.diverged[r]]
     averaged = [d for d in handed_out if batch.handed_out[d][1] != "last"]
     found: dict[int, Evaluation] = {d: {} for d in handed_out}
-    judged: dict[int, Scores] = {}
-    for parts, suffix in ((batch.test, ""), (batch.validation, "_validation")):
-        last = _scores(batch, parts, at.model, {r: r for r in alive})
+    tested, held = (
+        _scores(batch, parts, at.model, {r: r for r in alive})
+        for parts in (batch.test, batch.validation)
+    )
+    for d in handed_out:
+        if d in at.picks:
+            _pick(batch, d, held[int(at.owner[d])])
+    for parts, last, suffix in ((batch.test, tested, ""), (batch.validation, held, "_validation")):
         deployed = _scores(batch, parts, at.deployed, {d: int(at.owner[d]) for d in averaged})
         for d in handed_out:
             r = int(at.owner[d])
@@ -163,14 +243,29 @@ def _evaluate(batch: Batch) -> list[Evaluation | None]:
                     "last" + suffix: last[r],
                     "deployed" + suffix: deployed.get(d, last[r]),
                 }
-        judged |= last  # on validation examples, where there are such
+    judged = tested | held  # on validation examples, where there are such
     for r in alive:
         scores = judged[r].accuracy
         score = np.nan if np.isnan(scores).all() else float(np.nanmean(scores))
+        score = -score if batch.lower_is_better else score
         if score > at.best_score[r]:
             at.best_score[r], at.best_round[r] = score, at.round - 1
             at.best[r] = at.model[r]
     return [found.get(d) for d in range(len(at.owner))]
+
+
+def _pick(batch: Batch, d: int, held: Scores) -> None:
+    """Deploy the best model so far by the rule of d; keep those that may yet be the best."""
+    at, rule = batch.progress, batch.handed_out[d][1]
+    r, known = int(at.owner[d]), at.picks[d]
+    mean = -np.nanmean(held.accuracy) if batch.lower_is_better else np.nanmean(held.accuracy)
+    accuracy = np.append(known.accuracy, mean)
+    variance = np.append(known.variance, np.nanvar(held.accuracy))
+    round_ = np.append(known.round, at.round - 1)
+    models = torch.cat([known.model, at.model[r : r + 1]])
+    at.deployed[d] = models[average.pick_round(rule, accuracy, variance)]
+    keep = average.can_still_win(rule, accuracy, variance)
+    at.picks[d] = Candidates(models[keep.tolist()], accuracy[keep], variance[keep], round_[keep])
 
 
 def _scores(
@@ -202,19 +297,22 @@ def _own_scores(batch: Batch, parts: RunParts, model: Tensor, r: int) -> Scores:
 
 
 def _try(
-    model: torch.nn.Module, example: Tensor, loss: LossFn | None, metric: MetricFn | None
+    model: torch.nn.Module,
+    example: Inputs,
+    target: Tensor,
+    loss: LossFn | None,
+    metric: MetricFn | None,
 ) -> None:
     """Refuse a loss or metric that does not give one value per example."""
-    target = torch.zeros(len(example), dtype=torch.int64, device=example.device)
     for name, function in (("loss", loss), ("metric", metric)):
         if function is not None:
             if not callable(function):
                 raise InputError(f"{name}={function!r}: give a function of (outputs, targets)")
-            value = function(model(example), target)
+            value = function(call(model, example), target)
             shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            if shape != (len(example),):
+            if shape != (len(target),):
                 raise InputError(
-                    f"the {name} gave {shape} for {len(example)} examples: it must give one value "
+                    f"the {name} gave {shape} for {len(target)} examples: it must give one value "
                     "per example, as with reduction='none'"
                 )
             if name == "metric" and not bool(value.isfinite().all()):
@@ -236,14 +334,20 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
                 f"participants={m}, but the federation has {n} clients: lower it or say 'all'"
             )
         for rule in run.rules:
-            average.parse_rule(rule)
+            if average.needs_validation(rule) and not len(run.federation.validation.index):
+                raise InputError(average.no_validation(rule))
+        if run.strategy.needs().loss == "held" and not run.federation.validation.size.all():
+            who = np.argmin(run.federation.validation.size)
+            raise InputError(
+                f"{run.strategy.label()} weighs by validation losses, but client {who} has no "
+                "validation examples: add --validation 10%, or leave out loss_at=held"
+            )
     for federation in {id(run.federation): run.federation for run in runs}.values():
         federation.check()
     round_schedule(plan.schedule, plan.lr_decay)
     parse_schedule(plan.step_schedule, "step_schedule")
     if plan.augment is not None:
-        x = runs[0].federation.data.x
-        parse_augment(plan.augment).check(x.shape[1:], images=x.dtype.kind == "f")
+        parse_augment(plan.augment).check(runs[0].federation.data.shape)
 
 
 def _check_minibatches(model: torch.nn.Module, runs: Sequence[Run], plan: Plan) -> None:
@@ -316,6 +420,7 @@ def _chunk(rows: Rows, minibatch: int, flat: Tensor) -> int:
     """Rows trained at once: what fits a CPU's cache, or part of a GPU's free memory."""
     size = flat.element_size()
     if not flat.is_cuda:
-        return max(1, int(14e6 / size / (rows.layout.size + rows.activations * minibatch)))
+        fits = max(1, int(14e6 / size / (rows.layout.size + rows.activations * minibatch)))
+        return min(fits, rows.max_rows or fits)
     each = size * rows.room(minibatch)
     return max(1, int(0.4 * torch.cuda.mem_get_info(flat.device)[0] / each))

@@ -10,24 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmaba.rows.base import PropFairRows, ProxPull, RowBlock, Rows, SharedInputs, Step
-from fedmaba.rows.cuda_graphs import GraphCache
+from fedmaba.data import trees
+from fedmaba.rows.base import Inputs, PropFairRows, ProxPull, RowBlock, Rows, SharedInputs, Step
+from fedmaba.rows.cuda_graphs import GraphCache, Held, Input
+from fedmaba.rows.images import take_augmented
 from fedmaba.rows.random import shuffles
 from fedmaba.rows.workers import Workers
-from fedmaba.simulation.augmentation import Augmentation, take_augmented
+from fedmaba.simulation.augmentation import Augmentation
 from fedmaba.simulation.optimiser import Optimiser, Schedule, step_factors
 from fedmaba.strategies.base import Local, PropFairLoss
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-MetricFn = Callable[[Tensor, Tensor], Tensor]  # outputs (n, C), targets (n,) -> score of each (n,)
+MetricFn = Callable[[Tensor, Tensor], Tensor]  # as LossFn, the score of each example (n,)
 FULL_BATCH_PIECE = 500  # examples of a full-batch gradient taken at once
 MAX_ACTIVATIONS = 4_000_000  # numbers held at a time in an evaluation on a CPU
 MIN_SHARED_ROWS = 64  # of a block that shares inputs, on average: smaller ones are slower so
@@ -40,8 +42,8 @@ PLAIN_LOSS = PropFairLoss(np.inf, 1.0, 1.0)
 class Pool:
     """Every example of a federation, on the device, and who trains on which."""
 
-    x: Tensor  # (n, ...)
-    y: Tensor  # (n,)
+    x: Inputs  # (n, ...)
+    y: Tensor  # (n,) or (n, ...)
     entries: Tensor  # (total,) rows of x: the training examples of one client after another
 
 
@@ -181,7 +183,8 @@ def train_chunk(
     dtype = np.float64 if models.dtype == torch.float64 else np.float32
     floats = np.array(_row_numbers(rule, job, rules), dtype)
     held = (pool.x, pool.y, pool.entries, models)
-    inputs = (ints, floats, *(part for part in (job.own, job.added) if part is not None))
+    inputs: list[Input] = [ints, floats]
+    inputs += [part for part in (job.own, job.added) if part is not None]
     out: tuple[Tensor, Tensor] = graphs.run(
         train_rows,
         spec,
@@ -211,7 +214,7 @@ def _row_numbers(rule: RowRule, job: TrainingJob, rules: Sequence[Local]) -> lis
     return numbers
 
 
-def train_rows(spec: TrainSpec, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+def train_rows(spec: TrainSpec, *tensors: Any) -> tuple[Tensor, Tensor]:
     """All steps of a chunk; only operations on the device."""
     return _train(spec, None, *tensors)
 
@@ -229,7 +232,7 @@ class RecordedParts(NamedTuple):
 
 
 def _train_unrecorded(
-    graphs: GraphCache, result_slot: object, spec: TrainSpec, *tensors: Tensor
+    graphs: GraphCache, result_slot: object, spec: TrainSpec, *tensors: Any
 ) -> tuple[Tensor, Tensor]:
     """`train_rows`; where shapes of chunks rarely repeat, parts of it are recorded."""
     direct = spec.rule.direct and not spec.blocks
@@ -240,7 +243,7 @@ def _train_unrecorded(
 def _train(
     spec: TrainSpec,
     parts: RecordedParts | None,
-    x: Tensor,
+    x: Inputs,
     y: Tensor,
     entries: Tensor,
     models: Tensor,  # (., P)
@@ -279,18 +282,19 @@ def _train(
 def _run_inline(
     function: Callable[..., Tensor],
     spec: PortionSpec,
-    held: Sequence[Tensor | None],
+    held: Sequence[Held],
     inputs: Sequence[Tensor],
 ) -> Tensor:
     return function(spec, *held, *inputs)
 
 
 def _portions(
-    spec: TrainSpec, x: Tensor, index: Tensor, in_parts: bool
+    spec: TrainSpec, x: Inputs, index: Tensor, in_parts: bool
 ) -> Iterator[tuple[int, slice, tuple[int, ...]]]:
     """Groups of steps whose inputs are gathered at once: how many rows, which steps, by group."""
-    each = index[:, 0].numel() * x[0].numel()  # numbers of a step
-    most = MAX_GATHERED // each if x.is_cuda else 1
+    example = sum(v[0].numel() for v in trees.leaves(x))
+    each = index[:, 0].numel() * example  # numbers of a step
+    most = MAX_GATHERED // each if index.is_cuda else 1
     if in_parts:
         most = spec.rule.group if spec.rule.group > 1 else min(STEPS_IN_PART, MAX_GATHERED // each)
     held: list[Group] = []
@@ -305,7 +309,7 @@ def _portions(
 
 def run_portion(
     spec: PortionSpec,
-    x: Tensor,
+    x: Inputs,
     y: Tensor,
     w: Tensor,  # (R, P)
     start: Tensor | None,  # (R, P)
@@ -326,15 +330,21 @@ def run_portion(
         pull = ProxPull(start[:a], (floats[0, 0] * floats[1])[:, None])
     blocks = spec.blocks or (RowBlock(0, a, 0),)
     met: list[Tensor] = []
+    whole = spec.rule.count
     for many in spec.groups:
         at = slice(len(met), len(met) + many)
-        own = inputs[:, at]
+        own = trees.mapped(lambda v: v[:, at], inputs)  # noqa: B023
         steps = [
-            Step(own[:, k - at.start], labels[:, k], weight[:, k], down, propfair, streams[k])
+            Step(_at(inputs, k), labels[:, k], weight[:, k], down, propfair, streams[k], whole)
             for k in range(at.start, at.stop)
         ]
         met += spec.rule.rows.run_steps(w[:a], SharedInputs(own, blocks, owner), steps, pull)
     return torch.stack(met)
+
+
+def _at(inputs: Inputs, k: int) -> Inputs:
+    """The inputs (U, B, ...) of one step."""
+    return trees.mapped(lambda v: v[:, k], inputs)
 
 
 def _propfair(rule: RowRule, floats: Tensor) -> PropFairRows | None:
@@ -344,7 +354,7 @@ def _propfair(rule: RowRule, floats: Tensor) -> PropFairRows | None:
 
 def _gradient_steps(
     spec: TrainSpec,
-    x: Tensor,
+    x: Inputs,
     y: Tensor,
     w: Tensor,  # (R, P)
     start: Tensor | None,  # (R, P)
@@ -357,7 +367,8 @@ def _gradient_steps(
     """Steps that compute the whole gradient first: it has pieces, or something is added to it."""
     rule, labels, gradient = spec.rule, y[index], torch.empty_like(w)
     every, end = w, rule.rows.layout.trained  # beyond it are statistics, which no gradient moves
-    w, start, added = (v if v is None else v[:, :end] for v in (w, start, added))
+    w = w[:, :end]
+    start, added = (v if v is None else v[:, :end] for v in (start, added))
     optimiser, clipped = rule.optimiser, rule.optimiser.clip is not None
     state = optimiser.state(w)
     one, down = torch.ones_like(floats[0, 0]), -floats[0, 0]
@@ -371,7 +382,8 @@ def _gradient_steps(
             b = slice(begin, begin + piece)
             drawn = streams[k, :a] + (number << 32)
             own = _take(rule, x, index[:a, k, b], drawn)
-            step = Step(own, labels[:a, k, b], weight[:a, k, b], one, propfair, drawn)
+            given = labels[:a, k, b], weight[:a, k, b]
+            step = Step(own, *given, one, propfair, drawn, rule.count)
             met.append(rule.rows.add_gradients(every[:a], whole, step)[None])
         g = whole[:, :end]
         every[:a, end:].add_(whole[:, end:])
@@ -405,16 +417,18 @@ def _groups(steps: IntArray, most: int) -> Iterator[Group]:
             yield Group(int(active[part[0]]), int(part[0]), len(part))
 
 
-def _take(rule: RowRule, x: Tensor, index: Tensor, keys: Tensor) -> Tensor:
+def _take(rule: RowRule, x: Inputs, index: Tensor, keys: Tensor) -> Inputs:
     """The inputs x[index] of steps with random streams `keys`, changed as the rule says."""
-    if rule.augment is None:
+    if rule.augment is None or not isinstance(x, Tensor):  # only images are augmented
         return _examples(x, index)
-    return take_augmented(x, index, keys, rule.augment, rule.rows.image_axes)
+    flip, crop = rule.augment.flip, rule.augment.crop
+    return take_augmented(x, index, keys, rule.rows.image_axes, flip=flip, crop=crop)
 
 
-def _examples(x: Tensor, index: Tensor) -> Tensor:
+def _examples(x: Inputs, index: Tensor) -> Inputs:
     """x[index], by the copy that is fastest for whole examples."""
-    return x.index_select(0, index.reshape(-1)).view(*index.shape, *x.shape[1:])
+    flat = index.reshape(-1)
+    return trees.mapped(lambda v: v.index_select(0, flat).view(*index.shape, *v.shape[1:]), x)
 
 
 def _minibatches(
@@ -463,7 +477,7 @@ def evaluate(
     rows: Rows,
     flat: Tensor,  # (R, P)
     index: Tensor,  # (n,) shared by all rows, or (R, n)
-    x: Tensor,
+    x: Inputs,
     y: Tensor,
     workers: Workers,
     metric: MetricFn | None = None,
@@ -477,24 +491,26 @@ def evaluate(
         budget = torch.cuda.get_device_properties(flat.device).total_memory // 256
     losses = torch.empty(len(flat), n, device=flat.device, dtype=flat.dtype)
     scores = torch.empty_like(losses) if scored else losses[:, :0]
-    group = max(1, min(len(flat), budget // (rows.activations * 1000))) if flat.is_cuda else 1
+    group = 1
+    if flat.is_cuda and not rows.evaluates_apart:
+        group = max(1, min(len(flat), budget // (rows.activations * 1000)))
     step = max(1, budget // (rows.activations * group))
 
     def piece(a: int) -> None:
         part = index[..., a : a + step]
         if shared:  # gathered once for all rows
-            inputs, labels = _examples(x, part)[None], y[part][None]
+            inputs, labels = trees.mapped(lambda v: v[None], _examples(x, part)), y[part][None]
         for r in range(0, len(flat), group):
             if not shared:
                 inputs, labels = _examples(x, part[r : r + group]), y[part[r : r + group]]
             out = rows.outputs(flat[r : r + group], inputs)
-            target = labels.expand(out.shape[:2])
+            target = labels.expand(*out.shape[:2], *labels.shape[2:])
             losses[r : r + group, a : a + step] = rows.losses(out, target)
             if scored and metric is None:
                 scores[r : r + group, a : a + step] = out.argmax(-1) == target
             elif scored and metric is not None:
-                score = metric(out.flatten(0, 1), target.flatten())
-                scores[r : r + group, a : a + step] = score.view(target.shape)
+                score = metric(out.flatten(0, 1), target.flatten(0, 1))
+                scores[r : r + group, a : a + step] = score.view(out.shape[:2])
 
     for _ in workers.map(piece, range(0, n, step)):
         pass

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.rows import Rows
+from fedmaba.rows.base import Inputs
 from fedmaba.rows.cuda_graphs import send, start_fetch
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation.batch import Batch, RunParts, precision
@@ -38,13 +39,13 @@ class LossSpec:
     length: int  #    examples of a run's participants, at most
 
 
-def start_losses(batch: Batch, cohorts: list[Cohort]) -> dict[int, Host]:
-    """Each participant's training loss at its run's model, by run."""
+def start_losses(batch: Batch, parts: RunParts, cohorts: list[Cohort]) -> dict[int, Host]:
+    """Each participant's loss at its run's model on these examples of its own, by run."""
     if not cohorts:
         return {}
     if batch.rows.layout.shared < batch.rows.layout.size:
-        return {c.r: _own_losses(batch, c) for c in cohorts}
-    runs, parts, ranks = np.array([c.r for c in cohorts]), batch.train, batch.ranks
+        return {c.r: _own_losses(batch, parts, c) for c in cohorts}
+    runs, ranks = np.array([c.r for c in cohorts]), batch.ranks
     first, size = parts.entries_of([(c.r, c.client) for c in cohorts])
     found = np.zeros(first.shape)
     first, size = first[:, ranks.mine], size[:, ranks.mine]
@@ -75,9 +76,9 @@ def start_losses(batch: Batch, cohorts: list[Cohort]) -> dict[int, Host]:
     return {c.r: partial(of_run, i, len(c.client)) for i, c in enumerate(cohorts)}
 
 
-def _own_losses(batch: Batch, c: Cohort) -> Host:
-    """Each participant's training loss at the server's model with the part that it keeps."""
-    losses, _ = client_means(batch, batch.train, c.r, batch.progress.model[c.r], c.client)
+def _own_losses(batch: Batch, parts: RunParts, c: Cohort) -> Host:
+    """Each participant's loss at the server's model with the part that it keeps."""
+    losses, _ = client_means(batch, parts, c.r, batch.progress.model[c.r], c.client)
     return start_fetch(losses)
 
 
@@ -111,7 +112,7 @@ def client_means(
 
 def losses_at_models(
     spec: LossSpec,
-    x: Tensor,
+    x: Inputs,
     y: Tensor,
     entries: Tensor,
     union: Tensor,
@@ -121,7 +122,7 @@ def losses_at_models(
     first: Tensor,  # (C, m)  first entry of each participant
     size: Tensor,  # (C, m)   how many it has
 ) -> Tensor:
-    """(C, m) mean training loss of each participant at its run's model."""
+    """(C, m) mean loss of each participant at its run's model."""
     offset = torch.arange(spec.width, device=first.device)
     valid = offset < size[..., None]  # (C, m, n_max)
     entry = torch.where(valid, first[..., None] + offset, 0)

@@ -78,7 +78,7 @@ def play(batch: Batch, t: int, early: BegunEarly | None) -> tuple[list[Round | N
 
 def compile_kernels(batch: Batch) -> None:
     """Compile the kernels of a round and of an evaluation before they are first needed."""
-    at, once = batch.progress, GraphCache(batch.pool.x.device, recordable=False)
+    at, once = batch.progress, GraphCache(batch.pool.y.device, recordable=False)
 
     def work() -> None:
         for lane in lanes(batch):

@@ -122,8 +122,10 @@ def measure(
 ) -> Measured:
     """Before training, losses at the servers' models; after it, all else that strategies need."""
     if before is None or trained is None:
-        asking = [c for c in drawn.cohorts if c.needs.loss == "start"]
-        return Measured(start_losses(batch, asking), {})
+        both = (("start", batch.train), ("held", batch.validation))
+        asking = (([c for c in drawn.cohorts if c.needs.loss == at], part) for at, part in both)
+        started = [start_losses(batch, part, cohorts) for cohorts, part in asking]
+        return Measured(started[0] | started[1], {})
     if drawn.late:
         batch.ranks.sum(trained.changes)
     loss, changes = dict(before.loss), {}
@@ -249,7 +251,7 @@ def _halved(batch: Batch, chunks: list[IntArray]) -> list[IntArray]:
     most = min(at.chunk, max(map(len, chunks)))
     if most == 1:
         raise NoRoom(
-            f"{batch.pool.x.device} has no memory for the training of one client: take a "
+            f"{batch.pool.y.device} has no memory for the training of one client: take a "
             "smaller --minibatch or model, or fewer runs at once"
         )
     at.chunk = most // 2

@@ -108,6 +108,7 @@ class Progress:
     states: list[State]
     kept: list[KeptChanges]
     vectors: list[dict[str, Tensor]]  #     (N, P) by name: what each run's clients keep
+    picks: dict[int, Candidates]  #         by deployed model, where a rule picks a round
     own: list[Tensor]  #                    (N, P - S) of each run: the part of the model that each
     #                                       client keeps; S = P where clients send the whole model
     diverged: list[str]  #                  why a run ended early; empty while it goes on
@@ -127,6 +128,9 @@ class Progress:
             out |= {f"kept/{r}/client": kept.client, f"kept/{r}/round": kept.round}
         for name, vector in self._vectors():
             out[name] = _copy(vector)
+        for d, some in self.picks.items():
+            out[f"pick/{d}/model"] = _copy(some.model)
+            out |= {f"pick/{d}/{name}": getattr(some, name) for name in CANDIDATE}
         return out
 
     def _vectors(self) -> Iterator[tuple[str, Tensor]]:
@@ -149,14 +153,20 @@ class Progress:
             return "another number of runs"
         own = self.arrays()
         want = {
-            k: (v.shape, v.dtype) for k, v in own.items() if not k.startswith(("state/", "kept/"))
+            k: (v.shape, v.dtype)
+            for k, v in own.items()
+            if not k.startswith(("state/", "kept/", "pick/"))
         }
         for r in range(runs):
-            head = f"kept/{r}/"
-            kept = arrays.get(head + "client", np.zeros(0))
-            h = kept.shape[0] if kept.ndim else 0
-            want |= {head + name: ((h,), np.dtype(np.int64)) for name in ("client", "round")}
-            want[head + "change"] = ((h, width), want["model"][1])
+            h = _length(arrays, f"kept/{r}/client")
+            want |= {f"kept/{r}/{name}": ((h,), np.dtype(np.int64)) for name in ("client", "round")}
+            want[f"kept/{r}/change"] = ((h, width), want["model"][1])
+        for d in self.picks:
+            h = _length(arrays, f"pick/{d}/round")
+            want |= {
+                f"pick/{d}/{name}": ((h,), own[f"pick/{d}/{name}"].dtype) for name in CANDIDATE
+            }
+            want[f"pick/{d}/model"] = ((h, width), want["model"][1])
         for name, (shape, dtype) in want.items():
             found = arrays.get(name)
             if found is None or (found.shape, found.dtype) != (shape, dtype):
@@ -188,11 +198,33 @@ class Progress:
             }
             client, round_ = (arrays[f"kept/{r}/{name}"].copy() for name in ("client", "round"))
             self.kept[r] = KeptChanges(tensor(f"kept/{r}/change"), client, round_)
+        for d in self.picks:
+            told = (arrays[f"pick/{d}/{name}"].copy() for name in CANDIDATE)
+            self.picks[d] = Candidates(tensor(f"pick/{d}/model"), *told)
 
 
 def _copy(tensor: Tensor) -> NDArray[Any]:
     """A copy, since the run goes on while a checkpoint is written."""
     return tensor.to("cpu", copy=True).numpy()
+
+
+def _length(arrays: dict[str, NDArray[Any]], name: str) -> int:
+    """How many rows an array of a checkpoint has."""
+    found = arrays.get(name, np.zeros(0))
+    return found.shape[0] if found.ndim else 0
+
+
+CANDIDATE = ("accuracy", "variance", "round")  # what is known of a round's model
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Models of evaluated rounds of which one is, or may yet be, picked to be handed out."""
+
+    model: Tensor  # (h, P)
+    accuracy: FloatArray  # (h,)            mean over clients, on validation examples
+    variance: FloatArray  # (h,)            over clients
+    round: IntArray  # (h,)
 
 
 @dataclass

@@ -3,11 +3,12 @@
 Differs: clients train locally from w instead of sending one gradient. Mohri has no partial
 participation: here lambda has one entry per client; a round adds lam * loss to the entries of its
 participants, projects the whole vector onto the simplex and weighs the round by its participants'
-share, or uniformly where they hold no mass.
+share, or uniformly where they hold no mass. Public code weighs a round by lambda as it was before
+that round's losses (weights=old) or after (weights=new).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -32,6 +33,7 @@ class AFL(Strategy):
     name: ClassVar[str] = "afl"
     deploy: ClassVar[str] = "average"  # the paper's guarantee is for the mean of all server models
     lam: float = param(0.05, low=0)
+    weights: Literal["old", "new"] = "old"
 
     def needs(self) -> Needs:
         return Needs(loss="start")
@@ -44,8 +46,9 @@ class AFL(Strategy):
 
     def weigh(self, state: State, replies: Replies) -> Decision:
         weight = state["lambda"]
-        coef = weight[replies.client]  # the old ones: the model they were chosen for is this one
-        coef = coef / coef.sum() if coef.sum() > 0.0 else uniform_weights(replies)
         moved = weight.copy()
         moved[replies.client] += bounded_product(self.lam, require_finite(replies.loss, "loss"))
-        return Decision(coef, {"lambda": project(moved)}, {"effective": effective_count(coef)})
+        moved = project(moved)
+        coef = (moved if self.weights == "new" else weight)[replies.client]
+        coef = coef / coef.sum() if coef.sum() > 0.0 else uniform_weights(replies)
+        return Decision(coef, {"lambda": moved}, {"effective": effective_count(coef)})

@@ -25,7 +25,7 @@ from fedmaba.strategies.hyper_parameters import MAX_ABS
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 State = dict[str, FloatArray]
-LossAt = Literal["none", "start", "mean", "end"]
+LossAt = Literal["none", "start", "mean", "end", "held"]
 Changes = Literal["none", "norms", "gram"]
 # A recorded round has these keys already, so the info of a strategy cannot use them.
 RESERVED_INFO_KEYS = ("run", "strategy", "seed", "round", "deployed", "last")
@@ -78,7 +78,7 @@ class Needs:
     """What the server must know before it can weigh a round; the less, the faster."""
 
     loss: LossAt = (
-        "none"  #                     training loss: at the server's model, seen, or after
+        "none"  #       training loss: at the server's model, seen, or after; held: validation loss
     )
     changes: Changes = "none"
     keep_rounds: int = 0  #                      changes of how many past rounds join the gram
@@ -98,7 +98,7 @@ class Needs:
     @property
     def early(self) -> bool:
         """Whether the weights are known before local training ends."""
-        return self.loss in ("none", "start") and self.changes == "none"
+        return self.loss in ("none", "start", "held") and self.changes == "none"
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class FedMABA(Strategy):
     eta_b: float = param(0.5, low=0)
     rho: float = param(1.0, low=0)
     eta_s: float = param(1.0, above=0)
-    loss_at: Literal["start", "mean", "end"] = "start"
+    loss_at: Literal["start", "mean", "end", "held"] = "start"
     sync: Literal["mass", "overwrite"] = "mass"
     ball: Literal["cohort", "global", "literal"] = "cohort"
     trust: Literal["all", "usual"] = "all"

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fedmaba.data import trees
 from fedmaba.data.federation import Federation
 from fedmaba.deploy.flower_app import private
 from fedmaba.deploy.flower_app.net import LINK, Net, NetError, read_rounds
@@ -78,8 +79,11 @@ def way_in(net: Net) -> str:
 def write_site(path: Path, fed: Federation, client: int) -> None:
     """Write one client's examples as the file that its host would have."""
     train, test = fed.train.of(client), fed.test.of(client)
-    x, y = fed.data.x, fed.data.y
-    np.savez(path, x=x[train], y=y[train], x_test=x[test], y_test=y[test])
+    y = fed.data.y
+    arrays: dict[str, Any] = {}
+    for name, values in zip(trees.names(fed.data.x, ""), trees.leaves(fed.data.x), strict=True):
+        arrays |= {f"x{name}": values[train], f"x_test{name}": values[test]}
+    np.savez(path, y=y[train], y_test=y[test], **arrays)
 
 
 def watch(net: Net, run: str, state: Path, say: Callable[[str], None]) -> None:

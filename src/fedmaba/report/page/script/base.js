@@ -121,6 +121,9 @@ const pct = (value, digits = 2) => `${fixed(value, digits)}\u00a0%`;
 const score = (value, digits) => (D.unit.mark ? pct(value, digits) : brief(value));
 const axis = (name, mark = D.unit.mark) => (mark ? `${name},${mark}` : name); // "accuracy, %"
 const points = (text) => (D.unit.mark ? `${text} points` : text);
+const noun = D.unit.name, Noun = noun[0].toUpperCase() + noun.slice(1); // of a score: "accuracy"
+const better = D.unit.lower ? -1 : 1; // which way
+const figure = (value) => (D.unit.mark ? fixed(value) : brief(value)); // of a strategy, with the table's digits
 const worstWords = () => `worst ${brief(100 * D.share)} %`;
 function band() { // all percent, or what other scores span
   if (D.unit.mark) return [0, 100];

@@ -8,7 +8,7 @@ function lanes(host) {
   const narrow = (host.clientWidth || 600) < 520, most = narrow ? 40 : 24;
   const left = narrow ? 4 : Math.min(176, 20 + 7.1 * Math.max(...all.map((g) => Math.min(most, g.name.length))));
   const head = narrow ? 16 : 0, r = clamp(Math.min(4.6 - total / 250, lane / 5), 1.6, 4);
-  const f = frame(host, { height: all.length * (lane + head) + 58, rigid: true, x: [low, high], y: [0, 1], noY: true, margin: { left, top: 8, right: 12 }, xlabel: axis("accuracy of each client") });
+  const f = frame(host, { height: all.length * (lane + head) + 58, rigid: true, x: [low, high], y: [0, 1], noY: true, margin: { left, top: 8, right: 12 }, xlabel: axis(`${noun} of each client`) });
   const marks = [];
   all.forEach((group, row) => {
     const base = 8 + head + row * (lane + head) + lane - Math.min(8, lane / 4), layer = s("g", { "data-k": group.k, class: group.k === D.reference || group.k === state.to ? "end" : null });
@@ -35,7 +35,7 @@ function lanes(host) {
   hero.movers = marks.filter((one) => one.k === D.reference && ends.has(key(one))).map((from) => ({ from, to: ends.get(key(from)) }));
   hero.r = r;
   slide(hero.t);
-  interact(host, f.svg, `Accuracy of every client, ${strategies(all.length)}`, {
+  interact(host, f.svg, `${Noun} of every client, ${strategies(all.length)}`, {
     find: (px, py) => { let best = null, near = 22 ** 2; marks.forEach((one, i) => { const d = (one.x - px) ** 2 + (one.y - py) ** 2; if (d < near) { near = d; best = i; } }); return best; },
     move: (at, dx, dy) => {
       if (at === null) return 0;
@@ -53,7 +53,7 @@ function lanes(host) {
     },
     go: (at) => open(marks[at].run, marks[at].i),
   });
-  return { rows: () => [["strategy", "seed", "client", `accuracy${D.unit.mark}`], ...marks.map((one) => [label(one.run), one.run.seed, clientName(one.run, one.i), exact(one.v)])] };
+  return { rows: () => [["strategy", "seed", "client", `${noun}${D.unit.mark}`], ...marks.map((one) => [label(one.run), one.run.seed, clientName(one.run, one.i), exact(one.v)])] };
 }
 function slide(t) { // all clients, that far from the reference to the chosen strategy; the worst glow
   hero.t = t;
@@ -68,7 +68,7 @@ function slide(t) { // all clients, that far from the reference to the chosen st
   for (const one of at) { if (!seeds.has(one.place)) seeds.set(one.place, []); seeds.get(one.place).push(one); }
   const found = [], glow = new Set();
   for (const own of seeds.values()) { // as `metrics.tail`
-    own.sort((a, b) => a.v - b.v);
+    own.sort((a, b) => better * (a.v - b.v));
     const count = Math.max(1, Math.ceil(D.share * own.length - 1e-9)), center = mean(own.map((o) => o.v));
     own.slice(0, count).forEach((o) => glow.add(o));
     found.push([mean(own.map((o) => (o.v - center) ** 2)), center, mean(own.slice(0, count).map((o) => o.v))]);
@@ -82,7 +82,7 @@ function slide(t) { // all clients, that far from the reference to the chosen st
   const row = (k) => current().rows.find((o) => o.label === D.strategies[k].label).values; // at the ends, the table's own
   const [variance, middle, low] = t === 0 ? row(D.reference) : t === 1 ? row(state.to) : [0, 1, 2].map((i) => mean(found.map((o) => o[i])));
   const where = t === 0 ? D.strategies[D.reference].label : t === 1 ? D.strategies[state.to].label : `${Math.round(100 * t)} % of the way`;
-  text.textContent = `${where}: variance ${fixed(variance)}${D.unit.square}, mean ${score(middle)}, ${worstWords()} ${score(low)}`;
+  text.textContent = `${where}: variance ${figure(variance)}${D.unit.square}, mean ${score(middle)}, ${worstWords()} ${score(low)}`;
 }
 function play() {
   const button = $("#play");
@@ -115,7 +115,7 @@ function ridges(host) { // one line each, so that none hides another
   });
   const wide = (host.clientWidth || 600) > 360, most = 16, left = wide ? Math.min(130, 14 + 6.6 * Math.max(...bins.map((b) => Math.min(most, b.name.length)))) : 4;
   const lane = clamp(264 / bins.length, 17, 66), over = 1.25, top = Math.max(...bins.flatMap((b) => b.share)) || 1;
-  const f = frame(host, { height: Math.max(180, bins.length * lane + lane * (over - 1) + 52), rigid: bins.length > 6, x: [low, high], y: [0, 1], noY: true, xlabel: axis("accuracy"), margin: { left, top: 12 + (over - 1) * lane, right: 10 } });
+  const f = frame(host, { height: Math.max(180, bins.length * lane + lane * (over - 1) + 52), rigid: bins.length > 6, x: [low, high], y: [0, 1], noY: true, xlabel: axis(noun), margin: { left, top: 12 + (over - 1) * lane, right: 10 } });
   const tall = (f.bottom - f.m.top) / bins.length, base = (row) => f.m.top + (row + 1) * tall;
   bins.forEach((one, row) => {
     const own = s("g", { "data-k": one.k }), y = (v) => base(row) - (v / top) * tall * over;
@@ -125,7 +125,7 @@ function ridges(host) { // one line each, so that none hides another
     f.svg.append(s("line", { class: "grid", x1: f.m.left, x2: f.right, y1: base(row), y2: base(row) }), own);
     f.svg.append(nameText(one.k, wide ? { x: left - 8, y: base(row) - 2, "text-anchor": "end" } : { x: left, y: base(row) - 4 }, squeeze(one.name, most)));
   });
-  interact(host, f.svg, "Histogram of client accuracy, one line per strategy", {
+  interact(host, f.svg, `Histogram of client ${noun}, one line per strategy`, {
     find: (px) => clamp(Math.floor((f.invX(px) - low) / step), 0, count - 1),
     move: (key, dx) => (key === null ? 0 : clamp(key + dx, 0, count - 1)),
     show: (key) => ({
@@ -147,8 +147,8 @@ function ecdf(host) {
   });
   const grid = Array.from({ length: 101 }, (_, i) => low + ((high - low) * i) / 100);
   return lines(host, {
-    title: "Share of clients at or below an accuracy", series, xs: grid, step: true, height: clamp(17 * groups.length + 60, 320, 600), y: [0, 100], labels: false,
-    xlabel: axis("accuracy"), ylabel: "share of clients, %", xname: `accuracy${D.unit.mark}`, unit: "share of clients %", fmt: (v) => pct(v, 0), titleOf: (x) => `at or below ${brief(x)}${D.unit.mark}`,
+    title: `Share of clients at or below a value of ${noun}`, series, xs: grid, step: true, height: clamp(17 * groups.length + 60, 320, 600), y: [0, 100], labels: false,
+    xlabel: axis(noun), ylabel: "share of clients, %", xname: `${noun}${D.unit.mark}`, unit: "share of clients %", fmt: (v) => pct(v, 0), titleOf: (x) => `at or below ${brief(x)}${D.unit.mark}`,
   });
 }
 
@@ -164,14 +164,14 @@ function gains(host) {
   const pairs = gainPairs();
   if (!pairs.length) return empty(host, D.strategies.length < 2 ? "One strategy alone gains and loses nothing: run another beside it." : needClients);
   const bars = pairs.flatMap(({ run, base }) => [...final(run)].map((v, i) => ({ run, base, i, then: final(base)[i], now: v })))
-    .filter((one) => Number.isFinite(one.now - one.then)).sort((a, b) => a.then - b.then || a.now - b.now);
+    .filter((one) => Number.isFinite(one.now - one.then)).sort((a, b) => better * (a.then - b.then || a.now - b.now));
   bars.forEach((one) => { one.d = one.now - one.then; });
-  const f = frame(host, { height: 320, x: [0, bars.length], y: extent(bars.map((b) => b.d), { zero: true, pad: 0.1 }), noX: true, margin: { bottom: 40 }, ylabel: D.unit.mark ? "points of accuracy" : "change of accuracy", fy: (v) => (v > 0 ? `+${brief(v)}` : brief(v).replace("-", "−")) });
+  const f = frame(host, { height: 320, x: [0, bars.length], y: extent(bars.map((b) => b.d), { zero: true, pad: 0.1 }), noX: true, margin: { bottom: 40 }, ylabel: D.unit.mark ? `points of ${noun}` : `change of ${noun}`, fy: (v) => (v > 0 ? `+${brief(v)}` : brief(v).replace("-", "−")) });
   const wide = f.X(1) - f.X(0), gap = wide > 5 ? Math.min(3, wide * 0.22) : 0, zero = f.Y(0);
   bars.forEach((one, i) => {
     one.x = f.X(i) + gap / 2;
     const y = f.Y(Math.max(0, one.d)), tall = Math.max(1, Math.abs(f.Y(one.d) - zero));
-    f.svg.append(s("rect", { x: one.x, width: Math.max(0.5, wide - gap), y: one.d < 0 ? zero : y, height: tall, rx: wide > 8 ? 1.5 : 0, fill: one.d >= 0 ? "var(--gain)" : "var(--loss)" }));
+    f.svg.append(s("rect", { x: one.x, width: Math.max(0.5, wide - gap), y: one.d < 0 ? zero : y, height: tall, rx: wide > 8 ? 1.5 : 0, fill: better * one.d >= 0 ? "var(--gain)" : "var(--loss)" }));
   });
   f.svg.append(s("line", { class: "axis", x1: f.m.left, x2: f.right, y1: zero, y2: zero }));
   f.svg.append(s("text", { x: f.m.left, y: f.H - 8 }, `← served worst by ${squeeze(D.strategies[D.reference].label, 24)}`), s("text", { x: f.right, y: f.H - 8, "text-anchor": "end" }, "served best →"));

@@ -17,7 +17,7 @@ function strip() { // how far the run is, always in sight
   const rate = at.seconds ? (at.seconds < 1 ? `${brief(1 / at.seconds)} rounds/s` : `${brief(at.seconds)} s a round`) : "";
   const k = state.to === null ? D.reference : state.to, runs = D.runs.filter((run) => run.strategy === k);
   const curve = (what) => overSeeds(k, "", runs.map((run) => [run.fair.round, run.fair[state.model][what]]));
-  const ends = (what) => { const ys = curve(what).ys; return ys.length ? fixed(ys.at(-1)) : "–"; };
+  const ends = (what) => { const ys = curve(what).ys; return ys.length ? figure(ys.at(-1)) : "–"; };
   const say_ = D.strategies[k] ? D.strategies[k].label : "";
   const command = at.held ? at.stop : at.resume;
   const button = command ? h("button", { type: "button", "data-copy-text": command, title: command }, at.held ? "copy the command to stop" : "copy the command to go on") : null;

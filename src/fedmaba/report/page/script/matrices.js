@@ -77,7 +77,7 @@ function heat(host) {
   const base = place.runs.find((run) => run.strategy === D.reference && run.final) || place.runs.find((run) => run.final);
   const served = base && final(base), count = Math.min(...panels.map((p) => p.clients));
   const order = Array.from({ length: count }, (_, c) => c); // served worst first, in every panel
-  if (served) order.sort((a, b) => (Number.isFinite(served[a]) ? served[a] : Infinity) - (Number.isFinite(served[b]) ? served[b] : Infinity) || a - b);
+  if (served) { const at = (c) => (Number.isFinite(served[c]) ? better * served[c] : Infinity); order.sort((a, b) => (at(a) === at(b) ? a - b : at(a) - at(b))); }
   const flat = (p) => { for (let t = 0; t < p.rows; t++) for (const c of order) { const v = p.value(c, t); if (Number.isFinite(v) && Math.abs(v - 1) > 0.005) return false; } return true; };
   const even = panels.filter(flat), uneven = panels.filter((p) => !even.includes(p));
   if (even.length) note.textContent = `Every client counted 1.00 × in every round with ${even.map((p) => label(p.run)).join(", ")}.`;
@@ -130,7 +130,7 @@ function labelTable(host) {
   const place = places().find((one) => one.key === state.labels) || places()[0];
   const folder = place && D.folders[place.folder], table = folder && folder.labels[place.seed];
   const text = $("#labels-text");
-  if (!table) { text.textContent = ""; return empty(host, "Label counts are not stored in this folder: it was written by an older version, or not by a run."); }
+  if (!table) { text.textContent = ""; return empty(host, "Label counts are not stored in this folder: its targets are no classes, or it was written by an older version, or not by a run."); }
   const counts = unpack(table.counts), [clients, classes] = table.counts.shape, run = place.runs[0];
   const sizes = [], held = [];
   for (let c = 0; c < clients; c++) { const own = counts.slice(c * classes, (c + 1) * classes); sizes.push(own.reduce((a, b) => a + b, 0)); held.push(own.filter((n) => n > 0).length); }

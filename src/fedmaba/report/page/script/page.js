@@ -1,10 +1,10 @@
 // ---- every figure by its name --------------------------------------------------------------
 const draw = {
   dots: lanes, hist: ridges, ecdf, tradeoff, heat, gains, labels: labelTable,
-  variance: overRounds("variance", "Variance over clients"), accuracy: overRounds("accuracy", "Mean accuracy"),
+  variance: overRounds("variance", "Variance over clients"), accuracy: overRounds("accuracy", `Mean ${noun}`),
   worst: overRounds("worst", "Worst clients"), best: overRounds("best", "Best clients"),
   effective: (host) => info(host, (run) => run.info.effective, "Effective number of clients", "No weights yet."),
-  "client-accuracy": (host) => oneClient(host, "accuracy", "evaluated", true, { unit: `accuracy${D.unit.mark}`, fmt: (v) => score(v), title: "Accuracy of this client" }),
+  "client-accuracy": (host) => oneClient(host, "accuracy", "evaluated", true, { unit: `${noun}${D.unit.mark}`, fmt: (v) => score(v), title: `${Noun} of this client` }),
   "client-weight": (host) => oneClient(host, "weight", "rounds", false, { unit: "multiple of an equal share", fmt: (v) => `${fixed(v, 2)} ×`, title: "Weight of this client", zero: true }),
   "client-loss": (host) => oneClient(host, "loss", "rounds", true, { unit: "loss", title: "Loss reported by this client", zero: true, none: "No strategy shown here asks for losses." }),
   "client-labels": clientLabels,
@@ -24,12 +24,12 @@ function words() {
   const text = $("#gains-text"), pairs = gainPairs();
   text.textContent = "";
   if (pairs.length) {
-    const moves = pairs.flatMap(({ run, base }) => [...final(run)].map((v, i) => ({ d: v - final(base)[i], then: final(base)[i] }))).filter((o) => Number.isFinite(o.d)).sort((a, b) => a.then - b.then);
-    const up = moves.filter((o) => o.d > 1e-3), down = moves.filter((o) => o.d < -1e-3), quarter = moves.slice(0, Math.ceil(moves.length / 4));
+    const moves = pairs.flatMap(({ run, base }) => [...final(run)].map((v, i) => ({ d: v - final(base)[i], then: final(base)[i] }))).filter((o) => Number.isFinite(o.d)).sort((a, b) => better * (a.then - b.then)), least = D.unit.mark ? 1e-3 : 0;
+    const up = moves.filter((o) => better * o.d > least), down = moves.filter((o) => better * o.d < -least), quarter = moves.slice(0, Math.ceil(moves.length / 4));
     const under = pairs.length > 1 ? `${plural(Math.round(moves.length / pairs.length), "client")} under ${plural(pairs.length, "seed")} (${moves.length} cases)` : `${plural(moves.length, "client")}, seed ${pairs[0].run.seed}`;
     text.textContent = `${D.strategies[state.to].label} instead of ${label(pairs[0].base)}, ${under}: ${up.length} gain` +
       `${up.length ? ` (${points(signed(mean(up.map((o) => o.d))))} on average)` : ""}, ${down.length} lose${down.length ? ` (${signed(mean(down.map((o) => o.d)))})` : ""}. ` +
-      `Of the quarter that ${label(pairs[0].base)} serves worst, ${quarter.filter((o) => o.d > 1e-3).length} of ${quarter.length} gain.`;
+      `Of the quarter that ${label(pairs[0].base)} serves worst, ${quarter.filter((o) => better * o.d > least).length} of ${quarter.length} gain.`;
     if (D.reference_missing) text.textContent += ` ${D.reference_missing} is not among these runs.`;
   }
   const at = here(), client = $("#client-text");
@@ -37,7 +37,7 @@ function words() {
     const scores = at.runs.filter((run) => run.final && visible(run.strategy)).map((run) => `${label(run)} ${score(final(run)[state.client])}`);
     const own = at.labels ? at.labels.slice(state.client * at.classes.length, (state.client + 1) * at.classes.length) : null;
     const size = own ? `, ${plural(own.reduce((a, b) => a + b, 0), "training example")}` : "";
-    client.textContent = `${clientName(at.runs[0], state.client)}, ${at.name}${size}. Accuracy: ${scores.join(", ") || "not known yet"}.`;
+    client.textContent = `${clientName(at.runs[0], state.client)}, ${at.name}${size}. ${Noun}: ${scores.join(", ") || "not known yet"}.`;
   }
 }
 function verdict() { // as the template, of the model and round chosen
@@ -101,7 +101,7 @@ function defaults() {
   for (const name of ["place", "labels", "seed"]) if (!known(state[name]) && all.length) state[name] = all[0].key;
   if (state.client === null && all.length) { // the one the reference serves worst
     const base = all[0].runs.find((run) => run.strategy === D.reference && run.final) || all[0].runs.find((run) => run.final);
-    if (base) { const v = final(base); let worst = 0; v.forEach((a, i) => { if (a < v[worst] || Number.isNaN(v[worst])) worst = i; }); state.client = worst; }
+    if (base) { const v = final(base); let worst = 0; v.forEach((a, i) => { if (better * a < better * v[worst] || Number.isNaN(v[worst])) worst = i; }); state.client = worst; }
   }
 }
 
@@ -271,7 +271,7 @@ function wire() { // elements that a live update may replace
   $$("figure").forEach(tools);
   $$("#table thead button").forEach((button) => button.addEventListener("click", () => {
     const by = button.dataset.sort === "label" || button.dataset.sort === "seeds" ? button.dataset.sort : Number(button.dataset.sort);
-    const first = by === "label" || by === 0 ? 1 : -1; // the better end first
+    const first = by === "label" || by === 0 || (by !== "seeds" && better < 0) ? 1 : -1; // the better end first
     state.sort = state.sort && state.sort[0] === by ? [by, -state.sort[1]] : [by, first];
     table();
   }));

@@ -18,7 +18,7 @@ function placeNames(f, list, boxes, obstacles, [x0, x1]) { // each beside its po
   }
 }
 function tradeoff(host) {
-  const key = state.against, sign = key === "variance" ? -1 : 1;
+  const key = state.against, sign = key === "variance" ? -1 : better;
   const runs = shown().filter((run) => !run.diverged).map((run) => {
     const [variance, accuracy, worst] = run.figures[`${state.model}.${state.at}`];
     return { run, k: run.strategy, x: key === "variance" ? variance : worst, y: accuracy };
@@ -28,10 +28,10 @@ function tradeoff(host) {
     const own = runs.filter((one) => one.k === group.k);
     return own.length ? { k: group.k, name: group.name, x: mean(own.map((o) => o.x)), y: mean(own.map((o) => o.y)), seeds: own.length } : null;
   }).filter(Boolean);
-  const top = Math.max(...means.map((m) => m.y)), least = top - (D.unit.mark ? NEAR : (NEAR / 100) * Math.abs(top));
-  const close = means.filter((m) => m.y >= least), width = host.clientWidth || 600;
+  const top = better * Math.max(...means.map((m) => better * m.y)), room = D.unit.mark ? NEAR : (NEAR / 100) * Math.abs(top), least = top - better * room;
+  const close = means.filter((m) => better * m.y >= better * least), width = host.clientWidth || 600;
   const zoom = width > 620 && means.length > 6 && close.length < means.length && 2 * close.length >= means.length;
-  const front = means.filter((a) => !means.some((b) => b !== a && sign * b.x >= sign * a.x && b.y >= a.y && (sign * b.x > sign * a.x || b.y > a.y))).sort((a, b) => a.x - b.x);
+  const front = means.filter((a) => !means.some((b) => b !== a && sign * b.x >= sign * a.x && better * b.y >= better * a.y && (sign * b.x > sign * a.x || better * b.y > better * a.y))).sort((a, b) => a.x - b.x);
   const log = key === "variance" && wantsLog(means.map((m) => m.x));
   const xlabel = key === "variance" ? axis("variance over clients", D.unit.square) : axis(`${worstWords()} of clients`);
   const marks = [], height = means.length > 12 ? 520 : 420;
@@ -40,7 +40,7 @@ function tradeoff(host) {
     const own = runs.filter((one) => list.some((m) => m.k === one.k)), all = [...own, ...list];
     const f = frame(host, {
       height, x: extent(all.map((o) => o.x), { pad: 0.12, log }), y: extent(all.map((o) => o.y), { pad: 0.14 }), logX: log, from, upto, within: canvas,
-      xlabel: log ? `${xlabel}, logarithmic` : xlabel, ylabel: title || axis("mean accuracy"), margin: { right: 24 },
+      xlabel: log ? `${xlabel}, logarithmic` : xlabel, ylabel: title || axis(`mean ${noun}`), margin: { right: 24 },
     });
     const seeds = s("g", {}), best = front.filter((o) => list.includes(o));
     if (best.length > 1) f.svg.append(s("path", { d: "M" + best.map((o) => `${f.X(o.x)} ${f.Y(o.y)}`).join("L"), fill: "none", stroke: "var(--faint)", "stroke-width": 1.25, "stroke-dasharray": "3 4" }));
@@ -60,34 +60,35 @@ function tradeoff(host) {
   let f;
   if (zoom) {
     const split = Math.round(0.36 * width), left = panel(means, means.filter((m) => !close.includes(m)), 46, split - 30, "all");
-    f = panel(close, close, split + 46, width - 20, `within ${NEAR}${D.unit.mark ? " points" : " %"} of the best mean; mean accuracy${D.unit.mark ? ", %" : ""}`);
-    const xs = extent(close.flatMap((m) => runs.filter((o) => o.k === m.k)).map((o) => o.x), { pad: 0.12, log }), ys = [least, Math.max(...runs.map((o) => o.y))];
+    f = panel(close, close, split + 46, width - 20, `within ${NEAR}${D.unit.mark ? " points" : " %"} of the best mean; mean ${noun}${D.unit.mark ? ", %" : ""}`);
+    const xs = extent(close.flatMap((m) => runs.filter((o) => o.k === m.k)).map((o) => o.x), { pad: 0.12, log }), ys = [least, better * Math.max(...runs.map((o) => better * o.y))].sort((a, b) => a - b);
     left.svg.append(s("rect", { class: "zoom", x: left.X(xs[0]), width: Math.max(2, left.X(xs[1]) - left.X(xs[0])), y: left.Y(ys[1]) - 6, height: Math.max(2, left.Y(ys[0]) - left.Y(ys[1]) + 6), fill: "none", stroke: "var(--soft)" }));
   } else f = panel(means, means, undefined, undefined, "");
   const svg = s("svg", { viewBox: `0 0 ${f.W} ${f.H}`, width: f.W, height: f.H, role: "presentation" });
   for (const part of [...canvas.children]) svg.append(...part.childNodes);
-  svg.append(s("text", { x: key === "variance" ? f.m.left + 10 : f.right - 4, y: f.m.top + 14, "text-anchor": key === "variance" ? "start" : "end" }, key === "variance" ? "↖ fairer and better" : "fairer and better ↗"));
+  const west = sign < 0, arrow = better > 0 ? (west ? "↖" : "↗") : west ? "↙" : "↘";
+  svg.append(s("text", { x: west ? f.m.left + 10 : f.right - 4, y: better > 0 ? f.m.top + 14 : f.bottom - 8, "text-anchor": west ? "start" : "end" }, west ? `${arrow} fairer and better` : `fairer and better ${arrow}`));
   host.replaceChildren(svg);
-  const unit = (v) => (key === "variance" ? `${fixed(v)}${D.unit.square}` : score(v));
-  interact(host, svg, "Mean accuracy against fairness of every run", {
+  const unit = (v) => (key === "variance" ? `${figure(v)}${D.unit.square}` : score(v));
+  interact(host, svg, `Mean ${noun} against fairness of every run`, {
     find: (px, py) => { let best = null, near = 26 ** 2; marks.forEach((one, i) => { const d = (one.px - px) ** 2 + (one.py - py) ** 2; if (d < near) { near = d; best = i; } }); return best; },
     move: (at, dx) => (at === null ? 0 : clamp(at + dx, 0, marks.length - 1)),
     show: (at) => {
       const one = marks[at];
       return {
         x: one.px, y: one.py, title: one.run ? `${label(one.run)}, seed ${one.run.seed}` : `${one.name}, mean of ${plural(one.seeds, "seed")}`,
-        rows: [[null, "mean accuracy", score(one.y)], [null, key === "variance" ? "variance" : "worst", unit(one.x)]],
+        rows: [[null, `mean ${noun}`, score(one.y)], [null, key === "variance" ? "variance" : "worst", unit(one.x)]],
         marks: [s("circle", { cx: one.px, cy: one.py, r: 12, fill: "none", stroke: "var(--ink)", "stroke-width": 1.5 })],
       };
     },
   });
-  return { rows: () => [["strategy", "seed", key, `mean accuracy${D.unit.mark}`], ...runs.map((o) => [label(o.run), o.run.seed, o.x, o.y]), ...means.map((o) => [o.name, "mean", exact(o.x), exact(o.y)])] };
+  return { rows: () => [["strategy", "seed", key, `mean ${noun}${D.unit.mark}`], ...runs.map((o) => [label(o.run), o.run.seed, o.x, o.y]), ...means.map((o) => [o.name, "mean", exact(o.x), exact(o.y)])] };
 }
 
 // ---- over rounds ---------------------------------------------------------------------------
 const overRounds = (name, title) => (host) => lines(host, {
   title, series: byStrategy().map((g) => overSeeds(g.k, g.name, g.runs.map((run) => [run.fair.round, run.fair[state.model][name]]))),
-  unit: name === "variance" ? `variance${D.unit.square}` : `accuracy${D.unit.mark}`, fmt: name === "variance" ? (v) => fixed(v) : (v) => score(v), zero: name === "variance",
+  unit: name === "variance" ? `variance${D.unit.square}` : `${noun}${D.unit.mark}`, fmt: name === "variance" ? figure : (v) => score(v), zero: name === "variance",
   log: name === "variance", none: "No run has been evaluated yet.",
 });
 const number = (run, i) => (run.info.numbers || [])[i]; // one that its strategy reports

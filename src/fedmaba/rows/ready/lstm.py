@@ -1,0 +1,34 @@
+"""An LSTM for characters: an embedding, a recurrent layer, and a linear layer to the characters.
+
+The sizes are those of LEAF's Shakespeare (Caldas et al., 2018): 8 numbers a character, two layers
+of 256. It predicts the character after the last one, or the next one at each position.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class CharacterLSTM(nn.Module):
+    """Tokens (n, T) -> outputs (n, classes) after the last one, or (n, T, classes) after each."""
+
+    def __init__(
+        self, vocabulary: int, classes: int, each: bool = False, size: int = 256, layers: int = 2
+    ) -> None:
+        super().__init__()
+        self.each = each
+        self.embedding = nn.Embedding(vocabulary, 8)
+        self.lstm = nn.LSTM(8, size, layers, batch_first=True)
+        self.last = nn.Linear(size, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found, _ = self.lstm(self.embedding(tokens))
+        out: Tensor = self.last(found if self.each else found[:, -1])
+        return out
+
+
+def lstm(shape: Any, classes: int, target: Any = None) -> nn.Module:
+    """LSTM for characters: an embedding of 8, two layers of 256"""
+    each = target is not None and target.task == "sequence"
+    vocabulary = max(shape.vocabulary, classes)  # one site of many may lack the last characters
+    return CharacterLSTM(vocabulary, classes, each)

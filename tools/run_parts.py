@@ -1,0 +1,137 @@
+"""Run parts of reproduction targets one after another, until a time limit.
+
+A part is `TARGET#VARIANT@SEEDS/ROWS`: the variant's place in the target's file, counted from 1 (1
+where the target has one), its seeds, and its rows; seeds and rows may be left out. A part that
+would not end in time, by the rate of the parts before it, is left out. All files of results are
+put into one ZIP file as soon as a part is done; `fedmaba reproduce TARGET --from FOLDER` reads
+them once they are unpacked. Data: --data-dir, or $FEDMABA_DATA.
+
+    python tools/run_parts.py --seconds 480 --out parts.zip readings#15@0,1 fair-cifar10#1@0/fedavg
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import tempfile
+import time
+import traceback
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+from fedmaba.experiment import config
+from fedmaba.reproduction import archive, targets
+from fedmaba.reproduction.run import LoadedData, PendingBatch, begin
+from fedmaba.reproduction.targets import Scale
+
+PART = re.compile(r"([\w-]+)(?:#(\d+))?(?:@([\d,]+))?(?:/(.+))?")
+FIRST_RATE = {"mlp": 45_000.0, "mlp1": 55_000.0, "cnn": 4_000.0}  # client updates a second, an H200
+START = 5.0  # seconds that every part takes before its first round
+
+
+def part_of(text: str, rounds: int | None) -> PendingBatch:
+    """The runs that a part names."""
+    found = PART.fullmatch(text)
+    if not found:
+        raise SystemExit(f"{text}: write TARGET#VARIANT@SEEDS/ROWS")
+    name, variant, seeds, rows = found.groups()
+    scale = Scale(
+        rounds=rounds,
+        seeds=tuple(map(int, seeds.split(","))) if seeds else None,
+        only=targets.words(rows) if rows else (),
+    )
+    job = targets.load(name, replace(scale, only=())).jobs[int(variant or 1) - 1]
+    if rows:
+        job = targets.load(name, scale).jobs[int(variant or 1) - 1]
+    return PendingBatch(name, job, job.runs)
+
+
+def command(work: PendingBatch) -> list[str]:
+    """What one types to run these runs, among others of the target."""
+    seeds = ",".join(map(str, sorted({key.seed for key in work.runs}))) + ","
+    rows = ",".join(dict.fromkeys(key.label for key in work.runs))
+    return ["fedmaba", "reproduce", work.name, "--seeds", seeds, "--only", rows]
+
+
+def without_done(work: PendingBatch, folders: list[Path]) -> PendingBatch:
+    """The same without the runs that lie in a folder already."""
+    done = [batch for folder in folders for batch in archive.read_folder(folder)]
+    missing = set(archive.collect(done, work.job)[2])
+    return replace(work, runs=tuple(key for key in work.runs if key in missing))
+
+
+def run(asked: argparse.Namespace) -> None:
+    begun, rates, loaded = time.monotonic(), dict(FIRST_RATE), None
+    work_folder = Path(tempfile.mkdtemp())
+    machine = config.parse_machine(asked.device, asked.dtype)
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - begun:6.1f} s  {text}", flush=True)
+
+    for text in asked.parts:
+        try:
+            work = without_done(part_of(text, asked.rounds), [*asked.done, work_folder])
+            if not work.runs:
+                say(f"{text}: nothing to do")
+                continue
+            model = work.job.experiment.model
+            needs = START + work.updates / rates[model]
+            left = asked.seconds - (time.monotonic() - begun)
+            if needs > left:
+                say(f"{text}: LEFT OUT, needs about {needs:.0f} s of {left:.0f} s")
+                continue
+            say(f"{text}: {len(work.runs)} runs, about {needs:.0f} s")
+            before = time.monotonic()
+            loaded = play(work, work_folder, machine, loaded, asked)
+            spent = time.monotonic() - before
+            rates[model] = work.updates / max(spent - START, 1.0)
+            say(f"{text}: done in {spent:.1f} s, {work.updates / spent:,.0f} updates/s")
+            pack(work_folder, asked.out)
+        except Exception:  # one part that fails does not stop the rest
+            say(f"{text}: FAILED\n{traceback.format_exc()}")
+
+
+def play(
+    work: PendingBatch,
+    folder: Path,
+    machine: config.Machine,
+    loaded: LoadedData | None,
+    asked: argparse.Namespace,
+) -> LoadedData:
+    """Run one part to its end."""
+    if asked.data_dir:
+        data = work.job.experiment.data.model_copy(update={"dir": asked.data_dir})
+        job = work.job
+        work = replace(
+            work, job=replace(job, experiment=job.experiment.model_copy(update={"data": data}))
+        )
+    words = [*command(work), "--device", asked.device, "--dtype", asked.dtype]
+    running = begin(work, folder, machine, loaded, words)
+    for _ in running.rounds():
+        pass
+    return running.loaded_data()
+
+
+def pack(folder: Path, out: Path) -> None:
+    """All files of results as one ZIP file, whole or not at all."""
+    new = out.with_suffix(".new")
+    with zipfile.ZipFile(new, "w") as whole:
+        for path in sorted(folder.glob("*.npz")):
+            whole.write(path, path.name)
+    new.replace(out)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="+", help="TARGET#VARIANT@SEEDS/ROWS")
+    parser.add_argument(
+        "--seconds", type=float, default=480.0, help="begin no part that ends later"
+    )
+    parser.add_argument("--out", type=Path, default=Path("parts.zip"))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--dtype", default="tf32")
+    parser.add_argument("--data-dir")
+    parser.add_argument("--done", type=Path, action="append", default=[], help="folder of results")
+    parser.add_argument("--rounds", type=int, help="fewer rounds, to try it out")
+    run(parser.parse_args())
