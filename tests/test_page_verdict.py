@@ -12,7 +12,7 @@ from fedmaba.report import data, page_data, verdict
 from fedmaba.report import html as report
 from fedmaba.report.current_figures import CurrentFigures
 from fedmaba.results.history import History, RunHistory
-from fedmaba.results.metrics import PERCENT
+from fedmaba.results.metrics import PERCENT, Metric
 from report_cases import Elements, one
 
 
@@ -232,3 +232,28 @@ def test_the_newest_lines_join_what_the_checkpoint_has(tiny_npz, tmp_path):
     assert (
         page_data.tree([data.load(tmp_path / "live")])["verdicts"]["last.last"][0]["so_far"] == ""
     )
+
+
+def test_an_error_is_better_where_it_is_lower():
+    """Name, unit and direction of a score come from its unit."""
+    metric = Metric("mean squared error", lower=True, shares=False)
+
+    def errors(label, mean, spreads):
+        runs = [one(label, [mean - d, mean + d], seed) for seed, d in enumerate(spreads)]
+        for run in runs:
+            run.metric = metric
+        return runs
+
+    runs = [
+        *errors("fedavg", 0.020, [0.010, 0.011, 0.012]),
+        *errors("afl", 0.0204, [0.002, 0.0035, 0.004]),
+        *errors("term", 0.5, [0.001, 0.001, 0.002]),
+    ]
+    (found,) = verdict.of_sources([data.of(History(runs))])
+    assert found.named == "afl"
+    assert "above the best mean, so not named: term" in found.sentence
+    ways = {tile.name: (tile.change[0], tile.way) for tile in found.tiles}
+    assert ways["variance over clients"] == ("−", "better")
+    assert ways["worst 5 % of clients"] == ("−", "better")  # a smaller error
+    assert "0.00 " not in found.sentence  # as many digits as it takes
+    assert "%" not in re.sub(r"(5|95) %", "", found.text)
