@@ -98,9 +98,9 @@ def test_compiled_kernels_lie_where_the_user_says(tmp_path, monkeypatch):
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.delenv("FEDMABA_COMPILED", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert inductor.folder() == tmp_path / "fedmaba" / "compiled"
+    assert inductor.kernel_folder() == tmp_path / "fedmaba" / "compiled"
     monkeypatch.setenv("FEDMABA_COMPILED", str(tmp_path / "mine"))
-    inductor.prepare()
+    inductor.keep_kernels()
     assert inductor.os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "mine")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     (tmp_path / "file").write_text("")
@@ -109,7 +109,7 @@ def test_compiled_kernels_lie_where_the_user_says(tmp_path, monkeypatch):
         package.inductor.InputError,
         match="file is no folder that can be written: set FEDMABA_COMPILED",
     ):
-        inductor.prepare()
+        inductor.keep_kernels()
 
 
 def test_what_is_compiled_is_told_with_its_time(fed, monkeypatch):

@@ -27,7 +27,7 @@ def available(device: torch.device) -> bool:
     return device.type == "cuda" and find_spec("triton") is not None
 
 
-def folder() -> Path:
+def kernel_folder() -> Path:
     """Where compiled kernels are kept."""
     if given := os.environ.get("FEDMABA_COMPILED"):
         return Path(given)
@@ -37,17 +37,19 @@ def folder() -> Path:
     return Path(home) / "fedmaba" / "compiled"
 
 
-def prepare() -> None:
+def keep_kernels() -> None:
     """Let Inductor keep what it compiles in our folder, unless the user told it another."""
     if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
         return
-    there = next(path for path in (folder(), *folder().absolute().parents) if path.exists())
+    there = next(
+        path for path in (kernel_folder(), *kernel_folder().absolute().parents) if path.exists()
+    )
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise InputError(
-            f"compiled kernels cannot be kept in {str(folder())!r}: {there} is no folder that can "
-            "be written: set FEDMABA_COMPILED to one"
+            f"compiled kernels cannot be kept in {str(kernel_folder())!r}: {there} is no folder "
+            "that can be written: set FEDMABA_COMPILED to one"
         )
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder())
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(kernel_folder())
 
 
 def seconds(operations: int) -> float:
@@ -59,7 +61,7 @@ def compile_graph(
     graph: torch.fx.GraphModule, inputs: Sequence[Tensor]
 ) -> Callable[..., Sequence[Tensor]]:
     """The same operations as a few kernels."""
-    prepare()
+    keep_kernels()
     from torch._inductor import compile as inductor
 
     with warnings.catch_warnings():
