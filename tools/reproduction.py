@@ -6,11 +6,11 @@ among them: nothing else), between `<!-- made NAME -->` and `<!-- end -->` a tab
 TARGET `readings#3` is the third reading, ROW `a - b` the mean difference over the seeds both have,
 `a % b` by how many per cent a's is below b's, MODEL `paper`, ROUND `told`, what the paper has,
 FIGURE `floor` the variance that the number of test images alone makes, `loss_mean`, `loss_spread`
-and `loss_link` of the losses that clients reported, `score` the distance of a reading to the paper's
-table (ROW `table`: all rows; `two`: FedAvg's and FedMABA's) and `seeds_apart` that of two seeds, MODEL `gain` the deployed
-minus the last model, ROUND `r110` the evaluation of round 110; `from` and `to` are the ends of the
-longest stretch of evaluations at which a difference is distinguishable. A test compares pages and
-files.
+and `loss_link` of the losses that clients reported, `score` the distance of a reading to the
+paper's table (ROW `table`: all rows; `two`: FedAvg's and FedMABA's) and `seeds_apart` that of two
+seeds, MODEL `gain` the deployed minus the last model, ROUND `r110` the evaluation of round 110;
+`from` and `to` are the ends of the longest stretch of evaluations at which a difference is
+distinguishable. A test compares pages and files.
 """
 
 from __future__ import annotations
