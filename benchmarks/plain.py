@@ -1,10 +1,10 @@
 """The loop that everybody writes: one client after another, nn.Module, autograd, torch.optim.
 
-The baseline of `cpu.py`. It does the work of `engine.simulate`, no more: the start losses that the
-strategy asks for, local SGD, the weighted sum, the averaged model that is handed out, and both
-models on every client's test images. It shares with the engine who takes part, the order of the
-minibatches and `weigh`. Images come from a DataLoader, as in the examples of PyTorch, Flower and
-FedLab, or are indexed in a client's tensor, which is quicker.
+The baseline of `cpu.py` and `models.py`. It does the work of `engine.simulate`, no more: the start
+losses that the strategy asks for, local SGD, the weighted sum, the averaged model that is handed
+out, and both models on every client's test images. It shares with the engine who takes part, the
+order of the minibatches and `weigh`. Images come from a DataLoader, as in the examples of PyTorch,
+Flower and FedLab, or are indexed in a client's tensor, which is quicker.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Plain:
         *,
         same_masks: bool = False,
         loader: bool = False,
+        device: str = "cpu",
     ) -> None:
         self.loader = loader
         data, fed = run.federation.data, run.federation
@@ -63,7 +64,8 @@ class Plain:
                 if isinstance(module, nn.Dropout):
                     setattr(self.model, name, SameMask(module.p, int(name)))
         self.masks = [m for m in self.model.modules() if isinstance(m, SameMask)]
-        x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
+        self.model.to(device)
+        x, y = torch.from_numpy(data.x).to(device), torch.from_numpy(data.y).to(device)
         own = [[p.of(c) for c in range(fed.n_clients)] for p in (fed.train, fed.test)]
         self.train, self.test = ([(x[i], y[i]) for i in part] for part in own)
         self.server: Weights = copy.deepcopy(self.model.state_dict())
@@ -102,7 +104,7 @@ class Plain:
         self.model.train()
         optimizer = torch.optim.SGD(self.model.parameters(), lr)
         keys = torch.tensor([key])
-        order = shuffles(keys + (1 << 40), torch.tensor([[len(x)]]), len(x))[0]
+        order = shuffles(keys + (1 << 40), torch.tensor([[len(x)]]), len(x))[0].to(x.device)
         for k, (images, labels) in enumerate(self.minibatches(x, y, order)):
             for mask in self.masks:
                 mask.key = keys + k

@@ -347,14 +347,16 @@ class Odd(Strategy):
 
 
 class Functional(nn.Module):
-    """Dropout by function call, which torch.func does not vectorise."""
+    """Dropout by function call, and noise, which torch.func does not vectorise."""
 
-    def __init__(self, shape, classes):
+    def __init__(self, shape, classes, noise=0.0):
         super().__init__()
+        self.noise = noise
         self.a, self.b = nn.Linear(math.prod(shape), 6), nn.Linear(6, classes)
 
     def forward(self, x):
         x = F.dropout(x.flatten(1), 0.2, self.training)
+        x = x + self.noise * torch.randn_like(x) if self.noise else x
         return self.b(F.dropout(self.a(x).relu(), 0.5, self.training))
 
 

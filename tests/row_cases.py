@@ -8,8 +8,9 @@ from torch.nn import functional as F
 
 from fedmaba.rows import compile
 from fedmaba.rows.base import Layout, Step
-from fedmaba.rows.general import LoopRows, VmapRows
+from fedmaba.rows.general import LoopRows
 from fedmaba.rows.random import dropout_mask
+from fedmaba.rows.traced import TracedRows
 
 R, B, C = 3, 4, 5  # rows, minibatch, classes
 FLAT, IMAGE = (6,), (2, 8, 8)
@@ -28,8 +29,20 @@ class Residual(nn.Module):
         return (x + self.norm(self.conv(x))).relu()
 
 
+class Noisy(nn.Module):
+    """Noise that comes from torch's own generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 7), nn.Linear(7, C)
+
+    def forward(self, x):
+        noise = torch.randn_like(x) if self.training else 0.0
+        return self.b(F.dropout(self.a(x + noise).relu(), 0.5, self.training))
+
+
 class Called(nn.Module):
-    """Dropout by function call, which draws from torch's own generator."""
+    """Dropout by function call."""
 
     def __init__(self):
         super().__init__()
@@ -232,7 +245,7 @@ def close(a, b):
 def forms(case, loss=None):
     layout = Layout(case.template)
     yield compile(case.template, case.x[0], loss)
-    yield VmapRows(case.template, layout, case.x[0], loss, "")
+    yield TracedRows(case.template, layout, case.x[0], loss, "")
     yield LoopRows(case.template, layout, case.x[0], loss, "")
 
 

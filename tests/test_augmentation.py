@@ -15,7 +15,7 @@ from fedmaba.rows.stack import LayerRows
 from fedmaba.simulation import local_training
 from fedmaba.simulation.augmentation import Augmentation, parse_augment
 from fedmaba.simulation.engine import Optimiser, Run, simulate, start
-from plain_loop import MIXED, PLAN, Drifting, Plain, apart, cnn, mlp, one, played, vector
+from plain_loop import PLAN, Drifting, Plain, apart, cnn, mlp, one, played, vector
 from recordings import Parts, Replays
 
 pytestmark = pytest.mark.usefixtures("few_threads")
@@ -69,8 +69,10 @@ def test_each_image_is_turned_and_cut_by_its_own_word(how, axes):
     assert len(seen) > 1
 
 
-@pytest.mark.parametrize("plan", [PLAN, replace(PLAN, optimiser=Optimiser(0.5), participants=3)])
-@pytest.mark.parametrize("make", [mlp, cnn])
+SOME = replace(PLAN, optimiser=Optimiser(0.5), participants=3)
+
+
+@pytest.mark.parametrize(("make", "plan"), [(mlp, PLAN), (cnn, SOME)])
 def test_a_run_trains_on_changed_images_and_is_measured_on_the_others(make, plan, fed):
     plan, specs = replace(plan, augment=BOTH, rounds=2), ["fedavg", "fedprox:mu=1", "fedmaba"]
     batch, shots = played(specs, fed, plan, make)
@@ -86,7 +88,8 @@ def test_a_run_trains_on_changed_images_and_is_measured_on_the_others(make, plan
 def test_alone_in_chunks_and_in_pieces_of_full_batches_the_images_are_the_same(fed, monkeypatch):
     monkeypatch.setattr(local_training, "FULL_BATCH_PIECE", 2)
     plan = replace(PLAN, augment=BOTH, rounds=2, participants=3)
-    runs = [Run(one(s), 3, fed) for s in MIXED] + [Run(Drifting(), 3, fed)]
+    rules = [one(s) for s in ("fedavg", "fedsgd", "propfair")]
+    runs = [Run(rule, 3, fed) for rule in (*rules, Drifting())]
     batch, _ = played(runs, fed, plan, mlp)
     chunks, _ = played(runs, fed, replace(plan, chunk=2), mlp)
     assert apart(chunks.progress.model, batch.progress.model) < 1e-12

@@ -5,16 +5,23 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
+import fedmaba
+from fedmaba import rows
 from fedmaba.errors import InputError
+from fedmaba.results.history import History
 from fedmaba.rows import compile, models
-from fedmaba.rows.base import Layout, Step
+from fedmaba.rows.base import Layout, Step, constants
 from fedmaba.rows.batchnorm import groups_of
-from fedmaba.rows.general import LoopRows, VmapRows
+from fedmaba.rows.general import LoopRows
+from fedmaba.rows.traced import TracedRows
+from fedmaba.rows.weights import GivenWeights
 from fedmaba.simulation.engine import Optimiser, Run, simulate, start
 from plain_loop import apart, one, played
 from plain_norms import PLAN, PlainNorms, norm_net
+from plain_norms import STATISTICS as MOVING
 from row_cases import C
 
 CHOICES = ("average", "local", "frozen")
@@ -22,6 +29,7 @@ PLANS = {
     "plain": PLAN,
     "momentum": dataclasses.replace(PLAN, optimiser=Optimiser(0.9, 0.01), server_momentum=0.5),
     "few": dataclasses.replace(PLAN, participants=3, epochs=2, server_lr=0.7),
+    "all rows at once": dataclasses.replace(PLAN, chunk=4),
     "one at a time": dataclasses.replace(PLAN, chunk=1, steps=4),
 }
 SPECS = ["fedavg", "fedmaba", "fedmaba:loss_at=mean", "fedmaba:loss_at=end", "fedprox:mu=0.5"]
@@ -61,14 +69,19 @@ def assert_same(batch, shots, r, plain):
         ("plain", SPECS[:2]),
         ("momentum", SPECS[1:2]),
         ("few", SPECS[:1]),
+        ("all rows at once", SPECS[:1]),
         pytest.param("one at a time", SPECS[:2], marks=pytest.mark.slow),
         pytest.param("plain", SPECS[2:], marks=pytest.mark.slow),
     ],
-    ids=["plain", "momentum", "few", "one at a time", "every strategy"],
+    ids=["plain", "momentum", "few", "all rows at once", "one at a time", "every strategy"],
 )
-def test_rows_are_the_plain_loop(choice, plan, specs, fed, few_threads):
+def test_rows_are_the_plain_loop(choice, plan, specs, fed, few_threads, monkeypatch):
+    together = plan == "all rows at once"
+    monkeypatch.setattr(rows, "_is_small", lambda *_: together)
     plan = dataclasses.replace(PLANS[plan], batchnorm=choice)
     batch, shots = played(specs, fed, plan, norm_net)
+    if choice != "frozen":
+        assert type(batch.rows) is (TracedRows if together else LoopRows)
     for r, spec in enumerate(specs):
         plain = PlainNorms(choice, one(spec), 3, fed, plan, norm_net)
         for t in range(plan.rounds):
@@ -113,10 +126,10 @@ def test_one_row_after_another_gives_the_same(fed):
     y = torch.randint(4, (2, 5))
     step = (x, y, weight, torch.tensor(0.5).double(), None, torch.tensor([1, 2]))
     found = []
-    for kind in (VmapRows, LoopRows):
-        rows = kind(model, layout, x[0], None, "")
+    for kind in (TracedRows, LoopRows):
+        form = kind(model, layout, x[0], None, "")
         sink = flat.clone()
-        found.append((rows.add_gradients(flat, sink, Step(*step)), sink, rows.outputs(sink, x)))
+        found.append((form.add_gradients(flat, sink, Step(*step)), sink, form.outputs(sink, x)))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
     assert not torch.equal(found[0][1][:, layout.trained :], flat[:, layout.trained :])
@@ -141,9 +154,9 @@ def test_group_takes_over_the_weights_and_says_how_many_groups(fed):
 
 def test_frozen_statistics_are_held_once(fed):
     model = models.build_model(norm_net, fed.data.x.shape[1:], 4, 0, "frozen")
-    rows = compile(model, torch.zeros(2, 1, 8, 8))
-    assert rows.path.startswith("fast rows")
-    assert rows.layout.names == ["0.weight", "0.bias", "5.weight", "5.bias", "8.weight", "8.bias"]
+    found = compile(model, torch.zeros(2, 1, 8, 8))
+    assert found.path.startswith("fast rows")
+    assert found.layout.names == ["0.weight", "0.bias", "5.weight", "5.bias", "8.weight", "8.bias"]
     assert set(model.state_dict()) == set(norm_net((1, 8, 8), 4).state_dict())
 
 
@@ -156,6 +169,76 @@ def test_a_client_that_never_took_part_uses_the_first_layer(fed):
     assert sorted(np.flatnonzero(moved)) == sorted(took)
     shared = batch.rows.layout.shared
     assert torch.equal(batch.progress.model[0, shared:], first[0])
+
+
+def with_norm(shape, classes):
+    """Small, with weights of BatchNorm that are not those it begins with."""
+    model = nn.Sequential(nn.Conv2d(1, 8, 5), nn.BatchNorm2d(8), nn.Flatten())
+    return model.append(nn.Linear(128, classes))
+
+
+@pytest.mark.parametrize("choice", ["frozen", "average", "group"])
+def test_given_weights_of_a_model_with_batchnorm_fit_every_choice(choice, fed):
+    given = {n: np.full(v.shape, 0.5, np.float32) for n, v in with_norm((), 4).state_dict().items()}
+    given["1.num_batches_tracked"] = np.array(7)
+    plan = dataclasses.replace(PLAN, batchnorm=choice)
+    batch = start([Run(one("fedavg"), 0, fed)], plan, with_norm, init=GivenWeights(given, "it"))
+    state = {**constants(batch.rows.model), **batch.rows.layout.unpack(batch.progress.model[0])}
+    for name, value in state.items():
+        assert bool((value == given[name].flat[0]).all()), name
+    assert ("1.running_var" in state) == (choice != "group")
+
+
+@pytest.mark.parametrize("choice", ["local", "average"])
+def test_a_folder_resumes_to_the_bit_and_has_the_clients_layers(choice, fed, tmp_path, monkeypatch):
+    asked = {"data": fed, "model": with_norm, "batchnorm": choice, "rounds": 4, "minibatch": 3}
+    asked |= {"participants": 3, "seeds": [0], "checkpoint_every": 1, "eval_every": 2}
+    fedmaba.compare("fedmaba", out=tmp_path / "whole", **asked)
+    usual, seen = History.add, []
+
+    def add(history, snapshot):
+        usual(history, snapshot)
+        seen.append(snapshot.round)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(History, "add", add)
+    with pytest.raises(KeyboardInterrupt):
+        fedmaba.compare("fedmaba", out=tmp_path / "part", **asked)
+    monkeypatch.setattr(History, "add", usual)
+    fedmaba.compare("fedmaba", out=tmp_path / "part", **asked)
+    every = sorted(f.name for f in (tmp_path / "whole" / "models").iterdir())
+    for name in every:
+        found = [(tmp_path / run / "models" / name).read_bytes() for run in ("whole", "part")]
+        assert found[0] == found[1], name
+    kinds = {name.rpartition("-")[2].partition(".")[0] for name in every}
+    assert kinds == {"last", "deployed", "best"} | ({"clients"} if choice == "local" else set())
+    read = {k: load_file(tmp_path / "whole" / "models" / f"00-fedmaba-s0-{k}.safetensors")
+            for k in kinds}  # fmt: skip
+    with_norm((), 4).load_state_dict(read["deployed"])
+    if choice == "local":
+        assert set(read["clients"]) == {f"1.{n}" for n in ("weight", "bias", *MOVING)}
+        assert read["clients"]["1.running_var"].shape == (5, 8)
+    with pytest.raises(InputError, match="in batchnorm"):
+        fedmaba.compare("fedmaba", out=tmp_path / "whole", **(asked | {"batchnorm": "frozen"}))
+
+
+def test_the_command_line_and_toml_know_the_choice(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "with_norm.py").write_text(
+        "from torch import nn\n\n\ndef make(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(784, 9), nn.BatchNorm1d(9),\n"
+        "                         nn.Linear(9, classes))\n"
+    )
+    words = ["compare", "fedavg", "--model", "with_norm:make", "--rounds", "1", "--seeds", "1"]
+    words += ["--out", "run"]
+    found = call(*words)
+    assert found.code == 2
+    assert "--batchnorm group, local, average or frozen" in found.err
+    assert not (tmp_path / "run").exists()
+    assert call(*words, "--batchnorm", "average").code == 0
+    assert 'batchnorm = "average"' in (tmp_path / "run" / "experiment.toml").read_text()
+    assert call(*words, "--batchnorm", "mean").code == 2
 
 
 @pytest.mark.parametrize(

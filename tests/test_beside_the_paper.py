@@ -183,6 +183,20 @@ def test_what_the_readings_quote_of_the_papers_tables_is_what_they_hold():
             assert number in text, (says, number)
 
 
+def test_a_reading_shows_fedmaba_as_fedmaba_whatever_other_rows_it_has(tmp_path):
+    target = targets.load("readings")
+    job = target.jobs[0]
+    runs = [run("fedavg", s, 90, 7 + s) for s in (0, 1)] + [run("fedsgd", s, 50, 9) for s in (0, 1)]
+    runs += [run("fedmaba", s, 80, 5 + s) for s in (0, 1)]
+    save(tmp_path / "x.npz", job, runs)
+    table = grid_named(reproduction.document(target, archive.read_folder(tmp_path)), "last")
+    first = table.rows[0]
+    assert first[0].text == job.title
+    assert first[table.head.index("FedMABA, accuracy %")].value == pytest.approx(80)
+    shown = [row[0].text for row in table.rows]
+    assert shown == [j.title for j in target.jobs if "fedavg" in j.strategies]
+
+
 def test_no_word_of_the_figures_claims_to_know_the_papers_images():
     for name in targets.names():
         view = targets.load(name).view

@@ -164,6 +164,6 @@ print(tally.lost, *tally.figures["kinds of failure"], sep="|")
     told = " ".join(found)
     for kind in (
         "traceback: KeyError", "changed by table: outside/keep.txt", "code was run: RAN-module",
-        "over 1 s, waiting", "over 1000 MB",
+        "over 6 s, waiting", "over 1000 MB",
     ):  # fmt: skip
         assert kind in told

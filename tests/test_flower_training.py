@@ -1,5 +1,7 @@
 """Sites of a real federation train by the same optimisers, schedules and images as simulated."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,9 +9,10 @@ pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 
 from flwr.app import ConfigRecord
 
+from fedmaba.data.datasets import from_arrays
 from fedmaba.deploy import reply_fetching
 from fedmaba.errors import InputError
-from fedmaba.flower import FlowerStrategy, client_app
+from fedmaba.flower import FlowerStrategy, client_app, initial_arrays
 from fedmaba.simulation import engine
 from fedmaba.strategies import parse
 from flower_grid import LocalGrid
@@ -120,3 +123,22 @@ def test_a_site_without_images_says_so(make_federation):
     said = " ".join(strategy.reports[0]["refused"])
     assert "it failed" in said
     assert np.char.count(said, "node") == 5
+
+
+@pytest.mark.parametrize("task", ["classify", "sequence"])
+def test_sites_that_lack_some_characters_train_one_model(task):
+    """The number of characters is the federation's; a site may have seen fewer."""
+    letters = np.random.default_rng(0).integers(5, size=(12, 9))
+    letters[0] = 6  # which the first site alone has
+    apps = {}
+    for site in range(2):
+        own = letters[6 * site : 6 * site + 6]
+        y = own[:, 1:] if task == "sequence" else own[:, -1]
+        data = replace(from_arrays(own[:, :-1], y, task=task), n_train=6)
+        apps[site + 1] = client_app("lstm", data, site=f"site-{site}", classes=7)
+    strategy = FlowerStrategy("fedavg", min_available_nodes=2, evaluate=False)
+    first_model = initial_arrays("lstm", (8,), 7, task=task)
+    train = ConfigRecord({"minibatch": 3, "optimiser": "adam", "clip": 1.0})
+    result = strategy.start(LocalGrid(apps), first_model, 1, train_config=train)
+    assert not strategy.reports[0]["refused"]
+    assert result.arrays["embedding.weight"].numpy().shape == (7, 8)

@@ -8,13 +8,16 @@ import torch
 from torch import nn
 
 import fedmaba
+from fedmaba import rows
 from fedmaba.deploy.client import first_model
 from fedmaba.errors import InputError
+from fedmaba.experiment import config, session
 from fedmaba.results.history import History
 from fedmaba.rows import compile, models
 from fedmaba.rows.base import Layout, constants
-from fedmaba.rows.general import LoopRows, VmapRows
+from fedmaba.rows.general import LoopRows
 from fedmaba.rows.stack import LayerRows
+from fedmaba.rows.traced import TracedRows
 from fedmaba.simulation.engine import Run, start
 from plain_loop import PLAN, Plain, apart, one, played, vector
 from row_cases import FLAT, Wrapped
@@ -74,9 +77,11 @@ class PlainFrozen(Plain):
 
 
 @pytest.mark.parametrize(
-    ("make", "kind"), [(body, LayerRows), (only_biases, VmapRows), (wrapped, VmapRows)]
+    ("make", "kind"),
+    [(body, LayerRows), (only_biases, TracedRows), (wrapped, TracedRows), (wrapped, LoopRows)],
 )
-def test_rows_are_the_plain_loop(make, kind, fed, few_threads):
+def test_rows_are_the_plain_loop(make, kind, fed, few_threads, monkeypatch):
+    monkeypatch.setattr(rows, "_is_small", lambda *_: kind is TracedRows)
     specs = ["fedavg", "fedmaba", "fedprox:mu=1"]
     batch, _ = played(specs, fed, PLAN, make)
     assert type(batch.rows) is kind
@@ -98,10 +103,10 @@ def test_kernels_leave_frozen_layers_to_torch(kernels, fed, few_threads):
 def test_frozen_weights_have_no_place_in_rows_and_are_not_sent():
     model = models.build_model(body, (1, 8, 8), 4, 0)
     trained = {"6.weight", "6.bias", "10.weight", "10.bias"}
-    for kind in (VmapRows, LoopRows):
-        rows = kind(model, Layout(model), torch.zeros(2, 1, 8, 8), None, "")
-        assert set(rows.layout.names) == trained
-        assert rows.outputs(rows.layout.pack(model)[None], torch.ones(1, 2, 1, 8, 8)).shape == (
+    for kind in (TracedRows, LoopRows):
+        found = kind(model, Layout(model), torch.zeros(2, 1, 8, 8), None, "")
+        assert set(found.layout.names) == trained
+        assert found.outputs(found.layout.pack(model)[None], torch.ones(1, 2, 1, 8, 8)).shape == (
             1,
             2,
             4,
@@ -165,3 +170,18 @@ def test_a_model_without_a_trainable_weight_is_refused():
 def test_partly_frozen_and_unknown_layers_say_why_they_take_the_slower_form():
     path = compile(only_biases((1, 8, 8), 4), torch.zeros(2, 1, 8, 8)).path
     assert "only some weights are frozen" in path
+
+
+def test_runs_on_another_base_are_another_experiment_and_the_run_says_what_is_frozen(
+    fed, monkeypatch
+):
+    asked = config.build({"strategies": ["fedavg"], "seeds": [0], "train": {"rounds": 1}})
+
+    def prepared():
+        return session.prepare(asked, session.UserObjects(data=fed, model=body))
+
+    one, again = prepared(), prepared()
+    monkeypatch.setitem(globals(), "SEEDED", 12)
+    other = prepared()
+    assert one.history.runs[0].of == again.history.runs[0].of != other.history.runs[0].of
+    assert "frozen: 296 weights, held once for all clients" in one.notes

@@ -360,3 +360,48 @@ def test_a_model_the_kernels_do_not_cover_still_runs(make_federation):
     want = models(played(["fedavg", "fedmaba"], fed, plan, odd))
     got = models(played(["fedavg", "fedmaba"], fed, Plan(**{**vars(plan), "device": "cuda"}), odd))
     assert float((got - want).norm() / want.norm()) < 1e-9
+
+
+# --- any model -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(400, 500))
+def test_random_models_as_rows_are_the_plain_model(seed):
+    from test_any_model import agrees
+
+    agrees(seed, device="cuda", ways=[("products", True), ("groups", False), ("each", False)])
+    with precision("float32"):
+        agrees(seed, torch.float32, 1e-4, "cuda", [("products", True)])
+
+
+@pytest.mark.parametrize("seed", [400, 401, 402, 404])
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+def test_compiled_models_as_rows_are_the_plain_model(seed, dtype):
+    from any_models import random_model
+    from test_any_model import Tried, same
+
+    tried = Tried(*random_model(seed), torch.float32, "cuda")
+    with precision(dtype):
+        rows = tried.rows("products", True, compiled=True, dtype=dtype)
+        wanted, found = tried.plain(), tried.found(rows)
+        again = tried.found(rows)
+    same(found, wanted, 1e-4 if dtype == "float32" else 0.1)
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+def test_a_compiled_model_in_rounds_is_that_of_the_cpu_and_repeats(fed):
+    from test_any_model_rounds import MAKERS
+
+    plan = Plan(4, participants=3, minibatch=4, lr=0.1, device="cuda")
+    runs = [Run(strategies.parse(s)[0], 3, fed) for s in ("fedavg", "fedmaba")]
+    found = []
+    for device in ("cuda", "cuda", "cpu"):
+        batch = start(runs, Plan(**{**vars(plan), "device": device}), MAKERS["convolutions"])
+        for _ in simulate(batch):
+            pass
+        unpacked = batch.rows.layout.unpack(batch.progress.model[1].cpu())
+        found.append(torch.cat([w.flatten() for w in unpacked.values()]))
+        if device == "cuda":
+            assert "compiled" in batch.rows.path
+    assert torch.equal(found[0], found[1])
+    assert off(found[0], found[2].double()) < 1e-3

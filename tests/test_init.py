@@ -174,7 +174,8 @@ def test_a_resumed_run_needs_the_file_that_it_was_begun_with(trained, tiny_npz, 
     copy = tmp_path / "start.safetensors"
     copy.write_bytes(trained.read_bytes())
     whole, out = tmp_path / "whole", tmp_path / "run"
-    words = asked(tiny_npz, model="mlp", init=str(copy), train__rounds=4, save__every=1)
+    some = {"strategies": ["fedavg"], "seeds": 1, "train__rounds": 4, "save__every": 1}
+    words = asked(tiny_npz, model="mlp", init=str(copy), **some)
     for folder, last in ((whole, 9), (out, 2)):
         session = starting.prepare(words)
         starting.open_run_folder(session, folder)

@@ -38,6 +38,12 @@ CASES["all"] = {"optimiser": OPTIMISERS["clip and adam"], **SCHEDULES["warm-up"]
 MIX = ["fedavg", "fedprox:mu=1", "propfair:M=1.5,epsilon=0.3", "fedsgd", Drifting(late=True)]
 
 
+def each(*quick):
+    """All cases; those that are not named are slow ones."""
+    slow = pytest.mark.slow
+    return [name if name in quick else pytest.param(name, marks=slow) for name in CASES]
+
+
 def runs(fed, listed=MIX):
     return [Run(one(s) if isinstance(s, str) else s, 3, fed) for s in listed]
 
@@ -47,7 +53,7 @@ def plan_of(name, **more):
     return replace(PLAN, **{"rounds": 2, "epochs": 2, **usual, **CASES[name], **more})
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", each("nesterov", "clip and momentum", "all", "exponential"))
 def test_clients_of_unequal_size_move_as_by_torch_optim(name, fed):
     """With FedProx's pull, PropFair's loss, kept vectors and full batches, side by side."""
     plan = plan_of(name)
@@ -64,7 +70,7 @@ def wrapped(*args):
     return Wrapped(mlp(*args))
 
 
-@pytest.mark.parametrize("name", ["clip and adam", "nesterov", "warm-up"])
+@pytest.mark.parametrize("name", ["clip and adam", pytest.param("both", marks=pytest.mark.slow)])
 def test_dropout_and_other_forms_of_rows_move_alike(name, fed):
     plan = plan_of(name, participants=3)
     for make in (cnn, wrapped):
@@ -74,7 +80,7 @@ def test_dropout_and_other_forms_of_rows_move_alike(name, fed):
             assert apart(vector(batch, batch.progress.model[r]), want) < 1e-9
 
 
-@pytest.mark.parametrize("name", ["adamw", "clip and momentum", "all"])
+@pytest.mark.parametrize("name", ["clip and momentum", "all"])
 def test_a_run_is_the_same_alone_and_in_chunks(name, fed):
     plan, mixed = plan_of(name), runs(fed, MIX[:3])
     batch, _ = played(mixed, fed, plan, mlp)
@@ -85,7 +91,7 @@ def test_a_run_is_the_same_alone_and_in_chunks(name, fed):
         assert apart(alone.progress.model[0], batch.progress.model[r]) < 1e-12
 
 
-@pytest.mark.parametrize("name", ["adam", "all", "cosine"])
+@pytest.mark.parametrize("name", ["adam", "all"])
 def test_a_run_goes_on_after_a_checkpoint_bit_for_bit(name, fed):
     plan = plan_of(name, rounds=5, participants=3, dtype="float32")
     mixed = runs(fed, [MIX[1], MIX[-1]])
@@ -102,7 +108,7 @@ def test_a_run_goes_on_after_a_checkpoint_bit_for_bit(name, fed):
         np.testing.assert_array_equal(again.progress.arrays()[key], value, key)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", each("adamw", "all", "cosine"))
 def test_replayed_rounds_have_the_step_sizes_of_their_own(name, fed):
     """A number that changes from round to round must not stay in a recording."""
     found = []

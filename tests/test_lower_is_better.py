@@ -158,6 +158,12 @@ def test_a_folder_keeps_the_metric(folder):
     assert lines[0]["last"]["worst"] >= lines[0]["last"]["best"]
 
 
+def test_there_are_no_classes_to_show(folder):
+    with pytest.raises(fedmaba.InputError, match=r"these runs have none \(task regress\): choose"):
+        figures.draw([data.load(folder)], "heterogeneity")
+    assert "labels" not in np.load(folder / "partition.npz").files
+
+
 def test_a_live_page_of_lines_alone_shows_errors_as_they_are(folder, tmp_path):
     for name in ("experiment.toml", "about.json", "rounds.jsonl"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 import fedmaba
+from fedmaba.data.datasets import from_arrays
+from fedmaba.data.federation import Federation
 from fedmaba.data.trees import Shape
 from fedmaba.errors import InputError
 from fedmaba.rows import models, ready
@@ -62,6 +64,41 @@ def test_a_table_is_trained(tiny_npz):
     assert np.isfinite(history.runs[0].accuracy()).all()
 
 
+def texts(each: bool) -> Federation:
+    """Three clients that write periodic texts; the next character is the target."""
+    letters = (np.arange(60)[:, None] + np.arange(8)) % 3
+    y = letters[:, 1:] if each else letters[:, -1]
+    return Federation.make(
+        from_arrays(letters[:, :-1], y, np.repeat([0, 1, 2], 20)), "given", None, 0, test="local"
+    )
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize(
+    ("name", "each"),
+    [
+        ("lstm", True),
+        ("gpt", False),
+        pytest.param("lstm", False, marks=pytest.mark.slow),
+        pytest.param("gpt", True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_of_characters_learns_to_go_on(name, each):
+    """By its last character, or at each position: as the targets ask."""
+    options = {"optimiser": "adam", "lr": 0.003, "steps": 6, "minibatch": 8}
+    history = fedmaba.compare(
+        "fedavg", data=texts(each), model=name, rounds=3, eval_every=3, seeds=1, **options
+    )
+    assert history.runs[0].accuracy("last")[-1].mean() > 0.8
+
+
+@pytest.mark.parametrize("name", ["lstm", "gpt"])
+def test_sites_and_server_of_a_federation_make_the_same_model_of_characters(name):
+    make = models.find_factory(name)
+    made = [make(shape, 7) for shape in (Shape((9,), "i", 5), Shape((9,), "i", 7), (9,))]
+    assert len({str(m) for m in made}) == 1
+
+
 @pytest.mark.parametrize("make", [CharacterLSTM, lambda v, c, e: GPT(v, 9, c, e, 32, 2)])
 def test_a_model_of_characters_sees_those_before_and_none_after(make):
     torch.manual_seed(0)
@@ -90,7 +127,8 @@ def test_a_model_of_characters_sees_those_before_and_none_after(make):
             (1, 8, 8),
             "model lstm wants tokens, whole numbers from 0 of shape (length,), but",
         ),
-        ("gpt", (6,), "the data have numbers of shape (6,): use --model mlp"),
+        ("lstm", Shape((6,), "i"), "the data have whole numbers of shape (6,)"),  # some below 0
+        ("gpt", Shape((6,)), "the data have numbers of shape (6,): use --model mlp"),
         ("mlp-tabular", (1, 8, 8), "model mlp-tabular wants the features of a table"),
     ],
 )

@@ -87,7 +87,7 @@ def test_a_site_writes_all_its_inputs(tmp_path):
     fed = Federation.from_arrays({"ids": TEXT, "mask": TEXT != 5}, TEXT, OWNER)
     write_site(tmp_path / "site.npz", fed, 1)
     own = datasets.load(str(tmp_path / "site.npz"))
-    assert (own.task, trees.names(own.x, "x")) == ("sequence", ["x.ids", "x.mask"])
+    assert (own.task, trees.leaf_names(own.x, "x")) == ("sequence", ["x.ids", "x.mask"])
     np.testing.assert_array_equal(own.x["ids"][: own.n_train], TEXT[fed.train.of(1)])
 
 

@@ -12,6 +12,7 @@ from fedmaba import Federation
 from fedmaba.data import targets
 from fedmaba.data.datasets import from_arrays, load
 from fedmaba.errors import InputError
+from fedmaba.rows import models
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 3)).astype(np.float32)
@@ -354,12 +355,14 @@ def test_a_resumed_regression_goes_on_as_if_never_stopped(numbers_npz, tmp_path)
     assert str(again) == str(whole)
 
 
-@pytest.mark.parametrize("y", [TEXT, np.arange(12) % 3])
-def test_a_ready_model_of_tokens_follows_the_task(y):
+@pytest.mark.parametrize("name", ["lstm", "gpt"])
+@pytest.mark.parametrize(("y", "outputs"), [(TEXT, (5, 7)), (np.arange(12) % 3, (3,))])
+def test_a_ready_model_of_tokens_follows_the_task(name, y, outputs):
     """One class after the last token, or one at each position."""
-    mine = Federation.from_arrays(TEXT, y, OWNER)
-    found = fedmaba.compare("fedavg", data=mine, model="lstm", rounds=1, seeds=1, device="cpu")
-    assert found.unit.name == ("accuracy" if y.ndim == 1 else "positions right")
+    data = from_arrays(TEXT, y)
+    kind, make = data.target, models.find_factory(name)
+    model = models.build_model(make, data.shape, kind.outputs, 0, target=kind)
+    assert models.outputs_of(model.eval(), data.shape) == outputs
 
 
 def test_a_factory_is_told_the_target_if_it_has_a_place_for_it():

@@ -16,8 +16,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -164,6 +162,8 @@ def save_adapter(
         "task_type": None,
         **{name: value for name, value in PLAIN.items() if name not in ("target_parameters",)},
     }
+    import safetensors.torch
+
     body = {HEAD + name: values[name].detach().cpu().contiguous().clone() for name in trained}
     files.write(Path(folder) / WEIGHTS, safetensors.torch.save(body, {"format": "pt"}))
     files.write(Path(folder) / CONFIG, json.dumps(config, indent=2, sort_keys=True).encode())
@@ -244,7 +244,10 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _load(path: Path) -> dict[str, Tensor]:
+    import safetensors.torch  # adapters are also used where nothing is read or written
+
     try:
-        return safetensors.torch.load_file(path)
+        found: dict[str, Tensor] = safetensors.torch.load_file(path)
+        return found
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise InputError(f"{path}: {error}: give a .safetensors file of weights") from error

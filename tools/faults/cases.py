@@ -28,7 +28,7 @@ from tools.faults import process
 from tools.faults.common import Say, Tally, call, one_line, progress, scratch
 
 SECONDS = 10.0  # of processor time
-PATIENCE = 6  # times as long on the clock: other processes may have the cores
+PATIENCE = 6  # times as long on the clock, without the time in which other processes had the cores
 MEGABYTES = 1000
 LINE = 2000  # characters of an error line; whole names of 5,000 are no help to a reader
 OWN = (0, 2, 65, 71, 74, 75)  # exit codes that the docs know for these commands
@@ -83,6 +83,7 @@ class Running:
     start: float
     visitor: int = 0
     peak: float = 0.0
+    queued: float = 0.0  # seconds that it was ready and had no core
     over: str = ""  # a limit that it passed
 
 
@@ -380,7 +381,7 @@ def _visit(stem: Path, pid: int) -> int:
     if visitor:
         return visitor
     try:
-        end = time.monotonic() + SECONDS * PATIENCE
+        end = time.monotonic() + 10 * SECONDS * PATIENCE
         while time.monotonic() < end and os.path.exists(f"/proc/{pid}"):
             out = Path(f"{stem}.out")
             text = out.read_text(errors="replace") if out.exists() else ""
@@ -406,7 +407,9 @@ def _poll(root: Path, running: Running) -> Result | None:
     clock = time.monotonic() - running.start
     if not done:
         running.peak = max(running.peak, _now(running.pid))
-        if _worked(running.pid) > SECONDS or clock > SECONDS * PATIENCE:
+        running.queued = max(running.queued, _queued(running.pid))
+        waited = clock - running.queued
+        if _worked(running.pid) > SECONDS or waited > SECONDS * PATIENCE:
             running.over = "time"
         elif running.peak > MEGABYTES * 1.2:
             running.over = "memory"
@@ -448,6 +451,14 @@ def _worked(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _queued(pid: int) -> float:
+    """Seconds that a process was ready and had no core: other people's time, not its own."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
 
 
 def _read(file: Path) -> str:

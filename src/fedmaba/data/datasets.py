@@ -63,7 +63,7 @@ class Dataset:
         shapes = [values.shape for values in trees.leaves(self.x)]
         head = f"{shapes[0]} {self.n_train} {len(self.classes)}"
         if isinstance(self.x, tuple | dict) or self.task != "classify":
-            head += f" {self.task} {self.y.shape} {trees.names(self.x, 'x')} {shapes}"
+            head += f" {self.task} {self.y.shape} {trees.leaf_names(self.x, 'x')} {shapes}"
         digest = hashlib.sha256(head.encode())
         for values in (*trees.leaves(self.x), self.y, self.client):
             if values is not None:
@@ -181,7 +181,7 @@ def _inputs(word: str, values: Any, targets: Any) -> Inputs:
                 raise InputError(f"{word} has the key {name!r}: name an argument of the model")
     elif not isinstance(values, tuple) or not values or len(values) == _length(targets):
         return _features(word, values)
-    keys = trees.names(values, word)
+    keys = trees.leaf_names(values, word)
     read = iter([_features(k, v, True) for k, v in zip(keys, trees.leaves(values), strict=True)])
     out: Inputs = trees.mapped(lambda _: next(read), values)
     n = len(trees.leaves(out)[0])
@@ -324,7 +324,7 @@ def from_arrays(
 
 def _joined(xs: Inputs, more: Inputs) -> Inputs:
     """Training inputs, then test inputs."""
-    keys, others = trees.names(xs, "x"), trees.names(more, "x")
+    keys, others = trees.leaf_names(xs, "x"), trees.leaf_names(more, "x")
     if keys != others:
         raise InputError(f"x_test has {', '.join(others)}, x has {', '.join(keys)}: give the same")
     both = []

@@ -50,7 +50,7 @@ def leaves(tree: Tree[T]) -> list[T]:
     return [*tree] if isinstance(tree, tuple) else [tree]
 
 
-def names(tree: Tree[Any], head: str) -> list[str]:
+def leaf_names(tree: Tree[Any], head: str) -> list[str]:
     """What to call each array of a tree that is called `head`: x, or x.ids and x.mask."""
     if isinstance(tree, dict):
         return [f"{head}.{name}" for name in tree]

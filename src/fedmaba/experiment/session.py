@@ -66,6 +66,7 @@ class Session:
     needs_python_call: bool = False  # no command can name all of its parts
     stopped: bool = False
     init: str = ""  # the digest of given weights that the runs start from
+    constants: str = ""  # the digest of frozen weights and buffers
     _provenance: dict[str, Any] | None = None
 
     def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
@@ -84,19 +85,8 @@ class Session:
             "weights": [f"{name} {tuple(shape)}" for name, shape in named],
             "order": layout.order_in_words(),
             "made": self.provenance(),
-            **({"constants": constants} if (constants := self._constants()) else {}),
+            **({"constants": self.constants} if self.constants else {}),
         }
-
-    def _constants(self) -> str:
-        """The digest of what training does not change: frozen weights; empty where there are none.
-
-        It tells whether a run is resumed with another base than it was begun with.
-        """
-        digest, found = hashlib.sha256(), base.constants(self.batch.rows.model)
-        for name, value in sorted(found.items()):
-            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-            digest.update(value.contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest() if found else ""
 
     def provenance(self) -> dict[str, Any]:
         """What the numbers come from: settings, data, partition, and given weights."""
@@ -291,7 +281,11 @@ def prepare(
     code = fingerprints({what: thing for what, thing in things.items() if thing is not None})
     custom = fingerprints({f"strategy {s.name}": type(s) for s in listed})
     started = "" if init is None else init.sha256()
-    common = _shared_settings(experiment, own, data) + ([started] if started else [])
+    constants, frozen = _constants(batch), _frozen_count(batch)
+    if frozen:
+        notes.append(f"frozen: {frozen:,} weights, held once for all clients")
+    also = [digest for digest in (started, constants if frozen else "") if digest]
+    common = _shared_settings(experiment, own, data) + also
     for table, (run, _) in zip(tables, batch.handed_out, strict=True):
         parts = [common, code, custom.get(f"strategy {run.strategy.name}")]
         table.of = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
@@ -306,6 +300,7 @@ def prepare(
         fingerprints=code | custom,
         needs_python_call=objects,
         init=started,
+        constants=constants,
     )
 
 
@@ -395,6 +390,23 @@ def _plan(experiment: Experiment) -> engine.Plan:
         chunk=machine.chunk,
         threads=machine.threads,
     )
+
+
+def _frozen_count(batch: engine.Batch) -> int:
+    """How many weights are frozen."""
+    return sum(p.numel() for p in batch.rows.model.parameters() if not p.requires_grad)
+
+
+def _constants(batch: engine.Batch) -> str:
+    """The digest of what training does not change; empty where there is no such thing.
+
+    It tells whether a run is resumed with another base than it was begun with.
+    """
+    digest, found = hashlib.sha256(), base.constants(batch.rows.model)
+    for name, value in sorted(found.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.contiguous().cpu().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest() if found else ""
 
 
 def _shared_settings(

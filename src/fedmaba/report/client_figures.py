@@ -160,6 +160,12 @@ def heterogeneity(figure: Any, plot: PlotData) -> None:
         if not any(s.experiment for s in plot.sources):
             how = "compare(..., out=FOLDER), then `fedmaba figure heterogeneity FOLDER -o FILE`"
             raise InputError(f"a history in memory holds no label counts: {how}")
+        tasks = {str(s.data["task"]) for s in plot.sources if "task" in s.data} - {"classify"}
+        if tasks:
+            raise InputError(
+                f"heterogeneity shows classes, but these runs have none (task {min(tasks)}): "
+                "choose another figure"
+            )
         raise InputError("no label counts in these folders: run again with this version")
     seed, counts = next(iter(source.labels.items()))
     names = [for_figure(str(name)) for name in source.data.get("classes") or ()]

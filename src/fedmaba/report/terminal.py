@@ -162,6 +162,7 @@ def progress(session: Session, quiet: bool) -> Iterator[Callable[[Snapshot], Non
         return
     for note in session.notes:
         console.print(line_of(note, "dim"), soft_wrap=True)
+    session.batch.rows.tell = lambda line: console.print(line_of(line, "dim"), soft_wrap=True)
     moving = console.is_terminal and not console.is_dumb_terminal
     shown = _live(session, console) if moving else _lines(session, console)
     with shown as display:

@@ -23,7 +23,7 @@ class Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
 
-class Metric(Part):
+class SavedMetric(Part):
     """What a score is; without it, accuracy."""
 
     name: Word = "accuracy"
@@ -39,7 +39,7 @@ class SavedRun(Part):
     deploy: Word
     diverged: Text
     of: Word = ""  # a digest of what all seeds have in common; earlier versions had none
-    metric: Metric = Metric()
+    metric: SavedMetric = SavedMetric()
 
 
 class Provenance(Part):
@@ -109,7 +109,7 @@ class About(Part):
     ranks: Count = 1
     chunk: Annotated[int, Field(ge=1)] = 1
     device: Word = ""
-    metric: Metric = Metric()
+    metric: SavedMetric = SavedMetric()
     versions: dict[Word, Word] = {}
     digest: Word | None = None  # SHA-256 of what the run is made of
 

@@ -127,12 +127,12 @@ class Layout:
 
     def pack(self, model: nn.Module) -> Tensor:
         """The weights of a model as a flat vector (P,)."""
-        return self.pack_named(self.named(model))
+        return self.pack_named({name: p.detach() for name, p in self.tensors(model).items()})
 
-    def named(self, model: nn.Module) -> dict[str, Tensor]:
-        """The weights and statistics of a model that have a place here."""
+    def tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """The weights and statistics of a model that have a place here, in this order."""
         every = _named(model)
-        return {name: every[name].detach() for name in self.names}
+        return {name: every[name] for name in self.names}
 
     def pack_named(self, weights: Mapping[str, Tensor]) -> Tensor:
         """Named weights as a flat vector (P,): what `unpack` takes apart."""
@@ -215,6 +215,7 @@ class Step(NamedTuple):
     scale: Tensor  # ()        a tensor, so that a recorded step can be replayed with another
     propfair: PropFairRows | None
     keys: Tensor  # (R,)       random streams of this step
+    of: int = 0  #             rows of the whole chunk, of which these are the first
 
 
 class RowBlock(NamedTuple):
@@ -245,6 +246,9 @@ class Rows(ABC):
 
     parallel = False  # whether several threads may use it at once
     image_axes = (-2, -1)  # height and width of images that went through `prepare`
+    evaluates_apart = False  # whether it computes outputs row after row
+    recordable = False  # whether its work can be recorded as a CUDA graph
+    max_rows: int | None = None  # computed at once, on a CPU; None: as many as fit its cache
 
     def __init__(
         self,
@@ -255,7 +259,8 @@ class Rows(ABC):
         path: str,
     ) -> None:
         self.model, self.layout, self.loss_fn, self.path = model, layout, loss, path
-        self.activations = _activations(model, example)  # numbers per example, all layers
+        self.tell: Callable[[str], object] = lambda line: None  # says what takes long
+        self.activations = count_activations(model, example)  # numbers per example, all layers
 
     @property
     def mixes_examples(self) -> bool:
@@ -314,16 +319,17 @@ class Rows(ABC):
     def losses(self, out: Tensor, y: Tensor) -> Tensor:
         """The loss of each example, (R, B)."""
         targets = y.expand(*out.shape[:2], *y.shape[2:])
-        return self._per_example(out.flatten(0, 1), targets.flatten(0, 1)).view(out.shape[:2])
+        return self.per_example(out.flatten(0, 1), targets.flatten(0, 1)).view(out.shape[:2])
 
-    def _per_example(self, out: Tensor, y: Tensor) -> Tensor:
+    def per_example(self, out: Tensor, y: Tensor) -> Tensor:
+        """The loss of each example of one row, (B,)."""
         if self.loss_fn is None:
             return nn.functional.cross_entropy(out, y, reduction="none")
         return self.loss_fn(out, y)
 
     def loss_and_gradient(self, out: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Loss of each row (R,) and scale * its gradient in the outputs (R, B, C)."""
-        _, y, weight, scale, propfair, _ = step
+        y, weight, scale, propfair = step.y, step.weight, step.scale, step.propfair
         if self.loss_fn is None:
             log_p = torch.log_softmax(out, -1)
             loss = -(log_p.gather(2, y[..., None])[..., 0] * weight).sum(1)
@@ -341,7 +347,7 @@ class Rows(ABC):
         return loss, g
 
 
-def _activations(model: nn.Module, example: Inputs) -> int:
+def count_activations(model: nn.Module, example: Inputs) -> int:
     """How many numbers the layers of a model output for one example."""
     total = 0
 

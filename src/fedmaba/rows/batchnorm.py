@@ -12,8 +12,10 @@ names of weights and statistics, so that files of weights fit the model with and
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from fedmaba.errors import InputError
@@ -22,6 +24,7 @@ from fedmaba.rows.base import RunningStatistics, layers_with_statistics
 Choice = Literal["refuse", "group", "local", "average", "frozen"]
 CHOICES = "group, local, average or frozen"
 KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 MAX_GROUPS = 32
 MIN_CHANNELS = 8  # of a group
 
@@ -63,6 +66,10 @@ class RowBatchNorm(RunningStatistics):
 
     def forward(self, x: Tensor) -> Tensor:
         self.values = x[0].numel() // x.shape[1]
+        given, x = x.dtype, x.to(torch.promote_types(x.dtype, self.running_mean.dtype))
+        return self._normalise(x).to(given)
+
+    def _normalise(self, x: Tensor) -> Tensor:
         if not self.training:
             return _normalised(x, self.running_mean, self.running_var.clamp(min=0), self)
         axes = [axis for axis in range(x.ndim) if axis != 1]
@@ -131,6 +138,13 @@ def groups_of(channels: int) -> int:
     """How many groups replace BatchNorm: up to 32 of 8 channels or more; where none fit, one."""
     even = [g for g in range(1, MAX_GROUPS + 1) if channels % g == 0]
     return max((g for g in even if channels >= g * MIN_CHANNELS), default=1)
+
+
+def unused_statistics(model: nn.Module, names: Iterable[str]) -> set[str]:
+    """Which of these names are statistics of BatchNorm layers that became GroupNorm."""
+    layers = {n for n, m in model.named_modules() if isinstance(m, nn.GroupNorm)}
+    parts = {name: name.rpartition(".") for name in names}
+    return {n for n, (at, _, last) in parts.items() if at in layers and last in STATISTICS}
 
 
 def _group_norm(norm: nn.modules.batchnorm._BatchNorm, what: str) -> nn.GroupNorm:

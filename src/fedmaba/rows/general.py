@@ -1,154 +1,173 @@
-"""Any nn.Module as rows: vectorised by torch.func where it can be, else one row after another."""
+"""What the general forms share, and the last of them: one row after another."""
 
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Sequence
-from typing import Any
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value, vmap
+from torch.utils._pytree import tree_flatten, tree_map
 
-from fedmaba.data import trees
 from fedmaba.rows.base import Inputs, Layout, LossFn, Rows, Step, call, layers_with_statistics
+from fedmaba.rows.operations import How, RowOperations
+
+ALONE = How(rows=False)
 
 
-class _General(Rows):
-    """What both general forms share: named weights of all rows, and adding a gradient to them."""
+class General(Rows):
+    """Rows of a model that is called as it is, by each thread in a copy of its own."""
 
-    def _named(self, flat: Tensor) -> dict[str, Tensor]:
-        return dict(zip(self.layout.names, self.layout.views(flat), strict=True))
+    evaluates_apart = True
 
-    def _parts(self, flat: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The named weights of all rows that gradients move, and their running statistics."""
-        every = list(zip(self._named(flat).items(), self.layout.starts, strict=True))
-        trained = {n: v for (n, v), start in every if start < self.layout.trained}
-        return trained, {n: v for (n, v), start in every if start >= self.layout.trained}
+    def __init__(
+        self, model: nn.Module, layout: Layout, example: Inputs, loss: LossFn | None, path: str
+    ) -> None:
+        super().__init__(model, layout, example, loss, path)
+        self.cuda = tree_flatten(example)[0][0].is_cuda
+        self._own = threading.local()
+        places = list(zip(layout.names, layout.starts, strict=True))
+        self.trained = [name for name, a in places if a < layout.trained]
+        self.statistics = [name for name, a in places if a >= layout.trained]
 
-    def _total(
-        self, weights: dict[str, Tensor], x: Inputs, y: Tensor, weight: Tensor
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The loss of one row, and what its running statistics are after this minibatch."""
-        layers = layers_with_statistics(self.model).values()
-        for layer in layers:
-            layer.valid = weight > 0
-        out = call(self.model, x, weights)
-        after = [value.detach() for layer in layers for value in layer.after]
-        for layer in layers:
-            layer.valid, layer.after = None, ()
-        return (self._per_example(out, y) * weight).sum(), after
-
-    def _add(
-        self,
-        sink: Tensor,
-        grads: Sequence[Tensor],
-        moved: Sequence[Tensor],
-        loss: Tensor,
-        step: Step,
-    ) -> Tensor:
-        """sink += scale * gradient, and how far statistics moved; both are (R, *shape) each."""
-        factor = step.scale.expand_as(loss)
-        if step.propfair is not None:
-            factor = factor * step.propfair.gradient_factor(loss)
-        views = self.layout.views(sink)
-        for view, g in zip(views[: len(grads)], grads, strict=True):
-            view.addcmul_(g, factor.view(-1, *[1] * (g.ndim - 1)))
-        for view, change in zip(views[len(grads) :], moved, strict=True):
-            view.add_(change)
-        return loss
+    def _model(self, training: bool) -> nn.Module:
+        """This thread's copy of the model: a call changes the modules that it goes through."""
+        if not hasattr(self._own, "model"):
+            self._own.model = own_copy(self.model, share_frozen=True)
+        model: nn.Module = self._own.model
+        return model.train(training)
 
 
-class VmapRows(_General):
-    """Rows by torch.func.vmap."""
+def own_copy(model: nn.Module, *, share_frozen: bool = False) -> nn.Module:
+    """A copy whose recurrent layers do not look at addresses, which rows do not have.
+
+    With `share_frozen`, both have the same frozen weights in memory.
+    """
+    frozen = (p for p in model.parameters() if share_frozen and not p.requires_grad)
+    copied = copy.deepcopy(model, {id(p): p for p in frozen})
+    for module in copied.modules():
+        if isinstance(module, nn.RNNBase):
+            module.__dict__["flatten_parameters"] = _nothing
+    return copied
+
+
+def _nothing() -> None:
+    pass
+
+
+def call_training(
+    model: nn.Module, x: Inputs, weights: dict[str, Tensor] | None, valid: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """The outputs of one row in training, and how far this minibatch moves its statistics.
+
+    `valid` says which examples are none of the padding.
+    """
+    layers = layers_with_statistics(model)
+    for layer in layers.values():
+        layer.valid = valid
+    out = call(model, x, weights)
+    moved = [
+        new.detach() - (getattr(layer, name) if weights is None else weights[head + name])
+        for head, layer in layers.items()
+        for name, new in zip(layer.statistics, layer.after, strict=True)
+    ]
+    for layer in layers.values():
+        layer.valid, layer.after = None, ()
+    return out, moved
+
+
+class LoopRows(General):
+    """One row after another, by the model as it stands and torch's autograd.
+
+    Dropout follows the row's key. Other random numbers are torch's own, seeded by that key.
+    """
+
+    def __init__(
+        self, model: nn.Module, layout: Layout, example: Inputs, loss: LossFn | None, path: str
+    ) -> None:
+        super().__init__(model, layout, example, loss, path)
+        self.max_rows = None if self.cuda else 1
+        mode = RowOperations(ALONE, torch.zeros((), dtype=torch.int64, device=self._device))
+        before = torch.get_rng_state()
+        with torch.no_grad(), mode:
+            call(self._model(True), example)
+        self.masks = mode.masks > 0
+        self.random = self.cuda or not torch.equal(before, torch.get_rng_state())
+        torch.set_rng_state(before)
+        self.parallel = not self.random
+        self.channels_last = not self.cuda and self._takes_channels_last(example)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def _takes_channels_last(self, example: Inputs) -> bool:
+        """Whether convolutions may have their channels side by side, as oneDNN likes them."""
+        if not isinstance(example, Tensor) or example.ndim != 4:
+            return False
+        if not any(isinstance(m, nn.Conv2d) for m in self.model.modules()):
+            return False
+        model = self._model(False)
+        with torch.no_grad():
+            want = call(model, example[:2])
+            try:
+                got = call(model, example[:2].contiguous(memory_format=torch.channels_last))
+            except RuntimeError:  # of a model that views images in the usual order
+                return False
+        return torch.allclose(got, want, 1e-3, 1e-4, equal_nan=True)
+
+    def _inputs(self, x: Inputs) -> Inputs:
+        wanted = self.channels_last and torch.backends.mkldnn.enabled
+        if not wanted or not isinstance(x, Tensor):
+            return x
+        return x.contiguous(memory_format=torch.channels_last)
+
+    @contextmanager
+    def _drawing(self, key: Tensor) -> Iterator[None]:
+        """With the random numbers of a row's key."""
+        if not self.random:
+            with RowOperations(ALONE, key) if self.masks else nullcontext():
+                yield
+            return
+        with torch.random.fork_rng(devices=[key.device] if self.cuda else []):
+            torch.manual_seed(int(key) & (2**63 - 1))
+            with RowOperations(ALONE, key):
+                yield
 
     def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
-        self.model.train()
-        trained, statistics = self._parts(read)
-
-        def total(
-            own: dict[str, Tensor], still: dict[str, Tensor], *minibatch: Any
-        ) -> tuple[Tensor, list[Tensor]]:
-            return self._total(own | still, *minibatch)
-
-        grads, (loss, after) = vmap(grad_and_value(total, has_aux=True))(
-            trained, statistics, step.x, step.y, step.weight
-        )
-        moved = [new - old for new, old in zip(after, statistics.values(), strict=True)]
-        return self._add(sink, list(grads.values()), moved, loss.detach(), step)
-
-    def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
-        self.model.eval()
-
-        def one(weights: dict[str, Tensor], inputs: Inputs) -> Tensor:
-            return call(self.model, inputs, weights)
-
-        shared = len(trees.leaves(x)[0]) == 1 and len(flat) > 1
-        out: Tensor = vmap(one, in_dims=(0, None if shared else 0))(
-            self._named(flat), trees.mapped(lambda v: v[0], x) if shared else x
-        )
-        return out
-
-
-class LoopRows(_General):
-    """One row after another; its random numbers are torch's own, seeded by the row's key."""
-
-    def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
-        self.model.train()
-        losses, grads, moved = [], [], []
-        trained, statistics = self._parts(read)
+        model, losses = self._model(True), []
+        named = self.layout.tensors(model)
+        weights, many_weights = [named[n] for n in self.trained], len(self.trained)
+        own, into = self.layout.views(read), self.layout.views(sink)
         # Without padding, which depends on the other rows and would draw random numbers, too.
         many = (step.weight > 0).sum(1).clamp(min=1).tolist()
-        devices = [read.device] if read.is_cuda else []
-        with torch.random.fork_rng(devices=devices):
-            for r, (k, size) in enumerate(zip(step.keys.tolist(), many, strict=True)):
-                torch.manual_seed(k & (2**63 - 1))
-                with torch.enable_grad():
-                    own = {n: v[r].detach().requires_grad_() for n, v in trained.items()}
-                    still = {n: v[r] for n, v in statistics.items()}
-                    x = trees.mapped(lambda v: v[r, :size], step.x)  # noqa: B023
-                    y, weight = step.y[r, :size], step.weight[r, :size]
-                    loss, after = self._total(own | still, x, y, weight)
-                    grads.append(torch.autograd.grad(loss, list(own.values())))
-                losses.append(loss.detach())
-                both = zip(after, still.values(), strict=True)
-                moved.append([new - old for new, old in both])
-        stacked, shifted = (
-            [torch.stack(each) for each in zip(*rows, strict=True)] for rows in (grads, moved)
-        )
-        return self._add(sink, stacked, shifted, torch.stack(losses), step)
+        for r, size in enumerate(many):
+            for p, view in zip(named.values(), own, strict=True):
+                p.data = view[r]
+            x, y, weight = tree_map(lambda v: v[r, :size], tuple(step[:3]))  # noqa: B023
+            with torch.enable_grad():
+                with self._drawing(step.keys[r]):
+                    out, moved = call_training(model, self._inputs(x), None, weight > 0)
+                loss = (self.per_example(out, y) * weight).sum()
+                grads = list(torch.autograd.grad(loss, weights, materialize_grads=True))
+            losses.append(loss.detach())
+            factor = step.scale
+            if step.propfair is not None:
+                one = type(step.propfair)(*(v[r] for v in step.propfair))
+                factor = factor * one.gradient_factor(losses[-1])
+            torch._foreach_add_([v[r] for v in into[:many_weights]], grads, alpha=float(factor))
+            for view, change in zip(into[many_weights:], moved, strict=True):
+                view[r].add_(change)
+        return torch.stack(losses)
 
     def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
-        self.model.eval()
-        named, many = self._named(flat), len(trees.leaves(x)[0])
-        each = []
+        model, each = self._model(False), []
+        weights = self.layout.tensors(model).values()
         with torch.no_grad():
             for r in range(len(flat)):
-                own = trees.mapped(lambda v: v[r % many], x)  # noqa: B023
-                each.append(call(self.model, own, {n: v[r] for n, v in named.items()}))
+                for p, view in zip(weights, self.layout.views(flat[r : r + 1]), strict=True):
+                    p.data = view[0]
+                each.append(call(model, self._inputs(tree_map(lambda v: v[r % len(v)], x))))  # noqa: B023
         return torch.stack(each)
-
-
-def vmap_refusal(
-    model: nn.Module, example: Inputs, loss: LossFn | None, target: Tensor
-) -> str | None:
-    """Why torch.func cannot vectorise model and loss, tried in both modes; None where it can."""
-    model = copy.deepcopy(model).train()  # a failed try may leave its own tensors behind
-    weights = {n: p[None].expand(2, *p.shape) for n, p in Layout(model).named(model).items()}
-    twice = trees.mapped(lambda v: v.expand(2, *v.shape), example)
-
-    def total(own: dict[str, Tensor], x: Inputs, y: Tensor) -> Tensor:
-        out = call(model, x, own)
-        return (out.square() if loss is None else loss(out, y)).sum()
-
-    try:
-        with warnings.catch_warnings():  # torch warns of slow operations
-            warnings.simplefilter("ignore")
-            vmap(grad_and_value(total))(weights, twice, target.expand(2, *target.shape))
-            model.eval()
-            with torch.no_grad():  # other operations than with gradients, in an LSTM
-                vmap(lambda own: call(model, example, own))(weights)
-    except (RuntimeError, ValueError, NotImplementedError) as error:
-        return str(error).strip().split("\n")[0][:120]
-    return None

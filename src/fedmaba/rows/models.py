@@ -101,14 +101,14 @@ def _for_images(make: Factory, least: int) -> Factory:
 
 
 def _for_tokens(make: Callable[..., nn.Module]) -> Factory:
-    """A ready model that takes tokens alone."""
+    """A ready model that takes tokens alone; sizes without a kind may be those of tokens."""
 
     @wraps(make)
     def checked(shape: Shape, classes: int, target: Any = None) -> nn.Module:
-        shape = _sizes(shape, make.__name__)
-        kind, known = shape.kind, shape.vocabulary
-        if kind != "i" or len(shape) != 1 or not known:
-            what = "whole numbers" if kind == "i" else "numbers"
+        plain, shape = not isinstance(shape, trees.Shape), _sizes(shape, make.__name__)
+        tokens = plain or (shape.kind == "i" and shape.vocabulary > 0)
+        if not tokens or len(shape) != 1:
+            what = "whole numbers" if shape.kind == "i" else "numbers"
             raise InputError(
                 f"model {make.__name__} wants tokens, whole numbers from 0 of shape (length,), but "
                 f"the data have {what} of shape {tuple(shape)}: use --model mlp"
@@ -186,9 +186,10 @@ def build_model(
         )
     name = getattr(make, "__name__", str(make))
     target = target or TargetKind("classify", (), classes)
+    told = _told(make, target)
     with _seeded(int(rng.key(seed, "model")[0]) >> 1):
-        try:
-            model = _made(make, shape, classes, target)
+        try:  # called right here: an error in the call itself says that it takes other arguments
+            model = make(shape, classes, **told)
         except FedmabaError:
             raise
         except Exception as error:  # user code can raise anything
@@ -215,13 +216,13 @@ def build_model(
     return model
 
 
-def _made(make: Any, shape: Shape, classes: int, target: TargetKind) -> Any:
-    """What a factory makes; one with a parameter `target` is also told what to predict."""
+def _told(make: object, target: TargetKind) -> dict[str, TargetKind]:
+    """What a factory is told besides sizes: one with a parameter `target`, what to predict."""
     try:
-        told = "target" in signature(make).parameters
-    except (TypeError, ValueError):  # of a callable that has no signature
-        told = False
-    return make(shape, classes, target=target) if told else make(shape, classes)
+        asks = callable(make) and "target" in signature(make).parameters
+    except ValueError:  # it has no signature
+        asks = False
+    return {"target": target} if asks else {}
 
 
 def sent_weights(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -42,3 +42,19 @@ def dropout_mask(
     words = stream(keys ^ ((layer + 1) * GOLDEN & (2**63 - 1)), -(-count // 4))
     draws = words.view(torch.int16)[:, :count].view(shape)
     return (draws >= min(round(p * 65536), 65535) - 32768).to(dtype).mul_(1.0 / (1.0 - p))
+
+
+def fused_dropout_mask(
+    keys: Tensor, layer: int, shape: torch.Size, p: float, dtype: torch.dtype
+) -> Tensor:
+    """The same mask, number by number: a compiler makes each where it is used."""
+    if p >= 1.0:
+        return torch.zeros(shape, device=keys.device, dtype=dtype)
+    place = torch.arange(math.prod(shape[1:]), device=keys.device)
+    z = (keys ^ ((layer + 1) * GOLDEN & (2**63 - 1)))[:, None] + ((place >> 2) + 1) * GOLDEN
+    z = (z ^ ((z >> 30) & (2**34 - 1))) * FIRST
+    z = (z ^ ((z >> 27) & (2**37 - 1))) * SECOND
+    z = z ^ ((z >> 31) & (2**33 - 1))
+    draws = ((z >> ((place & 3) << 4)) & 65535) ^ 32768
+    kept = (draws >= min(round(p * 65536), 65535)).view(shape)
+    return kept.to(dtype) * (1.0 / (1.0 - p))

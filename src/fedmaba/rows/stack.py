@@ -73,7 +73,7 @@ def plan_layers(model: nn.Module, example: Inputs, dtype: str) -> LayerPlan:
                 out.refusal = f"a frozen {kind.__name__} has no row form"
                 return out
             out.layers.append(WithoutWeights(module))
-        elif any(not p.requires_grad for p in module.parameters()):
+        elif kind in (nn.Linear, nn.Conv2d) and _is_partly_frozen(module):
             out.refusal = f"{kind.__name__}, of which only some weights are frozen, has no row form"
             return out
         elif isinstance(module, nn.Linear) and kind is nn.Linear:
@@ -113,6 +113,10 @@ def plan_layers(model: nn.Module, example: Inputs, dtype: str) -> LayerPlan:
     return out
 
 
+def _is_partly_frozen(module: nn.Module) -> bool:
+    return any(not p.requires_grad for p in module.parameters())
+
+
 def _is_frozen(module: nn.Module) -> bool:
     """Whether a layer has weights, and training changes none of them."""
     weights = [p.requires_grad for p in module.parameters()]
@@ -143,7 +147,7 @@ def _modules_of_dense(modules: list[nn.Module]) -> int:
     kinds = [type(module) for module in modules[:3]]
     if kinds[:1] != [nn.Linear] or modules[0].bias is None:
         return 0
-    if any(not p.requires_grad for p in modules[0].parameters()):
+    if _is_partly_frozen(modules[0]):
         return 0
     if kinds[1:2] != [nn.ReLU]:
         return 1
@@ -167,7 +171,7 @@ def _plan_conv_stages(
         square = module.kernel_size == (k, k) and module.groups == 1 and module.bias is not None
         pooled = isinstance(pool, nn.MaxPool2d) and _is_pool_of_two(pool)
         fits = kernels.conv.Stage.fits(h, w, c, k, n) and (c >= 16 or not stages)
-        frozen = any(not p.requires_grad for p in module.parameters())
+        frozen = _is_partly_frozen(module)
         relu = type(leaves[at + 1][1]) is nn.ReLU
         if frozen or not (plain and square and pooled and fits and relu):
             return 0
@@ -217,7 +221,7 @@ def _products(x: Tensor, weights: Tensor, inputs: SharedInputs) -> Tensor:
 class LayerRows(Rows):
     """Rows of a sequential model."""
 
-    parallel = True
+    parallel = recordable = True
 
     def __init__(
         self, model: nn.Module, how: LayerPlan, example: Tensor, loss: LossFn | None

@@ -24,7 +24,7 @@ from fedmaba.data.trees import Shape
 from fedmaba.errors import InputError, NoRoom
 from fedmaba.rows import LossFn, Rows, compile, models
 from fedmaba.rows.base import Inputs, call
-from fedmaba.rows.batchnorm import too_few
+from fedmaba.rows.batchnorm import too_few, unused_statistics
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.tasks import FUNCTIONS
 from fedmaba.rows.weights import GivenWeights
@@ -98,7 +98,9 @@ def start(
     }
     if init is not None:
         for made in initial.values():
-            init.put_into(made.to(dtype))
+            unused = unused_statistics(made, init.named)
+            given = {name: v for name, v in init.named.items() if name not in unused}
+            GivenWeights(given, init.source).put_into(made.to(dtype))
     models.require_same_constants(initial)
     first = initial[runs[0].seed]
     x, y = load_examples(first, make, data, device, dtype)
@@ -155,7 +157,7 @@ def start(
     workers = Workers(count, 1) if apart else Workers(1, count)
     pool = Pool(rows.prepare(x), y, trained.entries)
     parts = (trained, validated, tested)
-    graphs = GraphCache(device, rows.parallel)
+    graphs = GraphCache(device, rows.recordable)
     held = (runs, plan, rows, pool, metric, progress, *parts, workers, graphs, ranks)
     return Batch(*held, lower_is_better=lower)
 
@@ -418,6 +420,7 @@ def _chunk(rows: Rows, minibatch: int, flat: Tensor) -> int:
     """Rows trained at once: what fits a CPU's cache, or part of a GPU's free memory."""
     size = flat.element_size()
     if not flat.is_cuda:
-        return max(1, int(14e6 / size / (rows.layout.size + rows.activations * minibatch)))
+        fits = max(1, int(14e6 / size / (rows.layout.size + rows.activations * minibatch)))
+        return min(fits, rows.max_rows or fits)
     each = size * rows.room(minibatch)
     return max(1, int(0.4 * torch.cuda.mem_get_info(flat.device)[0] / each))

@@ -330,11 +330,12 @@ def run_portion(
         pull = ProxPull(start[:a], (floats[0, 0] * floats[1])[:, None])
     blocks = spec.blocks or (RowBlock(0, a, 0),)
     met: list[Tensor] = []
+    whole = spec.rule.count
     for many in spec.groups:
         at = slice(len(met), len(met) + many)
         own = trees.mapped(lambda v: v[:, at], inputs)  # noqa: B023
         steps = [
-            Step(_at(inputs, k), labels[:, k], weight[:, k], down, propfair, streams[k])
+            Step(_at(inputs, k), labels[:, k], weight[:, k], down, propfair, streams[k], whole)
             for k in range(at.start, at.stop)
         ]
         met += spec.rule.rows.run_steps(w[:a], SharedInputs(own, blocks, owner), steps, pull)
@@ -381,7 +382,8 @@ def _gradient_steps(
             b = slice(begin, begin + piece)
             drawn = streams[k, :a] + (number << 32)
             own = _take(rule, x, index[:a, k, b], drawn)
-            step = Step(own, labels[:a, k, b], weight[:a, k, b], one, propfair, drawn)
+            given = labels[:a, k, b], weight[:a, k, b]
+            step = Step(own, *given, one, propfair, drawn, rule.count)
             met.append(rule.rows.add_gradients(every[:a], whole, step)[None])
         g = whole[:, :end]
         every[:a, end:].add_(whole[:, end:])
@@ -489,7 +491,9 @@ def evaluate(
         budget = torch.cuda.get_device_properties(flat.device).total_memory // 256
     losses = torch.empty(len(flat), n, device=flat.device, dtype=flat.dtype)
     scores = torch.empty_like(losses) if scored else losses[:, :0]
-    group = max(1, min(len(flat), budget // (rows.activations * 1000))) if flat.is_cuda else 1
+    group = 1
+    if flat.is_cuda and not rows.evaluates_apart:
+        group = max(1, min(len(flat), budget // (rows.activations * 1000)))
     step = max(1, budget // (rows.activations * group))
 
     def piece(a: int) -> None:

@@ -81,7 +81,9 @@ def write_site(path: Path, fed: Federation, client: int) -> None:
     train, test = fed.train.of(client), fed.test.of(client)
     y = fed.data.y
     arrays: dict[str, Any] = {}
-    for name, values in zip(trees.names(fed.data.x, ""), trees.leaves(fed.data.x), strict=True):
+    for name, values in zip(
+        trees.leaf_names(fed.data.x, ""), trees.leaves(fed.data.x), strict=True
+    ):
         arrays |= {f"x{name}": values[train], f"x_test{name}": values[test]}
     np.savez(path, y=y[train], y_test=y[test], **arrays)
 

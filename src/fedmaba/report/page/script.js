@@ -562,7 +562,7 @@
       const place = places().find((one) => one.key === state.labels) || places()[0];
       const folder = place && D.folders[place.folder], table = folder && folder.labels[place.seed];
       const text = $("#labels-text");
-      if (!table) { text.textContent = ""; return empty(host, "Label counts are not stored in this folder: it was written by an older version, or not by a run."); }
+      if (!table) { text.textContent = ""; return empty(host, "Label counts are not stored in this folder: its targets are no classes, or it was written by an older version, or not by a run."); }
       const counts = unpack(table.counts), [clients, classes] = table.counts.shape, run = place.runs[0];
       const sizes = [], held = [];
       for (let c = 0; c < clients; c++) { const own = counts.slice(c * classes, (c + 1) * classes); sizes.push(Math.round(own.reduce((a, b) => a + b, 0))); held.push(own.filter((n) => n > 0.5).length); }

@@ -53,4 +53,5 @@ class GPT(nn.Module):
 def gpt(shape: Any, classes: int, target: Any = None) -> nn.Module:
     """small causal transformer for characters: 4 blocks of width 128 with 4 heads"""
     each = target is not None and target.task == "sequence"
-    return GPT(shape.vocabulary, shape[0], classes, each, width=128, blocks=4)
+    vocabulary = max(shape.vocabulary, classes)  # one site of many may lack the last characters
+    return GPT(vocabulary, shape[0], classes, each, width=128, blocks=4)

@@ -30,4 +30,5 @@ class CharacterLSTM(nn.Module):
 def lstm(shape: Any, classes: int, target: Any = None) -> nn.Module:
     """LSTM for characters: an embedding of 8, two layers of 256"""
     each = target is not None and target.task == "sequence"
-    return CharacterLSTM(shape.vocabulary, classes, each)
+    vocabulary = max(shape.vocabulary, classes)  # one site of many may lack the last characters
+    return CharacterLSTM(vocabulary, classes, each)
