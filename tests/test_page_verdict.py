@@ -108,7 +108,7 @@ def test_one_strategy_and_no_reference_and_nothing():
     assert without.tiles == []
     assert said(RunHistory("afl", 0, "last", np.zeros(3))).text == "No run has been evaluated yet."
     nothing = [one(label, [np.nan, np.nan]) for label in ("fedavg", "afl")]
-    assert said(*nothing).text == "No score of any run is a number."
+    assert said(*nothing).text == "No score of any run is a finite number."
     assert said(*nothing, one("term", [0.5, 0.7])).headline.startswith("term alone")
 
 
@@ -257,3 +257,14 @@ def test_an_error_is_better_where_it_is_lower():
     assert ways["worst 5 % of clients"] == ("−", "better")  # a smaller error
     assert "0.00 " not in found.sentence  # as many digits as it takes
     assert "%" not in re.sub(r"(5|95) %", "", found.text)
+
+
+@pytest.mark.parametrize("rows", [("fedavg",), ("fedavg", "afl"), ("fedavg", "afl", "term")])
+def test_scores_too_large_to_compare_are_said_to_be_so(rows):
+    huge = [one(label, [1e308, 0.5], seed) for label in rows[:2] for seed in (0, 1)]
+    finite = [run for label in rows[2:] for run in row(label, [0.1, 0.2])]
+    found = said(*huge, *finite)
+    if finite:
+        assert found.headline.startswith("term")
+    else:
+        assert found.headline == "No score of any run is a finite number."

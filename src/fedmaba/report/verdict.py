@@ -121,7 +121,7 @@ def judge(found: Found, share: float, unit: Unit) -> Verdict:
         return Verdict(NOTHING)
     rows = _Rows(found, share, unit)
     if not rows.labels:
-        return Verdict("No score of any run is a number.")
+        return Verdict("No score of any run is a finite number.")
     if len(rows.labels) == 1:
         return rows.lonely()
     return rows.verdict()
@@ -132,12 +132,13 @@ class _Rows:
 
     def __init__(self, found: Found, share: float, unit: Unit) -> None:
         self.found, self.share, self.unit = found, share, unit
-        self.mean = {
-            label: Fairness(*np.mean([*own.values()], axis=0))
-            for label, own in found.items()
-            if own
-        }
-        self.labels = [label for label, mean in self.mean.items() if not np.isnan(mean[:2]).any()]
+        with np.errstate(over="ignore", invalid="ignore"):  # huge shortly before a run diverges
+            self.mean = {
+                label: Fairness(*np.mean([*own.values()], axis=0))
+                for label, own in found.items()
+                if own
+            }
+        self.labels = [label for label, mean in self.mean.items() if np.isfinite(mean[:2]).all()]
         base = [label for label in self.labels if algorithm(label) == REFERENCE]
         self.base = base[0] if base else ""
         self.columns = {column.field: column for column in columns(share, unit)}
