@@ -214,8 +214,12 @@ def test_names(world):
         "cifar10",
         "cifar100",
         "cifar100-coarse",
+        "heart",
+        "adult",
+        "shakespeare",
         "synthetic",
         "FILE.npz",
         "FILE.csv",
+        "FILE.parquet",
     ]
     assert all(text and "\n" not in text for _, text in datasets.describe_datasets())

@@ -265,14 +265,18 @@ def test_impossible_requests_say_why(change, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_client_that_gets_nothing_is_named():
+def test_a_client_with_one_example_trains_on_it():
     x, y, owner = np.zeros((9, 2)), np.arange(9) % 2, np.array(["a"] * 4 + ["b"] * 4 + ["solo"])
     data = datasets.from_arrays(x, y, owner)
-    with pytest.raises(InputError, match=r"client 'solo' has no train .*, or leave it out"):
-        Federation.make(data, "given", test="local")
+    made = Federation.make(data, "given", test="local", validation=0.9)
+    assert made.train.size.tolist() == [1, 1, 1]
+    assert made.test.size.tolist() == [1, 1, 0]
+    assert made.validation.size.tolist() == [2, 2, 0]
     data = datasets.from_arrays(x, y, owner, x[:4], y[:4], owner[2:6])
-    with pytest.raises(InputError, match=r"client 'solo' has no test .*, or say --test local"):
-        Federation.make(data, "given")
+    assert Federation.make(data, "given").test.size.tolist() == [2, 2, 0]
+    only = datasets.from_arrays(x[:2], y[:2], owner[[0, 4]])
+    with pytest.raises(InputError, match=r"client 'a' .and 1 more. has no test example left"):
+        Federation.make(only, "given", test="local")
 
 
 def test_too_few_test_examples_of_a_class_are_refused():

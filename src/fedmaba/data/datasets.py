@@ -8,19 +8,18 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
-import re
-from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedmaba.data import published, targets, trees
-from fedmaba.data.published import FloatArray, IntArray, Progress, check, export, fetch
+from fedmaba.data import natural, published, tables, targets, trees
+from fedmaba.data.published import IntArray, Progress, check, export, fetch
+from fedmaba.data.tables import Preparation, Reading, Table, Words
 from fedmaba.data.targets import TargetKind, Task
 from fedmaba.data.trees import Tree
 from fedmaba.errors import InputError, unknown
@@ -42,6 +41,11 @@ class Dataset:
     classes: tuple[str, ...]  # (C,) or the labels' names; () where targets are numbers
     client: IntArray | None = None  # (n,) owner 0..N-1 where the data say so; -1: test row, unknown
     client_names: tuple[str, ...] = ()  # (N,)
+    group: IntArray | None = None  # (n,) the group 0..G-1 of people that each example is of
+    group_names: tuple[str, ...] = ()  # (G,)
+    validation: NDArray[np.bool_] | None = None  # (n,) training rows kept for validation
+    preparation: Preparation | None = None  # what waits for a split; x is not finished until then
+    steps: tuple[str, ...] = ()  # what was done to the data, in words
     inputs: str = ""  # how published pixels became x, in words; "": values as they were given
     task: Task = "classify"
     task_given: bool = False  # the user said it; else it was inferred
@@ -65,11 +69,37 @@ class Dataset:
         if isinstance(self.x, tuple | dict) or self.task != "classify":
             head += f" {self.task} {self.y.shape} {trees.leaf_names(self.x, 'x')} {shapes}"
         digest = hashlib.sha256(head.encode())
-        for values in (*trees.leaves(self.x), self.y, self.client):
+        for values in (*trees.leaves(self.x), self.y, self.client, self.group):
             if values is not None:
                 floats = values.dtype.kind == "f" or _as_floats(values, self.x)
                 digest.update(np.ascontiguousarray(values, "<f4" if floats else "<i8").data)
         return digest.hexdigest()
+
+    def as_they_are(self) -> Dataset:
+        """The data where no other site's are known: numbers as they are, and nothing else.
+
+        Words and gaps are refused: which columns they become depends on what all sites have.
+        """
+        if self.validation is not None:
+            raise InputError(
+                f"{self.name}: a site has no use for validation rows: leave them out, or call them "
+                "train or test"
+            )
+        how = self.preparation
+        if how is None:
+            return self
+        wordy = next((f.column for f in how.features if f.word is not None), None)
+        if wordy is not None:
+            raise InputError(
+                f"{self.name}: column {wordy} has words: each site would number its own: give "
+                "numbers, one column for each word, the same at all sites"
+            )
+        if how.flags:
+            raise InputError(
+                f"{self.name}: column {how.flags[0]} has gaps: fill them in the file, in the same "
+                "way at all sites"
+            )
+        return replace(self, x=np.asarray(self.x, np.float32), preparation=None)
 
 
 def _as_floats(values: NDArray[Any], x: Inputs) -> bool:
@@ -80,6 +110,10 @@ def _as_floats(values: NDArray[Any], x: Inputs) -> bool:
     return values is x and int(np.abs(values).max(initial=0)) < 2**24
 
 
+OWN_FILES = (".npz", ".csv", ".parquet")
+TABLES = (".csv", ".parquet")
+
+
 def load(
     name: str,
     data_dir: Path | None = None,
@@ -88,23 +122,31 @@ def load(
     download: bool = True,
     progress: Progress | None = None,
     task: str | None = None,
+    reading: Reading | None = None,
 ) -> Dataset:
     """The data set of this name, file or specification; `describe_datasets` lists what there is.
 
     `normalise` says how the pixels of a published set become inputs; None: as is usual for it.
-    `task` is what a model is to predict; None: as the targets of a file say.
+    `task` is what a model is to predict; None: as the targets of a file say. `reading` says what
+    the columns of a table are for.
     """
     check_normalise(name, normalise)
+    reading = reading or Reading()
+    check_reading(name, reading)
     asked = targets.check_task(task)
-    if asked not in (None, "classify") and not name.endswith((".npz", ".csv")):
-        raise InputError(f"task={asked}, but {name} has class labels: leave it out")
-    if name.endswith((".npz", ".csv")):
+    if name.endswith(OWN_FILES):
         path = next(
             (p for p in (Path(name), Path(data_dir or "", name)) if published.is_file(p)), None
         )
         if path is None:
             raise InputError(f"{name}: no such file: correct the path or --data-dir")
-        return _npz(path, asked) if name.endswith(".npz") else _csv(path, asked)
+        return _npz(path, asked) if name.endswith(".npz") else _table_file(path, asked, reading)
+    kind = "sequence" if _is_text(name) else "classify"
+    if asked not in (None, kind):
+        what = "text" if kind == "sequence" else "class labels"
+        raise InputError(f"task={asked}, but {name} has {what}: leave it out")
+    if natural.is_natural(name):
+        return _natural(name, reading)
     if name.partition(":")[0] == "synthetic":
         return _synthetic(name)
     spec, why = published.spec_of(name), ""
@@ -125,33 +167,86 @@ def check_normalise(name: str, how: str | None) -> None:
     """Refuse a way of normalising that a data set cannot have."""
     if how is None:
         return
-    if name.endswith((".npz", ".csv")) or name.partition(":")[0] == "synthetic":
-        raise InputError(
-            f"normalise={how!r}: {name} is used as it is: leave it out, and scale your own data "
-            "yourself"
-        )
+    if name.endswith(OWN_FILES) or _is_made(name):
+        remedy = "leave it out, and scale your own data yourself"
+        if name.endswith(TABLES) or (natural.is_natural(name) and not _is_text(name)):
+            remedy = "leave it out; --standardise is for tables"
+        raise InputError(f"normalise={how!r}: {name} has no pixels of a published set: {remedy}")
     published.normalisation(published.spec_of(name), how)
+
+
+def check_reading(name: str, reading: Reading) -> None:
+    """Refuse what is said about the columns of a table where there is none, or a known one."""
+    said = [key for key, value in reading._asdict().items() if value not in (None, ())]
+    if name.endswith(TABLES) or not said:
+        return
+    if natural.is_natural(name) and not _is_text(name):
+        said = [key for key in said if key not in ("missing", "standardise")]
+        if not said:
+            return
+        what = "its columns have their uses"
+    else:
+        what = "it is no table with columns"
+    more = ", or say --clients for how many" if said[0] == "client" else ""
+    value = getattr(reading, said[0])
+    raise InputError(f"{said[0]}={value!r}, but {name}: {what}: leave it out{more}")
 
 
 def check_name(name: str) -> None:
     """Refuse a name that no data set has, or a wrong specification."""
     if name.partition(":")[0] == "synthetic":
         _options(name)
-    elif name.endswith((".npz", ".csv")):
+    elif natural.is_natural(name):
+        natural.check(name)
+    elif name.endswith(OWN_FILES):
         return
     elif "." in name or "/" in name:
-        raise InputError(f"data {name!r}: your own file must end in .npz or .csv")
+        raise InputError(f"data {name!r}: your own file must end in .npz, .csv or .parquet")
     else:
         published.spec_of(name)
 
 
+def _is_made(name: str) -> bool:
+    """Whether the set is generated or comes with the package as tables and text."""
+    return name.partition(":")[0] == "synthetic" or natural.is_natural(name)
+
+
+def _is_text(name: str) -> bool:
+    return name.partition(":")[0] == "shakespeare"
+
+
 def describe_datasets() -> list[tuple[str, str]]:
     """Name and one-line description of every data set."""
-    return [(spec.name, spec.about) for spec in published.PUBLISHED.values()] + [
+    return [
+        *((spec.name, spec.about) for spec in published.PUBLISHED.values()),
+        *((one.name, f"{one.about} ({one.licence})") for one in natural.NATURAL.values()),
         ("synthetic", f"a softmax model per client, Li et al. 2020; synthetic:{_DEFAULT}"),
         ("FILE.npz", "arrays x (or x.ids, x.mask, ...), y; also client, x_test, y_test ..."),
-        ("FILE.csv", "a header; columns label (or y), optionally client and split; rest numbers"),
+        (
+            "FILE.csv",
+            "a table with a header, numbers and words; --label, --client say what is what",
+        ),
+        ("FILE.parquet", "the same, through pyarrow"),
     ]
+
+
+def _natural(name: str, reading: Reading) -> Dataset:
+    """A federation that comes with the package."""
+    if _is_text(name):
+        told = natural.shakespeare(name)
+        return Dataset(
+            name,
+            told.x,
+            told.y,
+            len(told.y),
+            told.characters,
+            told.client,
+            told.roles,
+            task="sequence",
+        )
+    table = natural.table(name)
+    how = table.reading._replace(missing=reading.missing, standardise=reading.standardise)
+    return from_table(table._replace(reading=how), name, "classify")
 
 
 # --- your own data -----------------------------------------------------------------------------
@@ -208,6 +303,12 @@ def _features(word: str, values: ArrayLike, several: bool = False) -> NDArray[An
             f"{word} has dtype uint8 and values up to {wide.max()}: if these are images, give "
             f"({word} / 255).astype('float32'); to train on the values as they are, "
             f"{word}.astype('float32')"
+        )
+    shape = wide.shape[1:]
+    if not several and len(shape) == 3 and shape[2] in (1, 3, 4) and min(shape[:2]) > 4:
+        raise InputError(
+            f"{word} has examples of shape {shape}, like images with channels last: give "
+            f"np.moveaxis({word}, -1, 1); if they are no images, {word}.reshape(len({word}), -1)"
         )
     if wide.dtype.kind in "bui":
         if wide.dtype == np.uint64 and int(wide.max()) >= 2**63:
@@ -283,54 +384,110 @@ def from_arrays(
     name: str = "arrays",
     classes: Sequence[str] | None = None,
     task: str | None = None,
+    *,
+    x_validation: Any = None,
+    y_validation: ArrayLike | None = None,
+    client_validation: ArrayLike | None = None,
+    group: ArrayLike | None = None,
+    group_validation: ArrayLike | None = None,
+    group_test: ArrayLike | None = None,
 ) -> Dataset:
     """A data set from arrays, checked; values are taken as they are, without scaling.
 
     `x` is one array, or several as a dict or a tuple: the model is called with them as keywords or
     arguments. Labels are whole numbers or words; the classes are the distinct ones in sorted order,
-    of training and test rows together. Where `classes` names them, an integer k is the k-th of it.
-    `task` is what to predict: classify, regress, multilabel or sequence; None: as y says.
+    of all rows together. Where `classes` names them, an integer k is the k-th of it. `task` is what
+    to predict: classify, regress, multilabel or sequence; None: as y says. `client` says who owns
+    an example, `group` which group of people it is of; the validation and test parts have theirs.
     """
-    if (x_test is None) != (y_test is None):
-        raise InputError("x_test and y_test belong together: give both or none")
-    xs = _inputs("x", x, y)
-    n_train, n_test = len(trees.leaves(xs)[0]), 0
-    parts = [("y", _column("y", y, "buifU", _LABELS, None), n_train)]
-    if x_test is not None and y_test is not None:
-        more = _inputs("x_test", x_test, y_test)
-        n_test = len(trees.leaves(more)[0])
-        parts.append(("y_test", _column("y_test", y_test, "buifU", _LABELS, None), n_test))
-        xs = _joined(xs, more)
-    ys, kind, names = _targets(parts, targets.check_task(task), classes, xs)
-    made = partial(Dataset, task=kind, task_given=task is not None)
-    if client is None:
-        if client_test is not None:
-            raise InputError("client_test without client: say who owns the training rows, too")
-        return made(name, xs, ys, n_train, names)
-    ids = _column(
-        "client", client, "iuU", "client ids are integers or strings: use .astype(str)", n_train
+    parts: list[tuple[str, Any, Any, Any, Any]] = [("", x, y, client, group)]
+    for tail, xs, ys, owner, people in (
+        ("_validation", x_validation, y_validation, client_validation, group_validation),
+        ("_test", x_test, y_test, client_test, group_test),
+    ):
+        if (xs is None) != (ys is None):
+            raise InputError(f"x{tail} and y{tail} belong together: give both or none")
+        if xs is None and (owner is not None or people is not None):
+            word = "client" if owner is not None else "group"
+            if client is not None or word == "group":
+                raise InputError(f"{word}{tail} without x{tail}: give the examples, too")
+        if owner is not None and client is None:
+            raise InputError(f"client{tail} without client: say who owns the training rows, too")
+        if xs is not None:
+            parts.append((tail, xs, ys, owner, people))
+    read = [_inputs(f"x{tail}", xs, ys) for tail, xs, ys, _, _ in parts]
+    size = {part[0]: len(trees.leaves(xs)[0]) for part, xs in zip(parts, read, strict=True)}
+    found = [
+        (f"y{tail}", _column(f"y{tail}", ys, "buifU", _LABELS, None), size[tail])
+        for tail, _, ys, _, _ in parts
+    ]
+    both = read[0]
+    for (tail, *_), more in zip(parts[1:], read[1:], strict=True):
+        both = _joined(both, more, tail)
+    ys, kind, names = _targets(found, targets.check_task(task), classes, both)
+    owners = [(tail, size[tail], owner) for tail, _, _, owner, _ in parts]
+    groups = [(tail, size[tail], people) for tail, _, _, _, people in parts]
+    held = size.get("_validation", 0)
+    validation = None
+    if held:
+        validation = np.zeros(len(ys), np.bool_)
+        validation[size[""] : size[""] + held] = True
+    client_number, client_names = _named("client", owners)
+    group_number, group_names = _named("group", groups)
+    return Dataset(
+        name,
+        both,
+        ys,
+        size[""] + held,
+        names,
+        client_number,
+        client_names,
+        group_number,
+        group_names,
+        validation,
+        task=kind,
+        task_given=task is not None,
     )
-    if client_test is not None:
-        rule = "give ids of the same kind as in client"
-        more = _column(
-            "client_test", client_test, "U" if ids.dtype.kind == "U" else "iu", rule, n_test
-        )
-        ids = np.concatenate([ids, more])
-    known, owner = np.unique(ids, return_inverse=True)
-    client = np.full(len(ys), -1, np.int64)
-    client[: len(ids)] = owner
-    return made(name, xs, ys, n_train, names, client, tuple(map(str, known)))
 
 
-def _joined(xs: Inputs, more: Inputs) -> Inputs:
-    """Training inputs, then test inputs."""
+def _named(
+    word: str, parts: Sequence[tuple[str, int, ArrayLike | None]]
+) -> tuple[IntArray | None, tuple[str, ...]]:
+    """The client or group of every example by number, -1 where a part does not say, and names."""
+    if parts[0][2] is None:
+        if more := next((tail for tail, _, ids in parts if ids is not None), None):
+            raise InputError(f"{word}{more} without {word}: say it of the training rows, too")
+        return None, ()
+    rule, kinds = f"{word} ids are integers or strings: use .astype(str)", "iuU"
+    if word == "group":
+        rule, kinds = "groups are integers, truth values or strings: use .astype(str)", "biuU"
+    read: list[NDArray[Any]] = []
+    for tail, many, ids in parts:
+        if ids is not None:
+            read.append(_column(f"{word}{tail}", ids, kinds, rule, many))
+            if (read[-1].dtype.kind == "U") != (read[0].dtype.kind == "U"):
+                raise InputError(
+                    f"{word}{tail} has dtype {read[-1].dtype}: give ids of the same kind as in "
+                    f"{word}"
+                )
+            if read[-1].dtype.kind == "U" and not (full := np.char.strip(read[-1]) != "").all():
+                raise InputError(f"{word}{tail} is empty at row {np.argmin(full)}: name it")
+    known, number = np.unique(np.concatenate(read), return_inverse=True)
+    out = np.full(sum(many for _, many, _ in parts), -1, np.int64)
+    told = np.repeat([ids is not None for _, _, ids in parts], [many for _, many, _ in parts])
+    out[told] = number
+    return out, tuple(map(str, known))
+
+
+def _joined(xs: Inputs, more: Inputs, tail: str) -> Inputs:
+    """Training inputs, then those of the part with this tail of a name."""
     keys, others = trees.leaf_names(xs, "x"), trees.leaf_names(more, "x")
     if keys != others:
-        raise InputError(f"x_test has {', '.join(others)}, x has {', '.join(keys)}: give the same")
+        raise InputError(f"x{tail} has {', '.join(others)}, x has {', '.join(keys)}: give the same")
     both = []
     for key, a, b in zip(keys, trees.leaves(xs), trees.leaves(more), strict=True):
         if a.shape[1:] != b.shape[1:]:
-            word = key.replace("x", "x_test", 1)
+            word = key.replace("x", f"x{tail}", 1)
             shapes = f"{b.shape[1:]}, those of {key} {a.shape[1:]}"
             raise InputError(f"the examples of {word} have shape {shapes}: make them the same")
         if (a.dtype.kind == "f") != (b.dtype.kind == "f"):
@@ -352,15 +509,18 @@ def _targets(
         task = targets.infer(arrays)
     if task in (None, "classify"):
         labels = [_labels(*part) for part in parts]
-        if len({part.dtype.kind == "U" for part in labels}) > 1:
-            first, tested = (part.dtype for part in labels)
-            raise InputError(f"y has dtype {first}, y_test {tested}: give both alike")
+        for (word, *_), part in zip(parts, labels, strict=True):
+            if (part.dtype.kind == "U") != (labels[0].dtype.kind == "U"):
+                raise InputError(
+                    f"y has dtype {labels[0].dtype}, {word} {part.dtype}: give both alike"
+                )
         number, names = _numbered(np.concatenate(labels), classes)
         return number, "classify", names
     found = [targets.read_numbers(*part, task) for part in parts]
-    if len({part.shape[1:] for part in found}) > 1:
-        shapes = "{}, y_test of {}".format(*(part.shape[1:] for part in found))
-        raise InputError(f"y has examples of shape {shapes}: give both alike")
+    for (word, *_), part in zip(parts, found, strict=True):
+        if part.shape[1:] != found[0].shape[1:]:
+            shapes = f"{found[0].shape[1:]}, {word} of {part.shape[1:]}"
+            raise InputError(f"y has examples of shape {shapes}: give both alike")
     ys = np.concatenate(found)
     if task == "regress":
         return ys, task, ()
@@ -393,13 +553,14 @@ def _array(path: Path, data: Any, key: str) -> Any:
         if "Object arrays" not in str(err):
             raise
         rule = "client ids are integers or strings: use .astype(str)"
-        rule = rule if key.startswith("client") else "save numbers"
+        rule = rule if key.startswith(("client", "group")) else "save numbers"
         raise InputError(f"{path}: {key} has dtype object: {rule}") from None
 
 
 def _npz(path: Path, task: Task | None) -> Dataset:
     """An .npz file of arrays; several inputs are x.NAME each, or x.0, x.1 and so on."""
-    allowed = ("x", "y", "client", "x_test", "y_test", "client_test")
+    words = ("x", "y", "client", "group")
+    allowed = [f"{word}{tail}" for tail in ("", "_test", "_validation") for word in words]
     try:
         with _open(path, mode="rb") as handle, np.load(handle, allow_pickle=False) as data:
             found = {key: _array(path, data, key) for key in data.files}
@@ -412,7 +573,7 @@ def _npz(path: Path, task: Task | None) -> Dataset:
         what = f"not an .npz file of plain arrays{told}"
         raise InputError(f"{path}: {what}: save it with np.savez(file, x=x, y=y)") from None
     try:
-        for head in ("x", "x_test"):
+        for head in ("x", "x_test", "x_validation"):
             _gather(found, head)
         for key in found:
             if key not in allowed:
@@ -446,108 +607,144 @@ def _codes(words: list[str]) -> tuple[IntArray, tuple[str, ...]]:
     return np.array([number[word] for word in words], np.int64), tuple(names)
 
 
-def _no_index(path: Path, header: list[str], x: FloatArray) -> None:
-    """Refuse a column that has the name of a saved index and numbers the rows from 0 or 1."""
-    for column, values in zip(header, x.T, strict=True):
-        if len(x) > 1 and re.fullmatch(_INDEX, column, re.IGNORECASE):
-            first = float(values.min())
-            if first in (0.0, 1.0) and np.array_equal(np.sort(values), first + np.arange(len(x))):
-                raise InputError(
-                    f"{path}: column {column!r} only numbers the rows: leave it out (pandas: "
-                    "to_csv(file, index=False)), or give it another name if it is a feature"
-                )
+# --- tables ------------------------------------------------------------------------------------
+
+PARTS = ("train", "validation", "test")
 
 
-_INDEX = r"unnamed(: ?\d+)?|index|level_0|id|row(_?(id|name|names|number))?"
-
-
-def _csv(path: Path, task: Task | None) -> Dataset:
-    """A .csv file with a header: label (or y), optional client and split, the rest are features."""
-    cells, n = array("f"), 0  # features, row after row
+def _table_file(path: Path, task: Task | None, reading: Reading) -> Dataset:
+    """A .csv or .parquet file with named columns."""
     try:
-        with _open(path, newline="", encoding="utf-8-sig") as handle:
-            reader = csv.reader(handle)
-            header = [word.strip() for word in next(reader, [])]
-            if {"label", "y"} <= set(header):
-                raise InputError(f"{path}: columns label and y: keep the one that is the label")
-            if "" in header:
-                raise InputError(
-                    f"{path}: column {header.index('') + 1} has no name, like a saved index: leave "
-                    "it out (pandas: to_csv(file, index=False)), or name it"
-                )
-            label = "label" if "label" in header else "y"
-            words: dict[str, list[str]] = {w: [] for w in (label, "client", "split") if w in header}
-            if label not in words or len(words) == len(header) or len(set(header)) < len(header):
-                rule = "label (or y), at least one feature, and no name twice"
-                raise InputError(f"{path}: header {','.join(header)[:80]!r}: it needs {rule}")
-            for row in reader:
-                at = f"{path}, line {reader.line_num}"
-                if row and len(row) != len(header):
-                    raise InputError(f"{at}: {len(row)} cells, but the header has {len(header)}")
-                for column, cell in zip(header, row, strict=False):
-                    if column in words:
-                        words[column].append(cell.strip())
-                        if column == "split" and cell.strip() not in ("train", "test"):
-                            raise InputError(f"{at}, column split: {cell!r}: write train or test")
-                        if not cell.strip():
-                            raise InputError(f"{at}, column {column}: it is empty: fill it")
-                        continue
-                    try:
-                        value = float(cell)
-                    except ValueError:
-                        value = math.nan
-                    if not abs(value) < 3.4e38:  # the largest float32
-                        what = f"{cell!r} is no finite number: correct or drop the row"
-                        named = "columns that hold words are called label, client or split"
-                        raise InputError(f"{at}, column {column}: {what}; {named}")
-                    cells.append(value)
-                n += bool(row)
+        if path.suffix == ".parquet":
+            table = tables.read_frame(_parquet(path), reading)
+        else:
+            with _open(path, newline="", encoding="utf-8-sig") as handle:
+                table = tables.read_csv(path, handle, reading)
+        return from_table(table, path.name, task)
+    except InputError as err:
+        told = str(err)
+        raise InputError(told if told.startswith(str(path)) else f"{path}: {told}") from None
     except (OSError, UnicodeDecodeError, csv.Error) as err:
         raise InputError(
             f"{path}: no CSV in UTF-8 ({published.error_line(err)}): save it anew"
         ) from None
-    test = np.array([word == "test" for word in words.get("split", ["train"] * n)], np.bool_)
-    if test.all():
-        raise InputError(f"{path}: no training rows among {n}: add rows, or correct column split")
-    order = np.argsort(test, kind="stable")  # training rows first
-    x = np.array(cells, np.float32).reshape(n, -1)
-    _no_index(path, [column for column in header if column not in words], x)
-    x = x[order]
-    numbers = _numbers_of_csv(path, label, words[label], task)
-    y, classes = _codes(words[label]) if numbers is None else (numbers, ())
-    client, names = _codes(words["client"]) if "client" in words else (None, ())
-    client = client[order] if client is not None else None
-    kind: Task = "classify" if numbers is None else "regress"
-    many, said = n - int(test.sum()), task is not None
-    return Dataset(path.name, x, y[order], many, classes, client, names, task=kind, task_given=said)
 
 
-def _numbers_of_csv(
-    path: Path, label: str, words: list[str], task: Task | None
-) -> NDArray[np.float32] | None:
-    """The label column as numbers to predict; None where its cells name classes."""
-    if task in ("multilabel", "sequence"):
-        raise InputError(
-            f"{path}: task {task}, but a .csv file has one label for each row: save an .npz file"
-        )
-    if task == "classify":
-        return None
+def _parquet(path: Path) -> Any:
+    """The table of a Parquet file."""
     try:
-        values = np.array(words, np.float64)
-    except ValueError:
-        if task is None:
-            return None
-        wrong = next(i for i, word in enumerate(words) if not _is_number(word))
+        from pyarrow import ArrowException, parquet
+    except ImportError:
         raise InputError(
-            f"{path}, example {wrong + 1}, column {label}: {words[wrong]!r} is no number, but the "
-            "task is regress: correct or drop the row"
+            "a .parquet file needs pyarrow: pip install pyarrow, or save a .csv file"
         ) from None
-    if task is None and targets.infer([values]) != "regress":
-        return None
+    with _open(path, mode="rb") as handle:
+        try:
+            return parquet.read_table(handle)
+        except (ArrowException, OSError, ValueError) as err:
+            raise InputError(
+                f"no Parquet file ({published.error_line(err)}): save it anew"
+            ) from None
+
+
+def from_table(table: Table, name: str = "table", task: str | None = None) -> Dataset:
+    """A data set from a table: its matrix, and the label, client, group and part of each row."""
+    reading, asked = table.reading, targets.check_task(task)
+    x, how = tables.features(table)
+    assert reading.label is not None  # `tables.assign` found one
+    label = _full(table, reading.label)
+    y, kind, classes = _label_column(table, reading.label, label, asked)
+    client = None if reading.client is None else _full(table, reading.client)
+    group = None if reading.group is None else _full(table, reading.group)
+    part = _part_column(table, len(y))
+    order = np.argsort(part, kind="stable")  # training rows, validation rows, test rows
+    held = part[order] == 1
+    return Dataset(
+        name,
+        x[order],
+        y[order],
+        int((part < 2).sum()),
+        classes,
+        None if client is None else client.code[order],
+        () if client is None else client.words,
+        None if group is None else group.code[order],
+        () if group is None else group.words,
+        held if held.any() else None,
+        how,
+        tables.uses(reading),
+        task=kind,
+        task_given=task is not None,
+    )
+
+
+def _full(table: Table, name: str) -> Words:
+    """A column of words in which no cell may be empty."""
+    column = table.columns[name]
+    assert isinstance(column, Words)
+    gap = column.code < 0
+    if gap.any():
+        row = int(np.argmax(gap))
+        raise InputError(
+            f"{table.at(row)}, column {name}: it is empty, as are {int(gap.sum())} of this column: "
+            "fill it or drop the row; NA, None, ? and the like count as empty"
+        )
+    return column
+
+
+def _part_column(table: Table, rows: int) -> IntArray:
+    """(n,) 0, 1 or 2: the row is for training, validation or testing."""
+    name = table.reading.split
+    if name is None:
+        return np.zeros(rows, np.int64)
+    column = _full(table, name)
+    known = {word: number for number, word in enumerate(PARTS)}
+    number = np.array([known.get(word, -1) for word in column.words], np.int64)
+    part: IntArray = number[column.code]
+    if (part < 0).any():
+        row = int(np.argmax(part < 0))
+        word = column.words[column.code[row]]
+        raise InputError(
+            f"{table.at(row)}, column {name}: {word!r}: write train, validation or test"
+        )
+    if not (part == 0).any():
+        raise InputError(f"no training rows among {len(part)}: add rows, or correct column {name}")
+    return part
+
+
+def _label_column(
+    table: Table, name: str, label: Words, task: Task | None
+) -> tuple[NDArray[Any], Task, tuple[str, ...]]:
+    """The label column as classes, or as numbers to predict."""
+    if task in ("multilabel", "sequence"):
+        raise InputError(f"task {task}, but a table has one label for each row: give arrays")
     try:
-        return targets.read_numbers(f"column {label}", values, len(words), "regress")
-    except InputError as err:
-        raise InputError(f"{path}: {err}") from None
+        values = np.array(label.words, np.float64)
+    except ValueError:
+        values = None
+    if values is None and task == "regress":
+        row = next(i for i, code in enumerate(label.code) if not _is_number(label.words[code]))
+        word = label.words[label.code[row]]
+        raise InputError(
+            f"{table.at(row)}, column {name}: {word!r} is no number, but the task is regress: "
+            "correct or drop the row"
+        )
+    numbers = None if values is None else values[label.code]
+    if numbers is None or (
+        task == "classify" or (task is None and targets.infer([numbers]) != "regress")
+    ):
+        _no_measurement(table, name, label, task)
+        return label.code, "classify", label.words
+    return targets.read_numbers(f"column {name}", numbers, len(numbers), "regress"), "regress", ()
+
+
+def _no_measurement(table: Table, name: str, label: Words, task: Task | None) -> None:
+    """Refuse a label that almost every row has for itself, as a name or a measurement is."""
+    many, n = len(label.words), len(label.code)
+    if task is None and many > max(20, n // 2):
+        raise InputError(
+            f"column {name} has {many} different labels in {n} rows: name the column of classes "
+            "with --label; for numbers to predict say --task regress, or else --task classify"
+        )
 
 
 def _is_number(word: str) -> bool:

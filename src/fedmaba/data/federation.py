@@ -6,18 +6,20 @@ offsets, so that a million clients take three arrays and not three million.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedmaba.data import datasets, partition, trees
+from fedmaba.data import datasets, forms, partition, tables, trees
 from fedmaba.data.attack import Attack, Hostile
 from fedmaba.data.datasets import Dataset
 from fedmaba.data.partition import Split
-from fedmaba.errors import InputError
+from fedmaba.errors import InputError, unknown
 
 IntArray = NDArray[np.int64]
 
@@ -57,6 +59,23 @@ def _part(lists: tuple[IntArray, ...]) -> ClientRows:
     return ClientRows(index.astype(np.int64), start)
 
 
+class How(NamedTuple):
+    """How examples are divided over clients."""
+
+    spec: str = "given"
+    clients: int | None = None
+    test: str | None = None  # official or local; None: official where there is such a part
+    validation: float = 0.0
+    min_examples: int = 0
+
+
+class Origin(NamedTuple):
+    """What a federation was made of, so that another seed can divide it anew."""
+
+    data: Dataset
+    how: How
+
+
 @dataclass(frozen=True)
 class Federation:
     """Clients over a pooled data set."""
@@ -64,6 +83,7 @@ class Federation:
     data: Dataset
     split: Split
     hostile: Hostile | None = None  # clients that lie or do harm
+    origin: Origin | None = None  # None: it was split by hand
 
     @cached_property
     def train(self) -> ClientRows:
@@ -144,24 +164,15 @@ class Federation:
         seed: int = 0,
         test: str = "official",
         validation: float = 0.0,
+        min_examples: int = 0,
     ) -> Federation:
-        """Split a data set over clients; `spec` as in `fedmaba list partitions`."""
+        """Split a data set over clients; `spec` as in `fedmaba list partitions`.
+
+        `min_examples` leaves out the data's own clients that have fewer.
+        """
         if isinstance(data, str):
             data = datasets.load(data)
-        if data.task != "classify":
-            partition.refuse_by_label(spec, data.target.in_words())
-        split = partition.split(
-            data.y,
-            data.n_train,
-            data.client,
-            spec,
-            clients,
-            seed,
-            test=test,
-            validation=validation,
-            names=data.client_names,
-        )
-        return cls(data, split)
+        return by_seed(data, [seed], How(spec, clients, test, validation, min_examples))[seed]
 
     @classmethod
     def from_arrays(
@@ -172,10 +183,206 @@ class Federation:
         seed: int = 0,
         validation: float = 0.0,
         task: str | None = None,
+        *,
+        min_examples: int = 0,
+        **parts: Any,
     ) -> Federation:
-        """Your own examples with their owners; a fifth of each client's are its test examples."""
-        data = datasets.from_arrays(x, y, client, task=task)
-        return cls.make(data, "given", seed=seed, test="local", validation=validation)
+        """Your own examples with their owners.
+
+        Without x_test, y_test and client_test a fifth of each client's examples, drawn by the seed,
+        are its test examples. Also x_validation, y_validation and client_validation; group,
+        group_validation and group_test; classes and name: see `datasets.from_arrays`.
+        """
+        known = inspect.signature(datasets.from_arrays).parameters
+        for word in parts:
+            if word not in known:
+                raise unknown("argument of from_arrays", word, known)
+        data = datasets.from_arrays(x, y, client, task=task, **parts)
+        return by_seed(data, [seed], How(validation=validation, min_examples=min_examples))[seed]
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        label: str | None = None,
+        client: str | None = None,
+        group: str | None = None,
+        split: str | None = None,
+        *,
+        min_examples: int = 0,
+        missing: str | None = None,
+        standardise: bool | str | None = None,
+        categorical: Sequence[str] = (),
+        drop: Sequence[str] = (),
+        seed: int = 0,
+        validation: float = 0.0,
+        task: str | None = None,
+    ) -> Federation:
+        """A data frame of pandas or polars, a table of pyarrow or Hugging Face, or columns by name.
+
+        `label`, `client`, `group` and `split` name columns, each looked for under that name
+        otherwise; `split` says train, validation or test. All other columns are features, but those
+        of `drop`. Words become a column of 0 and 1 each, also in the columns of `categorical`; gaps
+        are filled (`missing`: median, client-median or refuse) and numbers are standardised, both
+        by the training examples alone.
+        """
+        reading = tables.reading(
+            label, client, group, split, drop, categorical, missing, standardise
+        )
+        table = tables.read_frame(frame, reading)
+        if table.reading.client is None:
+            raise InputError("no column is called client: say which one names the owner: client=")
+        data = datasets.from_table(table, "frame", task)
+        return by_seed(data, [seed], How(validation=validation, min_examples=min_examples))[seed]
+
+    @classmethod
+    def from_clients(
+        cls,
+        clients: Any,
+        label: str | None = None,
+        *,
+        min_examples: int = 0,
+        seed: int = 0,
+        validation: float = 0.0,
+        task: str | None = None,
+        **columns: Any,
+    ) -> Federation:
+        """Examples that come client by client: a dict by name, a list, or a FederatedDataset.
+
+        A client is a pair (x, y), a dict with x, y and perhaps x_test, y_test, x_validation and
+        y_validation, a torch Dataset of pairs, or a table as `from_frame` takes it, with its
+        options. A table may also have one column of images and one of labels.
+        """
+        found = forms.pooled(clients, label)
+        if found.columns:
+            more: dict[str, Any] = {
+                "min_examples": min_examples,
+                "seed": seed,
+                "validation": validation,
+            }
+            return cls.from_frame(found.columns, label, "client", task=task, **more, **columns)
+        if columns:
+            raise InputError(f"{next(iter(columns))} is for tables, but clients have arrays")
+        data = replace(datasets.from_arrays(**found.arrays, task=task), steps=found.steps)
+        return by_seed(data, [seed], How(validation=validation, min_examples=min_examples))[seed]
+
+
+def by_seed(data: Dataset, seeds: Sequence[int], how: How) -> dict[int, Federation]:
+    """A federation for each seed, all of one pooled data set."""
+    test = how.test or ("official" if data.n_train < len(data.y) else "local")
+    if data.task != "classify":
+        partition.refuse_by_label(how.spec, data.target.in_words())
+    if how.spec == "given":
+        used = _without_small_clients(data, how.min_examples, official=test == "official")
+    elif how.min_examples:
+        raise InputError(
+            f"min_examples={how.min_examples}, but the partition is {how.spec}: it is for the "
+            "data's own clients, partition given"
+        )
+    else:
+        used = data
+    out = {}
+    for seed in seeds:
+        split = partition.split(
+            used.y,
+            used.n_train,
+            used.client,
+            how.spec,
+            how.clients,
+            seed,
+            test=test,
+            validation=how.validation,
+            names=used.client_names,
+            kept=used.validation,
+        )
+        out[seed] = Federation(used, split, origin=Origin(data, how))
+    return prepared(out)
+
+
+def _without_small_clients(data: Dataset, least: int, *, official: bool) -> Dataset:
+    """Leave out clients with too few examples, and those without any to train on."""
+    if data.client is None:
+        if least:
+            raise InputError(f"min_examples={least}, but the data have no client column: add one")
+        return data
+    n, many = len(data.client_names), len(data.y) if official else data.n_train
+    owner, trains = data.client, np.arange(len(data.y)) < data.n_train
+    if data.validation is not None:
+        trains = trains & ~data.validation
+    if (owner[: data.n_train] < 0).any():
+        return data  # refused by `partition`
+    seen = np.bincount(owner[:many][owner[:many] >= 0], minlength=n)
+    small = seen < least
+    idle = ~small & (np.bincount(owner[trains], minlength=n) == 0)
+    gone = small | idle
+    if not gone.any():
+        return data
+    if gone.all():
+        raise InputError(
+            f"min_examples={least}, but no client of {n} has as many and one to train on; the "
+            f"largest has {int(seen.max())}: lower it"
+        )
+    steps = [
+        f"clients: {int(left.sum())} of {n} left out, {why}: {int(seen[left].sum())} examples"
+        for left, why in (
+            (small, f"with fewer than {least} examples"),
+            (idle, "without training examples"),
+        )
+        if left.any()
+    ]
+    keep = (owner < 0) | ~gone[owner]
+    number = np.append(np.cumsum(~gone) - 1, -1)
+    part = [None if v is None else v[keep] for v in (data.group, data.validation)]
+    return replace(
+        data,
+        x=trees.mapped(lambda v: v[keep], data.x),
+        y=data.y[keep],
+        n_train=int(keep[: data.n_train].sum()),
+        client=number[owner[keep]],
+        client_names=tuple(np.array(data.client_names, object)[~gone]),
+        group=part[0],
+        validation=part[1],
+        steps=(*data.steps, *steps),
+    )
+
+
+def prepared(federations: dict[int, Federation]) -> dict[int, Federation]:
+    """Finish inputs that wait for a split: each split gets its own copy, in one pooled data set.
+
+    What fills gaps and standardises is learnt from the training examples of that split alone.
+    """
+    data = next(iter(federations.values())).data
+    how, n = data.preparation, len(data.y)
+    if how is None:
+        return federations
+    place: dict[str, int] = {}  # of the copy of each split
+    copies: list[NDArray[np.float32]] = []
+    first: dict[int, int] = {}  # example of each seed's copy
+    for seed, fed in federations.items():
+        digest = fed.split.sha256() if how.learns else ""
+        if digest not in place:
+            place[digest] = len(copies)
+            owner = np.full(n, -1, np.int64)
+            for rows in (fed.train, fed.validation, fed.test):
+                owner[rows.index] = np.repeat(np.arange(fed.n_clients), rows.size)
+            copies.append(how.apply(np.asarray(data.x), np.sort(fed.train.index), owner))
+        first[seed] = place[digest] * n
+    times = len(copies)
+    part = [None if v is None else np.tile(v, times) for v in (data.client, data.group)]
+    whole = replace(
+        data,
+        x=np.concatenate(copies),
+        y=np.concatenate([data.y] * times),
+        client=part[0],
+        group=part[1],
+        validation=None,
+        preparation=None,
+        steps=(*data.steps, *how.in_words()),
+    )
+    return {
+        seed: replace(fed, data=whole, split=fed.split.shifted(first[seed]))
+        for seed, fed in federations.items()
+    }
 
 
 def attacked(
@@ -220,6 +427,7 @@ def _flipped(federations: dict[int, Federation]) -> dict[int, Federation]:
         x=trees.mapped(lambda v: np.concatenate([v, v[copied]]), data.x),
         y=np.concatenate([data.y, len(data.classes) - 1 - data.y[copied]]),
         client=None if data.client is None else np.append(data.client, data.client[copied]),
+        group=None if data.group is None else np.append(data.group, data.group[copied]),
     )
     out = {}
     for seed, fed in federations.items():

@@ -70,6 +70,12 @@ class Split:
             raise InputError("split: the parts have different numbers of clients: it is damaged")
         return cls(**parts)
 
+    def shifted(self, by: int) -> Split:
+        """The same split of a copy of the data that begins `by` examples later."""
+        if not by:
+            return self
+        return Split(*(tuple(rows + by for rows in getattr(self, part)) for part in PARTS))
+
     def sha256(self) -> str:
         """The digest of all index lists."""
         digest = hashlib.sha256()
@@ -279,14 +285,20 @@ def _follow(y: IntArray, owner: IntArray, block: IntArray, y_test: IntArray, n: 
 
 
 def _random_share(
-    owner: IntArray, n: int, share: float, rng: np.random.Generator
+    owner: IntArray, n: int, share: float, rng: np.random.Generator, spare: bool
 ) -> NDArray[np.bool_]:
-    """A random share of each client's examples, rounded, at least one of them."""
+    """A random share of each client's examples, rounded, at least one of them.
+
+    `spare` leaves each client at least one, so one that has a single example keeps it.
+    """
     size = np.bincount(owner, minlength=n)
     order = np.lexsort((rng.random(len(owner)), owner))  # by client, at random within
     rank = np.empty(len(owner), np.int64)
     rank[order] = np.arange(len(owner)) - np.repeat(np.cumsum(size) - size, size)
-    chosen: NDArray[np.bool_] = rank < np.maximum(1, np.floor(share * size + 0.5))[owner]
+    many = np.maximum(1, np.floor(share * size + 0.5))
+    if spare:
+        many = np.minimum(many, size - 1)
+    chosen: NDArray[np.bool_] = rank < many[owner]
     return chosen
 
 
@@ -300,6 +312,7 @@ def split(
     test: str = "official",
     validation: float = 0.0,
     names: Sequence[str] = (),  # of the data's own clients
+    kept: NDArray[np.bool_] | None = None,  # training rows that the data keep for validation
 ) -> Split:
     """Divide a data set (its y, n_train and client) over clients by a specification."""
     name, value = parse_partition(spec)
@@ -307,6 +320,10 @@ def split(
         raise unknown("test part", test, ("official", "local"))
     if not 0 <= validation < 1:
         raise InputError(f"validation={validation}: give a share from 0 to below 1")
+    if kept is not None and (validation or name != "given"):
+        word = f"validation={validation:g}" if validation else f"partition {spec}"
+        remedy = "leave it out" if validation else "use given, or leave that part out"
+        raise InputError(f"{word}, but the data have a validation part of their own: {remedy}")
     official = test == "official"
     if official and n_train >= len(y):
         raise InputError("the data have no official test part: say --test local")
@@ -342,15 +359,21 @@ def split(
                 owner = block = _dirichlet(y_train, n, value, rng)
             if official:
                 owner_test = _follow(y_train, owner, block, y_test, n)
-    rows, rows_test = np.arange(n_train), np.arange(n_train, len(y))
+    rows, rows_test, spare = np.arange(n_train), np.arange(n_train, len(y)), name == "given"
+    own = np.zeros(n_train, np.bool_) if kept is None else kept[:n_train]
+    rows_kept, owner_kept = rows[own], owner[own]
+    rows, owner = rows[~own], owner[~own]
     if not official:
-        local = _random_share(owner, n, 0.2, rng)
+        local = _random_share(owner, n, 0.2, rng, spare)
         rows_test, owner_test = rows[local], owner[local]
         rows, owner = rows[~local], owner[~local]
-    held = _random_share(owner, n, validation, rng) if validation else np.zeros(len(rows), np.bool_)
+    if validation:
+        held = _random_share(owner, n, validation, rng, spare)
+        rows_kept, owner_kept = rows[held], owner[held]
+        rows, owner = rows[~held], owner[~held]
     result = Split(
-        _group(owner[~held], rows[~held], n),
-        _group(owner[held], rows[held], n),
+        _group(owner, rows, n),
+        _group(owner_kept, rows_kept, n),
         _group(owner_test, rows_test, n),
     )
     _complete(result, spec, test, validation, names if name == "given" else ())
@@ -358,10 +381,14 @@ def split(
 
 
 def _complete(found: Split, spec: str, test: str, validation: float, names: Sequence[str]) -> None:
-    """Refuse a split that leaves a client nothing to train or to test on."""
+    """Refuse a split that leaves a client nothing to train or to test on.
+
+    The data's own clients may be without test examples, if only some have any.
+    """
     for part in ("train", "test"):
         empty = [k for k, mine in enumerate(getattr(found, part)) if not len(mine)]
-        if not empty:
+        some = spec == "given" and part == "test" and len(empty) < len(found.test)
+        if not empty or some:
             continue
         k = empty[0]
         held = len(found.validation[k])

@@ -32,6 +32,7 @@ from typing import IO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmaba.data import natural
 from fedmaba.errors import InputError, unknown
 
 FloatArray = NDArray[np.float32]
@@ -447,9 +448,9 @@ def spec_of(name: str) -> Published:
     """The published set of this name."""
     if name in PUBLISHED:
         return PUBLISHED[name]
-    if name.partition(":")[0] == "synthetic" or name.endswith((".npz", ".csv")):
+    if name.partition(":")[0] == "synthetic" or name.endswith((".npz", ".csv", ".parquet")):
         raise InputError(f"{name} has no published files: choose one of {', '.join(PUBLISHED)}")
-    raise unknown("data set", name, [*PUBLISHED, "synthetic"])
+    raise unknown("data set", name, [*PUBLISHED, *natural.NATURAL, "synthetic"])
 
 
 def _cache() -> Path:
@@ -528,12 +529,17 @@ def _write(spec: Published, found: Found, folder: Path, *, spare: bool = False) 
     with _scratch(folder) as part:
         for file, raw in _read(spec, found):
             (part / file.name).write_bytes(raw)
-        new = sorted(part.iterdir())
-        for path in new if spare else ():
-            old = folder / path.name
-            if old.exists() and not filecmp.cmp(path, old, shallow=False):
-                raise InputError(f"{old} holds something else: choose another folder")
-        return [path.replace(folder / path.name) for path in new]
+        return _move(part, folder, spare=spare)
+
+
+def _move(part: Path, folder: Path, *, spare: bool) -> list[Path]:
+    """Move all files of a temporary folder into place; `spare` what is there and differs."""
+    new = sorted(part.iterdir())
+    for path in new if spare else ():
+        old = folder / path.name
+        if old.exists() and not filecmp.cmp(path, old, shallow=False):
+            raise InputError(f"{old} holds something else: choose another folder")
+    return [path.replace(folder / path.name) for path in new]
 
 
 def _damage(spec: Published, found: Found) -> str:
@@ -548,6 +554,8 @@ def _damage(spec: Published, found: Found) -> str:
 
 def fetch(name: str, data_dir: Path | None = None, progress: Progress | None = None) -> Path:
     """Put the publisher's plain files into a folder in `data_dir` or the cache; returns it."""
+    if natural.is_natural(name):
+        raise InputError(f"{name} comes with the package: there is nothing to fetch")
     spec = spec_of(name)
     if not spec.urls:
         raise InputError(f"{name} comes with the package: there is nothing to fetch")
@@ -573,6 +581,9 @@ def fetch(name: str, data_dir: Path | None = None, progress: Progress | None = N
 
 def check(name: str, data_dir: Path | None = None) -> list[tuple[str, str]]:
     """Each file of a set with "ok" or what is wrong with it; else each place with "absent"."""
+    if natural.is_natural(name):
+        natural.check(name)
+        return natural.check_files(name.partition(":")[0])
     spec = spec_of(name)
     rows = []
     for path, files in locate_files(spec, data_dir, None).items():
@@ -582,6 +593,17 @@ def check(name: str, data_dir: Path | None = None) -> list[tuple[str, str]]:
 
 
 def export(name: str, directory: Path, data_dir: Path | None = None) -> list[Path]:
-    """Write the publisher's plain files (idx or *.bin) of a set into a folder."""
+    """Write the publisher's plain files (idx or *.bin) of a set, or its table, into a folder."""
+    if natural.is_natural(name):
+        natural.check(name)
+        return _put({file: text.encode() for file, text in natural.as_csv(name).items()}, directory)
     spec = spec_of(name)
     return _write(spec, locate_files(spec, data_dir), directory, spare=True)
+
+
+def _put(texts: dict[str, bytes], folder: Path) -> list[Path]:
+    """Write files into a folder, all or none; what is there and differs is spared."""
+    with _scratch(folder) as part:
+        for file, text in texts.items():
+            (part / file).write_bytes(text)
+        return _move(part, folder, spare=True)

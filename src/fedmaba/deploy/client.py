@@ -60,6 +60,9 @@ class LocalClient:
     kept: KeptVectors = KeptVectors(None, "site")
     batchnorm: Choice = "refuse"
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "data", self.data.as_they_are())
+
     @cached_property
     def agreed(self) -> tuple[str, ...]:
         """The names of all classes of the federation, in one order for all sites."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedmaba import strategies
 from fedmaba.data import attack, datasets, partition, published
+from fedmaba.data.tables import Reading
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
 from fedmaba.simulation.augmentation import parse_augment
@@ -105,6 +106,11 @@ def _unfit_for_data(tree: Mapping[str, Any]) -> Iterator[str]:
                 datasets.check_normalise(str(name or "sample"), how)
             except InputError as error:
                 yield str(error)
+        said: dict[str, Any] = {key: _at(tree, f"data.{key}") or None for key in Reading._fields}
+        try:
+            datasets.check_reading(str(name or "sample"), Reading(**said))
+        except InputError as error:
+            yield str(error)
     with suppress(InputError):
         held = partition.parse_share(str(share or "0%")) > 0
         if not held and isinstance(rule, str) and deployed.needs_validation(rule):

@@ -82,6 +82,11 @@ def text(value: object) -> object:
     return str(value) if isinstance(value, int | float) else value
 
 
+def listed(value: object) -> object:
+    """Read `a,b` as a list of names."""
+    return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+
+
 def fraction(value: object) -> object:
     """Read `5%` as 0.05 and leave anything else as it is."""
     if isinstance(value, str) and value.endswith("%"):
@@ -91,7 +96,7 @@ def fraction(value: object) -> object:
 
 
 class Data(Section):
-    name: str = option("sample", "--data", "data set, or your own .npz or .csv file")
+    name: str = option("sample", "--data", "data set, or your own .npz, .csv or .parquet file")
     dir: str | None = option(None, "--data-dir", "folder where the data set's files lie")
     partition: str | None = option(
         None, "--partition", "how it is split over clients [shards:2, or the file's own]"
@@ -116,9 +121,48 @@ class Data(Section):
         "how pixels become inputs: scale (/ 255), standard (the set's own mean and deviation), "
         "cifar10 (CIFAR-10's) [Fashion-MNIST scale; CIFAR cifar10]",
     )
+    label: str | None = newer_option(
+        None, "--label", "of your own table: the column to predict [label or y]"
+    )
+    client: str | None = newer_option(
+        None, "--client", "of your own table: the column that names who owns a row [client]"
+    )
+    group: str | None = newer_option(
+        None, "--group", "of your own table: the column with groups of people [group]"
+    )
+    split: str | None = newer_option(
+        None, "--split", "of your own table: the column with train, validation or test [split]"
+    )
+    drop: list[str] | None = newer_option(
+        None, "--drop", "of your own table: columns to leave out, as a,b"
+    )
+    categorical: list[str] | None = newer_option(
+        None, "--categorical", "of your own table: columns of numbers that stand for words, as a,b"
+    )
+    missing: Literal["median", "client-median", "refuse"] | None = newer_option(
+        None,
+        "--missing",
+        "gaps in a table: median, client-median (of its training examples) or refuse [median]",
+    )
+    standardise: Literal["yes", "no"] | None = newer_option(
+        None, "--standardise", "numbers of a table to mean 0, deviation 1: yes or no [yes]"
+    )
+    min_examples: Count = newer_option(
+        None,
+        "--min-examples",
+        "leave out the data's own clients with fewer examples [none]",
+        ge=1,
+        le=MAX_COUNT,
+    )
+    resplit: Literal["yes", "no"] | None = newer_option(
+        None,
+        "--resplit",
+        "whether each seed divides the data anew [yes; a Federation of Python: no]",
+    )
 
     _named = field_validator("dir")(named)
     _text = field_validator("validation", mode="before")(text)
+    _listed = field_validator("drop", "categorical", mode="before")(listed)
 
 
 class Train(Section):

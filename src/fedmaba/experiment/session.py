@@ -21,8 +21,9 @@ from torch import nn
 
 import fedmaba
 from fedmaba import strategies
-from fedmaba.data import attack, datasets, partition
-from fedmaba.data.federation import Federation, attacked
+from fedmaba.data import attack, datasets, partition, tables
+from fedmaba.data.federation import Federation, How, attacked, by_seed, prepared
+from fedmaba.data.tables import Reading
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
 from fedmaba.experiment.config import Experiment
@@ -239,8 +240,7 @@ def prepare(
     make = own.model or models.find_factory(experiment.model)
     named = own.init if own.init is not None else experiment.init
     init = None if named is None else given_weights(named)
-    federations = _federations(experiment, own)
-    data = next(iter(federations.values())).data
+    data, federations = _federations(experiment, own)
     if does is not None:
         federations = attacked(federations, does, share)
     if chosen is None:
@@ -258,7 +258,7 @@ def prepare(
     if together.count > 1:
         together.alike(_identity_for_ranks(experiment, federations))
     batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric, together, init)
-    tables = [
+    histories = [
         RunHistory(
             run.strategy.label(),
             run.seed,
@@ -268,8 +268,9 @@ def prepare(
         )
         for run, rule in batch.handed_out
     ]
-    history = History(tables, experiment.eval.share)
-    notes = [f"model: {batch.rows.path}", _task_note(data, tables[0].metric, own.metric)]
+    history = History(histories, experiment.eval.share)
+    notes = [f"model: {batch.rows.path}", _task_note(data, histories[0].metric, own.metric)]
+    notes += data_notes(runs[0].federation, own.data is not None)
     if together.count > 1:
         notes.append(f"ranks: {together.count}")
     if (lies := runs[0].federation.hostile) is not None:
@@ -286,7 +287,7 @@ def prepare(
         notes.append(f"frozen: {frozen:,} weights, held once for all clients")
     also = [digest for digest in (started, constants if frozen else "") if digest]
     common = _shared_settings(experiment, own, data) + also
-    for table, (run, _) in zip(tables, batch.handed_out, strict=True):
+    for table, (run, _) in zip(histories, batch.handed_out, strict=True):
         parts = [common, code, custom.get(f"strategy {run.strategy.name}")]
         table.of = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
     # A strategy class that a caller passed has only a short name, which no command could find.
@@ -325,37 +326,91 @@ def _task_note(data: datasets.Dataset, metric: Metric, own: MetricFn | None) -> 
     return f"task: {data.task}{said}: {data.target.in_words()}{judged}"
 
 
+def data_notes(fed: Federation, own: bool) -> list[str]:
+    """What was done to the data, how labels are numbered, and who is not judged."""
+    data = fed.data
+    notes = [f"data: {step}" for step in data.steps]
+    named = own or data.name.endswith(datasets.OWN_FILES) or bool(data.steps)
+    if (
+        named
+        and data.task == "classify"
+        and data.classes != tuple(map(str, range(data.target.outputs)))
+    ):
+        shown = ", ".join(f"{i} = {name}" for i, name in enumerate(data.classes[:12]))
+        more = f", ... ({len(data.classes)} in all)" if len(data.classes) > 12 else ""
+        notes.append(f"labels: {shown}{more}")
+    without = int((fed.test.size == 0).sum())
+    if without and fed.hostile is None:
+        notes.append(
+            f"clients: {without} of {fed.n_clients} have no test example: they train, and figures "
+            "are of the others"
+        )
+    return notes
+
+
 def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:
     """What hostile clients do, and which share of the clients they are."""
     does = None if asked.does is None else attack.parse_attack(asked.does)
     return does, partition.parse_share(asked.share)
 
 
-def _federations(experiment: Experiment, own: UserObjects) -> dict[int, Federation]:
-    """The clients of each seed."""
+def _federations(
+    experiment: Experiment, own: UserObjects
+) -> tuple[datasets.Dataset, dict[int, Federation]]:
+    """The data as read, and the clients of each seed."""
     seeds, asked = experiment.seed_list(), experiment.data
     if isinstance(own.data, Federation):
         _same_task(asked.task, own.data.data)
-        for key in ("partition", "clients", "test", "validation", "normalise", "dir"):
-            if (value := getattr(asked, key)) != config.Data.model_fields[key].default:
-                raise InputError(
-                    f"{key}={value!r}: a Federation is split already: leave it out, or give arrays"
-                )
-        return dict.fromkeys(seeds, own.data)
+        _refuse_keys(
+            asked,
+            [*SPLITTING, *TABLE, "min_examples", "normalise", "dir"],
+            "a Federation is split already: leave it out, or give arrays",
+        )
+        return own.data.data, _of_federation(own.data, seeds, asked.resplit == "yes")
+    if own.data is not None:
+        _refuse_keys(asked, TABLE, "a Dataset is read already: leave it out, or name the file")
     folder = None if asked.dir is None else Path(asked.dir)
-    data = own.data or datasets.load(asked.name, folder, normalise=asked.normalise, task=asked.task)
+    data = own.data or datasets.load(
+        asked.name, folder, normalise=asked.normalise, task=asked.task, reading=reading_of(asked)
+    )
     _same_task(asked.task, data)
     given = data.client is not None
     spec = asked.partition or ("given" if given else "shards:2")
     clients = asked.clients
     if clients is None and spec != "given":
         clients = 20 if data.name == "sample" else 100
-    test = asked.test or ("official" if data.n_train < len(data.y) else "local")
     share = partition.parse_share(asked.validation)
-    return {
-        seed: Federation.make(data, spec, clients, seed, test=test, validation=share)
-        for seed in seeds
-    }
+    how = How(spec, clients, asked.test, share, asked.min_examples or 0)
+    if asked.resplit == "no":
+        return data, dict.fromkeys(seeds, by_seed(data, [0], how)[0])
+    return data, by_seed(data, seeds, how)
+
+
+SPLITTING = ("partition", "clients", "test", "validation")
+TABLE = Reading._fields
+
+
+def reading_of(asked: config.Data) -> Reading:
+    """What an experiment says about the columns of a table."""
+    return tables.reading(**{key: getattr(asked, key) for key in TABLE if getattr(asked, key)})
+
+
+def _refuse_keys(asked: config.Data, keys: Sequence[str], why: str) -> None:
+    for key in keys:
+        if (value := getattr(asked, key)) != config.Data.model_fields[key].default:
+            raise InputError(f"{key}={value!r}: {why}")
+
+
+def _of_federation(given: Federation, seeds: Sequence[int], anew: bool) -> dict[int, Federation]:
+    """The clients of each seed: those of a federation, or its data divided anew for each seed."""
+    if not anew:
+        return prepared(dict.fromkeys(seeds, given))
+    if given.origin is None:
+        raise InputError(
+            "resplit='yes', but this Federation was split by hand: leave it out, or use "
+            "Federation.from_arrays or from_frame"
+        )
+    return by_seed(given.origin.data, seeds, given.origin.how)
 
 
 def _same_task(asked: str | None, data: datasets.Dataset) -> None:
@@ -417,7 +472,7 @@ def _shared_settings(
     del tree["strategies"], tree["seeds"], tree["eval"]["share"]
     tree["machine"] = tree["machine"]["dtype"]
     # The name of a data set says which data it holds; the name of a file does not.
-    fixed = own.data is None and not data.name.endswith((".npz", ".csv"))
+    fixed = own.data is None and not data.name.endswith(datasets.OWN_FILES)
     split = own.data.split.sha256() if isinstance(own.data, Federation) else ""
     return [tree, "" if fixed else data.sha256(), split]
 

@@ -234,6 +234,8 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
             "inputs": data.inputs,
             "classes": list(data.classes),
             "clients": list(batch.runs[0].federation.client_names()),
+            "groups": list(data.group_names),
+            "steps": list(data.steps),
             "task": data.task,
             "target": data.target.in_words(),
         },
@@ -314,6 +316,11 @@ def _check_same_experiment(
             "restore them, or choose another --out"
         )
     if made["data"] != mine["data"]:
+        if _data_steps(session) and "steps" not in about.get("data", {}):
+            raise InputError(
+                f"{out} was begun by a version that used the numbers of a table as they are: "
+                "finish it with that version, or begin anew (--standardise no)"
+            )
         raise InputError(f"the data differ from those {out} was begun with: restore them")
     if made["partition"] != mine["partition"]:
         raise InputError(
@@ -324,6 +331,11 @@ def _check_same_experiment(
         raise InputError(
             f"{out / 'about.json'} is not that of this run: restore it, or choose another --out"
         )
+
+
+def _data_steps(session: Session) -> tuple[str, ...]:
+    """What was done to the data of a session before its first round."""
+    return session.batch.runs[0].federation.data.steps
 
 
 def _check_same_code(session: Session, about: Mapping[str, Any], out: Path) -> None:
