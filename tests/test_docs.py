@@ -170,6 +170,9 @@ def test_commands_of_the_docs_are_understood(tmp_path, monkeypatch, capsys):
         ["fedavg", "fedmaba"], data=mine, model="softmax", rounds=4, eval_every=2, seeds=2,
         out="runs/first",
     )  # fmt: skip
+    (tmp_path / "results").mkdir()  # of reproduced targets, as in a clone
+    for path in (ROOT / "results").glob("figure2-alpha.*.npz"):
+        (tmp_path / "results" / path.name).write_bytes(path.read_bytes())
     monkeypatch.setattr(watch.Server, "serve_forever", lambda server: None)
     # the server of a federation: its files, and a door that is well
     (tmp_path / "keys").mkdir()

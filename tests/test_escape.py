@@ -208,7 +208,7 @@ def number(cell: str) -> bool:
 # --- LaTeX ----------------------------------------------------------------------------------------
 
 OURS = {"textbackslash", "textasciitilde", "textasciicircum", "textless", "textgreater", "textbar"}
-OURS |= {"pm", "cdot", "times", "textbf", "textcolor", "rho", *escape.GREEK.values()}
+OURS |= {"pm", "cdot", "times", "textbf", "underline", "rho", *escape.GREEK.values()}
 
 
 def unescaped(text: str) -> list[str]:

@@ -11,6 +11,7 @@ from fedmaba.errors import InputError
 from fedmaba.report import (
     data,
     figures,
+    looks,
     plot_data,
 )
 from fedmaba.results.history import History, RunHistory
@@ -78,9 +79,9 @@ def test_an_algorithm_has_the_same_colour_in_every_figure():
     style = (Path(data.__file__).parent / "page" / "style.css").read_text()
     for hue, color in enumerate(plot_data.COLORS):  # and in the page
         assert f"--s{hue}: {color};" in style
-    script = (Path(data.__file__).parent / "page" / "script.js").read_text()
+    script = (Path(data.__file__).parent / "page" / "script" / "base.js").read_text()
     assert "radius of 1: " + " ".join(plot_data.MARKERS) in script
-    assert len(data.HUES) == len(plot_data.MARKERS) == len(plot_data.COLORS)
+    assert len(looks.HUES) == len(plot_data.MARKERS) == len(plot_data.COLORS)
 
 
 def test_rounds_have_whole_ticks():

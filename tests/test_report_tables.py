@@ -15,7 +15,7 @@ from fedmaba.report import (
     plot_data,
     table,
 )
-from fedmaba.results.history import History, RunHistory
+from fedmaba.results.history import History
 from report_cases import PAYLOADS, one
 
 
@@ -80,45 +80,6 @@ def test_rows_that_look_equal_share_a_rank():
     mean = table.columns(0.05)[1]
     assert table.ranks(rows, mean) == [0, 0, 1, 2]
     assert table.ranks([rows[0]] * 3, mean) == [2, 2, 2]
-
-
-def verdict(*runs) -> str:
-    (sentence,) = data.verdict([data.of(History(list(runs)))], 0.05)
-    return sentence
-
-
-def test_the_verdict_says_who_is_fairest_with_numbers_and_seeds():
-    base = [one("fedavg", [0.4, 0.8], 0), one("fedavg", [0.5, 0.9], 1)]
-    fair = [one("afl", [0.55, 0.65], 0), one("afl", [0.6, 0.8], 1)]
-    assert verdict(*base, *fair) == (
-        "afl is the fairest of 2 strategies: accuracy varies 84 % less from client to client than "
-        "with fedavg (variance 62.5 against 400.0 %², lower in 2 of 2 seeds), the worst 5 % of "
-        "clients reach 57.5 % against 45.0 %, and the mean is the same (65.0 against 65.0 %)."
-    )
-    flat = one("term", [0.1, 0.1])  # equal misery
-    assert verdict(*base, *fair, flat).startswith(
-        "Of the 2 strategies within 5 points of the best mean, afl is the fairest:"
-    )
-    assert "is fairer than fedavg" in verdict(*base, one("afl", [0.3, 0.9]))
-    spread, told = one("afl", [0.3, 1.0]), verdict(*base, flat, one("afl", [0.3, 1.0]))
-    assert told.endswith("against 1225.0 %² at 65.0 % for afl, the next fairest (2 seeds).")
-    assert "10.0 % for term, which has the least of the others" in verdict(*base, flat)
-    assert "afl is the fairest: accuracy varies 206 % more" in verdict(
-        one("fedavg", [0.2, 0.6]), spread
-    )
-    assert "accuracy varies more from" in verdict(one("fedavg", [0.1, 0.1]), spread)
-    assert verdict(*fair) == (
-        "afl reaches a mean accuracy of 65.0 % with a variance of 62.5 %² over clients, and "
-        "57.5 % for the worst 5 % of clients (2 seeds)."
-    )
-    assert verdict(*fair, one("term", [0.4, 0.9])).startswith("afl is the fairest of 2 strategies:")
-    assert verdict(RunHistory("afl", 0, "last", np.zeros(3))) == "No run has been evaluated yet."
-
-
-def test_a_verdict_on_scores_that_are_no_numbers():
-    nothing = [one(label, [np.nan, np.nan]) for label in ("fedavg", "afl")]
-    assert verdict(*nothing) == "No score of any run is a number."
-    assert verdict(*nothing, one("term", [0.5, 0.7])).startswith("term reaches a mean")
 
 
 def test_a_history_shows_itself_in_a_notebook(folder):

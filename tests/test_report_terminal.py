@@ -3,6 +3,7 @@
 import math
 import re
 from io import StringIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from rich.console import Console
 from fedmaba.experiment import config
 from fedmaba.experiment import session as experiment
 from fedmaba.report import (
+    data,
     table,
     terminal,
+    verdict,
 )
 from fedmaba.results.history import History
 from report_cases import one, printed, session
@@ -96,10 +99,12 @@ def shown(tiny_npz, quiet, monkeypatch, terminal_like) -> str:
 
 def test_plain_lines_where_nobody_watches(tiny_npz, monkeypatch):
     lines = shown(tiny_npz, False, monkeypatch, False).splitlines()
-    assert len(lines) == 4
-    assert lines[1] == "task: classify: one of 3 classes for each example"
-    assert re.match(r"round 4/4, [\d.,]+ rounds/s, 0 s left: fedavg [\d.]+ % var \d+", lines[3])
-    assert re.search(r"fedmaba .* lambda \d\.\d\d$", lines[3])
+    assert len(lines) == 8  # two notes, and for each of two evaluations a head and two strategies
+    assert re.fullmatch(r"round 4/4, [\d.,]+ rounds/s, 0 s left", lines[5])
+    figures = r"variance [\d.]+ %², mean [\d.]+ %, worst [\d.]+ %"
+    assert re.fullmatch(rf"  fedavg: {figures}", lines[6])
+    assert re.fullmatch(rf"  fedmaba: {figures}, lambda \d\.\d\d", lines[7])
+    assert max(map(len, lines)) <= 80
     assert "\x1b" not in "".join(lines)
 
 
@@ -130,6 +135,48 @@ def test_rate_and_time_left_count_from_where_this_process_began(tiny_npz, monkey
     assert "0.5 rounds/s  10 clients/s" in text  # two strategies, two seeds, five clients
     assert "0:06 left" in text
     going.close()
+
+
+def test_before_a_round_is_timed_the_time_left_is_being_estimated(tiny_npz):
+    going = session(tiny_npz)
+    pace = terminal.Pace(going.batch)
+    text = printed(80, terminal.dashboard(going, pace))
+    assert "estimating" in text
+    assert "0:00 left" not in text
+    assert "rounds/s" not in text
+    going.close()
+
+
+@pytest.mark.parametrize("tty", [True, False])
+def test_a_run_ends_with_verdict_time_and_the_next_command(tiny_npz, tty, monkeypatch):
+    stream, real = StringIO(), Console
+    monkeypatch.setattr(
+        terminal, "Console", lambda **how: real(file=stream, width=80, force_terminal=tty)
+    )
+    going = session(tiny_npz)
+    list(going.rounds())
+    terminal.result(going, Path("my runs/x"), 62.4)
+    text = re.sub(r"\x1b\[[\d;]*m", "", stream.getvalue())
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    said = " ".join(text.split())
+    (want,) = verdict.of_sources([data.of(going.history)])
+    assert want.text in said
+    assert "It took 1:02." in lines
+    assert "Look at it: fedmaba report 'my runs/x' -o report.html" in lines
+    assert lines[-1] == "results: my runs/x"
+
+
+def test_bold_and_colour_are_explained_where_they_are_seen():
+    rows = [one(x, [a, b], s) for x, a, b in (("a", 0.2, 0.8), ("b", 0.4, 0.7)) for s in (0, 1)]
+    for several in (False, True):
+        history = History([*rows, *([one("c", [0.5, 0.6], s) for s in (0, 1)] if several else [])])
+        stream = StringIO()
+        terminal.show(history, console=Console(file=stream, width=80, force_terminal=True))
+        assert ("Bold: best. Cyan: second." in stream.getvalue()) == several
+    stream = StringIO()
+    terminal.show(history, console=Console(file=stream, width=80))  # a file has neither
+    assert "Bold" not in stream.getvalue()
 
 
 def test_small_words():

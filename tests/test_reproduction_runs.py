@@ -56,7 +56,7 @@ def test_a_target_from_the_command_to_every_file(call, tmp_path):
     tex = (folder / "table.tex").read_text()
     assert r"\toprule" in tex
     assert r"\textbf{" in tex
-    assert r"\textcolor{blue}{" in tex
+    assert r"\underline{" in tex
     assert not re.search(r"(?<!\\)[&%#_](?![^\n]*\\\\)", re.sub(r"^%.*$", "", tex, flags=re.M))
     with (folder / "table.csv").open() as f:
         rows = list(csv.DictReader(f))

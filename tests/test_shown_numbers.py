@@ -12,6 +12,7 @@ from fedmaba.report import (
     data,
     figures,
     numbers,
+    page_data,
 )
 
 
@@ -19,7 +20,7 @@ def test_the_page_shows_the_numbers_that_a_strategy_declares():
     history = report_cases.history(("fedavg", "fedmaba:rho=0.3"), 1, clients=5, rounds=4)
     history.runs[1].tables |= {"info.lambda": [0.0, 0.0, 0.5, 2.0], "info.kl": [0.1, 0.2, 0.3, 0.3]}
     history.runs[1].tables["info.effective"] = history.runs[1].tables["info.doubted"] = [1.0] * 4
-    tree = data.tree([data.of(history)])
+    tree = page_data.tree([data.of(history)])
     assert [number["title"] for number in tree["numbers"]] == ["Multiplier λ*", "KL from uniform"]
     average, fair = (run["info"] for run in tree["runs"])
     assert average["numbers"] == [None, None]
@@ -29,7 +30,7 @@ def test_the_page_shows_the_numbers_that_a_strategy_declares():
     assert multiplier["above"][:3] == [2, 4, "the KL ball of radius ρ = 0.3 binds"]
     assert (kl["values"], kl["limit"], multiplier["limit"]) == ([0.1, 0.2, 0.3, 0.3], 0.3, None)
     history.runs[1].label = "fedmaba:rho=0.3,ball=global"  # rho bounds another divergence
-    assert data.tree([data.of(history)])["runs"][1]["info"]["numbers"][1]["limit"] is None
+    assert page_data.tree([data.of(history)])["runs"][1]["info"]["numbers"][1]["limit"] is None
 
 
 def test_of_a_strategy_that_is_not_known_here_all_that_was_recorded_is_shown(monkeypatch):
@@ -39,7 +40,7 @@ def test_of_a_strategy_that_is_not_known_here_all_that_was_recorded_is_shown(mon
     history = report_cases.history(("fedavg", label), 1, clients=5, rounds=4)
     tables = {"info.strongest": [1.0, 2.0, 3.0, 4.0], "info.effective": [5.0] * 4}
     history.runs[1].tables |= tables
-    tree = data.tree([data.of(history)])
+    tree = page_data.tree([data.of(history)])
     assert [number["title"] for number in tree["numbers"]] == ["Strongest"]
     average, own = (run["info"]["numbers"] for run in tree["runs"])
     assert average == [None]

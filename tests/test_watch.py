@@ -16,6 +16,7 @@ from fedmaba.errors import InputError
 from fedmaba.experiment import starting
 from fedmaba.report import (
     data,
+    page_data,
     watch,
 )
 from fedmaba.report import html as report
@@ -235,4 +236,4 @@ def test_a_live_run_shows_its_newest_points_beside_another_of_its_name(folders):
     line = {"strategy": "fedavg", "seed": 0, "round": 7, "deployed": figures, "last": figures}
     run = RunHistory("fedavg", 0, "", np.zeros(0, np.int64))
     sources = [data.Source("run", History([run]), lines=[line], finished=False)] * folders
-    assert [r["fair"]["round"] for r in data.tree(sources)["runs"]] == [[7]] * folders
+    assert [r["fair"]["round"] for r in page_data.tree(sources)["runs"]] == [[7]] * folders

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import re
 import shutil
 import sys
@@ -68,13 +69,60 @@ def shoot(driver: Any, name: str, width: int, top: str, height: int) -> None:
     print(target, target.stat().st_size)
 
 
+def moving(driver: Any, width: int = 760, frames: int = 24) -> None:
+    """All clients on their way from the reference to the fairest strategy and back, as a GIF."""
+    from PIL import Image
+
+    metrics = {"width": width, "height": 1400, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    driver.execute_cdp_cmd(  # no pulse: a frame looks the same each time
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-reduced-motion", "value": "reduce"}]},
+    )
+    time.sleep(1)
+    box = driver.execute_script(
+        "document.documentElement.style.scrollBehavior = 'auto';"
+        "const f = document.querySelector('#fig-dots');"
+        "for (const e of f.querySelectorAll('figcaption, .acts')) e.style.display = 'none';"
+        "f.scrollIntoView({block: 'center'}); const b = f.getBoundingClientRect();"
+        "return {x: 0, y: b.top + scrollY - 6, width: innerWidth, height: b.height + 12, scale: 1}"
+    )
+    seen, eased = [], [(1 - math.cos(math.pi * i / frames)) / 2 for i in range(frames + 1)]
+    for share in eased:
+        driver.execute_script(
+            "const s = document.querySelector('#slide'); s.value = arguments[0];"
+            "s.dispatchEvent(new Event('input'))",
+            round(1000 * share),
+        )
+        how = {"format": "png", "clip": box, "captureBeyondViewport": True}
+        shot = driver.execute_cdp_cmd("Page.captureScreenshot", how)
+        seen.append(Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB"))
+    tall = seen[0].height
+    sample = Image.new("RGB", (width, 3 * tall))
+    for i, one in enumerate((seen[0], seen[frames // 2], seen[-1])):
+        sample.paste(one, (0, i * tall))
+    palette = sample.quantize(128, dither=Image.Dither.NONE)
+    both = [seen[0], *seen, *[seen[-1]] * 2, *reversed(seen[1:-1])]
+    cells = [one.quantize(palette=palette, dither=Image.Dither.NONE) for one in both]
+    still = {0: 1400, len(seen): 1400}  # ms at both ends
+    times = [still.get(i, 60) for i in range(len(cells))]
+    target = IMAGES / "clients.gif"
+    cells[0].save(
+        target, save_all=True, append_images=cells[1:], duration=times, loop=0, optimize=True
+    )
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    print(target, target.stat().st_size)
+
+
 def page(run: Path) -> None:
-    """Two pictures of the report."""
+    """Pictures of the report: two that stand still, and one that moves."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "report.html"
         html.write([run], out)
         driver = browser(folder)
         try:
+            driver.get(f"file://{out}")
+            moving(driver)
             driver.get(f"file://{out}")
             shoot(driver, "report-light", 1240, "#verdict", 1120)
             driver.find_element("id", "theme").click()
@@ -87,9 +135,9 @@ def screen(run: Path, share: float = 0.6) -> None:
     """The terminal part of the way through the same experiment."""
     asked = config.build(config.read_toml(run / "experiment.toml"))
     session = experiment.prepare(asked)
-    pace = terminal.Pace(session)
+    pace = terminal.Pace(session.batch)
     for snapshot in session.rounds():
-        pace.done = snapshot.round + 1
+        pace.reach(snapshot.round + 1)
         if pace.done >= share * pace.rounds:
             break
     console = Console(record=True, width=96, file=io.StringIO(), force_terminal=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Literal, Optional
 
 import typer
 
@@ -46,10 +46,14 @@ def report(
     out: Annotated[Path, typer.Option("-o", "--out", help="file to write")] = Path("report.html"),
     share: Share = None,
 ) -> None:
-    """Write one self-contained page with every table and figure."""
-    from fedmaba.report import html
+    """Write one self-contained page with every table and figure.
 
-    html.write(folders, out, share)
+    Of run folders, or of a reproduced target: `fedmaba report results/table2-fashion-mnist`.
+    """
+    from fedmaba.report import html
+    from fedmaba.reproduction import target_sources
+
+    html.write(folders, out, share, target_sources.load_runs_and_targets)
     say(out)
 
 
@@ -73,12 +77,17 @@ def figure(
     out: Annotated[Path, typer.Option("-o", "--out", help=".pdf, .svg or .png")],
     model: Annotated[Model, typer.Option(help="which server model")] = "deployed",
     share: Share = None,
+    width: Annotated[
+        Optional[Literal["column", "page"]],  # noqa: UP045
+        typer.Option(help="of one column of a paper, or of its page"),
+    ] = None,
+    font: Annotated[Literal["sans", "serif"], typer.Option(help="of all texts")] = "sans",
 ) -> None:
-    """Draw one figure in print quality."""
+    """Draw one figure in print quality, with its caption in a text file beside it."""
     from fedmaba.report import figures
 
-    figures.write(kind, folders, out, model, share)
-    say(out)
+    for path in figures.write(kind, folders, out, model, share, width, font):
+        say(path)
 
 
 def export_run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -111,7 +112,7 @@ def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
     from fedmaba.report import terminal
     from fedmaba.results import run_folder
 
-    silent = session.batch.ranks.rank > 0
+    silent, began = session.batch.ranks.rank > 0, time.monotonic()
     with ExitStack() as held:
         asked = held.enter_context(stop.after_the_round(say_nothing if silent else tell))
         shows = [held.enter_context(terminal.progress(session, quiet or silent))]
@@ -128,6 +129,6 @@ def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
         done = session.batch.progress.round
         tell(f"stopped after round {done}; resume with: {run_folder.resume_hint(out)}")
         raise typer.Exit(130)
-    terminal.result(session, out)
+    terminal.result(session, out, time.monotonic() - began)
     if any(session.batch.progress.diverged):
         raise typer.Exit(Diverged.exit_code)

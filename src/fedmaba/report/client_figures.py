@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.report import data, figure_text
+from fedmaba.report import figure_text, verdict
 from fedmaba.report.escape import for_figure
-from fedmaba.report.plot_data import COLORS, FEW, SOFT, WIDE, PlotData, axis_name
+from fedmaba.report.looks import printed_name
+from fedmaba.report.plot_data import COLORS, FEW, HALF, SOFT, WIDE, PlotData, axis_name, panels
 from fedmaba.results.history import FloatArray
 
 GAIN, LOSS = COLORS[1], COLORS[2]
@@ -17,7 +18,7 @@ GAIN, LOSS = COLORS[1], COLORS[2]
 
 def distribution(figure: Any, plot: PlotData) -> None:
     """client accuracy: histogram and cumulative, algorithms overlaid"""
-    left, right = figure.subplots(1, 2)
+    left, right = panels(figure, 2)
     thick = plot.thick()
     found = {label: np.sort(plot.final(label)) for label in plot.labels if plot.of(label)}
     low, high = _band(plot, np.concatenate([*found.values()]))
@@ -48,16 +49,18 @@ def _band(plot: PlotData, values: FloatArray) -> tuple[float, float]:
 def tradeoff(figure: Any, plot: PlotData) -> None:
     """mean accuracy against variance, ± sd over seeds, and the Pareto front"""
     points = plot.points()
-    top = data.top((float(at[0, 1]) for at in points.values()), plot.unit)
-    close = [label for label, at in points.items() if data.is_near(float(at[0, 1]), top, plot.unit)]
-    if len(points) <= FEW or not len(points) / 2 <= len(close) < len(points):
-        panels = [(figure.subplots(), [*points])]
+    mean, unit = {label: float(at[0, 1]) for label, at in points.items()}, plot.unit
+    best_mean = verdict.top(mean.values(), unit)
+    close = [label for label in points if verdict.is_near(mean[label], best_mean, unit)]
+    narrow = figure.get_figwidth() < HALF * 1.2
+    if narrow or len(points) <= FEW or not len(points) / 2 <= len(close) < len(points):
+        both = [(figure.subplots(), [*points])]
     else:  # the far ones would squash the others
         figure.set_size_inches(WIDE, figure.get_figheight())
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.7))
-        panels = [(left, [x for x in points if x not in close]), (right, close)]
-    for axes, named in panels:
-        shown = points if axes is panels[0][0] else {label: points[label] for label in named}
+        both = [(left, [x for x in points if x not in close]), (right, close)]
+    for axes, named in both:
+        shown = points if axes is both[0][0] else {label: points[label] for label in named}
         for label, ((x, y), (dx, dy)) in shown.items():
             look = plot.styles[label]
             axes.errorbar(x, y, dy, dx, fmt="none", ecolor=look.color, elinewidth=0.7, alpha=0.45)
@@ -66,25 +69,25 @@ def tradeoff(figure: Any, plot: PlotData) -> None:
         best = [points[label][0] for label in plot.front() if label in shown]
         axes.plot(*np.array(best).T, color=SOFT, lw=0.8, ls=(0, (3, 3)), zorder=0)
         axes.margins(0.1)
-    panels[0][0].set_ylabel(axis_name("accuracy", plot.unit))
+    both[0][0].set_ylabel(axis_name("accuracy", plot.unit))
     some = " of rows of several seeds" if plot.alone() else ""
     what = f"mean ± sd over seeds; dashed: the Pareto front{some}"
-    figure_text.sides(figure, f"{axis_name('variance', plot.unit)} ({what})")
-    if len(panels) > 1:
+    gap = "\n" if narrow else " "
+    figure_text.sides(figure, f"{axis_name('variance', plot.unit)}{gap}({what})")
+    if len(both) > 1:
         left.set_title("All rows")
-        right.set_title(f"Frame: within {data.near(plot.unit)} of the best mean")
+        right.set_title(f"Frame: within {verdict.near(plot.unit)} of the best mean")
         (x, right_x), (y, top_y) = right.get_xlim(), right.get_ylim()
-        away = [float(points[label][0, 1]) for label in panels[0][1]]
-        kept = [float(points[label][0, 1]) for label in close]
-        if plot.unit.lower and min(away) < top_y:  # it would lie in the frame, and not be shown
+        away, kept = ([mean[label] for label in some] for some in (both[0][1], close))
+        if unit.lower and min(away) < top_y:  # it would lie in the frame, and not be shown
             top_y = (min(away) + max(kept)) / 2
-        elif not plot.unit.lower and max(away) > y:
+        elif not unit.lower and max(away) > y:
             y = (max(away) + min(kept)) / 2
         right.set_ylim(y, top_y)
         frame = {"fill": False, "ec": SOFT, "lw": 0.6}
         left.add_patch(_rectangle((x, y), right_x - x, top_y - y, **frame))
     figure.draw_without_rendering()  # to know where things are
-    for axes, named in panels:
+    for axes, named in both:
         figure_text.name_points(axes, {label: points[label][0] for label in named}, plot)
 
 
@@ -99,18 +102,37 @@ def weights(figure: Any, plot: PlotData) -> None:
     shown = [plot.of(label, "round")[0] for label in plot.with_rounds()]
     tables = [run.weights() for run in shown]
     tables = [t * np.sum(~np.isnan(t), axis=1, keepdims=True) for t in tables]
-    top = max(2.0, float(np.nanpercentile(np.concatenate([t.ravel() for t in tables]), 99.5)))
-    grid = _grid(figure, len(shown), 1.7, sharey=True)
+    with np.errstate(divide="ignore"):  # a client that counted nothing is at the end of the scale
+        tables = [np.log2(t) for t in tables]
+    seen = np.abs(np.concatenate([t[np.isfinite(t)] for t in tables]))
+    reach = float(np.clip(np.percentile(seen, 99) if len(seen) else 1.0, 0.5, 5.0))
+    grid = panels(figure, len(shown), 1.7, sharey=True)
     for axes, run, table in zip(grid, shown, tables, strict=True):
         extent = (0.5, len(table) + 0.5, run.n_clients - 0.5, -0.5)
         image = axes.imshow(
-            table.T, aspect="auto", cmap="Blues", vmin=0, vmax=top, extent=extent, rasterized=True
+            np.clip(table.T, -reach, reach),
+            aspect="auto",
+            cmap=_around_one(),
+            vmin=-reach,
+            vmax=reach,
+            extent=extent,
+            rasterized=True,
         )
         axes.grid(False)
-        axes.set_title(for_figure(f"{run.label}, seed {run.seed}"), fontsize=7)
+        axes.set_title(for_figure(f"{printed_name(run.label)}, seed {run.seed}"), fontsize=7)
         axes.locator_params(integer=True)
     figure_text.sides(figure, "round", "client")
-    figure.colorbar(image, ax=grid, label="weight / equal share", aspect=40, pad=0.01)
+    bar = figure.colorbar(image, ax=grid, label="weight / equal share", aspect=40, pad=0.01)
+    ticks = np.linspace(-reach, reach, 5)
+    bar.set_ticks(ticks, labels=[f"{2**t:.2g} ×" for t in ticks])
+
+
+def _around_one() -> Any:
+    """Orange below an equal share, blue above, as the page has it."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    stops = ("#8c3e00", "#d67828", "#f6cda0", "#fafaf8", "#acccd6", "#3a82be", "#08306b")
+    return LinearSegmentedColormap.from_list("around one", stops)
 
 
 def gains(figure: Any, plot: PlotData) -> None:
@@ -119,7 +141,9 @@ def gains(figure: Any, plot: PlotData) -> None:
     others = [label for label in plot.labels if label != base and plot.of(label)]
     if not others or not plot.of(base):
         raise InputError("gains compares strategies: run at least two")
-    for axes, label in zip(_grid(figure, len(others), 1.35, sharex=True), others, strict=True):
+    for axes, label in zip(
+        panels(figure, len(others), 1.35, sharex=True, sharey="row"), others, strict=True
+    ):
         then, now = _pairs(plot, base, label)
         better = plot.unit.sign
         change = (now - then)[np.argsort(better * then, kind="stable")]
@@ -129,11 +153,11 @@ def gains(figure: Any, plot: PlotData) -> None:
             axes.stairs(part, edges, fill=True, color=color, lw=0.3, rasterized=len(part) > 500)
         axes.axhline(0, color=SOFT, lw=0.6)
         won = 100 * float(np.mean(better * change > 0))
-        axes.set_title(f"{for_figure(label)}\n{won:.0f} % gain", fontsize=7)
+        axes.set_title(f"{for_figure(printed_name(label))}\n{won:.0f} % gain", fontsize=7)
         axes.set_xlim(0, 100)
     figure_text.sides(
         figure,
-        f"clients of all seeds, those {for_figure(base)} serves worst first, %",
+        f"clients of all seeds, those {for_figure(printed_name(base))} serves worst first, %",
         f"change of {plot.unit.name}" + (", points" if plot.unit.mark else ""),
     )
 
@@ -169,7 +193,7 @@ def heterogeneity(figure: Any, plot: PlotData) -> None:
         raise InputError("no label counts in these folders: run again with this version")
     seed, counts = next(iter(source.labels.items()))
     names = [for_figure(str(name)) for name in source.data.get("classes") or ()]
-    figure.set_size_inches(WIDE, 0.8 + 0.16 * min(30, counts.shape[1]))
+    figure.set_figheight(0.8 + 0.16 * min(30, counts.shape[1]))
     axes = figure.subplots()
     image = axes.imshow(counts.T, aspect="auto", cmap="Blues", vmin=0, rasterized=True)
     axes.grid(False)
@@ -178,16 +202,3 @@ def heterogeneity(figure: Any, plot: PlotData) -> None:
     axes.locator_params(axis="x", integer=True)
     axes.set(xlabel="client", title=f"training examples, seed {seed}")
     figure.colorbar(image, ax=axes, shrink=0.8, pad=0.01)
-
-
-def _grid(figure: Any, count: int, height: float, **shared: bool) -> list[Any]:
-    """As many panels, three in a line."""
-    columns = min(3, count)
-    lines = -(-count // columns)
-    figure.set_size_inches(WIDE, 0.6 + height * lines)
-    panels = figure.subplots(lines, columns, squeeze=False, **shared)
-    for axes in panels.flat[count:]:
-        axes.remove()
-    for axes in panels.flat[max(0, count - columns) : count]:  # none below
-        axes.tick_params(labelbottom=True)
-    return list(panels.flat[:count])

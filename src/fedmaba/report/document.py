@@ -72,7 +72,7 @@ def between(span: Interval, digits: int = 2) -> Cell:
 
 
 MARKED: dict[str, tuple[Callable[[str], str], tuple[str, str, str]]] = {  # best, second, others
-    "latex": (escape.for_latex, (r"\textbf{{{}}}", r"\textcolor{{blue}}{{{}}}", "{}")),
+    "latex": (escape.for_latex, (r"\textbf{{{}}}", r"\underline{{{}}}", "{}")),
     "markdown": (escape.for_markdown, ("**{}**", "*{}*", "{}")),
 }
 
@@ -112,8 +112,8 @@ def markdown_table(grid: Grid) -> str:
 
 
 def latex(document: Document) -> str:
-    r"""The tables for a paper: booktabs; \usepackage{booktabs,xcolor}."""
-    parts = [r"% \usepackage{booktabs,xcolor}"]
+    r"""The tables for a paper: booktabs; \usepackage{booktabs}."""
+    parts = [r"% \usepackage{booktabs}"]
     told = [document.title, *document.text]
     parts += [f"% {escape.one_line(line)}" for text in told for line in text.splitlines()]
     for grid in document.grids:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedmaba.report.escape import for_figure
+from fedmaba.report.looks import printed_name
 from fedmaba.report.plot_data import FEW, SOFT, WIDE, PlotData, axis_name
 from fedmaba.results.history import FloatArray
 
@@ -42,7 +43,7 @@ def name_points(axes: Any, points: dict[str, FloatArray], plot: PlotData) -> Non
     names: list[Any] = []
     for label in sorted(points, key=lambda label: tuple(-points[label])):
         text = axes.annotate(
-            for_figure(label),
+            for_figure(printed_name(label)),
             points[label],
             xytext=(0, 0),
             textcoords="offset points",
@@ -107,16 +108,20 @@ def legend(figure: Any, plot: PlotData, thick: set[str], axes: Any = None) -> No
             **look.marked(4),
             ls=look.dash,
             lw=1.5 if label in thick else 0.8,
-            label=for_figure(label),
+            label=for_figure(printed_name(label)),
         )
         for label, look in ((label, plot.styles[label]) for label in labels)
     ]
     size = 7
-    columns = int(72 * figure.get_figwidth() / (size * (0.55 * max(map(len, labels)) + 5)))
+    columns = int(
+        72
+        * figure.get_figwidth()
+        / (size * (0.55 * max(len(printed_name(label)) for label in labels) + 5))
+    )
     columns = 1 if beside else max(1, min(columns, len(labels)))
     notes = []
     if len(thick) < len(plot.labels):
-        reference = for_figure(plot.labels[plot.reference])
+        reference = for_figure(printed_name(plot.labels[plot.reference]))
         notes.append(f"thick: {reference} and the Pareto front")
     if any(panel.collections for panel in figure.axes):
         notes.append("bands: lowest to highest seed")

@@ -9,15 +9,21 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedmaba.errors import InputError, unknown
 from fedmaba.report import client_figures, data, line_figures
+from fedmaba.report.escape import one_line
+from fedmaba.report.looks import printed_name
 from fedmaba.report.plot_data import HALF, INK, LINE, SOFT, WIDE, PlotData
+from fedmaba.report.table import capitalised, caption
 from fedmaba.results import run_folder
 from fedmaba.results.history import History, Model
 
+Width = Literal["column", "page"]
+Font = Literal["sans", "serif"]
 FORMS = (".pdf", ".svg", ".png")
 STYLE = {
     "font.family": "sans-serif",
@@ -49,6 +55,11 @@ STYLE = {
     "svg.hashsalt": "fedmaba",
     "figure.constrained_layout.use": True,
 }
+FONTS: dict[str, dict[str, Any]] = {  # all come with matplotlib
+    "sans": {"font.family": "sans-serif"},
+    "serif": {"font.family": "STIXGeneral", "mathtext.fontset": "stix", "font.size": 9},
+}
+WIDTHS = {"column": HALF, "page": WIDE}
 KINDS: dict[str, tuple[Callable[[Any, PlotData], None], tuple[float, float]]] = {
     "distribution": (client_figures.distribution, (WIDE, 2.9)),
     "tradeoff": (client_figures.tradeoff, (HALF * 1.4, HALF * 1.1)),
@@ -74,14 +85,40 @@ def write(
     out: Path,
     model: Model = "deployed",
     share: float | None = None,
-) -> None:
-    """One figure of one or more run folders as a file."""
+    width: Width | None = None,
+    font: Font = "sans",
+) -> list[Path]:
+    """One figure of one or more run folders as a file, and its caption as a text beside it."""
     if out.suffix.lower() not in FORMS:
         raise InputError(f"{out}: the name says the form: end it in {', '.join(FORMS)}")
     _check(kind)
-    figure = draw(data.load_all(folders), kind, model, share)
-    content = encode(figure, out.suffix.lower())
-    run_folder.write_file(out, content, remedy="fix it, or choose another -o")
+    sources, remedy = data.load_all(folders), "fix it, or choose another -o"
+    with _style(font):
+        figure = draw(sources, kind, model, share, width=width)
+        content = encode(figure, out.suffix.lower(), outlines=True)
+    beside = out.with_suffix(".caption.txt")
+    run_folder.write_file(out, content, remedy=remedy)
+    told = f"{caption_of(sources, kind, model)}\n".encode()
+    run_folder.write_file(beside, told, remedy=remedy)
+    return [out, beside]
+
+
+def caption_of(sources: Sequence[data.Source], kind: str, model: Model) -> str:
+    """What a figure shows, for the line below it in a paper."""
+    history = data.combine(sources)
+    what = (KINDS[kind][0].__doc__ or "").strip()
+    seeds = len({run.seed for run in history.runs})
+    clients = sorted({run.n_clients for run in history.runs if run.n_clients})
+    rounds = max(int(run.evaluated[-1]) for run in history.runs if "evaluated" in run.tables)
+    names = [printed_name(label) for label in dict.fromkeys(run.label for run in history.runs)]
+    data_names = ", ".join(dict.fromkeys(str(s.data.get("name") or s.name) for s in sources))
+    shown = caption(history, model, "last").partition(", at the last round")[0]
+    over = f"{seeds} seed{'s' if seeds != 1 else ''}"
+    some = ", ".join(f"{n:,}" for n in clients)
+    return one_line(
+        f"{capitalised(what)}. {capitalised(shown)} on {data_names}; {some} clients, {rounds:,} "
+        f"rounds, {over}. {'; '.join(names)}."
+    )
 
 
 def draw(
@@ -91,10 +128,13 @@ def draw(
     share: float | None = None,
     size: tuple[float, float] | None = None,
     smooth: int = 1,
+    width: Width | None = None,
 ) -> Any:
     """One figure as a matplotlib Figure that notebooks show by themselves."""
     _check(kind)
     drawing, usual = KINDS[kind]
+    if width:
+        usual = WIDTHS[width], usual[1]
     with _style():
         figure = _canvas(size or usual)
         plot = PlotData(sources, model, share, smooth)
@@ -131,11 +171,15 @@ def sweep(
     return figure
 
 
-def encode(figure: Any, form: str) -> bytes:
-    """A figure as the bytes of a .pdf, .svg or .png file, the same each time."""
+def encode(figure: Any, form: str, outlines: bool = False) -> bytes:
+    """A figure as the bytes of a .pdf, .svg or .png file, the same each time.
+
+    PDF files carry their fonts; `outlines` draws the letters of an SVG, which then needs none.
+    """
     metadata = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": {"Software": None}}
     stream = io.BytesIO()
-    with _style():
+    with _style() as settings:
+        settings["svg.fonttype"] = "path" if outlines else "none"
         figure.savefig(stream, format=form[1:], metadata=metadata[form])
     return stream.getvalue()
 
@@ -145,19 +189,32 @@ def _check(kind: str) -> None:
         raise unknown("figure", kind, KINDS)
 
 
+_font: ContextVar[Font] = ContextVar("font", default="sans")
+
+
 @contextmanager
-def _style() -> Iterator[None]:
-    """Our own settings and no others: a `matplotlibrc` in the working folder could start LaTeX."""
+def _style(font: Font | None = None) -> Iterator[Any]:
+    """Our own settings and no others: a `matplotlibrc` in the working folder could start LaTeX.
+
+    A font that is named holds for what is drawn inside.
+    """
     try:
         import matplotlib
     except ImportError as error:
         raise InputError(
             "figures want matplotlib: in a clone of fedmaba, pip install '.[plot]'"
         ) from error
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        yield
+    chosen = font or _font.get()
+    if chosen not in FONTS:
+        raise unknown("font", chosen, FONTS)
+    before = _font.set(chosen)
+    try:
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update(STYLE | FONTS[chosen])
+            yield matplotlib.rcParams
+    finally:
+        _font.reset(before)
 
 
 def _canvas(size: tuple[float, float]) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,25 @@ from markupsafe import Markup
 
 from fedmaba import __version__
 from fedmaba.errors import InputError
-from fedmaba.report import data, escape, table
+from fedmaba.report import data, escape, page_data, set_up, table
 from fedmaba.results import run_folder
 from fedmaba.results.history import History
 from fedmaba.results.metrics import Unit
 
 PAGE = Path(__file__).parent / "page"
+SCRIPTS = ("base", "chart", "clients", "runs", "matrices", "page", "live")  # in this order
 
 
-def write(folders: Sequence[Path], out: Path, share: float | None = None) -> None:
-    """The report of one or more run folders as one file."""
+def write(
+    folders: Sequence[Path],
+    out: Path,
+    share: float | None = None,
+    load: Callable[[Sequence[Path]], list[data.Source]] = data.load_all,
+) -> None:
+    """The report of one or more run folders, or what else `load` knows, as one file."""
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"{out}: a report is a page: end it in .html")
-    text = page(data.load_all(folders), share)
+    text = page(load(folders), share)
     run_folder.write_file(out, text.encode(), remedy="fix it, or choose another -o")
 
 
@@ -40,8 +46,8 @@ def page(
     sources: Sequence[data.Source], share: float | None = None, version: str | None = None
 ) -> str:
     """The page; `version` names the state of a live run, which the page then asks after."""
-    tree = data.tree(sources, share)
-    style, script = _asset("style.css"), _asset("script.js")
+    tree = page_data.tree(sources, share)
+    style, script = _asset("style.css"), _script()
     text: str = (
         _environment()
         .get_template("page.html.j2")
@@ -55,9 +61,9 @@ def page(
             table=tree["tables"]["deployed.last"],
             more=table.more_figures([], Unit(**tree["unit"])).head[1:],
             unit=tree["unit"],
-            setups=[data.setup(source) for source in sources],
-            overview=overview(sources),
-            tiles=tiles(tree),
+            setups=[set_up.of(source) for source in sources],
+            overview=overview(sources, tree["live"]),
+            verdicts=tree["verdicts"]["deployed.last"],
             live=version,
             version=__version__,
         )
@@ -69,7 +75,7 @@ def policy(live: bool = False) -> str:
     """Allowed are our own script and style, pictures made on the spot and, in a live page, news."""
     rules = [
         "default-src 'none'",
-        f"script-src '{_digest(_asset('script.js'))}'",
+        f"script-src '{_digest(_script())}'",
         f"style-src '{_digest(_asset('style.css'))}'",
         "img-src data:",
         "base-uri 'none'",
@@ -101,61 +107,34 @@ def title(sources: Sequence[data.Source]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def overview(sources: Sequence[data.Source]) -> list[str]:
+def overview(sources: Sequence[data.Source], live: Sequence[dict[str, Any]] = ()) -> list[str]:
     """What was run, in a few words each."""
     runs = [run for source in sources for run in source.history.runs]
     labels, seeds = {run.label for run in runs}, {run.seed for run in runs}
-    clients = sorted({run.n_clients for run in runs})
+    clients = sorted({run.n_clients for run in runs if run.n_clients})
     rounds = max((len(run.tables.get("round", ())) for run in runs), default=0)
     names = dict.fromkeys(str(s.data["name"]) for s in sources if s.data.get("name"))
+    going = [f"round {at['clock']}" + f" of {at['rounds']}" * bool(at["rounds"]) for at in live]
     return [
         *names,
         f"{len(labels)} strateg{'ies' if len(labels) != 1 else 'y'}",
         f"{len(seeds)} seed{'s' if len(seeds) != 1 else ''}",
-        f"{', '.join(f'{n:,}' for n in clients) or 0} clients",
-        f"{rounds:,} round{'s' if rounds != 1 else ''}",
+        *([f"{', '.join(f'{n:,}' for n in clients)} clients"] if clients else []),
+        *(going or [f"{rounds:,} round{'s' if rounds != 1 else ''}"]),
     ]
-
-
-def tiles(tree: dict[str, Any]) -> list[dict[str, str]]:
-    """The figures of the verdict, large: the fairest strategy beside the reference."""
-    rows = [row for row in tree["tables"]["deployed.last"]["rows"] if row["seeds"]]
-    if len(rows) < 2 or len(tree["folders"]) > 1:
-        return []
-    if tree["fairest"] is None:  # no score is a number
-        return []
-    reference = tree["strategies"][tree["reference"]]["label"]
-    base = next((row for row in rows if row["label"] == reference), None)
-    fairest = tree["strategies"][tree["fairest"]]["label"]
-    best = next(row for row in rows if row["label"] == fairest)
-    if base is None or best is base or None in (*best["values"][:3], *base["values"][:3]):
-        return []
-    units = [tree["unit"][name] for name in ("square", "mark", "mark")]
-    names = (
-        "variance over clients",
-        f"mean {tree['unit']['name']}",
-        tree["tables"]["deployed.last"]["columns"][2],
-    )
-    out, unit = [], Unit(**tree["unit"])
-    for i in (0, 2, 1):
-        now, then = best["values"][i], base["values"][i]
-        out.append(
-            {
-                "name": names[i],
-                "value": data.brief(now, unit),
-                "unit": units[i].strip(),
-                "who": best["label"],
-                "then": f"{data.brief(then, unit)}{units[i]}",
-                "base": base["label"],
-            }
-        )
-    return out
 
 
 def snippet(history: History) -> str:
     """The table of a history for a notebook."""
     grid = table.for_screen(table.summary(history))
     return str(_environment().get_template("table.html.j2").render(grid=grid))
+
+
+@cache
+def _script() -> str:
+    """Our own files in one function, so that the page has no global names."""
+    body = "".join(_asset(f"script/{name}.js") for name in SCRIPTS)
+    return f'"use strict";\n(() => {{\n{body}}})();\n'
 
 
 @cache

@@ -10,17 +10,20 @@ from numpy.typing import NDArray
 from fedmaba.errors import InputError
 from fedmaba.report import figure_text, numbers
 from fedmaba.report.escape import for_figure
-from fedmaba.report.plot_data import NAMES, SOFT, PlotData, axis_name, styles
+from fedmaba.report.plot_data import NAMES, SOFT, WIDE, PlotData, axis_name, panels, styles
 from fedmaba.results.history import FloatArray, History, Model
 from fedmaba.results.selection import REFERENCE
 
 
 def rounds(figure: Any, plot: PlotData) -> None:
     """variance, mean, worst and best share over rounds, with bands over seeds"""
-    for axes, name in zip(figure.subplots(2, 2).flat, NAMES, strict=True):
+    found = panels(figure, len(NAMES))
+    if figure.get_figwidth() >= 0.7 * WIDE:
+        found[3].sharey(found[2])  # both are accuracies
+    for axes, name in zip(found, NAMES, strict=True):
         _over_rounds(axes, plot, name)
         axes.set_title(figure_text.axes_title(axes, plot, name))
-    for axes in figure.axes[2:]:
+    for axes in found[2:]:
         axes.set_xlabel("round")
     figure_text.legend(figure, plot, plot.thick())
 
@@ -125,11 +128,11 @@ def constraint(figure: Any, plot: PlotData) -> None:
             "no strategy of these runs reports a number of its own: run one that does, as "
             "docs/bring-your-own.md says"
         )
-    *panels, last = figure.subplots(1, len(shown) + 1)
+    *own_panels, last = panels(figure, len(shown) + 1)
     for label in rows:
         own = plot.of(label, "round")
         rounds = own[0].column("round")
-        for axes, number in zip(panels, shown, strict=True):
+        for axes, number in zip(own_panels, shown, strict=True):
             found = [numbers.values(run, number.name) for run in own]
             if curves := [curve for curve in found if curve is not None]:
                 _band(axes, rounds, curves, plot, label, {*rows})
@@ -139,7 +142,7 @@ def constraint(figure: Any, plot: PlotData) -> None:
         clients = [numbers.effective_clients(run, np.arange(len(rounds))) for run in own]
         _band(last, rounds, clients, plot, label, {*rows})
     titles = [for_figure(number.title or number.name) for number in shown]
-    for axes, title in zip([*panels, last], [*titles, "effective clients"], strict=True):
+    for axes, title in zip([*own_panels, last], [*titles, "effective clients"], strict=True):
         axes.set(title=title, xlabel="round")
         axes.set_ylim(bottom=0)
         _whole(axes)

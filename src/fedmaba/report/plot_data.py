@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.report import data
+from fedmaba.report import data, looks
 from fedmaba.report.table import lone
 from fedmaba.results.history import FloatArray, Model, RunHistory
 from fedmaba.results.metrics import Unit
@@ -58,10 +58,30 @@ class Style(NamedTuple):
 def styles(labels: Sequence[str]) -> dict[str, Style]:
     """A look for each row: colour and marker say the algorithm, fill and dash the variant."""
     out = {}
-    for label, (hue, n) in zip(labels, data.hues(labels), strict=True):
+    for label, (hue, n) in zip(labels, looks.hues(labels), strict=True):
         n %= len(FILLS)
         out[label] = Style(COLORS[hue], MARKERS[hue], FILLS[n], (0, DASHES[n] or None))
     return out
+
+
+def panels(figure: Any, count: int, height: float = 0.0, **shared: Any) -> list[Any]:
+    """As many panels: side by side on a page, one below the other in a column.
+
+    `height` is that of a line of panels, in inches; without it the figure keeps its own.
+    """
+    narrow = figure.get_figwidth() < 0.7 * WIDE
+    across = 1 if narrow else {2: 2, 4: 2}.get(count, min(3, count))
+    lines = -(-count // across)
+    if height:
+        figure.set_figheight(0.6 + height * lines)
+    elif narrow:
+        figure.set_figheight(0.5 + 1.75 * lines)
+    found = figure.subplots(lines, across, squeeze=False, **shared)
+    for axes in found.flat[count:]:
+        axes.remove()
+    for axes in found.flat[max(0, count - across) : count]:  # none below
+        axes.tick_params(labelbottom=True)
+    return list(found.flat[:count])
 
 
 class PlotData:
@@ -76,7 +96,7 @@ class PlotData:
         self.unit = self.history.unit
         self.runs = [run for run in self.history.runs if not run.diverged] or self.history.runs
         self.labels = list(dict.fromkeys(run.label for run in self.runs))
-        self.reference = data.reference(self.labels)
+        self.reference = looks.reference(self.labels)
         self.styles = styles(self.labels)
         tables = [run.tables["evaluated"] for run in self.runs if "evaluated" in run.tables]
         self.smooth = min([smooth, *map(len, tables)])  # evaluations a line's point is the mean of

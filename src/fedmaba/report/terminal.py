@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,9 +34,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmaba.errors import unknown
-from fedmaba.report import data, escape, numbers, streams
+from fedmaba.report import data, escape, numbers, set_up, streams, verdict
 from fedmaba.report.document import Cell, Grid
-from fedmaba.report.table import ALIKE, for_screen, summary
+from fedmaba.report.table import ALIKE, digits_of, for_screen, summary
 from fedmaba.results.history import At, History, Model, RunHistory
 from fedmaba.results.metrics import PERCENT, Unit, variance
 
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
 STYLE = ("bold", "cyan", "")  # best, second, the others
 COLUMNS = 2  # of strategies' own numbers while a run goes on
 TREND = "variance over rounds"
+MARKS = Text("Bold: best. Cyan: second. A smaller variance is fairer.", "dim")
 NAME = 12  # signs of a name that a line holds at least
 WORDS = (
     "row",
@@ -80,7 +80,12 @@ def show(
 ) -> None:
     """Print the table of a history."""
     console = console or screen()
-    console.print(grid(history, model, at, history.share if share is None else share))
+    share = history.share if share is None else share
+    console.print(grid(history, model, at, share))
+    if console.is_terminal and any(
+        cell.rank < 2 for row in summary(history, model, at, share).rows for cell in row
+    ):
+        console.print(MARKS)
     for run in history.runs:
         if run.diverged:
             console.print(line_of(run.diverged, "red"), soft_wrap=True)
@@ -196,11 +201,17 @@ class Pace:
         """Seconds, at the rate so far."""
         return (self.rounds - self.done) / self.rate if self.rate > 0 else 0.0
 
+    @property
+    def known(self) -> bool:
+        """Whether a round has been timed, so that there is a rate."""
+        return self.rate > 0
+
 
 def dashboard(session: Session, pace: Pace) -> RenderableType:
     """Round, rate and time left; below, how each strategy does by now."""
     share = session.experiment.eval.share
     rate = f"{rate_of(pace.rate, 'rounds')}  {rate_of(pace.rate * pace.clients, 'clients')}"
+    rate = rate if pace.known else ""
     history, unit = session.history, session.history.unit
     told, table = _in_progress(history), for_screen(summary(history, share=share))
     variance, accuracy, worst, _ = table.head[1:]
@@ -220,7 +231,9 @@ def dashboard(session: Session, pace: Pace) -> RenderableType:
 def _bar(pace: Pace, rate: str) -> Table:
     """How far a run is, in one line."""
     done = Text.assemble("round ", (f"{pace.done}", "bold"), f"/{pace.rounds}")
-    left = Text.assemble((clock(pace.left), "bold"), " left")
+    left = Text("estimating")
+    if pace.known:
+        left = Text.assemble((clock(pace.left), "bold"), " left")
     out = Table.grid(padding=(0, 2, 0, 0), expand=True)
     out.add_column(no_wrap=True, min_width=len(done))
     out.add_column(ratio=1, min_width=10)
@@ -322,31 +335,38 @@ def _lines(session: Session, console: Console) -> Iterator[Callable[[Snapshot], 
         pace.reach(snapshot.round + 1)
         if snapshot.evaluations is None:
             return
-        parts, unit = [], session.history.unit
-        mark, brief = unit.mark, partial(data.brief, unit=unit)
+        unit = session.history.unit
+        head = f"round {pace.done}/{pace.rounds}, {rate_of(pace.rate, 'rounds')}, "
+        console.print(line_of(head + f"{pace.left:.0f} s left"), soft_wrap=True)
         for row in session.history.summary(share=share):
             runs = [run for run in session.history.runs if run.label == row.label]
             newest = {n.name: _newest(runs, n.name) for n in _in_progress(session.history)}
-            parts.append(
-                f"{row.label} {brief(row.mean.accuracy)}{mark} "
-                f"var {f'{row.mean.variance:.0f}' if mark else brief(row.mean.variance)} "
-                f"worst {brief(row.mean.worst)}{mark}"
-                + "".join(f" {name} {value}" for name, value in newest.items() if value)
+            spread, mean, worst = (
+                f"{value:.{digits_of([value], unit)}f}"
+                for value in (row.mean.variance, row.mean.accuracy, row.mean.worst)
             )
-        head = f"round {pace.done}/{pace.rounds}, {rate_of(pace.rate, 'rounds')}, "
-        head += f"{pace.left:.0f} s left"
-        console.print(line_of(f"{head}: {'; '.join(parts)}"), soft_wrap=True)
+            told = f"  {row.label}: variance {spread}{unit.square}, mean {mean}{unit.mark}, worst "
+            told += f"{worst}{unit.mark}"
+            told += "".join(f", {name} {value}" for name, value in newest.items() if value)
+            console.print(line_of(told), soft_wrap=True)
 
     yield display
 
 
-def result(session: Session, out: Path) -> None:
-    """The end of a run: its table, what the last model would have given, and where things lie."""
+def result(session: Session, out: Path, seconds: float | None = None) -> None:
+    """The end of a run: tables, the verdict, how long it took, what next, and where things lie."""
     console = screen()
     share = session.experiment.eval.share
     show(session.history, "deployed", "last", share, console)
     if any(run.deploy != "last" for run in session.history.runs):
         console.print(grid(session.history, "last", "last", share))
+    wide = min(80, console.width)  # a sentence is read, not scanned
+    for said in verdict.of_sources([data.of(session.history)], share):
+        console.print(line_of(said.text), width=wide)
+    if seconds is not None:
+        console.print(f"It took {clock(seconds)}.")
+    command = set_up.quoted(["fedmaba", "report", str(out), "-o", "report.html"])
+    console.print(line_of(f"Look at it: {command}"), soft_wrap=True)
     console.print(line_of(f"results: {out}"), soft_wrap=True)
 
 

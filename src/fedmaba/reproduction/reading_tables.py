@@ -16,6 +16,7 @@ from fedmaba.report.paired import Interval, difference, moments
 from fedmaba.report.table import FIGURES
 from fedmaba.reproduction import paper, targets
 from fedmaba.reproduction.archive import ArchiveFile, deployed_history
+from fedmaba.reproduction.paper import name_of
 from fedmaba.reproduction.targets import Target, Variant
 from fedmaba.results.metrics import Fairness, FloatArray
 from fedmaba.results.selection import CHOICES, REFERENCE, Found, by_seed, fairness_by_seed
@@ -119,6 +120,7 @@ def _score(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> Non
     lines: list[tuple[float, list[Cell]]] = []
     spans: dict[str, Interval] = {}
     scores: dict[str, Mapping[int, float]] = {}
+    by_row: dict[str, FloatArray] = {}
     for i, variant in enumerate(target.view.variant):
         best, last = (found_rows(target, i, batches, at) for at in ("best", "last"))
         apart = apart_from_paper(best, rows, table)
@@ -126,6 +128,8 @@ def _score(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> Non
         if not some or (not apart and _is_part(target, i, two)):
             continue
         own = score(apart)
+        if apart:
+            by_row[variant.name or variant.title] = np.mean([*apart.values()], axis=(0, 2))
         scores[variant.title], spans[variant.title] = own, difference(own, base)
         mean = moments([*own.values()])[0]
         each = np.mean([*apart.values()], axis=(0, 1)) if apart else np.full(len(FIGURES), np.nan)
@@ -147,6 +151,12 @@ def _score(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> Non
         "round, picked on test data; mean ± sd over seeds, 95 % t-interval under the same seeds"
     )
     out.grids.append(Grid("scores", title, head, [cells for _, cells in lines]))
+    body = [
+        [Cell(name_of(row)), *(number(float(each[k])) for each in by_row.values())]
+        for k, row in enumerate(rows)
+    ]
+    title = "The same distance row by row, mean over the four columns and over seeds"
+    out.grids.append(Grid("score-rows", title, ["row", *by_row], body))
     out.text += _in_words(target, rows, taken["best"], base, scores, spans)
 
 

@@ -456,6 +456,29 @@ def read_round_lines(path: Path | str, start: int = 0) -> list[dict[str, Any]]:
     return lines
 
 
+def read_seconds(path: Path, newest: int = 20) -> list[float]:
+    """How long the newest rounds took, by timing.jsonl; nothing where it does not say."""
+    found: list[float] = []
+    try:
+        for _, line in files.json_lines(path / "timing.jsonl"):
+            took = line.get("seconds") if isinstance(line, dict) else None
+            if isinstance(took, int | float) and 0 <= took < math.inf:
+                found.append(float(took))
+    except array_files.READ_ERRORS:  # wall-clock figures: nothing rests on them
+        return []
+    return found[1:][-newest:]  # the first round also compiles kernels
+
+
+def worker(path: Path) -> int | None:
+    """The process that works on a run folder, as its lock says."""
+    try:
+        told = files.read(path / ".lock", 100).decode()
+    except array_files.READ_ERRORS:
+        return None
+    found = re.fullmatch(r"process (\d{1,9})", told)
+    return int(found[1]) if found else None
+
+
 def history_from_checkpoint(arrays: Arrays, meta: Mapping[str, Any], file: Path) -> History:
     """The history that is inside a checkpoint."""
     tables: list[Arrays] = [{} for _ in meta["runs"]]

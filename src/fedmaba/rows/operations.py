@@ -342,7 +342,8 @@ def _attention(
 
 def _recurrent(mode: RowOperations, func: Any, *args: Any) -> Any:
     drops = mode.key is not None and len(args) == 9 and args[5] > 0.0 and args[6]
-    if not (mode.how.rows or mode.how.low or mode.how.fused or drops):
+    # cuDNN's own form looks at the memory of the weights, which a recording cannot hold.
+    if not (mode.how.rows or mode.how.low or mode.how.fused or drops or args[0].is_cuda):
         return NotImplemented
     if len(args) == 9 and isinstance(args[3], Sequence):
         raise NotImplementedError("packed sequences have no row form")

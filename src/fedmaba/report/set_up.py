@@ -1,0 +1,48 @@
+"""What was asked for, where it ran, and the command that repeats it. No torch."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from fedmaba.report import escape
+from fedmaba.report.data import Source, items
+
+
+def of(source: Source) -> dict[str, Any]:
+    """What was asked for, where it ran, the hashes, and the command that repeats it."""
+    about = source.about
+    command = [str(word) for word in about.get("command") or ()]
+    if command:
+        command[0] = "fedmaba"
+    versions, model = about.get("versions") or {}, about.get("model") or {}
+    facts = [(name, str(version)) for name, version in items(versions)]
+    facts.append(("device", str(about.get("device", "unknown"))))
+    facts += [(f"model {name}", str(value)) for name, value in items(model)]
+    if "task" in source.data:
+        words = source.data.get("target")
+        facts.append(("task", f"{source.data['task']}: {words}" if words else source.data["task"]))
+    hashes = [("data " + str(source.data.get("name", "")), str(source.data.get("sha256", "")))]
+    partitions = items(about.get("partition") or {})
+    hashes += [(f"partition, seed {seed}", str(digest)) for seed, digest in partitions]
+    again = f"fedmaba run {quoted([source.name + '/experiment.toml'])} --out NEW"
+    names = dict(enumerate(source.data.get("clients") or ()))
+    for seed, who in source.hostile.items():
+        listed = [str(names.get(c, c)) for c in who]
+        more = ", ..." if len(listed) > 100 else ""
+        facts.append((f"hostile clients, seed {seed}", ", ".join(listed[:100]) + more))
+    return {
+        "name": source.name,
+        "experiment": source.experiment,
+        "command": escape.one_line(quoted(command)),  # pasted, a second line would run at once
+        "repeat": escape.one_line(str(about.get("repeat")) if about.get("python") else again),
+        "facts": facts,
+        "hashes": hashes if source.data else [],
+        "finished": source.finished,
+    }
+
+
+def quoted(words: Sequence[str]) -> str:
+    """Words as one would type them in a shell."""
+    return shlex.join(words)

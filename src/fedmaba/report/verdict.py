@@ -1,0 +1,338 @@
+"""Who is fairest, who cannot be told apart from it, and what each costs: a verdict in words.
+
+Strategies are compared under the same seeds. Two are told apart where the 95 % interval of their
+difference does not contain 0. Of those that cannot be told apart, the one with the highest mean is
+named first: it costs least. No torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedmaba.report.current_figures import CurrentFigures, unit_of
+from fedmaba.report.data import Source, combine
+from fedmaba.report.document import Cell, Grid, between, number
+from fedmaba.report.looks import algorithm
+from fedmaba.report.paired import Interval, difference
+from fedmaba.report.plot_data import axis_name
+from fedmaba.report.table import columns, digits_of, lone
+from fedmaba.results.history import At, Model
+from fedmaba.results.metrics import PLAIN, Fairness, Unit
+from fedmaba.results.selection import REFERENCE, Found
+
+NEAR = 5.0  # points of mean accuracy within which a verdict looks for the fairest
+TILES = ("variance", "worst", "accuracy")  # figures that a verdict shows large
+NOTHING = "No run has been evaluated yet."
+
+
+class Tile(NamedTuple):
+    """A figure of the named strategy, as its change against the reference."""
+
+    name: str
+    change: str  # with its sign
+    half: str  #   of the 95 % interval; "" where there is none
+    unit: str
+    way: str  #    "better", "worse" or "not told apart"
+    now: str
+    then: str
+
+
+@dataclass
+class Verdict:
+    """What a page says first."""
+
+    headline: str
+    sentence: str = ""
+    where: str = ""  # the folders, where there are several
+    so_far: str = ""  # "so far, round 12 of 60"
+    named: str = ""  # the strategy it is about
+    base: str = ""  # the reference, if there is one
+    tiles: list[Tile] = field(default_factory=list)
+    costs: Grid | None = None  # of those that cannot be told apart
+
+    @property
+    def text(self) -> str:
+        """All of it in a line or two."""
+        front = f"{self.where}: " if self.where else ""
+        front += f"{self.so_far}: " if self.so_far else ""
+        stop = "" if self.headline.endswith(".") else "."
+        return f"{front}{self.headline}{stop} {self.sentence}".strip()
+
+
+def near(unit: Unit) -> str:
+    """How far below the best mean a verdict looks for the fairest."""
+    return f"{NEAR:g} points" if unit.mark else f"{NEAR:g} %"
+
+
+def is_near(value: float, best: float, unit: Unit) -> bool:
+    """Whether a mean score is near the best one."""
+    room = NEAR if unit.mark else NEAR / 100 * abs(best)
+    return unit.sign * value >= unit.sign * best - room
+
+
+def top(values: Iterable[float], unit: Unit) -> float:
+    """The best of some mean scores."""
+    return unit.sign * float(np.fmax.reduce([unit.sign * v for v in values], initial=-np.inf))
+
+
+def of(scores: CurrentFigures, model: Model, at: At) -> list[Verdict]:
+    """One for each set of folders on the same data."""
+    found, groups = scores.values(model, at), _groups(scores.sources)
+    out = []
+    for group in groups:
+        own = {
+            run.label: found.get(run.label, {})
+            for run, i in zip(scores.history.runs, scores.owner, strict=True)
+            if i in group
+        }
+        said = judge(own, scores.share, scores.unit)
+        said.where = ", ".join(scores.sources[i].name for i in group) if len(groups) > 1 else ""
+        going = [scores.progress[i] for i in group if not scores.sources[i].finished]
+        if going and any(own.values()):
+            said.so_far = "so far, " + ", ".join(dict.fromkeys(p.words for p in going))
+        out.append(said)
+    return out
+
+
+def of_sources(sources: Sequence[Source], share: float | None = None) -> list[Verdict]:
+    """On the deployed model at the last round."""
+    history = combine(sources)
+    share = history.share if share is None else share
+    return of(CurrentFigures(sources, share, unit_of(sources, history)), "deployed", "last")
+
+
+def _groups(sources: Sequence[Source]) -> list[list[int]]:
+    """Which sources have the same data and the same partition."""
+    groups: dict[object, list[int]] = {}
+    for i, source in enumerate(sources):
+        same = (source.data.get("sha256"), str(source.about.get("partition")))
+        groups.setdefault(same if all(same) else i, []).append(i)
+    return [*groups.values()]
+
+
+def judge(found: Found, share: float, unit: Unit) -> Verdict:
+    """The verdict on rows of one federation."""
+    if not any(found.values()):
+        return Verdict(NOTHING)
+    rows = _Rows(found, share, unit)
+    if not rows.labels:
+        return Verdict("No score of any run is a finite number.")
+    if len(rows.labels) == 1:
+        return rows.lonely()
+    return rows.verdict()
+
+
+class _Rows:
+    """Rows of one federation, and how they differ."""
+
+    def __init__(self, found: Found, share: float, unit: Unit) -> None:
+        self.found, self.share, self.unit = found, share, unit
+        with np.errstate(over="ignore", invalid="ignore"):  # huge shortly before a run diverges
+            self.mean = {
+                label: Fairness(*np.mean([*own.values()], axis=0))
+                for label, own in found.items()
+                if own
+            }
+        self.labels = [label for label, mean in self.mean.items() if np.isfinite(mean[:2]).all()]
+        base = [label for label in self.labels if algorithm(label) == REFERENCE]
+        self.base = base[0] if base else ""
+        self.columns = {column.field: column for column in columns(share, unit)}
+        self.digits = {
+            name: digits_of((getattr(mean, name) for mean in self.mean.values()), unit)
+            for name in self.columns
+        }
+
+    def spread(self, label: str) -> float:
+        return self.mean[label].variance
+
+    def minus(self, label: str, other: str, figure: str = "variance") -> Interval:
+        ours, theirs = (
+            {seed: getattr(f, figure) for seed, f in self.found[row].items()}
+            for row in (label, other)
+        )
+        return difference(ours, theirs)
+
+    def apart(self, label: str, other: str) -> bool:
+        return self.minus(label, other).distinguishable
+
+    def close(self) -> list[str]:
+        """Strategies whose mean is not far below the best: equal misery is not fairness."""
+        best = top((self.mean[x].accuracy for x in self.labels), self.unit)
+        return [x for x in self.labels if is_near(self.mean[x].accuracy, best, self.unit)]
+
+    def shown(self, value: float, figure: str, sign: str = "") -> str:
+        """A figure with the digits that the table shows."""
+        return f"{value:{sign}.{self.digits[figure]}f}".replace("-", "−")
+
+    def verdict(self) -> Verdict:
+        close, base = self.close(), self.base
+        few = lone([len(self.found[label]) for label in self.labels])  # one seed beside several
+        judged = [x for x, one in zip(self.labels, few, strict=True) if x in close and not one]
+        best = min(judged or close, key=self.spread)
+        several = max(len(self.found[label]) for label in self.labels) > 1
+        fairer = [
+            x for x in judged if base and self.apart(x, base) and self.spread(x) < self.spread(base)
+        ]
+        top = min(fairer or [best], key=self.spread)
+        tied = [x for x in (fairer or judged or close) if x == top or not self.apart(x, top)]
+        named = max(tied, key=lambda x: self.unit.sign * self.mean[x].accuracy)
+        if best == base:
+            rest = [x for x in close if x != best] or [x for x in self.labels if x != best]
+            named = min(rest, key=self.spread)
+            headline = f"None here is fairer than {base}"
+        elif not several:
+            named = best
+            headline = f"{best} looks fairest, but one seed proves nothing"
+        elif base and not fairer:
+            named = best
+            headline = f"No strategy is measurably fairer than {base}"
+        elif len(tied) > 1:
+            first = [named, *(x for x in tied if x != named)]
+            headline = f"{_listed(first)} are fairest, and cannot be told apart"
+        elif any(x not in (named, base) and not self.apart(x, named) for x in self.labels):
+            headline = f"{named} is among the fairest and costs least"
+        else:
+            headline = f"{named} is the fairest of {len(self.labels)} strategies"
+        alike = [x for x in self.labels if x != named and several and not self.apart(x, named)]
+        return Verdict(
+            headline,
+            self.sentence(named, alike, close),
+            named=named,
+            base=base,
+            tiles=self.tiles(named),
+            costs=self.costs(named, alike) if alike else None,
+        )
+
+    def lonely(self) -> Verdict:
+        """Of one strategy there is nothing to compare."""
+        (label,) = self.labels
+        f, unit = self.mean[label], self.unit
+        seeds = len(self.found[label])
+        text = (
+            f"Its mean {unit.name} is {self.shown(f.accuracy, 'accuracy')}{unit.mark} with a "
+            f"variance of {self.shown(f.variance, 'variance')}{unit.square} over clients, and "
+            f"{self.shown(f.worst, 'worst')}{unit.mark} for the worst {100 * self.share:g} % of "
+            f"them ({_seeds(seeds)})."
+        )
+        return Verdict(f"{label} alone: nothing to compare it with", text, named=label)
+
+    def sentence(self, named: str, alike: Sequence[str], close: Sequence[str]) -> str:
+        """The change against the reference with its interval, then the runner-up."""
+        unit, base = self.unit, self.base
+        square, points = unit.square, " points" if unit.mark else ""
+        now = f"{self.shown(self.spread(named), 'variance')}{square}"
+        if base:
+            change = self.change("variance", named, square, ("less", "more"), base)
+            cost = self.change("accuracy", named, points, ("lower", "higher"))
+            out = f"The variance over clients is {now} with {named}, {change}; "
+            out += f"the mean {unit.name} is {cost}."
+        else:
+            out = f"The variance over clients is {now} with {named} at a mean {unit.name} of "
+            out += f"{self.shown(self.mean[named].accuracy, 'accuracy')}{unit.mark}."
+        rest = [x for x in close if x not in (named, base, *alike)]
+        if alike:
+            if few := [x for x in alike if x != base and x in close]:
+                out += f" Not told apart from it: {_listed(few)}."
+        elif rest:
+            next_ = min(rest, key=self.spread)
+            its = self.shown(self.spread(next_), "variance")
+            out += f" The runner-up is {next_} with {its}{square}."
+        if far := [x for x in self.labels if x not in close]:
+            way = "above" if unit.lower else "below"
+            out += f" More than {near(unit)} {way} the best mean, so not named: {_listed(far)}."
+        return out
+
+    def change(
+        self, figure: str, named: str, unit: str, ways: tuple[str, str], other: str = ""
+    ) -> str:
+        """How a strategy differs from the reference, with the interval, or why there is none."""
+        span = self.minus(named, self.base, figure)
+        size = self.shown(abs(span.mean), figure)
+        if math.isnan(span.mean) or float(size) == 0:
+            return f"the same as with {other}" if other else "the same"
+        out = f"{size}{unit} {ways[span.mean > 0]}" + (f" than with {other}" if other else "")
+        if span.distinguishable:
+            low, high = (self.shown(x, figure) for x in sorted((abs(span.low), abs(span.high))))
+            return f"{out} (95 % interval {low} to {high})"
+        if span.bounded:
+            low, high = (self.shown(x, figure, "+") for x in (span.low, span.high))
+            return f"{out} (95 % interval {low} to {high}, so no difference is shown)"
+        return f"{out} ({'in every seed' if span.seeds > 1 else 'one seed, no interval'})"
+
+    def tiles(self, named: str) -> list[Tile]:
+        """The change of three figures against the reference."""
+        if not self.base:
+            return []
+        out = []
+        for figure in TILES:
+            column, span = self.columns[figure], self.minus(named, self.base, figure)
+            if math.isnan(span.mean):
+                continue
+            unit = self.unit.square if figure == "variance" else self.unit.mark
+            better = column.sign * span.mean > 0
+            way = ("better" if better else "worse") if span.distinguishable else "not told apart"
+            now, then = (getattr(self.mean[x], figure) for x in (named, self.base))
+            out.append(
+                Tile(
+                    axis_name(figure, PLAIN._replace(name=self.unit.name), self.share),
+                    self.shown(span.mean, figure, "+"),
+                    self.shown((span.high - span.low) / 2, figure) if span.bounded else "",
+                    (" points" if unit == " %" else unit).strip(),
+                    way,
+                    f"{self.shown(now, figure)}{unit}",
+                    f"{self.shown(then, figure)}{unit}",
+                )
+            )
+        return out
+
+    def costs(self, named: str, alike: Sequence[str]) -> Grid:
+        """What each strategy costs of those that cannot be told apart in their variance."""
+        head = ["strategy", f"variance{self.unit.square}", f"minus {named}"]
+        base = self.base
+        head += [f"mean, against {base}", f"worst {100 * self.share:g} %, against {base}"] * bool(
+            base
+        )
+        body = []
+        for x in [named, *alike]:
+            row = [Cell(x), number(self.spread(x), digits=self.digits["variance"])]
+            pairs = [("variance", named), *(("accuracy", base), ("worst", base)) * bool(base)]
+            for figure, other in pairs:
+                span = self.minus(x, other, figure)
+                row.append(between(span, self.digits[figure]) if x != other else Cell("–"))
+            body.append(row)
+        title = "Not told apart in variance, and what each costs (mean [95 % interval])"
+        return Grid("costs", title, head, body)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names in a sentence."""
+    if len(names) > 3:
+        return f"{names[0]}, {names[1]} and {len(names) - 2} more"
+    return " and ".join([", ".join(names[:-1])] * (len(names) > 1) + [names[-1]])
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' if count != 1 else ''}"
+
+
+def as_tree(said: Verdict) -> dict[str, Any]:
+    """A verdict for the page's script."""
+    costs: Mapping[str, Any] | None = None
+    if said.costs:
+        rows = [[cell.text for cell in row] for row in said.costs.rows]
+        costs = {"title": said.costs.title, "head": [*said.costs.head], "rows": rows}
+    return {
+        "headline": said.headline,
+        "sentence": said.sentence,
+        "where": said.where,
+        "so_far": said.so_far,
+        "named": said.named,
+        "base": said.base,
+        "tiles": [tile._asdict() for tile in said.tiles],
+        "costs": costs,
+    }

@@ -1,0 +1,116 @@
+"""Figures that go into a paper unchanged: widths, fonts, captions, names, axes."""
+
+import re
+
+import numpy as np
+import pytest
+
+import report_cases
+from fedmaba.errors import InputError
+from fedmaba.report import data, figures
+from fedmaba.report.looks import printed_name
+from fedmaba.results.history import History
+from report_cases import call, one
+
+pytest.importorskip("matplotlib")
+KINDS = ("distribution", "tradeoff", "rounds", "variance", "weights", "gains", "constraint")
+
+
+@pytest.fixture(scope="module")
+def history():
+    labels = ("fedavg", "qffl:q=0.1", "term:t=2.0", "afl:lam=0.5", "fedmaba:alpha=0.8,eta_b=0.5")
+    return report_cases.history(labels, seeds=2, clients=12, rounds=8, every=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, tiny_npz):
+    return report_cases.finished_run(tmp_path_factory.mktemp("print") / "run", tiny_npz)
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [
+        ("qffl:q=0.1", "q-FFL, q = 0.1"),
+        ("fedmaba:alpha=0.8,eta_b=0.5", "FedMABA, α = 0.8, eta_b = 0.5"),
+        ("fedavg (run #2)", "FedAvg (run #2)"),
+        ("afl:lam=0.5 (run)", "AFL, λ = 0.5 (run)"),
+        ("q-FFL, q=0.005", "q-FFL, q=0.005"),
+        ("mine:x=1", "mine:x=1"),
+        ("fedavg:odd", "fedavg:odd"),
+    ],
+)
+def test_names_are_those_that_a_paper_prints(label, name):
+    assert printed_name(label) == name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("width", "inches"), [("column", 3.3), ("page", 6.75)])
+def test_a_figure_has_the_width_of_a_column_or_a_page_and_nothing_sticks_out(
+    kind, width, inches, history
+):
+    figure = figures.draw([data.of(history)], kind, width=width)
+    with figures._style():
+        figure.draw_without_rendering()
+        seen = figure.get_tightbbox()
+    assert figure.get_figwidth() == inches
+    assert seen.x0 > -0.02
+    assert seen.x1 < inches + 0.02
+    said = [t.get_text() for t in figure.findobj(lambda a: hasattr(a, "get_text"))]
+    assert not any(re.search(r"qffl|fedmaba", text) for text in said)
+    panels = [a for a in figure.axes if a.get_label() != "<colorbar>"]
+    if len(panels) > 1 and kind != "tradeoff":
+        places = {round(a.get_position().x0, 2) for a in panels}
+        assert (len(places) == 1) == (width == "column")  # below one another, or side by side
+
+
+def test_panels_of_a_line_have_one_range(history):
+    rows: dict[float, set] = {}
+    for axes in figures.of(history, "gains").axes:
+        rows.setdefault(round(axes.get_position().y0, 2), set()).add(axes.get_ylim())
+    assert all(len(limits) == 1 for limits in rows.values())
+    *_, worst, best = figures.of(history, "rounds").axes
+    assert worst.get_ylim() == best.get_ylim()
+
+
+def test_weights_diverge_around_an_equal_share(history):
+    figure = figures.of(history, "weights")
+    image = figure.axes[0].images[0]
+    low, high = image.get_clim()
+    assert low == -high
+    middle, below, above = (image.cmap(image.norm(v))[:3] for v in (0.0, low, high))
+    assert min(middle) > 0.95  # paper
+    assert below[0] > below[2]  # orange
+    assert above[2] > above[0]  # blue
+
+
+@pytest.mark.parametrize(("font", "name"), [("serif", b"STIXGeneral"), ("sans", b"DejaVuSans")])
+def test_a_file_carries_its_font_and_its_caption(font, name, folder, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "t.pdf"
+    words = ("figure", "tradeoff", folder, "-o", out, "--width", "column", "--font", font)
+    told = call(monkeypatch, capsys, *words).split()
+    assert told == [str(out), str(tmp_path / "t.caption.txt")]
+    pdf = out.read_bytes()
+    assert name in pdf
+    assert b"/FontFile2" in pdf  # embedded
+    caption = (tmp_path / "t.caption.txt").read_text()
+    assert caption.startswith("Mean accuracy against variance, ± sd over seeds, and the Pareto")
+    assert "Deployed model (average, poly:8) on " in caption
+    assert caption.endswith("5 clients, 6 rounds, 2 seeds. FedAvg; AFL; FedMABA.\n")
+    call(monkeypatch, capsys, *words[:4], tmp_path / "t.svg")
+    assert "<text" not in (tmp_path / "t.svg").read_text()  # letters are drawn
+
+
+def test_fonts_and_widths_are_checked(history, tmp_path, folder):
+    with pytest.raises(InputError, match="unknown font 'comic'"):
+        figures.write("tradeoff", [folder], tmp_path / "x.pdf", font="comic")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_client_without_weight_is_drawn(tmp_path):
+    run = one("afl", [0.5, 0.7])
+    run.tables |= {
+        "round": [np.asarray(1)],
+        "client": [np.arange(2)],
+        "weight": [np.array([0.0, 1])],
+    }
+    assert figures.encode(figures.of(History([run]), "weights"), ".png")

@@ -1,0 +1,270 @@
+"""The verdict of a page: who cannot be told apart, what each costs, of which model and round."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+import report_cases
+from fedmaba.experiment import starting
+from fedmaba.report import data, page_data, verdict
+from fedmaba.report import html as report
+from fedmaba.report.current_figures import CurrentFigures
+from fedmaba.results.history import History, RunHistory
+from fedmaba.results.metrics import PERCENT, Metric
+from report_cases import Elements, one
+
+
+def row(label, spreads, mean=0.6):
+    """A run per seed whose two clients lie that far around the mean."""
+    return [one(label, [mean - d, mean + d], seed) for seed, d in enumerate(spreads)]
+
+
+def said(*runs) -> verdict.Verdict:
+    (found,) = verdict.of_sources([data.of(History(list(runs)))])
+    return found
+
+
+FEDAVG = row("fedavg", [0.20, 0.21, 0.22])
+
+
+def test_a_clear_winner_is_named_with_its_interval_and_the_runner_up():
+    found = said(*FEDAVG, *row("afl", [0.04, 0.05, 0.06]), *row("term", [0.15, 0.16, 0.18]))
+    assert found.headline == "afl is the fairest of 3 strategies"
+    assert len(found.headline.split()) <= 9
+    fedavg, afl = ([1e4 * d * d for d in ds] for ds in ((0.20, 0.21, 0.22), (0.04, 0.05, 0.06)))
+    change = np.subtract(afl, fedavg)
+    half = 4.303 * change.std(ddof=1) / np.sqrt(3)
+    low, high = abs(change.mean()) - half, abs(change.mean()) + half
+    assert f"{np.mean(afl):.2f} %² with afl, {-change.mean():.2f} %² less" in found.sentence
+    assert f"than with fedavg (95 % interval {low:.2f} to {high:.2f})" in found.sentence
+    assert "the mean accuracy is the same" in found.sentence
+    assert found.sentence.endswith(f"The runner-up is term with {1e4 * 0.026833333:.2f} %².")
+    assert found.costs is None
+    tile = found.tiles[0]
+    assert tile.change == f"−{-change.mean():.2f}"
+    assert (tile.half, tile.unit, tile.way) == (f"{half:.2f}", "%²", "better")
+    assert (tile.now, tile.then) == (f"{np.mean(afl):.2f} %²", f"{np.mean(fedavg):.2f} %²")
+    assert [t.name for t in found.tiles] == [
+        "variance over clients", "worst 5 % of clients", "mean accuracy",
+    ]  # fmt: skip
+
+
+def test_the_smallest_variance_is_not_named_where_it_cannot_be_told_apart():
+    """As in the issue of afl with 51.6 ± 8.3 beside fedmaba with 64.8 ± 17.9."""
+    close = [*row("afl", [0.07, 0.075, 0.08], 0.55), *row("fedmaba", [0.06, 0.08, 0.10], 0.598)]
+    found = said(*FEDAVG, *close)
+    assert found.headline == "fedmaba and afl are fairest, and cannot be told apart"
+    assert found.named == "fedmaba"  # which costs less
+    assert found.costs.head[2] == "minus fedmaba"
+    names, costs = zip(*((r[0].text, r[3].text) for r in found.costs.rows), strict=True)
+    assert names == ("fedmaba", "afl")
+    assert costs == ("-0.20 in every seed", "-5.00 in every seed")
+    assert "Not told apart from it: afl." in found.sentence
+
+
+def test_a_strategy_that_serves_all_badly_cannot_win_and_is_said_to_cost():
+    flat = row("afl", [0.04, 0.06, 0.05], 0.3)
+    found = said(*FEDAVG, *flat, *row("fedmaba", [0.05, 0.07, 0.05]))
+    assert found.headline == "fedmaba is among the fairest and costs least"
+    assert found.sentence.endswith("5 points below the best mean, so not named: afl.")
+    assert [r[0].text for r in found.costs.rows] == ["fedmaba", "afl"]
+
+
+def test_no_difference_is_called_none():
+    found = said(*FEDAVG, *row("afl", [0.05, 0.30, 0.16]))
+    assert found.headline == "No strategy is measurably fairer than fedavg"
+    assert "so no difference is shown" in found.sentence
+    assert found.tiles[0].way == "not told apart"
+    assert said(*FEDAVG, *row("afl", [0.3, 0.4, 0.5])).headline == "None here is fairer than fedavg"
+
+
+def test_a_noisy_smallest_variance_does_not_hide_one_that_is_measurably_fairer():
+    noisy, sure = row("afl", [0.01, 0.21, 0.01]), row("term", [0.14, 0.15, 0.16])
+    found = said(*FEDAVG, *noisy, *sure)
+    assert found.named == "term"
+    assert said(*FEDAVG, *row("afl", [0.01]), *sure).named == "term"  # one seed beside three
+
+
+def test_one_seed_proves_nothing():
+    found = said(one("fedavg", [0.4, 0.8]), one("afl", [0.5, 0.6]))
+    assert found.headline == "afl looks fairest, but one seed proves nothing"
+    assert "(one seed, no interval)" in found.sentence
+    assert [(t.change, t.half, t.way) for t in found.tiles] == [
+        ("−375.00", "", "not told apart"),
+        ("+10.00", "", "not told apart"),
+        ("−5.00", "", "not told apart"),
+    ]
+
+
+def test_one_strategy_and_no_reference_and_nothing():
+    alone = said(*row("afl", [0.1, 0.2]))
+    assert alone.headline == "afl alone: nothing to compare it with"
+    assert alone.sentence.startswith("Its mean accuracy is 60.00 % with a variance of 250.00 %²")
+    assert alone.tiles == []
+    without = said(*row("afl", [0.1, 0.11, 0.12]), *row("term", [0.2, 0.21, 0.23]))
+    assert without.headline == "afl is the fairest of 2 strategies"
+    assert without.tiles == []
+    assert said(RunHistory("afl", 0, "last", np.zeros(3))).text == "No run has been evaluated yet."
+    nothing = [one(label, [np.nan, np.nan]) for label in ("fedavg", "afl")]
+    assert said(*nothing).text == "No score of any run is a finite number."
+    assert said(*nothing, one("term", [0.5, 0.7])).headline.startswith("term alone")
+
+
+def two_models() -> History:
+    """The deployed model says one thing, the last one another, and so do their best rounds."""
+    runs = [*row("fedavg", [0.2, 0.21, 0.22]), *row("afl", [0.05, 0.05, 0.06])]
+    for run in runs:
+        near = run.tables["deployed.accuracy"][0]
+        far = near.mean() + 1.2 * (near - near.mean())
+        last = near if run.label == "fedavg" else far
+        run.tables["evaluated"] = [np.asarray(1), np.asarray(2)]
+        for model, rows in (("deployed", [far + 0.1, near]), ("last", [near + 0.1, last])):
+            run.tables[f"{model}.accuracy"] = rows
+            run.tables[f"{model}.loss"] = rows
+    return History(runs)
+
+
+def test_each_model_and_round_has_its_own_verdict():
+    history = two_models()
+    tree = page_data.tree([data.of(history)])
+    assert set(tree["verdicts"]) == {f"{m}.{a}" for m in data.MODELS for a in data.ATS}
+    for model in data.MODELS:
+        for at in data.ATS:
+            (found,) = tree["verdicts"][f"{model}.{at}"]
+            rows = {r.label: r.mean for r in history.summary(model, at)}
+            tile = found["tiles"][0]
+            assert tile["now"] == f"{rows[found['named']].variance:.2f} %²"
+            assert tile["then"] == f"{rows['fedavg'].variance:.2f} %²"
+    first, other = (tree["verdicts"][f"{m}.last"][0]["sentence"] for m in data.MODELS)
+    assert first != other
+
+
+def test_a_figure_has_the_same_digits_wherever_it_stands():
+    """Verdict, tiles, table, curves and trade-off: one rounding."""
+    history = report_cases.history(seeds=3, clients=13, rounds=6)
+    source = data.of(history)
+    tree = page_data.tree([source])
+    table = {r["label"]: r for r in tree["tables"]["deployed.last"]["rows"]}
+    (found,) = tree["verdicts"]["deployed.last"]
+    for tile, column in zip(found["tiles"], (0, 2, 1), strict=True):
+        for who, text in ((found["named"], tile["now"]), (found["base"], tile["then"])):
+            shown = table[who]["cells"][column][0].split(" ±")[0]
+            assert text.startswith(f"{shown} ")
+            assert f"{table[who]['values'][column]:.2f}" == shown
+    for run in tree["runs"]:
+        ends = [run["fair"]["deployed"][name][-1] for name in ("variance", "accuracy", "worst")]
+        assert ends == run["figures"]["deployed.last"][:3]
+        assert all(v == round(v, 2) for v in ends)
+    numbers = re.findall(r"\d+\.\d+", re.sub(r"\w+:\w+=[\d.]+", "", found["sentence"]))
+    assert numbers
+    assert all(len(n.partition(".")[2]) == 2 for n in numbers)
+
+
+@pytest.fixture
+def going(tiny_npz, tmp_path):
+    session = report_cases.session(tiny_npz, rounds=60, save={"every": 50})
+    starting.open_run_folder(session, tmp_path / "live")
+    rounds = session.rounds(stop=lambda: False)
+    yield tmp_path / "live", rounds
+    session.close()
+
+
+def test_a_run_in_progress_is_judged_so_far_by_its_newest_lines(going):
+    """Before its first checkpoint: verdict, facts and table are of one and the same round."""
+    folder, rounds = going
+    for _ in range(13):  # evaluated every second round
+        next(rounds)
+    source = data.load(folder)
+    assert not any(run.tables for run in source.history.runs)
+    text = report.page([source])
+    assert "No run has been evaluated yet" not in text.partition("<script")[0]
+    tree = json.loads(Elements(text).content["script"][0])
+    (found,) = tree["verdicts"]["deployed.last"]
+    assert found["so_far"] == "so far, round 12 of 60"
+    assert tree["tables"]["deployed.last"]["caption"].endswith("so far, round 12 of 60")
+    assert "round 12 of 60" in report.overview([source], tree["live"])
+    assert '<p class="so-far">so far, round 12 of 60</p>' in text
+    lines = [line for line in source.lines if line["round"] == 12]
+    for r in tree["tables"]["deployed.last"]["rows"]:
+        own = [x["deployed"]["variance"] for x in lines if x["strategy"] == r["label"]]
+        assert len(own) == 2
+        assert r["cells"][0][0] == f"{np.mean(own):.2f} ± {np.std(own, ddof=1):.2f}"
+    five = [x["last"]["accuracy"] for x in source.lines if "last" in x and x["round"] >= 4]
+    want = np.mean(five[0::4] + five[1::4])  # runs 0 and 1 are fedavg's
+    (fedavg, _) = tree["tables"]["last.last5"]["rows"]
+    assert fedavg["values"][1] == pytest.approx(want, abs=0.005)
+
+
+def test_a_half_written_round_is_not_shown_yet(going):
+    folder, rounds = going
+    for _ in range(4):
+        next(rounds)
+    file = folder / "rounds.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:-2]))  # of four runs two are there
+    scores = CurrentFigures([data.load(folder)], 0.05, PERCENT)
+    assert (scores.progress[0].done, scores.progress[0].clock) == (3, 2)
+    assert [row.seeds for row in scores.rows("deployed", "last")] == [2, 2]
+
+
+def test_the_newest_lines_join_what_the_checkpoint_has(tiny_npz, tmp_path):
+    session = report_cases.session(tiny_npz, rounds=8, save={"every": 5})
+    starting.open_run_folder(session, tmp_path / "live")
+    rounds = session.rounds(stop=lambda: False)
+    for _ in range(7):
+        next(rounds)
+    source = data.load(tmp_path / "live")
+    assert [len(run.tables["evaluated"]) for run in source.history.runs] == [2] * 4
+    tree = page_data.tree([source])
+    (found,) = tree["verdicts"]["deployed.last"]
+    assert found["so_far"] == "so far, round 6 of 8"
+    now = session.history.summary()
+    assert [r["cells"][0][0] for r in tree["tables"]["deployed.last"]["rows"]] == [
+        f"{r.mean.variance:.2f} ± {r.sd.variance:.2f}" for r in now
+    ]
+    best = {r.label: r.mean.accuracy for r in session.history.summary(at="best")}
+    for r in tree["tables"]["deployed.best"]["rows"]:
+        assert r["values"][1] == pytest.approx(best[r["label"]], abs=0.005)
+    for _ in rounds:
+        pass
+    assert (
+        page_data.tree([data.load(tmp_path / "live")])["verdicts"]["last.last"][0]["so_far"] == ""
+    )
+
+
+def test_an_error_is_better_where_it_is_lower():
+    """Name, unit and direction of a score come from its unit."""
+    metric = Metric("mean squared error", lower=True, shares=False)
+
+    def errors(label, mean, spreads):
+        runs = [one(label, [mean - d, mean + d], seed) for seed, d in enumerate(spreads)]
+        for run in runs:
+            run.metric = metric
+        return runs
+
+    runs = [
+        *errors("fedavg", 0.020, [0.010, 0.011, 0.012]),
+        *errors("afl", 0.0204, [0.002, 0.0035, 0.004]),
+        *errors("term", 0.5, [0.001, 0.001, 0.002]),
+    ]
+    (found,) = verdict.of_sources([data.of(History(runs))])
+    assert found.named == "afl"
+    assert "above the best mean, so not named: term" in found.sentence
+    ways = {tile.name: (tile.change[0], tile.way) for tile in found.tiles}
+    assert ways["variance over clients"] == ("−", "better")
+    assert ways["worst 5 % of clients"] == ("−", "better")  # a smaller error
+    assert "0.00 " not in found.sentence  # as many digits as it takes
+    assert "%" not in re.sub(r"(5|95) %", "", found.text)
+
+
+@pytest.mark.parametrize("rows", [("fedavg",), ("fedavg", "afl"), ("fedavg", "afl", "term")])
+def test_scores_too_large_to_compare_are_said_to_be_so(rows):
+    huge = [one(label, [1e308, 0.5], seed) for label in rows[:2] for seed in (0, 1)]
+    finite = [run for label in rows[2:] for run in row(label, [0.1, 0.2])]
+    found = said(*huge, *finite)
+    if finite:
+        assert found.headline.startswith("term")
+    else:
+        assert found.headline == "No score of any run is a finite number."
