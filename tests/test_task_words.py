@@ -200,7 +200,7 @@ def test_a_column_of_fractions_is_a_regression(tmp_path):
         (
             [*HALVES[:11], "nan"],
             "regress",
-            r"line 13, column label: it is empty .1 such cells.: fill it",
+            r"line 13, column label: it is empty .1 such",
         ),
     ):
         with pytest.raises(InputError, match=message):
