@@ -74,7 +74,8 @@ class Tokens(nn.Module):
 MAKERS = {f.__name__: f for f in (convolutions, attention, recurrent, Tokens)}
 
 
-SLOW = [("attention", TracedRows), ("recurrent", TracedRows)]
+SLOW = [("attention", TracedRows), ("recurrent", TracedRows), ("convolutions", TracedRows)]
+SLOW += [("recurrent", LoopRows)]
 PAIRS = [(name, form) for name in MAKERS for form in (TracedRows, LoopRows)]
 
 

@@ -162,6 +162,7 @@ def test_a_run_with_hostile_clients_is_told_and_drawn(tmp_path, run_cli):
     out = tmp_path / "lies"
     told = run_cli(
         *("compare", "fedavg", "fedmaba", "--rounds", "2", "--eval-every", "1", "--seeds", "2"),
+        *("--model", "softmax"),
         *("--attack", "labels=flip+loss=x3", "--hostile", "20%", "--out", str(out)),
     )
     assert "hostile: 4 of 20 clients (labels=flip+loss=x3); figures are of the others" in told

@@ -35,11 +35,18 @@ def test_a_minibatch_larger_than_any_client_takes_no_more_room(fed):
     assert chunks[0] == chunks[1] > 1
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_a_run_is_the_same_alone_in_a_batch_and_in_other_chunks(model, fed, make_federation):
+@pytest.mark.parametrize(
+    ("model", "specs"),
+    [
+        ("mlp", ["fedprox", "qffl", "fedmaba:loss_at=mean"]),
+        ("cnn", ["fedsgd", "fedfv"]),
+        pytest.param("mlp", MIXED, marks=pytest.mark.slow),
+        pytest.param("cnn", ["fedsgd", "fedprox", "fedfv"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_is_the_same_alone_in_a_batch_and_in_other_chunks(model, specs, fed, make_federation):
     plan = replace(PLAN, participants=3)
     other = replace(fed, split=make_federation(sizes=(9, 8, 6, 5, 3), seed=9).split)
-    specs = MIXED if model == "mlp" else ["fedsgd", "fedprox", "fedfv"]
     mixed = [Run(one(s), seed, f) for s in specs for seed, f in ((3, fed), (5, other))]
     batch, shots = played(mixed, fed, plan, MODELS[model])
     chunks = [played(mixed, fed, replace(plan, chunk=c), MODELS[model]) for c in (1, 4)]
@@ -55,8 +62,15 @@ def test_a_run_is_the_same_alone_in_a_batch_and_in_other_chunks(model, fed, make
     assert apart(a, b) > 1e-3  # two seeds are two runs
 
 
-@pytest.mark.parametrize("model", [cnn, lambda *args: Functional(*args)])
-@pytest.mark.parametrize("change", [{"optimiser": Optimiser(0.5)}, {"steps": 1}])
+@pytest.mark.parametrize(
+    ("model", "change"),
+    [
+        (cnn, {"optimiser": Optimiser(0.5)}),
+        (lambda *args: Functional(*args), {"steps": 1}),
+        pytest.param(cnn, {"steps": 1}, marks=pytest.mark.slow),
+        pytest.param(Functional, {"optimiser": Optimiser(0.5)}, marks=pytest.mark.slow),
+    ],
+)
 def test_masks_of_large_minibatches_do_not_depend_on_other_runs(model, change, fed, monkeypatch):
     """Full batches are taken in pieces, bent losses are not."""
 
@@ -162,7 +176,7 @@ def test_groups_of_steps_are_even_and_of_the_same_rows():
     assert list(local_training._groups(np.array([4]), 1)) == [(1, k, 1) for k in range(4)]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["mlp", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_the_bits_do_not_depend_on_the_number_of_threads(model, fed):
     torch.set_num_threads(2)
     results = []

@@ -62,20 +62,28 @@ def assert_same(batch, shots, r, plain):
     np.testing.assert_allclose([scores.loss, scores.accuracy], plain.evaluated(), rtol=1e-9)
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+ASKED = [
+    *(("plain", SPECS[1:2]), ("momentum", SPECS[1:2]), ("few", SPECS[:1])),
+    *(("all rows at once", SPECS[:1]), ("one at a time", SPECS[:2]), ("plain", SPECS)),
+]
+QUICK = [("plain", "average"), ("plain", "local"), ("plain", "frozen"), ("momentum", "average")]
+QUICK += [("few", "local"), ("all rows at once", "average")]
+
+
 @pytest.mark.parametrize(
-    ("plan", "specs"),
+    ("plan", "specs", "choice"),
     [
-        ("plain", SPECS[:2]),
-        ("momentum", SPECS[1:2]),
-        ("few", SPECS[:1]),
-        ("all rows at once", SPECS[:1]),
-        pytest.param("one at a time", SPECS[:2], marks=pytest.mark.slow),
-        pytest.param("plain", SPECS[2:], marks=pytest.mark.slow),
+        pytest.param(
+            plan,
+            specs,
+            choice,
+            marks=() if (plan, choice) in QUICK and specs != SPECS else pytest.mark.slow,
+        )
+        for plan, specs in ASKED
+        for choice in CHOICES
     ],
-    ids=["plain", "momentum", "few", "all rows at once", "one at a time", "every strategy"],
 )
-def test_rows_are_the_plain_loop(choice, plan, specs, fed, few_threads, monkeypatch):
+def test_rows_are_the_plain_loop(plan, specs, choice, fed, few_threads, monkeypatch):
     together = plan == "all rows at once"
     monkeypatch.setattr(rows, "_is_small", lambda *_: together)
     plan = dataclasses.replace(PLANS[plan], batchnorm=choice)

@@ -90,7 +90,9 @@ def test_a_run_survives_signals_and_ends_in_the_same_bytes(call, tiny_npz):
     assert Path("broken/rounds.jsonl").read_bytes() == Path("whole/rounds.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_an_interrupt_stops_after_the_round_and_a_later_one_at_once(
     number, call, tiny_npz, monkeypatch
 ):

@@ -85,7 +85,12 @@ SHOWN = {  # what a page says that a block prints: the text right below it
 }
 
 
-@pytest.mark.parametrize("name", PAGES)
+SEVERAL = {f"docs/models.md {number}" for number in (0, 1, 2, 5)}  # ten seconds and more
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SEVERAL else n for n in PAGES]
+)
 def test_python_of_the_docs_runs(name, tmp_path, monkeypatch, capsys):
     if "flwr" in PAGES[name]:  # parts of an app, which only a real federation runs
         compile(PAGES[name], name, "exec")

@@ -130,6 +130,7 @@ def test_a_file_is_taken_apart_into_every_value(tmp_path):
         place.content()
 
 
+@pytest.mark.slow  # as the campaigns that it is about
 def test_a_campaign_that_loses_says_so_with_how_to_repeat_it():
     """A reader that crashes, writes outside, runs what it finds or never ends: all found."""
     program = """

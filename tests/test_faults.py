@@ -102,11 +102,11 @@ def test_random_reports_give_finite_weights_inside_the_ball():
 
 
 def test_no_nan_is_silent():
-    assert set(whole(nans.campaign(6, 0, quiet), 18).counts) == {"client", "server", "weight"}
+    assert set(whole(nans.campaign(3, 0, quiet), 9).counts) == {"client", "server", "weight"}
 
 
 def test_hostile_names_stay_inside():
-    whole(names.campaign(15, 0, quiet), 15)
+    whole(names.campaign(6, 0, quiet), 6)
 
 
 @pytest.mark.slow  # test_hostile_files.py is quicker
@@ -116,6 +116,7 @@ def test_a_value_of_another_type_is_no_traceback(tmp_path):
     assert found["largest, MB"] < 1000
 
 
+@pytest.mark.slow  # test_links.py is quicker
 def test_no_strange_file_holds_a_command_up(tmp_path):
     found = process("special", 8, tmp_path)  # its own rule: 10 s, without the wait for a core
     assert found["tried"] == 8
@@ -187,6 +188,7 @@ def test_the_page_shows_the_measured_figures():
         assert re.search(rf"--count {CAMPAIGNS[name].count} ", entry["command"]), name
 
 
+@pytest.mark.slow  # test_disk.py is quicker
 @pytest.mark.skipif(not disk.mountable(), reason="may not mount a disk here")
 def test_a_real_disk_that_fills_up(tmp_path):
     assert process("tmpfs", 3, tmp_path)["tried"] == 3

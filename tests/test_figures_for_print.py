@@ -43,8 +43,16 @@ def test_names_are_those_that_a_paper_prints(label, name):
     assert printed_name(label) == name
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("width", "inches"), [("column", 3.3), ("page", 6.75)])
+@pytest.mark.parametrize(
+    ("kind", "width", "inches"),
+    [(kind, "column", 3.3) for kind in KINDS]
+    + [("gains", "page", 6.75), ("weights", "page", 6.75)]
+    + [
+        pytest.param(kind, "page", 6.75, marks=pytest.mark.slow)
+        for kind in KINDS
+        if kind not in ("gains", "weights")
+    ],
+)
 def test_a_figure_has_the_width_of_a_column_or_a_page_and_nothing_sticks_out(
     kind, width, inches, history
 ):

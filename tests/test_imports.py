@@ -5,6 +5,7 @@ import re
 import runpy
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def typing_only(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
+@cache  # a tree is asked for by many tests
 def imports(tree: ast.AST, *, deep: bool) -> set[str]:
     """Modules a file imports; `deep`: also inside functions. Never for type checking only."""
     found: set[str] = set()
@@ -52,6 +54,7 @@ def imports(tree: ast.AST, *, deep: bool) -> set[str]:
     return found
 
 
+@cache
 def inner(name: str, *, deep: bool = True) -> set[str]:
     """Which of our own modules a module imports, by the short names of FILES."""
     found = {m.removeprefix("fedmaba.") for m in imports(TREES[name], deep=deep) if "fedmaba" in m}

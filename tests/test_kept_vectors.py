@@ -21,9 +21,15 @@ PLANS = {
 }
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("make", [mlp, cnn])
-@pytest.mark.parametrize("name", PLANS)
+CASES = [(name, mlp, late) for name in PLANS for late in (False, True)] + [("all", cnn, True)]
+MORE = [
+    (name, cnn, late) for name in PLANS for late in (False, True) if (name, late) != CASES[-1][::2]
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "late"), [*CASES, *(pytest.param(*c, marks=pytest.mark.slow) for c in MORE)]
+)
 def test_clients_that_keep_vectors_give_the_plain_loops_model(name, make, late, fed):
     plan, strategy = PLANS[name], Drifting(late=late)
     plain = Plain(strategy, 3, fed, plan, make).run()

@@ -3,6 +3,7 @@
 import math
 import time
 from fractions import Fraction
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ def just_below(n: int, many: int, gap: float) -> np.ndarray:
     return np.concatenate([top, np.full(n - many, (top.sum() - 1.0) / many - gap)])
 
 
+@cache  # to be looked at only
 def cases(n: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(n)
     return {
@@ -48,8 +50,15 @@ def cases(n: int) -> dict[str, np.ndarray]:
 NAMES = list(cases(20))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("n", [11, 100, 10_000])
+QUICK = ("climbing", "three, and all hardly below")  # of the larger ones
+slow = partial(pytest.param, marks=pytest.mark.slow)  # repeats what a quicker case shows
+
+
+@pytest.mark.parametrize(
+    ("n", "name"),
+    [(n, name) for n in (11, 100) for name in NAMES]
+    + [(10_000, name) if name in QUICK else slow(10_000, name) for name in NAMES],
+)
 def test_projection_is_that_of_exact_rationals(n, name):
     y = cases(n)[name]
     for ours, true in zip(project(y).tolist(), exact(y), strict=True):
@@ -100,6 +109,7 @@ def tilted(a: np.ndarray, rho: float) -> np.ndarray:
     return np.exp(z) / np.exp(z).sum()
 
 
+@cache
 def tilts(n: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(n)
     return {
@@ -110,12 +120,21 @@ def tilts(n: int) -> dict[str, np.ndarray]:
     }
 
 
+LARGE = [(1e-9, "losses"), (0.5, "far up")]
+
+
 @pytest.mark.skipif(
     np.finfo(np.longdouble).eps > 1e-18, reason="no long double to compare with here"
 )
-@pytest.mark.parametrize("name", list(tilts(20)))
-@pytest.mark.parametrize("rho", [1e-9, 1e-6, 1e-3, 0.02, 0.5])
-@pytest.mark.parametrize("n", [10, 100_000])
+@pytest.mark.parametrize(
+    ("n", "rho", "name"),
+    [
+        (n, rho, name) if n == 10 or (rho, name) in LARGE else slow(n, rho, name)
+        for n in (10, 100_000)
+        for rho in (1e-9, 1e-6, 1e-3, 0.02, 0.5)
+        for name in tilts(20)
+    ],
+)
 def test_tilt_has_its_digits_in_a_ball_of_any_size(n, rho, name):
     a = tilts(n)[name]
     p, _, kl = tilt(a, rho)

@@ -66,7 +66,11 @@ CASES += [(s, "cnn", None) for s in NAMES]
 
 @pytest.mark.parametrize(
     ("spec", "model", "participants"),
-    [c for c in CASES if c[1] == "mlp" or ":" not in c[0] or one(c[0]).local() != Local()],
+    [
+        c if c[1:] != ("cnn", None) else pytest.param(*c, marks=pytest.mark.slow)
+        for c in CASES
+        if c[1] == "mlp" or ":" not in c[0] or one(c[0]).local() != Local()
+    ],
 )
 def test_every_strategy_gives_the_model_of_a_plain_loop(
     spec, model, participants, engine_of, plain_of

@@ -31,21 +31,27 @@ def test_different_strategies_may_be_put_side_by_side():
     assert [row.label for row in whole.summary()] == ["fedavg", "afl"]
 
 
+OTHERS = [
+    ({"clients": 5}, r"4 and 5 clients"),
+    ({"rounds": 6}, r"evaluated in other rounds, last 4 and 6"),
+    ({"lr": 0.3}, r"with other data, model or options"),
+    ({"eval_every": 1}, r"evaluated in other rounds"),
+    ({"partition": "iid"}, r"with other data, model or options"),
+    ({"model": "mlp"}, r"with other data, model or options"),
+    ({"attack": "loss=x3", "hostile": "25%"}, r"with other data, model or options"),
+]
+CASES = [(saved, *other) for other in OTHERS for saved in (False, True)]
+
+
 @pytest.mark.parametrize(
-    ("other", "why"),
+    ("saved", "other", "why"),
     [
-        ({"clients": 5}, r"4 and 5 clients"),
-        ({"rounds": 6}, r"evaluated in other rounds, last 4 and 6"),
-        ({"eval_every": 1}, r"evaluated in other rounds"),
-        ({"lr": 0.3}, r"with other data, model or options"),
-        ({"partition": "iid"}, r"with other data, model or options"),
-        ({"model": "mlp"}, r"with other data, model or options"),
-        ({"attack": "loss=x3", "hostile": "25%"}, r"with other data, model or options"),
+        pytest.param(*c, marks=() if c in CASES[:1] + CASES[2:6] else pytest.mark.slow)
+        for c in CASES
     ],
     ids=str,
 )
-@pytest.mark.parametrize("saved", [False, True], ids=["in memory", "from files"])
-def test_different_experiments_are_refused_by_name(other, why, saved, tmp_path):
+def test_different_experiments_are_refused_by_name(saved, other, why, tmp_path):
     one, two = played(0, out=tmp_path / "one"), played(1, out=tmp_path / "two", **other)
     if saved:
         one, two = (run_folder.load_history(tmp_path / name) for name in ("one", "two"))

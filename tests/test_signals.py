@@ -308,7 +308,7 @@ def shell(words, closed, cwd):
     )
 
 
-@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-", "<&- >&-"])
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", slow("<&- >&- 2>&-"), slow("<&- >&-")])
 def test_a_closed_standard_output_is_one_line_and_74(closed, run_folder, tmp_path):
     some = [["--version"], ["table", run_folder], ["list", "strategies"], ["--help"]]
     for words in some if closed == ">&-" else some[:1]:

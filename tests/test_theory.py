@@ -103,6 +103,7 @@ def test_one_local_step_reaches_the_saddle_and_not_the_mean(load):
         assert case["averaged"][-1] < case["last"][-30:].mean() / 2
 
 
+@pytest.mark.slow
 def test_gradient_falls_no_slower_than_the_root_of_the_rounds(load):
     rate = load("theory_rate")
     horizons = (100, 400)

@@ -111,7 +111,6 @@ def test_reading_commands_import_nothing_from_the_folder_they_stand_in(place, tm
     assert len(list(place.folder.glob("*.py"))) > 200
     reads_only(place, ["report", ".", "-o", tmp_path / "page.html"], 0)
     assert (tmp_path / "page.html").stat().st_size > 10_000
-    reads_only(place, ["figure", "rounds", ".", "-o", tmp_path / "rounds.pdf"], 0)
     reads_only(place, ["resume", "."], 2)
 
 
@@ -132,6 +131,7 @@ def test_nor_does_any_other_command_that_reads(place, tmp_path):
         reads_only(place, words, code)
 
 
+@mostly_as_a_module
 def test_a_watched_folder_is_only_read(place):
     words = place.words(place.started, "watch", ".")
     with subprocess.Popen(
@@ -551,6 +551,7 @@ def test_a_planted_matplotlibrc_starts_no_latex(place, tmp_path):
     out = tmp_path / "a.png"
     done = place.call(place.started, "figure", "rounds", ".", "-o", out)
     assert (done.returncode, done.stderr) == (0, "")
+    assert place.imported() == []
     plain = tmp_path / "b.png"
     (place.folder / "matplotlibrc").unlink()
     assert place.call(place.started, "figure", "rounds", ".", "-o", plain).returncode == 0
