@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,11 +62,14 @@ def public(tree: ast.Module):
             yield node
 
 
+@cache  # many words are looked for
 def sentences(tree: ast.Module):
     """Docstrings, messages and other texts of a module, each with its line."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.lineno, " ".join(node.value.split())
+    return [
+        (node.lineno, " ".join(node.value.split()))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
 
 
 def found(pattern: str):
