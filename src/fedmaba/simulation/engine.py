@@ -67,6 +67,7 @@ __all__ = [
 ]
 
 
+@models.generator_left_alone()
 def start(
     runs: Sequence[Run],
     plan: Plan,
