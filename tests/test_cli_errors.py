@@ -51,7 +51,10 @@ from command_line import QUICK
         (["fedavg", "--seeds", "1,1"], "none twice"),
         (["fedavg", "--seeds", "2-0"], "seeds='2-0': 2-0 is no range: write 0-2\n"),
         (["fedavg", "--seeds", "few"], "seeds='few': write a count (3)"),
-        (["fedavg", "--data", "mine.txt"], "data 'mine.txt': your own file must end in .npz or"),
+        (
+            ["fedavg", "--data", "mine.txt"],
+            "data 'mine.txt': your own file must end in .npz, .csv or",
+        ),
         (["fedavg", "--minibatch", str(10**30)], "train.minibatch=1000000"),
         (["fedavg", "--rounds", "1e2"], "train.rounds=1e2: it should be a valid integer"),
         (["fedavg,fedmaba"], "strategy 'fedavg,fedmaba': name each by itself: fedavg fedmaba"),

@@ -29,6 +29,16 @@ TYPED = {
     "data.dir": ("some/where", "some/where"),
     "data.partition": ("dirichlet:0.3", "dirichlet:0.3"),
     "data.clients": ("30", 30),
+    "data.label": ("ill", "ill"),
+    "data.client": ("hospital", "hospital"),
+    "data.group": ("sex", "sex"),
+    "data.split": ("fold", "fold"),
+    "data.drop": ("name,street", ["name", "street"]),
+    "data.categorical": ("kind", ["kind"]),
+    "data.missing": ("client-median", "client-median"),
+    "data.standardise": ("no", "no"),
+    "data.min_examples": ("5", 5),
+    "data.resplit": ("no", "no"),
     "data.test": ("local", "local"),
     "data.task": ("regress", "regress"),
     "data.validation": ("10%", "10%"),
@@ -69,6 +79,9 @@ TYPED = {
 
 ADAM = ("train.optimiser", "--optimiser", "adam")
 WITH = {"attack.share": ("attack.does", "--attack", "loss=x3")}
+TABLE = ("data.name", "--data", "mine.csv")
+COLUMNS = ("label", "client", "group", "split", "drop", "categorical", "missing", "standardise")
+WITH |= dict.fromkeys((f"data.{key}" for key in COLUMNS), TABLE)
 WITH |= dict.fromkeys(("train.beta1", "train.beta2", "train.epsilon"), ADAM)
 
 
@@ -271,7 +284,7 @@ def test_every_error_is_in_the_one_line():
         ("train.mini_batch", "train.minibatch"),
         ("trian", "train"),
         ("seed", "seeds"),
-        ("data.client", "data.clients"),
+        ("data.clientss", "data.clients"),
         ("server.deployed", "server.deploy"),
         ("eval.shares", "eval.share"),
         ("machine.thread", "machine.threads"),

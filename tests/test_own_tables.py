@@ -9,7 +9,7 @@ import fedmaba
 from fedmaba import Federation
 from fedmaba.data import datasets, tables
 from fedmaba.data.datasets import load
-from fedmaba.data.federation import How, by_seed, prepared
+from fedmaba.data.federation import Division, divide, prepared
 from fedmaba.data.tables import Reading
 from fedmaba.errors import InputError
 
@@ -72,7 +72,7 @@ def test_forms_of_a_table_give_the_same_runs(tmp_path):
 
 def test_each_seed_is_prepared_by_its_own_training_rows(tmp_path):
     data = load(str(csv(tmp_path / "t.csv")), reading=tables.reading(**HOW))
-    both = by_seed(data, [0, 1], How())
+    both = divide(data, [0, 1], Division())
     assert both[0].data is both[1].data
     for seed in (0, 1):
         alone = Federation.make(data, "given", seed=seed, test="local")

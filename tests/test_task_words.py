@@ -195,8 +195,8 @@ def test_a_column_of_fractions_is_a_regression(tmp_path):
     assert load(written(np.arange(12) / 1.0)).task == "classify"  # as pandas writes whole numbers
     assert load(written(np.arange(12)), task="regress").y.tolist() == list(range(12))
     for labels, task, message in (
-        (["a"] * 12, "regress", r"example 1, column label: 'a' is no number, but the task is"),
-        (HALVES, "sequence", r"a \.csv file has one label for each row: save an \.npz file"),
+        (["a"] * 12, "regress", r"line 2, column label: 'a' is no number, but the task is"),
+        (HALVES, "sequence", r"a table has one label for each row: save an \.npz file"),
         ([*HALVES[:11], "nan"], "regress", r"column label is nan at row 11: give finite numbers"),
     ):
         with pytest.raises(InputError, match=message):

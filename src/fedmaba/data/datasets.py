@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedmaba.data import natural, published, tables, targets, trees
 from fedmaba.data.published import IntArray, Progress, check, export, fetch
-from fedmaba.data.tables import Preparation, Reading, Table, Words
+from fedmaba.data.tables import Preparation, RawTable, Reading, Words
 from fedmaba.data.targets import TargetKind, Task
 from fedmaba.data.trees import Tree
 from fedmaba.errors import InputError, unknown
@@ -647,7 +647,7 @@ def _parquet(path: Path) -> Any:
             ) from None
 
 
-def from_table(table: Table, name: str = "table", task: str | None = None) -> Dataset:
+def from_table(table: RawTable, name: str = "table", task: str | None = None) -> Dataset:
     """A data set from a table: its matrix, and the label, client, group and part of each row."""
     reading, asked = table.reading, targets.check_task(task)
     x, how = tables.features(table)
@@ -677,7 +677,7 @@ def from_table(table: Table, name: str = "table", task: str | None = None) -> Da
     )
 
 
-def _full(table: Table, name: str) -> Words:
+def _full(table: RawTable, name: str) -> Words:
     """A column of words in which no cell may be empty."""
     column = table.columns[name]
     assert isinstance(column, Words)
@@ -691,7 +691,7 @@ def _full(table: Table, name: str) -> Words:
     return column
 
 
-def _part_column(table: Table, rows: int) -> IntArray:
+def _part_column(table: RawTable, rows: int) -> IntArray:
     """(n,) 0, 1 or 2: the row is for training, validation or testing."""
     name = table.reading.split
     if name is None:
@@ -712,11 +712,11 @@ def _part_column(table: Table, rows: int) -> IntArray:
 
 
 def _label_column(
-    table: Table, name: str, label: Words, task: Task | None
+    table: RawTable, name: str, label: Words, task: Task | None
 ) -> tuple[NDArray[Any], Task, tuple[str, ...]]:
     """The label column as classes, or as numbers to predict."""
     if task in ("multilabel", "sequence"):
-        raise InputError(f"task {task}, but a table has one label for each row: give arrays")
+        raise InputError(f"task {task}, but a table has one label for each row: save an .npz file")
     try:
         values = np.array(label.words, np.float64)
     except ValueError:
@@ -737,7 +737,7 @@ def _label_column(
     return targets.read_numbers(f"column {name}", numbers, len(numbers), "regress"), "regress", ()
 
 
-def _no_measurement(table: Table, name: str, label: Words, task: Task | None) -> None:
+def _no_measurement(table: RawTable, name: str, label: Words, task: Task | None) -> None:
     """Refuse a label that almost every row has for itself, as a name or a measurement is."""
     many, n = len(label.words), len(label.code)
     if task is None and many > max(20, n // 2):

@@ -59,7 +59,7 @@ def _part(lists: tuple[IntArray, ...]) -> ClientRows:
     return ClientRows(index.astype(np.int64), start)
 
 
-class How(NamedTuple):
+class Division(NamedTuple):
     """How examples are divided over clients."""
 
     spec: str = "given"
@@ -73,7 +73,7 @@ class Origin(NamedTuple):
     """What a federation was made of, so that another seed can divide it anew."""
 
     data: Dataset
-    how: How
+    how: Division
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class Federation:
         """
         if isinstance(data, str):
             data = datasets.load(data)
-        return by_seed(data, [seed], How(spec, clients, test, validation, min_examples))[seed]
+        return divide(data, [seed], Division(spec, clients, test, validation, min_examples))[seed]
 
     @classmethod
     def from_arrays(
@@ -198,7 +198,9 @@ class Federation:
             if word not in known:
                 raise unknown("argument of from_arrays", word, known)
         data = datasets.from_arrays(x, y, client, task=task, **parts)
-        return by_seed(data, [seed], How(validation=validation, min_examples=min_examples))[seed]
+        return divide(data, [seed], Division(validation=validation, min_examples=min_examples))[
+            seed
+        ]
 
     @classmethod
     def from_frame(
@@ -233,7 +235,9 @@ class Federation:
         if table.reading.client is None:
             raise InputError("no column is called client: say which one names the owner: client=")
         data = datasets.from_table(table, "frame", task)
-        return by_seed(data, [seed], How(validation=validation, min_examples=min_examples))[seed]
+        return divide(data, [seed], Division(validation=validation, min_examples=min_examples))[
+            seed
+        ]
 
     @classmethod
     def from_clients(
@@ -264,10 +268,12 @@ class Federation:
         if columns:
             raise InputError(f"{next(iter(columns))} is for tables, but clients have arrays")
         data = replace(datasets.from_arrays(**found.arrays, task=task), steps=found.steps)
-        return by_seed(data, [seed], How(validation=validation, min_examples=min_examples))[seed]
+        return divide(data, [seed], Division(validation=validation, min_examples=min_examples))[
+            seed
+        ]
 
 
-def by_seed(data: Dataset, seeds: Sequence[int], how: How) -> dict[int, Federation]:
+def divide(data: Dataset, seeds: Sequence[int], how: Division) -> dict[int, Federation]:
     """A federation for each seed, all of one pooled data set."""
     test = how.test or ("official" if data.n_train < len(data.y) else "local")
     if data.task != "classify":

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.data.tables import Reading, Table, Words, in_order
+from fedmaba.data.tables import RawTable, Reading, Words, in_order
 from fedmaba.errors import InputError, unknown
 
 IntArray = NDArray[np.int64]
@@ -192,13 +192,13 @@ def as_csv(name: str) -> dict[str, str]:
     return {f"{name.partition(':')[0]}.csv": out.getvalue()}
 
 
-def table(spec: str) -> Table:
+def table(spec: str) -> RawTable:
     """The table of a specification: heart, or adult:by=COLUMN,group=COLUMN."""
     check(spec)
     return adult(spec) if spec.partition(":")[0] == "adult" else heart()
 
 
-def heart() -> Table:
+def heart() -> RawTable:
     """The four hospitals; the label is whether there is any disease (1 to 4 in the files).
 
     A cholesterol or blood pressure of 0 is a gap: no living patient has it, and one hospital writes
@@ -221,10 +221,10 @@ def heart() -> Table:
         kinds = ["" if cell == "?" else str(int(float(cell))) for cell in cells[name]]
         columns[name] = _words(kinds)
     columns["disease"] = _words(["yes" if cell != "0" else "no" for cell in cells["disease"]])
-    return Table(columns, Reading("disease", "hospital"))
+    return RawTable(columns, Reading("disease", "hospital"))
 
 
-def adult(spec: str) -> Table:
+def adult(spec: str) -> RawTable:
     """Census income; clients are the values of one column, `?` among them as the client unknown.
 
     The sampling weight `fnlwgt` and the words of `education`, which `education-num` counts, are not
@@ -252,7 +252,7 @@ def adult(spec: str) -> Table:
         del columns["education-num"]
     columns["income"] = _words([cell.rstrip(".") for cell in cells["income"]])
     columns["part"] = _words(part)
-    return Table(columns, Reading("income", by, group, "part"))
+    return RawTable(columns, Reading("income", by, group, "part"))
 
 
 def _words(cells: list[str]) -> Words:

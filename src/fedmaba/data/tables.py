@@ -29,7 +29,7 @@ GAPS = frozenset(("", "?", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null
 MAX_WORDS = 100  # different words of a column that become a column each
 MOSTLY = 0.9  # of a column's cells are no numbers: it is one of words, else these are mistakes
 LARGEST = 3.4e38  # float32
-LINES_AT_ONCE = 10_000
+LINES_AT_ONCE = 1_000  # few enough for the cache of a core
 ARROW_NUMBERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 ARROW_NUMBERS |= {"float", "double"}
 INDEX_NAMES = ("unnamed", "index", "level_0", "id", "row", "row_id", "row_name", "row_number")
@@ -104,7 +104,7 @@ class Preparation:
 
     def apply(self, x: FloatArray, train: IntArray, owner: IntArray) -> NDArray[np.float32]:
         """The finished matrix; `train` names the training rows, `owner` the client of each row."""
-        out = np.array(x, np.float64)
+        out = np.array(x, np.float64, order="F")  # it is worked on column by column
         for i in self.numbers:
             column = out[:, i]
             gap = np.isnan(column)
@@ -116,7 +116,7 @@ class Preparation:
                 deviation = seen.std()
                 if deviation > 0:
                     column /= deviation
-        return out.astype(np.float32)
+        return out.astype(np.float32, order="C")
 
     @property
     def learns(self) -> bool:
@@ -172,7 +172,7 @@ def reading(
     )
 
 
-class Table(NamedTuple):
+class RawTable(NamedTuple):
     """A table as it was read: all columns in order, and what they are for."""
 
     columns: Mapping[str, Column]
@@ -187,7 +187,7 @@ class Table(NamedTuple):
 # --- reading ------------------------------------------------------------------------------------
 
 
-def read_csv(path: Path, handle: IO[str], reading: Reading) -> Table:
+def read_csv(path: Path, handle: IO[str], reading: Reading) -> RawTable:
     """A CSV file with a header; words and numbers are told apart by the cells."""
     header = _header(path, handle)
     reading = assign(reading, header, f"{path}: ")
@@ -226,7 +226,7 @@ def read_csv(path: Path, handle: IO[str], reading: Reading) -> Table:
         name: words[name].column() if name in words else np.concatenate(numbers[name].parts)
         for name in kept
     }
-    return Table(columns, reading, lines)
+    return RawTable(columns, reading, lines)
 
 
 def _columns_of_words(reading: Reading) -> set[str]:
@@ -290,15 +290,17 @@ class _Numbers:
 
     def extend(self, cells: Sequence[str], lines: Sequence[int]) -> None:
         try:
-            quick = np.fromiter(map(float, cells), np.float64, len(cells))
-            if np.abs(quick).max() < LARGEST and "_" not in "".join(cells):
-                self.known += len(cells)
+            told = map(float, [cell or "nan" for cell in cells])
+            quick = np.fromiter(told, np.float64, len(cells))
+            largest = np.fmax.reduce(np.abs(quick), initial=0.0)
+            if largest < LARGEST and "_" not in "".join(cells):
+                self.known += len(cells) - int(np.isnan(quick).sum())
                 self.parts.append(quick)
                 return
-        except ValueError:  # a gap or a word
+        except ValueError:  # a word, or a gap that is written as one
             pass
-        told = zip(lines, cells, strict=True)
-        self.parts.append(np.array([self._number(cell.strip(), line) for line, cell in told]))
+        each = zip(lines, cells, strict=True)
+        self.parts.append(np.array([self._number(cell.strip(), line) for line, cell in each]))
 
     def _number(self, word: str, line: int) -> float:
         if word in GAPS:
@@ -341,7 +343,7 @@ def in_order(code: IntArray, words: Sequence[str]) -> Words:
     return Words(place[code], tuple(words[i] for i in order))
 
 
-def read_frame(frame: Any, reading: Reading) -> Table:
+def read_frame(frame: Any, reading: Reading) -> RawTable:
     """A data frame of pandas or polars, a table of pyarrow or Hugging Face, or columns by name."""
     columns = columns_of(frame)
     reading = assign(reading, list(columns), "")
@@ -360,7 +362,7 @@ def read_frame(frame: Any, reading: Reading) -> Table:
     for name, values in columns.items():
         if name not in reading.drop:
             out[name] = _typed(name, values, name in wordy)
-    return Table(out, reading)
+    return RawTable(out, reading)
 
 
 def columns_of(frame: Any) -> dict[str, Any]:
@@ -515,7 +517,7 @@ def uses(reading: Reading) -> tuple[str, ...]:
     return tuple(out)
 
 
-def features(table: Table) -> tuple[FloatArray, Preparation]:
+def features(table: RawTable) -> tuple[FloatArray, Preparation]:
     """The matrix of a table before it is prepared: words as columns of 0 and 1, gaps as nan."""
     reading = table.reading
     missing, standardise = reading.missing or "median", reading.standardise is not False

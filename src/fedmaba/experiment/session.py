@@ -22,7 +22,7 @@ from torch import nn
 import fedmaba
 from fedmaba import strategies
 from fedmaba.data import attack, datasets, partition, tables
-from fedmaba.data.federation import Federation, How, attacked, by_seed, prepared
+from fedmaba.data.federation import Division, Federation, attacked, divide, prepared
 from fedmaba.data.tables import Reading
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
@@ -380,10 +380,10 @@ def _federations(
     if clients is None and spec != "given":
         clients = 20 if data.name == "sample" else 100
     share = partition.parse_share(asked.validation)
-    how = How(spec, clients, asked.test, share, asked.min_examples or 0)
+    how = Division(spec, clients, asked.test, share, asked.min_examples or 0)
     if asked.resplit == "no":
-        return data, dict.fromkeys(seeds, by_seed(data, [0], how)[0])
-    return data, by_seed(data, seeds, how)
+        return data, dict.fromkeys(seeds, divide(data, [0], how)[0])
+    return data, divide(data, seeds, how)
 
 
 SPLITTING = ("partition", "clients", "test", "validation")
@@ -410,7 +410,7 @@ def _of_federation(given: Federation, seeds: Sequence[int], anew: bool) -> dict[
             "resplit='yes', but this Federation was split by hand: leave it out, or use "
             "Federation.from_arrays or from_frame"
         )
-    return by_seed(given.origin.data, seeds, given.origin.how)
+    return divide(given.origin.data, seeds, given.origin.how)
 
 
 def _same_task(asked: str | None, data: datasets.Dataset) -> None:
