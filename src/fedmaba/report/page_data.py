@@ -136,6 +136,11 @@ def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) ->
             "Clients without test examples, as hostile ones, are not in the figures; weights and "
             "losses show them."
         )
+    if any(run.judged() < (run.test_size > 0).sum() for run in history.runs):
+        out.append(
+            f"Clients whose {unit.name} is undefined, as where all test examples are of one class, "
+            "are not in the figures."
+        )
     kinds = {(s.data.get("sha256"), str(s.about.get("partition"))) for s in sources}
     if len(sources) > 1 and len(kinds) > 1:
         out.append(

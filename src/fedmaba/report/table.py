@@ -41,9 +41,10 @@ PLAINLY = "scores as the metric gives them, not in per cent: some lie outside 0 
 
 def plainly(unit: Unit) -> str:
     """How scores are shown that are not in percent."""
-    if not unit.lower:
-        return PLAINLY
-    return f"{unit.name}, not in per cent: lower is better, and the worst clients have the highest"
+    if unit.lower:
+        worst = "lower is better, and the worst clients have the highest"
+        return f"{unit.name}, not in per cent: {worst}"
+    return PLAINLY if unit.name == "accuracy" else f"{unit.name}, not in per cent: higher is better"
 
 
 def columns(share: float, unit: Unit = PERCENT) -> list[Column]:
@@ -102,7 +103,7 @@ def caption(history: History, model: Model, at: At, unit: Unit | None = None) ->
         "best": f"at its best round, picked on {history.picked_on()}",
         "last5": "mean of the last five evaluations",
     }[at]
-    counts = {(int((run.test_size > 0).sum()), run.n_clients) for run in history.runs}
+    counts = {(run.judged(model, at), run.n_clients) for run in history.runs}
     some = " or ".join(f"{k:,} of {n:,}" for k, n in sorted(counts) if k < n)
     labels = [run.label for run in history.runs]
     over = "one seed" if len(labels) == len({*labels}) else "mean ± sd over seeds"

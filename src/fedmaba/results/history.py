@@ -154,6 +154,15 @@ class RunHistory:
         scores = np.nanmean(np.where(nobody, -np.inf, better), axis=1)
         return np.array([int(np.argmax(scores))])
 
+    def judged(self, model: Model = "deployed", at: At = "last") -> int:
+        """How many clients the figures are of: with test examples, and a score that is defined."""
+        some = self.test_size > 0
+        if len(self.tables.get("evaluated", ())):
+            which = self.chosen(at, model)
+            accuracy, loss = self.accuracy(model)[which], self.loss(model)[which]
+            some &= ~metrics.undefined(accuracy, loss).any(axis=0)
+        return int(some.sum())
+
     def add_training_losses(self, seen: Round) -> None:
         """Keep what clients reported in the round that was evaluated last; nan for the others."""
         if seen.loss is not None:

@@ -64,6 +64,11 @@ def are_shares(scores: FloatArray) -> bool:
     return not ((scores < -1e-6) | (scores > 1 + 1e-6)).any()
 
 
+def undefined(accuracy: FloatArray, loss: FloatArray) -> NDArray[np.bool_]:
+    """Which clients the model served, but the metric says nothing about."""
+    return np.isnan(accuracy) & np.isfinite(loss)
+
+
 def variance(accuracy: FloatArray, unit: Unit = PERCENT) -> Any:
     """Population variance of the clients' accuracy, in percent squared."""
     return np.var(unit.scale * accuracy, axis=-1)
@@ -170,6 +175,15 @@ def _figures(
     """The fields of Fairness for each evaluation."""
     if size.any() and not size.all():
         accuracy, loss, size = accuracy[:, size > 0], loss[:, size > 0], size[size > 0]
+    none = undefined(accuracy, loss)
+    if none.any() and len(accuracy) > 1:  # the clients that are left differ
+        each = [
+            _figures(a[None], b[None], size, share, unit)
+            for a, b in zip(accuracy, loss, strict=True)
+        ]
+        return tuple(np.concatenate(column) for column in zip(*each, strict=True))
+    if none.any() and not none.all():
+        accuracy, loss, size = accuracy[:, ~none[0]], loss[:, ~none[0]], size[~none[0]]
     with np.errstate(over="ignore", invalid="ignore"):  # huge shortly before a run diverges
         return (
             variance(accuracy, unit),
