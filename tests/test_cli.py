@@ -193,9 +193,10 @@ def test_progress_goes_to_stderr_in_plain_lines(call, tiny_npz):
     answer = call("compare", "fedavg", "--data", tiny_npz, *words, "--out", "mine")
     lines = answer.err.splitlines()
     assert lines[0].startswith("model: fast rows")
-    assert lines[1].startswith("round 2/4")
-    assert lines[2].startswith("round 4/4")
-    assert len(lines) == 3
+    assert lines[1] == "task: classify: one of 3 classes for each example"
+    assert [line.split(",")[0] for line in lines[2::2]] == ["round 2/4", "round 4/4"]
+    assert all(line.startswith("  fedavg: variance ") for line in lines[3::2])
+    assert len(lines) == 6
     assert "\x1b" not in answer.err + answer.out
 
 

@@ -34,7 +34,10 @@ from command_line import QUICK
         (["fedavg:x=1"], "hyper-parameter of fedavg 'x'"),
         (["fedavg", "fedavg"], "'fedavg' is listed twice"),
         (["fedavg", "--set", "train.epoch=3"], "did you mean 'train.epochs'?"),
-        (["fedavg", "--set", "train.foo=3"], "unknown key 'train.foo': choose one of epochs, lr"),
+        (
+            ["fedavg", "--set", "train.foo=3"],
+            "unknown key 'train.foo': choose one of augment, beta1",
+        ),
         (["fedavg", "--participants", "6"], "participants=6, but the federation has 5 clients"),
         (["fedavg", "--participants", "few"], "train.participants='few'"),
         (["fedavg", "--lr", "-1", "--rounds", "0"], "train.rounds=0"),

@@ -10,8 +10,10 @@ from fedmaba import Federation
 from fedmaba.data import datasets, tables
 from fedmaba.data.datasets import load
 from fedmaba.data.federation import Division, divide, prepared
-from fedmaba.data.tables import Reading
+from fedmaba.data.tables import Preparation, Reading
 from fedmaba.errors import InputError
+from fedmaba.experiment import starting
+from run_folders import asked, begun, files, play
 
 RNG = np.random.default_rng(0)
 N = 120
@@ -177,3 +179,26 @@ def test_a_site_uses_numbers_as_they_are_and_refuses_the_rest(tmp_path):
         data = load(str(csv(tmp_path / "t.csv", columns)))
         with pytest.raises(InputError, match=words):
             LocalClient("softmax", data, ["ill", "well"])
+
+
+def test_a_run_on_a_table_resumes_with_the_same_bits(tmp_path):
+    few = {"data__label": "outcome", "data__client": "site", "strategies": ["fedavg", "afl"]}
+    experiment = asked(csv(tmp_path / "t.csv"), **few, train__participants="all")
+    play(begun(experiment, tmp_path / "whole"))
+    play(begun(experiment, tmp_path / "halves"), stop_after=4)
+    play(starting.resume(tmp_path / "halves"))
+    assert files(tmp_path / "halves") == files(tmp_path / "whole")
+
+
+def test_a_run_of_a_version_that_did_not_standardise_is_told_so(tmp_path, monkeypatch):
+    plain = {"client": SITE, "a": AGE, "label": OUTCOME}
+    experiment = asked(csv(tmp_path / "t.csv", plain), train__participants="all")
+    out = tmp_path / "run"
+    with monkeypatch.context() as before:  # numbers as they are, and no word of it
+        before.setattr(Preparation, "apply", lambda self, x, *_: x.astype(np.float32))
+        play(begun(experiment, out), stop_after=4)
+    about = json.loads((out / "about.json").read_text())
+    del about["data"]["steps"]
+    (out / "about.json").write_text(json.dumps(about))
+    with pytest.raises(InputError, match="begun by a version that used the numbers of a table as"):
+        starting.resume(out)

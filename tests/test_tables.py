@@ -80,7 +80,7 @@ def test_other_tables_read_alike(form):
 
 def test_gaps_are_refused_where_the_user_says_so():
     with pytest.raises(
-        InputError, match="line 4, column sex: the cell is empty, as are 1 of this column"
+        InputError, match=r"line 4, column sex: the cell is empty .1 such cells.: fill them"
     ):
         tables.features(read(GOOD, ROLES._replace(missing="refuse")))
 

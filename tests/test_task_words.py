@@ -197,7 +197,11 @@ def test_a_column_of_fractions_is_a_regression(tmp_path):
     for labels, task, message in (
         (["a"] * 12, "regress", r"line 2, column label: 'a' is no number, but the task is"),
         (HALVES, "sequence", r"a table has one label for each row: save an \.npz file"),
-        ([*HALVES[:11], "nan"], "regress", r"column label is nan at row 11: give finite numbers"),
+        (
+            [*HALVES[:11], "nan"],
+            "regress",
+            r"line 13, column label: it is empty .1 such",
+        ),
     ):
         with pytest.raises(InputError, match=message):
             load(written(labels), task=task)

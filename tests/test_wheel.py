@@ -18,6 +18,7 @@ coef, state, info = rule.weigh(rule.init(3), replies)
 assert abs(coef.sum() - 1) < 1e-12 and coef.argmax() == 2, coef
 assert len(fedmaba.parse("fedmaba:alpha=[0.5,0.8]")) == 2
 assert len(fedmaba.Federation.make("sample", "shards:2", 20).train.size) == 20
+assert fedmaba.Federation.make("heart", "given", test="local").n_clients == 4
 """
 
 

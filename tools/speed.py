@@ -1,4 +1,4 @@
-"""Write the measured speeds into the README and docs/performance*.md: python tools/speed.py
+"""Write the measured speeds into the README and pages of the docs: python tools/speed.py
 
 The numbers come from benchmarks/results/*.json. A table stands between `<!-- speed:NAME -->` and
 `<!-- end -->`. A number in a sentence is written `716<!-- speed reproduce-h200-bf16/seconds -->`:
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/performance.md", "docs/performance-log.md")
+PAGES = ("README.md", "docs/performance.md", "docs/performance-log.md", "docs/models.md")
 MARK = re.compile(r"(<!-- speed:(\w+) -->\n).*?(<!-- end -->)", re.S)
 VALUE = re.compile(r"[\d,.]+(<!-- speed ([^|>]+?)(?:\|(\S+))? -->)")
 

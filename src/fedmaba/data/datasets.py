@@ -685,8 +685,8 @@ def _full(table: RawTable, name: str) -> Words:
     if gap.any():
         row = int(np.argmax(gap))
         raise InputError(
-            f"{table.at(row)}, column {name}: it is empty, as are {int(gap.sum())} of this column: "
-            "fill it or drop the row; NA, None, ? and the like count as empty"
+            f"{table.at(row)}, column {name}: it is empty ({int(gap.sum())} such cells): fill it "
+            "or drop the row; NA, None, ? and the like count as empty"
         )
     return column
 

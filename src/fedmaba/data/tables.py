@@ -552,8 +552,8 @@ def features(table: RawTable) -> tuple[FloatArray, Preparation]:
     if missing == "refuse" and gaps:
         name, gap = next(iter(gaps.items()))
         raise InputError(
-            f"{table.at(int(np.argmax(gap)))}, column {name}: the cell is empty, as are "
-            f"{int(gap.sum())} of this column: fill them, or choose --missing median"
+            f"{table.at(int(np.argmax(gap)))}, column {name}: the cell is empty "
+            f"({int(gap.sum())} such cells): fill them, or choose --missing median"
         )
     made += [gap.astype(np.float64) for gap in gaps.values()]
     return np.stack(made, 1), Preparation(tuple(names), tuple(gaps), missing, standardise)

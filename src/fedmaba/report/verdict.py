@@ -185,6 +185,8 @@ class _Rows:
             rest = [x for x in close if x != best] or [x for x in self.labels if x != best]
             named = min(rest, key=self.spread)
             headline = f"None here is fairer than {base}"
+            if not several:
+                headline = f"None looks fairer than {base}, but one seed proves nothing"
         elif not several:
             named = best
             headline = f"{best} looks fairest, but one seed proves nothing"
@@ -195,7 +197,7 @@ class _Rows:
             first = [named, *(x for x in tied if x != named)]
             headline = f"{_listed(first)} are fairest, and cannot be told apart"
         elif any(x not in (named, base) and not self.apart(x, named) for x in self.labels):
-            headline = f"{named} is among the fairest and costs least"
+            headline = f"{named} is fairer than {base}" if base else f"{named} is among the fairest"
         else:
             headline = f"{named} is the fairest of {len(self.labels)} strategies"
         alike = [x for x in self.labels if x != named and several and not self.apart(x, named)]
@@ -237,14 +239,14 @@ class _Rows:
         rest = [x for x in close if x not in (named, base, *alike)]
         if alike:
             if few := [x for x in alike if x != base and x in close]:
-                out += f" Not told apart from it: {_listed(few)}."
+                out += f" Not told apart from {named}: {_listed(few)}."
         elif rest:
             next_ = min(rest, key=self.spread)
             its = self.shown(self.spread(next_), "variance")
             out += f" The runner-up is {next_} with {its}{square}."
         if far := [x for x in self.labels if x not in close]:
             way = "above" if unit.lower else "below"
-            out += f" More than {near(unit)} {way} the best mean, so not named: {_listed(far)}."
+            out += f" More than {near(unit)} {way} the best mean, so left out: {_listed(far)}."
         return out
 
     def change(
