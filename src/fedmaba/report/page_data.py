@@ -25,6 +25,7 @@ from fedmaba.report.table import (
     caption,
     grid_of_rows,
     more_figures,
+    noise_note,
     plainly,
 )
 from fedmaba.results import run_folder
@@ -147,6 +148,8 @@ def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) ->
             "These folders differ in data or partition: compare strategies within a folder, not "
             "across them."
         )
+    if noise := noise_note(history.summary()):
+        out.append(f"Deployed model, at the last round: {noise}.")
     out += [run.diverged for run in history.runs if run.diverged]
     return out
 

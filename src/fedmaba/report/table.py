@@ -112,6 +112,29 @@ def caption(history: History, model: Model, at: At, unit: Unit | None = None) ->
     return text if unit.mark else f"{text}; {plainly(unit)}"
 
 
+def noise_note(rows: Sequence[Row]) -> str:
+    """How much of the variances finite test sets alone make; "" where that is not known."""
+    known = [row for row in rows if math.isfinite(row.test_noise) and row.mean.variance > 0]
+    if not known:
+        return ""
+    shares = [min(100.0, 100 * row.test_noise / row.mean.variance) for row in known]
+    each = ", ".join(f"{row.label} {row.corrected:.2f}" for row in known)
+    text = (
+        f"of these variances, {_range([row.test_noise for row in known], '.2f')} %² "
+        f"({_range(shares, '.0f')} %) are noise of finite test sets; variance without it: {each}"
+    )
+    if max(shares) > 50:
+        most = [row.label for row, share in zip(known, shares, strict=True) if share > 50]
+        text += f"; warning: more than half of the variance of {', '.join(most)} is such noise"
+    return text
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    """One number, or the least and the most."""
+    ends = [format(v, form) for v in (min(values), max(values))]
+    return " to ".join(dict.fromkeys(ends))
+
+
 def document(
     history: History,
     model: Model = "deployed",
@@ -124,10 +147,11 @@ def document(
     history = history if share is None else replace(history, share=share)
     told = dict.fromkeys(run.diverged for run in history.runs if run.diverged)
     text = [f"Left out of every mean: {'; '.join(told)}."] if told else []
+    noise = noise_note(history.summary(model, at))
     grids = [summary(history, model, at)]
     if against is not None:
         grids.append(differences(history, model, at, against))
-    return Document(title, text, grids)
+    return Document(title, text, grids, foot=[f"{capitalised(noise)}."] if noise else [])
 
 
 def summary(

@@ -74,6 +74,30 @@ def variance(accuracy: FloatArray, unit: Unit = PERCENT) -> Any:
     return np.var(unit.scale * accuracy, axis=-1)
 
 
+def sampling_noise(accuracy: FloatArray, size: NDArray[np.int64]) -> Any:
+    """The variance (%²) that finite test sets alone make: the mean of p (1 - p) / (n - 1).
+
+    It is without bias for shares p of n examples that are right. nan where scores are no such
+    shares, or where a client has a single test example, which shows no spread.
+    """
+    some = size > 0
+    p, n = accuracy[..., some], size[some].astype(np.float64)
+    right = p * n
+    counted = np.abs(right - np.rint(right)) <= 1e-6 * n
+    known = (n > 1).all() & (counted | np.isnan(p)).all(axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        noise = PERCENT.scale**2 * np.mean(p * (1 - p) / (n - 1), axis=-1)
+    return np.where(known, noise, np.nan)[()]
+
+
+def without_noise(variance: Any, noise: Any, clients: int) -> Any:
+    """A variance over clients without the part that finite test sets make: without bias.
+
+    A population variance over N clients holds (N - 1) / N of the noise. It can fall below 0.
+    """
+    return variance - (clients - 1) / clients * noise
+
+
 def mean_of_tail(values: FloatArray, share: float, *, best: bool = False) -> Any:
     """Mean of the lowest (or, `best`, the highest) max(1, ceil(share N)) clients."""
     count = max(1, math.ceil(share * values.shape[-1] - 1e-9))
