@@ -86,7 +86,7 @@ def show(
     ):
         console.print(MARKS)
     if noise := noise_note(history.summary(model, at, share)):
-        console.print(line_of(noise, "yellow" if "warning" in noise else "dim"), soft_wrap=True)
+        console.print(line_of(noise, "yellow" if "warning" in noise else "dim"))
     for run in history.runs:
         if run.diverged:
             console.print(line_of(run.diverged, "red"), soft_wrap=True)
