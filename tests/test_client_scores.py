@@ -75,6 +75,7 @@ def test_a_function_sees_all_outputs_and_targets_of_one_client():
     history = compare(["fedavg"], fed, client_metric=size, seeds=1, rounds=1)
     assert history.runs[0].accuracy()[-1].tolist() == fed.test.size.tolist()
     of_clients = [tuple(fed.data.y[fed.test.of(c)]) for c in range(5)]
+    assert seen[0][-1] == of_clients[0]  # tried with the examples of a client
     assert [y for *_, y in seen[1:6]] == of_clients
     assert {(shape[1:], kind) for shape, kind, _ in seen} == {((2,), np.dtype(float))}
 
@@ -216,8 +217,8 @@ def test_figures_of_a_run_in_progress_are_in_the_metrics_own_unit(tiny_npz, tmp_
         ({"metric": "auc", "client_metric": len}, "a client has one score: give one"),
         ({"client_metric": "auc"}, "client_metric='auc': give a function"),
         ({"client_metric": lambda o, y: o}, "gave an array of shape"),
-        ({"client_metric": lambda o, y: np.inf}, "gave inf for the first"),
-        ({"client_metric": lambda o, y: "good"}, "gave 'good' for the first"),
+        ({"client_metric": lambda o, y: np.inf}, "gave inf for client"),
+        ({"client_metric": lambda o, y: "good"}, "gave 'good' for client"),
         ({"client_metric": lambda o, y: np.nan}, "gave nan for every client"),
         ({"client_metric": lambda o, y: o[len(y)]}, "IndexError"),
         ({"client_metric": lambda o: 1.0}, "TypeError"),

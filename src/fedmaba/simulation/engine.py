@@ -117,7 +117,7 @@ def start(
     count = plan.threads or torch.get_num_threads()
     with Workers(1, count).threads():
         _try(template, example, target, loss, metric)
-        _try_client_metric(template, example, target, client_metric)
+        _try_client_metric(template, x, y, runs[0], client_metric)
     _check_minibatches(template, runs, plan)
     usual = FUNCTIONS[data.task]
     loss, metric = loss or usual.loss, metric or usual.metric
@@ -333,17 +333,19 @@ def _try(
 
 
 def _try_client_metric(
-    model: torch.nn.Module, example: Inputs, target: Tensor, metric: ClientMetricFn | None
+    model: torch.nn.Module, x: Inputs, y: Tensor, run: Run, metric: ClientMetricFn | None
 ) -> None:
-    """Refuse a metric of clients that does not give one number."""
+    """Refuse a metric of clients that does not give one number for the client with most tests."""
     if metric is not None:
         if not callable(metric):
             raise InputError(
                 f"client_metric={metric!r}: give a function of all (outputs, targets) of a client"
             )
+        who = int(np.argmax(run.federation.test.size))
+        mine = torch.from_numpy(run.federation.test.of(who)[:1000]).to(y.device)
         with torch.no_grad():
-            outputs = call(model, example).double().cpu().numpy()
-        score_of_client(metric, outputs, target.cpu().numpy(), f"the first {len(target)} examples")
+            outputs = call(model, trees.mapped(lambda v: v[mine], x)).double().cpu().numpy()
+        score_of_client(metric, outputs, y[mine].cpu().numpy(), f"client {who}")
 
 
 def _check(runs: Sequence[Run], plan: Plan) -> None:
