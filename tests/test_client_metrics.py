@@ -39,7 +39,7 @@ def calibration(p, y):
 def test_classification_equals_scikit_learn(seed, classes):
     outputs, y = predictions(seed, classes)
     told, p = outputs.argmax(1), cm.probabilities(outputs)
-    found = {name: cm.metric_named(name).score(outputs, y) for name in cm.METRICS if name != "r2"}
+    found = {name: cm.METRICS[name].score(outputs, y) for name in cm.METRICS if name != "r2"}
     recall = sk.recall_score(y, told, labels=np.unique(y), average="macro", zero_division=0)
     want = {
         "accuracy": sk.accuracy_score(y, told),
@@ -88,4 +88,4 @@ def test_perplexity_leaves_out_positions_without_a_target():
 
 def test_an_unknown_metric_is_refused_with_a_hint():
     with pytest.raises(InputError, match=r"unknown metric 'acurracy'.*accuracy"):
-        cm.metric_named("acurracy")
+        cm.metric_named("acurracy", "classify")

@@ -67,6 +67,7 @@ TYPED = {
     "server.deploy": ("ema:0.9", "ema:0.9"),
     "eval.every": ("3", 3),
     "eval.share": ("0.1", 0.1),
+    "eval.metric": ("auc", "auc"),
     "machine.device": ("cpu", "cpu"),
     "machine.dtype": ("float64", "float64"),
     "machine.threads": ("1", 1),

@@ -125,7 +125,7 @@ def test_many_evaluations_are_one_after_another(n):
     draw = np.random.default_rng(n)
     accuracy, loss = draw.random((2, 5, n))
     accuracy[1] = 0.0
-    accuracy[2, 0] = np.nan
+    accuracy[2, 0] = loss[2, 0] = np.nan
     size = draw.integers(0, 3, n)
     size[:2] = 2
     found = metrics.every(accuracy, loss, size, 0.3)

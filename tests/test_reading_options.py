@@ -65,8 +65,12 @@ def test_inputs_are_in_the_record_of_a_run(tmp_path):
     ("name", "how", "words"),
     [
         ("sample", "cifar10", "is for colour images, but sample is grey"),
-        ("synthetic", "scale", "synthetic is used as it is"),
-        ("own.csv", "standard", "own.csv is used as it is"),
+        ("synthetic", "scale", "synthetic has no pixels of a published set"),
+        (
+            "own.csv",
+            "standard",
+            "own.csv has no pixels of a published set: .*--standardise is for tables",
+        ),
         ("sample", "white", "it should be 'scale', 'standard' or 'cifar10'"),
     ],
 )

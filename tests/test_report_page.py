@@ -398,5 +398,5 @@ def test_a_metric_of_any_size_has_its_page(broken, tiny_npz, tmp_path):
     )
     assert history._repr_html_().startswith("<table>")
     page = report.page([data.load(tmp_path / "run")])
-    said = "No score of any run is a number" if broken else "one seed"
+    said = "No score of any run is a finite number" if broken else "one seed"
     assert said in page

@@ -219,8 +219,7 @@ def until(run: RunHistory, done: int) -> RunHistory:
 
 def floor(run: RunHistory) -> float:
     """The variance (%²) that clients of the same true accuracies show by their few images alone."""
-    p = run.accuracy("last")[-1]
-    return float(1e4 * np.mean(p * (1 - p) / (run.test_size - 1)))
+    return float(run.test_noise("last", [-1])[0][0])
 
 
 # --- tables over many targets --------------------------------------------------------------------

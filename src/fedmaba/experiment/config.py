@@ -27,6 +27,19 @@ from fedmaba.results import files
 from fedmaba.simulation.optimiser import Name as OptimiserName
 
 Count = int | None
+MetricName = Literal[
+    "accuracy",
+    "balanced-accuracy",
+    "f1",
+    "auc",
+    "average-precision",
+    "rmse",
+    "mae",
+    "r2",
+    "perplexity",
+    "brier",
+    "ece",
+]
 MAX_COUNT = 10**9  # of rounds, clients, steps and the like
 MAX_SEEDS = 10_000
 REPRODUCE_FOLDER = Path("runs/reproduce")  # where `fedmaba reproduce` keeps its results
@@ -260,6 +273,13 @@ class Eval(Section):
         "share of clients that 'worst' and 'best' are the mean of, as 5%",
         gt=0,
         le=1,
+    )
+
+    metric: MetricName | None = newer_option(
+        None,
+        "--metric",
+        "a client's score, of its own predictions: accuracy, balanced-accuracy, f1, auc, "
+        "average-precision, brier, ece; rmse, mae, r2; perplexity [as the task says]",
     )
 
     _fraction = field_validator("share", mode="before")(fraction)

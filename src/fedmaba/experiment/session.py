@@ -29,12 +29,13 @@ from fedmaba.experiment import config
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.driver import drive
 from fedmaba.experiment.initial import given_weights
-from fedmaba.results import run_folder
+from fedmaba.results import client_metrics, run_folder
 from fedmaba.results.array_files import Arrays
 from fedmaba.results.history import History, RunHistory
 from fedmaba.results.metrics import ACCURACY, OF_TASK, Metric
 from fedmaba.rows import LossFn, base, models
 from fedmaba.simulation import distributed, engine
+from fedmaba.simulation.client_scores import ClientMetricFn
 from fedmaba.simulation.local_training import MetricFn
 from fedmaba.strategies import deployed
 from fedmaba.strategies.base import Strategy
@@ -49,6 +50,7 @@ class UserObjects:
     model: models.Factory | None = None
     loss: LossFn | None = None
     metric: MetricFn | None = None
+    client_metric: ClientMetricFn | None = None
     init: Mapping[str, Any] | nn.Module | None = None
 
 
@@ -257,19 +259,23 @@ def prepare(
     together = distributed.join()
     if together.count > 1:
         together.alike(_identity_for_ranks(experiment, federations))
-    batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric, together, init)
+    whole = _client_metric(experiment, own, data)
+    undefined = [] if whole is None else _undefined(whole, runs)
+    batch = engine.start(runs, _plan(experiment), make, own.loss, own.metric, together, init, whole)
     histories = [
         RunHistory(
             run.strategy.label(),
             run.seed,
             rule,
             run.federation.test.size,
-            metric=_metric(data, own.metric),
+            metric=_metric(data, own.metric, whole),
         )
         for run, rule in batch.handed_out
     ]
     history = History(histories, experiment.eval.share)
-    notes = [f"model: {batch.rows.path}", _task_note(data, histories[0].metric, own.metric)]
+    asked = own.metric if own.client_metric is None else own.client_metric
+    notes = [f"model: {batch.rows.path}", _task_note(data, histories[0].metric, asked)]
+    notes += undefined
     notes += data_notes(runs[0].federation, own.data is not None)
     if together.count > 1:
         notes.append(f"ranks: {together.count}")
@@ -278,7 +284,8 @@ def prepare(
             f"hostile: {lies.who.sum()} of {len(lies.who)} clients ({experiment.attack.does}); "
             "figures are of the others"
         )
-    things = {"model": make, "loss": own.loss, "metric": own.metric}
+    things: dict[str, object] = {"model": make, "loss": own.loss, "metric": own.metric}
+    things["client_metric"] = own.client_metric
     code = fingerprints({what: thing for what, thing in things.items() if thing is not None})
     custom = fingerprints({f"strategy {s.name}": type(s) for s in listed})
     started = "" if init is None else init.sha256()
@@ -305,23 +312,71 @@ def prepare(
     )
 
 
-def _metric(data: datasets.Dataset, own: MetricFn | None) -> Metric:
-    """What a client's score is: by the task, or as the user's own function says."""
-    if own is None:
+def _client_metric(
+    experiment: Experiment, own: UserObjects, data: datasets.Dataset
+) -> ClientMetricFn | None:
+    """The metric of all predictions of a client that was asked for."""
+    name = experiment.eval.metric
+    named = None if name is None else client_metrics.metric_named(name, data.task)
+    given = {
+        f"metric={name!r}": named,
+        "metric, a function": own.metric,
+        "client_metric": own.client_metric,
+    }
+    there = [word for word, value in given.items() if value is not None]
+    if len(there) > 1:
+        raise InputError(f"{' and '.join(there)} are given: a client has one score: give one")
+    # Accuracy is the mean over examples, which the engine has by a faster way.
+    return own.client_metric if named is None or named.name == "accuracy" else named
+
+
+def _undefined(metric: ClientMetricFn, runs: Sequence[engine.Run]) -> list[str]:
+    """Say how many clients have no score of this metric; refuse where that is all of them."""
+    if not isinstance(metric, client_metrics.ClientMetric) or not metric.partial:
+        return []
+    notes: list[str] = []
+    for fed in {id(run.federation): run.federation for run in runs}.values():
+        for what, part in (("test", fed.test), ("validation", fed.validation)):
+            some = np.flatnonzero(part.size)
+            none = sum(metric.undefined(fed.data.y[part.of(int(c))]) for c in some)
+            if none == len(some) > 0:
+                raise InputError(
+                    f"metric={metric.name!r} is undefined for every client, since the {what} "
+                    "examples of each are all of one class or value: choose another --metric or "
+                    "--partition"
+                )
+            if none and what == "test" and not notes:
+                notes.append(
+                    f"metric: {metric.title} is undefined for {none} of {len(some)} clients, whose "
+                    f"test examples are all of one class or value: figures are of the others"
+                )
+    return notes
+
+
+def _metric(
+    data: datasets.Dataset, own: MetricFn | None, whole: ClientMetricFn | None = None
+) -> Metric:
+    """What a client's score is: by the task, as the metric's name or the user's function says."""
+    if isinstance(whole, client_metrics.ClientMetric):
+        return whole.described()
+    judge = own if whole is None else whole
+    if judge is None:
         return OF_TASK[data.task]
-    lower = engine.lower_is_better(data.task, own)
-    name = getattr(own, "__name__", "score").strip("<>_").replace("_", " ")
-    if data.task == "classify" and not lower:
+    lower = engine.lower_is_better(data.task, judge)
+    name = getattr(judge, "__name__", "score").strip("<>_").replace("_", " ")
+    if data.task == "classify" and not lower and whole is None:
         return ACCURACY
     return Metric("score" if name == "lambda" else name, lower, shares=False)
 
 
-def _task_note(data: datasets.Dataset, metric: Metric, own: MetricFn | None) -> str:
+def _task_note(
+    data: datasets.Dataset, metric: Metric, own: MetricFn | ClientMetricFn | None
+) -> str:
     """The line that says what is predicted, who said so, and how it is judged."""
     said = "" if data.task_given or data.task == "classify" else " (by the shape and type of y)"
     way = "lower" if metric.lower else "higher"
     judged = "" if metric == ACCURACY else f"; {metric.name}, {way} is better"
-    if own is not None and data.task != "classify" and not metric.lower:
+    if own is not None and metric != ACCURACY and not metric.lower:
         judged += " (if lower is, set lower_is_better = True on your metric)"
     return f"task: {data.task}{said}: {data.target.in_words()}{judged}"
 

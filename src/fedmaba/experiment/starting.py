@@ -38,6 +38,7 @@ from fedmaba.results.array_files import Arrays, pack
 from fedmaba.results.history import History
 from fedmaba.rows import LossFn, models
 from fedmaba.simulation import engine
+from fedmaba.simulation.client_scores import ClientMetricFn
 from fedmaba.simulation.local_training import MetricFn
 from fedmaba.strategies.base import Strategy
 from fedmaba.user_code import allow_working_folder, say_sources
@@ -49,7 +50,8 @@ def compare(
     data: str | Path | datasets.Dataset | Federation = "sample",
     model: str | models.Factory = "mlp",
     loss: LossFn | None = None,
-    metric: MetricFn | None = None,
+    metric: str | MetricFn | None = None,
+    client_metric: ClientMetricFn | None = None,
     init: Init | None = None,
     out: str | Path | None = None,
     **options: Any,
@@ -57,6 +59,8 @@ def compare(
     """Run strategies on a federation and return their history.
 
     Options are those of `fedmaba compare`, with underscores: rounds=40, clients=20, lr=0.05.
+    A `metric` is a name of `--metric`, or a function that scores each example; a `client_metric`
+    scores all predictions (outputs, targets) of one client with one number.
     """
     if isinstance(strategies, str | Strategy | type):
         strategies = [strategies]
@@ -75,13 +79,16 @@ def compare(
         data=None if isinstance(data, str) else data,
         model=None if isinstance(model, str) else model,
         loss=loss,
-        metric=metric,
+        metric=None if isinstance(metric, str) else metric,
+        client_metric=client_metric,
         init=None if init is None or isinstance(init, str | Path) else init,
     )
     tree["model"] = model if isinstance(model, str) else getattr(model, "__name__", "own")
     config.set_key(tree, "data.name", data if isinstance(data, str) else "own")
     if init is not None:
         tree["init"] = str(init) if isinstance(init, str | Path) else "own"
+    if isinstance(metric, str):
+        config.set_key(tree, "eval.metric", metric)
     for name, value in options.items():
         if name not in flags:
             raise unknown("option", name, flags)

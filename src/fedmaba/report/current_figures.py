@@ -18,7 +18,7 @@ import numpy as np
 from fedmaba.report.data import MODELS, Source, combine
 from fedmaba.report.table import FIGURES
 from fedmaba.results.history import At, History, Model, Row, RunHistory
-from fedmaba.results.metrics import PERCENT, PLAIN, Fairness, Unit
+from fedmaba.results.metrics import PLAIN, Fairness, Unit
 from fedmaba.results.selection import Found
 
 
@@ -78,8 +78,9 @@ class CurrentFigures:
         ]
 
     def line(self, line: Mapping[str, Any], model: Model, source: Source) -> Fairness:
-        """What a line says in percent, without the worst and best of another share of clients."""
-        told, factor = line[model], self.unit.scale / PERCENT.scale
+        """What a line says, without the worst and best of another share of clients."""
+        written = source.history.runs[0].metric.unit(True)  # as the run folder writes its lines
+        told, factor = line[model], self.unit.scale / written.scale
         scale = {"variance": factor**2} | dict.fromkeys(
             ("accuracy", "by_sample", "worst", "best", "gap"), factor
         )

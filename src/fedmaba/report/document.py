@@ -51,6 +51,7 @@ class Document:
     text: list[str] = field(default_factory=list)
     grids: list[Grid] = field(default_factory=list)
     figures: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    foot: list[str] = field(default_factory=list)  # words below the tables
 
 
 def number(
@@ -101,7 +102,8 @@ def markdown(document: Document, level: int = 1) -> str:
     """The page as Markdown."""
     title = [f"{'#' * level} {escape.for_markdown(document.title)}"] if document.title else []
     parts = [*title, *map(escape.for_markdown, document.text)]
-    return "\n\n".join([*parts, *map(markdown_table, document.grids)]) + "\n"
+    below = map(escape.for_markdown, document.foot)
+    return "\n\n".join([*parts, *map(markdown_table, document.grids), *below]) + "\n"
 
 
 def markdown_table(grid: Grid) -> str:
@@ -114,7 +116,7 @@ def markdown_table(grid: Grid) -> str:
 def latex(document: Document) -> str:
     r"""The tables for a paper: booktabs; \usepackage{booktabs}."""
     parts = [r"% \usepackage{booktabs}"]
-    told = [document.title, *document.text]
+    told = [document.title, *document.text, *document.foot]
     parts += [f"% {escape.one_line(line)}" for text in told for line in text.splitlines()]
     for grid in document.grids:
         columns = "l" + "r" * (len(grid.head) - 1)

@@ -52,9 +52,11 @@ def summary(history: History) -> list[list[object]]:
         *names,
         *(f"{name}_sd" for name in names),
         "note",
+        "test_noise",
+        "corrected_variance",
     ]
     return [head] + [
-        [row.label, model, row.seeds, *row.mean, *row.sd, row.note]
+        [row.label, model, row.seeds, *row.mean, *row.sd, row.note, row.test_noise, row.corrected]
         for model in data.MODELS
         for row in history.summary(model)
     ]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from fedmaba.results.selection import REFERENCE
-from fedmaba.strategies import BUILT_IN
+from fedmaba.strategies import BUILT_IN, REGISTRY
 
 HUES = (BUILT_IN[0], *reversed(BUILT_IN[1:]))  # the place of an algorithm in a palette
 
@@ -44,18 +44,6 @@ def hues(labels: Sequence[str]) -> list[tuple[int, int]]:
     return [(hue, seen[:i].count(hue)) for i, hue in enumerate(seen)]
 
 
-NAMES = {
-    "fedavg": "FedAvg",
-    "fedsgd": "FedSGD",
-    "fedprox": "FedProx",
-    "qffl": "q-FFL",
-    "afl": "AFL",
-    "term": "TERM",
-    "fedmgda": "FedMGDA+",
-    "propfair": "PropFair",
-    "fedfv": "FedFV",
-    "fedmaba": "FedMABA",
-}
 SIGNS = {"alpha": "α", "eps": "ε", "eta": "η", "lam": "λ", "mu": "μ", "rho": "ρ", "tau": "τ"}
 
 
@@ -64,7 +52,8 @@ def printed_name(label: str) -> str:
     spec, bracket, rest = label.partition(" (")
     name, colon, given = spec.partition(":")
     pairs = [pair.partition("=") for pair in given.split(",")] if colon else []
-    if name not in NAMES or any(not equals for _, equals, _ in pairs):
+    title = REGISTRY[name].title if name in REGISTRY else ""
+    if not title or any(not equals for _, equals, _ in pairs):
         return label
     told = [f"{SIGNS.get(key, key)} = {value}" for key, _, value in pairs]
-    return ", ".join([NAMES[name], *told]) + bracket + rest
+    return ", ".join([title, *told]) + bracket + rest

@@ -25,6 +25,7 @@ from fedmaba.report.table import (
     caption,
     grid_of_rows,
     more_figures,
+    noise_note,
     plainly,
 )
 from fedmaba.results import run_folder
@@ -136,12 +137,19 @@ def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) ->
             "Clients without test examples, as hostile ones, are not in the figures; weights and "
             "losses show them."
         )
+    if any(run.judged() < (run.test_size > 0).sum() for run in history.runs):
+        out.append(
+            f"Clients whose {unit.name} is undefined, as where all test examples are of one class, "
+            "are not in the figures."
+        )
     kinds = {(s.data.get("sha256"), str(s.about.get("partition"))) for s in sources}
     if len(sources) > 1 and len(kinds) > 1:
         out.append(
             "These folders differ in data or partition: compare strategies within a folder, not "
             "across them."
         )
+    if noise := noise_note(history.summary()):
+        out.append(f"Deployed model, at the last round: {noise}.")
     out += [run.diverged for run in history.runs if run.diverged]
     return out
 

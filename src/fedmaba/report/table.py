@@ -41,9 +41,10 @@ PLAINLY = "scores as the metric gives them, not in per cent: some lie outside 0 
 
 def plainly(unit: Unit) -> str:
     """How scores are shown that are not in percent."""
-    if not unit.lower:
-        return PLAINLY
-    return f"{unit.name}, not in per cent: lower is better, and the worst clients have the highest"
+    if unit.lower:
+        worst = "lower is better, and the worst clients have the highest"
+        return f"{unit.name}, not in per cent: {worst}"
+    return PLAINLY if unit.name == "accuracy" else f"{unit.name}, not in per cent: higher is better"
 
 
 def columns(share: float, unit: Unit = PERCENT) -> list[Column]:
@@ -102,13 +103,36 @@ def caption(history: History, model: Model, at: At, unit: Unit | None = None) ->
         "best": f"at its best round, picked on {history.picked_on()}",
         "last5": "mean of the last five evaluations",
     }[at]
-    counts = {(int((run.test_size > 0).sum()), run.n_clients) for run in history.runs}
+    counts = {(run.judged(model, at), run.n_clients) for run in history.runs}
     some = " or ".join(f"{k:,} of {n:,}" for k, n in sorted(counts) if k < n)
     labels = [run.label for run in history.runs]
     over = "one seed" if len(labels) == len({*labels}) else "mean ± sd over seeds"
     text = f"{what}, {when}; {over}" + (f"; {some} clients" if some else "")
     unit = unit or history.unit
     return text if unit.mark else f"{text}; {plainly(unit)}"
+
+
+def noise_note(rows: Sequence[Row]) -> str:
+    """How much of the variances finite test sets alone make; "" where that is not known."""
+    known = [row for row in rows if math.isfinite(row.test_noise) and row.mean.variance > 0]
+    if not known:
+        return ""
+    shares = [min(100.0, 100 * row.test_noise / row.mean.variance) for row in known]
+    each = ", ".join(f"{row.label} {row.corrected:.2f}" for row in known)
+    text = (
+        f"of these variances, {_range([row.test_noise for row in known], '.2f')} %² "
+        f"({_range(shares, '.0f')} %) are noise of finite test sets; variance without it: {each}"
+    )
+    if max(shares) > 50:
+        most = [row.label for row, share in zip(known, shares, strict=True) if share > 50]
+        text += f"; warning: more than half of the variance of {', '.join(most)} is such noise"
+    return text
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    """One number, or the least and the most."""
+    ends = [format(v, form) for v in (min(values), max(values))]
+    return " to ".join(dict.fromkeys(ends))
 
 
 def document(
@@ -123,10 +147,11 @@ def document(
     history = history if share is None else replace(history, share=share)
     told = dict.fromkeys(run.diverged for run in history.runs if run.diverged)
     text = [f"Left out of every mean: {'; '.join(told)}."] if told else []
+    noise = noise_note(history.summary(model, at))
     grids = [summary(history, model, at)]
     if against is not None:
         grids.append(differences(history, model, at, against))
-    return Document(title, text, grids)
+    return Document(title, text, grids, foot=[f"{capitalised(noise)}."] if noise else [])
 
 
 def summary(

@@ -62,7 +62,8 @@ def events(session: Session, out: Path) -> Iterator[Callable[[Snapshot], None]]:
                 accuracy, loss = scores.accuracy[None], scores.loss[None]
                 (figures,) = every(accuracy, loss, runs[r].test_size, share, unit)
                 values |= {f"{model}/{name}": getattr(figures, name) for name in FIGURES}
-                spread = scores.accuracy[runs[r].test_size > 0] if model == "deployed" else spread
+                if model == "deployed":
+                    spread = scores.accuracy[~np.isnan(scores.accuracy)]
             if values:
                 writer.add_event(_event(done, values, spread, unit))
 

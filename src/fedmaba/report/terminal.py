@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 from rich import box
 from rich.console import (
     Console,
@@ -36,9 +35,9 @@ from rich.text import Text
 from fedmaba.errors import unknown
 from fedmaba.report import data, escape, numbers, set_up, streams, verdict
 from fedmaba.report.document import Cell, Grid
-from fedmaba.report.table import ALIKE, digits_of, for_screen, summary
+from fedmaba.report.table import ALIKE, digits_of, for_screen, noise_note, summary
 from fedmaba.results.history import At, History, Model, RunHistory
-from fedmaba.results.metrics import PERCENT, Unit, variance
+from fedmaba.results.metrics import PERCENT, Unit
 
 if TYPE_CHECKING:
     import fedmaba.simulation.batch
@@ -86,6 +85,8 @@ def show(
         cell.rank < 2 for row in summary(history, model, at, share).rows for cell in row
     ):
         console.print(MARKS)
+    if noise := noise_note(history.summary(model, at, share)):
+        console.print(line_of(noise, "yellow" if "warning" in noise else "dim"))
     for run in history.runs:
         if run.diverged:
             console.print(line_of(run.diverged, "red"), soft_wrap=True)
@@ -286,10 +287,10 @@ def _variances(runs: list[RunHistory], unit: Unit = PERCENT, most: int = 24) -> 
     count = min(len(run.tables["evaluated"]) for run in found)
     rows = slice(max(0, count - most), count)
     tables = [
-        np.asarray(run.tables["deployed.accuracy"][rows])[:, run.test_size > 0]  # not the hostile
+        [f.variance for f in run.fairness("deployed", at=range(*rows.indices(count)), unit=unit)]
         for run in found
     ]
-    return [sum(variance(a, unit) for a in at) / len(at) for at in zip(*tables, strict=True)]
+    return [sum(at) / len(at) for at in zip(*tables, strict=True)]
 
 
 def _in_progress(history: History) -> list[Shown]:

@@ -6,21 +6,26 @@ the curve where only one class occurs; figures over clients then leave this clie
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.errors import unknown
+from fedmaba.errors import InputError, unknown
+from fedmaba.results.metrics import OF_TASK, Metric
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 MetricOfClient = Callable[[FloatArray, Any], float]  # outputs (n, C), targets (n, ...) -> number
+MOST_PERPLEXITY = 1e100
 CALIBRATION_BINS = 15  # of equal width, as Guo et al. 2017 count them
 
 
-class ClientMetric(NamedTuple):
+@dataclass(frozen=True)
+class ClientMetric:
     """A metric with the words and the direction that tables and pages need."""
 
     name: str  #      on the command line
@@ -29,12 +34,36 @@ class ClientMetric(NamedTuple):
     higher: bool  #   whether more is better
     tasks: tuple[str, ...]  # kinds of target that it is made for
     score: MetricOfClient
+    partial: bool = False  # nan for a client whose targets are all alike
+
+    def __call__(self, outputs: FloatArray, targets: Any) -> float:
+        """The score of a client."""
+        return self.score(outputs, targets)
+
+    @property
+    def lower_is_better(self) -> bool:
+        """As the engine asks any metric."""
+        return not self.higher
+
+    def described(self) -> Metric:
+        """What its scores are, for tables and pages."""
+        return Metric(self.title, not self.higher, self.share)
+
+    def undefined(self, targets: Any) -> bool:
+        """Whether a client with these targets has no score, whatever the model predicts."""
+        return self.partial and bool(np.all(targets == targets[:1], axis=0).any())
 
 
-def metric_named(name: str) -> ClientMetric:
-    """The metric of this name."""
+def metric_named(name: str, task: str) -> ClientMetric:
+    """The metric of this name, if it fits the task."""
     if name not in METRICS:
         raise unknown("metric", name, METRICS)
+    if task not in METRICS[name].tasks:
+        fitting = ", ".join(m.name for m in METRICS.values() if task in m.tasks)
+        remedy = f"choose {fitting}, or leave it out" if fitting else "leave it out"
+        raise InputError(
+            f"metric={name!r} does not fit the task {task}: {remedy} ({OF_TASK[task].name})"
+        )
     return METRICS[name]
 
 
@@ -50,7 +79,7 @@ def _predicted(outputs: FloatArray) -> IntArray:
     return best
 
 
-def accuracy(outputs: FloatArray, y: IntArray) -> float:
+def share_right(outputs: FloatArray, y: IntArray) -> float:
     """The share of examples whose largest output is the right class."""
     return float((_predicted(outputs) == y).mean())
 
@@ -154,22 +183,26 @@ def r2(outputs: FloatArray, y: FloatArray) -> float:
 
     nan where a client has fewer than two examples, or targets that are all equal.
     """
-    wide = y.reshape(len(y), -1)
-    spread = np.square(wide - wide.mean(0)).sum(0)
-    if len(y) < 2 or not spread.all():
+    wide = y.reshape(len(y), -1).astype(np.float64)
+    if (wide == wide[:1]).all(0).any():
         return np.nan
+    spread = np.square(wide - wide.mean(0)).sum(0)
     return float(np.mean(1.0 - np.square(_errors(outputs, y)).sum(0) / spread))
 
 
 def perplexity(outputs: FloatArray, y: IntArray) -> float:
-    """exp of the mean loss of the targets, over the positions that have one."""
+    """exp of the mean loss of the targets, over the positions that have one.
+
+    At most MOST_PERPLEXITY, since files hold finite numbers only.
+    """
     flat, targets = outputs.reshape(-1, outputs.shape[-1]), y.reshape(-1)
     flat, targets = flat[targets >= 0], targets[targets >= 0]
     if not len(targets):
         return np.nan
     top = flat.max(1)
     log_sum = top + np.log(np.exp(flat - top[:, None]).sum(1))
-    return float(np.exp((log_sum - flat[np.arange(len(flat)), targets]).mean()))
+    loss = float((log_sum - flat[np.arange(len(flat)), targets]).mean())
+    return math.exp(loss) if loss < math.log(MOST_PERPLEXITY) else MOST_PERPLEXITY
 
 
 _CLASSES = ("classify",)
@@ -177,18 +210,24 @@ _WORDS = ("classify", "sequence")
 METRICS = {
     m.name: m
     for m in (
-        ClientMetric("accuracy", "accuracy", True, True, _CLASSES, accuracy),
+        ClientMetric("accuracy", "accuracy", True, True, _CLASSES, share_right),
         ClientMetric(
             "balanced-accuracy", "balanced accuracy", True, True, _CLASSES, balanced_accuracy
         ),
         ClientMetric("f1", "F1 (macro)", True, True, _CLASSES, f1),
-        ClientMetric("auc", "AUC", True, True, _CLASSES, auc),
+        ClientMetric("auc", "AUC", True, True, _CLASSES, auc, partial=True),
         ClientMetric(
-            "average-precision", "average precision", True, True, _CLASSES, average_precision
+            "average-precision",
+            "average precision",
+            True,
+            True,
+            _CLASSES,
+            average_precision,
+            partial=True,
         ),
         ClientMetric("rmse", "RMSE", False, False, ("regress",), rmse),
         ClientMetric("mae", "MAE", False, False, ("regress",), mae),
-        ClientMetric("r2", "R²", False, True, ("regress",), r2),
+        ClientMetric("r2", "R²", False, True, ("regress",), r2, partial=True),
         ClientMetric("perplexity", "perplexity", False, False, _WORDS, perplexity),
         ClientMetric("brier", "Brier score", False, False, _CLASSES, brier),
         ClientMetric("ece", "calibration error", True, False, _CLASSES, ece),

@@ -136,6 +136,23 @@ class RunHistory:
             accuracy, loss = accuracy[some], loss[some]
         return metrics.every(accuracy, loss, self.test_size, share, unit or self.unit)
 
+    def test_noise(
+        self, model: Model = "deployed", at: Iterable[int] | None = None
+    ) -> tuple[FloatArray, FloatArray]:
+        """The variance (%²) that finite test sets alone make, and the variance without it.
+
+        At each evaluation, or at those that are named; nan where scores are not accuracies.
+        """
+        accuracy = self.accuracy(model)
+        accuracy = accuracy if at is None else accuracy[list(at)]
+        if self.unit != PERCENT:
+            nothing = np.full(len(accuracy), np.nan)
+            return nothing, nothing
+        some = self.test_size > 0
+        noise = metrics.sampling_noise(accuracy, self.test_size)
+        spread = metrics.variance(accuracy[:, some])
+        return noise, metrics.without_noise(spread, noise, int(some.sum()))
+
     def chosen(self, at: At, model: Model = "deployed") -> IntArray:
         """Which evaluations a table shows: the last, the best, or the last five."""
         if at not in get_args(At):
@@ -153,6 +170,15 @@ class RunHistory:
         better = self.metric.unit(True).sign * judged
         scores = np.nanmean(np.where(nobody, -np.inf, better), axis=1)
         return np.array([int(np.argmax(scores))])
+
+    def judged(self, model: Model = "deployed", at: At = "last") -> int:
+        """How many clients the figures are of: with test examples, and a score that is defined."""
+        some = self.test_size > 0
+        if len(self.tables.get("evaluated", ())):
+            which = self.chosen(at, model)
+            accuracy, loss = self.accuracy(model)[which], self.loss(model)[which]
+            some &= ~metrics.undefined(accuracy, loss).any(axis=0)
+        return int(some.sum())
 
     def add_training_losses(self, seen: Round) -> None:
         """Keep what clients reported in the round that was evaluated last; nan for the others."""
@@ -203,6 +229,8 @@ class Row(NamedTuple):
     mean: Fairness
     sd: Fairness
     note: str  # what the reader must know, such as runs that diverged
+    test_noise: float = np.nan  # part of the variance that finite test sets alone make
+    corrected: float = np.nan  # variance without that part
 
 
 @dataclass
@@ -272,7 +300,10 @@ class History:
                 sd = figures.std(0, ddof=1) if len(good) > 1 else nothing
             lost = [run.seed for run in runs if run.diverged]
             note = f"diverged: seed {', '.join(map(str, lost))}" if lost else ""
-            rows.append(Row(label, len(good), Fairness(*mean), Fairness(*sd), note))
+            sure = [np.mean(run.test_noise(model, run.chosen(at, model)), axis=1) for run in good]
+            noise, corrected = np.mean(sure, axis=0) if sure else (np.nan, np.nan)
+            figures_of = Fairness(*mean), Fairness(*sd)
+            rows.append(Row(label, len(good), *figures_of, note, float(noise), float(corrected)))
         return rows
 
     def picked_on(self) -> str:

@@ -64,9 +64,38 @@ def are_shares(scores: FloatArray) -> bool:
     return not ((scores < -1e-6) | (scores > 1 + 1e-6)).any()
 
 
+def undefined(accuracy: FloatArray, loss: FloatArray) -> NDArray[np.bool_]:
+    """Which clients the model served, but the metric says nothing about."""
+    return np.isnan(accuracy) & np.isfinite(loss)
+
+
 def variance(accuracy: FloatArray, unit: Unit = PERCENT) -> Any:
     """Population variance of the clients' accuracy, in percent squared."""
     return np.var(unit.scale * accuracy, axis=-1)
+
+
+def sampling_noise(accuracy: FloatArray, size: NDArray[np.int64]) -> Any:
+    """The variance (%²) that finite test sets alone make: the mean of p (1 - p) / (n - 1).
+
+    It is without bias for shares p of n examples that are right. nan where scores are no such
+    shares, or where a client has a single test example, which shows no spread.
+    """
+    some = size > 0
+    p, n = accuracy[..., some], size[some].astype(np.float64)
+    right = p * n
+    counted = np.abs(right - np.rint(right)) <= 1e-6 * n
+    known = (n > 1).all() & (counted | np.isnan(p)).all(axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        noise = PERCENT.scale**2 * np.mean(p * (1 - p) / (n - 1), axis=-1)
+    return np.where(known, noise, np.nan)[()]
+
+
+def without_noise(variance: Any, noise: Any, clients: int) -> Any:
+    """A variance over clients without the part that finite test sets make: without bias.
+
+    A population variance over N clients holds (N - 1) / N of the noise. It can fall below 0.
+    """
+    return variance - (clients - 1) / clients * noise
 
 
 def mean_of_tail(values: FloatArray, share: float, *, best: bool = False) -> Any:
@@ -170,6 +199,15 @@ def _figures(
     """The fields of Fairness for each evaluation."""
     if size.any() and not size.all():
         accuracy, loss, size = accuracy[:, size > 0], loss[:, size > 0], size[size > 0]
+    none = undefined(accuracy, loss)
+    if none.any() and len(accuracy) > 1:  # the clients that are left differ
+        each = [
+            _figures(a[None], b[None], size, share, unit)
+            for a, b in zip(accuracy, loss, strict=True)
+        ]
+        return tuple(np.concatenate(column) for column in zip(*each, strict=True))
+    if none.any() and not none.all():
+        accuracy, loss, size = accuracy[:, ~none[0]], loss[:, ~none[0]], size[~none[0]]
     with np.errstate(over="ignore", invalid="ignore"):  # huge shortly before a run diverges
         return (
             variance(accuracy, unit),

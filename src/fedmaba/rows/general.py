@@ -131,7 +131,7 @@ class LoopRows(General):
             with RowOperations(ALONE, key) if self.masks else nullcontext():
                 yield
             return
-        with torch.random.fork_rng(devices=[key.device] if self.cuda else []):
+        with torch.random.fork_rng(devices=[self._device] if self.cuda else []):
             torch.manual_seed(int(key) & (2**63 - 1))
             with RowOperations(ALONE, key):
                 yield
@@ -165,9 +165,12 @@ class LoopRows(General):
     def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
         model, each = self._model(False), []
         weights = self.layout.tensors(model).values()
+        key = torch.zeros((), dtype=torch.int64, device=self._device)  # one for all evaluations
         with torch.no_grad():
             for r in range(len(flat)):
                 for p, view in zip(weights, self.layout.views(flat[r : r + 1]), strict=True):
                     p.data = view[0]
-                each.append(call(model, self._inputs(tree_map(lambda v: v[r % len(v)], x))))  # noqa: B023
+                own = tree_map(lambda v: v[r % len(v)], x)  # noqa: B023
+                with self._drawing(key):  # a model may draw random numbers here, too
+                    each.append(call(model, self._inputs(own)))
         return torch.stack(each)

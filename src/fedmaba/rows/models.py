@@ -263,11 +263,18 @@ def _unmade(what: str, error: Exception, shape: Shape, classes: int) -> InputErr
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed torch's random numbers, and restore the caller's state afterwards."""
+def generator_left_alone() -> Iterator[None]:
+    """Restore the caller's random numbers afterwards, whatever a model draws when it is tried."""
     begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = range(torch.cuda.device_count()) if begun else ()
     with torch.random.fork_rng(devices=list(gpus)):
+        yield
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed torch's random numbers, and restore the caller's state afterwards."""
+    with generator_left_alone():
         torch.manual_seed(seed)
         yield
 

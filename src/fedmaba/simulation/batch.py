@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -72,6 +72,7 @@ class Batch:
     graphs: GraphCache
     ranks: Ranks = field(default_factory=Ranks)
     lower_is_better: bool = False  # of two scores
+    client_metric: Callable[[Any, Any], float] | None = None  # of all predictions of a client
     draws: ParticipantDraws = field(default_factory=ParticipantDraws)
 
     @cached_property

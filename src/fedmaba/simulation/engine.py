@@ -32,6 +32,7 @@ from fedmaba.rows.workers import Workers
 from fedmaba.simulation import pipeline
 from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.batch import Batch, RunParts, precision
+from fedmaba.simulation.client_scores import ClientMetricFn, client_scores, score_of_client
 from fedmaba.simulation.cohort import out_of_memory
 from fedmaba.simulation.distributed import Ranks
 from fedmaba.simulation.local_training import MetricFn, Pool
@@ -67,6 +68,7 @@ __all__ = [
 ]
 
 
+@models.generator_left_alone()
 def start(
     runs: Sequence[Run],
     plan: Plan,
@@ -75,16 +77,22 @@ def start(
     metric: MetricFn | None = None,
     ranks: Ranks | None = None,
     init: GivenWeights | None = None,
+    client_metric: ClientMetricFn | None = None,
 ) -> Batch:
-    """A batch at round 0: data on the device, initial models, initial states."""
+    """A batch at round 0: data on the device, initial models, initial states.
+
+    A metric scores each example, and a client by the mean; a client metric scores all of a
+    client's predictions at once.
+    """
     _check(runs, plan)
     ranks = ranks or Ranks()
     data = runs[0].federation.data
     make = models.find_factory(model) if isinstance(model, str) else model
     device = _device(plan.device, ranks)
     dtype = torch.float64 if plan.dtype == "float64" else torch.float32
-    free = loss is not None and metric is not None  # to make anything of the outputs
-    kind, lower = data.target, lower_is_better(data.task, metric)
+    judge = metric if client_metric is None else client_metric
+    free = loss is not None and judge is not None  # to make anything of the outputs
+    kind, lower = data.target, lower_is_better(data.task, judge)
     if lower and any("best:fair" in run.rules for run in runs):
         raise InputError(
             "deploy='best:fair' goes by points of a score where higher is better, but here lower "
@@ -110,6 +118,7 @@ def start(
     count = plan.threads or torch.get_num_threads()
     with Workers(1, count).threads():
         _try(template, example, target, loss, metric)
+        _try_client_metric(template, x, y, runs[0], client_metric)
     _check_minibatches(template, runs, plan)
     usual = FUNCTIONS[data.task]
     loss, metric = loss or usual.loss, metric or usual.metric
@@ -159,10 +168,10 @@ def start(
     parts = (trained, validated, tested)
     graphs = GraphCache(device, rows.recordable)
     held = (runs, plan, rows, pool, metric, progress, *parts, workers, graphs, ranks)
-    return Batch(*held, lower_is_better=lower)
+    return Batch(*held, lower_is_better=lower, client_metric=client_metric)
 
 
-def lower_is_better(task: str, metric: MetricFn | None) -> bool:
+def lower_is_better(task: str, metric: MetricFn | ClientMetricFn | None) -> bool:
     """Whether a lower score is better: as the user's function says, else as the task's metric."""
     if metric is None:
         return task == "regress"
@@ -275,6 +284,8 @@ def _scores(
     whose = {row: r for row, r in whose.items() if len(parts.parts[r].index)}
     if not whose:
         return {}
+    if batch.client_metric is not None:
+        return {row: client_scores(batch, parts, flat[row], r) for row, r in whose.items()}
     if batch.rows.layout.shared < batch.rows.layout.size:
         return {row: _own_scores(batch, parts, flat[row], r) for row, r in whose.items()}
     mine, found = batch.ranks.mine, flat.new_zeros(2, len(whose), len(parts.union))
@@ -320,6 +331,22 @@ def _try(
                     "the metric gave a value that is not finite: give each example a score, as 1 "
                     "for right and 0 for wrong"
                 )
+
+
+def _try_client_metric(
+    model: torch.nn.Module, x: Inputs, y: Tensor, run: Run, metric: ClientMetricFn | None
+) -> None:
+    """Refuse a metric of clients that does not give one number for the client with most tests."""
+    if metric is not None:
+        if not callable(metric):
+            raise InputError(
+                f"client_metric={metric!r}: give a function of all (outputs, targets) of a client"
+            )
+        who = int(np.argmax(run.federation.test.size))
+        mine = torch.from_numpy(run.federation.test.of(who)[:1000]).to(y.device)
+        with torch.no_grad():
+            outputs = call(model, trees.mapped(lambda v: v[mine], x)).double().cpu().numpy()
+        score_of_client(metric, outputs, y[mine].cpu().numpy(), f"client {who}")
 
 
 def _check(runs: Sequence[Run], plan: Plan) -> None:

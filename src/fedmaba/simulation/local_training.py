@@ -517,6 +517,29 @@ def evaluate(
     return losses, scores
 
 
+def outputs_and_losses(
+    rows: Rows,
+    w: Tensor,  # (1, P)
+    index: Tensor,  # (n,)
+    x: Inputs,
+    y: Tensor,
+    workers: Workers,
+) -> tuple[Tensor, Tensor]:
+    """The loss (n,) and the outputs (n, ...) of each example under one model."""
+    budget = MAX_ACTIVATIONS
+    if w.is_cuda:
+        budget = torch.cuda.get_device_properties(w.device).total_memory // 256
+    step = max(1, budget // rows.activations)
+
+    def piece(a: int) -> tuple[Tensor, Tensor]:
+        part = index[a : a + step]
+        out = rows.outputs(w, trees.mapped(lambda v: v[None], _examples(x, part)))
+        return rows.losses(out, y[part][None])[0], out[0]
+
+    losses, outputs = zip(*workers.map(piece, range(0, len(index), step)), strict=True)
+    return torch.cat(losses), torch.cat(outputs)
+
+
 def mean_losses(losses: Tensor, valid: Tensor) -> Tensor:
     """Mean loss of each client over its own examples, in float64; `valid` marks those."""
     return torch.where(valid, losses.double(), 0.0).sum(-1) / valid.sum(-1)

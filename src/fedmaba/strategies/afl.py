@@ -31,6 +31,7 @@ class AFL(Strategy):
     """weights climb the losses by projected gradient ascent with step lam"""
 
     name: ClassVar[str] = "afl"
+    title: ClassVar[str] = "AFL"
     deploy: ClassVar[str] = "average"  # the paper's guarantee is for the mean of all server models
     lam: float = param(0.05, low=0)
     weights: Literal["old", "new"] = "old"

@@ -189,6 +189,7 @@ class Strategy:
     """A server rule. Fields are its hyper-parameters, named as in its paper; methods are pure."""
 
     name: ClassVar[str]
+    title: ClassVar[str] = ""  #                 as a paper prints it; "": the name
     deploy: ClassVar[str] = (
         "poly:8"  #          which server model is handed out, unless the run says
     )

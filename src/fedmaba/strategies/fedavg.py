@@ -19,6 +19,7 @@ class FedAvg(Strategy):
     """the average of the clients' models, by training examples or uniform"""
 
     name: ClassVar[str] = "fedavg"
+    title: ClassVar[str] = "FedAvg"
     weights: Literal["size", "uniform"] = "size"
 
     def weigh(self, state: State, replies: Replies) -> Decision:

@@ -32,6 +32,7 @@ class FedFV(Strategy):
     """changes are projected off those they conflict with, now and from past rounds"""
 
     name: ClassVar[str] = "fedfv"
+    title: ClassVar[str] = "FedFV"
     alpha: float = param(0.1, low=0, high=1)
     tau: int = param(1, low=0)  # type: ignore[assignment]
 

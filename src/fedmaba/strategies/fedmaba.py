@@ -46,6 +46,7 @@ class FedMABA(Strategy):
     """bandit weights by mirror ascent on the losses in a KL ball, mixed with the plain average"""
 
     name: ClassVar[str] = "fedmaba"
+    title: ClassVar[str] = "FedMABA"
     alpha: float = param(0.5, low=0, high=1)
     eta_b: float = param(0.5, low=0)
     rho: float = param(1.0, low=0)

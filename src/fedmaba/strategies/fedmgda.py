@@ -31,6 +31,7 @@ class FedMGDA(Strategy):
     """the common descent direction of the normalised changes nearest to their average"""
 
     name: ClassVar[str] = "fedmgda"
+    title: ClassVar[str] = "FedMGDA+"
     epsilon: float = param(0.1, low=0, high=1)
     eta: float = param(1.0, above=0)
     decay: float = param(1.0, above=0, high=1)

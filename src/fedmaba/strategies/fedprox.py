@@ -15,6 +15,7 @@ class FedProx(Strategy):
     """FedAvg with a proximal term mu/2 |w - w_server|^2 in each local step"""
 
     name: ClassVar[str] = "fedprox"
+    title: ClassVar[str] = "FedProx"
     mu: float = param(0.1, low=0)
 
     def local(self) -> Local:

@@ -11,6 +11,7 @@ class FedSGD(Strategy):
     """one step on the full-batch gradient of all clients together"""
 
     name: ClassVar[str] = "fedsgd"
+    title: ClassVar[str] = "FedSGD"
 
     def local(self) -> Local:
         return Local(full_batch=True)

@@ -26,6 +26,7 @@ class PropFair(Strategy):
     """FedAvg of clients that minimise -log(M - loss)"""
 
     name: ClassVar[str] = "propfair"
+    title: ClassVar[str] = "PropFair"
     M: float = param(5.0, above=0)
     epsilon: float = param(0.2, above=0)
     below: Literal["tangent", "scaled"] = "tangent"

@@ -31,6 +31,7 @@ class QFFL(Strategy):
     """loss to the power q as weight, with the step its Lipschitz estimate allows"""
 
     name: ClassVar[str] = "qffl"
+    title: ClassVar[str] = "q-FFL"
     q: float = param(0.005, low=0)
     mode: Literal["avg", "sgd"] = "avg"
 

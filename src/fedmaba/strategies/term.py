@@ -28,6 +28,7 @@ class TERM(Strategy):
     """weights proportional to exp(T loss)"""
 
     name: ClassVar[str] = "term"
+    title: ClassVar[str] = "TERM"
     T: float = param(0.1, low=0)
     normalise: Literal["paper", "reference"] = "paper"
 

@@ -1,0 +1,65 @@
+"""The part of the variance over clients that finite test sets alone make."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+
+from fedmaba.report import data, export, page_data, table, terminal
+from fedmaba.results.history import GrowingArray, History, RunHistory
+from fedmaba.results.metrics import Metric, sampling_noise, variance, without_noise
+
+
+def run_of(label, right, size, metric=Metric()):  # noqa: B008 - a constant
+    scores = np.array([right]) / np.array(size)
+    tables = {"evaluated": GrowingArray(np.array([3]))}
+    for model in ("deployed", "last"):
+        tables |= {f"{model}.{what}": GrowingArray(scores) for what in ("accuracy", "loss")}
+    return RunHistory(label, 0, "last", np.array(size), tables=tables, metric=metric)
+
+
+def test_both_are_without_bias():
+    rng = np.random.default_rng(0)
+    true, size = np.array([0.5, 0.6, 0.9, 0.7]), np.array([4, 9, 20, 12])
+    seen = rng.binomial(size, true, size=(200_000, 4)) / size
+    noise = sampling_noise(seen, size)
+    want = 1e4 * np.mean(true * (1 - true) / size)
+    assert noise.mean() == pytest.approx(want, rel=0.005)
+    left = without_noise(variance(seen), noise, 4)
+    assert left.mean() == pytest.approx(variance(true), rel=0.01)
+
+
+def test_it_is_unknown_where_scores_are_no_counts():
+    assert np.isnan(sampling_noise(np.array([0.5, 0.123]), np.array([10, 10])))
+    assert np.isnan(sampling_noise(np.array([0.5, 1.0]), np.array([10, 1])))
+    some = sampling_noise(np.array([0.5, np.nan]), np.array([10, 0]))
+    assert some == pytest.approx(1e4 * 0.25 / 9)
+    other = run_of("fedavg", [5, 6], [10, 10], Metric("AUC", False, True))
+    assert np.isnan(other.test_noise()).all()
+    assert table.noise_note(History([other]).summary()) == ""
+
+
+def test_table_page_and_csv_say_it(capsys):
+    noisy = run_of("fedavg", [5, 6, 4, 5], [10] * 4)
+    clear = run_of("afl", [100, 900, 500, 300], [1000] * 4)
+    history = History([noisy, clear])
+    first, second = history.summary()
+    assert first.test_noise == pytest.approx(1e4 * np.mean([0.25, 0.24, 0.24, 0.25]) / 9)
+    assert first.corrected == pytest.approx(50 - 0.75 * first.test_noise)
+    note = table.noise_note([first, second])
+    assert f"{second.test_noise:.2f} to {first.test_noise:.2f} %²" in note
+    assert f"fedavg {first.corrected:.2f}, afl {second.corrected:.2f}" in note
+    assert note.endswith("warning: more than half of the variance of fedavg is such noise")
+    assert "warning" not in table.noise_note([second])
+    assert history.table("markdown").endswith(f"\n\nO{note[1:]}.\n")
+    assert "noise of finite test sets" in history.table("latex")
+    terminal.show(history, "deployed", "last")
+    assert "noise of finite test sets" in " ".join(capsys.readouterr().out.split())
+    tree = page_data.tree([data.of(history)])
+    assert any("noise of finite test sets" in text for text in tree["notes"])
+    head, row, *_ = export.summary(history)
+    told = dict(zip(head, row, strict=True))
+    assert told["test_noise"] == first.test_noise
+    assert told["corrected_variance"] == first.corrected
+    assert list(csv.reader(io.StringIO(history.table("csv"))))
