@@ -146,7 +146,8 @@ def _named(name: str, value: object, err: str) -> bool:
     words = [name, name.rpartition(".")[2] + "=", repr(value), f"'{value}'"]
     if name == "strategies":
         words += [str(value).partition(":")[0], "strategy"]
-    words += {"data.validation": ["share "], "data.partition": ["partition "]}.get(name, [])
+    known = {"data.validation": "share ", "data.partition": "partition ", "data.name": "data set "}
+    words += [known[name]] if name in known else []
     words += ["'trian'"] if name == "trian.lr" else []
     return any(word in err for word in words)
 

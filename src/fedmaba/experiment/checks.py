@@ -75,6 +75,7 @@ def _problems(tree: Mapping[str, Any]) -> Iterator[str]:
         "attack.share": partition.parse_share,
         "data.name": datasets.check_name,
         "model": _model,
+        "train.schedule": parse_schedule,
         "train.step_schedule": partial(parse_schedule, what="step_schedule"),
         "train.augment": parse_augment,
     }
@@ -127,7 +128,8 @@ def _training_problems(train: object) -> Iterator[str]:
         try:
             look(read)
         except InputError as error:
-            yield str(error)
+            if not str(error).startswith("schedule="):  # a wrong word, told of already
+                yield str(error)
 
 
 def _model(name: str) -> None:
