@@ -132,6 +132,19 @@ def test_rows_do_not_see_each_other_nor_padding():
     assert not torch.allclose(after[0], before[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("start", ["norm", "frozen"])
+def test_a_norm_whose_inputs_have_no_gradient_does_not_end_the_process(start, dtype):
+    """torch's GroupNorm does, for images with channels last, if only its weights are asked for."""
+    torch.manual_seed(3)
+    first = [nn.Conv2d(2, 2, 1).requires_grad_(False)] if start == "frozen" else []
+    body = [*first, nn.GroupNorm(2, 2), nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(24, CLASSES)]
+    tried = Tried(nn.Sequential(*body), torch.randn(3, 2, 6, 4), dtype)
+    wanted = tried.plain()
+    for rows in (tried.rows(), LoopRows(tried.model, tried.layout, tried.x[0], None, "")):
+        same(tried.found(rows), wanted, 1e-9 if dtype == torch.float64 else 1e-4)
+
+
 def test_masks_made_number_by_number_are_the_same():
     keys = torch.tensor([3, -(2**63), 2**63 - 1])
     for p in (0.0, 0.3, 0.5, 0.99999, 1.0):
