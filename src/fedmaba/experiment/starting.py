@@ -112,7 +112,7 @@ def compare(
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     numbers = [signal.SIGINT] if out is not None and usual else []
     with ExitStack() as held:
-        speaker, show = held.enter_context(call_progress.shown(session, progress))
+        speaker, show = held.enter_context(call_progress.speaking(session, progress))
         asked = held.enter_context(stop.after_the_round(speaker.warn, numbers))
         for snapshot in session.rounds(asked):
             show(snapshot)

@@ -52,7 +52,9 @@ class Speaker:
 
 
 @contextmanager
-def shown(session: Session, progress: bool) -> Iterator[tuple[Speaker, Callable[[Snapshot], None]]]:
+def speaking(
+    session: Session, progress: bool
+) -> Iterator[tuple[Speaker, Callable[[Snapshot], None]]]:
     """Who speaks for a session, and what to feed with its snapshots; rank 0 speaks for all."""
     if session.batch.ranks.rank > 0:
         yield _Silent(None), lambda snapshot: None

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from fedmaba.errors import InputError
-from fedmaba.report import document
+from fedmaba.report import document, json_forms
 from fedmaba.report import table as tables
 from fedmaba.report.escape import one_line
 from fedmaba.results.history import At, History, Model, RunHistory
@@ -20,7 +20,9 @@ MOST_NAMED = 6  # strategies or seeds in one line
 def table(
     history: History, to: str, model: Model, at: At, share: float | None, against: str | None
 ) -> str:
-    """The table as "markdown", "latex" or "csv", also of differences to the row `against`."""
+    """The table as "markdown", "latex", "csv" or "json", also of differences to a row."""
+    if to == "json":
+        return json_forms.json_table(history, model, at, share, against)
     return document.written(tables.document(history, model, at, share, against), to)
 
 
@@ -43,7 +45,7 @@ def as_text(history: History) -> str:
     return document.plain_text(tables.for_screen(tables.summary(history)))
 
 
-def in_words(history: History) -> str:
+def history_in_words(history: History) -> str:
     """Strategies, seeds, rounds, clients and the best numbers, in one line."""
     runs = history.runs
     labels = list(dict.fromkeys(run.label for run in runs))

@@ -383,14 +383,15 @@ def tables(grids: Sequence[Grid]) -> None:
 
 def listing(what: str) -> None:
     """One line each: strategies, data sets, models, partitions, attacks or figures."""
-    rows = _rows(what)
+    rows = rows_of(what)
     width = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         line = "  ".join(text.ljust(w) for text, w in zip(row, width, strict=True))
         Console().print(line_of(line.rstrip()), soft_wrap=True)
 
 
-def _rows(what: str) -> list[tuple[str, ...]]:
+def rows_of(what: str) -> list[tuple[str, ...]]:
+    """What there is to choose from: a name each, and what is told of it."""
     if what == "strategies":
         from fedmaba import strategies
 

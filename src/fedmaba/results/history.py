@@ -359,7 +359,7 @@ class History:
         share: float | None = None,
         against: str | None = None,
     ) -> str:
-        """The table as "markdown", "latex" or "csv", also of differences to the row `against`."""
+        """The table as "markdown", "latex", "csv" or "json", also of differences to `against`."""
         return str(_views().table(self, to, model, at, share, against))
 
     def keep_models(
@@ -453,7 +453,7 @@ class History:
 
     def __repr__(self) -> str:
         """Strategies, seeds, rounds and the best numbers, in one line."""
-        return f"<History: {_views().in_words(self)}>"
+        return f"<History: {_views().history_in_words(self)}>"
 
     def __str__(self) -> str:
         return str(_views().as_text(self))
