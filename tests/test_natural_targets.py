@@ -30,7 +30,8 @@ def test_five_strategies_stand_in_each_of_them(tmp_path):
         target = targets.load(name)
         shown = page.document(target, batches)
         assert len(grid_named(shown, "last-deployed").rows) == 5
-        assert len(grid_named(shown, "pairs-last-deployed").rows) == 4
+        if name != "natural-shakespeare":  # it has one seed
+            assert len(grid_named(shown, "pairs-last-deployed").rows) == 4
         (told,) = (text for text in shown.text if text.startswith("Set-up: "))
         assert f", its own {target.view.clients} clients, all in each round" in told
         assert "None" not in told
