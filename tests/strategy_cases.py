@@ -41,9 +41,10 @@ def one(spec: str) -> Strategy:
 
 def counts_by_group(client, t):
     """Examples of three groups by label and prediction, some groups without any."""
-    found = np.random.default_rng([t, *client]).integers(9, size=(len(client), 3, 2, 2))
-    found[::2, 1] = 0
-    return found
+    found = [np.random.default_rng([t, c]).integers(9, size=(3, 2, 2)) for c in client]
+    for c, counts in zip(client, found, strict=True):
+        counts[1] *= c % 2
+    return np.array(found)
 
 
 def replies(strategy: Strategy, client, loss, changes, *, n=100, t=0, past=(), size=None):

@@ -176,10 +176,13 @@ def test_a_run_goes_on_as_it_was_begun(tmp_path, old):
         assert read.runs[0].group_counts().shape == (3, 5, 2, 4)
 
 
-def test_metrics_of_clients_and_own_parts_of_the_model_are_counted_alike():
-    plain, judged = compare(), compare(metric="auc")
-    np.testing.assert_array_equal(plain.runs[0].group_counts(), judged.runs[0].group_counts())
+def test_a_metric_of_clients_changes_no_counts():
+    plain, other = compare(), compare(metric="auc")
+    np.testing.assert_array_equal(plain.runs[0].group_counts(), other.runs[0].group_counts())
 
+
+@pytest.mark.slow
+def test_clients_that_keep_a_part_of_the_model_are_counted_with_it():
     def normed(shape, classes):
         return nn.Sequential(nn.Linear(*shape, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
 
@@ -247,3 +250,42 @@ def test_what_is_judged_is_said():
     numbers = fedmaba.Federation.from_arrays(x, y.astype(np.float32), **own, task="regress")
     assert "they are not judged: it is for classes" in judged(numbers).note
     assert judged(replace(unsaid, data=replace(unsaid.data, group=None))) == (False, "")
+
+
+def test_clients_that_come_one_by_one_have_groups():
+    fed = people()
+    names = np.array(fed.data.group_names)
+    clients = {}
+    for c in range(5):
+        own, test = fed.train.of(c), fed.test.of(c)
+        clients[str(c)] = {
+            "x": fed.data.x[own],
+            "y": fed.data.y[own],
+            "group": names[fed.data.group[own]],
+            "x_test": fed.data.x[test],
+            "y_test": fed.data.y[test],
+            "group_test": names[fed.data.group[test]],
+        }
+    made = fedmaba.Federation.from_clients(clients)
+    for c in range(5):
+        for part in ("train", "test"):
+            want, got = (getattr(f, part).of(c) for f in (fed, made))
+            np.testing.assert_array_equal(fed.data.group[want], made.data.group[got])
+    assert judged(made).yes
+    short = clients | {"1": clients["1"] | {"group": np.array(["men"])}}
+    with pytest.raises(InputError, match=r"client '1' has group of shape \(1,\): give the group"):
+        fedmaba.Federation.from_clients(short)
+    del clients["2"]["group_test"]
+    with pytest.raises(InputError, match="some clients have group_test, others do not"):
+        fedmaba.Federation.from_clients(clients)
+
+
+def test_a_table_says_the_group_by_a_column():
+    fed = people()
+    columns = {f"x{i}": fed.data.x[:, i].tolist() for i in range(4)}
+    columns |= {"ill": fed.data.y.tolist(), "site": fed.data.client.tolist()}
+    columns["sex"] = np.array(fed.data.group_names)[fed.data.group].tolist()
+    made = fedmaba.Federation.from_frame(columns, label="ill", client="site", group="sex")
+    run = fedmaba.compare("fedavg", data=made, model="softmax", rounds=1, seeds=1).runs[0]
+    assert run.groups.names == ("men", "women")
+    assert run.group_counts()[-1].sum() == run.test_size.sum()

@@ -22,6 +22,9 @@ class Groups(NamedTuple):
     positive: str = ""  # the second of two classes; "": there are more
 
 
+NO_GROUPS = Groups()
+
+
 class Rates(NamedTuple):
     """How each group is served, (..., G) shares; nan where a group has no such examples."""
 

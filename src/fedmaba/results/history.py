@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedmaba.errors import InputError
 from fedmaba.results import group_tables, metrics
 from fedmaba.results.group_tables import GroupRow
-from fedmaba.results.groups import Groups
+from fedmaba.results.groups import NO_GROUPS, Groups
 from fedmaba.results.metrics import ACCURACY, PERCENT, Fairness, Metric, Unit
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class RunHistory:
     tables: dict[str, GrowingArray] = field(default_factory=dict)
     of: str = ""  # digest of all settings except the seed; "" if the file has none
     metric: Metric = ACCURACY  # what its scores are
-    groups: Groups = Groups()  # of people, by which predictions are counted; none without names
+    groups: Groups = NO_GROUPS  # of people, by which predictions are counted; none without names
     # For each table: itself, how many of its rows were checked, whether all were shares.
     _unit_cache: dict[str, tuple[Any, int, bool]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -367,6 +367,10 @@ class History:
     ) -> str:
         """The table as "markdown", "latex" or "csv", also of differences to the row `against`."""
         return str(_views().table(self, to, model, at, share, against))
+
+    def group_table(self, to: str = "markdown", model: Model = "deployed", at: At = "last") -> str:
+        """The tables by groups of people as "markdown", "latex" or "csv"."""
+        return str(_views().group_table(self, to, model, at))
 
     def plot(self, kind: str = "rounds", model: Model = "deployed") -> Any:
         """A figure of `fedmaba list figures` as a matplotlib Figure."""
