@@ -63,7 +63,7 @@ def document(
     rows = history.group_summary(model, at)
     text = [served_worst(history, row.label, model, at, names) for row in rows]
     foot = [WORDS.format(positive=_positive(history))] if _positive(history) else []
-    grids = [gaps(history, rows, model, at), each(history, rows)]
+    grids = [gap_grid(history, rows, model, at), group_grid(history, rows)]
     return Document(title, [], grids, foot=text + foot)
 
 
@@ -75,7 +75,7 @@ def _names(history: History) -> tuple[str, ...]:
     return next((run.groups.names for run in history.runs if run.groups.names), ())
 
 
-def gaps(history: History, rows: Sequence[GroupRow], model: Model, at: At) -> Grid:
+def gap_grid(history: History, rows: Sequence[GroupRow], model: Model, at: At) -> Grid:
     """Strategies by the gaps between groups."""
     known = [
         (field, title)
@@ -94,7 +94,7 @@ def gaps(history: History, rows: Sequence[GroupRow], model: Model, at: At) -> Gr
     return Grid("gaps", title, ["row", "seeds", *(title for _, title in known)], body)
 
 
-def each(history: History, rows: Sequence[GroupRow]) -> Grid:
+def group_grid(history: History, rows: Sequence[GroupRow]) -> Grid:
     """Each group of each strategy."""
     positive, names = _positive(history), _names(history)
     titles = ["accuracy %"]

@@ -59,7 +59,7 @@ def summary(runs: Sequence[RunHistory], model: Model, at: At) -> list[GroupRow]:
     return rows
 
 
-class Cell(NamedTuple):
+class CellRates(NamedTuple):
     """The cells of one run and model: (n,) each; those without a test example are left out."""
 
     run: RunHistory
@@ -70,7 +70,7 @@ class Cell(NamedTuple):
     rates: groups.Rates
 
 
-def cells(runs: Sequence[RunHistory]) -> Iterator[Cell]:
+def cells(runs: Sequence[RunHistory]) -> Iterator[CellRates]:
     """Client x group figures of each run and model, at every evaluation."""
     for run in runs:
         for model in MODELS:
@@ -78,7 +78,7 @@ def cells(runs: Sequence[RunHistory]) -> Iterator[Cell]:
                 counts = run.group_counts(model)
                 at, client, group = np.nonzero(counts.sum(-1))
                 told = groups.rates(counts[at, client, group])
-                yield Cell(run, model, run.evaluated[at], client, group, told)
+                yield CellRates(run, model, run.evaluated[at], client, group, told)
 
 
 def to_pandas(runs: Sequence[RunHistory]) -> Any:

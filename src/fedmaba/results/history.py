@@ -397,7 +397,7 @@ def from_arrays(
         check_shapes(tables)
         _check_values(tables)
         rows = {name: GrowingArray(table) for name, table in tables.items() if name != "test_size"}
-        told = groups_of(about.get("groups"))
+        told = saved_groups(about.get("groups"))
         for name in (name for name in rows if name.endswith(".groups")):
             _check_counts(name, tables[name], told)
         runs.append(
@@ -422,7 +422,7 @@ def metric_of(told: object) -> Metric:
     return Metric(**{key: known[key] for key in Metric._fields if key in known})
 
 
-def groups_of(told: object) -> Groups:
+def saved_groups(told: object) -> Groups:
     """The groups that a file tells of; none where it tells of none."""
     known = told if isinstance(told, dict) else {}
     return Groups(tuple(known.get("names", ())), known.get("positive", ""))
