@@ -194,7 +194,7 @@ def session(tiny_npz, metric):
 def test_the_display_and_tensorboard_agree(metric, mark, tiny_npz, tmp_path):
     going, lines, event = session(tiny_npz, metric), StringIO(), None
     console = Console(file=lines, width=200)
-    show = terminal.lines(going, lambda line: console.print(line))
+    show = terminal.progress_lines(going, lambda line: console.print(line))
     for snapshot in going.rounds():
         show(snapshot)
         if snapshot.evaluations:

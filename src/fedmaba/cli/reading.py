@@ -12,6 +12,7 @@ from fedmaba.cli.messages import say, tell_unfinished
 from fedmaba.cli.options import (
     AsJson,
     At,
+    By,
     ExportForm,
     Model,
     RunFolder,
@@ -20,6 +21,7 @@ from fedmaba.cli.options import (
     Share,
     TableForm,
 )
+from fedmaba.errors import InputError
 from fedmaba.experiment import config
 
 
@@ -35,14 +37,33 @@ def table(
         ),
     ] = None,
     to: Annotated[TableForm, typer.Option(help="how it is written")] = "text",
+    by: Annotated[
+        By, typer.Option(help="who is compared: clients, or groups of people")
+    ] = "client",
     as_json: AsJson = False,
 ) -> None:
     """Show the table of a run folder, finished or not, or of a reproduced target."""
-    from fedmaba.report import document, json_forms, terminal
+    from fedmaba.report import document, group_tables, json_forms, terminal
     from fedmaba.report import table as tables
     from fedmaba.reproduction import target_sources
+    from fedmaba.results import run_folder
 
     history = target_sources.load_history(folder)
+    if by == "group":
+        if against is not None:
+            raise InputError("--by group has no --against: leave one of them out")
+        if as_json or to == "json":
+            raise InputError("--by group has no JSON: write it with --to csv")
+        about = run_folder.load_about(folder) if folder.is_dir() else {}
+        names = group_tables.Names(about.get("data", {}).get("clients", ()))
+        page = group_tables.document(history, model, at, names, str(folder))
+        if to == "text":
+            terminal.tables(page.grids)
+            terminal.lines(page.foot)
+        else:
+            typer.echo(document.written(page, to), nl=False)
+        tell_unfinished(folder)
+        return
     if as_json or to == "json":
         typer.echo(json_forms.json_table(history, model, at, share, against), nl=False)
         return

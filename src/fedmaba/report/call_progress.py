@@ -75,7 +75,7 @@ def speaking(
         with terminal.live(session, console) as display:
             yield speaker, display
     else:
-        yield speaker, terminal.lines(session, speaker.line)
+        yield speaker, terminal.progress_lines(session, speaker.line)
 
 
 class _Silent(Speaker):

@@ -13,6 +13,7 @@ from fedmaba.errors import InputError
 from fedmaba.report import data
 from fedmaba.report.document import csv_text
 from fedmaba.results import run_folder
+from fedmaba.results.group_tables import CELL, cells
 from fedmaba.results.history import History, RunHistory
 from fedmaba.results.metrics import Fairness
 
@@ -28,7 +29,7 @@ def to_csv(folder: Path, out: Path) -> list[Path]:
 def write(
     folder: Path, out: Path, to: str = "csv", load: Callable[[Path], data.Source] = data.load
 ) -> list[Path]:
-    """The tables summary, rounds, clients and weights of a run, a file each."""
+    """The tables summary, rounds, clients and weights of a run, a file each; groups, if any."""
     encode = {"csv": _as_csv, "parquet": _as_parquet}[str(to)]
     if to == "parquet":
         check_parquet()
@@ -44,6 +45,8 @@ def write(
         "clients": clients(source),
         "weights": weights(source),
     }
+    if len(by_group := groups(source)) > 1:
+        tables["groups"] = by_group
     if not folder.is_dir():  # results of reproduce, which are files
         run_folder.make_folder(out)
     written = []
@@ -109,11 +112,11 @@ def summary(history: History) -> list[list[object]]:
 def rounds(history: History) -> list[list[object]]:
     """The fairness figures over rounds, a row per run, evaluation and model."""
     rows: list[list[object]] = [[*HEAD, "model", *Fairness._fields]]
+    unit = history.unit
     for run in history.runs:
         for model in data.MODELS if "evaluated" in run.tables else ():
-            pairs = zip(
-                run.evaluated, run.fairness(model, history.share, unit=history.unit), strict=True
-            )
+            found = run.fairness(model, history.share, unit=unit)
+            pairs = zip(run.evaluated, found, strict=True)
             rows += [[run.label, run.seed, int(t), model, *figures] for t, figures in pairs]
     return rows
 
@@ -145,6 +148,22 @@ def weights(source: data.Source) -> list[list[object]]:
             head = [run.label, run.seed, int(done)]
             found = zip(who.tolist(), weight.tolist(), loss, strict=True)
             rows += [[*head, *everyone[c], *one] for c, *one in found]
+    return rows
+
+
+def groups(source: data.Source) -> list[list[object]]:
+    """Rates of each client and group of people, a row per run, evaluation and model.
+
+    Clients without a test example of a group have no row for it; a rate without examples is empty.
+    """
+    rows: list[list[object]] = [[*HEAD, "model", *WHO, "group", *CELL]]
+    for cell in cells(source.history.runs):
+        run, who = cell.run, _who(source, cell.run)
+        rates = np.stack(cell.rates, -1).tolist()
+        for t, c, g, told in zip(cell.round, cell.client, cell.group, rates, strict=True):
+            head = [run.label, run.seed, int(t), cell.model, *who[c], run.groups.names[g]]
+            size, *shares = told
+            rows.append([*head, int(size), *("" if np.isnan(v) else v for v in shares)])
     return rows
 
 

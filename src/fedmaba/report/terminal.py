@@ -174,7 +174,7 @@ def progress(session: Session, quiet: bool) -> Iterator[Callable[[Snapshot], Non
         with live(session, console) as display:
             yield display
     else:
-        yield lines(session, lambda line: console.print(line_of(line), soft_wrap=True))
+        yield progress_lines(session, lambda line: console.print(line_of(line), soft_wrap=True))
 
 
 class Pace:
@@ -331,7 +331,7 @@ def live(session: Session, console: Console) -> Iterator[Callable[[Snapshot], No
         yield display
 
 
-def lines(session: Session, tell: Callable[[str], None]) -> Callable[[Snapshot], None]:
+def progress_lines(session: Session, tell: Callable[[str], None]) -> Callable[[Snapshot], None]:
     """A function of snapshots that tells line by line how far a session is."""
     pace, share = Pace(session.batch), session.experiment.eval.share
 
@@ -379,6 +379,13 @@ def tables(grids: Sequence[Grid]) -> None:
     console = screen()
     for grid in grids:
         console.print(table_of(grid))
+
+
+def lines(texts: Sequence[str]) -> None:
+    """Print sentences, each below an empty line."""
+    for text in texts:
+        Console().print()
+        Console().print(line_of(text))
 
 
 def listing(what: str) -> None:
