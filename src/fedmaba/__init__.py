@@ -9,7 +9,7 @@ TYPE_CHECKING = False  # as type checkers know it, without `typing`
 if TYPE_CHECKING:
     from typing import Any
 
-    from fedmaba.data.datasets import Dataset
+    from fedmaba.data.dataset import Dataset
     from fedmaba.data.federation import Federation
     from fedmaba.errors import InputError
     from fedmaba.experiment.starting import compare
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         AFL,
         QFFL,
         TERM,
+        FairFed,
         FedAvg,
         FedFV,
         FedMABA,
@@ -46,7 +47,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "compare": "experiment.starting",
-    "Dataset": "data.datasets",
+    "Dataset": "data.dataset",
     "Decision": "strategies.base",
     "Federation": "data.federation",
     "History": "results.history",
@@ -66,6 +67,7 @@ _HOME = {
     "parse": "strategies",
     "register": "strategies",
     "AFL": "strategies",
+    "FairFed": "strategies",
     "FedAvg": "strategies",
     "FedFV": "strategies",
     "FedMABA": "strategies",
@@ -82,6 +84,7 @@ __all__ = [
     "TERM",
     "Dataset",
     "Decision",
+    "FairFed",
     "Fairness",
     "FedAvg",
     "FedFV",

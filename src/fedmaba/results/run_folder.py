@@ -48,7 +48,8 @@ class Folder:
     """A run folder that this process has locked; other accounts cannot read a private one."""
 
     def __init__(self, path: Path, private: bool = False, remedy: str = files.REMEDY) -> None:
-        self.path = path.resolve() if path.is_symlink() else path  # the user may name it by a link
+        # the user may name it by a link
+        self.path = files.without_links(path) if path.is_symlink() else path
         self.private, self.remedy = private, remedy
         self.lines = 0  # bytes of rounds.jsonl that belong to the run
         self.digests: dict[str, str] = {}  # SHA-256 of its NPZ files
@@ -494,6 +495,7 @@ def _run_entries(history: History) -> list[dict[str, Any]]:
     return [
         {key: getattr(run, key) for key in RUN_KEYS}
         | ({"metric": run.metric._asdict()} if run.metric != ACCURACY else {})
+        | ({"groups": run.groups._asdict()} if run.groups.names else {})
         for run in history.runs
     ]
 

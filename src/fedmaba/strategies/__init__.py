@@ -10,6 +10,7 @@ from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.strategies import hyper_parameters
 from fedmaba.strategies.afl import AFL
 from fedmaba.strategies.base import Strategy, make_strategy
+from fedmaba.strategies.fairfed import FairFed
 from fedmaba.strategies.fedavg import FedAvg
 from fedmaba.strategies.fedfv import FedFV
 from fedmaba.strategies.fedmaba import FedMABA
@@ -25,6 +26,7 @@ __all__ = [
     "QFFL",
     "REGISTRY",
     "TERM",
+    "FairFed",
     "FedAvg",
     "FedFV",
     "FedMABA",
@@ -50,6 +52,7 @@ REGISTRY: dict[str, type[Strategy]] = {
         PropFair,
         FedFV,
         FedMABA,
+        FairFed,
     )
 }
 BUILT_IN = tuple(REGISTRY)
