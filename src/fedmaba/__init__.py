@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         Strategy,
         param,
     )
+    from fedmaba.strategies.server_optimisers import ServerOptimiser
 
 __version__ = "0.1.0"
 
@@ -75,6 +76,7 @@ _HOME = {
     "PropFair": "strategies",
     "QFFL": "strategies",
     "TERM": "strategies",
+    "ServerOptimiser": "strategies.server_optimisers",
 }
 __all__ = [
     "AFL",
@@ -99,6 +101,7 @@ __all__ = [
     "PropFairLoss",
     "Replies",
     "RunHistory",
+    "ServerOptimiser",
     "Shown",
     "Strategy",
     "__version__",
