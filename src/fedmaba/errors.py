@@ -27,6 +27,11 @@ def shortened(text: str) -> str:
     return _ends(short, LINE // 2) if len(short) > LINE else short
 
 
+def error_line(err: BaseException) -> str:
+    """What an exception says, on one line."""
+    return " ".join(str(err).split()) or type(err).__name__
+
+
 def _ends(text: str, length: int) -> str:
     """The first and the last characters of a text."""
     left = len(text) - 2 * length
