@@ -45,10 +45,10 @@ def test_aaggff_by_hand():
     # log odds of p: sqrt(log 2)/(3 sqrt 2) * 0.382925/1.5 = 0.0500956, p = (0.4874787, 0.5125213)
     decision = AAggFF().weigh(AAggFF().init(2), told([0, 1], loss=[0.5, 1.5], n=2))
     assert decision.coef == pytest.approx([0.4874787, 0.5125213], abs=1e-7)
-    # 1 - 0.0487479 + 0.1537564; then responses Phi(-+0.3273973) of F = (0.6105219, 1.2015147);
-    # log odds 0.0725498; then F = (0.7298283, 0.9435139), log odds 0.0747...
+    # 1 - 0.0487479 + 0.1537564; then F = (0.6105219, 1.2015147), responses Phi(-+0.3261484), log
+    # odds 0.0682146; then F = (0.7086066, 0.9830141), Phi(-+0.1622157), log odds 0.0709963
     found = play(AAggFF())
-    assert found[0] == pytest.approx(1.1050085, abs=1e-7)
+    assert found == pytest.approx([1.1050085, 1.1904676, 1.2587949], abs=1e-7)
     assert found == pytest.approx(by_the_paper(), abs=1e-12)
 
 
@@ -125,7 +125,7 @@ def test_gifair_is_the_gradient_of_the_penalised_loss():
 def test_adafed_is_the_papers_orthogonalisation(gamma):
     g, loss = RNG.normal(size=(6, 30)), RNG.gamma(2, 1, 6)
     made = []
-    for k in range(6):  # equation (9): what remains of g_k, over what remains of F_k^gamma
+    for k in range(6):  # what remains of g_k, over what remains of F_k^gamma
         parts = [g[k] @ u / (u @ u) for u in made]
         rest = g[k] - sum(c * u for c, u in zip(parts, made, strict=True))
         made.append(rest / (loss[k] ** gamma - sum(parts)))
