@@ -23,7 +23,11 @@ from fedmaba.rows.random import dropout_mask, shuffles
 from fedmaba.simulation.engine import Plan, Run, simulate, start
 from fedmaba.strategies.base import Decision, Keep, Local, Needs, Replies, Strategy
 
-NAMES = [name for name, kind in strategies.REGISTRY.items() if "fedmaba." in kind.__module__]
+NAMES = [  # of strategies that need no groups of people in the data
+    name
+    for name, kind in strategies.REGISTRY.items()
+    if "fedmaba." in kind.__module__ and not kind().needs().groups
+]
 SPECS = [
     *NAMES,
     "fedavg:weights=uniform",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fedmaba.results.selection import REFERENCE
 from fedmaba.strategies import BUILT_IN, REGISTRY
 
-# The place of an algorithm in a palette of ten; later algorithms take the least used ones.
+# The place of an algorithm in a palette of ten; later ones take the least used.
 HUES = (BUILT_IN[0], *reversed(BUILT_IN[1:10]))
 
 

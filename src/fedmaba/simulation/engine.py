@@ -8,6 +8,7 @@ holds everything that a round hands to the next; saved and loaded it continues b
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmaba.data import trees
+from fedmaba.data import groups, trees
 from fedmaba.data.dataset import Dataset
 from fedmaba.data.trees import Shape
 from fedmaba.errors import InputError, NoRoom
@@ -35,6 +36,7 @@ from fedmaba.simulation.batch import Batch, RunParts, precision
 from fedmaba.simulation.client_scores import ClientMetricFn, client_scores, score_of_client
 from fedmaba.simulation.cohort import out_of_memory
 from fedmaba.simulation.distributed import Ranks
+from fedmaba.simulation.group_counts import group_counts
 from fedmaba.simulation.local_training import MetricFn, Pool
 from fedmaba.simulation.measurements import client_means
 from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
@@ -172,7 +174,10 @@ def start(
     parts = (trained, validated, tested)
     graphs = GraphCache(device, rows.recordable)
     held = (runs, plan, rows, pool, metric, progress, *parts, workers, graphs, ranks)
-    return Batch(*held, lower_is_better=lower, client_metric=client_metric)
+    by_group = not free and all(groups.judged(run.federation).yes for run in runs)
+    batch = Batch(*held, lower_is_better=lower, client_metric=client_metric)
+    batch.judges_groups = by_group
+    return batch
 
 
 def _second_moments(flat: Tensor, optimisers: list[ServerOptimiser | None]) -> Tensor | None:
@@ -296,6 +301,21 @@ def _scores(
     whose = {row: r for row, r in whose.items() if len(parts.parts[r].index)}
     if not whose:
         return {}
+    found = _client_scores(batch, parts, flat, whose)
+    if not batch.judges_groups:
+        return found
+    return {
+        row: dataclasses.replace(scores, groups=group_counts(batch, parts, flat[row], whose[row]))
+        if groups.known(batch.runs[whose[row]].federation, parts.parts[whose[row]])
+        else scores
+        for row, scores in found.items()
+    }
+
+
+def _client_scores(
+    batch: Batch, parts: RunParts, flat: Tensor, whose: dict[int, int]
+) -> dict[int, Scores]:
+    """Loss and score of each client, by the quickest way."""
     if batch.client_metric is not None:
         return {row: client_scores(batch, parts, flat[row], r) for row, r in whose.items()}
     if batch.rows.layout.shared < batch.rows.layout.size:
@@ -376,6 +396,8 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
             if average.needs_validation(rule) and not len(run.federation.validation.index):
                 raise InputError(average.no_validation(rule))
         check_strategy(run.strategy)
+        if run.strategy.needs().groups:
+            _check_groups(run)
         if run.strategy.needs().loss == "held" and not run.federation.validation.size.all():
             who = np.argmin(run.federation.validation.size)
             raise InputError(
@@ -388,6 +410,26 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
     parse_schedule(plan.step_schedule, "step_schedule")
     if plan.augment is not None:
         parse_augment(plan.augment).check(runs[0].federation.data.shape)
+
+
+def _check_groups(run: Run) -> None:
+    """Refuse a strategy that weighs by groups where there are none to weigh by."""
+    fed, who = run.federation, run.strategy.label()
+    if fed.data.group is None:
+        raise InputError(
+            f"{who} weighs clients by groups of people, but {fed.data.name} has no group column: "
+            f"name one, as with --group sex, or leave {run.strategy.name} out"
+        )
+    if fed.data.task != "classify" or fed.data.target.outputs != 2:
+        raise InputError(
+            f"{who} weighs clients by groups of people, for which there must be two classes, but "
+            f"the targets are {fed.data.target.in_words()}: leave {run.strategy.name} out"
+        )
+    if len(np.unique(fed.data.group[fed.train.index])) < 2 or not groups.known(fed, fed.train):
+        raise InputError(
+            f"{who} weighs clients by groups of people, but the training examples are of one "
+            f"group: name another column, or leave {run.strategy.name} out"
+        )
 
 
 def _check_minibatches(model: torch.nn.Module, runs: Sequence[Run], plan: Plan) -> None:

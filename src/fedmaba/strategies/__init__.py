@@ -13,6 +13,7 @@ from fedmaba.strategies.adafed import AdaFed
 from fedmaba.strategies.afl import AFL
 from fedmaba.strategies.base import Strategy, make_strategy
 from fedmaba.strategies.deltafl import DeltaFL
+from fedmaba.strategies.fairfed import FairFed
 from fedmaba.strategies.fedadam import FedAdam
 from fedmaba.strategies.fedavg import FedAvg
 from fedmaba.strategies.fedavgm import FedAvgM
@@ -36,6 +37,7 @@ __all__ = [
     "AAggFF",
     "AdaFed",
     "DeltaFL",
+    "FairFed",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
@@ -71,6 +73,7 @@ REGISTRY: dict[str, type[Strategy]] = {
         GIFAIR,
         AAggFF,
         AdaFed,
+        FairFed,
     )
 }
 BUILT_IN = tuple(REGISTRY)

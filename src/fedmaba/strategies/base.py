@@ -50,6 +50,7 @@ class Replies:
     gram: FloatArray | None = None  # (m+h, m+h) inner products of the changes
     past_client: IntArray | None = None  # (h,) whose kept change it is, each client once
     past_round: IntArray | None = None  # (h,)  from which round
+    groups: IntArray | None = None  # (m, G, 2, 2) training examples by group, label, prediction
 
 
 class Decision(NamedTuple):
@@ -83,6 +84,7 @@ class Needs:
     )
     changes: Changes = "none"
     keep_rounds: int = 0  #                      changes of how many past rounds join the gram
+    groups: bool = False  #                      counts by group of people, at the server's model
 
     def __post_init__(self) -> None:
         for name, choices in (("loss", get_args(LossAt)), ("changes", get_args(Changes))):
