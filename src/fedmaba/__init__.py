@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from fedmaba.data.federation import Federation
     from fedmaba.errors import InputError
     from fedmaba.experiment.starting import compare
+    from fedmaba.reproduction.target_sources import load_history
     from fedmaba.results.history import History, RunHistory
     from fedmaba.results.metrics import Fairness, fairness
-    from fedmaba.results.run_folder import load_history
     from fedmaba.strategies import (
         AFL,
         QFFL,
@@ -63,7 +63,7 @@ _HOME = {
     "InputError": "errors",
     "RunHistory": "results.history",
     "fairness": "results.metrics",
-    "load_history": "results.run_folder",
+    "load_history": "reproduction.target_sources",
     "param": "strategies.base",
     "parse": "strategies",
     "register": "strategies",

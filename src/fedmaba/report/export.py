@@ -1,7 +1,9 @@
-"""The tables of a run as CSV files: what a spreadsheet or another program would read."""
+"""The tables of a run as CSV or Parquet files, which a spreadsheet or another program reads."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,18 @@ WHO = ("client", "name", "hostile")
 
 
 def to_csv(folder: Path, out: Path) -> list[Path]:
-    """summary.csv, rounds.csv, clients.csv and weights.csv of a run folder; groups.csv, if any."""
-    source = data.load(folder)
+    """The tables of a run folder as CSV files."""
+    return write(folder, out, "csv")
+
+
+def write(
+    folder: Path, out: Path, to: str = "csv", load: Callable[[Path], data.Source] = data.load
+) -> list[Path]:
+    """The tables summary, rounds, clients and weights of a run, a file each; groups, if any."""
+    encode = {"csv": _as_csv, "parquet": _as_parquet}[str(to)]
+    if to == "parquet":
+        check_parquet()
+    source = load(folder)
     history = source.history
     if not any(run.tables for run in history.runs) and not source.finished:
         raise InputError(
@@ -35,14 +47,46 @@ def to_csv(folder: Path, out: Path) -> list[Path]:
     }
     if len(by_group := groups(source)) > 1:
         tables["groups"] = by_group
+    if not folder.is_dir():  # results of reproduce, which are files
+        run_folder.make_folder(out)
     written = []
     for name, rows in tables.items():
-        target = out / f"{name}.csv"
-        below = folder if out.is_relative_to(folder) else None
+        target = out / f"{name}.{to}"
+        below = folder if folder.is_dir() and out.is_relative_to(folder) else None
         remedy = "fix it, or choose another -o"
-        run_folder.write_file(target, csv_text(rows).encode(), remedy=remedy, below=below)
+        run_folder.write_file(target, encode(rows), remedy=remedy, below=below)
         written.append(target)
     return written
+
+
+def _as_csv(rows: Sequence[Sequence[object]]) -> bytes:
+    return csv_text(rows).encode()
+
+
+def check_parquet() -> None:
+    """Say what to install before anything is read."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            "--to parquet wants pyarrow: in a clone of fedmaba, pip install '.[parquet]'"
+        ) from error
+
+
+def _as_parquet(rows: Sequence[Sequence[object]]) -> bytes:
+    """The same table with typed columns; a number that is not defined is null."""
+    import pyarrow
+    from pyarrow import parquet
+
+    head, *body = rows
+    columns = zip(*body, strict=True) if body else ([] for _ in head)
+    cells = {
+        str(name): [None if isinstance(v, float) and math.isnan(v) else v for v in column]
+        for name, column in zip(head, columns, strict=True)
+    }
+    out = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.table(cells), out)
+    return bytes(out.getvalue())
 
 
 def summary(history: History) -> list[list[object]]:

@@ -5,27 +5,31 @@ It is filled by the engine, round by round, or read from a run folder. No files 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.errors import InputError
+from fedmaba.errors import InputError, unknown
 from fedmaba.results import group_tables, metrics
 from fedmaba.results.group_tables import GroupRow
 from fedmaba.results.groups import NO_GROUPS, Groups
 from fedmaba.results.metrics import ACCURACY, PERCENT, Fairness, Metric, Unit
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from fedmaba.simulation.state import Round, Snapshot
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Model = Literal["deployed", "last"]
 At = Literal["last", "best", "last5"]
+TrainedModel = Literal["deployed", "last", "best"]
+ModuleType = TypeVar("ModuleType", bound="nn.Module")
 Arrays = dict[str, NDArray[Any]]
 TRAINING = "training.loss"  # a table of what clients reported at each evaluation
 VIEWS = "fedmaba.report.history_views"  # loaded by its name: results import nothing of reports
@@ -63,7 +67,14 @@ class GrowingArray(Sequence[NDArray[Any]]):
         return self.array()[index]
 
 
-@dataclass
+class Models(Protocol):
+    """Where the trained models of a history come from."""
+
+    def weights(self, run: RunHistory, which: TrainedModel) -> dict[str, NDArray[Any]]:
+        """The named weights of one model of a run."""
+
+
+@dataclass(repr=False)
 class RunHistory:
     """One run: what its server saw each round, and how its models served each client."""
 
@@ -93,6 +104,10 @@ class RunHistory:
                     self._unit_cache[name] = table, len(table), shares
         known = [self._unit_cache[name] for name in self._unit_cache if name in self.tables]
         return self.metric.unit(all(shares for _, _, shares in known))
+
+    def __repr__(self) -> str:
+        """What it is, in one line, without its tables."""
+        return f"<RunHistory: {_views().run_in_words(self)}>"
 
     @property
     def n_clients(self) -> int:
@@ -246,12 +261,14 @@ class Row(NamedTuple):
     corrected: float = np.nan  # variance without that part
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
     """All runs of an experiment."""
 
     runs: list[RunHistory]
     share: float = 0.05  # of clients in "worst" and "best", unless a table says otherwise
+    _models: Models | None = field(default=None, init=False, compare=False)
+    _new_module: Callable[[], nn.Module] | None = field(default=None, init=False, compare=False)
 
     def __post_init__(self) -> None:
         require_one_experiment(self.runs)
@@ -366,8 +383,90 @@ class History:
         share: float | None = None,
         against: str | None = None,
     ) -> str:
-        """The table as "markdown", "latex" or "csv", also of differences to the row `against`."""
+        """The table as "markdown", "latex", "csv" or "json", also of differences to `against`."""
         return str(_views().table(self, to, model, at, share, against))
+
+    def keep_models(
+        self, models: Models, new_module: Callable[[], nn.Module] | None = None
+    ) -> None:
+        """Say where the trained models are, and how a module for them is made, if that is known."""
+        self._models, self._new_module = models, new_module
+
+    @overload
+    def model(
+        self, label: str, seed: int | None = None, model: TrainedModel = "deployed"
+    ) -> dict[str, Tensor]: ...
+
+    @overload
+    def model(
+        self,
+        label: str,
+        seed: int | None = None,
+        model: TrainedModel = "deployed",
+        *,
+        module: Literal[True],
+    ) -> nn.Module: ...
+
+    @overload
+    def model(
+        self,
+        label: str,
+        seed: int | None = None,
+        model: TrainedModel = "deployed",
+        *,
+        module: ModuleType,
+    ) -> ModuleType: ...
+
+    def model(
+        self,
+        label: str,
+        seed: int | None = None,
+        model: TrainedModel = "deployed",
+        *,
+        module: Any = None,
+    ) -> Any:
+        """The trained weights of a run, as a state dict of torch; with `module`, in a module."""
+        if model not in get_args(TrainedModel):
+            raise InputError(f"model={model!r}: choose one of {', '.join(get_args(TrainedModel))}")
+        run = self._run(label, seed)
+        if self._models is None:
+            raise InputError(
+                "this history came without models: they are in the history that compare() "
+                "returns, and in finished run folders"
+            )
+        if module is True and self._new_module is None:
+            raise InputError(
+                "module=True: a run folder holds weights, not the code of the model: give the "
+                "module to fill, as module=MyModel()"
+            )
+        found = self._models.weights(run, model)
+        import torch
+
+        weights = {name: torch.from_numpy(value) for name, value in found.items()}
+        if module is None:
+            return weights
+        filled = self._new_module() if self._new_module and module is True else module
+        if not isinstance(filled, torch.nn.Module):
+            raise InputError(
+                f"module={module!r}: give a module for the weights, or True for the one trained"
+            )
+        try:
+            filled.load_state_dict(weights)
+        except RuntimeError as error:
+            why = " ".join(str(error).split())
+            raise InputError(f"these weights do not fit the module: {why}") from error
+        return filled
+
+    def _run(self, label: str, seed: int | None) -> RunHistory:
+        """The run of a strategy and a seed."""
+        runs = [run for run in self.runs if run.label == label]
+        if not runs:
+            raise unknown("strategy", label, dict.fromkeys(run.label for run in self.runs))
+        found = [run for run in runs if seed in (None, run.seed)]
+        if len(found) != 1:
+            seeds = ", ".join(str(run.seed) for run in runs)
+            raise InputError(f"{label}, seed={seed}: choose one of its seeds: {seeds}")
+        return found[0]
 
     def group_table(self, to: str = "markdown", model: Model = "deployed", at: At = "last") -> str:
         """The tables by groups of people as "markdown", "latex" or "csv"."""
@@ -379,6 +478,10 @@ class History:
 
     def _repr_html_(self) -> str:
         return str(_views().as_html(self))
+
+    def __repr__(self) -> str:
+        """Strategies, seeds, rounds and the best numbers, in one line."""
+        return f"<History: {_views().history_in_words(self)}>"
 
     def __str__(self) -> str:
         return str(_views().as_text(self))
