@@ -23,7 +23,12 @@ from fedmaba.rows.random import dropout_mask, shuffles
 from fedmaba.simulation.engine import Plan, Run, simulate, start
 from fedmaba.strategies.base import Decision, Keep, Local, Needs, Replies, Strategy
 
-NAMES = [name for name, kind in strategies.REGISTRY.items() if "fedmaba." in kind.__module__]
+# Those whose clients keep nothing: `paper_loops` has the others.
+NAMES = [
+    name
+    for name, kind in strategies.REGISTRY.items()
+    if "fedmaba." in kind.__module__ and not (kind().local().keep or kind().local().personal)
+]
 SPECS = [
     *NAMES,
     "fedavg:weights=uniform",
@@ -219,6 +224,7 @@ class Plain:
         optimiser = self.optimiser(trained, lr)
         key = torch.from_numpy(rng.key(self.seed, "local", t, client).view(np.int64))
         batches = list(self.minibatches(self.fed.split.train[client], key))
+        self.taken = len(batches)
         schedule = torch_schedule(optimiser, plan.step_schedule, len(batches))
         for k, rows in enumerate(batches):
             out = self.forward(trained, self.inputs(rows, key + k), key + k)
@@ -254,9 +260,10 @@ class Plain:
         lr = self.rates[t]
         clients = rng.sample_clients(self.seed, t, n, plan.participants or n)
         server = parameters_to_vector(self.model.parameters()).detach()
-        changes, losses = [], []
+        changes, losses, steps = [], [], []
         for client in clients:
             trained, mean = self.train(client, t, lr)
+            steps.append(self.taken)
             end = parameters_to_vector(trained.parameters()).detach()
             for name, rule in self.strategy.local().keep.items():
                 before = self.kept[name, client]
@@ -282,6 +289,7 @@ class Plain:
             gram=gram if needs.changes == "gram" else None,
             past_client=np.array([*past], dtype=np.int64),
             past_round=np.array([r for r, _ in past.values()], dtype=np.int64),
+            steps=np.array(steps, np.float64) if needs.steps else None,
         )
         coef, self.state, _ = self.strategy.weigh(self.state, replies)
         delta = torch.from_numpy(coef) @ every[: len(coef)]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     CsvForm = Literal["csv"]
     TableForm = Literal["text", "markdown", "latex", "csv"]
 else:  # typer before 0.19 knows choices by enums only
-    Model = StrEnum("Model", ["deployed", "last"])
+    Model = StrEnum("Model", ["deployed", "last", "personal"])
     At = StrEnum("At", ["last", "best", "last5"])
     Dtype = StrEnum("Dtype", ["float32", "tf32", "bf16", "float64"])
     CsvForm = StrEnum("CsvForm", ["csv"])

@@ -52,6 +52,18 @@ class FederationSettings:
                 f"{self.strategy.label()} weighs by validation losses, which sites do not send: "
                 "choose another loss, as loss_at=start"
             )
+        local, what = self.strategy.local(), ""
+        if local.means:
+            what = "needs the mean of what all sites keep"
+        elif local.personal is not None:
+            what = "gives each site a model of its own"
+        elif self.strategy.needs().steps:
+            what = "needs the number of local steps of each site"
+        if what:
+            raise InputError(
+                f"{self.strategy.label()} {what}, which runs in the simulator and not yet on "
+                "Flower: choose another strategy, as fedprox"
+            )
 
     @property
     def average(self) -> str:

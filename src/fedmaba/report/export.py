@@ -43,7 +43,7 @@ def to_csv(folder: Path, out: Path) -> list[Path]:
 
 
 def summary(history: History) -> list[list[object]]:
-    """Every figure of every strategy at the last evaluation, both models."""
+    """Every figure of every strategy at the last evaluation, all models."""
     names = Fairness._fields
     head: list[object] = [
         "strategy",
@@ -57,7 +57,7 @@ def summary(history: History) -> list[list[object]]:
     ]
     return [head] + [
         [row.label, model, row.seeds, *row.mean, *row.sd, row.note, row.test_noise, row.corrected]
-        for model in data.MODELS
+        for model in history.models()
         for row in history.summary(model)
     ]
 
@@ -66,7 +66,7 @@ def rounds(history: History) -> list[list[object]]:
     """The fairness figures over rounds, a row per run, evaluation and model."""
     rows: list[list[object]] = [[*HEAD, "model", *Fairness._fields]]
     for run in history.runs:
-        for model in data.MODELS if "evaluated" in run.tables else ():
+        for model in run.models() if "evaluated" in run.tables else ():
             pairs = zip(
                 run.evaluated, run.fairness(model, history.share, unit=history.unit), strict=True
             )
@@ -76,13 +76,14 @@ def rounds(history: History) -> list[list[object]]:
 
 def clients(source: data.Source) -> list[list[object]]:
     """Accuracy and loss, a row per run, evaluation and client."""
-    columns = [f"{model}_{what}" for model in data.MODELS for what in ("accuracy", "loss")]
+    models = source.history.models()
+    columns = [f"{model}_{what}" for model in models for what in ("accuracy", "loss")]
     rows: list[list[object]] = [[*HEAD, *WHO, *columns]]
     for run in source.history.runs:
         if "evaluated" not in run.tables:
             continue
-        tables = [t for m in data.MODELS for t in (run.accuracy(m), run.loss(m))]
-        stacked: Any = np.stack(tables, axis=-1)  # (E, N, 4)
+        tables = [t for m in models for t in (run.accuracy(m), run.loss(m))]
+        stacked: Any = np.stack(tables, axis=-1)  # (E, N, 4), or 6 with models of clients
         who = _who(source, run)
         for i, done in enumerate(run.evaluated):
             head = [run.label, run.seed, int(done)]

@@ -92,7 +92,11 @@ class Batch:
         Full batches with PropFair's loss are a kind of their own: they cannot be cut into pieces.
         """
         each = [
-            (o.prox > 0) + 2 * o.full_batch * (1 + (o.loss is not None)) + 8 * bool(o.add)
+            (o.prox > 0)
+            + 2 * o.full_batch * (1 + (o.loss is not None))
+            + 8 * bool(o.add or o.add_mean)
+            + (0 if o.personal is None else 16 * (1 + o.personal.only) + 64 * (o.personal.prox > 0))
+            + 128 * needs_full_gradient(o)
             for o in self.local
         ]
         return np.array(each, np.int64)
@@ -113,6 +117,11 @@ class Batch:
         """Loss and score of each example under each row, (R, n)."""
         pool, workers = self.pool, self.workers
         return evaluate(self.rows, flat, index, pool.x, pool.y, workers, self.metric, scored=scored)
+
+
+def needs_full_gradient(local: Local) -> bool:
+    """Whether clients also need the gradient of all their examples at the server's model."""
+    return any(keep.full_gradient for keep in local.keep.values())
 
 
 @contextmanager

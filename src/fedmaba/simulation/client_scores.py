@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedmaba.errors import InputError
 from fedmaba.rows.cuda_graphs import send
 from fedmaba.simulation.batch import Batch, RunParts
-from fedmaba.simulation.cohort import IntArray, with_own_parts
+from fedmaba.simulation.cohort import IntArray
 from fedmaba.simulation.local_training import outputs_and_losses
+from fedmaba.simulation.measurements import ModelsOf
 from fedmaba.simulation.state import Scores
 from fedmaba.stop import Ended
 from fedmaba.user_code import error_in_user_code
@@ -29,21 +29,23 @@ ClientMetricFn = Callable[[NDArray[np.float64], NDArray[Any]], float]
 MOST_OUTPUTS = 16_000_000  # numbers in memory at a time, unless one client has more
 
 
-def client_scores(batch: Batch, parts: RunParts, model: Tensor, r: int) -> Scores:
-    """Mean loss and score of each client of run r under a model (P,); ranks share the work."""
+def client_scores(
+    batch: Batch, parts: RunParts, r: int, models: ModelsOf, *, shared: bool
+) -> Scores:
+    """Mean loss and score of each client of run r under its model; ranks share the work.
+
+    `shared` says that all clients have the same model.
+    """
     if batch.client_metric is None:
         raise ValueError("the batch has no metric of clients")
-    part, layout = parts.parts[r], batch.rows.layout
-    own = layout.shared < layout.size
+    part, device = parts.parts[r], batch.progress.model.device
     found = torch.zeros(2, len(part.size), dtype=torch.float64)
     some = np.flatnonzero(part.size)
-    for group in _groups(some[batch.ranks.mine], part.size, 0 if own else _most(batch)):
-        w = model[None]
-        if own:
-            w = with_own_parts(batch, w.clone(), np.array([r]), group)
+    for group in _groups(some[batch.ranks.mine], part.size, _most(batch) if shared else 0):
+        w = models(group[:1])
         index = np.concatenate([part.of(c) for c in group])
         pool = batch.pool
-        rows = send(index, model.device)
+        rows = send(index, device)
         losses, outputs = outputs_and_losses(batch.rows, w, rows, pool.x, pool.y, batch.workers)
         of_each, out, y = (
             v.cpu().numpy() for v in (losses.double(), outputs.double(), pool.y[rows])

@@ -9,15 +9,20 @@ from fedmaba import user_code
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.strategies import hyper_parameters
 from fedmaba.strategies.afl import AFL
+from fedmaba.strategies.alone import Alone
 from fedmaba.strategies.base import Strategy, make_strategy
+from fedmaba.strategies.ditto import Ditto
 from fedmaba.strategies.fedavg import FedAvg
+from fedmaba.strategies.feddyn import FedDyn
 from fedmaba.strategies.fedfv import FedFV
 from fedmaba.strategies.fedmaba import FedMABA
 from fedmaba.strategies.fedmgda import FedMGDA
+from fedmaba.strategies.fednova import FedNova
 from fedmaba.strategies.fedprox import FedProx
 from fedmaba.strategies.fedsgd import FedSGD
 from fedmaba.strategies.propfair import PropFair
 from fedmaba.strategies.qffl import QFFL
+from fedmaba.strategies.scaffold import Scaffold
 from fedmaba.strategies.term import TERM
 
 __all__ = [
@@ -25,13 +30,18 @@ __all__ = [
     "QFFL",
     "REGISTRY",
     "TERM",
+    "Alone",
+    "Ditto",
     "FedAvg",
+    "FedDyn",
     "FedFV",
     "FedMABA",
     "FedMGDA",
+    "FedNova",
     "FedProx",
     "FedSGD",
     "PropFair",
+    "Scaffold",
     "describe_strategies",
     "parse",
     "register",
@@ -50,6 +60,11 @@ REGISTRY: dict[str, type[Strategy]] = {
         PropFair,
         FedFV,
         FedMABA,
+        Scaffold,
+        FedDyn,
+        FedNova,
+        Ditto,
+        Alone,
     )
 }
 BUILT_IN = tuple(REGISTRY)
