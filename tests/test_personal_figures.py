@@ -112,7 +112,7 @@ def test_models_of_their_own_travel_as_json():
         Local(keep={"personal": fedmaba.Keep()})
 
 
-@pytest.mark.parametrize("spec", ["scaffold", "feddyn", "fednova", "ditto", "local"])
+@pytest.mark.parametrize("spec", ["scaffold", "ditto:server=fedmaba", "local"])
 def test_flower_says_what_it_does_not_run(spec):
     from fedmaba.deploy.settings import FederationSettings
 

@@ -41,7 +41,7 @@ from fedmaba.simulation.local_training import (
     kept_after,
     train_chunk,
 )
-from fedmaba.simulation.optimiser import Optimiser, parse_schedule
+from fedmaba.simulation.optimiser import Optimiser, counted_steps, parse_schedule
 from fedmaba.strategies.base import Local
 
 Arrays = dict[str, NDArray[Any]]
@@ -147,6 +147,9 @@ class LocalClient:
         if local.add:
             job = replace(job, added=added_terms(local, before.items(), {}, flat))
         trained, told = train_chunk(rows, pool, flat, job, graphs)
+        if task.get("count-steps"):
+            steps = int(job.steps[0])
+            numbers["num-steps"] = counted_steps(job.optimiser, job.schedule, steps)
         if where == "mean":
             numbers["loss"] = float(told[0, 0])
         if where == "end":

@@ -363,6 +363,8 @@ def result(session: Session, out: Path, seconds: float | None = None) -> None:
     show(session.history, "deployed", "last", share, console)
     if any(run.deploy != "last" for run in session.history.runs):
         console.print(grid(session.history, "last", "last", share))
+    if any(run.has_personal for run in session.history.runs):
+        console.print(grid(session.history, "personal", "last", share))
     wide = min(80, console.width)  # a sentence is read, not scanned
     for said in verdict.of_sources([data.of(session.history)], share):
         console.print(line_of(said.text), width=wide)
