@@ -5,7 +5,6 @@ Differs: lambda is one number for all clients; the paper also chooses it by clie
 """
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import ClassVar
 
 from fedmaba.errors import InputError
@@ -70,7 +69,6 @@ class Ditto(Strategy):
         return self.rule.shown()
 
 
-@lru_cache(maxsize=256)
 def _rule(spec: str) -> Strategy:
     from fedmaba import strategies  # which knows Ditto, too
 
