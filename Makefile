@@ -60,7 +60,7 @@ docs: $(STAMP)
 
 test-browser: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[browser]'
-	$(BIN)/pytest -m browser -rs tests/test_page.py
+	$(BIN)/pytest -m browser -rs tests/test_page*.py
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

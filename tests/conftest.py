@@ -14,7 +14,7 @@ import torch
 from tools.faults.standins import World
 
 from command_line import Answer
-from fedmaba.data import published
+from fedmaba.data import downloads, published
 from fedmaba.data.datasets import Dataset
 from fedmaba.data.federation import Federation
 from fedmaba.data.partition import Split
@@ -94,7 +94,7 @@ def world(tmp_path, monkeypatch) -> World:
     def no_network(*_: object, **__: object) -> None:
         raise urllib.error.URLError("no network in tests")
 
-    monkeypatch.setattr(published.urllib.request, "urlopen", no_network)
+    monkeypatch.setattr(downloads.urllib.request, "urlopen", no_network)
     return world
 
 

@@ -181,7 +181,7 @@ def test_one_module_knows_of_other_processes():
 
 
 # run folders; downloads and exports; a federation of real processes and its files
-WRITERS = {"results.files", "results.run_folder", "data.datasets", "data.published"}
+WRITERS = {"results.files", "results.run_folder", "data.downloads"}
 WRITERS |= {name for name in EVERY if name.startswith("deploy.flower_app.")}
 WRITING = re.compile(
     r"(^|\.)(write_text|write_bytes|replace|rename|unlink|mkdir|makedirs|rmdir|rmtree|remove|"
@@ -207,7 +207,7 @@ def writes(name: str):
 
 def test_the_scan_for_writers_sees_the_writers():
     assert {"open", "os.replace", "path.unlink"} <= set(writes("results.files"))
-    assert any("write_bytes" in text for text in writes("data.published"))
+    assert any("write_bytes" in text for text in writes("data.downloads"))
 
 
 @pytest.mark.parametrize("name", [n for n in EVERY if n not in WRITERS])
