@@ -177,11 +177,23 @@ def test_own_models_are_in_pandas_and_in_exports(history):
     own = frame[frame.strategy == "ditto"].personal_accuracy
     assert own.tolist() == [0.6, 0.7, 0.9]
     assert pandas.isna(frame[frame.strategy == "fedavg"].personal_accuracy).all()
+    gained = frame[frame.strategy == "ditto"].gain_over_alone
+    np.testing.assert_allclose(gained, [0.1, 0.1, 0.2])
+    np.testing.assert_allclose(frame[frame.strategy == "fedavg"].gain_over_alone, [-0.1, 0, 0.2])
+    assert pandas.isna(frame[frame.strategy == "local"].gain_over_alone).all()
     head, *lines = export.clients(of(history))
     assert "personal_accuracy" in head
     assert {row[1] for row in export.summary(history)[1:]} == {"deployed", "last", "personal"}
     assert [grid.name for grid in table.document(history).grids] == ["levels", "incentive"]
     assert len(lines) == 9
+
+
+def test_a_figure_shows_who_is_better_off_than_alone(history):
+    pytest.importorskip("matplotlib")
+    titles = [axes.get_title("left") for axes in history.plot("incentive", "personal").axes]
+    assert [title.partition("\n")[2] for title in titles] == ["33 % gain", "100 % gain"]
+    with pytest.raises(InputError, match="run the strategy local beside"):
+        History(history.runs[:2]).plot("incentive")
 
 
 def test_a_run_folder_keeps_the_figures(fed, tmp_path):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedmaba.errors import InputError
 from fedmaba.results import metrics
-from fedmaba.results.incentive import Incentive, incentives
+from fedmaba.results.incentive import Incentive, gains_over_rounds, incentives
 from fedmaba.results.metrics import ACCURACY, PERCENT, Fairness, Metric, Unit
 
 if TYPE_CHECKING:
@@ -362,6 +362,8 @@ class History:
             for model in run.models():
                 table[f"{model}_accuracy"] = run.accuracy(model).ravel()
                 table[f"{model}_loss"] = run.loss(model).ravel()
+            if (gained := gains_over_rounds(self, run)) is not None:
+                table["gain_over_alone"] = gained.ravel()
             frames.append(pandas.DataFrame(table))
         return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
 

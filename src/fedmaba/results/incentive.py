@@ -34,15 +34,35 @@ def gains(
 
     Scores where lower is better are turned round. A client without a score has none here (nan).
     """
-    alone = next((r for r in history.runs if r.label == ALONE and r.seed == run.seed), None)
-    known = [r for r in (alone, run) if r is not None and "evaluated" in r.tables]
-    if len(known) < 2 or any(r.diverged for r in known) or run.label == ALONE:
+    alone = _alone(history, run)
+    if alone is None:
         return None
-    if known[0].n_clients != run.n_clients:
-        return None
-    theirs, ours = (r.accuracy(model)[r.chosen(at, model)].mean(axis=0) for r in known)
+    theirs, ours = (r.accuracy(model)[r.chosen(at, model)].mean(axis=0) for r in (alone, run))
     unit = history.unit
     return np.asarray(unit.sign * unit.scale * (ours - theirs), dtype=np.float64)
+
+
+def gains_over_rounds(
+    history: History, run: RunHistory, model: Model = "personal"
+) -> NDArray[np.float64] | None:
+    """(E, N) How much better each client's score is than alone at each evaluation, not in percent.
+
+    None where nobody trained alone, or was evaluated in other rounds.
+    """
+    alone = _alone(history, run)
+    if alone is None or not np.array_equal(alone.evaluated, run.evaluated):
+        return None
+    return np.asarray(history.unit.sign * (run.accuracy(model) - alone.accuracy(model)))
+
+
+def _alone(history: History, run: RunHistory) -> RunHistory | None:
+    """The run of the same seed in which everybody trains alone, where both can be compared."""
+    for other in history.runs:
+        if other.label == ALONE and other.seed == run.seed and run.label != ALONE:
+            whole = all("evaluated" in r.tables and not r.diverged for r in (other, run))
+            if whole and other.n_clients == run.n_clients:
+                return other
+    return None
 
 
 def incentives(history: History, model: Model = "deployed", at: At = "last") -> list[Incentive]:
