@@ -23,11 +23,12 @@ from fedmaba.rows.random import dropout_mask, shuffles
 from fedmaba.simulation.engine import Plan, Run, simulate, start
 from fedmaba.strategies.base import Decision, Keep, Local, Needs, Replies, Strategy
 
-# Those whose clients keep nothing: `paper_loops` has the others.
+# Clients keep nothing (`paper_loops` has the others), and no groups of people are needed.
 NAMES = [
     name
     for name, kind in strategies.REGISTRY.items()
-    if "fedmaba." in kind.__module__ and not (kind().local().keep or kind().local().personal)
+    if "fedmaba." in kind.__module__
+    and not (kind().local().keep or kind().local().personal or kind().needs().groups)
 ]
 SPECS = [
     *NAMES,

@@ -62,6 +62,11 @@ class FederationSettings:
                 f"{self.strategy.label()} {what}, which runs in the simulator and not yet on "
                 "Flower: choose another strategy, as fedprox"
             )
+        if self.strategy.needs().groups:
+            raise InputError(
+                f"{self.strategy.label()} weighs sites by groups of people, whose counts sites do "
+                "not send: simulate it, or choose another strategy"
+            )
 
     @property
     def average(self) -> str:

@@ -55,7 +55,9 @@ def page(
             policy=policy(live=version is not None),
             style=Markup(style),  # our own file
             script=Markup(script),
-            data=Markup(block(tree)),  # every < is escaped
+            data=Markup(
+                block({k: v for k, v in tree.items() if k != "groups"})
+            ),  # every < is escaped
             tree=tree,
             title=title(sources),
             table=tree["tables"]["deployed.last"],

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.report import document, numbers, packing, set_up, verdict
+from fedmaba.report import document, group_tables, numbers, packing, set_up, verdict
 from fedmaba.report.current_figures import CurrentFigures, unit_of
 from fedmaba.report.data import ATS, MODELS, Source, combine
 from fedmaba.report.document import Cell
@@ -76,6 +76,14 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
             for r, run in enumerate(runs)
         ],
         "folders": [_folder(source) for source in sources],
+        "groups": [
+            {"name": source.name}
+            | group_tables.page_part(
+                source.history, group_tables.Names(tuple(source.data.get("clients") or ()))
+            )
+            for source in sources
+            if group_tables.has_groups(source.history)
+        ],
         "tables": tables,
         "verdicts": verdicts,
         "notes": notes(sources, scores.history, keep, unit),

@@ -382,6 +382,13 @@ def tables(grids: Sequence[Grid]) -> None:
         console.print(table_of(grid))
 
 
+def lines(texts: Sequence[str]) -> None:
+    """Print sentences, each below an empty line."""
+    for text in texts:
+        Console().print()
+        Console().print(line_of(text))
+
+
 def listing(what: str) -> None:
     """One line each: strategies, data sets, models, partitions, attacks or figures."""
     rows = _rows(what)

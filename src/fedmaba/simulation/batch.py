@@ -73,6 +73,7 @@ class Batch:
     ranks: Ranks = field(default_factory=Ranks)
     lower_is_better: bool = False  # of two scores
     client_metric: Callable[[Any, Any], float] | None = None  # of all predictions of a client
+    judges_groups: bool = False  # whether evaluations count predictions by group of people
     draws: ParticipantDraws = field(default_factory=ParticipantDraws)
 
     @cached_property

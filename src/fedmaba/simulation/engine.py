@@ -8,6 +8,7 @@ holds everything that a round hands to the next; saved and loaded it continues b
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmaba.data import trees
+from fedmaba.data import groups, trees
 from fedmaba.data.dataset import Dataset
 from fedmaba.data.trees import Shape
 from fedmaba.errors import InputError, NoRoom
@@ -33,10 +34,16 @@ from fedmaba.rows.workers import Workers
 from fedmaba.simulation import pipeline
 from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.batch import Batch, RunParts, precision
-from fedmaba.simulation.client_scores import ClientMetricFn, client_scores, score_of_client
+from fedmaba.simulation.client_scores import (
+    ClientMetricFn,
+    client_scores,
+    score_of_client,
+    whole_models,
+)
 from fedmaba.simulation.cohort import kept_rows, out_of_memory
 from fedmaba.simulation.distributed import Ranks
 from fedmaba.simulation.fine_tuning import fine_tuned
+from fedmaba.simulation.group_counts import group_counts
 from fedmaba.simulation.local_training import MetricFn, Pool
 from fedmaba.simulation.measurements import ModelsOf, client_means, server_models
 from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
@@ -170,7 +177,10 @@ def start(
     parts = (trained, validated, tested)
     graphs = GraphCache(device, rows.recordable)
     held = (runs, plan, rows, pool, metric, progress, *parts, workers, graphs, ranks)
-    return Batch(*held, lower_is_better=lower, client_metric=client_metric)
+    by_group = not free and all(groups.judged(run.federation).yes for run in runs)
+    batch = Batch(*held, lower_is_better=lower, client_metric=client_metric)
+    batch.judges_groups = by_group
+    return batch
 
 
 MOST_KEPT = 1 / 8  # of a GPU's memory that kept vectors may take
@@ -319,11 +329,17 @@ def _personal_scores(batch: Batch, parts: RunParts, r: int, own: ModelsOf) -> di
     """How the clients' own models serve them, by run; {} where there are no such examples."""
     if not len(parts.parts[r].index):
         return {}
+    scores = _scores_apart(batch, parts, r, own)
+    return {r: _with_groups(batch, parts, r, own, scores, shared=False)}
+
+
+def _scores_apart(batch: Batch, parts: RunParts, r: int, models: ModelsOf) -> Scores:
+    """Loss and score of each client, where each has a model of its own."""
     if batch.client_metric is not None:
-        return {r: client_scores(batch, parts, r, own, shared=False)}
+        return client_scores(batch, parts, r, models, shared=False)
     everyone = np.arange(batch.runs[r].federation.n_clients)
-    found = client_means(batch, parts, r, own, everyone, scored=True)
-    return {r: Scores(*(value.cpu().numpy() for value in found))}
+    found = client_means(batch, parts, r, models, everyone, scored=True)
+    return Scores(*(value.cpu().numpy() for value in found))
 
 
 def _pick(batch: Batch, d: int, held: Scores) -> None:
@@ -347,16 +363,41 @@ def _scores(
     whose = {row: r for row, r in whose.items() if len(parts.parts[r].index)}
     if not whose:
         return {}
-    if batch.client_metric is not None:
-        shared = batch.rows.layout.shared == batch.rows.layout.size
+    found = _client_scores(batch, parts, flat, whose)
+    models = {row: partial(server_models, batch, r, flat[row]) for row, r in whose.items()}
+    shared = whole_models(batch)
+    return {
+        row: _with_groups(batch, parts, whose[row], models[row], scores, shared=shared)
+        for row, scores in found.items()
+    }
+
+
+def _with_groups(
+    batch: Batch, parts: RunParts, r: int, models: ModelsOf, scores: Scores, *, shared: bool
+) -> Scores:
+    """The scores with counts by groups of people, where the data have groups to be judged by."""
+    if not batch.judges_groups or not groups.known(batch.runs[r].federation, parts.parts[r]):
+        return scores
+    counts = group_counts(batch, parts, r, models, shared=shared)
+    return dataclasses.replace(scores, groups=counts)
+
+
+def _client_scores(
+    batch: Batch, parts: RunParts, flat: Tensor, whose: dict[int, int]
+) -> dict[int, Scores]:
+    """Loss and score of each client, by the quickest way."""
+    if batch.client_metric is not None and whole_models(batch):
         return {
             row: client_scores(
-                batch, parts, r, partial(server_models, batch, r, flat[row]), shared=shared
+                batch, parts, r, partial(server_models, batch, r, flat[row]), shared=True
             )
             for row, r in whose.items()
         }
-    if batch.rows.layout.shared < batch.rows.layout.size:
-        return {row: _own_scores(batch, parts, flat[row], r) for row, r in whose.items()}
+    if not whole_models(batch):
+        return {
+            row: _scores_apart(batch, parts, r, partial(server_models, batch, r, flat[row]))
+            for row, r in whose.items()
+        }
     mine, found = batch.ranks.mine, flat.new_zeros(2, len(whose), len(parts.union))
     found[..., mine] = torch.stack(batch.evaluate(flat[list(whose)], parts.union[mine]))
     batch.ranks.sum(found)
@@ -367,11 +408,6 @@ def _scores(
         place = parts.host_place[parts.base[r] : parts.base[r] + len(part.index)]
         out[row] = Scores(part.means(loss[place]), part.means(score[place]))
     return out
-
-
-def _own_scores(batch: Batch, parts: RunParts, model: Tensor, r: int) -> Scores:
-    """Loss and score of each client under a model with the part that the client keeps."""
-    return _personal_scores(batch, parts, r, partial(server_models, batch, r, model))[r]
 
 
 def _try(
@@ -430,6 +466,8 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
         for rule in run.rules:
             if average.needs_validation(rule) and not len(run.federation.validation.index):
                 raise InputError(average.no_validation(rule))
+        if run.strategy.needs().groups:
+            _check_groups(run)
         if run.strategy.needs().loss == "held" and not run.federation.validation.size.all():
             who = np.argmin(run.federation.validation.size)
             raise InputError(
@@ -442,6 +480,26 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
     parse_schedule(plan.step_schedule, "step_schedule")
     if plan.augment is not None:
         parse_augment(plan.augment).check(runs[0].federation.data.shape)
+
+
+def _check_groups(run: Run) -> None:
+    """Refuse a strategy that weighs by groups where there are none to weigh by."""
+    fed, who = run.federation, run.strategy.label()
+    if fed.data.group is None:
+        raise InputError(
+            f"{who} weighs clients by groups of people, but {fed.data.name} has no group column: "
+            f"name one, as with --group sex, or leave {run.strategy.name} out"
+        )
+    if fed.data.task != "classify" or fed.data.target.outputs != 2:
+        raise InputError(
+            f"{who} weighs clients by groups of people, for which there must be two classes, but "
+            f"the targets are {fed.data.target.in_words()}: leave {run.strategy.name} out"
+        )
+    if len(np.unique(fed.data.group[fed.train.index])) < 2 or not groups.known(fed, fed.train):
+        raise InputError(
+            f"{who} weighs clients by groups of people, but the training examples are of one "
+            f"group: name another column, or leave {run.strategy.name} out"
+        )
 
 
 def _check_minibatches(model: torch.nn.Module, runs: Sequence[Run], plan: Plan) -> None:

@@ -26,6 +26,7 @@ from fedmaba.errors import NoRoom
 from fedmaba.rows.cuda_graphs import send, start_fetch
 from fedmaba.simulation import server_step
 from fedmaba.simulation.batch import Batch, needs_full_gradient
+from fedmaba.simulation.client_scores import whole_models
 from fedmaba.simulation.cohort import (
     Cohort,
     Drawn,
@@ -42,6 +43,7 @@ from fedmaba.simulation.cohort import (
     scale_malicious_updates,
     with_own_parts,
 )
+from fedmaba.simulation.group_counts import group_counts
 from fedmaba.simulation.local_training import (
     TrainedClients,
     TrainingJob,
@@ -49,7 +51,13 @@ from fedmaba.simulation.local_training import (
     kept_after,
 )
 from fedmaba.simulation.local_training import train_chunk as train_rows
-from fedmaba.simulation.measurements import Host, change_stats, end_losses, start_losses
+from fedmaba.simulation.measurements import (
+    Host,
+    change_stats,
+    end_losses,
+    server_models,
+    start_losses,
+)
 from fedmaba.simulation.state import Round
 from fedmaba.strategies import deployed
 from fedmaba.strategies.base import PERSONAL, Decision, Replies, call_weigh
@@ -104,6 +112,7 @@ class Measured:
 
     loss: dict[int, Host]
     changes: dict[int, dict[str, Host]]
+    groups: dict[int, IntArray] = field(default_factory=dict)  # (m, G, 2, 2) by run
 
 
 @dataclass
@@ -136,7 +145,7 @@ def measure(
         both = (("start", batch.train), ("held", batch.validation))
         asking = (([c for c in drawn.cohorts if c.needs.loss == at], part) for at, part in both)
         started = [start_losses(batch, part, cohorts) for cohorts, part in asking]
-        return Measured(started[0] | started[1], {})
+        return Measured(started[0] | started[1], {}, _counts_by_group(batch, drawn))
     if drawn.late:
         batch.ranks.sum(trained.changes)
     loss, changes = dict(before.loss), {}
@@ -146,7 +155,19 @@ def measure(
         changes[c.r] = change_stats(c.needs, trained.change(c)[:, sent], past[:, sent])
         if c.needs.loss in ("mean", "end"):
             loss[c.r] = partial(_gathered, batch, len(c.client), trained.losses.get(c.r, []))
-    return Measured(loss, changes)
+    return Measured(loss, changes, before.groups)
+
+
+def _counts_by_group(batch: Batch, drawn: Drawn) -> dict[int, IntArray]:
+    """Each participant's training examples by group, label and the server's prediction."""
+    found = {}
+    for c in drawn.cohorts:
+        if c.needs.groups:
+            model = batch.progress.model[c.r]
+            mine, shared = partial(server_models, batch, c.r, model), whole_models(batch)
+            counts = group_counts(batch, batch.train, c.r, mine, c.client, shared=shared)
+            found[c.r] = counts.reshape(*counts.shape[:2], 2, 2)
+    return found
 
 
 def _gathered(batch: Batch, many: int, parts: list[tuple[IntArray, Host]]) -> FloatArray:
@@ -175,6 +196,8 @@ def weigh(batch: Batch, drawn: Drawn, measured: Measured, when: str) -> Decided:
         if "gram" in seen:
             seen["gram"] = (seen["gram"] + seen["gram"].T) / 2
             seen |= {"past_client": kept.client, "past_round": kept.round}
+        if c.r in measured.groups:
+            seen["groups"] = measured.groups[c.r]
         size, n = federation.train.size[c.client], federation.n_clients
         if c.needs.steps:
             seen["steps"] = counted(batch.plan, drawn.table.steps[c.rows])

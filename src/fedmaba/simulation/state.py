@@ -87,6 +87,7 @@ class Scores:
 
     loss: FloatArray  # (N,)
     accuracy: FloatArray  # (N,)
+    groups: IntArray | None = None  # (N, G, K) examples by group and prediction, see `group_counts`
 
 
 # One run's server models on every client. "last" and "deployed" (the one that would be handed out)

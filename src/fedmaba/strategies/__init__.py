@@ -12,6 +12,7 @@ from fedmaba.strategies.afl import AFL
 from fedmaba.strategies.alone import Alone
 from fedmaba.strategies.base import Strategy, make_strategy
 from fedmaba.strategies.ditto import Ditto
+from fedmaba.strategies.fairfed import FairFed
 from fedmaba.strategies.fedavg import FedAvg
 from fedmaba.strategies.feddyn import FedDyn
 from fedmaba.strategies.fedfv import FedFV
@@ -32,6 +33,7 @@ __all__ = [
     "TERM",
     "Alone",
     "Ditto",
+    "FairFed",
     "FedAvg",
     "FedDyn",
     "FedFV",
@@ -65,6 +67,7 @@ REGISTRY: dict[str, type[Strategy]] = {
         FedNova,
         Ditto,
         Alone,
+        FairFed,
     )
 }
 BUILT_IN = tuple(REGISTRY)

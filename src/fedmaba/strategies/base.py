@@ -52,6 +52,7 @@ class Replies:
     past_round: IntArray | None = None  # (h,)  from which round
     steps: FloatArray | None = None  # (m,)     local steps, where Needs.steps asks; with momentum
     #                                           or a step schedule, the sum of their weights
+    groups: IntArray | None = None  # (m, G, 2, 2) training examples by group, label, prediction
 
 
 class Decision(NamedTuple):
@@ -86,6 +87,7 @@ class Needs:
     changes: Changes = "none"
     keep_rounds: int = 0  #                      changes of how many past rounds join the gram
     steps: bool = False  #                       the number of local steps of each participant
+    groups: bool = False  #                      counts by group of people, at the server's model
 
     def __post_init__(self) -> None:
         for name, choices in (("loss", get_args(LossAt)), ("changes", get_args(Changes))):
