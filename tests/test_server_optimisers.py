@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("few_threads")
 
 def by_hand(strategy):
     """Three rounds of two clients with losses w^2/2 and 3/2 (w - 2)^2, from w = 1, step 0.1."""
-    how, w, path = strategy.server(), np.ones(1), []
+    how, w, path = strategy.server_optimiser(), np.ones(1), []
     moments = how.start(w)
     for t in range(3):
         changes = np.array([-0.1 * w, -0.3 * (w - 2)])
@@ -131,7 +131,7 @@ class Wrong(FedAvg):
 
     name: ClassVar[str] = "wrong"
 
-    def server(self):
+    def server_optimiser(self):
         return 0.9
 
 

@@ -120,8 +120,8 @@ def test_hooks_that_give_something_else_are_named():
     assert refused(lambda self: None, hook="local") == (
         "mine: local() gave None: return fedmaba.Local(...)"
     )
-    assert "mine: server() gave 0.9: return fedmaba.ServerOptimiser" in refused(
-        lambda self: 0.9, hook="server"
+    assert "mine: server_optimiser() gave 0.9: return fedmaba.ServerOptimiser" in refused(
+        lambda self: 0.9, hook="server_optimiser"
     )
 
 
