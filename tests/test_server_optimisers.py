@@ -136,5 +136,7 @@ class Wrong(FedAvg):
 
 
 def test_anything_but_an_optimiser_is_refused(fed):
-    with pytest.raises(InputError, match=r"wrong: server\(\) gave 0.9: return fedmaba.Server"):
+    with pytest.raises(
+        InputError, match=r"wrong: server_optimiser\(\) gave 0.9: return fedmaba.Server"
+    ):
         played([Run(Wrong(), 0, fed)], fed, PLAN, mlp)

@@ -157,7 +157,7 @@ def document(
     told = dict.fromkeys(run.diverged for run in history.runs if run.diverged)
     text = [f"Left out of every mean: {'; '.join(told)}."] if told else []
     noise = noise_note(history.summary(model, at))
-    grids = [summary(history, model, at), *incentive(history, model, at)]
+    grids = [summary(history, model, at), *incentive_grids(history, model, at)]
     if against is not None:
         grids.append(differences(history, model, at, against))
     return Document(title, text, grids, foot=[f"{capitalised(noise)}."] if noise else [])
@@ -195,7 +195,7 @@ def grid_of_rows(
     return Grid(name, title, head, body)
 
 
-def incentive(history: History, model: Model = "deployed", at: At = "last") -> list[Grid]:
+def incentive_grids(history: History, model: Model = "deployed", at: At = "last") -> list[Grid]:
     """What clients gain over training alone; no table where there is no row `local`."""
     found, unit = history.incentives(model, at), history.unit
     if not found:

@@ -35,7 +35,7 @@ from rich.text import Text
 from fedmaba.errors import unknown
 from fedmaba.report import data, escape, numbers, set_up, streams, verdict
 from fedmaba.report.document import Cell, Grid, minus_sign
-from fedmaba.report.table import ALIKE, digits_of, for_screen, incentive, noise_note, summary
+from fedmaba.report.table import ALIKE, digits_of, for_screen, incentive_grids, noise_note, summary
 from fedmaba.results.history import At, History, Model, RunHistory
 from fedmaba.results.metrics import PERCENT, Unit
 
@@ -85,7 +85,7 @@ def show(
         cell.rank < 2 for row in summary(history, model, at, share).rows for cell in row
     ):
         console.print(MARKS)
-    for gained in incentive(history, model, at):
+    for gained in incentive_grids(history, model, at):
         console.print(table_of(gained, whole=gained.head[1:]))
     if noise := noise_note(history.summary(model, at, share)):
         console.print(line_of(noise, "yellow" if "warning" in noise else "dim"))

@@ -27,7 +27,7 @@ class Incentive(NamedTuple):
     least: float  #  of the client that gains the least
 
 
-def gains(
+def gains_at(
     history: History, run: RunHistory, model: Model = "deployed", at: At = "last"
 ) -> NDArray[np.float64] | None:
     """(N,) How much better each client's score is than alone; None where nobody trained alone.
@@ -69,7 +69,7 @@ def incentives(history: History, model: Model = "deployed", at: At = "last") -> 
     """Each strategy beside training alone; empty where no row `local` is there."""
     found: dict[str, list[NDArray[np.float64]]] = {}
     for run in history.runs:
-        gain = gains(history, run, model, at)
+        gain = gains_at(history, run, model, at)
         if gain is not None and not np.isnan(gain).all():
             found.setdefault(run.label, []).append(gain[~np.isnan(gain)])
     out = []
