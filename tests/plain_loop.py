@@ -23,10 +23,12 @@ from fedmaba.rows.random import dropout_mask, shuffles
 from fedmaba.simulation.engine import Plan, Run, simulate, start
 from fedmaba.strategies.base import Decision, Keep, Local, Needs, Replies, Strategy
 
-NAMES = [  # of strategies that need no groups of people in the data
+# Clients keep nothing (`paper_loops` has the others), and no groups of people are needed.
+NAMES = [
     name
     for name, kind in strategies.REGISTRY.items()
-    if "fedmaba." in kind.__module__ and not kind().needs().groups
+    if "fedmaba." in kind.__module__
+    and not (kind().local().keep or kind().local().personal or kind().needs().groups)
 ]
 SPECS = [
     *NAMES,
@@ -45,6 +47,11 @@ SPECS = [
     "fedmaba:alpha=0.8,eta_b=1,rho=0.3,eta_s=0.5,loss_at=mean",
     "fedmaba:ball=global,loss_at=end,eta_b=3",
     "fedmaba:sync=overwrite",
+    "fedavgm:beta=0.5,lr=0.7,weights=uniform",
+    "fedyogi:lr=0.1,beta1=0.5,beta2=0.7,tau=0.01",
+    "deltafl:theta=0.3,weights=uniform",
+    "aaggff:cdf=weibull",
+    "adafed:gamma=0.2,eta=0.5",
 ]
 PLAN = Plan(rounds=3, minibatch=4, lr=0.2, lr_decay=0.9, dtype="float64")
 
@@ -151,7 +158,7 @@ class Plain:
         self.criterion = loss or LOSSES[data.task]
         self.state = strategy.init(fed.n_clients)
         self.past: dict[int, tuple[int, torch.Tensor]] = {}  # client -> round, change
-        self.velocity = 0.0
+        self.velocity, self.second = 0.0, None  # moments of the server
         nothing = torch.zeros(sum(p.numel() for p in self.model.parameters())).double()
         self.kept = defaultdict(lambda: nothing)  # (name, client) -> what the client keeps
         self.training = None  # the client that trains
@@ -223,6 +230,7 @@ class Plain:
         optimiser = self.optimiser(trained, lr)
         key = torch.from_numpy(rng.key(self.seed, "local", t, client).view(np.int64))
         batches = list(self.minibatches(self.fed.split.train[client], key))
+        self.taken = len(batches)
         schedule = torch_schedule(optimiser, plan.step_schedule, len(batches))
         for k, rows in enumerate(batches):
             out = self.forward(trained, self.inputs(rows, key + k), key + k)
@@ -258,9 +266,10 @@ class Plain:
         lr = self.rates[t]
         clients = rng.sample_clients(self.seed, t, n, plan.participants or n)
         server = parameters_to_vector(self.model.parameters()).detach()
-        changes, losses = [], []
+        changes, losses, steps = [], [], []
         for client in clients:
             trained, mean = self.train(client, t, lr)
+            steps.append(self.taken)
             end = parameters_to_vector(trained.parameters()).detach()
             for name, rule in self.strategy.local().keep.items():
                 before = self.kept[name, client]
@@ -286,14 +295,30 @@ class Plain:
             gram=gram if needs.changes == "gram" else None,
             past_client=np.array([*past], dtype=np.int64),
             past_round=np.array([r for r, _ in past.values()], dtype=np.int64),
+            steps=np.array(steps, np.float64) if needs.steps else None,
         )
         coef, self.state, _ = self.strategy.weigh(self.state, replies)
         delta = torch.from_numpy(coef) @ every[: len(coef)]
-        self.velocity = plan.server_momentum * self.velocity + delta
-        vector_to_parameters(server + plan.server_lr * self.velocity, self.model.parameters())
+        moved = server + plan.server_lr * self.along(delta)
+        vector_to_parameters(moved, self.model.parameters())
         self.past |= {int(c): (t, change) for c, change in zip(clients, changes, strict=True)}
         self.told.append(Told(clients, coef[: len(clients)], replies.loss))
         self.path.append(parameters_to_vector(self.model.parameters()).detach().clone())
+
+    def along(self, delta):
+        """The server's step along the weighted changes, as the papers write it."""
+        how = self.strategy.server_optimiser()
+        if how is None or how.kind == "momentum":
+            beta, lr = (self.plan.server_momentum, 1.0) if how is None else (how.beta1, how.lr)
+            self.velocity = beta * self.velocity + delta
+            return lr * self.velocity
+        self.velocity = how.beta1 * self.velocity + (1 - how.beta1) * delta
+        v = torch.full_like(delta, how.tau**2) if self.second is None else self.second
+        if how.kind == "adam":
+            self.second = how.beta2 * v + (1 - how.beta2) * delta**2
+        else:
+            self.second = v - (1 - how.beta2) * delta**2 * torch.sign(v - delta**2)
+        return how.lr * self.velocity / (torch.sqrt(self.second) + how.tau)
 
     def run(self):
         for t in range(self.plan.rounds):

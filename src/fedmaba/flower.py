@@ -364,6 +364,7 @@ class FlowerStrategy(Base):
             lambda node, site: self.site_names.check(self.nodes[node], site),
             self.settings.strategy.needs().loss != "none",
             self.limits,
+            self.settings.strategy.needs().steps,
         )
         replies, refused = validator.validate(self._raw_reply(*reply) for reply in found)
         self._assign({self.nodes[r.node]: r.site for r in replies})

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     By = Literal["client", "group"]
     TableForm = Literal["text", "markdown", "latex", "csv", "json"]
 else:  # typer before 0.19 knows choices by enums only
-    Model = StrEnum("Model", ["deployed", "last"])
+    Model = StrEnum("Model", ["deployed", "last", "personal"])
     At = StrEnum("At", ["last", "best", "last5"])
     Dtype = StrEnum("Dtype", ["float32", "tf32", "bf16", "float64"])
     ExportForm = StrEnum("ExportForm", ["csv", "parquet"])

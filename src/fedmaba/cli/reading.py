@@ -27,7 +27,7 @@ from fedmaba.experiment import config
 
 def table(
     folder: RunOrTarget,
-    model: Annotated[Model, typer.Option(help="which server model")] = "deployed",
+    model: Annotated[Model, typer.Option(help="which model")] = "deployed",
     at: Annotated[At, typer.Option(help="which rounds")] = "last",
     share: Share = None,
     against: Annotated[
@@ -110,7 +110,7 @@ def figure(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="see fedmaba list figures")],
     folders: RunFolders,
     out: Annotated[Path, typer.Option("-o", "--out", help=".pdf, .svg or .png")],
-    model: Annotated[Model, typer.Option(help="which server model")] = "deployed",
+    model: Annotated[Model, typer.Option(help="which model")] = "deployed",
     share: Share = None,
     width: Annotated[
         Optional[Literal["column", "page"]],  # noqa: UP045

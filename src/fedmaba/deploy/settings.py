@@ -13,7 +13,8 @@ from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.strategies import deployed as average
 from fedmaba.strategies import parse
-from fedmaba.strategies.base import Strategy
+from fedmaba.strategies.base import Keep, Local, Strategy
+from fedmaba.strategies.contract import check_strategy
 
 BATCHNORM = (None, "refuse", "group", "local", "average", "frozen")
 
@@ -47,10 +48,21 @@ class FederationSettings:
                 f"deploy={self.average!r} picks a round on validation data, which a server on "
                 "Flower does not have: say last, average, poly:K or ema:B"
             )
+        check_strategy(self.strategy)
         if self.strategy.needs().loss == "held":
             raise InputError(
                 f"{self.strategy.label()} weighs by validation losses, which sites do not send: "
                 "choose another loss, as loss_at=start"
+            )
+        local, what = self.strategy.local(), ""
+        if not all(follows_from_change(local, name) for name in local.means):
+            what = "needs the mean of what sites keep, which does not follow from what they send"
+        elif local.personal is not None:
+            what = "gives each site a model of its own"
+        if what:
+            raise InputError(
+                f"{self.strategy.label()} {what}, which runs in the simulator and not yet on "
+                "Flower: choose another strategy, as fedprox"
             )
         if self.strategy.needs().groups:
             raise InputError(
@@ -80,6 +92,12 @@ class FederationSettings:
             "schedule": self.schedule,
             "rounds": self.rounds if planned else None,
         }
+
+
+def follows_from_change(local: Local, name: str) -> bool:
+    """Whether the server can tell from a site's change alone how its kept vector changes."""
+    only = Keep(end=local.keep[name].end, start=-local.keep[name].end)
+    return local.keep[name] == only and not local.add_mean
 
 
 @dataclass(frozen=True)

@@ -254,7 +254,13 @@ class Attack(Section):
 
 class Server(Section):
     lr: float = option(1.0, "--server-lr", "factor on the server's step", gt=0, allow_inf_nan=False)
-    momentum: float = option(0.0, "--server-momentum", "momentum of the server's step", ge=0, lt=1)
+    momentum: float = option(
+        0.0,
+        "--server-momentum",
+        "of the server's step [fedavgm, fedadam, fedyogi: their own]",
+        ge=0,
+        lt=1,
+    )
     deploy: str | None = option(
         None,
         "--deploy",
@@ -280,6 +286,14 @@ class Eval(Section):
         "--metric",
         "a client's score, of its own predictions: accuracy, balanced-accuracy, f1, auc, "
         "average-precision, brier, ece; rmse, mae, r2; perplexity [as the task says]",
+    )
+
+    finetune: Count = newer_option(
+        None,
+        "--finetune",
+        "also evaluate each client under the deployed model after so many local steps of its own",
+        ge=1,
+        le=MAX_COUNT,
     )
 
     _fraction = field_validator("share", mode="before")(fraction)

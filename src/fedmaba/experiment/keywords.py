@@ -54,6 +54,7 @@ class Options(TypedDict, total=False):
     deploy: str | None
     eval_every: int
     share: float | str
+    finetune: int | None
     device: str
     dtype: Literal["float32", "tf32", "bf16", "float64"]
     threads: int | None

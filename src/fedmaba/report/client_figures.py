@@ -12,6 +12,7 @@ from fedmaba.report.escape import for_figure
 from fedmaba.report.looks import printed_name
 from fedmaba.report.plot_data import COLORS, FEW, HALF, SOFT, WIDE, PlotData, axis_name, panels
 from fedmaba.results.history import FloatArray
+from fedmaba.results.incentive import ALONE
 
 GAIN, LOSS = COLORS[1], COLORS[2]
 
@@ -101,9 +102,9 @@ def weights(figure: Any, plot: PlotData) -> None:
     """weights, client by round, of the first seed of each strategy"""
     shown = [plot.of(label, "round")[0] for label in plot.with_rounds()]
     tables = [run.weights() for run in shown]
-    tables = [t * np.sum(~np.isnan(t), axis=1, keepdims=True) for t in tables]
+    tables = [relative_weights(t) for t in tables]
     with np.errstate(divide="ignore"):  # a client that counted nothing is at the end of the scale
-        tables = [np.log2(t) for t in tables]
+        tables = [np.log2(np.maximum(t, 0)) for t in tables]
     seen = np.abs(np.concatenate([t[np.isfinite(t)] for t in tables]))
     reach = float(np.clip(np.percentile(seen, 99) if len(seen) else 1.0, 0.5, 5.0))
     grid = panels(figure, len(shown), 1.7, sharey=True)
@@ -127,6 +128,18 @@ def weights(figure: Any, plot: PlotData) -> None:
     bar.set_ticks(ticks, labels=[f"{2**t:.2g} ×" for t in ticks])
 
 
+def relative_weights(table: FloatArray) -> FloatArray:
+    """Weights of a round by client as multiples of an equal share of their sum.
+
+    Coefficients that do not add up to 1, as q-FFL's, make the whole step shorter or longer; how
+    clients count beside each other is their share of the sum.
+    """
+    total = np.nansum(table, axis=1, keepdims=True)
+    count = np.sum(~np.isnan(table), axis=1, keepdims=True)
+    relative: FloatArray = table * count / np.where(total > 0, total, 1.0)
+    return relative
+
+
 def _around_one() -> Any:
     """Orange below an equal share, blue above, as the page has it."""
     from matplotlib.colors import LinearSegmentedColormap
@@ -138,8 +151,25 @@ def _around_one() -> Any:
 def gains(figure: Any, plot: PlotData) -> None:
     """who gains and who loses against FedAvg (else the first), client by client"""
     base = plot.labels[plot.reference]
+    if len(plot.labels) < 2 or not plot.of(base):
+        raise InputError("gains compares strategies: run at least two")
+    _gains_over(figure, plot, base)
+
+
+def incentive(figure: Any, plot: PlotData) -> None:
+    """who is better off than alone, client by client; needs a row local"""
+    if ALONE not in plot.labels or len(plot.labels) < 2 or not plot.of(ALONE):
+        raise InputError(
+            "incentive compares with training alone: run the strategy local beside at least one "
+            "other, with the same seeds"
+        )
+    _gains_over(figure, plot, ALONE)
+
+
+def _gains_over(figure: Any, plot: PlotData, base: str) -> None:
+    """How each client's score changes from one strategy to each other one."""
     others = [label for label in plot.labels if label != base and plot.of(label)]
-    if not others or not plot.of(base):
+    if not others:
         raise InputError("gains compares strategies: run at least two")
     for axes, label in zip(
         panels(figure, len(others), 1.35, sharex=True, sharey="row"), others, strict=True

@@ -90,7 +90,7 @@ def _as_parquet(rows: Sequence[Sequence[object]]) -> bytes:
 
 
 def summary(history: History) -> list[list[object]]:
-    """Every figure of every strategy at the last evaluation, both models."""
+    """Every figure of every strategy at the last evaluation, all models."""
     names = Fairness._fields
     head: list[object] = [
         "strategy",
@@ -104,7 +104,7 @@ def summary(history: History) -> list[list[object]]:
     ]
     return [head] + [
         [row.label, model, row.seeds, *row.mean, *row.sd, row.note, row.test_noise, row.corrected]
-        for model in data.MODELS
+        for model in history.models()
         for row in history.summary(model)
     ]
 
@@ -114,7 +114,7 @@ def rounds(history: History) -> list[list[object]]:
     rows: list[list[object]] = [[*HEAD, "model", *Fairness._fields]]
     unit = history.unit
     for run in history.runs:
-        for model in data.MODELS if "evaluated" in run.tables else ():
+        for model in run.models() if "evaluated" in run.tables else ():
             found = run.fairness(model, history.share, unit=unit)
             pairs = zip(run.evaluated, found, strict=True)
             rows += [[run.label, run.seed, int(t), model, *figures] for t, figures in pairs]
@@ -123,13 +123,14 @@ def rounds(history: History) -> list[list[object]]:
 
 def clients(source: data.Source) -> list[list[object]]:
     """Accuracy and loss, a row per run, evaluation and client."""
-    columns = [f"{model}_{what}" for model in data.MODELS for what in ("accuracy", "loss")]
+    models = source.history.models()
+    columns = [f"{model}_{what}" for model in models for what in ("accuracy", "loss")]
     rows: list[list[object]] = [[*HEAD, *WHO, *columns]]
     for run in source.history.runs:
         if "evaluated" not in run.tables:
             continue
-        tables = [t for m in data.MODELS for t in (run.accuracy(m), run.loss(m))]
-        stacked: Any = np.stack(tables, axis=-1)  # (E, N, 4)
+        tables = [t for m in models for t in (run.accuracy(m), run.loss(m))]
+        stacked: Any = np.stack(tables, axis=-1)  # (E, N, 4), or 6 with models of clients
         who = _who(source, run)
         for i, done in enumerate(run.evaluated):
             head = [run.label, run.seed, int(done)]

@@ -27,6 +27,9 @@ MORE = (  # field, title, digits
 )
 
 
+LISTED = 8  # rows that a sentence names one by one
+
+
 class Column(NamedTuple):
     """A figure of the table and which way is better."""
 
@@ -96,7 +99,9 @@ def ranks(rows: Sequence[Row], column: Column, digits: int = 2) -> list[int]:
 def caption(history: History, model: Model, at: At, unit: Unit | None = None) -> str:
     """Which model and which round the table shows, and how, if not in per cent."""
     average = ", ".join(sorted({run.deploy for run in history.runs if run.deploy}))
-    what = "last server model" if model == "last" else "deployed model"
+    what = {"last": "last server model", "personal": "each client under its own model"}.get(
+        model, "deployed model"
+    )
     what += f" ({average})" if model == "deployed" and average else ""
     when = {
         "last": "at the last round",
@@ -119,13 +124,17 @@ def noise_note(rows: Sequence[Row]) -> str:
         return ""
     shares = [min(100.0, 100 * row.test_noise / row.mean.variance) for row in known]
     each = ", ".join(f"{row.label} {row.corrected:.2f}" for row in known)
+    if len(known) > LISTED:
+        ends = [pick(known, key=lambda row: row.corrected) for pick in (min, max)]
+        each = " to ".join(f"{row.corrected:.2f} ({row.label})" for row in ends)
     text = (
         f"of these variances, {_range([row.test_noise for row in known], '.2f')} %² "
         f"({_range(shares, '.0f')} %) are noise of finite test sets; variance without it: {each}"
     )
     if max(shares) > 50:
         most = [row.label for row, share in zip(known, shares, strict=True) if share > 50]
-        text += f"; warning: more than half of the variance of {', '.join(most)} is such noise"
+        who = ", ".join(most) if len(most) <= LISTED else f"{len(most)} rows"
+        text += f"; warning: more than half of the variance of {who} is such noise"
     return text
 
 
@@ -148,7 +157,7 @@ def document(
     told = dict.fromkeys(run.diverged for run in history.runs if run.diverged)
     text = [f"Left out of every mean: {'; '.join(told)}."] if told else []
     noise = noise_note(history.summary(model, at))
-    grids = [summary(history, model, at)]
+    grids = [summary(history, model, at), *incentive_grids(history, model, at)]
     if against is not None:
         grids.append(differences(history, model, at, against))
     return Document(title, text, grids, foot=[f"{capitalised(noise)}."] if noise else [])
@@ -184,6 +193,28 @@ def grid_of_rows(
         for row, line in zip(rows, body, strict=True):
             line.append(Cell(row.note))
     return Grid(name, title, head, body)
+
+
+def incentive_grids(history: History, model: Model = "deployed", at: At = "last") -> list[Grid]:
+    """What clients gain over training alone; no table where there is no row `local`."""
+    found, unit = history.incentives(model, at), history.unit
+    if not found:
+        return []
+    digits = digits_of((row.gain for row in found), unit)
+    body = [
+        [
+            Cell(row.label),
+            Cell(str(row.seeds)),
+            number(100 * row.better, np.nan),
+            number(100 * row.equal, np.nan),
+            *(number(value, np.nan, digits=digits) for value in (row.gain, row.least)),
+        ]
+        for row in found
+    ]
+    what = f"{unit.name}{unit.mark}"
+    head = ["row", "seeds", "better off %", "equal %", f"gain in {what}", "least gain of a client"]
+    title = f"Incentive: clients beside training alone ({caption(history, model, at)})"
+    return [Grid("incentive", title, head, body)]
 
 
 def for_screen(grid: Grid) -> Grid:

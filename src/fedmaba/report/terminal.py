@@ -34,8 +34,8 @@ from rich.text import Text
 
 from fedmaba.errors import unknown
 from fedmaba.report import data, escape, numbers, set_up, streams, verdict
-from fedmaba.report.document import Cell, Grid
-from fedmaba.report.table import ALIKE, digits_of, for_screen, noise_note, summary
+from fedmaba.report.document import Cell, Grid, minus_sign
+from fedmaba.report.table import ALIKE, digits_of, for_screen, incentive_grids, noise_note, summary
 from fedmaba.results.history import At, History, Model, RunHistory
 from fedmaba.results.metrics import PERCENT, Unit
 
@@ -85,6 +85,8 @@ def show(
         cell.rank < 2 for row in summary(history, model, at, share).rows for cell in row
     ):
         console.print(MARKS)
+    for gained in incentive_grids(history, model, at):
+        console.print(table_of(gained, whole=gained.head[1:]))
     if noise := noise_note(history.summary(model, at, share)):
         console.print(line_of(noise, "yellow" if "warning" in noise else "dim"))
     for run in history.runs:
@@ -122,7 +124,13 @@ def table_of(grid: Grid, whole: Collection[str] = ("where", "setting")) -> Rende
 
     The columns `whole` stay in one line each.
     """
-    rows = [[aligned(cell.text, STYLE[cell.rank]) for cell in row] for row in grid.rows]
+    rows = [
+        [
+            aligned(minus_sign(cell.text) if i else cell.text, STYLE[cell.rank])
+            for i, cell in enumerate(row)
+        ]
+        for row in grid.rows
+    ]
     out = Table(box=box.SIMPLE_HEAD)
     for i, name in enumerate(grid.head):
         title = aligned(name)
@@ -364,6 +372,8 @@ def result(session: Session, out: Path, seconds: float | None = None) -> None:
     show(session.history, "deployed", "last", share, console)
     if any(run.deploy != "last" for run in session.history.runs):
         console.print(grid(session.history, "last", "last", share))
+    if any(run.has_personal for run in session.history.runs):
+        console.print(grid(session.history, "personal", "last", share))
     wide = min(80, console.width)  # a sentence is read, not scanned
     for said in verdict.of_sources([data.of(session.history)], share):
         console.print(line_of(said.text), width=wide)
@@ -390,11 +400,19 @@ def lines(texts: Sequence[str]) -> None:
 
 def listing(what: str) -> None:
     """One line each: strategies, data sets, models, partitions, attacks or figures."""
-    rows = rows_of(what)
+    rows, console = rows_of(what), Console()
+    if console.is_terminal:  # the last column goes on below itself
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for i in range(len(rows[0])):
+            table.add_column(no_wrap=i + 1 < len(rows[0]), overflow="fold")
+        for row in rows:
+            table.add_row(*map(aligned, row))
+        console.print(table)
+        return
     width = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         line = "  ".join(text.ljust(w) for text, w in zip(row, width, strict=True))
-        Console().print(line_of(line.rstrip()), soft_wrap=True)
+        console.print(line_of(line.rstrip()), soft_wrap=True)
 
 
 def rows_of(what: str) -> list[tuple[str, ...]]:

@@ -17,6 +17,7 @@ from fedmaba.errors import InputError, unknown
 from fedmaba.results import group_tables, metrics
 from fedmaba.results.group_tables import GroupRow
 from fedmaba.results.groups import NO_GROUPS, Groups
+from fedmaba.results.incentive import Incentive, gains_over_rounds, incentives
 from fedmaba.results.metrics import ACCURACY, PERCENT, Fairness, Metric, Unit
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-Model = Literal["deployed", "last"]
+Model = Literal["deployed", "last", "personal"]
+SERVER_MODELS: tuple[Model, ...] = ("deployed", "last")  # which every run has
 At = Literal["last", "best", "last5"]
 TrainedModel = Literal["deployed", "last", "best"]
 ModuleType = TypeVar("ModuleType", bound="nn.Module")
@@ -124,16 +126,33 @@ class RunHistory:
         """(E,) number of rounds done at each evaluation."""
         return self.column("evaluated")
 
+    @property
+    def has_personal(self) -> bool:
+        """Whether clients were also evaluated under models of their own."""
+        return "personal.accuracy" in self.tables
+
+    def models(self) -> tuple[Model, ...]:
+        """Which models clients were evaluated under."""
+        return (*SERVER_MODELS, "personal") if self.has_personal else SERVER_MODELS
+
+    def recorded(self, model: Model) -> Model:
+        """The model that is shown: clients without one of their own use the deployed one."""
+        return "deployed" if model == "personal" and not self.has_personal else model
+
     def accuracy(self, model: Model = "deployed") -> FloatArray:
-        """(E, N) accuracy of each client at each evaluation."""
-        return self.column(f"{model}.accuracy").astype(np.float64)
+        """(E, N) accuracy of each client at each evaluation.
+
+        The "personal" model is the client's own; without one, the deployed.
+        """
+        return self.column(f"{self.recorded(model)}.accuracy").astype(np.float64)
 
     def loss(self, model: Model = "deployed") -> FloatArray:
         """(E, N) test loss of each client at each evaluation."""
-        return self.column(f"{model}.loss").astype(np.float64)
+        return self.column(f"{self.recorded(model)}.loss").astype(np.float64)
 
     def group_counts(self, model: Model = "deployed") -> IntArray:
         """(E, N, G, K) test examples by client, group and prediction, as `results.groups` reads."""
+        model = self.recorded(model)
         if f"{model}.groups" not in self.tables:
             raise InputError(
                 f"{self.label}, seed {self.seed}, has no groups: name the column that says them, "
@@ -192,6 +211,7 @@ class RunHistory:
             return np.arange(max(0, count - 5), count)
         if at == "last":
             return np.arange(count)[-1:]
+        model = self.recorded(model)
         name = f"{model}_validation.accuracy"
         judged = self.column(name if name in self.tables else f"{model}.accuracy")
         nobody = np.isnan(judged).all(axis=1, keepdims=True)
@@ -331,12 +351,24 @@ class History:
                 mean = figures.mean(0) if len(good) else nothing
                 sd = figures.std(0, ddof=1) if len(good) > 1 else nothing
             lost = [run.seed for run in runs if run.diverged]
-            note = f"diverged: seed {', '.join(map(str, lost))}" if lost else ""
+            notes = [f"diverged: seed {', '.join(map(str, lost))}"] if lost else []
+            if model == "personal" and good and not any(run.has_personal for run in good):
+                notes.append("clients have no models of their own: the deployed one")
+            note = "; ".join(notes)
             sure = [np.mean(run.test_noise(model, run.chosen(at, model)), axis=1) for run in good]
             noise, corrected = np.mean(sure, axis=0) if sure else (np.nan, np.nan)
             figures_of = Fairness(*mean), Fairness(*sd)
             rows.append(Row(label, len(good), *figures_of, note, float(noise), float(corrected)))
         return rows
+
+    def models(self) -> tuple[Model, ...]:
+        """Which models the clients of at least one run were evaluated under."""
+        own = any(run.has_personal for run in self.runs)
+        return (*SERVER_MODELS, "personal") if own else SERVER_MODELS
+
+    def incentives(self, model: Model = "deployed", at: At = "last") -> list[Incentive]:
+        """What clients gain over training alone, by strategy; empty without a row `local`."""
+        return incentives(self, model, at)
 
     def group_summary(self, model: Model = "deployed", at: At = "last") -> list[GroupRow]:
         """One row per strategy: its groups of people, and the gaps between them, over its seeds."""
@@ -365,9 +397,11 @@ class History:
                 "round": np.repeat(evaluated, run.n_clients),
                 "client": np.tile(np.arange(run.n_clients), len(evaluated)),
             }
-            for model in ("deployed", "last"):
+            for model in run.models():
                 table[f"{model}_accuracy"] = run.accuracy(model).ravel()
                 table[f"{model}_loss"] = run.loss(model).ravel()
+            if (gained := gains_over_rounds(self, run)) is not None:
+                table["gain_over_alone"] = gained.ravel()
             frames.append(pandas.DataFrame(table))
         return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
 
@@ -556,7 +590,7 @@ def check_shapes(tables: Mapping[str, Table]) -> None:
         n: t for n, t in tables.items() if n not in seen and n.endswith((".accuracy", ".loss"))
     }
     if scored or "evaluated" in tables:
-        pairs = [f"{model}.{what}" for model in get_args(Model) for what in ("accuracy", "loss")]
+        pairs = [f"{model}.{what}" for model in SERVER_MODELS for what in ("accuracy", "loss")]
         _require(tables, "evaluated", *pairs)
     if seen:
         _require(tables, "round", "client", "weight")

@@ -561,7 +561,7 @@ def _lines_of_run(r: int, run: Any, first: int, share: float) -> list[dict[str, 
         line |= {name: _number(v) for name, v in told.items() if not np.isnan(v)}
         at = evaluated.get(int(done))
         if at is not None:
-            models = ("deployed", "last")
+            models = run.models()
             accuracy, loss = (
                 np.stack([run.tables[f"{model}.{name}"][at] for model in models]).astype(float)
                 for name in ("accuracy", "loss")
