@@ -98,7 +98,7 @@ def test_one_file_of_reproduce_opens_by_itself(call, archive_folder):
 def test_a_target_of_several_experiments_keeps_them_apart(archive_folder):
     history = fedmaba.load_history(archive_folder / "attacks")
     labels = {run.label for run in history.runs}
-    assert "fedavg (attacks: nobody is hostile)" in labels
+    assert "fedavg (nobody is hostile)" in labels
     assert len(labels) == 8 * 4
 
 
