@@ -68,11 +68,11 @@ def summary(history: History) -> list[list[object]]:
 def rounds(history: History) -> list[list[object]]:
     """The fairness figures over rounds, a row per run, evaluation and model."""
     rows: list[list[object]] = [[*HEAD, "model", *Fairness._fields]]
+    unit = history.unit
     for run in history.runs:
         for model in data.MODELS if "evaluated" in run.tables else ():
-            pairs = zip(
-                run.evaluated, run.fairness(model, history.share, unit=history.unit), strict=True
-            )
+            found = run.fairness(model, history.share, unit=unit)
+            pairs = zip(run.evaluated, found, strict=True)
             rows += [[run.label, run.seed, int(t), model, *figures] for t, figures in pairs]
     return rows
 

@@ -88,8 +88,9 @@ class RunHistory:
             if name.endswith(".accuracy"):
                 seen, count, shares = self._unit_cache.get(name, (None, 0, True))
                 count, shares = (count, shares) if seen is table else (0, True)
-                shares = shares and metrics.are_shares(np.asarray(table[count:]))
-                self._unit_cache[name] = table, len(table), shares
+                if seen is not table or count != len(table):  # rows are added, never changed
+                    shares = shares and metrics.are_shares(np.asarray(table[count:]))
+                    self._unit_cache[name] = table, len(table), shares
         known = [self._unit_cache[name] for name in self._unit_cache if name in self.tables]
         return self.metric.unit(all(shares for _, _, shares in known))
 
