@@ -26,6 +26,9 @@ SPECS = [
     "fedmaba:ball=global,loss_at=end",
     "fedmaba:sync=overwrite",
     "fedmaba:trust=usual",
+    "deltafl:theta=0.1,weights=uniform",
+    "aaggff:cdf=frechet",
+    "adafed:gamma=5",
 ]
 quick = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None

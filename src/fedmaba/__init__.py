@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         Strategy,
         param,
     )
+    from fedmaba.strategies.server_optimisers import ServerOptimiser
 
 __version__ = "0.1.0"
 
@@ -77,6 +78,7 @@ _HOME = {
     "PropFair": "strategies",
     "QFFL": "strategies",
     "TERM": "strategies",
+    "ServerOptimiser": "strategies.server_optimisers",
 }
 __all__ = [
     "AFL",
@@ -102,6 +104,7 @@ __all__ = [
     "PropFairLoss",
     "Replies",
     "RunHistory",
+    "ServerOptimiser",
     "Shown",
     "Strategy",
     "__version__",

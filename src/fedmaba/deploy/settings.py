@@ -14,6 +14,7 @@ from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedu
 from fedmaba.strategies import deployed as average
 from fedmaba.strategies import parse
 from fedmaba.strategies.base import Strategy
+from fedmaba.strategies.contract import check_strategy
 
 BATCHNORM = (None, "refuse", "group", "local", "average", "frozen")
 
@@ -47,6 +48,7 @@ class FederationSettings:
                 f"deploy={self.average!r} picks a round on validation data, which a server on "
                 "Flower does not have: say last, average, poly:K or ema:B"
             )
+        check_strategy(self.strategy)
         if self.strategy.needs().loss == "held":
             raise InputError(
                 f"{self.strategy.label()} weighs by validation losses, which sites do not send: "

@@ -52,7 +52,9 @@ from fedmaba.simulation.state import (
     Snapshot,
 )
 from fedmaba.strategies import deployed as average
-from fedmaba.strategies.base import check_state
+from fedmaba.strategies.base import check_state, server_optimiser
+from fedmaba.strategies.contract import check_strategy
+from fedmaba.strategies.server_optimisers import ServerOptimiser
 
 __all__ = [
     "Batch",
@@ -136,6 +138,7 @@ def start(
             f"deploy={next(iter(picking.values()))!r} hands out an earlier round's model, but the "
             "part that each client keeps of it has moved on: choose another --deploy or --batchnorm"
         )
+    optimisers = [server_optimiser(run.strategy) for run in runs]
     none_yet = Candidates(flat[:0], np.zeros(0), np.zeros(0), nobody)
     progress = Progress(
         round=0,
@@ -145,7 +148,8 @@ def start(
         best=flat.clone(),
         best_score=np.full(len(runs), -np.inf),
         best_round=np.full(len(runs), -1, np.int64),
-        velocity=torch.zeros_like(flat) if plan.server_momentum else None,
+        velocity=torch.zeros_like(flat) if plan.server_momentum or any(optimisers) else None,
+        second=_second_moments(flat, optimisers),
         states=[check_state(r.strategy, r.strategy.init(r.federation.n_clients)) for r in runs],
         kept=[KeptChanges(flat[:0], nobody, nobody) for _ in runs],
         vectors=[
@@ -174,6 +178,14 @@ def start(
     batch = Batch(*held, lower_is_better=lower, client_metric=client_metric)
     batch.judges_groups = by_group
     return batch
+
+
+def _second_moments(flat: Tensor, optimisers: list[ServerOptimiser | None]) -> Tensor | None:
+    """(R, P) The second moments before the first round; None if no run has any."""
+    start = [how.tau**2 if how is not None and how.adaptive else 0.0 for how in optimisers]
+    if not any(start):
+        return None
+    return torch.tensor(start, dtype=torch.float64).to(flat)[:, None].expand_as(flat).clone()
 
 
 def lower_is_better(task: str, metric: MetricFn | ClientMetricFn | None) -> bool:
@@ -383,6 +395,7 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
         for rule in run.rules:
             if average.needs_validation(rule) and not len(run.federation.validation.index):
                 raise InputError(average.no_validation(rule))
+        check_strategy(run.strategy)
         if run.strategy.needs().groups:
             _check_groups(run)
         if run.strategy.needs().loss == "held" and not run.federation.validation.size.all():

@@ -347,8 +347,8 @@ def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Step
     at, ranks, t = batch.progress, batch.ranks, drawn.round
     for r, why in decided.ended.items():
         _end(batch, r, t, why)
-    plan, shared = batch.plan, batch.rows.layout.shared
-    spec = server_step.StepSpec(plan.server_lr, plan.server_momentum, shared)
+    layout = batch.rows.layout
+    spec = server_step.StepSpec(batch.plan.server_lr, layout.compared, layout.shared)
     held, moves, share = server_step.held_by_step(batch), *_shares(batch, decided, t)
     if trained.whole is not None:
         coef = np.stack([decided.decision[c.r].coef for c in drawn.cohorts]).astype(share.dtype)
