@@ -24,8 +24,9 @@ demo: $(STAMP)
 	$(BIN)/fedmaba compare fedavg qffl:q=0.1 afl term fedmaba \
 	  --data sample --clients 20 --partition shards:2 --minibatch 20 --rounds 20 --eval-every 4 --seeds 3
 
+# worksteal: neighbours stay in one process, which then imports and prepares for them once
 test: lint
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist worksteal
 
 faults: $(STAMP)
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.faults all
@@ -48,10 +49,10 @@ $(LOCK_VENV):
 	$@/bin/pip install --quiet --disable-pip-version-check pip-tools pip-audit
 
 test-slow: $(STAMP)
-	$(BIN)/pytest -n auto -m slow --ignore-glob='tests/test_flower*'
+	$(BIN)/pytest -n auto --dist worksteal -m slow --ignore-glob='tests/test_flower*'
 
 test-oldest: $(OLDEST_VENV)/.installed
-	$(OLDEST_VENV)/bin/pytest -n auto
+	$(OLDEST_VENV)/bin/pytest -n auto --dist worksteal
 
 docs: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]'
@@ -60,7 +61,7 @@ docs: $(STAMP)
 
 test-browser: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[browser]'
-	$(BIN)/pytest -m browser -rs tests/test_page.py
+	$(BIN)/pytest -m browser -rs tests/test_page*.py
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

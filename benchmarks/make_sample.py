@@ -4,7 +4,7 @@
 
 Takes the first 600 training and the first 200 test images of each class, in the publisher's order,
 and writes them as idx files compressed with xz. Prints each file's uncompressed size and SHA-256,
-which `fedmaba.data.datasets` holds, so a sample made anew can be compared with the shipped one.
+which `fedmaba.data.published` holds, so a sample made anew can be compared with the shipped one.
 """
 
 from __future__ import annotations

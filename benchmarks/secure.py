@@ -63,6 +63,9 @@ class Counted(Grid):
 
     run = None
 
+    def create_message(self, *args, **kwargs):
+        raise NotImplementedError
+
     def get_node_ids(self):
         return list(self.apps)
 

@@ -3,9 +3,11 @@
 The federation is small enough to follow by hand: five clients of unequal size, 8x8 images.
 """
 
+import os
 import re
 import sys
 import urllib.error
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ import torch
 from tools.faults.standins import World
 
 from command_line import Answer
-from fedmaba.data import published
+from fedmaba.data import downloads, published
 from fedmaba.data.datasets import Dataset
 from fedmaba.data.federation import Federation
 from fedmaba.data.partition import Split
@@ -27,9 +29,30 @@ TESTED = (4, 3, 6, 2, 5)
 HELD = (2, 3, 2, 1, 4)
 
 
+def pytest_configure():
+    """Give each process of the tests one thread: there is a process for each core already.
+
+    Torch's own threads only get in the way of models as small as these. The environment is for
+    the processes that tests start.
+    """
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def options_read_once():
+    """Keep what typer made of the commands: to read all options takes longer than most calls."""
+    try:
+        import typer.main
+    except ImportError:  # as where only the GPU's tests run
+        return
+    typer.main.get_command = cache(typer.main.get_command)
+
+
 @pytest.fixture
 def few_threads():
-    """Torch's own threads only get in the way of models as small as these."""
+    """One thread for torch, and afterwards as many as before."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -94,7 +117,7 @@ def world(tmp_path, monkeypatch) -> World:
     def no_network(*_: object, **__: object) -> None:
         raise urllib.error.URLError("no network in tests")
 
-    monkeypatch.setattr(published.urllib.request, "urlopen", no_network)
+    monkeypatch.setattr(downloads.urllib.request, "urlopen", no_network)
     return world
 
 

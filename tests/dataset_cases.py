@@ -8,7 +8,7 @@ import urllib.error
 import numpy as np
 import pytest
 
-from fedmaba.data import published
+from fedmaba.data import downloads
 from fedmaba.errors import InputError
 
 
@@ -65,5 +65,5 @@ def serve(monkeypatch, files: dict[str, bytes]) -> list[str]:
             raise urllib.error.HTTPError(request.full_url, 404, "Not Found", {}, None)
         return Reply(files[asked[-1]])
 
-    monkeypatch.setattr(published.urllib.request, "urlopen", urlopen)
+    monkeypatch.setattr(downloads.urllib.request, "urlopen", urlopen)
     return asked

@@ -57,6 +57,7 @@ def interrupted(words, number, env):
     return Answer(process.returncode, out, seen + err)
 
 
+@pytest.mark.slow  # test_signals.py is quicker: a real Ctrl-C, and the same call goes on
 def test_a_run_survives_signals_and_ends_in_the_same_bytes(call, tiny_npz):
     Path("slow_model.py").write_text(SLOW)
     env = {**os.environ, "SLOW": "yes"}

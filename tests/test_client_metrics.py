@@ -6,7 +6,10 @@ import pytest
 from fedmaba.errors import InputError
 from fedmaba.results import client_metrics as cm
 
-sk = pytest.importorskip("sklearn.metrics", reason="needs scikit-learn")
+
+@pytest.fixture(scope="module")
+def sk():
+    return pytest.importorskip("sklearn.metrics", reason="needs scikit-learn")
 
 
 def predictions(seed, classes):
@@ -36,7 +39,7 @@ def calibration(p, y):
 
 @pytest.mark.parametrize("classes", [2, 3, 7])
 @pytest.mark.parametrize("seed", range(25))
-def test_classification_equals_scikit_learn(seed, classes):
+def test_classification_equals_scikit_learn(seed, classes, sk):
     outputs, y = predictions(seed, classes)
     told, p = outputs.argmax(1), cm.probabilities(outputs)
     found = {name: cm.METRICS[name].score(outputs, y) for name in cm.METRICS if name != "r2"}
@@ -65,7 +68,7 @@ def test_classification_equals_scikit_learn(seed, classes):
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_regression_equals_scikit_learn(width):
+def test_regression_equals_scikit_learn(width, sk):
     rng = np.random.default_rng(width)
     outputs, y = rng.normal(size=(40, width)), rng.normal(size=(40, width))
     assert cm.rmse(outputs, y) == pytest.approx(np.sqrt(sk.mean_squared_error(y, outputs)), 1e-12)

@@ -18,6 +18,7 @@ import pytest
 import fedmaba
 from fedmaba import cli, strategies
 from fedmaba.cli import reproducing, running
+from fedmaba.data import published_files
 from fedmaba.deploy.flower_app import check
 from fedmaba.experiment import config
 from fedmaba.report import watch
@@ -33,6 +34,23 @@ def no_other_strategies():
     """What a page registers is gone after it."""
     with mock.patch.dict(strategies.REGISTRY):
         yield
+
+
+KEPT: dict = {}
+
+
+@pytest.fixture(autouse=True)
+def files_read_once(monkeypatch):
+    """All pages speak of the same few sets; how their files are read is tested elsewhere."""
+    real = published_files.read_arrays
+
+    def read(spec, found, inputs):
+        if (spec.name, inputs) not in KEPT:
+            KEPT[spec.name, inputs] = real(spec, found, inputs)
+        x, y, n_train = KEPT[spec.name, inputs]
+        return x.copy(), y.copy(), n_train
+
+    monkeypatch.setattr(published_files, "read_arrays", read)
 
 
 def blocks(text: str, kind: str) -> list[str]:

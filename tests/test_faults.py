@@ -66,8 +66,8 @@ def test_one_thread_gives_the_bits_of_two(tmp_path):
 
 
 def test_a_damaged_checkpoint_is_never_loaded():
-    tally = whole(damage.campaign(800, 0, quiet), 800)
-    assert tally.figures["truncations"] >= 400
+    tally = whole(damage.campaign(400, 0, quiet), 400)
+    assert tally.figures["truncations"] >= 200
 
 
 @pytest.mark.filterwarnings("default")
@@ -91,7 +91,7 @@ def test_mutated_data_files_are_refused_or_unchanged():
 
 
 def test_a_configuration_runs_or_is_refused_with_a_line():
-    counts = whole(configs.campaign(150, 0, quiet), 150).counts
+    counts = whole(configs.campaign(100, 0, quiet), 100).counts
     assert min(counts["ran"], counts["refused"], counts["noise"]) > 5
 
 

@@ -13,18 +13,16 @@ import pytest
 
 import fedmaba
 from fedmaba.results.history import VIEWS
+from package_source import EVERY, FILES, SRC, tree, walked
 
-SRC = Path(fedmaba.__file__).parent
-FILES = {".".join(path.relative_to(SRC).with_suffix("").parts): path for path in SRC.rglob("*.py")}
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
-EVERY = sorted(FILES)
 # modules that a server without torch can use
 LIGHT = ["__init__", "errors", "rng", "experiment.config", "deploy.server"]
 LIGHT += [n for n in EVERY if n.startswith(("strategies.", "data.", "results.", "report.", "cli."))]
 LIGHT += [
     name
     for name in EVERY
-    if name not in LIGHT and "no torch" in (ast.get_docstring(TREES[name]) or "").lower()
+    if name not in LIGHT
+    and "no torch" in "".join(FILES[name].read_text().split('"""')[1:2]).lower()
 ]
 
 
@@ -34,10 +32,10 @@ def typing_only(node: ast.AST) -> bool:
 
 
 @cache  # a tree is asked for by many tests
-def imports(tree: ast.AST, *, deep: bool) -> set[str]:
+def imports(module: ast.AST, *, deep: bool) -> set[str]:
     """Modules a file imports; `deep`: also inside functions. Never for type checking only."""
     found: set[str] = set()
-    waiting = list(ast.iter_child_nodes(tree))
+    waiting = list(ast.iter_child_nodes(module))
     while waiting:
         node = waiting.pop()
         if typing_only(node):
@@ -57,12 +55,12 @@ def imports(tree: ast.AST, *, deep: bool) -> set[str]:
 @cache
 def inner(name: str, *, deep: bool = True) -> set[str]:
     """Which of our own modules a module imports, by the short names of FILES."""
-    found = {m.removeprefix("fedmaba.") for m in imports(TREES[name], deep=deep) if "fedmaba" in m}
+    found = {m.removeprefix("fedmaba.") for m in imports(tree(name), deep=deep) if "fedmaba" in m}
     return {m for m in found if m in FILES or f"{m}.__init__" in FILES}
 
 
 def calls(name: str):
-    return (node for node in ast.walk(TREES[name]) if isinstance(node, ast.Call))
+    return (node for node in walked(name) if isinstance(node, ast.Call))
 
 
 def called(node: ast.Call) -> str:
@@ -71,7 +69,7 @@ def called(node: ast.Call) -> str:
 
 def test_there_is_something_to_look_at():
     assert {"simulation.engine", "strategies.fedmaba", "rows.layers", "cli.entry"} <= set(EVERY)
-    assert "torch" in imports(TREES["simulation.engine"], deep=False)
+    assert "torch" in imports(tree("simulation.engine"), deep=False)
     assert {"rows.models", "simulation.pipeline"} <= inner("simulation.engine")
     assert {"simulation.cohort", "simulation.server_step"} <= inner("simulation.round")
     assert any(called(node) == "open" for node in calls("results.files"))
@@ -84,9 +82,9 @@ def test_what_needs_no_torch_imports_none(name):
     while left:
         one = left.pop()
         seen.add(one)
-        found = imports(TREES[one], deep=False)
+        found = imports(tree(one), deep=False)
         assert not {m for m in found if m.split(".")[0] == "torch"}, one
-        left |= {m if m in TREES else f"{m}.__init__" for m in inner(one, deep=False)} - seen
+        left |= {m if m in FILES else f"{m}.__init__" for m in inner(one, deep=False)} - seen
 
 
 CONTRACT = {"strategies.base", "strategies.simplex", "strategies.outliers", "errors"}
@@ -98,7 +96,7 @@ OF_ALL = {"strategies.__init__", "strategies.hyper_parameters", "strategies.depl
 )
 def test_a_strategy_knows_the_contract_and_some_maths_and_nothing_else(name):
     assert inner(name) <= {*CONTRACT, "strategies"}
-    outside = {m.split(".")[0] for m in imports(TREES[name], deep=True) if "fedmaba" not in m}
+    outside = {m.split(".")[0] for m in imports(tree(name), deep=True) if "fedmaba" not in m}
     assert outside <= {"numpy", "dataclasses", "typing", "math", "warnings", "__future__"}
 
 
@@ -155,13 +153,13 @@ def test_the_engine_knows_no_algorithm_no_file_and_no_terminal(name):
     assert not {m for m in found if m.startswith(("strategies", "results", "report", "cli"))}
     words = " ".join(
         node.value
-        for node in ast.walk(TREES[name])
+        for node in walked(name)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     )
     from fedmaba.strategies import REGISTRY
 
     assert not {name for name in REGISTRY if name in words.lower().split()}
-    assert not {n.id for n in ast.walk(TREES[name]) if isinstance(n, ast.Name)} & {"print"}
+    assert not {n.id for n in walked(name) if isinstance(n, ast.Name)} & {"print"}
 
 
 def test_nothing_imports_the_command_line():
@@ -171,19 +169,19 @@ def test_nothing_imports_the_command_line():
 
 
 def test_only_the_adapter_and_its_masks_import_flower():
-    found = {n for n in EVERY if "flwr" in str(imports(TREES[n], deep=True))}
+    found = {n for n in EVERY if "flwr" in str(imports(tree(n), deep=True))}
     assert found <= {"flower", "deploy.masks"}
-    at_once = {n for n in EVERY if "flwr" in str(imports(TREES[n], deep=False))}
+    at_once = {n for n in EVERY if "flwr" in str(imports(tree(n), deep=False))}
     assert at_once == {"flower"}  # the masks are of use only where flwr is
 
 
 def test_one_module_knows_of_other_processes():
-    found = {n for n in EVERY if "torch.distributed" in imports(TREES[n], deep=True)}
+    found = {n for n in EVERY if "torch.distributed" in imports(tree(n), deep=True)}
     assert found == {"simulation.distributed"}
 
 
 # run folders; downloads and exports; a federation of real processes and its files
-WRITERS = {"results.files", "results.run_folder", "data.datasets", "data.published"}
+WRITERS = {"results.files", "results.run_folder", "data.downloads"}
 WRITERS |= {name for name in EVERY if name.startswith("deploy.flower_app.")}
 WRITING = re.compile(
     r"(^|\.)(write_text|write_bytes|replace|rename|unlink|mkdir|makedirs|rmdir|rmtree|remove|"
@@ -209,7 +207,7 @@ def writes(name: str):
 
 def test_the_scan_for_writers_sees_the_writers():
     assert {"open", "os.replace", "path.unlink"} <= set(writes("results.files"))
-    assert any("write_bytes" in text for text in writes("data.published"))
+    assert any("write_bytes" in text for text in writes("data.downloads"))
 
 
 @pytest.mark.parametrize("name", [n for n in EVERY if n not in WRITERS])
@@ -233,10 +231,10 @@ OUTSIDE = sorted(
 )
 
 
-def unsafe(tree: ast.AST) -> list[str]:
+def unsafe(module: ast.AST) -> list[str]:
     """What in a source could execute what a file says."""
-    found = sorted({m.split(".")[0] for m in imports(tree, deep=True)} & UNSAFE)
-    for node in (n for n in ast.walk(tree) if isinstance(n, ast.Call)):
+    found = sorted({m.split(".")[0] for m in imports(module, deep=True)} & UNSAFE)
+    for node in (n for n in ast.walk(module) if isinstance(n, ast.Call)):
         name, arguments = called(node), {k.arg: ast.unparse(k.value) for k in node.keywords}
         bad = name in FORBIDDEN or name.endswith((".read_pickle", ".load_module"))
         bad |= any(arguments.get(key, "False") != "False" for key in ("allow_pickle", "shell"))
@@ -248,7 +246,7 @@ def unsafe(tree: ast.AST) -> list[str]:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_nothing_executes_what_a_file_says(name):
-    assert unsafe(TREES[name]) == []
+    assert unsafe(tree(name)) == []
 
 
 @pytest.mark.parametrize("path", OUTSIDE, ids=lambda p: str(p.relative_to(ROOT)))
@@ -271,7 +269,7 @@ def test_the_scan_sees_what_it_looks_for(line):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_no_error_is_swallowed_unnamed(name):
-    for node in ast.walk(TREES[name]):
+    for node in walked(name):
         if isinstance(node, ast.ExceptHandler):
             assert node.type is not None, f"bare except in line {node.lineno}"
             silent = all(isinstance(line, ast.Pass) for line in node.body)
@@ -280,7 +278,7 @@ def test_no_error_is_swallowed_unnamed(name):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_every_module_says_what_it_is_for(name):
-    assert ast.get_docstring(TREES[name])
+    assert ast.get_docstring(tree(name))
 
 
 def test_the_package_shows_its_rooms():

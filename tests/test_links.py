@@ -154,6 +154,23 @@ def test_a_folder_that_the_user_names_may_be_a_link(folders, half, tmp_path):
     assert run_folder.load_history(tmp_path / "name").runs
 
 
+@pytest.mark.parametrize(
+    "words", ["table", "report", "resume", "export", "figure accuracy -o x.svg"]
+)
+def test_a_link_to_itself_is_one_line(words, tmp_path, call):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    answer = call(*words.split(), tmp_path / "loop")
+    assert answer.code == 2
+    assert answer.err.count("\n") == 1
+    assert "loop" in answer.err
+
+
+def test_a_link_to_itself_is_no_folder_to_write_into(tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises((InputError, SaveFailed), match="loop"):
+        run_folder.Folder(tmp_path / "loop")
+
+
 def test_temporary_files_have_names_that_nobody_knows_before(tmp_path, monkeypatch):
     (tmp_path / "mine").write_text("kept")
     (tmp_path / ".a.tmp").symlink_to(tmp_path / "mine")  # what the version before wrote into

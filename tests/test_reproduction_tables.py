@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from fedmaba.errors import InputError
 from fedmaba.report import document, paired
@@ -18,6 +17,8 @@ from reproduction_cases import fill, grid_named, made, save
 
 
 def test_the_quantiles_and_intervals_are_students():
+    from scipy import stats  # here: its import takes two seconds
+
     for i, value in enumerate(paired.T95):
         assert value == pytest.approx(stats.t.ppf(0.975, i + 1), abs=5e-4)
     for free in (31, 50, 200, 10_000):

@@ -164,6 +164,7 @@ def test_a_closed_terminal_saves_after_the_round(tmp_path, tiny_npz):
     assert 1 <= saved(tmp_path / "run") < 60
 
 
+@pytest.mark.slow
 def test_under_nohup_a_run_goes_on(tmp_path, tiny_npz):
     (tmp_path / "slow.py").write_text(SLOW)
     words = [w if w != "60" else "6" for w in LONG]

@@ -4,17 +4,11 @@ import ast
 import re
 from collections import defaultdict
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-import fedmaba
+from package_source import EVERY, tree, walked
 
-SRC = Path(fedmaba.__file__).parent
-TREES = {
-    ".".join(path.relative_to(SRC).with_suffix("").parts): ast.parse(path.read_text("utf-8"))
-    for path in sorted(SRC.rglob("*.py"))
-}
 # Commands are named as the functions that do the work, and sections of an experiment file as users
 # write them.
 NAMED_FOR_USERS = ("__main__", "cli.", "experiment.config")
@@ -55,19 +49,19 @@ TRUE_MEANING = {
 }  # processors; people of a computer
 
 
-def public(tree: ast.Module):
+def public(module: ast.Module):
     """The functions and classes of a module that others may use."""
-    for node in tree.body:
+    for node in module.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
             yield node
 
 
 @cache  # many words are looked for
-def sentences(tree: ast.Module):
+def sentences(name: str):
     """Docstrings, messages and other texts of a module, each with its line."""
     return [
         (node.lineno, " ".join(node.value.split()))
-        for node in ast.walk(tree)
+        for node in walked(name)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
 
@@ -75,17 +69,17 @@ def sentences(tree: ast.Module):
 def found(pattern: str):
     """Where a text of the package has these words."""
     words = re.compile(rf"(?<![\w-])({pattern})(?![\w-])", re.IGNORECASE)
-    for name, tree in TREES.items():
-        for line, text in sentences(tree):
+    for name in EVERY:
+        for line, text in sentences(name):
             if words.search(text) and not any(known in text.lower() for known in TRUE_MEANING):
                 yield f"{name}, line {line}: {text[:100]}"
 
 
 def test_a_public_name_has_one_meaning():
     homes = defaultdict(list)
-    for name, tree in TREES.items():
+    for name in EVERY:
         if not name.startswith(NAMED_FOR_USERS):
-            for node in public(tree):
+            for node in public(tree(name)):
                 homes[node.name].append(name)
     twice = {name: where for name, where in homes.items() if len(where) > 1}
     known = {*SAME_KIND, *TWO_MEANINGS}
@@ -103,9 +97,9 @@ def test_a_client_is_called_a_client(pattern):
     assert not list(found(pattern))
 
 
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", EVERY)
 def test_public_functions_and_classes_have_a_docstring(name):
-    asked = [node for node in public(TREES[name]) if not _is_schema(node)]
+    asked = [node for node in public(tree(name)) if not _is_schema(node)]
     assert not [node.name for node in asked if not ast.get_docstring(node)]
 
 

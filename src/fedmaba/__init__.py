@@ -9,7 +9,7 @@ TYPE_CHECKING = False  # as type checkers know it, without `typing`
 if TYPE_CHECKING:
     from typing import Any
 
-    from fedmaba.data.datasets import Dataset
+    from fedmaba.data.dataset import Dataset
     from fedmaba.data.federation import Federation
     from fedmaba.errors import InputError
     from fedmaba.experiment.starting import compare
@@ -46,7 +46,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "compare": "experiment.starting",
-    "Dataset": "data.datasets",
+    "Dataset": "data.dataset",
     "Decision": "strategies.base",
     "Federation": "data.federation",
     "History": "results.history",

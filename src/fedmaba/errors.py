@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 
 WORD, LINE = 400, 2000  # characters of a word and of a line that are shown whole
+NOTE = 50  # more than half of what is said about what is left out, and "fedmaba: " before it
 
 
 class FedmabaError(Exception):
@@ -24,7 +25,12 @@ class FedmabaError(Exception):
 def shortened(text: str) -> str:
     """Shorten a text in the middle of overlong words, then of the whole, so that both ends stay."""
     short = re.sub(rf"\S{{{WORD},}}", lambda word: _ends(word[0], WORD // 4), text)
-    return _ends(short, LINE // 2) if len(short) > LINE else short
+    return _ends(short, LINE // 2 - NOTE) if len(short) > LINE else short
+
+
+def error_line(err: BaseException) -> str:
+    """What an exception says, on one line."""
+    return " ".join(str(err).split()) or type(err).__name__
 
 
 def _ends(text: str, length: int) -> str:

@@ -56,7 +56,7 @@ from fedmaba.report.escape import one_line
 from fedmaba.strategies.base import Strategy
 
 if TYPE_CHECKING:
-    from fedmaba.data.datasets import Dataset
+    from fedmaba.data.dataset import Dataset
     from fedmaba.rows import LossFn, models
     from fedmaba.simulation.local_training import MetricFn
 

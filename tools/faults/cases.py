@@ -244,7 +244,9 @@ def seen(folder: Path) -> dict[str, tuple[object, ...]]:
 
 def _practise(root: Path) -> None:
     """Let this process import and build once what each of its forks would build again."""
-    import encodings.idna  # noqa: F401, I001 - one that becomes nobody may not be able to read them
+    # one that becomes nobody may not be able to read the standard library
+    import encodings.idna  # noqa: F401, I001
+    import importlib.readers  # noqa: F401
     import fedmaba.report.watch
     import fedmaba.reproduction.run
     import fedmaba.deploy.server  # noqa: F401

@@ -18,6 +18,8 @@ from html.parser import HTMLParser
 
 from markdown_it import MarkdownIt
 
+from fedmaba.report import escape
+
 BIDI = set("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 ENDS = set("\u2028\u2029")
 SCHEMES = re.compile(r"(?i)^[\s\x00-\x20]*(?:javascript|vbscript|data(?!:image/png;base64,)):")
@@ -106,6 +108,8 @@ def in_latex(text: str, like: str) -> Iterator[str]:
     """Commands, maths, comments and cells that the same table of a plain name has not."""
     yield from odd(text)
     text, like = (re.sub("(?m)^%.*$", "", whole) for whole in (text, like))  # TeX skips comments
+    for ours in filter(re.compile(r"\$.*\$").fullmatch, escape.LATEX.values()):  # as $-$
+        text, like = text.replace(ours, ""), like.replace(ours, "")
     known = {name for name, _ in _commands(like)} | ESCAPES
     strange = {name for name, _ in _commands(text)} - known
     if strange:

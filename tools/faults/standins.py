@@ -15,8 +15,8 @@ from fedmaba.data import datasets, published
 RNG = np.random.default_rng(0)
 
 
-def as_file(name: str, raw: bytes) -> published._File:
-    return published._File(name, len(raw), hashlib.sha256(raw).hexdigest())
+def as_file(name: str, raw: bytes) -> published.PlainFile:
+    return published.PlainFile(name, len(raw), hashlib.sha256(raw).hexdigest())
 
 
 def idx_files() -> dict[str, bytes]:

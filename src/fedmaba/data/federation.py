@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedmaba.data import datasets, forms, partition, tables, trees
 from fedmaba.data.attack import Attack, Hostile
-from fedmaba.data.datasets import Dataset
+from fedmaba.data.dataset import Dataset
 from fedmaba.data.partition import Split
 from fedmaba.errors import InputError, unknown
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.data import trees
-from fedmaba.data.datasets import Dataset
+from fedmaba.data.dataset import Dataset
 from fedmaba.data.targets import TargetKind, check_task
 from fedmaba.deploy.kept_vectors import KeptVectors, Told, Vectors
 from fedmaba.deploy.validation import printable, some_names

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 
 from fedmaba import stop, strategies
-from fedmaba.data import datasets, published
+from fedmaba.data import datasets
 from fedmaba.data.federation import Federation
+from fedmaba.data.paths import is_file
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.experiment import checks, config
 from fedmaba.experiment.config import Experiment
@@ -130,7 +131,7 @@ def _say(text: str) -> None:
 def resume(out: Path, trust: bool = False) -> Session:
     """Resume the experiment of a run folder; `trust` allows importing the modules that it names."""
     source = out / run_folder.EXPERIMENT_FILE
-    if not published.is_file(source):
+    if not is_file(source):
         raise InputError(f"{out} is no run folder: name one that fedmaba wrote")
     if (out / "runs.json").exists():
         with suppress(FedmabaError):  # a killed process may have left them

@@ -96,7 +96,7 @@ def load(path: Path) -> Source:
     held = not finished and run_folder.in_use(path)
     seconds = () if finished else run_folder.read_seconds(path)
     out = Source(path.name, history, about, text, labels, lines, rounds, finished, held)
-    return replace(out, path=path.resolve(), seconds=seconds)
+    return replace(out, path=files.without_links(path), seconds=seconds)
 
 
 def _as_begun(path: Path, asked: config.Experiment, about: Mapping[str, Any]) -> None:
@@ -128,7 +128,7 @@ def of(history: History, name: str = "history") -> Source:
 
 def load_all(paths: Sequence[Path]) -> list[Source]:
     """Several run folders, each once."""
-    found = [path.resolve() for path in paths]
+    found = [files.without_links(path) for path in paths]
     for i, path in enumerate(found):
         if path in found[:i]:
             raise InputError(f"{paths[i]} is named twice: name each run folder once")

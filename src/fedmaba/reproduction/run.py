@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedmaba.data.datasets import Dataset
+from fedmaba.data.dataset import Dataset
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
 from fedmaba.experiment import session as experiment

@@ -121,6 +121,14 @@ def path_inside(root: Path, name: str) -> Path:
     return root / name
 
 
+def without_links(path: Path) -> Path:
+    """Where a path that the user names leads to."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:  # before Python 3.13, of a link to itself
+        raise InputError(f"{path} is a link that leads nowhere: name a run folder") from error
+
+
 def real_folder(path: Path) -> None:
     """Refuse what is not a folder; a link to a folder is refused, too."""
     mode = os.lstat(path).st_mode

@@ -48,7 +48,8 @@ class Folder:
     """A run folder that this process has locked; other accounts cannot read a private one."""
 
     def __init__(self, path: Path, private: bool = False, remedy: str = files.REMEDY) -> None:
-        self.path = path.resolve() if path.is_symlink() else path  # the user may name it by a link
+        # the user may name it by a link
+        self.path = files.without_links(path) if path.is_symlink() else path
         self.private, self.remedy = private, remedy
         self.lines = 0  # bytes of rounds.jsonl that belong to the run
         self.digests: dict[str, str] = {}  # SHA-256 of its NPZ files

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.data import trees
-from fedmaba.data.datasets import Dataset
+from fedmaba.data.dataset import Dataset
 from fedmaba.data.trees import Shape
 from fedmaba.errors import InputError, NoRoom
 from fedmaba.rows import LossFn, Rows, compile, models

@@ -1,0 +1,180 @@
+"""Published data sets on this machine: where their files lie, and fetching, checking, exporting.
+
+No torch here.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import http.client
+import os
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from fedmaba.data import natural
+from fedmaba.data.published import Published, spec_of
+from fedmaba.data.published_files import Found, find_files, read_checked
+from fedmaba.errors import InputError, error_line
+
+Progress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all
+
+
+def _cache() -> Path:
+    """Where downloads are kept."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # the XDG rules say that a relative path here is to be ignored
+    return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache")) / "fedmaba"
+
+
+def _places(spec: Published, data_dir: Path | None) -> list[Traversable]:
+    """The folders in which a published set is looked for, in order."""
+    if not spec.urls:
+        return [resources.files("fedmaba.data").joinpath("sample")]
+    places: list[Traversable] = []
+    given = os.environ.get("FEDMABA_DATA")
+    for word, folder in (("data_dir", data_dir), ("$FEDMABA_DATA", Path(given) if given else None)):
+        if folder is not None:
+            if not folder.is_dir():
+                raise InputError(f"{word} {str(folder)!r} is no folder: create it or correct it")
+            places += [folder, folder / spec.folder]
+    return [*places, _cache() / spec.folder, *([spec.system] if spec.system else [])]
+
+
+def locate_files(spec: Published, data_dir: Path | None, why: str | None = "") -> Found:
+    """The files of a set in the first place that has any; an error that adds `why` if none has."""
+    places = _places(spec, data_dir)
+    for place in places:
+        if found := find_files(spec, place):
+            return found
+    if why is None:
+        return {}
+    if not spec.urls:
+        raise InputError(f"{places[0]}: the embedded sample is not there: install fedmaba again")
+    debian = ", or install the Debian package dataset-fashion-mnist" if spec.system else ""
+    raise InputError(
+        f"{spec.name}: no {spec.files[0].name} (nor an archive) in {', '.join(map(str, places))}"
+        f"{why}: run `fedmaba data fetch {spec.name}` where there is a network, or name a folder "
+        f"that has the files by --data-dir or $FEDMABA_DATA{debian}"
+    )
+
+
+def _download(url: str, target: Path, most: int, progress: Progress | None) -> None:
+    """Copy a URL to a file of at most `most` bytes."""
+    request = urllib.request.Request(url, headers={"User-Agent": "fedmaba"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as reply, target.open("wb") as out:
+            total, done = int(reply.headers.get("Content-Length") or 0), 0
+            while block := reply.read(1 << 18):
+                done += len(block)
+                if done > most:
+                    raise ValueError(f"more than {most} bytes, so not the publisher's file")
+                out.write(block)
+                if progress:
+                    progress(target.name, done, max(total, done))
+    except (OSError, ValueError, http.client.HTTPException) as err:
+        raise InputError(
+            f"{url}: the download failed ({error_line(err)}): try again later"
+        ) from None
+
+
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """A temporary folder inside `folder`, from which finished files are moved into place."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".fedmaba-") as part:
+            yield Path(part)
+    except OSError as err:
+        raise InputError(
+            f"{folder}: cannot write there: {err.strerror}: name another one"
+        ) from None
+
+
+def _write(spec: Published, found: Found, folder: Path, *, spare: bool = False) -> list[Path]:
+    """Write the plain files into a folder, all or none; `spare` what is there and differs."""
+    with _scratch(folder) as part:
+        for file, raw in read_checked(spec, found):
+            (part / file.name).write_bytes(raw)
+        return _move(part, folder, spare=spare)
+
+
+def _move(part: Path, folder: Path, *, spare: bool) -> list[Path]:
+    """Move all files of a temporary folder into place; `spare` what is there and differs."""
+    new = sorted(part.iterdir())
+    for path in new if spare else ():
+        old = folder / path.name
+        if old.exists() and not filecmp.cmp(path, old, shallow=False):
+            raise InputError(f"{old} holds something else: choose another folder")
+    return [path.replace(folder / path.name) for path in new]
+
+
+def _damage(spec: Published, found: Found) -> str:
+    """What is wrong with the files; empty where nothing is."""
+    try:
+        for _ in read_checked(spec, found):
+            pass
+    except InputError as err:
+        return str(err)
+    return ""
+
+
+def fetch(name: str, data_dir: Path | None = None, progress: Progress | None = None) -> Path:
+    """Put the publisher's plain files into a folder in `data_dir` or the cache; returns it."""
+    if natural.is_natural(name):
+        raise InputError(f"{name} comes with the package: there is nothing to fetch")
+    spec = spec_of(name)
+    if not spec.urls:
+        raise InputError(f"{name} comes with the package: there is nothing to fetch")
+    target = (data_dir or _cache()) / spec.folder
+    for place in (data_dir, target) if data_dir else (target,):
+        try:
+            found = find_files(spec, place)
+        except InputError:
+            continue  # some of the files only: all are fetched anew
+        if found and not _damage(spec, found):
+            return place
+    most = spec.binary[0].size if spec.binary else max(f.size for f in spec.files) + 4096
+    with _scratch(target) as part:
+        for url in spec.urls:
+            _download(url, part / url.rpartition("/")[2], most, progress)
+        found = find_files(spec, part)
+        if wrong := _damage(spec, found):
+            what = wrong.removeprefix(f"{part}/").rpartition(": ")[0]
+            raise InputError(f"{spec.urls[0]}: not what was published ({what}): try again later")
+        _write(spec, found, target)  # plain files: they are found before any damaged archive
+    return target
+
+
+def check(name: str, data_dir: Path | None = None) -> list[tuple[str, str]]:
+    """Each file of a set with "ok" or what is wrong with it; else each place with "absent"."""
+    if natural.is_natural(name):
+        natural.check(name)
+        return natural.check_files(name.partition(":")[0])
+    spec = spec_of(name)
+    rows = []
+    for path, files in locate_files(spec, data_dir, None).items():
+        wrong = _damage(spec, {path: files})
+        rows.append((str(path), wrong.removeprefix(f"{path}: ") or "ok"))
+    return rows or [(str(place), "absent") for place in _places(spec, data_dir)]
+
+
+def export(name: str, directory: Path, data_dir: Path | None = None) -> list[Path]:
+    """Write the publisher's plain files (idx or *.bin) of a set, or its table, into a folder."""
+    if natural.is_natural(name):
+        natural.check(name)
+        return _put({file: text.encode() for file, text in natural.as_csv(name).items()}, directory)
+    spec = spec_of(name)
+    return _write(spec, locate_files(spec, data_dir), directory, spare=True)
+
+
+def _put(texts: dict[str, bytes], folder: Path) -> list[Path]:
+    """Write files into a folder, all or none; what is there and differs is spared."""
+    with _scratch(folder) as part:
+        for file, text in texts.items():
+            (part / file).write_bytes(text)
+        return _move(part, folder, spare=True)

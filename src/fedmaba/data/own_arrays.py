@@ -1,0 +1,363 @@
+"""Your own arrays, and .npz files of them, as a data set: read, checked, never unpickled.
+
+No torch here. Values are taken as they are, without scaling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedmaba.data import targets, trees
+from fedmaba.data.dataset import Dataset, Inputs, IntArray
+from fedmaba.data.paths import open_file
+from fedmaba.data.targets import Task
+from fedmaba.errors import InputError, error_line, unknown
+
+
+def _column(word: str, values: ArrayLike, kinds: str, rule: str, n: int | None) -> NDArray[Any]:
+    """An array of an allowed kind of dtype, of shape (n,) where n is given."""
+    try:
+        out = np.asarray(values)
+    except ValueError:
+        raise InputError(f"{word} is ragged: {rule}") from None
+    if out.dtype.kind not in kinds:
+        raise InputError(f"{word} has dtype {out.dtype}: {rule}")
+    if n is not None and out.shape != (n,):
+        raise InputError(f"{word} has shape {out.shape}, but there are {n} examples: give ({n},)")
+    return out
+
+
+def _inputs(word: str, values: Any, targets: Any) -> Inputs:
+    """The inputs of all examples: one array, or several as a dict or a tuple of arrays.
+
+    A tuple with an entry for each target is one array, written as a tuple of its rows.
+    """
+    if isinstance(values, dict) and values:
+        for name in values:
+            if not (isinstance(name, str) and name.isidentifier()):
+                raise InputError(f"{word} has the key {name!r}: name an argument of the model")
+    elif not isinstance(values, tuple) or not values or len(values) == _length(targets):
+        return _features(word, values)
+    keys = trees.leaf_names(values, word)
+    read = iter([_features(k, v, True) for k, v in zip(keys, trees.leaves(values), strict=True)])
+    out: Inputs = trees.mapped(lambda _: next(read), values)
+    n = len(trees.leaves(out)[0])
+    for key, values in zip(keys, trees.leaves(out), strict=True):
+        if len(values) != n:
+            raise InputError(
+                f"{key} has {len(values)} rows, {keys[0]} {n}: give each one row per example"
+            )
+    return out
+
+
+def _length(values: Any) -> int:
+    """How many entries there are; -1 for what has no length."""
+    return len(values) if hasattr(values, "__len__") else -1
+
+
+def _features(word: str, values: ArrayLike, several: bool = False) -> NDArray[Any]:
+    """Features of shape (n, *shape): finite float32, or integers or truth values as they are."""
+    wide = _column(word, values, "buif", "give numbers, one row per example", None)
+    if wide.ndim < 2 - several or wide.size == 0:
+        raise InputError(f"{word} has shape {wide.shape}: give at least one example and feature")
+    if wide.dtype == np.uint8 and wide.max() > 1:
+        raise InputError(
+            f"{word} has dtype uint8 and values up to {wide.max()}: if these are images, give "
+            f"({word} / 255).astype('float32'); to train on the values as they are, "
+            f"{word}.astype('float32')"
+        )
+    shape = wide.shape[1:]
+    if not several and len(shape) == 3 and shape[2] in (1, 3, 4) and min(shape[:2]) > 4:
+        raise InputError(
+            f"{word} has examples of shape {shape}, like images with channels last: give "
+            f"np.moveaxis({word}, -1, 1); if they are no images, {word}.reshape(len({word}), -1)"
+        )
+    if wide.dtype.kind in "bui":
+        if wide.dtype == np.uint64 and int(wide.max()) >= 2**63:
+            raise InputError(f"{word} has values of 2**63 and more: give int64 or float32")
+        return np.ascontiguousarray(wide, np.bool_ if wide.dtype.kind == "b" else np.int64)
+    with np.errstate(over="ignore"):
+        out = np.ascontiguousarray(wide, np.float32)
+    finite = np.isfinite(out.reshape(len(out), -1))  # (n, features)
+    if not finite.all():
+        count, row = finite.size - int(finite.sum()), int(np.argmin(finite.all(1)))
+        kind, remedy = "non-finite", "drop these rows or fill the gaps"
+        if np.isfinite(wide[row]).all():
+            kind, remedy = "huge", "scale them, float32 ends at 3e38"
+        raise InputError(f"{word} has {count} {kind} values, first at row {row}: {remedy}")
+    return out
+
+
+_LABELS = "labels are whole numbers or words: for words use .astype(str)"
+
+
+def _labels(word: str, values: ArrayLike, n: int) -> NDArray[Any]:
+    """Labels as words, truth values or integers."""
+    wide = _column(word, values, "buifU", _LABELS, n)
+    if wide.dtype.kind == "U" and not (full := np.char.strip(wide) != "").all():
+        raise InputError(f"{word} is empty at row {np.argmin(full)}: name the class")
+    if wide.dtype.kind in "bU":
+        return wide
+    with np.errstate(invalid="ignore"):
+        out = wide.astype(np.int64)
+    wrong = out != wide
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InputError(
+            f"{word} is {wide[row]} at row {row}: labels are whole numbers or words; for numbers "
+            f"{targets.SAY} regress"
+        )
+    return out
+
+
+def _numbered(
+    labels: NDArray[Any], classes: Sequence[str] | None
+) -> tuple[IntArray, tuple[str, ...]]:
+    """Labels as class numbers from 0, and the classes' names.
+
+    Without a list of classes these are the distinct labels in sorted order: a number that no
+    example has is no class. With a list, labels are its entries, or integers from 0 that count it.
+    """
+    if labels.dtype.kind == "U":
+        number, found = _codes(labels.tolist())
+    else:
+        distinct, number = np.unique(labels, return_inverse=True)
+        number, found = number.astype(np.int64), tuple(map(str, distinct))
+    if classes is None:
+        return number, found
+    names = tuple(map(str, classes))
+    listed = names if labels.dtype.kind == "U" else tuple(map(str, range(len(names))))
+    place = {name: i for i, name in enumerate(listed)}
+    at = [place.get(name, -1) for name in found]
+    if -1 in at:
+        label = found[at.index(-1)]
+        what = f"{len(names)} classes, {', '.join(names)[:80]}"
+        raise InputError(f"label {label}, but only {what}: name all, or correct the label")
+    return np.array(at, np.int64)[number], names
+
+
+def from_arrays(
+    x: Any,
+    y: ArrayLike,
+    client: ArrayLike | None = None,
+    x_test: Any = None,
+    y_test: ArrayLike | None = None,
+    client_test: ArrayLike | None = None,
+    name: str = "arrays",
+    classes: Sequence[str] | None = None,
+    task: str | None = None,
+    *,
+    x_validation: Any = None,
+    y_validation: ArrayLike | None = None,
+    client_validation: ArrayLike | None = None,
+    group: ArrayLike | None = None,
+    group_validation: ArrayLike | None = None,
+    group_test: ArrayLike | None = None,
+) -> Dataset:
+    """A data set from arrays, checked; values are taken as they are, without scaling.
+
+    `x` is one array, or several as a dict or a tuple: the model is called with them as keywords or
+    arguments. Labels are whole numbers or words; the classes are the distinct ones in sorted order,
+    of all rows together. Where `classes` names them, an integer k is the k-th of it. `task` is what
+    to predict: classify, regress, multilabel or sequence; None: as y says. `client` says who owns
+    an example, `group` which group of people it is of; the validation and test parts have theirs.
+    """
+    parts: list[tuple[str, Any, Any, Any, Any]] = [("", x, y, client, group)]
+    for tail, xs, ys, owner, people in (
+        ("_validation", x_validation, y_validation, client_validation, group_validation),
+        ("_test", x_test, y_test, client_test, group_test),
+    ):
+        if (xs is None) != (ys is None):
+            raise InputError(f"x{tail} and y{tail} belong together: give both or none")
+        if xs is None and (owner is not None or people is not None):
+            word = "client" if owner is not None else "group"
+            if client is not None or word == "group":
+                raise InputError(f"{word}{tail} without x{tail}: give the examples, too")
+        if owner is not None and client is None:
+            raise InputError(f"client{tail} without client: say who owns the training rows, too")
+        if xs is not None:
+            parts.append((tail, xs, ys, owner, people))
+    read = [_inputs(f"x{tail}", xs, ys) for tail, xs, ys, _, _ in parts]
+    size = {part[0]: len(trees.leaves(xs)[0]) for part, xs in zip(parts, read, strict=True)}
+    found = [
+        (f"y{tail}", _column(f"y{tail}", ys, "buifU", _LABELS, None), size[tail])
+        for tail, _, ys, _, _ in parts
+    ]
+    both = read[0]
+    for (tail, *_), more in zip(parts[1:], read[1:], strict=True):
+        both = _joined(both, more, tail)
+    ys, kind, names = _targets(found, targets.check_task(task), classes, both)
+    owners = [(tail, size[tail], owner) for tail, _, _, owner, _ in parts]
+    groups = [(tail, size[tail], people) for tail, _, _, _, people in parts]
+    held = size.get("_validation", 0)
+    validation = None
+    if held:
+        validation = np.zeros(len(ys), np.bool_)
+        validation[size[""] : size[""] + held] = True
+    client_number, client_names = _named("client", owners)
+    group_number, group_names = _named("group", groups)
+    return Dataset(
+        name,
+        both,
+        ys,
+        size[""] + held,
+        names,
+        client_number,
+        client_names,
+        group_number,
+        group_names,
+        validation,
+        task=kind,
+        task_given=task is not None,
+    )
+
+
+def _named(
+    word: str, parts: Sequence[tuple[str, int, ArrayLike | None]]
+) -> tuple[IntArray | None, tuple[str, ...]]:
+    """The client or group of every example by number, -1 where a part does not say, and names."""
+    if parts[0][2] is None:
+        if more := next((tail for tail, _, ids in parts if ids is not None), None):
+            raise InputError(f"{word}{more} without {word}: say it of the training rows, too")
+        return None, ()
+    rule, kinds = f"{word} ids are integers or strings: use .astype(str)", "iuU"
+    if word == "group":
+        rule, kinds = "groups are integers, truth values or strings: use .astype(str)", "biuU"
+    read: list[NDArray[Any]] = []
+    for tail, many, ids in parts:
+        if ids is not None:
+            read.append(_column(f"{word}{tail}", ids, kinds, rule, many))
+            if (read[-1].dtype.kind == "U") != (read[0].dtype.kind == "U"):
+                raise InputError(
+                    f"{word}{tail} has dtype {read[-1].dtype}: give ids of the same kind as in "
+                    f"{word}"
+                )
+            if read[-1].dtype.kind == "U" and not (full := np.char.strip(read[-1]) != "").all():
+                raise InputError(f"{word}{tail} is empty at row {np.argmin(full)}: name it")
+    known, number = np.unique(np.concatenate(read), return_inverse=True)
+    out = np.full(sum(many for _, many, _ in parts), -1, np.int64)
+    told = np.repeat([ids is not None for _, _, ids in parts], [many for _, many, _ in parts])
+    out[told] = number
+    return out, tuple(map(str, known))
+
+
+def _joined(xs: Inputs, more: Inputs, tail: str) -> Inputs:
+    """Training inputs, then those of the part with this tail of a name."""
+    keys, others = trees.leaf_names(xs, "x"), trees.leaf_names(more, "x")
+    if keys != others:
+        raise InputError(f"x{tail} has {', '.join(others)}, x has {', '.join(keys)}: give the same")
+    both = []
+    for key, a, b in zip(keys, trees.leaves(xs), trees.leaves(more), strict=True):
+        if a.shape[1:] != b.shape[1:]:
+            word = key.replace("x", f"x{tail}", 1)
+            shapes = f"{b.shape[1:]}, those of {key} {a.shape[1:]}"
+            raise InputError(f"the examples of {word} have shape {shapes}: make them the same")
+        if (a.dtype.kind == "f") != (b.dtype.kind == "f"):
+            a, b = a.astype(np.float32), b.astype(np.float32)
+        both.append(np.concatenate([a, b]))
+    each = iter(both)
+    return trees.mapped(lambda _: next(each), xs)
+
+
+def _targets(
+    parts: list[tuple[str, NDArray[Any], int]],
+    task: Task | None,
+    classes: Sequence[str] | None,
+    xs: Inputs,
+) -> tuple[NDArray[Any], Task, tuple[str, ...]]:
+    """All targets, their task, and the names of the classes or labels."""
+    arrays = [values for _, values, _ in parts]
+    if task is None and all(values.ndim for values in arrays):
+        task = targets.infer(arrays)
+    if task in (None, "classify"):
+        labels = [_labels(*part) for part in parts]
+        for (word, *_), part in zip(parts, labels, strict=True):
+            if (part.dtype.kind == "U") != (labels[0].dtype.kind == "U"):
+                raise InputError(
+                    f"y has dtype {labels[0].dtype}, {word} {part.dtype}: give both alike"
+                )
+        number, names = _numbered(np.concatenate(labels), classes)
+        return number, "classify", names
+    found = [targets.read_numbers(*part, task) for part in parts]
+    for (word, *_), part in zip(parts, found, strict=True):
+        if part.shape[1:] != found[0].shape[1:]:
+            shapes = f"{found[0].shape[1:]}, {word} of {part.shape[1:]}"
+            raise InputError(f"y has examples of shape {shapes}: give both alike")
+    ys = np.concatenate(found)
+    if task == "regress":
+        return ys, task, ()
+    if task == "multilabel":
+        many = ys.shape[1]
+    else:  # tokens of the inputs are of the same vocabulary, as in a text
+        tokens = xs if isinstance(xs, np.ndarray) and xs.dtype.kind == "i" else ys[:0]
+        many = 1 + max(int(ys.max()), int(tokens.max(initial=0)))
+    names = tuple(map(str, range(many) if classes is None else classes))
+    if len(names) < many or (task == "multilabel" and len(names) > many):
+        what = "labels" if task == "multilabel" else "classes, 0 to " + str(many - 1)
+        raise InputError(f"classes names {len(names)}, but y has {many} {what}: name each once")
+    return ys, task, names
+
+
+def _array(path: Path, data: Any, key: str) -> Any:
+    """One array of an .npz file; objects in it are refused, not unpickled."""
+    try:
+        return data[key]
+    except ValueError as err:
+        if "Object arrays" not in str(err):
+            raise
+        rule = "client ids are integers or strings: use .astype(str)"
+        rule = rule if key.startswith(("client", "group")) else "save numbers"
+        raise InputError(f"{path}: {key} has dtype object: {rule}") from None
+
+
+def load_npz(path: Path, task: Task | None) -> Dataset:
+    """An .npz file of arrays; several inputs are x.NAME each, or x.0, x.1 and so on."""
+    words = ("x", "y", "client", "group")
+    allowed = [f"{word}{tail}" for tail in ("", "_test", "_validation") for word in words]
+    try:
+        with open_file(path, mode="rb") as handle, np.load(handle, allow_pickle=False) as data:
+            found = {key: _array(path, data, key) for key in data.files}
+    except InputError:
+        raise
+    except Exception as err:  # np.load can raise anything on a damaged file
+        told = "" if "allow_pickle" in str(err) else f" ({error_line(err)})"  # numpy's advice
+        what = f"not an .npz file of plain arrays{told}"
+        raise InputError(f"{path}: {what}: save it with np.savez(file, x=x, y=y)") from None
+    try:
+        for head in ("x", "x_test", "x_validation"):
+            _gather(found, head)
+        for key in found:
+            if key not in allowed:
+                raise unknown("array", key, allowed)
+        if "x" not in found or "y" not in found:
+            raise InputError(f"arrays {sorted(found)}: save at least x and y")
+        return from_arrays(**found, name=path.name, task=task)
+    except InputError as err:
+        raise InputError(f"{path}: {err}") from None
+
+
+def _gather(found: dict[str, Any], head: str) -> None:
+    """Put the arrays x.ids, x.mask in place of x, as a dict; x.0, x.1 as a tuple."""
+    inner = {key.removeprefix(f"{head}."): key for key in found if key.startswith(f"{head}.")}
+    if not inner:
+        return
+    if head in found:
+        raise InputError(f"arrays {head} and {inner.popitem()[1]}: save one or the other")
+    several = {name: found.pop(key) for name, key in inner.items()}
+    numbers = [str(i) for i in range(len(several))]
+    counted = sorted(several) == sorted(numbers)
+    found[head] = tuple(several[i] for i in numbers) if counted else several
+
+
+def _codes(words: list[str]) -> tuple[IntArray, tuple[str, ...]]:
+    """Words numbered in sorted order, by value where all are integers."""
+    distinct = set(words)
+    numeric = all(w.isascii() and w.removeprefix("-").isdecimal() and len(w) < 19 for w in distinct)
+    names = sorted(distinct, key=lambda w: (int(w) if numeric else 0, w))
+    number = {word: i for i, word in enumerate(names)}
+    return np.array([number[word] for word in words], np.int64), tuple(names)
