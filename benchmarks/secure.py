@@ -3,10 +3,9 @@
     python benchmarks/secure.py                     5, 20 and 100 sites, 1,000,000 parameters
     python benchmarks/secure.py --sites 5 20 --parameters 10000
 
-It needs flwr. Sites do not train: their changes are random. So the seconds are those of the sums
-alone: without training, processes and a network. All sites run one after the other here; `a site`
-is the time of one of them, which runs beside the others in a federation. Bytes are those of
-Flower's messages, as they are sent.
+It needs flwr. Sites do not train: their changes are random. So the seconds, of one core, are those
+of the sums alone: without training, processes and a network. `a site` is the work of one site; it
+runs beside the others in a federation. Bytes are those of Flower's messages, as they are sent.
 """
 
 from __future__ import annotations
@@ -83,9 +82,9 @@ class Counted(Grid):
         for key in message_ids:
             message = self.waiting.pop(key)
             node = message.metadata.dst_node_id
-            begin = time.perf_counter()
+            begin = time.process_time()
             answer = self.apps[node](message, Context(1, node, {}, self.states[node], {}))
-            self.seconds += time.perf_counter() - begin
+            self.seconds += time.process_time() - begin
             self.up += size_of(answer)
             out.append(answer)
         return out
@@ -105,9 +104,9 @@ def measure(sites: int, parameters: int, secure: bool) -> list[float]:
     grid = Counted({c + 1: site(c, parameters, secure) for c in range(sites)})
     rule = SecureSum(clip=100.0) if secure else None
     strategy = FlowerStrategy("fedmaba", min_available_nodes=sites, evaluate=False, secure=rule)
-    begin = time.perf_counter()
+    begin = time.process_time()
     strategy.start(grid, ArrayRecord({"w": Array(np.zeros(parameters, np.float32))}), 1)
-    whole = time.perf_counter() - begin
+    whole = time.process_time() - begin
     (report,) = strategy.reports
     assert len(report["sites"]) == sites, report["refused"]
     assert not report["refused"], report["refused"]

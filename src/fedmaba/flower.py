@@ -39,7 +39,7 @@ from flwr.serverapp.strategy import Strategy as Base
 from fedmaba.deploy import reply_fetching, round_log, secure_round, secure_site, validation
 from fedmaba.deploy.kept_vectors import KeptVectors
 from fedmaba.deploy.secure import MOST_TEXT_BYTES, SecureSum
-from fedmaba.deploy.secure import write as write_text
+from fedmaba.deploy.secure import write as as_text
 from fedmaba.deploy.secure_round import MASKED, AttemptFailed, SecureResult, SecureRound
 from fedmaba.deploy.server import FederationServer, require_same_terms, score_spread
 from fedmaba.deploy.settings import (
@@ -687,7 +687,7 @@ def _secure_reply(
 ) -> Message:
     """A site's answer in a secure round; what it must remember stays in its own state."""
     context.state[SECURE_STATE] = ConfigRecord({"memory": json.dumps(memory)})
-    words = {"secure": write_text(told)}
+    words = {"secure": as_text(told)}
     words |= {} if memory["site"] is None else {"site": memory["site"]}
     return Message(RecordDict({**(records or {}), "config": ConfigRecord(words)}), reply_to=message)
 
