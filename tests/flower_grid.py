@@ -34,6 +34,7 @@ class LocalGrid(Grid):
         self.apps, self.spoil = dict(apps), spoil
         self.known: dict[int, dict] = {}
         self.config: dict[int, dict] = {}
+        self.states: dict[int, RecordDict] = {}  # what each node keeps between messages
         self.lock = threading.Lock()  # replies are pulled by several threads
         self.waiting: dict[str, Message] = {}
         self.sent: list[Message] = []
@@ -79,7 +80,8 @@ class LocalGrid(Grid):
 
     def answer(self, message: Message) -> Message | None:
         node = message.metadata.dst_node_id
-        context = Context(1, node, self.config.get(node, {}), RecordDict(), {})
+        state = self.states.setdefault(node, RecordDict())
+        context = Context(1, node, self.config.get(node, {}), state, {})
         try:
             answer = self.apps[node](message, context)
         except Exception as error:  # as a SuperNode answers when its app fails
@@ -90,7 +92,7 @@ class LocalGrid(Grid):
         return self.pull_messages(self.push_messages(list(messages)))
 
 
-def light_app(c: int) -> ClientApp:
+def light_app(c: int, mods=()) -> ClientApp:
     """A site that pulls a vector towards its own number."""
     app = ClientApp()
 
@@ -100,7 +102,7 @@ def light_app(c: int) -> ClientApp:
         numbers = {"num-examples": 10 + c, "loss": float(((w - c) ** 2).mean())}
         return flower.reply(message, new, numbers, f"site-{c}")
 
-    app.train()(train)
+    app.train(mods=list(mods))(train)
     app.query()(lambda message, context: flower.reply(message, None, {}, f"site-{c}"))
     return app
 

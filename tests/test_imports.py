@@ -173,8 +173,11 @@ def test_nothing_imports_the_command_line():
             assert not {other for other in inner(name) if other.split(".")[0] == "cli"}, name
 
 
-def test_only_one_module_imports_flower():
-    assert {n for n in EVERY if "flwr" in str(imports(tree(n), deep=True))} <= {"flower"}
+def test_only_the_adapter_and_its_masks_import_flower():
+    found = {n for n in EVERY if "flwr" in str(imports(tree(n), deep=True))}
+    assert found <= {"flower", "deploy.masks"}
+    at_once = {n for n in EVERY if "flwr" in str(imports(tree(n), deep=False))}
+    assert at_once == {"flower"}  # the masks are of use only where flwr is
 
 
 def test_one_module_knows_of_other_processes():

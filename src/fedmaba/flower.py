@@ -1,16 +1,19 @@
-"""fedmaba's strategies in a Flower app: the only module that imports flwr. Messages in and out.
+"""fedmaba's strategies in a Flower app: the only module that knows messages. Messages in and out.
 
 `FlowerStrategy` is a Flower strategy for the ServerApp and needs no torch. `client_app` makes a
 ClientApp from a model and data. `reply` adds what the server needs to a ClientApp of your own.
 The folder `deploy` has the rest: what the server computes (`server`), which replies it refuses
-(`validation`), how it fetches them (`reply_fetching`), and what a site does (`client`).
+(`validation`), how it fetches them (`reply_fetching`), what a site does (`client`), and how both
+sum changes that the server does not see (`secure`).
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,8 +36,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as Base
 
-from fedmaba.deploy import reply_fetching, round_log, validation
+from fedmaba.deploy import reply_fetching, round_log, secure_round, secure_site, validation
 from fedmaba.deploy.kept_vectors import KeptVectors
+from fedmaba.deploy.secure import MOST_TEXT_BYTES, SecureSum
+from fedmaba.deploy.secure import write as as_text
+from fedmaba.deploy.secure_round import MASKED, AttemptFailed, SecureResult, SecureRound
 from fedmaba.deploy.server import FederationServer, require_same_terms, score_spread
 from fedmaba.deploy.settings import (
     FederationSettings,
@@ -62,7 +68,27 @@ ALONE = (
     "model: give client_app(mods=[LocalDpMod(...)]) at the sites instead"
 )
 
-__all__ = ["FlowerStrategy", "Limits", "client_app", "initial_arrays", "load_arrays", "reply"]
+SECURE_STATE = "fedmaba-secure"  # where a site keeps its secrets until a secure round ends
+ATTEMPTS = 5  # of a secure round, one after the other
+SITE_IS_PLAIN = (
+    "the server asks for a secure sum, and this site would send its model to it: give "
+    "client_app(secure=True), or app.train(mods=[secure_mod]) in an app of your own"
+)
+SITE_IS_SECURE = (
+    "this site takes part in secure sums alone, and the server asks for its model: give "
+    "FlowerStrategy(secure=SecureSum())"
+)
+
+__all__ = [
+    "FlowerStrategy",
+    "Limits",
+    "SecureSum",
+    "client_app",
+    "initial_arrays",
+    "load_arrays",
+    "reply",
+    "secure_mod",
+]
 
 
 class FlowerStrategy(Base):
@@ -81,6 +107,8 @@ class FlowerStrategy(Base):
     with a decimal point), the others have twice as long again, at least `grace` seconds.
     batchnorm: what client_app(batchnorm=...) says. "average": running statistics are weighed as
     the model is; "local": sites keep their layers. Without it statistics are averaged by size.
+    secure: SecureSum(...) lets the server see the weighted sum of the sites' changes, and no single
+    one; sites need client_app(secure=True).
     """
 
     def __init__(
@@ -103,6 +131,7 @@ class FlowerStrategy(Base):
         min_replies: float = 0.5,
         grace: float = 60.0,
         batchnorm: str | None = None,
+        secure: SecureSum | None = None,
     ) -> None:
         check_numbers(0, lr=lr, lr_decay=lr_decay)
         check_numbers(0, whole=True, seed=seed)
@@ -110,7 +139,7 @@ class FlowerStrategy(Base):
             fraction_train, min_train_nodes, min_available_nodes, min_replies, grace
         )
         self.settings = FederationSettings(
-            one_strategy(strategy), seed, lr, lr_decay, deploy, batchnorm, schedule
+            one_strategy(strategy), seed, lr, lr_decay, deploy, batchnorm, schedule, secure=secure
         )
         self.limits, self.evaluate, self.wait = limits or Limits(), evaluate, wait
         self.site_names = read_sites(sites) if sites else SiteNames()
@@ -131,6 +160,8 @@ class FlowerStrategy(Base):
         self.asked: dict[
             int, str | None
         ] = {}  # nodes asked to train in this round, and their sites
+        self.public_keys: set[bytes] = set()  # that sites sent for secure sums
+        self.left_out: set[str] = set()  # sites that made this secure round fail before
         self.ttl: float | None = None  # seconds after which a message is void
         self.reports: list[dict[str, Any]] = []  # what happened, a record per round
 
@@ -156,7 +187,7 @@ class FlowerStrategy(Base):
         check_training(config)
         self.settings = replace(self.settings, rounds=num_rounds)
         server, result = self._begin(initial_arrays), Result()
-        grid = reply_fetching.limit_reply_size(grid, server.model)
+        grid = self._limit_replies(grid, server)
         self.name_replies, self.asked_at = reply_fetching.ReplyFetcher(grid), {}
         self.ttl = timeout + CLOCK_SECONDS  # a site that returns does not work through old rounds
         if server.round:
@@ -165,8 +196,11 @@ class FlowerStrategy(Base):
         try:
             while server.round < num_rounds:
                 t = server.round + 1
-                messages = self.configure_train(t, initial_arrays, config, grid)
-                arrays, metrics = self._aggregate(self._collect(grid, messages, timeout))
+                if self.settings.secure is not None:
+                    arrays, metrics = self._secure_round(grid, config, timeout)
+                else:
+                    messages = self.configure_train(t, initial_arrays, config, grid)
+                    arrays, metrics = self._aggregate(self._collect(grid, messages, timeout))
                 result.train_metrics_clientapp[t] = metrics
                 own = None if evaluate_fn is None else evaluate_fn(t, arrays)
                 if own is not None:
@@ -209,9 +243,10 @@ class FlowerStrategy(Base):
             raise InputError(ALONE)
         server = self._begin(arrays)
         self._wait_for_sites(grid)
-        node_of = {site: node for node, site in self.site_of.items()}
+        node_of = {s: node for node, s in self.site_of.items() if s not in self.left_out}
         rule = self.participation
-        drawn = server.draw(node_of, rule.fraction_train, rule.min_train_nodes)
+        least = max(rule.min_train_nodes, self._least_sites)
+        drawn = server.draw(node_of, rule.fraction_train, least)
         self.asked = {node_of[site]: site for site in drawn}
         self.asked |= dict.fromkeys(sorted(self.nameless & set(self.nodes)))
         model, round_id = _record(server.model), server.round_id()
@@ -270,6 +305,7 @@ class FlowerStrategy(Base):
             self.nameless -= set(self.site_of)
             ready = len(self.site_of) + len(self.nameless & set(self.nodes))
             enough = rule.min_train_nodes if self.had_enough_sites else rule.min_available_nodes
+            enough = max(enough, self._least_sites)
             if ready >= enough:
                 self.had_enough_sites = True
                 server.join(self.site_of.values())  # together, so by name
@@ -343,37 +379,142 @@ class FlowerStrategy(Base):
         if self.site_names.changes and self.server is not None:
             self.server.save()
 
+    @property
+    def _server(self) -> FederationServer:
+        assert self.server is not None
+        return self.server
+
+    @property
+    def _least_sites(self) -> int:
+        """How many sites a round needs for its secure sum; 0 without one."""
+        return 0 if self.settings.secure is None else self.settings.secure.fewest
+
+    def _limit_replies(self, grid: Grid, server: FederationServer) -> Grid:
+        """A grid that fetches no reply larger than an honest one can be."""
+        if self.settings.secure is None:
+            return reply_fetching.limit_reply_size(grid, server.model)
+        masked = {MASKED: np.zeros(server.size + 1, np.uint32)}
+        return reply_fetching.limit_reply_size(grid, masked, MOST_TEXT_BYTES)
+
+    def _secure_round(
+        self, grid: Grid, config: ConfigRecord, timeout: float
+    ) -> tuple[ArrayRecord, MetricRecord]:
+        """A round in which the server sees the sum alone; repeated while too few sites stay."""
+        server, rule = self._server, self.settings.secure
+        assert rule is not None
+        self.left_out = set()
+        earlier: list[str] = []
+        why = ""
+        for _ in range(ATTEMPTS):
+            attempt = SecureRound(rule, server.round_id(), server.size, self.public_keys)
+            task = ConfigRecord({**config, "secure": attempt.first_task()})
+            messages = self.configure_train(server.round + 1, ArrayRecord(), task, grid)
+            for message in messages:
+                message.metadata.group_id = attempt.attempt
+            found = self._collect(grid, messages, timeout)
+            replies, refused = self._read_keys(attempt, found)
+            exchange = partial(self._exchange, grid, attempt.attempt, timeout)
+            try:
+                summed, left = secure_round.sum_changes(attempt, replies, server.decide, exchange)
+            except AttemptFailed as failed:
+                why = str(failed)
+                again = f"round {server.round + 1} is repeated: {why}"
+                earlier += [*refused, *failed.lines, again]
+                for line in (*refused, *failed.lines, again):
+                    _log_line(WARNING, line)
+                self.left_out |= set(failed.guilty)
+                continue
+            there = [r for r in replies if r.site in summed.shares]
+            return self._finish(there, [*refused, *left], summed, earlier)
+        raise InputError(
+            f"round {server.round + 1} failed {ATTEMPTS} times, the last time because {why}: "
+            "correct that, then run again with the same state; what was saved before is whole"
+        )
+
+    def _read_keys(
+        self, attempt: SecureRound, found: Sequence[tuple[int, Message | str]]
+    ) -> tuple[list[validation.Reply], list[str]]:
+        """The first answers of a secure round that count, by site, and a line for each other."""
+        raw = [self._raw_reply(*one) for one in found]
+        said = {one.node: one.words.get("secure") for one in raw}
+        replies, refused = self._validator({}, attempt.attempt).validate(raw)
+        taken = []
+        for one in self._server.in_order(replies):
+            try:
+                attempt.take_keys(one.site, said[one.node])
+                taken.append(one)
+            except validation.Refused as why:
+                refused.append(f"node {one.node} ({one.site}): {why}")
+        self._assign({self.nodes[one.node]: one.site for one in taken})
+        self.site_of |= {one.node: one.site for one in taken}
+        return taken, refused
+
+    def _exchange(
+        self, grid: Grid, attempt: str, timeout: float, texts: Mapping[str, str]
+    ) -> dict[str, RawReply]:
+        """Send each site its text of a secure round; return what they answer."""
+        node_of = {site: node for node, site in self.site_of.items()}
+        messages = [
+            Message(
+                RecordDict({"config": ConfigRecord({"secure": text})}),
+                node_of[site],
+                MessageType.TRAIN,
+                group_id=attempt,
+                ttl=self.ttl,
+            )
+            for site, text in texts.items()
+        ]
+        found = self._collect(grid, messages, timeout)
+        return {self.site_of[node]: _raw_reply(node, message, 1) for node, message in found}
+
     def _collect(
         self, grid: Grid, messages: Sequence[Message], timeout: float
     ) -> list[tuple[int, Message | str]]:
         """Each node's reply, or why there is none."""
-        rule = self.participation
+        rule, secure = self.participation, self.settings.secure
         quorum = rule.quorum(len(messages))
+        if secure is not None:  # fewer would not be enough
+            quorum = max(quorum, secure.fewest, len(messages) // 2 + 1)
         return reply_fetching.collect_replies(grid, messages, timeout, quorum, rule.grace)
 
     def _aggregate(
         self, found: Sequence[tuple[int, Message | str]]
     ) -> tuple[ArrayRecord, MetricRecord]:
         """The new model, and the round in numbers."""
-        server = self.server
-        assert server is not None
-        validator = ReplyValidator(
-            server.model,
-            server.round_id(),
+        server = self._server
+        validator = self._validator(server.model, server.round_id())
+        replies, refused = validator.validate(self._raw_reply(*reply) for reply in found)
+        self._assign({self.nodes[r.node]: r.site for r in replies})
+        return self._finish(replies, refused)
+
+    def _validator(self, model: Arrays, round_id: str) -> ReplyValidator:
+        """What checks the replies of this round, each with the arrays of `model`."""
+        return ReplyValidator(
+            model,
+            round_id,
             self.asked,
             lambda node, site: self.site_names.check(self.nodes[node], site),
             self.settings.strategy.needs().loss != "none",
             self.limits,
             self.settings.strategy.needs().steps,
         )
-        replies, refused = validator.validate(self._raw_reply(*reply) for reply in found)
-        self._assign({self.nodes[r.node]: r.site for r in replies})
-        self.turned_away, turned_away = [], self.turned_away
-        report = server.finish_round(replies, [*turned_away, *refused])
+
+    def _finish(
+        self,
+        replies: Sequence[validation.Reply],
+        refused: Sequence[str],
+        summed: SecureResult | None = None,
+        earlier: Sequence[str] = (),  # lines that are in the log already
+    ) -> tuple[ArrayRecord, MetricRecord]:
+        """End the round and log it."""
+        server = self._server
+        before = [*self.turned_away, *earlier]
+        self.turned_away = []
+        report = server.finish_round(replies, [*before, *refused], summed)
         self.reports.append(report)
         for line in round_log.round_lines(report):
             _log_line(INFO, line)
-        for why in report["refused"][len(turned_away) :]:  # the others were logged at once
+        for why in report["refused"][len(before) :]:  # the others were logged at once
             _log_line(WARNING, f"left out of round {report['round']}: {why}")
         numbers = {key: value for key, value in report.items() if isinstance(value, float)}
         numbers |= {key: value for key, value in report["info"].items() if value is not None}
@@ -382,8 +523,7 @@ class FlowerStrategy(Base):
 
     def _raw_reply(self, node: int, message: Message | str) -> RawReply:
         """A reply that has no more arrays than the model, or a line that says why not."""
-        assert self.server is not None
-        return _raw_reply(node, message, len(self.server.model))
+        return _raw_reply(node, message, len(self._server.model))
 
     def _final(self, grid: Grid, config: ConfigRecord, timeout: float) -> dict[str, Any]:
         """How the model that is handed out serves each site that can tell."""
@@ -441,6 +581,7 @@ def client_app(
     mods: Sequence[Any] = (),
     keep: str | Path | None = None,
     batchnorm: str = "refuse",
+    secure: bool = False,
 ) -> ClientApp:
     """A ClientApp for every strategy: it trains as the server's message says.
 
@@ -451,6 +592,7 @@ def client_app(
     `mods` are Flower's, around training: LocalDpMod(...), say. `keep` is a folder of this site for
     vectors that a strategy lets it keep between rounds, by default --node-config 'keep="..."'.
     `batchnorm` says what becomes of BatchNorm layers: refuse, group, local, average or frozen.
+    `secure`: it takes part in secure sums alone, and never sends its model.
     """
 
     norms = _choice(batchnorm)
@@ -475,6 +617,8 @@ def client_app(
 
     def train(message: Message, context: Context) -> Message:
         weights, task = _weights(message), dict(message.content["config"])
+        if "secure" in task and not secure:
+            raise InputError(SITE_IS_PLAIN)
         trained, numbers = worker(context).train(weights, task)
         return reply(message, _record(trained), numbers, name(context))
 
@@ -487,10 +631,66 @@ def client_app(
         return reply(message, None, {}, name(context))
 
     app = ClientApp()
-    app.train(mods=list(mods))(train)
+    app.train(mods=[*([secure_mod] if secure else []), *mods])(train)
     app.evaluate()(evaluate)
     app.query()(query)
     return app
+
+
+def secure_mod(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """A Flower mod for training: the site's change goes into a secure sum, and nowhere else.
+
+    The app trains and answers as usual. The mod takes the model out of the answer, and later sends
+    the change scaled and masked. The first mod of a list sees what leaves the site: put it there.
+    """
+    text = message.content["config"].get("secure") if "config" in message.content else None
+    if text is None:
+        raise InputError(SITE_IS_SECURE)
+    state = context.state.get(SECURE_STATE)
+    memory = None if state is None else json.loads(str(state["memory"]))
+    asked = secure_site.asked(text, memory)
+    if asked["stage"] == "keys":
+        answer = call_next(message, context)
+        if answer.has_error():
+            return answer
+        told, memory = secure_site.give_keys(asked)
+        words = {k: v for one in answer.content.config_records.values() for k, v in one.items()}
+        (trained,) = answer.content.array_records.values()
+        start = _weights(message)
+        change = secure_site.flat_change({n: a.numpy() for n, a in trained.items()}, start)
+        context.state[SECURE_STATE + "-change"] = ArrayRecord({"change": Array(change)})
+        memory["site"] = words.get("site")
+        records: dict[str, Any] = dict(answer.content.metric_records)
+        return _secure_reply(message, context, memory, told, records)
+    assert memory is not None
+    if asked["stage"] == "shares":
+        told, after = secure_site.give_shares(asked, memory)
+        return _secure_reply(message, context, memory | after, told)
+    if asked["stage"] == "mask":
+        change = context.state.pop(SECURE_STATE + "-change")["change"].numpy()
+        masked, told, after = secure_site.give_masked(asked, memory, change)
+        records = {} if masked is None else {"arrays": _record({MASKED: masked})}
+        return _secure_reply(message, context, {**after, "site": memory["site"]}, told, records)
+    told = secure_site.give_unmask(asked, memory)
+    answer = _secure_reply(message, context, memory, told)
+    del context.state[SECURE_STATE]
+    return answer
+
+
+def _secure_reply(
+    message: Message,
+    context: Context,
+    memory: secure_site.Memory,
+    told: Mapping[str, Any],
+    records: Mapping[str, Any] | None = None,
+) -> Message:
+    """A site's answer in a secure round; what it must remember stays in its own state."""
+    context.state[SECURE_STATE] = ConfigRecord({"memory": json.dumps(memory)})
+    words = {"secure": as_text(told)}
+    words |= {} if memory["site"] is None else {"site": memory["site"]}
+    return Message(RecordDict({**(records or {}), "config": ConfigRecord(words)}), reply_to=message)
 
 
 def reply(

@@ -10,14 +10,19 @@ import typer
 from fedmaba.cli.messages import say
 from fedmaba.errors import InputError
 
+SecureOption = Annotated[
+    bool, typer.Option("--secure", help="the server sees sums of changes, and no single change")
+]
+
 
 def new(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="new or empty")],
+    secure: SecureOption = False,
 ) -> None:
     """Write a complete Flower app that runs as it is."""
     from fedmaba.deploy.flower_app.new import new
 
-    for path in new(directory):
+    for path in new(directory, secure):
         say(path)
 
 
@@ -59,8 +64,9 @@ def demo(
     strategy: Annotated[str, typer.Option(help="one row, no grid")] = "fedmaba:alpha=0.8",
     sites: Annotated[int, typer.Option(help="SuperNodes, a shard each", min=1, max=50)] = 5,
     rounds: Annotated[int, typer.Option(help="communication rounds", min=1)] = 4,
+    secure: SecureOption = False,
 ) -> None:
     """Run a federation of real Flower processes on this machine, with TLS and keys."""
     from fedmaba.deploy.flower_app.demo import demo
 
-    demo(typer.echo, strategy, sites, rounds)
+    demo(typer.echo, strategy, sites, rounds, secure=secure)

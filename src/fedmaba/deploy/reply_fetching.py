@@ -125,23 +125,27 @@ class ReplyFetcher:
             done.set_exception(error)
 
 
-def limit_reply_size(grid: Grid, model: Arrays) -> Grid:
+def limit_reply_size(
+    grid: Grid, model: Arrays, record_bytes: int = validation.MAX_RECORD_BYTES
+) -> Grid:
     """Return a grid that fetches no reply larger than an honest one can be.
 
+    The largest has the arrays of `model`, and records of numbers or words of `record_bytes`.
     Only Flower's own grid fetches replies in parts; any other grid is returned unchanged.
     """
     if not hasattr(grid, "_runtime_client"):
         return grid
     limited = copy.copy(grid)
-    limited._client = _SizeLimitedClient(grid._runtime_client, model)
+    limited._client = _SizeLimitedClient(grid._runtime_client, model, record_bytes)
     return limited
 
 
 class _SizeLimitedClient:
     """Flower's client of the SuperLink, which refuses replies of too many or too large parts."""
 
-    def __init__(self, client: Any, model: Arrays) -> None:
+    def __init__(self, client: Any, model: Arrays, record_bytes: int) -> None:
         self.client, self.most = client, validation.max_parts(model)
+        self.record_bytes = record_bytes
         largest = max(array.nbytes for array in model.values())
         self.largest = largest + 2 * validation.MAX_HEADER_BYTES
 
@@ -167,7 +171,7 @@ class _SizeLimitedClient:
         found = self.client.PullObject(request)
         content = found.object_content
         kind = bytes(content[:16]).partition(b" ")[0]
-        limit = validation.MAX_RECORD_BYTES
+        limit = self.record_bytes
         if kind == b"ArrayChunk":
             limit = self.largest
         elif kind not in (b"MetricRecord", b"ConfigRecord"):

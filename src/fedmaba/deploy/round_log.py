@@ -24,6 +24,10 @@ def round_lines(report: Mapping[str, Any]) -> list[str]:
     info = "".join(f", {k} {v:.3g}" for k, v in report["info"].items() if v is not None)
     count = len(report["sites"])
     lines = [f"round {report['round']}: {count} sites, {spread(report)}{info}"]
+    if "secure" in report:
+        found = report["secure"]
+        clipped = f", {found['clipped']} of them clipped" if found["clipped"] else ""
+        lines.append(f"  secure sum of {found['summed']} changes{clipped}")
     for site, row in report["sites"].items():
         cells = [f"  {site:<16}"]
         if row["accuracy"] is not None:

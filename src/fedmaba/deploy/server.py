@@ -24,15 +24,17 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from fedmaba import rng
+from fedmaba.deploy.secure_round import SecureResult
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.deploy.site_names import SiteNames
-from fedmaba.deploy.validation import SITE, Arrays, Reply, is_statistic
+from fedmaba.deploy.validation import SITE, Arrays, Reply, is_statistic, some_names
 from fedmaba.errors import InputError
 from fedmaba.results import run_folder
 from fedmaba.results.history import History
 from fedmaba.results.metrics import OF_TASK, PERCENT, every
 from fedmaba.strategies import deployed as average
 from fedmaba.strategies.base import (
+    Decision,
     IntArray,
     Local,
     Replies,
@@ -46,8 +48,9 @@ Task = dict[str, int | float | str | bool]
 META = ("terms", "sites", "owners", "changes", "counted", "refused")  # of a checkpoint
 PAST = ("kept", "kept_client", "kept_round")  # arrays of a checkpoint: changes of past rounds
 # as in a state of version 0.1, which lacks them
-NEWER_TERMS = {"batchnorm": None, "schedule": None, "rounds": None}
+NEWER_TERMS = {"batchnorm": None, "schedule": None, "rounds": None, "secure": None}
 OTHER = "choose another state folder"
+NOT_FINITE = "the new model would not be finite: this round adds nothing"
 REMEDY = "fix it, then run again with the same state; what was saved before is whole"
 
 
@@ -75,6 +78,12 @@ class FederationServer:
         self.weights = [n for n, a in self.model.items() if not is_statistic(n, a)]
         if not self.weights:
             raise InputError("the initial model has no weights: give float arrays by name")
+        if settings.secure is not None and len(self.weights) < len(self.model):
+            names = some_names(set(self.model) - set(self.weights))
+            raise InputError(
+                f"secure sums are of weights, but the model has running statistics or counters, "
+                f"{names}: choose batchnorm='group', 'local' or 'frozen'"
+            )
         self.dtype = np.result_type(np.float32, *(self.model[n].dtype for n in self.weights))
         self.past_changes = self._flat(self.model)[None][:0]  # (h, P) changes of past rounds
         self.past_client = self.past_round = np.zeros(0, np.int64)  # (h,)
@@ -158,19 +167,43 @@ class FederationServer:
             "kept-round": self.last_counted.get(site or "", 0),
         }
 
-    def finish_round(self, replies: Sequence[Reply], refused: Sequence[str] = ()) -> dict[str, Any]:
-        """End the round with the replies that count; return what happened, ready for JSON."""
-        self.join(r.site for r in replies)
-        replies = sorted(replies, key=lambda r: self.sites.index(r.site))
+    @property
+    def size(self) -> int:
+        """How many weights the model has."""
+        return sum(self.model[name].size for name in self.weights)
+
+    def in_order(self, replies: Iterable[Reply]) -> list[Reply]:
+        """Replies in the order of their sites; sites that are new join."""
+        listed = list(replies)
+        self.join(r.site for r in listed)
+        return sorted(listed, key=lambda r: self.sites.index(r.site))
+
+    def decide(self, replies: Sequence[Reply]) -> Decision:
+        """What the strategy says to the numbers of these replies, in their order; no change yet."""
+        client = np.array([self.sites.index(r.site) for r in replies], np.int64)
+        _, numbers = self._numbers(replies, client, np.empty((len(replies), 0), self.dtype))
+        return call_weigh(self.settings.strategy, self.state, numbers)
+
+    def finish_round(
+        self,
+        replies: Sequence[Reply],
+        refused: Sequence[str] = (),
+        summed: SecureResult | None = None,
+    ) -> dict[str, Any]:
+        """End the round with the replies that count; return what happened, ready for JSON.
+
+        `summed` is a secure sum of their changes; without it, each reply has its model.
+        """
+        replies = self.in_order(replies)
         refused = list(refused)
         weights: Mapping[str, float] = {}
         info: Mapping[str, float] = {}
         if replies:
-            weights, info, problem = self._step(replies)
+            weights, info, problem = self._step(replies, summed)
             refused += [problem] if problem else []
             if not problem:
                 self.counted += 1
-                self.last_counted |= dict.fromkeys((r.site for r in replies), self.round + 1)
+                self.last_counted |= dict.fromkeys(weights, self.round + 1)
         self.refused = refused
         report: dict[str, Any] = {
             "round": self.round + 1,
@@ -190,15 +223,29 @@ class FederationServer:
             "refused": refused,
         }
         report |= score_spread([r.accuracy for r in replies], [r.error for r in replies])
+        if summed is not None:
+            report["secure"] = summed.to_json()
         if self.site_names.changes:
             report["names"], self.site_names.changes = self.site_names.changes, []
         self.round += 1
         self.save([report])
         return report
 
-    def _step(self, replies: Sequence[Reply]) -> tuple[dict[str, float], Mapping[str, float], str]:
+    def _step(
+        self, replies: Sequence[Reply], summed: SecureResult | None
+    ) -> tuple[dict[str, float], Mapping[str, float], str]:
         """Weigh the changes and move the model; return weights by site, info, what went wrong."""
         base = self._flat(self.model)
+        if summed is not None:
+            delta, moments = summed.move(), self.moments
+            if self.optimiser is not None:
+                delta, moments = self.optimiser.step(moments, delta)
+            new = self._named(base + delta)
+            if not all(np.isfinite(part).all() for part in new.values()):
+                return {}, {}, NOT_FINITE
+            self.state, self.moments = summed.decision.state, moments
+            self._set(new, {})
+            return summed.weights(), summed.decision.info, ""
         change = np.empty((len(replies), len(base)), self.dtype)  # (m, P)
         for row, r in zip(change, replies, strict=True):
             np.subtract(self._flat(r.model), base, out=row)
@@ -217,7 +264,7 @@ class FederationServer:
                 moved += self.dtype.type(factor) * means[name]
             new = self._named(moved)
         if not all(np.isfinite(part).all() for part in new.values()):
-            return {}, {}, "the new model would not be finite: this round adds nothing"
+            return {}, {}, NOT_FINITE
         self._keep(client, change)
         self.means = means
         self.state, self.moments = decision.state, moments

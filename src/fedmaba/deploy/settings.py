@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
+from fedmaba.deploy.secure import SecureSum
 from fedmaba.errors import InputError
 from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
@@ -32,6 +33,7 @@ class FederationSettings:
     #                                 keep them; None: they are averaged by size
     schedule: str | None = None  #    of the step size over rounds, instead of lr_decay
     rounds: int | None = None  #      how many there will be; None: nobody said
+    secure: SecureSum | None = None  # the server sees sums of changes only; None: each change
 
     def __post_init__(self) -> None:
         if self.batchnorm not in BATCHNORM:
@@ -70,6 +72,18 @@ class FederationSettings:
                 "not send: simulate it, or choose another strategy"
             )
 
+        if self.secure is not None and (self.strategy.local().keep or self.strategy.needs().steps):
+            raise InputError(
+                f"secure: {self.strategy.label()} asks sites for more than a loss and a change: "
+                "choose a strategy such as fedavg or fedmaba, or leave out secure"
+            )
+        if self.secure is not None and self.strategy.needs().changes != "none":
+            raise InputError(
+                f"secure: {self.strategy.label()} weighs each site's change by its norm or by its "
+                "inner products with others, and secure sums hide single changes: choose a "
+                "strategy that weighs by losses or counts, as fedmaba, afl, term or fedavg"
+            )
+
     @property
     def average(self) -> str:
         return self.deploy or self.strategy.deploy
@@ -91,6 +105,7 @@ class FederationSettings:
             "batchnorm": self.batchnorm,
             "schedule": self.schedule,
             "rounds": self.rounds if planned else None,
+            "secure": None if self.secure is None else self.secure.to_json(),
         }
 
 

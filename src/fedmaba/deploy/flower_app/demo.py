@@ -18,8 +18,9 @@ from fedmaba.data.federation import Federation
 from fedmaba.deploy.flower_app import private
 from fedmaba.deploy.flower_app.net import LINK, Net, NetError, read_rounds
 from fedmaba.deploy.flower_app.new import new
+from fedmaba.deploy.secure import SecureSum
+from fedmaba.deploy.settings import FederationSettings, one_strategy
 from fedmaba.errors import SaveFailed
-from fedmaba.strategies import parse
 
 
 def demo(
@@ -28,26 +29,36 @@ def demo(
     sites: int = 5,
     rounds: int = 4,
     partition: str = "shards:2",
+    secure: bool = False,
 ) -> None:
     """Run a strategy over sites that each hold a shard of the embedded sample."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends `with`
     os.umask(private.UMASK)
-    parse(strategy)  # refuse a wrong strategy before anything is started
+    rule = SecureSum() if secure else None
+    # refuse a wrong strategy before anything is started
+    FederationSettings(one_strategy(strategy), secure=rule)
+    if rule is not None:
+        rule.least(sites)
     try:
-        _demo(say, strategy, sites, rounds, partition)
+        _demo(say, strategy, sites, rounds, partition, secure)
     except OSError as error:
         where = error.filename or tempfile.gettempdir()
         raise SaveFailed(f"{where}: {error.strerror or error}: fix that, or set TMPDIR") from error
 
 
 def _demo(
-    say: Callable[[str], None], strategy: str, sites: int, rounds: int, partition: str
+    say: Callable[[str], None],
+    strategy: str,
+    sites: int,
+    rounds: int,
+    partition: str,
+    secure: bool,
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="fedmaba-flower-") as folder:
         base = Path(folder)
         network = Net(base)  # raises InputError if Flower's programs are missing
         say(f"keys, certificates and logs in {base}, removed at the end")
-        new(base / "app")
+        new(base / "app", secure)
         fed = Federation.make("sample", partition, clients=sites)
         names = [f"site-{c}" for c in range(sites)]
         for c, name in enumerate(names):
@@ -61,7 +72,8 @@ def _demo(
             say(f"{sites} SuperNodes, each with its registered key and its own examples")
             settings = {"strategy": strategy, "rounds": rounds, "sites": sites}
             run = net.submit(base / "app", {**settings, "state": str(base / "state")})
-            say(f"run {run}: {strategy}, {rounds} rounds; a client process per site and round")
+            each = "four client processes" if secure else "a client process"
+            say(f"run {run}: {strategy}, {rounds} rounds; {each} per site and round")
             watch(net, run, base / "state", say)
     say("all processes stopped")
 
@@ -123,4 +135,6 @@ def shown(line: dict[str, Any]) -> list[str]:
         accuracy = "-" if row["accuracy"] is None else f"{100 * row['accuracy']:5.1f} %"
         loss = "-" if row["loss"] is None else f"{row['loss']:.3f}"
         rows.append(f"  {site:<8} accuracy {accuracy}  loss {loss}  weight {weight}")
+    if "secure" in line:
+        rows.append(f"  the server saw the sum of {line['secure']['summed']} changes, and no other")
     return rows + [f"  left out: {why}" for why in line["refused"]]

@@ -9,9 +9,14 @@ from pathlib import Path
 from fedmaba.errors import InputError, SaveFailed
 
 PACKAGE = "fairapp"
+# what an app with secure sums has in place of what stands in the template
+SECURE = {
+    "client_app.py": ("classes=CLASSES)", "classes=CLASSES, secure=True)"),
+    "pyproject.toml": ("\nsecure = false ", "\nsecure = true  "),
+}
 
 
-def new(folder: Path) -> list[Path]:
+def new(folder: Path, secure: bool = False) -> list[Path]:
     """Write the files of the app into a folder that is new or empty; return their paths."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} exists and is not an empty folder: choose another one")
@@ -23,7 +28,10 @@ def new(folder: Path) -> list[Path]:
         target = folder / PACKAGE / name if name.endswith(".py") else folder / name
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(item.read_text(encoding="utf-8"), encoding="utf-8")
+            text = item.read_text(encoding="utf-8")
+            if secure and name in SECURE:
+                text = text.replace(*SECURE[name])
+            target.write_text(text, encoding="utf-8")
         except OSError as error:
             for path in (*written, target):  # else the folder is not empty at the next try
                 with suppress(OSError):

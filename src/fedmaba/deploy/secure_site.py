@@ -1,0 +1,200 @@
+"""A site's side of a secure sum: it answers one message at a time. No torch.
+
+Between messages its secrets are in a `memory` of JSON values, which the site keeps and nobody else
+sees. A site takes part in one attempt of a round at a time, masks once and unmasks once: from the
+shares of two answers the server could learn a single change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmaba.deploy import masks, secure
+from fedmaba.deploy.secure import STAGES, SecureSum, Words
+from fedmaba.deploy.validation import Refused, printable
+from fedmaba.errors import InputError
+
+Memory = dict[str, Any]
+PLACE_BYTES = 4
+
+
+def asked(text: object, memory: Memory | None) -> dict[str, Any]:
+    """What the server asks for: it must be the next stage of the attempt that is under way."""
+    try:
+        found = secure.read(text, secure.MOST_TEXT_BYTES)
+    except Refused as why:
+        raise InputError(f"the server's message: {why}: use one version of fedmaba") from None
+    stage, attempt = found.get("stage"), found.get("attempt")
+    if stage not in STAGES or not isinstance(attempt, str):
+        raise InputError(f"the server asks for {printable(stage)!r}: use one version of fedmaba")
+    if stage == "keys":
+        return found
+    if memory is None or memory["attempt"] != attempt:
+        raise InputError("the server goes on with a secure sum that this site does not know")
+    after = STAGES[STAGES.index(memory["stage"]) + 1]
+    if stage != after:
+        raise InputError(f"the server asks for {stage!r}, but {after!r} comes next")
+    return found
+
+
+def give_keys(found: Mapping[str, Any]) -> tuple[dict[str, Any], Memory]:
+    """The first answer: two new public keys."""
+    rule = _rule(found.get("rule"))
+    (mask_secret, mask_public), (seal_secret, seal_public) = masks.new_key(), masks.new_key()
+    memory: Memory = {"attempt": found["attempt"], "stage": "keys", "rule": rule.to_json()}
+    memory |= {"mask": mask_secret.hex(), "seal": seal_secret.hex()}
+    return {"mask_key": mask_public, "seal_key": seal_public}, memory
+
+
+def give_shares(found: Mapping[str, Any], memory: Memory) -> tuple[dict[str, Any], Memory]:
+    """The second answer: for each other site, a sealed share of each of two new secrets.
+
+    `own` makes the site's own mask, `key` opens the private key of its masks with others. The
+    server learns `own` of sites that stay, or `key` of sites that leave, but never both.
+    """
+    with _server_errors():
+        place, least, mask_keys, seal_keys = _roster(found, memory)
+    sites = len(mask_keys)
+    own, key = masks.new_seed(), masks.new_seed()
+    secret, seal_secret = bytes.fromhex(memory["mask"]), bytes.fromhex(memory["seal"])
+    pairs = list(zip(masks.split(own, least, sites), masks.split(key, least, sites), strict=True))
+    sealed: list[bytes | None] = []
+    for i, (pair, public) in enumerate(zip(pairs, seal_keys, strict=True)):
+        text = b"".join([_place(place), _place(i), *pair])
+        sealed.append(None if i == place else masks.seal(masks.agree(seal_secret, public), text))
+    answer = {
+        "sealed": sealed,
+        "share_hashes": [[masks.hashed(share) for share in pair] for pair in pairs],
+        "own_hash": masks.hashed(own),
+        "sealed_key": masks.seal(masks.seed_key(key, b"fedmaba key"), secret),
+    }
+    after = {"stage": "shares", "place": place, "least": least, "own": own.hex()}
+    after |= {"mask_keys": [k.hex() for k in mask_keys], "seal_keys": [k.hex() for k in seal_keys]}
+    return answer, memory | after | {"pairs": {str(place): [s.hex() for s in pairs[place]]}}
+
+
+def give_masked(
+    found: Mapping[str, Any], memory: Memory, change: NDArray[Any]
+) -> tuple[Words | None, dict[str, Any], Memory]:
+    """The third answer: the masked change, or the places whose shares cannot be opened."""
+    place, least, sites = memory["place"], memory["least"], len(memory["mask_keys"])
+    with _server_errors():
+        weights = secure.read_weights(found.get("weights"), sites, least)
+        tokens = secure.read_list(found.get("sealed"), "sealed", sites)
+        mine = weights[place]
+        if mine is None:
+            raise Refused("this site is not in the sum")
+    pairs, bad = dict(memory["pairs"]), []
+    for i, weight in enumerate(weights):
+        if weight is not None and i != place:
+            try:
+                pairs[str(i)] = [share.hex() for share in _open(tokens[i], i, memory)]
+            except Refused:
+                bad.append(i)
+    if bad:
+        return None, {"bad": bad}, memory | {"stage": "mask", "pairs": {}}
+    rule = SecureSum(**memory["rule"])
+    words = secure.to_words(*secure.quantise(change, mine, rule)).copy()
+    keys = [bytes.fromhex(key) for key in memory["mask_keys"]]
+    told = secure.agreement(memory["attempt"], memory["rule"], least, keys, weights)
+    words += masks.own_mask(bytes.fromhex(memory["own"]), told, len(words))
+    for i, weight in enumerate(weights):
+        if weight is not None and i != place:
+            shared = masks.agree(bytes.fromhex(memory["mask"]), keys[i])
+            mask = masks.pair_mask(shared, told, len(words))
+            words = words + mask if place < i else words - mask
+    after = {"attempt": memory["attempt"], "stage": "mask", "place": place, "least": least}
+    return words, {}, after | {"pairs": pairs, "sites": sites}
+
+
+def give_unmask(found: Mapping[str, Any], memory: Memory) -> dict[str, Any]:
+    """The last answer: shares of `own` for who stayed, and of `key` for who left."""
+    if "sites" not in memory:
+        raise InputError("this site masked nothing, so it unmasks nothing")
+    with _server_errors():
+        sites = memory["sites"]
+        stayed = secure.read_places(found.get("stayed"), "stayed", sites)
+        left = secure.read_places(found.get("left"), "left", sites)
+        if set(stayed) & set(left) or {*map(str, stayed), *map(str, left)} != set(memory["pairs"]):
+            raise Refused("who stayed and who left must be those who were to be in the sum")
+        if len(stayed) < memory["least"] or memory["place"] not in stayed:
+            raise Refused(
+                f"{len(stayed)} sites stayed: {memory['least']} are agreed, with this one"
+            )
+    pairs = memory["pairs"]
+    told = {str(i): pairs[str(i)][0] for i in stayed} | {str(i): pairs[str(i)][1] for i in left}
+    return {"shares": {i: bytes.fromhex(share) for i, share in told.items()}}
+
+
+def _rule(value: object) -> SecureSum:
+    """The settings that the server named, checked as the operator's are."""
+    try:
+        return SecureSum(**value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InputError("the server names no settings of secure sums") from None
+
+
+def _roster(found: Mapping[str, Any], memory: Memory) -> tuple[int, int, list[bytes], list[bytes]]:
+    """This site's place, the threshold and the public keys of all, checked; else Refused."""
+    place, least = found.get("place"), found.get("least")
+    first = found.get("mask_keys")
+    sites = len(first) if isinstance(first, list) else 0
+    if type(place) is not int or not 0 <= place < sites or type(least) is not int:
+        raise Refused("it names no place and threshold")
+    why = secure.wrong_threshold(least, sites)
+    if why:
+        raise Refused(f"of {sites} sites, {why}")
+    mask_keys, seal_keys = (
+        [
+            secure.read_bytes(key, "a public key", masks.PUBLIC_BYTES)
+            for key in secure.read_list(found.get(name), name, sites)
+        ]
+        for name in ("mask_keys", "seal_keys")
+    )
+    every = mask_keys + seal_keys
+    if len(set(every)) < len(every):
+        raise Refused("two public keys are the same")
+    own = (bytes.fromhex(memory["mask"]), bytes.fromhex(memory["seal"]))
+    if (mask_keys[place], seal_keys[place]) != tuple(map(masks.public_key, own)):
+        raise Refused("the public keys at this site's place are not its own")
+    for key in every:
+        masks.load_public_key(key)
+    return place, least, mask_keys, seal_keys
+
+
+def _open(token: object, sender: int, memory: Memory) -> tuple[bytes, bytes]:
+    """The two shares that another site sealed for this one, or Refused."""
+    sealed = secure.read_bytes(token, "a sealed share", most=secure.TEXT_BYTES_PER_SITE)
+    public = bytes.fromhex(memory["seal_keys"][sender])
+    text = masks.unseal(masks.agree(bytes.fromhex(memory["seal"]), public), sealed)
+    head = _place(sender) + _place(memory["place"])
+    size = masks.SHARE_BYTES
+    if not text.startswith(head) or len(text) != len(head) + 2 * size:
+        raise Refused("a sealed share is for somebody else")
+    return text[len(head) : -size], text[-size:]
+
+
+def _place(i: int) -> bytes:
+    return i.to_bytes(PLACE_BYTES, "big")
+
+
+class _server_errors:
+    """Says that what was refused is the server's message."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, Refused):
+            raise InputError(f"the server's message for a secure sum: {error}") from None
+
+
+def flat_change(trained: Mapping[str, NDArray[Any]], start: Mapping[str, NDArray[Any]]) -> Any:
+    """(P,) trained minus received weights, in the server's order and type."""
+    kind = np.result_type(np.float32, *(array.dtype for array in start.values()))
+    return np.concatenate(
+        [trained[name].ravel().astype(kind) - a.ravel().astype(kind) for name, a in start.items()]
+    )
