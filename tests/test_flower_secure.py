@@ -31,7 +31,7 @@ def quick(monkeypatch):
 def stage_of(message: Message) -> str:
     """Which stage of a secure round a message of the server asks for; "" for other messages."""
     record = message.content.get("config", {})
-    return secure.read(record["secure"], 10**7)["stage"] if "secure" in record else ""
+    return secure.read_message(record["secure"], 10**7)["stage"] if "secure" in record else ""
 
 
 def grid_of(count: int = SITES, spoil=None) -> LocalGrid:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fedmaba
+from command_line import QUICK
 from fedmaba.errors import InputError
 from fedmaba.report import export, table
 from fedmaba.report.data import of
@@ -209,3 +210,12 @@ def test_a_run_folder_keeps_the_figures(fed, tmp_path):
     assert lines.count('"personal"') == 6
     names = sorted(path.name for path in (tmp_path / "run" / "models").glob("*personal*"))
     assert len(names) == 2
+
+
+def test_a_screen_shows_each_table_once(call, tiny_npz):
+    words = ["fedavg", "local", "--data", tiny_npz, *QUICK, "--out", "run"]
+    assert call("compare", *words).code == 0
+    for more, differences in (([], 0), (["--against", "local"], 1)):
+        shown = call("table", "run", *more).out
+        assert shown.count("Incentive: clients beside training alone") == 1
+        assert shown.count("ifference to local") == differences

@@ -69,8 +69,8 @@ def table(
         return
     page = tables.document(history, model, at, share, against, str(folder))
     if to == "text":
-        terminal.show(history, model, at, share)
-        terminal.tables(page.grids[1:])
+        terminal.show(history, model, at, share)  # which has all but the differences
+        terminal.tables(page.grids[-1:] if against is not None else [])
     else:
         typer.echo(document.written(page, to), nl=False)
     tell_unfinished(folder)
