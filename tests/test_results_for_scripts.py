@@ -1,11 +1,13 @@
 """Results that other programs read: JSON, Parquet, and the files of `fedmaba reproduce`."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fedmaba
+from command_line import QUICK
 from fedmaba.errors import InputError
 from fedmaba.report import export
 from fedmaba.reproduction import target_sources
@@ -148,3 +150,10 @@ def test_parquet_without_pyarrow_names_the_extra(finished, tmp_path, monkeypatch
     with pytest.raises(InputError, match=r"wants pyarrow: .*'\.\[parquet\]'"):
         export.write(finished[1], tmp_path / "out", "parquet")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_folder_that_one_stands_in_is_exported_into_itself(call, tiny_npz, monkeypatch):
+    assert call("compare", "fedavg", "--data", tiny_npz, *QUICK, "--out", "run").code == 0
+    monkeypatch.chdir("run")
+    assert call("export", ".").code == 0
+    assert Path("csv/summary.csv").exists()

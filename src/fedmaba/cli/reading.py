@@ -137,7 +137,7 @@ def export_run(
     from fedmaba.report import export as tables
     from fedmaba.reproduction import target_sources
 
-    place = out or folder.with_suffix("" if folder.is_file() else folder.suffix) / to
+    place = out or (folder.with_suffix("") if folder.is_file() else folder) / to
     for path in tables.write(folder, place, to, target_sources.load_one):
         say(path)
     tell_unfinished(folder)

@@ -121,7 +121,8 @@ def compare(
         done = session.batch.progress.round
         more = "the same call resumes it" if session.stopped else "it is complete"
         raise KeyboardInterrupt(f"stopped after round {done}, saved in {out}: {more}")
-    kept = SessionModels(session) if out is None else run_folder.SavedModels(Path(out))
+    saved = out is not None and session.batch.ranks.rank == 0  # the others may not see the folder
+    kept = run_folder.SavedModels(Path(str(out))) if saved else SessionModels(session)
     session.history.keep_models(kept, partial(new_module, session.batch.rows.model))
     return session.history
 
