@@ -101,9 +101,9 @@ def test_steps_in_groups_give_the_same_run(fed, kernels, monkeypatch):
     for size in (1, 2):
         done = []
 
-        def noted(rows, w, inputs, steps, pull, done=done):
+        def noted(rows, w, inputs, steps, pull, *more, done=done):
             done.append((len(steps), pull is not None))
-            return run_steps(rows, w, inputs, steps, pull)
+            return run_steps(rows, w, inputs, steps, pull, *more)
 
         monkeypatch.setattr(LayerRows, "run_steps", noted)
         monkeypatch.setattr(LayerRows, "group", lambda *_, size=size: size)
@@ -126,9 +126,9 @@ def test_runs_of_one_seed_share_their_inputs(make_federation, kernels, monkeypat
     monkeypatch.setattr(LayerRows, "group", lambda *_: 2)
     found, taken, run_steps = [], [], LayerRows.run_steps
 
-    def noted(rows, w, inputs, steps, pull):
+    def noted(rows, w, inputs, *more):
         taken.append((len(inputs.x), len(w), inputs.owner is not None))
-        return run_steps(rows, w, inputs, steps, pull)
+        return run_steps(rows, w, inputs, *more)
 
     monkeypatch.setattr(LayerRows, "run_steps", noted)
     for least in (math.inf, 1):

@@ -66,6 +66,7 @@ TYPED = {
     "server.momentum": ("0.3", 0.3),
     "server.deploy": ("ema:0.9", "ema:0.9"),
     "eval.every": ("3", 3),
+    "eval.finetune": ("2", 2),
     "eval.share": ("0.1", 0.1),
     "eval.metric": ("auc", "auc"),
     "machine.device": ("cpu", "cpu"),

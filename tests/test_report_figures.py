@@ -34,6 +34,8 @@ def test_every_figure_is_drawn_and_the_same_twice(folder, tmp_path, monkeypatch,
     pytest.importorskip("matplotlib")
     for kind, about in figures.describe():
         assert about
+        if kind == "incentive":  # wants a row of clients alone; see test_personal_figures
+            continue
         out = tmp_path / f"{kind}.svg"
         figures.write(kind, [folder], out)
         assert b"<svg" in out.read_bytes()
@@ -94,7 +96,7 @@ def test_rounds_have_whole_ticks():
 
 
 def test_the_names_of_the_axes_stay_inside_a_figure(folder):
-    for kind in figures.KINDS:
+    for kind in figures.KINDS.keys() - {"incentive"}:  # which wants a row of clients alone
         figure = figures.draw([data.load(folder)], kind)
         figure.draw_without_rendering()
         for text in filter(None, (figure._supxlabel, figure._supylabel)):

@@ -240,7 +240,7 @@ def usual():
 def test_without_a_folder_ctrl_c_is_what_it_always_is(usual, monkeypatch, capsys, tiny_npz):
     interrupting(monkeypatch, 2)
     with pytest.raises(KeyboardInterrupt) as found:
-        fedmaba.compare("fedavg", data=tiny_npz, **QUICK)
+        fedmaba.compare("fedavg", data=tiny_npz, progress=False, **QUICK)
     assert str(found.value) == ""
     assert capsys.readouterr().err == ""
 

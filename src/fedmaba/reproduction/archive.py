@@ -191,7 +191,7 @@ def _check_tables(runs: int, declared: Mapping[str, array_files.Declared]) -> No
     dimensions = {"evaluated": 1, "length": 1, "test_size": 2, "validation_size": 2}
     for name, (dtype, shape) in declared.items():
         kinds = "uf" if name in MODELS else "f" if name == "training_loss" else "iu"
-        if dtype.kind not in kinds:
+        if dtype.kind not in kinds or (name in MODELS and dtype in (np.float16, np.float64)):
             raise ValueError(f"{name} is {dtype}")
         if len(shape) != dimensions.get(name, 3):
             raise ValueError(f"{name} is of shape {shape}")
