@@ -102,24 +102,24 @@ def measure(device: str) -> dict[str, dict[str, object]]:
 
 def plot(device: str, found: dict[str, dict[str, object]]) -> None:
     """Time against each axis, both logarithmic, beside a line of slope 1."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
     from matplotlib.ticker import EngFormatter, NullFormatter
 
-    figure, axes = plt.subplots(1, len(found), figsize=(3 * len(found), 2.8), layout="constrained")
-    for axis, (name, one) in zip(axes, found.items(), strict=True):
-        x, y = np.array(one["at"]), np.array(one["seconds"])
-        axis.loglog(x, y[-1] * x / x[-1], color="0.7", linewidth=1)
-        axis.loglog(x, y, marker="o", color="#1f6f8b")
-        axis.set(xlabel=name, title=f"slope {one['slope']:.2f}", xticks=x)
-        axis.xaxis.set_major_formatter(EngFormatter(places=0, sep=""))
-        axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.yaxis.set_minor_formatter(NullFormatter())
-    axes[0].set_ylabel("seconds")
-    images = RESULTS.parents[1] / "docs" / "images"
-    figure.savefig(images / f"growth-{device}.svg", metadata={"Date": None})
+    from fedmaba.report import figures
+
+    with figures.style():
+        figure = figures.canvas((2.3 * len(found), 2.2))
+        axes = figure.subplots(1, len(found), sharey=True)  # one range, so that they compare
+        for axis, (name, one) in zip(axes, found.items(), strict=True):
+            x, y = np.array(one["at"]), np.array(one["seconds"])
+            axis.loglog(x, y[-1] * x / x[-1], color=figures.SOFT, lw=0.8, ls=(0, (3, 3)))
+            axis.loglog(x, y, marker="o", markersize=4)
+            axis.set(xlabel=name, title=f"slope {one['slope']:.2f}", xticks=x)
+            axis.xaxis.set_major_formatter(EngFormatter(places=0, sep=""))
+            axis.xaxis.set_minor_formatter(NullFormatter())
+            axis.yaxis.set_minor_formatter(NullFormatter())
+        axes[0].set_ylabel("seconds; dashed: slope 1")
+        images = RESULTS.parents[1] / "docs" / "images"
+        (images / f"growth-{device}.svg").write_bytes(figures.encode(figure, ".svg"))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,9 @@ def figure(draw: Callable[..., None], panels: int, found: Any) -> None:
         return
     if sys.argv[1].startswith("-"):
         sys.exit(f"{sys.argv[1]} is no name of a figure: give FIGURE.svg, or nothing")
-    import matplotlib as mpl
-    from matplotlib import pyplot as plt
+    from fedmaba.report import figures
 
-    look = {"svg.fonttype": "none", "svg.hashsalt": "fedmaba", "axes.grid": True, "font.size": 9}
-    spines = {"axes.spines.top": False, "axes.spines.right": False, "grid.alpha": 0.3}
-    with mpl.rc_context({**look, **spines, "legend.frameon": False, "lines.linewidth": 1.4}):
-        made, axes = plt.subplots(1, panels, figsize=(3.6 * panels, 3.1), layout="constrained")
-        draw(*np.atleast_1d(axes), found)
-        made.savefig(sys.argv[1], metadata={"Date": None})
+    with figures.style():  # as the figures of runs
+        made = figures.canvas((3.4 * panels, 2.9))
+        draw(*np.atleast_1d(made.subplots(1, panels)), found)
+        Path(sys.argv[1]).write_bytes(figures.encode(made, ".svg"))

@@ -23,7 +23,11 @@ from fedmaba.rows.random import dropout_mask, shuffles
 from fedmaba.simulation.engine import Plan, Run, simulate, start
 from fedmaba.strategies.base import Decision, Keep, Local, Needs, Replies, Strategy
 
-NAMES = [name for name, kind in strategies.REGISTRY.items() if "fedmaba." in kind.__module__]
+NAMES = [  # of strategies that need no groups of people in the data
+    name
+    for name, kind in strategies.REGISTRY.items()
+    if "fedmaba." in kind.__module__ and not kind().needs().groups
+]
 SPECS = [
     *NAMES,
     "fedavg:weights=uniform",
@@ -41,6 +45,11 @@ SPECS = [
     "fedmaba:alpha=0.8,eta_b=1,rho=0.3,eta_s=0.5,loss_at=mean",
     "fedmaba:ball=global,loss_at=end,eta_b=3",
     "fedmaba:sync=overwrite",
+    "fedavgm:beta=0.5,lr=0.7,weights=uniform",
+    "fedyogi:lr=0.1,beta1=0.5,beta2=0.7,tau=0.01",
+    "deltafl:theta=0.3,weights=uniform",
+    "aaggff:cdf=weibull",
+    "adafed:gamma=0.2,eta=0.5",
 ]
 PLAN = Plan(rounds=3, minibatch=4, lr=0.2, lr_decay=0.9, dtype="float64")
 
@@ -147,7 +156,7 @@ class Plain:
         self.criterion = loss or LOSSES[data.task]
         self.state = strategy.init(fed.n_clients)
         self.past: dict[int, tuple[int, torch.Tensor]] = {}  # client -> round, change
-        self.velocity = 0.0
+        self.velocity, self.second = 0.0, None  # moments of the server
         nothing = torch.zeros(sum(p.numel() for p in self.model.parameters())).double()
         self.kept = defaultdict(lambda: nothing)  # (name, client) -> what the client keeps
         self.training = None  # the client that trains
@@ -285,11 +294,26 @@ class Plain:
         )
         coef, self.state, _ = self.strategy.weigh(self.state, replies)
         delta = torch.from_numpy(coef) @ every[: len(coef)]
-        self.velocity = plan.server_momentum * self.velocity + delta
-        vector_to_parameters(server + plan.server_lr * self.velocity, self.model.parameters())
+        moved = server + plan.server_lr * self.along(delta)
+        vector_to_parameters(moved, self.model.parameters())
         self.past |= {int(c): (t, change) for c, change in zip(clients, changes, strict=True)}
         self.told.append(Told(clients, coef[: len(clients)], replies.loss))
         self.path.append(parameters_to_vector(self.model.parameters()).detach().clone())
+
+    def along(self, delta):
+        """The server's step along the weighted changes, as the papers write it."""
+        how = self.strategy.server()
+        if how is None or how.kind == "momentum":
+            beta, lr = (self.plan.server_momentum, 1.0) if how is None else (how.beta1, how.lr)
+            self.velocity = beta * self.velocity + delta
+            return lr * self.velocity
+        self.velocity = how.beta1 * self.velocity + (1 - how.beta1) * delta
+        v = torch.full_like(delta, how.tau**2) if self.second is None else self.second
+        if how.kind == "adam":
+            self.second = how.beta2 * v + (1 - how.beta2) * delta**2
+        else:
+            self.second = v - (1 - how.beta2) * delta**2 * torch.sign(v - delta**2)
+        return how.lr * self.velocity / (torch.sqrt(self.second) + how.tau)
 
     def run(self):
         for t in range(self.plan.rounds):

@@ -26,6 +26,9 @@ SPECS = [
     "fedmaba:ball=global,loss_at=end",
     "fedmaba:sync=overwrite",
     "fedmaba:trust=usual",
+    "deltafl:theta=0.1,weights=uniform",
+    "aaggff:cdf=frechet",
+    "adafed:gamma=5",
 ]
 quick = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
@@ -37,6 +40,14 @@ def one(spec: str) -> Strategy:
     """The strategy a specification without lists stands for."""
     (strategy,) = strategies.parse(spec)
     return strategy
+
+
+def counts_by_group(client, t):
+    """Examples of three groups by label and prediction, some groups without any."""
+    found = [np.random.default_rng([t, c]).integers(9, size=(3, 2, 2)) for c in client]
+    for c, counts in zip(client, found, strict=True):
+        counts[1] *= c % 2
+    return np.array(found)
 
 
 def replies(strategy: Strategy, client, loss, changes, *, n=100, t=0, past=(), size=None):
@@ -53,6 +64,7 @@ def replies(strategy: Strategy, client, loss, changes, *, n=100, t=0, past=(), s
         loss=None if needs.loss == "none" else np.asarray(loss, dtype=np.float64).copy(),
         norms=gram.diagonal()[: len(client)].copy() if needs.changes != "none" else None,
         gram=gram if needs.changes == "gram" else None,
+        groups=counts_by_group(client, t) if needs.groups else None,
         past_client=np.array([c for c, _, _ in past], dtype=np.int64) if past else None,
         past_round=np.array([r for _, r, _ in past], dtype=np.int64) if past else None,
     )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from command_line import QUICK
+from fedmaba import strategies
 
 
 @pytest.mark.parametrize(
@@ -19,8 +20,8 @@ from command_line import QUICK
         (["fedmaba:alpha"], "'alpha' is not key=value"),
         (
             ["gdro"],
-            "'gdro': choose one of afl, fedavg, fedfv, fedmaba, fedmgda, fedprox, fedsgd, "
-            "propfair, qffl, term, or write package.module.Class for your own\n",
+            f"'gdro': choose one of {', '.join(sorted(strategies.REGISTRY))}, or write "
+            "package.module.Class for your own\n",
         ),
         (
             ["fedmaba", "--alpha", "0.8"],

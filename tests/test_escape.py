@@ -379,8 +379,8 @@ def test_a_figure_draws_every_name_as_it_stands():
     pytest.importorskip("matplotlib")
     some = [name for name in HOSTILE if not name.startswith("name ")]
     assert len(some) > 300
-    with figures._style():
-        figure = figures._canvas((4, 3))
+    with figures.style():
+        figure = figures.canvas((4, 3))
         for name in some:
             figure.text(0.1, 0.5, escape.for_figure(name), in_layout=False)
     assert figures.encode(figure, ".pdf")

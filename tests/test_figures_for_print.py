@@ -57,7 +57,7 @@ def test_a_figure_has_the_width_of_a_column_or_a_page_and_nothing_sticks_out(
     kind, width, inches, history
 ):
     figure = figures.draw([data.of(history)], kind, width=width)
-    with figures._style():
+    with figures.style():
         figure.draw_without_rendering()
         seen = figure.get_tightbbox()
     assert figure.get_figwidth() == inches

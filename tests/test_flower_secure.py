@@ -16,9 +16,10 @@ from flower_grid import LocalGrid, light_app, light_model
 from flower_sites import CONFIG, first, local_data
 
 ROUNDS, SITES = 3, 5
-SUMMED = [name for name, kind in REGISTRY.items() if kind().needs().changes == "none"]
+NEEDS = {name: kind().needs() for name, kind in REGISTRY.items() if not kind().needs().groups}
+SUMMED = [name for name, needs in NEEDS.items() if needs.changes == "none"]
 SUMMED += ["fedmaba:loss_at=mean", "fedmaba:loss_at=end,eta_s=2", "term:normalise=reference"]
-OTHERS = [name for name in REGISTRY if name not in SUMMED]
+OTHERS = [name for name in NEEDS if name not in SUMMED]
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
     pytest.mark.filterwarnings("default"),  # a driver or compiler may have something to say
 ]
-SPECS = [*strategies.REGISTRY, "propfair:below=scaled", "fedmaba:loss_at=end"]
+PLAIN = [name for name, kind in strategies.REGISTRY.items() if not kind().needs().groups]
+SPECS = [*PLAIN, "propfair:below=scaled", "fedmaba:loss_at=end"]
 ROWS, IMAGES = 3, 7
 
 

@@ -133,3 +133,18 @@ def test_commands_know_the_sets(call, tmp_path):
     assert "920 patients of four hospitals, 13 features with gaps (CC BY 4.0)" in listed
     assert call("data", "export", "heart", tmp_path / "a").code == 0
     assert (tmp_path / "a" / "heart.csv").read_text().startswith("hospital,age,")
+
+
+def test_heart_has_sex_as_groups():
+    table = natural.table("heart:group=sex")
+    assert table.reading[:3] == ("disease", "hospital", "sex")
+    sex = table.columns["sex"]
+    assert dict(zip(sex.words, np.bincount(sex.code).tolist(), strict=True)) == {
+        "female": 194,
+        "male": 726,
+    }
+    assert "sex" not in tables.features(table)[1].names()
+    assert natural.table("heart").reading.group is None
+    assert "sex" in tables.features(natural.table("heart"))[1].names()
+    with pytest.raises(InputError, match="unknown group of heart 'age'"):
+        natural.check("heart:group=age")

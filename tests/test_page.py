@@ -57,7 +57,10 @@ def test_every_section_is_there_and_filled_and_nothing_is_asked_for(page, real):
     assert silent == ["number-0"]  # the multiplier is 0 throughout
     assert page.texts("figure.none .chart") == ["0 in every round."]
     assert len(lane_dots(page)) == 120
-    assert "never binds" in page.texts("#binding")[0] or "binds in" in page.texts("#binding")[0]
+    assert (
+        "was never reached" in page.texts("#binding")[0]
+        or "was reached in" in page.texts("#binding")[0]
+    )
     assert re.search(
         r"20 clients under 2 seeds \(40 cases\): \d+ gain", page.texts("#gains-text")[0]
     )

@@ -75,6 +75,29 @@ def test_thirty_strategies_are_painted_soon_and_stay_small(page, thirty):
     assert page.complaints() == []
 
 
+def test_thirty_strategies_have_a_legend_in_which_no_two_look_alike(page, thirty):
+    page.open(thirty)
+    legend = "[...document.querySelectorAll('#rounds .legend button')]"
+    assert len({*page.js(f"return {legend}.map(b => b.querySelector('svg').outerHTML)")}) == 30
+    assert page.js(f"return {legend}.every(b => b.getBoundingClientRect().width > 40)")
+    cut = "return document.querySelector('#chips').scrollHeight - document.querySelector('#chips')"
+    assert page.texts("#more-chips") == ["all 30 ▾"]
+    assert page.js(f"{cut}.clientHeight") > 20
+    page.click("#more-chips")
+    assert page.js(f"{cut}.clientHeight") <= 4
+    assert page.texts("#more-chips") == ["fewer ▴"]
+    weak = "return [...document.querySelectorAll('#fig-variance g.weak')].length"
+    assert 0 < page.js(weak) < 30  # those to look at first are drawn thick
+    assert shown(page, "variance") != []  # and named at their ends
+
+
+def test_worst_and_best_have_one_range(page, real):
+    page.open(real[1])
+    ticks = "#fig-{} svg > g:first-child text"
+    worst, best = (page.texts(ticks.format(name)) for name in ("worst", "best"))
+    assert worst == best
+
+
 def test_pointing_at_a_strategy_greys_the_rest_in_all_charts(page, thirty):
     page.open(thirty)
     page.js(

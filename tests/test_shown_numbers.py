@@ -21,13 +21,15 @@ def test_the_page_shows_the_numbers_that_a_strategy_declares():
     history.runs[1].tables |= {"info.lambda": [0.0, 0.0, 0.5, 2.0], "info.kl": [0.1, 0.2, 0.3, 0.3]}
     history.runs[1].tables["info.effective"] = history.runs[1].tables["info.doubted"] = [1.0] * 4
     tree = page_data.tree([data.of(history)])
-    assert [number["title"] for number in tree["numbers"]] == ["Multiplier λ*", "KL from uniform"]
+    assert [number["title"] for number in tree["numbers"]] == [
+        "Pull of the weight limit, λ*", "Unevenness of weights, KL",
+    ]  # fmt: skip
     average, fair = (run["info"] for run in tree["runs"])
     assert average["numbers"] == [None, None]
     assert len(average["effective"]) == 4
     multiplier, kl = fair["numbers"]
     assert multiplier["values"] == [0.0, 0.0, 0.5, 2.0]
-    assert multiplier["above"][:3] == [2, 4, "the KL ball of radius ρ = 0.3 binds"]
+    assert multiplier["above"][:3] == [2, 4, "the limit on uneven weights, ρ = 0.3, was reached"]
     assert (kl["values"], kl["limit"], multiplier["limit"]) == ([0.1, 0.2, 0.3, 0.3], 0.3, None)
     history.runs[1].label = "fedmaba:rho=0.3,ball=global"  # rho bounds another divergence
     assert page_data.tree([data.of(history)])["runs"][1]["info"]["numbers"][1]["limit"] is None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         AFL,
         QFFL,
         TERM,
+        FairFed,
         FedAvg,
         FedFV,
         FedMABA,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         Strategy,
         param,
     )
+    from fedmaba.strategies.server_optimisers import ServerOptimiser
 
 __version__ = "0.1.0"
 
@@ -66,6 +68,7 @@ _HOME = {
     "parse": "strategies",
     "register": "strategies",
     "AFL": "strategies",
+    "FairFed": "strategies",
     "FedAvg": "strategies",
     "FedFV": "strategies",
     "FedMABA": "strategies",
@@ -75,6 +78,7 @@ _HOME = {
     "PropFair": "strategies",
     "QFFL": "strategies",
     "TERM": "strategies",
+    "ServerOptimiser": "strategies.server_optimisers",
 }
 __all__ = [
     "AFL",
@@ -82,6 +86,7 @@ __all__ = [
     "TERM",
     "Dataset",
     "Decision",
+    "FairFed",
     "Fairness",
     "FedAvg",
     "FedFV",
@@ -99,6 +104,7 @@ __all__ = [
     "PropFairLoss",
     "Replies",
     "RunHistory",
+    "ServerOptimiser",
     "Shown",
     "Strategy",
     "__version__",

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
     Dtype = Literal["float32", "tf32", "bf16", "float64"]
     CsvForm = Literal["csv"]
+    By = Literal["client", "group"]
     TableForm = Literal["text", "markdown", "latex", "csv"]
 else:  # typer before 0.19 knows choices by enums only
     Model = StrEnum("Model", ["deployed", "last"])
     At = StrEnum("At", ["last", "best", "last5"])
     Dtype = StrEnum("Dtype", ["float32", "tf32", "bf16", "float64"])
     CsvForm = StrEnum("CsvForm", ["csv"])
+    By = StrEnum("By", ["client", "group"])
     TableForm = StrEnum("TableForm", ["text", "markdown", "latex", "csv"])
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, only the result")]

@@ -9,7 +9,8 @@ from typing import Annotated, Literal, Optional
 import typer
 
 from fedmaba.cli.messages import say, tell_unfinished
-from fedmaba.cli.options import At, CsvForm, Model, RunFolder, RunFolders, Share, TableForm
+from fedmaba.cli.options import At, By, CsvForm, Model, RunFolder, RunFolders, Share, TableForm
+from fedmaba.errors import InputError
 from fedmaba.experiment import config
 
 
@@ -25,13 +26,28 @@ def table(
         ),
     ] = None,
     to: Annotated[TableForm, typer.Option(help="how it is written")] = "text",
+    by: Annotated[
+        By, typer.Option(help="who is compared: clients, or groups of people")
+    ] = "client",
 ) -> None:
     """Show the table of a run folder, finished or not."""
-    from fedmaba.report import document, terminal
+    from fedmaba.report import document, group_tables, terminal
     from fedmaba.report import table as tables
     from fedmaba.results import run_folder
 
     history = run_folder.load_history(folder)
+    if by == "group":
+        if against is not None:
+            raise InputError("--by group has no --against: leave one of them out")
+        names = group_tables.Names(run_folder.load_about(folder).get("data", {}).get("clients", ()))
+        page = group_tables.document(history, model, at, names, str(folder))
+        if to == "text":
+            terminal.tables(page.grids)
+            terminal.lines(page.foot)
+        else:
+            typer.echo(document.written(page, to), nl=False)
+        tell_unfinished(folder)
+        return
     page = tables.document(history, model, at, share, against, str(folder))
     if to == "text":
         terminal.show(history, model, at, share)

@@ -253,9 +253,10 @@ class Federation:
     ) -> Federation:
         """Examples that come client by client: a dict by name, a list, or a FederatedDataset.
 
-        A client is a pair (x, y), a dict with x, y and perhaps x_test, y_test, x_validation and
-        y_validation, a torch Dataset of pairs, or a table as `from_frame` takes it, with its
-        options. A table may also have one column of images and one of labels.
+        A client is a pair (x, y), a dict with x, y and perhaps group (of people), x_test, y_test,
+        group_test, x_validation, y_validation and group_validation, a torch Dataset of pairs, or a
+        table as `from_frame` takes it, with its options. A table may also have one column of images
+        and one of labels.
         """
         found = forms.pooled(clients, label)
         if found.columns:

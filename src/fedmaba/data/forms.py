@@ -16,6 +16,7 @@ from fedmaba.data import tables
 from fedmaba.errors import InputError
 
 PARTS = ("x", "y", "x_validation", "y_validation", "x_test", "y_test")
+GROUPS = ("group", "group_validation", "group_test")  # of people
 KNOWN = (
     "a pair (x, y), a dict with x and y, a torch Dataset of such pairs, or a table with a label "
     "column"
@@ -49,6 +50,9 @@ def pooled(clients: Any, label: str | None) -> Pooled:
             if key[0] == "y":
                 many = np.full(len(values), name, object)
                 owner.setdefault(f"client{key[1:]}", []).append(many)
+    for key in GROUPS:
+        if 0 < len(arrays.get(key, ())) < len(arrays[f"y{key[5:]}"]):
+            raise InputError(f"some clients have {key}, others do not: give it to all or to none")
     joined = {key: _joined(key, values) for key, values in arrays.items()}
     owners = {key: np.concatenate(names).astype(str) for key, names in owner.items()}
     return Pooled({**joined, **owners}, {})
@@ -81,8 +85,9 @@ def _is_table(part: Any) -> bool:
 def _arrays(name: str, part: Any) -> dict[str, Any]:
     """The arrays of one client."""
     if isinstance(part, Mapping) and {"x", "y"} <= set(part):
-        if strange := next((key for key in part if key not in PARTS), None):
-            raise InputError(f"client {name!r} has {strange!r}: give some of {', '.join(PARTS)}")
+        if strange := next((key for key in part if key not in PARTS + GROUPS), None):
+            known = ", ".join(PARTS + GROUPS)
+            raise InputError(f"client {name!r} has {strange!r}: give some of {known}")
         found = {key: np.asarray(value) for key, value in part.items()}
     elif isinstance(part, tuple) and len(part) == 2:
         found = {"x": np.asarray(part[0]), "y": np.asarray(part[1])}
@@ -97,6 +102,12 @@ def _arrays(name: str, part: Any) -> dict[str, Any]:
         if x is not None and y is not None and (not x.ndim or not y.ndim or len(x) != len(y)):
             shapes = f"x{tail} of shape {x.shape} and y{tail} of shape {y.shape}"
             raise InputError(f"client {name!r} has {shapes}: give each one row per example")
+        people = found.get(f"group{tail}")
+        if people is not None and (y is None or people.shape != y.shape[:1]):
+            raise InputError(
+                f"client {name!r} has group{tail} of shape {people.shape}: give the group of each "
+                f"example of y{tail}"
+            )
     return found
 
 

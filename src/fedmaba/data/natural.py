@@ -114,6 +114,10 @@ ADULT = [
 ADULT_BY = ("occupation", "workclass", "education", "native-country", "marital-status")
 ADULT_GROUPS = ("sex", "race")
 ADULT_NUMBERS = ["age", "education-num", "capital-gain", "capital-loss", "hours-per-week"]
+OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "heart": {"group": ("sex",)},
+    "adult": {"by": ADULT_BY, "group": ADULT_GROUPS},
+}
 LENGTH = 80  # characters of an example, as LEAF has it (Caldas et al. 2018)
 
 
@@ -158,7 +162,7 @@ def check(spec: str) -> None:
     if name == "shakespeare":
         _length(spec)
     else:
-        options(spec, {"by": ADULT_BY, "group": ADULT_GROUPS} if name == "adult" else {})
+        options(spec, OPTIONS[name])
 
 
 def check_files(name: str) -> list[tuple[str, str]]:
@@ -193,16 +197,16 @@ def as_csv(name: str) -> dict[str, str]:
 
 
 def table(spec: str) -> RawTable:
-    """The table of a specification: heart, or adult:by=COLUMN,group=COLUMN."""
+    """The table of a specification: heart, heart:group=sex, or adult:by=COLUMN,group=COLUMN."""
     check(spec)
-    return adult(spec) if spec.partition(":")[0] == "adult" else heart()
+    return adult(spec) if spec.partition(":")[0] == "adult" else heart(spec)
 
 
-def heart() -> RawTable:
+def heart(spec: str = "heart") -> RawTable:
     """The four hospitals; the label is whether there is any disease (1 to 4 in the files).
 
     A cholesterol or blood pressure of 0 is a gap: no living patient has it, and one hospital writes
-    it for all of its patients.
+    it for all of its patients. With group=sex, sex is the group of a patient and no feature.
     """
     rows: list[list[str]] = []
     where: list[str] = []
@@ -221,7 +225,10 @@ def heart() -> RawTable:
         kinds = ["" if cell == "?" else str(int(float(cell))) for cell in cells[name]]
         columns[name] = _words(kinds)
     columns["disease"] = _words(["yes" if cell != "0" else "no" for cell in cells["disease"]])
-    return RawTable(columns, Reading("disease", "hospital"))
+    group = options(spec, OPTIONS["heart"]).get("group")
+    if group is not None:
+        columns["sex"] = _words(["male" if float(cell) else "female" for cell in cells["sex"]])
+    return RawTable(columns, Reading("disease", "hospital", group))
 
 
 def adult(spec: str) -> RawTable:
@@ -230,7 +237,7 @@ def adult(spec: str) -> RawTable:
     The sampling weight `fnlwgt` and the words of `education`, which `education-num` counts, are not
     used. Test rows are the publisher's.
     """
-    asked = options(spec, {"by": ADULT_BY, "group": ADULT_GROUPS})
+    asked = options(spec, OPTIONS["adult"])
     by, group = asked.get("by", "occupation"), asked.get("group", "sex")
     rows, part = [], []
     for name, word in (("adult.data", "train"), ("adult.test", "test")):

@@ -39,6 +39,7 @@ from fedmaba.strategies.base import (
     Replies,
     State,
     call_weigh,
+    server_optimiser,
     still_kept,
 )
 
@@ -85,6 +86,9 @@ class FederationServer:
         self.dtype = np.result_type(np.float32, *(self.model[n].dtype for n in self.weights))
         self.past_changes = self._flat(self.model)[None][:0]  # (h, P) changes of past rounds
         self.past_client = self.past_round = np.zeros(0, np.int64)  # (h,)
+        self.optimiser = server_optimiser(settings.strategy)
+        flat = self._flat(self.model)
+        self.moments = {} if self.optimiser is None else self.optimiser.start(flat)  # (P,) each
         self.folder = (
             None if folder is None else run_folder.Folder(folder, private=True, remedy=REMEDY)
         )
@@ -227,10 +231,10 @@ class FederationServer:
         """Weigh the changes and move the model; return weights by site, info, what went wrong."""
         base = self._flat(self.model)
         if summed is not None:
-            new = self._named(base + summed.move())
+            new, moments = self._moved(base, summed.move().astype(self.dtype))
             if not all(np.isfinite(part).all() for part in new.values()):
                 return {}, {}, NOT_FINITE
-            self.state = summed.decision.state
+            self.state, self.moments = summed.decision.state, moments
             self._set(new, {})
             return summed.weights(), summed.decision.info, ""
         change = np.empty((len(replies), len(base)), self.dtype)  # (m, P)
@@ -243,17 +247,26 @@ class FederationServer:
         if not np.isfinite(coef).all():
             return {}, {}, "the strategy gave a weight that is not finite: this round adds nothing"
         with np.errstate(over="ignore", invalid="ignore"):
-            new = self._named(base + coef.astype(self.dtype) @ many[: len(coef)])
+            delta = coef.astype(self.dtype) @ many[: len(coef)]
+        new, moments = self._moved(base, delta)
         if not all(np.isfinite(part).all() for part in new.values()):
             return {}, {}, NOT_FINITE
         self._keep(client, change)
-        self.state = decision.state
+        self.state, self.moments = decision.state, moments
         weighed = coef[: len(replies)] if self.settings.batchnorm == "average" else None
         statistics = _statistics(self.model, replies, weighed)
         means = {n: a for n, a in statistics.items() if weighed is not None and a.dtype.kind == "f"}
         self._set(new | means, statistics)
         weights = {r.site: float(c) for r, c in zip(replies, coef, strict=False)}
         return weights, decision.info, ""
+
+    def _moved(self, base: NDArray[Any], delta: NDArray[Any]) -> tuple[Arrays, Arrays]:
+        """The model after the server's step by delta, (P,), and the optimiser's moments then."""
+        moments = self.moments
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self.optimiser is not None:
+                delta, moments = self.optimiser.step(moments, delta)
+            return self._named(base + delta), moments
 
     def _numbers(
         self, replies: Sequence[Reply], client: IntArray, change: NDArray[Any]
@@ -311,6 +324,7 @@ class FederationServer:
         arrays = {f"model/{n}": a for n, a in self.model.items()}
         arrays |= {f"deployed/{n}": a for n, a in self.deployed.items()}
         arrays |= {f"state/{n}": a for n, a in self.state.items()}
+        arrays |= {f"moment/{n}": a for n, a in self.moments.items()}
         arrays |= {"kept": self.past_changes}
         arrays |= {"kept_client": self.past_client, "kept_round": self.past_round}
         meta = {
@@ -342,7 +356,8 @@ class FederationServer:
         path = folder.path
         arrays, meta, _ = run_folder.load_checkpoint(path)
         lacks = [key for key in META if meta.get(key) is None]
-        lacks += [key for key in PAST if key not in arrays]
+        wanted = (*PAST, *self._moment_names().values())
+        lacks += [key for key in wanted if key not in arrays]
         if lacks:
             raise InputError(f"{path} is no state of this version, it lacks {lacks[0]!r}: {OTHER}")
         require_same_terms(str(path), meta["terms"], self.settings)
@@ -358,6 +373,7 @@ class FederationServer:
             raise InputError(f"{path} is damaged: {wrong} cannot be of this run: {OTHER}")
         self.model, self.deployed, self.state = saved.values()
         self.past_changes, self.past_client, self.past_round = (arrays[key].copy() for key in PAST)
+        self.moments = {n: arrays[key].copy() for n, key in self._moment_names().items()}
         self.round, self.sites = meta["round"], list(meta["sites"])
         self.site_names.restore(meta["owners"], meta["changes"])
         self.counted, self.refused = meta["counted"], meta["refused"]
@@ -365,6 +381,10 @@ class FederationServer:
         self.federation = meta.get("federation") or self.federation
         self.last_counted = dict(meta.get("last_counted") or {})
         folder.lines = meta["lines"]
+
+    def _moment_names(self) -> dict[str, str]:
+        """The names of the moments that the optimiser keeps, and those in a checkpoint."""
+        return {name: f"moment/{name}" for name in self.moments}
 
     def _misfit(self, arrays: Arrays, meta: Mapping[str, Any], state: State) -> str:
         """What in a checkpoint cannot belong to this run; empty if everything can."""
@@ -381,6 +401,8 @@ class FederationServer:
             "kept_client": ((many,), whole),
             "kept_round": ((many,), whole),
         }
+        whole_model = (self.past_changes.shape[1:], self.dtype)
+        wanted |= dict.fromkeys(self._moment_names().values(), whole_model)
         for name, form in wanted.items():
             if (arrays[name].shape, arrays[name].dtype) != form:
                 return f"array {name}"

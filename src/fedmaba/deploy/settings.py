@@ -15,6 +15,7 @@ from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedu
 from fedmaba.strategies import deployed as average
 from fedmaba.strategies import parse
 from fedmaba.strategies.base import Strategy
+from fedmaba.strategies.contract import check_strategy
 
 BATCHNORM = (None, "refuse", "group", "local", "average", "frozen")
 
@@ -49,10 +50,16 @@ class FederationSettings:
                 f"deploy={self.average!r} picks a round on validation data, which a server on "
                 "Flower does not have: say last, average, poly:K or ema:B"
             )
+        check_strategy(self.strategy)
         if self.strategy.needs().loss == "held":
             raise InputError(
                 f"{self.strategy.label()} weighs by validation losses, which sites do not send: "
                 "choose another loss, as loss_at=start"
+            )
+        if self.strategy.needs().groups:
+            raise InputError(
+                f"{self.strategy.label()} weighs sites by groups of people, whose counts sites do "
+                "not send: simulate it, or choose another strategy"
             )
 
         if self.secure is not None and self.strategy.needs().changes != "none":

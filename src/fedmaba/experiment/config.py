@@ -254,7 +254,13 @@ class Attack(Section):
 
 class Server(Section):
     lr: float = option(1.0, "--server-lr", "factor on the server's step", gt=0, allow_inf_nan=False)
-    momentum: float = option(0.0, "--server-momentum", "momentum of the server's step", ge=0, lt=1)
+    momentum: float = option(
+        0.0,
+        "--server-momentum",
+        "of the server's step [fedavgm, fedadam, fedyogi: their own]",
+        ge=0,
+        lt=1,
+    )
     deploy: str | None = option(
         None,
         "--deploy",

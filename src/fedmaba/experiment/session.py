@@ -21,7 +21,7 @@ from torch import nn
 
 import fedmaba
 from fedmaba import strategies
-from fedmaba.data import attack, datasets, partition, tables
+from fedmaba.data import attack, datasets, groups, partition, tables
 from fedmaba.data.federation import Division, Federation, attacked, divide, prepared
 from fedmaba.data.tables import Reading
 from fedmaba.errors import InputError
@@ -31,6 +31,7 @@ from fedmaba.experiment.driver import drive
 from fedmaba.experiment.initial import given_weights
 from fedmaba.results import client_metrics, run_folder
 from fedmaba.results.array_files import Arrays
+from fedmaba.results.groups import Groups
 from fedmaba.results.history import History, RunHistory
 from fedmaba.results.metrics import ACCURACY, OF_TASK, Metric
 from fedmaba.rows import LossFn, base, models
@@ -269,6 +270,7 @@ def prepare(
             rule,
             run.federation.test.size,
             metric=_metric(data, own.metric, whole),
+            groups=_groups(batch, data),
         )
         for run, rule in batch.handed_out
     ]
@@ -277,6 +279,7 @@ def prepare(
     notes = [f"model: {batch.rows.path}", _task_note(data, histories[0].metric, asked)]
     notes += undefined
     notes += data_notes(runs[0].federation, own.data is not None)
+    notes += _group_notes(batch)
     if together.count > 1:
         notes.append(f"ranks: {together.count}")
     if (lies := runs[0].federation.hostile) is not None:
@@ -310,6 +313,21 @@ def prepare(
         init=started,
         constants=constants,
     )
+
+
+def _groups(batch: engine.Batch, data: datasets.Dataset) -> Groups:
+    """The groups of people that the runs are judged by; none where they are not."""
+    if not batch.judges_groups:
+        return Groups()
+    return Groups(data.group_names, data.classes[1] if data.target.outputs == 2 else "")
+
+
+def _group_notes(batch: engine.Batch) -> list[str]:
+    """Which groups are judged, or why they are not."""
+    found = groups.judged(batch.runs[0].federation)
+    if found.yes and not batch.judges_groups:
+        return ["groups: they are not judged: your loss and metric say what outputs mean"]
+    return [found.note] if found.note else []
 
 
 def _client_metric(

@@ -101,9 +101,9 @@ def weights(figure: Any, plot: PlotData) -> None:
     """weights, client by round, of the first seed of each strategy"""
     shown = [plot.of(label, "round")[0] for label in plot.with_rounds()]
     tables = [run.weights() for run in shown]
-    tables = [t * np.sum(~np.isnan(t), axis=1, keepdims=True) for t in tables]
+    tables = [relative_weights(t) for t in tables]
     with np.errstate(divide="ignore"):  # a client that counted nothing is at the end of the scale
-        tables = [np.log2(t) for t in tables]
+        tables = [np.log2(np.maximum(t, 0)) for t in tables]
     seen = np.abs(np.concatenate([t[np.isfinite(t)] for t in tables]))
     reach = float(np.clip(np.percentile(seen, 99) if len(seen) else 1.0, 0.5, 5.0))
     grid = panels(figure, len(shown), 1.7, sharey=True)
@@ -125,6 +125,18 @@ def weights(figure: Any, plot: PlotData) -> None:
     bar = figure.colorbar(image, ax=grid, label="weight / equal share", aspect=40, pad=0.01)
     ticks = np.linspace(-reach, reach, 5)
     bar.set_ticks(ticks, labels=[f"{2**t:.2g} ×" for t in ticks])
+
+
+def relative_weights(table: FloatArray) -> FloatArray:
+    """Weights of a round by client as multiples of an equal share of their sum.
+
+    Coefficients that do not add up to 1, as q-FFL's, make the whole step shorter or longer; how
+    clients count beside each other is their share of the sum.
+    """
+    total = np.nansum(table, axis=1, keepdims=True)
+    count = np.sum(~np.isnan(table), axis=1, keepdims=True)
+    relative: FloatArray = table * count / np.where(total > 0, total, 1.0)
+    return relative
 
 
 def _around_one() -> Any:

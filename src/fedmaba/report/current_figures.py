@@ -8,7 +8,6 @@ have all been evaluated, and everything on a page is of that round. No torch.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,9 +51,10 @@ class CurrentFigures:
         self.history = combine(self.sources)
         self.owner = [i for i, source in enumerate(self.sources) for _ in source.history.runs]
         self.progress = [_progress(source) for source in self.sources]
+        own = [run.label for source in self.sources for run in source.history.runs]
         self.newer = [
-            [] if self.sources[i].finished else self._newer(run, self.sources[i], self.progress[i])
-            for run, i in zip(self.history.runs, self.owner, strict=True)
+            [] if self.sources[i].finished else self._newer(run, label, i)
+            for run, label, i in zip(self.history.runs, own, self.owner, strict=True)
         ]
 
     @property
@@ -66,15 +66,15 @@ class CurrentFigures:
         """Whether the tables hold all there is."""
         return not any(self.newer)
 
-    def _newer(self, run: RunHistory, source: Source, at: ReachedRound) -> list[Mapping[str, Any]]:
-        own = own_label(run.label, source)
+    def _newer(self, run: RunHistory, label: str, i: int) -> list[Mapping[str, Any]]:
+        """The lines of a run, which has this label in its own folder."""
         last = int(run.tables["evaluated"][-1]) if len(run.tables.get("evaluated", ())) else 0
         return [
             line
-            for line in source.lines
+            for line in self.sources[i].lines
             if "deployed" in line
-            and (line.get("strategy"), line.get("seed")) == (own, run.seed)
-            and last < line["round"] <= at.clock
+            and (line.get("strategy"), line.get("seed")) == (label, run.seed)
+            and last < line["round"] <= self.progress[i].clock
         ]
 
     def line(self, line: Mapping[str, Any], model: Model, source: Source) -> Fairness:
@@ -133,11 +133,6 @@ class CurrentFigures:
             note = f"diverged: seed {', '.join(map(str, lost))}" if lost else ""
             out.append(Row(label, len(own), Fairness(*mean), Fairness(*sd), note))
         return out
-
-
-def own_label(label: str, source: Source) -> str:
-    """A run's label before `combine`."""
-    return re.sub(rf" \({re.escape(source.name)}( #\d+)?\)$", "", label)
 
 
 def _progress(source: Source) -> ReachedRound:

@@ -135,9 +135,17 @@ def load_all(paths: Sequence[Path]) -> list[Source]:
     return [load(path) for path in paths]
 
 
+def short_names(sources: Sequence[Source]) -> list[str]:
+    """The names of sources without what all begin with: `no decay` of `fair-cifar10: no decay`."""
+    names = [source.name.partition(": ") for source in sources]
+    same = len(names) > 1 and len({name[:2] for name in names}) == 1 and all(n[2] for n in names)
+    return [name[2] if same else "".join(name) for name in names]
+
+
 def combine(sources: Sequence[Source]) -> History:
     """All runs in one history; a label that two folders share gets its folder's name."""
     owners: dict[str, set[int]] = {}
+    names = short_names(sources)
     for i, source in enumerate(sources):
         for run in source.history.runs:
             owners.setdefault(run.label, set()).add(i)
@@ -145,8 +153,7 @@ def combine(sources: Sequence[Source]) -> History:
     for i, source in enumerate(sources):
         for run in source.history.runs:
             shared = len(owners[run.label]) > 1
-            twin = [s.name for s in sources].count(source.name) > 1
-            name = f"{source.name} #{i + 1}" if twin else source.name
+            name = f"{names[i]} #{i + 1}" if names.count(names[i]) > 1 else names[i]
             runs.append(replace(run, label=f"{run.label} ({name})") if shared else run)
     shares = {source.history.share for source in sources}
     return History(runs, shares.pop()) if len(shares) == 1 else History(runs)

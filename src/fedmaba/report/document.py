@@ -66,6 +66,11 @@ def number(
     return Cell(f"{text} ± {sd:.{digits}f}", value, sd, rank)
 
 
+def minus_sign(text: str) -> str:
+    """The same with a true minus before negative numbers, for people to read."""
+    return re.sub(r"(?<![\w.)=-])-(?=\d)", "−", text)
+
+
 def between(span: Interval, digits: int = 2) -> Cell:
     """A cell of a mean with its interval."""
     bounds = (span.low, span.high) if span.bounded else None

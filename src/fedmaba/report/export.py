@@ -11,6 +11,7 @@ from fedmaba.errors import InputError
 from fedmaba.report import data
 from fedmaba.report.document import csv_text
 from fedmaba.results import run_folder
+from fedmaba.results.group_tables import CELL, cells
 from fedmaba.results.history import History, RunHistory
 from fedmaba.results.metrics import Fairness
 
@@ -19,7 +20,7 @@ WHO = ("client", "name", "hostile")
 
 
 def to_csv(folder: Path, out: Path) -> list[Path]:
-    """summary.csv, rounds.csv, clients.csv and weights.csv of a run folder."""
+    """summary.csv, rounds.csv, clients.csv and weights.csv of a run folder; groups.csv, if any."""
     source = data.load(folder)
     history = source.history
     if not any(run.tables for run in history.runs) and not source.finished:
@@ -32,6 +33,8 @@ def to_csv(folder: Path, out: Path) -> list[Path]:
         "clients": clients(source),
         "weights": weights(source),
     }
+    if len(by_group := groups(source)) > 1:
+        tables["groups"] = by_group
     written = []
     for name, rows in tables.items():
         target = out / f"{name}.csv"
@@ -65,11 +68,11 @@ def summary(history: History) -> list[list[object]]:
 def rounds(history: History) -> list[list[object]]:
     """The fairness figures over rounds, a row per run, evaluation and model."""
     rows: list[list[object]] = [[*HEAD, "model", *Fairness._fields]]
+    unit = history.unit
     for run in history.runs:
         for model in data.MODELS if "evaluated" in run.tables else ():
-            pairs = zip(
-                run.evaluated, run.fairness(model, history.share, unit=history.unit), strict=True
-            )
+            found = run.fairness(model, history.share, unit=unit)
+            pairs = zip(run.evaluated, found, strict=True)
             rows += [[run.label, run.seed, int(t), model, *figures] for t, figures in pairs]
     return rows
 
@@ -101,6 +104,22 @@ def weights(source: data.Source) -> list[list[object]]:
             head = [run.label, run.seed, int(done)]
             found = zip(who.tolist(), weight.tolist(), loss, strict=True)
             rows += [[*head, *everyone[c], *one] for c, *one in found]
+    return rows
+
+
+def groups(source: data.Source) -> list[list[object]]:
+    """Rates of each client and group of people, a row per run, evaluation and model.
+
+    Clients without a test example of a group have no row for it; a rate without examples is empty.
+    """
+    rows: list[list[object]] = [[*HEAD, "model", *WHO, "group", *CELL]]
+    for cell in cells(source.history.runs):
+        run, who = cell.run, _who(source, cell.run)
+        rates = np.stack(cell.rates, -1).tolist()
+        for t, c, g, told in zip(cell.round, cell.client, cell.group, rates, strict=True):
+            head = [run.label, run.seed, int(t), cell.model, *who[c], run.groups.names[g]]
+            size, *shares = told
+            rows.append([*head, int(size), *("" if np.isnan(v) else v for v in shares)])
     return rows
 
 

@@ -17,7 +17,7 @@ from fedmaba.errors import InputError, unknown
 from fedmaba.report import client_figures, data, line_figures
 from fedmaba.report.escape import one_line
 from fedmaba.report.looks import printed_name
-from fedmaba.report.plot_data import HALF, INK, LINE, SOFT, WIDE, PlotData
+from fedmaba.report.plot_data import COLORS, HALF, INK, LINE, SOFT, WIDE, PlotData
 from fedmaba.report.table import capitalised, caption
 from fedmaba.results import run_folder
 from fedmaba.results.history import History, Model
@@ -39,6 +39,7 @@ STYLE = {
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
+    "axes.prop_cycle": f"cycler('color', {[*COLORS[1:]]})",  # of lines without a look of their own
     "grid.color": LINE,
     "grid.linewidth": 0.5,
     "xtick.color": SOFT,
@@ -93,7 +94,7 @@ def write(
         raise InputError(f"{out}: the name says the form: end it in {', '.join(FORMS)}")
     _check(kind)
     sources, remedy = data.load_all(folders), "fix it, or choose another -o"
-    with _style(font):
+    with style(font):
         figure = draw(sources, kind, model, share, width=width)
         content = encode(figure, out.suffix.lower(), outlines=True)
     beside = out.with_suffix(".caption.txt")
@@ -135,8 +136,8 @@ def draw(
     drawing, usual = KINDS[kind]
     if width:
         usual = WIDTHS[width], usual[1]
-    with _style():
-        figure = _canvas(size or usual)
+    with style():
+        figure = canvas(size or usual)
         plot = PlotData(sources, model, share, smooth)
         if not any("evaluated" in run.tables for run in plot.runs):
             if all(run.diverged for run in plot.runs):
@@ -165,8 +166,8 @@ def sweep(
     model: Model,
 ) -> Any:
     """Figures at the last round against a hyper-parameter of a strategy, beside the reference."""
-    with _style():
-        figure = _canvas((WIDE, 2.4))
+    with style():
+        figure = canvas((WIDE, 2.4))
         line_figures.sweep(figure, history, parameter, values, model, names)
     return figure
 
@@ -178,7 +179,7 @@ def encode(figure: Any, form: str, outlines: bool = False) -> bytes:
     """
     metadata = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": {"Software": None}}
     stream = io.BytesIO()
-    with _style() as settings:
+    with style() as settings:
         settings["svg.fonttype"] = "path" if outlines else "none"
         figure.savefig(stream, format=form[1:], metadata=metadata[form])
     return stream.getvalue()
@@ -193,7 +194,7 @@ _font: ContextVar[Font] = ContextVar("font", default="sans")
 
 
 @contextmanager
-def _style(font: Font | None = None) -> Iterator[Any]:
+def style(font: Font | None = None) -> Iterator[Any]:
     """Our own settings and no others: a `matplotlibrc` in the working folder could start LaTeX.
 
     A font that is named holds for what is drawn inside.
@@ -217,7 +218,8 @@ def _style(font: Font | None = None) -> Iterator[Any]:
         _font.reset(before)
 
 
-def _canvas(size: tuple[float, float]) -> Any:
+def canvas(size: tuple[float, float]) -> Any:
+    """An empty figure of that size in inches, drawn without pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -19,6 +19,13 @@ def table(
     return document.written(tables.document(history, model, at, share, against), to)
 
 
+def group_table(history: History, to: str, model: Model, at: At) -> str:
+    """The tables by groups of people as "markdown", "latex" or "csv"."""
+    from fedmaba.report import group_tables
+
+    return document.written(group_tables.document(history, model, at), to)
+
+
 def plot(history: History, kind: str, model: Model) -> Any:
     """One figure as a matplotlib Figure."""
     from fedmaba.report import figures

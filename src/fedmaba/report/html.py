@@ -55,7 +55,9 @@ def page(
             policy=policy(live=version is not None),
             style=Markup(style),  # our own file
             script=Markup(script),
-            data=Markup(block(tree)),  # every < is escaped
+            data=Markup(
+                block({k: v for k, v in tree.items() if k != "groups"})
+            ),  # every < is escaped
             tree=tree,
             title=title(sources),
             table=tree["tables"]["deployed.last"],
@@ -103,8 +105,10 @@ def _seen(tree: Any) -> Any:
 
 def title(sources: Sequence[data.Source]) -> str:
     """The runs by name."""
-    names = [source.name for source in sources]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    names = data.short_names(sources)
+    front = sources[0].name.removesuffix(names[0])
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return front + ", ".join(names[:3]) + more
 
 
 def overview(sources: Sequence[data.Source], live: Sequence[dict[str, Any]] = ()) -> list[str]:

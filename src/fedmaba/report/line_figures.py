@@ -142,7 +142,9 @@ def constraint(figure: Any, plot: PlotData) -> None:
         clients = [numbers.effective_clients(run, np.arange(len(rounds))) for run in own]
         _band(last, rounds, clients, plot, label, {*rows})
     titles = [for_figure(number.title or number.name) for number in shown]
-    for axes, title in zip([*own_panels, last], [*titles, "effective clients"], strict=True):
+    for axes, title in zip(
+        [*own_panels, last], [*titles, "effective number of clients"], strict=True
+    ):
         axes.set(title=title, xlabel="round")
         axes.set_ylim(bottom=0)
         _whole(axes)

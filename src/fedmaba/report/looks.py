@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from fedmaba.results.selection import REFERENCE
 from fedmaba.strategies import BUILT_IN, REGISTRY
 
-HUES = (BUILT_IN[0], *reversed(BUILT_IN[1:]))  # the place of an algorithm in a palette
+# The place of an algorithm in a palette of ten; later ones take the least used.
+HUES = (BUILT_IN[0], *reversed(BUILT_IN[1:10]))
 
 
 def algorithm(label: str) -> str:

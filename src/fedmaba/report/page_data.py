@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.report import document, numbers, packing, set_up, verdict
+from fedmaba.report import document, group_tables, numbers, packing, set_up, verdict
 from fedmaba.report.current_figures import CurrentFigures, unit_of
-from fedmaba.report.data import ATS, MODELS, Source, combine
+from fedmaba.report.data import ATS, MODELS, Source, combine, short_names
 from fedmaba.report.document import Cell
 from fedmaba.report.looks import algorithm, hues, reference
 from fedmaba.report.table import (
@@ -38,6 +38,7 @@ ROUNDS = 400  # of a run that the page embeds at most
 CLIENTS = 2000  # of a run that the page shows one by one
 BYTES = 2_800_000  # of client x round tables of all runs together, before base64
 POINTS = 12_000  # of the curves of all runs together
+ADDS_UP = 1e-3  # coefficients of a round whose sum is nearer to 1 are shown as they are
 DIGITS = 2  # behind the point, of every figure on the page
 
 
@@ -75,7 +76,18 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
             | {"info": _info(run, shown, _places(len(runs)))}
             for r, run in enumerate(runs)
         ],
-        "folders": [_folder(source) for source in sources],
+        "folders": [
+            _folder(source, name)
+            for source, name in zip(sources, short_names(sources), strict=True)
+        ],
+        "groups": [
+            {"name": source.name}
+            | group_tables.page_part(
+                source.history, group_tables.Names(tuple(source.data.get("clients") or ()))
+            )
+            for source in sources
+            if group_tables.has_groups(source.history)
+        ],
         "tables": tables,
         "verdicts": verdicts,
         "notes": notes(sources, scores.history, keep, unit),
@@ -149,7 +161,7 @@ def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) ->
             "across them."
         )
     if noise := noise_note(history.summary()):
-        out.append(f"Deployed model, at the last round: {noise}.")
+        out.append(f"Deployed model, at the last round: {document.minus_sign(noise)}.")
     out += [run.diverged for run in history.runs if run.diverged]
     return out
 
@@ -170,10 +182,10 @@ def _table(scores: CurrentFigures, model: Model, at: At) -> dict[str, Any]:
                 "label": row.label,
                 "seeds": row.seeds,
                 "note": row.note,
-                "cells": [[cell.text, cell.rank] for cell in cells],
+                "cells": [[document.minus_sign(cell.text), cell.rank] for cell in cells],
                 "values": [_figure(cell.value, unit) for cell in cells],
                 "sd": [_figure(cell.sd, unit) for cell in cells],
-                "more": [cell.text for cell in more[1:]],
+                "more": [document.minus_sign(cell.text) for cell in more[1:]],
                 **{to: document.line([line[0], *cells], to) for to in document.MARKED},
             }
         )
@@ -220,7 +232,11 @@ def _run(scores: CurrentFigures, r: int, strategy: int, keep: int) -> dict[str, 
     if len(run.tables.get("round", ())):
         at = thin(len(run.tables["round"]), keep)
         out["rounds"] = run.column("round")[at].tolist()
-        out["weight"] = packing.floats(run.weights()[at][:, who])
+        weights = run.weights()[at]
+        out["weight"] = packing.floats(weights[:, who])
+        total = np.nansum(weights, axis=1)
+        if np.abs(total - 1).max() > ADDS_UP:  # as with q-FFL: a shorter or longer step for all
+            out["total"] = [_short(v) for v in total]
         if "reported_loss" in run.tables:
             client, loss = run.column("client"), run.column("reported_loss")
             table = np.full((len(client), run.n_clients), np.nan)
@@ -277,17 +293,17 @@ def _info(run: RunHistory, shown: Sequence[Shown], keep: int) -> dict[str, Any]:
     return {"rounds": run.column("round")[at].tolist(), "effective": effective, "numbers": out}
 
 
-def _folder(source: Source) -> dict[str, Any]:
+def _folder(source: Source, name: str) -> dict[str, Any]:
     data, labels = source.data, {}
     for seed, counts in source.labels.items():
         who = thin(len(counts), CLIENTS)
         labels[str(seed)] = {"counts": packing.counts(counts[who]), "n": len(who)}
-    names = [str(name) for name in data.get("clients") or ()]
+    names = [str(client) for client in data.get("clients") or ()]
     if len(names) > CLIENTS:
         names = [names[i] for i in thin(len(names), CLIENTS)]
     return {
-        "name": source.name,
-        "classes": [str(name) for name in data.get("classes") or ()],
+        "name": name,
+        "classes": [str(one) for one in data.get("classes") or ()],
         "clients": names,
         "labels": labels,
     }

@@ -27,6 +27,9 @@ MORE = (  # field, title, digits
 )
 
 
+LISTED = 8  # rows that a sentence names one by one
+
+
 class Column(NamedTuple):
     """A figure of the table and which way is better."""
 
@@ -119,13 +122,17 @@ def noise_note(rows: Sequence[Row]) -> str:
         return ""
     shares = [min(100.0, 100 * row.test_noise / row.mean.variance) for row in known]
     each = ", ".join(f"{row.label} {row.corrected:.2f}" for row in known)
+    if len(known) > LISTED:
+        ends = [pick(known, key=lambda row: row.corrected) for pick in (min, max)]
+        each = " to ".join(f"{row.corrected:.2f} ({row.label})" for row in ends)
     text = (
         f"of these variances, {_range([row.test_noise for row in known], '.2f')} %² "
         f"({_range(shares, '.0f')} %) are noise of finite test sets; variance without it: {each}"
     )
     if max(shares) > 50:
         most = [row.label for row, share in zip(known, shares, strict=True) if share > 50]
-        text += f"; warning: more than half of the variance of {', '.join(most)} is such noise"
+        who = ", ".join(most) if len(most) <= LISTED else f"{len(most)} rows"
+        text += f"; warning: more than half of the variance of {who} is such noise"
     return text
 
 

@@ -34,7 +34,7 @@ from rich.text import Text
 
 from fedmaba.errors import unknown
 from fedmaba.report import data, escape, numbers, set_up, streams, verdict
-from fedmaba.report.document import Cell, Grid
+from fedmaba.report.document import Cell, Grid, minus_sign
 from fedmaba.report.table import ALIKE, digits_of, for_screen, noise_note, summary
 from fedmaba.results.history import At, History, Model, RunHistory
 from fedmaba.results.metrics import PERCENT, Unit
@@ -122,7 +122,13 @@ def table_of(grid: Grid, whole: Collection[str] = ("where", "setting")) -> Rende
 
     The columns `whole` stay in one line each.
     """
-    rows = [[aligned(cell.text, STYLE[cell.rank]) for cell in row] for row in grid.rows]
+    rows = [
+        [
+            aligned(minus_sign(cell.text) if i else cell.text, STYLE[cell.rank])
+            for i, cell in enumerate(row)
+        ]
+        for row in grid.rows
+    ]
     out = Table(box=box.SIMPLE_HEAD)
     for i, name in enumerate(grid.head):
         title = aligned(name)
@@ -378,13 +384,28 @@ def tables(grids: Sequence[Grid]) -> None:
         console.print(table_of(grid))
 
 
+def lines(texts: Sequence[str]) -> None:
+    """Print sentences, each below an empty line."""
+    for text in texts:
+        Console().print()
+        Console().print(line_of(text))
+
+
 def listing(what: str) -> None:
     """One line each: strategies, data sets, models, partitions, attacks or figures."""
-    rows = _rows(what)
+    rows, console = _rows(what), Console()
+    if console.is_terminal:  # the last column goes on below itself
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for i in range(len(rows[0])):
+            table.add_column(no_wrap=i + 1 < len(rows[0]), overflow="fold")
+        for row in rows:
+            table.add_row(*map(aligned, row))
+        console.print(table)
+        return
     width = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         line = "  ".join(text.ljust(w) for text, w in zip(row, width, strict=True))
-        Console().print(line_of(line.rstrip()), soft_wrap=True)
+        console.print(line_of(line.rstrip()), soft_wrap=True)
 
 
 def _rows(what: str) -> list[tuple[str, ...]]:

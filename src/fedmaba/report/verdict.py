@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedmaba.report.current_figures import CurrentFigures, unit_of
-from fedmaba.report.data import Source, combine
-from fedmaba.report.document import Cell, Grid, between, number
+from fedmaba.report.data import Source, combine, short_names
+from fedmaba.report.document import Cell, Grid, between, minus_sign, number
 from fedmaba.report.looks import algorithm
 from fedmaba.report.paired import Interval, difference
 from fedmaba.report.plot_data import axis_name
@@ -26,6 +26,7 @@ from fedmaba.results.metrics import PLAIN, Fairness, Unit
 from fedmaba.results.selection import REFERENCE, Found
 
 NEAR = 5.0  # points of mean accuracy within which a verdict looks for the fairest
+LONG = 40  # signs of names that a headline has room for
 TILES = ("variance", "worst", "accuracy")  # figures that a verdict shows large
 NOTHING = "No run has been evaluated yet."
 
@@ -83,6 +84,7 @@ def top(values: Iterable[float], unit: Unit) -> float:
 def of(scores: CurrentFigures, model: Model, at: At) -> list[Verdict]:
     """One for each set of folders on the same data."""
     found, groups = scores.values(model, at), _groups(scores.sources)
+    names = short_names(scores.sources)
     out = []
     for group in groups:
         own = {
@@ -91,7 +93,7 @@ def of(scores: CurrentFigures, model: Model, at: At) -> list[Verdict]:
             if i in group
         }
         said = judge(own, scores.share, scores.unit)
-        said.where = ", ".join(scores.sources[i].name for i in group) if len(groups) > 1 else ""
+        said.where = ", ".join(names[i] for i in group) if len(groups) > 1 else ""
         going = [scores.progress[i] for i in group if not scores.sources[i].finished]
         if going and any(own.values()):
             said.so_far = "so far, " + ", ".join(dict.fromkeys(p.words for p in going))
@@ -195,7 +197,10 @@ class _Rows:
             headline = f"No strategy is measurably fairer than {base}"
         elif len(tied) > 1:
             first = [named, *(x for x in tied if x != named)]
-            headline = f"{_listed(first)} are fairest, and cannot be told apart"
+            listed = _listed(first)
+            if len(listed) > LONG:  # the sentence below has the names
+                listed = f"{named} and {len(tied) - 1} other{'s' * (len(tied) > 2)}"
+            headline = f"{listed} are fairest, and cannot be told apart"
         elif any(x not in (named, base) and not self.apart(x, named) for x in self.labels):
             headline = f"{named} is fairer than {base}" if base else f"{named} is among the fairest"
         else:
@@ -294,11 +299,10 @@ class _Rows:
 
     def costs(self, named: str, alike: Sequence[str]) -> Grid:
         """What each strategy costs of those that cannot be told apart in their variance."""
-        head = ["strategy", f"variance{self.unit.square}", f"minus {named}"]
+        head = ["strategy", f"variance{self.unit.square}", f"variance, minus {named}"]
         base = self.base
-        head += [f"mean, against {base}", f"worst {100 * self.share:g} %, against {base}"] * bool(
-            base
-        )
+        worst = f"worst {100 * self.share:g} %"
+        head += [f"mean, minus {base}", f"{worst}, minus {base}"] * bool(base)
         body = []
         for x in [named, *alike]:
             row = [Cell(x), number(self.spread(x), digits=self.digits["variance"])]
@@ -326,7 +330,7 @@ def as_tree(said: Verdict) -> dict[str, Any]:
     """A verdict for the page's script."""
     costs: Mapping[str, Any] | None = None
     if said.costs:
-        rows = [[cell.text for cell in row] for row in said.costs.rows]
+        rows = [[x.text, *(minus_sign(cell.text) for cell in rest)] for x, *rest in said.costs.rows]
         costs = {"title": said.costs.title, "head": [*said.costs.head], "rows": rows}
     return {
         "headline": said.headline,

@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmaba.errors import InputError
-from fedmaba.results import metrics
+from fedmaba.results import group_tables, metrics
+from fedmaba.results.group_tables import GroupRow
+from fedmaba.results.groups import NO_GROUPS, Groups
 from fedmaba.results.metrics import ACCURACY, PERCENT, Fairness, Metric, Unit
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ class RunHistory:
     tables: dict[str, GrowingArray] = field(default_factory=dict)
     of: str = ""  # digest of all settings except the seed; "" if the file has none
     metric: Metric = ACCURACY  # what its scores are
+    groups: Groups = NO_GROUPS  # of people, by which predictions are counted; none without names
     # For each table: itself, how many of its rows were checked, whether all were shares.
     _unit_cache: dict[str, tuple[Any, int, bool]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -85,8 +88,9 @@ class RunHistory:
             if name.endswith(".accuracy"):
                 seen, count, shares = self._unit_cache.get(name, (None, 0, True))
                 count, shares = (count, shares) if seen is table else (0, True)
-                shares = shares and metrics.are_shares(np.asarray(table[count:]))
-                self._unit_cache[name] = table, len(table), shares
+                if seen is not table or count != len(table):  # rows are added, never changed
+                    shares = shares and metrics.are_shares(np.asarray(table[count:]))
+                    self._unit_cache[name] = table, len(table), shares
         known = [self._unit_cache[name] for name in self._unit_cache if name in self.tables]
         return self.metric.unit(all(shares for _, _, shares in known))
 
@@ -112,6 +116,15 @@ class RunHistory:
     def loss(self, model: Model = "deployed") -> FloatArray:
         """(E, N) test loss of each client at each evaluation."""
         return self.column(f"{model}.loss").astype(np.float64)
+
+    def group_counts(self, model: Model = "deployed") -> IntArray:
+        """(E, N, G, K) test examples by client, group and prediction, as `results.groups` reads."""
+        if f"{model}.groups" not in self.tables:
+            raise InputError(
+                f"{self.label}, seed {self.seed}, has no groups: name the column that says them, "
+                "as --group sex, and run it again"
+            )
+        return self.column(f"{model}.groups")
 
     def weights(self) -> FloatArray:
         """(T, N) aggregation weight of each client in each round; nan if it took no part."""
@@ -274,6 +287,8 @@ class History:
                 for name, scores in found.items():
                     rows[f"{name}.accuracy"] = scores.accuracy
                     rows[f"{name}.loss"] = scores.loss
+                    if run.groups.names and scores.groups is not None:
+                        rows[f"{name}.groups"] = scores.groups.astype(np.int32)
                 _append_row(run, rows)
 
     def summary(
@@ -306,6 +321,11 @@ class History:
             rows.append(Row(label, len(good), *figures_of, note, float(noise), float(corrected)))
         return rows
 
+    def group_summary(self, model: Model = "deployed", at: At = "last") -> list[GroupRow]:
+        """One row per strategy: its groups of people, and the gaps between them, over its seeds."""
+        require_one_experiment(self.runs)
+        return group_tables.summary(self.runs, model, at)
+
     def picked_on(self) -> str:
         """Which data the best round is picked on."""
         held = any("deployed_validation.accuracy" in run.tables for run in self.runs)
@@ -334,6 +354,10 @@ class History:
             frames.append(pandas.DataFrame(table))
         return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
 
+    def groups_to_pandas(self) -> Any:
+        """A long table, one row per run, evaluation, model, client and group of people."""
+        return group_tables.to_pandas(self.runs)
+
     def table(
         self,
         to: str = "markdown",
@@ -344,6 +368,10 @@ class History:
     ) -> str:
         """The table as "markdown", "latex" or "csv", also of differences to the row `against`."""
         return str(_views().table(self, to, model, at, share, against))
+
+    def group_table(self, to: str = "markdown", model: Model = "deployed", at: At = "last") -> str:
+        """The tables by groups of people as "markdown", "latex" or "csv"."""
+        return str(_views().group_table(self, to, model, at))
 
     def plot(self, kind: str = "rounds", model: Model = "deployed") -> Any:
         """A figure of `fedmaba list figures` as a matplotlib Figure."""
@@ -370,6 +398,9 @@ def from_arrays(
         check_shapes(tables)
         _check_values(tables)
         rows = {name: GrowingArray(table) for name, table in tables.items() if name != "test_size"}
+        told = saved_groups(about.get("groups"))
+        for name in (name for name in rows if name.endswith(".groups")):
+            _check_counts(name, tables[name], told)
         runs.append(
             RunHistory(
                 label=about["label"],
@@ -380,6 +411,7 @@ def from_arrays(
                 tables=rows,
                 of=about.get("of", ""),
                 metric=metric_of(about.get("metric")),
+                groups=told,
             )
         )
     return History(runs, share)
@@ -389,6 +421,18 @@ def metric_of(told: object) -> Metric:
     """The metric that a file tells of; accuracy where it tells of none."""
     known = told if isinstance(told, dict) else {}
     return Metric(**{key: known[key] for key in Metric._fields if key in known})
+
+
+def saved_groups(told: object) -> Groups:
+    """The groups that a file tells of; none where it tells of none."""
+    known = told if isinstance(told, dict) else {}
+    return Groups(tuple(known.get("names", ())), known.get("positive", ""))
+
+
+def _check_counts(name: str, counts: NDArray[Any], told: Groups) -> None:
+    """Refuse counts that are not of these groups, or that count nothing."""
+    if counts.shape[2] != len(told.names) or (counts < 0).any():
+        raise ValueError(f"{name} holds no counts of {len(told.names)} groups")
 
 
 class Table(Protocol):
@@ -424,6 +468,13 @@ def check_shapes(tables: Mapping[str, Table]) -> None:
         for other, table in group.items():
             if table.shape[0] != tables[name].shape[0]:
                 raise ValueError(f"{other} has {table.shape[0]} rows, {name} {tables[name].shape}")
+    for name, table in tables.items():
+        if name.endswith(".groups"):
+            _require(tables, "evaluated")
+            shape, rows, many = table.shape, tables["evaluated"], tables["test_size"]
+            fits = len(shape) == 4 and shape[:2] == (*rows.shape, *many.shape)
+            if table.dtype.kind not in "iu" or not fits or shape[3] not in (2, 4):
+                raise ValueError(f"{name} is {table.dtype} of shape {shape}")
     wide = {**dict.fromkeys(scored, "test_size"), **{n: "client" for n in seen if n in two}}
     for name, other in wide.items():
         if tables[name].shape[-1] != tables[other].shape[-1]:

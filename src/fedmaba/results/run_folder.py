@@ -495,6 +495,7 @@ def _run_entries(history: History) -> list[dict[str, Any]]:
     return [
         {key: getattr(run, key) for key in RUN_KEYS}
         | ({"metric": run.metric._asdict()} if run.metric != ACCURACY else {})
+        | ({"groups": run.groups._asdict()} if run.groups.names else {})
         for run in history.runs
     ]
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 MAX_RUNS = 10_000  # in one folder
 MAX_LABEL = 2_000  # characters
+MAX_GROUPS = 100_000  # of people
 Word = Annotated[str, Field(max_length=MAX_LABEL)]
 Text = Annotated[str, Field(max_length=20_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -31,6 +32,13 @@ class SavedMetric(Part):
     shares: bool | None = None
 
 
+class SavedGroups(Part):
+    """Groups of people that a run is judged by."""
+
+    names: Annotated[list[Word], Field(max_length=MAX_GROUPS)] = []
+    positive: Word = ""
+
+
 class SavedRun(Part):
     """One run, in runs.json, a checkpoint and an archive."""
 
@@ -40,6 +48,7 @@ class SavedRun(Part):
     diverged: Text
     of: Word = ""  # a digest of what all seeds have in common; earlier versions had none
     metric: SavedMetric = SavedMetric()
+    groups: SavedGroups = SavedGroups()
 
 
 class Provenance(Part):

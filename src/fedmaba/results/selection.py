@@ -97,10 +97,12 @@ def good(history: History) -> list[RunHistory]:
 def fairness_by_seed(history: History, model: Model, choice: Choice) -> Found:
     """The fairness numbers by row and seed."""
     seen = at_choice(history, choice)
+    runs = good(seen) if seen else []
+    unit = history.unit if runs else None  # once: it looks at every run
     out: Found = {}
-    for run in good(seen) if seen else ():
+    for run in runs:
         chosen = evaluations(run, model, choice)
-        found = run.fairness(model, history.share, chosen, history.unit)
+        found = run.fairness(model, history.share, chosen, unit)
         out.setdefault(run.label, {})[run.seed] = Fairness(*np.mean(found, axis=0))
     return out
 

@@ -21,7 +21,8 @@ from fedmaba.rows.workers import Workers
 from fedmaba.simulation.distributed import Ranks
 from fedmaba.simulation.local_training import MetricFn, Pool, evaluate
 from fedmaba.simulation.state import Plan, Progress, Run
-from fedmaba.strategies.base import Local, Needs
+from fedmaba.strategies.base import Local, Needs, server_optimiser
+from fedmaba.strategies.server_optimisers import numbers_by_run
 
 IntArray = NDArray[np.int64]
 
@@ -73,6 +74,7 @@ class Batch:
     ranks: Ranks = field(default_factory=Ranks)
     lower_is_better: bool = False  # of two scores
     client_metric: Callable[[Any, Any], float] | None = None  # of all predictions of a client
+    judges_groups: bool = False  # whether evaluations count predictions by group of people
     draws: ParticipantDraws = field(default_factory=ParticipantDraws)
 
     @cached_property
@@ -84,6 +86,13 @@ class Batch:
     def local(self) -> list[Local]:
         """What each run's strategy asks of its clients."""
         return [run.strategy.local() for run in self.runs]
+
+    @cached_property
+    def optimiser_numbers(self) -> Tensor:
+        """(9, R, 1) The numbers of each run's server optimiser, on the device."""
+        optimisers = [server_optimiser(run.strategy) for run in self.runs]
+        numbers = numbers_by_run(optimisers, self.plan.server_momentum)
+        return torch.from_numpy(numbers).to(self.progress.model)
 
     @cached_property
     def kind(self) -> IntArray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,27 +33,16 @@ def client_scores(batch: Batch, parts: RunParts, model: Tensor, r: int) -> Score
     """Mean loss and score of each client of run r under a model (P,); ranks share the work."""
     if batch.client_metric is None:
         raise ValueError("the batch has no metric of clients")
-    part, layout = parts.parts[r], batch.rows.layout
-    own = layout.shared < layout.size
+    part = parts.parts[r]
     found = torch.zeros(2, len(part.size), dtype=torch.float64)
     some = np.flatnonzero(part.size)
-    for group in _groups(some[batch.ranks.mine], part.size, 0 if own else _most(batch)):
-        w = model[None]
-        if own:
-            w = with_own_parts(batch, w.clone(), np.array([r]), group)
-        index = np.concatenate([part.of(c) for c in group])
-        pool = batch.pool
-        rows = send(index, model.device)
-        losses, outputs = outputs_and_losses(batch.rows, w, rows, pool.x, pool.y, batch.workers)
-        of_each, out, y = (
-            v.cpu().numpy() for v in (losses.double(), outputs.double(), pool.y[rows])
-        )
-        ends = np.cumsum(part.size[group])
-        for c, b in zip(group, ends, strict=True):
+    for told in outputs_of_clients(batch, parts, model, r, some):
+        ends = np.cumsum(part.size[told.clients])
+        for c, b in zip(told.clients, ends, strict=True):
             own_rows = slice(b - part.size[c], b)
-            found[0, c] = of_each[own_rows].mean()
+            found[0, c] = told.losses[own_rows].mean()
             found[1, c] = score_of_client(
-                batch.client_metric, out[own_rows], y[own_rows], f"client {c}"
+                batch.client_metric, told.outputs[own_rows], told.y[own_rows], f"client {c}"
             )
     batch.ranks.sum(found)
     loss, scores = found.numpy()
@@ -63,6 +52,37 @@ def client_scores(batch: Batch, parts: RunParts, model: Tensor, r: int) -> Score
         )
     found[:, part.size == 0] = np.nan
     return Scores(loss, scores)
+
+
+class Predicted(NamedTuple):
+    """What a model predicts for all examples of some clients, one client after another."""
+
+    clients: IntArray
+    rows: IntArray  # (n,)         of the pool
+    losses: NDArray[np.float64]  # (n,)
+    outputs: NDArray[np.float64]  # (n, ...)
+    y: NDArray[Any]  # (n, ...)
+
+
+def outputs_of_clients(
+    batch: Batch, parts: RunParts, model: Tensor, r: int, clients: IntArray
+) -> Iterator[Predicted]:
+    """The outputs for this rank's share of some clients of run r, a group of them at a time.
+
+    Each client of `clients` has an example. The model (P,) has the client's own part where clients
+    keep one.
+    """
+    part, layout, pool = parts.parts[r], batch.rows.layout, batch.pool
+    own = layout.shared < layout.size
+    for group in _groups(clients[batch.ranks.mine], part.size, 0 if own else _most(batch)):
+        w = model[None]
+        if own:
+            w = with_own_parts(batch, w.clone(), np.array([r]), group)
+        index = np.concatenate([part.of(c) for c in group])
+        rows = send(index, model.device)
+        losses, outputs = outputs_and_losses(batch.rows, w, rows, pool.x, pool.y, batch.workers)
+        told = (v.cpu().numpy() for v in (losses.double(), outputs.double(), pool.y[rows]))
+        yield Predicted(group, index, *told)
 
 
 def score_of_client(

@@ -8,6 +8,7 @@ holds everything that a round hands to the next; saved and loaded it continues b
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmaba.data import trees
+from fedmaba.data import groups, trees
 from fedmaba.data.dataset import Dataset
 from fedmaba.data.trees import Shape
 from fedmaba.errors import InputError, NoRoom
@@ -35,6 +36,7 @@ from fedmaba.simulation.batch import Batch, RunParts, precision
 from fedmaba.simulation.client_scores import ClientMetricFn, client_scores, score_of_client
 from fedmaba.simulation.cohort import out_of_memory
 from fedmaba.simulation.distributed import Ranks
+from fedmaba.simulation.group_counts import group_counts
 from fedmaba.simulation.local_training import MetricFn, Pool
 from fedmaba.simulation.measurements import client_means
 from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
@@ -50,7 +52,9 @@ from fedmaba.simulation.state import (
     Snapshot,
 )
 from fedmaba.strategies import deployed as average
-from fedmaba.strategies.base import check_state
+from fedmaba.strategies.base import check_state, server_optimiser
+from fedmaba.strategies.contract import check_strategy
+from fedmaba.strategies.server_optimisers import ServerOptimiser
 
 __all__ = [
     "Batch",
@@ -134,6 +138,7 @@ def start(
             f"deploy={next(iter(picking.values()))!r} hands out an earlier round's model, but the "
             "part that each client keeps of it has moved on: choose another --deploy or --batchnorm"
         )
+    optimisers = [server_optimiser(run.strategy) for run in runs]
     none_yet = Candidates(flat[:0], np.zeros(0), np.zeros(0), nobody)
     progress = Progress(
         round=0,
@@ -143,7 +148,8 @@ def start(
         best=flat.clone(),
         best_score=np.full(len(runs), -np.inf),
         best_round=np.full(len(runs), -1, np.int64),
-        velocity=torch.zeros_like(flat) if plan.server_momentum else None,
+        velocity=torch.zeros_like(flat) if plan.server_momentum or any(optimisers) else None,
+        second=_second_moments(flat, optimisers),
         states=[check_state(r.strategy, r.strategy.init(r.federation.n_clients)) for r in runs],
         kept=[KeptChanges(flat[:0], nobody, nobody) for _ in runs],
         vectors=[
@@ -168,7 +174,18 @@ def start(
     parts = (trained, validated, tested)
     graphs = GraphCache(device, rows.recordable)
     held = (runs, plan, rows, pool, metric, progress, *parts, workers, graphs, ranks)
-    return Batch(*held, lower_is_better=lower, client_metric=client_metric)
+    by_group = not free and all(groups.judged(run.federation).yes for run in runs)
+    batch = Batch(*held, lower_is_better=lower, client_metric=client_metric)
+    batch.judges_groups = by_group
+    return batch
+
+
+def _second_moments(flat: Tensor, optimisers: list[ServerOptimiser | None]) -> Tensor | None:
+    """(R, P) The second moments before the first round; None if no run has any."""
+    start = [how.tau**2 if how is not None and how.adaptive else 0.0 for how in optimisers]
+    if not any(start):
+        return None
+    return torch.tensor(start, dtype=torch.float64).to(flat)[:, None].expand_as(flat).clone()
 
 
 def lower_is_better(task: str, metric: MetricFn | ClientMetricFn | None) -> bool:
@@ -284,6 +301,21 @@ def _scores(
     whose = {row: r for row, r in whose.items() if len(parts.parts[r].index)}
     if not whose:
         return {}
+    found = _client_scores(batch, parts, flat, whose)
+    if not batch.judges_groups:
+        return found
+    return {
+        row: dataclasses.replace(scores, groups=group_counts(batch, parts, flat[row], whose[row]))
+        if groups.known(batch.runs[whose[row]].federation, parts.parts[whose[row]])
+        else scores
+        for row, scores in found.items()
+    }
+
+
+def _client_scores(
+    batch: Batch, parts: RunParts, flat: Tensor, whose: dict[int, int]
+) -> dict[int, Scores]:
+    """Loss and score of each client, by the quickest way."""
     if batch.client_metric is not None:
         return {row: client_scores(batch, parts, flat[row], r) for row, r in whose.items()}
     if batch.rows.layout.shared < batch.rows.layout.size:
@@ -363,6 +395,9 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
         for rule in run.rules:
             if average.needs_validation(rule) and not len(run.federation.validation.index):
                 raise InputError(average.no_validation(rule))
+        check_strategy(run.strategy)
+        if run.strategy.needs().groups:
+            _check_groups(run)
         if run.strategy.needs().loss == "held" and not run.federation.validation.size.all():
             who = np.argmin(run.federation.validation.size)
             raise InputError(
@@ -375,6 +410,26 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
     parse_schedule(plan.step_schedule, "step_schedule")
     if plan.augment is not None:
         parse_augment(plan.augment).check(runs[0].federation.data.shape)
+
+
+def _check_groups(run: Run) -> None:
+    """Refuse a strategy that weighs by groups where there are none to weigh by."""
+    fed, who = run.federation, run.strategy.label()
+    if fed.data.group is None:
+        raise InputError(
+            f"{who} weighs clients by groups of people, but {fed.data.name} has no group column: "
+            f"name one, as with --group sex, or leave {run.strategy.name} out"
+        )
+    if fed.data.task != "classify" or fed.data.target.outputs != 2:
+        raise InputError(
+            f"{who} weighs clients by groups of people, for which there must be two classes, but "
+            f"the targets are {fed.data.target.in_words()}: leave {run.strategy.name} out"
+        )
+    if len(np.unique(fed.data.group[fed.train.index])) < 2 or not groups.known(fed, fed.train):
+        raise InputError(
+            f"{who} weighs clients by groups of people, but the training examples are of one "
+            f"group: name another column, or leave {run.strategy.name} out"
+        )
 
 
 def _check_minibatches(model: torch.nn.Module, runs: Sequence[Run], plan: Plan) -> None:

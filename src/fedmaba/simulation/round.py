@@ -38,6 +38,7 @@ from fedmaba.simulation.cohort import (
     out_of_memory,
     scale_malicious_updates,
 )
+from fedmaba.simulation.group_counts import group_counts
 from fedmaba.simulation.local_training import kept_after
 from fedmaba.simulation.local_training import train_chunk as train_rows
 from fedmaba.simulation.measurements import Host, change_stats, end_losses, start_losses
@@ -93,6 +94,7 @@ class Measured:
 
     loss: dict[int, Host]
     changes: dict[int, dict[str, Host]]
+    groups: dict[int, IntArray] = field(default_factory=dict)  # (m, G, 2, 2) by run
 
 
 @dataclass
@@ -125,7 +127,7 @@ def measure(
         both = (("start", batch.train), ("held", batch.validation))
         asking = (([c for c in drawn.cohorts if c.needs.loss == at], part) for at, part in both)
         started = [start_losses(batch, part, cohorts) for cohorts, part in asking]
-        return Measured(started[0] | started[1], {})
+        return Measured(started[0] | started[1], {}, _counts_by_group(batch, drawn))
     if drawn.late:
         batch.ranks.sum(trained.changes)
     loss, changes = dict(before.loss), {}
@@ -135,7 +137,18 @@ def measure(
         changes[c.r] = change_stats(c.needs, trained.change(c)[:, sent], past[:, sent])
         if c.needs.loss in ("mean", "end"):
             loss[c.r] = partial(_gathered, batch, len(c.client), trained.losses.get(c.r, []))
-    return Measured(loss, changes)
+    return Measured(loss, changes, before.groups)
+
+
+def _counts_by_group(batch: Batch, drawn: Drawn) -> dict[int, IntArray]:
+    """Each participant's training examples by group, label and the server's prediction."""
+    found = {}
+    for c in drawn.cohorts:
+        if c.needs.groups:
+            model = batch.progress.model[c.r]
+            counts = group_counts(batch, batch.train, model, c.r, c.client)
+            found[c.r] = counts.reshape(*counts.shape[:2], 2, 2)
+    return found
 
 
 def _gathered(batch: Batch, many: int, parts: list[tuple[IntArray, Host]]) -> FloatArray:
@@ -164,6 +177,8 @@ def weigh(batch: Batch, drawn: Drawn, measured: Measured, when: str) -> Decided:
         if "gram" in seen:
             seen["gram"] = (seen["gram"] + seen["gram"].T) / 2
             seen |= {"past_client": kept.client, "past_round": kept.round}
+        if c.r in measured.groups:
+            seen["groups"] = measured.groups[c.r]
         size, n = federation.train.size[c.client], federation.n_clients
         replies = Replies(drawn.round, drawn.lr, n, c.client, size, loss, **seen)
         decision = call_weigh(c.run.strategy, batch.progress.states[c.r], replies)
@@ -332,8 +347,8 @@ def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Step
     at, ranks, t = batch.progress, batch.ranks, drawn.round
     for r, why in decided.ended.items():
         _end(batch, r, t, why)
-    plan, shared = batch.plan, batch.rows.layout.shared
-    spec = server_step.StepSpec(plan.server_lr, plan.server_momentum, shared)
+    layout = batch.rows.layout
+    spec = server_step.StepSpec(batch.plan.server_lr, layout.compared, layout.shared)
     held, moves, share = server_step.held_by_step(batch), *_shares(batch, decided, t)
     if trained.whole is not None:
         coef = np.stack([decided.decision[c.r].coef for c in drawn.cohorts]).astype(share.dtype)

@@ -17,10 +17,10 @@ from fedmaba.strategies.base import still_kept
 
 @dataclass(frozen=True)
 class StepSpec:
-    """Step size and momentum of the server, and how much of a model it has."""
+    """Step size of the server, and which parts a model has."""
 
     lr: float
-    momentum: float
+    compared: int  # what lies beyond this are statistics, which no optimiser changes
     shared: int  # what lies beyond this the clients keep, and it stays as it is here
 
 
@@ -28,7 +28,7 @@ def server_step(
     spec: StepSpec,
     model: Tensor,  # (R, P)
     deployed: Tensor,  # (D, P)
-    velocity: Tensor | None,  # (R, P)
+    moments: Moments | None,
     owner: Tensor | None,  # (D,)   run of each deployed model; None: one each
     delta: Tensor,  # (R, P)
     moves: Tensor,  # (R,)          1 for runs that move
@@ -36,9 +36,8 @@ def server_step(
 ) -> Tensor:
     """Move each run whose new model is finite, and say which are, (R,); others keep their last."""
     asked = moves > 0
-    if velocity is not None:
-        pushed = spec.momentum * velocity + delta
-        delta = velocity.copy_(torch.where(asked[:, None], pushed, velocity))
+    if moments is not None:
+        delta = _directions(spec, moments, delta, asked[:, None])
     new = model + spec.lr * delta
     new[:, spec.shared :] = model[:, spec.shared :]
     finite = new.isfinite().all(1)
@@ -50,12 +49,36 @@ def server_step(
     return finite
 
 
+# first moments (R, P), the numbers of the optimisers (9, R, 1), and second moments if any
+Moments = tuple[Tensor, ...]
+
+
+def _directions(spec: StepSpec, moments: Moments, delta: Tensor, asked: Tensor) -> Tensor:
+    """(R, P) What each run's optimiser makes of its weighted changes; moments move on in place."""
+    first, numbers, *rest = moments
+    keep, take, lr, own, adaptive, yogi, keep2, take2, tau = numbers.unbind()
+    first.copy_(torch.where(asked, keep * first + take * delta, first))
+    out = first
+    if rest:
+        (second,) = rest
+        square = delta.square()
+        adam = keep2 * second + take2 * square
+        grown = torch.where(yogi > 0, second - take2 * square * (second - square).sign(), adam)
+        second.copy_(torch.where(asked & (adaptive > 0), grown, second))
+        out = torch.where(adaptive > 0, first / (second.sqrt() + tau), first)
+    out = lr * out
+    if spec.compared < spec.shared:
+        plain = slice(spec.compared, spec.shared)
+        out[:, plain] = torch.where(own > 0, delta[:, plain], out[:, plain])
+    return out
+
+
 def aggregate_whole_round(
     spec: StepSpec,
     w: Tensor,  # (C * m, P)
     model: Tensor,
     deployed: Tensor,
-    velocity: Tensor | None,
+    moments: Moments | None,
     owner: Tensor | None,
     coef: Tensor,  # (C, m)
     runs: Tensor,  # (C,)
@@ -66,7 +89,7 @@ def aggregate_whole_round(
     total, weight = _summed(coef, w)
     delta = torch.zeros_like(model)
     delta[runs] = total - weight * model[runs]
-    return server_step(spec, model, deployed, velocity, owner, delta, moves, share)
+    return server_step(spec, model, deployed, moments, owner, delta, moves, share)
 
 
 def weighted_sums(w: Tensor, coef: list[FloatArray]) -> tuple[Tensor, Tensor]:
@@ -105,8 +128,12 @@ def kept_changes(before: KeptChanges, c: Cohort, change: Tensor, t: int) -> Kept
     )
 
 
-def held_by_step(batch: Batch) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+def held_by_step(batch: Batch) -> tuple[Tensor, Tensor, Moments | None, Tensor | None]:
     """The tensors that the server's step reads or changes in place."""
     at = batch.progress
     one_each = len(at.owner) == len(at.model)
-    return at.model, at.deployed, at.velocity, None if one_each else batch.owner
+    moments = None
+    if at.velocity is not None:
+        second = () if at.second is None else (at.second,)
+        moments = (at.velocity, batch.optimiser_numbers, *second)
+    return at.model, at.deployed, moments, None if one_each else batch.owner

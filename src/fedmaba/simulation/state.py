@@ -86,6 +86,7 @@ class Scores:
 
     loss: FloatArray  # (N,)
     accuracy: FloatArray  # (N,)
+    groups: IntArray | None = None  # (N, G, K) examples by group and prediction, see `group_counts`
 
 
 # One run's server models on every client. "last" and "deployed" (the one that would be handed out)
@@ -104,7 +105,8 @@ class Progress:
     best: Tensor  # (R, P)                  model of the best evaluated round
     best_score: FloatArray  # (R,)
     best_round: IntArray  # (R,)
-    velocity: Tensor | None  # (R, P)       server momentum
+    velocity: Tensor | None  # (R, P)       first moments of the servers' optimisers
+    second: Tensor | None  # (R, P)         second moments
     states: list[State]
     kept: list[KeptChanges]
     vectors: list[dict[str, Tensor]]  #     (N, P) by name: what each run's clients keep
@@ -120,8 +122,7 @@ class Progress:
             name: _copy(getattr(self, name)) for name in ("model", "deployed", "best")
         }
         out |= {"best_score": self.best_score.copy(), "best_round": self.best_round.copy()}
-        if self.velocity is not None:
-            out["velocity"] = _copy(self.velocity)
+        out |= {name: _copy(moments) for name, moments in self._moments()}
         for r, (state, kept) in enumerate(zip(self.states, self.kept, strict=True)):
             out |= {f"state/{r}/{name}": value for name, value in state.items()}
             out[f"kept/{r}/change"] = _copy(kept.change)
@@ -132,6 +133,12 @@ class Progress:
             out[f"pick/{d}/model"] = _copy(some.model)
             out |= {f"pick/{d}/{name}": getattr(some, name) for name in CANDIDATE}
         return out
+
+    def _moments(self) -> Iterator[tuple[str, Tensor]]:
+        """The moments that there are, by their names in a checkpoint."""
+        for name in ("velocity", "second"):
+            if (moments := getattr(self, name)) is not None:
+                yield name, moments
 
     def _vectors(self) -> Iterator[tuple[str, Tensor]]:
         """What clients keep, by its name in a checkpoint."""
@@ -185,9 +192,7 @@ class Progress:
         for name in ("model", "deployed", "best"):  # in place: recorded work knows them
             getattr(self, name).copy_(tensor(name))
         self.best_score, self.best_round = arrays["best_score"].copy(), arrays["best_round"].copy()
-        if self.velocity is not None:
-            self.velocity.copy_(tensor("velocity"))
-        for name, vector in self._vectors():
+        for name, vector in (*self._moments(), *self._vectors()):
             vector.copy_(tensor(name))
         for r in range(len(self.states)):
             own = f"state/{r}/"

@@ -7,30 +7,46 @@ import itertools
 
 from fedmaba import user_code
 from fedmaba.errors import FedmabaError, InputError, unknown
-from fedmaba.strategies import hyper_parameters
+from fedmaba.strategies import contract, hyper_parameters
+from fedmaba.strategies.aaggff import AAggFF
+from fedmaba.strategies.adafed import AdaFed
 from fedmaba.strategies.afl import AFL
 from fedmaba.strategies.base import Strategy, make_strategy
+from fedmaba.strategies.deltafl import DeltaFL
+from fedmaba.strategies.fairfed import FairFed
+from fedmaba.strategies.fedadam import FedAdam
 from fedmaba.strategies.fedavg import FedAvg
+from fedmaba.strategies.fedavgm import FedAvgM
 from fedmaba.strategies.fedfv import FedFV
 from fedmaba.strategies.fedmaba import FedMABA
 from fedmaba.strategies.fedmgda import FedMGDA
 from fedmaba.strategies.fedprox import FedProx
 from fedmaba.strategies.fedsgd import FedSGD
+from fedmaba.strategies.fedyogi import FedYogi
+from fedmaba.strategies.gifair import GIFAIR
 from fedmaba.strategies.propfair import PropFair
 from fedmaba.strategies.qffl import QFFL
 from fedmaba.strategies.term import TERM
 
 __all__ = [
     "AFL",
+    "GIFAIR",
     "QFFL",
     "REGISTRY",
     "TERM",
+    "AAggFF",
+    "AdaFed",
+    "DeltaFL",
+    "FairFed",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
     "FedFV",
     "FedMABA",
     "FedMGDA",
     "FedProx",
     "FedSGD",
+    "FedYogi",
     "PropFair",
     "describe_strategies",
     "parse",
@@ -50,6 +66,14 @@ REGISTRY: dict[str, type[Strategy]] = {
         PropFair,
         FedFV,
         FedMABA,
+        FedAvgM,
+        FedAdam,
+        FedYogi,
+        DeltaFL,
+        GIFAIR,
+        AAggFF,
+        AdaFed,
+        FairFed,
     )
 }
 BUILT_IN = tuple(REGISTRY)
@@ -59,6 +83,7 @@ def register(kind: type[Strategy]) -> type[Strategy]:
     """Make your own strategy known by its name; also usable as a decorator."""
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise InputError(f"{kind!r} is no class of strategies: derive one from fedmaba.Strategy")
+    contract.check_class(kind)
     if REGISTRY.get(kind.name, kind) is not kind:
         raise InputError(f"a strategy named {kind.name!r} is registered already: choose a new name")
     REGISTRY[kind.name] = kind
@@ -118,12 +143,7 @@ def _import_class(path: str) -> type[Strategy]:
     )
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise InputError(f"strategy {path!r} is no class derived from fedmaba.Strategy")
-    if not isinstance(getattr(kind, "name", None), str):
-        raise InputError(f"strategy {path!r} has no name: write name: ClassVar[str] = ... in it")
-    if kind.weigh is Strategy.weigh:
-        raise InputError(
-            f"strategy {path!r} has no weigh(): give it one, as docs/bring-your-own.md"
-        )
+    contract.check_class(kind, path)
     return kind
 
 

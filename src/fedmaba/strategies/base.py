@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fedmaba.errors import InputError, unknown
 from fedmaba.strategies import hyper_parameters
 from fedmaba.strategies.hyper_parameters import MAX_ABS
+from fedmaba.strategies.server_optimisers import ServerOptimiser
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -49,6 +50,7 @@ class Replies:
     gram: FloatArray | None = None  # (m+h, m+h) inner products of the changes
     past_client: IntArray | None = None  # (h,) whose kept change it is, each client once
     past_round: IntArray | None = None  # (h,)  from which round
+    groups: IntArray | None = None  # (m, G, 2, 2) training examples by group, label, prediction
 
 
 class Decision(NamedTuple):
@@ -82,6 +84,7 @@ class Needs:
     )
     changes: Changes = "none"
     keep_rounds: int = 0  #                      changes of how many past rounds join the gram
+    groups: bool = False  #                      counts by group of people, at the server's model
 
     def __post_init__(self) -> None:
         for name, choices in (("loss", get_args(LossAt)), ("changes", get_args(Changes))):
@@ -195,6 +198,11 @@ class Strategy:
     )
 
     def __post_init__(self) -> None:
+        if not isinstance(getattr(self, "name", None), str):
+            kind = type(self).__qualname__
+            raise InputError(
+                f"strategy {kind!r} has no name: write name: ClassVar[str] = ... in it"
+            )
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             try:
@@ -216,6 +224,10 @@ class Strategy:
     def total(self) -> float | None:
         """The sum that the coefficients must have; None where the algorithm does not fix it."""
         return 1.0
+
+    def server(self) -> ServerOptimiser | None:
+        """How the server moves along the weighted changes; None: as the run says."""
+        return None
 
     def init(self, n_clients: int) -> State:
         """The state before the first round."""
@@ -270,6 +282,16 @@ def make_strategy(kind: type[Strategy], values: Mapping[str, object]) -> Strateg
     return kind(**values)
 
 
+def server_optimiser(strategy: Strategy) -> ServerOptimiser | None:
+    """What a strategy says of the server's step; refuse anything else."""
+    told = strategy.server()
+    if told is not None and not isinstance(told, ServerOptimiser):
+        raise InputError(
+            f"{strategy.name}: server() gave {told!r}: return fedmaba.ServerOptimiser(...), or None"
+        )
+    return told
+
+
 def still_kept(
     kept: tuple[IntArray, IntArray],  # clients, and the round of each one's change
     client: IntArray,
@@ -287,7 +309,11 @@ def still_kept(
 
 def call_weigh(strategy: Strategy, state: State, replies: Replies) -> Decision:
     """Ask a strategy for its decision; refuse one without a coefficient for each change it saw."""
-    decision = strategy.weigh(state, replies)
+    try:
+        decision = strategy.weigh(state, replies)
+    except (TypeError, AttributeError) as error:
+        _name_forgotten_needs(strategy, replies, error)
+        raise
     try:
         coef = np.asarray(getattr(decision, "coef", None))
     except ValueError:  # rows of several lengths
@@ -304,6 +330,18 @@ def call_weigh(strategy: Strategy, state: State, replies: Replies) -> Decision:
     decision = Decision(np.asarray(coef, np.float64), decision.state, decision.info)
     _check_sum(strategy, replies.round, decision.coef)
     return decision
+
+
+def _name_forgotten_needs(strategy: Strategy, replies: Replies, error: Exception) -> None:
+    """Say it where weigh() failed for a number that it reads and needs() does not ask for."""
+    asks = {"loss": "loss='start'", "norms": "changes='norms'", "gram": "changes='gram'"}
+    read = getattr(getattr(strategy.weigh, "__code__", None), "co_names", ())
+    for name, ask in asks.items():
+        if name in read and getattr(replies, name) is None:
+            raise InputError(
+                f"{strategy.name}: weigh() reads replies.{name}, which needs() does not ask for: "
+                f"let needs() return fedmaba.Needs({ask})"
+            ) from error
 
 
 def _check_sum(strategy: Strategy, round: int, coef: FloatArray) -> None:

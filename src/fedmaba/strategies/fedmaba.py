@@ -64,21 +64,22 @@ class FedMABA(Strategy):
 
     def shown(self) -> tuple[Shown, ...]:
         rho = self.rho if self.ball == "cohort" else None
-        ball = "KL ball" if rho is None else f"KL ball of radius ρ = {rho:g}"
+        limit = "the limit on uneven weights" + ("" if rho is None else f", ρ = {rho:g},")
         return (
             Shown(
                 name="lambda",
-                title="multiplier λ*",
-                about="Above 0 where the KL ball binds.",
+                title="pull of the weight limit, λ*",
+                about="How hard the limit ρ holds the weights back; 0 where it is not reached.",
                 short="λ*",
-                above_zero=f"the {ball} binds",
-                always_zero=f"the {ball} never binds, so λ* = 0 and ρ has no effect on these "
+                above_zero=f"{limit} was reached",
+                always_zero=f"{limit} was never reached, so λ* = 0 and ρ had no effect on these "
                 "results",
             ),
             Shown(
                 name="kl",
-                title="KL from uniform",
-                about="Against the radius ρ, the dotted line.",
+                title="unevenness of weights, KL",
+                about="Kullback-Leibler divergence from equal weights: 0 where all are alike. The "
+                "dotted line is the limit ρ.",
                 limit=rho,
                 limit_name="ρ",
             ),

@@ -21,7 +21,8 @@ function build(node, attributes, children) {
 const h = (tag, attributes, ...children) => build(document.createElement(tag), attributes, children);
 const s = (tag, attributes, ...children) => build(document.createElementNS(SVG, tag), attributes, children);
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
-const fixed = (value, digits = 2) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
+const minus = (text) => text.replace(/^-/, "−"); // one sign for less than nothing, everywhere
+const fixed = (value, digits = 2) => (Number.isFinite(value) ? minus(value.toFixed(digits)) : "–");
 const signed = (value, digits = 2) => (value > 0 ? "+" : value < 0 ? "−" : "±") + Math.abs(value).toFixed(digits);
 const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 const plural = (count, word) => `${count.toLocaleString("en-GB")} ${word}${count === 1 ? "" : "s"}`;
@@ -29,14 +30,20 @@ const exact = (value) => (Number.isFinite(value) ? Number(value.toPrecision(12))
 function brief(value) {
   if (!Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 0.001 || size >= 1e6)) return value.toExponential(1);
-  return String(Number(value.toPrecision(size >= 1000 ? 4 : 3)));
+  if (size !== 0 && (size < 0.001 || size >= 1e6)) return minus(value.toExponential(1));
+  return minus(String(Number(value.toPrecision(size >= 1000 ? 4 : 3))));
 }
 function squeeze(text, most) {
   if (text.length <= most) return text;
   const front = Math.ceil((most - 1) * 0.45);
   return text.slice(0, front) + "…" + text.slice(text.length - (most - 1 - front));
 }
+const ruler = document.createElement("canvas").getContext("2d");
+function textWidth(text, size = 12.5, weight = 600) { // how wide a text is drawn, in pixels
+  ruler.font = `${weight} ${printing() ? Math.min(size, 10.5) : size}px ${getComputedStyle(document.body).fontFamily}`;
+  return ruler.measureText(text).width;
+}
+const widest = (names, most) => Math.max(0, ...names.map((name) => textWidth(squeeze(name, most))));
 function say(text) { $("#say").textContent = text; }
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -96,14 +103,31 @@ const PATHS = [ // by hue as figures.MARKERS, within a radius of 1: o s ^ p P X 
   "-.6 -1.1 0 -.5 .6 -1.1 1.1 -.6 .5 0 1.1 .6 .6 1.1 0 .5 -.6 1.1 -1.1 .6 -.5 0 -1.1 -.6",
   "0 -1.3 1.2 0 0 1.3 -1.2 0", "0 1.15 1.1 -.8 -1.1 -.8", "-1.15 0 .8 -1.1 .8 1.1", "1.15 0 -.8 -1.1 -.8 1.1",
 ];
-function mark(k, x, y, r, attributes) { // shape repeats what colour says, an open one is a variant
-  const path = PATHS[D.strategies[k].hue], open = D.strategies[k].variant % 2;
-  const at = { fill: open ? "var(--paper)" : color(k), ...(open ? { stroke: color(k), "stroke-width": 1.5 } : {}), ...attributes };
-  if (!path) return s("circle", { cx: x, cy: y, r, ...at });
-  const points = path.split(" ").map((value, i) => ((i % 2 ? y : x) + r * value).toFixed(1)).join(" ");
-  return s("polygon", { points, ...at });
+const outline = (path) => { // its corners; a circle has many
+  if (!path) return Array.from({ length: 24 }, (_, i) => [Math.cos((Math.PI * i) / 12), Math.sin((Math.PI * i) / 12)]);
+  const all = path.split(" ").map(Number);
+  return all.filter((_, i) => i % 2 === 0).map((x, i) => [x, all[2 * i + 1]]);
+};
+const SIDES = [null, null, [0, 1], [1, 1], [0, -1]]; // as figures.FILLS: full, none, left, top, right
+function half(corners, [along, way]) { // the part of a shape on one side of its middle
+  const inside = (p) => way * p[along] <= 0, out = [];
+  corners.forEach((p, i) => {
+    const q = corners[(i + 1) % corners.length], t = p[along] / (p[along] - q[along] || 1);
+    if (inside(p)) out.push(p);
+    if (inside(p) !== inside(q)) out.push([p[0] + t * (q[0] - p[0]), p[1] + t * (q[1] - p[1])]);
+  });
+  return out;
+}
+function mark(k, x, y, r, attributes) { // shape repeats what colour says, its filling tells variants apart
+  const path = PATHS[D.strategies[k].hue], variant = D.strategies[k].variant % 5, corners = variant > 1 || path ? outline(path) : null;
+  const place = (list) => list.map(([a, b]) => `${(x + r * a).toFixed(1)} ${(y + r * b).toFixed(1)}`).join(" ");
+  const at = { fill: variant ? "var(--paper)" : color(k), ...(variant ? { stroke: color(k), "stroke-width": r < 3 ? 1.1 : 1.5 } : {}), ...attributes };
+  const whole = path ? s("polygon", { points: place(corners), ...at }) : s("circle", { cx: x, cy: y, r, ...at });
+  return variant < 2 ? whole : s("g", {}, whole, s("polygon", { points: place(half(corners, SIDES[variant])), fill: color(k), ...attributes }));
 }
 const swatch = (k) => s("svg", { width: 12, height: 12, "aria-hidden": "true" }, mark(k, 6, 6, 4.6));
+const sample = (k) => s("svg", { width: 34, height: 12, "aria-hidden": "true" }, // a piece of its line
+  s("line", { x1: 1, x2: 33, y1: 6, y2: 6, stroke: color(k), "stroke-width": 2, "stroke-dasharray": dash(k) }), mark(k, 17, 6, 4));
 const dots = (points, r, attributes) => s("path", { // round ends of lines without length
   d: points.map(([x, y]) => `M${x.toFixed(1)} ${y.toFixed(1)}h0`).join(""), fill: "none", "stroke-linecap": "round", "stroke-width": 2 * r, ...attributes,
 });
@@ -135,4 +159,13 @@ function cases(runs, count) { // what is counted: clients, under several seeds
   const seeds = new Set(runs.map(placeOf)).size;
   return seeds > 1 ? `${count} (${brief(count / seeds)} clients x ${seeds} seeds)` : plural(count, "client");
 }
-const needClients = "Figures by client come with the first checkpoint of a run.";
+const MANY = 12; // strategies; of more, those to look at first are drawn thick
+function leading(list) { // all of a few; of many the reference, the one slid to, and those that none beats in both
+  if (list.length <= MANY) return new Set(list);
+  const at = list.map((k) => ({ k, row: current().rows.find((row) => row.label === D.strategies[k].label) })).filter((one) => one.row && one.row.values[0] !== null)
+    .map(({ k, row }) => ({ k, variance: row.values[0], score: better * row.values[1] }));
+  const beats = (b, a) => b.variance <= a.variance && b.score >= a.score && (b.variance < a.variance || b.score > a.score);
+  return new Set([D.reference, state.to, ...at.filter((a) => !at.some((b) => beats(b, a))).map((one) => one.k)]);
+}
+const lacking = (what) => (D.live.length ? "Figures by client come with the first checkpoint of a run." : `These results hold no ${what}.`);
+const needClients = () => lacking("figures by client");

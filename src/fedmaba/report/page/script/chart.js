@@ -28,13 +28,13 @@ function extent(values, { zero = false, pad = 0.06, log = false } = {}) {
   const room = (high - low || Math.abs(high) || 1) * pad;
   return [zero && low === 0 ? 0 : low - room, zero && high === 0 ? 0 : high + room];
 }
-function wantsLog(values) { // as the figures in print: where lines would lie on one another
-  const all = values.filter(Number.isFinite).sort((a, b) => a - b);
+function wantsLog(values, apart = Infinity) { // as the figures in print: where lines would lie on one another
+  const all = values.filter(Number.isFinite).sort((a, b) => a - b), top = all[all.length - 1];
   if (!all.length || all[0] <= 0) return false;
-  return state.scale === "log" || (state.scale === "auto" && all[all.length - 1] >= 5 * all[all.length >> 1]);
+  return state.scale === "log" || (state.scale === "auto" && (top >= 5 * all[all.length >> 1] || top >= apart * all[0]));
 }
 function frame(host, o) {
-  host.closest("figure").classList.remove("none");
+  host.closest("figure").classList.remove("none", "bare");
   const W = Math.max(240, Math.round(host.clientWidth || 600)), H = Math.round((o.height || 280) * (printing() && !o.rigid ? 0.66 : 1));
   const m = { top: o.ylabel ? 26 : 10, right: 16, bottom: 40, left: 46, ...(o.margin || {}) };
   const svg = s("svg", { viewBox: `0 0 ${W} ${H}`, width: W, height: H, role: "presentation" });
@@ -63,8 +63,9 @@ function frame(host, o) {
   const inverse = (px) => { const t = (px - left) / (right - left || 1); return o.logX ? x0 * (x1 / x0) ** t : x0 + t * (x1 - x0); };
   return { svg, X, Y, W, H, m: { ...m, left }, right, bottom, invX: inverse };
 }
-function empty(host, text) { // a chart with nothing to show is one line
+function empty(host, text, data = false) { // a chart with nothing to show is one line; there may be data to download
   host.closest("figure").classList.add("none");
+  host.closest("figure").classList.toggle("bare", !data);
   host.replaceChildren(h("p", { class: "empty" }, text));
   host.removeAttribute("tabindex"); host.removeAttribute("role"); host.removeAttribute("aria-label");
   host.onkeydown = null;
@@ -124,19 +125,19 @@ function spread(items, gap, low, high) { // labels that do not overlap
 }
 function lines(host, o) {
   const series = o.series.filter((one) => one.ys.some(Number.isFinite));
-  if (!series.length) return empty(host, o.none || "Nothing recorded yet.");
+  if (!series.length) return empty(host, o.none || lacking("such numbers"));
   const data = {
     rows: () => [[o.xname || "round", "strategy", o.unit || "value", ...(series.some((one) => one.low) ? ["lowest seed", "highest seed"] : [])],
       ...series.flatMap((one) => one.xs.map((x, i) => [x, one.name, exact(one.ys[i]), ...(one.low ? [exact(one.low[i]), exact(one.high[i])] : [])]))],
   };
   const flat = series[0].ys.find(Number.isFinite);
   if (o.flat && series.every((one) => one.ys.every((y) => !Number.isFinite(y) || y === flat))) {
-    return { ...empty(host, `${(o.fmt || brief)(flat)} in every round.`), ...data };
+    return { ...empty(host, `${(o.fmt || brief)(flat)} in every round.`, true), ...data };
   }
-  const width = host.clientWidth || 600, direct = o.labels !== false && width > 330 && series.length <= 12;
+  const width = host.clientWidth || 600, first = leading(series.map((one) => one.k)), weak = (one) => !first.has(one.k);
+  const direct = o.labels !== false && width > 330;
   const most = Math.max(8, Math.min(22, Math.floor(width / 26)));
-  const names = series.map((one) => squeeze(one.name, most));
-  const room = direct ? Math.min(160, 14 + 7.1 * Math.max(...names.map((n) => n.length))) : 14;
+  const room = direct ? 14 + widest(series.filter((one) => !weak(one)).map((one) => one.name), most) : 14;
   const xs = o.xs || [...new Set(series.flatMap((one) => one.xs))].sort((a, b) => a - b);
   const all = series.flatMap((one) => [...one.ys, ...(one.low || []), ...(one.high || [])]);
   const log = Boolean(o.log) && wantsLog(all);
@@ -150,10 +151,10 @@ function lines(host, o) {
     const at = one.xs.indexOf(x);
     return at < 0 ? NaN : one.ys[at];
   };
-  const groups = new Map(series.map((one) => [one, s("g", { "data-k": one.k })]));
-  f.svg.append(...groups.values());
+  const groups = new Map(series.map((one) => [one, s("g", { "data-k": one.k, class: weak(one) ? "weak" : null })]));
+  f.svg.append(...[...groups].sort(([a], [b]) => weak(b) - weak(a)).map(([, group]) => group)); // those to look at on top
   for (const one of series) {
-    if (!one.low || one.runs < 2) continue;
+    if (!one.low || one.runs < 2 || weak(one)) continue;
     const up = one.xs.map((x, i) => `${f.X(x).toFixed(1)} ${f.Y(one.high[i]).toFixed(1)}`);
     const down = one.xs.map((x, i) => `${f.X(x).toFixed(1)} ${f.Y(one.low[i]).toFixed(1)}`).reverse();
     groups.get(one).append(s("path", { d: `M${[...up, ...down].join("L")}Z`, fill: color(one.k), "fill-opacity": series.length > 8 ? 0.04 : 0.08 }));
@@ -174,12 +175,12 @@ function lines(host, o) {
     });
     if (o.step) d += `H${f.right}`;
     const own = groups.get(one);
-    own.append(s("path", { d, fill: "none", stroke: color(one.k), "stroke-width": one.k === D.reference ? 1.75 : 2, "stroke-linejoin": "round", "stroke-dasharray": dash(one.k) }));
-    const every = Math.max(1, Math.floor(seen.length / 6)), first = seen.length > 6 ? Math.floor((row * every) / series.length) : 0;
-    for (let i = first; i < seen.length; i += every) own.append(mark(one.k, ...seen[i], seen.length === 1 ? 4 : 3.2));
+    own.append(s("path", { d, fill: "none", stroke: color(one.k), "stroke-width": weak(one) ? 1 : one.k === D.reference ? 1.75 : 2, "stroke-linejoin": "round", "stroke-dasharray": dash(one.k) }));
+    const every = Math.max(1, Math.floor(seen.length / 6)), start = seen.length > 6 ? Math.floor((row * every) / series.length) : 0;
+    for (let i = start; i < seen.length; i += every) own.append(mark(one.k, ...seen[i], seen.length === 1 ? 4 : weak(one) ? 2.4 : 3.2));
   });
   if (direct && !o.step) {
-    const ends = series.map((one, i) => ({ one, name: names[i], y: f.Y(one.ys[one.ys.findLastIndex(Number.isFinite)]) })).filter((end) => Number.isFinite(end.y));
+    const ends = series.filter((one) => !weak(one)).map((one) => ({ one, name: squeeze(one.name, most), y: f.Y(one.ys[one.ys.findLastIndex(Number.isFinite)]) })).filter((end) => Number.isFinite(end.y));
     for (const end of spread(ends, 15, f.m.top, f.bottom)) f.svg.append(nameText(end.one.k, { x: f.right + 8, y: end.at + 4 }, end.name));
   }
   interact(host, f.svg, `${o.title}: ${series.map((one) => `${one.name} ends at ${(o.fmt || brief)(one.ys[one.ys.findLastIndex(Number.isFinite)])}`).join(", ")}`, {

@@ -2,13 +2,15 @@
 const hero = { t: 0, movers: [], layer: null, playing: 0 };
 function lanes(host) {
   const all = byStrategy(D.runs.filter((run) => run.final && (visible(run.strategy) || run.strategy === D.reference)));
-  if (!all.length) return empty(host, needClients);
+  if (!all.length) return empty(host, needClients());
   const total = Math.max(...all.map((g) => g.runs.reduce((n, run) => n + final(run).length, 0)));
   const room = printing() ? 260 : 620, lane = clamp(Math.min(26 + total * 0.28, room / all.length), 15, 78), [low, high] = band();
   const narrow = (host.clientWidth || 600) < 520, most = narrow ? 40 : 24;
-  const left = narrow ? 4 : Math.min(176, 20 + 7.1 * Math.max(...all.map((g) => Math.min(most, g.name.length))));
+  const left = narrow ? 4 : 22 + widest(all.map((g) => g.name), most);
   const head = narrow ? 16 : 0, r = clamp(Math.min(4.6 - total / 250, lane / 5), 1.6, 4);
   const f = frame(host, { height: all.length * (lane + head) + 58, rigid: true, x: [low, high], y: [0, 1], noY: true, margin: { left, top: 8, right: 12 }, xlabel: axis(`${noun} of each client`) });
+  const step = grain(all.flatMap((g) => g.runs.flatMap((run) => [...final(run)])), (high - low) / 1000);
+  const pile = step * Math.max(1, Math.ceil(((2 * r + 0.4) * (high - low)) / (f.right - f.m.left) / step - 0.05)); // values that stand on one another
   const marks = [];
   all.forEach((group, row) => {
     const base = 8 + head + row * (lane + head) + lane - Math.min(8, lane / 4), layer = s("g", { "data-k": group.k, class: group.k === D.reference || group.k === state.to ? "end" : null });
@@ -18,9 +20,9 @@ function lanes(host) {
     for (const run of group.runs) final(run).forEach((v, i) => { if (Number.isFinite(v)) own.push({ run, i, k: group.k, v }); });
     own.sort((a, b) => a.v - b.v);
     for (const one of own) {
-      const column = Math.round(f.X(one.v) / (2 * r + 0.6));
+      const column = Math.floor((one.v - low) / pile + 1e-6);
       one.n = columns.get(column) || 0; columns.set(column, one.n + 1);
-      one.x = column * (2 * r + 0.6);
+      one.x = f.X(clamp(low + (column + (pile > step ? 0.5 - step / pile / 2 : 0)) * pile, low, high));
     }
     const rise = Math.min(2 * r + 0.4, (lane - 2 * r - 6) / Math.max(1, ...columns.values()));
     for (const one of own) { one.y = base - r - one.n * Math.max(0, rise); marks.push(one); }
@@ -54,6 +56,12 @@ function lanes(host) {
     go: (at) => open(marks[at].run, marks[at].i),
   });
   return { rows: () => [["strategy", "seed", "client", `${noun}${D.unit.mark}`], ...marks.map((one) => [label(one.run), one.run.seed, clientName(one.run, one.i), exact(one.v)])] };
+}
+function grain(values, least) { // the steps that scores come in, as of one in 100 test examples; else a small one
+  const seen = [...new Set(values.filter(Number.isFinite).map((v) => Number(v.toPrecision(9))))].sort((a, b) => a - b);
+  const gaps = seen.slice(1).map((v, i) => v - seen[i]), step = Math.min(...gaps);
+  const whole = gaps.every((gap) => Math.abs(gap / step - Math.round(gap / step)) < 1e-3);
+  return seen.length > 1 && whole && step > least ? step : least;
 }
 function slide(t) { // all clients, that far from the reference to the chosen strategy; the worst glow
   hero.t = t;
@@ -102,7 +110,7 @@ function play() {
 // ---- the spread over clients ---------------------------------------------------------------
 function ridges(host) { // one line each, so that none hides another
   const groups = byStrategy(shown().filter((run) => run.final));
-  if (!groups.length) return empty(host, needClients);
+  if (!groups.length) return empty(host, needClients());
   const [low, high] = band(), count = 20, step = (high - low) / count, edges = Array.from({ length: count + 1 }, (_, i) => low + i * step);
   const bin = (v) => { // as numpy.histogram: the last one is closed on both sides
     const at = clamp(Math.floor((v - low) / step), 0, count - 1);
@@ -113,7 +121,7 @@ function ridges(host) { // one line each, so that none hides another
     for (const run of group.runs) for (const v of final(run)) if (Number.isFinite(v)) { seen[bin(v)]++; all++; }
     return { ...group, seen, share: seen.map((n) => (100 * n) / all), all };
   });
-  const wide = (host.clientWidth || 600) > 360, most = 16, left = wide ? Math.min(130, 14 + 6.6 * Math.max(...bins.map((b) => Math.min(most, b.name.length)))) : 4;
+  const wide = (host.clientWidth || 600) > 360, most = 18, left = wide ? 12 + widest(bins.map((b) => b.name), most) : 4;
   const lane = clamp(264 / bins.length, 17, 66), over = 1.25, top = Math.max(...bins.flatMap((b) => b.share)) || 1;
   const f = frame(host, { height: Math.max(180, bins.length * lane + lane * (over - 1) + 52), rigid: bins.length > 6, x: [low, high], y: [0, 1], noY: true, xlabel: axis(noun), margin: { left, top: 12 + (over - 1) * lane, right: 10 } });
   const tall = (f.bottom - f.m.top) / bins.length, base = (row) => f.m.top + (row + 1) * tall;
@@ -139,7 +147,7 @@ function ridges(host) { // one line each, so that none hides another
 }
 function ecdf(host) {
   const groups = byStrategy(shown().filter((run) => run.final));
-  if (!groups.length) return empty(host, needClients);
+  if (!groups.length) return empty(host, needClients());
   const [low, high] = band();
   const series = groups.map((group) => {
     const all = group.runs.flatMap((run) => [...final(run)]).filter(Number.isFinite).sort((a, b) => a - b);
@@ -162,7 +170,7 @@ function gainPairs() {
 }
 function gains(host) {
   const pairs = gainPairs();
-  if (!pairs.length) return empty(host, D.strategies.length < 2 ? "One strategy alone gains and loses nothing: run another beside it." : needClients);
+  if (!pairs.length) return empty(host, D.strategies.length < 2 ? "One strategy alone gains and loses nothing: run another beside it." : needClients());
   const bars = pairs.flatMap(({ run, base }) => [...final(run)].map((v, i) => ({ run, base, i, then: final(base)[i], now: v })))
     .filter((one) => Number.isFinite(one.now - one.then)).sort((a, b) => better * (a.then - b.then || a.now - b.now));
   bars.forEach((one) => { one.d = one.now - one.then; });
@@ -207,14 +215,11 @@ function here() {
 }
 function oneClient(host, what, when, plain, o) {
   const at = here();
-  if (!at || state.client === null) return empty(host, needClients);
+  if (!at || state.client === null) return empty(host, needClients());
   const series = at.runs.filter((run) => visible(run.strategy) && run[what]).map((run) => {
     const all = unpack(run[what], what === "accuracy" ? D.unit.scale : 1), [rows, clients] = run[what].shape;
     const own = run[when].map((_, t) => all[t * clients + state.client]);
-    const ys = plain ? own : own.map((v, t) => {
-      let m = 0; for (let c = 0; c < clients; c++) if (!Number.isNaN(all[t * clients + c])) m++;
-      return v * m * (run.n / clients);
-    });
+    const times = plain ? null : equalShares(run, all, clients), ys = plain ? own : own.map((v, t) => v * times[t]);
     return { k: run.strategy, name: label(run), xs: run[when].slice(0, rows), ys };
   });
   return lines(host, { series, height: 230, flat: true, ...o });

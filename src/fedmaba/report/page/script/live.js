@@ -41,10 +41,10 @@ async function live() {
       const fresh = new DOMParser().parseFromString(await (await fetch("./", { cache: "no-store" })).text(), "text/html");
       const block = $("#data", fresh);
       if (block) { // else it says what is wrong, and is asked again
-        const same = $$("figure", fresh).length === $$("figure").length;
+        const same = $$("figure, #groups", fresh).length === $$("figure, #groups").length;
         D = read(fresh); heard = Date.now();
         document.body.dataset.version = fresh.body.dataset.version;
-        if (same) for (const id of ["#facts", "#live", "#notes", "#setup"]) $(id).replaceWith(document.importNode($(id, fresh), true)); // curves grow in place
+        if (same) for (const id of ["#facts", "#live", "#notes", "#groups", "#setup"]) if ($(id)) $(id).replaceWith(document.importNode($(id, fresh), true)); // curves grow in place
         else $("#main").replaceWith(document.importNode($("#main", fresh), true));
         defaults();
         if (same) { commands($("#setup")); commands($("#live")); } else { wire(); watchSections(); }

@@ -61,17 +61,33 @@ function matrix(host, o) {
   return { rows: o.table };
 }
 
+// What a weight of a round is multiplied with to say how many times an equal share it is. Where
+// the coefficients of a round do not add up to 1, as q-FFL's, it is the share of their sum.
+function equalShares(run, weights, clients) {
+  return run.rounds.map((_, t) => {
+    let m = 0;
+    for (let c = 0; c < clients; c++) if (!Number.isNaN(weights[t * clients + c])) m++;
+    return (m * (run.n / clients)) / (run.total && run.total[t] > 0 ? run.total[t] : 1);
+  });
+}
+function sums(runs) { // who does not add up to 1, in one line each
+  return byStrategy(runs.filter((run) => run.total)).map((group) => {
+    const all = group.runs.flatMap((run) => run.total).filter((v) => v !== null), [low, high] = [Math.min(...all), Math.max(...all)].map((v) => fixed(v));
+    return `${group.name}: its coefficients add up to ${low === high ? low : `${low} to ${high}`} and not to 1, which makes the whole step shorter or longer; shown is each client's share of the sum.`;
+  });
+}
+
 // ---- weights: strategies side by side, the same clients in the same lines --------------------
 function heat(host) {
   const place = places().find((one) => one.key === state.seed) || places()[0];
   const runs = place ? place.runs.filter((run) => visible(run.strategy) && run.weight) : [];
   const note = $("#weights-note");
   note.textContent = "";
-  if (!runs.length) return empty(host, needClients);
+  if (!runs.length) return empty(host, lacking("weights"));
   const panels = runs.map((run) => {
     const weights = unpack(run.weight), [rows, clients] = run.weight.shape;
     const cell = (c, t) => weights[t * clients + c];
-    const times = run.rounds.map((_, t) => { let m = 0; for (let c = 0; c < clients; c++) if (!Number.isNaN(cell(c, t))) m++; return m * (run.n / clients); });
+    const times = equalShares(run, weights, clients);
     return { run, k: run.strategy, rows, clients, cell, value: (c, t) => cell(c, t) * times[t] };
   });
   const base = place.runs.find((run) => run.strategy === D.reference && run.final) || place.runs.find((run) => run.final);
@@ -80,9 +96,9 @@ function heat(host) {
   if (served) { const at = (c) => (Number.isFinite(served[c]) ? better * served[c] : Infinity); order.sort((a, b) => (at(a) === at(b) ? a - b : at(a) - at(b))); }
   const flat = (p) => { for (let t = 0; t < p.rows; t++) for (const c of order) { const v = p.value(c, t); if (Number.isFinite(v) && Math.abs(v - 1) > 0.005) return false; } return true; };
   const even = panels.filter(flat), uneven = panels.filter((p) => !even.includes(p));
-  if (even.length) note.textContent = `Every client counted 1.00 × in every round with ${even.map((p) => label(p.run)).join(", ")}.`;
+  note.textContent = [even.length ? `Every client counted 1.00 × in every round with ${even.map((p) => label(p.run)).join(", ")}.` : "", ...sums(runs)].filter(Boolean).join(" ");
   const table = () => [["strategy", "round", ...order.map((c) => clientName(panels[0].run, c))], ...panels.flatMap((p) => p.run.rounds.map((t, i) => [label(p.run), t, ...order.map((c) => exact(p.cell(c, i)))]))];
-  if (!uneven.length) return { ...empty(host, "Nothing to draw: all weights are equal."), rows: table };
+  if (!uneven.length) return { ...empty(host, "Nothing to draw: all weights are equal.", true), rows: table };
   const width = host.clientWidth || 600, most = Math.max(1, Math.min(uneven.length, Math.floor(width / (uneven.length > 6 ? 190 : 260)), 4));
   const lines_ = Math.ceil(uneven.length / most), columns = Math.ceil(uneven.length / lines_), tall = clamp(count * 5, 90, uneven.length > 6 ? 110 : 190), gap = 20, top = 44, step = tall + 44;
   const f = frame(host, { height: top + lines_ * step + 18, rigid: true, x: [0, 1], y: [0, 1], noX: true, noY: true, margin: { left: 16, right: 4 } });

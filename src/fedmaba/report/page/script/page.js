@@ -3,7 +3,7 @@ const draw = {
   dots: lanes, hist: ridges, ecdf, tradeoff, heat, gains, labels: labelTable,
   variance: overRounds("variance", "Variance over clients"), accuracy: overRounds("accuracy", `Mean ${noun}`),
   worst: overRounds("worst", "Worst clients"), best: overRounds("best", "Best clients"),
-  effective: (host) => info(host, (run) => run.info.effective, "Effective number of clients", "No weights yet."),
+  effective: (host) => info(host, (run) => run.info.effective, "Effective number of clients", lacking("weights")),
   "client-accuracy": (host) => oneClient(host, "accuracy", "evaluated", true, { unit: `${noun}${D.unit.mark}`, fmt: (v) => score(v), title: `${Noun} of this client` }),
   "client-weight": (host) => oneClient(host, "weight", "rounds", false, { unit: "multiple of an equal share", fmt: (v) => `${fixed(v, 2)} ×`, title: "Weight of this client", zero: true }),
   "client-loss": (host) => oneClient(host, "loss", "rounds", true, { unit: "loss", title: "Loss reported by this client", zero: true, none: "No strategy shown here asks for losses." }),
@@ -11,6 +11,7 @@ const draw = {
 };
 
 // ---- words beside the figures --------------------------------------------------------------
+const FOLD = 7; // rows of a table beside the verdict; of more, it opens by a click
 function words() {
   const box = $("#binding");
   box.replaceChildren(...D.numbers.flatMap((_, i) => byStrategy().map((g) => {
@@ -37,8 +38,13 @@ function words() {
     const scores = at.runs.filter((run) => run.final && visible(run.strategy)).map((run) => `${label(run)} ${score(final(run)[state.client])}`);
     const own = at.labels ? at.labels.slice(state.client * at.classes.length, (state.client + 1) * at.classes.length) : null;
     const size = own ? `, ${plural(own.reduce((a, b) => a + b, 0), "training example")}` : "";
-    client.textContent = `${clientName(at.runs[0], state.client)}, ${at.name}${size}. ${Noun}: ${scores.join(", ") || "not known yet"}.`;
+    const told = scores.length > 8 ? `${scores.length} strategies serve it with ${spanned(at.runs)}` : scores.join(", ") || "not known yet";
+    client.textContent = `${clientName(at.runs[0], state.client)}, ${at.name}${size}. ${Noun}: ${told}.`;
   }
+}
+function spanned(runs) { // the least and the most of many, for the client that is chosen
+  const known = runs.filter((run) => run.final && visible(run.strategy)).map((run) => [final(run)[state.client], label(run)]).sort((a, b) => better * (a[0] - b[0]));
+  return [known[0], known[known.length - 1]].map(([v, name]) => `${score(v)} (${name})`).join(" to ");
 }
 function verdict() { // as the template, of the model and round chosen
   const close = (text) => text.replace(/ %/g, "\u00a0%");
@@ -46,19 +52,23 @@ function verdict() { // as the template, of the model and round chosen
     said.where || said.so_far ? h("p", { class: "so-far" }, [said.where, said.so_far].filter(Boolean).join(": ")) : null,
     i ? h("p", { class: "headline" }, said.headline) : h("h1", {}, said.headline),
     said.sentence ? h("p", { class: "lead" }, close(said.sentence)) : null,
-    all.length === 1 && said.tiles.length ? h("dl", { class: "tiles" }, ...said.tiles.map((tile) => h("div", { class: tile.way.replaceAll(" ", "-") }, h("dt", {}, tile.name),
+    all.length === 1 && said.tiles.length ? h("dl", { class: "tiles" }, ...said.tiles.map((tile) => h("div", { class: tile.way.replaceAll(" ", "-") }, h("dt", {}, `${tile.name}, `, h("span", {}, `minus ${said.base}`)),
       h("dd", {}, h("strong", {}, tile.change), h("span", { class: "unit" }, `${tile.half ? ` ± ${tile.half}` : ""} ${tile.unit}${tile.half ? " (95\u00a0%)" : ""}`),
         h("small", { class: "way" }, tile.way), h("small", {}, close(`${said.named} ${tile.now}, ${said.base} ${tile.then}`)))))) : null,
   ].filter(Boolean)));
+  const folded = (said, node) => (said.costs.rows.length > FOLD ? h("details", {}, h("summary", {}, `${said.costs.rows.length} strategies are not told apart in variance`), node) : node);
   $("#costs").replaceChildren(...verdicts().map((said) => (
-    said.costs ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": said.costs.title }, h("table", { class: "plain costs" }, h("caption", {}, said.costs.title),
+    said.costs ? folded(said, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": said.costs.title }, h("table", { class: "plain costs" }, h("caption", {}, said.costs.title),
       h("thead", {}, h("tr", {}, ...said.costs.head.map((text) => h("th", { scope: "col" }, text)))),
-      h("tbody", {}, ...said.costs.rows.map(([name, ...rest]) => h("tr", {}, h("th", { scope: "row" }, name), ...rest.map((text, j) => h("td", { "data-name": said.costs.head[j + 1] }, text))))))) : null)).filter(Boolean));
+      h("tbody", {}, ...said.costs.rows.map(([name, ...rest]) => h("tr", {}, h("th", { scope: "row" }, name), ...rest.map((text, j) => h("td", { "data-name": said.costs.head[j + 1] }, text)))))))) : null)).filter(Boolean));
 }
 
 // ---- controls ------------------------------------------------------------------------------
 function hot(k) { // the rest grey in all charts
-  $$(".chart svg [data-k]").forEach((node) => node.classList.toggle("cold", k !== null && node.dataset.k !== String(k)));
+  for (const node of $$(".chart svg [data-k], .legend [data-k]")) {
+    node.classList.toggle("cold", k !== null && node.dataset.k !== String(k));
+    node.classList.toggle("hot", node.dataset.k === String(k));
+  }
 }
 function isolate(k) { // alone; a further one joins it, the same again leaves, the last one brings all back
   if (state.only.has(k)) state.only.delete(k); else state.only.add(k);
@@ -80,6 +90,7 @@ function controls() {
   const all = h("button", { type: "button", id: "all", hidden: state.only.size ? null : "" }, "show all");
   all.addEventListener("click", () => { state.only.clear(); controls(); redraw(); remember(); });
   $("#chips").replaceChildren(...chips, all);
+  fold();
   $$("#models button").forEach((button) => button.setAttribute("aria-pressed", String(button.dataset.model === state.model)));
   $("#at").value = state.at; $("#against").value = state.against; $$(".scale").forEach((one) => { one.value = state.scale; });
   const federations = places();
@@ -92,7 +103,20 @@ function controls() {
   const at = here(), run = at && at.runs.find((one) => one.final);
   fill($("#client-which"), run ? [...final(run)].map((_, i) => [i, clientName(run, i)]) : [], state.client);
   const runs = D.folders.map((folder) => folder.name).join(", ");
-  $$(".legend").forEach((legend) => legend.replaceChildren(h("b", {}, runs), ...D.strategies.map((o, k) => (visible(k) ? h("span", {}, swatch(k), o.label) : null)).filter(Boolean)));
+  const entry = (k, text) => {
+    const node = h("button", { type: "button", "data-k": k, title: "click: show it alone, or beside those chosen" }, sample(k), text);
+    for (const [event, which] of [["pointerenter", k], ["pointerleave", null]]) node.addEventListener(event, () => hot(which));
+    node.addEventListener("click", () => isolate(k));
+    return node;
+  };
+  $$(".legend").forEach((legend) => legend.replaceChildren(h("b", {}, runs), ...D.strategies.map((o, k) => (visible(k) ? entry(k, o.label) : null)).filter(Boolean)));
+  document.documentElement.toggleAttribute("data-many", D.strategies.filter((_, k) => visible(k)).length > MANY);
+}
+function fold() { // two lines of strategies, and a button where there are more
+  const chips = $("#chips"), more = $("#more-chips"), open = chips.classList.contains("open");
+  more.hidden = !open && chips.scrollHeight <= chips.clientHeight + 4;
+  more.textContent = open ? "fewer ▴" : `all ${D.strategies.length} ▾`;
+  more.setAttribute("aria-expanded", String(open));
 }
 function defaults() {
   const others = D.strategies.map((_, k) => k).filter((k) => k !== D.reference);
@@ -303,11 +327,12 @@ function watchSections() {
 }
 const change = () => { controls(); redraw(); remember(); };
 $$("#models button").forEach((button) => button.addEventListener("click", () => { state.model = button.dataset.model; change(); }));
+on("#more-chips", "click", () => { $("#chips").classList.toggle("open"); fold(); });
 on("#at", "change", (e) => { state.at = e.target.value; change(); });
 on("#theme", "click", () => theme({ undefined: dark() ? "light" : "dark", dark: "light", light: "dark" }[document.documentElement.dataset.theme]));
 media.addEventListener("change", () => { if (!document.documentElement.dataset.theme) redraw(); });
 let wait = null, width = innerWidth;
-addEventListener("resize", () => { if (innerWidth === width || printing()) return; width = innerWidth; clearTimeout(wait); wait = setTimeout(() => redraw(), 120); });
+addEventListener("resize", () => { if (innerWidth === width || printing()) return; width = innerWidth; fold(); clearTimeout(wait); wait = setTimeout(() => redraw(), 120); });
 let before;
 addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = "light"; document.documentElement.dataset.print = "yes"; redraw(null, true); });
 addEventListener("afterprint", () => { delete document.documentElement.dataset.print; theme(before); });

@@ -2,13 +2,13 @@
 const NEAR = 5; // points below the best mean: as the verdict looks no further
 function placeNames(f, list, boxes, obstacles, [x0, x1]) { // each beside its point, in the cheapest of many places around
   for (const one of [...list].sort((a, b) => a.py - b.py)) {
-    const text = squeeze(one.name, list.length > 12 ? 18 : 26), wide = 6.9 * text.length, found = [];
-    for (const far of [13, 18, 26, 36, 48, 62, 78]) for (let turn = 0; turn < 16; turn++) {
+    const text = squeeze(one.name, list.length > 12 ? 18 : 26), wide = textWidth(text) + 2, found = [];
+    for (const far of [14, 19, 26, 36, 48, 62, 78, 96]) for (let turn = 0; turn < 16; turn++) {
       const angle = (Math.PI * turn) / 8, ax = one.px + far * Math.cos(angle), ay = one.py + far * Math.sin(angle);
       const left = ax + (wide / 2) * (Math.cos(angle) - 1), top = ay - 8 + 8 * Math.sin(angle), box = [left, top, left + wide, top + 15];
       let cost = 1.2 * far + (turn % 8 ? 3 : 0) + (box[0] < x0 || box[2] > x1 || box[1] < f.m.top - 8 || box[3] > f.bottom ? 900 : 0);
       for (const b of boxes) if (box[0] < b[2] + 2 && box[2] > b[0] - 2 && box[1] < b[3] && box[3] > b[1]) cost += 300;
-      for (const d of obstacles) if (d.px > box[0] - 6 && d.px < box[2] + 6 && d.py > box[1] - 6 && d.py < box[3] + 6) cost += d === one ? 0 : 40;
+      for (const d of obstacles) if (d.px > box[0] - 6 && d.px < box[2] + 6 && d.py > box[1] - 6 && d.py < box[3] + 6) cost += d === one ? 0 : d.run ? 40 : 120;
       found.push({ cost, box, ax, ay, far });
     }
     const best = found.reduce((a, b) => (b.cost < a.cost ? b : a));
@@ -32,14 +32,14 @@ function tradeoff(host) {
   const close = means.filter((m) => better * m.y >= better * least), width = host.clientWidth || 600;
   const zoom = width > 620 && means.length > 6 && close.length < means.length && 2 * close.length >= means.length;
   const front = means.filter((a) => !means.some((b) => b !== a && sign * b.x >= sign * a.x && better * b.y >= better * a.y && (sign * b.x > sign * a.x || better * b.y > better * a.y))).sort((a, b) => a.x - b.x);
-  const log = key === "variance" && wantsLog(means.map((m) => m.x));
+  const log = key === "variance" && wantsLog(means.map((m) => m.x), 20);
   const xlabel = key === "variance" ? axis("variance over clients", D.unit.square) : axis(`${worstWords()} of clients`);
   const marks = [], height = means.length > 12 ? 520 : 420;
   const canvas = s("svg", {});
   function panel(list, named, from, upto, title) { // one set of axes; those named have their names
     const own = runs.filter((one) => list.some((m) => m.k === one.k)), all = [...own, ...list];
     const f = frame(host, {
-      height, x: extent(all.map((o) => o.x), { pad: 0.12, log }), y: extent(all.map((o) => o.y), { pad: 0.14 }), logX: log, from, upto, within: canvas,
+      height, x: extent(all.map((o) => o.x), { pad: 0.12, log }).map((v) => (key === "variance" ? Math.max(0, v) : v)), y: extent(all.map((o) => o.y), { pad: 0.14 }), logX: log, from, upto, within: canvas,
       xlabel: log ? `${xlabel}, logarithmic` : xlabel, ylabel: title || axis(`mean ${noun}`), margin: { right: 24 },
     });
     const seeds = s("g", {}), best = front.filter((o) => list.includes(o));
@@ -86,8 +86,10 @@ function tradeoff(host) {
 }
 
 // ---- over rounds ---------------------------------------------------------------------------
+const figuresOf = (name) => byStrategy().flatMap((g) => g.runs.flatMap((run) => run.fair[state.model][name])).filter((v) => v !== null);
+const ROW = { worst: ["worst", "best"], best: ["worst", "best"] }; // panels of one row have one range
 const overRounds = (name, title) => (host) => lines(host, {
-  title, series: byStrategy().map((g) => overSeeds(g.k, g.name, g.runs.map((run) => [run.fair.round, run.fair[state.model][name]]))),
+  title, y: ROW[name] && extent(ROW[name].flatMap(figuresOf)), height: ROW[name] && 320, series: byStrategy().map((g) => overSeeds(g.k, g.name, g.runs.map((run) => [run.fair.round, run.fair[state.model][name]]))),
   unit: name === "variance" ? `variance${D.unit.square}` : `${noun}${D.unit.mark}`, fmt: name === "variance" ? figure : (v) => score(v), zero: name === "variance",
   log: name === "variance", none: "No run has been evaluated yet.",
 });

@@ -1,0 +1,218 @@
+"""Runs by groups of people: tables, client x group cells, and who is served worst. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedmaba.report.document import Cell, Document, Grid, number
+from fedmaba.report.table import caption
+from fedmaba.results import groups
+from fedmaba.results.group_tables import GroupRow
+from fedmaba.results.groups import FloatArray
+from fedmaba.results.history import At, History, Model
+
+FEWEST = 10  # test examples of a cell that may be called the worst
+SHOWN = 60  # clients in the table of cells on a page
+SHADES = 5  # of a cell: 0 is the best served, 4 the worst
+FIGURES = (  # field of GroupFigures, title of its column
+    ("worst", "worst group %"),
+    ("accuracy", "accuracy gap"),
+    ("parity", "parity gap"),
+    ("odds", "odds gap"),
+    ("within_accuracy", "accuracy gap within"),
+    ("within_parity", "parity gap within"),
+    ("within_odds", "odds gap within"),
+)
+WORDS = (
+    "Gaps are in points. Accuracy gap: best minus worst served group. Parity gap (demographic "
+    "parity difference): highest minus lowest share of a group that is predicted {positive}. Odds "
+    "gap (equalised odds difference): the larger gap of true and of false positive rates. Gaps "
+    "within are between the groups of one client, as a mean over clients."
+)
+
+
+class Names(NamedTuple):
+    """How clients are called: by their names where the data have some."""
+
+    clients: Sequence[str] = ()
+
+    def of(self, client: int) -> str:
+        return self.clients[client] if client < len(self.clients) else f"client {client}"
+
+
+def has_groups(history: History) -> bool:
+    """Whether any run was judged by groups."""
+    return any("deployed.groups" in run.tables for run in history.runs)
+
+
+NOBODY = Names()
+
+
+def document(
+    history: History,
+    model: Model = "deployed",
+    at: At = "last",
+    names: Names = NOBODY,
+    title: str = "",
+) -> Document:
+    """Gaps, each group, and in words whether a client or a group is served worst."""
+    rows = history.group_summary(model, at)
+    text = [served_worst(history, row.label, model, at, names) for row in rows]
+    foot = [WORDS.format(positive=_positive(history))] if _positive(history) else []
+    grids = [gap_grid(history, rows, model, at), group_grid(history, rows)]
+    return Document(title, [], grids, foot=text + foot)
+
+
+def _positive(history: History) -> str:
+    return next((run.groups.positive for run in history.runs if run.groups.names), "")
+
+
+def _names(history: History) -> tuple[str, ...]:
+    return next((run.groups.names for run in history.runs if run.groups.names), ())
+
+
+def gap_grid(history: History, rows: Sequence[GroupRow], model: Model, at: At) -> Grid:
+    """Strategies by the gaps between groups."""
+    known = [
+        (field, title)
+        for field, title in FIGURES
+        if any(math.isfinite(getattr(row.mean, field)) for row in rows)
+    ]
+    body = [
+        [
+            Cell(row.label),
+            Cell(str(row.seeds)),
+            *(number(getattr(row.mean, f), getattr(row.sd, f)) for f, _ in known),
+        ]
+        for row in rows
+    ]
+    title = f"Groups: {caption(history, model, at).partition(';')[0]}"
+    return Grid("gaps", title, ["row", "seeds", *(title for _, title in known)], body)
+
+
+def group_grid(history: History, rows: Sequence[GroupRow]) -> Grid:
+    """Each group of each strategy."""
+    positive, names = _positive(history), _names(history)
+    titles = ["accuracy %"]
+    if positive:
+        titles += [f"predicted {positive} %", "true positives %", "false positives %"]
+    body = [
+        [
+            Cell(f"{row.label}: {name}"),
+            number(row.size[g], digits=0),
+            *(number(row.rates[k, g], row.rates_sd[k, g]) for k in range(len(titles))),
+        ]
+        for row in rows
+        for g, name in enumerate(names)
+    ]
+    return Grid("groups", "Each group, over all clients", ["group", "test examples", *titles], body)
+
+
+def _chosen(history: History, label: str, model: Model, at: At) -> list[Any]:
+    """(E, N, G, K) counts of each seed at the evaluations that are shown."""
+    table = f"{model}.groups"
+    own = [r for r in history.runs if r.label == label and not r.diverged and table in r.tables]
+    return [run.group_counts(model)[run.chosen(at, model)] for run in own]
+
+
+def _mean(values: Sequence[FloatArray]) -> FloatArray:
+    """The mean over seeds of what each has; nan where none has it."""
+    table = np.array(values)
+    known = np.isfinite(table)
+    total = np.where(known, table, 0.0).sum(0)
+    out = np.full(total.shape, np.nan)
+    np.divide(total, known.sum(0), out=out, where=known.any(0))
+    return out
+
+
+def served_worst(history: History, label: str, model: Model, at: At, names: Names) -> str:
+    """Who is served worst, a client or a group, and which cell of both."""
+    seeds, of = _chosen(history, label, model, at), _names(history)
+    alike = len(seeds) == 1 or bool(names.clients)  # a number is the same client in every seed
+    pooled = [one.mean(0) for one in seeds]  # (N, G, K) of the evaluations shown
+    client = [groups.rates(one.sum(1)).accuracy for one in pooled]
+    shares = [groups.rates(one.sum(0)).accuracy for one in pooled]
+    apart, between = (
+        float(np.mean([np.nanmax(one) - np.nanmin(one) for one in found]))
+        for found in (client, shares)
+    )
+    group = _mean(shares)
+    mean = _mean(client) if alike else None
+    low = float(np.mean([np.nanmin(one) for one in client]) if mean is None else np.nanmin(mean))
+    who = "has" if mean is None else f"is {names.of(int(np.nanargmin(mean)))} with"
+    text = (
+        f"{label}: the worst served client {who} {100 * low:.2f} %, the worst served group is "
+        f"{of[int(np.nanargmin(group))]} with {100 * np.nanmin(group):.2f} %. "
+        f"Best and worst client lie {100 * apart:.2f} points apart, best and worst group "
+        f"{100 * between:.2f}: who is served worst depends more on the "
+        f"{'client' if apart > between else 'group'}."
+    )
+    if mean is None:
+        return text
+    size, share = _cells(pooled)
+    share = np.where(size >= FEWEST, share, np.nan)
+    if np.isfinite(share).any():
+        c, g = np.unravel_index(np.nanargmin(share), share.shape)
+        text += (
+            f" Of client and group together: {of[g]} at {names.of(int(c))}, "
+            f"{100 * share[c, g]:.2f} % of {size[c, g]:.0f} test examples."
+        )
+    return text
+
+
+def _cells(pooled: Sequence[Any]) -> tuple[FloatArray, FloatArray]:
+    """(N, G) test examples and accuracy of each client and group, as means over seeds."""
+    found = [groups.rates(one) for one in pooled]
+    return np.mean([f.size for f in found], axis=0), _mean([f.accuracy for f in found])
+
+
+def page_part(history: History, names: Names) -> dict[str, Any]:
+    """What the page shows of groups: words, two tables, and the cells of each strategy."""
+    made = document(history, names=names)
+    rows = history.group_summary()
+    return {
+        "tables": [
+            {
+                "title": grid.title,
+                "head": list(grid.head),
+                "rows": [[cell.text for cell in row] for row in grid.rows],
+            }
+            for grid in made.grids
+        ],
+        "words": made.foot,
+        "cells": [_shaded(history, row.label, names) for row in rows],
+    }
+
+
+def _shaded(history: History, label: str, names: Names) -> dict[str, Any]:
+    """The client x group table of a strategy: text and shade of each cell, worst clients first."""
+    seeds = _chosen(history, label, "deployed", "last")
+    if len(seeds) > 1 and not names.clients:
+        seeds = seeds[:1]  # other seeds have other clients
+    size, share = _cells([one.mean(0) for one in seeds])
+    known = np.isfinite(share)
+    low, high = (float(f(share[known])) for f in (np.min, np.max))
+    worst = np.where(known, share, np.inf).min(1)
+    order = np.argsort(worst, kind="stable")[:SHOWN]
+    lines = []
+    for c in order:
+        texts, shades = [], []
+        for g in range(share.shape[1]):
+            has = bool(known[c, g])
+            at = (high - share[c, g]) / (high - low) if has and high > low else 0.0
+            texts.append(f"{100 * share[c, g]:.1f} of {size[c, g]:.0f}" if has else "–")
+            shades.append(min(SHADES - 1, int(SHADES * at)) if has else -1)
+        lines.append({"name": names.of(int(c)), "cells": list(zip(texts, shades, strict=True))})
+    left = len(share) - len(order)
+    of = "" if len(seeds) == 1 else f", mean of {len(seeds)} seeds"
+    return {
+        "title": f"{label}: accuracy % of each client and group, and its test examples{of}; "
+        "clients with the worst served group first"
+        + (f"; {left:,} more are not shown" if left else ""),
+        "head": list(_names(history)),
+        "rows": lines,
+    }

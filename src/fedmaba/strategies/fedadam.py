@@ -1,0 +1,40 @@
+"""FedAdam: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
+
+The averaged change is the gradient of Adam on the server, without correction of the first rounds;
+the second moment starts at tau^2.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fedmaba.strategies.base import (
+    Decision,
+    Replies,
+    State,
+    Strategy,
+    param,
+    size_weights,
+    uniform_weights,
+)
+from fedmaba.strategies.server_optimisers import ServerOptimiser
+
+
+@dataclass(frozen=True)
+class FedAdam(Strategy):
+    """FedAvg whose server takes the averaged change as a gradient for Adam"""
+
+    name: ClassVar[str] = "fedadam"
+    title: ClassVar[str] = "FedAdam"
+    lr: float = param(0.01, above=0)
+    beta1: float = param(0.9, low=0, high=0.9999)
+    beta2: float = param(0.99, low=0, high=0.999999)
+    tau: float = param(1e-3, low=1e-12)
+    weights: Literal["size", "uniform"] = "size"
+
+    def server(self) -> ServerOptimiser:
+        return ServerOptimiser("adam", self.lr, self.beta1, self.beta2, self.tau)
+
+    def weigh(self, state: State, replies: Replies) -> Decision:
+        return Decision(
+            size_weights(replies) if self.weights == "size" else uniform_weights(replies), state
+        )

@@ -1,0 +1,35 @@
+"""FedAvgM: Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated
+Visual Classification", arXiv 2019: FedAvg whose server keeps a velocity."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from fedmaba.strategies.base import (
+    Decision,
+    Replies,
+    State,
+    Strategy,
+    param,
+    size_weights,
+    uniform_weights,
+)
+from fedmaba.strategies.server_optimisers import ServerOptimiser
+
+
+@dataclass(frozen=True)
+class FedAvgM(Strategy):
+    """FedAvg, and beta times the server's last step on top"""
+
+    name: ClassVar[str] = "fedavgm"
+    title: ClassVar[str] = "FedAvgM"
+    beta: float = param(0.9, low=0, high=0.9999)
+    lr: float = param(1.0, above=0)
+    weights: Literal["size", "uniform"] = "size"
+
+    def server(self) -> ServerOptimiser:
+        return ServerOptimiser("momentum", lr=self.lr, beta1=self.beta)
+
+    def weigh(self, state: State, replies: Replies) -> Decision:
+        return Decision(
+            size_weights(replies) if self.weights == "size" else uniform_weights(replies), state
+        )

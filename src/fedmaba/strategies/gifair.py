@@ -1,0 +1,48 @@
+"""GIFAIR-FL: Yue et al., "GIFAIR-FL: A Framework for Group and Individual Fairness in Federated
+Learning", INFORMS Journal on Data Science 2023.
+
+The objective adds lambda times the sum of |F_i - F_j| over pairs of clients; its gradient weighs
+client i by p_i + lambda r_i, where r_i counts the clients with a smaller loss minus those with a
+larger one. The weights stay positive below lambda_max = min p_i / (m - 1); lam is a share of it.
+Differs: each client is a group of its own. The factor 1 + lambda r_i / p_i is on the client's
+change, in the paper on its local loss: the same for one local step. p, m and lambda_max are those
+of the round's participants.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedmaba.strategies.base import (
+    Decision,
+    Needs,
+    Replies,
+    State,
+    Strategy,
+    param,
+    require_finite,
+    size_weights,
+)
+from fedmaba.strategies.simplex import effective_count
+
+
+@dataclass(frozen=True)
+class GIFAIR(Strategy):
+    """a client's weight grows with the number of clients that have a smaller loss"""
+
+    name: ClassVar[str] = "gifair"
+    title: ClassVar[str] = "GIFAIR-FL"
+    lam: float = param(0.9, low=0, high=1)
+
+    def needs(self) -> Needs:
+        return Needs(loss="start")
+
+    def weigh(self, state: State, replies: Replies) -> Decision:
+        loss, share = require_finite(replies.loss, "loss"), size_weights(replies)
+        ordered = np.sort(loss)
+        below = np.searchsorted(ordered, loss, "left")
+        above = len(loss) - np.searchsorted(ordered, loss, "right")
+        step = self.lam * float(share.min()) / max(len(loss) - 1, 1)
+        coef = share + step * (below - above)
+        return Decision(coef, state, {"effective": effective_count(coef)})

@@ -1,0 +1,140 @@
+"""Momentum, Adam and Yogi on the server: by hand, beside other runs, stopped, and refused."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from torch import nn
+
+import fedmaba
+from fedmaba.deploy.server import FederationServer
+from fedmaba.deploy.settings import FederationSettings
+from fedmaba.errors import InputError
+from fedmaba.experiment import starting
+from fedmaba.simulation.engine import Run
+from fedmaba.strategies import FedAdam, FedAvg, FedAvgM, FedYogi
+from fedmaba.strategies.base import Replies
+from plain_loop import PLAN, mlp, played
+from run_folders import asked, begun, files, play
+
+pytestmark = pytest.mark.usefixtures("few_threads")
+
+
+def by_hand(strategy):
+    """Three rounds of two clients with losses w^2/2 and 3/2 (w - 2)^2, from w = 1, step 0.1."""
+    how, w, path = strategy.server(), np.ones(1), []
+    moments = how.start(w)
+    for t in range(3):
+        changes = np.array([-0.1 * w, -0.3 * (w - 2)])
+        told = Replies(t, 0.1, 2, np.arange(2), np.ones(2, np.int64))
+        step, moments = how.step(moments, strategy.weigh({}, told).coef @ changes)
+        w = w + step
+        path.append(w[0])
+    return path
+
+
+def test_momentum_by_hand():
+    # the mean change is 0.3 - 0.2 w: 0.1; then 0.08 + 0.5 * 0.1; then 0.054 + 0.5 * 0.13
+    assert by_hand(FedAvgM(beta=0.5)) == pytest.approx([1.1, 1.23, 1.349])
+    # lr doubles each step, not the velocity: 1.2; d = 0.06, v = 0.11; d = 0.016, v = 0.071
+    assert by_hand(FedAvgM(beta=0.5, lr=2)) == pytest.approx([1.2, 1.42, 1.562])
+
+
+def test_adam_by_hand():
+    # d = 0.1: m = 0.05, v = (0.01 + 0.01)/2, step 0.05/(0.1 + 0.1)
+    # d = 0.05: m = 0.05, v = 0.00625, step 0.05/0.1790569
+    # d = -0.0058482: m = 0.0220759, v = 0.0031421, step 0.0220759/0.1560544
+    strategy = FedAdam(lr=1, beta1=0.5, beta2=0.5, tau=0.1)
+    assert by_hand(strategy) == pytest.approx([1.25, 1.5292408, 1.6707037], abs=1e-6)
+
+
+def test_yogi_by_hand():
+    # v = 0.0025 is below d^2 = 0.01 and grows by half of it: 0.0075, step 0.05/0.1366025
+    # then it is above d^2 and falls: 0.0071410, step 0.0383975/0.1345046
+    # 0.0066820, step 0.0040489/0.1317434
+    strategy = FedYogi(lr=1, beta1=0.5, beta2=0.5, tau=0.05)
+    assert by_hand(strategy) == pytest.approx([1.3660254, 1.6514986, 1.6822316], abs=1e-6)
+
+
+def test_without_momentum_it_is_fedavg(fed):
+    plan = replace(PLAN, participants=3)
+    batch, _ = played(["fedavgm:beta=0", "fedavg"], fed, plan, mlp)
+    assert batch.progress.model[0].equal(batch.progress.model[1])
+    pushed, _ = played(["fedavg"], fed, replace(plan, server_momentum=0.5), mlp)
+    own, _ = played(["fedavgm:beta=0.5"], fed, plan, mlp)
+    assert pushed.progress.model.equal(own.progress.model)
+
+
+def test_runs_beside_each_other_do_not_disturb_each_other(fed):
+    plan = replace(PLAN, participants=3, dtype="float32")
+    specs = ["fedmaba", "fedadam", "fedavg", "fedyogi:tau=0.1", "fedavgm"]
+    together, _ = played(specs, fed, plan, mlp)
+    for r, spec in enumerate(specs):
+        alone, _ = played([spec], fed, plan, mlp)
+        assert alone.progress.model[0].equal(together.progress.model[r]), spec
+
+
+def test_a_stopped_run_goes_on_bit_for_bit(tiny_npz, tmp_path):
+    rows = ["fedavg", "fedadam", "fedyogi", "fedavgm:beta=0.7"]
+    experiment = asked(tiny_npz, strategies=rows, seeds=1)
+    play(begun(experiment, tmp_path / "whole"))
+    play(begun(experiment, tmp_path / "part"), stop_after=3)
+    play(starting.resume(tmp_path / "part"))
+    whole, part = files(tmp_path / "whole"), files(tmp_path / "part")
+    assert [name for name in whole if whole[name] != part.get(name)] == []
+
+
+def test_statistics_of_batchnorm_are_averaged_whatever_the_optimiser(fed):
+    def make(shape, classes):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 4))
+
+    plan = replace(PLAN, rounds=1, minibatch=50, batchnorm="average")
+    batch, _ = played(["fedavg", "fedadam:lr=1", "fedavgm:lr=0.5"], fed, plan, make)
+    layout, model = batch.rows.layout, batch.progress.model
+    assert layout.compared < layout.shared
+    statistics = model[:, layout.compared : layout.shared]
+    assert statistics[0].equal(statistics[1])
+    assert statistics[0].equal(statistics[2])
+    assert not model[0].equal(model[1])
+
+
+def test_a_server_without_its_moments_is_refused(tmp_path):
+    model = {"0.weight": np.zeros((2, 2), np.float32)}
+    settings = FederationSettings(fedmaba.parse("fedadam")[0])
+    server = FederationServer(settings, model, tmp_path)
+    del server.moments["second"]
+    server.save()
+    server.close()
+    with pytest.raises(InputError, match="it lacks 'moment/second': choose another state folder"):
+        FederationServer(settings, model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "told"),
+    [
+        ({"kind": "adagrad"}, r"kind='adagrad'\): choose one of momentum, adam, yogi"),
+        ({"kind": "adam", "lr": 0}, r"lr=0\): give a number above 0"),
+        ({"kind": "adam", "tau": "small"}, r"tau='small'\): give a number above 0"),
+        ({"kind": "yogi", "beta2": 1.0}, r"beta2=1.0\): give a number from 0 to below 1"),
+        ({"kind": "momentum", "beta1": True}, r"beta1=True\): give a number from 0 to below 1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(numbers, told):
+    with pytest.raises(InputError, match=told):
+        fedmaba.ServerOptimiser(**numbers)
+
+
+@dataclass(frozen=True)
+class Wrong(FedAvg):
+    """says its momentum as a number"""
+
+    name: ClassVar[str] = "wrong"
+
+    def server(self):
+        return 0.9
+
+
+def test_anything_but_an_optimiser_is_refused(fed):
+    with pytest.raises(InputError, match=r"wrong: server\(\) gave 0.9: return fedmaba.Server"):
+        played([Run(Wrong(), 0, fed)], fed, PLAN, mlp)
