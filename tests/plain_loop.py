@@ -23,10 +23,12 @@ from fedmaba.rows.random import dropout_mask, shuffles
 from fedmaba.simulation.engine import Plan, Run, simulate, start
 from fedmaba.strategies.base import Decision, Keep, Local, Needs, Replies, Strategy
 
-NAMES = [  # of strategies that need no groups of people in the data
+# Clients keep nothing (`paper_loops` has the others), and no groups of people are needed.
+NAMES = [
     name
     for name, kind in strategies.REGISTRY.items()
-    if "fedmaba." in kind.__module__ and not kind().needs().groups
+    if "fedmaba." in kind.__module__
+    and not (kind().local().keep or kind().local().personal or kind().needs().groups)
 ]
 SPECS = [
     *NAMES,
@@ -228,6 +230,7 @@ class Plain:
         optimiser = self.optimiser(trained, lr)
         key = torch.from_numpy(rng.key(self.seed, "local", t, client).view(np.int64))
         batches = list(self.minibatches(self.fed.split.train[client], key))
+        self.taken = len(batches)
         schedule = torch_schedule(optimiser, plan.step_schedule, len(batches))
         for k, rows in enumerate(batches):
             out = self.forward(trained, self.inputs(rows, key + k), key + k)
@@ -263,9 +266,10 @@ class Plain:
         lr = self.rates[t]
         clients = rng.sample_clients(self.seed, t, n, plan.participants or n)
         server = parameters_to_vector(self.model.parameters()).detach()
-        changes, losses = [], []
+        changes, losses, steps = [], [], []
         for client in clients:
             trained, mean = self.train(client, t, lr)
+            steps.append(self.taken)
             end = parameters_to_vector(trained.parameters()).detach()
             for name, rule in self.strategy.local().keep.items():
                 before = self.kept[name, client]
@@ -291,6 +295,7 @@ class Plain:
             gram=gram if needs.changes == "gram" else None,
             past_client=np.array([*past], dtype=np.int64),
             past_round=np.array([r for r, _ in past.values()], dtype=np.int64),
+            steps=np.array(steps, np.float64) if needs.steps else None,
         )
         coef, self.state, _ = self.strategy.weigh(self.state, replies)
         delta = torch.from_numpy(coef) @ every[: len(coef)]
@@ -302,7 +307,7 @@ class Plain:
 
     def along(self, delta):
         """The server's step along the weighted changes, as the papers write it."""
-        how = self.strategy.server()
+        how = self.strategy.server_optimiser()
         if how is None or how.kind == "momentum":
             beta, lr = (self.plan.server_momentum, 1.0) if how is None else (how.beta1, how.lr)
             self.velocity = beta * self.velocity + delta

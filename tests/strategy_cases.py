@@ -67,6 +67,7 @@ def replies(strategy: Strategy, client, loss, changes, *, n=100, t=0, past=(), s
         groups=counts_by_group(client, t) if needs.groups else None,
         past_client=np.array([c for c, _, _ in past], dtype=np.int64) if past else None,
         past_round=np.array([r for _, r, _ in past], dtype=np.int64) if past else None,
+        steps=1.0 + client % 5 if needs.steps else None,
     )
     for value in vars(told).values():
         if isinstance(value, np.ndarray):

@@ -23,7 +23,7 @@ def test_every_option_reaches_the_engine(tiny_npz):
             "beta2": 0.99, "epsilon": 1e-5, "weight_decay": 0.01, "clip": 3.0,
         },
         "server": {"lr": 0.7, "momentum": 0.2},
-        "eval": {"every": 5},
+        "eval": {"every": 5, "finetune": 2},
         "machine": {"dtype": "float64", "device": "cpu", "chunk": 3, "threads": 1},
     }  # fmt: skip
     flat = {f"{part}.{name}": value for part, keys in plan.items() for name, value in keys.items()}

@@ -34,7 +34,11 @@ from flower_sites import CONFIG, assert_same, first, local_data
 
 ROUNDS = 3
 SPECS = [
-    *(name for name, kind in REGISTRY.items() if not kind().needs().groups),
+    *(
+        name
+        for name, kind in REGISTRY.items()
+        if not (kind().needs().groups or kind().local().keep or kind().local().personal)
+    ),
     "fedmaba:alpha=0.8,loss_at=mean",
     "fedmaba:loss_at=end",
     "qffl:q=1,mode=sgd",

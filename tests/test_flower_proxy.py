@@ -27,7 +27,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedmaba.deploy.flower_app.net import LINK, PROXY, Net, read_rounds
 from fedmaba.deploy.flower_app.new import new
-from fedmaba.deploy.flower_app.proxy import CALLS, command, find_nginx
+from fedmaba.deploy.flower_app.proxy import CALLS, find_nginx, nginx_command
 
 pytestmark = [
     pytest.mark.flower,
@@ -374,7 +374,7 @@ def test_a_proxy_that_was_away_finds_its_sites_again(net):
     net.stop(PROXY)
     time.sleep(7)  # the sites ask every 3 seconds
     assert any("retrying" in net.log(f"site-{c}") for c in range(SITES))
-    net._start(PROXY, *command(net.nginx, net.folder / PROXY))
+    net._start(PROXY, *nginx_command(net.nginx, net.folder / PROXY))
 
 
 def test_the_sites_train_on_to_the_end(net):

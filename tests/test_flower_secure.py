@@ -16,10 +16,11 @@ from flower_grid import LocalGrid, light_app, light_model
 from flower_sites import CONFIG, first, local_data
 
 ROUNDS, SITES = 3, 5
-NEEDS = {name: kind().needs() for name, kind in REGISTRY.items() if not kind().needs().groups}
-SUMMED = [name for name, needs in NEEDS.items() if needs.changes == "none"]
+SIMULATED = ["scaffold", "ditto", "local", "fairfed"]  # not on Flower at all
+KEEPING = ["feddyn", "fednova"]  # sites keep something, or say how many steps they took
+OTHERS = [name for name, kind in REGISTRY.items() if kind().needs().changes != "none"]
+SUMMED = [name for name in REGISTRY if name not in SIMULATED + KEEPING + OTHERS]
 SUMMED += ["fedmaba:loss_at=mean", "fedmaba:loss_at=end,eta_s=2", "term:normalise=reference"]
-OTHERS = [name for name in NEEDS if name not in SUMMED]
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,7 @@ def quick(monkeypatch):
 def stage_of(message: Message) -> str:
     """Which stage of a secure round a message of the server asks for; "" for other messages."""
     record = message.content.get("config", {})
-    return secure.read(record["secure"], 10**7)["stage"] if "secure" in record else ""
+    return secure.read_message(record["secure"], 10**7)["stage"] if "secure" in record else ""
 
 
 def grid_of(count: int = SITES, spoil=None) -> LocalGrid:
@@ -174,6 +175,12 @@ def test_strategies_that_need_single_changes_are_refused_with_the_reason(spec):
     with pytest.raises(InputError, match=r"norm or by its inner products.*hide single changes"):
         FlowerStrategy(spec, secure=SecureSum())
     assert parse(spec)[0].needs().changes != "none"
+
+
+@pytest.mark.parametrize("spec", KEEPING)
+def test_strategies_that_ask_sites_for_more_are_refused(spec):
+    with pytest.raises(InputError, match=r"more than a loss and a change.*leave out secure"):
+        FlowerStrategy(spec, secure=SecureSum())
 
 
 def test_a_change_beyond_the_clip_is_scaled_to_it_and_counted():

@@ -22,8 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="starts processes"),
 ]
 SITES, ROUNDS = 5, 3
-NEEDS = {name: kind().needs() for name, kind in REGISTRY.items() if not kind().needs().groups}
-SUMMED = [name for name, needs in NEEDS.items() if needs.changes == "none"]
+SUMMED = [name for name, kind in REGISTRY.items() if kind().needs().changes == "none"]
 
 # Around the app of every site: sites that the run names fail when they are to send their change.
 # In a secure round the masks that others share with them must then be taken off by shares.

@@ -162,7 +162,8 @@ def test_the_engine_knows_no_algorithm_no_file_and_no_terminal(name):
     )
     from fedmaba.strategies import REGISTRY
 
-    assert not {name for name in REGISTRY if name in words.lower().split()}
+    names = REGISTRY.keys() - {"local"}  # also an everyday word
+    assert not {name for name in names if name in words.lower().split()}
     assert not {n.id for n in walked(name) if isinstance(n, ast.Name)} & {"print"}
 
 

@@ -177,7 +177,7 @@ def parameters(name: str) -> int:
     """Of CIFAR-10's images, of 80 characters out of 80, or of a table with 20 columns."""
     shape: tuple[int, ...] = (3, 32, 32)
     classes = 10
-    if name in ("lstm", "gpt"):
+    if name in ("lstm", "lstm-small", "gpt"):
         shape, classes = Shape((80,), "i", 80), 80
     if name == "mlp-tabular":
         shape, classes = (20,), 2

@@ -129,18 +129,18 @@ def test_shares_of_the_weight_sum_to_one_or_are_refused():
 )
 def test_a_site_checks_the_weights_that_it_is_told(weights, why):
     with pytest.raises(Refused, match=why):
-        secure.read_weights(weights, 3, 2)
-    assert secure.read_weights([0.5, None, 0.5], 3, 2) == [0.5, None, 0.5]
+        secure.read_shares_of_weight(weights, 3, 2)
+    assert secure.read_shares_of_weight([0.5, None, 0.5], 3, 2) == [0.5, None, 0.5]
 
 
 @pytest.mark.parametrize("text", [None, 3, "{", "[1]", "[" * 5000, "x" * 101])
 def test_texts_that_are_none_are_refused(text):
     with pytest.raises(Refused):
-        secure.read(text, 100 if text == "x" * 101 else 10_000)
+        secure.read_message(text, 100 if text == "x" * 101 else 10_000)
 
 
 def test_bytes_and_places_are_read_strictly():
-    told = secure.read(secure.write({"key": b"\x00\xff"}), 100)
+    told = secure.read_message(secure.write({"key": b"\x00\xff"}), 100)
     assert secure.read_bytes(told["key"], "key", 2) == b"\x00\xff"
     for value, size in (("AA=", 1), ("*" * 4, 3), (5, 1), ("AAAA", 2), ("A" * 2000, None)):
         with pytest.raises(Refused):

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("few_threads")
 
 def by_hand(strategy):
     """Three rounds of two clients with losses w^2/2 and 3/2 (w - 2)^2, from w = 1, step 0.1."""
-    how, w, path = strategy.server(), np.ones(1), []
+    how, w, path = strategy.server_optimiser(), np.ones(1), []
     moments = how.start(w)
     for t in range(3):
         changes = np.array([-0.1 * w, -0.3 * (w - 2)])
@@ -131,10 +131,12 @@ class Wrong(FedAvg):
 
     name: ClassVar[str] = "wrong"
 
-    def server(self):
+    def server_optimiser(self):
         return 0.9
 
 
 def test_anything_but_an_optimiser_is_refused(fed):
-    with pytest.raises(InputError, match=r"wrong: server\(\) gave 0.9: return fedmaba.Server"):
+    with pytest.raises(
+        InputError, match=r"wrong: server_optimiser\(\) gave 0.9: return fedmaba.Server"
+    ):
         played([Run(Wrong(), 0, fed)], fed, PLAN, mlp)

@@ -52,7 +52,7 @@ def test_of_a_strategy_that_is_not_known_here_all_that_was_recorded_is_shown(mon
 
 
 def test_a_strategy_may_declare_what_is_shown_of_it():
-    class Declares(fedmaba.Strategy):
+    class Declares(strategies.REGISTRY["fedavg"]):
         name = "declares"
 
         def shown(self):

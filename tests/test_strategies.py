@@ -58,6 +58,7 @@ def test_order_of_the_participants_does_not_matter(spec):
             norms=None if told.norms is None else told.norms[order],
             gram=None if told.gram is None else told.gram[np.ix_(full, full)],
             groups=None if told.groups is None else told.groups[order],
+            steps=None if told.steps is None else told.steps[order],
         )
         straight, turned = strategy.weigh(state, told), strategy.weigh(state, moved)
         assert np.allclose(turned.coef, straight.coef[full[: len(straight.coef)]], atol=1e-7)

@@ -110,7 +110,7 @@ def test_unknown_fields_of_local_and_needs_are_named():
     told = refused(lambda self: Needs(gram=True), hook="needs")
     assert told == (
         "unknown field of Needs in mine: needs(): 'gram': choose one of changes, groups, "
-        "keep_rounds, loss"
+        "keep_rounds, loss, steps"
     )
 
 
@@ -120,8 +120,8 @@ def test_hooks_that_give_something_else_are_named():
     assert refused(lambda self: None, hook="local") == (
         "mine: local() gave None: return fedmaba.Local(...)"
     )
-    assert "mine: server() gave 0.9: return fedmaba.ServerOptimiser" in refused(
-        lambda self: 0.9, hook="server"
+    assert "mine: server_optimiser() gave 0.9: return fedmaba.ServerOptimiser" in refused(
+        lambda self: 0.9, hook="server_optimiser"
     )
 
 

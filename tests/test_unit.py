@@ -194,13 +194,13 @@ def session(tiny_npz, metric):
 def test_the_display_and_tensorboard_agree(metric, mark, tiny_npz, tmp_path):
     going, lines, event = session(tiny_npz, metric), StringIO(), None
     console = Console(file=lines, width=200)
-    with terminal._lines(going, console) as show:
-        for snapshot in going.rounds():
-            show(snapshot)
-            if snapshot.evaluations:
-                scores = snapshot.evaluations[0]["deployed"].accuracy
-                unit = going.history.unit
-                event = tensorboard._event(1, {}, scores, unit)
+    show = terminal.progress_lines(going, lambda line: console.print(line))
+    for snapshot in going.rounds():
+        show(snapshot)
+        if snapshot.evaluations:
+            scores = snapshot.evaluations[0]["deployed"].accuracy
+            unit = going.history.unit
+            event = tensorboard._event(1, {}, scores, unit)
     assert bool(marks(lines.getvalue())) == bool(mark)
     screen = StringIO()
     Console(file=screen, width=120).print(terminal.dashboard(going, terminal.Pace(going.batch)))

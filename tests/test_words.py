@@ -14,6 +14,7 @@ from package_source import EVERY, tree, walked
 NAMED_FOR_USERS = ("__main__", "cli.", "experiment.config")
 # The same kind of thing in each module, and called as module.name(...).
 SAME_KIND = {
+    "load_history",  # of a run folder, and of whatever holds runs
     "Block",  #        one block of the layers of the module's model
     "check",  #        what is wrong with the thing that the module is about
     "differences",  #  each row's differences to one row, as a table

@@ -1,6 +1,7 @@
 """Write what docs say of the code from the code: python tools/reference.py (a test compares).
 
-That is docs/cli.md, docs/api.md and the list of modules in docs/architecture.md.
+That is docs/cli.md, docs/api.md and the list of modules in docs/architecture.md; and the typed
+keywords of `fedmaba.compare`, experiment/keywords.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import typer
 
@@ -43,7 +45,7 @@ TYPES = {  # names of types in the signatures below that are not classes of this
     "Unit": "how scores are shown: percent or plain",
 }
 INNER = {  # methods that fedmaba calls itself, or that Flower calls
-    "History": ("add",),
+    "History": ("add", "keep_models"),
     "RunHistory": ("arrays",),
     "Federation": ("check",),
     "Local": ("to_json", "from_json"),
@@ -334,7 +336,65 @@ def _anchor(head: str) -> str:
     return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", head).lower())
 
 
+KEYWORDS = SOURCE / "experiment" / "keywords.py"
+OF_THE_CALL = ("data", "model", "metric", "init", "out")  # `compare` names these itself
+ALSO = {"text": "float", "fraction": "str", "listed": "str", "_seeds": "str"}  # other forms
+
+
+def keywords() -> str:
+    """The options of an experiment as keywords that type checkers know."""
+    lines = []
+    for section, key in _keys(config.Experiment):
+        if key.argument in OF_THE_CALL:
+            continue
+        kinds = _kinds(section.model_fields[key.path[-1]].annotation)
+        found = section.__pydantic_decorators__.field_validators.values()
+        before = [v.func.__name__ for v in found if key.path[-1] in v.info.fields]
+        kinds += [ALSO[name] for name in before if name in ALSO]
+        ordered = sorted(dict.fromkeys(kinds), key=lambda text: text == "None")
+        lines.append(f"    {key.argument}: {' | '.join(ordered)}")
+    return KEYWORDS_HEAD + "\n".join(lines) + "\n"
+
+
+KEYWORDS_HEAD = '''"""The options that `fedmaba.compare` takes as keywords, typed for type checkers.
+
+Made from experiment/config.py by `tools/reference.py`. No torch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+
+class Options(TypedDict, total=False):
+    """Every option of an experiment that is no parameter of `compare` by itself."""
+
+'''
+
+
+def _keys(section: Any) -> Iterator[tuple[Any, config.Key]]:
+    """Every option with the section that declares it."""
+    found = {key.path: key for key in config.options()}
+    for path, key in found.items():
+        owner = section
+        for part in path[:-1]:
+            owner = type(owner.model_fields[part].default)
+        yield owner, key
+
+
+def _kinds(kind: Any) -> list[str]:
+    """The types of a union, as they are written."""
+    if get_origin(kind) in (Union, UnionType):
+        return [text for one in get_args(kind) for text in _kinds(one)]
+    if get_origin(kind) is Literal:
+        return ["Literal[" + ", ".join(f'"{value}"' for value in get_args(kind)) + "]"]
+    if kind is type(None):
+        return ["None"]
+    return [str(kind) if get_args(kind) else kind.__name__]
+
+
 if __name__ == "__main__":
+    KEYWORDS.write_text(keywords(), encoding="utf-8")
     (DOCS / "cli.md").write_text(command_line(), encoding="utf-8")
     (DOCS / "api.md").write_text(python(), encoding="utf-8")
     (DOCS / "architecture.md").write_text(architecture(), encoding="utf-8")

@@ -47,8 +47,9 @@ PAGE = ROOT / "docs" / "reproduction.md"
 LOG_PAGE = ROOT / "docs" / "reproduction-log.md"
 TABLE_PAGE = ROOT / "docs" / "reproduction-tables.md"
 FAIR_PAGE = ROOT / "docs" / "fair-to-the-end.md"
+DATA_PAGE = ROOT / "docs" / "data.md"  # with the tables of real federations
 PAGES = (
-    *(PAGE, LOG_PAGE, TABLE_PAGE, FAIR_PAGE, ROOT / "README.md"),
+    *(PAGE, LOG_PAGE, TABLE_PAGE, FAIR_PAGE, DATA_PAGE, ROOT / "README.md"),
     *(ROOT / "docs" / name for name in ("performance-log.md", "algorithms/index.md")),
 )
 RESULTS = ROOT / "results"
@@ -376,12 +377,14 @@ def times(batches: list[archive.ArchiveFile]) -> str:
     head = ["command", "runs of its own", "client updates", "wall time, s", "client updates/s"]
     body = []
     for name in targets.names():
+        if name.startswith("natural-"):  # small ones, run on a CPU
+            continue
         own = [b for b in batches if b.about["target"] == name]
         jobs = {job.digest: job for job in target_of(name).every_job()}
         done = sum(
             len(b.keys)
             * jobs[b.digest].experiment.train.rounds
-            * targets.participants(jobs[b.digest].experiment)
+            * targets.participants(jobs[b.digest])
             for b in own
         )
         seconds = sum(float(b.about["seconds"]) for b in own)

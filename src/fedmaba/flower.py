@@ -496,6 +496,7 @@ class FlowerStrategy(Base):
             lambda node, site: self.site_names.check(self.nodes[node], site),
             self.settings.strategy.needs().loss != "none",
             self.limits,
+            self.settings.strategy.needs().steps,
         )
 
     def _finish(

@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from fedmaba.cli.messages import say
-from fedmaba.cli.options import DataDir
+from fedmaba.cli.options import AsJson, DataDir
 from fedmaba.errors import InputError
 
 
@@ -28,12 +28,16 @@ def fetch(
     say(f"{name}: complete in {where}")
 
 
-def check(name: str, data_dir: DataDir = None) -> None:
+def check(name: str, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Check the files of a data set, size and SHA-256."""
     from fedmaba.data import datasets
 
     found = datasets.check(name, data_dir)
-    for path, status in found:
+    if as_json:
+        from fedmaba.report import json_forms
+
+        typer.echo(json_forms.json_list(f"files of {name}", found), nl=False)
+    for path, status in () if as_json else found:
         say(f"{path}: {status}")
     if any(status != "ok" for _, status in found):
         raise typer.Exit(InputError.exit_code)

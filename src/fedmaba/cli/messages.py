@@ -33,7 +33,8 @@ def tell_unfinished(folder: Path) -> None:
     """Tell that a run is not finished, and how to go on."""
     from fedmaba.results import run_folder
 
-    if not (folder / "runs.json").exists():
+    begun = (folder / run_folder.EXPERIMENT_FILE).exists()  # else results of reproduce
+    if begun and not (folder / "runs.json").exists():
         runs = run_folder.load_history(folder).runs
         done = max((len(run.tables.get("round", ())) for run in runs), default=0)
         how = "it is running" if run_folder.in_use(folder) else run_folder.resume_hint(folder)

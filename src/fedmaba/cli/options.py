@@ -19,18 +19,19 @@ if TYPE_CHECKING:
     from fedmaba.results.history import Model as Model
 
     Dtype = Literal["float32", "tf32", "bf16", "float64"]
-    CsvForm = Literal["csv"]
+    ExportForm = Literal["csv", "parquet"]
     By = Literal["client", "group"]
-    TableForm = Literal["text", "markdown", "latex", "csv"]
+    TableForm = Literal["text", "markdown", "latex", "csv", "json"]
 else:  # typer before 0.19 knows choices by enums only
-    Model = StrEnum("Model", ["deployed", "last"])
+    Model = StrEnum("Model", ["deployed", "last", "personal"])
     At = StrEnum("At", ["last", "best", "last5"])
     Dtype = StrEnum("Dtype", ["float32", "tf32", "bf16", "float64"])
-    CsvForm = StrEnum("CsvForm", ["csv"])
+    ExportForm = StrEnum("ExportForm", ["csv", "parquet"])
     By = StrEnum("By", ["client", "group"])
-    TableForm = StrEnum("TableForm", ["text", "markdown", "latex", "csv"])
+    TableForm = StrEnum("TableForm", ["text", "markdown", "latex", "csv", "json"])
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, only the result")]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON document for scripts")]
 Events = Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard events")]
 
 
@@ -67,6 +68,14 @@ def _refuse_unreadable(given: Path | list[Path]) -> Path | list[Path]:
 
 RunFolder = Annotated[
     Path, typer.Argument(metavar="RUN", help="a run folder", callback=_refuse_unreadable)
+]
+RunOrTarget = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="a run folder, or results of reproduce: results/TARGET or an .npz file",
+        callback=_refuse_unreadable,
+    ),
 ]
 RunFolders = Annotated[
     list[Path], typer.Argument(metavar="RUN", help="run folders", callback=_refuse_unreadable)

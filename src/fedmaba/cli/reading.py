@@ -9,14 +9,25 @@ from typing import Annotated, Literal, Optional
 import typer
 
 from fedmaba.cli.messages import say, tell_unfinished
-from fedmaba.cli.options import At, By, CsvForm, Model, RunFolder, RunFolders, Share, TableForm
+from fedmaba.cli.options import (
+    AsJson,
+    At,
+    By,
+    ExportForm,
+    Model,
+    RunFolder,
+    RunFolders,
+    RunOrTarget,
+    Share,
+    TableForm,
+)
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
 
 
 def table(
-    folder: RunFolder,
-    model: Annotated[Model, typer.Option(help="which server model")] = "deployed",
+    folder: RunOrTarget,
+    model: Annotated[Model, typer.Option(help="which model")] = "deployed",
     at: Annotated[At, typer.Option(help="which rounds")] = "last",
     share: Share = None,
     against: Annotated[
@@ -29,17 +40,22 @@ def table(
     by: Annotated[
         By, typer.Option(help="who is compared: clients, or groups of people")
     ] = "client",
+    as_json: AsJson = False,
 ) -> None:
-    """Show the table of a run folder, finished or not."""
-    from fedmaba.report import document, group_tables, terminal
+    """Show the table of a run folder, finished or not, or of a reproduced target."""
+    from fedmaba.report import document, group_tables, json_forms, terminal
     from fedmaba.report import table as tables
+    from fedmaba.reproduction import target_sources
     from fedmaba.results import run_folder
 
-    history = run_folder.load_history(folder)
+    history = target_sources.load_history(folder)
     if by == "group":
         if against is not None:
             raise InputError("--by group has no --against: leave one of them out")
-        names = group_tables.Names(run_folder.load_about(folder).get("data", {}).get("clients", ()))
+        if as_json or to == "json":
+            raise InputError("--by group has no JSON: write it with --to csv")
+        about = run_folder.load_about(folder) if folder.is_dir() else {}
+        names = group_tables.Names(about.get("data", {}).get("clients", ()))
         page = group_tables.document(history, model, at, names, str(folder))
         if to == "text":
             terminal.tables(page.grids)
@@ -48,10 +64,13 @@ def table(
             typer.echo(document.written(page, to), nl=False)
         tell_unfinished(folder)
         return
+    if as_json or to == "json":
+        typer.echo(json_forms.json_table(history, model, at, share, against), nl=False)
+        return
     page = tables.document(history, model, at, share, against, str(folder))
     if to == "text":
-        terminal.show(history, model, at, share)
-        terminal.tables(page.grids[1:])
+        terminal.show(history, model, at, share)  # which has all but the differences
+        terminal.tables(page.grids[-1:] if against is not None else [])
     else:
         typer.echo(document.written(page, to), nl=False)
     tell_unfinished(folder)
@@ -91,7 +110,7 @@ def figure(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="see fedmaba list figures")],
     folders: RunFolders,
     out: Annotated[Path, typer.Option("-o", "--out", help=".pdf, .svg or .png")],
-    model: Annotated[Model, typer.Option(help="which server model")] = "deployed",
+    model: Annotated[Model, typer.Option(help="which model")] = "deployed",
     share: Share = None,
     width: Annotated[
         Optional[Literal["column", "page"]],  # noqa: UP045
@@ -107,17 +126,19 @@ def figure(
 
 
 def export_run(
-    folder: RunFolder,
-    to: Annotated[CsvForm, typer.Option(help="which form")] = "csv",
+    folder: RunOrTarget,
+    to: Annotated[ExportForm, typer.Option(help="which form")] = "csv",
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("-o", "--out", help="folder to write [RUN/csv]"),
+        typer.Option("-o", "--out", help="folder to write [RUN/csv or RUN/parquet]"),
     ] = None,
 ) -> None:
     """Write the tables of a run for a spreadsheet or another program."""
     from fedmaba.report import export as tables
+    from fedmaba.reproduction import target_sources
 
-    for path in tables.to_csv(folder, out or folder / to):
+    place = out or folder.with_suffix("" if folder.is_file() else folder.suffix) / to
+    for path in tables.write(folder, place, to, target_sources.load_one):
         say(path)
     tell_unfinished(folder)
 
@@ -126,12 +147,17 @@ def list_(
     what: Annotated[
         str, typer.Argument(metavar="strategies|datasets|models|partitions|attacks|figures|targets")
     ],
+    as_json: AsJson = False,
 ) -> None:
     """One line each, with hyper-parameters and defaults."""
-    from fedmaba.report import terminal
+    from fedmaba.report import json_forms, terminal
     from fedmaba.reproduction import display
 
-    if what == "targets":
+    if as_json:
+        targets = what == "targets"
+        rows = display.target_rows(config.REPRODUCE_FOLDER) if targets else terminal.rows_of(what)
+        typer.echo(json_forms.json_list(what, rows), nl=False)
+    elif what == "targets":
         display.targets(config.REPRODUCE_FOLDER)
     else:
         terminal.listing(what)

@@ -34,13 +34,14 @@ from fedmaba.simulation.engine import load_examples, lower_is_better
 from fedmaba.simulation.local_training import (
     MetricFn,
     Pool,
+    TrainedClients,
     TrainingJob,
     added_terms,
     evaluate,
     kept_after,
     train_chunk,
 )
-from fedmaba.simulation.optimiser import Optimiser, parse_schedule
+from fedmaba.simulation.optimiser import Optimiser, counted_steps, parse_schedule
 from fedmaba.strategies.base import Local
 
 Arrays = dict[str, NDArray[Any]]
@@ -144,14 +145,18 @@ class LocalClient:
             numbers["loss"] = self._mean_loss(rows, flat, pool)
         job, graphs = self._job(task, minibatch, local), GraphCache(flat.device, recordable=False)
         if local.add:
-            job = replace(job, added=added_terms(local, before.items(), flat))
+            job = replace(job, added=added_terms(local, before.items(), {}, flat))
         trained, told = train_chunk(rows, pool, flat, job, graphs)
+        if task.get("count-steps"):
+            steps = int(job.steps[0])
+            numbers["num-steps"] = counted_steps(job.optimiser, job.schedule, steps)
         if where == "mean":
             numbers["loss"] = float(told[0, 0])
         if where == "end":
             numbers["loss"] = self._mean_loss(rows, trained, pool)
         if local.keep or rows.layout.kept_names():
-            after = {n: kept_after(local, n, flat, trained, old) for n, old in before.items()}
+            known = TrainedClients(flat, trained, trained[:, :1], None)
+            after = {n: kept_after(local.keep[n], n, known, old, {}) for n, old in before.items()}
             both = (
                 _named(rows, before) | _own(rows, flat),
                 _named(rows, after) | _own(rows, trained),

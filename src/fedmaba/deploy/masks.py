@@ -24,6 +24,7 @@ SHARE_BYTES = 20  # of a seed: the place, then one block
 
 
 def hashed(value: bytes) -> bytes:
+    """The SHA-256 of some bytes."""
     return hashlib.sha256(value).digest()
 
 
@@ -104,7 +105,7 @@ def seed_key(seed: bytes, purpose: bytes) -> bytes:
     return base64.urlsafe_b64encode(_derive(seed, purpose))
 
 
-def split(seed: bytes, least: int, sites: int) -> list[bytes]:
+def split_seed(seed: bytes, least: int, sites: int) -> list[bytes]:
     """Shares of a seed, one for each place; any `least` of them give it back."""
     from flwr.common.secure_aggregation.crypto.shamir import create_shares
 
@@ -112,7 +113,7 @@ def split(seed: bytes, least: int, sites: int) -> list[bytes]:
     return found
 
 
-def combine(shares: Sequence[bytes]) -> bytes:
+def join_shares(shares: Sequence[bytes]) -> bytes:
     """The seed behind these shares, or Refused. It may be another one if a share is wrong."""
     from flwr.common.secure_aggregation.crypto.shamir import combine_shares
 

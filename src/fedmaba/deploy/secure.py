@@ -173,7 +173,7 @@ def write(content: Mapping[str, Any]) -> str:
     return json.dumps(content, default=lambda raw: base64.b64encode(raw).decode(), sort_keys=True)
 
 
-def read(text: object, most: int) -> dict[str, Any]:
+def read_message(text: object, most: int) -> dict[str, Any]:
     """The message that `write` made, or Refused."""
     if not isinstance(text, str) or len(text) > most:
         raise Refused(f"it sent no text of up to {most} letters about the secure sum")
@@ -218,7 +218,7 @@ def read_places(value: object, what: str, sites: int) -> list[int]:
     return value
 
 
-def read_weights(value: object, sites: int, least: int) -> list[float | None]:
+def read_shares_of_weight(value: object, sites: int, least: int) -> list[float | None]:
     """Everybody's share of the weight, None for who left; at least `least` stay, else Refused."""
     found = read_list(value, "weights", sites)
     there = [w for w in found if w is not None]

@@ -104,7 +104,7 @@ class SecureRound:
 
     def take_keys(self, site: str, text: object) -> None:
         """The public keys of a site: points of the curve that nobody sent before."""
-        found = secure.read(text, self.most_text)
+        found = secure.read_message(text, self.most_text)
         pair = tuple(
             secure.read_bytes(found.get(name), name, masks.PUBLIC_BYTES)
             for name in ("mask_key", "seal_key")
@@ -156,7 +156,7 @@ class SecureRound:
 
     def take_shares(self, site: str, text: object) -> None:
         """The sealed shares of a site, and the hashes by which they are known later."""
-        found, sites = secure.read(text, self.most_text), len(self.sites)
+        found, sites = secure.read_message(text, self.most_text), len(self.sites)
         sealed = secure.read_list(found.get("sealed"), "sealed", sites)
         place = self.sites.index(site)
         tokens = [
@@ -177,7 +177,7 @@ class SecureRound:
 
     def take_masked(self, site: str, sent: RawArray | None, text: object) -> None:
         """Add the masked change of a site to the sum."""
-        found = secure.read(text, self.most_text)
+        found = secure.read_message(text, self.most_text)
         if "bad" in found:
             places = secure.read_places(found["bad"], "bad", len(self.sites))
             names = [self.sites[i] for i in places]
@@ -194,7 +194,7 @@ class SecureRound:
 
     def take_unmask(self, site: str, text: object) -> None:
         """Shares of the secrets that are needed: each must be the one that its owner dealt."""
-        found = secure.read(text, self.most_text).get("shares")
+        found = secure.read_message(text, self.most_text).get("shares")
         place, given = self.sites.index(site), {}
         for other in (*self.stayed, *self.left):
             i = self.sites.index(other)
@@ -231,7 +231,7 @@ class SecureRound:
 
     def _secret(self, site: str) -> bytes:
         try:
-            return masks.combine(self.shares[site][: self.least])
+            return masks.join_shares(self.shares[site][: self.least])
         except Refused:
             raise self._dealt_wrong(site) from None
 

@@ -25,7 +25,7 @@ PLACE_BYTES = 4
 def asked(text: object, memory: Memory | None) -> dict[str, Any]:
     """What the server asks for: it must be the next stage of the attempt that is under way."""
     try:
-        found = secure.read(text, secure.MOST_TEXT_BYTES)
+        found = secure.read_message(text, secure.MOST_TEXT_BYTES)
     except Refused as why:
         raise InputError(f"the server's message: {why}: use one version of fedmaba") from None
     stage, attempt = found.get("stage"), found.get("attempt")
@@ -61,7 +61,9 @@ def give_shares(found: Mapping[str, Any], memory: Memory) -> tuple[dict[str, Any
     sites = len(mask_keys)
     own, key = masks.new_seed(), masks.new_seed()
     secret, seal_secret = bytes.fromhex(memory["mask"]), bytes.fromhex(memory["seal"])
-    pairs = list(zip(masks.split(own, least, sites), masks.split(key, least, sites), strict=True))
+    pairs = list(
+        zip(masks.split_seed(own, least, sites), masks.split_seed(key, least, sites), strict=True)
+    )
     sealed: list[bytes | None] = []
     for i, (pair, public) in enumerate(zip(pairs, seal_keys, strict=True)):
         text = b"".join([_place(place), _place(i), *pair])
@@ -83,7 +85,7 @@ def give_masked(
     """The third answer: the masked change, or the places whose shares cannot be opened."""
     place, least, sites = memory["place"], memory["least"], len(memory["mask_keys"])
     with _server_errors():
-        weights = secure.read_weights(found.get("weights"), sites, least)
+        weights = secure.read_shares_of_weight(found.get("weights"), sites, least)
         tokens = secure.read_list(found.get("sealed"), "sealed", sites)
         mine = weights[place]
         if mine is None:

@@ -36,10 +36,11 @@ from fedmaba.strategies import deployed as average
 from fedmaba.strategies.base import (
     Decision,
     IntArray,
+    Local,
     Replies,
     State,
     call_weigh,
-    server_optimiser,
+    optimiser_of_server,
     still_kept,
 )
 
@@ -86,9 +87,11 @@ class FederationServer:
         self.dtype = np.result_type(np.float32, *(self.model[n].dtype for n in self.weights))
         self.past_changes = self._flat(self.model)[None][:0]  # (h, P) changes of past rounds
         self.past_client = self.past_round = np.zeros(0, np.int64)  # (h,)
-        self.optimiser = server_optimiser(settings.strategy)
+        self.optimiser = optimiser_of_server(settings.strategy)
         flat = self._flat(self.model)
         self.moments = {} if self.optimiser is None else self.optimiser.start(flat)  # (P,) each
+        # (P,) by name: the means over all sites of vectors that they keep
+        self.means = {n: np.zeros_like(flat) for n in self._local().means}
         self.folder = (
             None if folder is None else run_folder.Folder(folder, private=True, remedy=REMEDY)
         )
@@ -108,6 +111,8 @@ class FederationServer:
         known = bool(self.sites)
         strategy = self.settings.strategy
         self.state = strategy.join(self.state, count) if known else strategy.init(count)
+        share = self.dtype.type(len(self.sites) / count)  # what new sites keep is 0
+        self.means = {name: share * mean for name, mean in self.means.items()}
         self.sites += new
 
     def draw(self, present: Iterable[str], fraction: float, least: int) -> list[str]:
@@ -143,6 +148,7 @@ class FederationServer:
             "local": json.dumps(local.to_json()),
         }
         task |= self.kept_task(site)
+        task |= {"count-steps": True} if needs.steps else {}
         if site is not None:
             client = self.sites.index(site)
             keys = rng.key(self.settings.seed, "local", self.round, client)
@@ -231,7 +237,10 @@ class FederationServer:
         """Weigh the changes and move the model; return weights by site, info, what went wrong."""
         base = self._flat(self.model)
         if summed is not None:
-            new, moments = self._moved(base, summed.move().astype(self.dtype))
+            delta, moments = summed.move(), self.moments
+            if self.optimiser is not None:
+                delta, moments = self.optimiser.step(moments, delta)
+            new = self._named(base + delta)
             if not all(np.isfinite(part).all() for part in new.values()):
                 return {}, {}, NOT_FINITE
             self.state, self.moments = summed.decision.state, moments
@@ -247,11 +256,17 @@ class FederationServer:
         if not np.isfinite(coef).all():
             return {}, {}, "the strategy gave a weight that is not finite: this round adds nothing"
         with np.errstate(over="ignore", invalid="ignore"):
-            delta = coef.astype(self.dtype) @ many[: len(coef)]
-        new, moments = self._moved(base, delta)
+            delta, moments = coef.astype(self.dtype) @ many[: len(coef)], self.moments
+            if self.optimiser is not None:
+                delta, moments = self.optimiser.step(moments, delta)
+            moved, means = base + delta, self._new_means(change)
+            for name, factor in self._local().server_adds.items():
+                moved += self.dtype.type(factor) * means[name]
+            new = self._named(moved)
         if not all(np.isfinite(part).all() for part in new.values()):
             return {}, {}, NOT_FINITE
         self._keep(client, change)
+        self.means = means
         self.state, self.moments = decision.state, moments
         weighed = coef[: len(replies)] if self.settings.batchnorm == "average" else None
         statistics = _statistics(self.model, replies, weighed)
@@ -259,14 +274,6 @@ class FederationServer:
         self._set(new | means, statistics)
         weights = {r.site: float(c) for r, c in zip(replies, coef, strict=False)}
         return weights, decision.info, ""
-
-    def _moved(self, base: NDArray[Any], delta: NDArray[Any]) -> tuple[Arrays, Arrays]:
-        """The model after the server's step by delta, (P,), and the optimiser's moments then."""
-        moments = self.moments
-        with np.errstate(over="ignore", invalid="ignore"):
-            if self.optimiser is not None:
-                delta, moments = self.optimiser.step(moments, delta)
-            return self._named(base + delta), moments
 
     def _numbers(
         self, replies: Sequence[Reply], client: IntArray, change: NDArray[Any]
@@ -283,8 +290,18 @@ class FederationServer:
             gram = (many @ many.T).astype(np.float64)
             seen["gram"] = (gram + gram.T) / 2
             seen["past_client"], seen["past_round"] = self.past_client, self.past_round
+        if needs.steps:
+            seen["steps"] = np.array([r.steps for r in replies], np.float64)
         size = np.array([r.count for r in replies], np.int64)
         return many, Replies(self.round, self.lr, len(self.sites), client, size, **seen)
+
+    def _local(self) -> Local:
+        return self.settings.strategy.local()
+
+    def _new_means(self, change: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """The means of what sites keep after this round, which follow from their changes."""
+        share = {n: self.dtype.type(k.end / len(self.sites)) for n, k in self._local().keep.items()}
+        return {n: mean + share[n] * change.sum(0) for n, mean in self.means.items()}
 
     def _keep(self, client: IntArray, change: NDArray[Any]) -> None:
         """Keep each site's last change for as many rounds as the strategy asks for."""
@@ -326,6 +343,7 @@ class FederationServer:
         arrays |= {f"state/{n}": a for n, a in self.state.items()}
         arrays |= {f"moment/{n}": a for n, a in self.moments.items()}
         arrays |= {"kept": self.past_changes}
+        arrays |= {f"mean/{n}": a for n, a in self.means.items()}
         arrays |= {"kept_client": self.past_client, "kept_round": self.past_round}
         meta = {
             "terms": self.settings.to_json(),
@@ -356,7 +374,7 @@ class FederationServer:
         path = folder.path
         arrays, meta, _ = run_folder.load_checkpoint(path)
         lacks = [key for key in META if meta.get(key) is None]
-        wanted = (*PAST, *self._moment_names().values())
+        wanted = (*PAST, *self._moment_names().values(), *(f"mean/{n}" for n in self.means))
         lacks += [key for key in wanted if key not in arrays]
         if lacks:
             raise InputError(f"{path} is no state of this version, it lacks {lacks[0]!r}: {OTHER}")
@@ -374,6 +392,7 @@ class FederationServer:
         self.model, self.deployed, self.state = saved.values()
         self.past_changes, self.past_client, self.past_round = (arrays[key].copy() for key in PAST)
         self.moments = {n: arrays[key].copy() for n, key in self._moment_names().items()}
+        self.means = {name: arrays[f"mean/{name}"].copy() for name in self.means}
         self.round, self.sites = meta["round"], list(meta["sites"])
         self.site_names.restore(meta["owners"], meta["changes"])
         self.counted, self.refused = meta["counted"], meta["refused"]
@@ -403,6 +422,7 @@ class FederationServer:
         }
         whole_model = (self.past_changes.shape[1:], self.dtype)
         wanted |= dict.fromkeys(self._moment_names().values(), whole_model)
+        wanted |= {f"mean/{n}": (mean.shape, mean.dtype) for n, mean in self.means.items()}
         for name, form in wanted.items():
             if (arrays[name].shape, arrays[name].dtype) != form:
                 return f"array {name}"

@@ -14,7 +14,7 @@ from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.strategies import deployed as average
 from fedmaba.strategies import parse
-from fedmaba.strategies.base import Strategy
+from fedmaba.strategies.base import Keep, Local, Strategy
 from fedmaba.strategies.contract import check_strategy
 
 BATCHNORM = (None, "refuse", "group", "local", "average", "frozen")
@@ -56,12 +56,27 @@ class FederationSettings:
                 f"{self.strategy.label()} weighs by validation losses, which sites do not send: "
                 "choose another loss, as loss_at=start"
             )
+        local, what = self.strategy.local(), ""
+        if not all(follows_from_change(local, name) for name in local.means):
+            what = "needs the mean of what sites keep, which does not follow from what they send"
+        elif local.personal is not None:
+            what = "gives each site a model of its own"
+        if what:
+            raise InputError(
+                f"{self.strategy.label()} {what}, which runs in the simulator and not yet on "
+                "Flower: choose another strategy, as fedprox"
+            )
         if self.strategy.needs().groups:
             raise InputError(
                 f"{self.strategy.label()} weighs sites by groups of people, whose counts sites do "
                 "not send: simulate it, or choose another strategy"
             )
 
+        if self.secure is not None and (self.strategy.local().keep or self.strategy.needs().steps):
+            raise InputError(
+                f"secure: {self.strategy.label()} asks sites for more than a loss and a change: "
+                "choose a strategy such as fedavg or fedmaba, or leave out secure"
+            )
         if self.secure is not None and self.strategy.needs().changes != "none":
             raise InputError(
                 f"secure: {self.strategy.label()} weighs each site's change by its norm or by its "
@@ -92,6 +107,12 @@ class FederationSettings:
             "rounds": self.rounds if planned else None,
             "secure": None if self.secure is None else self.secure.to_json(),
         }
+
+
+def follows_from_change(local: Local, name: str) -> bool:
+    """Whether the server can tell from a site's change alone how its kept vector changes."""
+    only = Keep(end=local.keep[name].end, start=-local.keep[name].end)
+    return local.keep[name] == only and not local.add_mean
 
 
 @dataclass(frozen=True)

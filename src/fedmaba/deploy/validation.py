@@ -25,6 +25,7 @@ SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NPY = b"\x93NUMPY\x01\x00"  # the first bytes of an array
 MAX_HEADER_BYTES = 4096  # of an array
 MAX_COUNTER = 2**53  # largest integer: up to here a mean of counters is exact
+FEWEST_STEPS, MOST_STEPS = 1e-3, 1e9  # below 1 where a schedule makes all steps short
 MAX_ENTRIES = 32  # numbers or words in a reply; a site needs four
 MAX_RECORD_BYTES = 2**16  # of all numbers together, or of all words
 
@@ -65,6 +66,7 @@ class Reply:
     loss: float | None = None
     accuracy: float | None = None  #    of the model it received, where the site reports one
     error: float | None = None  #       the same where the lower score is the better one
+    steps: float | None = None  #       local steps, where the strategy asks for them
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class ReplyValidator:
     check_name: Callable[[int, str], None] = lambda node, site: None
     needs_loss: bool = True
     limits: Limits = Limits()
+    needs_steps: bool = False
 
     def validate(self, raw_replies: Iterable[RawReply]) -> tuple[list[Reply], list[str]]:
         """The replies that count, one per node and site, and a line for each other one."""
@@ -122,7 +125,8 @@ class ReplyValidator:
         count = self._count(raw.numbers)
         loss = self._loss(raw.numbers)
         accuracy, error = read_score(raw.numbers)
-        return Reply(raw.node, site, self._model(raw.arrays), count, loss, accuracy, error)
+        steps = self._steps(raw.numbers) if self.needs_steps else None
+        return Reply(raw.node, site, self._model(raw.arrays), count, loss, accuracy, error, steps)
 
     def _count(self, numbers: Mapping[str, object]) -> int:
         count = numbers.get("num-examples")
@@ -139,6 +143,12 @@ class ReplyValidator:
         if loss is None and self.needs_loss:
             raise Refused("it reports no loss, which this strategy needs")
         return loss
+
+    def _steps(self, numbers: Mapping[str, object]) -> float:
+        steps = read_number(numbers, "num-steps", FEWEST_STEPS, MOST_STEPS)
+        if steps is None:
+            raise Refused("it reports no number of local steps, which this strategy needs")
+        return steps
 
     def _model(self, arrays: Mapping[str, RawArray]) -> Arrays:
         if set(arrays) != set(self.model):

@@ -288,6 +288,14 @@ class Eval(Section):
         "average-precision, brier, ece; rmse, mae, r2; perplexity [as the task says]",
     )
 
+    finetune: Count = newer_option(
+        None,
+        "--finetune",
+        "also evaluate each client under the deployed model after so many local steps of its own",
+        ge=1,
+        le=MAX_COUNT,
+    )
+
     _fraction = field_validator("share", mode="before")(fraction)
 
 

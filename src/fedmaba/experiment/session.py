@@ -39,7 +39,7 @@ from fedmaba.simulation import distributed, engine
 from fedmaba.simulation.client_scores import ClientMetricFn
 from fedmaba.simulation.local_training import MetricFn
 from fedmaba.strategies import deployed
-from fedmaba.strategies.base import Strategy
+from fedmaba.strategies.base import PERSONAL, Strategy
 from fedmaba.user_code import fingerprints
 
 
@@ -143,7 +143,8 @@ class Session:
         """Named weights of every run's last, deployed and best model.
 
         The deployed one is whole: frozen weights are in it, too. Where clients keep a part of the
-        model, one more file has that part of every client, (N, ...) each.
+        model, one more file has that part of every client, (N, ...) each; where clients have
+        models of their own, another one has those.
         """
         at, layout = self.batch.progress, self.batch.rows.layout
         frozen = {n: v.cpu().numpy() for n, v in base.constants(self.batch.rows.model).items()}
@@ -155,6 +156,11 @@ class Session:
                 named = layout.unpack(weights)
                 out[f"{name}-{kind}"] = {key: w.cpu().numpy() for key, w in named.items()}
             out[f"{name}-deployed"] |= frozen
+            if PERSONAL in at.vectors[r]:
+                own = [layout.unpack(w) for w in at.vectors[r][PERSONAL]]
+                out[f"{name}-personal"] = {
+                    key: np.stack([w[key].cpu().numpy() for w in own]) for key in own[0]
+                }
             if kept := layout.kept_views(at.own[r]):
                 each = {key: w.contiguous().cpu().numpy() for key, w in kept.items()}
                 out[f"{name}-clients"] = each
@@ -513,6 +519,7 @@ def _plan(experiment: Experiment) -> engine.Plan:
         server_lr=server.lr,
         server_momentum=server.momentum,
         eval_every=experiment.eval.every,
+        finetune=experiment.eval.finetune,
         dtype=machine.dtype,
         device=machine.device,
         chunk=machine.chunk,

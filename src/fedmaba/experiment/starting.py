@@ -9,11 +9,11 @@ import hashlib
 import json
 import platform
 import signal
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.experiment import checks, config
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.initial import Init
+from fedmaba.experiment.keywords import Options
 from fedmaba.experiment.session import (
     Session,
     UserObjects,
@@ -55,14 +56,19 @@ def compare(
     client_metric: ClientMetricFn | None = None,
     init: Init | None = None,
     out: str | Path | None = None,
-    **options: Any,
+    progress: bool = True,
+    **options: Unpack[Options],
 ) -> History:
     """Run strategies on a federation and return their history.
 
     Options are those of `fedmaba compare`, with underscores: rounds=40, clients=20, lr=0.05.
     A `metric` is a name of `--metric`, or a function that scores each example; a `client_metric`
-    scores all predictions (outputs, targets) of one client with one number.
+    scores all predictions (outputs, targets) of one client with one number. How far the runs are is
+    shown on standard error, and told to the logger `fedmaba`.
     """
+    from fedmaba.experiment.trained import SessionModels, new_module
+    from fedmaba.report import call_progress
+
     if isinstance(strategies, str | Strategy | type):
         strategies = [strategies]
     if not isinstance(strategies, Iterable):
@@ -106,13 +112,17 @@ def compare(
     # Ctrl-C waits for the round if there is a folder to save into and no handler of the caller's.
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     numbers = [signal.SIGINT] if out is not None and usual else []
-    with stop.after_the_round(_say, numbers) as asked:
-        for _ in session.rounds(asked):
-            pass
+    with ExitStack() as held:
+        speaker, show = held.enter_context(call_progress.speaking(session, progress))
+        asked = held.enter_context(stop.after_the_round(speaker.warn, numbers))
+        for snapshot in session.rounds(asked):
+            show(snapshot)
     if session.stopped or asked():  # also in the last round, to end a loop of calls
         done = session.batch.progress.round
         more = "the same call resumes it" if session.stopped else "it is complete"
         raise KeyboardInterrupt(f"stopped after round {done}, saved in {out}: {more}")
+    kept = SessionModels(session) if out is None else run_folder.SavedModels(Path(out))
+    session.history.keep_models(kept, partial(new_module, session.batch.rows.model))
     return session.history
 
 
@@ -122,10 +132,6 @@ def _parse_strategy(item: object) -> list[Strategy]:
     if not isinstance(item, str | Strategy):
         raise InputError(f"{item!r} is no strategy: give a name, or an object as fedmaba.FedMABA()")
     return strategies.parse(item) if isinstance(item, str) else [item]
-
-
-def _say(text: str) -> None:
-    print(f"fedmaba: {text}", file=sys.stderr, flush=True)
 
 
 def resume(out: Path, trust: bool = False) -> Session:

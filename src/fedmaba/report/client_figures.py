@@ -12,6 +12,7 @@ from fedmaba.report.escape import for_figure
 from fedmaba.report.looks import printed_name
 from fedmaba.report.plot_data import COLORS, FEW, HALF, SOFT, WIDE, PlotData, axis_name, panels
 from fedmaba.results.history import FloatArray
+from fedmaba.results.incentive import ALONE
 
 GAIN, LOSS = COLORS[1], COLORS[2]
 
@@ -150,8 +151,25 @@ def _around_one() -> Any:
 def gains(figure: Any, plot: PlotData) -> None:
     """who gains and who loses against FedAvg (else the first), client by client"""
     base = plot.labels[plot.reference]
+    if len(plot.labels) < 2 or not plot.of(base):
+        raise InputError("gains compares strategies: run at least two")
+    _gains_over(figure, plot, base)
+
+
+def incentive(figure: Any, plot: PlotData) -> None:
+    """who is better off than alone, client by client; needs a row local"""
+    if ALONE not in plot.labels or len(plot.labels) < 2 or not plot.of(ALONE):
+        raise InputError(
+            "incentive compares with training alone: run the strategy local beside at least one "
+            "other, with the same seeds"
+        )
+    _gains_over(figure, plot, ALONE)
+
+
+def _gains_over(figure: Any, plot: PlotData, base: str) -> None:
+    """How each client's score changes from one strategy to each other one."""
     others = [label for label in plot.labels if label != base and plot.of(label)]
-    if not others or not plot.of(base):
+    if not others:
         raise InputError("gains compares strategies: run at least two")
     for axes, label in zip(
         panels(figure, len(others), 1.35, sharex=True, sharey="row"), others, strict=True

@@ -1,7 +1,9 @@
-"""The tables of a run as CSV files: what a spreadsheet or another program would read."""
+"""The tables of a run as CSV or Parquet files, which a spreadsheet or another program reads."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,18 @@ WHO = ("client", "name", "hostile")
 
 
 def to_csv(folder: Path, out: Path) -> list[Path]:
-    """summary.csv, rounds.csv, clients.csv and weights.csv of a run folder; groups.csv, if any."""
-    source = data.load(folder)
+    """The tables of a run folder as CSV files."""
+    return write(folder, out, "csv")
+
+
+def write(
+    folder: Path, out: Path, to: str = "csv", load: Callable[[Path], data.Source] = data.load
+) -> list[Path]:
+    """The tables summary, rounds, clients and weights of a run, a file each; groups, if any."""
+    encode = {"csv": _as_csv, "parquet": _as_parquet}[str(to)]
+    if to == "parquet":
+        check_parquet()
+    source = load(folder)
     history = source.history
     if not any(run.tables for run in history.runs) and not source.finished:
         raise InputError(
@@ -35,18 +47,50 @@ def to_csv(folder: Path, out: Path) -> list[Path]:
     }
     if len(by_group := groups(source)) > 1:
         tables["groups"] = by_group
+    if not folder.is_dir():  # results of reproduce, which are files
+        run_folder.make_folder(out)
     written = []
     for name, rows in tables.items():
-        target = out / f"{name}.csv"
-        below = folder if out.is_relative_to(folder) else None
+        target = out / f"{name}.{to}"
+        below = folder if folder.is_dir() and out.is_relative_to(folder) else None
         remedy = "fix it, or choose another -o"
-        run_folder.write_file(target, csv_text(rows).encode(), remedy=remedy, below=below)
+        run_folder.write_file(target, encode(rows), remedy=remedy, below=below)
         written.append(target)
     return written
 
 
+def _as_csv(rows: Sequence[Sequence[object]]) -> bytes:
+    return csv_text(rows).encode()
+
+
+def check_parquet() -> None:
+    """Say what to install before anything is read."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            "--to parquet wants pyarrow: in a clone of fedmaba, pip install '.[parquet]'"
+        ) from error
+
+
+def _as_parquet(rows: Sequence[Sequence[object]]) -> bytes:
+    """The same table with typed columns; a number that is not defined is null."""
+    import pyarrow
+    from pyarrow import parquet
+
+    head, *body = rows
+    columns = zip(*body, strict=True) if body else ([] for _ in head)
+    cells = {
+        str(name): [None if isinstance(v, float) and math.isnan(v) else v for v in column]
+        for name, column in zip(head, columns, strict=True)
+    }
+    out = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.table(cells), out)
+    return bytes(out.getvalue())
+
+
 def summary(history: History) -> list[list[object]]:
-    """Every figure of every strategy at the last evaluation, both models."""
+    """Every figure of every strategy at the last evaluation, all models."""
     names = Fairness._fields
     head: list[object] = [
         "strategy",
@@ -60,7 +104,7 @@ def summary(history: History) -> list[list[object]]:
     ]
     return [head] + [
         [row.label, model, row.seeds, *row.mean, *row.sd, row.note, row.test_noise, row.corrected]
-        for model in data.MODELS
+        for model in history.models()
         for row in history.summary(model)
     ]
 
@@ -70,7 +114,7 @@ def rounds(history: History) -> list[list[object]]:
     rows: list[list[object]] = [[*HEAD, "model", *Fairness._fields]]
     unit = history.unit
     for run in history.runs:
-        for model in data.MODELS if "evaluated" in run.tables else ():
+        for model in run.models() if "evaluated" in run.tables else ():
             found = run.fairness(model, history.share, unit=unit)
             pairs = zip(run.evaluated, found, strict=True)
             rows += [[run.label, run.seed, int(t), model, *figures] for t, figures in pairs]
@@ -79,13 +123,14 @@ def rounds(history: History) -> list[list[object]]:
 
 def clients(source: data.Source) -> list[list[object]]:
     """Accuracy and loss, a row per run, evaluation and client."""
-    columns = [f"{model}_{what}" for model in data.MODELS for what in ("accuracy", "loss")]
+    models = source.history.models()
+    columns = [f"{model}_{what}" for model in models for what in ("accuracy", "loss")]
     rows: list[list[object]] = [[*HEAD, *WHO, *columns]]
     for run in source.history.runs:
         if "evaluated" not in run.tables:
             continue
-        tables = [t for m in data.MODELS for t in (run.accuracy(m), run.loss(m))]
-        stacked: Any = np.stack(tables, axis=-1)  # (E, N, 4)
+        tables = [t for m in models for t in (run.accuracy(m), run.loss(m))]
+        stacked: Any = np.stack(tables, axis=-1)  # (E, N, 4), or 6 with models of clients
         who = _who(source, run)
         for i, done in enumerate(run.evaluated):
             head = [run.label, run.seed, int(done)]

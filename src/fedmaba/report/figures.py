@@ -71,6 +71,7 @@ KINDS: dict[str, tuple[Callable[[Any, PlotData], None], tuple[float, float]]] = 
     "weights": (client_figures.weights, (WIDE, 2.4)),
     "constraint": (line_figures.constraint, (WIDE, 2.4)),
     "gains": (client_figures.gains, (WIDE, 2.4)),
+    "incentive": (client_figures.incentive, (WIDE, 2.4)),
     "heterogeneity": (client_figures.heterogeneity, (WIDE, 2.4)),
 }
 

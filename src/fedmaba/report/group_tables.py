@@ -114,8 +114,8 @@ def group_grid(history: History, rows: Sequence[GroupRow]) -> Grid:
 
 def _chosen(history: History, label: str, model: Model, at: At) -> list[Any]:
     """(E, N, G, K) counts of each seed at the evaluations that are shown."""
-    table = f"{model}.groups"
-    own = [r for r in history.runs if r.label == label and not r.diverged and table in r.tables]
+    mine = [run for run in history.runs if run.label == label and not run.diverged]
+    own = [run for run in mine if f"{run.recorded(model)}.groups" in run.tables]
     return [run.group_counts(model)[run.chosen(at, model)] for run in own]
 
 

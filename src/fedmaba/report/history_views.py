@@ -5,17 +5,24 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from fedmaba.report import document
+from fedmaba.errors import InputError
+from fedmaba.report import document, json_forms
 from fedmaba.report import table as tables
-from fedmaba.results.history import At, History, Model
+from fedmaba.report.escape import one_line
+from fedmaba.results.history import At, History, Model, RunHistory
+
+MOST_NAMED = 6  # strategies or seeds in one line
 
 
 def table(
     history: History, to: str, model: Model, at: At, share: float | None, against: str | None
 ) -> str:
-    """The table as "markdown", "latex" or "csv", also of differences to the row `against`."""
+    """The table as "markdown", "latex", "csv" or "json", also of differences to a row."""
+    if to == "json":
+        return json_forms.json_table(history, model, at, share, against)
     return document.written(tables.document(history, model, at, share, against), to)
 
 
@@ -43,3 +50,57 @@ def as_html(history: History) -> str:
 def as_text(history: History) -> str:
     """The table that `print` shows."""
     return document.plain_text(tables.for_screen(tables.summary(history)))
+
+
+def history_in_words(history: History) -> str:
+    """Strategies, seeds, rounds, clients and the best numbers, in one line."""
+    runs = history.runs
+    labels = list(dict.fromkeys(run.label for run in runs))
+    seeds = list(dict.fromkeys(str(run.seed) for run in runs))
+    parts = [_some(labels) or "no runs"]
+    if runs:
+        parts.append(f"seed{'s' * (len(seeds) > 1)} {_some(seeds)}")
+        parts.append(_size(runs))
+    return one_line("; ".join([*parts, *_best(history)]))
+
+
+def run_in_words(run: RunHistory) -> str:
+    """Which run it is and how far it went, in one line."""
+    parts = [f"{run.label}, seed {run.seed}", _size([run])]
+    return one_line("; ".join([*parts, *([run.diverged] if run.diverged else [])]))
+
+
+def _size(runs: list[RunHistory]) -> str:
+    """Rounds and clients."""
+    ends = [int(run.tables["evaluated"][-1]) for run in runs if run.tables.get("evaluated")]
+    done, clients = max(ends, default=0), max(run.n_clients for run in runs)
+    rounds = f"{done:,} round{'s' * (done != 1)}" if done else "not evaluated yet"
+    return f"{rounds}, {clients:,} client{'s' * (clients != 1)}"
+
+
+def _some(names: list[str]) -> str:
+    """The first of several names, and how many more there are."""
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _best(history: History) -> list[str]:
+    """The least variance, and the best mean and worst score, each with its strategy."""
+    try:
+        rows, unit = history.summary(), history.unit
+    except InputError:  # runs that no table compares still have a name
+        return []
+    rows = [row for row in rows if row.seeds]
+    out = []
+    for column in tables.columns(history.share, unit)[:3]:
+        known = [row for row in rows if math.isfinite(getattr(row.mean, column.field))]
+        if not known:
+            continue
+        best = max(known, key=lambda row: column.sign * getattr(row.mean, column.field))
+        value = getattr(best.mean, column.field)
+        mark = unit.square if column.field == "variance" else unit.mark
+        words = {"variance": "least variance", "accuracy": f"best mean {unit.name}"}
+        name = words.get(column.field, f"best {column.title}")
+        shown = f"{value:.{tables.digits_of([value], unit)}f}{mark}"
+        out.append(f"{name} {shown}" + (f" ({best.label})" if len(rows) > 1 else ""))
+    return [", ".join(out)] if out else []

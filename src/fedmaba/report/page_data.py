@@ -162,6 +162,12 @@ def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) ->
         )
     if noise := noise_note(history.summary()):
         out.append(f"Deployed model, at the last round: {document.minus_sign(noise)}.")
+    out += [
+        f"Incentive: with {row.label}, {100 * row.better:.0f} % of clients are better off than "
+        f"alone; a client gains {row.gain:+.2f} on average, and {row.least:+.2f} at least "
+        "(its own model where it has one, else the deployed one, at the last round)."
+        for row in history.incentives("personal")
+    ]
     out += [run.diverged for run in history.runs if run.diverged]
     return out
 

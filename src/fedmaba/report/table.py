@@ -99,7 +99,9 @@ def ranks(rows: Sequence[Row], column: Column, digits: int = 2) -> list[int]:
 def caption(history: History, model: Model, at: At, unit: Unit | None = None) -> str:
     """Which model and which round the table shows, and how, if not in per cent."""
     average = ", ".join(sorted({run.deploy for run in history.runs if run.deploy}))
-    what = "last server model" if model == "last" else "deployed model"
+    what = {"last": "last server model", "personal": "each client under its own model"}.get(
+        model, "deployed model"
+    )
     what += f" ({average})" if model == "deployed" and average else ""
     when = {
         "last": "at the last round",
@@ -155,7 +157,7 @@ def document(
     told = dict.fromkeys(run.diverged for run in history.runs if run.diverged)
     text = [f"Left out of every mean: {'; '.join(told)}."] if told else []
     noise = noise_note(history.summary(model, at))
-    grids = [summary(history, model, at)]
+    grids = [summary(history, model, at), *incentive_grids(history, model, at)]
     if against is not None:
         grids.append(differences(history, model, at, against))
     return Document(title, text, grids, foot=[f"{capitalised(noise)}."] if noise else [])
@@ -191,6 +193,28 @@ def grid_of_rows(
         for row, line in zip(rows, body, strict=True):
             line.append(Cell(row.note))
     return Grid(name, title, head, body)
+
+
+def incentive_grids(history: History, model: Model = "deployed", at: At = "last") -> list[Grid]:
+    """What clients gain over training alone; no table where there is no row `local`."""
+    found, unit = history.incentives(model, at), history.unit
+    if not found:
+        return []
+    digits = digits_of((row.gain for row in found), unit)
+    body = [
+        [
+            Cell(row.label),
+            Cell(str(row.seeds)),
+            number(100 * row.better, np.nan),
+            number(100 * row.equal, np.nan),
+            *(number(value, np.nan, digits=digits) for value in (row.gain, row.least)),
+        ]
+        for row in found
+    ]
+    what = f"{unit.name}{unit.mark}"
+    head = ["row", "seeds", "better off %", "equal %", f"gain in {what}", "least gain of a client"]
+    title = f"Incentive: clients beside training alone ({caption(history, model, at)})"
+    return [Grid("incentive", title, head, body)]
 
 
 def for_screen(grid: Grid) -> Grid:

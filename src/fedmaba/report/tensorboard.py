@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedmaba.experiment.session import Session
     from fedmaba.simulation.engine import Snapshot
 
+MODELS = ("deployed", "last", "personal")
 FIGURES = ("variance", "accuracy", "worst", "best", "gini", "jain")
 
 
@@ -57,7 +58,7 @@ def events(session: Session, out: Path) -> Iterator[Callable[[Snapshot], None]]:
                 values |= {f"strategy/{name}": float(v) for name, v in seen.info.items()}
             spread: NDArray[Any] | None = None
             found = snapshot.evaluations[r] if snapshot.evaluations else None
-            for model in ("deployed", "last") if found is not None else ():
+            for model in (m for m in MODELS if found is not None and m in found):
                 scores = found[model]  # type: ignore[index]
                 accuracy, loss = scores.accuracy[None], scores.loss[None]
                 (figures,) = every(accuracy, loss, runs[r].test_size, share, unit)

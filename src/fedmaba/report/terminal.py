@@ -35,7 +35,7 @@ from rich.text import Text
 from fedmaba.errors import unknown
 from fedmaba.report import data, escape, numbers, set_up, streams, verdict
 from fedmaba.report.document import Cell, Grid, minus_sign
-from fedmaba.report.table import ALIKE, digits_of, for_screen, noise_note, summary
+from fedmaba.report.table import ALIKE, digits_of, for_screen, incentive_grids, noise_note, summary
 from fedmaba.results.history import At, History, Model, RunHistory
 from fedmaba.results.metrics import PERCENT, Unit
 
@@ -85,6 +85,8 @@ def show(
         cell.rank < 2 for row in summary(history, model, at, share).rows for cell in row
     ):
         console.print(MARKS)
+    for gained in incentive_grids(history, model, at):
+        console.print(table_of(gained, whole=gained.head[1:]))
     if noise := noise_note(history.summary(model, at, share)):
         console.print(line_of(noise, "yellow" if "warning" in noise else "dim"))
     for run in history.runs:
@@ -176,9 +178,11 @@ def progress(session: Session, quiet: bool) -> Iterator[Callable[[Snapshot], Non
         console.print(line_of(note, "dim"), soft_wrap=True)
     session.batch.rows.tell = lambda line: console.print(line_of(line, "dim"), soft_wrap=True)
     moving = console.is_terminal and not console.is_dumb_terminal
-    shown = _live(session, console) if moving else _lines(session, console)
-    with shown as display:
-        yield display
+    if moving:
+        with live(session, console) as display:
+            yield display
+    else:
+        yield progress_lines(session, lambda line: console.print(line_of(line), soft_wrap=True))
 
 
 class Pace:
@@ -317,25 +321,26 @@ def rate_of(value: float, what: str) -> str:
 
 
 @contextmanager
-def _live(session: Session, console: Console) -> Iterator[Callable[[Snapshot], None]]:
+def live(session: Session, console: Console) -> Iterator[Callable[[Snapshot], None]]:
+    """A display that renews itself in its place, fed with snapshots."""
     pace = Pace(session.batch)
     drawn = 0.0  # fast rounds must not wait for the display
     with Live(
         dashboard(session, pace), console=console, refresh_per_second=4, transient=True
-    ) as live:
+    ) as shown:
 
         def display(snapshot: Snapshot) -> None:
             nonlocal drawn
             pace.reach(snapshot.round + 1)
             if time.monotonic() - drawn > 0.2 or pace.done == pace.rounds:
-                live.update(dashboard(session, pace))
+                shown.update(dashboard(session, pace))
                 drawn = time.monotonic()
 
         yield display
 
 
-@contextmanager
-def _lines(session: Session, console: Console) -> Iterator[Callable[[Snapshot], None]]:
+def progress_lines(session: Session, tell: Callable[[str], None]) -> Callable[[Snapshot], None]:
+    """A function of snapshots that tells line by line how far a session is."""
     pace, share = Pace(session.batch), session.experiment.eval.share
 
     def display(snapshot: Snapshot) -> None:
@@ -344,7 +349,7 @@ def _lines(session: Session, console: Console) -> Iterator[Callable[[Snapshot], 
             return
         unit = session.history.unit
         head = f"round {pace.done}/{pace.rounds}, {rate_of(pace.rate, 'rounds')}, "
-        console.print(line_of(head + f"{pace.left:.0f} s left"), soft_wrap=True)
+        tell(head + f"{pace.left:.0f} s left")
         for row in session.history.summary(share=share):
             runs = [run for run in session.history.runs if run.label == row.label]
             newest = {n.name: _newest(runs, n.name) for n in _in_progress(session.history)}
@@ -355,9 +360,9 @@ def _lines(session: Session, console: Console) -> Iterator[Callable[[Snapshot], 
             told = f"  {row.label}: variance {spread}{unit.square}, mean {mean}{unit.mark}, worst "
             told += f"{worst}{unit.mark}"
             told += "".join(f", {name} {value}" for name, value in newest.items() if value)
-            console.print(line_of(told), soft_wrap=True)
+            tell(told)
 
-    yield display
+    return display
 
 
 def result(session: Session, out: Path, seconds: float | None = None) -> None:
@@ -367,6 +372,8 @@ def result(session: Session, out: Path, seconds: float | None = None) -> None:
     show(session.history, "deployed", "last", share, console)
     if any(run.deploy != "last" for run in session.history.runs):
         console.print(grid(session.history, "last", "last", share))
+    if any(run.has_personal for run in session.history.runs):
+        console.print(grid(session.history, "personal", "last", share))
     wide = min(80, console.width)  # a sentence is read, not scanned
     for said in verdict.of_sources([data.of(session.history)], share):
         console.print(line_of(said.text), width=wide)
@@ -393,7 +400,7 @@ def lines(texts: Sequence[str]) -> None:
 
 def listing(what: str) -> None:
     """One line each: strategies, data sets, models, partitions, attacks or figures."""
-    rows, console = _rows(what), Console()
+    rows, console = rows_of(what), Console()
     if console.is_terminal:  # the last column goes on below itself
         table = Table.grid(padding=(0, 2, 0, 0))
         for i in range(len(rows[0])):
@@ -408,7 +415,8 @@ def listing(what: str) -> None:
         console.print(line_of(line.rstrip()), soft_wrap=True)
 
 
-def _rows(what: str) -> list[tuple[str, ...]]:
+def rows_of(what: str) -> list[tuple[str, ...]]:
+    """What there is to choose from: a name each, and what is told of it."""
     if what == "strategies":
         from fedmaba import strategies
 

@@ -2,8 +2,9 @@
 
 One NPZ file per batch of runs: what was run, where and how long (`about`, JSON as bytes), and for
 each model the counts (runs, evaluations, clients), as differences from one evaluation to the next.
-Accuracy and every figure derived from it come back exactly. Losses and weights are not kept, but
-for the training losses of targets that ask for them (`keep`), to three digits.
+Accuracy and every figure derived from it come back exactly. Scores of another metric, which no
+counts give, are kept as float32. Losses and weights are not kept, but for the training losses of
+targets that ask for them (`keep`), to three digits.
 No torch.
 """
 
@@ -26,7 +27,15 @@ from fedmaba.reproduction import targets
 from fedmaba.reproduction.targets import Key
 from fedmaba.results import array_files, files, run_folder, schema
 from fedmaba.results.array_files import Arrays
-from fedmaba.results.history import TRAINING, GrowingArray, History, RunHistory, is_increasing
+from fedmaba.results.history import (
+    TRAINING,
+    GrowingArray,
+    History,
+    RunHistory,
+    is_increasing,
+    metric_of,
+)
+from fedmaba.results.metrics import ACCURACY
 from fedmaba.results.selection import of_deploy
 
 MODELS = ("last", "deployed", "last_validation")
@@ -73,10 +82,7 @@ def write(
     about = {
         "format": 1,
         **about,
-        "runs": [
-            {"label": r.label, "seed": r.seed, "deploy": r.deploy, "diverged": r.diverged}
-            for r in runs
-        ],
+        "runs": [_about_run(run) for run in runs],
     }
     longest = max(runs, key=lambda r: len(r.tables.get("evaluated", [])))
     evaluated = np.asarray(longest.tables.get("evaluated", []), np.int32)
@@ -92,7 +98,12 @@ def write(
     for model in MODELS:
         if any(f"{model}.accuracy" in run.tables for run in runs):
             size = arrays["validation_size" if "validation" in model else "test_size"]
-            arrays[model] = _pack_counts(model, runs, size, len(evaluated))
+            counts = all(run.metric == ACCURACY for run in runs)
+            arrays[model] = (
+                _pack_counts(model, runs, size, len(evaluated))
+                if counts
+                else _pack_scores(model, runs, len(evaluated))
+            )
     if any(TRAINING in run.tables for run in runs):
         arrays["training_loss"] = _pack_losses(runs, len(evaluated))
     content = array_files.npz(arrays, zipfile.ZIP_LZMA)
@@ -113,6 +124,22 @@ def _pack_counts(
             counts[r, len(right) :] = right[-1]
     counts[:, 1:] -= counts[:, :-1].copy()
     return counts
+
+
+def _about_run(run: RunHistory) -> dict[str, Any]:
+    """What is told of a run; its metric only where it is not accuracy."""
+    told = {"label": run.label, "seed": run.seed, "deploy": run.deploy, "diverged": run.diverged}
+    return told if run.metric == ACCURACY else {**told, "metric": run.metric._asdict()}
+
+
+def _pack_scores(model: str, runs: Sequence[RunHistory], length: int) -> NDArray[np.float32]:
+    """(runs, evaluations, clients) scores as they are; nan where there is none."""
+    out = np.full((len(runs), length, len(runs[0].test_size)), np.nan, np.float32)
+    for r, run in enumerate(runs):
+        if f"{model}.accuracy" in run.tables:
+            scores = run.tables[f"{model}.accuracy"].array()
+            out[r, : len(scores)] = scores
+    return out
 
 
 def _pack_losses(runs: Sequence[RunHistory], length: int) -> NDArray[np.float16]:
@@ -163,7 +190,7 @@ def _check_tables(runs: int, declared: Mapping[str, array_files.Declared]) -> No
             raise ValueError(f"it lacks {name!r}")
     dimensions = {"evaluated": 1, "length": 1, "test_size": 2, "validation_size": 2}
     for name, (dtype, shape) in declared.items():
-        kinds = "u" if name in MODELS else "f" if name == "training_loss" else "iu"
+        kinds = "uf" if name in MODELS else "f" if name == "training_loss" else "iu"
         if dtype.kind not in kinds:
             raise ValueError(f"{name} is {dtype}")
         if len(shape) != dimensions.get(name, 3):
@@ -197,23 +224,33 @@ def _unpack_run(told: dict[str, Any], r: int, arrays: Arrays) -> RunHistory:
     length = int(arrays["length"][r])
     size = arrays["test_size"][r].astype(np.int64)
     run = RunHistory(told["label"], told["seed"], told["deploy"], size, told["diverged"])
+    run.metric = metric_of(told.get("metric"))
     if not length:
         return run
     run.tables["evaluated"] = GrowingArray(arrays["evaluated"][:length])
     for model in MODELS:
         if model in arrays:
             size = arrays["validation_size" if "validation" in model else "test_size"][r]
-            right = np.cumsum(arrays[model][r, :length], axis=0, dtype=arrays[model].dtype)
-            if (right > size).any():
-                raise ValueError(f"{model} counts more than there are")
-            with np.errstate(invalid="ignore"):
-                accuracy = right / size
-            nothing = np.broadcast_to(np.float32(np.nan), right.shape)
+            found = arrays[model][r, :length]
+            accuracy = found if found.dtype.kind == "f" else _shares(model, found, size)
+            if np.isinf(accuracy).any():
+                raise ValueError(f"{model} holds a score that is not finite")
+            nothing = np.broadcast_to(np.float32(np.nan), accuracy.shape)
             run.tables[f"{model}.accuracy"] = GrowingArray(accuracy)
             run.tables[f"{model}.loss"] = GrowingArray(nothing)
     if "training_loss" in arrays and not np.isnan(arrays["training_loss"][r, :length]).all():
         run.tables[TRAINING] = GrowingArray(arrays["training_loss"][r, :length].astype(np.float64))
     return run
+
+
+def _shares(model: str, steps: NDArray[Any], size: NDArray[Any]) -> NDArray[np.float64]:
+    """Accuracies from counts, which are kept as differences; nan where there are no examples."""
+    right = np.cumsum(steps, axis=0, dtype=steps.dtype)
+    if (right > size).any():
+        raise ValueError(f"{model} counts more than there are")
+    with np.errstate(invalid="ignore"):
+        out: NDArray[np.float64] = right / size
+    return out
 
 
 def read_folder(folder: Path) -> list[ArchiveFile]:

@@ -107,6 +107,14 @@ def reproduced(target: Target, source: Path, out: Path) -> None:
         console.print(line_of(f"{out / one.name}: {kinds}"), soft_wrap=True)
 
 
+def target_rows(out: Path) -> list[tuple[str, ...]]:
+    """Every target: its name, its title, its runs, those that a folder holds, client updates."""
+    from fedmaba.reproduction import archive
+
+    sizes = archive.target_sizes(archive.read_folder(out) if out.exists() else [])
+    return [(s.name, s.title, str(s.runs), str(s.done), str(s.updates)) for s in sizes]
+
+
 def targets(out: Path, source: Path | None = None) -> None:
     """Every target with its runs, those a folder holds, its client updates; what was begun."""
     from fedmaba.reproduction import archive

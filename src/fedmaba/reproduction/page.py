@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedmaba.errors import InputError
-from fedmaba.experiment.config import Experiment
 from fedmaba.report.document import Document
 from fedmaba.reproduction import (
     archive,
@@ -70,7 +69,7 @@ def _about(target: Target, jobs: Sequence[Job], found: dict[str, Any]) -> list[s
         )
     text += [part for part in (view.note, view.rule and f"Rule: {view.rule}") if part]
     if target.jobs and not view.variant:
-        text.append(f"Set-up: {_setup(target.jobs[0].experiment)}.")
+        text.append(f"Set-up: {_setup(target.jobs[0])}.")
     missing = [key for _, _, keys in found.values() for key in keys]
     if missing:
         several = _variants(jobs, found) if target.jobs else _lacking(target, found)
@@ -81,21 +80,26 @@ def _about(target: Target, jobs: Sequence[Job], found: dict[str, Any]) -> list[s
     return text
 
 
-def _setup(asked: Experiment) -> str:
+def _setup(job: Job) -> str:
+    asked = job.experiment
     data, train = asked.data, asked.train
     some = "all" if train.participants == "all" else f"{train.participants} of them"
     work = f"{train.steps} steps" if train.steps else f"{train.epochs} epoch"
+    what = f"{data.name}, {data.partition}, {data.clients} clients"
     tests = {"local": "a fifth of each client's own data as test images"}
+    tested = tests.get(data.test or "", "official test images by training labels")
+    if job.clients:  # the note of such a target says which examples are for tests
+        what, tested = f"{data.name}, its own {job.clients} clients", ""
     held = (
         f", {data.validation} of the training images held back" if data.validation != "0%" else ""
     )
     lies = asked.attack
     hostile = f"{lies.share} of them hostile ({lies.does}), " if lies.does else ""
     return (
-        f"{data.name}, {data.partition}, {data.clients} clients, {hostile}{some} in each round, "
+        f"{what}, {hostile}{some} in each round, "
         f"{train.rounds:,} rounds, {work} of minibatch {train.minibatch} at step size "
         f"{train.lr:g} · {train.lr_decay:g}^round, model {asked.model}, "
-        f"{tests.get(data.test or '', 'official test images by training labels')}{held}, "
+        f"{tested}{held}{', ' if tested or held else ''}"
         f"evaluation every {f'{asked.eval.every} rounds' if asked.eval.every > 1 else 'round'}"
     )
 

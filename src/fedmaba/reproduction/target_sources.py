@@ -12,18 +12,65 @@ from typing import Any
 from fedmaba.errors import InputError
 from fedmaba.report import data
 from fedmaba.reproduction import archive, targets
-from fedmaba.results import files
+from fedmaba.results import files, run_folder
+from fedmaba.results.history import History
+from fedmaba.results.selection import of_deploy
+
+
+def load_one(path: Path) -> data.Source:
+    """A run folder, a target by the folder of its archives and its name, or one archive file."""
+    if _is_file_of_reproduce(path):
+        return _of_file(path)
+    if not _names_target(path):
+        return data.load(path)
+    found = of_target(path.parent, path.name)
+    return found[0] if len(found) == 1 else data.Source(path.name, data.combine(found))
+
+
+def load_history(path: Path | str) -> History:
+    """The history of a run folder, or of results of `fedmaba reproduce`.
+
+    An unfinished run is read up to its checkpoint. Results are named as `results/TARGET`, or by one
+    of their `.npz` files.
+    """
+    path = Path(path)
+    if _is_file_of_reproduce(path) or _names_target(path):
+        return load_one(path).history
+    return run_folder.load_history(path)
+
+
+def _is_file_of_reproduce(path: Path) -> bool:
+    return path.suffix == ".npz" and path.is_file()
+
+
+def _names_target(path: Path) -> bool:
+    """Whether this is FOLDER/TARGET and no run folder, whatever else is at that place."""
+    named = (run_folder.EXPERIMENT_FILE, "runs.json")
+    run = path.is_dir() and any(files.exists(path / name) for name in named)
+    return not run and path.name in targets.names() and path.parent.is_dir()
+
+
+def _of_file(path: Path) -> data.Source:
+    """The runs of one archive file, each row with its first deployed model."""
+    found = archive.read_file(path)
+    share = found.about["settings"].get("eval", {}).get("share", 0.05)
+    history = of_deploy(History(list(found.runs.values()), share), None)
+    about: dict[str, Any] = {"python": True, "repeat": found.about["command"]}
+    about |= {key: found.about[key] for key in ("data", "versions", "device") if key in found.about}
+    return data.Source(path.stem, history, about)
 
 
 def load_runs_and_targets(paths: Sequence[Path]) -> list[data.Source]:
     """Run folders, and targets by the folder of their archives and their name, each once."""
     out: list[data.Source] = []
-    folders = [path for path in paths if path.is_dir()]
+    folders = [path for path in paths if path.is_dir() and not _names_target(path)]
     loaded = dict(zip(folders, data.load_all(folders), strict=True))
     for i, path in enumerate(paths):
         if path in loaded:
             out.append(loaded[path])
-        elif path.name in targets.names() and path.parent.is_dir():
+        elif _is_file_of_reproduce(path):
+            out.append(_of_file(path))
+        elif _names_target(path):
             if path in paths[:i]:
                 raise InputError(f"{path} is named twice: name each target once")
             out += of_target(path.parent, path.name)

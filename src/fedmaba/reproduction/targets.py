@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from fedmaba import strategies
+from fedmaba.data import natural
 from fedmaba.errors import InputError, unknown
 from fedmaba.experiment import config
 from fedmaba.experiment.config import Experiment, Section
@@ -67,6 +68,7 @@ class View(Section):
     variant: list[Variant] = Field(default=[])
     uses: list[str] = Field(default=[])
     keep: list[Literal["losses"]] = Field(default=[])  # each client's training loss, at evaluations
+    clients: int = Field(default=0, ge=0)  # of data that have clients of their own
 
 
 class Key(NamedTuple):
@@ -88,6 +90,7 @@ class Job:
     whole: Experiment  #               as the file has it, before anything was cut down
     every: frozenset[Key]  #           the runs, as the file has them
     keep: tuple[str, ...] = ()  #      what an archive keeps of them beside accuracies
+    clients: int = 0  #                of data that have clients of their own
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -143,7 +146,7 @@ def folder() -> Path:
 
 def names() -> list[str]:
     """Every target, tables first."""
-    order = ("table", "figure", "claims", "readings", "fair", "attacks", "all")
+    order = ("table", "figure", "claims", "readings", "fair", "natural", "attacks", "all")
     found = [path.stem for path in folder().glob("*.toml")]
     if not found:
         raise InputError(f"{folder()} holds no targets: install fedmaba again")
@@ -281,12 +284,16 @@ def _job(name: str, tree: dict[str, Any], view: View, variant: Variant, scale: S
     ]
     runs.sort(key=lambda key: key.seed)  # a part of the runs is whole seeds as far as it goes
     kept = tuple(view.keep)
-    return Job(variant.title, asked, listed, tuple(runs), whole, frozenset(every), kept)
+    return Job(
+        variant.title, asked, listed, tuple(runs), whole, frozenset(every), kept, view.clients
+    )
 
 
 def _small(whole: Experiment) -> dict[str, Any]:
-    """What --quick changes: the embedded sample, the MLP, a fifth of the clients."""
+    """What --quick changes of images: the embedded sample, the MLP, a fifth of the clients."""
     some = whole.train.participants
+    if natural.is_natural(whole.data.name):  # embedded and small as it is
+        return {}
     return {
         "model": "mlp",
         "data": {"name": "sample", "clients": 20},
@@ -322,16 +329,17 @@ def _check_only(only: Iterable[str], target: Target) -> None:
             raise unknown("row", word, {*labels, *(label.partition(":")[0] for label in labels)})
 
 
-def participants(experiment: Experiment) -> int:
+def participants(job: Job) -> int:
     """Clients in a round."""
-    some = experiment.train.participants
-    return (experiment.data.clients or 100) if some == "all" else int(some)
+    some = job.experiment.train.participants
+    own = job.clients or job.experiment.data.clients or 100
+    return own if some == "all" else int(some)
 
 
 def updates(job: Job, runs: Sequence[Key], rounds: int | None = None) -> int:
     """Client updates of some of a job's runs; those of another deployed model are trained once."""
     trained = len({(key.label, key.seed) for key in runs})
-    return trained * participants(job.experiment) * (rounds or job.experiment.train.rounds)
+    return trained * participants(job) * (rounds or job.experiment.train.rounds)
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def summary(runs: Sequence[RunHistory], model: Model, at: At) -> list[GroupRow]:
     rows: list[GroupRow] = []
     labels: dict[str, list[RunHistory]] = {}
     for run in runs:
-        if not run.diverged and f"{model}.groups" in run.tables:
+        if not run.diverged and f"{run.recorded(model)}.groups" in run.tables:
             labels.setdefault(run.label, []).append(run)
     if not labels:
         raise InputError(NONE)
@@ -74,7 +74,7 @@ def cells(runs: Sequence[RunHistory]) -> Iterator[CellRates]:
     """Client x group figures of each run and model, at every evaluation."""
     for run in runs:
         for model in MODELS:
-            if f"{model}.groups" in run.tables:
+            if f"{run.recorded(model)}.groups" in run.tables:
                 counts = run.group_counts(model)
                 at, client, group = np.nonzero(counts.sum(-1))
                 told = groups.rates(counts[at, client, group])

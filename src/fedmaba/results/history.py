@@ -5,27 +5,33 @@ It is filled by the engine, round by round, or read from a run folder. No files 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, get_args, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.errors import InputError
+from fedmaba.errors import InputError, unknown
 from fedmaba.results import group_tables, metrics
 from fedmaba.results.group_tables import GroupRow
 from fedmaba.results.groups import NO_GROUPS, Groups
+from fedmaba.results.incentive import Incentive, gains_over_rounds, incentives
 from fedmaba.results.metrics import ACCURACY, PERCENT, Fairness, Metric, Unit
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from fedmaba.simulation.state import Round, Snapshot
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-Model = Literal["deployed", "last"]
+Model = Literal["deployed", "last", "personal"]
+SERVER_MODELS: tuple[Model, ...] = ("deployed", "last")  # which every run has
 At = Literal["last", "best", "last5"]
+TrainedModel = Literal["deployed", "last", "best"]
+ModuleType = TypeVar("ModuleType", bound="nn.Module")
 Arrays = dict[str, NDArray[Any]]
 TRAINING = "training.loss"  # a table of what clients reported at each evaluation
 VIEWS = "fedmaba.report.history_views"  # loaded by its name: results import nothing of reports
@@ -63,7 +69,14 @@ class GrowingArray(Sequence[NDArray[Any]]):
         return self.array()[index]
 
 
-@dataclass
+class Models(Protocol):
+    """Where the trained models of a history come from."""
+
+    def weights(self, run: RunHistory, which: TrainedModel) -> dict[str, NDArray[Any]]:
+        """The named weights of one model of a run."""
+
+
+@dataclass(repr=False)
 class RunHistory:
     """One run: what its server saw each round, and how its models served each client."""
 
@@ -94,6 +107,10 @@ class RunHistory:
         known = [self._unit_cache[name] for name in self._unit_cache if name in self.tables]
         return self.metric.unit(all(shares for _, _, shares in known))
 
+    def __repr__(self) -> str:
+        """What it is, in one line, without its tables."""
+        return f"<RunHistory: {_views().run_in_words(self)}>"
+
     @property
     def n_clients(self) -> int:
         return len(self.test_size)
@@ -109,16 +126,33 @@ class RunHistory:
         """(E,) number of rounds done at each evaluation."""
         return self.column("evaluated")
 
+    @property
+    def has_personal(self) -> bool:
+        """Whether clients were also evaluated under models of their own."""
+        return "personal.accuracy" in self.tables
+
+    def models(self) -> tuple[Model, ...]:
+        """Which models clients were evaluated under."""
+        return (*SERVER_MODELS, "personal") if self.has_personal else SERVER_MODELS
+
+    def recorded(self, model: Model) -> Model:
+        """The model that is shown: clients without one of their own use the deployed one."""
+        return "deployed" if model == "personal" and not self.has_personal else model
+
     def accuracy(self, model: Model = "deployed") -> FloatArray:
-        """(E, N) accuracy of each client at each evaluation."""
-        return self.column(f"{model}.accuracy").astype(np.float64)
+        """(E, N) accuracy of each client at each evaluation.
+
+        The "personal" model is the client's own; without one, the deployed.
+        """
+        return self.column(f"{self.recorded(model)}.accuracy").astype(np.float64)
 
     def loss(self, model: Model = "deployed") -> FloatArray:
         """(E, N) test loss of each client at each evaluation."""
-        return self.column(f"{model}.loss").astype(np.float64)
+        return self.column(f"{self.recorded(model)}.loss").astype(np.float64)
 
     def group_counts(self, model: Model = "deployed") -> IntArray:
         """(E, N, G, K) test examples by client, group and prediction, as `results.groups` reads."""
+        model = self.recorded(model)
         if f"{model}.groups" not in self.tables:
             raise InputError(
                 f"{self.label}, seed {self.seed}, has no groups: name the column that says them, "
@@ -177,6 +211,7 @@ class RunHistory:
             return np.arange(max(0, count - 5), count)
         if at == "last":
             return np.arange(count)[-1:]
+        model = self.recorded(model)
         name = f"{model}_validation.accuracy"
         judged = self.column(name if name in self.tables else f"{model}.accuracy")
         nobody = np.isnan(judged).all(axis=1, keepdims=True)
@@ -246,12 +281,14 @@ class Row(NamedTuple):
     corrected: float = np.nan  # variance without that part
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
     """All runs of an experiment."""
 
     runs: list[RunHistory]
     share: float = 0.05  # of clients in "worst" and "best", unless a table says otherwise
+    _models: Models | None = field(default=None, init=False, compare=False)
+    _new_module: Callable[[], nn.Module] | None = field(default=None, init=False, compare=False)
 
     def __post_init__(self) -> None:
         require_one_experiment(self.runs)
@@ -314,12 +351,24 @@ class History:
                 mean = figures.mean(0) if len(good) else nothing
                 sd = figures.std(0, ddof=1) if len(good) > 1 else nothing
             lost = [run.seed for run in runs if run.diverged]
-            note = f"diverged: seed {', '.join(map(str, lost))}" if lost else ""
+            notes = [f"diverged: seed {', '.join(map(str, lost))}"] if lost else []
+            if model == "personal" and good and not any(run.has_personal for run in good):
+                notes.append("clients have no models of their own: the deployed one")
+            note = "; ".join(notes)
             sure = [np.mean(run.test_noise(model, run.chosen(at, model)), axis=1) for run in good]
             noise, corrected = np.mean(sure, axis=0) if sure else (np.nan, np.nan)
             figures_of = Fairness(*mean), Fairness(*sd)
             rows.append(Row(label, len(good), *figures_of, note, float(noise), float(corrected)))
         return rows
+
+    def models(self) -> tuple[Model, ...]:
+        """Which models the clients of at least one run were evaluated under."""
+        own = any(run.has_personal for run in self.runs)
+        return (*SERVER_MODELS, "personal") if own else SERVER_MODELS
+
+    def incentives(self, model: Model = "deployed", at: At = "last") -> list[Incentive]:
+        """What clients gain over training alone, by strategy; empty without a row `local`."""
+        return incentives(self, model, at)
 
     def group_summary(self, model: Model = "deployed", at: At = "last") -> list[GroupRow]:
         """One row per strategy: its groups of people, and the gaps between them, over its seeds."""
@@ -348,9 +397,11 @@ class History:
                 "round": np.repeat(evaluated, run.n_clients),
                 "client": np.tile(np.arange(run.n_clients), len(evaluated)),
             }
-            for model in ("deployed", "last"):
+            for model in run.models():
                 table[f"{model}_accuracy"] = run.accuracy(model).ravel()
                 table[f"{model}_loss"] = run.loss(model).ravel()
+            if (gained := gains_over_rounds(self, run)) is not None:
+                table["gain_over_alone"] = gained.ravel()
             frames.append(pandas.DataFrame(table))
         return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
 
@@ -366,8 +417,90 @@ class History:
         share: float | None = None,
         against: str | None = None,
     ) -> str:
-        """The table as "markdown", "latex" or "csv", also of differences to the row `against`."""
+        """The table as "markdown", "latex", "csv" or "json", also of differences to `against`."""
         return str(_views().table(self, to, model, at, share, against))
+
+    def keep_models(
+        self, models: Models, new_module: Callable[[], nn.Module] | None = None
+    ) -> None:
+        """Say where the trained models are, and how a module for them is made, if that is known."""
+        self._models, self._new_module = models, new_module
+
+    @overload
+    def model(
+        self, label: str, seed: int | None = None, model: TrainedModel = "deployed"
+    ) -> dict[str, Tensor]: ...
+
+    @overload
+    def model(
+        self,
+        label: str,
+        seed: int | None = None,
+        model: TrainedModel = "deployed",
+        *,
+        module: Literal[True],
+    ) -> nn.Module: ...
+
+    @overload
+    def model(
+        self,
+        label: str,
+        seed: int | None = None,
+        model: TrainedModel = "deployed",
+        *,
+        module: ModuleType,
+    ) -> ModuleType: ...
+
+    def model(
+        self,
+        label: str,
+        seed: int | None = None,
+        model: TrainedModel = "deployed",
+        *,
+        module: Any = None,
+    ) -> Any:
+        """The trained weights of a run, as a state dict of torch; with `module`, in a module."""
+        if model not in get_args(TrainedModel):
+            raise InputError(f"model={model!r}: choose one of {', '.join(get_args(TrainedModel))}")
+        run = self._run(label, seed)
+        if self._models is None:
+            raise InputError(
+                "this history came without models: they are in the history that compare() "
+                "returns, and in finished run folders"
+            )
+        if module is True and self._new_module is None:
+            raise InputError(
+                "module=True: a run folder holds weights, not the code of the model: give the "
+                "module to fill, as module=MyModel()"
+            )
+        found = self._models.weights(run, model)
+        import torch
+
+        weights = {name: torch.from_numpy(value) for name, value in found.items()}
+        if module is None:
+            return weights
+        filled = self._new_module() if self._new_module and module is True else module
+        if not isinstance(filled, torch.nn.Module):
+            raise InputError(
+                f"module={module!r}: give a module for the weights, or True for the one trained"
+            )
+        try:
+            filled.load_state_dict(weights)
+        except RuntimeError as error:
+            why = " ".join(str(error).split())
+            raise InputError(f"these weights do not fit the module: {why}") from error
+        return filled
+
+    def _run(self, label: str, seed: int | None) -> RunHistory:
+        """The run of a strategy and a seed."""
+        runs = [run for run in self.runs if run.label == label]
+        if not runs:
+            raise unknown("strategy", label, dict.fromkeys(run.label for run in self.runs))
+        found = [run for run in runs if seed in (None, run.seed)]
+        if len(found) != 1:
+            seeds = ", ".join(str(run.seed) for run in runs)
+            raise InputError(f"{label}, seed={seed}: choose one of its seeds: {seeds}")
+        return found[0]
 
     def group_table(self, to: str = "markdown", model: Model = "deployed", at: At = "last") -> str:
         """The tables by groups of people as "markdown", "latex" or "csv"."""
@@ -379,6 +512,10 @@ class History:
 
     def _repr_html_(self) -> str:
         return str(_views().as_html(self))
+
+    def __repr__(self) -> str:
+        """Strategies, seeds, rounds and the best numbers, in one line."""
+        return f"<History: {_views().history_in_words(self)}>"
 
     def __str__(self) -> str:
         return str(_views().as_text(self))
@@ -453,7 +590,7 @@ def check_shapes(tables: Mapping[str, Table]) -> None:
         n: t for n, t in tables.items() if n not in seen and n.endswith((".accuracy", ".loss"))
     }
     if scored or "evaluated" in tables:
-        pairs = [f"{model}.{what}" for model in get_args(Model) for what in ("accuracy", "loss")]
+        pairs = [f"{model}.{what}" for model in SERVER_MODELS for what in ("accuracy", "loss")]
         _require(tables, "evaluated", *pairs)
     if seen:
         _require(tables, "round", "client", "weight")

@@ -30,7 +30,13 @@ from fedmaba.errors import InputError, SaveFailed
 from fedmaba.results import array_files, files, schema
 from fedmaba.results.array_files import Arrays, MemoryBudget, npz, pack
 from fedmaba.results.files import Buffer
-from fedmaba.results.history import History, check_shapes, from_arrays
+from fedmaba.results.history import (
+    History,
+    RunHistory,
+    TrainedModel,
+    check_shapes,
+    from_arrays,
+)
 from fedmaba.results.metrics import ACCURACY, every
 
 MAGIC = b"FEDMABA1"
@@ -332,9 +338,37 @@ def load_history_and_offset(path: Path | str) -> tuple[History, int]:
         tables = _read_table(path, name, budget, about.get("files", {}))
         runs += _history(path / name, [run], [tables], share).runs
     try:
-        return History(runs, share), 0
+        history = History(runs, share)
     except InputError as error:
         raise unreadable(file, error) from error
+    history.keep_models(SavedModels(path))
+    return history, 0
+
+
+class SavedModels:
+    """The models of a finished run folder, read when they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        about = load_runs(path)
+        self._path, self._digests = path.resolve(), about.get("files", {})
+        self._stems = {
+            (run["label"], run["seed"], run["deploy"]): run_file_stem(r, run["label"], run["seed"])
+            for r, run in enumerate(about["runs"])
+        }
+
+    def weights(self, run: RunHistory, which: TrainedModel) -> Arrays:
+        """The named weights of one model of a run; only the deployed one's file has frozen ones."""
+        found = self._read(run, "deployed")
+        return found if which == "deployed" else found | self._read(run, which)
+
+    def _read(self, run: RunHistory, which: TrainedModel) -> Arrays:
+        name = f"models/{self._stems[run.label, run.seed, run.deploy]}-{which}.safetensors"
+        try:
+            found = array_files.read_weights(files.path_inside(self._path, name))
+            _check_digest(self._path / name, self._digests.get(name))
+            return found
+        except array_files.READ_ERRORS as error:
+            raise unreadable(self._path / name, error) from error
 
 
 def load_runs(path: Path) -> dict[str, Any]:
@@ -527,7 +561,7 @@ def _lines_of_run(r: int, run: Any, first: int, share: float) -> list[dict[str, 
         line |= {name: _number(v) for name, v in told.items() if not np.isnan(v)}
         at = evaluated.get(int(done))
         if at is not None:
-            models = ("deployed", "last")
+            models = run.models()
             accuracy, loss = (
                 np.stack([run.tables[f"{model}.{name}"][at] for model in models]).astype(float)
                 for name in ("accuracy", "loss")

@@ -141,6 +141,7 @@ class Line(Part):
     round: Annotated[int, Field(ge=1, lt=2**63)]
     deployed: Figures = Figures()
     last: Figures = Figures()
+    personal: Figures = Figures()  # where clients have models of their own
 
 
 class Versions(Part):

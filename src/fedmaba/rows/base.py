@@ -283,19 +283,26 @@ class Rows(ABC):
         return 1
 
     def run_steps(
-        self, w: Tensor, inputs: SharedInputs, steps: list[Step], pull: ProxPull | None = None
+        self,
+        w: Tensor,
+        inputs: SharedInputs,
+        steps: list[Step],
+        pull: ProxPull | None = None,
+        shift: Tensor | None = None,  # (R, P)
     ) -> list[Tensor]:
         """Take SGD steps one after another and return the loss of each row (R,) in each step.
 
-        Where rows share inputs, the steps' own x is not used.
+        Where rows share inputs, the steps' own x is not used. Each step also adds the `shift`, if
+        there is one: then steps come one at a time, and each row has inputs of its own.
         """
-        losses = []
+        losses, weights = [], slice(self.layout.trained)
         for step in steps:
             read = w if pull is None else w.clone()
             if pull is not None:
-                weights = slice(self.layout.trained)
                 w[:, weights].lerp_(pull.start[:, weights], pull.rate)
             losses.append(self.add_gradients(read, w, step))
+            if shift is not None:
+                w[:, weights].add_(shift[:, weights])
         return losses
 
     def compile(self, models: Tensor, work: Callable[[], object]) -> None:  # noqa: B027

@@ -143,6 +143,7 @@ REGISTRY: dict[str, Factory] = {
     "resnet18": _for_images(resnet.resnet18, 8),
     "vit": _for_images(vit.vit, 8),
     "lstm": _for_tokens(lstm.lstm),
+    "lstm-small": _for_tokens(lstm.lstm_small),
     "gpt": _for_tokens(gpt.gpt),
     "mlp-tabular": _for_tables(mlp_tabular.mlp_tabular),
 }

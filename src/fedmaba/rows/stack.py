@@ -314,7 +314,12 @@ class LayerRows(Rows):
             kernels.compile_only(work)
 
     def run_steps(
-        self, w: Tensor, inputs: SharedInputs, steps: list[Step], pull: ProxPull | None = None
+        self,
+        w: Tensor,
+        inputs: SharedInputs,
+        steps: list[Step],
+        pull: ProxPull | None = None,
+        shift: Tensor | None = None,
     ) -> list[Tensor]:
         """Move the first layer's weights once, after all steps; until then correct its outputs.
 
@@ -322,7 +327,7 @@ class LayerRows(Rows):
         was added to it, and adds a fraction of x times the W of the start.
         """
         if len(steps) == 1 and inputs.owner is None:
-            return super().run_steps(w, inputs, steps, pull)
+            return super().run_steps(w, inputs, steps, pull, shift)
         own, front, rest = self._weights(w), self.layers[self.first], self.layout.starts[1]
         assert isinstance(front, Dense)
         assert isinstance(inputs.x, Tensor)

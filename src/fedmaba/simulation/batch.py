@@ -21,7 +21,7 @@ from fedmaba.rows.workers import Workers
 from fedmaba.simulation.distributed import Ranks
 from fedmaba.simulation.local_training import MetricFn, Pool, evaluate
 from fedmaba.simulation.state import Plan, Progress, Run
-from fedmaba.strategies.base import Local, Needs, server_optimiser
+from fedmaba.strategies.base import Local, Needs, optimiser_of_server
 from fedmaba.strategies.server_optimisers import numbers_by_run
 
 IntArray = NDArray[np.int64]
@@ -90,7 +90,7 @@ class Batch:
     @cached_property
     def optimiser_numbers(self) -> Tensor:
         """(9, R, 1) The numbers of each run's server optimiser, on the device."""
-        optimisers = [server_optimiser(run.strategy) for run in self.runs]
+        optimisers = [optimiser_of_server(run.strategy) for run in self.runs]
         numbers = numbers_by_run(optimisers, self.plan.server_momentum)
         return torch.from_numpy(numbers).to(self.progress.model)
 
@@ -101,7 +101,11 @@ class Batch:
         Full batches with PropFair's loss are a kind of their own: they cannot be cut into pieces.
         """
         each = [
-            (o.prox > 0) + 2 * o.full_batch * (1 + (o.loss is not None)) + 8 * bool(o.add)
+            (o.prox > 0)
+            + 2 * o.full_batch * (1 + (o.loss is not None))
+            + 8 * bool(o.add or o.add_mean)
+            + (0 if o.personal is None else 16 * (1 + o.personal.only) + 64 * (o.personal.prox > 0))
+            + 128 * needs_full_gradient(o)
             for o in self.local
         ]
         return np.array(each, np.int64)
@@ -122,6 +126,11 @@ class Batch:
         """Loss and score of each example under each row, (R, n)."""
         pool, workers = self.pool, self.workers
         return evaluate(self.rows, flat, index, pool.x, pool.y, workers, self.metric, scored=scored)
+
+
+def needs_full_gradient(local: Local) -> bool:
+    """Whether clients also need the gradient of all their examples at the server's model."""
+    return any(keep.full_gradient for keep in local.keep.values())
 
 
 @contextmanager

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedmaba.errors import InputError
 from fedmaba.rows.cuda_graphs import send
 from fedmaba.simulation.batch import Batch, RunParts
-from fedmaba.simulation.cohort import IntArray, with_own_parts
+from fedmaba.simulation.cohort import IntArray
 from fedmaba.simulation.local_training import outputs_and_losses
+from fedmaba.simulation.measurements import ModelsOf
 from fedmaba.simulation.state import Scores
 from fedmaba.stop import Ended
 from fedmaba.user_code import error_in_user_code
@@ -29,14 +29,19 @@ ClientMetricFn = Callable[[NDArray[np.float64], NDArray[Any]], float]
 MOST_OUTPUTS = 16_000_000  # numbers in memory at a time, unless one client has more
 
 
-def client_scores(batch: Batch, parts: RunParts, model: Tensor, r: int) -> Scores:
-    """Mean loss and score of each client of run r under a model (P,); ranks share the work."""
+def client_scores(
+    batch: Batch, parts: RunParts, r: int, models: ModelsOf, *, shared: bool
+) -> Scores:
+    """Mean loss and score of each client of run r under its model; ranks share the work.
+
+    `shared` says that all clients have the same model.
+    """
     if batch.client_metric is None:
         raise ValueError("the batch has no metric of clients")
     part = parts.parts[r]
     found = torch.zeros(2, len(part.size), dtype=torch.float64)
     some = np.flatnonzero(part.size)
-    for told in outputs_of_clients(batch, parts, model, r, some):
+    for told in outputs_of_clients(batch, parts, r, models, some, shared=shared):
         ends = np.cumsum(part.size[told.clients])
         for c, b in zip(told.clients, ends, strict=True):
             own_rows = slice(b - part.size[c], b)
@@ -65,24 +70,24 @@ class Predicted(NamedTuple):
 
 
 def outputs_of_clients(
-    batch: Batch, parts: RunParts, model: Tensor, r: int, clients: IntArray
+    batch: Batch, parts: RunParts, r: int, models: ModelsOf, clients: IntArray, *, shared: bool
 ) -> Iterator[Predicted]:
     """The outputs for this rank's share of some clients of run r, a group of them at a time.
 
-    Each client of `clients` has an example. The model (P,) has the client's own part where clients
-    keep one.
+    Each client of `clients` has an example. `shared` says that all of them have the same model.
     """
-    part, layout, pool = parts.parts[r], batch.rows.layout, batch.pool
-    own = layout.shared < layout.size
-    for group in _groups(clients[batch.ranks.mine], part.size, 0 if own else _most(batch)):
-        w = model[None]
-        if own:
-            w = with_own_parts(batch, w.clone(), np.array([r]), group)
+    part, pool = parts.parts[r], batch.pool
+    for group in _groups(clients[batch.ranks.mine], part.size, _most(batch) if shared else 0):
         index = np.concatenate([part.of(c) for c in group])
-        rows = send(index, model.device)
+        rows, w = send(index, batch.progress.model.device), models(group[:1])
         losses, outputs = outputs_and_losses(batch.rows, w, rows, pool.x, pool.y, batch.workers)
         told = (v.cpu().numpy() for v in (losses.double(), outputs.double(), pool.y[rows]))
         yield Predicted(group, index, *told)
+
+
+def whole_models(batch: Batch) -> bool:
+    """Whether clients send the whole model, so that all of them have the server's."""
+    return batch.rows.layout.shared == batch.rows.layout.size
 
 
 def score_of_client(

@@ -6,7 +6,7 @@ is some rows that are trained at once; a job is the training of one chunk.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,9 +17,9 @@ from fedmaba.rows.cuda_graphs import send
 from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.batch import Batch
 from fedmaba.simulation.local_training import TrainingJob, added_terms
-from fedmaba.simulation.optimiser import parse_schedule
-from fedmaba.simulation.state import Run
-from fedmaba.strategies.base import Needs
+from fedmaba.simulation.optimiser import counted_steps, parse_schedule
+from fedmaba.simulation.state import Plan, Run
+from fedmaba.strategies.base import PERSONAL, Local, Needs
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -117,7 +117,7 @@ def _chunks(batch: Batch, table: RowTable) -> list[IntArray]:
 
 
 def job_of(batch: Batch, drawn: Drawn, rows: IntArray) -> TrainingJob:
-    """The local training of one chunk of rows."""
+    """The local training of one chunk of rows: of the models that clients send."""
     plan, table = batch.plan, drawn.table
     return TrainingJob(
         run=table.run[rows],
@@ -137,18 +137,46 @@ def job_of(batch: Batch, drawn: Drawn, rows: IntArray) -> TrainingJob:
     )
 
 
+def personal_job(batch: Batch, drawn: Drawn, rows: IntArray, job: TrainingJob) -> TrainingJob:
+    """The training of the clients' own models, on the minibatches of the models that they send."""
+    table = drawn.table
+    local = tuple(Local(prox=p.prox) if p else Local() for p in (o.personal for o in job.local))
+    begin = batch.progress.model.new_empty(len(rows), batch.progress.model.shape[1])
+    for r in np.unique(table.run[rows]):
+        mine = np.flatnonzero(table.run[rows] == r)
+        own = kept_rows(batch, r, PERSONAL, table.client[rows[mine]])
+        begin[send(mine, begin.device)] = own
+    return replace(job, local=local, added=None, begin=begin)
+
+
+def kept_rows(batch: Batch, r: int, name: str, client: IntArray) -> Tensor:
+    """(m, P) A vector that some clients of a run keep, on the device."""
+    vector = batch.progress.vectors[r][name]
+    found = vector.index_select(0, send(client, vector.device))
+    return found.to(batch.progress.model.device)
+
+
+def counted(plan: Plan, steps: IntArray) -> FloatArray:
+    """(m,) What the local steps of clients amount to, as `counted_steps` says."""
+    schedule = parse_schedule(plan.step_schedule, "step_schedule")
+    each, place = np.unique(steps, return_inverse=True)
+    return np.array([counted_steps(plan.optimiser, schedule, int(k)) for k in each])[place]
+
+
 def _added(batch: Batch, drawn: Drawn, rows: IntArray) -> Tensor | None:
     """(R, P) What rows add to their gradients; None where rows of this kind add nothing."""
     cohorts = [drawn.cohorts[i] for i in drawn.table.cohort[rows]]
-    if not batch.local[cohorts[0].r].add:
+    local = batch.local[cohorts[0].r]
+    if not (local.add or local.add_mean):
         return None
     progress = batch.progress
     total = progress.model.new_empty(len(rows), progress.model.shape[1])
     for c in dict.fromkeys(c.r for c in cohorts):
         mine = np.flatnonzero(drawn.table.run[rows] == c)
-        who = send(drawn.table.client[rows[mine]], total.device)
-        kept = ((name, vector[who]) for name, vector in progress.vectors[c].items())
-        total[send(mine, total.device)] = added_terms(batch.local[c], kept, total[: len(mine)])
+        who = drawn.table.client[rows[mine]]
+        kept = ((name, kept_rows(batch, c, name, who)) for name in batch.local[c].add)
+        terms = added_terms(batch.local[c], kept, progress.means[c], total[: len(mine)])
+        total[send(mine, total.device)] = terms
     return total
 
 

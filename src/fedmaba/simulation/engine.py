@@ -12,6 +12,7 @@ import dataclasses
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,12 +34,18 @@ from fedmaba.rows.workers import Workers
 from fedmaba.simulation import pipeline
 from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.batch import Batch, RunParts, precision
-from fedmaba.simulation.client_scores import ClientMetricFn, client_scores, score_of_client
-from fedmaba.simulation.cohort import out_of_memory
+from fedmaba.simulation.client_scores import (
+    ClientMetricFn,
+    client_scores,
+    score_of_client,
+    whole_models,
+)
+from fedmaba.simulation.cohort import kept_rows, out_of_memory
 from fedmaba.simulation.distributed import Ranks
+from fedmaba.simulation.fine_tuning import fine_tuned
 from fedmaba.simulation.group_counts import group_counts
 from fedmaba.simulation.local_training import MetricFn, Pool
-from fedmaba.simulation.measurements import client_means
+from fedmaba.simulation.measurements import ModelsOf, client_means, server_models
 from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.simulation.state import (
     Candidates,
@@ -52,7 +59,7 @@ from fedmaba.simulation.state import (
     Snapshot,
 )
 from fedmaba.strategies import deployed as average
-from fedmaba.strategies.base import check_state, server_optimiser
+from fedmaba.strategies.base import PERSONAL, check_state, optimiser_of_server
 from fedmaba.strategies.contract import check_strategy
 from fedmaba.strategies.server_optimisers import ServerOptimiser
 
@@ -138,7 +145,7 @@ def start(
             f"deploy={next(iter(picking.values()))!r} hands out an earlier round's model, but the "
             "part that each client keeps of it has moved on: choose another --deploy or --batchnorm"
         )
-    optimisers = [server_optimiser(run.strategy) for run in runs]
+    optimisers = [optimiser_of_server(run.strategy) for run in runs]
     none_yet = Candidates(flat[:0], np.zeros(0), np.zeros(0), nobody)
     progress = Progress(
         round=0,
@@ -152,9 +159,9 @@ def start(
         second=_second_moments(flat, optimisers),
         states=[check_state(r.strategy, r.strategy.init(r.federation.n_clients)) for r in runs],
         kept=[KeptChanges(flat[:0], nobody, nobody) for _ in runs],
-        vectors=[
-            {name: flat.new_zeros(r.federation.n_clients, flat.shape[1]) for name in keep}
-            for r, keep in ((r, r.strategy.local().keep) for r in runs)
+        vectors=_kept_vectors(runs, flat),
+        means=[
+            {name: torch.zeros_like(flat[0]) for name in r.strategy.local().means} for r in runs
         ],
         picks=dict.fromkeys(picking, none_yet),
         own=[
@@ -186,6 +193,33 @@ def _second_moments(flat: Tensor, optimisers: list[ServerOptimiser | None]) -> T
     if not any(start):
         return None
     return torch.tensor(start, dtype=torch.float64).to(flat)[:, None].expand_as(flat).clone()
+
+
+MOST_KEPT = 1 / 8  # of a GPU's memory that kept vectors may take
+
+
+def _kept_vectors(runs: Sequence[Run], flat: Tensor) -> list[dict[str, Tensor]]:
+    """What the clients of each run keep: zeros, and models of their own, which begin as the run's.
+
+    They lie in the host's memory where they would take more than a part of a GPU's.
+    """
+    local = [run.strategy.local() for run in runs]
+    many = [len(o.keep) + (o.personal is not None) for o in local]
+    size = sum(k * run.federation.n_clients for k, run in zip(many, runs, strict=True))
+    where = flat.device
+    if flat.is_cuda:
+        total = torch.cuda.get_device_properties(where).total_memory
+        if size * flat[0].nbytes > MOST_KEPT * total:
+            where = torch.device("cpu")
+    out = []
+    for r, (run, o) in enumerate(zip(runs, local, strict=True)):
+        n, own = run.federation.n_clients, dict[str, Tensor]()
+        for name in o.keep:
+            own[name] = torch.zeros(n, flat.shape[1], dtype=flat.dtype, device=where)
+        if o.personal is not None:
+            own[PERSONAL] = flat[r].to(where).repeat(n, 1)
+        out.append(own)
+    return out
 
 
 def lower_is_better(task: str, metric: MetricFn | ClientMetricFn | None) -> bool:
@@ -251,17 +285,28 @@ def _evaluate(batch: Batch) -> list[Evaluation | None]:
     at = batch.progress
     alive = [r for r, why in enumerate(at.diverged) if not why]
     handed_out = [d for d, r in enumerate(at.owner) if not at.diverged[r]]
-    averaged = [d for d in handed_out if batch.handed_out[d][1] != "last"]
+    alone = [r for r in alive if (own := batch.local[r].personal) is not None and own.only]
+    averaged = [
+        d for d in handed_out if batch.handed_out[d][1] != "last" and at.owner[d] not in alone
+    ]
     found: dict[int, Evaluation] = {d: {} for d in handed_out}
     tested, held = (
         _scores(batch, parts, at.model, {r: r for r in alive})
         for parts in (batch.test, batch.validation)
     )
+    for r in alone:  # whose clients have no other models than their own
+        mine: ModelsOf = partial(kept_rows, batch, r, PERSONAL)
+        tested |= _personal_scores(batch, batch.test, r, mine)
+        held |= _personal_scores(batch, batch.validation, r, mine)
     for d in handed_out:
         if d in at.picks:
             _pick(batch, d, held[int(at.owner[d])])
     for parts, last, suffix in ((batch.test, tested, ""), (batch.validation, held, "_validation")):
         deployed = _scores(batch, parts, at.deployed, {d: int(at.owner[d]) for d in averaged})
+        for d, mine in _personal_models(batch, handed_out).items():
+            r = int(at.owner[d])
+            if r in (served := _personal_scores(batch, parts, r, mine)):
+                found[d]["personal" + suffix] = served[r]
         for d in handed_out:
             r = int(at.owner[d])
             if r in last:
@@ -278,6 +323,35 @@ def _evaluate(batch: Batch) -> list[Evaluation | None]:
             at.best_score[r], at.best_round[r] = score, at.round - 1
             at.best[r] = at.model[r]
     return [found.get(d) for d in range(len(at.owner))]
+
+
+def _personal_models(batch: Batch, handed_out: list[int]) -> dict[int, ModelsOf]:
+    """The clients' own models, by deployed model: kept ones, or the deployed one fine-tuned."""
+    out: dict[int, ModelsOf] = {}
+    for d in handed_out:
+        r = int(batch.progress.owner[d])
+        if batch.local[r].personal is not None:
+            out[d] = partial(kept_rows, batch, r, PERSONAL)
+        elif batch.plan.finetune:
+            out[d] = partial(fine_tuned, batch, d)
+    return out
+
+
+def _personal_scores(batch: Batch, parts: RunParts, r: int, own: ModelsOf) -> dict[int, Scores]:
+    """How the clients' own models serve them, by run; {} where there are no such examples."""
+    if not len(parts.parts[r].index):
+        return {}
+    scores = _scores_apart(batch, parts, r, own)
+    return {r: _with_groups(batch, parts, r, own, scores, shared=False)}
+
+
+def _scores_apart(batch: Batch, parts: RunParts, r: int, models: ModelsOf) -> Scores:
+    """Loss and score of each client, where each has a model of its own."""
+    if batch.client_metric is not None:
+        return client_scores(batch, parts, r, models, shared=False)
+    everyone = np.arange(batch.runs[r].federation.n_clients)
+    found = client_means(batch, parts, r, models, everyone, scored=True)
+    return Scores(*(value.cpu().numpy() for value in found))
 
 
 def _pick(batch: Batch, d: int, held: Scores) -> None:
@@ -302,24 +376,40 @@ def _scores(
     if not whose:
         return {}
     found = _client_scores(batch, parts, flat, whose)
-    if not batch.judges_groups:
-        return found
+    models = {row: partial(server_models, batch, r, flat[row]) for row, r in whose.items()}
+    shared = whole_models(batch)
     return {
-        row: dataclasses.replace(scores, groups=group_counts(batch, parts, flat[row], whose[row]))
-        if groups.known(batch.runs[whose[row]].federation, parts.parts[whose[row]])
-        else scores
+        row: _with_groups(batch, parts, whose[row], models[row], scores, shared=shared)
         for row, scores in found.items()
     }
+
+
+def _with_groups(
+    batch: Batch, parts: RunParts, r: int, models: ModelsOf, scores: Scores, *, shared: bool
+) -> Scores:
+    """The scores with counts by groups of people, where the data have groups to be judged by."""
+    if not batch.judges_groups or not groups.known(batch.runs[r].federation, parts.parts[r]):
+        return scores
+    counts = group_counts(batch, parts, r, models, shared=shared)
+    return dataclasses.replace(scores, groups=counts)
 
 
 def _client_scores(
     batch: Batch, parts: RunParts, flat: Tensor, whose: dict[int, int]
 ) -> dict[int, Scores]:
     """Loss and score of each client, by the quickest way."""
-    if batch.client_metric is not None:
-        return {row: client_scores(batch, parts, flat[row], r) for row, r in whose.items()}
-    if batch.rows.layout.shared < batch.rows.layout.size:
-        return {row: _own_scores(batch, parts, flat[row], r) for row, r in whose.items()}
+    if batch.client_metric is not None and whole_models(batch):
+        return {
+            row: client_scores(
+                batch, parts, r, partial(server_models, batch, r, flat[row]), shared=True
+            )
+            for row, r in whose.items()
+        }
+    if not whole_models(batch):
+        return {
+            row: _scores_apart(batch, parts, r, partial(server_models, batch, r, flat[row]))
+            for row, r in whose.items()
+        }
     mine, found = batch.ranks.mine, flat.new_zeros(2, len(whose), len(parts.union))
     found[..., mine] = torch.stack(batch.evaluate(flat[list(whose)], parts.union[mine]))
     batch.ranks.sum(found)
@@ -330,13 +420,6 @@ def _client_scores(
         place = parts.host_place[parts.base[r] : parts.base[r] + len(part.index)]
         out[row] = Scores(part.means(loss[place]), part.means(score[place]))
     return out
-
-
-def _own_scores(batch: Batch, parts: RunParts, model: Tensor, r: int) -> Scores:
-    """Loss and score of each client under a model with the part that the client keeps."""
-    everyone = np.arange(batch.runs[r].federation.n_clients)
-    found = client_means(batch, parts, r, model, everyone, scored=True)
-    return Scores(*(value.cpu().numpy() for value in found))
 
 
 def _try(

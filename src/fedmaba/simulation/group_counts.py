@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedmaba.simulation.batch import Batch, RunParts
 from fedmaba.simulation.client_scores import outputs_of_clients
 from fedmaba.simulation.cohort import IntArray
+from fedmaba.simulation.measurements import ModelsOf
 
 
 def group_counts(
-    batch: Batch, parts: RunParts, model: Tensor, r: int, clients: IntArray | None = None
+    batch: Batch,
+    parts: RunParts,
+    r: int,
+    models: ModelsOf,
+    clients: IntArray | None = None,
+    *,
+    shared: bool,
 ) -> IntArray:
-    """(n, G, K) examples of each client of run r and each group, by what a model (P,) predicts.
+    """(n, G, K) examples of each client of run r and each group, by what its model predicts.
 
     Of two classes K is 4, label * 2 + prediction; of more classes K is 2: wrong, right. Ranks share
-    the work.
+    the work. `shared` says that all clients have the same model.
     """
     data = batch.runs[r].federation.data
     if data.group is None:
@@ -28,7 +34,7 @@ def group_counts(
     place[who] = np.arange(len(who))
     shape = len(who), len(data.group_names), 4 if two else 2
     found = np.zeros(shape, np.int64)
-    for told in outputs_of_clients(batch, parts, model, r, who[part.size[who] > 0]):
+    for told in outputs_of_clients(batch, parts, r, models, who[part.size[who] > 0], shared=shared):
         best = told.outputs[:, : data.target.outputs].argmax(1)  # a model may have spare outputs
         label = told.y.astype(np.int64)
         kind = 2 * label + best if two else (best == label).astype(np.int64)

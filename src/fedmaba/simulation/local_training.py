@@ -7,8 +7,8 @@ device never waits for the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from fedmaba.rows.random import shuffles
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation.augmentation import Augmentation
 from fedmaba.simulation.optimiser import Optimiser, Schedule, step_factors
-from fedmaba.strategies.base import Local, PropFairLoss
+from fedmaba.strategies.base import Keep, Local, PropFairLoss
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -65,6 +65,7 @@ class TrainingJob:
     whose: IntArray | None = None  # (R,)   which of these a row does; None: the first
     added: Tensor | None = None  # (R, P)   constant term of each row's gradient
     own: Tensor | None = None  # (R, P - S)  what clients kept of their last model
+    begin: Tensor | None = None  # (R, P)   models to start from; a pull is towards `run`'s model
 
     def rules(self) -> list[Local]:
         """(R,) What each row does."""
@@ -113,6 +114,8 @@ class RowRule:
     prox: bool  #            whether rows are pulled towards where they started
     propfair: bool  #        whether rows have PropFair's loss
     own: bool  #             whether clients kept a part of their last model
+    begins: bool  #          whether rows start from models of their own
+    added: bool  #           whether something constant is added to gradients
     scheduled: bool  #       whether each step has a size of its own
     augment: Augmentation | None
     group: int  #            steps that `run_steps` is given at a time
@@ -154,7 +157,7 @@ def train_chunk(
     rules, count = job.rules(), len(job.run)
     full_batch, added = rules[0].full_batch, job.added is not None
     scheduled = job.schedule != Schedule()
-    direct = job.optimiser.plain and not (full_batch or added or scheduled)
+    direct = job.optimiser.plain and not (full_batch or scheduled)
     rule = RowRule(
         rows=rows,
         count=count,
@@ -165,9 +168,11 @@ def train_chunk(
         prox=rules[0].prox > 0,
         propfair=any(local.loss is not None for local in rules),
         own=job.own is not None,
+        begins=job.begin is not None,
+        added=added,
         scheduled=scheduled,
         augment=job.augment,
-        group=rows.group(models, count, job.minibatch) if direct else 1,
+        group=rows.group(models, count, job.minibatch) if direct and not added else 1,
     )
     shared = job.shared() if rule.group > 1 else None
     owner, blocks = shared or (np.arange(count), ())
@@ -184,7 +189,7 @@ def train_chunk(
     floats = np.array(_row_numbers(rule, job, rules), dtype)
     held = (pool.x, pool.y, pool.entries, models)
     inputs: list[Input] = [ints, floats]
-    inputs += [part for part in (job.own, job.added) if part is not None]
+    inputs += [part for part in (job.own, job.begin, job.added) if part is not None]
     out: tuple[Tensor, Tensor] = graphs.run(
         train_rows,
         spec,
@@ -235,7 +240,7 @@ def _train_unrecorded(
     graphs: GraphCache, result_slot: object, spec: TrainSpec, *tensors: Any
 ) -> tuple[Tensor, Tensor]:
     """`train_rows`; where shapes of chunks rarely repeat, parts of it are recorded."""
-    direct = spec.rule.direct and not spec.blocks
+    direct = spec.rule.direct and not (spec.blocks or spec.rule.begins or spec.rule.added)
     unlike = direct and graphs.shapes_rarely_repeat((spec.rule, result_slot))
     return _train(spec, RecordedParts(graphs, result_slot) if unlike else None, *tensors)
 
@@ -249,10 +254,10 @@ def _train(
     models: Tensor,  # (., P)
     ints: Tensor,  # (7, R)    run, first, size, minibatches in an epoch, key, steps, inputs' owner
     floats: Tensor,  # (., R)  see `_row_numbers`
-    *more: Tensor,  #          what clients kept (R, P - S), then what is added (R, P)
+    *more: Tensor,  #          what clients kept (R, P - S), begin with (R, P), add (R, P)
 ) -> tuple[Tensor, Tensor]:
     rule, (run, _, _, _, keys, steps, owner) = spec.rule, ints
-    added = more[rule.own] if len(more) > rule.own else None
+    added = more[-1] if rule.added else None
     if parts is None:
         w = models.index_select(0, run)
     else:  # in memory that recorded parts know
@@ -263,6 +268,8 @@ def _train(
     start = w.clone() if rule.prox and parts is None else None
     if rule.prox and parts is not None:
         start = parts.buffer("start", models, spec).copy_(w)
+    if rule.begins:
+        w.copy_(more[rule.own])
     unlike = spec.blocks[0].stop if spec.blocks else rule.count
     index, weight = _minibatches(spec, entries, ints[1:5, :unlike], w.dtype)
     streams = keys + torch.arange(index.shape[1], device=w.device)[:, None]
@@ -275,7 +282,8 @@ def _train(
             part = PortionSpec(rule, groups, spec.blocks)
             given = [index[:a, at], weight[:a, at], streams[at, :a], floats[:, :a]]
             given += [owner] if spec.blocks else []
-            met.append(run_part(run_portion, part, (x, y, w, start), given))
+            shift = None if added is None else -floats[0, 0] * added
+            met.append(run_part(run_portion, part, (x, y, w, start, shift), given))
     return w, torch.stack([_summed(met, rule.count) / steps, w.sum(1)])
 
 
@@ -313,6 +321,7 @@ def run_portion(
     y: Tensor,
     w: Tensor,  # (R, P)
     start: Tensor | None,  # (R, P)
+    shift: Tensor | None,  # (R, P)  what each step adds to the weights
     index: Tensor,  # (U, S, B)    rows of the pool, of each minibatch
     weight: Tensor,  # (U, S, B)
     streams: Tensor,  # (S, a)
@@ -338,7 +347,8 @@ def run_portion(
             Step(_at(inputs, k), labels[:, k], weight[:, k], down, propfair, streams[k], whole)
             for k in range(at.start, at.stop)
         ]
-        met += spec.rule.rows.run_steps(w[:a], SharedInputs(own, blocks, owner), steps, pull)
+        shared, more = SharedInputs(own, blocks, owner), None if shift is None else shift[:a]
+        met += spec.rule.rows.run_steps(w[:a], shared, steps, pull, more)
     return torch.stack(met)
 
 
@@ -456,21 +466,76 @@ def _minibatches(
     return index, valid.to(dtype) / valid.sum(2, keepdim=True).clamp_(min=1)
 
 
-def added_terms(local: Local, kept: Iterable[tuple[str, Tensor]], like: Tensor) -> Tensor:  # (m, P)
-    """What clients add to their gradients: a combination of the vectors that they keep."""
+def added_terms(
+    local: Local,
+    kept: Iterable[tuple[str, Tensor]],  #  (m, P) each
+    means: Mapping[str, Tensor],  #         (P,) each
+    like: Tensor,
+) -> Tensor:  # (m, P)
+    """What clients add to their gradients: vectors that they keep, and means of those over all."""
     total = torch.zeros_like(like)
     for name, vector in kept:
         if name in local.add:
             total.add_(vector, alpha=local.add[name])
+    for name, factor in local.add_mean.items():
+        total.add_(means[name], alpha=factor)
     return total
 
 
+class TrainedClients(NamedTuple):
+    """What clients know after their training, of which the vectors are made that they keep."""
+
+    start: Tensor  # (m, P)          the server's model
+    end: Tensor  # (m, P)            their own
+    moved: Tensor  # (m, 1)          number of steps times step size
+    gradient: Tensor | None  # (m, P)  of all examples at the server's model, where needed
+
+
 def kept_after(
-    local: Local, name: str, start: Tensor, end: Tensor, before: Tensor
+    keep: Keep, name: str, trained: TrainedClients, before: Tensor, means: Mapping[str, Tensor]
 ) -> Tensor:  # (m, P)
     """A vector that clients keep, after their training."""
-    keep = local.keep[name]
-    return keep.start * start + keep.end * end + keep.before * before
+    start, end, moved, gradient = trained
+    new = keep.start * start + keep.end * end + keep.before * before
+    if keep.mean:
+        new += keep.mean * means[name]
+    if keep.step_gradient:
+        new += (keep.step_gradient / moved) * (start - end)
+    if keep.full_gradient and gradient is not None:
+        new += keep.full_gradient * gradient
+    return new
+
+
+# A step of this size makes a full gradient out of two models. It is so large that the weights take
+# no digits from the gradient, and a power of two, so that dividing by it is exact.
+GRADIENT_STEP = 2.0**20
+
+
+def full_gradients(
+    rows: Rows,
+    pool: Pool,
+    models: Tensor,
+    job: TrainingJob,
+    graphs: GraphCache,
+    result_slot: object = None,
+) -> Tensor:  # (R, P)
+    """The gradient of all examples of each row's client, at the model that it starts from."""
+    whole = replace(
+        job,
+        steps=np.ones_like(job.steps),
+        lr=GRADIENT_STEP,
+        optimiser=Optimiser(),
+        schedule=Schedule(),
+        augment=None,
+        local=(Local(full_batch=True),),
+        whose=None,
+        added=None,
+    )
+    moved, _ = train_chunk(rows, pool, models, whole, graphs, ("gradient", result_slot))
+    start = models.index_select(0, torch.from_numpy(job.run).to(models.device))
+    if job.own is not None:
+        start[:, rows.layout.shared :] = job.own
+    return (start - moved).div_(GRADIENT_STEP)
 
 
 def evaluate(

@@ -78,34 +78,43 @@ def start_losses(batch: Batch, parts: RunParts, cohorts: list[Cohort]) -> dict[i
 
 def _own_losses(batch: Batch, parts: RunParts, c: Cohort) -> Host:
     """Each participant's loss at the server's model with the part that it keeps."""
-    losses, _ = client_means(batch, parts, c.r, batch.progress.model[c.r], c.client)
+    models = partial(server_models, batch, c.r, batch.progress.model[c.r])
+    losses, _ = client_means(batch, parts, c.r, models, c.client)
     return start_fetch(losses)
+
+
+ModelsOf = Callable[[IntArray], Tensor]  # clients (n,) -> the model of each, (n, P)
+
+
+def server_models(batch: Batch, r: int, model: Tensor, client: IntArray) -> Tensor:
+    """(n, P) A server's model (P,) as clients use it, with the part that each keeps."""
+    return with_own_parts(batch, model.repeat(len(client), 1), np.full(len(client), r), client)
 
 
 def client_means(
     batch: Batch,
     parts: RunParts,
     r: int,
-    model: Tensor,  # (P,)
+    models: ModelsOf,
     client: IntArray,  # (n,)
     *,
     scored: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """(n,) mean loss and score of clients of run r, each under the model with its own part.
+    """(n,) mean loss and score of clients of run r, each under a model of its own.
 
     Ranks share the work. A client without examples has no mean (nan).
     """
-    found = model.new_zeros(2, len(client), dtype=torch.float64)
+    device = batch.progress.model.device
+    found = torch.zeros(2, len(client), dtype=torch.float64, device=device)
     mine = np.arange(len(client))[batch.ranks.mine]
     for at in np.split(mine, range(batch.progress.chunk, len(mine), batch.progress.chunk)):
         first, size = (v[0] for v in parts.entries_of([(r, client[at])]))
-        offset = torch.arange(max(1, int(size.max(initial=0))), device=model.device)
-        valid = offset < send(size, model.device)[:, None]
-        entry = torch.where(valid, send(first, model.device)[:, None] + offset, 0)
-        w = with_own_parts(batch, model.repeat(len(at), 1), np.full(len(at), r), client[at])
-        values = batch.evaluate(w, parts.entries[entry], scored=scored)
+        offset = torch.arange(max(1, int(size.max(initial=0))), device=device)
+        valid = offset < send(size, device)[:, None]
+        entry = torch.where(valid, send(first, device)[:, None] + offset, 0)
+        values = batch.evaluate(models(client[at]), parts.entries[entry], scored=scored)
         for into, value in zip(found, values if scored else values[:1], strict=False):
-            into[send(at, model.device)] = mean_losses(value, valid)
+            into[send(at, device)] = mean_losses(value, valid)
     batch.ranks.sum(found)
     return found[0], found[1]
 

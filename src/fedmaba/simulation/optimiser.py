@@ -183,6 +183,21 @@ def step_factors(schedule: Schedule, steps: int, width: int) -> tuple[float, ...
     return tuple(schedule.factor(k, steps) for k in range(steps)) + (0.0,) * (width - steps)
 
 
+@lru_cache(maxsize=4096)
+def counted_steps(optimiser: Optimiser, schedule: Schedule, steps: int) -> float:
+    """How many steps of the full size a client's steps amount to: plain SGD's count as one each.
+
+    It is the sum of the weights that the gradients of the steps have in the change of the model.
+    With momentum a gradient also moves the steps that follow. Adam's steps count as one each.
+    """
+    total, velocity, momentum = 0.0, 0.0, optimiser.momentum
+    for k in range(steps):
+        velocity = momentum * velocity + 1
+        nesterov = optimiser.optimiser == "nesterov"
+        total += schedule.factor(k, steps) * (1 + momentum * velocity if nesterov else velocity)
+    return total
+
+
 USUAL_DECAY = 0.999  # of the step size after every round
 
 

@@ -25,26 +25,42 @@ from torch import Tensor
 from fedmaba.errors import NoRoom
 from fedmaba.rows.cuda_graphs import send, start_fetch
 from fedmaba.simulation import server_step
-from fedmaba.simulation.batch import Batch
+from fedmaba.simulation.batch import Batch, needs_full_gradient
+from fedmaba.simulation.client_scores import whole_models
 from fedmaba.simulation.cohort import (
     Cohort,
     Drawn,
     FloatArray,
     IntArray,
     change_factors,
+    counted,
     draw,
     job_of,
+    kept_rows,
     not_finite,
     out_of_memory,
+    personal_job,
     scale_malicious_updates,
+    with_own_parts,
 )
 from fedmaba.simulation.group_counts import group_counts
-from fedmaba.simulation.local_training import kept_after
+from fedmaba.simulation.local_training import (
+    TrainedClients,
+    TrainingJob,
+    full_gradients,
+    kept_after,
+)
 from fedmaba.simulation.local_training import train_chunk as train_rows
-from fedmaba.simulation.measurements import Host, change_stats, end_losses, start_losses
+from fedmaba.simulation.measurements import (
+    Host,
+    change_stats,
+    end_losses,
+    server_models,
+    start_losses,
+)
 from fedmaba.simulation.state import Round
 from fedmaba.strategies import deployed
-from fedmaba.strategies.base import Decision, Replies, call_weigh
+from fedmaba.strategies.base import PERSONAL, Decision, Replies, call_weigh
 
 __all__ = ["Chunk", "Decided", "Measured", "Stepped", "Trained", "draw", "measure", "play_round",
            "rounds_of", "step", "train", "train_chunks", "weigh"]  # fmt: skip
@@ -69,6 +85,8 @@ class Chunk:
     model: Tensor  # (n, P)      after training
     summary: Tensor  # (2, n)       each row's mean loss in training, and sum of weights
     own: Tensor  # (n, P - S)       the part of the model that each client keeps, after training
+    personal: Tensor | None = None  # (n, P)  the clients' own models, after training
+    gradient: Tensor | None = None  # (n, P)  of all of a client's examples, at the server's model
 
 
 @dataclass
@@ -146,7 +164,8 @@ def _counts_by_group(batch: Batch, drawn: Drawn) -> dict[int, IntArray]:
     for c in drawn.cohorts:
         if c.needs.groups:
             model = batch.progress.model[c.r]
-            counts = group_counts(batch, batch.train, model, c.r, c.client)
+            mine, shared = partial(server_models, batch, c.r, model), whole_models(batch)
+            counts = group_counts(batch, batch.train, c.r, mine, c.client, shared=shared)
             found[c.r] = counts.reshape(*counts.shape[:2], 2, 2)
     return found
 
@@ -180,6 +199,8 @@ def weigh(batch: Batch, drawn: Drawn, measured: Measured, when: str) -> Decided:
         if c.r in measured.groups:
             seen["groups"] = measured.groups[c.r]
         size, n = federation.train.size[c.client], federation.n_clients
+        if c.needs.steps:
+            seen["steps"] = counted(batch.plan, drawn.table.steps[c.rows])
         replies = Replies(drawn.round, drawn.lr, n, c.client, size, loss, **seen)
         decision = call_weigh(c.run.strategy, batch.progress.states[c.r], replies)
         if not np.isfinite(decision.coef).all():
@@ -212,11 +233,12 @@ def train(
     kept = sum(len(c.client) for c in drawn.late)
     trained = Trained(None, at.model.new_zeros(kept, at.model.shape[1]))
     for c in drawn.cohorts:
-        new = {n: v.new_zeros(len(c.client), v.shape[1]) for n, v in at.vectors[c.r].items()}
+        new = {n: at.model.new_zeros(len(c.client), at.model.shape[1]) for n in at.vectors[c.r]}
         trained.vectors |= {c.r: new} if new else {}
         if width := at.own[c.r].shape[1]:
             trained.own[c.r] = at.model.new_zeros(len(c.client), width)
     all_decided = batch.ranks.count == 1 and len(decided.decision) == len(drawn.cohorts)
+    all_decided = all_decided and not any(_more_than_changes(batch, c) for c in drawn.cohorts)
     for chunk in train_chunks(batch, drawn) if chunks is None else chunks:
         trained.summaries.append((chunk.rows, chunk.summary))
         _keep_vectors(batch, drawn, chunk, trained)
@@ -235,16 +257,23 @@ def train_chunks(batch: Batch, drawn: Drawn) -> Iterator[Chunk]:
 
     def work(rows: IntArray) -> Chunk:
         job = job_of(batch, drawn, rows)
-        w, summary = train_rows(batch.rows, batch.pool, at.model, job, batch.graphs, slot)
+        does = batch.local[int(job.run[0])]  # rows of one chunk are of one kind
+        w, summary, personal = train_models(batch, drawn, rows, job, slot)
+        gradient = None
+        if needs_full_gradient(does):
+            gradient = full_gradients(batch.rows, batch.pool, at.model, job, batch.graphs, slot)
         if factor is not None:
             scale_malicious_updates(at.model, w, job.run, factor[rows])
             summary = torch.stack([summary[0], w.sum(1)])
+        if personal is not None:  # its sum says, too, whether the client's models are finite
+            summary = torch.stack([summary[0], summary[1] + personal.sum(1)])
         own = w[:, shared:]
         if own.shape[1]:  # what a client keeps is no change that the server sees
             own = own.clone()
             w[:, shared:] = at.model[:, shared:].index_select(0, send(job.run, w.device))
         # a replay overwrites the summary
-        return Chunk(rows, w, summary.clone() if batch.graphs.on else summary, own)
+        told = summary.clone() if batch.graphs.on else summary
+        return Chunk(rows, w, told, own, personal, gradient)
 
     chunks = drawn.chunks
     while chunks:
@@ -258,6 +287,28 @@ def train_chunks(batch: Batch, drawn: Drawn) -> Iterator[Chunk]:
             if not out_of_memory(error):
                 raise
         chunks = _halved(batch, chunks[done:])
+
+
+def train_models(
+    batch: Batch, drawn: Drawn, rows: IntArray, job: TrainingJob, slot: object
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Train the models that a chunk's clients send, and those of their own, where they have such.
+
+    Returns the sent models (n, P), their summary (2, n) and the clients' own models (n, P).
+    """
+    at, own = batch.progress, batch.local[int(job.run[0])].personal
+    if own is None:
+        w, summary = train_rows(batch.rows, batch.pool, at.model, job, batch.graphs, slot)
+        return w, summary, None
+    mine = personal_job(batch, drawn, rows, job)
+    apart = ("personal", slot)
+    personal, summary = train_rows(batch.rows, batch.pool, at.model, mine, batch.graphs, apart)
+    if own.only:
+        w = at.model.index_select(0, send(job.run, at.model.device))
+        w = with_own_parts(batch, w, job.run, drawn.table.client[rows])
+        return w, torch.stack([summary[0], w.sum(1)]), personal
+    w, summary = train_rows(batch.rows, batch.pool, at.model, job, batch.graphs, slot)
+    return w, summary, personal
 
 
 def _halved(batch: Batch, chunks: list[IntArray]) -> list[IntArray]:
@@ -324,22 +375,36 @@ def _keep_vectors(batch: Batch, drawn: Drawn, chunk: Chunk, trained: Trained) ->
     To a client, the model is the server's with the part of its own.
     """
     at, table, device = batch.progress, drawn.table, chunk.model.device
-    shared = batch.rows.layout.shared
+    shared, lr = batch.rows.layout.shared, drawn.lr
     for c in drawn.cohorts:
         if c.r not in trained.vectors and c.r not in trained.own:
             continue
         mine = np.flatnonzero(table.run[chunk.rows] == c.r)
+        if not len(mine):
+            continue
         place = send(chunk.rows[mine] - c.rows.start, device)
-        who, here = send(table.client[chunk.rows[mine]], device), send(mine, device)
+        client, here = table.client[chunk.rows[mine]], send(mine, device)
         if c.r in trained.own:
             trained.own[c.r][place] = chunk.own[here]
         if c.r not in trained.vectors:
             continue
-        start = torch.cat([at.model[c.r, :shared].expand(len(mine), -1), at.own[c.r][who]], 1)
-        end = torch.cat([chunk.model[here, :shared], chunk.own[here]], 1)
-        for name, new in trained.vectors[c.r].items():
-            before = at.vectors[c.r][name][who]
-            new[place] = kept_after(batch.local[c.r], name, start, end, before)
+        if chunk.personal is not None:
+            trained.vectors[c.r][PERSONAL][place] = chunk.personal[here]
+        keep = batch.local[c.r].keep
+        if not keep:
+            continue
+        own = at.own[c.r][send(client, device)]
+        moved = send(lr * counted(batch.plan, table.steps[chunk.rows[mine]]), device)
+        known = TrainedClients(
+            start=torch.cat([at.model[c.r, :shared].expand(len(mine), -1), own], 1),
+            end=torch.cat([chunk.model[here, :shared], chunk.own[here]], 1),
+            moved=moved.to(at.model.dtype)[:, None],
+            gradient=None if chunk.gradient is None else chunk.gradient[here],
+        )
+        for name, rule in keep.items():
+            before = kept_rows(batch, c.r, name, client)
+            after = kept_after(rule, name, known, before, at.means[c.r])
+            trained.vectors[c.r][name][place] = after
 
 
 def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Stepped:
@@ -350,6 +415,10 @@ def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Step
     layout = batch.rows.layout
     spec = server_step.StepSpec(batch.plan.server_lr, layout.compared, layout.shared)
     held, moves, share = server_step.held_by_step(batch), *_shares(batch, decided, t)
+    for vectors in trained.vectors.values():
+        for vector in vectors.values():
+            ranks.sum(vector)
+    means: dict[int, dict[str, Tensor]] = {}
     if trained.whole is not None:
         coef = np.stack([decided.decision[c.r].coef for c in drawn.cohorts]).astype(share.dtype)
         inputs = (coef, np.array(drawn.runs), moves, share)
@@ -361,16 +430,48 @@ def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Step
             if c.r in decided.decision:
                 _weigh_changes(batch, c, decided.decision[c.r], trained.change(c), delta, t)
         ranks.sum(delta)
+        for c in drawn.cohorts:
+            means[c.r] = _new_means(batch, c, trained)
+            _add_to_step(batch, c, trained, means[c.r], delta[c.r])
         sent = (send(values, delta.device) for values in (moves, share))
         finite = server_step.server_step(spec, *held, delta, *sent)
     for c in drawn.cohorts:
         for name, new in trained.vectors.get(c.r, {}).items() if c.r in decided.decision else ():
-            kept, who = at.vectors[c.r][name], send(c.client, new.device)
-            kept[who] = torch.where(finite[c.r], ranks.sum(new), kept[who])
+            kept, who = at.vectors[c.r][name], send(c.client, at.vectors[c.r][name].device)
+            kept[who] = torch.where(finite[c.r], new, kept[who].to(new.device)).to(kept.device)
+        for name, mean in means.get(c.r, {}).items() if c.r in decided.decision else ():
+            at.means[c.r][name] = torch.where(finite[c.r], mean, at.means[c.r][name])
         if c.r in trained.own and c.r in decided.decision:
             new, kept, who = trained.own[c.r], at.own[c.r], send(c.client, at.model.device)
             kept[who] = torch.where(finite[c.r], ranks.sum(new), kept[who])
     return Stepped(start_fetch(finite))
+
+
+def _more_than_changes(batch: Batch, c: Cohort) -> bool:
+    """Whether more than the changes of models decides on the server's step of a run."""
+    local = batch.local[c.r]
+    return bool(local.means) or local.personal is not None
+
+
+def _new_means(batch: Batch, c: Cohort, trained: Trained) -> dict[str, Tensor]:
+    """(P,) each: the means of kept vectors over all clients, after this round."""
+    out, at, n = {}, batch.progress, c.run.federation.n_clients
+    for name in batch.local[c.r].means:
+        change = trained.vectors[c.r][name] - kept_rows(batch, c.r, name, c.client)
+        out[name] = at.means[c.r][name] + change.sum(0) / n
+    return out
+
+
+def _add_to_step(
+    batch: Batch, c: Cohort, trained: Trained, means: dict[str, Tensor], delta: Tensor
+) -> None:
+    """Add what the server adds besides changes (P,); nan where a client's own model is broken."""
+    local, weights = batch.local[c.r], slice(batch.rows.layout.compared)
+    for name, factor in local.server_adds.items():
+        delta[weights] += factor * means[name][weights]
+    if local.personal is not None:
+        whole = trained.vectors[c.r][PERSONAL].isfinite().all()
+        delta.add_(torch.where(whole, 0.0, torch.nan).to(delta.dtype))
 
 
 def _weigh_changes(

@@ -41,6 +41,7 @@ class Plan:
     server_lr: float = 1.0
     server_momentum: float = 0.0
     eval_every: int = 1
+    finetune: int | None = None  #          local steps of each client before it is evaluated
     batchnorm: Choice = "refuse"  #         what becomes of BatchNorm layers, see rows.batchnorm
     dtype: Literal["float32", "tf32", "bf16", "float64"] = "float32"  # see docs/performance.md
     device: str = "cpu"
@@ -109,15 +110,20 @@ class Progress:
     second: Tensor | None  # (R, P)         second moments
     states: list[State]
     kept: list[KeptChanges]
-    vectors: list[dict[str, Tensor]]  #     (N, P) by name: what each run's clients keep
+    vectors: list[dict[str, Tensor]]  #     (N, P) by name: what each run's clients keep; not
+    #                                       always on the device, see `kept_vectors`
+    means: list[dict[str, Tensor]]  #       (P,) by name: means of these over all clients
     picks: dict[int, Candidates]  #         by deployed model, where a rule picks a round
     own: list[Tensor]  #                    (N, P - S) of each run: the part of the model that each
     #                                       client keeps; S = P where clients send the whole model
     diverged: list[str]  #                  why a run ended early; empty while it goes on
     chunk: int  #                           how many rows are trained at once
 
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """Everything but round, chunk and diverged, as arrays for a checkpoint."""
+    def arrays(self, *, vectors: bool = True) -> dict[str, NDArray[Any]]:
+        """Everything but round, chunk and diverged, as arrays for a checkpoint.
+
+        Without `vectors`, what clients keep is left out: it can be large.
+        """
         out: dict[str, NDArray[Any]] = {
             name: _copy(getattr(self, name)) for name in ("model", "deployed", "best")
         }
@@ -127,7 +133,7 @@ class Progress:
             out |= {f"state/{r}/{name}": value for name, value in state.items()}
             out[f"kept/{r}/change"] = _copy(kept.change)
             out |= {f"kept/{r}/client": kept.client, f"kept/{r}/round": kept.round}
-        for name, vector in self._vectors():
+        for name, vector in self._vectors() if vectors else ():
             out[name] = _copy(vector)
         for d, some in self.picks.items():
             out[f"pick/{d}/model"] = _copy(some.model)
@@ -145,6 +151,8 @@ class Progress:
         for r, vectors in enumerate(self.vectors):
             for name, vector in vectors.items():
                 yield f"vector/{r}/{name}", vector
+            for name, mean in self.means[r].items():
+                yield f"mean/{r}/{name}", mean
             if self.own[r].shape[1]:
                 yield f"own/{r}", self.own[r]
 
@@ -158,12 +166,13 @@ class Progress:
             return f"chunk {chunk!r}"
         if not isinstance(diverged, list) or [type(why) for why in diverged] != [str] * runs:
             return "another number of runs"
-        own = self.arrays()
+        own = self.arrays(vectors=False)
         want = {
             k: (v.shape, v.dtype)
             for k, v in own.items()
             if not k.startswith(("state/", "kept/", "pick/"))
         }
+        want |= {name: (tuple(v.shape), want["model"][1]) for name, v in self._vectors()}
         for r in range(runs):
             h = _length(arrays, f"kept/{r}/client")
             want |= {f"kept/{r}/{name}": ((h,), np.dtype(np.int64)) for name in ("client", "round")}
@@ -192,8 +201,10 @@ class Progress:
         for name in ("model", "deployed", "best"):  # in place: recorded work knows them
             getattr(self, name).copy_(tensor(name))
         self.best_score, self.best_round = arrays["best_score"].copy(), arrays["best_round"].copy()
-        for name, vector in (*self._moments(), *self._vectors()):
+        for name, vector in self._moments():
             vector.copy_(tensor(name))
+        for name, vector in self._vectors():
+            vector.copy_(torch.from_numpy(arrays[name].copy()))  # wherever it is
         for r in range(len(self.states)):
             own = f"state/{r}/"
             self.states[r] = {

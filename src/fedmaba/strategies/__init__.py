@@ -11,21 +11,26 @@ from fedmaba.strategies import contract, hyper_parameters
 from fedmaba.strategies.aaggff import AAggFF
 from fedmaba.strategies.adafed import AdaFed
 from fedmaba.strategies.afl import AFL
+from fedmaba.strategies.alone import Alone
 from fedmaba.strategies.base import Strategy, make_strategy
 from fedmaba.strategies.deltafl import DeltaFL
+from fedmaba.strategies.ditto import Ditto
 from fedmaba.strategies.fairfed import FairFed
 from fedmaba.strategies.fedadam import FedAdam
 from fedmaba.strategies.fedavg import FedAvg
 from fedmaba.strategies.fedavgm import FedAvgM
+from fedmaba.strategies.feddyn import FedDyn
 from fedmaba.strategies.fedfv import FedFV
 from fedmaba.strategies.fedmaba import FedMABA
 from fedmaba.strategies.fedmgda import FedMGDA
+from fedmaba.strategies.fednova import FedNova
 from fedmaba.strategies.fedprox import FedProx
 from fedmaba.strategies.fedsgd import FedSGD
 from fedmaba.strategies.fedyogi import FedYogi
 from fedmaba.strategies.gifair import GIFAIR
 from fedmaba.strategies.propfair import PropFair
 from fedmaba.strategies.qffl import QFFL
+from fedmaba.strategies.scaffold import Scaffold
 from fedmaba.strategies.term import TERM
 
 __all__ = [
@@ -36,18 +41,23 @@ __all__ = [
     "TERM",
     "AAggFF",
     "AdaFed",
+    "Alone",
     "DeltaFL",
+    "Ditto",
     "FairFed",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedDyn",
     "FedFV",
     "FedMABA",
     "FedMGDA",
+    "FedNova",
     "FedProx",
     "FedSGD",
     "FedYogi",
     "PropFair",
+    "Scaffold",
     "describe_strategies",
     "parse",
     "register",
@@ -73,6 +83,11 @@ REGISTRY: dict[str, type[Strategy]] = {
         GIFAIR,
         AAggFF,
         AdaFed,
+        Scaffold,
+        FedDyn,
+        FedNova,
+        Ditto,
+        Alone,
         FairFed,
     )
 }

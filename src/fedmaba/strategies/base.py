@@ -28,8 +28,9 @@ IntArray = NDArray[np.int64]
 State = dict[str, FloatArray]
 LossAt = Literal["none", "start", "mean", "end", "held"]
 Changes = Literal["none", "norms", "gram"]
+PERSONAL = "personal"  # among the vectors that clients keep: the models of their own
 # A recorded round has these keys already, so the info of a strategy cannot use them.
-RESERVED_INFO_KEYS = ("run", "strategy", "seed", "round", "deployed", "last")
+RESERVED_INFO_KEYS = ("run", "strategy", "seed", "round", "deployed", "last", "personal")
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Replies:
     gram: FloatArray | None = None  # (m+h, m+h) inner products of the changes
     past_client: IntArray | None = None  # (h,) whose kept change it is, each client once
     past_round: IntArray | None = None  # (h,)  from which round
+    steps: FloatArray | None = None  # (m,)     local steps, where Needs.steps asks; with momentum
+    #                                           or a step schedule, the sum of their weights
     groups: IntArray | None = None  # (m, G, 2, 2) training examples by group, label, prediction
 
 
@@ -84,6 +87,7 @@ class Needs:
     )
     changes: Changes = "none"
     keep_rounds: int = 0  #                      changes of how many past rounds join the gram
+    steps: bool = False  #                       the number of local steps of each participant
     groups: bool = False  #                      counts by group of people, at the server's model
 
     def __post_init__(self) -> None:
@@ -115,14 +119,30 @@ class PropFairLoss:
 
 @dataclass(frozen=True)
 class Keep:
-    """How training changes a vector that a client keeps: a combination of three vectors.
+    """How training changes a vector that a client keeps: a combination of other vectors.
 
-    The kept vector is 0 before the client's first round. It never leaves the client.
+    The kept vector is 0 before the client's first round. It never leaves the client. Where clients
+    or the server use the mean of the vector over all clients, the server keeps that mean.
     """
 
     start: float = 0.0  #                        of the server's model, which training starts from
     end: float = 0.0  #                          of the client's model after training
     before: float = 1.0  #                       of the vector itself
+    mean: float = 0.0  #                         of its mean over all clients before the round
+    step_gradient: float = 0.0  #                of the mean gradient of the client's steps,
+    #                                            (start - end) / (number of steps * step size)
+    full_gradient: float = 0.0  #                of the gradient of all its examples at the start
+
+
+@dataclass(frozen=True)
+class Personal:
+    """A model of its own that each client trains and keeps, beside the one that it sends.
+
+    It begins as the initial model. It sees the same minibatches as the one that is sent.
+    """
+
+    prox: float = 0.0  #                         lambda of lambda/2 |v - w_server|^2
+    only: bool = False  #                        clients train nothing else, and send no change
 
 
 @dataclass(frozen=True)
@@ -134,13 +154,26 @@ class Local:
     full_batch: bool = False  #                  one step on the gradient of the whole local set
     keep: Mapping[str, Keep] = field(default_factory=dict)  # vectors that each client keeps
     add: Mapping[str, float] = field(default_factory=dict)  # factor * kept vector joins gradients
+    add_mean: Mapping[str, float] = field(default_factory=dict)  # the same with its mean over all
+    server_adds: Mapping[str, float] = field(default_factory=dict)  # factor * its new mean joins
+    #                                            the server's step
+    personal: Personal | None = None
 
     def __post_init__(self) -> None:
-        for name in self.add:
-            if name not in self.keep:
-                raise InputError(
-                    f"Local(add={name!r}): no vector of that name is kept: add it to keep"
-                )
+        for what in ("add", "add_mean", "server_adds"):
+            for name in getattr(self, what):
+                if name not in self.keep:
+                    raise InputError(
+                        f"Local({what}={name!r}): no vector of that name is kept: add it to keep"
+                    )
+        if PERSONAL in self.keep:
+            raise InputError(f"Local(keep={PERSONAL!r}): this name is taken: choose another")
+
+    @property
+    def means(self) -> tuple[str, ...]:
+        """The kept vectors whose mean over all clients the server keeps."""
+        used = self.add_mean.keys() | self.server_adds.keys()
+        return tuple(name for name, keep in self.keep.items() if name in used or keep.mean)
 
     def to_json(self) -> dict[str, Any]:
         """This record as JSON, as it is sent to a client."""
@@ -149,11 +182,12 @@ class Local:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Local:
         """The record that `to_json` wrote."""
-        loss = content.get("loss")
+        loss, personal = content.get("loss"), content.get("personal")
         return cls(
             **{
                 **content,
                 "loss": None if loss is None else PropFairLoss(**loss),
+                "personal": None if personal is None else Personal(**personal),
                 "keep": {name: Keep(**rule) for name, rule in content.get("keep", {}).items()},
             }
         )
@@ -225,7 +259,7 @@ class Strategy:
         """The sum that the coefficients must have; None where the algorithm does not fix it."""
         return 1.0
 
-    def server(self) -> ServerOptimiser | None:
+    def server_optimiser(self) -> ServerOptimiser | None:
         """How the server moves along the weighted changes; None: as the run says."""
         return None
 
@@ -282,12 +316,13 @@ def make_strategy(kind: type[Strategy], values: Mapping[str, object]) -> Strateg
     return kind(**values)
 
 
-def server_optimiser(strategy: Strategy) -> ServerOptimiser | None:
+def optimiser_of_server(strategy: Strategy) -> ServerOptimiser | None:
     """What a strategy says of the server's step; refuse anything else."""
-    told = strategy.server()
+    told = strategy.server_optimiser()
     if told is not None and not isinstance(told, ServerOptimiser):
         raise InputError(
-            f"{strategy.name}: server() gave {told!r}: return fedmaba.ServerOptimiser(...), or None"
+            f"{strategy.name}: server_optimiser() gave {told!r}: return "
+            "fedmaba.ServerOptimiser(...), or None"
         )
     return told
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmaba import user_code
 from fedmaba.errors import FedmabaError, InputError, unknown
-from fedmaba.strategies.base import Local, Needs, Strategy, server_optimiser
+from fedmaba.strategies.base import Local, Needs, Strategy, optimiser_of_server
 
 
 def check_strategy(strategy: Strategy) -> None:
@@ -20,7 +20,7 @@ def check_strategy(strategy: Strategy) -> None:
             raise InputError(
                 f"{strategy.name}: {hook}() gave {found!r}: return fedmaba.{kind.__name__}(...)"
             )
-    server_optimiser(strategy)
+    optimiser_of_server(strategy)
 
 
 def check_class(kind: type[Strategy], called: str = "") -> None:

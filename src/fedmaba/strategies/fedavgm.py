@@ -26,7 +26,7 @@ class FedAvgM(Strategy):
     lr: float = param(1.0, above=0)
     weights: Literal["size", "uniform"] = "size"
 
-    def server(self) -> ServerOptimiser:
+    def server_optimiser(self) -> ServerOptimiser:
         return ServerOptimiser("momentum", lr=self.lr, beta1=self.beta)
 
     def weigh(self, state: State, replies: Replies) -> Decision:

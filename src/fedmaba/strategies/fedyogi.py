@@ -31,7 +31,7 @@ class FedYogi(Strategy):
     tau: float = param(1e-3, low=1e-12)
     weights: Literal["size", "uniform"] = "size"
 
-    def server(self) -> ServerOptimiser:
+    def server_optimiser(self) -> ServerOptimiser:
         return ServerOptimiser("yogi", self.lr, self.beta1, self.beta2, self.tau)
 
     def weigh(self, state: State, replies: Replies) -> Decision:

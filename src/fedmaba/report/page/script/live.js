@@ -44,8 +44,9 @@ async function live() {
         const same = $$("figure, #groups", fresh).length === $$("figure, #groups").length;
         D = read(fresh); heard = Date.now();
         document.body.dataset.version = fresh.body.dataset.version;
-        if (same) for (const id of ["#facts", "#live", "#notes", "#groups", "#setup"]) if ($(id)) $(id).replaceWith(document.importNode($(id, fresh), true)); // curves grow in place
-        else $("#main").replaceWith(document.importNode($("#main", fresh), true));
+        if (same) { // curves grow in place
+          for (const id of ["#facts", "#live", "#notes", "#groups", "#setup"]) if ($(id)) $(id).replaceWith(document.importNode($(id, fresh), true));
+        } else $("#main").replaceWith(document.importNode($("#main", fresh), true));
         defaults();
         if (same) { commands($("#setup")); commands($("#live")); } else { wire(); watchSections(); }
         controls(); redraw(); strip();

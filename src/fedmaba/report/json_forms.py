@@ -1,0 +1,90 @@
+"""Results for scripts: one JSON document each, with keys that stay as they are. No torch.
+
+docs/report.md lists the keys. A number that is not defined is null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedmaba.report.table import FIGURES, differences
+from fedmaba.results.history import At, History, Model
+from fedmaba.results.metrics import Fairness
+
+FORMAT = 1
+
+
+def json_table(
+    history: History,
+    model: Model = "deployed",
+    at: At = "last",
+    share: float | None = None,
+    against: str | None = None,
+) -> str:
+    """The table of a history: a row for each strategy, and differences where asked for."""
+    history = history if share is None else replace(history, share=share)
+    rows, unit = history.summary(model, at), history.unit
+    found: dict[str, Any] = {
+        "format": FORMAT,
+        "model": model,
+        "at": at,
+        "share": history.share,
+        "metric": {
+            "name": unit.name,
+            "lower_is_better": unit.lower,
+            "percent": bool(unit.mark),
+        },
+        "rows": [
+            {
+                "strategy": row.label,
+                "seeds": row.seeds,
+                "mean": _figures(row.mean),
+                "sd": _figures(row.sd),
+                "test_noise": _number(row.test_noise),
+                "corrected_variance": _number(row.corrected),
+                "note": row.note,
+            }
+            for row in rows
+        ],
+    }
+    if against is not None:
+        grid = differences(history, model, at, against)
+        found["against"] = against
+        found["differences"] = [
+            {
+                "strategy": first.text,
+                "figures": {
+                    name: {
+                        "mean": cell.value,
+                        "low": cell.span[0] if cell.span else None,
+                        "high": cell.span[1] if cell.span else None,
+                    }
+                    for name, cell in zip(FIGURES, cells[1:5], strict=True)
+                },
+            }
+            for first, *cells in grid.rows
+        ]
+    return json_text(found)
+
+
+def json_list(what: str, rows: Iterable[Sequence[object]]) -> str:
+    """What `fedmaba list` shows: the name of each entry, and what is told of it."""
+    entries = [{"name": str(name), "about": [*map(str, about)]} for name, *about in rows]
+    return json_text({"format": FORMAT, "list": what, "entries": entries})
+
+
+def json_text(found: object) -> str:
+    """A document as text, with a line break at its end."""
+    return json.dumps(found, indent=1, allow_nan=False, ensure_ascii=True) + "\n"
+
+
+def _figures(figures: Fairness) -> dict[str, float | None]:
+    return {name: _number(value) for name, value in figures._asdict().items()}
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -1,0 +1,138 @@
+"""SCAFFOLD, FedDyn, FedNova and Ditto one client after another, as their papers' pseudo-code reads.
+
+Nothing here uses `Strategy.local` or `Strategy.weigh`: only who takes part, the minibatches and the
+masks are those of the simulator. Models are vectors in float64.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from fedmaba import rng
+from plain_loop import Plain, one
+
+
+class PaperLoop:
+    """What the loops share: gradients of a client's minibatches, and who takes part."""
+
+    def __init__(self, seed, fed, plan, make):
+        self.plain = Plain(one("fedavg"), seed, fed, plan, make)
+        self.seed, self.fed, self.plan, self.n = seed, fed, plan, fed.n_clients
+        self.model = parameters_to_vector(self.plain.model.parameters()).detach().clone()
+
+    def participants(self, t):
+        return rng.sample_clients(self.seed, t, self.n, self.plan.participants or self.n).tolist()
+
+    def batches(self, client, t):
+        key = torch.from_numpy(rng.key(self.seed, "local", t, client).view(np.int64))
+        rows = self.plain.minibatches(self.fed.split.train[client], key)
+        return [(part, key + k) for k, part in enumerate(rows)]
+
+    def gradient(self, at, rows, key):
+        """The gradient of the mean loss over some examples."""
+        net = self.plain.worker
+        vector_to_parameters(at, net.parameters())
+        out = self.plain.forward(net, self.plain.examples(rows), key)
+        loss = self.plain.criterion(out, self.plain.y[rows]).mean()
+        parts = torch.autograd.grad(loss, list(net.parameters()))
+        return torch.cat([g.flatten() for g in parts])
+
+    def run(self):
+        for t in range(self.plan.rounds):
+            self.round(t, self.participants(t), self.plain.rates[t])
+        return self
+
+
+class Scaffold(PaperLoop):
+    """Algorithm 1 of Karimireddy et al. 2020."""
+
+    def __init__(self, *args, option="II", eta_g=1.0):
+        super().__init__(*args)
+        self.option, self.eta_g = option, eta_g
+        self.c = torch.zeros_like(self.model)
+        self.own = [torch.zeros_like(self.model) for _ in range(self.n)]  # c_i
+
+    def round(self, t, cohort, lr):
+        x, dy, dc = self.model, [], []
+        for i in cohort:
+            y, batches = x.clone(), self.batches(i, t)
+            for rows, key in batches:
+                y = y - lr * (self.gradient(y, rows, key) - self.own[i] + self.c)
+            if self.option == "I":
+                new = self.gradient(x, self.fed.split.train[i], batches[0][1])
+            else:
+                new = self.own[i] - self.c + (x - y) / (len(batches) * lr)
+            dy.append(y - x)
+            dc.append(new - self.own[i])
+            self.own[i] = new
+        self.model = x + self.eta_g / len(cohort) * sum(dy)
+        self.c = self.c + sum(dc) / self.n
+
+
+class FedDyn(PaperLoop):
+    """Algorithm 1 of Acar et al. 2021, with SGD for the client's minimisation."""
+
+    def __init__(self, *args, alpha=0.1):
+        super().__init__(*args)
+        self.alpha = alpha
+        self.h = torch.zeros_like(self.model)
+        self.own = [torch.zeros_like(self.model) for _ in range(self.n)]  # grad L_k(theta_k)
+
+    def round(self, t, cohort, lr):
+        before, trained = self.model, []
+        for k in cohort:
+            theta = before.clone()
+            for rows, key in self.batches(k, t):
+                tilt = -self.own[k] + self.alpha * (theta - before)
+                theta = theta - lr * (self.gradient(theta, rows, key) + tilt)
+            self.own[k] = self.own[k] - self.alpha * (theta - before)
+            trained.append(theta)
+        self.h = self.h - self.alpha / self.n * sum(theta - before for theta in trained)
+        self.model = sum(trained) / len(trained) - self.h / self.alpha
+
+
+class FedNova(PaperLoop):
+    """Eq. (9) and (10) of Wang et al. 2020: SGD, or SGD with momentum rho."""
+
+    def round(self, t, cohort, lr):
+        rho, sizes = self.plan.optimiser.momentum, [len(self.fed.split.train[i]) for i in cohort]
+        share = [n / sum(sizes) for n in sizes]
+        normalised, length = [], []
+        for i in cohort:
+            y, u = self.model.clone(), torch.zeros_like(self.model)
+            tau = 0
+            for rows, key in self.batches(i, t):
+                u = rho * u + self.gradient(y, rows, key)
+                y = y - lr * u
+                tau += 1
+            # |a_i|_1 = [tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)
+            long = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
+            normalised.append((self.model - y) / (lr * long))
+            length.append(long)
+        tau_eff = math.fsum(p * a for p, a in zip(share, length, strict=True))
+        step = sum(p * d for p, d in zip(share, normalised, strict=True))
+        self.model = self.model - tau_eff * lr * step
+
+
+class Ditto(PaperLoop):
+    """Algorithm 1 of Li et al. 2021 over FedAvg; with `alone` each client trains by itself."""
+
+    def __init__(self, *args, lam=1.0, alone=False):
+        super().__init__(*args)
+        self.lam, self.alone = lam, alone
+        self.own = [self.model.clone() for _ in range(self.n)]  # v_k
+
+    def round(self, t, cohort, lr):
+        w, sent, sizes = self.model, [], [len(self.fed.split.train[k]) for k in cohort]
+        for k in cohort:
+            y = w.clone()
+            for rows, key in self.batches(k, t):
+                y = y - lr * self.gradient(y, rows, key)
+                v = self.own[k]
+                pull = 0 if self.alone else self.lam * (v - w)
+                self.own[k] = v - lr * (self.gradient(v, rows, key) + pull)
+            sent.append(y)
+        if not self.alone:
+            self.model = sum(n / sum(sizes) * y for n, y in zip(sizes, sent, strict=True))
