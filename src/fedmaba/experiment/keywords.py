@@ -49,6 +49,7 @@ class Options(TypedDict, total=False):
     augment: str | None
     attack: str | None
     hostile: str | float
+    dp: str | dict[str, float] | None
     server_lr: float
     server_momentum: float
     deploy: str | None

@@ -264,6 +264,7 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
             if (lies := run.federation.hostile) is not None
         },
         "model": {"path": batch.rows.path, "parameters": _parameter_count(batch)},
+        **({"privacy": told} if (told := session.privacy()) else {}),
         "ranks": batch.ranks.count,
         "chunk": batch.progress.chunk,
         **environment(batch),
