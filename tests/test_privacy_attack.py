@@ -4,12 +4,12 @@ An attacker who knows all other clients, both data sets of the one client, the n
 that is released plays the likelihood-ratio test over a thousand runs of the simulator.
 """
 
+import copy
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 
 from fedmaba.data.datasets import Dataset
@@ -17,15 +17,28 @@ from fedmaba.data.federation import Federation
 from fedmaba.data.partition import Split
 from fedmaba.privacy import mechanism as of_privacy
 from fedmaba.privacy.mechanism import Privacy
+from fedmaba.rows import models
 from fedmaba.rows.weights import GivenWeights
 from fedmaba.simulation.engine import Plan, Run, simulate, start
 from fedmaba.strategies import parse
 
 pytest.importorskip("dp_accounting", reason="the extra `privacy` is not installed")
-pytestmark = pytest.mark.usefixtures("few_threads")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_threads", "one_module")]
 RUNS = 1000
 ASKED = Privacy(epsilon=2.0, delta=1e-5, clip=0.5, loss=2.0, loss_share=0.3)
 PLAN = Plan(rounds=2, minibatch=1, lr=5.0, lr_decay=1.0, dtype="float64", eval_every=2)
+
+
+@pytest.fixture
+def one_module(monkeypatch):
+    """Build one module for all seeds, whose weights are given anyway: a thousand take a minute."""
+    build, made = models.build_model, []
+
+    def once(*args, **more):
+        made.extend([] if made else [build(*args, **more)])
+        return copy.deepcopy(made[0])
+
+    monkeypatch.setattr(models, "build_model", once)
 
 
 def federation(replaced: bool) -> Federation:
@@ -41,8 +54,8 @@ def released(spec: str, replaced: bool, weaker: float = 1.0):
     """(n, k) What a thousand runs release: models after each round, and losses where they are."""
     fed, (strategy,) = federation(replaced), parse(spec)
     runs = [Run(strategy, seed, fed) for seed in range(RUNS)]
-    zeros = {"1.weight": np.array([[0.0, 2.0], [0.0, -2.0]]), "1.bias": np.zeros(2)}
-    start_from = GivenWeights({k: torch.from_numpy(v) for k, v in zeros.items()}, "zeros")
+    begin = {"1.weight": np.array([[0.0, 2.0], [0.0, -2.0]]), "1.bias": np.zeros(2)}
+    start_from = GivenWeights(begin, "by hand")
     batch = start(runs, replace(PLAN, privacy=ASKED), "softmax", init=start_from)
     batch.private = [replace(m, noise=m.noise * weaker) for m in batch.private]
     seen, before = [], batch.progress.model.clone()
@@ -73,25 +86,16 @@ def certain_epsilon(spec: str, weaker: float = 1.0) -> float:
     return math.log(max(least - ASKED.delta, 1e-9) / most)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "fedavg",
-        pytest.param("fedmaba:rho=9,eta_b=9", marks=pytest.mark.slow),
-        pytest.param("afl:lam=1,weights=new", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("spec", ["fedavg", "fedmaba:rho=9,eta_b=9", "afl:lam=1,weights=new"])
 def test_no_attack_beats_the_stated_epsilon(spec):
     assert certain_epsilon(spec) <= ASKED.epsilon
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["fedavg", "fedmaba:rho=9,eta_b=9"])
 def test_the_attack_finds_noise_that_is_too_small(spec):
     assert certain_epsilon(spec, weaker=0.15) > ASKED.epsilon
 
 
-@pytest.mark.slow
 def test_the_attack_finds_a_weight_that_is_not_counted(monkeypatch):
     """As if the largest weight were a tenth of what it is."""
     usual = of_privacy.largest_weight
