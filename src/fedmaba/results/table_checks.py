@@ -75,8 +75,8 @@ def _require(tables: Mapping[str, Table], *names: str) -> None:
 
 def check_values(tables: Mapping[str, NDArray[Any]]) -> None:
     """Refuse numbers that a run never writes."""
-    if not len(tables["test_size"]) or (tables["test_size"] < 0).any():
-        raise ValueError("test_size holds no clients, or negative numbers")
+    if (tables["test_size"] < 0).any() or not tables["test_size"].any():
+        raise ValueError("test_size holds no client with a test example, or negative numbers")
     for name in ("round", "evaluated"):
         if name in tables and not is_increasing(tables[name]):
             raise ValueError(f"{name} does not count upwards from 1 or more")
