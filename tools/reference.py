@@ -19,7 +19,7 @@ import typer
 
 import fedmaba
 from fedmaba import cli
-from fedmaba.experiment import config
+from fedmaba.experiment import config, sweep
 
 DOCS = Path(__file__).parents[1] / "docs"
 FLOORS = {  # from the ground up: a module imports what stands before it (a test looks)
@@ -352,6 +352,9 @@ def keywords() -> str:
         before = [v.func.__name__ for v in found if key.path[-1] in v.info.fields]
         kinds += [ALSO[name] for name in before if name in ALSO]
         ordered = sorted(dict.fromkeys(kinds), key=lambda text: text == "None")
+        if key.name not in ("seeds", *sweep.ONE_VALUE):  # any other may have several values
+            some = " | ".join(kind for kind in ordered if kind != "None")
+            ordered = [f"Values[{some}]"] + ["None"] * ("None" in ordered)
         lines.append(f"    {key.argument}: {' | '.join(ordered)}")
     return KEYWORDS_HEAD + "\n".join(lines) + "\n"
 
@@ -363,7 +366,10 @@ Made from experiment/config.py by `tools/reference.py`. No torch.
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal, TypeAlias, TypedDict, TypeVar
+
+Value = TypeVar("Value")
+Values: TypeAlias = Value | list[Value]  # one, or several to be tried
 
 
 class Options(TypedDict, total=False):

@@ -9,11 +9,12 @@ import hashlib
 import json
 import platform
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -22,12 +23,13 @@ from fedmaba import stop, strategies
 from fedmaba.data import datasets
 from fedmaba.data.federation import Federation
 from fedmaba.data.paths import is_file
-from fedmaba.errors import FedmabaError, InputError, unknown
-from fedmaba.experiment import checks, config
+from fedmaba.errors import InputError, unknown
+from fedmaba.experiment import checks, config, parts, sweep
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.initial import Init
 from fedmaba.experiment.keywords import Options
 from fedmaba.experiment.session import (
+    ReadData,
     Session,
     UserObjects,
     environment,
@@ -39,11 +41,14 @@ from fedmaba.results import files, run_folder, schema
 from fedmaba.results.array_files import Arrays, pack
 from fedmaba.results.history import History
 from fedmaba.rows import LossFn, models
-from fedmaba.simulation import engine
+from fedmaba.simulation import distributed, engine
 from fedmaba.simulation.client_scores import ClientMetricFn
 from fedmaba.simulation.local_training import MetricFn
+from fedmaba.simulation.optimiser import round_schedule
 from fedmaba.strategies.base import Strategy
 from fedmaba.user_code import allow_working_folder, say_sources
+
+FINISHED = b"finished"  # what rank 0 tells the others of a folder with nothing left to do
 
 
 def compare(
@@ -66,49 +71,42 @@ def compare(
     scores all predictions (outputs, targets) of one client with one number. How far the runs are is
     shown on standard error, and told to the logger `fedmaba`.
     """
-    from fedmaba.experiment.trained import SessionModels, new_module
-    from fedmaba.report import call_progress
-
     if isinstance(strategies, str | Strategy | type):
         strategies = [strategies]
     if not isinstance(strategies, Iterable):
         raise InputError(f"{strategies!r} is no list of strategies: name them, as ['fedavg']")
     listed = [s for item in strategies for s in _parse_strategy(item)]
-    flags = {key.argument: key for key in config.options()}
-    tree: dict[str, Any] = {"strategies": [s.label() for s in listed]}
-    data = str(data) if isinstance(data, Path) else data
-    if not isinstance(data, str | datasets.Dataset | Federation):
-        raise InputError(
-            f"data of type {type(data).__name__}: give a name, a file, or "
-            "fedmaba.Federation.from_arrays(x, y, client)"
-        )
-    own = UserObjects(
-        data=None if isinstance(data, str) else data,
-        model=None if isinstance(model, str) else model,
-        loss=loss,
-        metric=None if isinstance(metric, str) else metric,
-        client_metric=client_metric,
-        init=None if init is None or isinstance(init, str | Path) else init,
-    )
-    tree["model"] = model if isinstance(model, str) else getattr(model, "__name__", "own")
-    config.set_key(tree, "data.name", data if isinstance(data, str) else "own")
-    if init is not None:
-        tree["init"] = str(init) if isinstance(init, str | Path) else "own"
-    if isinstance(metric, str):
-        config.set_key(tree, "eval.metric", metric)
-    for name, value in options.items():
-        if name not in flags:
-            raise unknown("option", name, flags)
-        config.set_key(tree, flags[name].name, value)
-    experiment = config.build(tree)
-    if isinstance(data, datasets.Dataset) and experiment.data.normalise is not None:
-        raise InputError(
-            f"normalise={experiment.data.normalise!r}: a Dataset is used as it is: leave it out, "
-            "or name a published set"
-        )
-    session = prepare(experiment, own, listed)
-    if out is not None:
-        open_run_folder(session, Path(out))
+    given: dict[str, Any] = {"data": data, "model": model, "loss": loss, "metric": metric}
+    given |= {"client_metric": client_metric, "init": init}
+    tree, own = python_call([s.label() for s in listed], {**given, **options})
+    swept = sweep.combinations(tree)
+    asked = [config.build(one) for one in swept.trees]
+    for experiment in asked:
+        if isinstance(own.data, datasets.Dataset) and experiment.data.normalise is not None:
+            raise InputError(
+                f"normalise={experiment.data.normalise!r}: a Dataset is used as it is: leave it "
+                "out, or name a published set"
+            )
+    objects = {s.label(): s for s in listed}
+    if len(objects) < len(listed):
+        labels = [s.label() for s in listed]
+        label = next(label for label in labels if labels.count(label) > 1)
+        raise InputError(f"strategy {label!r} is listed twice: each row of a table is one")
+    folder = None if out is None else Path(out)
+    whole = Whole(asked, dict(zip(objects, objects, strict=True)), swept.keys, folder, own, objects)
+    finished: list[tuple[Experiment, History]] = []
+    for session in whole.sessions():
+        run_to_end(session, progress, folder)
+        finished.append((session.experiment, session.history))
+        del session  # which frees the device's memory
+    return whole.history(finished)
+
+
+def run_to_end(session: Session, progress: bool, out: Path | None) -> None:
+    """Run a session of a call to its end, saying how far it is; its history knows its models."""
+    from fedmaba.experiment.trained import SessionModels, new_module
+    from fedmaba.report import call_progress
+
     # Ctrl-C waits for the round if there is a folder to save into and no handler of the caller's.
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     numbers = [signal.SIGINT] if out is not None and usual else []
@@ -121,9 +119,121 @@ def compare(
         done = session.batch.progress.round
         more = "the same call resumes it" if session.stopped else "it is complete"
         raise KeyboardInterrupt(f"stopped after round {done}, saved in {out}: {more}")
-    kept = SessionModels(session) if out is None else run_folder.SavedModels(Path(out))
+    place = None if session.folder is None else session.folder.path
+    kept = SessionModels(session) if place is None else run_folder.SavedModels(place)
     session.history.keep_models(kept, partial(new_module, session.batch.rows.model))
-    return session.history
+
+
+class PythonCall(NamedTuple):
+    """The keywords of a call as keys of an experiment, and the objects among them."""
+
+    tree: dict[str, Any]
+    own: UserObjects
+
+
+def python_call(named: Sequence[str], options: Mapping[str, Any]) -> PythonCall:
+    """Read the keywords of a call: names go into the tree of keys, objects beside it."""
+    flags = {key.argument: key for key in config.options()}
+    tree: dict[str, Any] = {"strategies": list(named)}
+    told = dict(options)
+    data, model = told.pop("data", "sample"), told.pop("model", "mlp")
+    metric, init = told.pop("metric", None), told.pop("init", None)
+    data = str(data) if isinstance(data, Path) else data
+    if not isinstance(data, str | list | datasets.Dataset | Federation):
+        raise InputError(
+            f"data of type {type(data).__name__}: give a name, a file, or "
+            "fedmaba.Federation.from_arrays(x, y, client)"
+        )
+    own = UserObjects(
+        data=None if isinstance(data, str | list) else data,
+        model=None if isinstance(model, str | list) else model,
+        loss=told.pop("loss", None),
+        metric=None if isinstance(metric, str) else metric,
+        client_metric=told.pop("client_metric", None),
+        init=None if init is None or isinstance(init, str | Path) else init,
+    )
+    tree["model"] = model if isinstance(model, str | list) else getattr(model, "__name__", "own")
+    config.set_key(tree, "data.name", data if isinstance(data, str | list) else "own")
+    if init is not None:
+        tree["init"] = str(init) if isinstance(init, str | Path) else "own"
+    if isinstance(metric, str):
+        config.set_key(tree, "eval.metric", metric)
+    for name, value in told.items():
+        if name not in flags:
+            raise unknown("option", name, flags)
+        config.set_key(tree, flags[name].name, value)
+    return PythonCall(tree, own)
+
+
+@dataclass
+class Whole:
+    """All that one command or call asks for: computations one after another, in one folder."""
+
+    asked: Sequence[Experiment]  # one for each combination of values
+    rows: Mapping[str, str]  # labels of the strategies, and the words that name them
+    keys: Collection[str] = ()  # that have several values
+    out: Path | None = None  # None: nothing is written, unless there is a claim
+    own: UserObjects | None = None
+    objects: Mapping[str, Strategy] | None = None  # strategies of a caller in Python, by label
+    claim: Callable[[Session], Path] | None = None  # makes a new folder once all is known to fit
+    check: Callable[[Session], None] | None = None  # may refuse the first one before all writing
+    command: Sequence[str] = ()
+
+    def sessions(self) -> Iterator[Session]:
+        """Each computation, ready to run; those that are finished have nothing left to do."""
+        before: ReadData | None = None
+        for i, work in enumerate(works := self._plan()):
+            listed = None if self.objects is None else [self._named(name) for name in work.labels]
+            session = prepare(work.experiment, self.own, listed, before=before)
+            before = ReadData(session.experiment.data, session.data)
+            if i == 0:
+                if self.check is not None:
+                    self.check(session)
+                if self.out is None and self.claim is not None:
+                    self.out = self.claim(session)
+                if self.out is not None and session.batch.ranks.rank == 0:
+                    parts.reserve(works, self.out)
+            if self.out is not None:
+                open_run_folder(session, work.path(self.out), self.command)
+            if len(works) > 1:
+                session.notes.insert(0, f"computation {i + 1} of {len(works)}{_told(work)}")
+            yield session
+            del session  # which frees the device's memory for the next
+
+    def _named(self, label: str) -> Strategy:
+        """A strategy of the caller's, or one that the folder holds beside those."""
+        try:
+            return (self.objects or {}).get(label) or strategies.parse(label)[0]
+        except InputError as error:
+            raise InputError(f"{self.out} also holds {label!r}: name it, too ({error})") from error
+
+    def _plan(self) -> list[parts.Work]:
+        """What to run, which rank 0 finds out: the others may not see the folder."""
+        together = distributed.join()
+        works: list[parts.Work] = []
+        if not together.rank:
+            works = parts.computations(self.asked, self.rows, self.keys, self.out)
+        if together.count == 1:
+            return works
+        found = [[w.place, config.dump(w.experiment), w.labels, w.new] for w in works]
+        return [
+            parts.Work(place, config.build(files.parse_toml(text.encode())), tuple(labels), new)
+            for place, text, labels, new in json.loads(together.tell(json.dumps(found).encode()))
+        ]
+
+    def history(self, finished: Sequence[tuple[Experiment, History]]) -> History:
+        """All runs of the folder, or of these experiments where nothing was written."""
+        if self.out is not None and parts.folders(self.out) != [self.out]:
+            found = parts.load_history(self.out)
+            return found if "model" in self.keys else found.modules_as(finished[0][1])
+        if len(finished) == 1:
+            return finished[0][1]
+        names = parts.suffixes([parts.run_settings(experiment) for experiment, _ in finished])
+        return parts.merged(list(zip(names, (history for _, history in finished), strict=True)))
+
+
+def _told(work: parts.Work) -> str:
+    return f": {', '.join(work.labels[:4])}{', ...' * (len(work.labels) > 4)}"
 
 
 def _parse_strategy(item: object) -> list[Strategy]:
@@ -139,12 +249,6 @@ def resume(out: Path, trust: bool = False) -> Session:
     source = out / run_folder.EXPERIMENT_FILE
     if not is_file(source):
         raise InputError(f"{out} is no run folder: name one that fedmaba wrote")
-    if (out / "runs.json").exists():
-        with suppress(FedmabaError):  # a killed process may have left them
-            folder = run_folder.Folder(out)
-            folder.remove_checkpoints()
-            folder.close()
-        raise InputError(f"{out} is finished: see `fedmaba table {out}`")
     if run_folder.load_about(out).get("python"):
         raise InputError(
             f"{out} was begun in Python, with more than names: {run_folder.resume_hint(out)}"
@@ -167,12 +271,17 @@ def open_run_folder(session: Session, out: Path, command: Sequence[str] = ()) ->
     together, at = session.batch.ranks, session.batch.progress
     if together.rank == 0:
         saved = _lock_and_check(session, out, command)
-        together.tell(b"" if saved is None or together.count == 1 else b"".join(pack(*saved)))
-    elif body := together.tell():
+        told = FINISHED if session.done else b""
+        together.tell(told if saved is None or together.count == 1 else b"".join(pack(*saved)))
+    elif (body := together.tell()) == FINISHED:
+        session.done = True
+    elif body:
         saved = run_folder.unpack_from_rank(body)
         at.restore(*saved)
         session.history = run_folder.history_from_checkpoint(*saved, out / "checkpoint")
     at.chunk = int(together.tell(str(at.chunk).encode()))
+    if session.done:
+        session.close()
 
 
 def _lock_and_check(
@@ -190,6 +299,11 @@ def _lock_and_check(
     try:
         # Checked again: before the lock, another process could change the folder.
         _check_folder(session.experiment, out)
+        if (rounds := _rounds_there(out)) not in (None, session.experiment.train.rounds):
+            return _add_rounds(session, session.folder, out, int(rounds or 0))
+        if run_folder.is_finished(out):
+            _take_result(session, session.folder, out)
+            return None
         if run_folder.checkpoints(out):
             return _restore(session, session.folder, out)
         _create_folder(session, session.folder, command)
@@ -200,7 +314,7 @@ def _lock_and_check(
 
 
 def _check_folder(experiment: Experiment, out: Path) -> None:
-    """Refuse a folder that holds something else, or this experiment already finished."""
+    """Refuse a folder that holds something else."""
     file = out / run_folder.EXPERIMENT_FILE
     try:
         if run_folder.holds_something_else(out):
@@ -209,15 +323,104 @@ def _check_folder(experiment: Experiment, out: Path) -> None:
     except OSError as error:
         raise InputError(f"{out}: {error.strerror}: choose another --out") from error
     there = config.build(config.read_toml(file, links=False), str(file)) if begun else experiment
-    if other := ", ".join(
-        config.changed_keys(config.result_settings(there), config.result_settings(experiment))
-    ):
-        raise InputError(f"{out} holds another experiment, in {other}: choose another --out")
-    if begun and files.exists(out / "runs.json"):
+    other = config.changed_keys(config.result_settings(there), config.result_settings(experiment))
+    if there.train.rounds < experiment.train.rounds:
+        other.pop("train.rounds")
+    if other:
+        names = ", ".join(other)
+        raise InputError(f"{out} holds another experiment, in {names}: choose another --out")
+
+
+def _rounds_there(out: Path) -> int | None:
+    """How many rounds the experiment of a folder has; None before it is begun."""
+    begun = files.exists(out / run_folder.EXPERIMENT_FILE)
+    return parts.experiment_of(out).train.rounds if begun else None
+
+
+def _add_rounds(
+    session: Session, folder: run_folder.Folder, out: Path, before: int
+) -> tuple[Arrays, dict[str, Any]]:
+    """Go on with a finished folder for more rounds, from the state that it ended with.
+
+    The checkpoint is written first and says how many rounds there were, so that a process that is
+    killed between two of these files leaves a folder that is finished, or can be resumed.
+    """
+    experiment = session.experiment
+    _check_can_grow(experiment, out, before)
+    if not run_folder.checkpoints(out):
+        if run_folder.is_finished(out):
+            raise InputError(
+                f"{out} has no state to go on from, as an earlier version ended it: choose another "
+                "--out"
+            )
         raise InputError(
-            f"{out} holds this experiment, finished: see `fedmaba table {out}`, or choose "
+            f"{out} is not finished: first say {run_folder.resume_hint(out)}, then add rounds"
+        )
+    arrays, meta, damaged = run_folder.load_checkpoint(out)
+    if not run_folder.is_finished(out) and meta.get("extends") != before:
+        raise InputError(
+            f"{out} is not finished: first say {run_folder.resume_hint(out)}, then add rounds"
+        )
+    about = run_folder.load_about(out)
+    _check_same_experiment(session, meta, about, out, grows_from=before)
+    session.restore(arrays, meta, out)
+    _check_same_code(session, about, out)
+    if run_folder.is_finished(out) and not _same_tables(
+        session.history, run_folder.load_history(out)
+    ):
+        raise InputError(
+            f"{run_folder.checkpoints(out)[0]} is not the state that {out} ended with: restore it, "
+            "or choose another --out"
+        )
+    folder.repair_rounds(session.history)
+    folder.repair_npz("partition.npz", _partition_arrays(session))
+    at, told = session.batch.progress, {**session.meta(), "extends": before}
+    folder.save(at.round, at.arrays(), told, session.history)
+    folder.reopen()
+    folder.write(run_folder.EXPERIMENT_FILE, config.dump(experiment).encode())
+    folder.write_json("about.json", {**_about(session, ()), "command": about.get("command", [])})
+    session.warnings += damaged
+    session.notes.append(f"goes on after round {at.round}, up to round {experiment.train.rounds}")
+    return arrays, meta
+
+
+def _check_can_grow(experiment: Experiment, out: Path, before: int) -> None:
+    """Refuse more rounds where the result would not be that of one longer run."""
+    train, every = experiment.train, experiment.eval.every
+    grown = f"{out} cannot grow from {before} to {train.rounds} rounds"
+    if round_schedule(train.schedule, train.lr_decay).shape == "cosine":
+        raise InputError(
+            f"{grown}: schedule={train.schedule} plans the step size over all rounds: choose "
             "another --out"
         )
+    if before % every:
+        raise InputError(
+            f"{grown}: it was evaluated after round {before}, where one longer run with "
+            f"eval_every={every} would not be: choose another --out"
+        )
+
+
+def _same_tables(one: History, other: History) -> bool:
+    """Whether two histories are of the same runs with the same numbers."""
+    pairs = [(a.arrays(), b.arrays()) for a, b in zip(one.runs, other.runs, strict=False)]
+    return len(one.runs) == len(other.runs) and all(
+        a.keys() == b.keys() and all(np.array_equal(a[k], b[k], equal_nan=True) for k in a)
+        for a, b in pairs
+    )
+
+
+def _take_result(session: Session, folder: run_folder.Folder, out: Path) -> None:
+    """Take the history of a finished folder, if its data, code and settings are the same."""
+    about, mine = run_folder.load_about(out), session.provenance()
+    made = run_folder.load_runs(out).get("made")
+    if made is not None:  # version 0.1 did not note it
+        if edits := config.changed_keys(made["asked"], mine["asked"]):
+            raise InputError(config.edited_message(out / run_folder.EXPERIMENT_FILE, edits))
+        _check_same_source(session, made, about, out)
+    _check_same_code(session, about, out)
+    session.history = run_folder.load_history(out)
+    folder.remove_checkpoints(keep=1)  # a killed process may have left more
+    session.done = True
 
 
 def _create_folder(session: Session, folder: run_folder.Folder, command: Sequence[str]) -> None:
@@ -307,23 +510,49 @@ def _restore(
 
 
 def _check_same_experiment(
-    session: Session, meta: Mapping[str, Any], about: Mapping[str, Any], out: Path
+    session: Session,
+    meta: Mapping[str, Any],
+    about: Mapping[str, Any],
+    out: Path,
+    grows_from: int | None = None,
 ) -> None:
     """Refuse to resume if the settings, the data or the partition have changed."""
     mine = session.provenance()
     told = {"data": about.get("data", {}).get("sha256"), "partition": about.get("partition")}
-    made = meta.get("made")
+    made, digests = meta.get("made"), {_digest(mine)}
+    asked_for = mine["asked"]["train"]["rounds"]
+    before = meta.get("extends") if grows_from is None else grows_from
+    if made is not None and before is not None:
+        # Rounds are being added: the files may still be those from before.
+        rounds = {before, made["asked"]["train"]["rounds"]}
+        if asked_for in rounds or grows_from is not None:
+            digests |= {_digest(_with_rounds(mine, n)) for n in rounds}
+            made = _with_rounds(made, asked_for)
+            meta = {**meta, "made": made}
     if made is None:
         session.warnings.append(
             f"{out}: its checkpoint is of an earlier version, which did not note the experiment: "
             "whether experiment.toml was edited since cannot be told"
         )
         made = {**mine, **told}
-    elif about.get("digest") in (None, _digest(mine)):
+    elif about.get("digest") in (None, *digests):
         require_same_experiment(session, meta, out)
     elif edits := config.changed_keys(made["asked"], mine["asked"]):
         said = config.edited_message(out / run_folder.EXPERIMENT_FILE, edits)
         raise InputError(f"{said}, or choose another --out")
+    _check_same_source(session, made, about, out)
+    digest = about.get("digest", _digest(mine))
+    if digest not in digests or told != {k: mine[k] for k in told}:
+        raise InputError(
+            f"{out / 'about.json'} is not that of this run: restore it, or choose another --out"
+        )
+
+
+def _check_same_source(
+    session: Session, made: Mapping[str, Any], about: Mapping[str, Any], out: Path
+) -> None:
+    """Refuse if the weights to start from, the data or the partition have changed."""
+    mine = session.provenance()
     if made.get("init") != mine.get("init"):
         raise InputError(
             f"the weights of init={session.experiment.init} are others than when {out} was begun: "
@@ -340,10 +569,6 @@ def _check_same_experiment(
         raise InputError(
             f"the clients' examples are divided otherwise than when {out} was begun: restore the "
             "split, or choose another --out"
-        )
-    if about.get("digest", _digest(mine)) != _digest(mine) or told != {k: mine[k] for k in told}:
-        raise InputError(
-            f"{out / 'about.json'} is not that of this run: restore it, or choose another --out"
         )
 
 
@@ -367,6 +592,12 @@ def _check_same_code(session: Session, about: Mapping[str, Any], out: Path) -> N
                 f"{out} was begun with another {what} ({was}; now {now}): restore it, or choose "
                 "another --out"
             )
+
+
+def _with_rounds(made: Mapping[str, Any], rounds: int) -> dict[str, Any]:
+    """The same origin, with another number of rounds."""
+    asked = made["asked"]
+    return {**made, "asked": {**asked, "train": {**asked["train"], "rounds": rounds}}}
 
 
 def _digest(made: Mapping[str, Any]) -> str:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from fedmaba.errors import InputError
+from fedmaba.experiment import parts
 from fedmaba.report import data
 from fedmaba.report.document import csv_text
 from fedmaba.results import run_folder
 from fedmaba.results.group_tables import CELL, cells
-from fedmaba.results.history import History, RunHistory
+from fedmaba.results.history import History, On, RunHistory
 from fedmaba.results.metrics import Fairness
 
 HEAD = ("strategy", "seed", "round")
@@ -27,36 +28,53 @@ def to_csv(folder: Path, out: Path) -> list[Path]:
 
 
 def write(
-    folder: Path, out: Path, to: str = "csv", load: Callable[[Path], data.Source] = data.load
+    folder: Path,
+    out: Path,
+    to: str = "csv",
+    load: Callable[[Path], list[data.Source]] = data.load_parts,
+    on: On = "test",
 ) -> list[Path]:
-    """The tables summary, rounds, clients and weights of a run, a file each; groups, if any."""
+    """The tables summary, rounds, clients and weights of a run, a file each; groups, if any.
+
+    Where scores are on validation examples, a column `on` says so.
+    """
     encode = {"csv": _as_csv, "parquet": _as_parquet}[str(to)]
     if to == "parquet":
         check_parquet()
-    source = load(folder)
-    history = source.history
-    if not any(run.tables for run in history.runs) and not source.finished:
+    sources = [data.judged_on(source, on) for source in load(folder)]
+    history = data.combine(sources)
+    if not any(run.tables for run in history.runs) and not all(s.finished for s in sources):
         raise InputError(
-            f"{folder} holds no checkpoint yet: wait, or {run_folder.resume_hint(folder)}"
+            f"{folder} holds no checkpoint yet: wait, or {parts.how_to_resume(folder)}"
         )
     tables = {
         "summary": summary(history),
         "rounds": rounds(history),
-        "clients": clients(source),
-        "weights": weights(source),
+        "clients": _of_all(clients, sources),
+        "weights": _of_all(weights, sources),
     }
-    if len(by_group := groups(source)) > 1:
+    if on == "test" and len(by_group := _of_all(groups, sources)) > 1:
         tables["groups"] = by_group
     if not folder.is_dir():  # results of reproduce, which are files
         run_folder.make_folder(out)
     written = []
     for name, rows in tables.items():
         target = out / f"{name}.{to}"
+        if on == "validation" and name != "weights":
+            rows = [[*row, str(on) if i else "on"] for i, row in enumerate(rows)]
         below = folder if folder.is_dir() and out.is_relative_to(folder) else None
         remedy = "fix it, or choose another -o"
         run_folder.write_file(target, encode(rows), remedy=remedy, below=below)
         written.append(target)
     return written
+
+
+def _of_all(
+    rows: Callable[[data.Source], list[list[object]]], sources: Sequence[data.Source]
+) -> list[list[object]]:
+    """The rows of all sources below one head."""
+    first, *others = map(rows, sources)
+    return first + [row for other in others for row in other[1:]]
 
 
 def _as_csv(rows: Sequence[Sequence[object]]) -> bytes:

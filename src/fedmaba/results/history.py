@@ -6,7 +6,7 @@ It is filled by the engine, round by round, or read from a run folder. No files 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, get_args, overload
 
@@ -30,6 +30,7 @@ IntArray = NDArray[np.int64]
 Model = Literal["deployed", "last", "personal"]
 SERVER_MODELS: tuple[Model, ...] = ("deployed", "last")  # which every run has
 At = Literal["last", "best", "last5"]
+On = Literal["test", "validation"]  # which examples of a client a score is of
 TrainedModel = Literal["deployed", "last", "best"]
 ModuleType = TypeVar("ModuleType", bound="nn.Module")
 Arrays = dict[str, NDArray[Any]]
@@ -88,6 +89,7 @@ class RunHistory:
     tables: dict[str, GrowingArray] = field(default_factory=dict)
     of: str = ""  # digest of all settings except the seed; "" if the file has none
     metric: Metric = ACCURACY  # what its scores are
+    validation_size: IntArray | None = None  # (N,), where validation examples are held back
     groups: Groups = NO_GROUPS  # of people, by which predictions are counted; none without names
     # For each table: itself, how many of its rows were checked, whether all were shares.
     _unit_cache: dict[str, tuple[Any, int, bool]] = field(
@@ -238,7 +240,9 @@ class RunHistory:
     def arrays(self) -> Arrays:
         """Every table as an array, to be saved; later rounds do not change these arrays."""
         tables = {name: self.tables[name].array() for name in sorted(self.tables)}
-        return {"test_size": self.test_size, **tables}
+        held = self.validation_size
+        sizes = {"test_size": self.test_size} | ({} if held is None else {"validation_size": held})
+        return {**sizes, **tables}
 
 
 def require_one_experiment(runs: Sequence[RunHistory]) -> None:
@@ -287,6 +291,7 @@ class History:
 
     runs: list[RunHistory]
     share: float = 0.05  # of clients in "worst" and "best", unless a table says otherwise
+    on: On = "test"  # which examples the scores are of; `judged_on` gives the others
     _models: Models | None = field(default=None, init=False, compare=False)
     _new_module: Callable[[], nn.Module] | None = field(default=None, init=False, compare=False)
 
@@ -378,10 +383,25 @@ class History:
     def picked_on(self) -> str:
         """Which data the best round is picked on."""
         held = any("deployed_validation.accuracy" in run.tables for run in self.runs)
-        return "validation data" if held else "test data"
+        return "validation data" if held or self.on == "validation" else "test data"
+
+    def judged_on(self, on: On) -> History:
+        """The same runs with their scores on "test" or on "validation" examples."""
+        if on not in get_args(On):
+            raise InputError(f"on={on!r}: choose one of {', '.join(get_args(On))}")
+        if on == self.on:
+            return self
+        if on == "test":
+            raise InputError("these scores are on validation data: take the history as it was read")
+        out = replace(self, runs=[_validated(run) for run in self.runs], on=on)
+        out._models, out._new_module = self._models, self._new_module
+        return out
 
     def to_pandas(self) -> Any:
-        """A long table, one row per run, evaluation and client, as a pandas DataFrame."""
+        """A long table, one row per run, evaluation and client, as a pandas DataFrame.
+
+        Scores on validation examples, where there are such, have columns of their own.
+        """
         try:
             import pandas
         except ImportError as error:
@@ -397,9 +417,12 @@ class History:
                 "round": np.repeat(evaluated, run.n_clients),
                 "client": np.tile(np.arange(run.n_clients), len(evaluated)),
             }
-            for model in run.models():
-                table[f"{model}_accuracy"] = run.accuracy(model).ravel()
-                table[f"{model}_loss"] = run.loss(model).ravel()
+            held = [f"{model}_validation" for model in run.models()]
+            for name in (*run.models(), *held):
+                for what in ("accuracy", "loss"):
+                    if f"{name}.{what}" in run.tables:
+                        scores = run.column(f"{name}.{what}").astype(np.float64)
+                        table[f"{name}_{what}"] = scores.ravel()
             if (gained := gains_over_rounds(self, run)) is not None:
                 table["gain_over_alone"] = gained.ravel()
             frames.append(pandas.DataFrame(table))
@@ -416,15 +439,27 @@ class History:
         at: At = "last",
         share: float | None = None,
         against: str | None = None,
+        on: On = "test",
     ) -> str:
         """The table as "markdown", "latex", "csv" or "json", also of differences to `against`."""
-        return str(_views().table(self, to, model, at, share, against))
+        shown = self if on == self.on else self.judged_on(on)
+        return str(_views().table(shown, to, model, at, share, against))
 
     def keep_models(
         self, models: Models, new_module: Callable[[], nn.Module] | None = None
     ) -> None:
         """Say where the trained models are, and how a module for them is made, if that is known."""
         self._models, self._new_module = models, new_module
+
+    @property
+    def trained(self) -> Models | None:
+        """Where the trained models are, if that is known."""
+        return self._models
+
+    def modules_as(self, other: History) -> History:
+        """The same, with modules made as those of another history."""
+        self._new_module = other._new_module
+        return self
 
     @overload
     def model(
@@ -526,6 +561,36 @@ def _views() -> Any:
     return import_module(VIEWS)
 
 
+def _validated(run: RunHistory) -> RunHistory:
+    """A run with its scores on validation examples in the place of those on test examples."""
+    if "deployed_validation.accuracy" not in run.tables:
+        if run.diverged:  # before it was evaluated
+            return run
+        raise InputError(
+            f"{run.label}, seed {run.seed}, has no scores on validation data: run it with "
+            "--validation 10%, or leave out --on validation"
+        )
+    if run.validation_size is None:
+        raise InputError(
+            f"{run.label}, seed {run.seed}, was written by a version that did not note how many "
+            "validation examples a client has: run it again, or leave out --on validation"
+        )
+    tested = {f"{model}.{what}" for model in get_args(Model) for what in ("accuracy", "loss")}
+    kept = {
+        name: table
+        for name, table in run.tables.items()
+        if name not in tested and not name.endswith(".groups")  # which count test examples
+    }
+    held = {name.replace("_validation", ""): table for name, table in kept.items()}
+    return replace(
+        run,
+        tables=held,
+        test_size=run.validation_size,
+        validation_size=None,
+        groups=NO_GROUPS,
+    )
+
+
 def from_arrays(
     meta: Sequence[Mapping[str, Any]], arrays: Sequence[Arrays], share: float = 0.05
 ) -> History:
@@ -534,7 +599,7 @@ def from_arrays(
     for about, tables in zip(meta, arrays, strict=True):
         check_shapes(tables)
         _check_values(tables)
-        rows = {name: GrowingArray(table) for name, table in tables.items() if name != "test_size"}
+        rows = {name: GrowingArray(t) for name, t in tables.items() if name not in _SIZES}
         told = saved_groups(about.get("groups"))
         for name in (name for name in rows if name.endswith(".groups")):
             _check_counts(name, tables[name], told)
@@ -548,6 +613,7 @@ def from_arrays(
                 tables=rows,
                 of=about.get("of", ""),
                 metric=metric_of(about.get("metric")),
+                validation_size=tables.get("validation_size"),
                 groups=told,
             )
         )
@@ -594,7 +660,7 @@ def check_shapes(tables: Mapping[str, Table]) -> None:
         _require(tables, "evaluated", *pairs)
     if seen:
         _require(tables, "round", "client", "weight")
-    one = {"test_size", "round", "evaluated", *(n for n in seen if n.startswith("info."))}
+    one = {*_SIZES, "round", "evaluated", *(n for n in seen if n.startswith("info."))}
     two = {n for n in seen if n not in one} | scored.keys()
     for name, table in tables.items():
         kinds = "iu" if name in _INTEGERS else "f" if name in two else "iuf"
@@ -613,6 +679,8 @@ def check_shapes(tables: Mapping[str, Table]) -> None:
             if table.dtype.kind not in "iu" or not fits or shape[3] not in (2, 4):
                 raise ValueError(f"{name} is {table.dtype} of shape {shape}")
     wide = {**dict.fromkeys(scored, "test_size"), **{n: "client" for n in seen if n in two}}
+    if "validation_size" in tables:
+        wide["validation_size"] = "test_size"
     for name, other in wide.items():
         if tables[name].shape[-1] != tables[other].shape[-1]:
             raise ValueError(f"{name} and {other} are of different width")
@@ -626,8 +694,9 @@ def _require(tables: Mapping[str, Table], *names: str) -> None:
 
 def _check_values(tables: Arrays) -> None:
     """Refuse numbers that a run never writes."""
-    if not len(tables["test_size"]) or (tables["test_size"] < 0).any():
-        raise ValueError("test_size holds no clients, or negative numbers")
+    for name in _SIZES:
+        if name in tables and (not len(tables[name]) or (tables[name] < 0).any()):
+            raise ValueError(f"{name} holds no clients, or negative numbers")
     for name in ("round", "evaluated"):
         if name in tables and not is_increasing(tables[name]):
             raise ValueError(f"{name} does not count upwards from 1 or more")
@@ -646,7 +715,8 @@ def is_increasing(rounds: NDArray[Any]) -> bool:
 
 
 _PER_ROUND = ("round", "client", "weight", "reported_loss")
-_INTEGERS = ("test_size", "round", "evaluated", "client")
+_SIZES = ("test_size", "validation_size")
+_INTEGERS = (*_SIZES, "round", "evaluated", "client")
 
 
 def _append_row(run: RunHistory, row: dict[str, Any]) -> None:
