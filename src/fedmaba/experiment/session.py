@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -55,6 +55,13 @@ class UserObjects:
     init: Mapping[str, Any] | nn.Module | None = None
 
 
+class ReadData(NamedTuple):
+    """Data as they were read, and what was asked for."""
+
+    asked: config.Data
+    data: datasets.Dataset
+
+
 @dataclass
 class Session:
     """An experiment in progress."""
@@ -69,12 +76,15 @@ class Session:
     fingerprints: dict[str, str] = field(default_factory=dict)  # of the user's own code
     needs_python_call: bool = False  # no command can name all of its parts
     stopped: bool = False
+    done: bool = False  # its folder was finished before: there is nothing left to simulate
     init: str = ""  # the digest of given weights that the runs start from
     constants: str = ""  # the digest of frozen weights and buffers
     _provenance: dict[str, Any] | None = None
 
     def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
         """Simulate round after round, record and save them, until the end or until told to stop."""
+        if self.done:
+            return
         save, folder = self.experiment.save, self.folder
         sink = MemorySink(self) if folder is None else FolderSink(self, folder)
         self.stopped = yield from drive(self.batch, sink, stop, save.seconds, save.every)
@@ -116,6 +126,8 @@ class Session:
                 "choose another --out"
             )
         self.batch.progress.restore(arrays, meta)
+        for run, mine in zip(history.runs, self.history.runs, strict=True):
+            run.of = mine.of if run.of else ""  # it differs where rounds are being added
         self.history = history
 
     def _check_weights(self, meta: Mapping[str, Any], out: Path) -> None:
@@ -216,7 +228,7 @@ class FolderSink(MemorySink):
         self.folder.save(progress.round, progress.arrays(), session.meta(), session.history)
 
     def finish(self) -> None:
-        self._write_rounds()
+        self.checkpoint()  # which stays, so that more rounds can be added
         self.folder.finish(self.session.history, self.session.models(), self.session.provenance())
 
     def _write_rounds(self) -> None:
@@ -230,11 +242,12 @@ def prepare(
     own: UserObjects | None = None,
     listed: Sequence[Strategy] | None = None,
     chosen: Sequence[tuple[Strategy, int, str | None]] | None = None,
+    before: ReadData | None = None,
 ) -> Session:
     """Check and load everything; write nothing.
 
     `chosen` names the runs one by one (strategy, seed, deployed model) instead of every strategy
-    with every seed.
+    with every seed. Data that were read before are not read again.
     """
     called, own = own is not None, own or UserObjects()
     if listed is None:
@@ -249,7 +262,7 @@ def prepare(
     make = own.model or models.find_factory(experiment.model)
     named = own.init if own.init is not None else experiment.init
     init = None if named is None else given_weights(named)
-    data, federations = _federations(experiment, own)
+    data, federations = _federations(experiment, own, before)
     if does is not None:
         federations = attacked(federations, does, share)
     if chosen is None:
@@ -276,6 +289,7 @@ def prepare(
             rule,
             run.federation.test.size,
             metric=_metric(data, own.metric, whole),
+            validation_size=held if (held := run.federation.validation.size).any() else None,
             groups=_groups(batch, data),
         )
         for run, rule in batch.handed_out
@@ -434,7 +448,7 @@ def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:
 
 
 def _federations(
-    experiment: Experiment, own: UserObjects
+    experiment: Experiment, own: UserObjects, before: ReadData | None = None
 ) -> tuple[datasets.Dataset, dict[int, Federation]]:
     """The data as read, and the clients of each seed."""
     seeds, asked = experiment.seed_list(), experiment.data
@@ -449,7 +463,8 @@ def _federations(
     if own.data is not None:
         _refuse_keys(asked, TABLE, "a Dataset is read already: leave it out, or name the file")
     folder = None if asked.dir is None else Path(asked.dir)
-    data = own.data or datasets.load(
+    data = own.data or (_read_before(asked, before) if before else None)
+    data = data or datasets.load(
         asked.name, folder, normalise=asked.normalise, task=asked.task, reading=reading_of(asked)
     )
     _same_task(asked.task, data)
@@ -463,6 +478,13 @@ def _federations(
     if asked.resplit == "no":
         return data, dict.fromkeys(seeds, divide(data, [0], how)[0])
     return data, divide(data, seeds, how)
+
+
+def _read_before(asked: config.Data, before: ReadData) -> datasets.Dataset | None:
+    """Data that were read before, if the same are asked for."""
+    keys = ("name", "dir", "normalise", "task", *TABLE)
+    same = all(getattr(asked, key) == getattr(before.asked, key) for key in keys)
+    return before.data if same else None
 
 
 SPLITTING = ("partition", "clients", "test", "validation")

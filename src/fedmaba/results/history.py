@@ -5,8 +5,8 @@ It is filled by the engine, round by round, or read from a run folder. No files 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, get_args, overload
 
@@ -32,6 +32,7 @@ SERVER_MODELS: tuple[Model, ...] = ("deployed", "last")  # which every run has
 At = Literal["last", "best", "last5"]
 TrainedModel = Literal["deployed", "last", "best"]
 ModuleType = TypeVar("ModuleType", bound="nn.Module")
+On = Literal["test", "validation"]  # which examples of a client a score is of
 Arrays = dict[str, NDArray[Any]]
 TRAINING = "training.loss"  # a table of what clients reported at each evaluation
 VIEWS = "fedmaba.report.history_views"  # loaded by its name: results import nothing of reports
@@ -75,6 +76,9 @@ class Models(Protocol):
     def weights(self, run: RunHistory, which: TrainedModel) -> dict[str, NDArray[Any]]:
         """The named weights of one model of a run."""
 
+    def new_module(self, run: RunHistory) -> nn.Module:
+        """A new module of the kind that was trained; an InputError where it is not known."""
+
 
 @dataclass(repr=False)
 class RunHistory:
@@ -88,6 +92,7 @@ class RunHistory:
     tables: dict[str, GrowingArray] = field(default_factory=dict)
     of: str = ""  # digest of all settings except the seed; "" if the file has none
     metric: Metric = ACCURACY  # what its scores are
+    validation_size: IntArray | None = None  # (N,), where validation examples are held back
     groups: Groups = NO_GROUPS  # of people, by which predictions are counted; none without names
     # For each table: itself, how many of its rows were checked, whether all were shares.
     _unit_cache: dict[str, tuple[Any, int, bool]] = field(
@@ -238,7 +243,9 @@ class RunHistory:
     def arrays(self) -> Arrays:
         """Every table as an array, to be saved; later rounds do not change these arrays."""
         tables = {name: self.tables[name].array() for name in sorted(self.tables)}
-        return {"test_size": self.test_size, **tables}
+        held = self.validation_size
+        sizes = {"test_size": self.test_size} | ({} if held is None else {"validation_size": held})
+        return {**sizes, **tables}
 
 
 def require_one_experiment(runs: Sequence[RunHistory]) -> None:
@@ -287,10 +294,10 @@ class History:
 
     runs: list[RunHistory]
     share: float = 0.05  # of clients in "worst" and "best", unless a table says otherwise
-    _models: Models | None = field(default=None, init=False, compare=False)
-    _new_module: Callable[[], nn.Module] | None = field(default=None, init=False, compare=False)
+    on: On = "test"  # which examples the scores are of; `judged_on` gives the others
 
     def __post_init__(self) -> None:
+        self.trained: Models | None = None  # where the trained models are, if that is known
         require_one_experiment(self.runs)
 
     @property
@@ -378,10 +385,25 @@ class History:
     def picked_on(self) -> str:
         """Which data the best round is picked on."""
         held = any("deployed_validation.accuracy" in run.tables for run in self.runs)
-        return "validation data" if held else "test data"
+        return "validation data" if held or self.on == "validation" else "test data"
+
+    def judged_on(self, on: On) -> History:
+        """The same runs with their scores on "test" or on "validation" examples."""
+        if on not in get_args(On):
+            raise InputError(f"on={on!r}: choose one of {', '.join(get_args(On))}")
+        if on == self.on:
+            return self
+        if on == "test":
+            raise InputError("these scores are on validation data: take the history as it was read")
+        out = replace(self, runs=[_validated(run) for run in self.runs], on=on)
+        out.trained = self.trained
+        return out
 
     def to_pandas(self) -> Any:
-        """A long table, one row per run, evaluation and client, as a pandas DataFrame."""
+        """A long table, one row per run, evaluation and client, as a pandas DataFrame.
+
+        Scores on validation examples, where there are such, have columns of their own.
+        """
         try:
             import pandas
         except ImportError as error:
@@ -397,9 +419,11 @@ class History:
                 "round": np.repeat(evaluated, run.n_clients),
                 "client": np.tile(np.arange(run.n_clients), len(evaluated)),
             }
-            for model in run.models():
-                table[f"{model}_accuracy"] = run.accuracy(model).ravel()
-                table[f"{model}_loss"] = run.loss(model).ravel()
+            for name in (*run.models(), *(f"{model}_validation" for model in get_args(Model))):
+                for what in ("accuracy", "loss"):
+                    if f"{name}.{what}" in run.tables:
+                        scores = run.column(f"{name}.{what}").astype(np.float64)
+                        table[f"{name}_{what}"] = scores.ravel()
             if (gained := gains_over_rounds(self, run)) is not None:
                 table["gain_over_alone"] = gained.ravel()
             frames.append(pandas.DataFrame(table))
@@ -416,15 +440,11 @@ class History:
         at: At = "last",
         share: float | None = None,
         against: str | None = None,
+        on: On = "test",
     ) -> str:
         """The table as "markdown", "latex", "csv" or "json", also of differences to `against`."""
-        return str(_views().table(self, to, model, at, share, against))
-
-    def keep_models(
-        self, models: Models, new_module: Callable[[], nn.Module] | None = None
-    ) -> None:
-        """Say where the trained models are, and how a module for them is made, if that is known."""
-        self._models, self._new_module = models, new_module
+        shown = self if on == self.on else self.judged_on(on)
+        return str(_views().table(shown, to, model, at, share, against))
 
     @overload
     def model(
@@ -463,23 +483,18 @@ class History:
         if model not in get_args(TrainedModel):
             raise InputError(f"model={model!r}: choose one of {', '.join(get_args(TrainedModel))}")
         run = self._run(label, seed)
-        if self._models is None:
+        if self.trained is None:
             raise InputError(
                 "this history came without models: they are in the history that compare() "
                 "returns, and in finished run folders"
             )
-        if module is True and self._new_module is None:
-            raise InputError(
-                "module=True: a run folder holds weights, not the code of the model: give the "
-                "module to fill, as module=MyModel()"
-            )
-        found = self._models.weights(run, model)
+        filled = self.trained.new_module(run) if module is True else module
+        found = self.trained.weights(run, model)
         import torch
 
         weights = {name: torch.from_numpy(value) for name, value in found.items()}
         if module is None:
             return weights
-        filled = self._new_module() if self._new_module and module is True else module
         if not isinstance(filled, torch.nn.Module):
             raise InputError(
                 f"module={module!r}: give a module for the weights, or True for the one trained"
@@ -526,6 +541,36 @@ def _views() -> Any:
     return import_module(VIEWS)
 
 
+def _validated(run: RunHistory) -> RunHistory:
+    """A run with its scores on validation examples in the place of those on test examples."""
+    if "deployed_validation.accuracy" not in run.tables:
+        if run.diverged:  # before it was evaluated
+            return run
+        raise InputError(
+            f"{run.label}, seed {run.seed}, has no scores on validation data: run it with "
+            "--validation 10%, or leave out --on validation"
+        )
+    if run.validation_size is None:
+        raise InputError(
+            f"{run.label}, seed {run.seed}, was written by a version that did not note how many "
+            "validation examples a client has: run it again, or leave out --on validation"
+        )
+    tested = {f"{model}.{what}" for model in get_args(Model) for what in ("accuracy", "loss")}
+    kept = {
+        name: table
+        for name, table in run.tables.items()
+        if name not in tested and not name.endswith(".groups")  # which count test examples
+    }
+    held = {name.replace("_validation", ""): table for name, table in kept.items()}
+    return replace(
+        run,
+        tables=held,
+        test_size=run.validation_size,
+        validation_size=None,
+        groups=NO_GROUPS,
+    )
+
+
 def from_arrays(
     meta: Sequence[Mapping[str, Any]], arrays: Sequence[Arrays], share: float = 0.05
 ) -> History:
@@ -534,7 +579,7 @@ def from_arrays(
     for about, tables in zip(meta, arrays, strict=True):
         check_shapes(tables)
         _check_values(tables)
-        rows = {name: GrowingArray(table) for name, table in tables.items() if name != "test_size"}
+        rows = {name: GrowingArray(t) for name, t in tables.items() if name not in _SIZES}
         told = saved_groups(about.get("groups"))
         for name in (name for name in rows if name.endswith(".groups")):
             _check_counts(name, tables[name], told)
@@ -548,6 +593,7 @@ def from_arrays(
                 tables=rows,
                 of=about.get("of", ""),
                 metric=metric_of(about.get("metric")),
+                validation_size=tables.get("validation_size"),
                 groups=told,
             )
         )
@@ -594,7 +640,7 @@ def check_shapes(tables: Mapping[str, Table]) -> None:
         _require(tables, "evaluated", *pairs)
     if seen:
         _require(tables, "round", "client", "weight")
-    one = {"test_size", "round", "evaluated", *(n for n in seen if n.startswith("info."))}
+    one = {*_SIZES, "round", "evaluated", *(n for n in seen if n.startswith("info."))}
     two = {n for n in seen if n not in one} | scored.keys()
     for name, table in tables.items():
         kinds = "iu" if name in _INTEGERS else "f" if name in two else "iuf"
@@ -613,6 +659,8 @@ def check_shapes(tables: Mapping[str, Table]) -> None:
             if table.dtype.kind not in "iu" or not fits or shape[3] not in (2, 4):
                 raise ValueError(f"{name} is {table.dtype} of shape {shape}")
     wide = {**dict.fromkeys(scored, "test_size"), **{n: "client" for n in seen if n in two}}
+    if "validation_size" in tables:
+        wide["validation_size"] = "test_size"
     for name, other in wide.items():
         if tables[name].shape[-1] != tables[other].shape[-1]:
             raise ValueError(f"{name} and {other} are of different width")
@@ -626,8 +674,9 @@ def _require(tables: Mapping[str, Table], *names: str) -> None:
 
 def _check_values(tables: Arrays) -> None:
     """Refuse numbers that a run never writes."""
-    if not len(tables["test_size"]) or (tables["test_size"] < 0).any():
-        raise ValueError("test_size holds no clients, or negative numbers")
+    for name in _SIZES:
+        if name in tables and (not len(tables[name]) or (tables[name] < 0).any()):
+            raise ValueError(f"{name} holds no clients, or negative numbers")
     for name in ("round", "evaluated"):
         if name in tables and not is_increasing(tables[name]):
             raise ValueError(f"{name} does not count upwards from 1 or more")
@@ -646,7 +695,8 @@ def is_increasing(rounds: NDArray[Any]) -> bool:
 
 
 _PER_ROUND = ("round", "client", "weight", "reported_loss")
-_INTEGERS = ("test_size", "round", "evaluated", "client")
+_SIZES = ("test_size", "validation_size")
+_INTEGERS = (*_SIZES, "round", "evaluated", "client")
 
 
 def _append_row(run: RunHistory, row: dict[str, Any]) -> None:
