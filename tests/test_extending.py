@@ -13,6 +13,7 @@ from command_line import QUICK
 from fedmaba.errors import InputError
 from fedmaba.experiment import parts, starting
 from fedmaba.results import run_folder
+from fedmaba.simulation import engine
 from run_folders import asked, begun, files, play, same_history
 
 
@@ -24,14 +25,14 @@ def small(tiny_npz, **changes):
 def trained(monkeypatch):
     """How many runs were trained in how many rounds."""
     seen = []
-    real = starting.engine.simulate
+    real = engine.simulate
 
     def counted(batch):
         for snapshot in real(batch):
             seen.extend((run.strategy.label(), run.seed, snapshot.round) for run in batch.runs)
             yield snapshot
 
-    monkeypatch.setattr(starting.engine, "simulate", counted)
+    monkeypatch.setattr(engine, "simulate", counted)
     return seen
 
 

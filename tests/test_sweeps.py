@@ -8,8 +8,9 @@ import pytest
 import fedmaba
 from command_line import QUICK
 from fedmaba.errors import InputError
-from fedmaba.experiment import parts, starting, sweep
+from fedmaba.experiment import parts, sweep
 from fedmaba.report import data
+from fedmaba.simulation import engine
 from run_folders import same_history
 
 
@@ -102,7 +103,7 @@ def test_a_sweep_is_one_folder_for_every_command(folder, call, tiny_npz, monkeyp
             lr=lr,
         )
         same_history(fedmaba.load_history(f"mine/parts/{number:03d}"), alone)
-    monkeypatch.setattr(starting.engine, "simulate", None)  # nothing is trained again
+    monkeypatch.setattr(engine, "simulate", None)  # nothing is trained again
     again = call(*words)
     assert again.code == 0, again.err
     assert answer.out.partition("It took")[0] == again.out.partition("Look at it")[0]

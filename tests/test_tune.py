@@ -10,9 +10,9 @@ import pytest
 
 import fedmaba
 from fedmaba.errors import InputError
-from fedmaba.experiment import starting
 from fedmaba.experiment.tune import Search, Trial, Tuning, _mark_pick, _range, with_grid
 from fedmaba.results.metrics import PERCENT
+from fedmaba.simulation import engine
 
 HOW = ["--rounds", "2", "--minibatch", "5", "--eval-every", "2", "--model", "softmax"]
 HOW += ["--device", "cpu", "--quiet", "--seeds", "2", "--search-seeds", "1"]
@@ -47,7 +47,7 @@ def test_one_command_searches_picks_and_runs_fresh_seeds(call, words, monkeypatc
     for shown in (answer.out, call("table", "mine").out):
         assert "Trials, on validation data" in shown
         assert "fedavg, lr=0.001" in shown
-    monkeypatch.setattr(starting.engine, "simulate", None)  # nothing is trained again
+    monkeypatch.setattr(engine, "simulate", None)  # nothing is trained again
     again = call(*words)
     assert again.code == 0, again.err
     assert again.out.partition("Look at it")[0] == answer.out.partition("It took")[0]
@@ -61,7 +61,7 @@ def test_a_killed_search_goes_on_and_finished_trials_are_not_trained_again(
 ):
     whole = [w if w != "mine" else "whole" for w in words]
     assert call(*whole).code == 0
-    real, seen = starting.engine.simulate, []
+    real, seen = engine.simulate, []
 
     def killed(batch):
         seen.append(batch.plan.lr)
@@ -69,7 +69,7 @@ def test_a_killed_search_goes_on_and_finished_trials_are_not_trained_again(
             raise InputError("killed")
         yield from real(batch)
 
-    monkeypatch.setattr(starting.engine, "simulate", killed)
+    monkeypatch.setattr(engine, "simulate", killed)
     assert call(*words).code == 2
     assert call(*words).code == 0
     assert seen[:3] == [0.001, 0.5, 0.5]  # the first is not trained again

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from fedmaba.errors import InputError
 from fedmaba.experiment import config, parts
 from fedmaba.results import files, run_folder
-from fedmaba.results.history import At, History, Model, On, RunHistory, metric_of
+from fedmaba.results.history import At, History, Model, On, RunHistory
+from fedmaba.results.saved_history import metric_of
 
 MODELS: tuple[Model, ...] = ("deployed", "last")
 ATS: tuple[At, ...] = ("last", "best", "last5")

@@ -31,14 +31,10 @@ from fedmaba.errors import InputError, SaveFailed
 from fedmaba.results import array_files, files, schema
 from fedmaba.results.array_files import Arrays, MemoryBudget, npz, pack
 from fedmaba.results.files import Buffer
-from fedmaba.results.history import (
-    History,
-    RunHistory,
-    TrainedModel,
-    check_shapes,
-    from_arrays,
-)
+from fedmaba.results.history import History, RunHistory, TrainedModel
 from fedmaba.results.metrics import ACCURACY, every
+from fedmaba.results.saved_history import from_arrays
+from fedmaba.results.table_checks import check_shapes
 
 if TYPE_CHECKING:
     from torch import nn
