@@ -9,6 +9,7 @@ import torch
 import fedmaba
 from fedmaba import rng, strategies
 from fedmaba.errors import InputError
+from fedmaba.experiment import config, sweep
 from fedmaba.privacy import accounting
 from fedmaba.privacy.mechanism import Mechanism, Privacy, busiest
 from fedmaba.simulation import private
@@ -231,3 +232,24 @@ def with_batchnorm(shape, classes):
 def test_streams_of_privacy_are_not_those_of_anything_else():
     names = ("dp sum", "dp losses", "participants", "local", "hostile")
     assert len({int(rng.key(3, name, 1)[0]) for name in names}) == len(names)
+
+
+def test_several_promises_are_rows_of_one_table():
+    swept = sweep.combinations(
+        {"strategies": ["fedavg"], "dp": '["epsilon=1", "epsilon=8,clip=2"]'}
+    )
+    assert swept.keys == ("dp",)
+    asked = [config.result_settings(config.build(tree)) for tree in swept.trees]
+    named = [sweep.suffix(values) for values in sweep.differing(asked)]
+    assert named == [", dp=epsilon=1", ", dp=epsilon=8+clip=2"]
+    asked.append(config.result_settings(config.build({"strategies": ["fedavg"]})))
+    assert len({sweep.suffix(values) for values in sweep.differing(asked)}) == 3
+
+
+def test_a_finished_private_run_does_not_grow(tmp_path):
+    """Its noise was made for its rounds."""
+    asked = {"data": "heart", "model": "softmax", "seeds": 1, "eval_every": 1, "dp": "epsilon=8"}
+    asked |= {"out": tmp_path / "out", "progress": False}
+    fedmaba.compare("fedavg", rounds=1, **asked)
+    with pytest.raises(InputError, match=r"the noise of dp was made for 1 rounds"):
+        fedmaba.compare("fedavg", rounds=2, **asked)

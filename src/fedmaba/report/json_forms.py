@@ -34,6 +34,7 @@ def json_table(
         "format": FORMAT,
         "model": model,
         "at": at,
+        "on": history.on,
         "share": history.share,
         "metric": {
             "name": unit.name,
