@@ -159,6 +159,11 @@ def one_strategy(strategy: Strategy | str) -> Strategy:
     return listed[0]
 
 
+def batchnorm_choice(batchnorm: str) -> Any:
+    """What becomes of BatchNorm layers, or InputError."""
+    return FederationSettings(one_strategy("fedavg"), batchnorm=batchnorm).batchnorm
+
+
 def check_numbers(low: int, whole: bool = False, **values: object) -> None:
     """Refuse what is no number of at least `low`: a run configuration may also hold words."""
     kind, words = (Integral, "a whole number") if whole else (Real, "a number")
