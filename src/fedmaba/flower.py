@@ -228,7 +228,7 @@ class FlowerStrategy(Base):
         drawn = server.draw(node_of, rule.fraction_train, least)
         self.asked = {node_of[site]: site for site in drawn}
         self.asked |= dict.fromkeys(sorted(self.nameless & set(self.nodes)))
-        model, round_id = array_record(server.model), server.round_id()
+        model, round_id = array_record(server.sent()), server.round_id()
         return [
             Message(
                 RecordDict(
@@ -371,7 +371,7 @@ class FlowerStrategy(Base):
     def _limit_replies(self, grid: Grid, server: FederationServer) -> Grid:
         """A grid that fetches no reply larger than an honest one can be."""
         if self.settings.secure is None:
-            return reply_fetching.limit_reply_size(grid, server.model)
+            return reply_fetching.limit_reply_size(grid, server.sent())
         masked = {MASKED: np.zeros(server.size + 1, np.uint32)}
         return reply_fetching.limit_reply_size(grid, masked, MOST_TEXT_BYTES)
 
@@ -461,7 +461,7 @@ class FlowerStrategy(Base):
     ) -> tuple[ArrayRecord, MetricRecord]:
         """The new model, and the round in numbers."""
         server = self._server
-        validator = self._validator(server.model, server.round_id())
+        validator = self._validator(server.sent(), server.round_id())
         replies, refused = validator.validate(self._raw_reply(*reply) for reply in found)
         self._assign({self.nodes[r.node]: r.site for r in replies})
         return self._finish(replies, refused)
@@ -493,6 +493,8 @@ class FlowerStrategy(Base):
         self.reports.append(report)
         for line in round_log.round_lines(report):
             log_line(INFO, line)
+        for site in report.get("started_anew", ()):
+            log_line(WARNING, f"{site} lost what it kept, so it started anew in this round")
         for why in report["refused"][len(before) :]:  # the others were logged at once
             log_line(WARNING, f"left out of round {report['round']}: {why}")
         numbers = {key: value for key, value in report.items() if isinstance(value, float)}
@@ -502,7 +504,7 @@ class FlowerStrategy(Base):
 
     def _raw_reply(self, node: int, message: Message | str) -> RawReply:
         """A reply that has no more arrays than the model, or a line that says why not."""
-        return raw_reply(node, message, len(self._server.model))
+        return raw_reply(node, message, self._server.sent_count)
 
     def _final(self, grid: Grid, config: ConfigRecord, timeout: float) -> dict[str, Any]:
         """How the model that is handed out serves each site that can tell."""
@@ -525,12 +527,14 @@ class FlowerStrategy(Base):
         ]
         accuracy: dict[str, float] = {}
         error: dict[str, float] = {}
+        personal: dict[str, float] = {}
         for node, message in self._collect(grid, messages, timeout):
             raw = self._raw_reply(node, message)
             try:
                 if raw.error is not None:
                     raise validation.Refused(validation.printable(raw.error))
                 right, wrong = validation.read_score(raw.numbers)
+                own = validation.read_personal_score(raw.numbers)
             except validation.Refused as why:
                 log_line(WARNING, f"{sites[node]}: {why}")
                 continue
@@ -538,11 +542,17 @@ class FlowerStrategy(Base):
                 accuracy[sites[node]] = right
             if wrong is not None:
                 error[sites[node]] = wrong
+            if own is not None:
+                personal[sites[node]] = own
         report: dict[str, Any] = {"round": server.round}
         report["deployed"] = dict(sorted((accuracy or error).items()))
         report |= score_spread(accuracy.values(), error.values())
+        if personal:
+            report["personal"] = dict(sorted(personal.items()))
         log_line(INFO, f"model handed out: {round_log.spread(report)}")
         for site, value in report["deployed"].items():
-            said = f"accuracy {100 * value:5.1f} %" if accuracy else f"error {value:.4g}"
+            both = [value, *([personal[site]] if site in personal else [])]
+            shown = [f"{100 * v:5.1f} %" if accuracy else f"{v:.4g}" for v in both]
+            said = f"{'accuracy' if accuracy else 'error'} {', own model '.join(shown)}"
             log_line(INFO, f"  {site:<16} {said}")
         return report
