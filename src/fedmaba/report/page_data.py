@@ -27,6 +27,7 @@ from fedmaba.report.table import (
     more_figures,
     noise_note,
     plainly,
+    privacy_note,
 )
 from fedmaba.results import run_folder
 from fedmaba.results.history import At, History, IntArray, Model, RunHistory
@@ -164,6 +165,8 @@ def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) ->
         )
     if noise := noise_note(history.summary(), history.on):
         out.append(f"Deployed model, at the last round: {document.minus_sign(noise)}.")
+    if spent := privacy_note(history.runs, sources[0].lines if len(sources) == 1 else ()):
+        out.append(f"{capitalised(spent)}.")
     out += [
         f"Incentive: with {row.label}, {100 * row.better:.0f} % of clients are better off than "
         f"alone; a client gains {row.gain:+.2f} on average, and {row.least:+.2f} at least "

@@ -35,7 +35,15 @@ from rich.text import Text
 from fedmaba.errors import unknown
 from fedmaba.report import data, escape, numbers, set_up, streams, verdict
 from fedmaba.report.document import Cell, Grid, minus_sign
-from fedmaba.report.table import ALIKE, digits_of, for_screen, incentive_grids, noise_note, summary
+from fedmaba.report.table import (
+    ALIKE,
+    digits_of,
+    for_screen,
+    incentive_grids,
+    noise_note,
+    privacy_note,
+    summary,
+)
 from fedmaba.results.history import At, History, Model, RunHistory
 from fedmaba.results.metrics import PERCENT, Unit
 
@@ -89,6 +97,8 @@ def show(
         console.print(table_of(gained, whole=gained.head[1:]))
     if noise := noise_note(history.summary(model, at, share), history.on):
         console.print(line_of(noise, "yellow" if "warning" in noise else "dim"))
+    if spent := privacy_note(history.runs):
+        console.print(line_of(spent, "dim"))
     for run in history.runs:
         if run.diverged:
             console.print(line_of(run.diverged, "red"), soft_wrap=True)

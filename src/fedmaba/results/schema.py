@@ -86,6 +86,7 @@ class Meta(Runs):
     counted: Count | None = None
     refused: list[str] | None = None
     federation: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
+    privacy: dict[str, dict[Word, Number | Word]] = {}
     last_counted: dict[Word, Count] | None = None
 
 
@@ -115,6 +116,7 @@ class About(Part):
     data: Data = Data()
     partition: dict[Word, Word] = {}
     hostile: dict[Word, list[Count]] | None = None
+    privacy: dict[str, dict[Word, Number | Word]] = {}  # what makes each run private
     model: Model = Model()
     ranks: Count = 1
     chunk: Annotated[int, Field(ge=1)] = 1
