@@ -30,9 +30,13 @@ def stays_silent() -> bool:
 
 
 def tell_unfinished(folder: Path) -> None:
-    """Tell that a run is not finished, and how to go on."""
-    from fedmaba.results import run_folder
+    """Tell that a run is not finished, and how to go on; of a federation also what is unknown."""
+    from fedmaba.results import run_folder, state_folder
 
+    if (state := state_folder.load(folder)) is not None:
+        for line in state.notes():
+            tell(line)
+        return
     begun = (folder / run_folder.EXPERIMENT_FILE).exists()  # else results of reproduce
     if begun and not (folder / "runs.json").exists():
         runs = run_folder.load_history(folder).runs

@@ -15,8 +15,8 @@ from fedmaba.cli.options import (
     By,
     ExportForm,
     Model,
-    RunFolder,
     RunFolders,
+    RunOrState,
     RunOrTarget,
     Share,
     TableForm,
@@ -42,11 +42,14 @@ def table(
     ] = "client",
     as_json: AsJson = False,
 ) -> None:
-    """Show the table of a run folder, finished or not, or of a reproduced target."""
-    from fedmaba.report import document, group_tables, json_forms, terminal
+    """Show the table of a run folder, finished or not, or of a reproduced target.
+
+    Of a federation on Flower, name its state folder: then also its sites, and who was left out.
+    """
+    from fedmaba.report import document, federation, group_tables, json_forms, terminal
     from fedmaba.report import table as tables
     from fedmaba.reproduction import target_sources
-    from fedmaba.results import run_folder
+    from fedmaba.results import run_folder, state_folder
 
     history = target_sources.load_history(folder)
     if by == "group":
@@ -68,9 +71,15 @@ def table(
         typer.echo(json_forms.json_table(history, model, at, share, against), nl=False)
         return
     page = tables.document(history, model, at, share, against, str(folder))
+    state = state_folder.load(folder)
+    sites = [] if state is None else federation.grids(state)
+    page.grids += sites
     if to == "text":
-        terminal.show(history, model, at, share)  # which has all but the differences
-        terminal.tables(page.grids[-1:] if against is not None else [])
+        terminal.show(history, model, at, share)  # which has all but what follows
+        terminal.tables(
+            page.grids[-len(sites) - (against is not None) :] if sites or against else []
+        )
+        terminal.lines([] if state is None else federation.words(state))
     else:
         typer.echo(document.written(page, to), nl=False)
     tell_unfinished(folder)
@@ -83,7 +92,8 @@ def report(
 ) -> None:
     """Write one self-contained page with every table and figure.
 
-    Of run folders, or of a reproduced target: `fedmaba report results/table2-fashion-mnist`.
+    Of run folders, or of a reproduced target: `fedmaba report results/table2-fashion-mnist`. Of
+    federations on Flower, name their state folders.
     """
     from fedmaba.report import html
     from fedmaba.reproduction import target_sources
@@ -93,11 +103,11 @@ def report(
 
 
 def watch(
-    folder: RunFolder,
+    folder: RunOrState,
     port: Annotated[int, typer.Option(help="0: any that is free", min=0, max=65535)] = 0,
     share: Share = None,
 ) -> None:
-    """Serve the report of a run while it goes on, to this machine only."""
+    """Serve the report of a run or a federation while it goes on, to this machine only."""
     from fedmaba.report import watch as live
 
     with live.serve(folder, port, share) as server:
@@ -130,14 +140,15 @@ def export_run(
     to: Annotated[ExportForm, typer.Option(help="which form")] = "csv",
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("-o", "--out", help="folder to write [RUN/csv or RUN/parquet]"),
+        typer.Option("-o", "--out", help="folder to write [RUN/csv, RUN/parquet or RUN/models]"),
     ] = None,
 ) -> None:
-    """Write the tables of a run for a spreadsheet or another program."""
+    """Write the tables of a run for a spreadsheet or another program, or the card of its models."""
     from fedmaba.report import export as tables
     from fedmaba.reproduction import target_sources
 
-    place = out or (folder.with_suffix("") if folder.is_file() else folder) / to
+    beside = folder.with_suffix("") if folder.is_file() else folder
+    place = out or beside / ("models" if to == "card" else to)
     for path in tables.write(folder, place, to, target_sources.load_one):
         say(path)
     tell_unfinished(folder)

@@ -24,6 +24,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from fedmaba import rng
+from fedmaba.deploy.records import RoundClock, write_card
 from fedmaba.deploy.secure_round import SecureResult
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.deploy.site_names import SiteNames
@@ -67,6 +68,7 @@ class FederationServer:
         self.settings = settings
         self.round = 0  # number of the next round
         self.counted = 0  # how many rounds moved the model
+        self.clock = RoundClock()
         self.refused: list[str] = []  # why replies of the last round did not count
         self.model = {name: np.array(value) for name, value in model.items()}
         self.deployed = {name: value.copy() for name, value in self.model.items()}
@@ -189,10 +191,12 @@ class FederationServer:
         replies: Sequence[Reply],
         refused: Sequence[str] = (),
         summed: SecureResult | None = None,
+        asked: Iterable[str] = (),
     ) -> dict[str, Any]:
         """End the round with the replies that count; return what happened, ready for JSON.
 
-        `summed` is a secure sum of their changes; without it, each reply has its model.
+        `summed` is a secure sum of their changes; without it, each reply has its model. `asked` are
+        the sites that were asked, as far as their names were known.
         """
         replies = self.in_order(replies)
         refused = list(refused)
@@ -220,6 +224,7 @@ class FederationServer:
                 }
                 for r in replies
             },
+            "asked": sorted({*asked, *(r.site for r in replies)}),
             "refused": refused,
         }
         report |= score_spread([r.accuracy for r in replies], [r.error for r in replies])
@@ -229,6 +234,9 @@ class FederationServer:
             report["names"], self.site_names.changes = self.site_names.changes, []
         self.round += 1
         self.save([report])
+        self.clock.end_round()
+        if self.folder is not None:
+            self.folder.append_timing([self.clock.line(self.round)])
         return report
 
     def _step(
@@ -358,11 +366,12 @@ class FederationServer:
         self.folder.save(self.round, arrays, meta, History([]))
 
     def write_models(self) -> None:
-        """Write both models as files of their own."""
+        """Write both models as files of their own, and the card that says what they are."""
         if self.folder is not None:
             for name, model in (("last", self.model), ("deployed", self.deployed)):
                 whole = {n: np.asarray(a, order="C") for n, a in model.items()}
                 self.folder.write(f"models/{name}.safetensors", safetensors.numpy.save(whole))
+            write_card(self.folder)
 
     def close(self) -> None:
         """Release the folder for other processes."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.report import data
+from fedmaba.report import data, model_card
 from fedmaba.report.document import csv_text
 from fedmaba.results import run_folder
 from fedmaba.results.group_tables import CELL, cells
@@ -29,12 +29,19 @@ def to_csv(folder: Path, out: Path) -> list[Path]:
 def write(
     folder: Path, out: Path, to: str = "csv", load: Callable[[Path], data.Source] = data.load
 ) -> list[Path]:
-    """The tables summary, rounds, clients and weights of a run, a file each; groups, if any."""
+    """The tables summary, rounds, clients and weights of a run, a file each; groups, if any.
+
+    With `to="card"`, the card of its models.
+    """
+    if to == "card":
+        return [write_card(folder, out, load)]
     encode = {"csv": _as_csv, "parquet": _as_parquet}[str(to)]
     if to == "parquet":
         check_parquet()
     source = load(folder)
     history = source.history
+    if source.federation is not None and not source.federation.rounds:
+        raise InputError(f"{folder}: no round of this federation has ended yet: wait for one")
     if not any(run.tables for run in history.runs) and not source.finished:
         raise InputError(
             f"{folder} holds no checkpoint yet: wait, or {run_folder.resume_hint(folder)}"
@@ -45,6 +52,10 @@ def write(
         "clients": clients(source),
         "weights": weights(source),
     }
+    if source.federation is not None:
+        told = source.federation.rounds
+        left: list[list[object]] = [["round", "left_out"]]
+        tables["left_out"] = left + [[x["round"], why] for x in told for why in x["refused"]]
     if len(by_group := groups(source)) > 1:
         tables["groups"] = by_group
     if not folder.is_dir():  # results of reproduce, which are files
@@ -52,11 +63,21 @@ def write(
     written = []
     for name, rows in tables.items():
         target = out / f"{name}.{to}"
-        below = folder if folder.is_dir() and out.is_relative_to(folder) else None
-        remedy = "fix it, or choose another -o"
-        run_folder.write_file(target, encode(rows), remedy=remedy, below=below)
+        _write(folder, target, encode(rows))
         written.append(target)
     return written
+
+
+def write_card(folder: Path, out: Path, load: Callable[[Path], data.Source]) -> Path:
+    """The card of the models of a run, as one Markdown file."""
+    content, target = model_card.text(load(folder)).encode(), out / model_card.NAME
+    _write(folder, target, content)
+    return target
+
+
+def _write(folder: Path, target: Path, content: bytes) -> None:
+    below = folder if folder.is_dir() and target.is_relative_to(folder) else None
+    run_folder.write_file(target, content, remedy="fix it, or choose another -o", below=below)
 
 
 def _as_csv(rows: Sequence[Sequence[object]]) -> bytes:
@@ -148,8 +169,14 @@ def weights(source: data.Source) -> list[list[object]]:
             loss = losses[i].tolist() if losses else [None] * len(who)
             head = [run.label, run.seed, int(done)]
             found = zip(who.tolist(), weight.tolist(), loss, strict=True)
-            rows += [[*head, *everyone[c], *one] for c, *one in found]
+            there = ((c, *one) for c, *one in found if not all(map(_unknown, one)))
+            rows += [[*head, *everyone[c], *one] for c, *one in there]
     return rows
+
+
+def _unknown(value: float | None) -> bool:
+    """Whether a site of a real federation told nothing: it did not answer in this round."""
+    return value is None or math.isnan(value)
 
 
 def groups(source: data.Source) -> list[list[object]]:

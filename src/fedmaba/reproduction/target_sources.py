@@ -12,7 +12,7 @@ from typing import Any
 from fedmaba.errors import InputError
 from fedmaba.report import data
 from fedmaba.reproduction import archive, targets
-from fedmaba.results import files, run_folder
+from fedmaba.results import files, run_folder, state_folder
 from fedmaba.results.history import History
 from fedmaba.results.selection import of_deploy
 
@@ -31,11 +31,14 @@ def load_history(path: Path | str) -> History:
     """The history of a run folder, or of results of `fedmaba reproduce`.
 
     An unfinished run is read up to its checkpoint. Results are named as `results/TARGET`, or by one
-    of their `.npz` files.
+    of their `.npz` files. The state folder of a server on Flower is the history of one run, whose
+    clients are its sites.
     """
     path = Path(path)
     if _is_file_of_reproduce(path) or _names_target(path):
         return load_one(path).history
+    if (state := state_folder.load(path)) is not None:
+        return state.history()
     return run_folder.load_history(path)
 
 
