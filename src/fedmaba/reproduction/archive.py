@@ -32,11 +32,11 @@ from fedmaba.results.history import (
     GrowingArray,
     History,
     RunHistory,
-    is_increasing,
     metric_of,
 )
 from fedmaba.results.metrics import ACCURACY
 from fedmaba.results.selection import of_deploy
+from fedmaba.results.table_checks import is_increasing
 
 MODELS = ("last", "deployed", "last_validation")
 TABLES = ("evaluated", "length", "test_size", "validation_size", "training_loss", *MODELS)

@@ -34,10 +34,10 @@ from fedmaba.results.history import (
     History,
     RunHistory,
     TrainedModel,
-    check_shapes,
     from_arrays,
 )
 from fedmaba.results.metrics import ACCURACY, every
+from fedmaba.results.table_checks import check_shapes
 
 MAGIC = b"FEDMABA1"
 KEPT_CHECKPOINTS = 2
