@@ -56,7 +56,7 @@ def looked_at(folder) -> str:
     """What a folder is refused with, or nothing if it could be shown."""
     try:
         state = state_folder.load(folder)
-        federation.words(state)
+        federation.how_far(state)
         federation.grids(state)
         state.history().summary("last")
     except InputError as error:

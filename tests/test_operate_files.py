@@ -48,11 +48,11 @@ def command(name: str, instance: str = "") -> list[str]:
 
 def test_containers_run_the_commands_of_the_demo(services):
     assert set(services) == {"superlink", "proxy", *SITES}
-    assert services["superlink"]["command"] == commands.superlink(8000, "keys", "link.db")
+    assert services["superlink"]["command"] == commands.superlink_command(8000, "keys", "link.db")
     assert services["proxy"]["command"] == PROXY
     for site in SITES:
         data = f"/federation/data/{site}.npz"
-        expected = commands.supernode("superlink:8443", "keys", site, data=data)
+        expected = commands.supernode_command("superlink:8443", "keys", site, data=data)
         assert services[site]["command"] == expected
 
 
@@ -81,11 +81,11 @@ def test_a_site_sees_its_own_key_and_examples_and_nothing_else(services):
 
 
 def test_units_run_the_commands_of_the_demo():
-    assert command("fair-superlink.service") == commands.superlink(8000, "keys", "link.db")
+    assert command("fair-superlink.service") == commands.superlink_command(8000, "keys", "link.db")
     assert command("fair-proxy.service") == PROXY
     node = command("fair-supernode@.service", "north")
     where, data = "server.example.org:8443", "/srv/fair/data/north.npz"
-    assert node == commands.supernode(where, "keys", "north", data=data)
+    assert node == commands.supernode_command(where, "keys", "north", data=data)
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in (FILES / "systemd").iterdir()))
@@ -125,9 +125,9 @@ def test_the_docs_show_the_same_commands():
     lines = [line for b in blocks for line in b.replace("\\\n", " ").splitlines()]
     shown = [shlex.split(line, comments=True) for line in lines]
     where, data = "server.example.org:8443", "/data/north.npz"
-    assert commands.superlink(8000, "keys", "link.db") in shown
-    assert commands.supernode(where, "keys", "north", data=data) in shown
-    assert commands.register("keys", "north") in shown
+    assert commands.superlink_command(8000, "keys", "link.db") in shown
+    assert commands.supernode_command(where, "keys", "north", data=data) in shown
+    assert commands.register_command("keys", "north") in shown
     assert PROXY in shown
 
 

@@ -79,7 +79,7 @@ def table(
         terminal.tables(
             page.grids[-len(sites) - (against is not None) :] if sites or against else []
         )
-        terminal.lines([] if state is None else federation.words(state))
+        terminal.lines([] if state is None else federation.how_far(state))
     else:
         typer.echo(document.written(page, to), nl=False)
     tell_unfinished(folder)

@@ -112,7 +112,7 @@ def of_state(path: Path, state: FederationState) -> Source:
         "python": True,  # what repeats it is a command of Flower's
         "repeat": federation.repeat(state),
     }
-    text, seconds = federation.settings(state), [t["seconds"] for t in state.timing.values()]
+    text, seconds = federation.as_toml(state), [t["seconds"] for t in state.timing.values()]
     out = Source(path.name, state.history(), about, text, rounds=state.asked, federation=state)
     out = replace(out, finished=state.finished, held=state.held, seconds=seconds[1:][-20:])
     return replace(out, path=files.without_links(path))

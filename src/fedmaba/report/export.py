@@ -34,7 +34,7 @@ def write(
     With `to="card"`, the card of its models.
     """
     if to == "card":
-        return [write_card(folder, out, load)]
+        return [_write_card(folder, out, load)]
     encode = {"csv": _as_csv, "parquet": _as_parquet}[str(to)]
     if to == "parquet":
         check_parquet()
@@ -68,7 +68,7 @@ def write(
     return written
 
 
-def write_card(folder: Path, out: Path, load: Callable[[Path], data.Source]) -> Path:
+def _write_card(folder: Path, out: Path, load: Callable[[Path], data.Source]) -> Path:
     """The card of the models of a run, as one Markdown file."""
     content, target = model_card.text(load(folder)).encode(), out / model_card.NAME
     _write(folder, target, content)

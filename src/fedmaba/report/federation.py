@@ -16,7 +16,7 @@ from fedmaba.results.state_folder import ERROR, FederationState
 NEWEST = 50  # lines of those left out that are shown
 
 
-def words(state: FederationState) -> list[str]:
+def how_far(state: FederationState) -> list[str]:
     """How far it is, in a few sentences."""
     of = f" of {state.asked}" if state.asked else ""
     if not state.rounds:
@@ -98,7 +98,7 @@ def _value(told: object) -> float:
     return float(told) if isinstance(told, int | float) else math.nan
 
 
-def settings(state: FederationState) -> str:
+def as_toml(state: FederationState) -> str:
     """What was asked for, as lines of TOML; settings that were not recorded are left out."""
     told = state.about.get("federation") or {}
     parts = [("terms", state.terms), *((key, told.get(key)) for key in ("participation", "train"))]

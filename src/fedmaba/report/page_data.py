@@ -89,7 +89,7 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
             if group_tables.has_groups(source.history)
         ],
         "federations": [
-            {"name": source.name, "words": federation.words(source.federation)}
+            {"name": source.name, "words": federation.how_far(source.federation)}
             | {"tables": [_texts(grid) for grid in federation.grids(source.federation)]}
             for source in sources
             if source.federation is not None

@@ -12,7 +12,7 @@ LINK = "fair"  # the name of this SuperLink in Flower's own configuration
 OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
-def superlink(port: int, keys: str | Path, database: str = "") -> list[str]:
+def superlink_command(port: int, keys: str | Path, database: str = "") -> list[str]:
     """Start a SuperLink: on loopback, with TLS, for registered keys only.
 
     Without a database it forgets the registered keys when it ends.
@@ -29,7 +29,7 @@ def superlink(port: int, keys: str | Path, database: str = "") -> list[str]:
     ]
 
 
-def supernode(
+def supernode_command(
     where: str, keys: str | Path, site: str, port: int | None = None, **settings: object
 ) -> list[str]:
     """Start a site's SuperNode; `settings` are its node configuration besides its name."""
@@ -43,7 +43,7 @@ def supernode(
     ]
 
 
-def register(keys: str | Path, site: str) -> list[str]:
+def register_command(keys: str | Path, site: str) -> list[str]:
     """Let the SuperLink accept a site's key."""
     return ["flwr", "supernode", "register", f"{keys}/{site}.pub", LINK, "--name", site]
 

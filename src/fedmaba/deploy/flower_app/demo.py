@@ -82,11 +82,11 @@ def _demo_kept(
             shutil.rmtree(base / name, ignore_errors=True)
         for path in base.glob("site-*.npz"):
             path.unlink(missing_ok=True)
-    for line in beside(states):
+    for line in side_by_side(states):
         say(line)
 
 
-def beside(states: Sequence[Path]) -> list[str]:
+def side_by_side(states: Sequence[Path]) -> list[str]:
     """The federations of some state folders in one table, and how to look closer."""
     history = data.combine(data.load_all(states))
     shown = document.plain_text(table.for_screen(table.summary(history))).splitlines()

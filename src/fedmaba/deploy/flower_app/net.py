@@ -96,13 +96,13 @@ class Net:
     def register(self, site: str) -> None:
         """Let the SuperLink accept a site's key."""
         self.key(site)
-        self._do(*commands.register(self.keys, site))
+        self._do(*commands.register_command(self.keys, site))
 
     def supernode(self, site: str, **settings: object) -> None:
         """Start a site's SuperNode; `settings` are its node configuration."""
         self.key(site)
         where, (port,) = f"127.0.0.1:{self.sites_port}", free_ports(1)
-        self._start(site, *commands.supernode(where, self.keys, site, port, **settings))
+        self._start(site, *commands.supernode_command(where, self.keys, site, port, **settings))
 
     def submit(self, app: Path, settings: Mapping[str, object]) -> str:
         """Start a run of an app and return its id."""
@@ -174,7 +174,7 @@ class Net:
             self.folder / "home" / "config.toml",
             commands.link_config(self.port, self.keys / "ca.pem"),
         )
-        self._start(LINK, *commands.superlink(self.port, self.keys))
+        self._start(LINK, *commands.superlink_command(self.port, self.keys))
         self._listening(LINK, self.port, "the SuperLink")
 
     def _proxy(self) -> None:
