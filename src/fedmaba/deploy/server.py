@@ -28,11 +28,12 @@ from fedmaba.deploy.records import RoundClock, write_card
 from fedmaba.deploy.secure_round import SecureResult
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.deploy.site_names import SiteNames
-from fedmaba.deploy.validation import SITE, Arrays, Reply, is_statistic, some_names
+from fedmaba.deploy.validation import Arrays, Reply, is_statistic, some_names
 from fedmaba.errors import InputError
 from fedmaba.results import run_folder
 from fedmaba.results.history import History
 from fedmaba.results.metrics import OF_TASK, PERCENT, every
+from fedmaba.results.state_folder import META, misfit
 from fedmaba.strategies import deployed as average
 from fedmaba.strategies.base import (
     Decision,
@@ -46,7 +47,6 @@ from fedmaba.strategies.base import (
 )
 
 Task = dict[str, int | float | str | bool]
-META = ("terms", "sites", "owners", "changes", "counted", "refused")  # of a checkpoint
 PAST = ("kept", "kept_client", "kept_round")  # arrays of a checkpoint: changes of past rounds
 # as in a state of version 0.1, which lacks them
 NEWER_TERMS = {"batchnorm": None, "schedule": None, "rounds": None, "secure": None}
@@ -416,12 +416,9 @@ class FederationServer:
 
     def _misfit(self, arrays: Arrays, meta: Mapping[str, Any], state: State) -> str:
         """What in a checkpoint cannot belong to this run; empty if everything can."""
-        sites, rounds = meta["sites"], meta.get("last_counted") or {}
-        n = len(sites)
-        if len(set(sites)) < n or not all(SITE.fullmatch(site) for site in sites):
-            return "its list of sites"
-        if meta["counted"] > meta["round"] or any(t > meta["round"] for t in rounds.values()):
-            return "a number of its rounds"
+        if wrong := misfit(meta):
+            return wrong
+        n = len(meta["sites"])
         many = arrays["kept_client"].size
         whole = np.dtype(np.int64)
         wanted = {

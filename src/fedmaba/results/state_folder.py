@@ -36,6 +36,7 @@ from fedmaba.results.history import (
 )
 from fedmaba.results.metrics import ACCURACY, Fairness, Metric, Unit
 
+META = ("terms", "sites", "owners", "changes", "counted", "refused")  # of a checkpoint
 MAX_CELLS = 5_000_000  # rounds times sites of a folder that is read
 ERROR = Metric("error", lower=True, shares=False)  # as sites tell it where lower is better
 RESTORE = "restore it, or name another state folder"
@@ -267,12 +268,14 @@ def load(path: Path) -> FederationState | None:
         return None
     try:
         terms = schema.check(schema.Terms, meta["terms"])
-        sites = [str(site) for site in meta.get("sites") or ()]
-        if len(set(sites)) < len(sites) or not all(map(schema.is_site, sites)):
-            raise ValueError("its list of sites cannot be of a federation")
+        if lacks := [key for key in META if meta.get(key) is None]:
+            raise ValueError(f"it lacks {lacks[0]!r}")
+        if wrong := misfit(meta):
+            raise ValueError(f"{wrong} cannot be of a federation")
     except ValueError as error:
         where = path / "checkpoint"
         raise InputError(f"{where} cannot be read ({error}): {RESTORE}") from error
+    sites = [str(site) for site in meta["sites"]]
     rounds, finals = _read_lines(path, sites, meta["lines"], meta["round"])
     models = [path / "models" / f"{name}.safetensors" for name in ("last", "deployed")]
     return FederationState(
@@ -287,6 +290,16 @@ def load(path: Path) -> FederationState | None:
         run_folder.in_use(path),
         all(map(files.exists, models)),
     )
+
+
+def misfit(meta: Mapping[str, Any]) -> str:
+    """What in the words of a checkpoint cannot be of a federation; empty if everything can."""
+    sites, rounds = meta["sites"], meta.get("last_counted") or {}
+    if len(set(sites)) < len(sites) or not all(map(schema.is_site, sites)):
+        return "its list of sites"
+    if meta["counted"] > meta["round"] or any(t > meta["round"] for t in rounds.values()):
+        return "a number of its rounds"
+    return ""
 
 
 def _read_lines(
