@@ -155,11 +155,11 @@ def test_export_has_a_row_for_each_answer_and_the_reasons(folder):
 def test_its_models_are_those_of_the_history(ended):
     history = fedmaba.load_history(ended)
     for which in ("last", "deployed"):
-        weights = history._models.weights(history.runs[0], which)
+        weights = history.trained.weights(history.runs[0], which)
         file = ended / "models" / f"{which}.safetensors"
         np.testing.assert_equal(weights, safetensors.numpy.load_file(file))
     with pytest.raises(InputError, match="a federation has no model 'best'"):
-        history._models.weights(history.runs[0], "best")
+        history.trained.weights(history.runs[0], "best")
 
 
 def test_two_federations_stand_in_one_report(ended, tmp_path):

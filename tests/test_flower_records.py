@@ -62,7 +62,7 @@ def test_metrics_are_renewed_to_the_end(ran):
 
 def test_a_run_goes_on_where_metrics_cannot_be_written(tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr(flower, "_log_line", lambda level, text: said.append(text))
+    monkeypatch.setattr(flower, "log_line", lambda level, text: said.append(text))
     (tmp_path / "metrics.prom").mkdir()
     strategy = FlowerStrategy("fedavg", metrics=tmp_path / "metrics.prom", evaluate=False)
     grid = LocalGrid({c: light_app(c) for c in range(2)})

@@ -14,6 +14,7 @@ from fedmaba.cli.options import (
     At,
     By,
     ExportForm,
+    JudgedOn,
     Model,
     RunFolders,
     RunOrState,
@@ -29,6 +30,7 @@ def table(
     folder: RunOrTarget,
     model: Annotated[Model, typer.Option(help="which model")] = "deployed",
     at: Annotated[At, typer.Option(help="which rounds")] = "last",
+    on: JudgedOn = "test",
     share: Share = None,
     against: Annotated[
         Optional[str],  # noqa: UP045
@@ -46,18 +48,28 @@ def table(
 
     Of a federation on Flower, name its state folder: then also its sites, and who was left out.
     """
-    from fedmaba.report import document, federation, group_tables, json_forms, terminal
+    from fedmaba.experiment import parts, trials
+    from fedmaba.report import (
+        document,
+        federation,
+        group_tables,
+        json_forms,
+        terminal,
+        trials_table,
+    )
     from fedmaba.report import table as tables
     from fedmaba.reproduction import target_sources
-    from fedmaba.results import run_folder, state_folder
+    from fedmaba.results import state_folder
 
-    history = target_sources.load_history(folder)
+    history = target_sources.load_history(folder).judged_on(on)
     if by == "group":
         if against is not None:
             raise InputError("--by group has no --against: leave one of them out")
         if as_json or to == "json":
             raise InputError("--by group has no JSON: write it with --to csv")
-        about = run_folder.load_about(folder) if folder.is_dir() else {}
+        if on == "validation":
+            raise InputError("--by group counts test examples: leave out --on validation")
+        about = parts.about_of(folder) if folder.is_dir() else {}
         names = group_tables.Names(about.get("data", {}).get("clients", ()))
         page = group_tables.document(history, model, at, names, str(folder))
         if to == "text":
@@ -71,14 +83,16 @@ def table(
         typer.echo(json_forms.json_table(history, model, at, share, against), nl=False)
         return
     page = tables.document(history, model, at, share, against, str(folder))
-    state = state_folder.load(folder)
-    sites = [] if state is None else federation.grids(state)
-    page.grids += sites
+    more = page.grids[-1:] if against is not None else []  # what terminal.show does not show
+    if found := trials.load_trials(folder):
+        more.append(trials_table.trials_grid(found, history.unit))
+        page.grids.append(more[-1])
+    if (state := state_folder.load(folder)) is not None:
+        more += federation.grids(state)
+        page.grids += federation.grids(state)
     if to == "text":
-        terminal.show(history, model, at, share)  # which has all but what follows
-        terminal.tables(
-            page.grids[-len(sites) - (against is not None) :] if sites or against else []
-        )
+        terminal.show(history, model, at, share)
+        terminal.tables(more)
         terminal.lines([] if state is None else federation.how_far(state))
     else:
         typer.echo(document.written(page, to), nl=False)
@@ -89,6 +103,7 @@ def report(
     folders: RunFolders,
     out: Annotated[Path, typer.Option("-o", "--out", help="file to write")] = Path("report.html"),
     share: Share = None,
+    on: JudgedOn = "test",
 ) -> None:
     """Write one self-contained page with every table and figure.
 
@@ -98,7 +113,7 @@ def report(
     from fedmaba.report import html
     from fedmaba.reproduction import target_sources
 
-    html.write(folders, out, share, target_sources.load_runs_and_targets)
+    html.write(folders, out, share, target_sources.load_runs_and_targets, on)
     say(out)
 
 
@@ -140,16 +155,19 @@ def export_run(
     to: Annotated[ExportForm, typer.Option(help="which form")] = "csv",
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("-o", "--out", help="folder to write [RUN/csv, RUN/parquet or RUN/models]"),
+        typer.Option(
+            "-o", "--out", help="folder to write [RUN/csv, RUN/csv-validation, RUN/models, ...]"
+        ),
     ] = None,
+    on: JudgedOn = "test",
 ) -> None:
     """Write the tables of a run for a spreadsheet or another program, or the card of its models."""
     from fedmaba.report import export as tables
     from fedmaba.reproduction import target_sources
 
-    beside = folder.with_suffix("") if folder.is_file() else folder
-    place = out or beside / ("models" if to == "card" else to)
-    for path in tables.write(folder, place, to, target_sources.load_one):
+    name = "models" if to == "card" else to if on == "test" else f"{to}-{on}"
+    place = out or (folder.with_suffix("") if folder.is_file() else folder) / name
+    for path in tables.write(folder, place, to, target_sources.load_one, on):
         say(path)
     tell_unfinished(folder)
 

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from fedmaba.results.history import (
     TrainedModel,
 )
 from fedmaba.results.metrics import ACCURACY, Fairness, Metric, Unit
+
+if TYPE_CHECKING:
+    from torch import nn
 
 META = ("terms", "sites", "owners", "changes", "counted", "refused")  # of a checkpoint
 MAX_CELLS = 5_000_000  # rounds times sites of a folder that is read
@@ -133,7 +136,7 @@ class FederationState:
         run.tables = {name: GrowingArray(table) for name, table in tables.items()}
         history = History([run])
         if self.has_models:
-            history.keep_models(StateModels(self.path.resolve()))
+            history.trained = StateModels(self.path.resolve())
         return history
 
     def _by_round(self) -> dict[str, Any]:
@@ -245,6 +248,13 @@ class StateModels:
         except array_files.READ_ERRORS as error:
             why = run_folder.reason(error)
             raise InputError(f"{self._path / name} cannot be read ({why}): {RESTORE}") from error
+
+    def new_module(self, run: RunHistory) -> nn.Module:
+        """Nothing: the code of the model is in the app of the federation."""
+        raise InputError(
+            "module=True: a state folder holds weights, not the code of the model: give the "
+            "module to fill, as module=MyModel()"
+        )
 
 
 def _score(told: Mapping[str, Any]) -> bool:
