@@ -69,6 +69,7 @@ WORDS = (
     ALIKE,
     "the paper's value lies inside our interval",
     "likely cause, where one was tested",
+    "who and why",
 )  # no numbers
 
 
