@@ -55,12 +55,11 @@ def page(
             policy=policy(live=version is not None),
             style=Markup(style),  # our own file
             script=Markup(script),
-            data=Markup(
-                block({k: v for k, v in tree.items() if k != "groups"})
-            ),  # every < is escaped
+            data=Markup(block(tree)),  # every < is escaped
             tree=tree,
             title=title(sources),
             table=tree["tables"]["deployed.last"],
+            alone=tree["alone"]["deployed.last"],
             more=table.more_figures([], Unit(**tree["unit"])).head[1:],
             unit=tree["unit"],
             setups=[set_up.of(source) for source in sources],
