@@ -125,6 +125,8 @@ def thin(count: int, keep: int) -> IntArray:
 def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) -> list[str]:
     """What the reader must know before trusting a picture."""
     out = [] if unit.mark else [f"This page shows {plainly(unit)}."]
+    if history.on == "validation":
+        out.append("Every score and loss of a client on this page is on its validation examples.")
     longest = max((len(run.tables.get("round", ())) for run in history.runs), default=0)
     tested = max((len(run.tables.get("evaluated", ())) for run in history.runs), default=0)
     many = [f"{longest:,} rounds"] * (longest > keep)
@@ -157,7 +159,7 @@ def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) ->
             "These folders differ in data or partition: compare strategies within a folder, not "
             "across them."
         )
-    if noise := noise_note(history.summary()):
+    if noise := noise_note(history.summary(), history.on):
         out.append(f"Deployed model, at the last round: {document.minus_sign(noise)}.")
     out += [run.diverged for run in history.runs if run.diverged]
     return out
