@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from fedmaba.data import attack, datasets, partition, tables
 from fedmaba.data.federation import Division, Federation, divide, prepared
@@ -16,10 +17,19 @@ SPLITTING = ("partition", "clients", "test", "validation")
 TABLE = Reading._fields
 
 
+class ReadData(NamedTuple):
+    """Data as they were read, and what was asked for."""
+
+    asked: config.Data
+    data: datasets.Dataset
+
+
 def load_federations(
-    experiment: Experiment, own: datasets.Dataset | Federation | None
+    experiment: Experiment,
+    own: datasets.Dataset | Federation | None,
+    before: ReadData | None = None,
 ) -> tuple[datasets.Dataset, dict[int, Federation]]:
-    """The data as read, and the clients of each seed."""
+    """The data as read, and the clients of each seed; data read before are not read again."""
     seeds, asked = experiment.seed_list(), experiment.data
     if isinstance(own, Federation):
         _same_task(asked.task, own.data)
@@ -32,7 +42,8 @@ def load_federations(
     if own is not None:
         _refuse_keys(asked, TABLE, "a Dataset is read already: leave it out, or name the file")
     folder = None if asked.dir is None else Path(asked.dir)
-    data = own or datasets.load(
+    data = own or (_read_before(asked, before) if before else None)
+    data = data or datasets.load(
         asked.name, folder, normalise=asked.normalise, task=asked.task, reading=reading_of(asked)
     )
     _same_task(asked.task, data)
@@ -46,6 +57,13 @@ def load_federations(
     if asked.resplit == "no":
         return data, dict.fromkeys(seeds, divide(data, [0], how)[0])
     return data, divide(data, seeds, how)
+
+
+def _read_before(asked: config.Data, before: ReadData) -> datasets.Dataset | None:
+    """Data that were read before, if the same are asked for."""
+    keys = ("name", "dir", "normalise", "task", *TABLE)
+    same = all(getattr(asked, key) == getattr(before.asked, key) for key in keys)
+    return before.data if same else None
 
 
 def reading_of(asked: config.Data) -> Reading:

@@ -27,7 +27,7 @@ from fedmaba.errors import InputError
 from fedmaba.experiment import config
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.driver import drive
-from fedmaba.experiment.federations import attack_of, data_notes, load_federations
+from fedmaba.experiment.federations import ReadData, attack_of, data_notes, load_federations
 from fedmaba.experiment.initial import given_weights
 from fedmaba.results import client_metrics, run_folder
 from fedmaba.results.array_files import Arrays
@@ -69,12 +69,15 @@ class Session:
     fingerprints: dict[str, str] = field(default_factory=dict)  # of the user's own code
     needs_python_call: bool = False  # no command can name all of its parts
     stopped: bool = False
+    done: bool = False  # its folder was finished before: there is nothing left to simulate
     init: str = ""  # the digest of given weights that the runs start from
     constants: str = ""  # the digest of frozen weights and buffers
     _provenance: dict[str, Any] | None = None
 
     def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
         """Simulate round after round, record and save them, until the end or until told to stop."""
+        if self.done:
+            return
         save, folder = self.experiment.save, self.folder
         sink = MemorySink(self) if folder is None else FolderSink(self, folder)
         self.stopped = yield from drive(self.batch, sink, stop, save.seconds, save.every)
@@ -116,6 +119,8 @@ class Session:
                 "choose another --out"
             )
         self.batch.progress.restore(arrays, meta)
+        for run, mine in zip(history.runs, self.history.runs, strict=True):
+            run.of = mine.of if run.of else ""  # it differs where rounds are being added
         self.history = history
 
     def _check_weights(self, meta: Mapping[str, Any], out: Path) -> None:
@@ -216,7 +221,7 @@ class FolderSink(MemorySink):
         self.folder.save(progress.round, progress.arrays(), session.meta(), session.history)
 
     def finish(self) -> None:
-        self._write_rounds()
+        self.checkpoint()  # which stays, so that more rounds can be added
         self.folder.finish(self.session.history, self.session.models(), self.session.provenance())
 
     def _write_rounds(self) -> None:
@@ -230,11 +235,12 @@ def prepare(
     own: UserObjects | None = None,
     listed: Sequence[Strategy] | None = None,
     chosen: Sequence[tuple[Strategy, int, str | None]] | None = None,
+    before: ReadData | None = None,
 ) -> Session:
     """Check and load everything; write nothing.
 
     `chosen` names the runs one by one (strategy, seed, deployed model) instead of every strategy
-    with every seed.
+    with every seed. Data that were read before are not read again.
     """
     called, own = own is not None, own or UserObjects()
     if listed is None:
@@ -249,7 +255,7 @@ def prepare(
     make = own.model or models.find_factory(experiment.model)
     named = own.init if own.init is not None else experiment.init
     init = None if named is None else given_weights(named)
-    data, federations = load_federations(experiment, own.data)
+    data, federations = load_federations(experiment, own.data, before)
     if does is not None:
         federations = attacked(federations, does, share)
     if chosen is None:
@@ -276,6 +282,7 @@ def prepare(
             rule,
             run.federation.test.size,
             metric=_metric(data, own.metric, whole),
+            validation_size=held if (held := run.federation.validation.size).any() else None,
             groups=_groups(batch, data),
         )
         for run, rule in batch.handed_out

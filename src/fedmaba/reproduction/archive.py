@@ -27,14 +27,9 @@ from fedmaba.reproduction import targets
 from fedmaba.reproduction.targets import Key
 from fedmaba.results import array_files, files, run_folder, schema
 from fedmaba.results.array_files import Arrays
-from fedmaba.results.history import (
-    TRAINING,
-    GrowingArray,
-    History,
-    RunHistory,
-    metric_of,
-)
+from fedmaba.results.history import TRAINING, GrowingArray, History, RunHistory
 from fedmaba.results.metrics import ACCURACY
+from fedmaba.results.saved_history import metric_of
 from fedmaba.results.selection import of_deploy
 from fedmaba.results.table_checks import is_increasing
 

@@ -12,7 +12,8 @@ from fedmaba.results.groups import Groups
 
 SERVER_MODELS: tuple[Literal["deployed", "last"], ...] = ("deployed", "last")  # which every run has
 _PER_ROUND = ("round", "client", "weight", "reported_loss")
-_INTEGERS = ("test_size", "round", "evaluated", "client")
+SIZES = ("test_size", "validation_size")  # how many examples of a kind each client has
+_INTEGERS = (*SIZES, "round", "evaluated", "client")
 
 
 def check_counts(name: str, counts: NDArray[Any], told: Groups) -> None:
@@ -43,7 +44,7 @@ def check_shapes(tables: Mapping[str, Table]) -> None:
         _require(tables, "evaluated", *pairs)
     if seen:
         _require(tables, "round", "client", "weight")
-    one = {"test_size", "round", "evaluated", *(n for n in seen if n.startswith("info."))}
+    one = {*SIZES, "round", "evaluated", *(n for n in seen if n.startswith("info."))}
     two = {n for n in seen if n not in one} | scored.keys()
     for name, table in tables.items():
         kinds = "iu" if name in _INTEGERS else "f" if name in two else "iuf"
@@ -62,6 +63,8 @@ def check_shapes(tables: Mapping[str, Table]) -> None:
             if table.dtype.kind not in "iu" or not fits or shape[3] not in (2, 4):
                 raise ValueError(f"{name} is {table.dtype} of shape {shape}")
     wide = {**dict.fromkeys(scored, "test_size"), **{n: "client" for n in seen if n in two}}
+    if "validation_size" in tables:
+        wide["validation_size"] = "test_size"
     for name, other in wide.items():
         if tables[name].shape[-1] != tables[other].shape[-1]:
             raise ValueError(f"{name} and {other} are of different width")
@@ -75,8 +78,9 @@ def _require(tables: Mapping[str, Table], *names: str) -> None:
 
 def check_values(tables: Mapping[str, NDArray[Any]]) -> None:
     """Refuse numbers that a run never writes."""
-    if not len(tables["test_size"]) or (tables["test_size"] < 0).any():
-        raise ValueError("test_size holds no clients, or negative numbers")
+    for name in SIZES:
+        if name in tables and ((tables[name] < 0).any() or not tables[name].any()):
+            raise ValueError(f"{name} holds no client with an example, or negative numbers")
     for name in ("round", "evaluated"):
         if name in tables and not is_increasing(tables[name]):
             raise ValueError(f"{name} does not count upwards from 1 or more")
