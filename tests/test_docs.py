@@ -16,6 +16,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+import federations
 import fedmaba
 from fedmaba import cli, strategies
 from fedmaba.cli import reproducing, running
@@ -206,6 +207,7 @@ def test_commands_of_the_docs_are_understood(tmp_path, monkeypatch, capsys):
     (tmp_path / "keys").mkdir()
     for name in ("server.pem", "server.key", "ca.pem"):
         (tmp_path / "keys" / name).touch()
+    federations.finished(tmp_path / "fair-state")
     well = check.Findings("server", check.Answer(401, "", check.STRANGER), [])
     monkeypatch.setattr(check, "check", lambda where, ca: well)
     assert len(commands()) >= 6

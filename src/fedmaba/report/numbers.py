@@ -88,7 +88,7 @@ def values(run: RunHistory, name: str) -> FloatArray | None:
 
 def effective_clients(run: RunHistory, at: IntArray) -> FloatArray:
     """exp of the entropy of the weights used in some rounds, of any strategy."""
-    weights = np.abs(run.column("weight")[at].astype(np.float64))
+    weights = np.abs(np.nan_to_num(run.column("weight")[at].astype(np.float64)))
     total = weights.sum(axis=1)
     return np.array(
         [effective_count(w / s) if s > 0 else np.nan for w, s in zip(weights, total, strict=True)]

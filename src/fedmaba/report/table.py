@@ -228,8 +228,9 @@ def incentive_grids(history: History, model: Model = "deployed", at: At = "last"
         for row in found
     ]
     what = f"{unit.name}{unit.mark}"
-    head = ["row", "seeds", "better off %", "equal %", f"gain in {what}", "least gain of a client"]
-    title = f"Incentive: clients beside training alone ({caption(history, model, at)})"
+    head = ["row", "seeds", "better off %", "equal %", f"gain in {what}", "least gain"]
+    told = caption(history, model, at).partition(";")[0]
+    title = f"Incentive: clients beside training alone ({told})"
     return [Grid("incentive", title, head, body)]
 
 

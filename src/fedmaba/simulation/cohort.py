@@ -16,7 +16,8 @@ from torch import Tensor
 from fedmaba.rows.cuda_graphs import send
 from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.batch import Batch
-from fedmaba.simulation.local_training import TrainingJob, added_terms
+from fedmaba.simulation.kept_vectors import added_terms
+from fedmaba.simulation.local_training import TrainingJob
 from fedmaba.simulation.optimiser import counted_steps, parse_schedule
 from fedmaba.simulation.state import Plan, Run
 from fedmaba.strategies.base import PERSONAL, Local, Needs
@@ -176,7 +177,9 @@ def _added(batch: Batch, drawn: Drawn, rows: IntArray) -> Tensor | None:
         who = drawn.table.client[rows[mine]]
         kept = ((name, kept_rows(batch, c, name, who)) for name in batch.local[c].add)
         terms = added_terms(batch.local[c], kept, progress.means[c], total[: len(mine)])
-        total[send(mine, total.device)] = terms
+        if len(mine) == len(rows):
+            return terms
+        total.index_copy_(0, send(mine, total.device), terms)
     return total
 
 

@@ -44,12 +44,8 @@ from fedmaba.simulation.cohort import (
     with_own_parts,
 )
 from fedmaba.simulation.group_counts import group_counts
-from fedmaba.simulation.local_training import (
-    TrainedClients,
-    TrainingJob,
-    full_gradients,
-    kept_after,
-)
+from fedmaba.simulation.kept_vectors import TrainedClients, full_gradients, kept_after
+from fedmaba.simulation.local_training import TrainingJob
 from fedmaba.simulation.local_training import train_chunk as train_rows
 from fedmaba.simulation.measurements import (
     Host,
@@ -401,18 +397,19 @@ def _keep_vectors(batch: Batch, drawn: Drawn, chunk: Chunk, trained: Trained) ->
         keep = batch.local[c.r].keep
         if not keep:
             continue
-        own = at.own[c.r][send(client, device)]
         moved = send(lr * counted(batch.plan, table.steps[chunk.rows[mine]]), device)
-        known = TrainedClients(
-            start=torch.cat([at.model[c.r, :shared].expand(len(mine), -1), own], 1),
-            end=torch.cat([chunk.model[here, :shared], chunk.own[here]], 1),
-            moved=moved.to(at.model.dtype)[:, None],
-            gradient=None if chunk.gradient is None else chunk.gradient[here],
-        )
+        whole = len(mine) == len(chunk.rows)  # then nothing has to be picked out
+        start, end = at.model[c.r][None], chunk.model if whole else chunk.model[here]
+        if c.r in trained.own:
+            own = at.own[c.r][send(client, device)]
+            start = torch.cat([start[:, :shared].expand(len(mine), -1), own], 1)
+            end = torch.cat([end[:, :shared], chunk.own[here]], 1)
+        gradient = chunk.gradient if whole or chunk.gradient is None else chunk.gradient[here]
+        known = TrainedClients(start, end, moved.to(at.model.dtype)[:, None], gradient)
         for name, rule in keep.items():
             before = kept_rows(batch, c.r, name, client)
             after = kept_after(rule, name, known, before, at.means[c.r])
-            trained.vectors[c.r][name][place] = after
+            trained.vectors[c.r][name].index_copy_(0, place, after)
 
 
 def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Stepped:
@@ -448,7 +445,10 @@ def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Step
     for c in drawn.cohorts:
         for name, new in trained.vectors.get(c.r, {}).items() if c.r in decided.decision else ():
             kept, who = at.vectors[c.r][name], send(c.client, at.vectors[c.r][name].device)
-            kept[who] = torch.where(finite[c.r], new, kept[who].to(new.device)).to(kept.device)
+            if at.model.is_cuda:  # which is not waited for
+                kept[who] = torch.where(finite[c.r], new, kept[who].to(new.device)).to(kept.device)
+            elif finite[c.r]:
+                kept.index_copy_(0, who, new)
         for name, mean in means.get(c.r, {}).items() if c.r in decided.decision else ():
             at.means[c.r][name] = torch.where(finite[c.r], mean, at.means[c.r][name])
         if c.r in trained.own and c.r in decided.decision:
