@@ -233,8 +233,9 @@ def train(
     at = batch.progress
     kept = sum(len(c.client) for c in drawn.late)
     trained = Trained(None, at.model.new_zeros(kept, at.model.shape[1]))
+    fresh = at.model.new_empty if batch.ranks.count == 1 else at.model.new_zeros
     for c in drawn.cohorts:
-        new = {n: at.model.new_zeros(len(c.client), at.model.shape[1]) for n in at.vectors[c.r]}
+        new = {n: fresh(len(c.client), at.model.shape[1]) for n in at.vectors[c.r]}
         trained.vectors |= {c.r: new} if new else {}
         if width := at.own[c.r].shape[1]:
             trained.own[c.r] = at.model.new_zeros(len(c.client), width)
