@@ -61,6 +61,8 @@ class FederationSettings:
             what = "needs the mean of what sites keep, which does not follow from what they send"
         elif local.personal is not None:
             what = "gives each site a model of its own"
+        elif self.strategy.needs().first_steps:
+            what = "weighs the first step of each site, which sites do not send"
         if what:
             raise InputError(
                 f"{self.strategy.label()} {what}, which runs in the simulator and not yet on "

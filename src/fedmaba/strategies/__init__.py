@@ -20,7 +20,9 @@ from fedmaba.strategies.fedadam import FedAdam
 from fedmaba.strategies.fedavg import FedAvg
 from fedmaba.strategies.fedavgm import FedAvgM
 from fedmaba.strategies.feddyn import FedDyn
+from fedmaba.strategies.fedeba import FedEBA
 from fedmaba.strategies.fedfv import FedFV
+from fedmaba.strategies.fedlf import FedLF
 from fedmaba.strategies.fedmaba import FedMABA
 from fedmaba.strategies.fedmgda import FedMGDA
 from fedmaba.strategies.fednova import FedNova
@@ -28,6 +30,7 @@ from fedmaba.strategies.fedprox import FedProx
 from fedmaba.strategies.fedsgd import FedSGD
 from fedmaba.strategies.fedyogi import FedYogi
 from fedmaba.strategies.gifair import GIFAIR
+from fedmaba.strategies.mifa import MIFA
 from fedmaba.strategies.propfair import PropFair
 from fedmaba.strategies.qffl import QFFL
 from fedmaba.strategies.scaffold import Scaffold
@@ -36,6 +39,7 @@ from fedmaba.strategies.term import TERM
 __all__ = [
     "AFL",
     "GIFAIR",
+    "MIFA",
     "QFFL",
     "REGISTRY",
     "TERM",
@@ -49,7 +53,9 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedDyn",
+    "FedEBA",
     "FedFV",
+    "FedLF",
     "FedMABA",
     "FedMGDA",
     "FedNova",
@@ -89,6 +95,9 @@ REGISTRY: dict[str, type[Strategy]] = {
         Ditto,
         Alone,
         FairFed,
+        FedEBA,
+        FedLF,
+        MIFA,
     )
 }
 BUILT_IN = tuple(REGISTRY)
