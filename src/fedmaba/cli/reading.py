@@ -70,7 +70,7 @@ def table(
     page = tables.document(history, model, at, share, against, str(folder))
     if to == "text":
         terminal.show(history, model, at, share)  # which has all but the differences
-        terminal.tables(page.grids[-1:] if against is not None else [])
+        terminal.tables([grid for grid in page.grids if grid.name in ("differences", "holm")])
     else:
         typer.echo(document.written(page, to), nl=False)
     tell_unfinished(folder)
