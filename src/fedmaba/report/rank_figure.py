@@ -54,7 +54,8 @@ def ranks(figure: Any, plot: PlotData) -> None:
         apart = "" if found.differs else ": no rows are told apart"
         p = "< 0.001" if found.p < 0.001 else f"{found.p:.3f}"
         what = axis_name(name, plot.unit, plot.share)
-        axes.set_title(f"Mean rank by {what} (Friedman p {p}{apart})", pad=14)
+        told = f"Friedman p {p}{apart}; critical difference {found.critical:.2f}"
+        axes.set_title(f"Mean rank by {what} ({told})", pad=14)
     seeds = panels[0][2].blocks
     figure_text.sides(
         figure, f"1: best of {rows} rows, over {seeds} seeds; bar: not told apart (Nemenyi, 95 %)"
@@ -68,7 +69,7 @@ def _panel(axes: Any, labels: list[str], found: rank_tests.Ranking, bars: int) -
     half = -(-count // 2)
     unit = LINE / BAR  # lines of text are as many bars high
     bottom = -(bars + 1) - unit * half
-    axes.set(xlim=(1 - 0.02 * count, count * 1.02), ylim=(bottom, 1.5), yticks=[])
+    axes.set(xlim=(1 - 0.02 * count, count * 1.02), ylim=(bottom, 0.7), yticks=[])
     axes.grid(False)
     axes.xaxis.tick_top()
     axes.spines[["left", "bottom"]].set_visible(False)
@@ -79,7 +80,7 @@ def _panel(axes: Any, labels: list[str], found: rank_tests.Ranking, bars: int) -
         line = place if left else count - 1 - place
         y, x = -(bars + 1) - unit * (line + 0.5), found.ranks[row]
         edge = 1.0 if left else float(count)
-        axes.plot([x, x, edge], [1.5, y, y], color=SOFT, lw=0.6, solid_joinstyle="miter")
+        axes.plot([x, x, edge], [0.7, y, y], color=SOFT, lw=0.6, solid_joinstyle="miter")
         text = (
             f"{printed_name(labels[row])}  {x:.2f}"
             if left
@@ -94,6 +95,3 @@ def _panel(axes: Any, labels: list[str], found: rank_tests.Ranking, bars: int) -
     for level, rows in enumerate(found.alike()):
         ends = found.ranks[list(rows)]
         axes.plot([ends.min() - 0.03, ends.max() + 0.03], [-level - 0.5] * 2, color=INK, lw=2.2)
-    axes.plot([1, 1 + min(found.critical, count - 1)], [1.0, 1.0], color=INK, lw=0.9)
-    axes.annotate(f"critical difference {found.critical:.2f}", (1, 1.0), (2, 3), fontsize=6,
-                  textcoords="offset points", color=SOFT)  # fmt: skip
