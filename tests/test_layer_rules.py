@@ -16,6 +16,7 @@ from scipy.optimize import minimize
 
 import paper_loops
 from fedmaba.data.attack import Attack, Hostile
+from fedmaba.deploy.settings import FederationSettings
 from fedmaba.errors import InputError
 from fedmaba.simulation.engine import Run
 from fedmaba.strategies import MIFA, TERM, FedEBA, FedLF
@@ -344,3 +345,16 @@ def test_nothing_to_move_along_is_no_step():
     decision = FedLF().weigh(FedLF().init(10), seen([1, 2], np.zeros((2, 3)), [1]))
     assert decision.coef.tolist() == [[0, 0], [0, 0]]
     assert torch.tensor(decision.coef).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ("fedeba", "fedeba weighs the first step of each site, which sites do not send"),
+        ("mifa", "mifa needs the mean of what sites keep, which does not follow from what they"),
+    ],
+)
+def test_flower_refuses_what_sites_do_not_send(spec, why):
+    with pytest.raises(InputError, match=why):
+        FederationSettings(one(spec))
+    FederationSettings(one("fedlf"))

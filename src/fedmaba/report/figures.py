@@ -70,7 +70,7 @@ KINDS: dict[str, tuple[Callable[[Any, PlotData], None], tuple[float, float]]] = 
     "worst": (line_figures.worst, (HALF, 2.6)),
     "weights": (client_figures.weights, (WIDE, 2.4)),
     "constraint": (line_figures.constraint, (WIDE, 2.4)),
-    "ranks": (rank_figure.ranks, (WIDE, 3.6)),
+    "ranks": (rank_figure.mean_ranks, (WIDE, 3.6)),
     "gains": (client_figures.gains, (WIDE, 2.4)),
     "incentive": (client_figures.incentive, (WIDE, 2.4)),
     "heterogeneity": (client_figures.heterogeneity, (WIDE, 2.4)),

@@ -39,7 +39,7 @@ def ranks_of(plot: PlotData, figure: str) -> tuple[list[str], FloatArray]:
     return [*found], np.array([[values[seed] for values in found.values()] for seed in both])
 
 
-def ranks(figure: Any, plot: PlotData) -> None:
+def mean_ranks(figure: Any, plot: PlotData) -> None:
     """mean ranks over seeds, and which rows are not told apart (critical difference)"""
     panels = []
     for name in SHOWN:
