@@ -196,11 +196,9 @@ def test_a_folder_in_use_for_something_else_is_left_alone(call, refused, tiny_np
     Path("notes").write_text("")
     assert "notes" in refused(*words, "notes")
     assert call(*words, "done").code == 0
-    other = [w if w != "fedavg" else "afl" for w in words]
-    assert "holds another experiment, in strategies: choose another --out" in refused(
-        *other, "done"
+    assert "holds another experiment, in train.lr: choose another --out" in refused(
+        *words, "done", "--lr", "0.3"
     )
-    assert "is finished" in refused("resume", "done")
     assert "is no run folder" in refused("resume", "nowhere")
     assert "is no run folder" in refused("table", "nowhere")
     assert "thesis" in refused("table", "thesis")

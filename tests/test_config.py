@@ -107,12 +107,13 @@ def test_every_option_is_put_to_the_test():
 def caught(monkeypatch, *words: str) -> Experiment:
     """The experiment that a command line asks for, without running it."""
     seen = []
-    monkeypatch.setattr(running, "_run", lambda asked, *rest: seen.append(asked))
+    monkeypatch.setattr(running, "_run", lambda asked, *rest: seen.extend(asked))
     monkeypatch.setattr("sys.argv", ["fedmaba", *words])
     with pytest.raises(SystemExit) as done:
         cli.main()
     assert not done.value.code
-    return seen[0]
+    (asked,) = seen
+    return asked
 
 
 @pytest.mark.parametrize("name", KEYS)

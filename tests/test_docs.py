@@ -182,7 +182,7 @@ def test_commands_of_the_docs_are_understood(tmp_path, monkeypatch, capsys):
     """Every `fedmaba ...` line: run where it is quick, else parsed as far as the experiment."""
     monkeypatch.chdir(tmp_path)
     seen = []
-    monkeypatch.setattr(running, "_run", lambda asked, *rest: seen.append(asked))
+    monkeypatch.setattr(running, "_run", lambda asked, *rest: seen.extend(asked))
     shown = []
     monkeypatch.setattr(reproducing, "_reproduce", lambda *rest: None)
     monkeypatch.setattr(display, "reproduced", lambda target, *rest: shown.append(target.name))

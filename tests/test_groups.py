@@ -11,7 +11,7 @@ import fedmaba
 from fedmaba.data.groups import judged
 from fedmaba.errors import InputError
 from fedmaba.results import groups, run_folder
-from fedmaba.results.history import from_arrays
+from fedmaba.results.saved_history import from_arrays
 from group_cases import compare, people
 from run_folders import asked, begun, play, same_history
 

@@ -155,7 +155,7 @@ def test_a_run_ends_with_verdict_time_and_the_next_command(tiny_npz, tty, monkey
     )
     going = session(tiny_npz)
     list(going.rounds())
-    terminal.result(going, Path("my runs/x"), 62.4)
+    terminal.result(going.history, Path("my runs/x"), 62.4)
     text = re.sub(r"\x1b\[[\d;]*m", "", stream.getvalue())
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80

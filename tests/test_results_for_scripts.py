@@ -36,7 +36,7 @@ def test_a_table_is_one_json_document(call, finished):
     assert found == only(call, "table", folder, "--to", "json", "--against", "fedavg")
     assert found == json.loads(history.table("json", against="fedavg"))
     assert list(found) == [
-        "format", "model", "at", "share", "metric", "rows", "against", "differences",
+        "format", "model", "at", "on", "share", "metric", "rows", "against", "differences",
     ]  # fmt: skip
     assert found["metric"] == {"name": "accuracy", "lower_is_better": False, "percent": True}
     rows = {row.label: row for row in history.summary()}

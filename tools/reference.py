@@ -19,7 +19,7 @@ import typer
 
 import fedmaba
 from fedmaba import cli
-from fedmaba.experiment import config
+from fedmaba.experiment import config, sweep
 
 DOCS = Path(__file__).parents[1] / "docs"
 FLOORS = {  # from the ground up: a module imports what stands before it (a test looks)
@@ -45,7 +45,7 @@ TYPES = {  # names of types in the signatures below that are not classes of this
     "Unit": "how scores are shown: percent or plain",
 }
 INNER = {  # methods that fedmaba calls itself, or that Flower calls
-    "History": ("add", "keep_models"),
+    "History": ("add",),
     "RunHistory": ("arrays",),
     "Federation": ("check",),
     "Local": ("to_json", "from_json"),
@@ -352,7 +352,9 @@ def keywords() -> str:
         before = [v.func.__name__ for v in found if key.path[-1] in v.info.fields]
         kinds += [ALSO[name] for name in before if name in ALSO]
         ordered = sorted(dict.fromkeys(kinds), key=lambda text: text == "None")
-        lines.append(f"    {key.argument}: {' | '.join(ordered)}")
+        told = " | ".join(ordered)
+        one = key.name in sweep.ONE_VALUE or key.name == "seeds"  # a list of which is one value
+        lines.append(f"    {key.argument}: {told if one else f'OneOrMore[{told}]'}")
     return KEYWORDS_HEAD + "\n".join(lines) + "\n"
 
 
@@ -363,7 +365,10 @@ Made from experiment/config.py by `tools/reference.py`. No torch.
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal, TypeAlias, TypedDict, TypeVar
+
+T = TypeVar("T")
+OneOrMore: TypeAlias = T | list[T]  # several values: an experiment for each
 
 
 class Options(TypedDict, total=False):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedmaba.data.federation import Federation
     from fedmaba.errors import InputError
     from fedmaba.experiment.starting import compare
+    from fedmaba.experiment.tune import tune
     from fedmaba.reproduction.target_sources import load_history
     from fedmaba.results.history import History, RunHistory
     from fedmaba.results.metrics import Fairness, fairness
@@ -74,6 +75,7 @@ _HOME = {
     "param": "strategies.base",
     "parse": "strategies",
     "register": "strategies",
+    "tune": "experiment.tune",
     "AFL": "strategies",
     "Alone": "strategies",
     "Ditto": "strategies",
@@ -132,6 +134,7 @@ __all__ = [
     "param",
     "parse",
     "register",
+    "tune",
 ]
 
 

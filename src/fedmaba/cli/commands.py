@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 app.command()(running.compare)
 app.command()(running.run)
+app.command()(running.tune)
 app.command()(running.resume)
 app.command()(reading.table)
 app.command()(reproducing.reproduce)

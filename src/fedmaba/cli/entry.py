@@ -88,7 +88,7 @@ def _refuse_empty_words(words: Sequence[str]) -> None:
 
     `compare` and `run` check their words themselves, to name all mistakes at once.
     """
-    if words[:1] in (["compare"], ["run"]):
+    if words[:1] in (["compare"], ["run"], ["tune"]):
         return
     for before, word in pairwise(["", *words]):
         flag = re.fullmatch("(--[a-z-]+)=", word)

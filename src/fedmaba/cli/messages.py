@@ -31,11 +31,18 @@ def stays_silent() -> bool:
 
 def tell_unfinished(folder: Path) -> None:
     """Tell that a run is not finished, and how to go on."""
-    from fedmaba.results import run_folder
+    from fedmaba.experiment import parts
+    from fedmaba.results import files, run_folder
 
-    begun = (folder / run_folder.EXPERIMENT_FILE).exists()  # else results of reproduce
-    if begun and not (folder / "runs.json").exists():
+    # Results of reproduce are no run folders.
+    found = parts.folders(folder) if folder.is_dir() else []
+    begun = [part for part in found if files.exists(part / run_folder.EXPERIMENT_FILE)]
+    left = [part for part in begun if not run_folder.is_finished(part)]
+    if left:
+        how = "it is running" if parts.any_in_use(folder) else parts.how_to_resume(folder)
+        if len(found) > 1:
+            tell(f"unfinished, {len(found) - len(left)} of {len(found)} parts are done: {how}")
+            return
         runs = run_folder.load_history(folder).runs
         done = max((len(run.tables.get("round", ())) for run in runs), default=0)
-        how = "it is running" if run_folder.in_use(folder) else run_folder.resume_hint(folder)
         tell(f"unfinished, saved up to round {done}: {how}")

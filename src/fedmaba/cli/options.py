@@ -17,6 +17,7 @@ from fedmaba.experiment import config
 if TYPE_CHECKING:
     from fedmaba.results.history import At as At
     from fedmaba.results.history import Model as Model
+    from fedmaba.results.history import On as On
 
     Dtype = Literal["float32", "tf32", "bf16", "float64"]
     ExportForm = Literal["csv", "parquet"]
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 else:  # typer before 0.19 knows choices by enums only
     Model = StrEnum("Model", ["deployed", "last", "personal"])
     At = StrEnum("At", ["last", "best", "last5"])
+    On = StrEnum("On", ["test", "validation"])
     Dtype = StrEnum("Dtype", ["float32", "tf32", "bf16", "float64"])
     ExportForm = StrEnum("ExportForm", ["csv", "parquet"])
     By = StrEnum("By", ["client", "group"])
@@ -33,6 +35,9 @@ else:  # typer before 0.19 knows choices by enums only
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, only the result")]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document for scripts")]
 Events = Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard events")]
+
+
+JudgedOn = Annotated[On, typer.Option("--on", help="which examples of a client scores are of")]
 
 
 def _share(text: str) -> float:

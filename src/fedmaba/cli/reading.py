@@ -14,6 +14,7 @@ from fedmaba.cli.options import (
     At,
     By,
     ExportForm,
+    JudgedOn,
     Model,
     RunFolder,
     RunFolders,
@@ -29,6 +30,7 @@ def table(
     folder: RunOrTarget,
     model: Annotated[Model, typer.Option(help="which model")] = "deployed",
     at: Annotated[At, typer.Option(help="which rounds")] = "last",
+    on: JudgedOn = "test",
     share: Share = None,
     against: Annotated[
         Optional[str],  # noqa: UP045
@@ -43,18 +45,20 @@ def table(
     as_json: AsJson = False,
 ) -> None:
     """Show the table of a run folder, finished or not, or of a reproduced target."""
-    from fedmaba.report import document, group_tables, json_forms, terminal
+    from fedmaba.experiment import parts, trials
+    from fedmaba.report import document, group_tables, json_forms, terminal, trials_table
     from fedmaba.report import table as tables
     from fedmaba.reproduction import target_sources
-    from fedmaba.results import run_folder
 
-    history = target_sources.load_history(folder)
+    history = target_sources.load_history(folder).judged_on(on)
     if by == "group":
         if against is not None:
             raise InputError("--by group has no --against: leave one of them out")
         if as_json or to == "json":
             raise InputError("--by group has no JSON: write it with --to csv")
-        about = run_folder.load_about(folder) if folder.is_dir() else {}
+        if on == "validation":
+            raise InputError("--by group counts test examples: leave out --on validation")
+        about = parts.about_of(folder) if folder.is_dir() else {}
         names = group_tables.Names(about.get("data", {}).get("clients", ()))
         page = group_tables.document(history, model, at, names, str(folder))
         if to == "text":
@@ -68,9 +72,14 @@ def table(
         typer.echo(json_forms.json_table(history, model, at, share, against), nl=False)
         return
     page = tables.document(history, model, at, share, against, str(folder))
+    # what terminal.show does not show
+    more = [grid for grid in page.grids if grid.name in ("differences", "holm")]
+    if found := trials.load_trials(folder):
+        more.append(trials_table.trials_grid(found, history.unit))
+        page.grids.append(more[-1])
     if to == "text":
-        terminal.show(history, model, at, share)  # which has all but the differences
-        terminal.tables([grid for grid in page.grids if grid.name in ("differences", "holm")])
+        terminal.show(history, model, at, share)
+        terminal.tables(more)
     else:
         typer.echo(document.written(page, to), nl=False)
     tell_unfinished(folder)
@@ -80,6 +89,7 @@ def report(
     folders: RunFolders,
     out: Annotated[Path, typer.Option("-o", "--out", help="file to write")] = Path("report.html"),
     share: Share = None,
+    on: JudgedOn = "test",
 ) -> None:
     """Write one self-contained page with every table and figure.
 
@@ -88,7 +98,7 @@ def report(
     from fedmaba.report import html
     from fedmaba.reproduction import target_sources
 
-    html.write(folders, out, share, target_sources.load_runs_and_targets)
+    html.write(folders, out, share, target_sources.load_runs_and_targets, on)
     say(out)
 
 
@@ -130,15 +140,17 @@ def export_run(
     to: Annotated[ExportForm, typer.Option(help="which form")] = "csv",
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("-o", "--out", help="folder to write [RUN/csv or RUN/parquet]"),
+        typer.Option("-o", "--out", help="folder to write [RUN/csv, RUN/csv-validation, ...]"),
     ] = None,
+    on: JudgedOn = "test",
 ) -> None:
     """Write the tables of a run for a spreadsheet or another program."""
     from fedmaba.report import export as tables
     from fedmaba.reproduction import target_sources
 
-    place = out or (folder.with_suffix("") if folder.is_file() else folder) / to
-    for path in tables.write(folder, place, to, target_sources.load_one):
+    name = to if on == "test" else f"{to}-{on}"
+    place = out or (folder.with_suffix("") if folder.is_file() else folder) / name
+    for path in tables.write(folder, place, to, target_sources.load_one, on):
         say(path)
     tell_unfinished(folder)
 

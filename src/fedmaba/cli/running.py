@@ -1,12 +1,13 @@
-"""Run an experiment: compare, run, resume."""
+"""Run an experiment: compare, run, tune, resume."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -18,6 +19,7 @@ from fedmaba.experiment import config
 
 if TYPE_CHECKING:
     from fedmaba.experiment.session import Session
+    from fedmaba.results.history import History
 
 
 @with_experiment_options
@@ -32,8 +34,7 @@ def compare(
 ) -> None:
     """Run strategies side by side on one federation and show the table."""
     options = given["options"]
-    asked = _experiment({"strategies": strategies}, options, overrides, "")
-    _run(asked, quiet, tensorboard)
+    _run(*_experiments({"strategies": strategies}, options, overrides, ""), quiet, tensorboard)
 
 
 @with_experiment_options
@@ -47,8 +48,59 @@ def run(
     **given: Any,
 ) -> None:
     """Run the experiment of a file; options override its keys."""
-    asked = _experiment(config.read_toml(file), given["options"], overrides, str(file))
-    _run(asked, quiet, tensorboard)
+    tree = config.read_toml(file)
+    asked = _experiments(tree, given["options"], overrides, str(file))
+    _run(*asked, quiet, tensorboard)
+
+
+@with_experiment_options
+def tune(
+    strategies: Annotated[
+        list[str], typer.Argument(metavar="STRATEGY...", help="each gets the same number of trials")
+    ],
+    grid: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="KEY=[...]", help="values to try, as lr=[0.01,0.1]"),
+    ] = None,
+    sampler: Annotated[
+        str, typer.Option(help="grid (all), random (of the grid) or tpe (needs Optuna)")
+    ] = "grid",
+    trials: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(help="of each strategy [its whole grid]", min=1),
+    ] = None,
+    pick: Annotated[
+        str, typer.Option(help="best:accuracy, or best:fair: least variance within a point of it")
+    ] = "best:accuracy",
+    search_seeds: Annotated[int, typer.Option(help="of every trial: 0, 1, ...", min=1)] = 3,
+    overrides: Overrides = None,
+    quiet: Quiet = False,
+    **given: Any,
+) -> None:
+    """Try settings, pick each strategy's best on validation data, run fresh seeds of it."""
+    from fedmaba.experiment import tune as tuning
+    from fedmaba.report import terminal, trials_table
+
+    tree = _tree({}, given["options"], overrides)
+    tried = dict(_key_and_value(item, "--grid", "lr=[0.01,0.1]") for item in grid or [])
+    out = tree.get("save", {}).get("out")
+    if not out:
+        raise InputError("tune keeps its search in a folder: name one with --out")
+    search = tuning.Search(
+        tuple(strategies), tuning.with_grid(tree, tried), sampler, trials, pick, search_seeds
+    )
+    _allow_user_code({**tree, "strategies": strategies})
+    began, whole = time.monotonic(), tuning.Tuning(search, Path(out), command=sys.argv)
+    ran = False
+    for session in whole.sessions():
+        ran |= not session.done
+        _drive(session, Path(out), quiet, tensorboard=False, again="the same command goes on")
+        del session
+    terminal.tables([trials_table.trials_grid(whole.trials, whole.history().unit, pick)])
+    if ran:
+        _show_result(whole.history(), Path(out), time.monotonic() - began)
+    else:
+        _show_finished(whole.history(), Path(out), quiet)
 
 
 def resume(
@@ -60,75 +112,146 @@ def resume(
     tensorboard: Events = False,
 ) -> None:
     """Resume a run that was interrupted."""
-    from fedmaba.experiment import starting
+    from fedmaba.experiment import parts, starting
+    from fedmaba.results import run_folder
 
-    _drive(starting.resume(folder, trust), folder, quiet, tensorboard)
+    left = [part for part in parts.folders(folder) if not run_folder.is_finished(part)]
+    if not left:
+        _show_finished(parts.load_history(folder), folder, quiet)
+        return
+    if any(run_folder.load_about(part).get("python") for part in parts.folders(folder)):
+        hint = parts.how_to_resume(folder)
+        raise InputError(f"{folder} was begun in Python, with more than names: {hint}")
+    began = time.monotonic()
+    for part in left:
+        session = starting.resume(part, trust)
+        _drive(session, folder, quiet, tensorboard)
+    if not session.batch.ranks.rank:
+        whole = parts.folders(folder) != [folder]
+        history = parts.load_history(folder) if whole else session.history
+        _show_result(history, folder, time.monotonic() - began)
 
 
-def _experiment(
+def _experiments(
     tree: dict[str, Any], options: dict[config.Key, str], overrides: list[str] | None, source: str
-) -> config.Experiment:
-    from fedmaba import user_code
-    from fedmaba.experiment import checks
+) -> tuple[list[config.Experiment], Collection[str]]:
+    """The experiment of each combination of values, and the keys that have several."""
+    from fedmaba.experiment import checks, sweep
 
+    tree = _tree(tree, options, overrides)
+    named = _allow_user_code(tree)
+    swept = sweep.combinations(tree)
+    asked = [checks.build(one, source) for one in swept.trees]
+    if named and source and not stays_silent():  # the user may not know what a file imports
+        tell(f"{source} imports {named}")
+    return asked, swept.keys
+
+
+def _tree(
+    tree: dict[str, Any], options: dict[config.Key, str], overrides: list[str] | None
+) -> dict[str, Any]:
+    """The keys of an experiment as they were given, --set last."""
     for key, value in options.items():
         config.set_key(tree, key.name, value)
     for item in overrides or []:
-        name, equals, value = item.partition("=")
-        if not equals:
-            raise InputError(f"--set {item!r}: write KEY=VALUE, as train.lr=0.05")
-        config.set_key(tree, name.strip(), value.strip())
-    if named := checks.user_modules(tree):
+        config.set_key(tree, *_key_and_value(item, "--set", "train.lr=0.05"))
+    return tree
+
+
+def _key_and_value(item: str, flag: str, example: str) -> tuple[str, str]:
+    name, equals, value = item.partition("=")
+    if not equals:
+        raise InputError(f"{flag} {item!r}: write KEY=VALUE, as {example}")
+    return name.strip(), value.strip()
+
+
+def _allow_user_code(tree: dict[str, Any]) -> str:
+    """Let the modules that an experiment names be imported; say which."""
+    from fedmaba import user_code
+    from fedmaba.experiment import checks
+
+    named = checks.user_modules(tree)
+    if named:
         user_code.allow_working_folder()
-    asked = checks.build(tree, source)
-    if named and source and not stays_silent():  # the user may not know what a file imports
-        tell(f"{source} imports {user_code.say_sources(named)}")
-    return asked
+    return user_code.say_sources(named) if named else ""
 
 
-def _run(asked: config.Experiment, quiet: bool, tensorboard: bool) -> None:
+def _run(
+    asked: list[config.Experiment], keys: Collection[str], quiet: bool, tensorboard: bool
+) -> None:
+    from fedmaba import strategies
     from fedmaba.experiment import starting
-    from fedmaba.experiment.session import prepare
     from fedmaba.results import run_folder
 
     if tensorboard:
         from fedmaba.report.tensorboard import check
 
         check()
-    session = prepare(asked)
-    stem = Path(asked.data.name).stem.partition(":")[0]
-    ranks = session.batch.ranks
-    if asked.save.out:
-        out = Path(asked.save.out)
-    else:  # one folder for all ranks
+
+    def claim(session: Session) -> Path:
+        """A new folder, one for all ranks."""
+        stem, ranks = Path(asked[0].data.name).stem.partition(":")[0], session.batch.ranks
         claimed = "" if ranks.rank else str(run_folder.create_numbered_folder(Path("runs"), stem))
-        out = Path(ranks.tell(claimed.encode()).decode())
-    starting.open_run_folder(session, out, sys.argv)
-    _drive(session, out, quiet, tensorboard)
+        return Path(ranks.tell(claimed.encode()).decode())
+
+    rows = strategies.single_specs(asked[0].strategies)
+    out = asked[0].save.out
+    whole = starting.Whole(
+        asked, rows, keys, Path(out) if out else None, claim=claim, command=sys.argv
+    )
+    began, finished, ran = time.monotonic(), [], False
+    for session in whole.sessions():
+        _drive(session, whole.out or Path(), quiet, tensorboard)
+        finished.append((session.experiment, session.history))
+        ran |= not session.done
+        silent = session.batch.ranks.rank > 0
+        del session  # which frees the device's memory
+    if silent or whole.out is None:
+        return
+    if not ran:
+        _show_finished(whole.history(finished), whole.out, quiet)
+    else:
+        _show_result(whole.history(finished), whole.out, time.monotonic() - began)
 
 
-def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool) -> None:
-    """Simulate to the end, showing progress, then the table and where everything lies."""
+def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool, again: str = "") -> None:
+    """Simulate to the end, showing progress."""
+    from fedmaba.experiment import parts
     from fedmaba.report import terminal
-    from fedmaba.results import run_folder
 
-    silent, began = session.batch.ranks.rank > 0, time.monotonic()
+    silent = session.batch.ranks.rank > 0
+    if session.done:
+        return
     with ExitStack() as held:
         asked = held.enter_context(stop.after_the_round(say_nothing if silent else tell))
         shows = [held.enter_context(terminal.progress(session, quiet or silent))]
         if tensorboard and not silent:
             from fedmaba.report.tensorboard import events
 
-            shows.append(held.enter_context(events(session, out)))
+            place = session.folder.path if session.folder else out
+            shows.append(held.enter_context(events(session, place)))
         for snapshot in session.rounds(asked):
             for show in shows:
                 show(snapshot)
-    if silent:
-        return
     if session.stopped:
+        if silent:
+            raise typer.Exit(0)
         done = session.batch.progress.round
-        tell(f"stopped after round {done}; resume with: {run_folder.resume_hint(out)}")
+        how = again or f"resume with: {parts.how_to_resume(out)}"
+        tell(f"stopped after round {done}; {how}")
         raise typer.Exit(130)
-    terminal.result(session, out, time.monotonic() - began)
-    if any(session.batch.progress.diverged):
+
+
+def _show_finished(history: History, out: Path, quiet: bool) -> None:
+    """Show the result of a folder that was finished before."""
+    if not quiet:
+        tell(f"{out} is finished: nothing is trained again")
+    _show_result(history, out)
+
+
+def _show_result(history: History, out: Path, seconds: float | None = None) -> None:
+    from fedmaba.report import terminal
+
+    terminal.result(history, out, seconds)
+    if any(run.diverged for run in history.runs):
         raise typer.Exit(Diverged.exit_code)

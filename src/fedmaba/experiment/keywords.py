@@ -5,59 +5,62 @@ Made from experiment/config.py by `tools/reference.py`. No torch.
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal, TypeAlias, TypedDict, TypeVar
+
+T = TypeVar("T")
+OneOrMore: TypeAlias = T | list[T]  # several values: an experiment for each
 
 
 class Options(TypedDict, total=False):
     """Every option of an experiment that is no parameter of `compare` by itself."""
 
     seeds: int | list[int] | str
-    batchnorm: Literal["refuse", "group", "local", "average", "frozen"]
+    batchnorm: OneOrMore[Literal["refuse", "group", "local", "average", "frozen"]]
     data_dir: str | None
-    partition: str | None
-    clients: int | None
-    test: Literal["official", "local"] | None
-    task: Literal["classify", "regress", "multilabel", "sequence"] | None
-    validation: str | float
-    normalise: Literal["scale", "standard", "cifar10"] | None
-    label: str | None
-    client: str | None
-    group: str | None
-    split: str | None
-    drop: list[str] | str | None
-    categorical: list[str] | str | None
-    missing: Literal["median", "client-median", "refuse"] | None
-    standardise: Literal["yes", "no"] | None
-    min_examples: int | None
-    resplit: Literal["yes", "no"] | None
-    rounds: int
-    participants: int | Literal["all"]
-    epochs: int
-    steps: int | None
-    minibatch: int
-    lr: float
-    lr_decay: float
-    momentum: float
-    weight_decay: float
-    schedule: str | None
-    step_schedule: str
-    optimiser: Literal["sgd", "nesterov", "adam", "adamw"]
-    beta1: float
-    beta2: float
-    epsilon: float
-    clip: float | None
-    augment: str | None
-    attack: str | None
-    hostile: str | float
-    server_lr: float
-    server_momentum: float
-    deploy: str | None
-    eval_every: int
+    partition: OneOrMore[str | None]
+    clients: OneOrMore[int | None]
+    test: OneOrMore[Literal["official", "local"] | None]
+    task: OneOrMore[Literal["classify", "regress", "multilabel", "sequence"] | None]
+    validation: OneOrMore[str | float]
+    normalise: OneOrMore[Literal["scale", "standard", "cifar10"] | None]
+    label: OneOrMore[str | None]
+    client: OneOrMore[str | None]
+    group: OneOrMore[str | None]
+    split: OneOrMore[str | None]
+    drop: OneOrMore[list[str] | str | None]
+    categorical: OneOrMore[list[str] | str | None]
+    missing: OneOrMore[Literal["median", "client-median", "refuse"] | None]
+    standardise: OneOrMore[Literal["yes", "no"] | None]
+    min_examples: OneOrMore[int | None]
+    resplit: OneOrMore[Literal["yes", "no"] | None]
+    rounds: OneOrMore[int]
+    participants: OneOrMore[int | Literal["all"]]
+    epochs: OneOrMore[int]
+    steps: OneOrMore[int | None]
+    minibatch: OneOrMore[int]
+    lr: OneOrMore[float]
+    lr_decay: OneOrMore[float]
+    momentum: OneOrMore[float]
+    weight_decay: OneOrMore[float]
+    schedule: OneOrMore[str | None]
+    step_schedule: OneOrMore[str]
+    optimiser: OneOrMore[Literal["sgd", "nesterov", "adam", "adamw"]]
+    beta1: OneOrMore[float]
+    beta2: OneOrMore[float]
+    epsilon: OneOrMore[float]
+    clip: OneOrMore[float | None]
+    augment: OneOrMore[str | None]
+    attack: OneOrMore[str | None]
+    hostile: OneOrMore[str | float]
+    server_lr: OneOrMore[float]
+    server_momentum: OneOrMore[float]
+    deploy: OneOrMore[str | None]
+    eval_every: OneOrMore[int]
     share: float | str
-    finetune: int | None
-    device: str
-    dtype: Literal["float32", "tf32", "bf16", "float64"]
+    finetune: OneOrMore[int | None]
+    device: OneOrMore[str]
+    dtype: OneOrMore[Literal["float32", "tf32", "bf16", "float64"]]
     threads: int | None
-    chunk: int | None
+    chunk: OneOrMore[int | None]
     checkpoint_seconds: float
     checkpoint_every: int | None

@@ -21,13 +21,13 @@ from torch import nn
 
 import fedmaba
 from fedmaba import strategies
-from fedmaba.data import attack, datasets, groups, partition, tables
-from fedmaba.data.federation import Division, Federation, attacked, divide, prepared
-from fedmaba.data.tables import Reading
+from fedmaba.data import datasets, groups
+from fedmaba.data.federation import Federation, attacked
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.driver import drive
+from fedmaba.experiment.federations import ReadData, attack_of, data_notes, load_federations
 from fedmaba.experiment.initial import given_weights
 from fedmaba.results import client_metrics, run_folder
 from fedmaba.results.array_files import Arrays
@@ -69,12 +69,15 @@ class Session:
     fingerprints: dict[str, str] = field(default_factory=dict)  # of the user's own code
     needs_python_call: bool = False  # no command can name all of its parts
     stopped: bool = False
+    done: bool = False  # its folder was finished before: there is nothing left to simulate
     init: str = ""  # the digest of given weights that the runs start from
     constants: str = ""  # the digest of frozen weights and buffers
     _provenance: dict[str, Any] | None = None
 
     def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
         """Simulate round after round, record and save them, until the end or until told to stop."""
+        if self.done:
+            return
         save, folder = self.experiment.save, self.folder
         sink = MemorySink(self) if folder is None else FolderSink(self, folder)
         self.stopped = yield from drive(self.batch, sink, stop, save.seconds, save.every)
@@ -116,6 +119,8 @@ class Session:
                 "choose another --out"
             )
         self.batch.progress.restore(arrays, meta)
+        for run, mine in zip(history.runs, self.history.runs, strict=True):
+            run.of = mine.of if run.of else ""  # it differs where rounds are being added
         self.history = history
 
     def _check_weights(self, meta: Mapping[str, Any], out: Path) -> None:
@@ -216,7 +221,7 @@ class FolderSink(MemorySink):
         self.folder.save(progress.round, progress.arrays(), session.meta(), session.history)
 
     def finish(self) -> None:
-        self._write_rounds()
+        self.checkpoint()  # which stays, so that more rounds can be added
         self.folder.finish(self.session.history, self.session.models(), self.session.provenance())
 
     def _write_rounds(self) -> None:
@@ -230,11 +235,12 @@ def prepare(
     own: UserObjects | None = None,
     listed: Sequence[Strategy] | None = None,
     chosen: Sequence[tuple[Strategy, int, str | None]] | None = None,
+    before: ReadData | None = None,
 ) -> Session:
     """Check and load everything; write nothing.
 
     `chosen` names the runs one by one (strategy, seed, deployed model) instead of every strategy
-    with every seed.
+    with every seed. Data that were read before are not read again.
     """
     called, own = own is not None, own or UserObjects()
     if listed is None:
@@ -245,11 +251,11 @@ def prepare(
             raise InputError(f"strategy {label!r} is listed twice: each row of a table is one")
     if experiment.server.deploy is not None:
         deployed.parse_rule(experiment.server.deploy)
-    does, share = _attack(experiment.attack)
+    does, share = attack_of(experiment.attack)
     make = own.model or models.find_factory(experiment.model)
     named = own.init if own.init is not None else experiment.init
     init = None if named is None else given_weights(named)
-    data, federations = _federations(experiment, own)
+    data, federations = load_federations(experiment, own.data, before)
     if does is not None:
         federations = attacked(federations, does, share)
     if chosen is None:
@@ -276,6 +282,7 @@ def prepare(
             rule,
             run.federation.test.size,
             metric=_metric(data, own.metric, whole),
+            validation_size=held if (held := run.federation.validation.size).any() else None,
             groups=_groups(batch, data),
         )
         for run, rule in batch.handed_out
@@ -403,102 +410,6 @@ def _task_note(
     if own is not None and metric != ACCURACY and not metric.lower:
         judged += " (if lower is, set lower_is_better = True on your metric)"
     return f"task: {data.task}{said}: {data.target.in_words()}{judged}"
-
-
-def data_notes(fed: Federation, own: bool) -> list[str]:
-    """What was done to the data, how labels are numbered, and who is not judged."""
-    data = fed.data
-    notes = [f"data: {step}" for step in data.steps]
-    named = own or data.name.endswith(datasets.OWN_FILES) or bool(data.steps)
-    if (
-        named
-        and data.task == "classify"
-        and data.classes != tuple(map(str, range(data.target.outputs)))
-    ):
-        shown = ", ".join(f"{i} = {name}" for i, name in enumerate(data.classes[:12]))
-        more = f", ... ({len(data.classes)} in all)" if len(data.classes) > 12 else ""
-        notes.append(f"labels: {shown}{more}")
-    without = int((fed.test.size == 0).sum())
-    if without and fed.hostile is None:
-        notes.append(
-            f"clients: {without} of {fed.n_clients} have no test example: they train, and figures "
-            "are of the others"
-        )
-    return notes
-
-
-def _attack(asked: config.Attack) -> tuple[attack.Attack | None, float]:
-    """What hostile clients do, and which share of the clients they are."""
-    does = None if asked.does is None else attack.parse_attack(asked.does)
-    return does, partition.parse_share(asked.share)
-
-
-def _federations(
-    experiment: Experiment, own: UserObjects
-) -> tuple[datasets.Dataset, dict[int, Federation]]:
-    """The data as read, and the clients of each seed."""
-    seeds, asked = experiment.seed_list(), experiment.data
-    if isinstance(own.data, Federation):
-        _same_task(asked.task, own.data.data)
-        _refuse_keys(
-            asked,
-            [*SPLITTING, *TABLE, "min_examples", "normalise", "dir"],
-            "a Federation is split already: leave it out, or give arrays",
-        )
-        return own.data.data, _of_federation(own.data, seeds, asked.resplit == "yes")
-    if own.data is not None:
-        _refuse_keys(asked, TABLE, "a Dataset is read already: leave it out, or name the file")
-    folder = None if asked.dir is None else Path(asked.dir)
-    data = own.data or datasets.load(
-        asked.name, folder, normalise=asked.normalise, task=asked.task, reading=reading_of(asked)
-    )
-    _same_task(asked.task, data)
-    given = data.client is not None
-    spec = asked.partition or ("given" if given else "shards:2")
-    clients = asked.clients
-    if clients is None and spec != "given":
-        clients = 20 if data.name == "sample" else 100
-    share = partition.parse_share(asked.validation)
-    how = Division(spec, clients, asked.test, share, asked.min_examples or 0)
-    if asked.resplit == "no":
-        return data, dict.fromkeys(seeds, divide(data, [0], how)[0])
-    return data, divide(data, seeds, how)
-
-
-SPLITTING = ("partition", "clients", "test", "validation")
-TABLE = Reading._fields
-
-
-def reading_of(asked: config.Data) -> Reading:
-    """What an experiment says about the columns of a table."""
-    return tables.reading(**{key: getattr(asked, key) for key in TABLE if getattr(asked, key)})
-
-
-def _refuse_keys(asked: config.Data, keys: Sequence[str], why: str) -> None:
-    for key in keys:
-        if (value := getattr(asked, key)) != config.Data.model_fields[key].default:
-            raise InputError(f"{key}={value!r}: {why}")
-
-
-def _of_federation(given: Federation, seeds: Sequence[int], anew: bool) -> dict[int, Federation]:
-    """The clients of each seed: those of a federation, or its data divided anew for each seed."""
-    if not anew:
-        return prepared(dict.fromkeys(seeds, given))
-    if given.origin is None:
-        raise InputError(
-            "resplit='yes', but this Federation was split by hand: leave it out, or use "
-            "Federation.from_arrays or from_frame"
-        )
-    return divide(given.origin.data, seeds, given.origin.how)
-
-
-def _same_task(asked: str | None, data: datasets.Dataset) -> None:
-    """Refuse another task than that of data which were made in Python."""
-    if asked not in (None, data.task):
-        raise InputError(
-            f"task={asked!r}, but the data given are for {data.task}: leave it out, or give "
-            "from_arrays(..., task=...)"
-        )
 
 
 def _plan(experiment: Experiment) -> engine.Plan:

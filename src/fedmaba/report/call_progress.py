@@ -1,4 +1,4 @@
-"""What a call of `fedmaba.compare` says while it runs: on standard error, and to a logger.
+"""What a Python call of `compare` or `tune` says while it runs: on standard error, to a logger.
 
 `progress=True` shows it: a live display in a terminal, plain lines in a notebook or a file. The
 logger `fedmaba` is told as well, if the caller has set up logging; without progress it is told
@@ -51,21 +51,32 @@ class Speaker:
             LOG.log(level, "%s", one_line(text))
 
 
-@contextmanager
-def speaking(
-    session: Session, progress: bool
-) -> Iterator[tuple[Speaker, Callable[[Snapshot], None]]]:
-    """Who speaks for a session, and what to feed with its snapshots; rank 0 speaks for all."""
-    if session.batch.ranks.rank > 0:
-        yield _Silent(None), lambda snapshot: None
-        return
+def speaker_for(progress: bool, rank: int = 0) -> Speaker:
+    """Who speaks for a call; rank 0 speaks for all."""
+    if rank > 0:
+        return _Silent(None)
     from rich.console import Console
 
+    # A notebook would show each line as a box of its own.
+    return Speaker(Console(stderr=True, force_jupyter=False) if progress else None)
+
+
+def follow(session: Session, speaker: Speaker, stop: Callable[[], bool] = lambda: False) -> None:
+    """Simulate a session to its end, or until told to stop, and say how far it is."""
+    with _showing(session, speaker) as show:
+        for snapshot in session.rounds(stop):
+            show(snapshot)
+
+
+@contextmanager
+def _showing(session: Session, speaker: Speaker) -> Iterator[Callable[[Snapshot], None]]:
+    """Say what there is to know of a session; what to feed with its snapshots."""
+    if session.done or isinstance(speaker, _Silent):
+        yield lambda snapshot: None
+        return
     from fedmaba.report import terminal
 
-    # A notebook would show each line as a box of its own.
-    console = Console(stderr=True, force_jupyter=False) if progress else None
-    speaker = Speaker(console)
+    console = speaker.console
     for fault in session.warnings:
         speaker.warn(fault)
     for note in session.notes:
@@ -73,9 +84,9 @@ def speaking(
     session.batch.rows.tell = speaker.note
     if console is not None and console.is_terminal and not console.is_dumb_terminal:
         with terminal.live(session, console) as display:
-            yield speaker, display
+            yield display
     else:
-        yield speaker, terminal.progress_lines(session, speaker.line)
+        yield terminal.progress_lines(session, speaker.line)
 
 
 class _Silent(Speaker):

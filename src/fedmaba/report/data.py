@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmaba.errors import InputError
-from fedmaba.experiment import config
+from fedmaba.experiment import config, parts
 from fedmaba.results import files, run_folder
-from fedmaba.results.history import At, History, Model, RunHistory, metric_of
+from fedmaba.results.history import At, History, Model, On, RunHistory
+from fedmaba.results.saved_history import metric_of
 
 MODELS: tuple[Model, ...] = ("deployed", "last")
 ATS: tuple[At, ...] = ("last", "best", "last5")
@@ -121,18 +122,69 @@ def _text(file: Path) -> str:
         raise run_folder.unreadable(file, error) from error
 
 
+def judged_on(source: Source, on: On) -> Source:
+    """The same with its scores on "test" or on "validation" examples.
+
+    Lines of a run in progress have no scores on validation examples, so only its tables count.
+    """
+    lines = source.lines if on == "test" else ()
+    return replace(source, history=source.history.judged_on(on), lines=lines)
+
+
 def of(history: History, name: str = "history") -> Source:
     """A history in memory as something to report on."""
     return Source(name, history)
 
 
+def load_parts(path: Path) -> list[Source]:
+    """A run folder with its parts: one source for each combination of settings."""
+    if not path.is_dir() or (found := parts.folders(path)) == [path]:
+        return [load(path)]
+    settings = [parts.run_settings(parts.experiment_of(part)) for part in found]
+    groups: dict[str, list[Source]] = {}
+    for part, more in zip(found, parts.suffixes(settings), strict=True):
+        groups.setdefault(more, []).append(load(part))
+    out = [_joined(path, more, some) for more, some in groups.items()]
+    return [source for source in out if source.history.runs] or out[:1]
+
+
+def _joined(path: Path, more: str, sources: Sequence[Source]) -> Source:
+    """Runs of the same settings, from several parts, as one source."""
+    first, about = sources[0], dict(sources[0].about)
+    for key in ("partition", "hostile"):
+        told = {k: v for source in sources for k, v in items(source.about.get(key))}
+        about |= {key: told} if told else {}
+    going = [source for source in sources if not source.finished]
+    # Newer lines count only where no run is ahead of the others.
+    lines = (
+        [line for source in going for line in source.lines] if len(going) == len(sources) else []
+    )
+    return replace(
+        first,
+        name=path.name + more,
+        history=parts.merged([(more, source.history) for source in sources]),
+        about=about,
+        labels={seed: counts for source in sources for seed, counts in source.labels.items()},
+        lines=[{**line, "strategy": f"{line['strategy']}{more}"} for line in lines],
+        finished=not going,
+        held=any(source.held for source in sources),
+        path=files.without_links(path),
+        seconds=going[0].seconds if going else (),
+    )
+
+
 def load_all(paths: Sequence[Path]) -> list[Source]:
     """Several run folders, each once."""
+    require_each_once(paths)
+    return [source for path in paths for source in load_parts(path)]
+
+
+def require_each_once(paths: Sequence[Path]) -> None:
+    """Refuse a run folder that is named twice."""
     found = [files.without_links(path) for path in paths]
     for i, path in enumerate(found):
         if path in found[:i]:
             raise InputError(f"{paths[i]} is named twice: name each run folder once")
-    return [load(path) for path in paths]
 
 
 def short_names(sources: Sequence[Source]) -> list[str]:
@@ -156,7 +208,8 @@ def combine(sources: Sequence[Source]) -> History:
             name = f"{names[i]} #{i + 1}" if names.count(names[i]) > 1 else names[i]
             runs.append(replace(run, label=f"{run.label} ({name})") if shared else run)
     shares = {source.history.share for source in sources}
-    return History(runs, shares.pop()) if len(shares) == 1 else History(runs)
+    on = sources[0].history.on if sources else "test"
+    return History(runs, shares.pop(), on) if len(shares) == 1 else History(runs, on=on)
 
 
 def items(found: object) -> list[tuple[str, Any]]:

@@ -4,54 +4,65 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedmaba.errors import InputError
+from fedmaba.experiment import parts
 from fedmaba.report import data
 from fedmaba.report.document import csv_text
 from fedmaba.results import run_folder
 from fedmaba.results.group_tables import CELL, cells
-from fedmaba.results.history import History, RunHistory
+from fedmaba.results.history import History, Model, On, RunHistory
 from fedmaba.results.metrics import Fairness
 
 HEAD = ("strategy", "seed", "round")
 WHO = ("client", "name", "hostile")
 
 
-def to_csv(folder: Path, out: Path) -> list[Path]:
+def to_csv(folder: Path, out: Path, on: On = "test") -> list[Path]:
     """The tables of a run folder as CSV files."""
-    return write(folder, out, "csv")
+    return write(folder, out, "csv", on=on)
 
 
 def write(
-    folder: Path, out: Path, to: str = "csv", load: Callable[[Path], data.Source] = data.load
+    folder: Path,
+    out: Path,
+    to: str = "csv",
+    load: Callable[[Path], list[data.Source]] = data.load_parts,
+    on: On = "test",
 ) -> list[Path]:
-    """The tables summary, rounds, clients and weights of a run, a file each; groups, if any."""
+    """The tables summary, rounds, clients and weights of a run, a file each; groups, if any.
+
+    Where scores are on validation examples, a column `on` says so.
+    """
     encode = {"csv": _as_csv, "parquet": _as_parquet}[str(to)]
     if to == "parquet":
         check_parquet()
-    source = load(folder)
-    history = source.history
-    if not any(run.tables for run in history.runs) and not source.finished:
+    sources = [data.judged_on(source, on) for source in load(folder)]
+    history = data.combine(sources)
+    if not any(run.tables for run in history.runs) and not all(s.finished for s in sources):
         raise InputError(
-            f"{folder} holds no checkpoint yet: wait, or {run_folder.resume_hint(folder)}"
+            f"{folder} holds no checkpoint yet: wait, or {parts.how_to_resume(folder)}"
         )
     tables = {
         "summary": summary(history),
         "rounds": rounds(history),
-        "clients": clients(source),
-        "weights": weights(source),
+        "clients": _of_all(partial(clients, models=history.models()), sources),
+        "weights": _of_all(weights, sources),
     }
-    if len(by_group := groups(source)) > 1:
+    if on == "test" and len(by_group := _of_all(groups, sources)) > 1:
         tables["groups"] = by_group
     if not folder.is_dir():  # results of reproduce, which are files
         run_folder.make_folder(out)
     written = []
     for name, rows in tables.items():
         target = out / f"{name}.{to}"
+        if on == "validation" and name != "weights":
+            rows = [[*row, str(on) if i else "on"] for i, row in enumerate(rows)]
         below = folder if folder.is_dir() and out.is_relative_to(folder) else None
         remedy = "fix it, or choose another -o"
         run_folder.write_file(target, encode(rows), remedy=remedy, below=below)
@@ -89,6 +100,14 @@ def _as_parquet(rows: Sequence[Sequence[object]]) -> bytes:
     return bytes(out.getvalue())
 
 
+def _of_all(
+    rows: Callable[[data.Source], list[list[object]]], sources: Sequence[data.Source]
+) -> list[list[object]]:
+    """The rows of all sources below one head."""
+    first, *others = map(rows, sources)
+    return first + [row for other in others for row in other[1:]]
+
+
 def summary(history: History) -> list[list[object]]:
     """Every figure of every strategy at the last evaluation, all models."""
     names = Fairness._fields
@@ -121,9 +140,9 @@ def rounds(history: History) -> list[list[object]]:
     return rows
 
 
-def clients(source: data.Source) -> list[list[object]]:
-    """Accuracy and loss, a row per run, evaluation and client."""
-    models = source.history.models()
+def clients(source: data.Source, models: Sequence[Model] = ()) -> list[list[object]]:
+    """Accuracy and loss under these models, or all, a row per run, evaluation and client."""
+    models = models or source.history.models()
     columns = [f"{model}_{what}" for model in models for what in ("accuracy", "loss")]
     rows: list[list[object]] = [[*HEAD, *WHO, *columns]]
     for run in source.history.runs:
@@ -164,7 +183,7 @@ def groups(source: data.Source) -> list[list[object]]:
         for t, c, g, told in zip(cell.round, cell.client, cell.group, rates, strict=True):
             head = [run.label, run.seed, int(t), cell.model, *who[c], run.groups.names[g]]
             size, *shares = told
-            rows.append([*head, int(size), *("" if np.isnan(v) else v for v in shares)])
+            rows.append([*head, int(size), *(None if np.isnan(v) else v for v in shares)])
     return rows
 
 

@@ -22,7 +22,7 @@ from fedmaba import __version__
 from fedmaba.errors import InputError
 from fedmaba.report import data, escape, page_data, set_up, table
 from fedmaba.results import run_folder
-from fedmaba.results.history import History
+from fedmaba.results.history import History, On
 from fedmaba.results.metrics import Unit
 
 PAGE = Path(__file__).parent / "page"
@@ -34,11 +34,12 @@ def write(
     out: Path,
     share: float | None = None,
     load: Callable[[Sequence[Path]], list[data.Source]] = data.load_all,
+    on: On = "test",
 ) -> None:
     """The report of one or more run folders, or what else `load` knows, as one file."""
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"{out}: a report is a page: end it in .html")
-    text = page(load(folders), share)
+    text = page([data.judged_on(source, on) for source in load(folders)], share)
     run_folder.write_file(out, text.encode(), remedy="fix it, or choose another -o")
 
 

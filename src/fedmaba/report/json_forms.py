@@ -32,6 +32,7 @@ def json_table(
         "format": FORMAT,
         "model": model,
         "at": at,
+        "on": history.on,
         "share": history.share,
         "metric": {
             "name": unit.name,

@@ -128,6 +128,8 @@ def thin(count: int, keep: int) -> IntArray:
 def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) -> list[str]:
     """What the reader must know before trusting a picture."""
     out = [] if unit.mark else [f"This page shows {plainly(unit)}."]
+    if history.on == "validation":
+        out.append("Every score and loss of a client on this page is on its validation examples.")
     longest = max((len(run.tables.get("round", ())) for run in history.runs), default=0)
     tested = max((len(run.tables.get("evaluated", ())) for run in history.runs), default=0)
     many = [f"{longest:,} rounds"] * (longest > keep)
@@ -160,7 +162,7 @@ def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) ->
             "These folders differ in data or partition: compare strategies within a folder, not "
             "across them."
         )
-    if noise := noise_note(history.summary()):
+    if noise := noise_note(history.summary(), history.on):
         out.append(f"Deployed model, at the last round: {document.minus_sign(noise)}.")
     out += [
         f"Incentive: with {row.label}, {100 * row.better:.0f} % of clients are better off than "

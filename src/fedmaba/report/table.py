@@ -13,7 +13,7 @@ from fedmaba.errors import InputError, unknown
 from fedmaba.report import ranks as ranks_of_rows
 from fedmaba.report.document import Cell, Document, Grid, between, number
 from fedmaba.report.paired import Interval, difference, pairs
-from fedmaba.results.history import At, History, Model, Row
+from fedmaba.results.history import At, History, Model, On, Row
 from fedmaba.results.metrics import PERCENT, FloatArray, Unit
 from fedmaba.results.selection import Choice, Found, by_seed, fairness_by_seed
 
@@ -104,6 +104,7 @@ def caption(history: History, model: Model, at: At, unit: Unit | None = None) ->
         model, "deployed model"
     )
     what += f" ({average})" if model == "deployed" and average else ""
+    what += " on validation data" if history.on == "validation" else ""
     when = {
         "last": "at the last round",
         "best": f"at its best round, picked on {history.picked_on()}",
@@ -118,7 +119,7 @@ def caption(history: History, model: Model, at: At, unit: Unit | None = None) ->
     return text if unit.mark else f"{text}; {plainly(unit)}"
 
 
-def noise_note(rows: Sequence[Row]) -> str:
+def noise_note(rows: Sequence[Row], on: On = "test") -> str:
     """How much of the variances finite test sets alone make; "" where that is not known."""
     known = [row for row in rows if math.isfinite(row.test_noise) and row.mean.variance > 0]
     if not known:
@@ -130,7 +131,7 @@ def noise_note(rows: Sequence[Row]) -> str:
         each = " to ".join(f"{row.corrected:.2f} ({row.label})" for row in ends)
     text = (
         f"of these variances, {_range([row.test_noise for row in known], '.2f')} %² "
-        f"({_range(shares, '.0f')} %) are noise of finite test sets; variance without it: {each}"
+        f"({_range(shares, '.0f')} %) are noise of finite {on} sets; variance without it: {each}"
     )
     if max(shares) > 50:
         most = [row.label for row, share in zip(known, shares, strict=True) if share > 50]
@@ -157,7 +158,7 @@ def document(
     history = history if share is None else replace(history, share=share)
     told = dict.fromkeys(run.diverged for run in history.runs if run.diverged)
     text = [f"Left out of every mean: {'; '.join(told)}."] if told else []
-    noise = noise_note(history.summary(model, at))
+    noise = noise_note(history.summary(model, at), history.on)
     grids = [summary(history, model, at), *incentive_grids(history, model, at)]
     if against is not None:
         grids += compared(history, model, at, against)

@@ -87,7 +87,7 @@ def show(
         console.print(MARKS)
     for gained in incentive_grids(history, model, at):
         console.print(table_of(gained, whole=gained.head[1:]))
-    if noise := noise_note(history.summary(model, at, share)):
+    if noise := noise_note(history.summary(model, at, share), history.on):
         console.print(line_of(noise, "yellow" if "warning" in noise else "dim"))
     for run in history.runs:
         if run.diverged:
@@ -365,17 +365,17 @@ def progress_lines(session: Session, tell: Callable[[str], None]) -> Callable[[S
     return display
 
 
-def result(session: Session, out: Path, seconds: float | None = None) -> None:
+def result(history: History, out: Path, seconds: float | None = None) -> None:
     """The end of a run: tables, the verdict, how long it took, what next, and where things lie."""
     console = screen()
-    share = session.experiment.eval.share
-    show(session.history, "deployed", "last", share, console)
-    if any(run.deploy != "last" for run in session.history.runs):
-        console.print(grid(session.history, "last", "last", share))
-    if any(run.has_personal for run in session.history.runs):
-        console.print(grid(session.history, "personal", "last", share))
+    share = history.share
+    show(history, "deployed", "last", share, console)
+    if any(run.deploy != "last" for run in history.runs):
+        console.print(grid(history, "last", "last", share))
+    if any(run.has_personal for run in history.runs):
+        console.print(grid(history, "personal", "last", share))
     wide = min(80, console.width)  # a sentence is read, not scanned
-    for said in verdict.of_sources([data.of(session.history)], share):
+    for said in verdict.of_sources([data.of(history)], share):
         console.print(line_of(said.text), width=wide)
     if seconds is not None:
         console.print(f"It took {clock(seconds)}.")

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedmaba.errors import FedmabaError, InputError
+from fedmaba.experiment import parts
 from fedmaba.report import data, escape, html
-from fedmaba.results import run_folder
 
 ADDRESS = "127.0.0.1"
 LIVING = ("runs.json", "rounds.jsonl", "checkpoint", "experiment.toml")
@@ -23,7 +23,7 @@ LIVING = ("runs.json", "rounds.jsonl", "checkpoint", "experiment.toml")
 
 def serve(folder: Path, port: int = 0, share: float | None = None) -> Server:
     """A server for one run folder, ready to `serve_forever`."""
-    data.load(folder)  # says at once what is wrong with it
+    data.load_parts(folder)  # says at once what is wrong with it
     try:
         return Server(folder, port, share)
     except OSError as error:
@@ -61,13 +61,13 @@ class Server(ThreadingHTTPServer):
     def version(self) -> str:
         """Changes whenever a file of the run does."""
         seen = []
-        for name in LIVING:
+        for file in (part / name for part in parts.folders(self.folder) for name in LIVING):
             try:
-                found = (self.folder / name).stat()
+                found = file.stat()
                 seen.append(f"{found.st_mtime_ns:x}-{found.st_size:x}")
             except OSError:
                 seen.append("0")
-        seen.append(str(run_folder.in_use(self.folder)))
+        seen.append(str(parts.any_in_use(self.folder)))
         return ".".join(seen)
 
     def page(self) -> bytes:
@@ -75,17 +75,16 @@ class Server(ThreadingHTTPServer):
         with self._making:
             version = self.version()
             if self._made is None or self._made[0] != version:
-                source = self._load()
-                self._made = version, html.page([source], self.share, version).encode()
+                self._made = version, html.page(self._load(), self.share, version).encode()
             return self._made[1]
 
-    def _load(self) -> data.Source:
+    def _load(self) -> list[data.Source]:
         """The run; once more where it moved on between two of its files."""
         try:
-            return data.load(self.folder)
+            return data.load_parts(self.folder)
         except (FedmabaError, OSError):
             time.sleep(0.2)
-            return data.load(self.folder)
+            return data.load_parts(self.folder)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -27,16 +27,11 @@ from fedmaba.reproduction import targets
 from fedmaba.reproduction.targets import Key
 from fedmaba.results import array_files, files, run_folder, schema
 from fedmaba.results.array_files import Arrays
-from fedmaba.results.history import (
-    TRAINING,
-    GrowingArray,
-    History,
-    RunHistory,
-    is_increasing,
-    metric_of,
-)
+from fedmaba.results.history import TRAINING, GrowingArray, History, RunHistory
 from fedmaba.results.metrics import ACCURACY
+from fedmaba.results.saved_history import metric_of
 from fedmaba.results.selection import of_deploy
+from fedmaba.results.table_checks import is_increasing
 
 MODELS = ("last", "deployed", "last_validation")
 TABLES = ("evaluated", "length", "test_size", "validation_size", "training_loss", *MODELS)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmaba.errors import InputError
+from fedmaba.experiment import parts
 from fedmaba.report import data
 from fedmaba.reproduction import archive, targets
 from fedmaba.results import files, run_folder
@@ -17,26 +18,31 @@ from fedmaba.results.history import History
 from fedmaba.results.selection import of_deploy
 
 
-def load_one(path: Path) -> data.Source:
-    """A run folder, a target by the folder of its archives and its name, or one archive file."""
+def load_one(path: Path) -> list[data.Source]:
+    """A run folder, a target by the folder of its archives and its name, or one archive file.
+
+    A folder with parts has a source for each combination of settings; a target is one.
+    """
     if _is_file_of_reproduce(path):
-        return _of_file(path)
+        return [_of_file(path)]
     if not _names_target(path):
-        return data.load(path)
+        return data.load_parts(path)
     found = of_target(path.parent, path.name)
-    return found[0] if len(found) == 1 else data.Source(path.name, data.combine(found))
+    return found if len(found) == 1 else [data.Source(path.name, data.combine(found))]
 
 
 def load_history(path: Path | str) -> History:
-    """The history of a run folder, or of results of `fedmaba reproduce`.
+    """The history of a run folder with all its parts, or of results of `fedmaba reproduce`.
 
-    An unfinished run is read up to its checkpoint. Results are named as `results/TARGET`, or by one
-    of their `.npz` files.
+    What is unfinished is read up to its checkpoint. Where experiments of a folder differ in a key,
+    the labels say it: `fedavg, lr=0.01`. Results are named as `results/TARGET`, or by one of their
+    `.npz` files.
     """
     path = Path(path)
     if _is_file_of_reproduce(path) or _names_target(path):
-        return load_one(path).history
-    return run_folder.load_history(path)
+        (source,) = load_one(path)
+        return source.history
+    return parts.load_history(path)
 
 
 def _is_file_of_reproduce(path: Path) -> bool:
@@ -45,7 +51,7 @@ def _is_file_of_reproduce(path: Path) -> bool:
 
 def _names_target(path: Path) -> bool:
     """Whether this is FOLDER/TARGET and no run folder, whatever else is at that place."""
-    named = (run_folder.EXPERIMENT_FILE, "runs.json")
+    named = (run_folder.EXPERIMENT_FILE, run_folder.RUNS_FILE, run_folder.PARTS)
     run = path.is_dir() and any(files.exists(path / name) for name in named)
     return not run and path.name in targets.names() and path.parent.is_dir()
 
@@ -64,10 +70,10 @@ def load_runs_and_targets(paths: Sequence[Path]) -> list[data.Source]:
     """Run folders, and targets by the folder of their archives and their name, each once."""
     out: list[data.Source] = []
     folders = [path for path in paths if path.is_dir() and not _names_target(path)]
-    loaded = dict(zip(folders, data.load_all(folders), strict=True))
+    data.require_each_once(folders)
     for i, path in enumerate(paths):
-        if path in loaded:
-            out.append(loaded[path])
+        if path in folders:
+            out += data.load_parts(path)
         elif _is_file_of_reproduce(path):
             out.append(_of_file(path))
         elif _names_target(path):

@@ -5,8 +5,8 @@ It is filled by the engine, round by round, or read from a run folder. No files 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, get_args, overload
 
@@ -19,6 +19,9 @@ from fedmaba.results.group_tables import GroupRow
 from fedmaba.results.groups import NO_GROUPS, Groups
 from fedmaba.results.incentive import Incentive, gains_over_rounds, incentives
 from fedmaba.results.metrics import ACCURACY, PERCENT, Fairness, Metric, Unit
+from fedmaba.results.table_checks import (
+    SERVER_MODELS,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -28,10 +31,10 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Model = Literal["deployed", "last", "personal"]
-SERVER_MODELS: tuple[Model, ...] = ("deployed", "last")  # which every run has
 At = Literal["last", "best", "last5"]
 TrainedModel = Literal["deployed", "last", "best"]
 ModuleType = TypeVar("ModuleType", bound="nn.Module")
+On = Literal["test", "validation"]  # which examples of a client a score is of
 Arrays = dict[str, NDArray[Any]]
 TRAINING = "training.loss"  # a table of what clients reported at each evaluation
 VIEWS = "fedmaba.report.history_views"  # loaded by its name: results import nothing of reports
@@ -75,6 +78,9 @@ class Models(Protocol):
     def weights(self, run: RunHistory, which: TrainedModel) -> dict[str, NDArray[Any]]:
         """The named weights of one model of a run."""
 
+    def new_module(self, run: RunHistory) -> nn.Module:
+        """A new module of the kind that was trained; an InputError where it is not known."""
+
 
 @dataclass(repr=False)
 class RunHistory:
@@ -88,6 +94,7 @@ class RunHistory:
     tables: dict[str, GrowingArray] = field(default_factory=dict)
     of: str = ""  # digest of all settings except the seed; "" if the file has none
     metric: Metric = ACCURACY  # what its scores are
+    validation_size: IntArray | None = None  # (N,), where validation examples are held back
     groups: Groups = NO_GROUPS  # of people, by which predictions are counted; none without names
     # For each table: itself, how many of its rows were checked, whether all were shares.
     _unit_cache: dict[str, tuple[Any, int, bool]] = field(
@@ -238,7 +245,9 @@ class RunHistory:
     def arrays(self) -> Arrays:
         """Every table as an array, to be saved; later rounds do not change these arrays."""
         tables = {name: self.tables[name].array() for name in sorted(self.tables)}
-        return {"test_size": self.test_size, **tables}
+        held = self.validation_size
+        sizes = {"test_size": self.test_size} | ({} if held is None else {"validation_size": held})
+        return {**sizes, **tables}
 
 
 def require_one_experiment(runs: Sequence[RunHistory]) -> None:
@@ -287,10 +296,10 @@ class History:
 
     runs: list[RunHistory]
     share: float = 0.05  # of clients in "worst" and "best", unless a table says otherwise
-    _models: Models | None = field(default=None, init=False, compare=False)
-    _new_module: Callable[[], nn.Module] | None = field(default=None, init=False, compare=False)
+    on: On = "test"  # which examples the scores are of; `judged_on` gives the others
 
     def __post_init__(self) -> None:
+        self.trained: Models | None = None  # where the trained models are, if that is known
         require_one_experiment(self.runs)
 
     @property
@@ -378,10 +387,25 @@ class History:
     def picked_on(self) -> str:
         """Which data the best round is picked on."""
         held = any("deployed_validation.accuracy" in run.tables for run in self.runs)
-        return "validation data" if held else "test data"
+        return "validation data" if held or self.on == "validation" else "test data"
+
+    def judged_on(self, on: On) -> History:
+        """The same runs with their scores on "test" or on "validation" examples."""
+        if on not in get_args(On):
+            raise InputError(f"on={on!r}: choose one of {', '.join(get_args(On))}")
+        if on == self.on:
+            return self
+        if on == "test":
+            raise InputError("these scores are on validation data: take the history as it was read")
+        out = replace(self, runs=[_validated(run) for run in self.runs], on=on)
+        out.trained = self.trained
+        return out
 
     def to_pandas(self) -> Any:
-        """A long table, one row per run, evaluation and client, as a pandas DataFrame."""
+        """A long table, one row per run, evaluation and client, as a pandas DataFrame.
+
+        Scores on validation examples, where there are such, have columns of their own.
+        """
         try:
             import pandas
         except ImportError as error:
@@ -397,9 +421,11 @@ class History:
                 "round": np.repeat(evaluated, run.n_clients),
                 "client": np.tile(np.arange(run.n_clients), len(evaluated)),
             }
-            for model in run.models():
-                table[f"{model}_accuracy"] = run.accuracy(model).ravel()
-                table[f"{model}_loss"] = run.loss(model).ravel()
+            for name in (*run.models(), *(f"{model}_validation" for model in get_args(Model))):
+                for what in ("accuracy", "loss"):
+                    if f"{name}.{what}" in run.tables:
+                        scores = run.column(f"{name}.{what}").astype(np.float64)
+                        table[f"{name}_{what}"] = scores.ravel()
             if (gained := gains_over_rounds(self, run)) is not None:
                 table["gain_over_alone"] = gained.ravel()
             frames.append(pandas.DataFrame(table))
@@ -416,15 +442,11 @@ class History:
         at: At = "last",
         share: float | None = None,
         against: str | None = None,
+        on: On = "test",
     ) -> str:
         """The table as "markdown", "latex", "csv" or "json", also of differences to `against`."""
-        return str(_views().table(self, to, model, at, share, against))
-
-    def keep_models(
-        self, models: Models, new_module: Callable[[], nn.Module] | None = None
-    ) -> None:
-        """Say where the trained models are, and how a module for them is made, if that is known."""
-        self._models, self._new_module = models, new_module
+        shown = self if on == self.on else self.judged_on(on)
+        return str(_views().table(shown, to, model, at, share, against))
 
     @overload
     def model(
@@ -463,23 +485,18 @@ class History:
         if model not in get_args(TrainedModel):
             raise InputError(f"model={model!r}: choose one of {', '.join(get_args(TrainedModel))}")
         run = self._run(label, seed)
-        if self._models is None:
+        if self.trained is None:
             raise InputError(
                 "this history came without models: they are in the history that compare() "
                 "returns, and in finished run folders"
             )
-        if module is True and self._new_module is None:
-            raise InputError(
-                "module=True: a run folder holds weights, not the code of the model: give the "
-                "module to fill, as module=MyModel()"
-            )
-        found = self._models.weights(run, model)
+        filled = self.trained.new_module(run) if module is True else module
+        found = self.trained.weights(run, model)
         import torch
 
         weights = {name: torch.from_numpy(value) for name, value in found.items()}
         if module is None:
             return weights
-        filled = self._new_module() if self._new_module and module is True else module
         if not isinstance(filled, torch.nn.Module):
             raise InputError(
                 f"module={module!r}: give a module for the weights, or True for the one trained"
@@ -526,127 +543,34 @@ def _views() -> Any:
     return import_module(VIEWS)
 
 
-def from_arrays(
-    meta: Sequence[Mapping[str, Any]], arrays: Sequence[Arrays], share: float = 0.05
-) -> History:
-    """A history from the arrays of `RunHistory.arrays` and the labels of the runs."""
-    runs = []
-    for about, tables in zip(meta, arrays, strict=True):
-        check_shapes(tables)
-        _check_values(tables)
-        rows = {name: GrowingArray(table) for name, table in tables.items() if name != "test_size"}
-        told = saved_groups(about.get("groups"))
-        for name in (name for name in rows if name.endswith(".groups")):
-            _check_counts(name, tables[name], told)
-        runs.append(
-            RunHistory(
-                label=about["label"],
-                seed=about["seed"],
-                deploy=about["deploy"],
-                test_size=tables["test_size"],
-                diverged=about["diverged"],
-                tables=rows,
-                of=about.get("of", ""),
-                metric=metric_of(about.get("metric")),
-                groups=told,
-            )
+def _validated(run: RunHistory) -> RunHistory:
+    """A run with its scores on validation examples in the place of those on test examples."""
+    if "deployed_validation.accuracy" not in run.tables:
+        if run.diverged:  # before it was evaluated
+            return run
+        raise InputError(
+            f"{run.label}, seed {run.seed}, has no scores on validation data: run it with "
+            "--validation 10%, or leave out --on validation"
         )
-    return History(runs, share)
-
-
-def metric_of(told: object) -> Metric:
-    """The metric that a file tells of; accuracy where it tells of none."""
-    known = told if isinstance(told, dict) else {}
-    return Metric(**{key: known[key] for key in Metric._fields if key in known})
-
-
-def saved_groups(told: object) -> Groups:
-    """The groups that a file tells of; none where it tells of none."""
-    known = told if isinstance(told, dict) else {}
-    return Groups(tuple(known.get("names", ())), known.get("positive", ""))
-
-
-def _check_counts(name: str, counts: NDArray[Any], told: Groups) -> None:
-    """Refuse counts that are not of these groups, or that count nothing."""
-    if counts.shape[2] != len(told.names) or (counts < 0).any():
-        raise ValueError(f"{name} holds no counts of {len(told.names)} groups")
-
-
-class Table(Protocol):
-    """An array, or what a file says about one."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-
-def check_shapes(tables: Mapping[str, Table]) -> None:
-    """Refuse tables that cannot belong together, judged by their types and shapes."""
-    if "test_size" not in tables:
-        raise ValueError("it lacks 'test_size'")
-    seen = {n: t for n, t in tables.items() if n in _PER_ROUND or n.startswith("info.")}
-    scored = {
-        n: t for n, t in tables.items() if n not in seen and n.endswith((".accuracy", ".loss"))
+    if run.validation_size is None:
+        raise InputError(
+            f"{run.label}, seed {run.seed}, was written by a version that did not note how many "
+            "validation examples a client has: run it again, or leave out --on validation"
+        )
+    tested = {f"{model}.{what}" for model in get_args(Model) for what in ("accuracy", "loss")}
+    kept = {
+        name: table
+        for name, table in run.tables.items()
+        if name not in tested and not name.endswith(".groups")  # which count test examples
     }
-    if scored or "evaluated" in tables:
-        pairs = [f"{model}.{what}" for model in SERVER_MODELS for what in ("accuracy", "loss")]
-        _require(tables, "evaluated", *pairs)
-    if seen:
-        _require(tables, "round", "client", "weight")
-    one = {"test_size", "round", "evaluated", *(n for n in seen if n.startswith("info."))}
-    two = {n for n in seen if n not in one} | scored.keys()
-    for name, table in tables.items():
-        kinds = "iu" if name in _INTEGERS else "f" if name in two else "iuf"
-        dimensions = 1 if name in one else 2 if name in two else max(1, len(table.shape))
-        if table.dtype.kind not in kinds or len(table.shape) != dimensions:
-            raise ValueError(f"{name} is {table.dtype} of shape {table.shape}")
-    for group, name in ((seen, "round"), (scored, "evaluated")):
-        for other, table in group.items():
-            if table.shape[0] != tables[name].shape[0]:
-                raise ValueError(f"{other} has {table.shape[0]} rows, {name} {tables[name].shape}")
-    for name, table in tables.items():
-        if name.endswith(".groups"):
-            _require(tables, "evaluated")
-            shape, rows, many = table.shape, tables["evaluated"], tables["test_size"]
-            fits = len(shape) == 4 and shape[:2] == (*rows.shape, *many.shape)
-            if table.dtype.kind not in "iu" or not fits or shape[3] not in (2, 4):
-                raise ValueError(f"{name} is {table.dtype} of shape {shape}")
-    wide = {**dict.fromkeys(scored, "test_size"), **{n: "client" for n in seen if n in two}}
-    for name, other in wide.items():
-        if tables[name].shape[-1] != tables[other].shape[-1]:
-            raise ValueError(f"{name} and {other} are of different width")
-
-
-def _require(tables: Mapping[str, Table], *names: str) -> None:
-    for name in names:
-        if name not in tables:
-            raise ValueError(f"it lacks {name!r}")
-
-
-def _check_values(tables: Arrays) -> None:
-    """Refuse numbers that a run never writes."""
-    if not len(tables["test_size"]) or (tables["test_size"] < 0).any():
-        raise ValueError("test_size holds no clients, or negative numbers")
-    for name in ("round", "evaluated"):
-        if name in tables and not is_increasing(tables[name]):
-            raise ValueError(f"{name} does not count upwards from 1 or more")
-    client = tables.get("client", np.zeros((0, 1), np.int64))
-    if client.size and not 0 <= client.min() <= client.max() < len(tables["test_size"]):
-        raise ValueError("client holds a number that no client has")
-    for name in tables:  # a client without test examples has an accuracy of nan
-        lost = np.isinf if name.endswith(".accuracy") else lambda table: ~np.isfinite(table)
-        if name.endswith((".accuracy", "weight", "reported_loss")) and lost(tables[name]).any():
-            raise ValueError(f"{name} is not finite")
-
-
-def is_increasing(rounds: NDArray[Any]) -> bool:
-    """Whether these numbers of rounds only increase."""
-    return not len(rounds) or bool(rounds[0] >= 1 and (rounds[1:] > rounds[:-1]).all())
-
-
-_PER_ROUND = ("round", "client", "weight", "reported_loss")
-_INTEGERS = ("test_size", "round", "evaluated", "client")
+    held = {name.replace("_validation", ""): table for name, table in kept.items()}
+    return replace(
+        run,
+        tables=held,
+        test_size=run.validation_size,
+        validation_size=None,
+        groups=NO_GROUPS,
+    )
 
 
 def _append_row(run: RunHistory, row: dict[str, Any]) -> None:

@@ -5,7 +5,8 @@ partition.npz     who owns which examples, by seed    rounds.jsonl     a line pe
 clients/*.npz     client x round tables, by run       models/*.safetensors  last, deployed, best
 timing.jsonl      seconds per round, kept apart from what must repeat bit for bit
 runs.json         labels and seeds of a finished run, and the SHA-256 of its NPZ files
-checkpoint/*.ckpt the two newest: magic, SHA-256, then safetensors with tables, models and states
+checkpoint/*.ckpt the two newest: magic, SHA-256, then safetensors with tables, models and states;
+                  a finished run keeps the last, so that rounds can be added
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors.numpy
@@ -30,19 +31,23 @@ from fedmaba.errors import InputError, SaveFailed
 from fedmaba.results import array_files, files, schema
 from fedmaba.results.array_files import Arrays, MemoryBudget, npz, pack
 from fedmaba.results.files import Buffer
-from fedmaba.results.history import (
-    History,
-    RunHistory,
-    TrainedModel,
-    check_shapes,
-    from_arrays,
-)
+from fedmaba.results.history import History, RunHistory, TrainedModel
 from fedmaba.results.metrics import ACCURACY, every
+from fedmaba.results.saved_history import from_arrays
+from fedmaba.results.table_checks import check_shapes
+
+if TYPE_CHECKING:
+    from torch import nn
 
 MAGIC = b"FEDMABA1"
 KEPT_CHECKPOINTS = 2
 RUN_KEYS = ("label", "seed", "deploy", "diverged", "of")  # what runs.json says of a run
 EXPERIMENT_FILE = "experiment.toml"  # the file that makes a folder a run folder
+RUNS_FILE = "runs.json"  # written last: the file that makes it a finished one
+PARTS = "parts"  # more runs: run folders of their own
+SEARCH = "search"  # the trials of `fedmaba tune`: a run folder of its own
+SEARCH_FILE = "tune.json"  # what was searched, and what was picked
+BESIDE = (".lock", PARTS, SEARCH, SEARCH_FILE)  # may be there before the first runs are
 SUBFOLDERS = ("checkpoint", "clients", "models")
 CHECKPOINT = re.compile(r"[0-9]{1,12}\.ckpt")
 MAX_LINES = 100_000  # of rounds.jsonl that are read of a run in progress
@@ -172,18 +177,29 @@ class Folder:
         models: Mapping[str, Mapping[str, NDArray[Any]]],
         made: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the tables and models of a finished run and remove its checkpoints."""
+        """Write the tables and models of a finished run; its newest checkpoint stays.
+
+        With it, more rounds can be added later.
+        """
         for r, run in enumerate(history.runs):
             self.write_npz(f"clients/{run_file_stem(r, run.label, run.seed)}.npz", run.arrays())
         for name, weights in models.items():
             self.write(f"models/{name}.safetensors", safetensors.numpy.save(dict(weights)))
         found = {"share": history.share, "runs": _run_entries(history), "files": self.digests}
-        self.write_json("runs.json", {**found, **({"made": made} if made else {})})
-        self.remove_checkpoints()
+        self.write_json(RUNS_FILE, {**found, **({"made": made} if made else {})})
+        self.remove_checkpoints(keep=1)
 
-    def remove_checkpoints(self) -> None:
-        """Remove the checkpoints of a finished run."""
-        files.remove(checkpoints(self.path))
+    def remove_checkpoints(self, keep: int = 0) -> None:
+        """Remove the checkpoints of a finished run, but for the newest that are to be kept."""
+        files.remove(checkpoints(self.path)[keep:])
+
+    def reopen(self) -> None:
+        """Make a finished run an unfinished one, to which rounds are added."""
+        target = self.path / RUNS_FILE
+        try:
+            target.unlink(missing_ok=True)
+        except OSError as error:
+            raise files.write_error(target, error, self.remedy) from error
 
     def discard(self) -> None:
         """Remove the checkpoints, and the folder if nothing else is in it."""
@@ -237,11 +253,16 @@ def holds_something_else(path: Path) -> bool:
     if not path.exists():
         return False
     if path.is_dir() and all(
-        name == ".lock" or files.is_temporary(name, EXPERIMENT_FILE) for name in os.listdir(path)
+        name in BESIDE or files.is_temporary(name, EXPERIMENT_FILE) for name in os.listdir(path)
     ):
         return False
     # Asked last: another process may have just written it.
     return not files.exists(path / EXPERIMENT_FILE)
+
+
+def is_finished(path: Path) -> bool:
+    """Whether all rounds of a run folder are done and its results are written."""
+    return files.exists(path / RUNS_FILE)
 
 
 def run_file_stem(index: int, label: str, seed: int) -> str:
@@ -321,7 +342,7 @@ def load_history(path: Path | str) -> History:
 def load_history_and_offset(path: Path | str) -> tuple[History, int]:
     """The history of a run folder, and the byte of rounds.jsonl where newer lines begin."""
     path = Path(path)
-    file = path / "runs.json"
+    file = path / RUNS_FILE
     if not (files.exists(file) or files.exists(path / EXPERIMENT_FILE) or checkpoints(path)):
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
     if not files.exists(file):
@@ -341,16 +362,17 @@ def load_history_and_offset(path: Path | str) -> tuple[History, int]:
         history = History(runs, share)
     except InputError as error:
         raise unreadable(file, error) from error
-    history.keep_models(SavedModels(path))
+    history.trained = SavedModels(path)
     return history, 0
 
 
 class SavedModels:
     """The models of a finished run folder, read when they are asked for."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, new_module: Callable[[], nn.Module] | None = None) -> None:
         about = load_runs(path)
-        self._path, self._digests = path.resolve(), about.get("files", {})
+        self.path, self._digests = path.resolve(), about.get("files", {})
+        self._new_module = new_module
         self._stems = {
             (run["label"], run["seed"], run["deploy"]): run_file_stem(r, run["label"], run["seed"])
             for r, run in enumerate(about["runs"])
@@ -361,19 +383,28 @@ class SavedModels:
         found = self._read(run, "deployed")
         return found if which == "deployed" else found | self._read(run, which)
 
+    def new_module(self, run: RunHistory) -> nn.Module:
+        """A new module of the kind that was trained, if this process trained it."""
+        if self._new_module is None:
+            raise InputError(
+                "module=True: a run folder holds weights, not the code of the model: give the "
+                "module to fill, as module=MyModel()"
+            )
+        return self._new_module()
+
     def _read(self, run: RunHistory, which: TrainedModel) -> Arrays:
         name = f"models/{self._stems[run.label, run.seed, run.deploy]}-{which}.safetensors"
         try:
-            found = array_files.read_weights(files.path_inside(self._path, name))
-            _check_digest(self._path / name, self._digests.get(name))
+            found = array_files.read_weights(files.path_inside(self.path, name))
+            _check_digest(self.path / name, self._digests.get(name))
             return found
         except array_files.READ_ERRORS as error:
-            raise unreadable(self._path / name, error) from error
+            raise unreadable(self.path / name, error) from error
 
 
 def load_runs(path: Path) -> dict[str, Any]:
     """What runs.json of a finished folder says."""
-    return _read_json(path / "runs.json", schema.Runs)
+    return _read_json(path / RUNS_FILE, schema.Runs)
 
 
 def _read_table(root: Path, name: str, budget: MemoryBudget, digests: Mapping[str, str]) -> Arrays:
@@ -444,7 +475,7 @@ def load_labels(path: Path | str) -> dict[int, NDArray[np.int64]]:
         return {}
     try:
         found = array_files.read_npz(file, check=_check_partition)
-        if files.exists(root / "runs.json"):
+        if files.exists(root / RUNS_FILE):
             _check_digest(file, load_runs(root).get("files", {}).get(name))
         return {
             int(n[4:-7]): _label_counts(n, a) for n, a in found.items() if n.endswith(".labels")

@@ -72,6 +72,7 @@ class Meta(Runs):
     """The meta data of a checkpoint, of a simulation or of a server on Flower."""
 
     round: Count
+    extends: Count | None = None  # rounds that were asked for before more were added
     lines: Count  # bytes of rounds.jsonl
     chunk: Annotated[int, Field(ge=1)] | None = None
     diverged: Annotated[list[Text], Field(max_length=MAX_RUNS)] | None = None
@@ -142,6 +143,29 @@ class Line(Part):
     deployed: Figures = Figures()
     last: Figures = Figures()
     personal: Figures = Figures()  # where clients have models of their own
+
+
+class SavedTrial(Part):
+    """One trial of `fedmaba tune`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    strategy: Word
+    row: Word
+    values: dict[Word, str | int | float | list[Word] | None]
+    seeds: Count
+    score: Number | None
+    score_sd: Number | None
+    variance: Number | None
+    note: Text
+    picked: bool
+
+
+class SavedSearch(Part):
+    """tune.json: what was searched and found."""
+
+    search: dict[str, Any]
+    trials: Annotated[list[SavedTrial], Field(max_length=MAX_RUNS)]
 
 
 class Versions(Part):

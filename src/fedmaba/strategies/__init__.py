@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 
 from fedmaba import user_code
 from fedmaba.errors import FedmabaError, InputError, unknown
@@ -141,6 +142,18 @@ def parse(spec: str) -> list[Strategy]:
         _make(name, kind, dict(zip(grid, values, strict=True)))
         for values in itertools.product(*grid.values())
     ]
+
+
+def single_specs(specs: Sequence[str]) -> dict[str, str]:
+    """The words that name each strategy of some specs alone, by its label; a grid has several."""
+    found: dict[str, str] = {}
+    for spec in specs:
+        for made in parse(spec):
+            if (label := made.label()) in found:
+                raise InputError(f"strategy {label!r} is listed twice: each row of a table is one")
+            _, colon, values = label.partition(":")
+            found[label] = spec.partition(":")[0] + colon + values
+    return found
 
 
 def describe_strategies() -> list[tuple[str, str, str]]:

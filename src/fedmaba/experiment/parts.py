@@ -1,0 +1,296 @@
+"""Run folders with parts: runs that do not fit one computation, or that were added later. No torch.
+
+`RUN/parts/001`, `002`, ... are run folders of their own, each with its experiment, checkpoints and
+digests. `RUN` itself may hold the runs that were there first. What is asked for is compared with
+what is there, and only what is missing becomes a new part.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedmaba import strategies
+from fedmaba.errors import InputError
+from fedmaba.experiment import config, sweep
+from fedmaba.experiment.config import Experiment
+from fedmaba.results import files, run_folder
+from fedmaba.results.history import Arrays, History, Models, RunHistory, TrainedModel
+from fedmaba.results.run_folder import SavedModels
+
+if TYPE_CHECKING:
+    from torch import nn
+
+PARTS = run_folder.PARTS
+NAME = re.compile(r"[0-9]{3,6}")
+
+
+def folders(path: Path) -> list[Path]:
+    """The run folders that a folder is made of: itself if it holds runs, then its parts."""
+    try:
+        names = sorted(files.matching_names(path / PARTS, NAME), key=int)
+    except OSError as error:
+        raise run_folder.unreadable(path / PARTS, error) from error
+    found = [path / PARTS / name for name in names]
+    for part in found:
+        try:
+            files.path_inside(path, f"{PARTS}/{part.name}/{run_folder.EXPERIMENT_FILE}")
+        except OSError as error:
+            raise run_folder.unreadable(part, error) from error
+    if not found or files.exists(path / run_folder.EXPERIMENT_FILE):
+        return [path, *found]
+    return found
+
+
+def are_finished(path: Path) -> bool:
+    """Whether everything in a folder is finished."""
+    return all(run_folder.is_finished(part) for part in folders(path))
+
+
+def any_in_use(path: Path) -> bool:
+    """Whether a process works on a folder or one of its parts."""
+    return any(run_folder.in_use(part) for part in {path, *folders(path)})
+
+
+def how_to_resume(path: Path) -> str:
+    """The command, or call, that goes on with what is unfinished."""
+    found = folders(path)
+    begun = next((part for part in found if run_folder.load_about(part)), path)
+    return run_folder.resume_hint(begun).replace(str(begun), str(path), 1)
+
+
+def about_of(path: Path) -> dict[str, Any]:
+    """What about.json says of the first part that was begun; {} before that."""
+    return next((told for part in folders(path) if (told := run_folder.load_about(part))), {})
+
+
+def experiment_of(part: Path) -> Experiment:
+    """The experiment of one part."""
+    file = part / run_folder.EXPERIMENT_FILE
+    return config.build(config.read_toml(file, links=False), str(file))
+
+
+def run_settings(experiment: Experiment) -> dict[str, Any]:
+    """All that decides the numbers of a run, except its strategy and its seed."""
+    tree = config.result_settings(experiment)
+    del tree["strategies"], tree["seeds"]
+    return tree
+
+
+def load_history(path: Path | str, trained: Iterable[Models | None] = ()) -> History:
+    """The history of a run folder with all its parts; what is unfinished, up to its checkpoint.
+
+    Where experiments differ in a key, the labels say it: `fedavg, lr=0.01`. The models that were
+    `trained` by this process know their modules.
+    """
+    path = Path(path)
+    found, known = folders(path), {m.path: m for m in trained if isinstance(m, SavedModels)}
+    if found == [path]:
+        history = run_folder.load_history(path)
+        history.trained = known.get(path.resolve(), history.trained)
+        return history
+    begun = [p for p in found if run_folder.is_finished(p) or run_folder.checkpoints(p)]
+    if not begun:
+        raise InputError(f"{path} holds no checkpoint yet: wait, or {how_to_resume(path)}")
+    names = suffixes([run_settings(experiment_of(part)) for part in found])
+    histories = {p: run_folder.load_history(p) for p in begun}
+    for part, history in histories.items():
+        history.trained = known.get(part.resolve(), history.trained)
+    return merged([(names[found.index(p)], history) for p, history in histories.items()])
+
+
+def suffixes(every: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is added to the labels of each experiment, so that rows are told apart."""
+    return [sweep.suffix(values) for values in sweep.differing(every)]
+
+
+def merged(histories: Sequence[tuple[str, History]]) -> History:
+    """Several histories as one, each with what is added to its labels.
+
+    Rows stand in the order in which they first appear, and the seeds of a row in their own.
+    """
+    whose = [
+        (history, run, run.label + more) for more, history in histories for run in history.runs
+    ]
+    runs = [replace(run, label=label) for _, run, label in whose]
+    order = list(dict.fromkeys(run.label for run in runs))
+    runs = _as_far(runs)
+    runs.sort(key=lambda run: (order.index(run.label), run.seed))
+    out = History(runs, histories[0][1].share, histories[0][1].on)
+    if any(history.trained is not None for _, history in histories):
+        out.trained = _ModelsOfParts({(label, r.seed, r.deploy): (h, r) for h, r, label in whose})
+    return out
+
+
+class _ModelsOfParts:
+    """The models of several histories, by what their runs are called together."""
+
+    def __init__(self, whose: Mapping[tuple[str, int, str], tuple[History, RunHistory]]) -> None:
+        self._whose = whose
+
+    def weights(self, run: RunHistory, which: TrainedModel) -> Arrays:
+        models, there = self._find(run)
+        return models.weights(there, which)
+
+    def new_module(self, run: RunHistory) -> nn.Module:
+        models, there = self._find(run)
+        return models.new_module(there)
+
+    def _find(self, run: RunHistory) -> tuple[Models, RunHistory]:
+        history, there = self._whose[run.label, run.seed, run.deploy]
+        if history.trained is None:
+            raise InputError(
+                f"{run.label}, seed {run.seed}, is not finished, so its models are not there yet: "
+                "finish it first"
+            )
+        return history.trained, there
+
+
+def _as_far(runs: Sequence[RunHistory]) -> list[RunHistory]:
+    """Without the runs of a row that are behind others of it, so that seeds can be pooled."""
+    most: dict[str, int] = {}
+    for run in runs:
+        done = len(run.tables.get("evaluated", ()))
+        most[run.label] = max(most.get(run.label, 0), done)
+    return [
+        run
+        for run in runs
+        if run.diverged or len(run.tables.get("evaluated", ())) == most[run.label]
+    ]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One computation: runs that share a batch, and the folder that they go into."""
+
+    place: str  # below the folder: "" is the folder itself
+    experiment: Experiment
+    labels: tuple[str, ...]  # of its strategies
+    new: bool = False
+
+    def path(self, out: Path) -> Path:
+        return out / self.place if self.place else out
+
+
+def computations(
+    asked: Sequence[Experiment],
+    rows: Mapping[str, str],
+    listed: Collection[str] = (),
+    out: Path | None = None,
+) -> list[Work]:
+    """The computations that are asked for; what a folder holds already is kept as it is there.
+
+    `asked` has an experiment for each combination of the keys `listed`; `rows` maps the labels of
+    the strategies to the words that name them. Nothing is written.
+    """
+    there = _there(out, rows)
+    if not there:
+        if len(asked) == 1:
+            return [Work("", asked[0], tuple(rows), new=True)]
+        return [_new(i, one, tuple(rows)) for i, one in enumerate(asked, 1)]
+    last = max((int(work.place.rpartition("/")[2]) for work in there if work.place), default=0)
+    found: list[Work] = []
+    for one in asked:
+        wanted = [(label, seed) for label in rows for seed in one.seed_list()]
+        same = _same(out, there, one, listed)
+        for work in same:
+            if work.experiment.train.rounds < one.train.rounds:
+                _name_all(out, work, wanted, one.train.rounds)
+            if set(_runs(work)) & set(wanted):
+                kept = {key: getattr(work.experiment, key) for key in ("strategies", "seeds")}
+                found.append(replace(work, experiment=one.model_copy(update=kept)))
+        held = {run for work in same for run in _runs(work)}
+        groups: dict[tuple[int, ...], list[str]] = {}
+        for label in rows:
+            if missing := tuple(s for s in one.seed_list() if (label, s) not in held):
+                groups.setdefault(missing, []).append(label)
+        for seeds, labels in groups.items():
+            last += 1
+            if len(labels) == len(rows) and list(seeds) == one.seed_list():
+                found.append(_new(last, one, tuple(rows)))
+            else:
+                some = {"strategies": [rows[label] for label in labels], "seeds": list(seeds)}
+                found.append(_new(last, one.model_copy(update=some), tuple(labels)))
+    return found
+
+
+def _new(number: int, experiment: Experiment, labels: tuple[str, ...]) -> Work:
+    return Work(f"{PARTS}/{number:03d}", experiment, labels, new=True)
+
+
+def _there(out: Path | None, rows: Mapping[str, str]) -> list[Work]:
+    """What a folder holds, finished or not."""
+    if out is None:
+        return []
+    found = []
+    for part in folders(out):
+        if files.exists(part / run_folder.EXPERIMENT_FILE):
+            experiment = experiment_of(part)
+            labels = tuple(label for spec in experiment.strategies for label in _labels(spec, rows))
+            place = "" if part == out else f"{PARTS}/{part.name}"
+            found.append(Work(place, experiment, labels))
+    return found
+
+
+def _labels(spec: str, rows: Mapping[str, str]) -> list[str]:
+    """The labels of the strategies that an experiment names; of one from Python, its name."""
+    if spec in rows:
+        return [spec]
+    try:
+        return [s.label() for s in strategies.parse(spec)]
+    except InputError:
+        return [spec]
+
+
+def _runs(work: Work) -> list[tuple[str, int]]:
+    return [(label, seed) for label in work.labels for seed in work.experiment.seed_list()]
+
+
+def _same(
+    out: Path | None, there: Sequence[Work], asked: Experiment, listed: Collection[str]
+) -> list[Work]:
+    """What is there of an experiment; one that differs in a key that is not listed is refused."""
+    mine, rounds = run_settings(asked), "train.rounds"
+    changes = [set(config.changed_keys(run_settings(work.experiment), mine)) for work in there]
+    grows = set() if rounds in listed else {rounds}
+    same = [work for work, keys in zip(there, changes, strict=True) if keys <= grows]
+    if any(work.experiment.train.rounds > asked.train.rounds for work in same):
+        same, changes, listed = [], [{rounds}], ()
+    if not same and not any(keys <= {*listed} for keys in changes):
+        told = ", ".join(sorted(sorted(changes, key=lambda keys: len(keys))[0]))
+        raise InputError(f"{out} holds another experiment, in {told}: choose another --out")
+    return same
+
+
+def _name_all(
+    out: Path | None, work: Work, wanted: Collection[tuple[str, int]], rounds: int
+) -> None:
+    """Refuse more rounds for some of the runs that were trained together."""
+    if left := [run for run in _runs(work) if run not in wanted]:
+        label, seed = left[0]
+        raise InputError(
+            f"{out} also holds {label}, seed {seed}, with {work.experiment.train.rounds} rounds: "
+            f"ask for {rounds} rounds of all its runs, or choose another --out"
+        )
+
+
+def reserve(works: Sequence[Work], out: Path) -> None:
+    """Note new parts in a folder, so that `fedmaba resume` knows those that are not begun."""
+    new = [work for work in works if work.new and work.place]
+    if not new:
+        return
+    if run_folder.holds_something_else(out):
+        raise InputError(f"{out} exists and is no run folder: choose another --out")
+    folder = run_folder.Folder(out)
+    try:
+        run_folder.make_folder(out / PARTS)
+        for work in new:
+            name = f"{work.place}/{run_folder.EXPERIMENT_FILE}"
+            if files.exists(out / name):
+                raise InputError(f"{out} was changed by another process: repeat the command")
+            folder.write(name, config.dump(work.experiment).encode())
+    finally:
+        folder.close()

@@ -1,0 +1,409 @@
+"""Search for settings: trials, a pick on validation data, then fresh seeds of what was picked.
+
+The trials of `fedmaba tune` lie in `RUN/search`, a run folder with parts, and `RUN` itself holds
+the runs of what was picked. A search that is begun again asks for the same trials: those that are
+finished are read, not trained. Test data play no part in the pick.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedmaba import rng, strategies
+from fedmaba.errors import Diverged, InputError
+from fedmaba.experiment import checks, config, parts, sweep
+from fedmaba.experiment.config import Experiment
+from fedmaba.experiment.session import Session, UserObjects
+from fedmaba.experiment.starting import Whole, python_call, run_all
+from fedmaba.experiment.trials import Trial, load
+from fedmaba.results import files, run_folder
+from fedmaba.results.history import History, Models, Row
+from fedmaba.strategies import deployed
+
+SAMPLERS = ("grid", "random", "tpe")
+RULES = ("best:accuracy", "best:fair")
+RANGE = re.compile(r"(log:)?(-?[0-9.eE+-]+)\.\.(-?[0-9.eE+-]+)")
+NO_OPTUNA = "sampler=tpe needs Optuna: pip install 'fedmaba[tune]'"
+
+
+class Range(NamedTuple):
+    """All numbers between two, to be drawn by a sampler."""
+
+    low: float
+    high: float
+    log: bool
+    whole: bool  # numbers only
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is tried, and how the best is picked."""
+
+    strategies: tuple[str, ...]  # each picks its own settings
+    tree: Mapping[str, Any]  # the experiment; the keys to try have lists or ranges
+    sampler: str = "grid"
+    trials: int | None = None  # for each strategy; None: its whole grid
+    rule: str = "best:accuracy"
+    seeds: int = 3  # of every trial: 0, 1, ...
+
+
+@dataclass
+class Tuning:
+    """A search in its folder: run its sessions one after another, then look at the result."""
+
+    search: Search
+    out: Path
+    own: UserObjects | None = None
+    command: Sequence[str] = ()
+    trials: list[Trial] = field(default_factory=list)
+    _rows: dict[str, dict[str, str]] = field(default_factory=dict)  # words by strategy and label
+
+    def __post_init__(self) -> None:
+        search = self.search
+        if search.sampler not in SAMPLERS:
+            raise InputError(f"sampler={search.sampler!r}: choose one of {', '.join(SAMPLERS)}")
+        if search.rule not in RULES:
+            raise InputError(f"pick={search.rule!r}: choose one of {', '.join(RULES)}")
+        if search.seeds < 1 or (search.trials is not None and search.trials < 1):
+            raise InputError("search_seeds and trials: give numbers of at least 1")
+        if search.sampler != "grid" and search.trials is None:
+            raise InputError(f"sampler={search.sampler}: say how many trials, as --trials 20")
+        self._rows = {spec: strategies.single_specs([spec]) for spec in search.strategies}
+        strategies.single_specs(search.strategies)  # refuses a row that is there twice
+        self.fresh = _fresh_seeds(search)
+
+    def sessions(self) -> Iterator[Session]:
+        """Every computation of the search, then those of what was picked."""
+        self._refuse_other()
+        adaptive = self.search.sampler == "tpe"
+        yield from self._adaptive() if adaptive else self._listed()
+        for spec in self._rows:
+            _mark_pick([t for t in self.trials if t.strategy == spec], self.search, self._unit())
+        self._note(self.trials)
+        yield from self._final()
+
+    def history(self, trained: Iterable[Models | None] = ()) -> History:
+        """The runs of what was picked, with the fresh seeds; some models may be known already."""
+        return parts.load_history(self.out, trained)
+
+    def _listed(self) -> Iterator[Session]:
+        """Run trials that are known beforehand: all of the same settings share a computation."""
+        swept = sweep.combinations(_without_ranges(self.search))
+        many = len(swept.trees)
+        grids = {
+            spec: [(label, c) for c in range(many) for label in rows]
+            for spec, rows in self._rows.items()
+        }
+        chosen = _same_budget(grids, self.search)
+        for c, tree in enumerate(swept.trees):
+            labels = {spec: [row for row, at in some if at == c] for spec, some in chosen.items()}
+            if any(labels.values()):
+                yield from self._try(tree, labels)
+
+    def _adaptive(self) -> Iterator[Session]:
+        """Run trials one by one, each proposed by Optuna after the scores of those before."""
+        optuna = _optuna()
+        for number, (spec, rows) in enumerate(self._rows.items()):
+            sampler = optuna.samplers.TPESampler(seed=number)
+            study = optuna.create_study(sampler=sampler, direction="maximize")
+            for _ in range(self.search.trials or 0):
+                asked = study.ask()
+                label = asked.suggest_categorical("strategy", list(rows))
+                tree = json.loads(json.dumps(dict(self.search.tree)))
+                for name, values in _space(self.search.tree).items():
+                    config.set_key(tree, name, _suggested(asked, name, values))
+                yield from self._try(tree, {spec: [label]})
+                score = self._unit().sign * self.trials[-1].score
+                if math.isfinite(score):
+                    study.tell(asked, score)
+                else:
+                    study.tell(asked, state=optuna.trial.TrialState.FAIL)
+
+    def _try(self, tree: Mapping[str, Any], labels: Mapping[str, list[str]]) -> Iterator[Session]:
+        """Run some rows with the same settings, and note their scores on validation data."""
+        rows = {row: self._rows[spec][row] for spec, some in labels.items() for row in some}
+        asked = self._experiment(tree, list(range(self.search.seeds)), rows)
+        where = self.out / run_folder.SEARCH
+        yield from self._whole([asked], rows, where).sessions()
+        values = {name: parts_value(asked, name) for name in _space(self.search.tree)}
+        found = {row.label: row for row in _judged(where, asked).summary()}
+        for spec, some in labels.items():
+            for label in some:
+                self.trials.append(_trial(spec, label, values, found[label], self.search.seeds))
+
+    def _final(self) -> Iterator[Session]:
+        """Run what was picked with seeds that no trial had."""
+        groups: dict[str, dict[str, str]] = {}
+        trees: dict[str, dict[str, Any]] = {}
+        for trial in self.trials:
+            if trial.picked:
+                key = json.dumps(trial.values, sort_keys=True)
+                tree = json.loads(json.dumps(dict(self.search.tree)))
+                for name, value in trial.values.items():
+                    config.set_key(tree, name, value)
+                groups.setdefault(key, {})[trial.row] = self._rows[trial.strategy][trial.row]
+                trees[key] = tree
+        for key, rows in groups.items():
+            asked = self._experiment(trees[key], self.fresh, rows)
+            yield from self._whole([asked], rows, self.out).sessions()
+
+    def _experiment(
+        self, tree: Mapping[str, Any], seeds: list[int], rows: Mapping[str, str]
+    ) -> Experiment:
+        given = {**tree, "strategies": list(rows.values()), "seeds": seeds}
+        return checks.build(given) if self.own is None else config.build(given)
+
+    def _whole(self, asked: list[Experiment], rows: Mapping[str, str], out: Path) -> Whole:
+        keys = tuple(_space(self.search.tree))
+        return Whole(asked, rows, keys, out, self.own, check=self._begin, command=self.command)
+
+    def _begin(self, session: Session) -> None:
+        """Before anything is written: refuse data on which nothing can be picked."""
+        if session.batch.ranks.count > 1:
+            raise InputError("tune is one process: start it without torchrun")
+        if not all(run.federation.validation.size.any() for run in session.batch.runs):
+            session.close()
+            raise InputError(
+                "tune picks on validation data, but none are held back: add --validation 20%"
+            )
+        if load(self.out) is None:
+            self._note([])
+
+    def _unit(self) -> Any:
+        return parts.load_history(self.out / run_folder.SEARCH).unit
+
+    def _refuse_other(self) -> None:
+        """Refuse a folder of another search, or of something else."""
+        there, mine = load(self.out), self._asked()
+        if there is None:
+            begun = files.exists(self.out / run_folder.EXPERIMENT_FILE)
+            if begun or run_folder.holds_something_else(self.out):
+                raise InputError(f"{self.out} exists and is no search: choose another --out")
+        elif other := [key for key, value in mine.items() if there["search"].get(key) != value]:
+            raise InputError(
+                f"{self.out} holds another search, in {', '.join(other)}: choose another --out"
+            )
+
+    def _note(self, trials: Sequence[Trial]) -> None:
+        """Write what is searched and what was found."""
+        shown = [{k: _plain(v) for k, v in vars(trial).items()} for trial in trials]
+        found = {"search": self._asked(), "trials": shown}
+        text = json.dumps(found, indent=2, allow_nan=False) + "\n"
+        run_folder.make_folder(self.out)
+        run_folder.write_file(self.out / run_folder.SEARCH_FILE, text.encode())
+
+    def _asked(self) -> dict[str, Any]:
+        search = self.search
+        space = {name: _told(values) for name, values in _space(search.tree).items()}
+        return {
+            "strategies": list(search.strategies),
+            "grid": space,
+            "sampler": search.sampler,
+            "trials": search.trials,
+            "pick": search.rule,
+            "search_seeds": search.seeds,
+        }
+
+
+def parts_value(experiment: Experiment, name: str) -> Any:
+    """The value of a key of an experiment."""
+    value: Any = experiment
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _fresh_seeds(search: Search) -> list[int]:
+    """Seeds that no trial has: as many as asked for, after those of the trials."""
+    seeds = config.build({"strategies": ["fedavg"], "seeds": search.tree.get("seeds", 3)}).seeds
+    if isinstance(seeds, int):
+        return list(range(search.seeds, search.seeds + seeds))
+    if used := [seed for seed in seeds if seed < search.seeds]:
+        raise InputError(
+            f"seed {used[0]} is one of the trials' (0 to {search.seeds - 1}): what is picked is "
+            "judged by fresh ones: give a count, or other seeds"
+        )
+    return seeds
+
+
+def _space(tree: Mapping[str, Any]) -> dict[str, list[Any] | Range]:
+    """The keys that are tried, with their values or range."""
+    found: dict[str, list[Any] | Range] = {}
+    for key in config.options():
+        value: Any = tree
+        for part in key.path:
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if isinstance(value, str) and (between := _range(value)):
+            found[key.name] = between
+        elif some := sweep.values_of(tree, key):
+            found[key.name] = some
+    return found
+
+
+def _range(text: str) -> Range | None:
+    """Read `0.01..1`, `log:0.01..1` or `1..5`."""
+    match = RANGE.fullmatch(text.strip())
+    if not match:
+        return None
+    with suppress(ValueError):
+        low, high = float(match[2]), float(match[3])
+        if low < high and math.isfinite(low) and math.isfinite(high) and (low > 0 or not match[1]):
+            whole = all(re.fullmatch(r"-?[0-9]+", match[i]) for i in (2, 3))
+            return Range(low, high, bool(match[1]), whole)
+    raise InputError(f"{text}: write LOW..HIGH or log:LOW..HIGH, as log:0.001..1")
+
+
+def _without_ranges(search: Search) -> Mapping[str, Any]:
+    for name, values in _space(search.tree).items():
+        if isinstance(values, Range):
+            raise InputError(
+                f"{name} has a range, which --sampler {search.sampler} cannot try: list its values "
+                "as [0.01,0.1], or say --sampler tpe"
+            )
+    return search.tree
+
+
+def _same_budget(
+    grids: Mapping[str, list[tuple[str, int]]], search: Search
+) -> dict[str, list[tuple[str, int]]]:
+    """The trials of each strategy, the same number for all: its grid, or some drawn from it."""
+    sizes = {spec: len(grid) for spec, grid in grids.items()}
+    told = ", ".join(f"{spec} {size}" for spec, size in sizes.items())
+    if search.sampler == "grid" and search.trials is None:
+        if len(set(sizes.values())) > 1:
+            least = min(sizes.values())
+            raise InputError(
+                f"the grids have different numbers of trials ({told}), and every strategy gets the "
+                f"same: list as many values for each, or say --sampler random --trials {least}"
+            )
+        return dict(grids)
+    many = search.trials or 0
+    if search.sampler == "grid":
+        raise InputError(f"trials={many}: a grid is tried whole: say --sampler random, too")
+    if many > min(sizes.values()):
+        raise InputError(f"trials={many}, but the grids have {told}: list more values, or lower it")
+    drawn = {}
+    for number, (spec, grid) in enumerate(grids.items()):
+        some = rng.generator(number, "tune").choice(len(grid), many, replace=False)
+        drawn[spec] = [grid[i] for i in sorted(some.tolist())]
+    return drawn
+
+
+def _judged(where: Path, asked: Experiment) -> History:
+    """The runs of these settings, judged on validation data."""
+    mine = parts.run_settings(asked)
+    same = [p for p in parts.folders(where) if parts.run_settings(parts.experiment_of(p)) == mine]
+    return parts.merged([("", run_folder.load_history(p)) for p in same]).judged_on("validation")
+
+
+def _trial(spec: str, label: str, values: dict[str, Any], row: Row, seeds: int) -> Trial:
+    whole = row.seeds == seeds
+    return Trial(
+        spec,
+        label,
+        values,
+        row.seeds,
+        row.mean.accuracy if whole else math.nan,
+        row.sd.accuracy if whole else math.nan,
+        row.mean.variance if whole else math.nan,
+        row.note,
+    )
+
+
+def _mark_pick(trials: Sequence[Trial], search: Search, unit: Any) -> None:
+    """Mark the trial that the rule picks; among equals the one that was tried first."""
+    good = [trial for trial in trials if math.isfinite(trial.score)]
+    if not good:
+        raise Diverged(f"every trial of {trials[0].strategy} diverged: try other values")
+    if search.rule == "best:fair" and unit.lower:
+        raise InputError(
+            "pick='best:fair' goes by points of a score where higher is better, but here lower is: "
+            "say --pick best:accuracy, which picks the lowest"
+        )
+    scale = 100.0 if unit.mark else 1.0
+    score = np.array([unit.sign * trial.score for trial in good]) / scale
+    variance = np.array([trial.variance for trial in good]) / scale**2
+    good[deployed.pick_round(search.rule, score, variance)].picked = True
+
+
+def _suggested(asked: Any, name: str, values: list[Any] | Range) -> Any:
+    """The value that a sampler proposes for a key."""
+    if not isinstance(values, Range):
+        return asked.suggest_categorical(name, values)
+    if values.whole:
+        return asked.suggest_int(name, int(values.low), int(values.high), log=values.log)
+    return asked.suggest_float(name, values.low, values.high, log=values.log)
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise InputError(NO_OPTUNA) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _told(values: list[Any] | Range) -> Any:
+    if isinstance(values, Range):
+        return f"{'log:' * values.log}{values.low:g}..{values.high:g}"
+    return values
+
+
+class Tuned(NamedTuple):
+    """The result of a search: the runs of what was picked, and all trials."""
+
+    history: History
+    trials: list[Trial]
+
+
+def tune(
+    strategies: Sequence[str] | str,
+    grid: Mapping[str, Any],
+    *,
+    out: str | Path,
+    sampler: str = "grid",
+    trials: int | None = None,
+    pick: str = "best:accuracy",
+    search_seeds: int = 3,
+    progress: bool = True,
+    **options: Any,
+) -> Tuned:
+    """Try settings, pick the best of each strategy on validation data, and run fresh seeds of it.
+
+    Options are those of `compare`. The same call again goes on, or returns the finished result.
+    """
+    named = [strategies] if isinstance(strategies, str) else list(strategies)
+    if not all(isinstance(spec, str) for spec in named):
+        raise InputError("tune takes strategies by name, as 'fedmaba:alpha=[0.5,0.8]'")
+    given = python_call(named, options)
+    search = Search(tuple(named), with_grid(given.tree, grid), sampler, trials, pick, search_seeds)
+    own = None if given.own == UserObjects() else given.own
+    tuning = Tuning(search, Path(out), own)
+    finished = run_all(tuning.sessions(), progress, tuning.out)
+    return Tuned(tuning.history([history.trained for _, history in finished]), tuning.trials)
+
+
+def with_grid(tree: Mapping[str, Any], grid: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree of keys with those of a grid, which are named as options or as keys of a file."""
+    found = copy.deepcopy(dict(tree))
+    names = {key.argument: key.name for key in config.options()}
+    for name, values in grid.items():
+        config.set_key(found, names.get(name.replace("-", "_"), name), values)
+    if not _space(found) and not grid:
+        raise InputError("nothing to try: name values, as --grid lr=[0.01,0.1]")
+    return found

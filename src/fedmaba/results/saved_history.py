@@ -1,0 +1,52 @@
+"""A history, made of the arrays and words that files keep of it. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedmaba.results.groups import Groups
+from fedmaba.results.history import Arrays, GrowingArray, History, RunHistory
+from fedmaba.results.metrics import Metric
+from fedmaba.results.table_checks import SIZES, check_counts, check_shapes, check_values
+
+
+def from_arrays(
+    meta: Sequence[Mapping[str, Any]], arrays: Sequence[Arrays], share: float = 0.05
+) -> History:
+    """A history from the arrays of `RunHistory.arrays` and the labels of the runs."""
+    runs = []
+    for about, tables in zip(meta, arrays, strict=True):
+        check_shapes(tables)
+        check_values(tables)
+        rows = {name: GrowingArray(t) for name, t in tables.items() if name not in SIZES}
+        told = saved_groups(about.get("groups"))
+        for name in (name for name in rows if name.endswith(".groups")):
+            check_counts(name, tables[name], told)
+        runs.append(
+            RunHistory(
+                label=about["label"],
+                seed=about["seed"],
+                deploy=about["deploy"],
+                test_size=tables["test_size"],
+                diverged=about["diverged"],
+                tables=rows,
+                of=about.get("of", ""),
+                metric=metric_of(about.get("metric")),
+                validation_size=tables.get("validation_size"),
+                groups=told,
+            )
+        )
+    return History(runs, share)
+
+
+def metric_of(told: object) -> Metric:
+    """The metric that a file tells of; accuracy where it tells of none."""
+    known = told if isinstance(told, dict) else {}
+    return Metric(**{key: known[key] for key in Metric._fields if key in known})
+
+
+def saved_groups(told: object) -> Groups:
+    """The groups that a file tells of; none where it tells of none."""
+    known = told if isinstance(told, dict) else {}
+    return Groups(tuple(known.get("names", ())), known.get("positive", ""))

@@ -1,0 +1,77 @@
+"""A finished command that is run again shows its result; nothing is trained again."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fedmaba
+from command_line import QUICK
+from fedmaba.errors import InputError
+from fedmaba.simulation import engine
+from run_folders import asked, begun, files, play, same_history
+
+
+@pytest.fixture
+def words(tiny_npz):
+    return ["compare", "fedavg", "--data", tiny_npz, *QUICK, "--out", "mine"]
+
+
+def no_training(monkeypatch):
+    def refuse(batch):
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(engine, "simulate", refuse)
+
+
+def test_the_same_command_shows_its_result(call, words, monkeypatch):
+    first = call(*words)
+    before = files(Path("mine"))
+    no_training(monkeypatch)
+    for again in (words, [w for w in words if w != "--quiet"], ["resume", "mine", "--quiet"]):
+        shown = call(*again)
+        assert shown.code == 0, shown.err
+        table = first.out.partition("It took")[0]
+        assert shown.out.startswith(table)
+        assert "results: mine" in shown.out
+        said = "" if "--quiet" in again else "mine is finished: nothing is trained again\n"
+        assert shown.err == said
+    assert files(Path("mine")) == before
+
+
+def test_the_same_python_call_returns_its_history(tiny_npz, tmp_path, monkeypatch):
+    how = {"data": tiny_npz, "model": "softmax", "rounds": 2, "seeds": 1, "out": tmp_path / "run"}
+    first = fedmaba.compare("fedavg", **how)
+    no_training(monkeypatch)
+    same_history(fedmaba.compare("fedavg", **how), first)
+
+
+def test_a_run_that_diverged_says_so_again(call, words, monkeypatch):
+    wild = [*("mlp" if w == "softmax" else w for w in words), "--lr", "1e30"]
+    assert call(*wild).code == 65
+    no_training(monkeypatch)
+    assert call(*wild).code == 65
+    assert call("resume", "mine").code == 65
+
+
+def test_other_data_in_the_same_file_are_refused(tiny_npz, tmp_path):
+    mine = tmp_path / "mine.npz"
+    mine.write_bytes(Path(tiny_npz).read_bytes())
+    play(begun(asked(mine, seeds=1), tmp_path / "run"))
+    with np.load(mine) as z:
+        arrays = dict(z)
+    arrays["x"] = arrays["x"] + 1
+    np.savez(mine, **arrays)
+    with pytest.raises(InputError, match="the data differ from those"):
+        begun(asked(mine, seeds=1), tmp_path / "run")
+
+
+def test_an_edited_result_is_refused(tiny_npz, tmp_path):
+    out = tmp_path / "run"
+    play(begun(asked(tiny_npz, seeds=1), out))
+    runs = json.loads((out / "runs.json").read_text())
+    runs["made"]["asked"]["train"]["lr"] = 0.7
+    (out / "runs.json").write_text(json.dumps(runs))
+    with pytest.raises(InputError, match=r"train\.lr was 0\.7, now 0\.1"):
+        begun(asked(tiny_npz, seeds=1), out)
