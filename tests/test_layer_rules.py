@@ -126,22 +126,17 @@ def test_one_weight_on_which_clients_disagree_does_not_move():
 
 def shortest(vectors):
     """The shortest convex combination, by a solver that knows nothing of Gram matrices."""
-    size = np.linalg.norm(vectors, axis=1).max()
-    scaled, k = vectors / size, len(vectors)
-    found = []
-    for start in (np.full(k, 1 / k), *(0.8 * np.eye(k) + 0.2 / k)):
-        found.append(
-            minimize(
-                lambda x: ((x @ scaled) ** 2).sum(),
-                start,
-                jac=lambda x: 2 * scaled @ (x @ scaled),
-                bounds=[(0, 1)] * k,
-                constraints={"type": "eq", "fun": lambda x: x.sum() - 1},
-                method="SLSQP",
-                options={"ftol": 1e-15, "maxiter": 500},
-            )
-        )
-    return min(found, key=lambda r: r.fun).x @ vectors
+    scaled, k = vectors / np.linalg.norm(vectors, axis=1).max(), len(vectors)
+    found = minimize(
+        lambda x: ((x @ scaled) ** 2).sum(),
+        np.full(k, 1 / k),
+        jac=lambda x: 2 * scaled @ (x @ scaled),
+        bounds=[(0, 1)] * k,
+        constraints={"type": "eq", "fun": lambda x: x.sum() - 1, "jac": lambda x: np.ones(k)},
+        method="SLSQP",
+        options={"ftol": 1e-16, "maxiter": 500},
+    )
+    return found.x @ vectors
 
 
 def fair_gradient(loss, g):
@@ -175,7 +170,7 @@ def paper_direction(loss, g, layers, absent=()):
 
 
 @pytest.mark.parametrize("absent", [0, 2])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_fedlf_is_the_papers_algorithm(seed, absent):
     rng = np.random.default_rng(seed)
     cuts = [3, 5, 20]  # layers of 3, 2, 15 and 20 weights for 4 clients: the first two are joined
