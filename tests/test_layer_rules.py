@@ -342,14 +342,9 @@ def test_nothing_to_move_along_is_no_step():
     assert torch.tensor(decision.coef).isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("spec", "why"),
-    [
-        ("fedeba", "fedeba weighs the first step of each site, which sites do not send"),
-        ("mifa", "mifa needs the mean of what sites keep, which does not follow from what they"),
-    ],
-)
-def test_flower_refuses_what_sites_do_not_send(spec, why):
+def test_flower_refuses_what_sites_do_not_send():
+    why = "fedeba weighs the first step of each site, which sites do not send: simulate it, or"
     with pytest.raises(InputError, match=why):
-        FederationSettings(one(spec))
+        FederationSettings(one("fedeba"))
     FederationSettings(one("fedlf"))
+    FederationSettings(one("mifa"))

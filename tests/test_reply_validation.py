@@ -32,7 +32,7 @@ from fedmaba.strategies import REGISTRY, deployed, parse
 from fedmaba.strategies.base import Decision
 
 STRATEGIES = ["fedavg", "qffl:q=1", "afl", "term", "fedfv", "fedmaba:alpha=0.8"]
-# fednova: test_flower_means; the others are refused
+# fednova and mifa: test_flower_means
 ELSEWHERE = {"scaffold", "ditto", "local", "fairfed", "fednova", "fedeba", "mifa"}
 ON_FLOWER = [name for name in REGISTRY if name not in ELSEWHERE]
 RNG = np.random.default_rng(0)

@@ -92,10 +92,7 @@ class Batch:
     def gradients(self) -> list[bool]:
         """Whether clients of each run take the gradient of all their examples before training."""
         both = zip(self.local, self.needs, strict=True)
-        return [
-            needs.first_steps or any(keep.full_gradient for keep in local.keep.values())
-            for local, needs in both
-        ]
+        return [needs.first_steps or needs_full_gradient(local) for local, needs in both]
 
     @cached_property
     def layers(self) -> list[slice]:
@@ -144,6 +141,11 @@ class Batch:
         """Loss and score of each example under each row, (R, n)."""
         pool, workers = self.pool, self.workers
         return evaluate(self.rows, flat, index, pool.x, pool.y, workers, self.metric, scored=scored)
+
+
+def needs_full_gradient(local: Local) -> bool:
+    """Whether clients also need the gradient of all their examples at the server's model."""
+    return any(keep.full_gradient for keep in local.keep.values())
 
 
 @contextmanager
