@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.report import document, group_tables, numbers, packing, set_up, verdict
+from fedmaba.report import document, federation, group_tables, numbers, packing, set_up, verdict
 from fedmaba.report.current_figures import CurrentFigures, unit_of
-from fedmaba.report.data import ATS, Source, combine, short_names
+from fedmaba.report.data import ATS, MODELS, Source, combine, short_names
 from fedmaba.report.document import Cell
 from fedmaba.report.looks import algorithm, hues, reference
 from fedmaba.report.table import (
@@ -30,6 +30,7 @@ from fedmaba.report.table import (
     more_figures,
     noise_note,
     plainly,
+    privacy_note,
 )
 from fedmaba.results import run_folder
 from fedmaba.results.history import At, History, IntArray, Model, RunHistory
@@ -80,6 +81,13 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
             _folder(source, name)
             for source, name in zip(sources, short_names(sources), strict=True)
         ],
+        "federations": [
+            {"name": source.name, "words": federation.how_far(source.federation)}
+            | {"tables": [_texts(grid) for grid in federation.grids(source.federation)]}
+            for source in sources
+            if source.federation is not None
+        ],
+        "model": _first_model(scores),
         "groups": _groups(scores),
         "tables": {f"{model}.{at}": _table(scores, model, at) for model, at in switches},
         "verdicts": {
@@ -90,6 +98,25 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
         "notes": notes(sources, scores.history, keep, unit),
         "live": [_live(scores, i) for i, source in enumerate(sources) if not source.finished],
     }
+
+
+def _first_model(scores: CurrentFigures) -> Model:
+    """The model that the page shows first: the deployed one, if any of it was evaluated."""
+    known = {
+        model: any(
+            math.isfinite(figures.accuracy)
+            for own in scores.values(model, "last").values()
+            for figures in own.values()
+        )
+        for model in MODELS
+    }
+    return "last" if known["last"] and not known["deployed"] else "deployed"
+
+
+def _texts(grid: document.Grid) -> dict[str, Any]:
+    """A table as texts."""
+    rows = [[document.minus_sign(cell.text) for cell in row] for row in grid.rows]
+    return {"title": grid.title, "head": [*grid.head], "rows": rows}
 
 
 def _keep(runs: Sequence[RunHistory]) -> int:
@@ -148,11 +175,8 @@ def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) ->
             "Clients without test examples, as hostile ones, are not in the figures; weights and "
             "losses show them."
         )
-    if any(run.judged() < (run.test_size > 0).sum() for run in history.runs):
-        out.append(
-            f"Clients whose {unit.name} is undefined, as where all test examples are of one class, "
-            "are not in the figures."
-        )
+    left = [run for run in history.runs if run.judged() < (run.test_size > 0).sum()]
+    out += dict.fromkeys(run.UNJUDGED.format(name=unit.name) for run in left)
     kinds = {(s.data.get("sha256"), str(s.about.get("partition"))) for s in sources}
     if len(sources) > 1 and len(kinds) > 1:
         out.append(
@@ -161,7 +185,13 @@ def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) ->
         )
     if noise := noise_note(history.summary(), history.on):
         out.append(f"Deployed model, at the last round: {document.minus_sign(noise)}.")
+    if spent := privacy_note(history.runs, sources[0].lines if len(sources) == 1 else ()):
+        out.append(f"{capitalised(spent)}.")
     out += [run.diverged for run in history.runs if run.diverged]
+    for source in sources:
+        told = source.federation.notes() if source.federation is not None else []
+        where = f"{source.name}: " if len(sources) > 1 else ""
+        out += [f"{capitalised(where + text)}." for text in told]
     return out
 
 
@@ -342,8 +372,10 @@ def _live(scores: CurrentFigures, i: int) -> dict[str, Any]:
         "rounds": source.rounds,
         "held": source.held,
         "seconds": _short(np.mean(source.seconds)) if len(source.seconds) > 1 else None,
-        "stop": f"kill -INT {worker}" if worker else "",
-        "resume": f"fedmaba resume {set_up.quoted([str(source.path or source.name)])}",
+        "stop": f"kill -INT {worker}" if worker and source.federation is None else "",
+        "resume": f"fedmaba resume {set_up.quoted([str(source.path or source.name)])}"
+        if source.federation is None
+        else federation.go_on(source.federation),
     }
 
 

@@ -44,6 +44,7 @@ from fedmaba.report.table import (
     for_screen,
     incentive_grids,
     noise_note,
+    privacy_note,
     summary,
 )
 from fedmaba.results.history import At, History, Model, RunHistory
@@ -71,6 +72,7 @@ WORDS = (
     ALIKE,
     "the paper's value lies inside our interval",
     "likely cause, where one was tested",
+    "who and why",
 )  # no numbers
 
 
@@ -102,6 +104,8 @@ def show(
     if noise := noise_note(history.summary(model, at, share), history.on):
         noise = minus_sign(noise)
         console.print(line_of(noise, "yellow" if "warning" in noise else "dim"))
+    if spent := privacy_note(history.runs):
+        console.print(line_of(spent, "dim"))
     for run in history.runs:
         if run.diverged:
             console.print(line_of(run.diverged, "red"), soft_wrap=True)

@@ -6,7 +6,7 @@ const $$ = (query, at = document) => [...at.querySelectorAll(query)];
 const read = (from) => JSON.parse($("#data", from).textContent);
 let D = read(document);
 const state = {
-  model: "deployed", at: "last", sort: null, only: new Set(), against: "variance", scale: "auto",
+  model: D.model, at: "last", sort: null, only: new Set(), against: "variance", scale: "auto",
   to: null, seed: null, gainSeed: "all", place: null, client: null, labels: null,
 };
 

@@ -160,7 +160,7 @@ function defaults() {
 // ---- what is chosen stands in the address ----------------------------------------------------
 function remember() {
   const words_ = new URLSearchParams();
-  if (state.model !== "deployed") words_.set("model", state.model);
+  if (state.model !== D.model) words_.set("model", state.model);
   if (state.at !== "last") words_.set("at", state.at);
   for (const k of state.only) words_.append("only", D.strategies[k].label);
   if (state.to !== null && state.to !== named()) words_.set("to", D.strategies[state.to].label);
@@ -173,7 +173,7 @@ function recall() { // whether the address says anything
   if (!location.hash.includes("=")) return false;
   const words_ = new URLSearchParams(location.hash.slice(1)), one = (name, known, usual) => (known.includes(words_.get(name)) ? words_.get(name) : usual);
   const find = (text) => D.strategies.findIndex((o) => o.label === text);
-  state.model = one("model", D.models, "deployed"); state.at = one("at", ["last", "best", "last5"], "last");
+  state.model = one("model", D.models, D.model); state.at = one("at", ["last", "best", "last5"], "last");
   state.against = one("against", ["variance", "worst"], "variance"); state.scale = one("scale", ["auto", "linear", "log"], "auto");
   state.only = new Set(words_.getAll("only").map(find).filter((k) => k >= 0));
   state.to = find(words_.get("to")) >= 0 ? find(words_.get("to")) : null;
