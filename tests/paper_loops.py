@@ -136,3 +136,41 @@ class Ditto(PaperLoop):
             sent.append(y)
         if not self.alone:
             self.model = sum(n / sum(sizes) * y for n, y in zip(sizes, sent, strict=True))
+
+
+class FedEBA(PaperLoop):
+    """Eq. (3), (7) and (8) of Wang et al.: model alignment, the one step on all examples."""
+
+    def __init__(self, *args, tau, alpha):
+        super().__init__(*args)
+        self.tau, self.alpha = tau, alpha
+
+    def round(self, t, cohort, lr):
+        x, changes, first, tilt = self.model, [], [], []
+        for i in cohort:
+            y, every = x.clone(), self.fed.split.train[i]
+            for rows, key in self.batches(i, t):
+                y = y - lr * self.gradient(y, rows, key)
+            changes.append(y - x)
+            first.append(-lr * self.gradient(x, every, None))
+            vector_to_parameters(x, self.plain.worker.parameters())
+            tilt.append(math.exp(self.plain.measured(self.plain.worker, every) / self.tau))
+        p = [e / sum(tilt) for e in tilt]
+        fair = sum(w * d for w, d in zip(p, changes, strict=True))
+        self.model = x + (1 - self.alpha) * fair + self.alpha * sum(first) / len(cohort)
+
+
+class MIFA(PaperLoop):
+    """Algorithm 1 of Gu et al. 2021, with memories of 0 before a device's first round."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.own = [torch.zeros_like(self.model) for _ in range(self.n)]  # G_i
+
+    def round(self, t, cohort, lr):
+        for i in cohort:
+            y = self.model.clone()
+            for rows, key in self.batches(i, t):
+                y = y - lr * self.gradient(y, rows, key)
+            self.own[i] = (self.model - y) / lr
+        self.model = self.model - lr * sum(self.own) / self.n

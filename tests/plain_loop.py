@@ -52,6 +52,8 @@ SPECS = [
     "deltafl:theta=0.3,weights=uniform",
     "aaggff:cdf=weibull",
     "adafed:gamma=0.2,eta=0.5",
+    "fedeba:tau=0.3,a=0.4",
+    "fedlf:tau=2,norms=reference",
 ]
 PLAN = Plan(rounds=3, minibatch=4, lr=0.2, lr_decay=0.9, dtype="float64")
 
@@ -293,17 +295,44 @@ class Plain:
             loss=None if needs.loss == "none" else np.array(losses),
             norms=gram.diagonal()[: len(clients)] if needs.changes == "norms" else None,
             gram=gram if needs.changes == "gram" else None,
+            layer_grams=None if needs.changes != "layers" else self.layer_grams(every),
             past_client=np.array([*past], dtype=np.int64),
             past_round=np.array([r for r, _ in past.values()], dtype=np.int64),
             steps=np.array(steps, np.float64) if needs.steps else None,
         )
         coef, self.state, _ = self.strategy.weigh(self.state, replies)
-        delta = torch.from_numpy(coef) @ every[: len(coef)]
+        if needs.first_steps:
+            every = torch.cat([every, torch.stack([-lr * self.gradient(c) for c in clients])])
+        delta = self.combined(torch.from_numpy(coef), every)
         moved = server + plan.server_lr * self.along(delta)
         vector_to_parameters(moved, self.model.parameters())
         self.past |= {int(c): (t, change) for c, change in zip(clients, changes, strict=True)}
-        self.told.append(Told(clients, coef[: len(clients)], replies.loss))
+        shown = coef.mean(0) if coef.ndim == 2 else coef
+        shown = shown.reshape(2, -1).sum(0) if needs.first_steps else shown[: len(clients)]
+        self.told.append(Told(clients, shown, replies.loss))
         self.path.append(parameters_to_vector(self.model.parameters()).detach().clone())
+
+    def gradient(self, client):
+        """The gradient of all of a client's examples at the server's model."""
+        rows = self.fed.split.train[client]
+        loss = self.criterion(self.forward(self.model, self.examples(rows)), self.y[rows]).mean()
+        parts = torch.autograd.grad(loss, list(self.model.parameters()))
+        return torch.cat([g.flatten() for g in parts])
+
+    def layers(self, rows):
+        """The parts of changes (k, P) that belong to each module with weights."""
+        modules = [m for m in self.model.modules() if list(m.parameters(recurse=False))]
+        return rows.split([sum(p.numel() for p in m.parameters()) for m in modules], 1)
+
+    def layer_grams(self, rows):
+        return np.array([(part @ part.T).numpy() for part in self.layers(rows)])
+
+    def combined(self, coef, rows):
+        """Changes with their coefficients, which may differ by layer."""
+        if coef.ndim == 1:
+            return coef @ rows[: len(coef)]
+        parts = zip(coef, self.layers(rows), strict=True)
+        return torch.cat([row @ part[: len(row)] for row, part in parts])
 
     def along(self, delta):
         """The server's step along the weighted changes, as the papers write it."""

@@ -29,6 +29,8 @@ SPECS = [
     "deltafl:theta=0.1,weights=uniform",
     "aaggff:cdf=frechet",
     "adafed:gamma=5",
+    "fedeba:tau=0.01,a=1",
+    "fedlf:tau=3,norms=reference",
 ]
 quick = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
@@ -50,6 +52,11 @@ def counts_by_group(client, t):
     return np.array(found)
 
 
+def layer_grams(rows):
+    """The inner products of three layers of changes: the first four numbers, the next, the rest."""
+    return np.array([part @ part.T for part in np.split(rows, [4, 12], axis=1)])
+
+
 def replies(strategy: Strategy, client, loss, changes, *, n=100, t=0, past=(), size=None):
     """What the server tells the strategy: only what it needs, and read-only."""
     needs, client = strategy.needs(), np.asarray(client, dtype=np.int64)
@@ -64,6 +71,7 @@ def replies(strategy: Strategy, client, loss, changes, *, n=100, t=0, past=(), s
         loss=None if needs.loss == "none" else np.asarray(loss, dtype=np.float64).copy(),
         norms=gram.diagonal()[: len(client)].copy() if needs.changes != "none" else None,
         gram=gram if needs.changes == "gram" else None,
+        layer_grams=layer_grams(rows) if needs.changes == "layers" else None,
         groups=counts_by_group(client, t) if needs.groups else None,
         past_client=np.array([c for c, _, _ in past], dtype=np.int64) if past else None,
         past_round=np.array([r for _, r, _ in past], dtype=np.int64) if past else None,

@@ -1,4 +1,4 @@
-"""FedDyn and FedNova on Flower: the simulator's model; what sites keep stays with them."""
+"""FedDyn, FedNova, FedLF and MIFA on Flower: the simulator's model; what is kept stays at sites."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def simulated(spec, fed, participants=None, rounds=4, seed=0):
     return {n: w.numpy() for n, w in batch.rows.layout.unpack(batch.progress.model[0]).items()}
 
 
-@pytest.mark.parametrize("spec", ["feddyn", "fednova"])
+@pytest.mark.parametrize("spec", ["feddyn", "fednova", "fedlf:tau=2", "mifa"])
 def test_the_model_is_the_simulators(spec, fed, tmp_path):
     options = {"fraction_train": 0.6, "seed": 3}
     _, result = run(spec, fed, grid_of(fed, tmp_path), **options)

@@ -16,7 +16,7 @@ from flower_grid import LocalGrid, light_app, light_model
 from flower_sites import CONFIG, first, local_data
 
 ROUNDS, SITES = 3, 5
-SIMULATED = ["scaffold", "ditto", "local", "fairfed"]  # not on Flower at all
+SIMULATED = ["scaffold", "ditto", "local", "fairfed", "fedeba", "mifa"]  # not on Flower at all
 KEEPING = ["feddyn", "fednova"]  # sites keep something, or say how many steps they took
 OTHERS = [name for name, kind in REGISTRY.items() if kind().needs().changes != "none"]
 SUMMED = [name for name in REGISTRY if name not in SIMULATED + KEEPING + OTHERS]

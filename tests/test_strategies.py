@@ -34,11 +34,12 @@ def test_coefficients_are_finite_and_sum_to_the_total(spec, n, m):
         coef, state, info = strategy.weigh(state, told)
         rows = m if told.past_client is None else m + len(told.past_client)
         assert coef.dtype == np.float64
-        assert coef.shape in {(m,), (rows,)}
+        assert coef.shape[-1] in {m, rows} or (strategy.needs().first_steps and len(coef) == 2 * m)
+        assert coef.ndim == 1 or len(coef) == len(told.layer_grams)
         assert np.isfinite(coef).all()
         assert all(isinstance(v, float) for v in info.values())
         if strategy.total() is not None:
-            assert coef.sum() == pytest.approx(strategy.total(), abs=1e-12)
+            assert coef.sum(-1) == pytest.approx(strategy.total(), abs=1e-12)
 
 
 @every
@@ -47,7 +48,8 @@ def test_order_of_the_participants_does_not_matter(spec):
     bench, state = Bench(strategy), strategy.init(12)
     for _ in range(4):
         told = bench.round()
-        rows = len(told.gram) if told.gram is not None else bench.m
+        grams = told.gram if told.layer_grams is None else told.layer_grams
+        rows = bench.m if grams is None else grams.shape[-1]
         order = bench.rng.permutation(bench.m)
         full = np.concatenate([order, np.arange(bench.m, rows)])
         moved = dataclasses.replace(
@@ -57,11 +59,15 @@ def test_order_of_the_participants_does_not_matter(spec):
             loss=None if told.loss is None else told.loss[order],
             norms=None if told.norms is None else told.norms[order],
             gram=None if told.gram is None else told.gram[np.ix_(full, full)],
+            layer_grams=None if told.layer_grams is None else told.layer_grams[:, full][:, :, full],
             groups=None if told.groups is None else told.groups[order],
             steps=None if told.steps is None else told.steps[order],
         )
         straight, turned = strategy.weigh(state, told), strategy.weigh(state, moved)
-        assert np.allclose(turned.coef, straight.coef[full[: len(straight.coef)]], atol=1e-7)
+        if strategy.needs().first_steps:
+            full = np.concatenate([order, bench.m + order])
+        full = full[: straight.coef.shape[-1]]
+        assert np.allclose(turned.coef, straight.coef[..., full], atol=1e-7)
         for key in straight.state:
             assert np.allclose(turned.state[key], straight.state[key], atol=1e-9)
         state = straight.state
@@ -101,7 +107,8 @@ def test_what_is_needed_and_missing_is_named(spec):
     strategy = one(spec)
     needs = strategy.needs()
     told = Bench(strategy).round()
-    for wanted, field in ((needs.loss, "loss"), (needs.changes, needs.changes)):
+    seen = {"layers": "layer_grams"}.get(needs.changes, needs.changes)
+    for wanted, field in ((needs.loss, "loss"), (needs.changes, seen)):
         if wanted != "none":
             with pytest.raises(InputError, match=field):
                 strategy.weigh(strategy.init(12), dataclasses.replace(told, **{field: None}))

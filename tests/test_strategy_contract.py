@@ -109,8 +109,8 @@ def test_unknown_fields_of_local_and_needs_are_named():
     assert told == "unknown field of Local in mine: local(): 'proxy': did you mean 'prox'?"
     told = refused(lambda self: Needs(gram=True), hook="needs")
     assert told == (
-        "unknown field of Needs in mine: needs(): 'gram': choose one of changes, groups, "
-        "keep_rounds, loss, steps"
+        "unknown field of Needs in mine: needs(): 'gram': choose one of changes, "
+        "first_steps, groups, keep_rounds, loss, steps"
     )
 
 

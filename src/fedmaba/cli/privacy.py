@@ -61,7 +61,9 @@ def privacy(
     found = strategies.parse(",".join([*head, *more]))
     if len(found) > 1:
         raise InputError(f"--strategy {strategy}: this is a grid: name one strategy")
-    plan = privacy_plan.Plan(Privacy.from_settings(asked), found[0], clients, many, rounds, seed)
+    plan = privacy_plan.PrivacyPlan(
+        Privacy.from_settings(asked), found[0], clients, many, rounds, seed
+    )
     page = privacy_plan.document(plan)
     if out is not None:
         privacy_plan.write_figure(plan, out)

@@ -83,7 +83,8 @@ def table(
         typer.echo(json_forms.json_table(history, model, at, share, against), nl=False)
         return
     page = tables.document(history, model, at, share, against, str(folder))
-    more = page.grids[-1:] if against is not None else []  # what terminal.show does not show
+    # what terminal.show does not show
+    more = [grid for grid in page.grids if grid.name in ("differences", "holm")]
     if found := trials.load_trials(folder):
         more.append(trials_table.trials_grid(found, history.unit))
         page.grids.append(more[-1])

@@ -43,6 +43,8 @@ from fedmaba.strategies.base import (
     Replies,
     State,
     call_weigh,
+    client_weights,
+    layers_of,
     optimiser_of_server,
     still_kept,
 )
@@ -294,7 +296,7 @@ class FederationServer:
         if not np.isfinite(coef).all():
             return {}, {}, "the strategy gave a weight that is not finite: this round adds nothing"
         with np.errstate(over="ignore", invalid="ignore"):
-            delta, moments = coef.astype(self.dtype) @ many[: len(coef)], self.moments
+            delta, moments = self._combined(coef.astype(self.dtype), many), self.moments
             if self.optimiser is not None:
                 delta, moments = self.optimiser.step(moments, delta)
             moved, means = base + delta, self._new_means(change, replies)
@@ -306,12 +308,26 @@ class FederationServer:
         self._keep(client, change)
         self.means = means
         self.state, self.moments = decision.state, moments
-        weighed = coef[: len(replies)] if self.settings.batchnorm == "average" else None
+        weights = client_weights(self.settings.strategy.needs(), coef, len(replies))
+        weighed = weights if self.settings.batchnorm == "average" else None
         statistics = _statistics(self.model, replies, weighed)
         means = {n: a for n, a in statistics.items() if weighed is not None and a.dtype.kind == "f"}
         self._set(new | means, statistics)
-        weights = {r.site: float(c) for r, c in zip(replies, coef, strict=False)}
-        return weights, decision.info, ""
+        by_site = {r.site: float(c) for r, c in zip(replies, weights, strict=True)}
+        return by_site, decision.info, ""
+
+    def _combined(self, coef: NDArray[Any], many: NDArray[Any]) -> NDArray[Any]:
+        """(P,) Changes (k, P) with their coefficients, which may differ by layer."""
+        if coef.ndim == 1:
+            return np.asarray(coef @ many[: len(coef)])
+        parts = zip(coef, self._layers(many), strict=True)
+        return np.concatenate([row @ part[: len(row)] for row, part in parts])
+
+    def _layers(self, many: NDArray[Any]) -> list[NDArray[Any]]:
+        """The part of each layer of changes (k, P)."""
+        ends = np.cumsum([self.model[name].size for name in self.weights])
+        last = [int(ends[places[-1]]) for places in layers_of(self.weights)]
+        return np.split(many, last[:-1], axis=1)
 
     def _numbers(
         self, replies: Sequence[Reply], client: IntArray, change: NDArray[Any]
@@ -327,6 +343,10 @@ class FederationServer:
         if needs.changes == "gram":
             gram = (many @ many.T).astype(np.float64)
             seen["gram"] = (gram + gram.T) / 2
+            seen["past_client"], seen["past_round"] = self.past_client, self.past_round
+        if needs.changes == "layers":
+            grams = np.stack([part @ part.T for part in self._layers(many)]).astype(np.float64)
+            seen["layer_grams"] = (grams + grams.swapaxes(1, 2)) / 2
             seen["past_client"], seen["past_round"] = self.past_client, self.past_round
         if needs.steps:
             seen["steps"] = np.array([r.steps for r in replies], np.float64)

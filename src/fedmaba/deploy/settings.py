@@ -56,6 +56,11 @@ class FederationSettings:
                 f"{self.strategy.label()} weighs by validation losses, which sites do not send: "
                 "choose another loss, as loss_at=start"
             )
+        if self.strategy.needs().first_steps:
+            raise InputError(
+                f"{self.strategy.label()} weighs the first step of each site, which sites do not "
+                "send: simulate it, or choose another strategy"
+            )
         if self.strategy.needs().groups:
             raise InputError(
                 f"{self.strategy.label()} weighs sites by groups of people, whose counts sites do "

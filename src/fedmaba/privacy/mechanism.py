@@ -60,7 +60,7 @@ class Mechanism:
     @property
     def releases(self) -> tuple[float, ...]:
         """The noise multipliers of the sum and, where they are released, of the losses."""
-        return accounting.releases(self.noise, shares(self.asked, self.losses))
+        return accounting.releases(self.noise, cost_shares(self.asked, self.losses))
 
     @property
     def sensitivity(self) -> float:
@@ -124,7 +124,7 @@ class Mechanism:
         }
 
 
-def shares(asked: Privacy, losses: bool) -> tuple[float, ...]:
+def cost_shares(asked: Privacy, losses: bool) -> tuple[float, ...]:
     """How a round's cost is divided over what it releases."""
     return (1.0 - asked.loss_share, asked.loss_share) if losses else (1.0,)
 
@@ -138,7 +138,7 @@ def mechanism(
     losses = strategy.needs().loss != "none"
     weight = largest_weight(strategy, participants, largest_share(size, participants))
     taken = busiest(seed, rounds, len(size), participants)
-    parts = shares(asked, losses)
+    parts = cost_shares(asked, losses)
     noise = accounting.noise_multiplier(asked.epsilon, asked.delta, parts, int(taken[-1]))
     return Mechanism(asked, seed, weight, losses, noise, taken)
 

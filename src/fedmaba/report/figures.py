@@ -1,7 +1,7 @@
 """Figures in print quality with matplotlib (extra `plot`): the page's, and those papers show.
 
 Drawn without pyplot, so that nothing global changes; the same colours as the page. Each kind is a
-function of line_figures.py or client_figures.py. No torch.
+function of line_figures.py, client_figures.py or rank_figure.py. No torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedmaba.errors import InputError, unknown
-from fedmaba.report import client_figures, data, line_figures
+from fedmaba.report import client_figures, data, line_figures, rank_figure
 from fedmaba.report.escape import one_line
 from fedmaba.report.looks import printed_name
 from fedmaba.report.plot_data import COLORS, HALF, INK, LINE, SOFT, WIDE, PlotData
@@ -70,6 +70,7 @@ KINDS: dict[str, tuple[Callable[[Any, PlotData], None], tuple[float, float]]] = 
     "worst": (line_figures.worst, (HALF, 2.6)),
     "weights": (client_figures.weights, (WIDE, 2.4)),
     "constraint": (line_figures.constraint, (WIDE, 2.4)),
+    "ranks": (rank_figure.mean_ranks, (WIDE, 3.6)),
     "gains": (client_figures.gains, (WIDE, 2.4)),
     "incentive": (client_figures.incentive, (WIDE, 2.4)),
     "heterogeneity": (client_figures.heterogeneity, (WIDE, 2.4)),

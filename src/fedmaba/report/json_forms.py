@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedmaba.report import numbers
-from fedmaba.report.table import FIGURES, differences
+from fedmaba.report.table import FIGURES, corrected_p_values, differences
 from fedmaba.results.history import At, History, Model
 from fedmaba.results.metrics import Fairness
 
@@ -57,6 +57,7 @@ def json_table(
     }
     if against is not None:
         grid = differences(history, model, at, against)
+        corrected = corrected_p_values(history, model, at, against)
         found["against"] = against
         found["differences"] = [
             {
@@ -69,6 +70,9 @@ def json_table(
                     }
                     for name, cell in zip(FIGURES, cells[1:5], strict=True)
                 },
+                "p_holm": dict(zip(FIGURES, corrected[first.text], strict=True))
+                if first.text in corrected
+                else None,
             }
             for first, *cells in grid.rows
         ]

@@ -23,7 +23,7 @@ RADII = (0.0, 0.1, 0.3, 1.0, 2.0)
 
 
 @dataclass(frozen=True)
-class Plan:
+class PrivacyPlan:
     """A run that is thought of: clients of equal size."""
 
     asked: Privacy
@@ -48,7 +48,7 @@ class Plan:
         return [] if own is None else sorted({*RADII, float(own)})
 
 
-def document(plan: Plan) -> Document:
+def document(plan: PrivacyPlan) -> Document:
     """The noise by epsilon, and by the radius of FedMABA's ball."""
     own, asked = plan.mechanism(), plan.asked
     some = "all" if plan.participants == plan.clients else f"{plan.participants:,}"
@@ -84,7 +84,7 @@ def _cells(found: Mechanism) -> list[Cell]:
     return [Cell("–") if math.isnan(v) else Cell(f"{v:.4g}", v) for v in values]
 
 
-def draw(plan: Plan) -> Any:
+def draw(plan: PrivacyPlan) -> Any:
     """noise on the weighted sum against epsilon, for several radii of FedMABA's ball"""
     from fedmaba.report import figures
     from fedmaba.report.plot_data import SOFT, WIDE
@@ -107,7 +107,7 @@ def draw(plan: Plan) -> Any:
     return figure
 
 
-def write_figure(plan: Plan, out: Path) -> None:
+def write_figure(plan: PrivacyPlan, out: Path) -> None:
     """The figure as a file; the name says the form."""
     from fedmaba.report import figures
 

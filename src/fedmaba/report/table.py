@@ -11,10 +11,11 @@ import numpy as np
 
 from fedmaba.errors import InputError, unknown
 from fedmaba.report import numbers
+from fedmaba.report import ranks as ranks_of_rows
 from fedmaba.report.document import Cell, Document, Grid, between, number
-from fedmaba.report.paired import Interval, difference
+from fedmaba.report.paired import Interval, difference, pairs
 from fedmaba.results.history import At, History, Model, On, Row, RunHistory
-from fedmaba.results.metrics import PERCENT, Unit
+from fedmaba.results.metrics import PERCENT, FloatArray, Unit
 from fedmaba.results.selection import Choice, Found, by_seed, fairness_by_seed
 
 FIGURES = ("variance", "accuracy", "worst", "best")
@@ -174,7 +175,7 @@ def document(
     noise = noise_note(history.summary(model, at), history.on)
     grids = [summary(history, model, at), *incentive_grids(history, model, at)]
     if against is not None:
-        grids.append(differences(history, model, at, against))
+        grids += compared(history, model, at, against)
     below = [f"{capitalised(note)}." for note in (noise, privacy_note(history.runs)) if note]
     return Document(title, text, grids, foot=below)
 
@@ -273,6 +274,45 @@ def differences(history: History, model: Model, at: At, against: str) -> Grid:
     return grid_of_differences(
         "differences", title, history.share, spans, against, unit=history.unit
     )
+
+
+def compared(history: History, model: Model, at: At, against: str) -> list[Grid]:
+    """Differences to the row `against`; of several rows also which remain if chance is counted."""
+    grids = [differences(history, model, at, against)]
+    corrected = corrected_p_values(history, model, at, against)
+    if len(corrected) < 2:
+        return grids
+    unit, share = history.unit, history.share
+    body = []
+    for row, found in corrected.items():
+        listed = figures_in_words(share, [p < ranks_of_rows.SIGNIFICANT for p in found], unit)
+        cells = [Cell(_p_in_words(p), p) for p in found]
+        body.append([Cell(row), *cells, Cell(listed)])
+    title = (
+        f"Difference to {against}: p-values of paired t-tests, Holm's correction for "
+        f"{len(corrected)} rows in each column"
+    )
+    head = ["row", *short_titles(share, unit), "significant in"]
+    return [*grids, Grid("holm", title, head, body)]
+
+
+def _p_in_words(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def corrected_p_values(
+    history: History, model: Model, at: At, against: str
+) -> dict[str, list[float]]:
+    """By row with two seeds or more, the p-value of each figure's difference after Holm."""
+    found = fairness_by_seed(history, model, Choice(at, "", at, ""))
+    samples: dict[str, list[FloatArray]] = {}
+    for row in dict.fromkeys(run.label for run in history.runs):
+        both = [pairs(by_seed(found, row, f), by_seed(found, against, f)) for f in FIGURES]
+        if row != against and len(both[0][0]) > 1:
+            samples[row] = [ours - theirs for ours, theirs in both]
+    raw = np.array([[ranks_of_rows.p_value(x) for x in row] for row in samples.values()])
+    columns = [ranks_of_rows.holm(p) for p in raw.reshape(-1, len(FIGURES)).T]
+    return dict(zip(samples, np.transpose(columns).tolist(), strict=True))
 
 
 def minus(ours: Found, row: str, theirs: Found, base: str) -> list[Interval]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from fedmaba.rows.workers import Workers
 from fedmaba.simulation.distributed import Ranks
 from fedmaba.simulation.local_training import MetricFn, Pool, evaluate
 from fedmaba.simulation.state import Plan, Progress, Run
-from fedmaba.strategies.base import Local, Needs, optimiser_of_server
+from fedmaba.strategies.base import Local, Needs, layers_of, optimiser_of_server
 from fedmaba.strategies.server_optimisers import numbers_by_run
 
 IntArray = NDArray[np.int64]
@@ -94,6 +95,20 @@ class Batch:
         return [run.strategy.local() for run in self.runs]
 
     @cached_property
+    def gradients(self) -> list[bool]:
+        """Whether clients of each run take the gradient of all their examples before training."""
+        both = zip(self.local, self.needs, strict=True)
+        return [needs.first_steps or needs_full_gradient(local) for local, needs in both]
+
+    @cached_property
+    def layers(self) -> list[slice]:
+        """(L,) Where each layer of the model lies in its flat vector."""
+        layout = self.rows.layout
+        compared = [a for a in layout.starts if a < layout.compared]
+        first = [compared[part[0]] for part in layers_of(layout.names[: len(compared)])]
+        return [slice(a, b) for a, b in itertools.pairwise([*first, layout.compared])]
+
+    @cached_property
     def optimiser_numbers(self) -> Tensor:
         """(9, R, 1) The numbers of each run's server optimiser, on the device."""
         optimisers = [optimiser_of_server(run.strategy) for run in self.runs]
@@ -111,8 +126,8 @@ class Batch:
             + 2 * o.full_batch * (1 + (o.loss is not None))
             + 8 * bool(o.add or o.add_mean)
             + (0 if o.personal is None else 16 * (1 + o.personal.only) + 64 * (o.personal.prox > 0))
-            + 128 * needs_full_gradient(o)
-            for o in self.local
+            + 128 * gradient
+            for o, gradient in zip(self.local, self.gradients, strict=True)
         ]
         return np.array(each, np.int64)
 

@@ -301,7 +301,8 @@ def _constant_terms(
         return None, start
     if not rule.prox or start is None:
         return -floats[0, 0] * added, start
-    return None, start.sub_(added / floats[1][:, None])  # a step of -lr * added, over lr * prox
+    # a step of -lr * added, over the rate lr * prox
+    return None, start.addcdiv_(added, floats[1][:, None], value=-1)
 
 
 def _run_inline(

@@ -165,20 +165,30 @@ def end_losses(batch: Batch, c: Cohort, place: IntArray, w: Tensor) -> Tensor:
     return mean_losses(losses, valid)
 
 
-def change_stats(needs: Needs, change: Tensor, past: Tensor) -> dict[str, Host]:
+def change_stats(
+    needs: Needs, change: Tensor, past: Tensor, layers: list[slice]
+) -> dict[str, Host]:
     """The norms or inner products of a cohort's changes (m, P) and of those from past rounds."""
     with precision("float32"):
         if needs.changes == "norms":
             norms = torch.linalg.vector_norm(change, dim=1, dtype=torch.float64)
             return {"norms": start_fetch(norms.square())}
         if needs.changes == "gram":
-            gram = _products(change, change)
-            if len(past):
-                across = _products(change, past)
-                below = torch.cat([across.T, _products(past, past)], 1)
-                gram = torch.cat([torch.cat([gram, across], 1), below])
-            return {"gram": start_fetch(gram.double())}
+            return {"gram": start_fetch(_gram(change, past).double())}
+        if needs.changes == "layers":
+            grams = [_gram(change[:, part], past[:, part]) for part in layers]
+            return {"layer_grams": start_fetch(torch.stack(grams).double())}
     return {}
+
+
+def _gram(change: Tensor, past: Tensor) -> Tensor:
+    """(m+h, m+h) The inner products of changes (m, P) and of those from past rounds (h, P)."""
+    gram = _products(change, change)
+    if not len(past):
+        return gram
+    across = _products(change, past)
+    below = torch.cat([across.T, _products(past, past)], 1)
+    return torch.cat([torch.cat([gram, across], 1), below])
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor
 from fedmaba.errors import NoRoom
 from fedmaba.rows.cuda_graphs import send, start_fetch
 from fedmaba.simulation import private, server_step
-from fedmaba.simulation.batch import Batch, needs_full_gradient
+from fedmaba.simulation.batch import Batch
 from fedmaba.simulation.client_scores import whole_models
 from fedmaba.simulation.cohort import (
     Cohort,
@@ -56,7 +56,14 @@ from fedmaba.simulation.measurements import (
 )
 from fedmaba.simulation.state import Round
 from fedmaba.strategies import deployed
-from fedmaba.strategies.base import PERSONAL, PRIVACY_INFO, Decision, Replies, call_weigh
+from fedmaba.strategies.base import (
+    PERSONAL,
+    PRIVACY_INFO,
+    Decision,
+    Replies,
+    call_weigh,
+    client_weights,
+)
 
 __all__ = ["Chunk", "Decided", "Measured", "Stepped", "Trained", "draw", "measure", "play_round",
            "rounds_of", "step", "train", "train_chunks", "weigh"]  # fmt: skip
@@ -148,7 +155,8 @@ def measure(
     for c in drawn.late:
         past = batch.progress.kept[c.r].change
         sent = slice(batch.rows.layout.compared)  # statistics are no direction of a change
-        changes[c.r] = change_stats(c.needs, trained.change(c)[:, sent], past[:, sent])
+        stats = partial(change_stats, layers=batch.layers if c.needs.changes == "layers" else [])
+        changes[c.r] = stats(c.needs, trained.change(c)[:, sent], past[:, sent])
         if c.needs.loss in ("mean", "end"):
             loss[c.r] = partial(_gathered, batch, len(c.client), trained.losses.get(c.r, []))
     return Measured(loss, changes, before.groups)
@@ -192,8 +200,8 @@ def weigh(batch: Batch, drawn: Drawn, measured: Measured, when: str) -> Decided:
             loss = federation.hostile.reported_losses(c.client, loss)
         if loss is not None and mechanism is not None:
             loss = mechanism.released_losses(drawn.round, loss)
-        if "gram" in seen:
-            seen["gram"] = (seen["gram"] + seen["gram"].T) / 2
+        for name in seen.keys() & {"gram", "layer_grams"}:
+            seen[name] = (seen[name] + seen[name].swapaxes(-1, -2)) / 2
             seen |= {"past_client": kept.client, "past_round": kept.round}
         if c.r in measured.groups:
             seen["groups"] = measured.groups[c.r]
@@ -217,7 +225,8 @@ def _broken_numbers(c: Cohort, loss: FloatArray | None, seen: dict[str, NDArray[
     """Why a run has diverged, by the first client whose number is not finite; empty if none is."""
     for values in seen.values():
         if not np.isfinite(values).all():
-            own = (values if values.ndim == 1 else np.diag(values))[: len(c.client)]
+            squares = values if values.ndim == 1 else values.diagonal(axis1=-2, axis2=-1)
+            own = squares.reshape(-1, squares.shape[-1]).sum(0)[: len(c.client)]
             largest = int(np.argmax(np.nan_to_num(np.abs(own), nan=np.inf)))
             return f"the model change of client {c.client[largest]} is not finite"
     if loss is not None and not np.isfinite(loss).all():
@@ -233,8 +242,9 @@ def train(
     at = batch.progress
     kept = sum(len(c.client) for c in drawn.late)
     trained = Trained(None, at.model.new_zeros(kept, at.model.shape[1]))
+    fresh = at.model.new_empty if batch.ranks.count == 1 else at.model.new_zeros
     for c in drawn.cohorts:
-        new = {n: at.model.new_zeros(len(c.client), at.model.shape[1]) for n in at.vectors[c.r]}
+        new = {n: fresh(len(c.client), at.model.shape[1]) for n in at.vectors[c.r]}
         trained.vectors |= {c.r: new} if new else {}
         if width := at.own[c.r].shape[1]:
             trained.own[c.r] = at.model.new_zeros(len(c.client), width)
@@ -258,10 +268,9 @@ def train_chunks(batch: Batch, drawn: Drawn) -> Iterator[Chunk]:
 
     def work(rows: IntArray) -> Chunk:
         job = job_of(batch, drawn, rows)
-        does = batch.local[int(job.run[0])]  # rows of one chunk are of one kind
         w, summary, personal = train_models(batch, drawn, rows, job, slot)
         gradient = None
-        if needs_full_gradient(does):
+        if batch.gradients[int(job.run[0])]:  # rows of one chunk are of one kind
             gradient = full_gradients(batch.rows, batch.pool, at.model, job, batch.graphs, slot)
         if factor is not None:
             scale_malicious_updates(at.model, w, job.run, factor[rows])
@@ -356,6 +365,7 @@ def _collect(batch: Batch, drawn: Drawn, decided: Decided, chunk: Chunk, trained
         if trained.delta is None:
             trained.delta = torch.zeros_like(model)
         trained.delta[runs] += total[took] - weight[took] * model[runs]
+        _add_first_steps(batch, drawn, decided, chunk, trained.delta)
     late = [(c, own, place) for c, own, place in here if c.kept_at >= 0]
     if late:
         into = send(np.concatenate([c.kept_at + place for c, _, place in late]), w.device)
@@ -371,6 +381,25 @@ def _collect(batch: Batch, drawn: Drawn, decided: Decided, chunk: Chunk, trained
                 whole = torch.cat([w[own, : batch.rows.layout.shared], parts[own]], 1)
                 value = end_losses(batch, c, place, whole)
             trained.losses.setdefault(c.r, []).append((place, start_fetch(value)))
+
+
+def _add_first_steps(
+    batch: Batch, drawn: Drawn, decided: Decided, chunk: Chunk, delta: Tensor
+) -> None:
+    """Add a chunk's weighted first steps, for strategies that ask for these, to delta (R, P)."""
+    weights = slice(batch.rows.layout.compared)
+    for c in drawn.cohorts:
+        mine = np.flatnonzero(drawn.table.run[chunk.rows] == c.r)
+        if chunk.gradient is None or not c.needs.first_steps or not len(mine):
+            continue
+        if c.r in decided.decision:
+            place = chunk.rows[mine] - c.rows.start
+            coef = -drawn.lr * decided.decision[c.r].coef[len(c.client) + place]
+            if (factor := change_factors([c])) is not None:
+                coef = coef * factor[place]
+            here = send(mine, delta.device)
+            first = chunk.gradient.index_select(0, here)[:, weights]
+            delta[c.r, weights] += server_step.combine_changes(coef, first, first[:0])
 
 
 def _keep_vectors(batch: Batch, drawn: Drawn, chunk: Chunk, trained: Trained) -> None:
@@ -460,8 +489,8 @@ def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Step
 def _more_than_changes(batch: Batch, c: Cohort) -> bool:
     """Whether more than the changes of models decides on the server's step of a run."""
     local = batch.local[c.r]
-    private_sum = batch.mechanism(c.r) is not None
-    return bool(local.means) or local.personal is not None or private_sum
+    own = local.personal is not None or batch.mechanism(c.r) is not None
+    return bool(local.means) or own or c.needs.first_steps
 
 
 def _new_means(batch: Batch, c: Cohort, trained: Trained) -> dict[str, Tensor]:
@@ -491,7 +520,11 @@ def _weigh_changes(
     """Add a late cohort's weighted changes, and keep those that its strategy needs again."""
     kept = batch.progress.kept[c.r]
     if not batch.ranks.rank:  # each rank has the whole sum
-        delta[c.r] = server_step.combine_changes(decision.coef, change, kept.change)
+        coef, past = decision.coef, kept.change
+        if coef.ndim == 2:
+            delta[c.r] = server_step.combine_layers(coef, change, past, batch.layers)
+        else:
+            delta[c.r] = server_step.combine_changes(coef, change, past)
     if c.needs.keep_rounds:
         change[:, batch.rows.layout.compared :] = 0  # statistics of past rounds do not come again
         batch.progress.kept[c.r] = server_step.kept_changes(kept, c, change, t)
@@ -526,7 +559,7 @@ def rounds_of(
             _end(batch, c.r, drawn.round, f"{what} is not finite")
             continue
         batch.progress.states[c.r] = decision.state
-        coef = decision.coef[: len(c.client)]
+        coef = client_weights(c.needs, decision.coef, len(c.client))
         info = dict(decision.info)
         if (mechanism := batch.mechanism(c.r)) is not None:
             told = (mechanism.spent(drawn.round), mechanism.asked.delta)

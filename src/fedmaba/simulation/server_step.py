@@ -118,6 +118,14 @@ def combine_changes(coef: FloatArray, change: Tensor, past: Tensor) -> Tensor:
         return out + share[len(change) :] @ past if len(coef) > len(change) else out
 
 
+def combine_layers(coef: FloatArray, change: Tensor, past: Tensor, layers: list[slice]) -> Tensor:
+    """`combine_changes` with coefficients (L, .) for each layer; statistics have their mean."""
+    out = combine_changes(coef.mean(0), change, past)
+    for row, part in zip(coef, layers, strict=True):
+        out[part] = combine_changes(row, change[:, part], past[:, part])
+    return out
+
+
 def kept_changes(before: KeptChanges, c: Cohort, change: Tensor, t: int) -> KeptChanges:
     """The changes that a cohort's strategy needs again after round t."""
     old = still_kept((before.client, before.round), c.client, t, c.needs.keep_rounds)

@@ -21,7 +21,9 @@ from fedmaba.strategies.fedadam import FedAdam
 from fedmaba.strategies.fedavg import FedAvg
 from fedmaba.strategies.fedavgm import FedAvgM
 from fedmaba.strategies.feddyn import FedDyn
+from fedmaba.strategies.fedeba import FedEBA
 from fedmaba.strategies.fedfv import FedFV
+from fedmaba.strategies.fedlf import FedLF
 from fedmaba.strategies.fedmaba import FedMABA
 from fedmaba.strategies.fedmgda import FedMGDA
 from fedmaba.strategies.fednova import FedNova
@@ -29,6 +31,7 @@ from fedmaba.strategies.fedprox import FedProx
 from fedmaba.strategies.fedsgd import FedSGD
 from fedmaba.strategies.fedyogi import FedYogi
 from fedmaba.strategies.gifair import GIFAIR
+from fedmaba.strategies.mifa import MIFA
 from fedmaba.strategies.propfair import PropFair
 from fedmaba.strategies.qffl import QFFL
 from fedmaba.strategies.scaffold import Scaffold
@@ -37,6 +40,7 @@ from fedmaba.strategies.term import TERM
 __all__ = [
     "AFL",
     "GIFAIR",
+    "MIFA",
     "QFFL",
     "REGISTRY",
     "TERM",
@@ -50,7 +54,9 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedDyn",
+    "FedEBA",
     "FedFV",
+    "FedLF",
     "FedMABA",
     "FedMGDA",
     "FedNova",
@@ -90,6 +96,9 @@ REGISTRY: dict[str, type[Strategy]] = {
         Ditto,
         Alone,
         FairFed,
+        FedEBA,
+        FedLF,
+        MIFA,
     )
 }
 BUILT_IN = tuple(REGISTRY)

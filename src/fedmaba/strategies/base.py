@@ -9,9 +9,10 @@ same object. Nothing here may import torch, read a file or draw a random number.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -27,7 +28,7 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 State = dict[str, FloatArray]
 LossAt = Literal["none", "start", "mean", "end", "held"]
-Changes = Literal["none", "norms", "gram"]
+Changes = Literal["none", "norms", "gram", "layers"]
 PERSONAL = "personal"  # among the vectors that clients keep: the models of their own
 # A recorded round has these keys already, so the info of a strategy cannot use them.
 PRIVACY_INFO = ("dp_epsilon", "dp_delta")  # of a private run: what is spent after a round
@@ -43,6 +44,7 @@ class Replies:
 
     The model change of a participant is its model after local training minus the server's model.
     Rows of `gram` after the m participants are changes kept from earlier rounds (`keep_rounds`).
+    A layer is a module of the model with weights of its own, in the model's order.
     """
 
     round: int
@@ -53,6 +55,7 @@ class Replies:
     loss: FloatArray | None = None  # (m,)      where Needs.loss says
     norms: FloatArray | None = None  # (m,)     squared norms of the changes
     gram: FloatArray | None = None  # (m+h, m+h) inner products of the changes
+    layer_grams: FloatArray | None = None  # (L, m+h, m+h) the same of each layer's part of them
     past_client: IntArray | None = None  # (h,) whose kept change it is, each client once
     past_round: IntArray | None = None  # (h,)  from which round
     steps: FloatArray | None = None  # (m,)     local steps, where Needs.steps asks; with momentum
@@ -61,9 +64,13 @@ class Replies:
 
 
 class Decision(NamedTuple):
-    """What a strategy answers: the server adds `coef @ changes` to its model."""
+    """What a strategy answers: the server adds `coef @ changes` to its model.
 
-    coef: FloatArray  # (m,) or (m+h,)
+    Where it sees layers, `coef` may have a row for each of them. Where it asks for first steps,
+    the second half of `coef` weighs these.
+    """
+
+    coef: FloatArray  # (m,) or (m+h,), (L, m) or (L, m+h); (2m,) with first steps
     state: State  #                              carried to the next round, saved in checkpoints
     info: Mapping[str, float] = {}  #            what people like to see: lambda, kl, ...
 
@@ -93,6 +100,8 @@ class Needs:
     keep_rounds: int = 0  #                      changes of how many past rounds join the gram
     steps: bool = False  #                       the number of local steps of each participant
     groups: bool = False  #                      counts by group of people, at the server's model
+    first_steps: bool = False  #                 the change that one step on all of a participant's
+    #                                            examples would make; coefficients come after all m
 
     def __post_init__(self) -> None:
         for name, choices in (("loss", get_args(LossAt)), ("changes", get_args(Changes))):
@@ -100,10 +109,15 @@ class Needs:
                 raise InputError(f"Needs({name}={value!r}): choose one of {', '.join(choices)}")
         if type(self.keep_rounds) is not int or self.keep_rounds < 0:
             raise InputError(f"Needs(keep_rounds={self.keep_rounds!r}): give a whole number from 0")
-        if self.keep_rounds and self.changes != "gram":
+        if self.keep_rounds and self.changes not in ("gram", "layers"):
             raise InputError(
                 f"Needs(keep_rounds={self.keep_rounds}): kept changes are seen in the gram alone: "
                 "add changes='gram', or leave it out"
+            )
+        if self.first_steps and not self.early:
+            raise InputError(
+                "Needs(first_steps=True): their weights must be known before training: leave out "
+                "changes, and take loss='start'"
             )
 
     @property
@@ -366,11 +380,10 @@ def call_weigh(strategy: Strategy, state: State, replies: Replies) -> Decision:
         coef = np.asarray(getattr(decision, "coef", None))
     except ValueError:  # rows of several lengths
         coef = np.asarray(None)
-    m, past = len(replies.client), replies.past_client
-    if coef.shape not in ((m,), (m + (0 if past is None else len(past)),)):
+    if coef.shape not in _shapes_of_coefficients(strategy.needs(), replies):
         raise InputError(
-            f"{strategy.name}: weigh() gave coefficients of shape {coef.shape} for {m} clients: "
-            "return Decision(coef, state) with one for each"
+            f"{strategy.name}: weigh() gave coefficients of shape {coef.shape} for "
+            f"{len(replies.client)} clients: return Decision(coef, state) with one for each"
         )
     if coef.dtype.kind not in "biuf":
         raise InputError(f"{strategy.name}: weigh() gave coefficients of {coef.dtype}: give floats")
@@ -380,9 +393,42 @@ def call_weigh(strategy: Strategy, state: State, replies: Replies) -> Decision:
     return decision
 
 
+def _shapes_of_coefficients(needs: Needs, replies: Replies) -> list[tuple[int, ...]]:
+    """The shapes that a decision's coefficients may have."""
+    m, past = len(replies.client), replies.past_client
+    if needs.first_steps:
+        return [(2 * m,)]
+    wide = m + (0 if past is None else len(past))
+    shapes: list[tuple[int, ...]] = [(m,), (wide,)]
+    if replies.layer_grams is not None:
+        layers = len(replies.layer_grams)
+        shapes += [(layers, m), (layers, wide)]
+    return shapes
+
+
+def client_weights(needs: Needs, coef: FloatArray, m: int) -> FloatArray:
+    """(m,) One number per participant, as a round records it: with layers, the mean over them."""
+    if needs.first_steps:
+        return np.asarray(coef[:m] + coef[m:])
+    return np.asarray(coef[:, :m].mean(0) if coef.ndim == 2 else coef[:m])
+
+
+def layers_of(names: Sequence[str]) -> list[list[int]]:
+    """The weights of a model by layer, as places in `names`: those of one module, in their order.
+
+    "0.weight", "0.bias", "2.weight" are two layers.
+    """
+    modules = [name.rpartition(".")[0] for name in names]
+    return [
+        [place for place, _ in part]
+        for _, part in itertools.groupby(enumerate(modules), key=lambda entry: entry[1])
+    ]
+
+
 def _name_forgotten_needs(strategy: Strategy, replies: Replies, error: Exception) -> None:
     """Say it where weigh() failed for a number that it reads and needs() does not ask for."""
-    asks = {"loss": "loss='start'", "norms": "changes='norms'", "gram": "changes='gram'"}
+    asks = {"loss": "loss='start'", "norms": "changes='norms'", "gram": "changes='gram'",
+            "layer_grams": "changes='layers'"}  # fmt: skip
     read = getattr(getattr(strategy.weigh, "__code__", None), "co_names", ())
     for name, ask in asks.items():
         if name in read and getattr(replies, name) is None:
@@ -399,8 +445,9 @@ def _check_sum(strategy: Strategy, round: int, coef: FloatArray) -> None:
         return
     if not isinstance(goal, int | float) or not abs(goal) < np.inf:
         raise InputError(f"{strategy.name}: total() gave {goal!r}: return a finite number, or None")
-    with np.errstate(over="ignore"):
-        found, rough = float(coef.sum()), 1e-5 * abs(goal) + 1e-12 * float(np.abs(coef).sum())
+    with np.errstate(over="ignore"):  # a row for each layer, or one for all
+        sums, rough = coef.sum(-1), 1e-5 * abs(goal) + 1e-12 * float(np.abs(coef).sum())
+    found = float(sums.flat[np.argmax(np.abs(sums - goal))])
     if rough == np.inf or abs(found - goal) > rough:
         raise InputError(
             f"{strategy.name}, round {round + 1}: weigh() gave coefficients that sum to "

@@ -1,0 +1,97 @@
+"""The critical-difference picture: mean ranks of many rows, and which are not told apart. No torch.
+
+Demšar 2006, figure 1: the best on the left, one line of text for each row, a thick bar over rows
+whose ranks lie no further apart than Nemenyi's critical difference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedmaba.errors import InputError
+from fedmaba.report import figure_text
+from fedmaba.report import ranks as rank_tests
+from fedmaba.report.escape import for_figure
+from fedmaba.report.looks import printed_name
+from fedmaba.report.plot_data import INK, SOFT, PlotData, axis_name
+from fedmaba.results.history import FloatArray
+
+SHOWN = ("variance", "worst")
+LINE = 0.17  # inches of a row's line of text
+BAR = 0.09  # inches between two bars
+
+
+def ranks_of(plot: PlotData, figure: str) -> tuple[list[str], FloatArray]:
+    """The rows, and a figure of each at the last round by seed that all of them have: (S, k)."""
+    found: dict[str, dict[int, float]] = {}
+    for label in plot.labels:
+        runs = plot.of(label)
+        last = [run.fairness(plot.model, plot.share, [-1], plot.unit)[0] for run in runs]
+        found[label] = {run.seed: getattr(f, figure) for run, f in zip(runs, last, strict=True)}
+    both = sorted(set.intersection(*(set(values) for values in found.values())))
+    if len(found) < 2 or len(both) < 2:
+        raise InputError(
+            f"ranks of {len(found)} rows that share {len(both)} seeds: compare at least two rows "
+            "under at least two seeds that all of them have"
+        )
+    return [*found], np.array([[values[seed] for values in found.values()] for seed in both])
+
+
+def mean_ranks(figure: Any, plot: PlotData) -> None:
+    """mean ranks over seeds, and which rows are not told apart (critical difference)"""
+    panels = []
+    for name in SHOWN:
+        labels, values = ranks_of(plot, name)
+        lower = name == "variance" or plot.unit.lower
+        panels.append((name, labels, rank_tests.ranking(values, lower)))
+    rows, bars = len(plot.labels), max(len(found.alike()) for _, _, found in panels)
+    height = 0.75 + BAR * bars + LINE * -(-rows // 2)
+    figure.set_figheight(0.2 + height * len(SHOWN))
+    for axes, (name, labels, found) in zip(figure.subplots(len(SHOWN), 1), panels, strict=True):
+        _panel(axes, labels, found, bars)
+        apart = "" if found.differs else ": no rows are told apart"
+        p = "< 0.001" if found.p < 0.001 else f"{found.p:.3f}"
+        what = axis_name(name, plot.unit, plot.share)
+        told = f"Friedman p {p}{apart}; critical difference {found.critical:.2f}"
+        axes.set_title(f"Mean rank by {what} ({told})", pad=14)
+    seeds = panels[0][2].blocks
+    figure_text.sides(
+        figure, f"1: best of {rows} rows, over {seeds} seeds; bar: not told apart (Nemenyi, 95 %)"
+    )
+
+
+def _panel(axes: Any, labels: list[str], found: rank_tests.Ranking, bars: int) -> None:
+    """One axis of ranks with the names of the rows below it."""
+    count = len(labels)
+    order = np.argsort(found.ranks, kind="stable")
+    half = -(-count // 2)
+    unit = LINE / BAR  # lines of text are as many bars high
+    bottom = -(bars + 1) - unit * half
+    axes.set(xlim=(1 - 0.02 * count, count * 1.02), ylim=(bottom, 0.7), yticks=[])
+    axes.grid(False)
+    axes.xaxis.tick_top()
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.spines["top"].set_visible(True)
+    axes.locator_params(axis="x", integer=True)
+    for place, row in enumerate(order):
+        left = place < half
+        line = place if left else count - 1 - place
+        y, x = -(bars + 1) - unit * (line + 0.5), found.ranks[row]
+        edge = 1.0 if left else float(count)
+        axes.plot([x, x, edge], [0.7, y, y], color=SOFT, lw=0.6, solid_joinstyle="miter")
+        text = (
+            f"{printed_name(labels[row])}  {x:.2f}"
+            if left
+            else f"{x:.2f}  {printed_name(labels[row])}"
+        )
+        side = {"ha": "right" if left else "left", "va": "center", "fontsize": 7}
+        away = -3 if left else 3
+        axes.annotate(
+            for_figure(text), (edge, y), (away, 0), textcoords="offset points",
+            annotation_clip=False, **side,
+        )  # fmt: skip
+    for level, rows in enumerate(found.alike()):
+        ends = found.ranks[list(rows)]
+        axes.plot([ends.min() - 0.03, ends.max() + 0.03], [-level - 0.5] * 2, color=INK, lw=2.2)
