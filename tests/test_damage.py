@@ -8,10 +8,8 @@ import pytest
 
 from fedmaba.errors import InputError
 from fedmaba.experiment import starting
-from fedmaba.results import run_folder
-from fedmaba.results.run_folder import (
-    load_history,
-)
+from fedmaba.results import run_folder, table_checks
+from fedmaba.results.run_folder import load_history
 from run_folders import different_files, play
 
 
@@ -83,6 +81,14 @@ def test_a_table_of_another_kind_is_named(finished, tmp_path):
     file.write_bytes(run_folder.npz({"x": np.arange(3)}))
     with pytest.raises(InputError, match=rf"{file.name} cannot be read \(it lacks 'test_size'\)"):
         load_history(copy)
+
+
+@pytest.mark.parametrize("sizes", [[0, 0], [], [3, -1]])
+def test_a_run_that_nobody_could_judge_is_named(sizes):
+    """No run writes it: without a client to judge, its figures would divide by zero."""
+    table_checks.check_values({"test_size": np.array([0, 3])})
+    with pytest.raises(ValueError, match="test_size holds no client with an example"):
+        table_checks.check_values({"test_size": np.array(sizes, int)})
 
 
 def test_a_file_that_is_no_npz_is_called_that(tmp_path):

@@ -22,8 +22,7 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 
-from fedmaba import flower
-from fedmaba.deploy import reply_fetching
+from fedmaba.deploy import messages, reply_fetching
 from fedmaba.deploy.flower_app.new import new
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, load_arrays, reply
@@ -290,7 +289,7 @@ def test_sites_join_and_leave(fed):
 
 def test_too_few_sites_is_said_in_time(fed, monkeypatch):
     said = []
-    monkeypatch.setattr(flower, "log", lambda level, text, *rest: said.append(text % rest))
+    monkeypatch.setattr(messages, "log", lambda level, text, *rest: said.append(text % rest))
     some = dict(list(apps(fed).items())[:2])
     strategy = FlowerStrategy("fedavg", min_available_nodes=3, wait=0.05)
     with pytest.raises(InputError, match=r"2 sites after 0\.05 seconds, but 3 are needed"):

@@ -14,7 +14,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 
 from fedmaba import flower
-from fedmaba.deploy import reply_fetching
+from fedmaba.deploy import messages, reply_fetching
 from fedmaba.deploy.flower_app.net import read_rounds
 from fedmaba.deploy.site_names import Node, SiteNames, read_sites
 from fedmaba.deploy.validation import Refused
@@ -27,7 +27,7 @@ KEYS = {c: public_key_to_bytes(generate_key_pairs()[1]) for c in range(5)}
 
 def mark(key: bytes) -> str:
     """The fingerprint that a node with this key is known by."""
-    return flower._node(NodeInfo(node_id=1, public_key=key)).key
+    return flower.as_node(NodeInfo(node_id=1, public_key=key)).key
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def quick(monkeypatch):
 @pytest.fixture
 def said(monkeypatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr(flower, "log", lambda level, text, *rest: lines.append(text % rest))
+    monkeypatch.setattr(messages, "log", lambda level, text, *rest: lines.append(text % rest))
     return lines
 
 
@@ -294,10 +294,10 @@ def test_flowers_own_grid_gives_keys_and_names():
     state = InMemoryLinkState(NoOpFederationManager(), ObjectStoreFactory().store())
     node = state.create_node("owner", "me", KEYS[0], 30.0, name="north")
     (info,) = state.get_node_info(node_ids=[node])
-    who = flower._node(info)
+    who = flower.as_node(info)
     assert (who.number, who.name) == (node, "north")
     assert who.key.startswith("SHA256:")
     bare = state.create_node("owner", "me", bytes(32), 30.0)  # as a simulation makes them
     (info,) = state.get_node_info(node_ids=[bare])
-    assert flower._node(info).number == bare
-    assert flower._node(info).key not in ("", who.key)
+    assert flower.as_node(info).number == bare
+    assert flower.as_node(info).key not in ("", who.key)

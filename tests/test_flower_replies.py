@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from fedmaba import flower
-from fedmaba.deploy import reply_fetching, validation
+from fedmaba.deploy import messages, reply_fetching, validation
 from fedmaba.deploy.flower_app.net import read_rounds
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, load_arrays
@@ -30,7 +30,7 @@ def quick(monkeypatch):
 @pytest.fixture
 def said(monkeypatch) -> list[str]:
     lines: list[str] = []
-    monkeypatch.setattr(flower, "log", lambda level, text, *rest: lines.append(text % rest))
+    monkeypatch.setattr(messages, "log", lambda level, text, *rest: lines.append(text % rest))
     return lines
 
 
@@ -335,7 +335,7 @@ def test_one_piece_named_many_times_does_not_fill_the_memory():
 def test_a_large_model_is_no_huge_reply():
     """Flower cuts an array every 5 MB, and a client may cut finer."""
     model = {"w": np.zeros(4_000_000, np.float32), "b": np.zeros(3, np.float32)}
-    reply = Message(RecordDict({"arrays": flower._record(model)}), 1, "train")
+    reply = Message(RecordDict({"arrays": flower.array_record(model)}), 1, "train")
     pieces = sum(len(array.slice_array()) for array in reply.content["arrays"].values())
     assert pieces + 2 + 3 <= validation.max_parts(model)
 

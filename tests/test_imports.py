@@ -175,9 +175,12 @@ def test_nothing_imports_the_command_line():
 
 def test_only_the_adapter_and_its_masks_import_flower():
     found = {n for n in EVERY if "flwr" in str(imports(tree(n), deep=True))}
-    assert found <= {"flower", "deploy.masks"}
+    adapter = {"flower", "deploy.messages", "deploy.site_app"}
+    assert found <= adapter | {"deploy.masks"}
     at_once = {n for n in EVERY if "flwr" in str(imports(tree(n), deep=False))}
-    assert at_once == {"flower"}  # the masks are of use only where flwr is
+    assert at_once == adapter  # the masks are of use only where flwr is
+    users = {n for n in EVERY if inner(n) & adapter}
+    assert users <= adapter  # and nothing else of the package needs those
 
 
 def test_one_module_knows_of_other_processes():

@@ -113,15 +113,6 @@ def test_models_of_their_own_travel_as_json():
         Local(keep={"personal": fedmaba.Keep()})
 
 
-@pytest.mark.parametrize("spec", ["scaffold", "ditto:server=fedmaba", "local"])
-def test_flower_says_what_it_does_not_run(spec):
-    from fedmaba.deploy.settings import FederationSettings
-
-    with pytest.raises(InputError, match=f"^{spec} .*not yet on Flower: choose") as error:
-        FederationSettings(one(spec))
-    assert "\n" not in str(error.value)
-
-
 # --- figures ------------------------------------------------------------------------------------
 
 

@@ -1,45 +1,39 @@
-"""fedmaba's strategies in a Flower app: the only module that knows messages. Messages in and out.
+"""fedmaba's strategies in a Flower app. Messages in and out.
 
 `FlowerStrategy` is a Flower strategy for the ServerApp and needs no torch. `client_app` makes a
 ClientApp from a model and data. `reply` adds what the server needs to a ClientApp of your own.
 The folder `deploy` has the rest: what the server computes (`server`), which replies it refuses
-(`validation`), how it fetches them (`reply_fetching`), what a site does (`client`), and how both
-sum changes that the server does not see (`secure`).
+(`validation`), how it fetches them (`reply_fetching`), a site's app (`site_app`) and what it does
+(`client`), and how both sum changes that the server does not see (`secure`). Besides this module
+only `site_app`, `messages` and `masks` import flwr.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from logging import INFO, WARNING
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import safetensors.numpy
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Message,
-    MessageType,
-    MetricRecord,
-    RecordDict,
-)
-from flwr.clientapp import ClientApp
-from flwr.common import log
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as Base
 
-from fedmaba.deploy import reply_fetching, round_log, secure_round, secure_site, validation
-from fedmaba.deploy.kept_vectors import KeptVectors
+from fedmaba.deploy import reply_fetching, round_log, secure_round, validation
+from fedmaba.deploy.messages import (
+    array_record,
+    as_node,
+    initial_arrays,
+    load_arrays,
+    log_line,
+    raw_reply,
+)
 from fedmaba.deploy.secure import MOST_TEXT_BYTES, SecureSum
-from fedmaba.deploy.secure import write as as_text
 from fedmaba.deploy.secure_round import MASKED, AttemptFailed, SecureResult, SecureRound
 from fedmaba.deploy.server import FederationServer, require_same_terms, score_spread
 from fedmaba.deploy.settings import (
@@ -49,16 +43,11 @@ from fedmaba.deploy.settings import (
     check_training,
     one_strategy,
 )
-from fedmaba.deploy.site_names import Node, SiteNames, key_fingerprint, read_sites
-from fedmaba.deploy.validation import Arrays, Limits, RawArray, RawReply, ReplyValidator
+from fedmaba.deploy.site_app import client_app, reply, secure_mod
+from fedmaba.deploy.site_names import Node, SiteNames, read_sites
+from fedmaba.deploy.validation import Arrays, Limits, RawReply, ReplyValidator
 from fedmaba.errors import InputError
-from fedmaba.report.escape import one_line
 from fedmaba.strategies.base import Strategy
-
-if TYPE_CHECKING:
-    from fedmaba.data.dataset import Dataset
-    from fedmaba.rows import LossFn, models
-    from fedmaba.simulation.local_training import MetricFn
 
 ASK_AGAIN_SECONDS = 300.0  # after which a node that gave no name, or a wrong one, is asked again
 CLOCK_SECONDS = 300.0  # by which the clocks of two hosts may differ
@@ -67,17 +56,7 @@ ALONE = (
     "clipping or noise of a wrapper, as Flower's for differential privacy, would not reach the "
     "model: give client_app(mods=[LocalDpMod(...)]) at the sites instead"
 )
-
-SECURE_STATE = "fedmaba-secure"  # where a site keeps its secrets until a secure round ends
 ATTEMPTS = 5  # of a secure round, one after the other
-SITE_IS_PLAIN = (
-    "the server asks for a secure sum, and this site would send its model to it: give "
-    "client_app(secure=True), or app.train(mods=[secure_mod]) in an app of your own"
-)
-SITE_IS_SECURE = (
-    "this site takes part in secure sums alone, and the server asks for its model: give "
-    "FlowerStrategy(secure=SecureSum())"
-)
 
 __all__ = [
     "FlowerStrategy",
@@ -191,7 +170,7 @@ class FlowerStrategy(Base):
         self.name_replies, self.asked_at = reply_fetching.ReplyFetcher(grid), {}
         self.ttl = timeout + CLOCK_SECONDS  # a site that returns does not work through old rounds
         if server.round:
-            _log_line(INFO, f"going on after round {server.round}, saved in {self.folder}")
+            log_line(INFO, f"going on after round {server.round}, saved in {self.folder}")
         self.running = True
         try:
             while server.round < num_rounds:
@@ -216,7 +195,7 @@ class FlowerStrategy(Base):
         finally:
             self.running = False
             server.close()
-        result.arrays = _record(server.model)
+        result.arrays = array_record(server.model)
         return result
 
     @property
@@ -224,12 +203,12 @@ class FlowerStrategy(Base):
         """The model to hand out: an average of the last rounds' (`deploy`)."""
         if self.server is None:
             raise InputError("there is no model yet: start the strategy first")
-        return _record(self.server.deployed)
+        return array_record(self.server.deployed)
 
     def summary(self) -> None:
         """Log what this strategy is."""
         share = self.participation.fraction_train
-        _log_line(INFO, f"fedmaba: {self.label}, a share of {share:g} of the sites")
+        log_line(INFO, f"fedmaba: {self.label}, a share of {share:g} of the sites")
 
     @property
     def label(self) -> str:
@@ -249,7 +228,7 @@ class FlowerStrategy(Base):
         drawn = server.draw(node_of, rule.fraction_train, least)
         self.asked = {node_of[site]: site for site in drawn}
         self.asked |= dict.fromkeys(sorted(self.nameless & set(self.nodes)))
-        model, round_id = _record(server.model), server.round_id()
+        model, round_id = array_record(server.sent()), server.round_id()
         return [
             Message(
                 RecordDict(
@@ -296,7 +275,7 @@ class FlowerStrategy(Base):
         assert server is not None
         site_of, rule = self.site_names.site_of, self.participation
         while True:
-            self.nodes = {info.node_id: _node(info) for info in grid.get_nodes()}
+            self.nodes = {info.node_id: as_node(info) for info in grid.get_nodes()}
             self._ask_names(grid, [n for n in self.nodes.values() if site_of(n) is None])
             for node, found in self.name_replies.fetch(reply_fetching.FETCH_SECONDS):
                 self._learn_name(node, found)
@@ -313,7 +292,7 @@ class FlowerStrategy(Base):
                 self._save_names()
                 return
             if ready != seen:
-                _log_line(INFO, f"waiting for sites: {ready} of {enough} are here")
+                log_line(INFO, f"waiting for sites: {ready} of {enough} are here")
                 seen = ready
             if time.monotonic() > end:
                 self._save_names()
@@ -365,14 +344,14 @@ class FlowerStrategy(Base):
 
     def _turn_away(self, node: int, why: str) -> None:
         self.turned_away.append(f"node {node} is not let in: {why}")
-        _log_line(WARNING, self.turned_away[-1])
+        log_line(WARNING, self.turned_away[-1])
 
     def _assign(self, sites: Mapping[Node, str]) -> None:
         """Give nodes the names that they have from now on, and log those that are new."""
         for node, site in sites.items():
             said = self.site_names.assign(node, site)
             if said:
-                _log_line(INFO, said)
+                log_line(INFO, said)
 
     def _save_names(self) -> None:
         """Save names that changed, before the round whose report will list them."""
@@ -392,7 +371,7 @@ class FlowerStrategy(Base):
     def _limit_replies(self, grid: Grid, server: FederationServer) -> Grid:
         """A grid that fetches no reply larger than an honest one can be."""
         if self.settings.secure is None:
-            return reply_fetching.limit_reply_size(grid, server.model)
+            return reply_fetching.limit_reply_size(grid, server.sent())
         masked = {MASKED: np.zeros(server.size + 1, np.uint32)}
         return reply_fetching.limit_reply_size(grid, masked, MOST_TEXT_BYTES)
 
@@ -421,7 +400,7 @@ class FlowerStrategy(Base):
                 again = f"round {server.round + 1} is repeated: {why}"
                 earlier += [*refused, *failed.lines, again]
                 for line in (*refused, *failed.lines, again):
-                    _log_line(WARNING, line)
+                    log_line(WARNING, line)
                 self.left_out |= set(failed.guilty)
                 continue
             there = [r for r in replies if r.site in summed.shares]
@@ -465,7 +444,7 @@ class FlowerStrategy(Base):
             for site, text in texts.items()
         ]
         found = self._collect(grid, messages, timeout)
-        return {self.site_of[node]: _raw_reply(node, message, 1) for node, message in found}
+        return {self.site_of[node]: raw_reply(node, message, 1) for node, message in found}
 
     def _collect(
         self, grid: Grid, messages: Sequence[Message], timeout: float
@@ -482,7 +461,7 @@ class FlowerStrategy(Base):
     ) -> tuple[ArrayRecord, MetricRecord]:
         """The new model, and the round in numbers."""
         server = self._server
-        validator = self._validator(server.model, server.round_id())
+        validator = self._validator(server.sent(), server.round_id())
         replies, refused = validator.validate(self._raw_reply(*reply) for reply in found)
         self._assign({self.nodes[r.node]: r.site for r in replies})
         return self._finish(replies, refused)
@@ -513,25 +492,27 @@ class FlowerStrategy(Base):
         report = server.finish_round(replies, [*before, *refused], summed)
         self.reports.append(report)
         for line in round_log.round_lines(report):
-            _log_line(INFO, line)
+            log_line(INFO, line)
+        for site in report.get("started_anew", ()):
+            log_line(WARNING, f"{site} lost what it kept, so it started anew in this round")
         for why in report["refused"][len(before) :]:  # the others were logged at once
-            _log_line(WARNING, f"left out of round {report['round']}: {why}")
+            log_line(WARNING, f"left out of round {report['round']}: {why}")
         numbers = {key: value for key, value in report.items() if isinstance(value, float)}
         numbers |= {key: value for key, value in report["info"].items() if value is not None}
         numbers["replies"] = float(len(replies))
-        return _record(server.model), MetricRecord(numbers)
+        return array_record(server.model), MetricRecord(numbers)
 
     def _raw_reply(self, node: int, message: Message | str) -> RawReply:
         """A reply that has no more arrays than the model, or a line that says why not."""
-        return _raw_reply(node, message, len(self._server.model))
+        return raw_reply(node, message, self._server.sent_count)
 
     def _final(self, grid: Grid, config: ConfigRecord, timeout: float) -> dict[str, Any]:
         """How the model that is handed out serves each site that can tell."""
         server = self.server
         assert server is not None
-        found = ((i.node_id, self.site_names.site_of(_node(i))) for i in grid.get_nodes())
+        found = ((i.node_id, self.site_names.site_of(as_node(i))) for i in grid.get_nodes())
         sites = {node: site for node, site in found if site is not None}
-        model = _record(server.deployed)
+        model = array_record(server.deployed)
         messages = [
             Message(
                 RecordDict(
@@ -546,248 +527,32 @@ class FlowerStrategy(Base):
         ]
         accuracy: dict[str, float] = {}
         error: dict[str, float] = {}
+        personal: dict[str, float] = {}
         for node, message in self._collect(grid, messages, timeout):
             raw = self._raw_reply(node, message)
             try:
                 if raw.error is not None:
                     raise validation.Refused(validation.printable(raw.error))
                 right, wrong = validation.read_score(raw.numbers)
+                own = validation.read_personal_score(raw.numbers)
             except validation.Refused as why:
-                _log_line(WARNING, f"{sites[node]}: {why}")
+                log_line(WARNING, f"{sites[node]}: {why}")
                 continue
             if right is not None:
                 accuracy[sites[node]] = right
             if wrong is not None:
                 error[sites[node]] = wrong
+            if own is not None:
+                personal[sites[node]] = own
         report: dict[str, Any] = {"round": server.round}
         report["deployed"] = dict(sorted((accuracy or error).items()))
         report |= score_spread(accuracy.values(), error.values())
-        _log_line(INFO, f"model handed out: {round_log.spread(report)}")
+        if personal:
+            report["personal"] = dict(sorted(personal.items()))
+        log_line(INFO, f"model handed out: {round_log.spread(report)}")
         for site, value in report["deployed"].items():
-            said = f"accuracy {100 * value:5.1f} %" if accuracy else f"error {value:.4g}"
-            _log_line(INFO, f"  {site:<16} {said}")
+            both = [value, *([personal[site]] if site in personal else [])]
+            shown = [f"{100 * v:5.1f} %" if accuracy else f"{v:.4g}" for v in both]
+            said = f"{'accuracy' if accuracy else 'error'} {', own model '.join(shown)}"
+            log_line(INFO, f"  {site:<16} {said}")
         return report
-
-
-def client_app(
-    model: models.Factory | str,
-    data: Dataset | Callable[[Context], Dataset],
-    *,
-    site: str | Callable[[Context], str] | None = None,
-    classes: int | Sequence[str] | None = None,
-    loss: LossFn | None = None,
-    metric: MetricFn | None = None,
-    device: str = "cpu",
-    mods: Sequence[Any] = (),
-    keep: str | Path | None = None,
-    batchnorm: str = "refuse",
-    secure: bool = False,
-) -> ClientApp:
-    """A ClientApp for every strategy: it trains as the server's message says.
-
-    Its name is `site`, by default what the SuperNode's --node-config says: 'site="north"'. The
-    rows of `data` before n_train are trained on; accuracy on the others is reported, or the error
-    where lower is better, as in a regression. `classes`
-    are the names of all classes in one order for all sites, or how many there are, 0 to C-1.
-    `mods` are Flower's, around training: LocalDpMod(...), say. `keep` is a folder of this site for
-    vectors that a strategy lets it keep between rounds, by default --node-config 'keep="..."'.
-    `batchnorm` says what becomes of BatchNorm layers: refuse, group, local, average or frozen.
-    `secure`: it takes part in secure sums alone, and never sends its model.
-    """
-
-    norms = _choice(batchnorm)
-
-    def name(context: Context) -> str:
-        if site is not None:
-            return site if isinstance(site, str) else site(context)
-        if "site" not in context.node_config:
-            raise InputError("this site has no name: start its SuperNode with --node-config "
-                             "'site=\"north\"'")  # fmt: skip
-        return str(context.node_config["site"])
-
-    def worker(context: Context) -> Any:
-        from fedmaba.deploy.client import (
-            LocalClient,  # with torch, which neither a server nor a query needs
-        )
-
-        mine = data(context) if callable(data) else data
-        folder = keep or context.node_config.get("keep")
-        kept = KeptVectors(Path(str(folder)) if folder else None, name(context))
-        return LocalClient(model, mine, classes, loss, metric, device, kept, norms)
-
-    def train(message: Message, context: Context) -> Message:
-        weights, task = _weights(message), dict(message.content["config"])
-        if "secure" in task and not secure:
-            raise InputError(SITE_IS_PLAIN)
-        trained, numbers = worker(context).train(weights, task)
-        return reply(message, _record(trained), numbers, name(context))
-
-    def evaluate(message: Message, context: Context) -> Message:
-        task = dict(message.content["config"]) if "config" in message.content else {}
-        numbers = worker(context).evaluate(_weights(message), task)
-        return reply(message, None, numbers, name(context))
-
-    def query(message: Message, context: Context) -> Message:
-        return reply(message, None, {}, name(context))
-
-    app = ClientApp()
-    app.train(mods=[*([secure_mod] if secure else []), *mods])(train)
-    app.evaluate()(evaluate)
-    app.query()(query)
-    return app
-
-
-def secure_mod(
-    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
-) -> Message:
-    """A Flower mod for training: the site's change goes into a secure sum, and nowhere else.
-
-    The app trains and answers as usual. The mod takes the model out of the answer, and later sends
-    the change scaled and masked. The first mod of a list sees what leaves the site: put it there.
-    """
-    text = message.content["config"].get("secure") if "config" in message.content else None
-    if text is None:
-        raise InputError(SITE_IS_SECURE)
-    state = context.state.get(SECURE_STATE)
-    memory = None if state is None else json.loads(str(state["memory"]))
-    asked = secure_site.asked(text, memory)
-    if asked["stage"] == "keys":
-        answer = call_next(message, context)
-        if answer.has_error():
-            return answer
-        told, memory = secure_site.give_keys(asked)
-        words = {k: v for one in answer.content.config_records.values() for k, v in one.items()}
-        (trained,) = answer.content.array_records.values()
-        start = _weights(message)
-        change = secure_site.flat_change({n: a.numpy() for n, a in trained.items()}, start)
-        context.state[SECURE_STATE + "-change"] = ArrayRecord({"change": Array(change)})
-        memory["site"] = words.get("site")
-        records: dict[str, Any] = dict(answer.content.metric_records)
-        return _secure_reply(message, context, memory, told, records)
-    assert memory is not None
-    if asked["stage"] == "shares":
-        told, after = secure_site.give_shares(asked, memory)
-        return _secure_reply(message, context, memory | after, told)
-    if asked["stage"] == "mask":
-        change = context.state.pop(SECURE_STATE + "-change")["change"].numpy()
-        masked, told, after = secure_site.give_masked(asked, memory, change)
-        records = {} if masked is None else {"arrays": _record({MASKED: masked})}
-        return _secure_reply(message, context, {**after, "site": memory["site"]}, told, records)
-    told = secure_site.give_unmask(asked, memory)
-    answer = _secure_reply(message, context, memory, told)
-    del context.state[SECURE_STATE]
-    return answer
-
-
-def _secure_reply(
-    message: Message,
-    context: Context,
-    memory: secure_site.Memory,
-    told: Mapping[str, Any],
-    records: Mapping[str, Any] | None = None,
-) -> Message:
-    """A site's answer in a secure round; what it must remember stays in its own state."""
-    context.state[SECURE_STATE] = ConfigRecord({"memory": json.dumps(memory)})
-    words = {"secure": as_text(told)}
-    words |= {} if memory["site"] is None else {"site": memory["site"]}
-    return Message(RecordDict({**(records or {}), "config": ConfigRecord(words)}), reply_to=message)
-
-
-def reply(
-    message: Message, arrays: ArrayRecord | None, numbers: Mapping[str, float], site: str
-) -> Message:
-    """The answer of a site: the trained model, "num-examples", "loss" where asked for, its name.
-
-    Arrays without names, as ArrayRecord makes them of a list, are those of the message in order.
-    """
-    records: dict[str, Any] = {"metrics": MetricRecord(dict(numbers))}
-    records["config"] = ConfigRecord({"site": site})
-    if arrays is not None:
-        records["arrays"] = _named(arrays, list(message.content["arrays"]))
-    return Message(RecordDict(records), reply_to=message)
-
-
-def _named(arrays: ArrayRecord, names: list[str]) -> ArrayRecord:
-    """Arrays under the names that the server knows, or InputError."""
-    if set(arrays) == set(names):
-        return arrays
-    if list(arrays) == [str(place) for place in range(len(names))]:
-        return ArrayRecord(dict(zip(names, arrays.values(), strict=True)))
-    missing, extra = (
-        validation.some_names(set(names) - set(arrays)),
-        validation.some_names(set(arrays) - set(names)),
-    )
-    raise InputError(
-        f"arrays missing: {missing}; not of this model: {extra}: answer with those of "
-        'message.content["arrays"], by name or as a list in their order'
-    )
-
-
-def initial_arrays(
-    model: models.Factory | str,
-    shape: models.Shape,
-    classes: int,
-    seed: int = 0,
-    batchnorm: str = "refuse",
-    task: str | None = None,
-) -> ArrayRecord:
-    """The first model, that of the simulator's run with this seed; needs torch.
-
-    What sites do not send is not in it: frozen weights, and layers that they keep. `classes` is
-    how many outputs it has; `task` is what it is to predict, a class unless you say otherwise.
-    """
-    from fedmaba.deploy.client import first_model
-
-    return _record(first_model(model, shape, classes, seed, _choice(batchnorm), task))
-
-
-def _choice(batchnorm: str) -> Any:
-    """What becomes of BatchNorm layers, or InputError."""
-    return FederationSettings(one_strategy("fedavg"), batchnorm=batchnorm).batchnorm
-
-
-def load_arrays(path: str | Path) -> ArrayRecord:
-    """A first model from a .safetensors file; needs no torch."""
-    try:
-        return _record(safetensors.numpy.load_file(path))
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise InputError(f"{path}: {error}: give a .safetensors file of weights") from error
-
-
-def _record(model: Mapping[str, Any]) -> ArrayRecord:
-    return ArrayRecord({name: Array(np.asarray(value)) for name, value in model.items()})
-
-
-def _weights(message: Message) -> Arrays:
-    """The model that a message brings to a site."""
-    return {name: array.numpy() for name, array in message.content["arrays"].items()}
-
-
-def _raw_reply(node: int, message: Message | str, most: int) -> RawReply:
-    """A reply as it is validated, unless it has more than `most` arrays or too many entries."""
-    if isinstance(message, str):
-        return RawReply(node, "", error=message)
-    if message.has_error():
-        return RawReply(node, "", error=f"{message.error.reason}")
-    found = message.content
-    kinds = (ArrayRecord, MetricRecord, ConfigRecord)
-    if len(found) > len(kinds) or len({type(record) for record in found.values()}) < len(found):
-        return RawReply(node, "", error="it sent two records of a kind, so neither counts")
-    by_kind: dict[Any, Any] = {type(record): record for record in found.values()}
-    arrays, numbers, words = (by_kind.get(kind, {}) for kind in kinds)
-    try:
-        validation.check_entry_counts(arrays, numbers, words, most)
-    except validation.Refused as why:
-        return RawReply(node, "", error=str(why))
-    sent = {n: RawArray(a.dtype, tuple(a.shape), a.stype, a.data) for n, a in arrays.items()}
-    return RawReply(node, message.metadata.group_id, sent, dict(numbers), dict(words))
-
-
-def _node(info: Any) -> Node:
-    """A node as the SuperLink knows it."""
-    return Node(info.node_id, key_fingerprint(bytes(info.public_key)), info.name)
-
-
-def _log_line(level: int, text: str) -> None:
-    """Log one line; names and reasons from the network cannot break or colour it."""
-    log(level, "%s", one_line(text))

@@ -14,6 +14,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import safetensors
+import safetensors.numpy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -21,7 +23,7 @@ from torch import Tensor
 from fedmaba.data import trees
 from fedmaba.data.dataset import Dataset
 from fedmaba.data.targets import TargetKind, check_task
-from fedmaba.deploy.kept_vectors import KeptVectors, Told, Vectors
+from fedmaba.deploy.kept_vectors import KeptVectors, Told, Vectors, mean_in, mean_name
 from fedmaba.deploy.validation import printable, some_names
 from fedmaba.errors import InputError
 from fedmaba.rows import LossFn, compile, models
@@ -30,19 +32,17 @@ from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.tasks import FUNCTIONS, TaskFunctions
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation.augmentation import Augmentation, parse_augment
+from fedmaba.simulation.batch import needs_full_gradient
 from fedmaba.simulation.engine import load_examples, lower_is_better
-from fedmaba.simulation.local_training import (
-    MetricFn,
-    Pool,
+from fedmaba.simulation.kept_vectors import (
     TrainedClients,
-    TrainingJob,
     added_terms,
-    evaluate,
+    full_gradients,
     kept_after,
-    train_chunk,
 )
+from fedmaba.simulation.local_training import MetricFn, Pool, TrainingJob, evaluate, train_chunk
 from fedmaba.simulation.optimiser import Optimiser, counted_steps, parse_schedule
-from fedmaba.strategies.base import Local
+from fedmaba.strategies.base import PERSONAL, Local
 
 Arrays = dict[str, NDArray[Any]]
 OWN = "/model"  # among the kept vectors: the part of the model that a site keeps
@@ -129,41 +129,97 @@ class LocalClient:
         """Accuracy of a model on the test rows; {} where there are none."""
         with torch.no_grad():
             rows, flat, pool = self._load(weights, 50)
-            if rows.layout.shared < rows.layout.size:
-                self._kept_before(rows, flat, task or {}, Local.from_task(task or {}))
-            return self._test(rows, flat, pool)
+            local = Local.from_task(task or {})
+            before: dict[str, Tensor] = {}
+            if rows.layout.kept_names() or local.personal:
+                before = self._kept_before(rows, flat, task or {}, local)
+            numbers = self._test(rows, flat, pool)
+            if PERSONAL in before and self._known(task or {}):
+                numbers |= self._test(rows, before[PERSONAL], pool, "personal-")
+            return numbers
 
     def _train(self, weights: Arrays, task: Mapping[str, Any]) -> tuple[Arrays, dict[str, float]]:
         n = self.data.n_train
         minibatch, local = int(task.get("minibatch", 50)), Local.from_task(task)
-        rows, flat, pool = self._load(weights, minibatch)
+        model = {name: w for name, w in weights.items() if not name.startswith("mean/")}
+        rows, flat, pool = self._load(model, minibatch)
         self._check_minibatches(rows, minibatch, task, local)
         before = self._kept_before(rows, flat, task, local)
+        means = self._means(rows, weights, local)
         numbers = {"num-examples": n, **self._test(rows, flat, pool)}
+        if PERSONAL in before and self._known(task):
+            numbers |= self._test(rows, before[PERSONAL], pool, "personal-")
+        keeps = bool(local.keep or local.personal or rows.layout.kept_names())
+        if keeps and self.kept.lost(Told.from_task(task)):
+            numbers["started-anew"] = 1
         where = task.get("loss-at", "start")
         if where == "start":
             numbers["loss"] = self._mean_loss(rows, flat, pool)
         job, graphs = self._job(task, minibatch, local), GraphCache(flat.device, recordable=False)
-        if local.add:
-            job = replace(job, added=added_terms(local, before.items(), {}, flat))
-        trained, told = train_chunk(rows, pool, flat, job, graphs)
+        gradient = None
+        if needs_full_gradient(local):
+            gradient = full_gradients(rows, pool, flat, job, graphs)
+        trained, told, own = flat, torch.zeros(2, 1), {}
+        if local.personal is not None:
+            pulled = (Local(prox=local.personal.prox),)
+            mine = replace(job, local=pulled, begin=before[PERSONAL])
+            own[PERSONAL], told = train_chunk(rows, pool, flat, mine, graphs)
+        if local.personal is None or not local.personal.only:
+            if local.add or local.add_mean:
+                kept = ((n, before[n]) for n in local.keep)
+                job = replace(job, added=added_terms(local, kept, means, flat))
+            trained, told = train_chunk(rows, pool, flat, job, graphs)
+        counted = counted_steps(job.optimiser, job.schedule, int(job.steps[0]))
         if task.get("count-steps"):
-            steps = int(job.steps[0])
-            numbers["num-steps"] = counted_steps(job.optimiser, job.schedule, steps)
+            numbers["num-steps"] = counted
         if where == "mean":
             numbers["loss"] = float(told[0, 0])
         if where == "end":
             numbers["loss"] = self._mean_loss(rows, trained, pool)
-        if local.keep or rows.layout.kept_names():
-            known = TrainedClients(flat, trained, trained[:, :1], None)
-            after = {n: kept_after(local.keep[n], n, known, old, {}) for n, old in before.items()}
+        known = TrainedClients(flat, trained, flat.new_tensor([[job.lr * counted]]), gradient)
+        after = {n: kept_after(k, n, known, before[n], means) for n, k in local.keep.items()} | own
+        if keeps:
             both = (
                 _named(rows, before) | _own(rows, flat),
                 _named(rows, after) | _own(rows, trained),
             )
             self.kept.save(Told.from_task(task), *both)
         named = _arrays(rows, trained)
-        return {**weights, **{name: named[name] for name in rows.layout.sent_names()}}, numbers
+        sent = {name: named[name] for name in rows.layout.sent_names()}
+        for name, mean in means.items():  # moved by as much as the site's vector
+            moved = _arrays(rows, mean + after[name] - before[name])
+            moved = {mean_name(local, name, weight): value for weight, value in moved.items()}
+            sent |= {place: value for place, value in moved.items() if place in weights}
+        return {**weights, **sent}, numbers
+
+    def _known(self, task: Mapping[str, Any]) -> bool:
+        """Whether this site has a model of its own from an earlier round."""
+        told = Told.from_task(task)
+        return bool(told.counted) and not self.kept.lost(told)
+
+    def _means(self, rows: Any, sent: Arrays, local: Local) -> dict[str, Tensor]:
+        """(P,) each: the means over all sites that the server sent; those of statistics are 0."""
+        found = {name: mean_in(sent, local, name) for name in local.means}
+        found = {name: mean for name, mean in found.items() if mean}
+        used = {n for n in local.means if n in local.add_mean or local.keep[n].mean}
+        shapes = dict(zip(rows.layout.names, map(tuple, rows.layout.natural), strict=True))
+        weights = {n: shapes[n] for n, _ in rows.model.named_parameters() if n in shapes}
+        fits = all(
+            n in mean and mean[n].shape == shape
+            for mean in found.values()
+            for n, shape in weights.items()
+        )
+        if used - set(found) or not fits or (found and rows.layout.kept_names()):
+            raise InputError(
+                "the server's message has no means of kept vectors that fit this site's model: use "
+                "the same model, batchnorm and version of fedmaba on all hosts"
+            )
+        zeros = {n: torch.zeros(shape) for n, shape in shapes.items()}
+        given = {
+            m: {n: torch.from_numpy(np.array(v[n])) for n in weights} for m, v in found.items()
+        }
+        device = self.device
+        return {m: rows.layout.pack_named(zeros | v).to(device) for m, v in given.items()}
 
     def _check_minibatches(
         self, rows: Any, minibatch: int, task: Mapping[str, Any], local: Local
@@ -187,10 +243,13 @@ class LocalClient:
         The part of the model that the site keeps is put into `flat`.
         """
         own = rows.layout.kept_names()
-        if not local.keep and not own:
+        if not local.keep and not own and not local.personal:
             return {}
-        every = _arrays(rows, flat)
-        found = self.kept.load(Told.from_task(task), local.keep, every, _own(rows, flat))
+        every, first = _arrays(rows, flat), _own(rows, flat)
+        if local.personal is not None:
+            first[PERSONAL] = every | _first_model(task, every)
+        told, in_mean = Told.from_task(task), bool(local.means)
+        found = self.kept.load(told, local.keep, every, first, in_mean)
         mine = found.pop(OWN, {})
         packed = {
             name: rows.layout.pack_named({n: torch.from_numpy(w) for n, w in vector.items()})
@@ -265,12 +324,13 @@ class LocalClient:
         """Mean loss over the training rows."""
         return self._scores(rows, flat, pool, 0, self.data.n_train)[0]
 
-    def _test(self, rows: Any, flat: Tensor, pool: Pool) -> dict[str, float]:
+    def _test(self, rows: Any, flat: Tensor, pool: Pool, whose: str = "") -> dict[str, float]:
         """Accuracy on the test rows; "error" where the lower score is the better one."""
         if self.data.n_train == len(self.data.y):
             return {}
         _, score = self._scores(rows, flat, pool, self.data.n_train, len(self.data.y))
-        return {"error" if lower_is_better(self.data.task, self.metric) else "accuracy": score}
+        name = "error" if lower_is_better(self.data.task, self.metric) else "accuracy"
+        return {whose + name: score}
 
     @property
     def _usual(self) -> TaskFunctions:
@@ -280,6 +340,27 @@ class LocalClient:
 def _arrays(rows: Any, flat: Tensor) -> Arrays:
     """The weights of one row (1, P) by name."""
     return {name: w.cpu().numpy() for name, w in rows.layout.unpack(flat[0]).items()}
+
+
+def _first_model(task: Mapping[str, Any], like: Arrays) -> Arrays:
+    """The model that the run began with, where the server sent it: it has moved since then."""
+    body = task.get("first-model")
+    if body is None:
+        return {}
+    try:
+        found = safetensors.numpy.load(bytes(body))
+    except (TypeError, ValueError, safetensors.SafetensorError) as error:
+        raise InputError(
+            f"the server's message holds a first model that cannot be read ({error}): use the same "
+            "version of fedmaba on all hosts"
+        ) from error
+    mine = {name: value for name, value in found.items() if name in like}
+    if any(value.shape != like[name].shape for name, value in mine.items()):
+        raise InputError(
+            "the first model in the server's message has other shapes than this site's: use the "
+            "same model on all hosts"
+        )
+    return {name: value.astype(like[name].dtype) for name, value in mine.items()}
 
 
 def _own(rows: Any, flat: Tensor) -> Vectors:

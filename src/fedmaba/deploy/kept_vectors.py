@@ -1,6 +1,6 @@
 """The vectors that a site of a real federation keeps between rounds, in its own file. No torch.
 
-They never leave the site. The file holds each vector before and after the last training, with the
+The file never leaves the site. It holds each vector before and after the last training, with the
 round that each belongs to. The server says in which round it last counted a reply of this site, and
 training starts from the vectors after that round. So a site starts from the right vectors also when
 the server repeats a round, or when a reply was lost or refused. The id of the federation is part of
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from fedmaba.deploy.validation import SITE
 from fedmaba.errors import InputError
 from fedmaba.results import array_files, files
+from fedmaba.strategies.base import Local
 
 Arrays = dict[str, NDArray[Any]]
 Vectors = dict[str, Arrays]  # by the vector's name, then by the weight's
@@ -63,12 +64,23 @@ class KeptVectors:
     folder: Path | None
     site: str
 
+    def lost(self, told: Told) -> bool:
+        """Whether this site kept vectors, and has them no more."""
+        return bool(told.counted) and not files.exists(self._path(told))
+
     def load(
-        self, told: Told, names: Iterable[str], weights: Arrays, first: Vectors | None = None
+        self,
+        told: Told,
+        names: Iterable[str],
+        weights: Arrays,
+        first: Vectors | None = None,
+        in_mean: bool = False,
     ) -> Vectors:
         """The vectors to train with, each shaped as the weights; zeros where there are none yet.
 
-        `first` has further ones with values of their own to start from.
+        `first` has further ones with values of their own to start from. `in_mean`: the server keeps
+        a mean over all sites that these vectors are part of. It would stay wrong for good if a site
+        started anew, so a site that lost its vectors takes no part under the same name.
         """
         zeros = {name: {n: np.zeros_like(w) for n, w in weights.items()} for name in names}
         zeros |= first or {}
@@ -76,25 +88,31 @@ class KeptVectors:
         if not told.counted:
             log.info("the kept vectors of this site start from zero: %s", path)
             return zeros
-        if not files.exists(path):
+        if self.lost(told) and in_mean:
+            raise InputError(
+                f"a reply of this site counted in round {told.counted}, but its kept vectors are "
+                f"gone, and the server's mean still has them: {_remedy(path, in_mean)}"
+            )
+        if self.lost(told):
             log.warning(
                 "a reply of this site counted in round %s, but its kept vectors are gone, so they "
-                "start from zero again: %s",
+                "start anew: %s",
                 told.counted,
                 path,
             )
             return zeros
-        by_round = _read(path)
+        by_round = _read(path, told.federation, in_mean)
         found = by_round.get(told.counted)
         if found is None:
             rounds = " and ".join(map(str, sorted(by_round)))
             raise InputError(
                 f"the kept vectors of this site are those after rounds {rounds}, but the server "
-                f"goes on from round {told.counted}: {_remedy(path)}"
+                f"goes on from round {told.counted}: {_remedy(path, in_mean)}"
             )
         if not _alike(found, zeros):
             raise InputError(
-                "the kept vectors of this site are of another model or strategy: " + _remedy(path)
+                "the kept vectors of this site are of another model or strategy: "
+                + _remedy(path, in_mean)
             )
         return found
 
@@ -108,7 +126,13 @@ class KeptVectors:
             for weight, value in vector.items()
         }
         body = array_files.pack(
-            arrays, {"before": told.counted, "after": told.round, "names": names}
+            arrays,
+            {
+                "before": told.counted,
+                "after": told.round,
+                "names": names,
+                "federation": told.federation,
+            },
         )
         digest = hashlib.sha256()
         for piece in body:
@@ -130,7 +154,18 @@ class KeptVectors:
         return self.folder / f"{self.site}-{told.federation}.vectors"
 
 
-def _read(path: Path) -> dict[int, Vectors]:
+def mean_name(local: Local, name: str, weight: str) -> str:
+    """What a message calls the part of a vector's mean over all sites that belongs to a weight."""
+    return f"mean/{local.means.index(name)}/{weight}"
+
+
+def mean_in(sent: Arrays, local: Local, name: str) -> Arrays:
+    """The mean of a vector over all sites, by weight, among the arrays of a message."""
+    start = mean_name(local, name, "")
+    return {n.removeprefix(start): value for n, value in sent.items() if n.startswith(start)}
+
+
+def _read(path: Path, federation: str, in_mean: bool) -> dict[int, Vectors]:
     """Read what `save` wrote, by round, or raise InputError."""
     try:
         with files.open_plain(path) as file:
@@ -141,6 +176,8 @@ def _read(path: Path) -> dict[int, Vectors]:
                 raise ValueError("its checksum is wrong")
             file.seek(len(MAGIC) + 32)
             arrays, meta = array_files.unpack(file, size - len(MAGIC) - 32)
+        if meta.get("federation", federation) != federation:  # files of before do not say
+            raise ValueError("it is of another federation")
         return {
             int(meta[moment]): {
                 str(name): {
@@ -155,12 +192,14 @@ def _read(path: Path) -> dict[int, Vectors]:
     except (*array_files.READ_ERRORS, TypeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(
-            f"the kept vectors of this site are damaged ({reason}): {_remedy(path)}"
+            f"the kept vectors of this site are damaged ({reason}): {_remedy(path, in_mean)}"
         ) from error
 
 
-def _remedy(path: Path) -> str:
-    return f"restore {path}, or delete it: then they start from zero"
+def _remedy(path: Path, in_mean: bool) -> str:
+    if in_mean:
+        return f"restore {path}, or let this site join under another name, as a new one"
+    return f"restore {path}, or delete it: then they start anew"
 
 
 def _alike(found: Vectors, wanted: Vectors) -> bool:

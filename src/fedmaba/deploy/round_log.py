@@ -34,6 +34,10 @@ def round_lines(report: Mapping[str, Any]) -> list[str]:
             cells.append(f"accuracy {100 * row['accuracy']:5.1f} %")
         if row.get("error") is not None:
             cells.append(f"error {row['error']:.4g}")
+        if row.get("personal") is not None:
+            own = row["personal"]
+            shown = f"{own:.4g}" if row["accuracy"] is None else f"{100 * own:5.1f} %"
+            cells.append(f"own model {shown}")
         if row["loss"] is not None:
             cells.append(f"loss {row['loss']:.3f}")
         if row["weight"] is not None:

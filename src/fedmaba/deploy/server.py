@@ -24,6 +24,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from fedmaba import rng
+from fedmaba.deploy.kept_vectors import mean_in, mean_name
 from fedmaba.deploy.secure_round import SecureResult
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.deploy.site_names import SiteNames
@@ -44,7 +45,7 @@ from fedmaba.strategies.base import (
     still_kept,
 )
 
-Task = dict[str, int | float | str | bool]
+Task = dict[str, int | float | str | bool | bytes]
 META = ("terms", "sites", "owners", "changes", "counted", "refused")  # of a checkpoint
 PAST = ("kept", "kept_client", "kept_round")  # arrays of a checkpoint: changes of past rounds
 # as in a state of version 0.1, which lacks them
@@ -92,6 +93,9 @@ class FederationServer:
         self.moments = {} if self.optimiser is None else self.optimiser.start(flat)  # (P,) each
         # (P,) by name: the means over all sites of vectors that they keep
         self.means = {n: np.zeros_like(flat) for n in self._local().means}
+        # the model that sites' own models begin as, for those whose first round comes later
+        own = self._local().personal is not None
+        self.first = {n: a.copy() for n, a in self.model.items()} if own else {}
         self.folder = (
             None if folder is None else run_folder.Folder(folder, private=True, remedy=REMEDY)
         )
@@ -137,6 +141,25 @@ class FederationServer:
             digest.update(name.encode() + b"\0" + self.model[name].tobytes())
         return f"round {self.round + 1} {digest.hexdigest()[:16]}"
 
+    def sent(self) -> Arrays:
+        """The arrays of a message: the model, and the means that sites train with.
+
+        A site answers with all of them, each moved as its own change says.
+        """
+        means = {
+            mean_name(self._local(), name, weight): value
+            for name in self.settings.sent_means
+            for weight, value in self._named(self.means[name]).items()
+        }
+        if both := means.keys() & self.model.keys():
+            raise InputError(f"the model has an array {min(both)!r}: give it another name")
+        return self.model | means
+
+    @property
+    def sent_count(self) -> int:
+        """How many arrays `sent` has."""
+        return len(self.model) + len(self.settings.sent_means) * len(self.weights)
+
     def task(self, site: str | None) -> Task:
         """What a site must know besides the model: also what the algorithm wants it to do."""
         strategy = self.settings.strategy
@@ -149,6 +172,9 @@ class FederationServer:
         }
         task |= self.kept_task(site)
         task |= {"count-steps": True} if needs.steps else {}
+        moved = any(not np.array_equal(self.model[n], a) for n, a in self.first.items())
+        if moved and not self.last_counted.get(site or ""):
+            task["first-model"] = safetensors.numpy.save(_contiguous(self.first))
         if site is not None:
             client = self.sites.index(site)
             keys = rng.key(self.settings.seed, "local", self.round, client)
@@ -158,7 +184,8 @@ class FederationServer:
     def kept_task(self, site: str | None) -> Task:
         """What a site must know to find what it kept; nothing where sites keep nothing."""
         local = self.settings.strategy.local()
-        if not local.keep and self.settings.batchnorm != "local":
+        keeps = local.keep or local.personal or self.settings.batchnorm == "local"
+        if not keeps:
             return {}
         return {
             "local": json.dumps(local.to_json()),
@@ -217,12 +244,15 @@ class FederationServer:
                     "accuracy": r.accuracy,
                     "examples": r.count,
                     **({} if r.error is None else {"error": r.error}),
+                    **({} if r.personal is None else {"personal": r.personal}),
                 }
                 for r in replies
             },
             "refused": refused,
         }
         report |= score_spread([r.accuracy for r in replies], [r.error for r in replies])
+        if anew := [r.site for r in replies if r.anew]:
+            report["started_anew"] = anew
         if summed is not None:
             report["secure"] = summed.to_json()
         if self.site_names.changes:
@@ -259,7 +289,7 @@ class FederationServer:
             delta, moments = coef.astype(self.dtype) @ many[: len(coef)], self.moments
             if self.optimiser is not None:
                 delta, moments = self.optimiser.step(moments, delta)
-            moved, means = base + delta, self._new_means(change)
+            moved, means = base + delta, self._new_means(change, replies)
             for name, factor in self._local().server_adds.items():
                 moved += self.dtype.type(factor) * means[name]
             new = self._named(moved)
@@ -298,10 +328,22 @@ class FederationServer:
     def _local(self) -> Local:
         return self.settings.strategy.local()
 
-    def _new_means(self, change: NDArray[Any]) -> dict[str, NDArray[Any]]:
-        """The means of what sites keep after this round, which follow from their changes."""
-        share = {n: self.dtype.type(k.end / len(self.sites)) for n, k in self._local().keep.items()}
-        return {n: mean + share[n] * change.sum(0) for n, mean in self.means.items()}
+    def _new_means(self, change: NDArray[Any], replies: Sequence[Reply]) -> dict[str, NDArray[Any]]:
+        """The means of what sites keep after this round.
+
+        They follow from the changes of the model, or sites sent how they change them.
+        """
+        new, travels, keep = {}, self.settings.sent_means, self._local().keep
+        for name, mean in self.means.items():
+            if name in travels:
+                before = self._flat(self._named(mean))  # as it was sent
+                own = (mean_in(r.model, self._local(), name) for r in replies)
+                parts = (self._flat(sent) - before for sent in own)
+                moved, share = np.sum(list(parts), axis=0), 1.0
+            else:
+                moved, share = change.sum(0), keep[name].end
+            new[name] = mean + self.dtype.type(share / len(self.sites)) * moved
+        return new
 
     def _keep(self, client: IntArray, change: NDArray[Any]) -> None:
         """Keep each site's last change for as many rounds as the strategy asks for."""
@@ -344,6 +386,7 @@ class FederationServer:
         arrays |= {f"moment/{n}": a for n, a in self.moments.items()}
         arrays |= {"kept": self.past_changes}
         arrays |= {f"mean/{n}": a for n, a in self.means.items()}
+        arrays |= {f"first/{n}": a for n, a in self.first.items()}
         arrays |= {"kept_client": self.past_client, "kept_round": self.past_round}
         meta = {
             "terms": self.settings.to_json(),
@@ -361,8 +404,8 @@ class FederationServer:
         """Write both models as files of their own."""
         if self.folder is not None:
             for name, model in (("last", self.model), ("deployed", self.deployed)):
-                whole = {n: np.asarray(a, order="C") for n, a in model.items()}
-                self.folder.write(f"models/{name}.safetensors", safetensors.numpy.save(whole))
+                body = safetensors.numpy.save(_contiguous(model))
+                self.folder.write(f"models/{name}.safetensors", body)
 
     def close(self) -> None:
         """Release the folder for other processes."""
@@ -374,22 +417,23 @@ class FederationServer:
         path = folder.path
         arrays, meta, _ = run_folder.load_checkpoint(path)
         lacks = [key for key in META if meta.get(key) is None]
-        wanted = (*PAST, *self._moment_names().values(), *(f"mean/{n}" for n in self.means))
+        wanted = [*PAST, *self._moment_names().values(), *(f"mean/{n}" for n in self.means)]
+        wanted += [f"first/{n}" for n in self.first]
         lacks += [key for key in wanted if key not in arrays]
         if lacks:
             raise InputError(f"{path} is no state of this version, it lacks {lacks[0]!r}: {OTHER}")
         require_same_terms(str(path), meta["terms"], self.settings)
         saved = {
             kind: {n[len(kind) :]: a.copy() for n, a in arrays.items() if n.startswith(kind)}
-            for kind in ("model/", "deployed/", "state/")
+            for kind in ("model/", "deployed/", "state/", "first/")
         }
-        for kind in ("model/", "deployed/"):
+        for kind in ("model/", "deployed/", *(["first/"] if self.first else [])):
             if _forms(saved[kind]) != _forms(self.model):
                 raise InputError(f"{path} holds another model: {OTHER}")
         wrong = self._misfit(arrays, meta, saved["state/"])
         if wrong:
             raise InputError(f"{path} is damaged: {wrong} cannot be of this run: {OTHER}")
-        self.model, self.deployed, self.state = saved.values()
+        self.model, self.deployed, self.state, self.first = saved.values()
         self.past_changes, self.past_client, self.past_round = (arrays[key].copy() for key in PAST)
         self.moments = {n: arrays[key].copy() for n, key in self._moment_names().items()}
         self.means = {name: arrays[f"mean/{name}"].copy() for name in self.means}
@@ -434,6 +478,11 @@ class FederationServer:
             if found is None or per_site:
                 return f"state {name!r}"
         return ""
+
+
+def _contiguous(model: Arrays) -> Arrays:
+    """Arrays as a file can take them."""
+    return {n: np.asarray(a, order="C") for n, a in model.items()}
 
 
 def _forms(model: Arrays) -> dict[str, tuple[Any, ...]]:

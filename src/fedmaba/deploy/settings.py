@@ -56,23 +56,18 @@ class FederationSettings:
                 f"{self.strategy.label()} weighs by validation losses, which sites do not send: "
                 "choose another loss, as loss_at=start"
             )
-        local, what = self.strategy.local(), ""
-        if not all(follows_from_change(local, name) for name in local.means):
-            what = "needs the mean of what sites keep, which does not follow from what they send"
-        elif local.personal is not None:
-            what = "gives each site a model of its own"
-        if what:
-            raise InputError(
-                f"{self.strategy.label()} {what}, which runs in the simulator and not yet on "
-                "Flower: choose another strategy, as fedprox"
-            )
         if self.strategy.needs().groups:
             raise InputError(
                 f"{self.strategy.label()} weighs sites by groups of people, whose counts sites do "
                 "not send: simulate it, or choose another strategy"
             )
 
-        if self.secure is not None and (self.strategy.local().keep or self.strategy.needs().steps):
+        if self.sent_means and self.batchnorm == "local":
+            raise InputError(
+                f"{self.strategy.label()} needs the mean of a vector over all sites, and with "
+                "batchnorm='local' a part of it never leaves them: choose group, average or frozen"
+            )
+        if self.secure is not None and (self.strategy.local().means or self.strategy.needs().steps):
             raise InputError(
                 f"secure: {self.strategy.label()} asks sites for more than a loss and a change: "
                 "choose a strategy such as fedavg or fedmaba, or leave out secure"
@@ -83,6 +78,12 @@ class FederationSettings:
                 "inner products with others, and secure sums hide single changes: choose a "
                 "strategy that weighs by losses or counts, as fedmaba, afl, term or fedavg"
             )
+
+    @property
+    def sent_means(self) -> tuple[str, ...]:
+        """The means of kept vectors that travel: sites receive them, and send their changes."""
+        local = self.strategy.local()
+        return tuple(name for name in local.means if not follows_from_change(local, name))
 
     @property
     def average(self) -> str:
@@ -157,6 +158,11 @@ def one_strategy(strategy: Strategy | str) -> Strategy:
     if len(listed) > 1:
         raise InputError(f"{strategy!r} is a grid of {len(listed)}: a federation runs one")
     return listed[0]
+
+
+def batchnorm_choice(batchnorm: str) -> Any:
+    """What becomes of BatchNorm layers, or InputError."""
+    return FederationSettings(one_strategy("fedavg"), batchnorm=batchnorm).batchnorm
 
 
 def check_numbers(low: int, whole: bool = False, **values: object) -> None:

@@ -67,6 +67,8 @@ class Reply:
     accuracy: float | None = None  #    of the model it received, where the site reports one
     error: float | None = None  #       the same where the lower score is the better one
     steps: float | None = None  #       local steps, where the strategy asks for them
+    personal: float | None = None  #    accuracy or error of the site's own model, if it has one
+    anew: bool = False  #               whether what the site kept was gone, so it started anew
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,9 @@ class ReplyValidator:
         loss = self._loss(raw.numbers)
         accuracy, error = read_score(raw.numbers)
         steps = self._steps(raw.numbers) if self.needs_steps else None
-        return Reply(raw.node, site, self._model(raw.arrays), count, loss, accuracy, error, steps)
+        personal, anew = read_personal_score(raw.numbers), bool(raw.numbers.get("started-anew"))
+        model = self._model(raw.arrays)
+        return Reply(raw.node, site, model, count, loss, accuracy, error, steps, personal, anew)
 
     def _count(self, numbers: Mapping[str, object]) -> int:
         count = numbers.get("num-examples")
@@ -263,6 +267,13 @@ def read_score(numbers: Mapping[str, object]) -> tuple[float | None, float | Non
     if accuracy is not None and error is not None:
         raise Refused("it sent accuracy and error: send one of them")
     return accuracy, error
+
+
+def read_personal_score(numbers: Mapping[str, object]) -> float | None:
+    """How a site's own model serves it: an accuracy or an error; None: it has none."""
+    names = {"accuracy": "personal-accuracy", "error": "personal-error"}
+    own = {what: numbers[name] for what, name in names.items() if name in numbers}
+    return next((score for score in read_score(own) if score is not None), None)
 
 
 def some_names(items: Iterable[str], few: int = 3) -> str:

@@ -79,8 +79,8 @@ def _require(tables: Mapping[str, Table], *names: str) -> None:
 def check_values(tables: Mapping[str, NDArray[Any]]) -> None:
     """Refuse numbers that a run never writes."""
     for name in SIZES:
-        if name in tables and (not len(tables[name]) or (tables[name] < 0).any()):
-            raise ValueError(f"{name} holds no clients, or negative numbers")
+        if name in tables and ((tables[name] < 0).any() or not tables[name].any()):
+            raise ValueError(f"{name} holds no client with an example, or negative numbers")
     for name in ("round", "evaluated"):
         if name in tables and not is_increasing(tables[name]):
             raise ValueError(f"{name} does not count upwards from 1 or more")

@@ -16,7 +16,8 @@ from torch import Tensor
 from fedmaba.rows.cuda_graphs import send
 from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.batch import Batch
-from fedmaba.simulation.local_training import TrainingJob, added_terms
+from fedmaba.simulation.kept_vectors import added_terms
+from fedmaba.simulation.local_training import TrainingJob
 from fedmaba.simulation.optimiser import counted_steps, parse_schedule
 from fedmaba.simulation.state import Plan, Run
 from fedmaba.strategies.base import PERSONAL, Local, Needs

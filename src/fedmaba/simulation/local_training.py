@@ -7,8 +7,8 @@ device never waits for the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from fedmaba.rows.random import shuffles
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation.augmentation import Augmentation
 from fedmaba.simulation.optimiser import Optimiser, Schedule, step_factors
-from fedmaba.strategies.base import Keep, Local, PropFairLoss
+from fedmaba.strategies.base import Local, PropFairLoss
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -464,78 +464,6 @@ def _minibatches(
     at = torch.where(valid, (k // batches[:, None] * width)[..., None] + place, 0)
     index = mine.gather(1, at.flatten(1).clamp_(max=mine.shape[1] - 1)).view(at.shape)
     return index, valid.to(dtype) / valid.sum(2, keepdim=True).clamp_(min=1)
-
-
-def added_terms(
-    local: Local,
-    kept: Iterable[tuple[str, Tensor]],  #  (m, P) each
-    means: Mapping[str, Tensor],  #         (P,) each
-    like: Tensor,
-) -> Tensor:  # (m, P)
-    """What clients add to their gradients: vectors that they keep, and means of those over all."""
-    total = torch.zeros_like(like)
-    for name, vector in kept:
-        if name in local.add:
-            total.add_(vector, alpha=local.add[name])
-    for name, factor in local.add_mean.items():
-        total.add_(means[name], alpha=factor)
-    return total
-
-
-class TrainedClients(NamedTuple):
-    """What clients know after their training, of which the vectors are made that they keep."""
-
-    start: Tensor  # (m, P)          the server's model
-    end: Tensor  # (m, P)            their own
-    moved: Tensor  # (m, 1)          number of steps times step size
-    gradient: Tensor | None  # (m, P)  of all examples at the server's model, where needed
-
-
-def kept_after(
-    keep: Keep, name: str, trained: TrainedClients, before: Tensor, means: Mapping[str, Tensor]
-) -> Tensor:  # (m, P)
-    """A vector that clients keep, after their training."""
-    start, end, moved, gradient = trained
-    new = keep.start * start + keep.end * end + keep.before * before
-    if keep.mean:
-        new += keep.mean * means[name]
-    if keep.step_gradient:
-        new += (keep.step_gradient / moved) * (start - end)
-    if keep.full_gradient and gradient is not None:
-        new += keep.full_gradient * gradient
-    return new
-
-
-# A step of this size makes a full gradient out of two models. It is so large that the weights take
-# no digits from the gradient, and a power of two, so that dividing by it is exact.
-GRADIENT_STEP = 2.0**20
-
-
-def full_gradients(
-    rows: Rows,
-    pool: Pool,
-    models: Tensor,
-    job: TrainingJob,
-    graphs: GraphCache,
-    result_slot: object = None,
-) -> Tensor:  # (R, P)
-    """The gradient of all examples of each row's client, at the model that it starts from."""
-    whole = replace(
-        job,
-        steps=np.ones_like(job.steps),
-        lr=GRADIENT_STEP,
-        optimiser=Optimiser(),
-        schedule=Schedule(),
-        augment=None,
-        local=(Local(full_batch=True),),
-        whose=None,
-        added=None,
-    )
-    moved, _ = train_chunk(rows, pool, models, whole, graphs, ("gradient", result_slot))
-    start = models.index_select(0, torch.from_numpy(job.run).to(models.device))
-    if job.own is not None:
-        start[:, rows.layout.shared :] = job.own
-    return (start - moved).div_(GRADIENT_STEP)
 
 
 def evaluate(

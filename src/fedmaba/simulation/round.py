@@ -44,12 +44,8 @@ from fedmaba.simulation.cohort import (
     with_own_parts,
 )
 from fedmaba.simulation.group_counts import group_counts
-from fedmaba.simulation.local_training import (
-    TrainedClients,
-    TrainingJob,
-    full_gradients,
-    kept_after,
-)
+from fedmaba.simulation.kept_vectors import TrainedClients, full_gradients, kept_after
+from fedmaba.simulation.local_training import TrainingJob
 from fedmaba.simulation.local_training import train_chunk as train_rows
 from fedmaba.simulation.measurements import (
     Host,

@@ -121,8 +121,9 @@ class PropFairLoss:
 class Keep:
     """How training changes a vector that a client keeps: a combination of other vectors.
 
-    The kept vector is 0 before the client's first round. It never leaves the client. Where clients
-    or the server use the mean of the vector over all clients, the server keeps that mean.
+    The kept vector is 0 before the client's first round, and stays with the client. Where clients
+    or the server use its mean over all clients, the server keeps that mean: then a site on Flower
+    sends how its vector changed, unless that follows from the change of its model.
     """
 
     start: float = 0.0  #                        of the server's model, which training starts from

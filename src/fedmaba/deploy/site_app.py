@@ -1,0 +1,188 @@
+"""A site's ClientApp: it trains as the server's message says, and answers. Imports flwr."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedmaba.deploy import secure_site, validation
+from fedmaba.deploy.kept_vectors import KeptVectors
+from fedmaba.deploy.messages import array_record, weights_of
+from fedmaba.deploy.secure import write as as_text
+from fedmaba.deploy.secure_round import MASKED
+from fedmaba.deploy.settings import batchnorm_choice
+from fedmaba.errors import InputError
+
+if TYPE_CHECKING:
+    from fedmaba.data.dataset import Dataset
+    from fedmaba.rows import LossFn, models
+    from fedmaba.simulation.local_training import MetricFn
+
+SECURE_STATE = "fedmaba-secure"  # where a site keeps its secrets until a secure round ends
+SITE_IS_PLAIN = (
+    "the server asks for a secure sum, and this site would send its model to it: give "
+    "client_app(secure=True), or app.train(mods=[secure_mod]) in an app of your own"
+)
+SITE_IS_SECURE = (
+    "this site takes part in secure sums alone, and the server asks for its model: give "
+    "FlowerStrategy(secure=SecureSum())"
+)
+
+
+def client_app(
+    model: models.Factory | str,
+    data: Dataset | Callable[[Context], Dataset],
+    *,
+    site: str | Callable[[Context], str] | None = None,
+    classes: int | Sequence[str] | None = None,
+    loss: LossFn | None = None,
+    metric: MetricFn | None = None,
+    device: str = "cpu",
+    mods: Sequence[Any] = (),
+    keep: str | Path | None = None,
+    batchnorm: str = "refuse",
+    secure: bool = False,
+) -> ClientApp:
+    """A ClientApp for every strategy: it trains as the server's message says.
+
+    Its name is `site`, by default what the SuperNode's --node-config says: 'site="north"'. The
+    rows of `data` before n_train are trained on; accuracy on the others is reported, or the error
+    where lower is better, as in a regression. `classes`
+    are the names of all classes in one order for all sites, or how many there are, 0 to C-1.
+    `mods` are Flower's, around training: LocalDpMod(...), say. `keep` is a folder of this site for
+    vectors that a strategy lets it keep between rounds, by default --node-config 'keep="..."'.
+    `batchnorm` says what becomes of BatchNorm layers: refuse, group, local, average or frozen.
+    `secure`: it takes part in secure sums alone, and never sends its model.
+    """
+
+    norms = batchnorm_choice(batchnorm)
+
+    def name(context: Context) -> str:
+        if site is not None:
+            return site if isinstance(site, str) else site(context)
+        if "site" not in context.node_config:
+            raise InputError("this site has no name: start its SuperNode with --node-config "
+                             "'site=\"north\"'")  # fmt: skip
+        return str(context.node_config["site"])
+
+    def worker(context: Context) -> Any:
+        from fedmaba.deploy.client import (
+            LocalClient,  # with torch, which neither a server nor a query needs
+        )
+
+        mine = data(context) if callable(data) else data
+        folder = keep or context.node_config.get("keep")
+        kept = KeptVectors(Path(str(folder)) if folder else None, name(context))
+        return LocalClient(model, mine, classes, loss, metric, device, kept, norms)
+
+    def train(message: Message, context: Context) -> Message:
+        weights, task = weights_of(message), dict(message.content["config"])
+        if "secure" in task and not secure:
+            raise InputError(SITE_IS_PLAIN)
+        trained, numbers = worker(context).train(weights, task)
+        return reply(message, array_record(trained), numbers, name(context))
+
+    def evaluate(message: Message, context: Context) -> Message:
+        task = dict(message.content["config"]) if "config" in message.content else {}
+        numbers = worker(context).evaluate(weights_of(message), task)
+        return reply(message, None, numbers, name(context))
+
+    def query(message: Message, context: Context) -> Message:
+        return reply(message, None, {}, name(context))
+
+    app = ClientApp()
+    app.train(mods=[*([secure_mod] if secure else []), *mods])(train)
+    app.evaluate()(evaluate)
+    app.query()(query)
+    return app
+
+
+def secure_mod(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """A Flower mod for training: the site's change goes into a secure sum, and nowhere else.
+
+    The app trains and answers as usual. The mod takes the model out of the answer, and later sends
+    the change scaled and masked. The first mod of a list sees what leaves the site: put it there.
+    """
+    text = message.content["config"].get("secure") if "config" in message.content else None
+    if text is None:
+        raise InputError(SITE_IS_SECURE)
+    state = context.state.get(SECURE_STATE)
+    memory = None if state is None else json.loads(str(state["memory"]))
+    asked = secure_site.asked(text, memory)
+    if asked["stage"] == "keys":
+        answer = call_next(message, context)
+        if answer.has_error():
+            return answer
+        told, memory = secure_site.give_keys(asked)
+        words = {k: v for one in answer.content.config_records.values() for k, v in one.items()}
+        (trained,) = answer.content.array_records.values()
+        start = weights_of(message)
+        change = secure_site.flat_change({n: a.numpy() for n, a in trained.items()}, start)
+        context.state[SECURE_STATE + "-change"] = ArrayRecord({"change": Array(change)})
+        memory["site"] = words.get("site")
+        records: dict[str, Any] = dict(answer.content.metric_records)
+        return _secure_reply(message, context, memory, told, records)
+    assert memory is not None
+    if asked["stage"] == "shares":
+        told, after = secure_site.give_shares(asked, memory)
+        return _secure_reply(message, context, memory | after, told)
+    if asked["stage"] == "mask":
+        change = context.state.pop(SECURE_STATE + "-change")["change"].numpy()
+        masked, told, after = secure_site.give_masked(asked, memory, change)
+        records = {} if masked is None else {"arrays": array_record({MASKED: masked})}
+        return _secure_reply(message, context, {**after, "site": memory["site"]}, told, records)
+    told = secure_site.give_unmask(asked, memory)
+    answer = _secure_reply(message, context, memory, told)
+    del context.state[SECURE_STATE]
+    return answer
+
+
+def _secure_reply(
+    message: Message,
+    context: Context,
+    memory: secure_site.Memory,
+    told: Mapping[str, Any],
+    records: Mapping[str, Any] | None = None,
+) -> Message:
+    """A site's answer in a secure round; what it must remember stays in its own state."""
+    context.state[SECURE_STATE] = ConfigRecord({"memory": json.dumps(memory)})
+    words = {"secure": as_text(told)}
+    words |= {} if memory["site"] is None else {"site": memory["site"]}
+    return Message(RecordDict({**(records or {}), "config": ConfigRecord(words)}), reply_to=message)
+
+
+def reply(
+    message: Message, arrays: ArrayRecord | None, numbers: Mapping[str, float], site: str
+) -> Message:
+    """The answer of a site: the trained model, "num-examples", "loss" where asked for, its name.
+
+    Arrays without names, as ArrayRecord makes them of a list, are those of the message in order.
+    """
+    records: dict[str, Any] = {"metrics": MetricRecord(dict(numbers))}
+    records["config"] = ConfigRecord({"site": site})
+    if arrays is not None:
+        records["arrays"] = _named(arrays, list(message.content["arrays"]))
+    return Message(RecordDict(records), reply_to=message)
+
+
+def _named(arrays: ArrayRecord, names: list[str]) -> ArrayRecord:
+    """Arrays under the names that the server knows, or InputError."""
+    if set(arrays) == set(names):
+        return arrays
+    if list(arrays) == [str(place) for place in range(len(names))]:
+        return ArrayRecord(dict(zip(names, arrays.values(), strict=True)))
+    missing, extra = (
+        validation.some_names(set(names) - set(arrays)),
+        validation.some_names(set(arrays) - set(names)),
+    )
+    raise InputError(
+        f"arrays missing: {missing}; not of this model: {extra}: answer with those of "
+        'message.content["arrays"], by name or as a list in their order'
+    )
