@@ -71,6 +71,11 @@ def test_a_killed_search_goes_on_and_finished_trials_are_not_trained_again(
 
     monkeypatch.setattr(engine, "simulate", killed)
     assert call(*words).code == 2
+    for command in ("table", "report", "export", "resume"):
+        answer = call(command, "mine")
+        assert answer.code == 2
+        assert "mine holds a search that has not picked yet: repeat its command" in answer.err
+    assert call("table", "mine/search").code == 0
     assert call(*words).code == 0
     assert seen[:3] == [0.001, 0.5, 0.5]  # the first is not trained again
     assert Path("mine/tune.json").read_text() == Path("whole/tune.json").read_text()

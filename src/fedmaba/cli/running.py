@@ -120,6 +120,7 @@ def resume(
     from fedmaba.experiment import parts, starting
     from fedmaba.results import run_folder
 
+    parts.require_picked(folder)
     left = [part for part in parts.folders(folder) if not run_folder.is_finished(part)]
     if not left:
         _show_finished(parts.load_history(folder), folder, quiet)
