@@ -39,7 +39,7 @@ def added_terms(
 class TrainedClients(NamedTuple):
     """What clients know after their training, of which the vectors are made that they keep."""
 
-    start: Tensor  # (m, P)          the server's model
+    start: Tensor  # (m, P)          the server's model; (1, P) where it is the same for all
     end: Tensor  # (m, P)            their own
     moved: Tensor  # (m, 1)          number of steps times step size
     gradient: Tensor | None  # (m, P)  of all examples at the server's model, where needed
@@ -50,13 +50,15 @@ def kept_after(
 ) -> Tensor:  # (m, P)
     """A vector that clients keep, after their training."""
     start, end, moved, gradient = trained
-    new = keep.start * start + keep.end * end + keep.before * before
+    new = keep.before * before
+    if keep.start or keep.end:
+        new += (keep.end * end).add_(keep.start * start)
     if keep.mean:
         new += keep.mean * means[name]
     if keep.step_gradient:
-        new += (keep.step_gradient / moved) * (start - end)
+        new += (start - end).mul_(keep.step_gradient / moved)
     if keep.full_gradient and gradient is not None:
-        new += keep.full_gradient * gradient
+        new += gradient if keep.full_gradient == 1 else keep.full_gradient * gradient
     return new
 
 
