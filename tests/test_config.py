@@ -13,7 +13,7 @@ from fedmaba import cli
 from fedmaba.cli import running
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
-from fedmaba.experiment.config import Experiment, build, dump, options, set_key
+from fedmaba.experiment.config import DP, Experiment, build, dump, options, set_key
 
 quick = settings(
     max_examples=30, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -62,6 +62,7 @@ TYPED = {
     "train.augment": ("flip,crop:4", "flip,crop:4"),
     "attack.does": ("loss=x3", "loss=x3"),
     "attack.share": ("20%", "20%"),
+    "dp": ("epsilon=8,clip=2", DP(epsilon=8, clip=2)),
     "server.lr": ("0.5", 0.5),
     "server.momentum": ("0.3", 0.3),
     "server.deploy": ("ema:0.9", "ema:0.9"),

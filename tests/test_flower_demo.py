@@ -58,6 +58,27 @@ def test_a_round_is_shown_and_ctrl_c_stops_everything():
             assert folder.encode() not in path.read_bytes()
 
 
+def test_a_kept_demo_leaves_logs_and_two_federations_to_compare(tmp_path):
+    program = Path(sys.executable).parent / "fedmaba"
+    kept = tmp_path / "kept"
+    words = ["flower", "demo", "--sites", "2", "--rounds", "1", "--keep", str(kept)]
+    done = subprocess.run([program, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("fed")]
+    assert rows == ["fedavg", "fedmaba:alpha=0.8"]
+    assert {"fair.log", "site-0.log", "site-1.log"} <= {p.name for p in (kept / "logs").iterdir()}
+    assert not list(kept.rglob("*.key"))
+    assert not list(kept.glob("*.npz"))
+    for name in ("fedavg", "fedmaba"):
+        card = (kept / f"state-{name}" / "models" / "card.md").read_text()
+        assert "| site-0 | 1 of 1 | 1 |" in card
+        assert "| flwr | 1." in card
+    shown = subprocess.run(
+        [program, "table", kept / "state-fedmaba"], capture_output=True, text=True
+    )
+    assert "Round 1 of 1: 2 of 2 sites answered." in shown.stdout
+
+
 def test_without_nginx_the_sites_connect_directly_and_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(proxy, "find_nginx", lambda path: None)
     alone = net.Net(tmp_path)

@@ -294,8 +294,8 @@ def test_the_package_shows_its_rooms():
     assert len(list(SRC.glob("*.py"))) <= 8
     folders = {path.parent.name for path in SRC.glob("*/__init__.py")}
     assert folders == {
-        "cli", "data", "deploy", "experiment", "report", "reproduction", "results", "rows",
-        "simulation", "strategies",
+        "cli", "data", "deploy", "experiment", "privacy", "report", "reproduction", "results",
+        "rows", "simulation", "strategies",
     }  # fmt: skip
 
 

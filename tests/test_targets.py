@@ -38,7 +38,7 @@ def test_every_target_of_the_issue_is_there_and_loads():
         assert not any(map(targets.part, target.every_job()))
     asked = {n for n in names if "-dirichlet" in n or "-coarse" in n or n.startswith("fair-")}
     asked |= {"attacks", "readings-cifar100"}  # for by name
-    asked |= {n for n in names if n.startswith("natural-")}
+    asked |= {n for n in names if n.startswith(("natural-", "privacy"))}
     assert {t.name for t in targets.load("all").uses} == set(names) - {"all"} - asked
 
 
@@ -102,7 +102,8 @@ def test_quick_is_small_for_every_target(name):
     works = [reproduce.PendingBatch(name, job, job.runs) for job in jobs]
     rounds = {job.experiment.train.rounds for job in jobs}
     assert sum(w.updates for w in works) <= targets.QUICK or rounds == {3}
-    own = {targets.load(name).jobs[0].experiment.data.name} if name.startswith("natural-") else ()
+    real = name.startswith("natural-") or name == "privacy"
+    own = {targets.load(name).jobs[0].experiment.data.name} if real else ()
     assert {job.experiment.data.name for job in jobs} == set(own or ["sample"])
 
 

@@ -25,6 +25,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 FLOORS = {  # from the ground up: a module imports what stands before it (a test looks)
     "Ground": "errors stop rng user_code",
     "Algorithms": "strategies",
+    "Privacy": "privacy",
     "Data": "data",
     "Models as rows": "rows",
     "Simulation": "simulation",
@@ -339,6 +340,7 @@ def _anchor(head: str) -> str:
 KEYWORDS = SOURCE / "experiment" / "keywords.py"
 OF_THE_CALL = ("data", "model", "metric", "init", "out")  # `compare` names these itself
 ALSO = {"text": "float", "fraction": "str", "listed": "str", "_seeds": "str"}  # other forms
+ALSO["pairs"] = "str | dict[str, float]"
 
 
 def keywords() -> str:
@@ -395,6 +397,8 @@ def _kinds(kind: Any) -> list[str]:
         return ["Literal[" + ", ".join(f'"{value}"' for value in get_args(kind)) + "]"]
     if kind is type(None):
         return ["None"]
+    if isinstance(kind, type) and issubclass(kind, config.Section):
+        return []  # its keys, as `pairs` says
     return [str(kind) if get_args(kind) else kind.__name__]
 
 

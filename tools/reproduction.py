@@ -48,8 +48,9 @@ LOG_PAGE = ROOT / "docs" / "reproduction-log.md"
 TABLE_PAGE = ROOT / "docs" / "reproduction-tables.md"
 FAIR_PAGE = ROOT / "docs" / "fair-to-the-end.md"
 DATA_PAGE = ROOT / "docs" / "data.md"  # with the tables of real federations
+PRIVACY_PAGE = ROOT / "docs" / "privacy.md"
 PAGES = (
-    *(PAGE, LOG_PAGE, TABLE_PAGE, FAIR_PAGE, DATA_PAGE, ROOT / "README.md"),
+    *(PAGE, LOG_PAGE, TABLE_PAGE, FAIR_PAGE, DATA_PAGE, PRIVACY_PAGE, ROOT / "README.md"),
     *(ROOT / "docs" / name for name in ("performance-log.md", "algorithms/index.md")),
 )
 RESULTS = ROOT / "results"

@@ -24,7 +24,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as Base
 
-from fedmaba.deploy import reply_fetching, round_log, secure_round, validation
+from fedmaba.deploy import records, reply_fetching, round_log, secure_round, validation
 from fedmaba.deploy.messages import (
     array_record,
     as_node,
@@ -46,7 +46,7 @@ from fedmaba.deploy.settings import (
 from fedmaba.deploy.site_app import client_app, reply, secure_mod
 from fedmaba.deploy.site_names import Node, SiteNames, read_sites
 from fedmaba.deploy.validation import Arrays, Limits, RawReply, ReplyValidator
-from fedmaba.errors import InputError
+from fedmaba.errors import FedmabaError, InputError
 from fedmaba.strategies.base import Strategy
 
 ASK_AGAIN_SECONDS = 300.0  # after which a node that gave no name, or a wrong one, is asked again
@@ -88,6 +88,7 @@ class FlowerStrategy(Base):
     the model is; "local": sites keep their layers. Without it statistics are averaged by size.
     secure: SecureSum(...) lets the server see the weighted sum of the sites' changes, and no single
     one; sites need client_app(secure=True).
+    metrics: a .prom file in which Prometheus finds how the federation goes, renewed each round.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class FlowerStrategy(Base):
         grace: float = 60.0,
         batchnorm: str | None = None,
         secure: SecureSum | None = None,
+        metrics: str | Path | None = None,
     ) -> None:
         check_numbers(0, lr=lr, lr_decay=lr_decay)
         check_numbers(0, whole=True, seed=seed)
@@ -127,6 +129,9 @@ class FlowerStrategy(Base):
             few = f"{self.site_names.source} names {len(listed)} sites"
             raise InputError(f"{few}, but min_available_nodes={min_available_nodes}: name as many")
         self.folder = None if not state else Path(state)
+        self.metrics = None if not metrics else Path(metrics)
+        if self.metrics is not None:
+            records.check_metrics_path(self.metrics)
         self.server: FederationServer | None = None
         self.running = False  # whether our own loop is at work
         self.had_enough_sites = False  # whether min_available_nodes were there once
@@ -166,6 +171,10 @@ class FlowerStrategy(Base):
         check_training(config)
         self.settings = replace(self.settings, rounds=num_rounds)
         server, result = self._begin(initial_arrays), Result()
+        records.write_about(
+            *(server.folder, self.settings, server.size),
+            *(self.participation, config, timeout),
+        )
         grid = self._limit_replies(grid, server)
         self.name_replies, self.asked_at = reply_fetching.ReplyFetcher(grid), {}
         self.ttl = timeout + CLOCK_SECONDS  # a site that returns does not work through old rounds
@@ -173,6 +182,7 @@ class FlowerStrategy(Base):
             log_line(INFO, f"going on after round {server.round}, saved in {self.folder}")
         self.running = True
         try:
+            self._write_metrics()
             while server.round < num_rounds:
                 t = server.round + 1
                 if self.settings.secure is not None:
@@ -195,6 +205,7 @@ class FlowerStrategy(Base):
         finally:
             self.running = False
             server.close()
+            self._write_metrics()
         result.arrays = array_record(server.model)
         return result
 
@@ -489,8 +500,10 @@ class FlowerStrategy(Base):
         server = self._server
         before = [*self.turned_away, *earlier]
         self.turned_away = []
-        report = server.finish_round(replies, [*before, *refused], summed)
+        asked = [site for site in self.asked.values() if site is not None]
+        report = server.finish_round(replies, [*before, *refused], summed, asked)
         self.reports.append(report)
+        self._write_metrics()
         for line in round_log.round_lines(report):
             log_line(INFO, line)
         for site in report.get("started_anew", ()):
@@ -501,6 +514,17 @@ class FlowerStrategy(Base):
         numbers |= {key: value for key, value in report["info"].items() if value is not None}
         numbers["replies"] = float(len(replies))
         return array_record(server.model), MetricRecord(numbers)
+
+    def _write_metrics(self) -> None:
+        """Write the metrics of now, if a file for them was named; a run goes on without them."""
+        if self.metrics is None:
+            return
+        server, report = self._server, self.reports[-1] if self.reports else None
+        told = (server.settings, server.round, server.sites, server.last_counted, server.clock)
+        try:
+            records.write_metrics(self.metrics, records.metrics_text(*told, report, self.running))
+        except FedmabaError as error:
+            log_line(WARNING, str(error))
 
     def _raw_reply(self, node: int, message: Message | str) -> RawReply:
         """A reply that has no more arrays than the model, or a line that says why not."""

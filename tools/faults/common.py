@@ -23,6 +23,8 @@ STRATEGIES = [
     "fedavg", "fedsgd", "fedprox", "qffl:q=0.1", "afl", "term", "fedmgda", "propfair",
     "fedfv:tau=2", "fedmaba", "fedmaba:loss_at=mean", "fedmaba:loss_at=end,ball=global",
     "qffl:mode=sgd", "term:normalise=reference",
+    # clients keep something, and for some of these the server keeps its mean
+    "scaffold", "feddyn", "ditto:server=scaffold", "local", "scaffold:option=I", "ditto:lam=0.1",
 ]  # fmt: skip
 
 

@@ -174,7 +174,12 @@ def steps(count: int, seed: int, say: Say) -> Tally:
     rng, tally = random.Random(seed), Tally()
     show = progress(say, "steps")
     with scratch() as root:
-        words = ["compare", "fedavg", "fedfv:tau=2", "--data", str(make_data(root / "tiny.npz"))]
+        words = [
+            "compare",
+            "fedfv:tau=2",
+            "ditto:server=scaffold",
+        ]  # which keep what there is to keep
+        words += ["--data", str(make_data(root / "tiny.npz"))]
         words += ["--quiet", "--device", "cpu", "--seeds", "1", "--minibatch", "5", "--out", "run"]
         words += ["--model", "softmax", "--rounds", "4", "--eval-every", "2"]
         words += ["--checkpoint-every", "1"]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedmaba import __version__
-from fedmaba.cli import data, flower, reading, reproducing, running
+from fedmaba.cli import data, flower, privacy, reading, reproducing, running
 
 app = typer.Typer(
     name="fedmaba",
@@ -33,6 +33,7 @@ app.command()(reading.watch)
 app.command()(reading.figure)
 app.command("export")(reading.export_run)
 app.command("list")(reading.list_)
+app.command()(privacy.privacy)
 
 data_app = typer.Typer(help="Fetch, check or export a data set.", no_args_is_help=True)
 data_app.command()(data.fetch)

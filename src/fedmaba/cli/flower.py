@@ -65,8 +65,14 @@ def demo(
     sites: Annotated[int, typer.Option(help="SuperNodes, a shard each", min=1, max=50)] = 5,
     rounds: Annotated[int, typer.Option(help="communication rounds", min=1)] = 4,
     secure: SecureOption = False,
+    keep: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            metavar="DIR", help="run FedAvg, too, and keep logs and states in this new folder"
+        ),
+    ] = None,
 ) -> None:
     """Run a federation of real Flower processes on this machine, with TLS and keys."""
     from fedmaba.deploy.flower_app.demo import demo
 
-    demo(typer.echo, strategy, sites, rounds, secure=secure)
+    demo(typer.echo, strategy, sites, rounds, secure=secure, keep=keep)

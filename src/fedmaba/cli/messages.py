@@ -30,10 +30,14 @@ def stays_silent() -> bool:
 
 
 def tell_unfinished(folder: Path) -> None:
-    """Tell that a run is not finished, and how to go on."""
+    """Tell that a run is not finished, and how to go on; of a federation also what is unknown."""
     from fedmaba.experiment import parts
-    from fedmaba.results import files, run_folder
+    from fedmaba.results import files, run_folder, state_folder
 
+    if (state := state_folder.load(folder)) is not None:
+        for line in state.notes():
+            tell(line)
+        return
     # Results of reproduce are no run folders.
     found = parts.folders(folder) if folder.is_dir() else []
     begun = [part for part in found if files.exists(part / run_folder.EXPERIMENT_FILE)]

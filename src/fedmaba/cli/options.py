@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedmaba.results.history import On as On
 
     Dtype = Literal["float32", "tf32", "bf16", "float64"]
-    ExportForm = Literal["csv", "parquet"]
+    ExportForm = Literal["csv", "parquet", "card"]
     By = Literal["client", "group"]
     TableForm = Literal["text", "markdown", "latex", "csv", "json"]
 else:  # typer before 0.19 knows choices by enums only
@@ -28,7 +28,7 @@ else:  # typer before 0.19 knows choices by enums only
     At = StrEnum("At", ["last", "best", "last5"])
     On = StrEnum("On", ["test", "validation"])
     Dtype = StrEnum("Dtype", ["float32", "tf32", "bf16", "float64"])
-    ExportForm = StrEnum("ExportForm", ["csv", "parquet"])
+    ExportForm = StrEnum("ExportForm", ["csv", "parquet", "card"])
     By = StrEnum("By", ["client", "group"])
     TableForm = StrEnum("TableForm", ["text", "markdown", "latex", "csv", "json"])
 
@@ -72,18 +72,24 @@ def _refuse_unreadable(given: Path | list[Path]) -> Path | list[Path]:
 
 
 RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="a run folder", callback=_refuse_unreadable)
+    Path,
+    typer.Argument(metavar="RUN", help="a run folder", callback=_refuse_unreadable),
+]
+RunOrState = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="a run or state folder", callback=_refuse_unreadable),
 ]
 RunOrTarget = Annotated[
     Path,
     typer.Argument(
         metavar="RUN",
-        help="a run folder, or results of reproduce: results/TARGET or an .npz file",
+        help="a run or state folder, or results of reproduce: results/TARGET or an .npz file",
         callback=_refuse_unreadable,
     ),
 ]
 RunFolders = Annotated[
-    list[Path], typer.Argument(metavar="RUN", help="run folders", callback=_refuse_unreadable)
+    list[Path],
+    typer.Argument(metavar="RUN", help="run or state folders", callback=_refuse_unreadable),
 ]
 DataDir = Annotated[
     Optional[Path],  # noqa: UP045

@@ -16,8 +16,8 @@ from fedmaba.cli.options import (
     ExportForm,
     JudgedOn,
     Model,
-    RunFolder,
     RunFolders,
+    RunOrState,
     RunOrTarget,
     Share,
     TableForm,
@@ -44,11 +44,22 @@ def table(
     ] = "client",
     as_json: AsJson = False,
 ) -> None:
-    """Show the table of a run folder, finished or not, or of a reproduced target."""
+    """Show the table of a run folder, finished or not, or of a reproduced target.
+
+    Of a federation on Flower, name its state folder: then also its sites, and who was left out.
+    """
     from fedmaba.experiment import parts, trials
-    from fedmaba.report import document, group_tables, json_forms, terminal, trials_table
+    from fedmaba.report import (
+        document,
+        federation,
+        group_tables,
+        json_forms,
+        terminal,
+        trials_table,
+    )
     from fedmaba.report import table as tables
     from fedmaba.reproduction import target_sources
+    from fedmaba.results import state_folder
 
     history = target_sources.load_history(folder).judged_on(on)
     if by == "group":
@@ -77,9 +88,13 @@ def table(
     if found := trials.load_trials(folder):
         more.append(trials_table.trials_grid(found, history.unit))
         page.grids.append(more[-1])
+    if (state := state_folder.load(folder)) is not None:
+        more += federation.grids(state)
+        page.grids += federation.grids(state)
     if to == "text":
         terminal.show(history, model, at, share)
         terminal.tables(more)
+        terminal.lines([] if state is None else federation.how_far(state))
     else:
         typer.echo(document.written(page, to), nl=False)
     tell_unfinished(folder)
@@ -93,7 +108,8 @@ def report(
 ) -> None:
     """Write one self-contained page with every table and figure.
 
-    Of run folders, or of a reproduced target: `fedmaba report results/table2-fashion-mnist`.
+    Of run folders, or of a reproduced target: `fedmaba report results/table2-fashion-mnist`. Of
+    federations on Flower, name their state folders.
     """
     from fedmaba.report import html
     from fedmaba.reproduction import target_sources
@@ -103,11 +119,11 @@ def report(
 
 
 def watch(
-    folder: RunFolder,
+    folder: RunOrState,
     port: Annotated[int, typer.Option(help="0: any that is free", min=0, max=65535)] = 0,
     share: Share = None,
 ) -> None:
-    """Serve the report of a run while it goes on, to this machine only."""
+    """Serve the report of a run or a federation while it goes on, to this machine only."""
     from fedmaba.report import watch as live
 
     with live.serve(folder, port, share) as server:
@@ -140,15 +156,17 @@ def export_run(
     to: Annotated[ExportForm, typer.Option(help="which form")] = "csv",
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("-o", "--out", help="folder to write [RUN/csv, RUN/csv-validation, ...]"),
+        typer.Option(
+            "-o", "--out", help="folder to write [RUN/csv, RUN/csv-validation, RUN/models, ...]"
+        ),
     ] = None,
     on: JudgedOn = "test",
 ) -> None:
-    """Write the tables of a run for a spreadsheet or another program."""
+    """Write the tables of a run for a spreadsheet or another program, or the card of its models."""
     from fedmaba.report import export as tables
     from fedmaba.reproduction import target_sources
 
-    name = to if on == "test" else f"{to}-{on}"
+    name = "models" if to == "card" else to if on == "test" else f"{to}-{on}"
     place = out or (folder.with_suffix("") if folder.is_file() else folder) / name
     for path in tables.write(folder, place, to, target_sources.load_one, on):
         say(path)

@@ -25,14 +25,16 @@ from numpy.typing import NDArray
 
 from fedmaba import rng
 from fedmaba.deploy.kept_vectors import mean_in, mean_name
+from fedmaba.deploy.records import RoundClock, write_card
 from fedmaba.deploy.secure_round import SecureResult
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.deploy.site_names import SiteNames
-from fedmaba.deploy.validation import SITE, Arrays, Reply, is_statistic, some_names
+from fedmaba.deploy.validation import Arrays, Reply, is_statistic, some_names
 from fedmaba.errors import InputError
 from fedmaba.results import run_folder
 from fedmaba.results.history import History
 from fedmaba.results.metrics import OF_TASK, PERCENT, every
+from fedmaba.results.state_folder import META, misfit
 from fedmaba.strategies import deployed as average
 from fedmaba.strategies.base import (
     Decision,
@@ -48,7 +50,6 @@ from fedmaba.strategies.base import (
 )
 
 Task = dict[str, int | float | str | bool | bytes]
-META = ("terms", "sites", "owners", "changes", "counted", "refused")  # of a checkpoint
 PAST = ("kept", "kept_client", "kept_round")  # arrays of a checkpoint: changes of past rounds
 # as in a state of version 0.1, which lacks them
 NEWER_TERMS = {"batchnorm": None, "schedule": None, "rounds": None, "secure": None}
@@ -70,6 +71,7 @@ class FederationServer:
         self.settings = settings
         self.round = 0  # number of the next round
         self.counted = 0  # how many rounds moved the model
+        self.clock = RoundClock()
         self.refused: list[str] = []  # why replies of the last round did not count
         self.model = {name: np.array(value) for name, value in model.items()}
         self.deployed = {name: value.copy() for name, value in self.model.items()}
@@ -218,10 +220,12 @@ class FederationServer:
         replies: Sequence[Reply],
         refused: Sequence[str] = (),
         summed: SecureResult | None = None,
+        asked: Iterable[str] = (),
     ) -> dict[str, Any]:
         """End the round with the replies that count; return what happened, ready for JSON.
 
-        `summed` is a secure sum of their changes; without it, each reply has its model.
+        `summed` is a secure sum of their changes; without it, each reply has its model. `asked` are
+        the sites that were asked, as far as their names were known.
         """
         replies = self.in_order(replies)
         refused = list(refused)
@@ -250,6 +254,7 @@ class FederationServer:
                 }
                 for r in replies
             },
+            "asked": sorted({*asked, *(r.site for r in replies)}),
             "refused": refused,
         }
         report |= score_spread([r.accuracy for r in replies], [r.error for r in replies])
@@ -261,6 +266,9 @@ class FederationServer:
             report["names"], self.site_names.changes = self.site_names.changes, []
         self.round += 1
         self.save([report])
+        self.clock.end_round()
+        if self.folder is not None:
+            self.folder.append_timing([self.clock.line(self.round)])
         return report
 
     def _step(
@@ -421,11 +429,12 @@ class FederationServer:
         self.folder.save(self.round, arrays, meta, History([]))
 
     def write_models(self) -> None:
-        """Write both models as files of their own."""
+        """Write both models as files of their own, and the card that says what they are."""
         if self.folder is not None:
             for name, model in (("last", self.model), ("deployed", self.deployed)):
                 body = safetensors.numpy.save(_contiguous(model))
                 self.folder.write(f"models/{name}.safetensors", body)
+            write_card(self.folder)
 
     def close(self) -> None:
         """Release the folder for other processes."""
@@ -471,12 +480,9 @@ class FederationServer:
 
     def _misfit(self, arrays: Arrays, meta: Mapping[str, Any], state: State) -> str:
         """What in a checkpoint cannot belong to this run; empty if everything can."""
-        sites, rounds = meta["sites"], meta.get("last_counted") or {}
-        n = len(sites)
-        if len(set(sites)) < n or not all(SITE.fullmatch(site) for site in sites):
-            return "its list of sites"
-        if meta["counted"] > meta["round"] or any(t > meta["round"] for t in rounds.values()):
-            return "a number of its rounds"
+        if wrong := misfit(meta):
+            return wrong
+        n = len(meta["sites"])
         many = arrays["kept_client"].size
         whole = np.dtype(np.int64)
         wanted = {

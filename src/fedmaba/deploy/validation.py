@@ -20,8 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmaba.results import schema
+
 Arrays = dict[str, NDArray[Any]]
-SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+SITE = re.compile(schema.SITE)
 NPY = b"\x93NUMPY\x01\x00"  # the first bytes of an array
 MAX_HEADER_BYTES = 4096  # of an array
 MAX_COUNTER = 2**53  # largest integer: up to here a mean of counters is exact

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import (
     BaseModel,
@@ -252,6 +252,29 @@ class Attack(Section):
         return value
 
 
+class DP(Section):
+    """The section [dp]: what clients are promised, see docs/privacy.md."""
+
+    epsilon: float = Field(gt=0)
+    delta: float = Field(1e-5, gt=0, lt=1)
+    clip: float = Field(1.0, gt=0, allow_inf_nan=False)
+    loss: float = Field(3.0, gt=0, allow_inf_nan=False)
+    loss_share: float = Field(0.1, gt=0, lt=1)
+
+
+def pairs(value: object) -> object:
+    """Read `epsilon=8,clip=1` as keys with values."""
+    if not isinstance(value, str):
+        return value
+    found: dict[str, str] = {}
+    for part in value.split(","):
+        key, equals, text = (word.strip() for word in part.partition("="))
+        if not equals or not key or key in found:
+            raise ValueError("write each key once with its value, as epsilon=8,delta=1e-5,clip=1.0")
+        found[key] = text
+    return found
+
+
 class Server(Section):
     lr: float = option(1.0, "--server-lr", "factor on the server's step", gt=0, allow_inf_nan=False)
     momentum: float = option(
@@ -342,6 +365,9 @@ class Experiment(Section):
     data: Data = Data()
     train: Train = Train()
     attack: Attack = Attack()
+    dp: DP | None = newer_option(
+        None, "--dp", "privacy of clients: epsilon=8,delta=1e-5,clip=1.0,loss=3,loss_share=0.1"
+    )
     server: Server = Server()
     eval: Eval = Eval()
     machine: Machine = Machine()
@@ -363,6 +389,14 @@ class Experiment(Section):
         if tree.get("attack") == {"share": "10%"} and whole:
             return {key: value for key, value in tree.items() if key != "attack"}
         return tree
+
+    _pairs = field_validator("dp", mode="before")(pairs)
+
+    @field_validator("dp")
+    @classmethod
+    def _promise(cls, value: DP | None) -> DP | None:
+        """Without a limit nothing is promised: such a run is one without dp."""
+        return None if value is not None and value.epsilon == float("inf") else value
 
     @field_validator("strategies", mode="before")
     @classmethod
@@ -548,10 +582,10 @@ def _explain(error: Any) -> str:
     where: list[str] = []
     for part in map(str, error["loc"]):  # up to the key: pydantic adds the type that it tried
         where.append(part)
-        inner = section.model_fields[part].default if part in section.model_fields else None
-        if not isinstance(inner, Section):
+        inner = _section(section, part)
+        if inner is None:
             break
-        section = type(inner)
+        section = inner
     name, given = ".".join(where), _typed(error["input"])
     if error["type"] == "extra_forbidden":
         same = [key.name for key in options() if where[-1] in (key.path[-1], key.argument)]
@@ -559,12 +593,23 @@ def _explain(error: Any) -> str:
             return f"unknown key {name!r}: did you mean {' or '.join(map(repr, same))}?"
         head = "".join(f"{part}." for part in where[:-1])
         return str(unknown("key", where[-1], section.model_fields, head))
+    if section is DP and error["type"] == "missing":
+        return f"{name} is missing: give a number, as {where[-1]}=8"
     if error["type"] in ("missing", "too_short"):
         return f"{name} is missing: name at least one strategy"
     if error["type"] == "model_type":
         return f"{name}={given}: {name} is a section: write [{name}] with keys below it"
     rule = str(error["msg"]).removeprefix("Value error, ").replace("Input should", "it should")
     return f"{name}={given}: {rule}"
+
+
+def _section(owner: type[BaseModel], key: str) -> type[BaseModel] | None:
+    """The section that a key of another one holds; None where it holds a value."""
+    if key not in owner.model_fields:
+        return None
+    found = owner.model_fields[key]
+    kinds = [type(found.default), *get_args(found.annotation)]
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, Section)), None)
 
 
 def _typed(value: object) -> str:

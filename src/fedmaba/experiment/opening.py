@@ -176,6 +176,11 @@ def _check_can_grow(experiment: Experiment, out: Path, before: int) -> None:
             f"{grown}: schedule={train.schedule} plans the step size over all rounds: choose "
             "another --out"
         )
+    if experiment.dp is not None:
+        raise InputError(
+            f"{grown}: the noise of dp was made for {before} rounds, and more rounds would spend "
+            f"more than epsilon={experiment.dp.epsilon:g}: choose another --out"
+        )
     if before % every:
         raise InputError(
             f"{grown}: it was evaluated after round {before}, where one longer run with "
@@ -249,6 +254,7 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
             if (lies := run.federation.hostile) is not None
         },
         "model": {"path": batch.rows.path, "parameters": _parameter_count(batch)},
+        **({"privacy": told} if (told := session.privacy()) else {}),
         "ranks": batch.ranks.count,
         "chunk": batch.progress.chunk,
         **environment(batch),

@@ -29,6 +29,8 @@ from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.driver import drive
 from fedmaba.experiment.federations import ReadData, attack_of, data_notes, load_federations
 from fedmaba.experiment.initial import given_weights
+from fedmaba.privacy import mechanism
+from fedmaba.privacy.mechanism import Privacy
 from fedmaba.results import client_metrics, run_folder
 from fedmaba.results.array_files import Arrays
 from fedmaba.results.groups import Groups
@@ -93,7 +95,13 @@ class Session:
             "order": layout.order_in_words(),
             "made": self.provenance(),
             **({"constants": self.constants} if self.constants else {}),
+            **({"privacy": told} if (told := self.privacy()) else {}),
         }
+
+    def privacy(self) -> dict[str, Any]:
+        """What makes the runs private, by their label and seed; nothing where they are not."""
+        both = zip(self.batch.runs, self.batch.private, strict=False)
+        return {f"{run.strategy.label()}, seed {run.seed}": m.facts() for run, m in both if m}
 
     def provenance(self) -> dict[str, Any]:
         """What the numbers come from: settings, data, partition, and given weights."""
@@ -138,6 +146,15 @@ class Session:
                 f"{out} was begun with other frozen weights: restore the file or code that they "
                 "come from, or begin another run in another folder"
             )
+        was, now = (told.get("privacy", {}) for told in (meta, mine))
+        for run in now:
+            begun = was.get(run, {}) if isinstance(was, dict) else {}
+            if begun.get("noise multiplier") != now[run]["noise multiplier"]:
+                raise InputError(
+                    f"{out} was begun with other noise of dp for {run} ("
+                    f"{begun.get('accountant', 'no accountant is noted')}): install that version "
+                    "of dp-accounting, or begin another run in another folder"
+                )
         if meta.get("order") != mine["order"]:
             raise InputError(
                 f"{out} was begun on a device that keeps weights in another order: go on there, or "
@@ -293,6 +310,8 @@ def prepare(
     notes += undefined
     notes += data_notes(runs[0].federation, own.data is not None)
     notes += _group_notes(batch)
+    if private := [m for m in batch.private if m is not None]:
+        notes.append(mechanism.note(private))
     if together.count > 1:
         notes.append(f"ranks: {together.count}")
     if (lies := runs[0].federation.hostile) is not None:
@@ -429,6 +448,7 @@ def _plan(experiment: Experiment) -> engine.Plan:
         augment=train.augment,
         server_lr=server.lr,
         server_momentum=server.momentum,
+        privacy=None if experiment.dp is None else Privacy.from_settings(experiment.dp),
         eval_every=experiment.eval.every,
         finetune=experiment.eval.finetune,
         dtype=machine.dtype,

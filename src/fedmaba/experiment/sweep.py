@@ -90,6 +90,7 @@ def list_of(text: str) -> list[Any] | None:
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
     """Of each experiment, the keys in which not all are the same, with its own values."""
     found = {name for one in settings[1:] for name in config.changed_keys(settings[0], one)}
+    found |= {"dp" for name in found if name.startswith("dp.")}  # its keys are one value
     names = [key.name for key in config.options() if key.name in found]
     return [{name: _at(one, name) for name in names} for one in settings]
 
@@ -104,6 +105,9 @@ def suffix(values: Mapping[str, object]) -> str:
 def _shown(value: object) -> str:
     from fedmaba.strategies.hyper_parameters import format_value
 
+    if isinstance(value, Mapping):  # of [dp], what is not as usual
+        said = config.DP(**value).model_dump(exclude_defaults=True)
+        return "+".join(f"{name}={format_value(one)}" for name, one in said.items())
     if isinstance(value, list):
         return "+".join(map(str, value))
     return "default" if value is None else format_value(value)

@@ -80,7 +80,8 @@ class CurrentFigures:
     def line(self, line: Mapping[str, Any], model: Model, source: Source) -> Fairness:
         """What a line says, without the worst and best of another share of clients."""
         written = source.history.runs[0].metric.unit(True)  # as the run folder writes its lines
-        told, factor = line[model], self.unit.scale / written.scale
+        told = line.get(model, line["deployed"])  # clients without a model of their own
+        factor = self.unit.scale / written.scale
         scale = {"variance": factor**2} | dict.fromkeys(
             ("accuracy", "by_sample", "worst", "best", "gap"), factor
         )

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from fedmaba.errors import InputError
 from fedmaba.experiment import config, parts
-from fedmaba.results import files, run_folder
+from fedmaba.report import federation
+from fedmaba.results import files, run_folder, state_folder
 from fedmaba.results.history import At, History, Model, On, RunHistory
 from fedmaba.results.saved_history import metric_of
+from fedmaba.results.state_folder import FederationState
 
 MODELS: tuple[Model, ...] = ("deployed", "last")
 ATS: tuple[At, ...] = ("last", "best", "last5")
@@ -35,6 +37,7 @@ class Source:
     held: bool = False  # by a process that works on it
     path: Path | None = None  # of the folder
     seconds: Sequence[float] = ()  # of the newest rounds of a run in progress
+    federation: FederationState | None = None  # where it is the state of a server on Flower
 
     @property
     def data(self) -> Mapping[str, Any]:
@@ -52,9 +55,11 @@ class Source:
 
 
 def load(path: Path) -> Source:
-    """A run folder, finished or not; an unfinished one as far as its files go."""
+    """A run folder or a state folder, finished or not; an unfinished one as far as it goes."""
     if not path.is_dir():
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
+    if (state := state_folder.load(path)) is not None:
+        return of_state(path, state)
     finished = files.exists(path / "runs.json")
     lines: list[dict[str, Any]] = []
     if finished or run_folder.checkpoints(path):
@@ -98,6 +103,20 @@ def load(path: Path) -> Source:
     seconds = () if finished else run_folder.read_seconds(path)
     out = Source(path.name, history, about, text, labels, lines, rounds, finished, held)
     return replace(out, path=files.without_links(path), seconds=seconds)
+
+
+def of_state(path: Path, state: FederationState) -> Source:
+    """The state of a server on Flower; its sites are the clients."""
+    about = {
+        **state.about,
+        "data": {**state.about.get("data", {}), "clients": list(state.sites)},
+        "python": True,  # what repeats it is a command of Flower's
+        "repeat": federation.repeat(state),
+    }
+    text, seconds = federation.as_toml(state), [t["seconds"] for t in state.timing.values()]
+    out = Source(path.name, state.history(), about, text, rounds=state.asked, federation=state)
+    out = replace(out, finished=state.finished, held=state.held, seconds=seconds[1:][-20:])
+    return replace(out, path=files.without_links(path))
 
 
 def _as_begun(path: Path, asked: config.Experiment, about: Mapping[str, Any]) -> None:

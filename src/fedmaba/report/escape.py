@@ -109,3 +109,8 @@ def for_figure(text: str) -> str:
     """A text that matplotlib draws as it stands: no formula, and never left out of a legend."""
     out = one_line(text).replace("$", r"\$")
     return f" {out}" if out.startswith("_") else out
+
+
+def for_prometheus(text: str) -> str:
+    """The value of a label in Prometheus' text format, without its quotes."""
+    return one_line(text).replace("\\", r"\\").replace('"', r"\"")

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedmaba.errors import InputError
 from fedmaba.experiment import parts
-from fedmaba.report import data
+from fedmaba.report import data, model_card
 from fedmaba.report.document import csv_text
 from fedmaba.results import run_folder
 from fedmaba.results.group_tables import CELL, cells
@@ -37,13 +37,19 @@ def write(
 ) -> list[Path]:
     """The tables summary, rounds, clients and weights of a run, a file each; groups, if any.
 
-    Where scores are on validation examples, a column `on` says so.
+    Where scores are on validation examples, a column `on` says so. With `to="card"`, the card of
+    its models.
     """
+    if to == "card":
+        return [_write_card(folder, out, load(folder))]
     encode = {"csv": _as_csv, "parquet": _as_parquet}[str(to)]
     if to == "parquet":
         check_parquet()
     sources = [data.judged_on(source, on) for source in load(folder)]
     history = data.combine(sources)
+    states = [source.federation for source in sources if source.federation is not None]
+    if states and not any(state.rounds for state in states):
+        raise InputError(f"{folder}: no round of this federation has ended yet: wait for one")
     if not any(run.tables for run in history.runs) and not all(s.finished for s in sources):
         raise InputError(
             f"{folder} holds no checkpoint yet: wait, or {parts.how_to_resume(folder)}"
@@ -54,6 +60,10 @@ def write(
         "clients": _of_all(partial(clients, models=history.models()), sources),
         "weights": _of_all(weights, sources),
     }
+    if states:
+        told = [line for state in states for line in state.rounds]
+        left: list[list[object]] = [["round", "left_out"]]
+        tables["left_out"] = left + [[x["round"], why] for x in told for why in x["refused"]]
     if on == "test" and len(by_group := _of_all(groups, sources)) > 1:
         tables["groups"] = by_group
     if not folder.is_dir():  # results of reproduce, which are files
@@ -63,11 +73,23 @@ def write(
         target = out / f"{name}.{to}"
         if on == "validation" and name != "weights":
             rows = [[*row, str(on) if i else "on"] for i, row in enumerate(rows)]
-        below = folder if folder.is_dir() and out.is_relative_to(folder) else None
-        remedy = "fix it, or choose another -o"
-        run_folder.write_file(target, encode(rows), remedy=remedy, below=below)
+        _write(folder, target, encode(rows))
         written.append(target)
     return written
+
+
+def _write_card(folder: Path, out: Path, sources: Sequence[data.Source]) -> Path:
+    """The card of the models of a run, as one Markdown file."""
+    if len(sources) != 1:
+        raise InputError(f"{folder} has {len(sources)} parts: name one, as {folder}/parts/001")
+    content, target = model_card.text(sources[0]).encode(), out / model_card.NAME
+    _write(folder, target, content)
+    return target
+
+
+def _write(folder: Path, target: Path, content: bytes) -> None:
+    below = folder if folder.is_dir() and target.is_relative_to(folder) else None
+    run_folder.write_file(target, content, remedy="fix it, or choose another -o", below=below)
 
 
 def _as_csv(rows: Sequence[Sequence[object]]) -> bytes:
@@ -167,8 +189,14 @@ def weights(source: data.Source) -> list[list[object]]:
             loss = losses[i].tolist() if losses else [None] * len(who)
             head = [run.label, run.seed, int(done)]
             found = zip(who.tolist(), weight.tolist(), loss, strict=True)
-            rows += [[*head, *everyone[c], *one] for c, *one in found]
+            there = ((c, *one) for c, *one in found if not all(map(_unknown, one)))
+            rows += [[*head, *everyone[c], *one] for c, *one in there]
     return rows
+
+
+def _unknown(value: float | None) -> bool:
+    """Whether a site of a real federation told nothing: it did not answer in this round."""
+    return value is None or math.isnan(value)
 
 
 def groups(source: data.Source) -> list[list[object]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -16,7 +16,9 @@ from fedmaba.results.groups import FloatArray
 from fedmaba.results.history import At, History, Model
 
 FEWEST = 10  # test examples of a cell that may be called the worst
-SHOWN = 60  # clients in the table of cells on a page
+SHOWN = 60  # clients in the table of cells on a page, at most
+FEWEST_SHOWN = 10  # clients in it, at least
+CELLS = 8000  # of all strategies together, about, for one model and round
 SHADES = 5  # of a cell: 0 is the best served, 4 the worst
 FIGURES = (  # field of GroupFigures, title of its column
     ("worst", "worst group %"),
@@ -129,39 +131,76 @@ def _mean(values: Sequence[FloatArray]) -> FloatArray:
     return out
 
 
-def served_worst(history: History, label: str, model: Model, at: At, names: Names) -> str:
-    """Who is served worst, a client or a group, and which cell of both."""
+class Worst(NamedTuple):
+    """Who is served worst with one strategy: a client, a group, and a cell of both."""
+
+    client: str  # "" where seeds have different clients
+    low: float  # accuracy of that client, as the next in percent
+    group: str
+    least: float  # of that group
+    apart: float  # points between the best and the worst client
+    between: float  # points between the best and the worst group
+    cell: str  # "women at B, 50.00 % of 20 test examples", or ""
+
+    @property
+    def more(self) -> str:
+        """What it depends on more, the client or the group."""
+        return "client" if self.apart > self.between else "group"
+
+
+def worst(history: History, label: str, model: Model, at: At, names: Names) -> Worst:
+    """Who is served worst with one strategy."""
     seeds, of = _chosen(history, label, model, at), _names(history)
     alike = len(seeds) == 1 or bool(names.clients)  # a number is the same client in every seed
     pooled = [one.mean(0) for one in seeds]  # (N, G, K) of the evaluations shown
     client = [groups.rates(one.sum(1)).accuracy for one in pooled]
     shares = [groups.rates(one.sum(0)).accuracy for one in pooled]
     apart, between = (
-        float(np.mean([np.nanmax(one) - np.nanmin(one) for one in found]))
+        100 * float(np.mean([np.nanmax(one) - np.nanmin(one) for one in found]))
         for found in (client, shares)
     )
-    group = _mean(shares)
-    mean = _mean(client) if alike else None
-    low = float(np.mean([np.nanmin(one) for one in client]) if mean is None else np.nanmin(mean))
-    who = "has" if mean is None else f"is {names.of(int(np.nanargmin(mean)))} with"
-    text = (
-        f"{label}: the worst served client {who} {100 * low:.2f} %, the worst served group is "
-        f"{of[int(np.nanargmin(group))]} with {100 * np.nanmin(group):.2f} %. "
-        f"Best and worst client lie {100 * apart:.2f} points apart, best and worst group "
-        f"{100 * between:.2f}: who is served worst depends more on the "
-        f"{'client' if apart > between else 'group'}."
-    )
-    if mean is None:
-        return text
+    group, cell = _mean(shares), ""
+    last = of[int(np.nanargmin(group))], 100 * float(np.nanmin(group)), apart, between
+    if not alike:
+        low = 100 * float(np.mean([np.nanmin(one) for one in client]))
+        return Worst("", low, *last, cell)
+    mean = _mean(client)
     size, share = _cells(pooled)
     share = np.where(size >= FEWEST, share, np.nan)
     if np.isfinite(share).any():
         c, g = np.unravel_index(np.nanargmin(share), share.shape)
-        text += (
-            f" Of client and group together: {of[g]} at {names.of(int(c))}, "
-            f"{100 * share[c, g]:.2f} % of {size[c, g]:.0f} test examples."
-        )
-    return text
+        told = f"{100 * share[c, g]:.2f} % of {size[c, g]:.0f} test examples"
+        cell = f"{of[g]} at {names.of(int(c))}, {told}"
+    who = names.of(int(np.nanargmin(mean)))
+    return Worst(who, 100 * float(np.nanmin(mean)), *last, cell)
+
+
+def served_worst(history: History, label: str, model: Model, at: At, names: Names) -> str:
+    """Who is served worst, a client or a group, and which cell of both."""
+    found = worst(history, label, model, at, names)
+    who = f"is {found.client} with" if found.client else "has"
+    text = (
+        f"{label}: the worst served client {who} {found.low:.2f} %, the worst served group is "
+        f"{found.group} with {found.least:.2f} %. "
+        f"Best and worst client lie {found.apart:.2f} points apart, best and worst group "
+        f"{found.between:.2f}: who is served worst depends more on the {found.more}."
+    )
+    return text + (f" Of client and group together: {found.cell}." if found.cell else "")
+
+
+def worst_grid(history: History, labels: Sequence[str], model: Model, at: At, names: Names) -> Grid:
+    """The same of every strategy, as a table."""
+    head = ["row", "worst client", "accuracy %", "worst group", "accuracy %"]
+    head += ["clients apart", "groups apart", "depends more on the", "worst of both"]
+    body = []
+    for label in labels:
+        w = worst(history, label, model, at, names)
+        told = w.cell.removesuffix(" test examples")
+        texts = [label, w.client or "–", f"{w.low:.2f}", w.group, f"{w.least:.2f}"]
+        texts += [f"{w.apart:.2f}", f"{w.between:.2f}", w.more, told or "–"]
+        body.append([Cell(text) for text in texts])
+    title = "Who is served worst; best and worst client, and group, apart in points"
+    return Grid("worst", title, head, body)
 
 
 def _cells(pooled: Sequence[Any]) -> tuple[FloatArray, FloatArray]:
@@ -171,45 +210,70 @@ def _cells(pooled: Sequence[Any]) -> tuple[FloatArray, FloatArray]:
 
 
 def page_part(history: History, names: Names) -> dict[str, Any]:
-    """What the page shows of groups: words, two tables, and the cells of each strategy."""
-    made = document(history, names=names)
-    rows = history.group_summary()
+    """What the page shows of groups: tables and cells, by model and round."""
+    positive = _positive(history)
+    return {
+        "words": WORDS.format(positive=positive) if positive else "",
+        "shown": {
+            f"{model}.{at}": _shown(history, names, model, at)
+            for model in history.models()
+            for at in get_args(At)
+        },
+    }
+
+
+def _shown(history: History, names: Names, model: Model, at: At) -> dict[str, Any]:
+    """Tables and cells of one model and round; each line says whose it is."""
+    rows = history.group_summary(model, at)
+    labels = [row.label for row in rows]
+    each = [label for label in labels for _ in _names(history)]
+    grids = [
+        (gap_grid(history, rows, model, at), labels),
+        (worst_grid(history, labels, model, at, names), labels),
+        (group_grid(history, rows), each),
+    ]
     return {
         "tables": [
             {
                 "title": grid.title,
-                "head": list(grid.head),
-                "rows": [[cell.text for cell in row] for row in grid.rows],
+                "head": ["strategy" if head == "row" else head for head in grid.head],
+                "rows": [
+                    {"label": label, "cells": [cell.text for cell in row]}
+                    for label, row in zip(of, grid.rows, strict=True)
+                ],
             }
-            for grid in made.grids
+            for grid, of in grids
         ],
-        "words": made.foot,
-        "cells": [_shaded(history, row.label, names) for row in rows],
+        "cells": [_shaded(history, row.label, names, model, at, len(rows)) for row in rows],
     }
 
 
-def _shaded(history: History, label: str, names: Names) -> dict[str, Any]:
+def _shaded(
+    history: History, label: str, names: Names, model: Model, at: At, rows: int
+) -> dict[str, Any]:
     """The client x group table of a strategy: text and shade of each cell, worst clients first."""
-    seeds = _chosen(history, label, "deployed", "last")
+    seeds = _chosen(history, label, model, at)
     if len(seeds) > 1 and not names.clients:
         seeds = seeds[:1]  # other seeds have other clients
     size, share = _cells([one.mean(0) for one in seeds])
     known = np.isfinite(share)
     low, high = (float(f(share[known])) for f in (np.min, np.max))
     worst = np.where(known, share, np.inf).min(1)
-    order = np.argsort(worst, kind="stable")[:SHOWN]
+    room = max(FEWEST_SHOWN, CELLS // (rows * share.shape[1]))
+    order = np.argsort(worst, kind="stable")[: min(SHOWN, room)]
     lines = []
     for c in order:
         texts, shades = [], []
         for g in range(share.shape[1]):
             has = bool(known[c, g])
-            at = (high - share[c, g]) / (high - low) if has and high > low else 0.0
+            far = (high - share[c, g]) / (high - low) if has and high > low else 0.0
             texts.append(f"{100 * share[c, g]:.1f} of {size[c, g]:.0f}" if has else "–")
-            shades.append(min(SHADES - 1, int(SHADES * at)) if has else -1)
+            shades.append(min(SHADES - 1, int(SHADES * far)) if has else -1)
         lines.append({"name": names.of(int(c)), "cells": list(zip(texts, shades, strict=True))})
     left = len(share) - len(order)
     of = "" if len(seeds) == 1 else f", mean of {len(seeds)} seeds"
     return {
+        "label": label,
         "title": f"{label}: accuracy % of each client and group, and its test examples{of}; "
         "clients with the worst served group first"
         + (f"; {left:,} more are not shown" if left else ""),

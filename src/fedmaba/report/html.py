@@ -57,16 +57,17 @@ def page(
             style=Markup(style),  # our own file
             script=Markup(script),
             data=Markup(
-                block({k: v for k, v in tree.items() if k != "groups"})
-            ),  # every < is escaped
+                block({k: v for k, v in tree.items() if k != "federations"})
+            ),  # no < is left
             tree=tree,
             title=title(sources),
-            table=tree["tables"]["deployed.last"],
+            table=tree["tables"][f"{tree['model']}.last"],
+            alone=tree["alone"][f"{tree['model']}.last"],
             more=table.more_figures([], Unit(**tree["unit"])).head[1:],
             unit=tree["unit"],
             setups=[set_up.of(source) for source in sources],
             overview=overview(sources, tree["live"]),
-            verdicts=tree["verdicts"]["deployed.last"],
+            verdicts=tree["verdicts"][f"{tree['model']}.last"],
             live=version,
             version=__version__,
         )

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedmaba.report import numbers
 from fedmaba.report.table import FIGURES, corrected_p_values, differences
 from fedmaba.results.history import At, History, Model
 from fedmaba.results.metrics import Fairness
@@ -28,6 +29,7 @@ def json_table(
     """The table of a history: a row for each strategy, and differences where asked for."""
     history = history if share is None else replace(history, share=share)
     rows, unit = history.summary(model, at), history.unit
+    spent = {row.label: row for row in numbers.spent_by_row(history.runs)}
     found: dict[str, Any] = {
         "format": FORMAT,
         "model": model,
@@ -48,6 +50,7 @@ def json_table(
                 "test_noise": _number(row.test_noise),
                 "corrected_variance": _number(row.corrected),
                 "note": row.note,
+                **_spent(spent.get(row.label)),
             }
             for row in rows
         ],
@@ -74,6 +77,11 @@ def json_table(
             for first, *cells in grid.rows
         ]
     return json_text(found)
+
+
+def _spent(found: numbers.Spent | None) -> dict[str, float]:
+    """What a private row has spent; a row without a promise has no such keys."""
+    return {} if found is None else {"epsilon": found.epsilon, "delta": found.delta}
 
 
 def json_list(what: str, rows: Iterable[Sequence[object]]) -> str:

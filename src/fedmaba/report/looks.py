@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fedmaba.results.selection import REFERENCE
 from fedmaba.strategies import BUILT_IN, REGISTRY
 
+VARIANTS = 5  # of a hue that look different
 # The place of an algorithm in a palette of ten; later ones take the least used.
 HUES = (BUILT_IN[0], *reversed(BUILT_IN[1:10]))
 
@@ -25,24 +26,34 @@ def reference(labels: Sequence[str]) -> int:
 def hues(labels: Sequence[str]) -> list[tuple[int, int]]:
     """Hue and variant of each row, no pair twice: an algorithm keeps its hue in every figure.
 
-    Two rows of an algorithm share it; further ones, and unknown algorithms, take the least used.
+    Two rows of an algorithm share its hue, the one with the usual settings among them. Further ones
+    take hues that no other algorithm here has, as long as there are any, then their own again.
     """
-    used, chosen = [0] * len(HUES), {}
+    known = {home: HUES.index(home) for home in map(algorithm, labels) if home in HUES}
+    used, chosen = [0] * len(HUES), dict[str, tuple[int, int]]()
     second: dict[str, int] = {}  # where an unknown algorithm's second row belongs
-    for label in labels:
+
+    def take(label: str, hue: int) -> None:
+        chosen[label] = hue, used[hue]
+        used[hue] += 1
+
+    for label in sorted(labels, key=lambda label: ":" in label):  # the usual settings first
+        hue = known.get(algorithm(label))
+        if hue is not None and used[hue] < 2:
+            take(label, hue)
+    for label in sorted(labels, key=lambda label: algorithm(label) in known):  # unknown ones first
         home = algorithm(label)
-        if home in HUES and used[HUES.index(home)] < 2:
-            chosen[label] = HUES.index(home)
-            used[chosen[label]] += 1
-    for label in labels:
-        if label not in chosen:
-            least = min(range(1, len(HUES)), key=lambda hue: used[hue])
-            chosen[label] = second.pop(algorithm(label), least)
-            used[chosen[label]] += 1
-            if chosen[label] == least and algorithm(label) not in HUES:
-                second[algorithm(label)] = least
-    seen = [chosen[label] for label in labels]
-    return [(hue, seen[:i].count(hue)) for i, hue in enumerate(seen)]
+        if label in chosen:
+            continue
+        least = min(range(1, len(HUES)), key=lambda hue: used[hue])
+        if home in known:
+            take(label, known[home] if used[least] and used[known[home]] < VARIANTS else least)
+        elif home in second:
+            take(label, second.pop(home))
+        else:
+            take(label, least)
+            second[home] = least
+    return [chosen[label] for label in labels]
 
 
 SIGNS = {"alpha": "α", "eps": "ε", "eta": "η", "lam": "λ", "mu": "μ", "rho": "ρ", "tau": "τ"}

@@ -6,28 +6,67 @@ that this process does not know, every number that was recorded is shown by its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedmaba.errors import InputError
 from fedmaba.results.history import FloatArray, IntArray, RunHistory
 from fedmaba.strategies import REGISTRY, parse
-from fedmaba.strategies.base import Shown, Strategy
+from fedmaba.strategies.base import PRIVACY_INFO, Shown, Strategy
 from fedmaba.strategies.simplex import effective_count
 
 COMPUTED = "effective"  # of any strategy, from its weights
+EPSILON = PRIVACY_INFO[0]
+SPENT = Shown(
+    EPSILON,
+    title="privacy spent, ε",
+    about="What the rounds so far tell about the client that they tell most about, by "
+    "dp-accounting; see docs/privacy.md.",
+    short="ε",
+)
 MOST = 6  # numbers that a figure or a page has room for
 
 
 def of_run(run: RunHistory) -> tuple[Shown, ...]:
-    """What its strategy declares, else all that was recorded."""
+    """What is spent of its privacy; what its strategy declares, else all that was recorded."""
     strategy = _strategy(run.label)
     declared = strategy.shown() if strategy else None
-    if declared is not None:
-        return declared
-    names = [name.removeprefix("info.") for name in run.tables if name.startswith("info.")]
-    return tuple(Shown(name, short=name) for name in names if name != COMPUTED)
+    if declared is None:
+        names = [name.removeprefix("info.") for name in run.tables if name.startswith("info.")]
+        own = (name for name in names if name not in (COMPUTED, *PRIVACY_INFO))
+        declared = tuple(Shown(name, short=name) for name in own)
+    return (SPENT, *declared) if f"info.{EPSILON}" in run.tables else declared
+
+
+class Spent(NamedTuple):
+    """What the rounds of a run have cost its clients' privacy."""
+
+    label: str
+    epsilon: float
+    delta: float
+
+
+def spent_by_row(
+    runs: Iterable[RunHistory], lines: Iterable[Mapping[str, Any]] = ()
+) -> list[Spent]:
+    """The most that a seed of each private row has spent; lines of rounds.jsonl are newer."""
+    told = [
+        Spent(run.label, *(float(run.column(f"info.{name}")[-1]) for name in PRIVACY_INFO))
+        for run in runs
+        if len(run.tables.get(f"info.{EPSILON}", ()))
+    ]
+    for line in lines:
+        values = [line.get(name) for name in PRIVACY_INFO]
+        if all(isinstance(value, int | float) for value in values):
+            told.append(Spent(str(line["strategy"]), *map(float, values)))  # type: ignore[arg-type]
+    found: dict[str, Spent] = {}
+    for one in told:
+        before = found.get(one.label, one)
+        most = max(before.epsilon, one.epsilon), max(before.delta, one.delta)
+        found[one.label] = Spent(one.label, *most)
+    return list(found.values())
 
 
 def of_runs(runs: Iterable[RunHistory]) -> list[Shown]:
@@ -49,7 +88,7 @@ def values(run: RunHistory, name: str) -> FloatArray | None:
 
 def effective_clients(run: RunHistory, at: IntArray) -> FloatArray:
     """exp of the entropy of the weights used in some rounds, of any strategy."""
-    weights = np.abs(run.column("weight")[at].astype(np.float64))
+    weights = np.abs(np.nan_to_num(run.column("weight")[at].astype(np.float64)))
     total = weights.sum(axis=1)
     return np.array(
         [effective_count(w / s) if s > 0 else np.nan for w, s in zip(weights, total, strict=True)]

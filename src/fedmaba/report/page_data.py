@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.report import document, group_tables, numbers, packing, set_up, verdict
+from fedmaba.report import document, federation, group_tables, numbers, packing, set_up, verdict
 from fedmaba.report.current_figures import CurrentFigures, unit_of
 from fedmaba.report.data import ATS, MODELS, Source, combine, short_names
 from fedmaba.report.document import Cell
@@ -23,10 +24,13 @@ from fedmaba.report.table import (
     FIGURES,
     capitalised,
     caption,
+    for_screen,
     grid_of_rows,
+    incentive_grids,
     more_figures,
     noise_note,
     plainly,
+    privacy_note,
 )
 from fedmaba.results import run_folder
 from fedmaba.results.history import At, History, IntArray, Model, RunHistory
@@ -52,13 +56,10 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
     labels, unit, runs = scores.labels, scores.unit, scores.history.runs
     keep = _keep(runs)
     shown = numbers.of_runs(runs)
-    tables = {f"{model}.{at}": _table(scores, model, at) for model in MODELS for at in ATS}
-    verdicts = {
-        f"{model}.{at}": [verdict.as_tree(said) for said in verdict.of(scores, model, at)]
-        for model in MODELS
-        for at in ATS
-    }
+    models = scores.history.models()
+    switches: list[tuple[Model, At]] = [(model, at) for model in models for at in ATS]
     return {
+        "models": list(models),
         "share": share,
         "unit": unit._asdict(),
         "strategies": [
@@ -80,19 +81,42 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
             _folder(source, name)
             for source, name in zip(sources, short_names(sources), strict=True)
         ],
-        "groups": [
-            {"name": source.name}
-            | group_tables.page_part(
-                source.history, group_tables.Names(tuple(source.data.get("clients") or ()))
-            )
+        "federations": [
+            {"name": source.name, "words": federation.how_far(source.federation)}
+            | {"tables": [_texts(grid) for grid in federation.grids(source.federation)]}
             for source in sources
-            if group_tables.has_groups(source.history)
+            if source.federation is not None
         ],
-        "tables": tables,
-        "verdicts": verdicts,
+        "model": _first_model(scores),
+        "groups": _groups(scores),
+        "tables": {f"{model}.{at}": _table(scores, model, at) for model, at in switches},
+        "verdicts": {
+            f"{model}.{at}": [verdict.as_tree(said) for said in verdict.of(scores, model, at)]
+            for model, at in switches
+        },
+        "alone": {f"{model}.{at}": _alone(scores, model, at) for model, at in switches},
         "notes": notes(sources, scores.history, keep, unit),
         "live": [_live(scores, i) for i, source in enumerate(sources) if not source.finished],
     }
+
+
+def _first_model(scores: CurrentFigures) -> Model:
+    """The model that the page shows first: the deployed one, if any of it was evaluated."""
+    known = {
+        model: any(
+            math.isfinite(figures.accuracy)
+            for own in scores.values(model, "last").values()
+            for figures in own.values()
+        )
+        for model in MODELS
+    }
+    return "last" if known["last"] and not known["deployed"] else "deployed"
+
+
+def _texts(grid: document.Grid) -> dict[str, Any]:
+    """A table as texts."""
+    rows = [[document.minus_sign(cell.text) for cell in row] for row in grid.rows]
+    return {"title": grid.title, "head": [*grid.head], "rows": rows}
 
 
 def _keep(runs: Sequence[RunHistory]) -> int:
@@ -151,11 +175,8 @@ def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) ->
             "Clients without test examples, as hostile ones, are not in the figures; weights and "
             "losses show them."
         )
-    if any(run.judged() < (run.test_size > 0).sum() for run in history.runs):
-        out.append(
-            f"Clients whose {unit.name} is undefined, as where all test examples are of one class, "
-            "are not in the figures."
-        )
+    left = [run for run in history.runs if run.judged() < (run.test_size > 0).sum()]
+    out += dict.fromkeys(run.UNJUDGED.format(name=unit.name) for run in left)
     kinds = {(s.data.get("sha256"), str(s.about.get("partition"))) for s in sources}
     if len(sources) > 1 and len(kinds) > 1:
         out.append(
@@ -164,14 +185,37 @@ def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) ->
         )
     if noise := noise_note(history.summary(), history.on):
         out.append(f"Deployed model, at the last round: {document.minus_sign(noise)}.")
-    out += [
-        f"Incentive: with {row.label}, {100 * row.better:.0f} % of clients are better off than "
-        f"alone; a client gains {row.gain:+.2f} on average, and {row.least:+.2f} at least "
-        "(its own model where it has one, else the deployed one, at the last round)."
-        for row in history.incentives("personal")
-    ]
+    if spent := privacy_note(history.runs, sources[0].lines if len(sources) == 1 else ()):
+        out.append(f"{capitalised(spent)}.")
     out += [run.diverged for run in history.runs if run.diverged]
+    for source in sources:
+        told = source.federation.notes() if source.federation is not None else []
+        where = f"{source.name}: " if len(sources) > 1 else ""
+        out += [f"{capitalised(where + text)}." for text in told]
     return out
+
+
+def _groups(scores: CurrentFigures) -> list[dict[str, Any]]:
+    """The part by groups of people of each source that has some, rows named as everywhere else."""
+    out = []
+    for i, source in enumerate(scores.sources):
+        pairs = zip(scores.history.runs, scores.owner, strict=True)
+        own = replace(source.history, runs=[run for run, owner in pairs if owner == i])
+        if group_tables.has_groups(own):
+            names = group_tables.Names(tuple(source.data.get("clients") or ()))
+            out.append({"name": source.name} | group_tables.page_part(own, names))
+    return out
+
+
+def _alone(scores: CurrentFigures, model: Model, at: At) -> dict[str, Any] | None:
+    """What clients gain over training alone; None without a row `local`."""
+    for grid in map(for_screen, incentive_grids(scores.history, model, at)):
+        rows = [
+            {"label": name.text, "cells": [name.text, *(document.minus_sign(c.text) for c in rest)]}
+            for name, *rest in grid.rows
+        ]
+        return {"title": capitalised(grid.title), "head": list(grid.head), "rows": rows}
+    return None
 
 
 def _table(scores: CurrentFigures, model: Model, at: At) -> dict[str, Any]:
@@ -219,7 +263,7 @@ def _run(scores: CurrentFigures, r: int, strategy: int, keep: int) -> dict[str, 
         "fair": _fair(scores, r),
         "figures": {
             f"{model}.{at}": _means(scores.chosen(r, model, at), scores.unit)
-            for model in MODELS
+            for model in scores.history.models()
             for at in ATS
         },
     }
@@ -231,7 +275,7 @@ def _run(scores: CurrentFigures, r: int, strategy: int, keep: int) -> dict[str, 
         out["evaluated"] = run.evaluated[at].tolist()
         out["accuracy"] = packing.shares(run.accuracy()[at][:, who], size, exact=False)
         out["final"] = {}
-        for model in MODELS:
+        for model in scores.history.models():
             accuracy = run.accuracy(model)
             for when in ATS:
                 some = run.chosen(when, model)
@@ -268,7 +312,7 @@ def _fair(scores: CurrentFigures, r: int) -> dict[str, Any]:
     at = thin(len(rounds) + len(newer), _places(len(scores.history.runs)))
     known, fresh = at[at < len(rounds)], [newer[i - len(rounds)] for i in at if i >= len(rounds)]
     out: dict[str, Any] = {"round": [*(rounds[i] for i in known), *(x["round"] for x in fresh)]}
-    for model in MODELS:
+    for model in scores.history.models():
         found = run.fairness(model, scores.share, known, scores.unit) if rounds else []
         found = [*found, *(scores.line(line, model, source) for line in fresh)]
         out[model] = {
@@ -328,8 +372,10 @@ def _live(scores: CurrentFigures, i: int) -> dict[str, Any]:
         "rounds": source.rounds,
         "held": source.held,
         "seconds": _short(np.mean(source.seconds)) if len(source.seconds) > 1 else None,
-        "stop": f"kill -INT {worker}" if worker else "",
-        "resume": f"fedmaba resume {set_up.quoted([str(source.path or source.name)])}",
+        "stop": f"kill -INT {worker}" if worker and source.federation is None else "",
+        "resume": f"fedmaba resume {set_up.quoted([str(source.path or source.name)])}"
+        if source.federation is None
+        else federation.go_on(source.federation),
     }
 
 

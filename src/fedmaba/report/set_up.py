@@ -9,6 +9,8 @@ from typing import Any
 from fedmaba.report import escape
 from fedmaba.report.data import Source, items
 
+MOST = 50  # runs whose noise is told one by one
+
 
 def of(source: Source) -> dict[str, Any]:
     """What was asked for, where it ran, the hashes, and the command that repeats it."""
@@ -23,6 +25,7 @@ def of(source: Source) -> dict[str, Any]:
     if "task" in source.data:
         words = source.data.get("target")
         facts.append(("task", f"{source.data['task']}: {words}" if words else source.data["task"]))
+    facts += _promise(about.get("privacy"))
     hashes = [("data " + str(source.data.get("name", "")), str(source.data.get("sha256", "")))]
     partitions = items(about.get("partition") or {})
     hashes += [(f"partition, seed {seed}", str(digest)) for seed, digest in partitions]
@@ -41,6 +44,24 @@ def of(source: Source) -> dict[str, Any]:
         "hashes": hashes if source.data else [],
         "finished": source.finished,
     }
+
+
+def _promise(told: object) -> list[tuple[str, str]]:
+    """What made the runs private: what all have in common, and each one's noise."""
+    runs = [(name, dict(items(facts))) for name, facts in items(told or {})]
+    if not runs:
+        return []
+    first = runs[0][1]
+    alike = [name for name in first if all(facts.get(name) == first[name] for _, facts in runs)]
+    out = [(f"privacy: {name}", _fact(first[name])) for name in alike]
+    for name, facts in runs[:MOST]:
+        own = [f"{what} {_fact(value)}" for what, value in facts.items() if what not in alike]
+        out += [(f"privacy of {name}", ", ".join(own))] if own else []
+    return out
+
+
+def _fact(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def quoted(words: Sequence[str]) -> str:

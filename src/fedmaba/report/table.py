@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedmaba.errors import InputError, unknown
+from fedmaba.report import numbers
 from fedmaba.report import ranks as ranks_of_rows
 from fedmaba.report.document import Cell, Document, Grid, between, number
 from fedmaba.report.paired import Interval, difference, pairs
-from fedmaba.results.history import At, History, Model, On, Row
+from fedmaba.results.history import At, History, Model, On, Row, RunHistory
 from fedmaba.results.metrics import PERCENT, FloatArray, Unit
 from fedmaba.results.selection import Choice, Found, by_seed, fairness_by_seed
 
@@ -140,6 +141,19 @@ def noise_note(rows: Sequence[Row], on: On = "test") -> str:
     return text
 
 
+def privacy_note(runs: Iterable[RunHistory], lines: Iterable[Mapping[str, Any]] = ()) -> str:
+    """What the rounds cost the privacy of a client; "" where nothing was promised."""
+    rows = numbers.spent_by_row(runs, lines)
+    if not rows:
+        return ""
+    each = ", ".join(f"{row.label} {row.epsilon:.3g}" for row in rows)
+    if len(rows) > LISTED or len({f"{row.epsilon:.3g}" for row in rows}) == 1:
+        each = f"{_range([row.epsilon for row in rows], '.3g')}"
+        each += " in every row" if len(rows) > 1 else ""
+    delta = _range([row.delta for row in rows], "g")
+    return f"privacy of a client (its data replaced): epsilon spent {each}, at delta {delta}"
+
+
 def _range(values: Sequence[float], form: str) -> str:
     """One number, or the least and the most."""
     ends = [format(v, form) for v in (min(values), max(values))]
@@ -162,7 +176,8 @@ def document(
     grids = [summary(history, model, at), *incentive_grids(history, model, at)]
     if against is not None:
         grids += compared(history, model, at, against)
-    return Document(title, text, grids, foot=[f"{capitalised(noise)}."] if noise else [])
+    below = [f"{capitalised(note)}." for note in (noise, privacy_note(history.runs)) if note]
+    return Document(title, text, grids, foot=below)
 
 
 def summary(
@@ -214,8 +229,9 @@ def incentive_grids(history: History, model: Model = "deployed", at: At = "last"
         for row in found
     ]
     what = f"{unit.name}{unit.mark}"
-    head = ["row", "seeds", "better off %", "equal %", f"gain in {what}", "least gain of a client"]
-    title = f"Incentive: clients beside training alone ({caption(history, model, at)})"
+    head = ["row", "seeds", "better off %", "equal %", f"gain in {what}", "least gain"]
+    told = caption(history, model, at).partition(";")[0]
+    title = f"Incentive: clients beside training alone ({told})"
     return [Grid("incentive", title, head, body)]
 
 

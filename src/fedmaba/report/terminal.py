@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +37,16 @@ from rich.text import Text
 from fedmaba.errors import unknown
 from fedmaba.report import data, escape, numbers, set_up, streams, verdict
 from fedmaba.report.document import Cell, Grid, minus_sign
-from fedmaba.report.table import ALIKE, digits_of, for_screen, incentive_grids, noise_note, summary
+from fedmaba.report.table import (
+    ALIKE,
+    capitalised,
+    digits_of,
+    for_screen,
+    incentive_grids,
+    noise_note,
+    privacy_note,
+    summary,
+)
 from fedmaba.results.history import At, History, Model, RunHistory
 from fedmaba.results.metrics import PERCENT, Unit
 
@@ -61,13 +72,15 @@ WORDS = (
     ALIKE,
     "the paper's value lies inside our interval",
     "likely cause, where one was tested",
+    "who and why",
 )  # no numbers
 
 
 def screen() -> Console:
-    """Standard output; wide where it is no terminal, so that labels stay whole for a reader."""
+    """Standard output; where it is no terminal, as wide as COLUMNS says, else wide enough."""
     console = Console()
-    return console if console.is_terminal else Console(width=160)
+    asked = os.environ.get("COLUMNS", "").isdecimal()  # which rich obeys
+    return console if console.is_terminal or asked else Console(width=160)
 
 
 def show(
@@ -85,10 +98,14 @@ def show(
         cell.rank < 2 for row in summary(history, model, at, share).rows for cell in row
     ):
         console.print(MARKS)
-    for gained in incentive_grids(history, model, at):
-        console.print(table_of(gained, whole=gained.head[1:]))
+    for gained in map(for_screen, incentive_grids(history, model, at)):
+        named = replace(gained, title=capitalised(gained.title))
+        console.print(table_of(named, whole=gained.head[1:]))
     if noise := noise_note(history.summary(model, at, share), history.on):
+        noise = minus_sign(noise)
         console.print(line_of(noise, "yellow" if "warning" in noise else "dim"))
+    if spent := privacy_note(history.runs):
+        console.print(line_of(spent, "dim"))
     for run in history.runs:
         if run.diverged:
             console.print(line_of(run.diverged, "red"), soft_wrap=True)

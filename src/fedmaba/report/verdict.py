@@ -26,6 +26,7 @@ from fedmaba.results.metrics import PLAIN, Fairness, Unit
 from fedmaba.results.selection import REFERENCE, Found
 
 NEAR = 5.0  # points of mean accuracy within which a verdict looks for the fairest
+MANY = 10  # strategies beside the reference, of which one may look fairer by chance
 LONG = 40  # signs of names that a headline has room for
 TILES = ("variance", "worst", "accuracy")  # figures that a verdict shows large
 NOTHING = "No run has been evaluated yet."
@@ -252,6 +253,11 @@ class _Rows:
         if far := [x for x in self.labels if x not in close]:
             way = "above" if unit.lower else "below"
             out += f" More than {near(unit)} {way} the best mean, so left out: {_listed(far)}."
+        if base and len(self.labels) > MANY and max(map(len, self.found.values())) > 1:
+            out += (
+                f" One in 20 such comparisons looks like a difference by chance alone, and here "
+                f"are {len(self.labels) - 1} with {base}."
+            )
         return out
 
     def change(

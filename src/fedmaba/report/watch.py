@@ -18,7 +18,7 @@ from fedmaba.experiment import parts
 from fedmaba.report import data, escape, html
 
 ADDRESS = "127.0.0.1"
-LIVING = ("runs.json", "rounds.jsonl", "checkpoint", "experiment.toml")
+LIVING = ("runs.json", "rounds.jsonl", "checkpoint", "experiment.toml", "timing.jsonl")
 
 
 def serve(folder: Path, port: int = 0, share: float | None = None) -> Server:

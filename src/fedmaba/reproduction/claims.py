@@ -35,9 +35,10 @@ LOOKS: tuple[tuple[Model, str], ...] = (("last", "last"), ("last", "best"), ("de
 def show_claims(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
     """Every statement with its rows."""
     out.text.append(
-        "Each statement is held against the last server model at the last round and at its best "
-        "round picked on test data, and against the deployed model (ema:0.98 with 10 of 100 "
-        "clients, else poly:8) at the last round, paired over seeds with a 95 % t-interval. "
+        "Each statement is held against the last server model, at the last round and at its best "
+        "round picked on test data. It is also held against the deployed model (ema:0.98 with 10 "
+        "of 100 clients, else poly:8) at the last round. Differences are paired over seeds with a "
+        "95 % t-interval. "
         "Holds: our mean reaches the number, and the interval leaves out no effect. Within the "
         "interval: the mean does not reach it, but the interval does. Smaller: the direction "
         "holds, the size does not. Not distinguishable: the interval contains no effect, and not "

@@ -44,6 +44,7 @@ def document(target: Target, batches: Sequence[ArchiveFile]) -> Document:
         "readings": reading_tables.readings,
         "fair": fair_tables.fair,
         "attacks": target_tables.attacks,
+        "privacy": target_tables.privacy,
         "claims": claims.show_claims,
         "all": lambda *_: None,
     }

@@ -13,7 +13,7 @@ from fedmaba.errors import InputError
 from fedmaba.experiment import parts
 from fedmaba.report import data
 from fedmaba.reproduction import archive, targets
-from fedmaba.results import files, run_folder
+from fedmaba.results import files, run_folder, state_folder
 from fedmaba.results.history import History
 from fedmaba.results.selection import of_deploy
 
@@ -36,12 +36,15 @@ def load_history(path: Path | str) -> History:
 
     What is unfinished is read up to its checkpoint. Where experiments of a folder differ in a key,
     the labels say it: `fedavg, lr=0.01`. Results are named as `results/TARGET`, or by one of their
-    `.npz` files.
+    `.npz` files. The state folder of a server on Flower is the history of one run, whose clients
+    are its sites.
     """
     path = Path(path)
     if _is_file_of_reproduce(path) or _names_target(path):
         (source,) = load_one(path)
         return source.history
+    if (state := state_folder.load(path)) is not None:
+        return state.history()
     return parts.load_history(path)
 
 

@@ -299,11 +299,23 @@ def sweep(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None
     out.grids += filter(None, grids)
 
 
-# --- hostile clients -----------------------------------------------------------------------------
+# --- hostile clients, and privacy ----------------------------------------------------------------
 
 
 def attacks(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
     """Every strategy under every attack that was tried."""
+    _by_variant(out, target, batches, "hostile", " of the honest")
+
+
+def privacy(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
+    """Every strategy under every promise of privacy."""
+    _by_variant(out, target, batches, "epsilon", "")
+
+
+def _by_variant(
+    out: Document, target: Target, batches: Sequence[ArchiveFile], head: str, whose: str
+) -> None:
+    """A table for each figure: a line for each variant, a column for each strategy."""
     rows = list(dict.fromkeys(label for job in target.jobs for label in job.strategies))
     for figure, title in (
         ("variance", "variance %²"),
@@ -316,5 +328,5 @@ def attacks(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> No
             cells = [number(*moments([*by_seed(found, row, figure).values()])) for row in rows]
             seeds = max((len(by_seed(found, row, figure)) for row in rows), default=0)
             body += [[Cell(job.title), Cell(str(seeds)), *cells]] if seeds else []
-        title = f"Deployed model, at the last round: {title} of the honest; mean ± sd over seeds"
-        out.grids.append(Grid(figure, title, ["hostile", "seeds", *map(name_of, rows)], body))
+        title = f"Deployed model, at the last round: {title}{whose}; mean ± sd over seeds"
+        out.grids.append(Grid(figure, title, [head, "seeds", *map(name_of, rows)], body))

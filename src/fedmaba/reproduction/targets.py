@@ -29,7 +29,7 @@ from fedmaba.strategies.base import Strategy
 
 QUICK = 5_000  # client updates of a quick version: about a minute on two cores
 # What decides a run's numbers.
-NUMBERS = ("model", "init", "batchnorm", "data", "train", "attack", "server", "eval")
+NUMBERS = ("model", "init", "batchnorm", "data", "train", "attack", "dp", "server", "eval")
 
 
 class More(Section):
@@ -54,7 +54,16 @@ class View(Section):
     """The section [target] of a file."""
 
     kind: Literal[
-        "table", "grid", "figure", "sweep", "readings", "fair", "attacks", "claims", "all"
+        "table",
+        "grid",
+        "figure",
+        "sweep",
+        "readings",
+        "fair",
+        "attacks",
+        "privacy",
+        "claims",
+        "all",
     ]
     title: str
     note: str = ""
@@ -146,7 +155,17 @@ def folder() -> Path:
 
 def names() -> list[str]:
     """Every target, tables first."""
-    order = ("table", "figure", "claims", "readings", "fair", "natural", "attacks", "all")
+    order = (
+        "table",
+        "figure",
+        "claims",
+        "readings",
+        "fair",
+        "natural",
+        "attacks",
+        "privacy",
+        "all",
+    )
     found = [path.stem for path in folder().glob("*.toml")]
     if not found:
         raise InputError(f"{folder()} holds no targets: install fedmaba again")

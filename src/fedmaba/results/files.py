@@ -190,13 +190,16 @@ def parse_json(data: bytes) -> Any:
     return tree
 
 
-def json_lines(path: Path, start: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield place and content of each line of a JSONL file; an unfinished last line is left out."""
+def json_lines(path: Path, start: int = 0, end: int | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield place and content of each line of a JSONL file; an unfinished last line is left out.
+
+    `start` and `end` are bytes of the file, each where a line begins.
+    """
     with open_plain(path) as file:
         file.seek(start)
-        number, left = 0, MAX_LINES_BYTES
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            number, left = number + 1, left - len(line)
+        number, left, read = 0, MAX_LINES_BYTES, start
+        while (end is None or read < end) and (line := file.readline(MAX_LINE_BYTES + 1)):
+            number, left, read = number + 1, left - len(line), read + len(line)
             place = f"line {number}" + (f" after byte {start}" if start else "")
             if len(line) > MAX_LINE_BYTES:
                 raise ValueError(f"{place} has more than {MAX_LINE_BYTES:,} bytes")
@@ -269,12 +272,23 @@ def _constant(text: str) -> None:
 # --- writing -----------------------------------------------------------------------------------
 
 
-def write(target: Path, *content: Buffer, remedy: str = REMEDY, private: bool = False) -> None:
-    """Write a whole file or none: temporary file, fsync, rename, fsync of the folder."""
+def write(
+    target: Path,
+    *content: Buffer,
+    remedy: str = REMEDY,
+    private: bool = False,
+    mode: int | None = None,
+) -> None:
+    """Write a whole file or none: temporary file, fsync, rename, fsync of the folder.
+
+    `mode` is that of the file whatever the umask says.
+    """
     temporary = target.with_name(f".{target.name[:50]}.{secrets.token_hex(8)}.tmp")
     try:
         target.parent.mkdir(exist_ok=True, mode=_folder_permissions(private))
         with open(temporary, "xb", opener=_opener(_SAFE, _permissions(private))) as file:
+            if mode is not None:
+                os.chmod(temporary, mode)
             for part in content:
                 file.write(part)
             file.flush()

@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, get_args, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    get_args,
+    overload,
+)
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +96,11 @@ class Models(Protocol):
 class RunHistory:
     """One run: what its server saw each round, and how its models served each client."""
 
+    # why a client that has test examples can be left out of the figures
+    UNJUDGED: ClassVar[str] = (
+        "Clients whose {name} is undefined, as where all test examples are of one class, are not "
+        "in the figures."
+    )
     label: str
     seed: int
     deploy: str

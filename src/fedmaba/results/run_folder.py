@@ -348,7 +348,7 @@ def load_history_and_offset(path: Path | str) -> tuple[History, int]:
     if not files.exists(file):
         found, meta, _ = load_checkpoint(path, lambda name: name.startswith("table/"))
         if "terms" in meta:
-            raise InputError(f"{path} is the state of a server on Flower: see its rounds.jsonl")
+            raise InputError(f"{path} is the state of a server on Flower, not a run folder")
         if not meta["runs"]:
             raise InputError(f"{path} holds no run: {RESTORE_HINT}")
         return history_from_checkpoint(found, meta, path / "checkpoint"), meta["lines"]

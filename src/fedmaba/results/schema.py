@@ -5,6 +5,7 @@ A value of the wrong type is an error of one line that names the key. No torch.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -68,6 +69,65 @@ class Runs(Part):
     files: dict[str, Word] = {}  # SHA-256, by name
 
 
+SITE = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"  # the name of a site on Flower
+Site = Annotated[str, Field(pattern=f"^{SITE}$")]
+MAX_REFUSED = 100_000  # lines of one round
+
+
+class Terms(Part):
+    """Settings of a federation on Flower that stay the same."""
+
+    strategy: Word
+    seed: Seed
+    deploy: Word
+    lr: Number | None = None
+    lr_decay: Number | None = None
+    batchnorm: Word | None = None
+    schedule: Word | None = None
+    secure: dict[Word, Any] | None = None
+
+
+class SiteLine(Part):
+    """What a site of a federation told in a round, and its weight."""
+
+    weight: Number | None = None
+    loss: Number | None = None
+    accuracy: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    error: Number | None = None
+    examples: Count | None = None
+
+
+class StateLine(Part):
+    """A line of rounds.jsonl of a federation: a round, or how its end serves the sites."""
+
+    round: Count
+    strategy: Word = ""
+    info: dict[Word, Number | None] = {}
+    sites: dict[Site, SiteLine] | None = None
+    asked: list[Site] | None = None  # version 0.1.0 did not record it
+    refused: Annotated[list[Text], Field(max_length=MAX_REFUSED)] = []
+    deployed: dict[Site, Number] | None = None
+    secure: dict[Word, Any] | None = None
+
+
+class StateTiming(Part):
+    """A line of timing.jsonl of a federation."""
+
+    round: Annotated[int, Field(ge=1, lt=2**63)]
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    ended: Annotated[str, Field(pattern="^[0-9T:+.-]{10,40}$")]  # ISO 8601
+
+
+class SavedFederation(Part):
+    """What about.json says of a federation on Flower."""
+
+    terms: Terms
+    rounds: Count | None = None
+    participation: dict[Word, Any] = {}
+    train: dict[Word, Any] = {}
+    began: Word = ""
+
+
 class Meta(Runs):
     """The meta data of a checkpoint, of a simulation or of a server on Flower."""
 
@@ -86,6 +146,7 @@ class Meta(Runs):
     counted: Count | None = None
     refused: list[str] | None = None
     federation: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
+    privacy: dict[str, dict[Word, Number | Word]] = {}
     last_counted: dict[Word, Count] | None = None
 
 
@@ -115,6 +176,7 @@ class About(Part):
     data: Data = Data()
     partition: dict[Word, Word] = {}
     hostile: dict[Word, list[Count]] | None = None
+    privacy: dict[str, dict[Word, Number | Word]] = {}  # what makes each run private
     model: Model = Model()
     ranks: Count = 1
     chunk: Annotated[int, Field(ge=1)] = 1
@@ -122,6 +184,7 @@ class About(Part):
     metric: SavedMetric = SavedMetric()
     versions: dict[Word, Word] = {}
     digest: Word | None = None  # SHA-256 of what the run is made of
+    federation: SavedFederation | None = None  # of a server on Flower
 
 
 class Figures(Part):
@@ -185,6 +248,11 @@ class Archive(Part):
     command: str
     versions: Versions
     runs: Annotated[list[SavedRun], Field(min_length=1, max_length=MAX_RUNS)]
+
+
+def is_site(name: str) -> bool:
+    """Whether a site on Flower may have this name."""
+    return re.fullmatch(SITE, name) is not None
 
 
 def check(kind: type[Part], tree: Any) -> dict[str, Any]:

@@ -239,6 +239,8 @@ class ProxPull(NamedTuple):
 
     start: Tensor  # (R, P)
     rate: Tensor  # (R, 1)   step size times mu
+    last: bool = False  #    after the gradient's step, whose scale makes up for it: no copy of the
+    #                        weights is needed then
 
 
 class Rows(ABC):
@@ -297,10 +299,12 @@ class Rows(ABC):
         """
         losses, weights = [], slice(self.layout.trained)
         for step in steps:
-            read = w if pull is None else w.clone()
-            if pull is not None:
+            read = w if pull is None or pull.last else w.clone()
+            if pull is not None and not pull.last:
                 w[:, weights].lerp_(pull.start[:, weights], pull.rate)
             losses.append(self.add_gradients(read, w, step))
+            if pull is not None and pull.last:
+                w[:, weights].lerp_(pull.start[:, weights], pull.rate)
             if shift is not None:
                 w[:, weights].add_(shift[:, weights])
         return losses

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.data.federation import ClientRows
+from fedmaba.privacy.mechanism import Mechanism
 from fedmaba.rng import ParticipantDraws
 from fedmaba.rows import Rows
 from fedmaba.rows.cuda_graphs import GraphCache
@@ -77,6 +78,11 @@ class Batch:
     client_metric: Callable[[Any, Any], float] | None = None  # of all predictions of a client
     judges_groups: bool = False  # whether evaluations count predictions by group of people
     draws: ParticipantDraws = field(default_factory=ParticipantDraws)
+    private: Sequence[Mechanism | None] = ()  # of each run, where the plan asks for privacy
+
+    def mechanism(self, r: int) -> Mechanism | None:
+        """What makes a run private; None where nothing does."""
+        return self.private[r] if self.private else None
 
     @cached_property
     def needs(self) -> list[Needs]:

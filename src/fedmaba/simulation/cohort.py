@@ -177,7 +177,9 @@ def _added(batch: Batch, drawn: Drawn, rows: IntArray) -> Tensor | None:
         who = drawn.table.client[rows[mine]]
         kept = ((name, kept_rows(batch, c, name, who)) for name in batch.local[c].add)
         terms = added_terms(batch.local[c], kept, progress.means[c], total[: len(mine)])
-        total[send(mine, total.device)] = terms
+        if len(mine) == len(rows):
+            return terms
+        total.index_copy_(0, send(mine, total.device), terms)
     return total
 
 

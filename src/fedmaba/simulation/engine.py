@@ -47,6 +47,7 @@ from fedmaba.simulation.group_counts import group_counts
 from fedmaba.simulation.local_training import MetricFn, Pool
 from fedmaba.simulation.measurements import ModelsOf, client_means, server_models
 from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
+from fedmaba.simulation.private import mechanisms
 from fedmaba.simulation.state import (
     Candidates,
     Evaluation,
@@ -184,6 +185,7 @@ def start(
     by_group = not free and all(groups.judged(run.federation).yes for run in runs)
     batch = Batch(*held, lower_is_better=lower, client_metric=client_metric)
     batch.judges_groups = by_group
+    batch.private = mechanisms(runs, plan, rows.layout)
     return batch
 
 

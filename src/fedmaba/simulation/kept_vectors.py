@@ -27,10 +27,12 @@ def added_terms(
     like: Tensor,
 ) -> Tensor:  # (m, P)
     """What clients add to their gradients: vectors that they keep, and means of those over all."""
-    total = torch.zeros_like(like)
+    total = None
     for name, vector in kept:
         if name in local.add:
-            total.add_(vector, alpha=local.add[name])
+            more = local.add[name] * vector
+            total = more if total is None else total.add_(more)
+    total = torch.zeros_like(like) if total is None else total
     for name, factor in local.add_mean.items():
         total.add_(means[name], alpha=factor)
     return total
@@ -39,7 +41,7 @@ def added_terms(
 class TrainedClients(NamedTuple):
     """What clients know after their training, of which the vectors are made that they keep."""
 
-    start: Tensor  # (m, P)          the server's model
+    start: Tensor  # (m, P)          the server's model; (1, P) where it is the same for all
     end: Tensor  # (m, P)            their own
     moved: Tensor  # (m, 1)          number of steps times step size
     gradient: Tensor | None  # (m, P)  of all examples at the server's model, where needed
@@ -50,13 +52,15 @@ def kept_after(
 ) -> Tensor:  # (m, P)
     """A vector that clients keep, after their training."""
     start, end, moved, gradient = trained
-    new = keep.start * start + keep.end * end + keep.before * before
+    new = before if keep.before == 1 else keep.before * before
+    if keep.start or keep.end:
+        new = (keep.end * end).add_(keep.start * start).add_(new)
     if keep.mean:
-        new += keep.mean * means[name]
+        new = new + keep.mean * means[name]
     if keep.step_gradient:
-        new += (keep.step_gradient / moved) * (start - end)
+        new = (start - end).mul_(keep.step_gradient / moved).add_(new)
     if keep.full_gradient and gradient is not None:
-        new += keep.full_gradient * gradient
+        new = new + (gradient if keep.full_gradient == 1 else keep.full_gradient * gradient)
     return new
 
 

@@ -112,6 +112,7 @@ class RowRule:
     optimiser: Optimiser
     direct: bool  #          whether a step may add its gradient to the weights at once
     prox: bool  #            whether rows are pulled towards where they started
+    pull_last: bool  #       whether the pull may come after the gradient's step
     propfair: bool  #        whether rows have PropFair's loss
     own: bool  #             whether clients kept a part of their last model
     begins: bool  #          whether rows start from models of their own
@@ -166,6 +167,7 @@ def train_chunk(
         optimiser=job.optimiser,
         direct=direct,
         prox=rules[0].prox > 0,
+        pull_last=added and len({r.prox for r in rules}) == 1 and job.lr * rules[0].prox < 0.5,
         propfair=any(local.loss is not None for local in rules),
         own=job.own is not None,
         begins=job.begin is not None,
@@ -277,14 +279,30 @@ def _train(
         met = _gradient_steps(spec, x, y, w, start, index, weight, streams, floats, added)
     else:
         met = []
+        shift, start = _constant_terms(rule, floats, start, added)
         run_part = _run_inline if parts is None else parts.graphs.run_part
         for a, at, groups in _portions(spec, x, index, parts is not None):
             part = PortionSpec(rule, groups, spec.blocks)
             given = [index[:a, at], weight[:a, at], streams[at, :a], floats[:, :a]]
             given += [owner] if spec.blocks else []
-            shift = None if added is None else -floats[0, 0] * added
             met.append(run_part(run_portion, part, (x, y, w, start, shift), given))
     return w, torch.stack([_summed(met, rule.count) / steps, w.sum(1)])
+
+
+def _constant_terms(
+    rule: RowRule, floats: Tensor, start: Tensor | None, added: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """What every step adds to the weights, and what it pulls them towards, (R, P) each.
+
+    A step that pulls at a rate adds as much as one that pulls towards a point further away. So
+    where there is a pull, what is added becomes a part of it: one pass over the weights, not two.
+    """
+    if added is None:
+        return None, start
+    if not rule.prox or start is None:
+        return -floats[0, 0] * added, start
+    # a step of -lr * added, over the rate lr * prox
+    return None, start.addcdiv_(added, floats[1][:, None], value=-1)
 
 
 def _run_inline(
@@ -336,7 +354,10 @@ def run_portion(
     down, propfair = -floats[0, 0], _propfair(spec.rule, floats)
     pull = None
     if spec.rule.prox and start is not None:
-        pull = ProxPull(start[:a], (floats[0, 0] * floats[1])[:, None])
+        rate = floats[0, 0] * floats[1]
+        pull = ProxPull(start[:a], rate[:, None], spec.rule.pull_last)
+        if spec.rule.pull_last:  # a pull after the step shortens the step, too
+            down = down / (1 - rate[0])
     blocks = spec.blocks or (RowBlock(0, a, 0),)
     met: list[Tensor] = []
     whole = spec.rule.count

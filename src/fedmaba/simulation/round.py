@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedmaba.errors import NoRoom
 from fedmaba.rows.cuda_graphs import send, start_fetch
-from fedmaba.simulation import server_step
+from fedmaba.simulation import private, server_step
 from fedmaba.simulation.batch import Batch
 from fedmaba.simulation.client_scores import whole_models
 from fedmaba.simulation.cohort import (
@@ -56,7 +56,14 @@ from fedmaba.simulation.measurements import (
 )
 from fedmaba.simulation.state import Round
 from fedmaba.strategies import deployed
-from fedmaba.strategies.base import PERSONAL, Decision, Replies, call_weigh, client_weights
+from fedmaba.strategies.base import (
+    PERSONAL,
+    PRIVACY_INFO,
+    Decision,
+    Replies,
+    call_weigh,
+    client_weights,
+)
 
 __all__ = ["Chunk", "Decided", "Measured", "Stepped", "Trained", "draw", "measure", "play_round",
            "rounds_of", "step", "train", "train_chunks", "weigh"]  # fmt: skip
@@ -184,12 +191,15 @@ def weigh(batch: Batch, drawn: Drawn, measured: Measured, when: str) -> Decided:
             continue
         loss = measured.loss[c.r]() if c.r in measured.loss else None
         seen = {name: value() for name, value in measured.changes.get(c.r, {}).items()}
-        if why := _broken_numbers(c, loss, seen):
+        mechanism = batch.mechanism(c.r)  # where there is one, no loss breaks a run
+        if why := _broken_numbers(c, None if mechanism else loss, seen):
             decided.ended[c.r] = why
             continue
         federation, kept = c.run.federation, batch.progress.kept[c.r]
         if loss is not None and federation.hostile is not None:
             loss = federation.hostile.reported_losses(c.client, loss)
+        if loss is not None and mechanism is not None:
+            loss = mechanism.released_losses(drawn.round, loss)
         for name in seen.keys() & {"gram", "layer_grams"}:
             seen[name] = (seen[name] + seen[name].swapaxes(-1, -2)) / 2
             seen |= {"past_client": kept.client, "past_round": kept.round}
@@ -203,6 +213,8 @@ def weigh(batch: Batch, drawn: Drawn, measured: Measured, when: str) -> Decided:
         if not np.isfinite(decision.coef).all():
             decided.ended[c.r] = "the strategy gave a weight that is not finite"
             continue
+        if mechanism is not None:
+            mechanism.check_weights(c.run.strategy, drawn.round, decision.coef)
         decided.decision[c.r] = decision
         if loss is not None:
             decided.loss[c.r] = loss
@@ -230,8 +242,9 @@ def train(
     at = batch.progress
     kept = sum(len(c.client) for c in drawn.late)
     trained = Trained(None, at.model.new_zeros(kept, at.model.shape[1]))
+    fresh = at.model.new_empty if batch.ranks.count == 1 else at.model.new_zeros
     for c in drawn.cohorts:
-        new = {n: at.model.new_zeros(len(c.client), at.model.shape[1]) for n in at.vectors[c.r]}
+        new = {n: fresh(len(c.client), at.model.shape[1]) for n in at.vectors[c.r]}
         trained.vectors |= {c.r: new} if new else {}
         if width := at.own[c.r].shape[1]:
             trained.own[c.r] = at.model.new_zeros(len(c.client), width)
@@ -261,6 +274,9 @@ def train_chunks(batch: Batch, drawn: Drawn) -> Iterator[Chunk]:
             gradient = full_gradients(batch.rows, batch.pool, at.model, job, batch.graphs, slot)
         if factor is not None:
             scale_malicious_updates(at.model, w, job.run, factor[rows])
+            summary = torch.stack([summary[0], w.sum(1)])
+        if batch.plan.privacy is not None:
+            private.clip_changes(at.model, w, job.run, batch.plan.privacy.clip, shared)
             summary = torch.stack([summary[0], w.sum(1)])
         if personal is not None:  # its sum says, too, whether the client's models are finite
             summary = torch.stack([summary[0], summary[1] + personal.sum(1)])
@@ -410,18 +426,19 @@ def _keep_vectors(batch: Batch, drawn: Drawn, chunk: Chunk, trained: Trained) ->
         keep = batch.local[c.r].keep
         if not keep:
             continue
-        own = at.own[c.r][send(client, device)]
         moved = send(lr * counted(batch.plan, table.steps[chunk.rows[mine]]), device)
-        known = TrainedClients(
-            start=torch.cat([at.model[c.r, :shared].expand(len(mine), -1), own], 1),
-            end=torch.cat([chunk.model[here, :shared], chunk.own[here]], 1),
-            moved=moved.to(at.model.dtype)[:, None],
-            gradient=None if chunk.gradient is None else chunk.gradient[here],
-        )
+        whole = len(mine) == len(chunk.rows)  # then nothing has to be picked out
+        start, end = at.model[c.r][None], chunk.model if whole else chunk.model[here]
+        if c.r in trained.own:
+            own = at.own[c.r][send(client, device)]
+            start = torch.cat([start[:, :shared].expand(len(mine), -1), own], 1)
+            end = torch.cat([end[:, :shared], chunk.own[here]], 1)
+        gradient = chunk.gradient if whole or chunk.gradient is None else chunk.gradient[here]
+        known = TrainedClients(start, end, moved.to(at.model.dtype)[:, None], gradient)
         for name, rule in keep.items():
             before = kept_rows(batch, c.r, name, client)
             after = kept_after(rule, name, known, before, at.means[c.r])
-            trained.vectors[c.r][name][place] = after
+            trained.vectors[c.r][name].index_copy_(0, place, after)
 
 
 def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Stepped:
@@ -450,12 +467,17 @@ def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Step
         for c in drawn.cohorts:
             means[c.r] = _new_means(batch, c, trained)
             _add_to_step(batch, c, trained, means[c.r], delta[c.r])
+            if (mechanism := batch.mechanism(c.r)) is not None:
+                private.add_noise(delta[c.r], mechanism, t, layout.shared)
         sent = (send(values, delta.device) for values in (moves, share))
         finite = server_step.server_step(spec, *held, delta, *sent)
     for c in drawn.cohorts:
         for name, new in trained.vectors.get(c.r, {}).items() if c.r in decided.decision else ():
             kept, who = at.vectors[c.r][name], send(c.client, at.vectors[c.r][name].device)
-            kept[who] = torch.where(finite[c.r], new, kept[who].to(new.device)).to(kept.device)
+            if at.model.is_cuda:  # which is not waited for
+                kept[who] = torch.where(finite[c.r], new, kept[who].to(new.device)).to(kept.device)
+            elif finite[c.r]:
+                kept.index_copy_(0, who, new)
         for name, mean in means.get(c.r, {}).items() if c.r in decided.decision else ():
             at.means[c.r][name] = torch.where(finite[c.r], mean, at.means[c.r][name])
         if c.r in trained.own and c.r in decided.decision:
@@ -467,7 +489,9 @@ def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Step
 def _more_than_changes(batch: Batch, c: Cohort) -> bool:
     """Whether more than the changes of models decides on the server's step of a run."""
     local = batch.local[c.r]
-    return bool(local.means) or local.personal is not None or c.needs.first_steps
+    private_sum = batch.mechanism(c.r) is not None
+    more = local.personal is not None or c.needs.first_steps
+    return bool(local.means) or more or private_sum
 
 
 def _new_means(batch: Batch, c: Cohort, trained: Trained) -> dict[str, Tensor]:
@@ -537,7 +561,11 @@ def rounds_of(
             continue
         batch.progress.states[c.r] = decision.state
         coef = client_weights(c.needs, decision.coef, len(c.client))
-        out[c.r] = Round(c.client, coef, decided.loss.get(c.r), dict(decision.info))
+        info = dict(decision.info)
+        if (mechanism := batch.mechanism(c.r)) is not None:
+            told = (mechanism.spent(drawn.round), mechanism.asked.delta)
+            info |= dict(zip(PRIVACY_INFO, told, strict=True))
+        out[c.r] = Round(c.client, coef, decided.loss.get(c.r), info)
     return out
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.data.federation import Federation
+from fedmaba.privacy.mechanism import Privacy
 from fedmaba.rows.batchnorm import Choice
 from fedmaba.simulation.optimiser import Optimiser, round_schedule
 from fedmaba.strategies.base import State, Strategy
@@ -40,6 +41,7 @@ class Plan:
     augment: str | None = None  #           random changes of training images
     server_lr: float = 1.0
     server_momentum: float = 0.0
+    privacy: Privacy | None = None  #       what clients are promised; None: nothing
     eval_every: int = 1
     finetune: int | None = None  #          local steps of each client before it is evaluated
     batchnorm: Choice = "refuse"  #         what becomes of BatchNorm layers, see rows.batchnorm

@@ -61,6 +61,9 @@ class AAggFF(Strategy):
         p = np.pad(state["p"], (0, new), constant_values=state["p"].mean())
         return {"p": p / p.sum(), "gradient": gradient}
 
+    def max_weight(self, n: int, share: float = 1.0) -> float:
+        return 1.0  # the weights may all go to one client
+
     def weigh(self, state: State, replies: Replies) -> Decision:
         n, m, who = len(state["p"]), len(replies.client), replies.client
         loss = np.maximum(require_finite(replies.loss, "loss"), 0.0)

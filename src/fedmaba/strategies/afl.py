@@ -45,6 +45,9 @@ class AFL(Strategy):
     def join(self, state: State, n_clients: int) -> State:
         return {"lambda": widen(state["lambda"], n_clients)}
 
+    def max_weight(self, n: int, share: float = 1.0) -> float:
+        return 1.0  # the weights may all go to one client
+
     def weigh(self, state: State, replies: Replies) -> Decision:
         weight = state["lambda"]
         moved = weight.copy()

@@ -31,7 +31,11 @@ LossAt = Literal["none", "start", "mean", "end", "held"]
 Changes = Literal["none", "norms", "gram", "layers"]
 PERSONAL = "personal"  # among the vectors that clients keep: the models of their own
 # A recorded round has these keys already, so the info of a strategy cannot use them.
-RESERVED_INFO_KEYS = ("run", "strategy", "seed", "round", "deployed", "last", "personal")
+PRIVACY_INFO = ("dp_epsilon", "dp_delta")  # of a private run: what is spent after a round
+RESERVED_INFO_KEYS = (
+    *("run", "strategy", "seed", "round", "deployed", "last", "personal"),
+    *PRIVACY_INFO,
+)
 
 
 @dataclass(frozen=True)
@@ -273,6 +277,14 @@ class Strategy:
     def total(self) -> float | None:
         """The sum that the coefficients must have; None where the algorithm does not fix it."""
         return 1.0
+
+    def max_weight(self, n: int, share: float = 1.0) -> float | None:
+        """The largest coefficient that one of n participants can get; None: it cannot be said.
+
+        `share` is the largest share of the participants' training examples that one of them can
+        have. Differential privacy needs this bound: noise must hide the largest weight.
+        """
+        return None
 
     def server_optimiser(self) -> ServerOptimiser | None:
         """How the server moves along the weighted changes; None: as the run says."""

@@ -39,6 +39,9 @@ class DeltaFL(Strategy):
     def needs(self) -> Needs:
         return Needs(loss="start")
 
+    def max_weight(self, n: int, share: float = 1.0) -> float:
+        return min(1.0, (share if self.weights == "size" else 1.0 / n) / self.theta)
+
     def weigh(self, state: State, replies: Replies) -> Decision:
         loss = require_finite(replies.loss, "loss")
         share = size_weights(replies) if self.weights == "size" else uniform_weights(replies)

@@ -57,6 +57,9 @@ class Ditto(Strategy):
     def total(self) -> float | None:
         return self.rule.total()
 
+    def max_weight(self, n: int, share: float = 1.0) -> float | None:
+        return self.rule.max_weight(n, share)
+
     def init(self, n_clients: int) -> State:
         return self.rule.init(n_clients)
 

@@ -22,6 +22,9 @@ class FedAvg(Strategy):
     title: ClassVar[str] = "FedAvg"
     weights: Literal["size", "uniform"] = "size"
 
+    def max_weight(self, n: int, share: float = 1.0) -> float:
+        return share if self.weights == "size" else 1.0 / n
+
     def weigh(self, state: State, replies: Replies) -> Decision:
         return Decision(
             size_weights(replies) if self.weights == "size" else uniform_weights(replies), state

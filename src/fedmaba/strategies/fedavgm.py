@@ -29,6 +29,9 @@ class FedAvgM(Strategy):
     def server_optimiser(self) -> ServerOptimiser:
         return ServerOptimiser("momentum", lr=self.lr, beta1=self.beta)
 
+    def max_weight(self, n: int, share: float = 1.0) -> float:
+        return share if self.weights == "size" else 1.0 / n
+
     def weigh(self, state: State, replies: Replies) -> Decision:
         return Decision(
             size_weights(replies) if self.weights == "size" else uniform_weights(replies), state

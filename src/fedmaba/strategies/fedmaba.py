@@ -35,7 +35,7 @@ from fedmaba.strategies.base import (
     require_finite,
 )
 from fedmaba.strategies.outliers import shrink_outliers
-from fedmaba.strategies.simplex import tilt, widen
+from fedmaba.strategies.simplex import largest_entry, tilt, widen
 
 FLOOR = 1e-12  # of the uniform weight: no arm is dead for ever
 LAST = ("said", "heard")  # each client's last report, and whether there was one
@@ -61,6 +61,11 @@ class FedMABA(Strategy):
 
     def total(self) -> float | None:
         return self.eta_s
+
+    def max_weight(self, n: int, share: float = 1.0) -> float:
+        # The search for lambda ends within 1e-8 of rho; the whole vector's ball bounds no cohort.
+        most = 1.0 if self.ball == "global" else largest_entry(n, self.rho * (1.0 + 1e-6))
+        return self.eta_s * (self.alpha * most + (1.0 - self.alpha) / n)
 
     def shown(self) -> tuple[Shown, ...]:
         rho = self.rho if self.ball == "cohort" else None

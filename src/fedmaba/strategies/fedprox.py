@@ -21,5 +21,8 @@ class FedProx(Strategy):
     def local(self) -> Local:
         return Local(prox=self.mu)
 
+    def max_weight(self, n: int, share: float = 1.0) -> float:
+        return share
+
     def weigh(self, state: State, replies: Replies) -> Decision:
         return Decision(size_weights(replies), state)

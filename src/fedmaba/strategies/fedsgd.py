@@ -16,5 +16,8 @@ class FedSGD(Strategy):
     def local(self) -> Local:
         return Local(full_batch=True)
 
+    def max_weight(self, n: int, share: float = 1.0) -> float:
+        return share
+
     def weigh(self, state: State, replies: Replies) -> Decision:
         return Decision(size_weights(replies), state)

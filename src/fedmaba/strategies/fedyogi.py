@@ -34,6 +34,9 @@ class FedYogi(Strategy):
     def server_optimiser(self) -> ServerOptimiser:
         return ServerOptimiser("yogi", self.lr, self.beta1, self.beta2, self.tau)
 
+    def max_weight(self, n: int, share: float = 1.0) -> float:
+        return share if self.weights == "size" else 1.0 / n
+
     def weigh(self, state: State, replies: Replies) -> Decision:
         return Decision(
             size_weights(replies) if self.weights == "size" else uniform_weights(replies), state

@@ -38,6 +38,9 @@ class GIFAIR(Strategy):
     def needs(self) -> Needs:
         return Needs(loss="start")
 
+    def max_weight(self, n: int, share: float = 1.0) -> float:
+        return min(1.0, share + self.lam / n)  # the smallest share is at most 1 / n
+
     def weigh(self, state: State, replies: Replies) -> Decision:
         loss, share = require_finite(replies.loss, "loss"), size_weights(replies)
         ordered = np.sort(loss)

@@ -35,5 +35,8 @@ class PropFair(Strategy):
         slope = min(1.0 / (self.epsilon if self.below == "tangent" else self.M), 1e30)  # float32
         return Local(loss=PropFairLoss(self.M, self.epsilon, slope))
 
+    def max_weight(self, n: int, share: float = 1.0) -> float:
+        return share
+
     def weigh(self, state: State, replies: Replies) -> Decision:
         return Decision(size_weights(replies), state)

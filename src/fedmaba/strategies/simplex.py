@@ -87,6 +87,25 @@ def kl_uniform(p: FloatArray) -> float:
     return float(np.log(len(p)) + (p * np.log(np.where(p > 0, p, 1.0))).sum())
 
 
+def largest_entry(n: int, rho: float) -> float:
+    """The largest entry that a probability vector of n entries with KL(. || uniform) <= rho has.
+
+    For one entry x, the KL is smallest if the others are equal. It is 0 at x = 1/n and grows from
+    there to log n at x = 1, so bisection finds the root. It errs upwards, by rounding at most.
+    """
+    if n == 1 or rho >= math.log(n):
+        return 1.0
+
+    def kl(x: float) -> float:
+        rest = 1.0 - x
+        return x * math.log(n * x) + (rest * math.log(n * rest / (n - 1)) if rest > 0.0 else 0.0)
+
+    low, high = 1.0 / n, 1.0
+    while high - low > 1e-15 and low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if kl(middle) <= rho + 1e-14 else (low, middle)
+    return high
+
+
 def effective_count(p: FloatArray) -> float:
     """The exponential of the entropy: how many entries of equal weight p is worth."""
     return float(len(p) * np.exp(-kl_uniform(p)))

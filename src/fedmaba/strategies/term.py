@@ -41,6 +41,10 @@ class TERM(Strategy):
     def init(self, n_clients: int) -> State:
         return {} if self.normalise == "paper" else {"normaliser": np.zeros(1)}
 
+    def max_weight(self, n: int, share: float = 1.0) -> float:
+        # As in the public code, half of the normaliser at least is this round's mean.
+        return 1.0 if self.normalise == "paper" else 2.0 / n
+
     def weigh(self, state: State, replies: Replies) -> Decision:
         loss = require_finite(replies.loss, "loss")
         tilted = np.exp(bounded_product(self.T, loss - loss.max()))

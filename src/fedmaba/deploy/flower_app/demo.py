@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,15 @@ import numpy as np
 from fedmaba.data import trees
 from fedmaba.data.federation import Federation
 from fedmaba.deploy.flower_app import private
-from fedmaba.deploy.flower_app.net import LINK, Net, NetError, read_rounds
+from fedmaba.deploy.flower_app.commands import LINK
+from fedmaba.deploy.flower_app.net import Net, NetError, read_rounds
 from fedmaba.deploy.flower_app.new import new
 from fedmaba.deploy.secure import SecureSum
 from fedmaba.deploy.settings import FederationSettings, one_strategy
-from fedmaba.errors import SaveFailed
+from fedmaba.errors import InputError, SaveFailed
+from fedmaba.report import data, document, table
+
+BESIDE = "fedavg"  # what a kept demo shows the strategy beside
 
 
 def demo(
@@ -30,8 +36,14 @@ def demo(
     rounds: int = 4,
     partition: str = "shards:2",
     secure: bool = False,
+    keep: Path | None = None,
 ) -> None:
-    """Run a strategy over sites that each hold a shard of the embedded sample."""
+    """Run a strategy over sites that each hold a shard of the embedded sample.
+
+    With a folder to `keep`, FedAvg runs before it, and logs and states of both stay there.
+    """
+    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        raise InputError(f"{keep} exists and is not an empty folder: choose another one")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends `with`
     os.umask(private.UMASK)
     rule = SecureSum() if secure else None
@@ -40,42 +52,84 @@ def demo(
     if rule is not None:
         rule.least(sites)
     try:
-        _demo(say, strategy, sites, rounds, partition, secure)
+        if keep is None:
+            with tempfile.TemporaryDirectory(prefix="fedmaba-flower-") as folder:
+                told = f"keys, certificates and logs in {folder}, removed at the end"
+                _demo(say, told, Path(folder), [strategy], sites, rounds, partition, secure)
+        else:
+            _demo_kept(say, keep, strategy, sites, rounds, partition, secure)
     except OSError as error:
         where = error.filename or tempfile.gettempdir()
         raise SaveFailed(f"{where}: {error.strerror or error}: fix that, or set TMPDIR") from error
 
 
-def _demo(
+def _demo_kept(
     say: Callable[[str], None],
+    base: Path,
     strategy: str,
     sites: int,
     rounds: int,
     partition: str,
     secure: bool,
 ) -> None:
-    with tempfile.TemporaryDirectory(prefix="fedmaba-flower-") as folder:
-        base = Path(folder)
-        network = Net(base)  # raises InputError if Flower's programs are missing
-        say(f"keys, certificates and logs in {base}, removed at the end")
-        new(base / "app", secure)
-        fed = Federation.make("sample", partition, clients=sites)
-        names = [f"site-{c}" for c in range(sites)]
-        for c, name in enumerate(names):
-            write_site(base / f"{name}.npz", fed, c)
-        with network as net:
-            say(f"SuperLink on 127.0.0.1:{net.port}: TLS, node authentication")
-            say(way_in(net))
-            for name in names:
-                net.register(name)
-                net.supernode(name, data=str(base / f"{name}.npz"))
-            say(f"{sites} SuperNodes, each with its registered key and its own examples")
+    """FedAvg, then the strategy, over the same sites; then both in one table."""
+    told = f"logs and states in {base}, kept; keys and examples are removed at the end"
+    both = list(dict.fromkeys([BESIDE, strategy]))
+    try:
+        states = _demo(say, told, base, both, sites, rounds, partition, secure)
+    finally:
+        for name in ("keys", "home"):
+            shutil.rmtree(base / name, ignore_errors=True)
+        for path in base.glob("site-*.npz"):
+            path.unlink(missing_ok=True)
+    for line in side_by_side(states):
+        say(line)
+
+
+def side_by_side(states: Sequence[Path]) -> list[str]:
+    """The federations of some state folders in one table, and how to look closer."""
+    history = data.combine(data.load_all(states))
+    shown = document.plain_text(table.for_screen(table.summary(history))).splitlines()
+    return [*shown, f"the report of both: fedmaba report {shlex.join(map(str, states))}"]
+
+
+def _demo(
+    say: Callable[[str], None],
+    told: str,
+    base: Path,
+    strategies: Sequence[str],
+    sites: int,
+    rounds: int,
+    partition: str,
+    secure: bool,
+) -> list[Path]:
+    """Run strategies one after another over the same sites; return their state folders."""
+    base = base.absolute()  # Flower's programs work in this folder
+    network = Net(base)  # raises InputError if Flower's programs are missing
+    say(told)
+    new(base / "app", secure)
+    fed = Federation.make("sample", partition, clients=sites)
+    names = [f"site-{c}" for c in range(sites)]
+    for c, name in enumerate(names):
+        write_site(base / f"{name}.npz", fed, c)
+    states = []
+    with network as net:
+        say(f"SuperLink on 127.0.0.1:{net.port}: TLS, node authentication")
+        say(way_in(net))
+        for name in names:
+            net.register(name)
+            net.supernode(name, data=str(base / f"{name}.npz"))
+        say(f"{sites} SuperNodes, each with its registered key and its own examples")
+        for strategy in strategies:
+            state = base / f"state-{strategy.partition(':')[0]}"
             settings = {"strategy": strategy, "rounds": rounds, "sites": sites}
-            run = net.submit(base / "app", {**settings, "state": str(base / "state")})
+            run = net.submit(base / "app", {**settings, "state": str(state)})
             each = "four client processes" if secure else "a client process"
             say(f"run {run}: {strategy}, {rounds} rounds; {each} per site and round")
-            watch(net, run, base / "state", say)
+            watch(net, run, state, say)
+            states.append(state)
     say("all processes stopped")
+    return states
 
 
 def way_in(net: Net) -> str:

@@ -20,12 +20,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmaba.deploy.flower_app import private, proxy
+from fedmaba.deploy.flower_app import commands, private, proxy
+from fedmaba.deploy.flower_app.commands import LINK, OFFLINE
 from fedmaba.errors import FedmabaError, InputError
 
-LINK = "fair"  # the name of this SuperLink in Flower's own configuration
 PROXY = "proxy"
-OFFLINE = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
 class NetError(FedmabaError):
@@ -40,8 +39,6 @@ class Net:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
         self.keys, self.logs = self.folder / "keys", self.folder / "logs"
-        for path in (self.folder, self.keys, self.logs, self.folder / "home"):
-            private.new_folder(path)
         here = Path(sys.executable).parent  # prefer Flower's programs of this environment
         self.env = {
             **os.environ,
@@ -58,6 +55,8 @@ class Net:
         ):
             if shutil.which(name, path=self.env["PATH"]) is None:
                 raise InputError(f"{name} is not on the PATH: {remedy}")
+        for path in (self.folder, self.keys, self.logs, self.folder / "home"):
+            private.new_folder(path)
         self.nginx = proxy.find_nginx(self.env["PATH"])
         self.port, other = free_ports(2)  # of the SuperLink: for this machine's operator
         self.sites_port = other if self.nginx else self.port  # for SuperNodes
@@ -96,24 +95,18 @@ class Net:
 
     def register(self, site: str) -> None:
         """Let the SuperLink accept a site's key."""
-        self.flwr("supernode", "register", f"{self.key(site)}.pub", LINK, "--name", site)
+        self.key(site)
+        self._do(*commands.register_command(self.keys, site))
 
     def supernode(self, site: str, **settings: object) -> None:
         """Start a site's SuperNode; `settings` are its node configuration."""
-        words = {"site": site, **settings}
-        self._start(
-            site,
-            "flower-supernode",
-            *("--superlink", f"127.0.0.1:{self.sites_port}"),
-            *("--root-certificates", self.keys / "ca.pem"),
-            *("--auth-supernode-private-key", self.key(site)),
-            *("--port", *free_ports(1)),
-            *("--node-config", " ".join(f"{k}={json.dumps(v)}" for k, v in words.items())),
-        )
+        self.key(site)
+        where, (port,) = f"127.0.0.1:{self.sites_port}", free_ports(1)
+        self._start(site, *commands.supernode_command(where, self.keys, site, port, **settings))
 
     def submit(self, app: Path, settings: Mapping[str, object]) -> str:
         """Start a run of an app and return its id."""
-        config = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+        config = commands.assignments(settings)
         out = self.flwr("run", app, LINK, "--format", "json", "--run-config", config)
         return str(_field(out, "run-id"))
 
@@ -179,20 +172,9 @@ class Net:
         """Start the SuperLink, tell Flower's command line where it is, wait until it listens."""
         private.write_new(
             self.folder / "home" / "config.toml",
-            f'[superlink]\ndefault = "{LINK}"\n\n[superlink.{LINK}]\n'
-            f'address = "127.0.0.1:{self.port}"\n'
-            f"root-certificates = {json.dumps(str(self.keys / 'ca.pem'))}\n",
+            commands.link_config(self.port, self.keys / "ca.pem"),
         )
-        self._start(
-            LINK,
-            "flower-superlink",
-            *("--host", "127.0.0.1", "--port", self.port),
-            *("--ssl-ca-certfile", self.keys / "ca.pem"),
-            *("--ssl-certfile", self.keys / "server.pem"),
-            *("--ssl-keyfile", self.keys / "server.key"),
-            "--enable-supernode-auth",
-            "--disable-runtime-dependency-installation",
-        )
+        self._start(LINK, *commands.superlink_command(self.port, self.keys))
         self._listening(LINK, self.port, "the SuperLink")
 
     def _proxy(self) -> None:

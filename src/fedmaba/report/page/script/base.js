@@ -6,7 +6,7 @@ const $$ = (query, at = document) => [...at.querySelectorAll(query)];
 const read = (from) => JSON.parse($("#data", from).textContent);
 let D = read(document);
 const state = {
-  model: "deployed", at: "last", sort: null, only: new Set(), against: "variance", scale: "auto",
+  model: D.model, at: "last", sort: null, only: new Set(), against: "variance", scale: "auto",
   to: null, seed: null, gainSeed: "all", place: null, client: null, labels: null,
 };
 
@@ -38,12 +38,17 @@ function squeeze(text, most) {
   const front = Math.ceil((most - 1) * 0.45);
   return text.slice(0, front) + "…" + text.slice(text.length - (most - 1 - front));
 }
+function squeezed(names, most) { // each at most so long, or longer where two would look alike, or numbered
+  const apart = (length) => new Set(names.map((name) => squeeze(name, length))).size === new Set(names).size;
+  for (let length = most; length <= 2 * most; length++) if (apart(length)) return new Map(names.map((name) => [name, squeeze(name, length)]));
+  return new Map(names.map((name, i) => [name, squeeze(`${i + 1}. ${name}`, most)]));
+}
 const ruler = document.createElement("canvas").getContext("2d");
 function textWidth(text, size = 12.5, weight = 600) { // how wide a text is drawn, in pixels
   ruler.font = `${weight} ${printing() ? Math.min(size, 10.5) : size}px ${getComputedStyle(document.body).fontFamily}`;
   return ruler.measureText(text).width;
 }
-const widest = (names, most) => Math.max(0, ...names.map((name) => textWidth(squeeze(name, most))));
+const widest = (names) => Math.max(0, ...[...names].map((name) => textWidth(name)));
 function say(text) { $("#say").textContent = text; }
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -145,7 +150,8 @@ const pct = (value, digits = 2) => `${fixed(value, digits)}\u00a0%`;
 const score = (value, digits) => (D.unit.mark ? pct(value, digits) : brief(value));
 const axis = (name, mark = D.unit.mark) => (mark ? `${name},${mark}` : name); // "accuracy, %"
 const points = (text) => (D.unit.mark ? `${text} points` : text);
-const noun = D.unit.name, Noun = noun[0].toUpperCase() + noun.slice(1); // of a score: "accuracy"
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
+const noun = D.unit.name, Noun = capital(noun); // of a score: "accuracy"
 const better = D.unit.lower ? -1 : 1; // which way
 const figure = (value) => (D.unit.mark ? fixed(value) : brief(value)); // of a strategy, with the table's digits
 const worstWords = () => `worst ${brief(100 * D.share)} %`;

@@ -137,7 +137,7 @@ function lines(host, o) {
   const width = host.clientWidth || 600, first = leading(series.map((one) => one.k)), weak = (one) => !first.has(one.k);
   const direct = o.labels !== false && width > 330;
   const most = Math.max(8, Math.min(22, Math.floor(width / 26)));
-  const room = direct ? 14 + widest(series.filter((one) => !weak(one)).map((one) => one.name), most) : 14;
+  const short = squeezed(series.filter((one) => !weak(one)).map((one) => one.name), most), room = direct ? 14 + widest(short.values()) : 14;
   const xs = o.xs || [...new Set(series.flatMap((one) => one.xs))].sort((a, b) => a - b);
   const all = series.flatMap((one) => [...one.ys, ...(one.low || []), ...(one.high || [])]);
   const log = Boolean(o.log) && wantsLog(all);
@@ -180,7 +180,7 @@ function lines(host, o) {
     for (let i = start; i < seen.length; i += every) own.append(mark(one.k, ...seen[i], seen.length === 1 ? 4 : weak(one) ? 2.4 : 3.2));
   });
   if (direct && !o.step) {
-    const ends = series.filter((one) => !weak(one)).map((one) => ({ one, name: squeeze(one.name, most), y: f.Y(one.ys[one.ys.findLastIndex(Number.isFinite)]) })).filter((end) => Number.isFinite(end.y));
+    const ends = series.filter((one) => !weak(one)).map((one) => ({ one, name: short.get(one.name), y: f.Y(one.ys[one.ys.findLastIndex(Number.isFinite)]) })).filter((end) => Number.isFinite(end.y));
     for (const end of spread(ends, 15, f.m.top, f.bottom)) f.svg.append(nameText(end.one.k, { x: f.right + 8, y: end.at + 4 }, end.name));
   }
   interact(host, f.svg, `${o.title}: ${series.map((one) => `${one.name} ends at ${(o.fmt || brief)(one.ys[one.ys.findLastIndex(Number.isFinite)])}`).join(", ")}`, {

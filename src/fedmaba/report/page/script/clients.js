@@ -4,9 +4,9 @@ function lanes(host) {
   const all = byStrategy(D.runs.filter((run) => run.final && (visible(run.strategy) || run.strategy === D.reference)));
   if (!all.length) return empty(host, needClients());
   const total = Math.max(...all.map((g) => g.runs.reduce((n, run) => n + final(run).length, 0)));
-  const room = printing() ? 260 : 620, lane = clamp(Math.min(26 + total * 0.28, room / all.length), 15, 78), [low, high] = band();
-  const narrow = (host.clientWidth || 600) < 520, most = narrow ? 40 : 24;
-  const left = narrow ? 4 : 22 + widest(all.map((g) => g.name), most);
+  const room = printing() ? 260 : 620, lane = clamp(Math.min(26 + total * 0.28, room / all.length), 15, 78), [low, high] = reached(all);
+  const narrow = (host.clientWidth || 600) < 520, short = squeezed(all.map((g) => g.name), narrow ? 40 : 28);
+  const left = narrow ? 4 : 22 + widest(short.values());
   const head = narrow ? 16 : 0, r = clamp(Math.min(4.6 - total / 250, lane / 5), 1.6, 4);
   const f = frame(host, { height: all.length * (lane + head) + 58, rigid: true, x: [low, high], y: [0, 1], noY: true, margin: { left, top: 8, right: 12 }, xlabel: axis(`${noun} of each client`) });
   const step = grain(all.flatMap((g) => g.runs.flatMap((run) => [...final(run)])), (high - low) / 1000);
@@ -15,7 +15,7 @@ function lanes(host) {
   all.forEach((group, row) => {
     const base = 8 + head + row * (lane + head) + lane - Math.min(8, lane / 4), layer = s("g", { "data-k": group.k, class: group.k === D.reference || group.k === state.to ? "end" : null });
     f.svg.append(s("line", { class: "grid", x1: f.m.left, x2: f.right, y1: base + 4, y2: base + 4 }));
-    f.svg.append(nameText(group.k, { x: narrow ? f.m.left : left - 16, y: narrow ? base - lane + 12 : base, "text-anchor": narrow ? "start" : "end" }, squeeze(group.name, most)));
+    f.svg.append(nameText(group.k, { x: narrow ? f.m.left : left - 16, y: narrow ? base - lane + 12 : base, "text-anchor": narrow ? "start" : "end" }, short.get(group.name)));
     const columns = new Map(), own = [];
     for (const run of group.runs) final(run).forEach((v, i) => { if (Number.isFinite(v)) own.push({ run, i, k: group.k, v }); });
     own.sort((a, b) => a.v - b.v);
@@ -56,6 +56,12 @@ function lanes(host) {
     go: (at) => open(marks[at].run, marks[at].i),
   });
   return { rows: () => [["strategy", "seed", "client", `${noun}${D.unit.mark}`], ...marks.map((one) => [label(one.run), one.run.seed, clientName(one.run, one.i), exact(one.v)])] };
+}
+function reached(groups) { // whole tens around all clients: no room is lost on shares that nobody has
+  const all = groups.flatMap((g) => g.runs.flatMap((run) => [...final(run)])).filter(Number.isFinite);
+  if (!D.unit.mark || !all.length) return band();
+  const low = all.reduce((a, b) => Math.min(a, b)), high = all.reduce((a, b) => Math.max(a, b));
+  return [clamp(10 * Math.floor((low - 1) / 10), 0, 90), clamp(10 * Math.ceil((high + 1) / 10), 10, 100)];
 }
 function grain(values, least) { // the steps that scores come in, as of one in 100 test examples; else a small one
   const seen = [...new Set(values.filter(Number.isFinite).map((v) => Number(v.toPrecision(9))))].sort((a, b) => a - b);
@@ -121,7 +127,7 @@ function ridges(host) { // one line each, so that none hides another
     for (const run of group.runs) for (const v of final(run)) if (Number.isFinite(v)) { seen[bin(v)]++; all++; }
     return { ...group, seen, share: seen.map((n) => (100 * n) / all), all };
   });
-  const wide = (host.clientWidth || 600) > 360, most = 18, left = wide ? 12 + widest(bins.map((b) => b.name), most) : 4;
+  const wide = (host.clientWidth || 600) > 360, short = squeezed(bins.map((b) => b.name), 18), left = wide ? 12 + widest(short.values()) : 4;
   const lane = clamp(264 / bins.length, 17, 66), over = 1.25, top = Math.max(...bins.flatMap((b) => b.share)) || 1;
   const f = frame(host, { height: Math.max(180, bins.length * lane + lane * (over - 1) + 52), rigid: bins.length > 6, x: [low, high], y: [0, 1], noY: true, xlabel: axis(noun), margin: { left, top: 12 + (over - 1) * lane, right: 10 } });
   const tall = (f.bottom - f.m.top) / bins.length, base = (row) => f.m.top + (row + 1) * tall;
@@ -131,7 +137,7 @@ function ridges(host) { // one line each, so that none hides another
     one.share.forEach((v, i) => { d += `V${y(v).toFixed(1)}H${f.X(edges[i + 1]).toFixed(1)}`; });
     own.append(s("path", { d: `${d}V${base(row).toFixed(1)}Z`, fill: color(one.k), "fill-opacity": 0.28, stroke: color(one.k), "stroke-width": 1.25, "stroke-linejoin": "round" }));
     f.svg.append(s("line", { class: "grid", x1: f.m.left, x2: f.right, y1: base(row), y2: base(row) }), own);
-    f.svg.append(nameText(one.k, wide ? { x: left - 8, y: base(row) - 2, "text-anchor": "end" } : { x: left, y: base(row) - 4 }, squeeze(one.name, most)));
+    f.svg.append(nameText(one.k, wide ? { x: left - 8, y: base(row) - 2, "text-anchor": "end" } : { x: left, y: base(row) - 4 }, short.get(one.name)));
   });
   interact(host, f.svg, `Histogram of client ${noun}, one line per strategy`, {
     find: (px) => clamp(Math.floor((f.invX(px) - low) / step), 0, count - 1),

@@ -41,11 +41,11 @@ async function live() {
       const fresh = new DOMParser().parseFromString(await (await fetch("./", { cache: "no-store" })).text(), "text/html");
       const block = $("#data", fresh);
       if (block) { // else it says what is wrong, and is asked again
-        const same = $$("figure, #groups", fresh).length === $$("figure, #groups").length;
+        const same = $$("figure, #groups, #sites", fresh).length === $$("figure, #groups, #sites").length;
         D = read(fresh); heard = Date.now();
         document.body.dataset.version = fresh.body.dataset.version;
         if (same) { // curves grow in place
-          for (const id of ["#facts", "#live", "#notes", "#groups", "#setup"]) if ($(id)) $(id).replaceWith(document.importNode($(id, fresh), true));
+          for (const id of ["#facts", "#live", "#notes", "#groups", "#sites", "#setup"]) if ($(id)) $(id).replaceWith(document.importNode($(id, fresh), true));
         } else $("#main").replaceWith(document.importNode($("#main", fresh), true));
         defaults();
         if (same) { commands($("#setup")); commands($("#live")); } else { wire(); watchSections(); }

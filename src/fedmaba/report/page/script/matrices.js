@@ -39,7 +39,7 @@ function matrix(host, o) {
   f.svg.append(s("image", { href: picture(o.nx, o.ny, o.value, (v) => ramp((v - floor) / (top - floor || 1))), x: f.m.left, y: f.m.top, width: wide, height: tall, preserveAspectRatio: "none", "image-rendering": "pixelated" }));
   f.svg.append(s("rect", { x: f.m.left, y: f.m.top, width: wide, height: tall, fill: "none", stroke: "var(--line)" }));
   const px = (x) => f.m.left + (x / o.nx) * wide, py = (y) => f.m.top + (y / o.ny) * tall;
-  const skipY = Math.max(1, Math.ceil(o.ny / Math.floor(tall / 15))), skipX = Math.max(1, Math.ceil(o.nx / Math.floor(wide / 52)));
+  const skipY = Math.max(1, Math.ceil(o.ny / Math.floor(tall / 15))), skipX = Math.max(1, Math.ceil(o.nx / Math.floor(wide / (12 + Math.max(40, ...o.xs.map((x) => textWidth(String(x), 12, 400)))))));
   for (let y = 0; y < o.ny; y += skipY) f.svg.append(s("text", { x: f.m.left - 10, y: py(y + 0.5) + 4, "text-anchor": "end" }, o.yt(y)));
   for (let x = 0; x < o.nx; x += skipX) f.svg.append(s("text", { x: px(x + 0.5), y: f.bottom + 18, "text-anchor": "middle" }, String(o.xs[x])));
   f.svg.append(s("text", { x: f.right, y: f.H - 6, "text-anchor": "end" }, o.xlabel));
@@ -70,12 +70,16 @@ function equalShares(run, weights, clients) {
     return (m * (run.n / clients)) / (run.total && run.total[t] > 0 ? run.total[t] : 1);
   });
 }
-function sums(runs) { // who does not add up to 1, in one line each
-  return byStrategy(runs.filter((run) => run.total)).map((group) => {
-    const all = group.runs.flatMap((run) => run.total).filter((v) => v !== null), [low, high] = [Math.min(...all), Math.max(...all)].map((v) => fixed(v));
-    return `${group.name}: its coefficients add up to ${low === high ? low : `${low} to ${high}`} and not to 1, which makes the whole step shorter or longer; shown is each client's share of the sum.`;
+const between = (low, high) => (low === high ? low : `${low} to ${high}`);
+function sums(runs) { // who does not add up to 1, in one line
+  const found = byStrategy(runs.filter((run) => run.total)).map((group) => {
+    const all = group.runs.flatMap((run) => run.total).filter((v) => v !== null);
+    return `${group.name} ${between(...[Math.min(...all), Math.max(...all)].map((v) => fixed(v)))}`;
   });
+  return found.length ? `Coefficients that do not add up to 1 make the whole step shorter or longer; shown is each client's share of the sum: ${found.join(", ")}.` : "";
 }
+
+const FAINT = 1.1; // times an equal share: a picture of less is blank
 
 // ---- weights: strategies side by side, the same clients in the same lines --------------------
 function heat(host) {
@@ -94,11 +98,16 @@ function heat(host) {
   const served = base && final(base), count = Math.min(...panels.map((p) => p.clients));
   const order = Array.from({ length: count }, (_, c) => c); // served worst first, in every panel
   if (served) { const at = (c) => (Number.isFinite(served[c]) ? better * served[c] : Infinity); order.sort((a, b) => (at(a) === at(b) ? a - b : at(a) - at(b))); }
-  const flat = (p) => { for (let t = 0; t < p.rows; t++) for (const c of order) { const v = p.value(c, t); if (Number.isFinite(v) && Math.abs(v - 1) > 0.005) return false; } return true; };
-  const even = panels.filter(flat), uneven = panels.filter((p) => !even.includes(p));
-  note.textContent = [even.length ? `Every client counted 1.00 × in every round with ${even.map((p) => label(p.run)).join(", ")}.` : "", ...sums(runs)].filter(Boolean).join(" ");
+  for (const p of panels) { // the least and the most that a client counted
+    p.low = Infinity; p.high = -Infinity;
+    for (let t = 0; t < p.rows; t++) for (const c of order) { const v = p.value(c, t); if (Number.isFinite(v)) { p.low = Math.min(p.low, v); p.high = Math.max(p.high, v); } }
+  }
+  const flat = (p) => p.high < 1.005 && p.low > 0.995, pale = (p) => p.high < FAINT && p.low > 1 / FAINT; // nothing to see in its picture
+  const even = panels.filter(flat), nearly = panels.filter((p) => pale(p) && !flat(p)), uneven = panels.filter((p) => !pale(p));
+  note.textContent = [even.length ? `Every client counted 1.00 × in every round with ${even.map((p) => label(p.run)).join(", ")}.` : "",
+    nearly.length ? `Nearly alike, so not drawn: ${nearly.map((p) => `${label(p.run)} (${between(fixed(p.low), fixed(p.high))} ×)`).join(", ")}.` : "", sums(runs)].filter(Boolean).join(" ");
   const table = () => [["strategy", "round", ...order.map((c) => clientName(panels[0].run, c))], ...panels.flatMap((p) => p.run.rounds.map((t, i) => [label(p.run), t, ...order.map((c) => exact(p.cell(c, i)))]))];
-  if (!uneven.length) return { ...empty(host, "Nothing to draw: all weights are equal.", true), rows: table };
+  if (!uneven.length) return { ...empty(host, "Nothing to draw: all weights are nearly equal.", true), rows: table };
   const width = host.clientWidth || 600, most = Math.max(1, Math.min(uneven.length, Math.floor(width / (uneven.length > 6 ? 190 : 260)), 4));
   const lines_ = Math.ceil(uneven.length / most), columns = Math.ceil(uneven.length / lines_), tall = clamp(count * 5, 90, uneven.length > 6 ? 110 : 190), gap = 20, top = 44, step = tall + 44;
   const f = frame(host, { height: top + lines_ * step + 18, rigid: true, x: [0, 1], y: [0, 1], noX: true, noY: true, margin: { left: 16, right: 4 } });
@@ -106,7 +115,7 @@ function heat(host) {
   const all = uneven.flatMap((p) => order.flatMap((c) => p.run.rounds.map((_, t) => p.value(c, t)))).filter((v) => v > 0).map((v) => Math.abs(Math.log2(v))).sort((a, b) => a - b);
   const reach = clamp(all[Math.floor(0.99 * (all.length - 1))] || 1, 0.5, 5), share = (v) => (v > 0 ? 0.5 + Math.log2(v) / (2 * reach) : 0);
   const bar = (t) => ramp(t, DIVERGING);
-  scaleBar(f.svg, f.right, 16, bar, `${brief(2 ** -reach)} ×  `, `${brief(2 ** reach)} ×`, f.W > 420 ? "weight / equal share, 1 × in the middle   " : "");
+  scaleBar(f.svg, f.right, 16, bar, `${Number((2 ** -reach).toPrecision(2))} ×  `, `${Number((2 ** reach).toPrecision(2))} ×`, f.W > 420 ? "weight / equal share, 1 × in the middle   " : "");
   uneven.forEach((p, i) => {
     p.x = f.m.left + (i % columns) * (wide + gap); p.y = top + Math.floor(i / columns) * step + 14;
     f.svg.append(nameText(p.k, { x: p.x, y: p.y - 6 }, squeeze(label(p.run), Math.floor(wide / 7.5))));
@@ -115,7 +124,8 @@ function heat(host) {
       s("rect", { x: p.x, y: p.y, width: wide, height: tall, fill: "none", stroke: "var(--line)" }),
       s("text", { x: p.x, y: p.y + tall + 14 }, String(p.run.rounds[0])), s("text", { x: p.x + wide, y: p.y + tall + 14, "text-anchor": "end" }, `round ${p.run.rounds[p.rows - 1]}`)));
   });
-  f.svg.append(s("text", { transform: `translate(10 ${top + 14 + tall}) rotate(-90)` }, "clients, served worst on top"));
+  const side = textWidth("served worst on top", 12, 400) < tall ? "served worst on top" : "worst on top"; // along each line of panels
+  for (let line = 0; line < lines_; line++) f.svg.append(s("text", { class: "side", transform: `translate(10 ${top + 14 + line * step + tall / 2}) rotate(-90)`, "text-anchor": "middle" }, side));
   interact(host, f.svg, `Weights of ${strategies(uneven.length)}, ${place.name}`, {
     find: (mx, my) => {
       const i = uneven.findIndex((p) => mx >= p.x && mx < p.x + wide && my >= p.y && my < p.y + tall);
@@ -154,10 +164,11 @@ function labelTable(host) {
   text.textContent = `${few === many ? `Each client holds ${few}` : `A client holds ${few} to ${many} (${mean(held).toFixed(1)} on average)`} of ${plural(classes, "class").replace("classs", "classes")}, ` +
     `and ${Math.min(...sizes) === Math.max(...sizes) ? plural(sizes[0], "training example") : `${Math.min(...sizes).toLocaleString("en-GB")} to ${Math.max(...sizes).toLocaleString("en-GB")} training examples`}.`;
   const name = (y) => (folder.classes[y] === undefined ? String(y) : folder.classes[y]);
+  const named_ = clients <= 12 && folder.clients.length > 0; // few clients stand there by their names
   const longest = Math.max(...Array.from({ length: classes }, (_, y) => Math.min(16, name(y).length)));
   return matrix(host, {
     nx: clients, ny: classes, value: (y, x) => counts[x * classes + y], height: clamp(classes * 22, 120, 480), left: Math.min(132, 18 + 6.8 * longest),
-    xs: Array.from({ length: clients }, (_, x) => clientId(run, x)), xlabel: "client", yname: name, yt: (y) => squeeze(name(y), 16), xname: (x) => clientName(run, x),
+    xs: Array.from({ length: clients }, (_, x) => (named_ ? squeeze(folder.clients[x], 14) : clientId(run, x))), xlabel: "client", yname: name, yt: (y) => squeeze(name(y), 16), xname: (x) => clientName(run, x),
     fmt: (v) => String(v), legend: (v) => String(Math.round(v)), rowName: "training examples", title: "Training examples of each class at each client",
     go: (y, x) => open(run, x),
     table: () => [["client", ...Array.from({ length: classes }, (_, y) => name(y))], ...Array.from({ length: clients }, (_, x) => [clientName(run, x), ...Array.from({ length: classes }, (_, y) => counts[x * classes + y])])],

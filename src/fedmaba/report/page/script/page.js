@@ -14,14 +14,17 @@ const draw = {
 const FOLD = 7; // rows of a table beside the verdict; of more, it opens by a click
 function words() {
   const box = $("#binding");
-  box.replaceChildren(...D.numbers.flatMap((_, i) => byStrategy().map((g) => {
+  const said = new Map(); // the same of several strategies is said once
+  for (const i of D.numbers.keys()) for (const g of byStrategy()) {
     const runs = g.runs.map((run) => number(run, i)).filter((own) => own && own.above[2]).map((own) => own.above);
-    if (!runs.length) return null;
+    if (!runs.length) continue;
     const above = runs.reduce((n, own) => n + own[0], 0), all = runs.reduce((n, own) => n + own[1], 0), [, , somewhere, nowhere] = runs[0];
-    return h("p", {}, h("b", {}, g.name), above === 0
+    const line = above === 0
       ? `: in all ${plural(all, "round")} of ${plural(runs.length, "seed")} ${nowhere}.`
-      : `: ${somewhere} in ${above.toLocaleString("en-GB")} of ${plural(all, "round")} over ${plural(runs.length, "seed")}.`);
-  })).filter(Boolean));
+      : `: ${somewhere} in ${above.toLocaleString("en-GB")} of ${plural(all, "round")} over ${plural(runs.length, "seed")}.`;
+    said.set(line, [...(said.get(line) || []), g.name]);
+  }
+  box.replaceChildren(...[...said].map(([line, names]) => h("p", {}, h("b", {}, names.join(", ")), line)));
   const text = $("#gains-text"), pairs = gainPairs();
   text.textContent = "";
   if (pairs.length) {
@@ -61,6 +64,31 @@ function verdict() { // as the template, of the model and round chosen
     said.costs ? folded(said, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": said.costs.title }, h("table", { class: "plain costs" }, h("caption", {}, said.costs.title),
       h("thead", {}, h("tr", {}, ...said.costs.head.map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", {}, ...said.costs.rows.map(([name, ...rest]) => h("tr", {}, h("th", { scope: "row" }, name), ...rest.map((text, j) => h("td", { "data-name": said.costs.head[j + 1] }, text)))))))) : null)).filter(Boolean));
+}
+
+function gridTable(made, kind) { // as the template's: a title, a head, and lines that say whose they are
+  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": made.title }, h("table", { class: `plain ${kind}` }, h("caption", {}, made.title),
+    h("thead", {}, h("tr", {}, ...made.head.map((text) => h("th", { scope: "col" }, text)))),
+    h("tbody", {}, ...made.rows.map(({ cells: [name, ...rest] }) => h("tr", {}, h("th", { scope: "row" }, name), ...rest.map((text, j) => h("td", { "data-name": made.head[j + 1] }, text)))))));
+}
+const chosenRows = (list) => list.filter((one) => visible(D.strategies.findIndex((o) => o.label === one.label)));
+const seenIn = (made) => ({ ...made, rows: chosenRows(made.rows) });
+function alone() { // what clients gain over training alone, of the model and round chosen
+  const made = D.alone[`${state.model}.${state.at}`], rows = made ? chosenRows(made.rows).length : 0;
+  const node = rows ? gridTable(seenIn(made), "costs tight") : null;
+  $("#alone").replaceChildren(...(!node ? [] : rows > FOLD ? [h("details", {}, h("summary", {}, `${rows} strategies beside training alone`), node)] : [node]));
+}
+function groupsShown() { // as the template, of what is chosen
+  const box = $("#groups-shown"), opened = new Set($$("details[open]", box || document.createElement("p")).map((node) => node.dataset.label));
+  if (!box) return;
+  box.replaceChildren(...D.groups.flatMap((part) => {
+    const now = part.shown[`${state.model}.${state.at}`], cells = chosenRows(now.cells);
+    return [D.groups.length > 1 ? h("h3", {}, part.name) : null, ...now.tables.map((made) => gridTable(seenIn(made), "costs tight")), part.words ? h("p", { class: "key" }, part.words) : null,
+      ...cells.map((table, i) => h("details", { "data-label": table.label, open: opened.has(table.label) || (!i && !cells.some((one) => opened.has(one.label))) ? "" : null }, h("summary", {}, table.title),
+        h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": table.title }, h("table", { class: "plain cells" },
+          h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "client"), ...table.head.map((text) => h("th", { scope: "col", class: "n" }, text)))),
+          h("tbody", {}, ...table.rows.map((row) => h("tr", {}, h("th", { scope: "row" }, row.name), ...row.cells.map(([text, shade]) => h("td", { class: shade < 0 ? "n" : `n shade${shade}` }, text)))))))))];
+  }).filter(Boolean));
 }
 
 // ---- controls ------------------------------------------------------------------------------
@@ -132,7 +160,7 @@ function defaults() {
 // ---- what is chosen stands in the address ----------------------------------------------------
 function remember() {
   const words_ = new URLSearchParams();
-  if (state.model !== "deployed") words_.set("model", state.model);
+  if (state.model !== D.model) words_.set("model", state.model);
   if (state.at !== "last") words_.set("at", state.at);
   for (const k of state.only) words_.append("only", D.strategies[k].label);
   if (state.to !== null && state.to !== named()) words_.set("to", D.strategies[state.to].label);
@@ -145,7 +173,7 @@ function recall() { // whether the address says anything
   if (!location.hash.includes("=")) return false;
   const words_ = new URLSearchParams(location.hash.slice(1)), one = (name, known, usual) => (known.includes(words_.get(name)) ? words_.get(name) : usual);
   const find = (text) => D.strategies.findIndex((o) => o.label === text);
-  state.model = one("model", ["deployed", "last"], "deployed"); state.at = one("at", ["last", "best", "last5"], "last");
+  state.model = one("model", D.models, D.model); state.at = one("at", ["last", "best", "last5"], "last");
   state.against = one("against", ["variance", "worst"], "variance"); state.scale = one("scale", ["auto", "linear", "log"], "auto");
   state.only = new Set(words_.getAll("only").map(find).filter((k) => k >= 0));
   state.to = find(words_.get("to")) >= 0 ? find(words_.get("to")) : null;
@@ -167,7 +195,7 @@ function sorted() {
 }
 function table() {
   const rows = sorted(), names = current().columns;
-  $("#summary-caption").textContent = current().caption;
+  $("#summary-caption").textContent = capital(current().caption);
   $("#table tbody").replaceChildren(...rows.map((row) => {
     const k = D.strategies.findIndex((o) => o.label === row.label);
     const line = h("tr", { class: visible(k) ? null : "off" },
@@ -272,7 +300,7 @@ function redraw(section, atOnce) {
   words();
   const list = $$(section ? `#${section} figure` : "figure");
   if (section) { list.forEach(paint); turn--; return; }
-  table(); verdict();
+  table(); verdict(); alone(); groupsShown();
   delete document.documentElement.dataset.drawn;
   const done = () => { document.documentElement.dataset.drawn = "yes"; };
   if (atOnce) { list.forEach(paint); done(); return; }

@@ -1,8 +1,9 @@
 // ---- what fairness costs -------------------------------------------------------------------
 const NEAR = 5; // points below the best mean: as the verdict looks no further
 function placeNames(f, list, boxes, obstacles, [x0, x1]) { // each beside its point, in the cheapest of many places around
+  const short = squeezed(list.map((one) => one.name), list.length > 12 ? 18 : 26);
   for (const one of [...list].sort((a, b) => a.py - b.py)) {
-    const text = squeeze(one.name, list.length > 12 ? 18 : 26), wide = textWidth(text) + 2, found = [];
+    const text = short.get(one.name), wide = textWidth(text) + 2, found = [];
     for (const far of [14, 19, 26, 36, 48, 62, 78, 96]) for (let turn = 0; turn < 16; turn++) {
       const angle = (Math.PI * turn) / 8, ax = one.px + far * Math.cos(angle), ay = one.py + far * Math.sin(angle);
       const left = ax + (wide / 2) * (Math.cos(angle) - 1), top = ay - 8 + 8 * Math.sin(angle), box = [left, top, left + wide, top + 15];
@@ -54,12 +55,12 @@ function tradeoff(host) {
     for (const one of list) f.svg.append(s("g", { "data-k": one.k }, s("circle", { cx: f.X(one.x), cy: f.Y(one.y), r: means.length > 12 ? 6.5 : 9, fill: "var(--paper)", "fill-opacity": 0.6, stroke: color(one.k), "stroke-width": 2 }), mark(one.k, f.X(one.x), f.Y(one.y), means.length > 12 ? 3.2 : 4)));
     const spots = all.map((o) => ({ ...o, px: f.X(o.x), py: f.Y(o.y) }));
     marks.push(...spots);
-    placeNames(f, spots.filter((o) => named.some((m) => m.k === o.k && !o.run)), [], spots, [(from || 0) - 30, upto || f.W]);
+    placeNames(f, spots.filter((o) => named.some((m) => m.k === o.k && !o.run)), [], spots, [f.m.left - 4, upto || f.W]);
     return f;
   }
   let f;
   if (zoom) {
-    const split = Math.round(0.36 * width), left = panel(means, means.filter((m) => !close.includes(m)), 46, split - 30, "all");
+    const split = Math.round(0.36 * width), left = panel(means, means.filter((m) => !close.includes(m)), 46, split - 30, `all; mean ${noun}${D.unit.mark}`);
     f = panel(close, close, split + 46, width - 20, `within ${NEAR}${D.unit.mark ? " points" : " %"} of the best mean; mean ${noun}${D.unit.mark ? ", %" : ""}`);
     const xs = extent(close.flatMap((m) => runs.filter((o) => o.k === m.k)).map((o) => o.x), { pad: 0.12, log }), ys = [least, better * Math.max(...runs.map((o) => better * o.y))].sort((a, b) => a - b);
     left.svg.append(s("rect", { class: "zoom", x: left.X(xs[0]), width: Math.max(2, left.X(xs[1]) - left.X(xs[0])), y: left.Y(ys[1]) - 6, height: Math.max(2, left.Y(ys[0]) - left.Y(ys[1]) + 6), fill: "none", stroke: "var(--soft)" }));

@@ -1,0 +1,139 @@
+"""A real federation for people: its sites, who answered, who was left out and why. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from fedmaba.report.document import Cell, Grid, number
+from fedmaba.results.metrics import PERCENT
+from fedmaba.results.state_folder import ERROR, FederationState
+
+NEWEST = 50  # lines of those left out that are shown
+
+
+def how_far(state: FederationState) -> list[str]:
+    """How far it is, in a few sentences."""
+    of = f" of {state.asked}" if state.asked else ""
+    if not state.rounds:
+        here = f"; {len(state.sites)} sites are known" if state.sites else ""
+        return [f"No round{of} has ended yet{here}."]
+    line = state.rounds[-1]
+    out = [f"Round {line['round']}{of}: {_answered(line)}."]
+    when = state.timing.get(line["round"])
+    if when is None:
+        out.append("When it ended was not recorded: an older version wrote this folder.")
+    else:
+        out.append(f"It ended at {when['ended']} and took {when['seconds']:.3g} s.")
+    told = {k: v for k, v in (line.get("info") or {}).items() if v is not None}
+    if told:
+        out.append("The strategy: " + ", ".join(f"{k} {v:.3g}" for k, v in told.items()) + ".")
+    if line.get("secure"):
+        summed = line["secure"].get("summed")
+        out.append(f"Secure sum of {summed} changes: the server saw no single one.")
+    return out
+
+
+def _answered(line: Mapping[str, Any]) -> str:
+    """Who answered in a round, in a few words."""
+    many, asked = len(line["sites"]), line.get("asked")
+    missing = sorted(set(asked or ()) - set(line["sites"]))
+    text = f"{many} of {len(asked)} sites answered" if asked else f"{many} sites answered"
+    more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+    return text + (f", without {', '.join(missing[:5])}{more}" if missing else "")
+
+
+def grids(state: FederationState) -> list[Grid]:
+    """The table of sites, and that of who was left out, newest first."""
+    if not state.rounds:
+        return []
+    return [sites(state), *([left_out(state)] if any(x["refused"] for x in state.rounds) else [])]
+
+
+def sites(state: FederationState) -> Grid:
+    """Each site: how often it answered, and what it told when it answered last."""
+    wrong = state.metric is ERROR
+    unit = "" if wrong else PERCENT.mark
+    score = "error" if wrong else "accuracy"
+    name = f"{score}{unit}"
+    head = ["site", "answered", "last in round", "weight", "loss", name, "examples"]
+    handed = state.finals[-1]["deployed"] if state.finals else {}
+    head += [f"{name}, deployed"] * bool(handed)
+    body = []
+    for site in state.sites:
+        theirs = [line for line in state.rounds if site in line["sites"]]
+        asked = [line for line in state.rounds if site in (line.get("asked") or line["sites"])]
+        told = theirs[-1]["sites"][site] if theirs else {}
+        scale = 1.0 if wrong else PERCENT.scale
+        row = [
+            Cell(site),
+            Cell(f"{len(theirs)} of {len(asked)}"),
+            Cell(str(theirs[-1]["round"]) if theirs else "–"),
+            number(_value(told.get("weight")), digits=4),
+            number(_value(told.get("loss")), digits=4),
+            number(scale * _value(told.get(score)), digits=4 if wrong else 2),
+            Cell(str(told["examples"]) if told.get("examples") is not None else "–"),
+        ]
+        if handed:
+            row.append(number(scale * _value(handed.get(site)), digits=4 if wrong else 2))
+        body.append(row)
+    title = "Sites: rounds answered of those asked for, and the numbers of the last answer"
+    return Grid("sites", title, head, body)
+
+
+def left_out(state: FederationState) -> Grid:
+    """Who did not count in which round, and why."""
+    found = [(line["round"], why) for line in reversed(state.rounds) for why in line["refused"]]
+    title = f"Left out, {len(found)} in all"
+    title += f", the newest {NEWEST}" if len(found) > NEWEST else ""
+    body = [[Cell(str(t)), Cell(why)] for t, why in found[:NEWEST]]
+    return Grid("left_out", title, ["round", "who and why"], body)
+
+
+def _value(told: object) -> float:
+    return float(told) if isinstance(told, int | float) else math.nan
+
+
+def as_toml(state: FederationState) -> str:
+    """What was asked for, as lines of TOML; settings that were not recorded are left out."""
+    told = state.about.get("federation") or {}
+    parts = [("terms", state.terms), *((key, told.get(key)) for key in ("participation", "train"))]
+    lines = [f"rounds = {state.asked}"] if state.asked else []
+    for name, values in parts:
+        known = {k: v for k, v in _flat(values or {}).items() if v is not None}
+        if known:
+            lines += [f"\n[{name}]", *(f"{k} = {json.dumps(v)}" for k, v in known.items())]
+    return "\n".join(lines).strip() + "\n"
+
+
+def _flat(tree: Mapping[str, Any], front: str = "") -> dict[str, Any]:
+    """Settings by dotted keys, as TOML has them."""
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = front + (key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key))
+        out |= _flat(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return out
+
+
+def go_on(state: FederationState) -> str:
+    """The command that goes on with a federation; APP and LINK are the operator's own."""
+    return _command({"rounds": state.asked, "state": str(state.path.absolute())})
+
+
+def repeat(state: FederationState) -> str:
+    """The command that runs the same federation again, from its first round."""
+    told = (state.about.get("federation") or {}).get("train") or {}
+    config = {key: state.terms.get(key) for key in ("strategy", "seed", "lr")}
+    config |= {"lr-decay": state.terms.get("lr_decay"), "rounds": state.asked}
+    config |= {key: told.get(key) for key in ("epochs", "minibatch")}
+    return _command({**config, "state": "NEW"})
+
+
+def _command(config: Mapping[str, Any]) -> str:
+    """A run of the app that `fedmaba flower new` writes, with these settings."""
+    words = " ".join(f"{k}={json.dumps(v)}" for k, v in config.items() if v is not None)
+    return f"flwr run APP LINK --stream --run-config {shlex.quote(words)}"

@@ -1,0 +1,117 @@
+"""What privacy would cost, before anything runs: tables and a figure of the noise. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmaba.errors import InputError
+from fedmaba.privacy import mechanism
+from fedmaba.privacy.mechanism import Mechanism, Privacy
+from fedmaba.report.document import Cell, Document, Grid
+from fedmaba.results import run_folder
+from fedmaba.strategies.base import Strategy
+
+EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
+RADII = (0.0, 0.1, 0.3, 1.0, 2.0)
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """A run that is thought of: clients of equal size."""
+
+    asked: Privacy
+    strategy: Strategy
+    clients: int
+    participants: int
+    rounds: int
+    seed: int = 0
+
+    def mechanism(self, epsilon: float | None = None, rho: float | None = None) -> Mechanism:
+        """Its mechanism, with another epsilon or radius of FedMABA's ball."""
+        asked = self.asked if epsilon is None else replace(self.asked, epsilon=epsilon)
+        changed = {} if rho is None else {"rho": rho}
+        strategy = dataclasses.replace(self.strategy, **changed)
+        size = np.ones(self.clients, np.int64)
+        return mechanism.mechanism(asked, strategy, self.seed, self.rounds, self.participants, size)
+
+    @property
+    def radii(self) -> list[float]:
+        """The radii to compare; none where the strategy has no ball."""
+        own = getattr(self.strategy, "rho", None)
+        return [] if own is None else sorted({*RADII, float(own)})
+
+
+def document(plan: PrivacyPlan) -> Document:
+    """The noise by epsilon, and by the radius of FedMABA's ball."""
+    own, asked = plan.mechanism(), plan.asked
+    some = "all" if plan.participants == plan.clients else f"{plan.participants:,}"
+    text = [
+        f"{plan.strategy.label()}, {some} of {plan.clients:,} clients of equal size in each of "
+        f"{plan.rounds:,} rounds; the busiest client takes part in {own.taken[-1]:,} of them "
+        f"(seed {plan.seed}). Changes are clipped to norm {asked.clip:g}"
+        + (f", losses to {asked.loss:g}." if own.losses else "; no losses are sent."),
+        f"Epsilon at delta {asked.delta:g}, by {own.facts()['accountant']}, for the data of one "
+        "client replaced; no amplification by sampling is claimed.",
+    ]
+    title = "Noise: standard deviation on each entry of the weighted sum, and on each loss"
+    epsilons = sorted({*EPSILONS, asked.epsilon})
+    rows = [[Cell(f"{e:g}"), *_cells(plan.mechanism(epsilon=e))] for e in epsilons]
+    grids = [Grid("noise", title, ["epsilon", *HEAD], rows)]
+    if plan.radii:
+        body = [[Cell(f"{r:g}"), *_cells(plan.mechanism(rho=r))] for r in plan.radii]
+        title = f"The radius rho is a privacy knob, too: at epsilon {asked.epsilon:g}"
+        grids.append(Grid("rho", title, ["rho", *HEAD], body))
+    foot = [
+        f"The noise on the whole sum of P weights has a norm of about {own.sum_noise:.3g} times "
+        f"the root of P; beside it, one client moves the sum by {own.sensitivity / 2:.3g} at most."
+    ]
+    return Document("Privacy before a run", text, grids, {"noise": partial(draw, plan)}, foot)
+
+
+HEAD = ("noise multiplier", "largest weight", "noise on the sum", "noise on a loss")
+
+
+def _cells(found: Mechanism) -> list[Cell]:
+    noise = found.loss_noise if found.losses else math.nan
+    values = (found.noise, found.weight, found.sum_noise, noise)
+    return [Cell("–") if math.isnan(v) else Cell(f"{v:.4g}", v) for v in values]
+
+
+def draw(plan: PrivacyPlan) -> Any:
+    """noise on the weighted sum against epsilon, for several radii of FedMABA's ball"""
+    from fedmaba.report import figures
+    from fedmaba.report.plot_data import SOFT, WIDE
+
+    with figures.style():
+        figure = figures.canvas((WIDE / 2, 2.6))
+        axes = figure.subplots()
+        epsilons = np.array(sorted({0.5, *EPSILONS, plan.asked.epsilon}))
+        radii: list[float | None] = [*plan.radii] or [None]
+        for radius in radii:
+            own = radius == getattr(plan.strategy, "rho", None)
+            noise = [plan.mechanism(epsilon=float(e), rho=radius).sum_noise for e in epsilons]
+            name = plan.strategy.label() if radius is None else f"ρ = {radius:g}"
+            axes.loglog(epsilons, noise, label=name, linewidth=2.0 if own else 1.0)
+        axes.axvline(plan.asked.epsilon, color=SOFT, linewidth=0.8, linestyle=":")
+        axes.set(xlabel="epsilon", ylabel="noise on each entry of the sum")
+        axes.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
+        axes.minorticks_off()
+        axes.legend()
+    return figure
+
+
+def write_figure(plan: PrivacyPlan, out: Path) -> None:
+    """The figure as a file; the name says the form."""
+    from fedmaba.report import figures
+
+    if out.suffix.lower() not in figures.FORMS:
+        raise InputError(f"{out}: the name says the form: end it in {', '.join(figures.FORMS)}")
+    content = figures.encode(draw(plan), out.suffix.lower(), outlines=True)
+    run_folder.write_file(out, content, remedy="fix it, or choose another -o")

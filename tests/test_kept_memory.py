@@ -1,0 +1,79 @@
+"""What clients keep takes N x P numbers once, and its file is whole whenever a site dies."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from tools.faults import inject
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedmaba import strategies
+from fedmaba.data.datasets import Dataset
+from fedmaba.data.federation import Federation
+from fedmaba.deploy.kept_vectors import KeptVectors, Told
+from fedmaba.simulation import engine
+
+CLIENTS, FEATURES, CLASSES = 400, 50, 10
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that an operation makes, beside those that were there before."""
+
+    def __init__(self, known):
+        super().__init__()
+        self.known, self.numbers = {t.untyped_storage().data_ptr() for t in known}, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for made in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(made, torch.Tensor):
+                storage = made.untyped_storage()
+                if storage.data_ptr() not in self.known:
+                    self.numbers = max(self.numbers, storage.nbytes() // 4)
+        return out
+
+
+@pytest.mark.parametrize("spec", ["scaffold", "feddyn", "ditto"])
+def test_a_round_copies_the_rows_of_its_participants_alone(spec):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(5 * CLIENTS, FEATURES)).astype(np.float32)
+    y = rng.integers(0, CLASSES, 5 * CLIENTS)
+    names = tuple(map(str, range(CLASSES)))
+    data = Dataset("own", x, y, len(y), names, client=np.repeat(np.arange(CLIENTS), 5))
+    fed = Federation.make(data, "given", test="local")
+    (strategy,) = strategies.parse(spec)
+    plan = engine.Plan(3, 4, eval_every=3, threads=1)
+    batch = engine.start([engine.Run(strategy, 0, fed)], plan, "softmax")
+    rounds, kept = engine.simulate(batch), batch.progress.vectors[0]
+    weights = batch.rows.layout.size
+    assert [tuple(v.shape) for v in kept.values()] == [(CLIENTS, weights)]
+    with Largest([*kept.values(), batch.pool.x]) as seen:
+        next(rounds), next(rounds)  # the third is evaluated, client by client
+    assert 4 * weights <= seen.numbers < CLIENTS * weights / 4
+    assert sum(int((v != v[0]).any(1).sum()) for v in kept.values()) > 0  # somebody kept something
+
+
+def test_the_file_of_a_site_that_dies_in_any_file_operation_is_whole(tmp_path):
+    one, two = ({"w": np.full(3, value, np.float32)} for value in (1, 2))
+    store, federation = KeptVectors(tmp_path / "kept", "a"), "0" * 32
+    store.save(Told(federation, 4, 3), {"c": one}, {"c": one})
+    ends = []
+    for number in range(50):
+        child = os.fork()
+        if child == 0:
+            with inject.at(tmp_path, number, inject.die):
+                store.save(Told(federation, 5, 4), {"c": one}, {"c": two})
+            os._exit(0)
+        ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        found = store.load(Told(federation, 5, 4), ["c"], one, in_mean=True)
+        np.testing.assert_array_equal(found["c"]["w"], one["w"])
+        if ends[-1] == 0:
+            break
+    assert ends[-1] == 0
+    assert ends[:-1] == [-signal.SIGKILL] * (len(ends) - 1)
+    assert len(ends) > 4
+    found = store.load(Told(federation, 6, 5), ["c"], one)
+    np.testing.assert_array_equal(found["c"]["w"], two["w"])
+    assert len(list((tmp_path / "kept").iterdir())) == 1  # what the dead left is gone
