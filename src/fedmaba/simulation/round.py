@@ -489,8 +489,9 @@ def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Step
 def _more_than_changes(batch: Batch, c: Cohort) -> bool:
     """Whether more than the changes of models decides on the server's step of a run."""
     local = batch.local[c.r]
-    own = local.personal is not None or batch.mechanism(c.r) is not None
-    return bool(local.means) or own or c.needs.first_steps
+    private_sum = batch.mechanism(c.r) is not None
+    more = local.personal is not None or c.needs.first_steps
+    return bool(local.means) or more or private_sum
 
 
 def _new_means(batch: Batch, c: Cohort, trained: Trained) -> dict[str, Tensor]:
