@@ -100,6 +100,7 @@ def test_worst_and_best_are_of_the_share_that_the_run_was_asked_for(tmp_path, ti
 def test_lines_of_a_live_run_tell_no_worst_of_another_share(tmp_path, folder):
     shutil.copytree(folder, tmp_path / "run")
     (tmp_path / "run" / "runs.json").unlink()
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
     source = data.load(tmp_path / "run")
     assert source.lines
     assert not source.finished

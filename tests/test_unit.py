@@ -210,7 +210,7 @@ def test_the_display_and_tensorboard_agree(metric, mark, tiny_npz, tmp_path):
         if snapshot.evaluations:
             scores = snapshot.evaluations[0]["deployed"].accuracy
             unit = going.history.unit
-            event = tensorboard.event_of(1, {}, tracked.shown(scores, unit))
+            event = tensorboard.event_of(1, {}, tracked.known_scores(scores, unit))
     assert bool(marks(lines.getvalue())) == bool(mark)
     screen = StringIO()
     Console(file=screen, width=120).print(terminal.dashboard(going, terminal.Pace(going.batch)))

@@ -18,6 +18,8 @@ SAME_KIND = {
     "Block",  #        one block of the layers of the module's model
     "check",  #        what is wrong with the thing that the module is about
     "differences",  #  each row's differences to one row, as a table
+    "errors",  #       what the module's tracker raises
+    "open_run",  #     the module's tracker, for one run
     "document",  #     the module's page, as title, text and tables
     "from_arrays",  #  the module's record, from arrays
     "load",  #         the module's record, from a file

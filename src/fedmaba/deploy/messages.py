@@ -49,6 +49,7 @@ def load_arrays(path: str | Path) -> ArrayRecord:
 
 
 def array_record(model: Mapping[str, Any]) -> ArrayRecord:
+    """A model as Flower carries it."""
     return ArrayRecord({name: Array(np.asarray(value)) for name, value in model.items()})
 
 

@@ -87,7 +87,7 @@ class MlflowRun:
     def __init__(self, client: Any, named: str, done: int) -> None:
         self._client, self.id, self._done = client, named, done
 
-    def write(self, done: int, figures: tracked.Figures) -> None:
+    def write(self, done: int, figures: tracked.RoundFigures) -> None:
         """Log the figures of a round; those of rounds that were trained again are there."""
         from mlflow.entities import Metric
 

@@ -48,7 +48,7 @@ class Events:
     def __init__(self, writer: Any) -> None:
         self._writer = writer
 
-    def write(self, done: int, figures: tracked.Figures) -> None:
+    def write(self, done: int, figures: tracked.RoundFigures) -> None:
         """Add the figures of a round, with the spread of the clients."""
         self._writer.add_event(event_of(done, figures.values, figures.clients))
 

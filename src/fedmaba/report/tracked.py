@@ -37,7 +37,7 @@ class TrackedRun(NamedTuple):
         return f"{self.label}, seed {self.seed}"
 
 
-class Figures(NamedTuple):
+class RoundFigures(NamedTuple):
     """What one round says of one run."""
 
     values: dict[str, float]
@@ -51,7 +51,7 @@ class Tracker(Protocol):
     def id(self) -> str:
         """What the tracker calls the run, so that it can go on after an interruption."""
 
-    def write(self, done: int, figures: Figures) -> None:
+    def write(self, done: int, figures: RoundFigures) -> None:
         """Take the figures after so many rounds."""
 
     def close(self, finished: bool) -> None:
@@ -103,7 +103,7 @@ def _flat(tree: Mapping[str, Any], head: str = "") -> Iterator[tuple[str, object
             yield head + name, value
 
 
-def figures_of(session: Session, snapshot: Snapshot, r: int) -> Figures:
+def figures_of(session: Session, snapshot: Snapshot, r: int) -> RoundFigures:
     """What a round says of the run number r; nothing where the run was not touched."""
     run, unit = session.history.runs[r], session.history.unit
     values: dict[str, float] = {}
@@ -118,11 +118,11 @@ def figures_of(session: Session, snapshot: Snapshot, r: int) -> Figures:
         (figures,) = every(accuracy, loss, run.test_size, share, unit)
         values |= {f"{model}/{name}": getattr(figures, name) for name in FIGURES}
         if model == "deployed":
-            clients = shown(scores.accuracy, unit)
-    return Figures(values, clients)
+            clients = known_scores(scores.accuracy, unit)
+    return RoundFigures(values, clients)
 
 
-def shown(scores: NDArray[Any], unit: Unit) -> NDArray[Any]:
+def known_scores(scores: NDArray[Any], unit: Unit) -> NDArray[Any]:
     """The scores of clients that have one, as per cent where they are shares."""
     return np.asarray(unit.scale * scores[np.isfinite(scores)])
 

@@ -63,7 +63,7 @@ class WandbRun:
     def __init__(self, made: Any) -> None:
         self._made, self.id = made, str(made.id or "")
 
-    def write(self, done: int, figures: tracked.Figures) -> None:
+    def write(self, done: int, figures: tracked.RoundFigures) -> None:
         """Log the figures of a round, with the spread of the clients."""
         import wandb
 
