@@ -140,7 +140,7 @@ def test_a_warning_and_a_word_of_the_command_line_are_one_line_too(monkeypatch, 
 
 def test_tags_of_tensorboard_can_be_written():
     pytest.importorskip("tensorboard")
-    event = tensorboard._event(1, {f"strategy/{name}": 1.0 for name in HOSTILE}, None)
+    event = tensorboard.event_of(1, {f"strategy/{name}": 1.0 for name in HOSTILE}, None)
     tags = [value.tag for value in event.summary.value]
     assert len(tags) == len(HOSTILE)
     assert not obeyed("".join(tags))

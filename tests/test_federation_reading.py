@@ -187,16 +187,15 @@ def test_watch_is_live_and_becomes_the_report(going, tmp_path):
         assert "It ended at 20" in page
         assert "no answer within 90 seconds, when 2 of 3 had answered" in page
         assert "kill -INT" not in page  # it would end the server of all sites
-        assert (
-            '<p class="intro" id="summary-caption">last server model' in page
-        )  # the deployed one is not evaluated yet
+        # the deployed one is not evaluated yet
+        assert '<p class="intro" id="summary-caption">Last server model' in page
         federations.play(going, 1)
         assert get("version") != before
         assert "Round 3 of 3: 3 of 3 sites answered." in get()
         federations.end(going, {"north": 0.5, "south": 0.7})
         page = get()
         assert "is running" not in page
-        assert "deployed model (poly:8), at the last round; one seed; 2 of 3 clients" in page
+        assert "Deployed model (poly:8), at the last round; one seed; 2 of 3 clients" in page
         assert "Sites that told no accuracy are not in the figures." in page
         served.shutdown()
 

@@ -16,7 +16,9 @@ from fedmaba.report import (
     document,
     export,
     tensorboard,
+    tracked,
 )
+from fedmaba.results.metrics import PERCENT
 from report_cases import call
 
 
@@ -120,6 +122,7 @@ def test_tensorboard_events_can_be_read_back(tiny_npz, tmp_path, monkeypatch, ca
     assert seen[4, "deployed/variance"] == pytest.approx(run.fairness()[-1].variance)
     assert seen[3, "strategy/lambda"] == pytest.approx(run.column("info.lambda")[2])
     assert (4, "clients/accuracy") in seen
-    event = tensorboard._event(3, {}, np.array([0.5, math.nan, 0.25]))  # a score that is none
-    assert event.summary.value[0].histo.num == 2
-    assert not tensorboard._event(3, {}, np.full(2, math.nan)).summary.value
+    some = tracked.shown(np.array([0.5, math.nan, 0.25]), PERCENT)  # a score that is none
+    assert tensorboard.event_of(3, {}, some).summary.value[0].histo.num == 2
+    none = tracked.shown(np.full(2, math.nan), PERCENT)
+    assert not tensorboard.event_of(3, {}, none).summary.value

@@ -71,6 +71,11 @@ def test_a_killed_search_goes_on_and_finished_trials_are_not_trained_again(
 
     monkeypatch.setattr(engine, "simulate", killed)
     assert call(*words).code == 2
+    for command in ("table", "report", "export", "resume"):
+        answer = call(command, "mine")
+        assert answer.code == 2
+        assert "mine holds a search that has not picked yet: repeat its command" in answer.err
+    assert call("table", "mine/search").code == 0
     assert call(*words).code == 0
     assert seen[:3] == [0.001, 0.5, 0.5]  # the first is not trained again
     assert Path("mine/tune.json").read_text() == Path("whole/tune.json").read_text()
@@ -206,3 +211,20 @@ def test_optuna_proposes_each_trial_after_the_scores_before(tiny_npz, tmp_path, 
     found = fedmaba.tune("fedavg", {"lr": "log:0.01..1"}, **how)
     assert [t.values["train.lr"] for t in found.trials] == [0.01, 0.3]
     assert told == [t.score for t in found.trials]
+
+
+def test_the_real_optuna_proposes_the_same_trials_again(tiny_npz, tmp_path, monkeypatch):
+    pytest.importorskip("optuna", reason="Optuna is not installed: pip install '.[tune]'")
+    how = {"data": str(tiny_npz), "validation": "40%", "model": "softmax", "rounds": 1}
+    how |= {"seeds": 1, "search_seeds": 1, "sampler": "tpe", "trials": 3, "progress": False}
+    space = {"lr": "log:0.01..1", "epochs": "1..3", "momentum": [0.0, 0.5]}
+    first = fedmaba.tune(["fedavg", "afl"], space, out=tmp_path / "run", **how)
+    assert [trial.strategy for trial in first.trials] == ["fedavg"] * 3 + ["afl"] * 3
+    for trial in first.trials:
+        assert 0.01 <= trial.values["train.lr"] <= 1
+        assert trial.values["train.epochs"] in (1, 2, 3)
+        assert trial.values["train.momentum"] in (0.0, 0.5)
+    monkeypatch.setattr(engine, "simulate", None)  # nothing is trained again
+    again = fedmaba.tune(["fedavg", "afl"], space, out=tmp_path / "run", **how)
+    tried = [[(t.row, t.values, t.score, t.picked) for t in x.trials] for x in (first, again)]
+    assert tried[0] == tried[1]

@@ -15,7 +15,17 @@ from escape_cases import history
 from fedmaba import cli
 from fedmaba.experiment import config
 from fedmaba.experiment import session as experiment
-from fedmaba.report import data, export, figures, page_data, table, tensorboard, terminal, verdict
+from fedmaba.report import (
+    data,
+    export,
+    figures,
+    page_data,
+    table,
+    tensorboard,
+    terminal,
+    tracked,
+    verdict,
+)
 from fedmaba.report import html as page
 from fedmaba.results import run_folder
 from fedmaba.results.history import GrowingArray, History, RunHistory
@@ -200,7 +210,7 @@ def test_the_display_and_tensorboard_agree(metric, mark, tiny_npz, tmp_path):
         if snapshot.evaluations:
             scores = snapshot.evaluations[0]["deployed"].accuracy
             unit = going.history.unit
-            event = tensorboard._event(1, {}, scores, unit)
+            event = tensorboard.event_of(1, {}, tracked.shown(scores, unit))
     assert bool(marks(lines.getvalue())) == bool(mark)
     screen = StringIO()
     Console(file=screen, width=120).print(terminal.dashboard(going, terminal.Pace(going.batch)))

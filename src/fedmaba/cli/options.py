@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     ExportForm = Literal["csv", "parquet", "card"]
     By = Literal["client", "group"]
     TableForm = Literal["text", "markdown", "latex", "csv", "json"]
+    TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 else:  # typer before 0.19 knows choices by enums only
     Model = StrEnum("Model", ["deployed", "last", "personal"])
     At = StrEnum("At", ["last", "best", "last5"])
@@ -31,12 +32,15 @@ else:  # typer before 0.19 knows choices by enums only
     ExportForm = StrEnum("ExportForm", ["csv", "parquet", "card"])
     By = StrEnum("By", ["client", "group"])
     TableForm = StrEnum("TableForm", ["text", "markdown", "latex", "csv", "json"])
+    TrackerName = StrEnum("TrackerName", ["tensorboard", "wandb", "mlflow"])
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, only the result")]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document for scripts")]
-Events = Annotated[bool, typer.Option("--tensorboard", help="also write TensorBoard events")]
-
-
+Events = Annotated[bool, typer.Option("--tensorboard", help="the same as --track tensorboard")]
+Track = Annotated[
+    Optional[list[TrackerName]],  # noqa: UP045
+    typer.Option("--track", help="also show every round to this tracker"),
+]
 JudgedOn = Annotated[On, typer.Option("--on", help="which examples of a client scores are of")]
 
 

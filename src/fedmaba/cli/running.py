@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -13,7 +13,7 @@ import typer
 
 from fedmaba import stop
 from fedmaba.cli.messages import say_nothing, stays_silent, tell
-from fedmaba.cli.options import Events, Overrides, Quiet, RunFolder, with_experiment_options
+from fedmaba.cli.options import Events, Overrides, Quiet, RunFolder, Track, with_experiment_options
 from fedmaba.errors import Diverged, InputError
 from fedmaba.experiment import config
 
@@ -29,12 +29,14 @@ def compare(
     ],
     overrides: Overrides = None,
     quiet: Quiet = False,
+    track: Track = None,
     tensorboard: Events = False,
     **given: Any,
 ) -> None:
     """Run strategies side by side on one federation and show the table."""
     options = given["options"]
-    _run(*_experiments({"strategies": strategies}, options, overrides, ""), quiet, tensorboard)
+    asked = _experiments({"strategies": strategies}, options, overrides, "")
+    _run(*asked, quiet, _trackers(track, tensorboard))
 
 
 @with_experiment_options
@@ -44,13 +46,14 @@ def run(
     ],
     overrides: Overrides = None,
     quiet: Quiet = False,
+    track: Track = None,
     tensorboard: Events = False,
     **given: Any,
 ) -> None:
     """Run the experiment of a file; options override its keys."""
     tree = config.read_toml(file)
     asked = _experiments(tree, given["options"], overrides, str(file))
-    _run(*asked, quiet, tensorboard)
+    _run(*asked, quiet, _trackers(track, tensorboard))
 
 
 @with_experiment_options
@@ -75,13 +78,14 @@ def tune(
     search_seeds: Annotated[int, typer.Option(help="of every trial: 0, 1, ...", min=1)] = 3,
     overrides: Overrides = None,
     quiet: Quiet = False,
+    track: Track = None,
     **given: Any,
 ) -> None:
     """Try settings, pick each strategy's best on validation data, run fresh seeds of it."""
     from fedmaba.experiment import tune as tuning
     from fedmaba.report import terminal, trials_table
 
-    tree = _tree({}, given["options"], overrides)
+    tree, used = _tree({}, given["options"], overrides), _trackers(track)
     tried = dict(_key_and_value(item, "--grid", "lr=[0.01,0.1]") for item in grid or [])
     out = tree.get("save", {}).get("out")
     if not out:
@@ -94,7 +98,7 @@ def tune(
     ran = False
     for session in whole.sessions():
         ran |= not session.done
-        _drive(session, Path(out), quiet, tensorboard=False, again="the same command goes on")
+        _drive(session, Path(out), quiet, used, again="the same command goes on")
         del session
     terminal.tables([trials_table.trials_grid(whole.trials, whole.history().unit, pick)])
     if ran:
@@ -109,23 +113,26 @@ def resume(
         bool, typer.Option("--trust", help="import the model and strategies that it names")
     ] = False,
     quiet: Quiet = False,
+    track: Track = None,
     tensorboard: Events = False,
 ) -> None:
     """Resume a run that was interrupted."""
     from fedmaba.experiment import parts, starting
     from fedmaba.results import run_folder
 
+    parts.require_picked(folder)
     left = [part for part in parts.folders(folder) if not run_folder.is_finished(part)]
     if not left:
         _show_finished(parts.load_history(folder), folder, quiet)
         return
+    used = _trackers(track, tensorboard)
     if any(run_folder.load_about(part).get("python") for part in parts.folders(folder)):
         hint = parts.how_to_resume(folder)
         raise InputError(f"{folder} was begun in Python, with more than names: {hint}")
     began = time.monotonic()
     for part in left:
         session = starting.resume(part, trust)
-        _drive(session, folder, quiet, tensorboard)
+        _drive(session, folder, quiet, used)
     if not session.batch.ranks.rank:
         whole = parts.folders(folder) != [folder]
         history = parts.load_history(folder) if whole else session.history
@@ -177,16 +184,11 @@ def _allow_user_code(tree: dict[str, Any]) -> str:
 
 
 def _run(
-    asked: list[config.Experiment], keys: Collection[str], quiet: bool, tensorboard: bool
+    asked: list[config.Experiment], keys: Collection[str], quiet: bool, used: Sequence[str]
 ) -> None:
     from fedmaba import strategies
     from fedmaba.experiment import starting
     from fedmaba.results import run_folder
-
-    if tensorboard:
-        from fedmaba.report.tensorboard import check
-
-        check()
 
     def claim(session: Session) -> Path:
         """A new folder, one for all ranks."""
@@ -201,7 +203,7 @@ def _run(
     )
     began, finished, ran = time.monotonic(), [], False
     for session in whole.sessions():
-        _drive(session, whole.out or Path(), quiet, tensorboard)
+        _drive(session, whole.out or Path(), quiet, used)
         finished.append((session.experiment, session.history))
         ran |= not session.done
         silent = session.batch.ranks.rank > 0
@@ -214,8 +216,17 @@ def _run(
         _show_result(whole.history(finished), whole.out, time.monotonic() - began)
 
 
-def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool, again: str = "") -> None:
-    """Simulate to the end, showing progress."""
+def _trackers(track: Sequence[str] | None, tensorboard: bool = False) -> list[str]:
+    """The trackers that are asked for; refused before any work if one is not installed."""
+    if not track and not tensorboard:
+        return []
+    from fedmaba.report import trackers
+
+    return trackers.check([*["tensorboard"] * tensorboard, *(track or ())])
+
+
+def _drive(session: Session, out: Path, quiet: bool, used: Sequence[str], again: str = "") -> None:
+    """Simulate to the end, showing progress here and to trackers."""
     from fedmaba.experiment import parts
     from fedmaba.report import terminal
 
@@ -225,11 +236,10 @@ def _drive(session: Session, out: Path, quiet: bool, tensorboard: bool, again: s
     with ExitStack() as held:
         asked = held.enter_context(stop.after_the_round(say_nothing if silent else tell))
         shows = [held.enter_context(terminal.progress(session, quiet or silent))]
-        if tensorboard and not silent:
-            from fedmaba.report.tensorboard import events
+        if used and not silent:
+            from fedmaba.report import trackers
 
-            place = session.folder.path if session.folder else out
-            shows.append(held.enter_context(events(session, place)))
+            shows.append(held.enter_context(trackers.tracking(used, session, tell)))
         for snapshot in session.rounds(asked):
             for show in shows:
                 show(snapshot)

@@ -45,9 +45,14 @@ def folders(path: Path) -> list[Path]:
     return found
 
 
-def are_finished(path: Path) -> bool:
-    """Whether everything in a folder is finished."""
-    return all(run_folder.is_finished(part) for part in folders(path))
+def require_picked(path: Path) -> None:
+    """Refuse a folder of `fedmaba tune` that has no runs of a pick yet."""
+    begun = any(files.exists(part / run_folder.EXPERIMENT_FILE) for part in folders(path))
+    if not begun and files.exists(path / run_folder.SEARCH_FILE):
+        raise InputError(
+            f"{path} holds a search that has not picked yet: repeat its command to go on, or look "
+            f"at its trials: fedmaba table {path / run_folder.SEARCH}"
+        )
 
 
 def any_in_use(path: Path) -> bool:
@@ -87,6 +92,7 @@ def load_history(path: Path | str, trained: Iterable[Models | None] = ()) -> His
     `trained` by this process know their modules.
     """
     path = Path(path)
+    require_picked(path)
     found, known = folders(path), {m.path: m for m in trained if isinstance(m, SavedModels)}
     if found == [path]:
         history = run_folder.load_history(path)

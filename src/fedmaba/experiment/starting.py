@@ -42,6 +42,7 @@ def compare(
     init: Init | None = None,
     out: str | Path | None = None,
     progress: bool = True,
+    track: str | Sequence[str] = (),
     **options: Unpack[Options],
 ) -> History:
     """Run strategies on a federation and return their history.
@@ -49,7 +50,8 @@ def compare(
     Options are those of `fedmaba compare`, with underscores: rounds=40, clients=20, lr=0.05.
     A `metric` is a name of `--metric`, or a function that scores each example; a `client_metric`
     scores all predictions (outputs, targets) of one client with one number. How far the runs are is
-    shown on standard error, and told to the logger `fedmaba`.
+    shown on standard error, and told to the logger `fedmaba`; `track` names trackers that see every
+    round: "tensorboard", "wandb" or "mlflow".
     """
     if isinstance(strategies, str | Strategy | type):
         strategies = [strategies]
@@ -73,12 +75,24 @@ def compare(
         label = next(label for label in labels if labels.count(label) > 1)
         raise InputError(f"strategy {label!r} is listed twice: each row of a table is one")
     folder = None if out is None else Path(out)
+    used = trackers_for(track, folder)
     whole = Whole(asked, dict(zip(objects, objects, strict=True)), swept.keys, folder, own, objects)
-    return whole.history(run_all(whole.sessions(), progress, folder))
+    return whole.history(run_all(whole.sessions(), progress, folder, used))
+
+
+def trackers_for(track: str | Sequence[str], out: Path | None) -> list[str]:
+    """The trackers that a call asks for; refused before any work if one cannot be used."""
+    if not track:
+        return []
+    from fedmaba.report import trackers
+
+    if out is None:
+        raise InputError(f"track={track!r} needs a run folder: name one, as out='runs/mine'")
+    return trackers.check(track)
 
 
 def run_all(
-    sessions: Iterable[Session], progress: bool, out: Path | None
+    sessions: Iterable[Session], progress: bool, out: Path | None, used: Sequence[str] = ()
 ) -> list[tuple[Experiment, History]]:
     """Run the sessions of a call one after another; their histories know their models."""
     from fedmaba.experiment.trained import keep_models
@@ -91,7 +105,7 @@ def run_all(
     speaker = call_progress.speaker_for(progress, distributed.join().rank)
     with stop.after_the_round(speaker.warn, numbers) as told:
         for session in sessions:
-            call_progress.follow(session, speaker, told)
+            call_progress.follow(session, speaker, told, used)
             if session.stopped or told():  # also in the last round, to end a loop of calls
                 done = session.batch.progress.round
                 more = "the same call resumes it" if session.stopped else "it is complete"

@@ -24,7 +24,7 @@ from fedmaba.errors import Diverged, InputError
 from fedmaba.experiment import checks, config, parts, sweep
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.session import Session, UserObjects
-from fedmaba.experiment.starting import Whole, python_call, run_all
+from fedmaba.experiment.starting import Whole, python_call, run_all, trackers_for
 from fedmaba.experiment.trials import Trial, load
 from fedmaba.results import files, run_folder
 from fedmaba.results.history import History, Models, Row
@@ -381,6 +381,7 @@ def tune(
     pick: str = "best:accuracy",
     search_seeds: int = 3,
     progress: bool = True,
+    track: str | Sequence[str] = (),
     **options: Any,
 ) -> Tuned:
     """Try settings, pick the best of each strategy on validation data, and run fresh seeds of it.
@@ -393,8 +394,8 @@ def tune(
     given = python_call(named, options)
     search = Search(tuple(named), with_grid(given.tree, grid), sampler, trials, pick, search_seeds)
     own = None if given.own == UserObjects() else given.own
-    tuning = Tuning(search, Path(out), own)
-    finished = run_all(tuning.sessions(), progress, tuning.out)
+    tuning, used = Tuning(search, Path(out), own), trackers_for(track, Path(out))
+    finished = run_all(tuning.sessions(), progress, tuning.out, used)
     return Tuned(tuning.history([history.trained for _, history in finished]), tuning.trials)
 
 

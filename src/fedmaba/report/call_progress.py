@@ -8,8 +8,8 @@ alone, by the usual rules of logging: warnings are seen, the rest is where someb
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from fedmaba.report.escape import one_line
@@ -61,11 +61,19 @@ def speaker_for(progress: bool, rank: int = 0) -> Speaker:
     return Speaker(Console(stderr=True, force_jupyter=False) if progress else None)
 
 
-def follow(session: Session, speaker: Speaker, stop: Callable[[], bool] = lambda: False) -> None:
-    """Simulate a session to its end, or until told to stop, and say how far it is."""
-    with _showing(session, speaker) as show:
+def follow(
+    session: Session, speaker: Speaker, stop: Callable[[], bool], used: Sequence[str] = ()
+) -> None:
+    """Simulate a session to its end, or until told to stop; say how far it is, also to trackers."""
+    with ExitStack() as held:
+        shows = [held.enter_context(_showing(session, speaker))]
+        if used and not session.done and not session.batch.ranks.rank:
+            from fedmaba.report import trackers
+
+            shows.append(held.enter_context(trackers.tracking(used, session, speaker.warn)))
         for snapshot in session.rounds(stop):
-            show(snapshot)
+            for show in shows:
+                show(snapshot)
 
 
 @contextmanager

@@ -157,6 +157,8 @@ def of(history: History, name: str = "history") -> Source:
 
 def load_parts(path: Path) -> list[Source]:
     """A run folder with its parts: one source for each combination of settings."""
+    if path.is_dir():
+        parts.require_picked(path)
     if not path.is_dir() or (found := parts.folders(path)) == [path]:
         return [load(path)]
     settings = [parts.run_settings(parts.experiment_of(part)) for part in found]

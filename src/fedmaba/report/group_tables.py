@@ -148,7 +148,7 @@ class Worst(NamedTuple):
         return "client" if self.apart > self.between else "group"
 
 
-def worst(history: History, label: str, model: Model, at: At, names: Names) -> Worst:
+def find_worst(history: History, label: str, model: Model, at: At, names: Names) -> Worst:
     """Who is served worst with one strategy."""
     seeds, of = _chosen(history, label, model, at), _names(history)
     alike = len(seeds) == 1 or bool(names.clients)  # a number is the same client in every seed
@@ -177,7 +177,7 @@ def worst(history: History, label: str, model: Model, at: At, names: Names) -> W
 
 def served_worst(history: History, label: str, model: Model, at: At, names: Names) -> str:
     """Who is served worst, a client or a group, and which cell of both."""
-    found = worst(history, label, model, at, names)
+    found = find_worst(history, label, model, at, names)
     who = f"is {found.client} with" if found.client else "has"
     text = (
         f"{label}: the worst served client {who} {found.low:.2f} %, the worst served group is "
@@ -194,7 +194,7 @@ def worst_grid(history: History, labels: Sequence[str], model: Model, at: At, na
     head += ["clients apart", "groups apart", "depends more on the", "worst of both"]
     body = []
     for label in labels:
-        w = worst(history, label, model, at, names)
+        w = find_worst(history, label, model, at, names)
         told = w.cell.removesuffix(" test examples")
         texts = [label, w.client or "–", f"{w.low:.2f}", w.group, f"{w.least:.2f}"]
         texts += [f"{w.apart:.2f}", f"{w.between:.2f}", w.more, told or "–"]

@@ -47,6 +47,7 @@ RUNS_FILE = "runs.json"  # written last: the file that makes it a finished one
 PARTS = "parts"  # more runs: run folders of their own
 SEARCH = "search"  # the trials of `fedmaba tune`: a run folder of its own
 SEARCH_FILE = "tune.json"  # what was searched, and what was picked
+TRACKED_FILE = "trackers.json"  # what experiment trackers call the runs
 BESIDE = (".lock", PARTS, SEARCH, SEARCH_FILE)  # may be there before the first runs are
 SUBFOLDERS = ("checkpoint", "clients", "models")
 CHECKPOINT = re.compile(r"[0-9]{1,12}\.ckpt")

@@ -231,6 +231,12 @@ class SavedSearch(Part):
     trials: Annotated[list[SavedTrial], Field(max_length=MAX_RUNS)]
 
 
+class Tracked(Part):
+    """trackers.json: what each tracker calls each run."""
+
+    ids: dict[Word, dict[Word, Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]]]
+
+
 class Versions(Part):
     torch: Word
     fedmaba: Word

@@ -1,0 +1,140 @@
+"""What experiment trackers are told of a run, and what each must be able to do. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmaba.experiment import config
+from fedmaba.results import files, run_folder
+from fedmaba.results.metrics import Unit, every
+
+if TYPE_CHECKING:
+    from fedmaba.experiment.session import Session
+    from fedmaba.simulation.engine import Snapshot
+
+MODELS = ("deployed", "last", "personal")
+FIGURES = ("variance", "accuracy", "worst", "best", "gini", "jain")
+
+
+class TrackedRun(NamedTuple):
+    """One strategy with one seed, as it is shown to a tracker."""
+
+    stem: str  # its name among the runs of a folder
+    label: str
+    seed: int
+    folder: Path  # the run folder that it lies in
+    group: str  # what the runs of one experiment share
+    settings: Mapping[str, object]  # every key that decides its numbers
+
+    def title(self) -> str:
+        """Its name for people."""
+        return f"{self.label}, seed {self.seed}"
+
+
+class Figures(NamedTuple):
+    """What one round says of one run."""
+
+    values: dict[str, float]
+    clients: NDArray[Any] | None  # the scores of the clients, as they are shown
+
+
+class Tracker(Protocol):
+    """Where the figures of one run go."""
+
+    @property
+    def id(self) -> str:
+        """What the tracker calls the run, so that it can go on after an interruption."""
+
+    def write(self, done: int, figures: Figures) -> None:
+        """Take the figures after so many rounds."""
+
+    def close(self, finished: bool) -> None:
+        """End it: the run is finished, or was stopped and may be resumed."""
+
+
+class Kind(Protocol):
+    """A module for one tracker."""
+
+    def check(self) -> None:
+        """Say what to install before any work starts."""
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        """What it raises when the tracker fails, not fedmaba."""
+
+    def open_run(self, run: TrackedRun, known: str) -> Tracker:
+        """Start to track a run, or go on with the one that is `known` by its id."""
+
+
+def runs_of(session: Session, out: Path) -> list[TrackedRun]:
+    """The runs of a session whose folder is `out`."""
+    whole = out.resolve()
+    if whole.parent.name == run_folder.PARTS:
+        whole = whole.parent.parent
+    searched = whole.name == run_folder.SEARCH
+    group = f"{whole.parent.name} {whole.name}" if searched else whole.name
+    settings = config.result_settings(session.experiment)
+    del settings["strategies"], settings["seeds"]
+    flat = dict(_flat(settings))
+    return [
+        TrackedRun(
+            run_folder.run_file_stem(r, run.label, run.seed),
+            run.label,
+            run.seed,
+            out,
+            group,
+            {"strategy": run.label, "seed": run.seed, "deploy": run.deploy, **flat},
+        )
+        for r, run in enumerate(session.history.runs)
+    ]
+
+
+def _flat(tree: Mapping[str, Any], head: str = "") -> Iterator[tuple[str, object]]:
+    """The keys of an experiment as they are written after --set."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{head}{name}.")
+        else:
+            yield head + name, value
+
+
+def figures_of(session: Session, snapshot: Snapshot, r: int) -> Figures:
+    """What a round says of the run number r; nothing where the run was not touched."""
+    run, unit = session.history.runs[r], session.history.unit
+    values: dict[str, float] = {}
+    if (seen := snapshot.rounds[r]) is not None:
+        values |= {f"strategy/{name}": float(v) for name, v in seen.info.items()}
+    clients: NDArray[Any] | None = None
+    found = snapshot.evaluations[r] if snapshot.evaluations else None
+    for model in (m for m in MODELS if found is not None and m in found):
+        scores = found[model]  # type: ignore[index]
+        accuracy, loss = scores.accuracy[None], scores.loss[None]
+        share = session.experiment.eval.share
+        (figures,) = every(accuracy, loss, run.test_size, share, unit)
+        values |= {f"{model}/{name}": getattr(figures, name) for name in FIGURES}
+        if model == "deployed":
+            clients = shown(scores.accuracy, unit)
+    return Figures(values, clients)
+
+
+def shown(scores: NDArray[Any], unit: Unit) -> NDArray[Any]:
+    """The scores of clients that have one, as per cent where they are shares."""
+    return np.asarray(unit.scale * scores[np.isfinite(scores)])
+
+
+def place(out: Path, name: str) -> Path:
+    """A folder of a tracker in a run folder, refused where it or something in it is a link."""
+    found = out / name
+    try:
+        files.path_inside(out, f"{name}/any")
+        for entry in os.listdir(found) if files.exists(found) else ():
+            if (found / entry).is_symlink():
+                raise files.UnexpectedKind(found / entry, f"{entry} is a link in {name}")
+    except OSError as error:
+        raise files.write_error(found, error) from error
+    return found

@@ -1,0 +1,119 @@
+"""Experiment trackers: TensorBoard, Weights & Biases and MLflow see every round of every run.
+
+Each is a module of this folder with the same three functions, which `tracked.Kind` describes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from fedmaba.errors import InputError, unknown
+from fedmaba.report import tracked
+from fedmaba.results import files, run_folder, schema
+
+if TYPE_CHECKING:
+    from fedmaba.experiment.session import Session
+    from fedmaba.simulation.engine import Snapshot
+
+NAMES = ("tensorboard", "wandb", "mlflow")
+
+
+def check(track: str | Sequence[str]) -> list[str]:
+    """The trackers that are asked for, each once; refused before any work if one is not there."""
+    names = list(dict.fromkeys([track] if isinstance(track, str) else map(str, track)))
+    for name in names:
+        if name not in NAMES:
+            raise unknown("tracker", name, NAMES)
+        _kind(name).check()
+    return names
+
+
+@contextmanager
+def tracking(
+    names: Sequence[str], session: Session, warn: Callable[[str], None]
+) -> Iterator[Callable[[Snapshot], None]]:
+    """What to feed with the snapshots of a session that has a folder.
+
+    A tracker that fails later does not stop the training: it is told, and the run goes on.
+    """
+    if not names or session.folder is None:
+        yield lambda snapshot: None
+        return
+    out = session.folder.path
+    runs, ids = tracked.runs_of(session, out), _known(out)
+    opened: dict[str, list[tracked.Tracker]] = {}
+    finished = False
+    try:
+        for name in names:
+            opened[name] = []
+            for run in runs:
+                opened[name].append(_open(name, run, ids.get(name, {}).get(run.stem, "")))
+        named = {
+            name: {run.stem: one.id for run, one in zip(runs, some, strict=True) if one.id}
+            for name, some in opened.items()
+        }
+        if any(named.values()):
+            _keep(out, {**ids, **named})
+
+        def take(snapshot: Snapshot) -> None:
+            figures = [tracked.figures_of(session, snapshot, r) for r in range(len(runs))]
+            for name in list(opened):
+                with _failing(name, opened, warn):
+                    for one, found in zip(opened[name], figures, strict=True):
+                        if found.values:
+                            one.write(snapshot.round + 1, found)
+
+        yield take
+        finished = not session.stopped
+    finally:
+        for name in list(opened):
+            with _failing(name, opened, warn):
+                for one in opened[name]:
+                    one.close(finished)
+
+
+@contextmanager
+def _failing(
+    name: str, opened: dict[str, list[tracked.Tracker]], warn: Callable[[str], None]
+) -> Iterator[None]:
+    """Tell that a tracker failed, and go on without it."""
+    try:
+        yield
+    except _kind(name).errors() as error:
+        del opened[name]
+        warn(f"{name} failed, so later rounds are not tracked there: {run_folder.reason(error)}")
+
+
+def _open(name: str, run: tracked.TrackedRun, known: str) -> tracked.Tracker:
+    kind = _kind(name)
+    try:
+        return kind.open_run(run, known)
+    except kind.errors() as error:
+        raise InputError(
+            f"{name} cannot be used: {run_folder.reason(error)}: fix that, or leave it out"
+        ) from error
+
+
+def _kind(name: str) -> tracked.Kind:
+    return cast(tracked.Kind, import_module(f"fedmaba.report.{name}"))
+
+
+def _known(out: Path) -> dict[str, dict[str, str]]:
+    """What each tracker calls the runs of a folder that was tracked before."""
+    file = out / run_folder.TRACKED_FILE
+    if not files.exists(file):
+        return {}
+    try:
+        return dict(schema.check(schema.Tracked, {"ids": files.read_json(file)})["ids"])
+    except (OSError, ValueError) as error:
+        raise run_folder.unreadable(file, error) from error
+
+
+def _keep(out: Path, ids: dict[str, dict[str, str]]) -> None:
+    text = json.dumps(ids, indent=2) + "\n"
+    run_folder.write_file(out / run_folder.TRACKED_FILE, text.encode(), below=out)

@@ -1,0 +1,82 @@
+"""Weights & Biases: a run for each strategy and seed, kept in the run folder until it is sent.
+
+Nothing leaves the machine unless the variable WANDB_MODE says `online`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from fedmaba.errors import InputError
+from fedmaba.report import escape, tracked
+
+BINS = 20
+
+
+def check() -> None:
+    """Say what to install before any work starts."""
+    try:
+        import wandb  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            "tracking with wandb wants Weights & Biases: in a clone of fedmaba, "
+            "pip install '.[wandb]'"
+        ) from error
+
+
+def errors() -> tuple[type[Exception], ...]:
+    """What it raises when the tracker fails, not fedmaba."""
+    import wandb
+
+    return (wandb.Error, OSError)
+
+
+def open_run(run: tracked.TrackedRun, known: str) -> tracked.Tracker:
+    """Start to track a run, or go on with the one that is `known` by its id."""
+    import wandb
+
+    tracked.place(run.folder, "wandb")
+    mode: Any = os.environ.get("WANDB_MODE") or "offline"
+    made = wandb.init(
+        project=os.environ.get("WANDB_PROJECT") or "fedmaba",
+        dir=str(run.folder),
+        id=known or None,
+        name=escape.one_line(run.title()),
+        group=escape.one_line(run.group),
+        config={name: _plain(value) for name, value in run.settings.items()},
+        mode=mode,
+        reinit="create_new",  # the runs of an experiment are trained together
+        resume="allow" if known and mode == "online" else None,
+        settings=wandb.Settings(
+            silent=True, console="off", save_code=False, disable_git=True, symlink=False
+        ),
+    )
+    return WandbRun(made)
+
+
+class WandbRun:
+    """One run of Weights & Biases."""
+
+    def __init__(self, made: Any) -> None:
+        self._made, self.id = made, str(made.id or "")
+
+    def write(self, done: int, figures: tracked.Figures) -> None:
+        """Log the figures of a round, with the spread of the clients."""
+        import wandb
+
+        told: dict[str, Any] = {escape.one_line(k): v for k, v in figures.values.items()}
+        if figures.clients is not None and len(figures.clients):
+            spread = np.histogram(figures.clients, bins=BINS)
+            told["clients/accuracy"] = wandb.Histogram(np_histogram=spread)
+        self._made.log(told, step=done)
+
+    def close(self, finished: bool) -> None:
+        """End it: the run is finished, or was stopped and may be resumed."""
+        self._made.finish(exit_code=0 if finished else 1)
+
+
+def _plain(value: object) -> object:
+    return escape.one_line(value) if isinstance(value, str) else value
