@@ -18,6 +18,7 @@ import paper_loops
 from fedmaba.data.attack import Attack, Hostile
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.errors import InputError
+from fedmaba.privacy.mechanism import refusal
 from fedmaba.simulation.engine import Run
 from fedmaba.strategies import MIFA, TERM, FedEBA, FedLF
 from fedmaba.strategies.base import Decision, Needs, Replies, Strategy, call_weigh, layers_of
@@ -348,3 +349,7 @@ def test_flower_refuses_what_sites_do_not_send():
         FederationSettings(one("fedeba"))
     FederationSettings(one("fedlf"))
     FederationSettings(one("mifa"))
+
+
+def test_first_steps_are_refused_where_changes_are_clipped():
+    assert "first steps, which are not clipped: run it without dp" in refusal(one("fedeba"))

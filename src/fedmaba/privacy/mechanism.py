@@ -150,6 +150,8 @@ def refusal(strategy: Strategy) -> str:
     if needs.changes != "none":
         what = "norms" if needs.changes == "norms" else "inner products"
         return f"it weighs by {what} of the clients' changes, which get no noise: {leave}"
+    if needs.first_steps:
+        return f"it weighs the clients' first steps, which are not clipped: {leave}"
     if needs.groups:
         return f"it weighs by counts of people by group, which get no noise: {leave}"
     if local.keep:
