@@ -240,7 +240,8 @@ def test_a_latex_table_has_the_columns_it_should_have(names):
     body = [line for line in text.splitlines() if not line.startswith("%")]
     known = {"begin", "end", "caption", "toprule", "midrule", "bottomrule"} | OURS
     assert set(re.findall(r"\\([A-Za-z]+)", "\n".join(body))) <= known
-    assert [line for line in body if "\\begin{tab" in line][0::2] == ["\\begin{table}"] * 2
+    tables = 3 if len(names) > 2 else 2  # with several rows, one more: what Holm's rule leaves
+    assert [line for line in body if "\\begin{tab" in line][0::2] == ["\\begin{table}"] * tables
     for block in re.findall(r"\\toprule\n(.*?)\\bottomrule", "\n".join(body), re.DOTALL):
         rows = [line for line in block.splitlines() if line != "\\midrule"]
         assert len({len(re.findall(r"(?<!\\)&", row)) for row in rows}) == 1

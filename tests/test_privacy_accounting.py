@@ -84,7 +84,7 @@ def test_without_a_limit_a_run_is_the_one_without_dp_bit_for_bit():
         for name in a.tables:
             assert np.array_equal(a.column(name), b.column(name), equal_nan=True)
     for which in ("last", "deployed"):
-        x, y = (h._models.weights(h.runs[1], which) for h in (plain, limitless))
+        x, y = (h.trained.weights(h.runs[1], which) for h in (plain, limitless))
         assert all(np.array_equal(x[name], y[name]) for name in x)
 
 
