@@ -188,6 +188,17 @@ def test_the_page_shows_the_measured_figures():
         assert re.search(rf"--count {CAMPAIGNS[name].count} ", entry["command"]), name
 
 
+def test_the_page_shows_what_hostile_folders_did():
+    file = ROOT / "benchmarks" / "results" / "hostile-folders.json"
+    found = json.loads(file.read_text())
+    text = " ".join((ROOT / "docs" / "reliability.md").read_text().split())
+    assert f"tried {sum(entry['tried'] for entry in found.values()):,} cases" in text
+    assert ", ".join(f"`{name}` {entry['tried']:,}" for name, entry in found.items()) in text
+    assert sum(entry["lost"] for entry in found.values()) == 1  # as the page says
+    slowest, largest = (max(e[key] for e in found.values()) for key in ("slowest, s", "largest, MB"))
+    assert f"took {slowest:.1f} s, the largest {largest} MB" in text
+
+
 @pytest.mark.slow  # test_disk.py is quicker
 @pytest.mark.skipif(not disk.mountable(), reason="may not mount a disk here")
 def test_a_real_disk_that_fills_up(tmp_path):
