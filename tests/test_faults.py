@@ -195,7 +195,9 @@ def test_the_page_shows_what_hostile_folders_did():
     assert f"tried {sum(entry['tried'] for entry in found.values()):,} cases" in text
     assert ", ".join(f"`{name}` {entry['tried']:,}" for name, entry in found.items()) in text
     assert sum(entry["lost"] for entry in found.values()) == 1  # as the page says
-    slowest, largest = (max(e[key] for e in found.values()) for key in ("slowest, s", "largest, MB"))
+    slowest, largest = (
+        max(e[key] for e in found.values()) for key in ("slowest, s", "largest, MB")
+    )
     assert f"took {slowest:.1f} s, the largest {largest} MB" in text
 
 
