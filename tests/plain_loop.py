@@ -302,7 +302,7 @@ class Plain:
         )
         coef, self.state, _ = self.strategy.weigh(self.state, replies)
         if needs.first_steps:
-            every = torch.cat([every, torch.stack([-lr * self.gradient(c) for c in clients])])
+            every = torch.cat([every, torch.stack([-lr * self.gradient(c, t) for c in clients])])
         delta = self.combined(torch.from_numpy(coef), every)
         moved = server + plan.server_lr * self.along(delta)
         vector_to_parameters(moved, self.model.parameters())
@@ -312,10 +312,12 @@ class Plain:
         self.told.append(Told(clients, shown, replies.loss))
         self.path.append(parameters_to_vector(self.model.parameters()).detach().clone())
 
-    def gradient(self, client):
-        """The gradient of all of a client's examples at the server's model."""
+    def gradient(self, client, t):
+        """The gradient of all of a client's examples at the server's model, as in a first step."""
         rows = self.fed.split.train[client]
-        loss = self.criterion(self.forward(self.model, self.examples(rows)), self.y[rows]).mean()
+        key = torch.from_numpy(rng.key(self.seed, "local", t, client).view(np.int64))
+        out = self.forward(self.model, self.examples(rows), key)
+        loss = self.criterion(out, self.y[rows]).mean()
         parts = torch.autograd.grad(loss, list(self.model.parameters()))
         return torch.cat([g.flatten() for g in parts])
 

@@ -144,9 +144,9 @@ def worse(how):
         if how == "write": open("outside/keep.txt", "a").write("x")
         if how == "run": os.mkdir("RAN-module")
         if how == "hang": time.sleep(60)
-        if how == "fill": time.sleep(0 * len(bytearray(1_300_000_000)))
+        if how == "fill": time.sleep(0 * len(bytearray(1_030_000_000)))
     return main
-cases.SECONDS = 1.0
+cases.SECONDS = 4.0
 def spoil(how):
     def put(folder): fedmaba.cli.main = worse(how)
     return put
@@ -165,6 +165,6 @@ print(tally.lost, *tally.figures["kinds of failure"], sep="|")
     told = " ".join(found)
     for kind in (
         "traceback: KeyError", "changed by table: outside/keep.txt", "code was run: RAN-module",
-        "over 6 s, waiting", "over 1000 MB",
+        "over 24 s, waiting", "over 1000 MB",
     ):  # fmt: skip
         assert kind in told

@@ -36,7 +36,8 @@ SPECS = [
     *(
         name
         for name, kind in REGISTRY.items()
-        if not (kind().needs().groups or kind().local().keep or kind().local().personal)
+        if not (kind().needs().groups or kind().needs().first_steps)
+        and not (kind().local().keep or kind().local().personal)
     ),
     "fedmaba:alpha=0.8,loss_at=mean",
     "fedmaba:loss_at=end",

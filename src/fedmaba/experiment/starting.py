@@ -212,6 +212,9 @@ class Whole:
     def _plan(self) -> list[parts.Work]:
         """What to run, which rank 0 finds out: the others may not see the folder."""
         together = distributed.join()
+        if together.count > 1:  # before rank 0's settings take the place of all others
+            settings = [config.result_settings(experiment) for experiment in self.asked]
+            together.alike(json.dumps(settings))
         works: list[parts.Work] = []
         if not together.rank:
             works = parts.computations(self.asked, self.rows, self.keys, self.out)
