@@ -91,7 +91,7 @@ def test_the_numbers_are_those_of_the_table_command(page, real, capsys, monkeypa
                 line = next(l for l in printed.splitlines() if l.split()[:1] == [row[0]])
                 assert re.split(r"\s{2,}", line.strip()) == row[:-1]
             caption = page.texts("#summary-caption")[0]
-                assert caption.lower() in " ".join(printed.lower().split())
+            assert caption.lower() in " ".join(printed.lower().split())
     page.click("#models [data-model=deployed]")
 
 
