@@ -23,16 +23,23 @@ from fedmaba.experiment import config
 from fedmaba.results.run_folder import load_history
 
 
-def test_help_is_quick_and_needs_no_torch():
+def computing(command: list[str]) -> tuple[float, str]:
+    """The seconds of computing that a command takes, the least of three, and what it prints."""
     seconds = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        assert done.returncode == 0
-        assert all(word in done.stdout for word in ("compare", "run", "resume", "table", "list"))
-    assert np.median(seconds) < 0.8  # of computing, so that a busy machine does not count
+    return min(seconds), done.stdout
+
+
+def test_help_is_quick_and_needs_no_torch():
+    libraries = "import pydantic.types, rich.console, rich.table, typer"
+    ours, said = computing([*COMMAND, "--help"])
+    theirs, _ = computing([sys.executable, "-c", libraries])
+    assert all(word in said for word in ("compare", "run", "resume", "table", "list"))
+    assert ours < 2.5 * theirs  # a ratio, since machines and their load differ
     check = (
         "import sys; sys.argv = ['fedmaba', 'compare', '--help']; from fedmaba.cli import main\n"
         "try: main()\n"
