@@ -27,6 +27,7 @@ from fedmaba.reproduction.targets import Scale
 
 PART = re.compile(r"([\w-]+)(?:#(\d+))?(?:@([\d,]+))?(?:/(.+))?")
 FIRST_RATE = {"mlp": 45_000.0, "mlp1": 55_000.0, "cnn": 4_000.0}  # client updates a second, an H200
+OTHER_RATE = 300.0  # of models not named above
 START = 5.0  # seconds that every part takes before its first round
 
 
@@ -76,7 +77,7 @@ def run(asked: argparse.Namespace) -> None:
                 say(f"{text}: nothing to do")
                 continue
             model = work.job.experiment.model
-            needs = START + work.updates / rates[model]
+            needs = START + work.updates / rates.get(model, OTHER_RATE)
             left = asked.seconds - (time.monotonic() - begun)
             if needs > left:
                 say(f"{text}: LEFT OUT, needs about {needs:.0f} s of {left:.0f} s")
