@@ -208,5 +208,5 @@ def test_parts_search_then_run_what_was_picked_and_the_command_redraws_it(
     assert len(grid_named(written, "search").rows) == 6
     assert len(grid_named(written, "ranks").rows) == 3
     assert {"personal", "differences", "holm"} <= {grid.name for grid in written.grids}
-    assert written.figures.keys() == {"ranks", "tradeoff"}
+    assert written.figures.keys() == {"ranks"}
     assert not [text for text in written.text if text.startswith("Not run yet")]
