@@ -30,6 +30,7 @@ from fedmaba.reproduction.targets import Scale
 
 PART = re.compile(r"([\w-]+)(?:#(\d+|search|picks))?(?:@([\d,]+))?(?:/(.+))?")
 FIRST_RATE = {"mlp": 45_000.0, "mlp1": 55_000.0, "cnn": 4_000.0}  # client updates a second, an H200
+OTHER_RATE = 300.0  # of models not named above
 START = 5.0  # seconds that every part takes before its first round
 
 
@@ -90,7 +91,7 @@ def run(asked: argparse.Namespace) -> None:
                 continue
             model = todo[0].job.experiment.model
             updates, runs = sum(w.updates for w in todo), sum(len(w.runs) for w in todo)
-            needs = len(todo) * START + updates / rates.get(model, FIRST_RATE["mlp"])
+            needs = len(todo) * START + updates / rates.get(model, OTHER_RATE)
             left = asked.seconds - (time.monotonic() - begun)
             if needs > left:
                 say(f"{text}: LEFT OUT, needs about {needs:.0f} s of {left:.0f} s")
