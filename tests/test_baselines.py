@@ -211,7 +211,7 @@ def test_parts_search_then_run_what_was_picked(parts, capsys):
     assert {"personal", "differences", "holm"} <= {grid.name for grid in written.grids}
     assert written.figures.keys() == {"ranks"}
     assert not [text for text in written.text if text.startswith("Not run yet")]
-    shown = baseline_tables.overview({"here": target}, batches)
+    shown = baseline_tables.over_settings({"here": target}, batches)
     assert {row[0].text for row in shown.rows} == set(names)
 
 
