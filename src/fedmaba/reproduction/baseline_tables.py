@@ -34,7 +34,7 @@ def titled_history(target: Target, batches: Sequence[ArchiveFile]) -> History:
     return replace(found, runs=[replace(r, label=title_of(r.label)) for r in found.runs])
 
 
-def side_by_side(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
+def every_strategy(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
     """Levels, differences to FedAvg, ranks, the clients' own models, and the whole search."""
     tried = picks.trials(target, batches)
     lost = [row for row in dict.fromkeys(t.row for t in tried) if _all_diverged(row, tried)]

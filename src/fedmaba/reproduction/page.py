@@ -47,7 +47,7 @@ def document(target: Target, batches: Sequence[ArchiveFile]) -> Document:
         "fair": fair_tables.fair,
         "attacks": target_tables.attacks,
         "privacy": target_tables.privacy,
-        "baselines": baseline_tables.side_by_side,
+        "baselines": baseline_tables.every_strategy,
         "claims": claims.show_claims,
         "all": lambda *_: None,
     }
