@@ -158,7 +158,7 @@ def test_vectors_cut_into_pieces_give_the_bits_of_whole_ones(monkeypatch):
 def test_rows_that_follow_one_another_are_read_in_place_and_others_copied():
     matrix = torch.arange(12.0).view(6, 2)
     for index in ([2, 3, 4], [2, 4, 3], [5], [4, 3, 2], [0, 2, 2]):
-        rows = kept_vectors.rows_of(matrix, np.array(index))
+        rows = kept_vectors.take_rows(matrix, np.array(index))
         assert torch.equal(rows, matrix[index])
         in_place = rows.untyped_storage().data_ptr() == matrix.untyped_storage().data_ptr()
         assert in_place == (index in ([2, 3, 4], [5]))
