@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedmaba.errors import InputError
+from fedmaba.simulation import kept_vectors
 from fedmaba.simulation.engine import Optimiser, Run, simulate, start
 from fedmaba.strategies.base import Keep, Local, PropFairLoss
 from plain_loop import PLAN, Drifting, Plain, apart, cnn, mlp, one, played, vector
@@ -122,3 +123,47 @@ def test_local_work_that_is_not_known_is_one_line(text):
 def test_a_vector_that_is_not_kept_cannot_be_added():
     with pytest.raises(InputError, match="no vector of that name is kept"):
         Local(add={"h": 1.0}, keep={"g": Keep()})
+
+
+def test_vectors_cut_into_pieces_give_the_bits_of_whole_ones(monkeypatch):
+    torch.manual_seed(0)
+    before, end, gradient = torch.randn(3, 18, 5000).unbind()
+    mean, start, moved = torch.randn(5000), torch.randn(1, 5000), torch.rand(18, 1)
+    every = torch.randn(40, 5000)
+    every[7:25] = before
+    keep = Keep(0.3, -0.4, 0.9, -1.5, 0.7, 0.2)
+    local = Local(keep={"h": keep}, add={"h": -0.6}, add_mean={"h": 1.1})
+    known = kept_vectors.TrainedClients(start, end, moved, gradient)
+    in_turn, mixed = np.arange(7, 25), np.random.default_rng(0).permutation(40)[:18]
+
+    def combined(piece):
+        monkeypatch.setattr(kept_vectors, "PIECE", piece)
+        after = kept_vectors.kept_after(keep, known, before, mean, torch.empty_like(before))
+        added = kept_vectors.added_terms(local, {"h": before}, {"h": mean}, torch.empty_like(end))
+        return (
+            after,
+            added,
+            *(kept_vectors.summed_change(after, every, i) for i in (in_turn, mixed)),
+        )
+
+    whole, pieces = combined(2**40), combined(2**11)
+    assert all(map(torch.equal, whole, pieces))
+    want = 0.9 * before + 0.3 * start - 0.4 * end - 1.5 * mean + 0.7 * (start - end) / moved
+    torch.testing.assert_close(whole[0], want + 0.2 * gradient, rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(whole[1], 1.1 * mean - 0.6 * before)
+    for index, change in zip((in_turn, mixed), whole[2:], strict=True):
+        torch.testing.assert_close(change, (whole[0] - every[index]).sum(0), rtol=1e-4, atol=1e-2)
+
+
+def test_rows_that_follow_one_another_are_read_in_place_and_others_copied():
+    matrix = torch.arange(12.0).view(6, 2)
+    for index in ([2, 3, 4], [2, 4, 3], [5], [4, 3, 2], [0, 2, 2]):
+        rows = kept_vectors.take_rows(matrix, np.array(index))
+        assert torch.equal(rows, matrix[index])
+        in_place = rows.untyped_storage().data_ptr() == matrix.untyped_storage().data_ptr()
+        assert in_place == (index in ([2, 3, 4], [5]))
+        if len(set(index)) == len(index):
+            into = torch.zeros(6, 2)
+            kept_vectors.put_rows(into, np.array(index), rows)
+            assert torch.equal(into[index], rows)
+            assert int((into != 0).any(1).sum()) == len(index)

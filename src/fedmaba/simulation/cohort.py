@@ -16,7 +16,13 @@ from torch import Tensor
 from fedmaba.rows.cuda_graphs import send
 from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.batch import Batch
-from fedmaba.simulation.kept_vectors import added_terms, as_slice, pieces, put_rows, rows_of
+from fedmaba.simulation.kept_vectors import (
+    added_terms,
+    as_slice,
+    put_rows,
+    take_rows,
+    vector_pieces,
+)
 from fedmaba.simulation.local_training import TrainingJob
 from fedmaba.simulation.optimiser import counted_steps, parse_schedule
 from fedmaba.simulation.state import Plan, Run
@@ -145,7 +151,7 @@ def personal_job(batch: Batch, drawn: Drawn, rows: IntArray, job: TrainingJob) -
     begin = batch.progress.model.new_empty(len(rows), batch.progress.model.shape[1])
     for r in np.unique(table.run[rows]):
         mine = np.flatnonzero(table.run[rows] == r)
-        own = rows_of(batch.progress.vectors[r][PERSONAL], table.client[rows[mine]])
+        own = take_rows(batch.progress.vectors[r][PERSONAL], table.client[rows[mine]])
         put_rows(begin, mine, own)
     return replace(job, local=local, added=None, begin=begin)
 
@@ -174,11 +180,11 @@ def _added(batch: Batch, drawn: Drawn, rows: IntArray) -> Tensor | None:
     total = progress.model.new_empty(len(rows), width)
     for c in dict.fromkeys(c.r for c in cohorts):
         mine, vectors = np.flatnonzero(drawn.table.run[rows] == c), progress.vectors[c]
-        for part in pieces(len(mine), width, total.device):
+        for part in vector_pieces(len(mine), width, total.device):
             here, who = mine[part], drawn.table.client[rows[mine[part]]]
             at = as_slice(here)
             into = total.new_empty(len(here), width) if at is None else total[at]
-            kept = {n: rows_of(vectors[n], who).to(total.device) for n in batch.local[c].add}
+            kept = {n: take_rows(vectors[n], who).to(total.device) for n in batch.local[c].add}
             terms = added_terms(batch.local[c], kept, progress.means[c], into)
             if at is None:
                 put_rows(total, here, terms)

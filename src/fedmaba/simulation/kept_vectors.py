@@ -24,13 +24,13 @@ PIECE = 2**18  # numbers that are combined at once on a CPU, so that they stay i
 EDGE = 1024  # pieces begin at multiples of this, so that sums have the same order in any piece
 
 
-def pieces(many: int, width: int, device: torch.device) -> list[slice]:
+def vector_pieces(many: int, width: int, device: torch.device) -> list[slice]:
     """Cuts of `many` vectors of a width: on a CPU small ones, elsewhere one of all."""
     most = max(1, PIECE // width) if device.type == "cpu" else many
     return [slice(a, min(a + most, many)) for a in range(0, many, most)]
 
 
-def columns(matrix: Tensor) -> list[slice]:
+def weight_pieces(matrix: Tensor) -> list[slice]:
     """Cuts of the columns of a matrix: on a CPU small ones, elsewhere one of all."""
     many, width = matrix.shape
     most = max(1, PIECE // many // EDGE) * EDGE if matrix.device.type == "cpu" else width
@@ -45,7 +45,7 @@ def as_slice(index: NDArray[np.int64]) -> slice | None:
     return slice(first, first + many)
 
 
-def rows_of(matrix: Tensor, index: NDArray[np.int64]) -> Tensor:
+def take_rows(matrix: Tensor, index: NDArray[np.int64]) -> Tensor:
     """Some rows of a matrix to read, without a copy where they follow one another."""
     at = as_slice(index)
     return matrix.index_select(0, send(index, matrix.device)) if at is None else matrix[at]
@@ -69,7 +69,7 @@ def added_terms(
 
     It is written over `into`.
     """
-    for at in columns(into):
+    for at in weight_pieces(into):
         part, empty = into[:, at], True
         for name, factor in local.add.items():
             if empty:
@@ -92,7 +92,7 @@ class TrainedClients(NamedTuple):
     moved: Tensor  # (m, 1)          number of steps times step size
     gradient: Tensor | None  # (m, P)  of all examples at the server's model, where needed
 
-    def columns(self, at: slice) -> TrainedClients:
+    def of(self, at: slice) -> TrainedClients:
         """The same of some of the weights."""
         gradient = None if self.gradient is None else self.gradient[:, at]
         return TrainedClients(self.start[:, at], self.end[:, at], self.moved, gradient)
@@ -105,9 +105,9 @@ def kept_after(
 
     `mean` (P,) is that over all clients before the training, where there is one.
     """
-    for at in columns(into):
+    for at in weight_pieces(into):
         part = None if mean is None else mean[at]
-        _kept_after(keep, trained.columns(at), before[:, at], part, into[:, at])
+        _kept_after(keep, trained.of(at), before[:, at], part, into[:, at])
     return into
 
 
@@ -135,7 +135,7 @@ def summed_change(after: Tensor, kept: Tensor, client: NDArray[np.int64]) -> Ten
     at, device = as_slice(client), after.device
     who = None if at is not None else send(client, kept.device)
     parts = []
-    for some in columns(after):
+    for some in weight_pieces(after):
         old = kept[at, some] if who is None else kept[:, some].index_select(0, who)
         parts.append((after[:, some] - old.to(device)).sum(0))
     return parts[0] if len(parts) == 1 else torch.cat(parts)

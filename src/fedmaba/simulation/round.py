@@ -48,10 +48,10 @@ from fedmaba.simulation.kept_vectors import (
     as_slice,
     full_gradients,
     kept_after,
-    pieces,
     put_rows,
-    rows_of,
     summed_change,
+    take_rows,
+    vector_pieces,
 )
 from fedmaba.simulation.local_training import TrainingJob
 from fedmaba.simulation.local_training import train_chunk as train_rows
@@ -425,28 +425,28 @@ def _keep_vectors(batch: Batch, drawn: Drawn, chunk: Chunk, trained: Trained) ->
             continue
         place, client = chunk.rows[mine] - c.rows.start, table.client[chunk.rows[mine]]
         if c.r in trained.own:
-            put_rows(trained.own[c.r], place, rows_of(chunk.own, mine))
+            put_rows(trained.own[c.r], place, take_rows(chunk.own, mine))
         if c.r not in trained.vectors:
             continue
         if chunk.personal is not None:
-            put_rows(trained.vectors[c.r][PERSONAL], place, rows_of(chunk.personal, mine))
+            put_rows(trained.vectors[c.r][PERSONAL], place, take_rows(chunk.personal, mine))
         keep = batch.local[c.r].keep
         if not keep:
             continue
         steps = lr * counted(batch.plan, table.steps[chunk.rows[mine]])
         moved = send(steps, device).to(at.model.dtype)[:, None]
-        for part in pieces(len(mine), at.model.shape[1], device):
+        for part in vector_pieces(len(mine), at.model.shape[1], device):
             here, who = mine[part], client[part]
-            start, end = at.model[c.r][None], rows_of(chunk.model, here)
+            start, end = at.model[c.r][None], take_rows(chunk.model, here)
             if c.r in trained.own:
-                own = rows_of(at.own[c.r], who)
+                own = take_rows(at.own[c.r], who)
                 start = torch.cat([start[:, :shared].expand(len(here), -1), own], 1)
-                end = torch.cat([end[:, :shared], rows_of(chunk.own, here)], 1)
-            gradient = None if chunk.gradient is None else rows_of(chunk.gradient, here)
+                end = torch.cat([end[:, :shared], take_rows(chunk.own, here)], 1)
+            gradient = None if chunk.gradient is None else take_rows(chunk.gradient, here)
             known = TrainedClients(start, end, moved[part], gradient)
             for name, rule in keep.items():
                 new, to = trained.vectors[c.r][name], as_slice(place[part])
-                before = rows_of(at.vectors[c.r][name], who).to(device)
+                before = take_rows(at.vectors[c.r][name], who).to(device)
                 into = torch.empty_like(before) if to is None else new[to]
                 after = kept_after(rule, known, before, at.means[c.r].get(name), into)
                 if to is None:
@@ -487,7 +487,7 @@ def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Step
         for name, new in trained.vectors.get(c.r, {}).items() if c.r in decided.decision else ():
             kept = at.vectors[c.r][name]
             if at.model.is_cuda:  # which is not waited for
-                old = rows_of(kept, c.client).to(new.device)
+                old = take_rows(kept, c.client).to(new.device)
                 put_rows(kept, c.client, torch.where(finite[c.r], new, old, out=new))
             elif finite[c.r]:
                 put_rows(kept, c.client, new)
