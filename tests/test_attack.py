@@ -14,7 +14,7 @@ from fedmaba.data import attack
 from fedmaba.data.attack import Attack, Hostile
 from fedmaba.data.federation import attacked
 from fedmaba.errors import InputError
-from fedmaba.experiment import checks, config, starting
+from fedmaba.experiment import checks, config, experiment_file, starting
 from fedmaba.experiment import session as experiment
 from fedmaba.results.metrics import fairness
 from fedmaba.simulation.engine import Plan, Run, simulate, start
@@ -208,7 +208,7 @@ def test_older_files_that_name_a_share_of_nobody_are_read_and_resumed(tmp_path, 
         {"strategies": ["fedavg"], "seeds": 1, "data": {"name": str(tiny_npz)}}
         | {"train": {"rounds": 3, "minibatch": 5}, "save": {"every": 1}}
     )
-    text = config.dump(asked)
+    text = experiment_file.dump(asked)
     assert "attack" not in text
     assert config.build(tomllib.loads(text)) == asked
     older = text + '\n[attack]\nshare = "10%"\n'

@@ -19,7 +19,7 @@ from fedmaba import strategies
 from fedmaba.data import datasets
 from fedmaba.deploy.flower_app.net import NetError
 from fedmaba.errors import FedmabaError
-from fedmaba.experiment import config
+from fedmaba.experiment import config, experiment_file
 from fedmaba.results.run_folder import load_history
 
 
@@ -216,7 +216,7 @@ def test_run_takes_a_file_and_options_override_it(call, tiny_npz):
     )
     answer = call("run", "e.toml", "--rounds", "3", "--set", "train.lr=0.02", "--quiet")
     assert answer.code == 0
-    asked = config.build(config.read_toml(Path("a") / "experiment.toml"))
+    asked = config.build(experiment_file.read_toml(Path("a") / "experiment.toml"))
     assert (asked.train.rounds, asked.train.lr) == (3, 0.02)
     assert load_history("a").runs[1].column("round").tolist() == [1, 2, 3]
     # a folder's own file repeats it

@@ -18,8 +18,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fedmaba.errors import InputError
-from fedmaba.experiment import config, starting
+from fedmaba.errors import InputError, reason
+from fedmaba.experiment import experiment_file, starting
 from fedmaba.report import data, export, html
 from fedmaba.reproduction import archive as compact
 from fedmaba.results import array_files, files, run_folder, schema
@@ -238,7 +238,7 @@ def test_toml_that_nobody_writes_is_one_line(text, tmp_path):
     file = tmp_path / "a.toml"
     file.write_text(text, errors="surrogateescape")
     with pytest.raises(InputError, match=r"a\.toml is not TOML: ") as found:
-        config.read_toml(file)
+        experiment_file.read_toml(file)
     assert "\n" not in str(found.value)
 
 
@@ -330,7 +330,7 @@ def head(shape, descr="<i8", size=0, version=1):
 def refuse(path, said):
     with pytest.raises(array_files.READ_ERRORS) as found:
         array_files.read_npz(path)
-    assert re.search(said, run_folder.reason(found.value))
+    assert re.search(said, reason(found.value))
 
 
 @pytest.mark.parametrize(
