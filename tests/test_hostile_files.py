@@ -126,7 +126,7 @@ def test_a_value_of_another_type_in_about_json_is_named(done):
     assert refused > 150
 
 
-@pytest.mark.parametrize("every", [4, slow(1)])
+@pytest.mark.parametrize("every", [10, slow(1)])
 def test_a_value_of_another_type_in_runs_json_is_one_line(every, done):
     file = done / "runs.json"
     trees = [tree for *_, tree in twisted(json.loads(file.read_text()))][::every]
@@ -143,7 +143,7 @@ def test_about_json_of_any_content_is_shown_or_refused(half):
     file = half / "about.json"
     good = json.loads(file.read_text())
     for n, (*_, tree) in enumerate(twisted(good)):
-        if n % 9 == 0:  # the page takes its time
+        if n % 25 == 0:  # the page takes its time
             put(file, tree)
             shown(half)
     put(file, good)
@@ -151,7 +151,7 @@ def test_about_json_of_any_content_is_shown_or_refused(half):
 
 
 @pytest.mark.parametrize(
-    ("saved", "every"), [(True, 12), (False, 12), slow(True, 3), slow(False, 3)]
+    ("saved", "every"), [(True, 30), (False, 30), slow(True, 3), slow(False, 3)]
 )
 def test_a_line_of_any_content_is_shown_or_refused(saved, every, half):
     if not saved:
@@ -202,7 +202,7 @@ def test_a_line_without_an_end_is_not_read_whole(half):
 
 def test_too_many_strategies_are_refused_at_once(done):
     about = json.loads((done / "runs.json").read_text())
-    about["runs"] *= 100_000
+    about["runs"] *= 10_001
     put(done / "runs.json", about)
     with pytest.raises(InputError, match=r"runs\.json cannot be read \(runs.*at most 10000"):
         run_folder.load_history(done)
@@ -263,7 +263,7 @@ CHANGES = {
     "backwards": lambda a: a[::-1],
     "unsigned": lambda a: a.astype(np.uint64) + np.uint64(2**63),
 }
-FEW = ("nan", "wider")  # the others take as long, one by one
+FEW = ("wider",)  # the others take as long, one by one
 TYPES = ("text", "object", "complex")  # that no checkpoint can hold
 
 
@@ -301,7 +301,7 @@ def forge(file, found, meta):
     file.write_bytes(run_folder.MAGIC + hashlib.sha256(body).digest() + body)
 
 
-@pytest.mark.parametrize("every", [7, slow(1)])
+@pytest.mark.parametrize("every", [17, slow(1)])
 def test_words_of_a_checkpoint_of_any_content_are_used_or_refused(every, half):
     newest, older = run_folder.checkpoints(half)
     older.unlink()
