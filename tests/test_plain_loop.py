@@ -112,7 +112,7 @@ PLANS = {
 
 @pytest.mark.parametrize("name", PLANS)
 def test_every_kind_of_local_and_server_step_is_that_of_a_plain_loop(name, fed):
-    specs = [*FEW, "fedmaba:loss_at=end", "fedsgd"]
+    specs = [*FEW[1:4], "fedmaba:loss_at=end", "fedsgd"]
     batch, _ = played(specs, fed, PLANS[name], mlp)
     for r, spec in enumerate(specs):
         want = Plain(one(spec), 3, fed, PLANS[name], mlp).run().path[-1]

@@ -147,7 +147,7 @@ def test_a_watched_folder_is_only_read(place):
     assert place.imported() == []
 
 
-@mostly_as_a_module
+@pytest.mark.slow
 def test_a_run_of_built_in_strategies_imports_nothing_either(place, tiny_npz):
     words = ["compare", "fedavg", "--data", tiny_npz, "--model", "softmax", "--rounds", "1"]
     done = place.call(place.started, *words, "--seeds", "1", "--out", "fresh")
