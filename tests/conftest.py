@@ -16,7 +16,7 @@ import torch
 from tools.faults.standins import World
 
 from command_line import Answer
-from fedmaba.data import downloads, published
+from fedmaba.data import downloads, published, published_files
 from fedmaba.data.datasets import Dataset
 from fedmaba.data.federation import Federation
 from fedmaba.data.partition import Split
@@ -104,6 +104,26 @@ def tiny_npz(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("data") / "tiny.npz"
     np.savez(path, x=x.astype(np.float32), y=y, client=client)
     return path
+
+
+SOME_IMAGES: dict = {}
+
+
+@pytest.fixture
+def small_sample(monkeypatch):
+    """Every fifth image of the embedded sample, where its numbers do not matter."""
+    real = published_files.read_arrays
+
+    def read(spec, found, inputs):
+        if spec.name != "sample":
+            return real(spec, found, inputs)
+        if inputs not in SOME_IMAGES:
+            x, y, n_train = real(spec, found, inputs)
+            SOME_IMAGES[inputs] = x[::5].copy(), y[::5].copy(), len(range(0, n_train, 5))
+        x, y, n_train = SOME_IMAGES[inputs]
+        return x.copy(), y.copy(), n_train
+
+    monkeypatch.setattr(published_files, "read_arrays", read)
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ MAKERS = {f.__name__: f for f in (convolutions, attention, recurrent, Tokens)}
 
 
 SLOW = [("attention", TracedRows), ("recurrent", TracedRows), ("convolutions", TracedRows)]
-SLOW += [("recurrent", LoopRows)]
+SLOW += [("recurrent", LoopRows), ("attention", LoopRows)]
 PAIRS = [(name, form) for name in MAKERS for form in (TracedRows, LoopRows)]
 
 

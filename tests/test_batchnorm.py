@@ -97,7 +97,10 @@ def test_rows_are_the_plain_loop(plan, specs, choice, fed, few_threads, monkeypa
         assert_same(batch, shots, r, plain)
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize(
+    "choice",
+    [c if c == "local" else pytest.param(c, marks=pytest.mark.slow) for c in CHOICES],
+)
 def test_a_run_alone_is_the_run_of_a_batch_and_resumes_to_the_bit(choice, fed, few_threads):
     plan = dataclasses.replace(PLAN, batchnorm=choice, participants=3, chunk=4)
     runs = [Run(one(spec), seed, fed) for spec in ("fedavg", "fedmaba") for seed in (3, 5)]
@@ -231,7 +234,7 @@ def test_a_folder_resumes_to_the_bit_and_has_the_clients_layers(choice, fed, tmp
         fedmaba.compare("fedmaba", out=tmp_path / "whole", **(asked | {"batchnorm": "frozen"}))
 
 
-def test_the_command_line_and_toml_know_the_choice(call, tmp_path, monkeypatch):
+def test_the_command_line_and_toml_know_the_choice(call, small_sample, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "with_norm.py").write_text(
         "from torch import nn\n\n\ndef make(shape, classes):\n"

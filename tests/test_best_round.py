@@ -88,7 +88,7 @@ def test_batched_equals_alone_and_beside_other_rules(held_fed):
         assert torch.equal(alone.progress.deployed[0], together.progress.deployed[d])
 
 
-@pytest.mark.parametrize("after", [2, 3, 5])
+@pytest.mark.parametrize("after", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5))])
 def test_a_stopped_run_goes_on_bit_for_bit(after, tiny_npz, tmp_path):
     wanted = asked(tiny_npz, server__deploy="best:fair", train__lr=0.5, eval__every=1)
     play(begun(wanted, tmp_path / "whole"))

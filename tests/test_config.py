@@ -12,8 +12,9 @@ from hypothesis import strategies as some
 from fedmaba import cli
 from fedmaba.cli import running
 from fedmaba.errors import InputError
-from fedmaba.experiment import config
-from fedmaba.experiment.config import DP, Experiment, build, dump, options, set_key
+from fedmaba.experiment import config, experiment_file
+from fedmaba.experiment.config import DP, Experiment, build, options, set_key
+from fedmaba.experiment.experiment_file import dump
 
 quick = settings(
     max_examples=30, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -246,14 +247,14 @@ def test_nothing_but_the_strategies_must_be_said():
 
 def test_a_bad_file_is_one_line(tmp_path):
     with pytest.raises(InputError, match="No such file"):
-        config.read_toml(tmp_path / "none.toml")
+        experiment_file.read_toml(tmp_path / "none.toml")
     with pytest.raises(InputError, match="directory"):
-        config.read_toml(tmp_path)
+        experiment_file.read_toml(tmp_path)
     file = tmp_path / "bad.toml"
     for content in (b"strategies = [", b"\xff\xfe", b"a = 1\na = 2\n", b"\x00"):
         file.write_bytes(content)
         with pytest.raises(InputError, match="is not TOML") as found:
-            config.read_toml(file)
+            experiment_file.read_toml(file)
         assert "\n" not in str(found.value)
 
 

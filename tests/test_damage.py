@@ -8,7 +8,7 @@ import pytest
 
 from fedmaba.errors import InputError
 from fedmaba.experiment import starting
-from fedmaba.results import run_folder, table_checks
+from fedmaba.results import round_lines, run_folder, table_checks
 from fedmaba.results.run_folder import load_history
 from run_folders import different_files, play
 
@@ -112,11 +112,11 @@ def test_lines_of_odd_content_are_named(tmp_path):
     good = '{"strategy": "fedavg", "seed": 0, "round": 2}'
     file = tmp_path / "rounds.jsonl"
     file.write_text(f'{good}\n{good}\n{{"round": 3')
-    assert run_folder.read_round_lines(tmp_path) == [json.loads(good)] * 2
-    assert len(run_folder.read_round_lines(tmp_path, len(good) + 1)) == 1
+    assert round_lines.read_round_lines(tmp_path) == [json.loads(good)] * 2
+    assert len(round_lines.read_round_lines(tmp_path, len(good) + 1)) == 1
     for odd in (good.replace("2", '"3"'), "[3]", good.replace("2", "null"), "{", "\0"):
         file.write_text(f"{good}\n{odd}\n")
         with pytest.raises(InputError, match=r"rounds\.jsonl cannot be read \(line 2: .*resume"):
-            run_folder.read_round_lines(tmp_path)
+            round_lines.read_round_lines(tmp_path)
     file.unlink()
-    assert run_folder.read_round_lines(tmp_path) == []
+    assert round_lines.read_round_lines(tmp_path) == []

@@ -44,7 +44,7 @@ def test_the_deployed_model_is_its_formula_of_the_server_models(rule, fed):
     assert not torch.equal(batch.progress.model[0], batch.progress.model[1])
 
 
-@pytest.mark.parametrize("replayed", [False, True])
+@pytest.mark.parametrize("replayed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_that_hands_out_several_models_is_trained_once(replayed, held_fed, monkeypatch):
     plan = replace(PLAN, rounds=5, participants=3, server_momentum=0.5, eval_every=2, chunk=4)
     rules = ("last", "poly:8", "ema:0.9")

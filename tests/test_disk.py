@@ -48,8 +48,14 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("when", [4, 6])  # at a checkpoint; at the end
+@pytest.mark.parametrize(
+    ("fault", "when"),  # at a checkpoint; at the end
+    [
+        pytest.param(f, n, marks=() if (f, n) in (("write", 4), ("fsync", 6)) else pytest.mark.slow)
+        for f in FAULTS
+        for n in (4, 6)
+    ],
+)
 def test_a_full_disk_costs_nothing_that_was_saved(fault, when, finished, tiny_npz, tmp_path):
     out = tmp_path / "run"
     session = begun(asked(tiny_npz), out)

@@ -60,7 +60,7 @@ def blocks(text: str, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("number", range(len(blocks(README, "python"))))
-def test_readme_python_runs(number, tmp_path, monkeypatch, capsys):
+def test_readme_python_runs(number, small_sample, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "block.py"
     script.write_text(blocks(README, "python")[number])
@@ -82,7 +82,7 @@ LONG = ("adapters", "liars", "own_model")  # ten seconds and more
         if not n.startswith("theory")
     ],
 )
-def test_example_runs_and_is_short(name, tmp_path, monkeypatch, capsys):
+def test_example_runs_and_is_short(name, small_sample, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     path = ROOT / "examples" / f"{name}.py"
     assert len(path.read_text().splitlines()) <= 60
@@ -111,12 +111,14 @@ SEVERAL = {f"docs/models.md {number}" for number in (0, 1, 2, 5)}  # ten seconds
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in SEVERAL else n for n in PAGES]
 )
-def test_python_of_the_docs_runs(name, tmp_path, monkeypatch, capsys):
+def test_python_of_the_docs_runs(name, request, tmp_path, monkeypatch, capsys):
     if "flwr" in PAGES[name]:  # parts of an app, which only a real federation runs
         compile(PAGES[name], name, "exec")
         return
     if "dp=" in PAGES[name]:
         pytest.importorskip("dp_accounting", reason="the extra `privacy` is not installed")
+    if PAGES[name] not in SHOWN:
+        request.getfixturevalue("small_sample")
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "block.py"
     script.write_text(PAGES[name])
@@ -126,7 +128,7 @@ def test_python_of_the_docs_runs(name, tmp_path, monkeypatch, capsys):
     assert SHOWN.get(PAGES[name], printed) == printed
 
 
-def test_the_notebook_runs_headless(tmp_path, monkeypatch, capsys):
+def test_the_notebook_runs_headless(small_sample, tmp_path, monkeypatch, capsys):
     """Its cells in order, as a kernel would; what a cell ends with can show itself."""
     monkeypatch.chdir(tmp_path)
     cells = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())["cells"]
@@ -182,7 +184,7 @@ def commands() -> list[str]:
     return [line for line in lines if line.startswith("fedmaba ")]
 
 
-def test_commands_of_the_docs_are_understood(tmp_path, monkeypatch, capsys):
+def test_commands_of_the_docs_are_understood(small_sample, tmp_path, monkeypatch, capsys):
     """Every `fedmaba ...` line: run where it is quick, else parsed as far as the experiment."""
     monkeypatch.chdir(tmp_path)
     seen = []
@@ -211,7 +213,7 @@ def test_commands_of_the_docs_are_understood(tmp_path, monkeypatch, capsys):
     well = check.Findings("server", check.Answer(401, "", check.STRANGER), [])
     monkeypatch.setattr(check, "check", lambda where, ca: well)
     assert len(commands()) >= 6
-    for line in commands():
+    for line in dict.fromkeys(commands()):
         words = shlex.split(line)
         if words[1] == "data" and "sample" not in words:
             continue

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedmaba.errors import InputError
-from fedmaba.experiment import config, starting
+from fedmaba.experiment import config, experiment_file, starting
 from fedmaba.experiment import session as experiment
 from fedmaba.report import data
 from fedmaba.reproduction import run, targets
@@ -71,9 +71,9 @@ def files(folder, name):
 )
 def test_an_edited_experiment_is_not_resumed(key, value, was, half, folders):
     file = half / "experiment.toml"
-    good, tree = file.read_bytes(), config.read_toml(file)
+    good, tree = file.read_bytes(), experiment_file.read_toml(file)
     config.set_key(tree, key, value)
-    file.write_text(config.dump(config.build(tree)))
+    file.write_text(experiment_file.dump(config.build(tree)))
     before = [p.name for p in run_folder.checkpoints(half)]
     with pytest.raises(InputError) as found:
         starting.resume(half)
@@ -88,10 +88,10 @@ def test_an_edited_experiment_is_not_resumed(key, value, was, half, folders):
 
 def test_what_cannot_change_the_numbers_may_be_edited(half, folders):
     file = half / "experiment.toml"
-    tree = config.read_toml(file)
+    tree = experiment_file.read_toml(file)
     config.set_key(tree, "machine.threads", 1)
     config.set_key(tree, "save.every", 1)
-    file.write_text("# a note\n" + config.dump(config.build(tree)))
+    file.write_text("# a note\n" + experiment_file.dump(config.build(tree)))
     list(starting.resume(half).rounds())
     assert same(half, folders / "done") == ["experiment.toml"]  # all else to the byte
 

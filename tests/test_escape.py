@@ -233,7 +233,7 @@ def test_latex_prints_a_name_as_it_stands(text):
     assert not seen.startswith(("[", "*"))  # an option of the line above
 
 
-@pytest.mark.parametrize("names", SOME)
+@pytest.mark.parametrize("names", FEW)
 def test_a_latex_table_has_the_columns_it_should_have(names):
     text = history(names).table("latex", against=names[0])
     assert not obeyed(text)
@@ -400,7 +400,10 @@ def drawn(figure) -> str:
 KINDS = [kind for kind in figures.KINDS if kind not in ("heterogeneity", "incentive")]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [k if k in ("rounds", "tradeoff") else pytest.param(k, marks=pytest.mark.slow) for k in KINDS],
+)
 @pytest.mark.filterwarnings("ignore:constrained_layout not applied")
 def test_a_name_is_no_formula_in_any_figure(kind):
     pytest.importorskip("matplotlib")

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("few_threads")
 @pytest.mark.parametrize("model", MODELS)
 def test_a_resumed_batch_has_the_same_bits(model, held_fed):
     plan = replace(PLAN, rounds=4, participants=3, server_momentum=0.5, dtype="float32", chunk=3)
-    specs = SPECS if model == "mlp" else ["fedavg", "fedfv", "fedmaba:loss_at=end"]
+    specs = SPECS[::3] if model == "mlp" else ["fedavg", "fedfv", "fedmaba:loss_at=end"]
     runs = [Run(one(s), 3, held_fed) for s in specs]
     whole = start(runs, plan, MODELS[model])
     unbroken = list(simulate(whole))

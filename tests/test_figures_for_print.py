@@ -43,14 +43,15 @@ def test_names_are_those_that_a_paper_prints(label, name):
     assert printed_name(label) == name
 
 
+QUICK = [("rounds", "column", 3.3), ("weights", "column", 3.3), ("gains", "page", 6.75)]
+
+
 @pytest.mark.parametrize(
     ("kind", "width", "inches"),
-    [(kind, "column", 3.3) for kind in KINDS]
-    + [("gains", "page", 6.75), ("weights", "page", 6.75)]
-    + [
-        pytest.param(kind, "page", 6.75, marks=pytest.mark.slow)
+    [
+        pytest.param(*place, marks=() if place in QUICK else pytest.mark.slow)
         for kind in KINDS
-        if kind not in ("gains", "weights")
+        for place in ((kind, "column", 3.3), (kind, "page", 6.75))
     ],
 )
 def test_a_figure_has_the_width_of_a_column_or_a_page_and_nothing_sticks_out(
@@ -91,7 +92,10 @@ def test_weights_diverge_around_an_equal_share(history):
     assert above[2] > above[0]  # blue
 
 
-@pytest.mark.parametrize(("font", "name"), [("serif", b"STIXGeneral"), ("sans", b"DejaVuSans")])
+@pytest.mark.parametrize(
+    ("font", "name"),
+    [("serif", b"STIXGeneral"), pytest.param("sans", b"DejaVuSans", marks=pytest.mark.slow)],
+)
 def test_a_file_carries_its_font_and_its_caption(font, name, folder, tmp_path, monkeypatch, capsys):
     out = tmp_path / "t.pdf"
     words = ("figure", "tradeoff", folder, "-o", out, "--width", "column", "--font", font)

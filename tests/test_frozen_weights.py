@@ -78,11 +78,16 @@ class PlainFrozen(Plain):
 
 @pytest.mark.parametrize(
     ("make", "kind"),
-    [(body, LayerRows), (only_biases, TracedRows), (wrapped, TracedRows), (wrapped, LoopRows)],
+    [
+        (body, LayerRows),
+        (only_biases, TracedRows),
+        pytest.param(wrapped, TracedRows, marks=pytest.mark.slow),
+        (wrapped, LoopRows),
+    ],
 )
 def test_rows_are_the_plain_loop(make, kind, fed, few_threads, monkeypatch):
     monkeypatch.setattr(rows, "_is_small", lambda *_: kind is TracedRows)
-    specs = ["fedavg", "fedmaba", "fedprox:mu=1"]
+    specs = ["fedmaba", "fedprox:mu=1"]
     batch, _ = played(specs, fed, PLAN, make)
     assert type(batch.rows) is kind
     before = models.build_model(make, fed.data.x.shape[1:], 4, 3)

@@ -18,8 +18,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fedmaba.errors import InputError
-from fedmaba.experiment import config, starting
+from fedmaba.errors import InputError, reason
+from fedmaba.experiment import experiment_file, starting
 from fedmaba.report import data, export, html
 from fedmaba.reproduction import archive as compact
 from fedmaba.results import array_files, files, run_folder, schema
@@ -126,7 +126,7 @@ def test_a_value_of_another_type_in_about_json_is_named(done):
     assert refused > 150
 
 
-@pytest.mark.parametrize("every", [4, slow(1)])
+@pytest.mark.parametrize("every", [10, slow(1)])
 def test_a_value_of_another_type_in_runs_json_is_one_line(every, done):
     file = done / "runs.json"
     trees = [tree for *_, tree in twisted(json.loads(file.read_text()))][::every]
@@ -143,7 +143,7 @@ def test_about_json_of_any_content_is_shown_or_refused(half):
     file = half / "about.json"
     good = json.loads(file.read_text())
     for n, (*_, tree) in enumerate(twisted(good)):
-        if n % 9 == 0:  # the page takes its time
+        if n % 25 == 0:  # the page takes its time
             put(file, tree)
             shown(half)
     put(file, good)
@@ -151,7 +151,7 @@ def test_about_json_of_any_content_is_shown_or_refused(half):
 
 
 @pytest.mark.parametrize(
-    ("saved", "every"), [(True, 12), (False, 12), slow(True, 3), slow(False, 3)]
+    ("saved", "every"), [(True, 30), (False, 30), slow(True, 3), slow(False, 3)]
 )
 def test_a_line_of_any_content_is_shown_or_refused(saved, every, half):
     if not saved:
@@ -202,7 +202,7 @@ def test_a_line_without_an_end_is_not_read_whole(half):
 
 def test_too_many_strategies_are_refused_at_once(done):
     about = json.loads((done / "runs.json").read_text())
-    about["runs"] *= 100_000
+    about["runs"] *= 10_001
     put(done / "runs.json", about)
     with pytest.raises(InputError, match=r"runs\.json cannot be read \(runs.*at most 10000"):
         run_folder.load_history(done)
@@ -238,7 +238,7 @@ def test_toml_that_nobody_writes_is_one_line(text, tmp_path):
     file = tmp_path / "a.toml"
     file.write_text(text, errors="surrogateescape")
     with pytest.raises(InputError, match=r"a\.toml is not TOML: ") as found:
-        config.read_toml(file)
+        experiment_file.read_toml(file)
     assert "\n" not in str(found.value)
 
 
@@ -263,7 +263,7 @@ CHANGES = {
     "backwards": lambda a: a[::-1],
     "unsigned": lambda a: a.astype(np.uint64) + np.uint64(2**63),
 }
-FEW = ("nan", "wider")  # the others take as long, one by one
+FEW = ("wider",)  # the others take as long, one by one
 TYPES = ("text", "object", "complex")  # that no checkpoint can hold
 
 
@@ -301,7 +301,7 @@ def forge(file, found, meta):
     file.write_bytes(run_folder.MAGIC + hashlib.sha256(body).digest() + body)
 
 
-@pytest.mark.parametrize("every", [7, slow(1)])
+@pytest.mark.parametrize("every", [17, slow(1)])
 def test_words_of_a_checkpoint_of_any_content_are_used_or_refused(every, half):
     newest, older = run_folder.checkpoints(half)
     older.unlink()
@@ -330,7 +330,7 @@ def head(shape, descr="<i8", size=0, version=1):
 def refuse(path, said):
     with pytest.raises(array_files.READ_ERRORS) as found:
         array_files.read_npz(path)
-    assert re.search(said, run_folder.reason(found.value))
+    assert re.search(said, reason(found.value))
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,9 @@ PLANS = {
 }
 
 
-CASES = [(name, mlp, late) for name in PLANS for late in (False, True)] + [("all", cnn, True)]
-MORE = [
-    (name, cnn, late) for name in PLANS for late in (False, True) if (name, late) != CASES[-1][::2]
-]
+CASES = [("some", mlp, False), ("momentum", mlp, True), ("all", cnn, True)]
+EVERY = [(n, make, late) for make in (mlp, cnn) for n in PLANS for late in (False, True)]
+MORE = [case for case in EVERY if case not in CASES]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from fedmaba.report import client_figures, data, figures, page_data, table, verd
 from fedmaba.report import html as page
 from fedmaba.report.current_figures import CurrentFigures, unit_of
 from fedmaba.report.plot_data import PlotData
-from fedmaba.results import run_folder
+from fedmaba.results import round_lines
 from fedmaba.results.history import GrowingArray, History, RunHistory
 from fedmaba.results.metrics import OF_TASK, PERCENT, Metric, every
 
@@ -168,7 +168,7 @@ def test_a_live_page_of_lines_alone_shows_errors_as_they_are(folder, tmp_path):
     source = data.load(tmp_path)
     tree = page_data.tree([source])
     assert tree["unit"]["lower"]
-    line = run_folder.read_round_lines(tmp_path)[-1]
+    line = round_lines.read_round_lines(tmp_path)[-1]
     sources = [source]
     scores = CurrentFigures(sources, 0.05, unit_of(sources, data.combine(sources)))
     shown = scores.values("deployed", "last")[line["strategy"]][line["seed"]]

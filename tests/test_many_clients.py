@@ -120,7 +120,7 @@ def tilts(n: int) -> dict[str, np.ndarray]:
     }
 
 
-LARGE = [(1e-9, "losses"), (0.5, "far up")]
+LARGE = [(1e-9, "losses")]
 
 
 @pytest.mark.skipif(

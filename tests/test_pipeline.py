@@ -170,9 +170,17 @@ def test_parts_of_clients_smaller_than_a_minibatch_are_replayed(make_federation)
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("chunk", [None, 1, 4])
-@pytest.mark.parametrize("kind", [Replays, Parts])
-@pytest.mark.parametrize("specs", [[*MIXED, "fedmaba:loss_at=end"], ["fedmaba", "afl", "fedavg"]])
+LATE, EARLY = (*MIXED, "fedmaba:loss_at=end"), ("fedmaba", "afl", "fedavg")
+QUICK = [(LATE, Replays, None), (LATE, Parts, 4), (EARLY, Replays, 1), (EARLY, Parts, None)]
+EVERY = [
+    (s, kind, chunk) for s in (LATE, EARLY) for kind in (Replays, Parts) for chunk in (None, 1, 4)
+]
+
+
+@pytest.mark.parametrize(
+    ("specs", "kind", "chunk"),
+    [c if c in QUICK else pytest.param(*c, marks=pytest.mark.slow) for c in EVERY],
+)
 def test_rounds_begun_ahead_and_replayed_have_the_same_bits(specs, kind, chunk, fed, monkeypatch):
     plan = replace(PLAN, rounds=7, participants=3, chunk=chunk, server_momentum=0.5)
     ends = [one("fedmaba:eta_s=1e299"), Odd()]  # after and before the next round has begun

@@ -10,6 +10,7 @@ from fedmaba.errors import InputError
 from fedmaba.results import run_folder
 from fedmaba.results.history import GrowingArray, History, RunHistory
 
+pytestmark = pytest.mark.usefixtures("small_sample")
 SMALL = {"clients": 4, "rounds": 4, "eval_every": 2, "model": "softmax", "minibatch": 200}
 
 

@@ -12,6 +12,7 @@ from fedmaba.privacy import accounting
 from fedmaba.privacy.mechanism import Privacy, mechanism
 from fedmaba.report import data, page_data, set_up, table
 from fedmaba.report.json_forms import json_table
+from fedmaba.results import round_lines
 from fedmaba.strategies import parse
 
 dp = pytest.importorskip("dp_accounting", reason="the extra `privacy` is not installed")
@@ -99,7 +100,8 @@ def folder(tmp_path_factory):
 
 def test_a_resumed_run_has_the_same_bits_and_counts_each_round_once(folder):
     from fedmaba.experiment import starting
-    from fedmaba.experiment.config import build, read_toml
+    from fedmaba.experiment.config import build
+    from fedmaba.experiment.experiment_file import read_toml
     from fedmaba.experiment.session import prepare
 
     asked = build(read_toml(folder / "whole" / "experiment.toml"))
@@ -132,7 +134,8 @@ def test_a_resumed_run_has_the_same_bits_and_counts_each_round_once(folder):
 
 def test_a_resume_with_other_noise_is_refused(folder, monkeypatch):
     from fedmaba.experiment import starting
-    from fedmaba.experiment.config import build, read_toml
+    from fedmaba.experiment.config import build
+    from fedmaba.experiment.experiment_file import read_toml
     from fedmaba.experiment.session import prepare
 
     asked = build(read_toml(folder / "whole" / "experiment.toml"))
@@ -172,7 +175,7 @@ def test_what_is_spent_is_in_the_record_the_table_the_report_and_the_live_page(f
     live = data.Source(
         "live",
         fedmaba.History([]),
-        lines=data.run_folder.read_round_lines(folder / "whole"),
+        lines=round_lines.read_round_lines(folder / "whole"),
         finished=False,
     )
     assert "epsilon spent 4" in table.privacy_note([], live.lines)

@@ -9,7 +9,7 @@ import torch
 import fedmaba
 from fedmaba import rng, strategies
 from fedmaba.errors import InputError
-from fedmaba.experiment import config, sweep
+from fedmaba.experiment import config, experiment_file, sweep
 from fedmaba.privacy import accounting
 from fedmaba.privacy.mechanism import Mechanism, Privacy, busiest
 from fedmaba.simulation import private
@@ -239,10 +239,10 @@ def test_several_promises_are_rows_of_one_table():
         {"strategies": ["fedavg"], "dp": '["epsilon=1", "epsilon=8,clip=2"]'}
     )
     assert swept.keys == ("dp",)
-    asked = [config.result_settings(config.build(tree)) for tree in swept.trees]
+    asked = [experiment_file.result_settings(config.build(tree)) for tree in swept.trees]
     named = [sweep.suffix(values) for values in sweep.differing(asked)]
     assert named == [", dp=epsilon=1", ", dp=epsilon=8+clip=2"]
-    asked.append(config.result_settings(config.build({"strategies": ["fedavg"]})))
+    asked.append(experiment_file.result_settings(config.build({"strategies": ["fedavg"]})))
     assert len({sweep.suffix(values) for values in sweep.differing(asked)}) == 3
 
 

@@ -1,10 +1,12 @@
-"""Several processes at one simulation: real torchrun, gloo, on this machine."""
+"""Several processes at one simulation: gloo, on this machine; the slow tests use torchrun."""
 
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 
 from fedmaba import load_history
 from fedmaba.cli import main
+from forked import Command
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 MODEL = """
@@ -92,10 +95,23 @@ def said(err):
 
 @pytest.fixture(scope="module")
 def pair(folder):
-    """The experiment on two ranks, undisturbed."""
-    job = begin(2, ["-m", "fedmaba", *WORDS, "--out", "pair"])
-    out, err = end(job)
-    assert job.returncode == 0, err
+    """The experiment on two ranks, undisturbed: two processes with what torchrun tells them."""
+    with socket.socket() as free, ExitStack() as ends:
+        free.bind(("127.0.0.1", 0))
+        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        told |= {"TORCHELASTIC_RUN_ID": "pair", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+        free.close()
+        ranks = [
+            ends.enter_context(
+                Command(
+                    [*WORDS, "--out", "pair"], folder, log=f"rank{n}", RANK=n, LOCAL_RANK=n, **told
+                )
+            )
+            for n in "01"
+        ]
+        codes = [rank.wait(120) for rank in ranks]
+        out, err = map("".join, zip(*(rank.printed() for rank in ranks), strict=True))
+    assert codes == [0, 0], err
     assert out.count("results: pair") == 1
     assert err.count("model: fast rows") == err.count("ranks: 2") == err.count("round 12/12") == 1
     return folder / "pair"

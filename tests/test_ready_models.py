@@ -35,7 +35,7 @@ class Whole(Plain):
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of attention by vmap on a CPU
-@pytest.mark.parametrize("name", ["resnet8", "vit"])
+@pytest.mark.parametrize("name", ["resnet8", pytest.param("vit", marks=pytest.mark.slow)])
 def test_a_ready_model_of_images_trains_as_a_plain_loop(name, fed):
     plan = replace(PLAN, rounds=2, participants=2, steps=2, lr=0.05)
     make = models.find_factory(name)
@@ -78,7 +78,7 @@ def texts(each: bool) -> Federation:
     ("name", "each"),
     [
         ("lstm", True),
-        ("gpt", False),
+        pytest.param("gpt", False, marks=pytest.mark.slow),
         pytest.param("lstm", False, marks=pytest.mark.slow),
         pytest.param("gpt", True, marks=pytest.mark.slow),
     ],

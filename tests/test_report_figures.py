@@ -95,6 +95,7 @@ def test_rounds_have_whole_ticks():
     assert (ticks == ticks.round()).all()
 
 
+@pytest.mark.slow
 def test_the_names_of_the_axes_stay_inside_a_figure(folder):
     for kind in figures.KINDS.keys() - {"incentive"}:  # which wants a row of clients alone
         figure = figures.draw([data.load(folder)], kind)
@@ -158,20 +159,27 @@ def table2() -> History:
     return History(runs)
 
 
-def test_names_in_a_full_tradeoff_do_not_overlap():
+@pytest.mark.parametrize(
+    ("size", "dpi"),
+    [
+        ((6.75, 4.0), 100),
+        pytest.param((6.75, 4.0), 300, marks=pytest.mark.slow),
+        pytest.param(None, 100, marks=pytest.mark.slow),
+        pytest.param(None, 300, marks=pytest.mark.slow),
+    ],
+)
+def test_names_in_a_full_tradeoff_do_not_overlap(size, dpi):
     pytest.importorskip("matplotlib")
-    for size in (None, (6.75, 4.0)):
-        figure = figures.of(table2(), "tradeoff", size=size)
-        for dpi in (100, 300):
-            figure.set_dpi(dpi)
-            figure.draw_without_rendering()
-            texts = [t for axes in figure.axes for t in axes.texts if t.get_text()]
-            assert sorted(t.get_text() for t in texts) == sorted(ROWS)
-            boxes = [t.get_window_extent() for t in texts]
-            for i, box in enumerate(boxes):
-                assert not box.count_overlaps(boxes[:i]), texts[i].get_text()
-                frame = texts[i].axes.get_window_extent()
-                assert frame.count_contains(box.corners()) == 4
+    figure = figures.of(table2(), "tradeoff", size=size)
+    figure.set_dpi(dpi)
+    figure.draw_without_rendering()
+    texts = [t for axes in figure.axes for t in axes.texts if t.get_text()]
+    assert sorted(t.get_text() for t in texts) == sorted(ROWS)
+    boxes = [t.get_window_extent() for t in texts]
+    for i, box in enumerate(boxes):
+        assert not box.count_overlaps(boxes[:i]), texts[i].get_text()
+        frame = texts[i].axes.get_window_extent()
+        assert frame.count_contains(box.corners()) == 4
     left, right = figure.axes  # the outliers are beside, not in it
     assert left.get_ylim()[0] < 66 < 80 < right.get_ylim()[0]
 
@@ -184,7 +192,13 @@ def test_the_frame_of_a_tradeoff_holds_no_row_that_it_does_not_show():
     assert 74.9 < right.get_ylim()[0] < 75.1
 
 
-@pytest.mark.parametrize("kind", ["distribution", "rounds", "variance", "accuracy", "worst"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "rounds",
+        *(pytest.param(k, marks=pytest.mark.slow) for k in ("distribution", "variance", "worst")),
+    ],
+)
 def test_a_legend_of_many_rows_lies_in_the_figure_and_on_no_panel(kind):
     pytest.importorskip("matplotlib")
     for size in (None, (6.75, 4.0)):

@@ -175,7 +175,8 @@ def test_hostile_names_stay_text():
         assert not {name for name in attributes if name.startswith("on") or name == "style"}
 
 
-def test_a_long_run_is_thinned_and_the_page_says_so():
+@pytest.mark.slow
+def test_a_long_run_stays_small():
     """100 clients x 2,000 rounds x 10 runs stay under 5 MB."""
     text = report.page([data.of(report_cases.history())])
     assert len(text.encode()) < 5_000_000
@@ -188,6 +189,9 @@ def test_a_long_run_is_thinned_and_the_page_says_so():
             assert set(np.diff(run[name])) <= {8, 9}
         assert run["accuracy"]["shape"] == [233, 100]
         assert len(run["fair"]["round"]) == len(run["info"]["rounds"]) == 400
+
+
+def test_a_long_run_is_thinned_and_the_page_says_so():
     sparse = report.page([data.of(report_cases.history(clients=3, rounds=500, every=10))])
     assert "Of up to 500 rounds of a run, 400 are embedded" in sparse
 

@@ -20,6 +20,8 @@ from fedmaba.reproduction import run as reproduce
 from fedmaba.reproduction.targets import Key, Scale
 from fedmaba.results import run_folder
 
+pytestmark = pytest.mark.usefixtures("small_sample")
+
 
 @pytest.fixture
 def call(monkeypatch, capsys, tmp_path):

@@ -16,7 +16,7 @@ import fedmaba
 from fedmaba import strategies
 from fedmaba.data.partition import Split
 from fedmaba.errors import InputError, SaveFailed
-from fedmaba.experiment import config, starting
+from fedmaba.experiment import config, experiment_file, starting
 from fedmaba.results import run_folder
 from fedmaba.results.run_folder import (
     Folder,
@@ -47,7 +47,7 @@ def test_a_finished_folder_holds_everything_and_its_last_checkpoint(finished):
 
 def test_the_experiment_file_asks_for_the_same_run_again(finished, tiny_npz):
     _, out = finished
-    again = config.build(config.read_toml(out / "experiment.toml"))
+    again = config.build(experiment_file.read_toml(out / "experiment.toml"))
     assert again == asked(tiny_npz)
 
 
@@ -216,5 +216,5 @@ def test_the_saved_strategies_are_those_that_ran(tiny_npz, tmp_path):
     listed = [fedmaba.FedMABA(eta_b=1 / 3, rho=0.123456789), fedmaba.FedMABA(eta_b=0.3333333)]
     out = tmp_path / "run"
     fedmaba.compare(listed, data=str(tiny_npz), model="softmax", out=out, **SMALL)
-    specs = config.read_toml(out / "experiment.toml")["strategies"]
+    specs = experiment_file.read_toml(out / "experiment.toml")["strategies"]
     assert [s for spec in specs for s in strategies.parse(spec)] == listed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from fedmaba import strategies
@@ -145,7 +145,7 @@ changes_of = {
 
 
 @every
-@quick
+@settings(quick, max_examples=12)
 @given(
     some.lists(
         some.tuples(

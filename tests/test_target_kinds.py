@@ -160,8 +160,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("task", TASKS)
+PAIRS = [(task, case) for task in TASKS for case in CASES]
+QUICK = {"regress": ("fast", "several"), "multilabel": ("fast", "vmap", "dropout")}
+QUICK |= {"sequence": ("fast", "tokens", "loop")}
+
+
+@pytest.mark.parametrize(
+    ("task", "case"),
+    [p if p[1] in QUICK[p[0]] else pytest.param(*p, marks=pytest.mark.slow) for p in PAIRS],
+)
 def test_every_kind_of_target_gives_the_model_of_a_plain_loop(task, case, federation):
     inputs, of = CASES[case]
     make, plain, path = of(task)

@@ -193,13 +193,12 @@ def test_the_list_says_what_a_folder_holds(call, monkeypatch, capsys, tmp_path):
         (job,) = targets.load(name, scale).jobs
         runs = [made(k.label, k.seed, np.full(4, 9), 1, deploy=k.deploy) for k in job.runs]
         save(tmp_path / "some" / f"{name}.npz", job, runs)
-    for words in (["--from", "some"], ["--out", "some"], ["--from", "some", "--out", "none"]):
+    for words in (["--out", "some"], ["--from", "some", "--out", "none"]):
         sizes, last = listed(call(*words)[1])
         held = {name: size[1] for name, size in sizes.items() if size[1]}
         shared = ("table2-cifar10-partial", "figure1b", "claims", "all")
         assert held == dict.fromkeys(shared, 6)
         assert last.startswith("held: runs in some")
-    assert {size[1] for size in listed(call("--out", "none")[1])[0].values()} == {0}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["some"]
     (tmp_path / "runs").mkdir()
     (tmp_path / "some").rename(tmp_path / "runs" / "reproduce")
@@ -211,7 +210,7 @@ def test_the_list_says_what_a_folder_holds(call, monkeypatch, capsys, tmp_path):
     assert capsys.readouterr().out == out
 
 
-@pytest.mark.parametrize("width", [80, 100, 200])
+@pytest.mark.parametrize("width", [80, pytest.param(100, marks=pytest.mark.slow), 200])
 def test_the_list_fits_the_terminal(width, monkeypatch, capsys, tmp_path):
     """Titles stand beside where there is room, else below, and nothing is cut."""
     monkeypatch.setattr(display, "screen", lambda: Console(width=width, force_terminal=True))

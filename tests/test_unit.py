@@ -168,7 +168,13 @@ def test_nor_do_a_notebook_a_page_and_an_export(runs, tmp_path):
     assert max(row[rows[0].index("best")] for row in rows[1:]) <= 7
 
 
-@pytest.mark.parametrize("kind", ["distribution", "tradeoff", "rounds", "accuracy", "gains"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("tradeoff", "accuracy"),
+        *(pytest.param(k, marks=pytest.mark.slow) for k in ("distribution", "rounds", "gains")),
+    ],
+)
 def test_nor_does_a_figure(kind, runs):
     pytest.importorskip("matplotlib")
     history = run_folder.load_history(runs["sevens"])

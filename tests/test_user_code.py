@@ -111,7 +111,6 @@ def test_reading_commands_import_nothing_from_the_folder_they_stand_in(place, tm
     assert len(list(place.folder.glob("*.py"))) > 200
     reads_only(place, ["report", ".", "-o", tmp_path / "page.html"], 0)
     assert (tmp_path / "page.html").stat().st_size > 10_000
-    reads_only(place, ["resume", "."], 0)  # finished: nothing is trained
 
 
 @pytest.mark.slow
@@ -121,6 +120,7 @@ def test_nor_does_any_other_command_that_reads(place, tmp_path):
     for words, code in [
         (["--help"], 0),
         (["list", "strategies"], 0),
+        (["resume", "."], 0),  # finished: nothing is trained
         (["table", "."], 0),
         (["table", ".", "--against", "fedavg", "--to", "latex"], 0),
         (["export", "."], 0),
@@ -131,7 +131,7 @@ def test_nor_does_any_other_command_that_reads(place, tmp_path):
         reads_only(place, words, code)
 
 
-@mostly_as_a_module
+@pytest.mark.slow
 def test_a_watched_folder_is_only_read(place):
     words = place.words(place.started, "watch", ".")
     with subprocess.Popen(
@@ -147,7 +147,7 @@ def test_a_watched_folder_is_only_read(place):
     assert place.imported() == []
 
 
-@mostly_as_a_module
+@pytest.mark.slow
 def test_a_run_of_built_in_strategies_imports_nothing_either(place, tiny_npz):
     words = ["compare", "fedavg", "--data", tiny_npz, "--model", "softmax", "--rounds", "1"]
     done = place.call(place.started, *words, "--seeds", "1", "--out", "fresh")
@@ -544,7 +544,7 @@ def test_in_python_the_cause_is_kept(here, tiny_npz):
 # --- pictures ----------------------------------------------------------------------------------
 
 
-@mostly_as_a_module
+@pytest.mark.slow
 def test_a_planted_matplotlibrc_starts_no_latex(place, tmp_path):
     rc = "text.usetex: True\ntext.latex.preamble: \\\\input{/etc/hostname}\nfigure.dpi: 17\n"
     (place.folder / "matplotlibrc").write_text(rc)

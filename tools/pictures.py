@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.terminal_theme import SVG_EXPORT_THEME
 
-from fedmaba.experiment import config
+from fedmaba.experiment import config, experiment_file
 from fedmaba.experiment import session as experiment
 from fedmaba.report import html, terminal
 
@@ -133,7 +133,7 @@ def page(run: Path) -> None:
 
 def screen(run: Path, share: float = 0.6) -> None:
     """The terminal part of the way through the same experiment."""
-    asked = config.build(config.read_toml(run / "experiment.toml"))
+    asked = config.build(experiment_file.read_toml(run / "experiment.toml"))
     session = experiment.prepare(asked)
     pace = terminal.Pace(session.batch)
     for snapshot in session.rounds():

@@ -91,3 +91,13 @@ def unknown(
     every = "choose one of " + ", ".join(names) + other
     hint = f"did you mean {head + near[0]!r}?" if near else every
     return InputError(f"unknown {kind} {head + name!r}: {hint}")
+
+
+def reason(error: BaseException) -> str:
+    """What an exception says, on one line."""
+    text = getattr(error, "strerror", None) or str(error)
+    if isinstance(error, KeyError):
+        text = f"it lacks {text}"
+    if text == "File is not a zip file":
+        text = "no NPZ file"
+    return " ".join(str(text).split())[:200] or type(error).__name__

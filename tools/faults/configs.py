@@ -14,7 +14,7 @@ from pathlib import Path
 from tools.faults.common import Say, Tally, call, make_data, one_line, progress, scratch
 from tools.faults.damage import mutate
 
-from fedmaba.experiment import config
+from fedmaba.experiment import config, experiment_file
 
 HUGE = 10**30
 # key: values that are right, values that are wrong
@@ -169,14 +169,16 @@ def _file(tree: dict[str, object], specs: list[str]) -> list[str] | None:
     nested: dict[str, object] = {}
     for name, value in tree.items():
         config.set_key(nested, name, value)
-    text = f"strategies = {config._toml(specs)}\n"
+    text = f"strategies = {experiment_file.toml_value(specs)}\n"
     text += "".join(
-        f"{k} = {config._toml(v)}\n" for k, v in nested.items() if not isinstance(v, dict)
+        f"{k} = {experiment_file.toml_value(v)}\n"
+        for k, v in nested.items()
+        if not isinstance(v, dict)
     )
     for name, section in nested.items():
         if isinstance(section, dict):
             text += f"[{name}]\n"
-            text += "".join(f"{k} = {config._toml(v)}\n" for k, v in section.items())
+            text += "".join(f"{k} = {experiment_file.toml_value(v)}\n" for k, v in section.items())
     Path("e.toml").write_text(text, encoding="utf-8", errors="surrogatepass")
     return ["run", "e.toml"]
 

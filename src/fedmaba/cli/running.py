@@ -15,7 +15,7 @@ from fedmaba import stop
 from fedmaba.cli.messages import say_nothing, stays_silent, tell
 from fedmaba.cli.options import Events, Overrides, Quiet, RunFolder, Track, with_experiment_options
 from fedmaba.errors import Diverged, InputError
-from fedmaba.experiment import config
+from fedmaba.experiment import config, experiment_file
 
 if TYPE_CHECKING:
     from fedmaba.experiment.session import Session
@@ -51,7 +51,7 @@ def run(
     **given: Any,
 ) -> None:
     """Run the experiment of a file; options override its keys."""
-    tree = config.read_toml(file)
+    tree = experiment_file.read_toml(file)
     asked = _experiments(tree, given["options"], overrides, str(file))
     _run(*asked, quiet, _trackers(track, tensorboard))
 

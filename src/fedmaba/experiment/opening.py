@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fedmaba.errors import InputError
-from fedmaba.experiment import config, parts
+from fedmaba.experiment import config, experiment_file, parts
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.session import (
     Session,
@@ -105,8 +105,14 @@ def _check_folder(experiment: Experiment, out: Path) -> None:
         begun = files.exists(file)
     except OSError as error:
         raise InputError(f"{out}: {error.strerror}: choose another --out") from error
-    there = config.build(config.read_toml(file, links=False), str(file)) if begun else experiment
-    other = config.changed_keys(config.result_settings(there), config.result_settings(experiment))
+    there = (
+        config.build(experiment_file.read_toml(file, links=False), str(file))
+        if begun
+        else experiment
+    )
+    other = experiment_file.changed_keys(
+        experiment_file.result_settings(there), experiment_file.result_settings(experiment)
+    )
     if there.train.rounds < experiment.train.rounds:
         other.pop("train.rounds")
     if other:
@@ -160,7 +166,7 @@ def _add_rounds(
     at, told = session.batch.progress, {**session.meta(), "extends": before}
     folder.save(at.round, at.arrays(), told, session.history)
     folder.reopen()
-    folder.write(run_folder.EXPERIMENT_FILE, config.dump(experiment).encode())
+    folder.write(run_folder.EXPERIMENT_FILE, experiment_file.dump(experiment).encode())
     folder.write_json("about.json", {**_about(session, ()), "command": about.get("command", [])})
     session.warnings += damaged
     session.notes.append(f"goes on after round {at.round}, up to round {experiment.train.rounds}")
@@ -202,8 +208,10 @@ def _take_result(session: Session, folder: run_folder.Folder, out: Path) -> None
     about, mine = run_folder.load_about(out), session.provenance()
     made = run_folder.load_runs(out).get("made")
     if made is not None:  # version 0.1 did not note it
-        if edits := config.changed_keys(made["asked"], mine["asked"]):
-            raise InputError(config.edited_message(out / run_folder.EXPERIMENT_FILE, edits))
+        if edits := experiment_file.changed_keys(made["asked"], mine["asked"]):
+            raise InputError(
+                experiment_file.edited_message(out / run_folder.EXPERIMENT_FILE, edits)
+            )
         _check_same_source(session, made, about, out)
     _check_same_code(session, about, out)
     session.history = run_folder.load_history(out)
@@ -217,7 +225,7 @@ def _create_folder(session: Session, folder: run_folder.Folder, command: Sequenc
         before = run_folder.load_about(folder.path)
         session.batch.progress.chunk = before.get("chunk", session.batch.progress.chunk)
         command = command or before.get("command", command)
-    folder.write(run_folder.EXPERIMENT_FILE, config.dump(session.experiment).encode())
+    folder.write(run_folder.EXPERIMENT_FILE, experiment_file.dump(session.experiment).encode())
     folder.write_json("about.json", _about(session, command))
     folder.write_npz("partition.npz", _partition_arrays(session))
 
@@ -326,8 +334,8 @@ def _check_same_experiment(
         made = {**mine, **told}
     elif about.get("digest") in (None, *digests):
         require_same_experiment(session, meta, out)
-    elif edits := config.changed_keys(made["asked"], mine["asked"]):
-        said = config.edited_message(out / run_folder.EXPERIMENT_FILE, edits)
+    elif edits := experiment_file.changed_keys(made["asked"], mine["asked"]):
+        said = experiment_file.edited_message(out / run_folder.EXPERIMENT_FILE, edits)
         raise InputError(f"{said}, or choose another --out")
     _check_same_source(session, made, about, out)
     digest = about.get("digest", _digest(mine))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmaba import strategies
 from fedmaba.errors import InputError
-from fedmaba.experiment import config, sweep
+from fedmaba.experiment import config, experiment_file, sweep
 from fedmaba.experiment.config import Experiment
 from fedmaba.results import files, run_folder
 from fedmaba.results.history import Arrays, History, Models, RunHistory, TrainedModel
@@ -75,12 +75,12 @@ def about_of(path: Path) -> dict[str, Any]:
 def experiment_of(part: Path) -> Experiment:
     """The experiment of one part."""
     file = part / run_folder.EXPERIMENT_FILE
-    return config.build(config.read_toml(file, links=False), str(file))
+    return config.build(experiment_file.read_toml(file, links=False), str(file))
 
 
 def run_settings(experiment: Experiment) -> dict[str, Any]:
     """All that decides the numbers of a run, except its strategy and its seed."""
-    tree = config.result_settings(experiment)
+    tree = experiment_file.result_settings(experiment)
     del tree["strategies"], tree["seeds"]
     return tree
 
@@ -260,7 +260,9 @@ def _same(
 ) -> list[Work]:
     """What is there of an experiment; one that differs in a key that is not listed is refused."""
     mine, rounds = run_settings(asked), "train.rounds"
-    changes = [set(config.changed_keys(run_settings(work.experiment), mine)) for work in there]
+    changes = [
+        set(experiment_file.changed_keys(run_settings(work.experiment), mine)) for work in there
+    ]
     grows = set() if rounds in listed else {rounds}
     same = [work for work, keys in zip(there, changes, strict=True) if keys <= grows]
     if any(work.experiment.train.rounds > asked.train.rounds for work in same):
@@ -297,6 +299,6 @@ def reserve(works: Sequence[Work], out: Path) -> None:
             name = f"{work.place}/{run_folder.EXPERIMENT_FILE}"
             if files.exists(out / name):
                 raise InputError(f"{out} was changed by another process: repeat the command")
-            folder.write(name, config.dump(work.experiment).encode())
+            folder.write(name, experiment_file.dump(work.experiment).encode())
     finally:
         folder.close()

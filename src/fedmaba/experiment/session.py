@@ -24,7 +24,7 @@ from fedmaba import strategies
 from fedmaba.data import datasets, groups
 from fedmaba.data.federation import Federation, attacked
 from fedmaba.errors import InputError
-from fedmaba.experiment import config
+from fedmaba.experiment import experiment_file
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.driver import drive
 from fedmaba.experiment.federations import ReadData, attack_of, data_notes, load_federations
@@ -107,7 +107,7 @@ class Session:
         """What the numbers come from: settings, data, partition, and given weights."""
         if self._provenance is None:
             data = self.batch.runs[0].federation.data.sha256()
-            asked = json.loads(json.dumps(config.result_settings(self.experiment)))
+            asked = json.loads(json.dumps(experiment_file.result_settings(self.experiment)))
             self._provenance = {"asked": asked, "data": data, "partition": partition_digests(self)}
             self._provenance |= {"init": self.init} if self.init else {}
         return self._provenance
@@ -479,7 +479,7 @@ def _shared_settings(
     experiment: Experiment, own: UserObjects, data: datasets.Dataset
 ) -> list[object]:
     """All that decides the numbers of a run, except its strategy and seed."""
-    tree = config.result_settings(experiment)
+    tree = experiment_file.result_settings(experiment)
     del tree["strategies"], tree["seeds"], tree["eval"]["share"]
     tree["machine"] = tree["machine"]["dtype"]
     # The name of a data set says which data it holds; the name of a file does not.
@@ -493,7 +493,7 @@ def _identity_for_ranks(experiment: Experiment, federations: dict[int, Federatio
     versions = [fedmaba.__version__, torch.__version__, np.__version__, torch.cuda.is_available()]
     splits = [fed.split.sha256() for fed in federations.values()]
     data = next(iter(federations.values())).data.sha256()
-    return json.dumps([versions, config.result_settings(experiment), data, splits])
+    return json.dumps([versions, experiment_file.result_settings(experiment), data, splits])
 
 
 def require_same_experiment(
@@ -505,7 +505,7 @@ def require_same_experiment(
         return
     other = [
         key
-        for key in config.changed_keys(made["asked"], mine["asked"])
+        for key in experiment_file.changed_keys(made["asked"], mine["asked"])
         if key.split(".")[0] != apart
     ]
     other += [key for key in ("data", "partition") if made[key] != mine[key]]

@@ -14,7 +14,7 @@ from fedmaba.data import datasets
 from fedmaba.data.federation import Federation
 from fedmaba.data.paths import is_file
 from fedmaba.errors import InputError, unknown
-from fedmaba.experiment import checks, config, parts, sweep
+from fedmaba.experiment import checks, config, experiment_file, parts, sweep
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.federations import ReadData
 from fedmaba.experiment.initial import Init
@@ -213,14 +213,14 @@ class Whole:
         """What to run, which rank 0 finds out: the others may not see the folder."""
         together = distributed.join()
         if together.count > 1:  # before rank 0's settings take the place of all others
-            settings = [config.result_settings(experiment) for experiment in self.asked]
+            settings = [experiment_file.result_settings(experiment) for experiment in self.asked]
             together.alike(json.dumps(settings))
         works: list[parts.Work] = []
         if not together.rank:
             works = parts.computations(self.asked, self.rows, self.keys, self.out)
         if together.count == 1:
             return works
-        found = [[w.place, config.dump(w.experiment), w.labels, w.new] for w in works]
+        found = [[w.place, experiment_file.dump(w.experiment), w.labels, w.new] for w in works]
         return [
             parts.Work(place, config.build(files.parse_toml(text.encode())), tuple(labels), new)
             for place, text, labels, new in json.loads(together.tell(json.dumps(found).encode()))
@@ -258,7 +258,7 @@ def resume(out: Path, trust: bool = False) -> Session:
         raise InputError(
             f"{out} was begun in Python, with more than names: {run_folder.resume_hint(out)}"
         )
-    asked = config.build(config.read_toml(source), str(source))
+    asked = config.build(experiment_file.read_toml(source), str(source))
     if named := checks.user_modules(asked.model_dump()):
         if not trust:
             raise InputError(

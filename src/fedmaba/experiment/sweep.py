@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fedmaba.errors import InputError
-from fedmaba.experiment import config
+from fedmaba.experiment import config, experiment_file
 
 MAX_COMBINATIONS = 200  # of values in one folder
 OWN_LISTS = ("data.drop", "data.categorical")  # one value of these is a list of columns
@@ -89,7 +89,9 @@ def list_of(text: str) -> list[Any] | None:
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
     """Of each experiment, the keys in which not all are the same, with its own values."""
-    found = {name for one in settings[1:] for name in config.changed_keys(settings[0], one)}
+    found = {
+        name for one in settings[1:] for name in experiment_file.changed_keys(settings[0], one)
+    }
     found |= {"dp" for name in found if name.startswith("dp.")}  # its keys are one value
     names = [key.name for key in config.options() if key.name in found]
     return [{name: _at(one, name) for name in names} for one in settings]

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmaba.errors import InputError
-from fedmaba.experiment import config, parts
+from fedmaba.experiment import config, experiment_file, parts
 from fedmaba.report import federation
-from fedmaba.results import files, run_folder, state_folder
+from fedmaba.results import files, round_lines, run_folder, state_folder
 from fedmaba.results.history import At, History, Model, On, RunHistory
 from fedmaba.results.saved_history import metric_of
 from fedmaba.results.state_folder import FederationState
@@ -64,9 +64,9 @@ def load(path: Path) -> Source:
     lines: list[dict[str, Any]] = []
     if finished or run_folder.checkpoints(path):
         history, saved = run_folder.load_history_and_offset(path)
-        lines = [] if finished else run_folder.read_round_lines(path, saved)
+        lines = [] if finished else round_lines.read_round_lines(path, saved)
     elif files.exists(path / "experiment.toml"):
-        lines = run_folder.read_round_lines(path)
+        lines = round_lines.read_round_lines(path)
         ordered = dict.fromkeys((str(at["strategy"]), int(at["seed"])) for at in lines)
         nobody = np.zeros(0, np.int64)
         metric = metric_of(run_folder.load_about(path).get("metric"))
@@ -79,7 +79,7 @@ def load(path: Path) -> Source:
     if files.exists(path / "experiment.toml"):
         text = _text(path / "experiment.toml")
         try:
-            asked = config.build(config.read_toml(path / "experiment.toml", links=False))
+            asked = config.build(experiment_file.read_toml(path / "experiment.toml", links=False))
             rounds, history.share = asked.train.rounds, asked.eval.share
             lies = bool(asked.attack.does)
         except InputError:  # written by another version: show it, do not judge it
@@ -100,7 +100,7 @@ def load(path: Path) -> Source:
             "it, or run the experiment again with another --out"
         )
     held = not finished and run_folder.in_use(path)
-    seconds = () if finished else run_folder.read_seconds(path)
+    seconds = () if finished else round_lines.read_seconds(path)
     out = Source(path.name, history, about, text, labels, lines, rounds, finished, held)
     return replace(out, path=files.without_links(path), seconds=seconds)
 
@@ -124,8 +124,8 @@ def _as_begun(path: Path, asked: config.Experiment, about: Mapping[str, Any]) ->
     made = run_folder.load_runs(path).get("made")
     if made is None:  # of an earlier version
         return
-    if edits := config.changed_keys(made["asked"], config.result_settings(asked)):
-        raise InputError(config.edited_message(path / "experiment.toml", edits))
+    if edits := experiment_file.changed_keys(made["asked"], experiment_file.result_settings(asked)):
+        raise InputError(experiment_file.edited_message(path / "experiment.toml", edits))
     told = {"data": about.get("data", {}).get("sha256"), "partition": about.get("partition")}
     if about and told != {key: made[key] for key in told}:
         raise InputError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.experiment import config
+from fedmaba.experiment import experiment_file
 from fedmaba.results import files, run_folder
 from fedmaba.results.metrics import Unit, every
 
@@ -78,7 +78,7 @@ def runs_of(session: Session, out: Path) -> list[TrackedRun]:
         whole = whole.parent.parent
     searched = whole.name == run_folder.SEARCH
     group = f"{whole.parent.name} {whole.name}" if searched else whole.name
-    settings = config.result_settings(session.experiment)
+    settings = experiment_file.result_settings(session.experiment)
     del settings["strategies"], settings["seeds"]
     flat = dict(_flat(settings))
     return [

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from fedmaba.errors import InputError, unknown
+from fedmaba.errors import InputError, reason, unknown
 from fedmaba.report import tracked
 from fedmaba.results import files, run_folder, schema
 
@@ -86,7 +86,7 @@ def _failing(
         yield
     except _kind(name).errors() as error:
         del opened[name]
-        warn(f"{name} failed, so later rounds are not tracked there: {run_folder.reason(error)}")
+        warn(f"{name} failed, so later rounds are not tracked there: {reason(error)}")
 
 
 def _open(name: str, run: tracked.TrackedRun, known: str) -> tracked.Tracker:
@@ -95,7 +95,7 @@ def _open(name: str, run: tracked.TrackedRun, known: str) -> tracked.Tracker:
         return kind.open_run(run, known)
     except kind.errors() as error:
         raise InputError(
-            f"{name} cannot be used: {run_folder.reason(error)}: fix that, or leave it out"
+            f"{name} cannot be used: {reason(error)}: fix that, or leave it out"
         ) from error
 
 

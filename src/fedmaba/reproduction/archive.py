@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.errors import InputError
+from fedmaba.errors import InputError, reason
 from fedmaba.reproduction import targets
 from fedmaba.reproduction.targets import Key
 from fedmaba.results import array_files, files, run_folder, schema
@@ -163,7 +163,7 @@ def _one_line_errors(path: Path) -> Iterator[None]:
         yield
     except array_files.READ_ERRORS as error:
         raise InputError(
-            f"{path} is no file of `fedmaba reproduce` ({run_folder.reason(error)}): take it "
+            f"{path} is no file of `fedmaba reproduce` ({reason(error)}): take it "
             "away, or restore it"
         ) from error
 

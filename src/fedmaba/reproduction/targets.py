@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError
 from fedmaba import strategies
 from fedmaba.data import natural
 from fedmaba.errors import InputError, unknown
-from fedmaba.experiment import config
+from fedmaba.experiment import config, experiment_file
 from fedmaba.experiment.config import Experiment, Section
 from fedmaba.strategies.base import Strategy
 
@@ -237,7 +237,7 @@ def load(name: str, scale: Scale | None = None) -> Target:
 
 def settings(experiment: Experiment) -> dict[str, Any]:
     """All that decides the numbers of a run but strategy, seed and deployed model."""
-    tree = {k: v for k, v in config.result_settings(experiment).items() if k in NUMBERS}
+    tree = {k: v for k, v in experiment_file.result_settings(experiment).items() if k in NUMBERS}
     del tree["server"]["deploy"]
     if tree["attack"]["does"] is None:
         del tree["attack"]
@@ -427,7 +427,7 @@ def _read(name: str) -> dict[str, Any]:
     """The tree of a target with all that it takes over."""
     if name not in names():
         raise unknown("target", name, names())
-    tree = config.read_toml(folder() / f"{name}.toml")
+    tree = experiment_file.read_toml(folder() / f"{name}.toml")
     if not isinstance(tree.get("target"), dict):
         raise InputError(f"{name}.toml has no section [target]: add one, with kind and title")
     like = tree["target"].pop("like", None)

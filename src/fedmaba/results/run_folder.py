@@ -11,12 +11,10 @@ checkpoint/*.ckpt the two newest: magic, SHA-256, then safetensors with tables, 
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import hashlib
 import io
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -27,12 +25,12 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from fedmaba.errors import InputError, SaveFailed
-from fedmaba.results import array_files, files, schema
+from fedmaba.errors import InputError, SaveFailed, reason
+from fedmaba.results import array_files, files, round_lines, schema
 from fedmaba.results.array_files import Arrays, MemoryBudget, npz, pack
 from fedmaba.results.files import Buffer
 from fedmaba.results.history import History, RunHistory, TrainedModel
-from fedmaba.results.metrics import ACCURACY, every
+from fedmaba.results.metrics import ACCURACY
 from fedmaba.results.saved_history import from_arrays
 from fedmaba.results.table_checks import check_shapes
 
@@ -51,7 +49,6 @@ TRACKED_FILE = "trackers.json"  # what experiment trackers call the runs
 BESIDE = (".lock", PARTS, SEARCH, SEARCH_FILE)  # may be there before the first runs are
 SUBFOLDERS = ("checkpoint", "clients", "models")
 CHECKPOINT = re.compile(r"[0-9]{1,12}\.ckpt")
-MAX_LINES = 100_000  # of rounds.jsonl that are read of a run in progress
 in_use = files.in_use  # whether a process works on a run folder
 RESTORE_HINT = "restore it, or run the experiment again with another --out"
 
@@ -89,15 +86,15 @@ class Folder:
 
     def append_rounds(self, history: History, first: int) -> None:
         """Append the lines of all runs for the rounds after `first`, round by round."""
-        self._append(_as_json_lines(_lines_of_rounds(history, first)))
+        self._append(round_lines.as_json_lines(round_lines.lines_of_rounds(history, first)))
 
     def append_lines(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Append lines to rounds.jsonl, in place of any that do not belong to the run."""
-        self._append(_as_json_lines(lines))
+        self._append(round_lines.as_json_lines(lines))
 
     def repair_rounds(self, history: History) -> bool:
         """Rewrite rounds.jsonl if it does not begin with the history's lines; True if it was."""
-        text = _as_json_lines(_lines_of_rounds(history, 0))
+        text = round_lines.as_json_lines(round_lines.lines_of_rounds(history, 0))
         self.lines = len(text)
         target = self.path / "rounds.jsonl"
         try:
@@ -147,7 +144,7 @@ class Folder:
         target = self.path / "timing.jsonl"
         try:
             with files.open_to_append(target, self.private) as file:
-                file.write(_as_json_lines(lines))
+                file.write(round_lines.as_json_lines(lines))
         except OSError as error:
             raise files.write_error(target, error, self.remedy) from error
 
@@ -439,16 +436,6 @@ def _read_json(file: Path, kind: type[schema.Part]) -> dict[str, Any]:
         raise unreadable(file, error) from error
 
 
-def reason(error: BaseException) -> str:
-    """What an exception says, on one line."""
-    text = getattr(error, "strerror", None) or str(error)
-    if isinstance(error, KeyError):
-        text = f"it lacks {text}"
-    if text == "File is not a zip file":
-        text = "no NPZ file"
-    return " ".join(str(text).split())[:200] or type(error).__name__
-
-
 def unreadable(file: Path, error: Exception) -> InputError:
     """The error for a file that cannot be read."""
     return InputError(f"{file} cannot be read ({reason(error)}): {RESTORE_HINT}")
@@ -501,41 +488,6 @@ def _label_counts(name: str, counts: NDArray[Any]) -> NDArray[np.int64]:
     return counts.astype(np.int64)
 
 
-def read_round_lines(path: Path | str, start: int = 0) -> list[dict[str, Any]]:
-    """The complete lines of rounds.jsonl, from this byte to its end."""
-    file = Path(path) / "rounds.jsonl"
-    lines: list[dict[str, Any]] = []
-    try:
-        for place, line in files.json_lines(file, start):
-            try:
-                lines.append(schema.check(schema.Line, line))
-            except ValueError as error:
-                raise ValueError(f"{place}: {error}") from error
-            if len(lines) > MAX_LINES:
-                raise ValueError(f"it has more than {MAX_LINES:,} lines to read")
-    except FileNotFoundError:
-        return []
-    except array_files.READ_ERRORS as error:
-        raise InputError(
-            f"{file} cannot be read ({reason(error)}): restore it, or move it away: `fedmaba "
-            "resume` writes it anew"
-        ) from error
-    return lines
-
-
-def read_seconds(path: Path, newest: int = 20) -> list[float]:
-    """How long the newest rounds took, by timing.jsonl; nothing where it does not say."""
-    found: list[float] = []
-    try:
-        for _, line in files.json_lines(path / "timing.jsonl"):
-            took = line.get("seconds") if isinstance(line, dict) else None
-            if isinstance(took, int | float) and 0 <= took < math.inf:
-                found.append(float(took))
-    except array_files.READ_ERRORS:  # wall-clock figures: nothing rests on them
-        return []
-    return found[1:][-newest:]  # the first round also compiles kernels
-
-
 def worker(path: Path) -> int | None:
     """The process that works on a run folder, as its lock says."""
     try:
@@ -564,47 +516,3 @@ def _run_entries(history: History) -> list[dict[str, Any]]:
         | ({"groups": run.groups._asdict()} if run.groups.names else {})
         for run in history.runs
     ]
-
-
-def _as_json_lines(lines: Iterable[Mapping[str, Any]]) -> bytes:
-    return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
-
-
-def _lines_of_rounds(history: History, first: int) -> list[dict[str, Any]]:
-    """JSON-ready lines of all runs for rounds after `first`, one round after another."""
-    found = [
-        line
-        for r, run in enumerate(history.runs)
-        for line in _lines_of_run(r, run, first, history.share)
-    ]
-    return sorted(found, key=lambda line: (line["round"], line["run"]))
-
-
-def _lines_of_run(r: int, run: Any, first: int, share: float) -> list[dict[str, Any]]:
-    """One run's rounds after `first` as JSON-ready lines, made only from its tables."""
-    evaluated = {int(t): i for i, t in enumerate(run.tables.get("evaluated", []))}
-    infos = sorted(name for name in run.tables if name.startswith("info."))
-    rounds, lines = run.tables.get("round", []), []
-    for i in range(bisect.bisect_right(rounds, first), len(rounds)):
-        done = rounds[i]
-        line: dict[str, Any] = {"run": r, "strategy": run.label, "seed": run.seed}
-        line["round"] = int(done)
-        told = {name[5:]: run.tables[name][i] for name in infos}
-        line |= {name: _number(v) for name, v in told.items() if not np.isnan(v)}
-        at = evaluated.get(int(done))
-        if at is not None:
-            models = run.models()
-            accuracy, loss = (
-                np.stack([run.tables[f"{model}.{name}"][at] for model in models]).astype(float)
-                for name in ("accuracy", "loss")
-            )
-            # in percent, unless the metric says that its scores are no shares
-            found = every(accuracy, loss, run.test_size, share, run.metric.unit(True))
-            for model, figures in zip(models, found, strict=True):
-                line[model] = {k: _number(v) for k, v in figures._asdict().items()}
-        lines.append(line)
-    return lines
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if math.isfinite(value) else None

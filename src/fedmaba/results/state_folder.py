@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from fedmaba.errors import InputError
-from fedmaba.results import array_files, files, metrics, run_folder, schema
+from fedmaba.errors import InputError, reason
+from fedmaba.results import array_files, files, metrics, round_lines, run_folder, schema
 from fedmaba.results.history import (
     At,
     FloatArray,
@@ -246,7 +246,7 @@ class StateModels:
         try:
             return array_files.read_weights(files.path_inside(self._path, name))
         except array_files.READ_ERRORS as error:
-            why = run_folder.reason(error)
+            why = reason(error)
             raise InputError(f"{self._path / name} cannot be read ({why}): {RESTORE}") from error
 
     def new_module(self, run: RunHistory) -> nn.Module:
@@ -330,12 +330,12 @@ def _read_lines(
             (rounds if of_round else finals).append(told)
             if (len(rounds) + len(finals)) * max(1, len(sites)) > MAX_CELLS:
                 raise ValueError(f"it has more than {MAX_CELLS:,} rounds times sites")
-            if len(rounds) + len(finals) > run_folder.MAX_LINES:
-                raise ValueError(f"it has more than {run_folder.MAX_LINES:,} lines to read")
+            if len(rounds) + len(finals) > round_lines.MAX_LINES:
+                raise ValueError(f"it has more than {round_lines.MAX_LINES:,} lines to read")
     except FileNotFoundError:
         return [], []
     except array_files.READ_ERRORS as error:
-        why = run_folder.reason(error)
+        why = reason(error)
         raise InputError(f"{file} cannot be read ({why}): {RESTORE}") from error
     return rounds, finals
 
