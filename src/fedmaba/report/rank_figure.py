@@ -47,7 +47,7 @@ def mean_ranks(figure: Any, plot: PlotData) -> None:
         lower = name == "variance" or plot.unit.lower
         panels.append((name, labels, rank_tests.ranking(values, lower)))
     rows, bars = len(plot.labels), max(len(found.alike()) for _, _, found in panels)
-    height = 0.75 + BAR * bars + LINE * -(-rows // 2)
+    height = 0.9 + BAR * bars + LINE * -(-rows // 2)
     figure.set_figheight(0.2 + height * len(SHOWN))
     for axes, (name, labels, found) in zip(figure.subplots(len(SHOWN), 1), panels, strict=True):
         _panel(axes, labels, found, bars)
@@ -55,7 +55,7 @@ def mean_ranks(figure: Any, plot: PlotData) -> None:
         p = "< 0.001" if found.p < 0.001 else f"{found.p:.3f}"
         what = axis_name(name, plot.unit, plot.share)
         told = f"Friedman p {p}{apart}; critical difference {found.critical:.2f}"
-        axes.set_title(f"Mean rank by {what} ({told})", pad=14)
+        axes.set_title(f"Mean rank by {what}\n{told}", pad=14)
     seeds = panels[0][2].blocks
     figure_text.sides(
         figure, f"1: best of {rows} rows, over {seeds} seeds; bar: not told apart (Nemenyi, 95 %)"
