@@ -49,9 +49,9 @@ SUMMED = [name for name in REGISTRY if summed(name)]
 # In a secure round the masks that others share with them must then be taken off by shares.
 DROPPING = """
 
-from fedmaba import flower
+from fedmaba.deploy import site_app
 
-send = flower.secure_mod
+send = site_app.secure_mod
 
 
 def dropping(message, context, call_next):
@@ -62,7 +62,7 @@ def dropping(message, context, call_next):
     return call_next(message, context) if text is None else send(message, context, call_next)
 
 
-flower.secure_mod = dropping
+site_app.secure_mod = dropping
 app = client_app(MODEL, load, classes=CLASSES, secure=True)
 """
 
