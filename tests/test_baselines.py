@@ -8,7 +8,7 @@ from tools import run_parts
 
 from fedmaba import strategies
 from fedmaba.errors import InputError
-from fedmaba.reproduction import archive, page, picks, target_sources, targets
+from fedmaba.reproduction import archive, baseline_tables, page, picks, target_sources, targets
 from fedmaba.reproduction.targets import Key, Scale
 from fedmaba.results.history import GrowingArray, RunHistory
 from reproduction_cases import ABOUT, command, grid_named
@@ -174,18 +174,26 @@ def test_rows_with_other_numbers_of_trials_are_refused(small):
         targets.load("baselines-small")
 
 
-def test_parts_search_then_run_what_was_picked_and_the_command_redraws_it(
-    small, tmp_path, monkeypatch, capsys
-):
-    zipped, parts = tmp_path / "parts.zip", ["baselines-small#picks", "baselines-small#search"]
-    asked = ["--out", str(zipped), "--device", "cpu", "--dtype", "float32", *parts, parts[0]]
-    run_parts.main(asked)
+@pytest.fixture
+def parts(small, tmp_path):
+    """Play parts of the small target on the CPU; the results lie in a folder."""
+    zipped, results = tmp_path / "parts.zip", tmp_path / "results"
+
+    def play(*which):
+        machine = ("--device", "cpu", "--dtype", "float32")
+        run_parts.main(["--out", str(zipped), *machine, *(f"baselines-small#{w}" for w in which)])
+        zipfile.ZipFile(zipped).extractall(results)
+        return results
+
+    return play
+
+
+def test_parts_search_then_run_what_was_picked(parts, capsys):
+    results = parts("picks", "search", "picks")
     said = capsys.readouterr().out
     assert "no pick yet for fedavg, fedmaba, ditto: run #search before" in said
-    assert "FAILED" in said.partition("#search: 6 runs")[0]
+    assert "FAILED" not in said.partition("#search: 6 runs")[2]
     assert "#picks: 6 runs" in said
-    results = tmp_path / "results"
-    zipfile.ZipFile(zipped).extractall(results)
     target, batches = targets.load("baselines-small"), archive.read_folder(results)
     assert sum(len(batch.keys) for batch in batches) == 12
     history = picks.picked_history(target, batches)
@@ -195,18 +203,27 @@ def test_parts_search_then_run_what_was_picked_and_the_command_redraws_it(
     assert all(run.has_personal for run in history.runs)
     (source,) = target_sources.of_target(results, "baselines-small")
     assert {run.label for run in source.history.runs} == {"fedavg", "fedmaba", "ditto"}
-    run = command(monkeypatch, capsys, tmp_path)
-    code, shown, _ = run("baselines-small", "--from", results, "--out", tmp_path / "shown")
-    assert code == 0
-    assert "Holm's correction for 2 rows" in shown
     written = page.document(target, batches)
-    assert [row[0].text for row in grid_named(written, "levels").rows] == [
-        "FedAvg",
-        "FedMABA",
-        "Ditto",
-    ]
+    names = [row[0].text for row in grid_named(written, "levels").rows]
+    assert names == ["FedAvg", "FedMABA", "Ditto"]
     assert len(grid_named(written, "search").rows) == 6
     assert len(grid_named(written, "ranks").rows) == 3
     assert {"personal", "differences", "holm"} <= {grid.name for grid in written.grids}
     assert written.figures.keys() == {"ranks"}
     assert not [text for text in written.text if text.startswith("Not run yet")]
+    shown = baseline_tables.over_settings({"here": target}, batches)
+    assert {row[0].text for row in shown.rows} == set(names)
+
+
+@pytest.mark.slow
+def test_one_command_searches_runs_the_picks_and_redraws_them(small, tmp_path, monkeypatch, capsys):
+    run = command(monkeypatch, capsys, tmp_path)
+    where = tmp_path / "out"
+    code, first, said = run("baselines-small", "--out", where, "--device", "cpu")
+    assert code == 0, said
+    assert "Holm's correction for 2 rows" in first
+    held = sum(len(batch.keys) for batch in archive.read_folder(where))
+    assert held == 12
+    code, again, _ = run("baselines-small", "--from", where, "--out", where)
+    assert code == 0
+    assert again == first

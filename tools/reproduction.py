@@ -531,7 +531,7 @@ def baselines(batches: list[archive.ArchiveFile]) -> str:
         "CIFAR-100, 10 of 100": target_of("baselines-cifar100-partial"),
         "Fashion-MNIST, all": target_of("baselines-fashion-mnist"),
     }
-    grid = baseline_tables.overview(shown, batches)
+    grid = baseline_tables.over_settings(shown, batches)
     return document.markdown_table(grid) if grid.rows else "Not run yet."
 
 

@@ -15,7 +15,7 @@ from fedmaba.report.document import Cell, Document, Grid, between, number
 from fedmaba.report.plot_data import WIDE
 from fedmaba.reproduction import picks
 from fedmaba.reproduction.archive import ArchiveFile
-from fedmaba.reproduction.picks import Trial
+from fedmaba.reproduction.picks import SearchTrial
 from fedmaba.reproduction.targets import Target
 from fedmaba.results.history import History
 from fedmaba.results.selection import CHOICES, REFERENCE, by_seed, fairness_by_seed
@@ -34,7 +34,7 @@ def titled_history(target: Target, batches: Sequence[ArchiveFile]) -> History:
     return replace(found, runs=[replace(r, label=title_of(r.label)) for r in found.runs])
 
 
-def baselines(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
+def every_strategy(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
     """Levels, differences to FedAvg, ranks, the clients' own models, and the whole search."""
     tried = picks.trials(target, batches)
     lost = [row for row in dict.fromkeys(t.row for t in tried) if _all_diverged(row, tried)]
@@ -71,12 +71,12 @@ def _titled(grid: Grid) -> Grid:
     return replace(grid, rows=[[Cell(title_of(row[0].text)), *row[1:]] for row in grid.rows])
 
 
-def _all_diverged(row: str, tried: Sequence[Trial]) -> bool:
+def _all_diverged(row: str, tried: Sequence[SearchTrial]) -> bool:
     own = [t for t in tried if t.row == row]
     return all(t.found == t.asked for t in own) and not any(t.picked for t in own)
 
 
-def _settings(tried: Sequence[Trial], target: Target) -> dict[tuple[int, str], str]:
+def _settings(tried: Sequence[SearchTrial], target: Target) -> dict[tuple[int, str], str]:
     """By experiment and label: in what trials of a row differ, and the experiment's title."""
     out = {}
     for trial in tried:
@@ -145,7 +145,7 @@ def _ranks(history: History) -> list[Grid]:
     return [Grid("ranks", title, ["row", *(titles[name] for name in RANKED)], body)]
 
 
-def _search(tried: Sequence[Trial], target: Target) -> Grid:
+def _search(tried: Sequence[SearchTrial], target: Target) -> Grid:
     """Every trial with its scores on validation data."""
     settings = _settings(tried, target)
     head = ["row", "setting", "seeds", "picked"]
@@ -165,7 +165,7 @@ def _search(tried: Sequence[Trial], target: Target) -> Grid:
     return Grid("search", title, head, body)
 
 
-def overview(shown: dict[str, Target], batches: Sequence[ArchiveFile]) -> Grid:
+def over_settings(shown: dict[str, Target], batches: Sequence[ArchiveFile]) -> Grid:
     """Every row of several targets, by title: differences to FedAvg, and the mean of mean ranks.
 
     Bold: significant after Holm's correction for the rows of that target.

@@ -47,7 +47,7 @@ def document(target: Target, batches: Sequence[ArchiveFile]) -> Document:
         "fair": fair_tables.fair,
         "attacks": target_tables.attacks,
         "privacy": target_tables.privacy,
-        "baselines": baseline_tables.baselines,
+        "baselines": baseline_tables.every_strategy,
         "claims": claims.show_claims,
         "all": lambda *_: None,
     }

@@ -20,7 +20,7 @@ from fedmaba.strategies import deployed
 from fedmaba.strategies.base import Strategy
 
 
-class Trial(NamedTuple):
+class SearchTrial(NamedTuple):
     """One setting of one row, and its scores on validation data."""
 
     row: str
@@ -50,16 +50,16 @@ def judged_model(strategy: Strategy) -> Model:
     return "deployed" if strategy.local().personal is None else "personal"
 
 
-def trials(target: Target, batches: Sequence[ArchiveFile]) -> list[Trial]:
+def trials(target: Target, batches: Sequence[ArchiveFile]) -> list[SearchTrial]:
     """Every trial row by row, the picked ones marked; a row that lacks a run has no pick."""
     found = [trial for j, job in enumerate(target.jobs) for trial in _of_job(j, job, batches)]
-    rows: dict[str, list[Trial]] = {}
+    rows: dict[str, list[SearchTrial]] = {}
     for trial in found:
         rows.setdefault(trial.row, []).append(trial)
     return [trial for own in rows.values() for trial in _with_pick(own, target.view.pick)]
 
 
-def _of_job(j: int, job: Job, batches: Sequence[ArchiveFile]) -> list[Trial]:
+def _of_job(j: int, job: Job, batches: Sequence[ArchiveFile]) -> list[SearchTrial]:
     """The trials of one experiment."""
     keys = _trial_keys(job)
     history = archive.deployed_history(batches, replace(job, runs=keys))
@@ -75,7 +75,7 @@ def _of_job(j: int, job: Job, batches: Sequence[ArchiveFile]) -> list[Trial]:
         row = by_model.get(judged_model(job.strategies[label]), {}).get(label)
         whole = row is not None and row.seeds == asked
         out.append(
-            Trial(
+            SearchTrial(
                 row_of(label),
                 j,
                 label,
@@ -94,7 +94,7 @@ def _trial_keys(job: Job) -> tuple[Key, ...]:
     return tuple(key for key in job.runs if key.seed not in job.every_fresh)
 
 
-def _with_pick(own: Sequence[Trial], rule: str) -> list[Trial]:
+def _with_pick(own: Sequence[SearchTrial], rule: str) -> list[SearchTrial]:
     """A row's trials, one of them picked if all are there and one did not diverge."""
     good = [i for i, trial in enumerate(own) if np.isfinite(trial.score)]
     if any(trial.found < trial.asked for trial in own) or not good:
