@@ -86,7 +86,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(FLOWER_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FLOWER_VENV)
-	$(FLOWER_BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sim,flower,dev]'
+	$(FLOWER_BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sim,flower,privacy,dev]'
 	touch $@
 
 $(OLDEST_VENV)/.installed: pyproject.toml constraints-oldest.txt

@@ -9,12 +9,21 @@ import safetensors.numpy
 
 pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 
+from flwr.app import ConfigRecord, Error, Message
+
+from fedmaba.data import datasets
 from fedmaba.data.federation import Federation
+from fedmaba.deploy import reply_fetching
 from fedmaba.deploy.client import first_model
 from fedmaba.deploy.flower_app.demo import write_site
 from fedmaba.deploy.flower_app.net import LINK, Net, read_rounds
 from fedmaba.deploy.flower_app.new import new
+from fedmaba.deploy.secure import SecureSum
+from fedmaba.deploy.settings import FederationSettings
+from fedmaba.errors import InputError
+from fedmaba.flower import FlowerStrategy, client_app, load_arrays
 from fedmaba.strategies import REGISTRY
+from flower_grid import LocalGrid
 
 pytestmark = [
     pytest.mark.flower,
@@ -22,15 +31,27 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="starts processes"),
 ]
 SITES, ROUNDS = 5, 3
-SUMMED = [name for name, kind in REGISTRY.items() if kind().needs().changes == "none"]
+
+
+def summed(name: str) -> bool:
+    """Whether a strategy takes secure sums, and its sites keep nothing between rounds."""
+    strategy = REGISTRY[name]()
+    try:
+        FederationSettings(strategy, secure=SecureSum())
+    except InputError:
+        return False
+    return not strategy.local().personal
+
+
+SUMMED = [name for name in REGISTRY if summed(name)]
 
 # Around the app of every site: sites that the run names fail when they are to send their change.
 # In a secure round the masks that others share with them must then be taken off by shares.
 DROPPING = """
 
-from fedmaba import flower
+from fedmaba.deploy import site_app
 
-send = flower.secure_mod
+send = site_app.secure_mod
 
 
 def dropping(message, context, call_next):
@@ -41,22 +62,20 @@ def dropping(message, context, call_next):
     return call_next(message, context) if text is None else send(message, context, call_next)
 
 
-flower.secure_mod = dropping
+site_app.secure_mod = dropping
 app = client_app(MODEL, load, classes=CLASSES, secure=True)
 """
 
 
 @pytest.fixture(scope="module")
 def net(tmp_path_factory):
-    """A SuperLink and five registered SuperNodes, with a plain and a secure app."""
+    """A SuperLink and five registered SuperNodes, with a secure app."""
     folder = tmp_path_factory.mktemp("secure")
     fed = Federation.make("sample", "shards:2", clients=SITES)
-    for secure in (False, True):
-        base = folder / f"app-{secure}"
-        new(base, secure)
-        client, config = base / "fairapp" / "client_app.py", base / "pyproject.toml"
-        client.write_text(client.read_text() + DROPPING)
-        config.write_text(config.read_text() + 'drop = ""\n')
+    new(folder / "app", secure=True)
+    client, config = folder / "app/fairapp/client_app.py", folder / "app/pyproject.toml"
+    client.write_text(client.read_text() + DROPPING)
+    config.write_text(config.read_text() + 'drop = ""\n')
     weights = first_model("mlp", fed.data.x.shape[1:], 10, 0)
     safetensors.numpy.save_file(weights, folder / "first.safetensors")
     with Net(folder) as net:
@@ -67,8 +86,8 @@ def net(tmp_path_factory):
         yield net
 
 
-def run(net: Net, spec: str, secure: bool, name: str, rounds=ROUNDS, drop="", **more):
-    """The model after some rounds, and what each round reported."""
+def run(net: Net, spec: str, name: str, rounds=ROUNDS, drop="", **more):
+    """The model after some rounds of secure sums, and what each round reported."""
     state = net.folder / name
     settings = {
         "strategy": spec,
@@ -79,7 +98,7 @@ def run(net: Net, spec: str, secure: bool, name: str, rounds=ROUNDS, drop="", **
     }
     settings |= {"first-model": str(net.folder / "first.safetensors"), "state": str(state)}
     settings |= {"drop": drop, "min-replies": 1.0 if not drop else 3, **more}
-    number = net.submit(net.folder / f"app-{secure}", settings)
+    number = net.submit(net.folder / "app", settings)
     end = time.monotonic() + 900
     while not net.status(number).startswith("finished"):
         net.check()
@@ -91,10 +110,34 @@ def run(net: Net, spec: str, secure: bool, name: str, rounds=ROUNDS, drop="", **
     ]
 
 
+def plain(net: Net, spec: str, rounds=ROUNDS, drop=()):
+    """The model of the same federation without secure sums, in this process."""
+
+    def spoil(message, answer):
+        training = message.metadata.message_type.startswith("train")
+        if training and f"site-{message.metadata.dst_node_id - 1}" in drop:
+            return Message(Error(2, "this site drops out"), reply_to=message)
+        return answer
+
+    classes = [str(k) for k in range(10)]
+    files = [net.folder / f"site-{c}.npz" for c in range(SITES)]
+    apps = {
+        c + 1: client_app("mlp", datasets.load(str(file)), site=f"site-{c}", classes=classes)
+        for c, file in enumerate(files)
+    }
+    strategy = FlowerStrategy(spec, min_available_nodes=SITES, evaluate=False, grace=0)
+    config = ConfigRecord({"epochs": 1, "minibatch": 20})
+    first = load_arrays(net.folder / "first.safetensors")
+    found = strategy.start(LocalGrid(apps, spoil), first, rounds, train_config=config)
+    assert all(len(r["sites"]) == SITES - len(drop) for r in strategy.reports)
+    return {name: array.numpy() for name, array in found.arrays.items()}
+
+
 @pytest.mark.parametrize("spec", SUMMED)
-def test_five_supernodes_give_the_plain_runs_model(net, spec):
-    expected, _ = run(net, spec, False, f"{spec}-plain")
-    found, reports = run(net, spec, True, f"{spec}-secure")
+def test_five_supernodes_give_the_plain_runs_model(net, spec, monkeypatch):
+    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)  # of the plain run
+    expected = plain(net, spec)
+    found, reports = run(net, spec, f"{spec}-secure")
     assert [r["secure"] for r in reports] == [{"summed": 5, "left": [], "clipped": 0}] * ROUNDS
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=0, atol=2e-5)
@@ -103,8 +146,8 @@ def test_five_supernodes_give_the_plain_runs_model(net, spec):
 @pytest.mark.parametrize("gone", [["site-1"], ["site-1", "site-4"]])
 def test_supernodes_that_drop_out_after_the_masks_do_not_lose_the_round(net, gone):
     drop = ",".join(gone)
-    expected, _ = run(net, "fedavg", False, f"drop-{drop}-plain", 1, drop)
-    found, reports = run(net, "fedavg", True, f"drop-{drop}", 1, drop, threshold=3)
+    expected = plain(net, "fedavg", 1, gone)
+    found, reports = run(net, "fedavg", f"drop-{drop}", 1, drop, threshold=3)
     assert reports[0]["secure"] == {"summed": 5 - len(gone), "left": gone, "clipped": 0}
     assert len(reports[0]["refused"]) == len(gone)
     assert all("this site drops out" in line for line in reports[0]["refused"])

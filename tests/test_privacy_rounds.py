@@ -140,6 +140,21 @@ def test_a_private_run_is_the_same_alone_in_a_batch_and_in_other_chunks(fed):
             assert x.rounds[0].info == pytest.approx(y.rounds[r].info)
 
 
+def test_a_strategy_is_told_how_much_noise_the_losses_have(fed):
+    told = []
+
+    class Told(strategies.FedMABA):
+        name = "told"
+
+        def weigh(self, state, replies):
+            told.append(replies.loss_noise)
+            return super().weigh(state, replies)
+
+    for plan in (PLAN, replace(PLAN, privacy=ASKED)):
+        list(simulate(start([Run(Told(), 3, fed)], replace(plan, rounds=1), mlp)))
+    assert told == [0.0, pytest.approx(0.7 / 0.1**0.5 * ASKED.loss)]
+
+
 def test_noise_and_clipping_change_the_run_and_nothing_else_does(fed):
     runs = [Run(one("fedmaba"), 3, fed)]
     plain, _ = played(runs, fed, PLAN, mlp)

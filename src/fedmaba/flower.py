@@ -33,6 +33,7 @@ from fedmaba.deploy.messages import (
     log_line,
     raw_reply,
 )
+from fedmaba.deploy.private import PrivacySpent
 from fedmaba.deploy.secure import MOST_TEXT_BYTES, SecureSum
 from fedmaba.deploy.secure_round import MASKED, AttemptFailed, SecureResult, SecureRound
 from fedmaba.deploy.server import FederationServer, require_same_terms, score_spread
@@ -42,11 +43,14 @@ from fedmaba.deploy.settings import (
     check_numbers,
     check_training,
     one_strategy,
+    read_dp,
+    read_losses,
 )
 from fedmaba.deploy.site_app import client_app, reply, secure_mod
 from fedmaba.deploy.site_names import Node, SiteNames, read_sites
 from fedmaba.deploy.validation import Arrays, Limits, RawReply, ReplyValidator
 from fedmaba.errors import FedmabaError, InputError
+from fedmaba.privacy.mechanism import Privacy
 from fedmaba.strategies.base import Strategy
 
 ASK_AGAIN_SECONDS = 300.0  # after which a node that gave no name, or a wrong one, is asked again
@@ -54,7 +58,7 @@ CLOCK_SECONDS = 300.0  # by which the clocks of two hosts may differ
 ALONE = (
     "FlowerStrategy runs its own rounds: call its start(), and put no other strategy around it; "
     "clipping or noise of a wrapper, as Flower's for differential privacy, would not reach the "
-    "model: give client_app(mods=[LocalDpMod(...)]) at the sites instead"
+    "model: give dp='epsilon=8' here, or client_app(mods=[LocalDpMod(...)]) at the sites, instead"
 )
 ATTEMPTS = 5  # of a secure round, one after the other
 
@@ -78,7 +82,8 @@ class FlowerStrategy(Base):
     lr, lr_decay: local step size and its factor per round, sent to the sites.
     schedule: instead of lr_decay, as "cosine" or "warmup:5,cosine"; cosine ends at num_rounds.
     state: a folder; everything is saved there after each round, and a start finds it again.
-    evaluate: whether all sites evaluate the model handed out after the last round.
+    evaluate: whether all sites evaluate the model handed out after the last round; unless you say
+    so, not where sites add noise to their losses, since scores have none.
     wait: seconds to wait for enough sites before giving up.
     sites: who may speak for which site, a TOML file of name = "SHA256:..." (a key's fingerprint)
     or a mapping; without it a name belongs for good to the first node that gives it.
@@ -88,6 +93,10 @@ class FlowerStrategy(Base):
     the model is; "local": sites keep their layers. Without it statistics are averaged by size.
     secure: SecureSum(...) lets the server see the weighted sum of the sites' changes, and no single
     one; sites need client_app(secure=True).
+    dp: what sites are promised, as "epsilon=8,delta=1e-5,clip=1.0", a mapping or Privacy(...): the
+    server adds noise to the sum of clipped changes and to the losses; see docs/privacy.md.
+    losses: "seen", or with secure sums "noised" or "noised:epsilon=2,loss=5": sites add noise to
+    the losses that they report.
     metrics: a .prom file in which Prometheus finds how the federation goes, renewed each round.
     """
 
@@ -105,13 +114,15 @@ class FlowerStrategy(Base):
         deploy: str | None = None,
         state: str | Path | None = None,
         limits: Limits | None = None,
-        evaluate: bool = True,
+        evaluate: bool | None = None,
         wait: float = 3600.0,
         sites: str | Path | Mapping[str, object] | None = None,
         min_replies: float = 0.5,
         grace: float = 60.0,
         batchnorm: str | None = None,
         secure: SecureSum | None = None,
+        dp: Privacy | Mapping[str, Any] | str | None = None,
+        losses: str = "seen",
         metrics: str | Path | None = None,
     ) -> None:
         check_numbers(0, lr=lr, lr_decay=lr_decay)
@@ -120,9 +131,14 @@ class FlowerStrategy(Base):
             fraction_train, min_train_nodes, min_available_nodes, min_replies, grace
         )
         self.settings = FederationSettings(
-            one_strategy(strategy), seed, lr, lr_decay, deploy, batchnorm, schedule, secure=secure
+            *(one_strategy(strategy), seed, lr, lr_decay, deploy, batchnorm, schedule),
+            secure=secure,
+            dp=read_dp(dp),
+            losses=read_losses(losses),
         )
-        self.limits, self.evaluate, self.wait = limits or Limits(), evaluate, wait
+        self.limits, self.wait = limits or Limits(), wait
+        noised = self.settings.dp or self.settings.losses
+        self.evaluate = not (noised and secure) if evaluate is None else evaluate
         self.site_names = read_sites(sites) if sites else SiteNames()
         listed = self.site_names.listed
         if listed is not None and len(listed) < min_available_nodes:
@@ -174,6 +190,7 @@ class FlowerStrategy(Base):
         records.write_about(
             *(server.folder, self.settings, server.size),
             *(self.participation, config, timeout),
+            private=server.private,
         )
         grid = self._limit_replies(grid, server)
         self.name_replies, self.asked_at = reply_fetching.ReplyFetcher(grid), {}
@@ -185,11 +202,11 @@ class FlowerStrategy(Base):
             self._write_metrics()
             while server.round < num_rounds:
                 t = server.round + 1
-                if self.settings.secure is not None:
-                    arrays, metrics = self._secure_round(grid, config, timeout)
-                else:
-                    messages = self.configure_train(t, initial_arrays, config, grid)
-                    arrays, metrics = self._aggregate(self._collect(grid, messages, timeout))
+                try:
+                    arrays, metrics = self._one_round(grid, initial_arrays, config, timeout)
+                except PrivacySpent as why:
+                    log_line(WARNING, f"the run ends after round {server.round}: {why}")
+                    break
                 result.train_metrics_clientapp[t] = metrics
                 own = None if evaluate_fn is None else evaluate_fn(t, arrays)
                 if own is not None:
@@ -208,6 +225,15 @@ class FlowerStrategy(Base):
             self._write_metrics()
         result.arrays = array_record(server.model)
         return result
+
+    def _one_round(
+        self, grid: Grid, first: ArrayRecord, config: ConfigRecord, timeout: float
+    ) -> tuple[ArrayRecord, MetricRecord]:
+        """A round from its questions to its report."""
+        if self.settings.secure is not None:
+            return self._secure_round(grid, config, timeout)
+        messages = self.configure_train(self._server.round + 1, first, config, grid)
+        return self._aggregate(self._collect(grid, messages, timeout))
 
     @property
     def deployed(self) -> ArrayRecord:
@@ -236,9 +262,18 @@ class FlowerStrategy(Base):
         node_of = {s: node for node, s in self.site_of.items() if s not in self.left_out}
         rule = self.participation
         least = max(rule.min_train_nodes, self._least_sites)
+        if server.private is not None:
+            node_of = {s: node for s, node in node_of.items() if server.private.may_ask(s)}
+            if len(node_of) < least:
+                raise PrivacySpent(
+                    f"{len(node_of)} sites may still be asked, and {least} are needed; the others "
+                    "have been counted as often as the noise allows"
+                )
         drawn = server.draw(node_of, rule.fraction_train, least)
         self.asked = {node_of[site]: site for site in drawn}
         self.asked |= dict.fromkeys(sorted(self.nameless & set(self.nodes)))
+        if server.private is not None and server.private.at_sites:
+            server.private.count(drawn)  # their answers release something
         model, round_id = array_record(server.sent()), server.round_id()
         return [
             Message(
@@ -340,6 +375,9 @@ class FlowerStrategy(Base):
         if number not in self.nodes:
             return
         if isinstance(found, str) or found.has_error():
+            if self._server.private is not None:
+                self._turn_away(number, "its app gives no name, under which privacy is counted")
+                return
             self.nameless.add(number)
             return
         node, raw = self.nodes[number], self._raw_reply(number, found)
@@ -396,7 +434,8 @@ class FlowerStrategy(Base):
         earlier: list[str] = []
         why = ""
         for _ in range(ATTEMPTS):
-            attempt = SecureRound(rule, server.round_id(), server.size, self.public_keys)
+            told = {} if server.private is None else server.private.site_rule()
+            attempt = SecureRound(rule, server.round_id(), server.size, self.public_keys, told)
             task = ConfigRecord({**config, "secure": attempt.first_task()})
             messages = self.configure_train(server.round + 1, ArrayRecord(), task, grid)
             for message in messages:
@@ -479,14 +518,19 @@ class FlowerStrategy(Base):
 
     def _validator(self, model: Arrays, round_id: str) -> ReplyValidator:
         """What checks the replies of this round, each with the arrays of `model`."""
+        private, limits = self._server.private, self.limits
+        at_sites = private is not None and private.at_sites
+        if private is not None and at_sites:
+            limits = replace(limits, loss=(0.0, private.mechanism.asked.loss))
         return ReplyValidator(
             model,
             round_id,
             self.asked,
             lambda node, site: self.site_names.check(self.nodes[node], site),
             self.settings.strategy.needs().loss != "none",
-            self.limits,
+            limits,
             self.settings.strategy.needs().steps,
+            any_values=private is not None and not at_sites,
         )
 
     def _finish(

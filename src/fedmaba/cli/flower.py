@@ -18,11 +18,12 @@ SecureOption = Annotated[
 def new(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="new or empty")],
     secure: SecureOption = False,
+    dp: Annotated[str, typer.Option(help="privacy of sites: epsilon=8,delta=1e-5,clip=1.0")] = "",
 ) -> None:
     """Write a complete Flower app that runs as it is."""
     from fedmaba.deploy.flower_app.new import new
 
-    for path in new(directory, secure):
+    for path in new(directory, secure, dp):
         say(path)
 
 

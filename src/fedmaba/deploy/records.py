@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import fedmaba
+from fedmaba.deploy.private import PrivateRounds
 from fedmaba.deploy.settings import FederationSettings, Participation
 from fedmaba.errors import InputError
 from fedmaba.report import data, model_card
@@ -67,6 +68,7 @@ def write_about(
     participation: Participation,
     train: Mapping[str, Any],
     timeout: float,
+    private: PrivateRounds | None = None,
 ) -> None:
     """Write what was asked for and what runs it, at each start."""
     if folder is None:
@@ -79,7 +81,9 @@ def write_about(
         "train": told,
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    about = {"versions": versions(), "device": platform.machine() or "cpu"}
+    about: dict[str, Any] = {"versions": versions(), "device": platform.machine() or "cpu"}
+    if private is not None:
+        about["privacy"] = {settings.strategy.label(): private.facts()}
     folder.write_json("about.json", {**about, "model": {"parameters": size}, "federation": asked})
 
 

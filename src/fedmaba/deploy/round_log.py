@@ -26,7 +26,7 @@ def round_lines(report: Mapping[str, Any]) -> list[str]:
     lines = [f"round {report['round']}: {count} sites, {spread(report)}{info}"]
     if "secure" in report:
         found = report["secure"]
-        clipped = f", {found['clipped']} of them clipped" if found["clipped"] else ""
+        clipped = f", {found['clipped']} of them clipped" if found.get("clipped") else ""
         lines.append(f"  secure sum of {found['summed']} changes{clipped}")
     for site, row in report["sites"].items():
         cells = [f"  {site:<16}"]

@@ -76,8 +76,15 @@ class SecureResult:
 class SecureRound:
     """One attempt. Sites are known by name here, and by their place in `sites` to one another."""
 
-    def __init__(self, rule: SecureSum, round_id: str, size: int, seen: set[bytes]) -> None:
-        self.rule, self.size, self.seen = rule, size, seen  # `seen`: public keys of before
+    def __init__(
+        self,
+        rule: SecureSum,
+        round_id: str,
+        size: int,
+        seen: set[bytes],  # public keys of before
+        losses: Mapping[str, float] | None = None,  # what sites do with their losses, if anything
+    ) -> None:
+        self.rule, self.size, self.seen, self.losses = rule, size, seen, dict(losses or {})
         self.attempt = f"{round_id} {secrets.token_hex(16)}"
         self.stage = "keys"
         self.sites: list[str] = []  # in the order of their places
@@ -99,7 +106,8 @@ class SecureRound:
 
     def first_task(self) -> str:
         """What every site is asked first."""
-        told = {"stage": "keys", "attempt": self.attempt, "rule": self.rule.to_json()}
+        rule = {**self.rule.to_json(), **self.losses}  # a site that knows no such key refuses
+        told = {"stage": "keys", "attempt": self.attempt, "rule": rule}
         return secure.write(told)
 
     def take_keys(self, site: str, text: object) -> None:

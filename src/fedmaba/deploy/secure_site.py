@@ -7,6 +7,7 @@ shares of two answers the server could learn a single change.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,9 +18,12 @@ from fedmaba.deploy import masks, secure
 from fedmaba.deploy.secure import STAGES, SecureSum, Words
 from fedmaba.deploy.validation import Refused, printable
 from fedmaba.errors import InputError
+from fedmaba.privacy import secret_noise
+from fedmaba.privacy.mechanism import noised_losses
 
 Memory = dict[str, Any]
 PLACE_BYTES = 4
+TOLD = ("num-examples", "started-anew")  # what a site tells besides its loss, if that has noise
 
 
 def asked(text: object, memory: Memory | None) -> dict[str, Any]:
@@ -43,7 +47,7 @@ def asked(text: object, memory: Memory | None) -> dict[str, Any]:
 
 def give_keys(found: Mapping[str, Any]) -> tuple[dict[str, Any], Memory]:
     """The first answer: two new public keys."""
-    rule = _rule(found.get("rule"))
+    rule, _ = _rule(found.get("rule"))
     (mask_secret, mask_public), (seal_secret, seal_public) = masks.new_key(), masks.new_key()
     memory: Memory = {"attempt": found["attempt"], "stage": "keys", "rule": rule.to_json()}
     memory |= {"mask": mask_secret.hex(), "seal": seal_secret.hex()}
@@ -132,12 +136,41 @@ def give_unmask(found: Mapping[str, Any], memory: Memory) -> dict[str, Any]:
     return {"shares": {i: bytes.fromhex(share) for i, share in told.items()}}
 
 
-def _rule(value: object) -> SecureSum:
-    """The settings that the server named, checked as the operator's are."""
+def noise_numbers(found: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a site tells with noise on its loss; None where the server asks for no noise.
+
+    Its loss is bounded, noised and bounded again, and its scores stay here: they have no noise.
+    """
+    _, losses = _rule(found.get("rule"))
+    if losses is None:
+        return None
+    told = {name: value for name, value in numbers.items() if name in TOLD}
+    most, deviation = losses
+    if deviation > 0 and isinstance(numbers.get("loss"), int | float):
+        noise = deviation * secret_noise.normals(1)
+        told["loss"] = float(noised_losses(np.array([numbers["loss"]], float), most, noise)[0])
+    return told
+
+
+def _rule(value: object) -> tuple[SecureSum, tuple[float, float] | None]:
+    """The settings that the server named, checked as the operator's are.
+
+    Besides those of the sum: the largest loss and the noise on it, None where it stays as it is.
+    """
+    if not isinstance(value, dict):
+        raise InputError("the server names no settings of secure sums")
+    sums = {name: v for name, v in value.items() if name not in ("loss", "loss_noise")}
     try:
-        return SecureSum(**value)  # type: ignore[arg-type]
+        rule = SecureSum(**sums)
     except TypeError:
         raise InputError("the server names no settings of secure sums") from None
+    if len(sums) == len(value):
+        return rule, None
+    told = [value.get(name) for name in ("loss", "loss_noise")]
+    found = [float(v) for v in told if isinstance(v, int | float) and 0 <= v < math.inf]
+    if len(found) < len(told) or found[0] == 0:
+        raise InputError("the server names no bound and noise of losses: use one version")
+    return rule, (found[0], found[1])
 
 
 def _roster(found: Mapping[str, Any], memory: Memory) -> tuple[int, int, list[bytes], list[bytes]]:

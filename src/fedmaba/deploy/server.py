@@ -16,6 +16,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from fedmaba import rng
+from fedmaba.deploy import private
 from fedmaba.deploy.kept_vectors import mean_in, mean_name
 from fedmaba.deploy.records import RoundClock, write_card
 from fedmaba.deploy.secure_round import SecureResult
@@ -31,6 +33,8 @@ from fedmaba.deploy.settings import FederationSettings
 from fedmaba.deploy.site_names import SiteNames
 from fedmaba.deploy.validation import Arrays, Reply, is_statistic, some_names
 from fedmaba.errors import InputError
+from fedmaba.privacy import secret_noise
+from fedmaba.privacy.mechanism import Mechanism, clip_changes
 from fedmaba.results import run_folder
 from fedmaba.results.history import History
 from fedmaba.results.metrics import OF_TASK, PERCENT, every
@@ -52,7 +56,8 @@ from fedmaba.strategies.base import (
 Task = dict[str, int | float | str | bool | bytes]
 PAST = ("kept", "kept_client", "kept_round")  # arrays of a checkpoint: changes of past rounds
 # as in a state of version 0.1, which lacks them
-NEWER_TERMS = {"batchnorm": None, "schedule": None, "rounds": None, "secure": None}
+NEWER_TERMS: dict[str, Any] = {"batchnorm": None, "schedule": None, "rounds": None, "secure": None}
+NEWER_TERMS |= {"dp": None, "losses": None}
 OTHER = "choose another state folder"
 NOT_FINITE = "the new model would not be finite: this round adds nothing"
 REMEDY = "fix it, then run again with the same state; what was saved before is whole"
@@ -89,6 +94,9 @@ class FederationServer:
                 f"secure sums are of weights, but the model has running statistics or counters, "
                 f"{names}: choose batchnorm='group', 'local' or 'frozen'"
             )
+        self.private = private.begin(settings)
+        if self.private is not None:
+            self._check_private(folder)
         self.dtype = np.result_type(np.float32, *(self.model[n].dtype for n in self.weights))
         self.past_changes = self._flat(self.model)[None][:0]  # (h, P) changes of past rounds
         self.past_client = self.past_round = np.zeros(0, np.int64)  # (h,)
@@ -103,12 +111,30 @@ class FederationServer:
         self.folder = (
             None if folder is None else run_folder.Folder(folder, private=True, remedy=REMEDY)
         )
-        if self.folder is not None and run_folder.checkpoints(self.folder.path):
+        if self.folder is not None:
             try:
-                self._restore(self.folder)
+                counted = None
+                if run_folder.checkpoints(self.folder.path):
+                    counted = self._restore(self.folder)
+                if self.private is not None:
+                    self.private.open(self.folder, counted)
             except BaseException:
                 self.folder.close()
                 raise
+
+    def _check_private(self, folder: Path | None) -> None:
+        """Refuse a private run that could not count what it spends, or whose sum is more."""
+        if folder is None:
+            raise InputError(
+                "privacy is counted in the state folder, so that no restart forgets what is spent: "
+                "give state, a folder"
+            )
+        if len(self.weights) < len(self.model):
+            names = some_names(set(self.model) - set(self.weights))
+            raise InputError(
+                f"dp: the model has running statistics or counters, {names}, which noise would "
+                "break: choose batchnorm='group', 'local' or 'frozen'"
+            )
 
     def join(self, names: Iterable[str]) -> None:
         """Add the sites that are new."""
@@ -213,7 +239,11 @@ class FederationServer:
         """What the strategy says to the numbers of these replies, in their order; no change yet."""
         client = np.array([self.sites.index(r.site) for r in replies], np.int64)
         _, numbers = self._numbers(replies, client, np.empty((len(replies), 0), self.dtype))
-        return call_weigh(self.settings.strategy, self.state, numbers)
+        decision = call_weigh(self.settings.strategy, self.state, numbers)
+        if self.settings.dp is not None and self.private is not None:
+            noise = self.private.of_round([r.count for r in replies])
+            noise.check_weights(self.settings.strategy, self.round, decision.coef)
+        return decision
 
     def finish_round(
         self,
@@ -231,13 +261,18 @@ class FederationServer:
         refused = list(refused)
         weights: Mapping[str, float] = {}
         info: Mapping[str, float] = {}
+        noise = self._noise_of_round(replies, summed)
+        if noise is not None and summed is None:
+            replies = self._released(replies, noise)
         if replies:
-            weights, info, problem = self._step(replies, summed)
+            weights, info, problem = self._step(replies, summed, noise)
             refused += [problem] if problem else []
             if not problem:
                 self.counted += 1
                 self.last_counted |= dict.fromkeys(weights, self.round + 1)
         self.refused = refused
+        if self.private is not None:
+            info = {**info, **self.private.info()}
         report: dict[str, Any] = {
             "round": self.round + 1,
             "strategy": self.settings.strategy.label(),
@@ -262,6 +297,9 @@ class FederationServer:
             report["started_anew"] = anew
         if summed is not None:
             report["secure"] = summed.to_json()
+        if noise is not None:
+            report["privacy"] = private.round_facts(noise)
+            report.get("secure", {}).pop("clipped", None)  # it has no noise
         if self.site_names.changes:
             report["names"], self.site_names.changes = self.site_names.changes, []
         self.round += 1
@@ -271,13 +309,38 @@ class FederationServer:
             self.folder.append_timing([self.clock.line(self.round)])
         return report
 
-    def _step(
+    def _noise_of_round(
         self, replies: Sequence[Reply], summed: SecureResult | None
+    ) -> Mechanism | None:
+        """What makes this round private; None if nothing does, or if nothing is released."""
+        if self.private is None or not replies:
+            return None
+        counts = [r.count for r in replies]
+        if not self.private.mechanism.sums:
+            return self.private.mechanism
+        if summed is None:
+            return self.private.of_round(counts)
+        held = sum(summed.shares[site] for site in summed.stayed)
+        # each entry of two sums differs by up to a step more, as sites round to the nearest one
+        rounding = summed.factor * summed.rule.step * self.size**0.5
+        return self.private.of_round(counts, held, rounding)
+
+    def _released(self, replies: Sequence[Reply], noise: Mechanism) -> list[Reply]:
+        """The replies as anybody but this process may know them; they are counted first."""
+        assert self.private is not None
+        self.private.count(r.site for r in replies)
+        if not noise.losses:
+            return [replace(r, loss=None) for r in replies]
+        loss = noise.released_losses(self.round, np.array([r.loss for r in replies], np.float64))
+        return [replace(r, loss=float(v)) for r, v in zip(replies, loss, strict=True)]
+
+    def _step(
+        self, replies: Sequence[Reply], summed: SecureResult | None, noise: Mechanism | None
     ) -> tuple[dict[str, float], Mapping[str, float], str]:
         """Weigh the changes and move the model; return weights by site, info, what went wrong."""
         base = self._flat(self.model)
         if summed is not None:
-            delta, moments = summed.move(), self.moments
+            delta, moments = self._noised(summed.move(), noise), self.moments
             if self.optimiser is not None:
                 delta, moments = self.optimiser.step(moments, delta)
             new = self._named(base + delta)
@@ -289,14 +352,19 @@ class FederationServer:
         change = np.empty((len(replies), len(base)), self.dtype)  # (m, P)
         for row, r in zip(change, replies, strict=True):
             np.subtract(self._flat(r.model), base, out=row)
+        if noise is not None:
+            clip_changes(change, noise.asked.clip)
         client = np.array([self.sites.index(r.site) for r in replies], np.int64)
         many, numbers = self._numbers(replies, client, change)
         decision = call_weigh(self.settings.strategy, self.state, numbers)
         coef = decision.coef
         if not np.isfinite(coef).all():
             return {}, {}, "the strategy gave a weight that is not finite: this round adds nothing"
+        if noise is not None:
+            noise.check_weights(self.settings.strategy, self.round, coef)
         with np.errstate(over="ignore", invalid="ignore"):
             delta, moments = self._combined(coef.astype(self.dtype), many), self.moments
+            delta = self._noised(delta, noise)
             if self.optimiser is not None:
                 delta, moments = self.optimiser.step(moments, delta)
             moved, means = base + delta, self._new_means(change, replies)
@@ -315,6 +383,12 @@ class FederationServer:
         self._set(new | means, statistics)
         by_site = {r.site: float(c) for r, c in zip(replies, weights, strict=True)}
         return by_site, decision.info, ""
+
+    def _noised(self, delta: NDArray[Any], noise: Mechanism | None) -> NDArray[Any]:
+        """(P,) the weighted sum with the noise that makes it private, if any does."""
+        if noise is None or not noise.sums:
+            return delta
+        return secret_noise.add(delta.astype(np.float64), noise.sum_noise).astype(delta.dtype)
 
     def _combined(self, coef: NDArray[Any], many: NDArray[Any]) -> NDArray[Any]:
         """(P,) Changes (k, P) with their coefficients, which may differ by layer."""
@@ -338,6 +412,8 @@ class FederationServer:
         seen: dict[str, Any] = {}
         if needs.loss != "none":
             seen["loss"] = np.array([r.loss for r in replies], np.float64)
+            if self.private is not None:
+                seen["loss_noise"] = self.private.mechanism.loss_noise
         if needs.changes == "norms":
             seen["norms"] = np.einsum("ij,ij->i", change, change, dtype=np.float64)
         if needs.changes == "gram":
@@ -426,6 +502,8 @@ class FederationServer:
             "federation": self.federation,
             "last_counted": self.last_counted,
         }
+        if self.private is not None:
+            meta["taken"] = self.private.taken
         self.folder.save(self.round, arrays, meta, History([]))
 
     def write_models(self) -> None:
@@ -441,8 +519,8 @@ class FederationServer:
         if self.folder is not None:
             self.folder.close()
 
-    def _restore(self, folder: run_folder.Folder) -> None:
-        """Go on from the newest undamaged checkpoint of the folder."""
+    def _restore(self, folder: run_folder.Folder) -> Mapping[str, int]:
+        """Go on from the newest undamaged checkpoint; return how often it counts each site."""
         path = folder.path
         arrays, meta, _ = run_folder.load_checkpoint(path)
         lacks = [key for key in META if meta.get(key) is None]
@@ -473,6 +551,7 @@ class FederationServer:
         self.federation = meta.get("federation") or self.federation
         self.last_counted = dict(meta.get("last_counted") or {})
         folder.lines = meta["lines"]
+        return dict(meta.get("taken") or {})
 
     def _moment_names(self) -> dict[str, str]:
         """The names of the moments that the optimiser keeps, and those in a checkpoint."""

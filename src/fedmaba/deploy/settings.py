@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
 from fedmaba.deploy.secure import SecureSum
 from fedmaba.errors import InputError
+from fedmaba.experiment import config
+from fedmaba.privacy.mechanism import Privacy, refusal
 from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.strategies import deployed as average
@@ -34,6 +36,8 @@ class FederationSettings:
     schedule: str | None = None  #    of the step size over rounds, instead of lr_decay
     rounds: int | None = None  #      how many there will be; None: nobody said
     secure: SecureSum | None = None  # the server sees sums of changes only; None: each change
+    dp: Privacy | None = None  #      what sites are promised about the sum and the losses
+    losses: Privacy | None = None  #  what they are promised about the losses alone
 
     def __post_init__(self) -> None:
         if self.batchnorm not in BATCHNORM:
@@ -83,6 +87,31 @@ class FederationSettings:
                 "inner products with others, and secure sums hide single changes: choose a "
                 "strategy that weighs by losses or counts, as fedmaba, afl, term or fedavg"
             )
+        self._check_privacy()
+
+    def _check_privacy(self) -> None:
+        """Refuse promises that cannot be kept; with dp, its clip is that of secure sums."""
+        if self.dp is not None:
+            if why := refusal(self.strategy):
+                raise InputError(f"dp: {self.strategy.label()} is refused: {why}")
+            if self.losses is not None:
+                raise InputError("losses='noised': dp adds noise to the losses already: leave it")
+            if self.secure is not None:
+                if self.secure.clip not in (SecureSum.clip, self.dp.clip):
+                    raise InputError(
+                        f"dp has clip={self.dp.clip:g} and secure clip={self.secure.clip:g}: a "
+                        "change is clipped once: give it to dp alone"
+                    )
+                object.__setattr__(self, "secure", replace(self.secure, clip=self.dp.clip))
+        if self.losses is not None and self.secure is None:
+            raise InputError(
+                "losses='noised': without secure sums the server sees each site's model, which "
+                "tells more than its loss: give secure=SecureSum() too, or dp"
+            )
+        if self.losses is not None and self.strategy.needs().loss == "none":
+            raise InputError(
+                f"losses='noised': {self.strategy.label()} asks for no losses: leave it out"
+            )
 
     @property
     def sent_means(self) -> tuple[str, ...]:
@@ -110,8 +139,10 @@ class FederationSettings:
             "deploy": self.average,
             "batchnorm": self.batchnorm,
             "schedule": self.schedule,
-            "rounds": self.rounds if planned else None,
+            "rounds": self.rounds if planned or self.dp or self.losses else None,
             "secure": None if self.secure is None else self.secure.to_json(),
+            "dp": None if self.dp is None else asdict(self.dp),
+            "losses": None if self.losses is None else asdict(self.losses),
         }
 
 
@@ -163,6 +194,38 @@ def one_strategy(strategy: Strategy | str) -> Strategy:
     if len(listed) > 1:
         raise InputError(f"{strategy!r} is a grid of {len(listed)}: a federation runs one")
     return listed[0]
+
+
+def read_dp(value: Privacy | Mapping[str, Any] | str | None) -> Privacy | None:
+    """What is promised, as `--dp` of a simulation has it; None and "": nothing."""
+    if not value:
+        return None
+    told = asdict(value) if isinstance(value, Privacy) else value
+    told = dict(told) if isinstance(told, Mapping) else told
+    found = config.build({"strategies": ["fedavg"], "dp": told}).dp
+    return None if found is None else Privacy.from_settings(found)
+
+
+def read_losses(value: str) -> Privacy | None:
+    """What is promised about the losses alone: "seen", "noised" or "noised:epsilon=2,loss=5"."""
+    kind, colon, more = str(value).partition(":")
+    if kind not in ("", "seen", "noised") or (kind != "noised" and colon):
+        raise InputError(
+            f"losses={value!r}: say seen, noised, or noised:epsilon=8,delta=1e-5,loss=3"
+        )
+    if kind != "noised":
+        return None
+    try:
+        told = config.pairs(more) if colon else {}
+    except ValueError as error:
+        raise InputError(f"losses={value!r}: {error}") from error
+    assert isinstance(told, dict)
+    if wrong := sorted(set(told) - {"epsilon", "delta", "loss"}):
+        raise InputError(f"losses={value!r}: {wrong[0]!r} is none of epsilon, delta and loss")
+    found = read_dp({"epsilon": 8.0, **told})
+    if found is None:
+        raise InputError(f"losses={value!r}: without a limit there is no noise: say losses='seen'")
+    return replace(found, loss_share=1.0)
 
 
 def batchnorm_choice(batchnorm: str) -> Any:

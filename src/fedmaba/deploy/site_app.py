@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -109,6 +110,7 @@ def secure_mod(
 
     The app trains and answers as usual. The mod takes the model out of the answer, and later sends
     the change scaled and masked. The first mod of a list sees what leaves the site: put it there.
+    Where the server's rule says so, the loss gets noise here, and no score leaves the site.
     """
     text = message.content["config"].get("secure") if "config" in message.content else None
     if text is None:
@@ -125,9 +127,15 @@ def secure_mod(
         (trained,) = answer.content.array_records.values()
         start = weights_of(message)
         change = secure_site.flat_change({n: a.numpy() for n, a in trained.items()}, start)
+        records: dict[str, Any] = dict(answer.content.metric_records)
+        numbers = {k: v for one in answer.content.metric_records.values() for k, v in one.items()}
+        noised = secure_site.noise_numbers(asked, numbers)
+        if noised is not None:
+            records = {"metrics": MetricRecord(noised)}
+            if not np.isfinite(change).all():  # that it takes no part would tell of its data
+                change = np.zeros_like(change)
         context.state[SECURE_STATE + "-change"] = ArrayRecord({"change": Array(change)})
         memory["site"] = words.get("site")
-        records: dict[str, Any] = dict(answer.content.metric_records)
         return _secure_reply(message, context, memory, told, records)
     assert memory is not None
     if asked["stage"] == "shares":

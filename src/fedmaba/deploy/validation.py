@@ -94,6 +94,8 @@ class ReplyValidator:
     needs_loss: bool = True
     limits: Limits = Limits()
     needs_steps: bool = False
+    # in a private round the values of an honest site decide nothing here: the server bounds them
+    any_values: bool = False
 
     def validate(self, raw_replies: Iterable[RawReply]) -> tuple[list[Reply], list[str]]:
         """The replies that count, one per node and site, and a line for each other one."""
@@ -145,6 +147,9 @@ class ReplyValidator:
         return count
 
     def _loss(self, numbers: Mapping[str, object]) -> float | None:
+        loss = numbers.get("loss")
+        if self.any_values and isinstance(loss, float):
+            return loss
         loss = read_number(numbers, "loss", *self.limits.loss)
         if loss is None and self.needs_loss:
             raise Refused("it reports no loss, which this strategy needs")
@@ -166,7 +171,8 @@ class ReplyValidator:
         most = sum(like.nbytes + MAX_HEADER_BYTES for like in self.model.values())
         if size > most:  # before any of it is read
             raise Refused(f"{size} bytes: this model takes at most {most}")
-        return {n: read_array(n, arrays[n], like, self.limits) for n, like in self.model.items()}
+        limits = None if self.any_values else self.limits
+        return {n: read_array(n, arrays[n], like, limits) for n, like in self.model.items()}
 
 
 def check_entry_counts(
@@ -188,8 +194,13 @@ def max_parts(model: Mapping[str, NDArray[Any]]) -> int:
     return 16 + 2 * len(model) + sum(a.nbytes for a in model.values()) // 2**20
 
 
-def read_array(name: str, sent: RawArray, like: NDArray[Any], limits: Limits) -> NDArray[Any]:
-    """Read an array with the dtype and shape of `like`, finite and in range, or raise Refused."""
+def read_array(
+    name: str, sent: RawArray, like: NDArray[Any], limits: Limits | None
+) -> NDArray[Any]:
+    """Read an array with the dtype and shape of `like`, finite and in range, or raise Refused.
+
+    Without limits its weights may have any value.
+    """
     if sent.kind != "numpy.ndarray":
         raise Refused(f"{name} is written as {printable(sent.kind)!r}, not as numpy.ndarray")
     if (sent.dtype, tuple(sent.shape)) != (str(like.dtype), like.shape):
@@ -203,12 +214,13 @@ def read_array(name: str, sent: RawArray, like: NDArray[Any], limits: Limits) ->
     if len(body) != like.nbytes:
         raise Refused(f"{name}: {len(body)} bytes follow its header, not {like.nbytes}")
     values = np.frombuffer(body, like.dtype)
-    if like.dtype.kind == "f":
+    if like.dtype.kind == "f" and limits is not None:
         if not np.isfinite(values).all():
             raise Refused(f"{name} has values that are not finite")
         if values.size and float(np.abs(values).max()) > limits.weight:
             raise Refused(f"{name} has values beyond {limits.weight:g}")
-    elif values.size and max(-int(values.min()), int(values.max())) > MAX_COUNTER:
+    integers = like.dtype.kind != "f" and values.size
+    if integers and max(-int(values.min()), int(values.max())) > MAX_COUNTER:
         raise Refused(f"{name} has values beyond {MAX_COUNTER}")
     if is_statistic(name, like) and values.size and values.min() < 0 and not _signed(name):
         raise Refused(f"{name} has negative values")

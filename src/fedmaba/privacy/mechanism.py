@@ -3,7 +3,8 @@
 A client's change is clipped to the norm `clip`, its loss to 0..`loss`. The server adds Gaussian
 noise to the weighted sum of the changes, in the units of that sum, and to each loss before the
 strategy sees it. If the data of one client are replaced, the sum moves by at most
-2 * clip * (the largest weight), and one of the losses by at most `loss`.
+2 * clip * (the largest weight), and one of the losses by at most `loss`. A simulation draws its
+noise from keyed streams, a real federation from a secret source.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedmaba import rng
 from fedmaba.errors import InputError
-from fedmaba.privacy import accounting
+from fedmaba.privacy import accounting, secret_noise
 from fedmaba.strategies import deployed
 from fedmaba.strategies.base import Strategy
 
@@ -56,26 +57,29 @@ class Mechanism:
     losses: bool  #              whether the strategy is told losses
     noise: float  #              of a round, as a multiple of what a client can change
     taken: IntArray  # (T,)      in how many rounds the busiest client took part, up to each
+    secret: bool = False  #      whether nobody can repeat the noise, as in a real federation
+    sums: bool = True  #         whether noise joins the sum; else it joins the losses alone
+    rounding: float = 0.0  #     how far clients' rounding may move the sum besides
 
     @property
     def releases(self) -> tuple[float, ...]:
         """The noise multipliers of the sum and, where they are released, of the losses."""
-        return accounting.releases(self.noise, cost_shares(self.asked, self.losses))
+        return accounting.releases(self.noise, cost_shares(self.asked, self.losses, self.sums))
 
     @property
     def sensitivity(self) -> float:
         """How far the weighted sum moves at most if a client's data are replaced."""
-        return 2.0 * self.asked.clip * self.weight
+        return 2.0 * self.asked.clip * self.weight + self.rounding
 
     @property
     def sum_noise(self) -> float:
-        """Standard deviation of the noise on each entry of the weighted sum."""
-        return self.releases[0] * self.sensitivity
+        """Standard deviation of the noise on each entry of the weighted sum; 0 without any."""
+        return self.releases[0] * self.sensitivity if self.sums else 0.0
 
     @property
     def loss_noise(self) -> float:
         """Standard deviation of the noise on each loss; 0 where no loss is released."""
-        return self.releases[1] * self.asked.loss if self.losses else 0.0
+        return self.releases[-1] * self.asked.loss if self.losses else 0.0
 
     def spent(self, t: int) -> float:
         """The epsilon that is spent after round t, from 0, by the client that it costs most."""
@@ -91,10 +95,12 @@ class Mechanism:
 
         A loss that is not finite counts as the largest.
         """
-        most = self.asked.loss
-        inside = np.clip(np.nan_to_num(loss, nan=most, posinf=most, neginf=0.0), 0.0, most)
-        drawn = rng.generator(self.seed, "dp losses", t).standard_normal(len(loss))
-        return np.clip(inside + self.loss_noise * drawn, 0.0, most)
+        drawn = (
+            secret_noise.normals(len(loss))
+            if self.secret
+            else rng.generator(self.seed, "dp losses", t).standard_normal(len(loss))
+        )
+        return noised_losses(loss, self.asked.loss, self.loss_noise * drawn)
 
     def check_weights(self, strategy: Strategy, t: int, coef: FloatArray) -> None:
         """Refuse weights above the bound that the noise was made for."""
@@ -119,14 +125,35 @@ class Mechanism:
             "noise on losses": self.loss_noise,
             "rounds of the busiest client": int(self.taken[-1]),
             "neighbours": ADJACENCY,
-            "generator": GENERATOR,
+            "generator": secret_noise.GENERATOR if self.secret else GENERATOR,
             "accountant": accounting.accountant_in_words(),
         }
 
 
-def cost_shares(asked: Privacy, losses: bool) -> tuple[float, ...]:
+def cost_shares(asked: Privacy, losses: bool, sums: bool = True) -> tuple[float, ...]:
     """How a round's cost is divided over what it releases."""
-    return (1.0 - asked.loss_share, asked.loss_share) if losses else (1.0,)
+    both = losses and sums
+    return (1.0 - asked.loss_share, asked.loss_share) if both else (1.0,)
+
+
+def noised_losses(loss: FloatArray, most: float, noise: FloatArray) -> FloatArray:
+    """Losses bounded to 0..most, with this noise, and bounded again; nan counts as the largest."""
+    inside = np.clip(np.nan_to_num(loss, nan=most, posinf=most, neginf=0.0), 0.0, most)
+    return np.asarray(np.clip(inside + noise, 0.0, most))
+
+
+def clip_changes(change: NDArray[Any], clip: float) -> None:
+    """Shorten rows (m, P) to the norm `clip`, in place; one that is not finite becomes no change.
+
+    A change within the bound keeps its bits.
+    """
+    for row in change:
+        with np.errstate(over="ignore", invalid="ignore"):
+            norm = float(np.linalg.norm(row.astype(np.float64)))
+        if not np.isfinite(norm):
+            row[:] = 0
+        elif norm > clip:
+            row *= row.dtype.type(clip / norm)
 
 
 def mechanism(

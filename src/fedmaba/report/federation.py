@@ -12,6 +12,7 @@ from typing import Any
 from fedmaba.report.document import Cell, Grid, number
 from fedmaba.results.metrics import PERCENT
 from fedmaba.results.state_folder import ERROR, FederationState
+from fedmaba.strategies.base import PRIVACY_INFO
 
 NEWEST = 50  # lines of those left out that are shown
 
@@ -30,11 +31,14 @@ def how_far(state: FederationState) -> list[str]:
     else:
         out.append(f"It ended at {when['ended']} and took {when['seconds']:.3g} s.")
     told = {k: v for k, v in (line.get("info") or {}).items() if v is not None}
+    epsilon, delta = (told.pop(name, None) for name in PRIVACY_INFO)
     if told:
         out.append("The strategy: " + ", ".join(f"{k} {v:.3g}" for k, v in told.items()) + ".")
     if line.get("secure"):
         summed = line["secure"].get("summed")
         out.append(f"Secure sum of {summed} changes: the server saw no single one.")
+    if epsilon is not None and delta is not None:
+        out.append(f"Privacy spent by the busiest site: epsilon {epsilon:.3g} at delta {delta:g}.")
     return out
 
 

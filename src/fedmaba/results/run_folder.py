@@ -46,6 +46,7 @@ PARTS = "parts"  # more runs: run folders of their own
 SEARCH = "search"  # the trials of `fedmaba tune`: a run folder of its own
 SEARCH_FILE = "tune.json"  # what was searched, and what was picked
 TRACKED_FILE = "trackers.json"  # what experiment trackers call the runs
+LEDGER_FILE = "privacy.json"  # how often what each site of a federation released was counted
 BESIDE = (".lock", PARTS, SEARCH, SEARCH_FILE)  # may be there before the first runs are
 SUBFOLDERS = ("checkpoint", "clients", "models")
 CHECKPOINT = re.compile(r"[0-9]{1,12}\.ckpt")
@@ -445,6 +446,12 @@ def load_about(path: Path | str) -> dict[str, Any]:
     """Versions, hashes, device and command of a run folder; {} if it has none."""
     file = Path(path) / "about.json"
     return _read_json(file, schema.About) if files.exists(file) else {}
+
+
+def load_ledger(path: Path | str) -> dict[str, Any]:
+    """What the sites of a private federation have spent; {} if nothing was counted."""
+    file = Path(path) / LEDGER_FILE
+    return _read_json(file, schema.Ledger) if files.exists(file) else {}
 
 
 def resume_hint(path: Path) -> str:

@@ -86,6 +86,8 @@ class Terms(Part):
     batchnorm: Word | None = None
     schedule: Word | None = None
     secure: dict[Word, Any] | None = None
+    dp: dict[Word, Number] | None = None
+    losses: dict[Word, Number] | None = None
 
 
 class SiteLine(Part):
@@ -119,6 +121,13 @@ class StateTiming(Part):
     ended: Annotated[str, Field(pattern="^[0-9T:+.-]{10,40}$")]  # ISO 8601
 
 
+class Ledger(Part):
+    """privacy.json of a private federation: how often what each site released was counted."""
+
+    multipliers: Annotated[list[Number], Field(max_length=2)]
+    taken: dict[Site, Count]
+
+
 class SavedFederation(Part):
     """What about.json says of a federation on Flower."""
 
@@ -149,6 +158,7 @@ class Meta(Runs):
     federation: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
     privacy: dict[str, dict[Word, Number | Word]] = {}
     last_counted: dict[Word, Count] | None = None
+    taken: dict[Word, Count] | None = None  # how often each site was counted in Ledger
 
 
 class Data(Part):

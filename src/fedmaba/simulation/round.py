@@ -216,7 +216,9 @@ def weigh(batch: Batch, drawn: Drawn, measured: Measured, when: str) -> Decided:
         size, n = federation.train.size[c.client], federation.n_clients
         if c.needs.steps:
             seen["steps"] = counted(batch.plan, drawn.table.steps[c.rows])
-        replies = Replies(drawn.round, drawn.lr, n, c.client, size, loss, **seen)
+        noise = {} if mechanism is None else {"loss_noise": mechanism.loss_noise}
+        told: dict[str, Any] = {**seen, **noise}
+        replies = Replies(drawn.round, drawn.lr, n, c.client, size, loss, **told)
         decision = call_weigh(c.run.strategy, batch.progress.states[c.r], replies)
         if not np.isfinite(decision.coef).all():
             decided.ended[c.r] = "the strategy gave a weight that is not finite"

@@ -61,6 +61,8 @@ class Replies:
     steps: FloatArray | None = None  # (m,)     local steps, where Needs.steps asks; with momentum
     #                                           or a step schedule, the sum of their weights
     groups: IntArray | None = None  # (m, G, 2, 2) training examples by group, label, prediction
+    loss_noise: float = 0.0  #                  standard deviation of the noise on each loss, where
+    #                                           privacy adds some
 
 
 class Decision(NamedTuple):
