@@ -1,9 +1,10 @@
 """How fast strategies are whose clients keep something, beside FedAvg, in one process.
 
 The strategies take turns of a few rounds each, so that other work on the machine slows all of them
-alike. Prints each one's rate of client updates and its ratio to FedAvg's, the median over turns.
+alike. Prints each one's rate of client updates and its ratio to FedAvg's, the median over turns. On
+a GPU the jobs are those of `engine.py`, 33 runs at once; on a CPU one run, in processor time.
 
-    python benchmarks/keeping.py --device cpu --out keeping.json
+    python benchmarks/keeping.py --device cuda --out keeping.json
 """
 
 import argparse
@@ -19,45 +20,76 @@ from fedmaba import strategies
 from fedmaba.data.federation import Federation
 from fedmaba.simulation.engine import Plan, Run, simulate, start
 
-SPECS = ("fedavg", "scaffold", "scaffold:option=I", "feddyn", "fednova", "ditto", "local")
-JOBS = {"mlp": (600, 20), "cnn": (500, 4)}  # images per client, participants of 100
-TURNS, ROUNDS = 7, 4  # the first turn is not counted
+SPECS = ("fedavg", "scaffold", "feddyn", "ditto", "scaffold:option=I", "fednova", "local")
+NEEDED = {"scaffold": 0.7, "feddyn": 0.7, "ditto": 0.4}  # of FedAvg's rate
+JOBS = {  # model, images per client, runs, participants of 100, precision, rounds of a turn
+    "cuda": {
+        "mlp, 33 runs x 100 clients": ("mlp", 600, 33, None, "tf32", 5),
+        "mlp, 33 runs x 100 clients, float32": ("mlp", 600, 33, None, "float32", 3),
+        "cnn, 33 runs x 10 of 100 clients": ("cnn", 500, 33, 10, "tf32", 5),
+    },
+    "cpu": {
+        "mlp, 1 run, 20 of 100 clients": ("mlp", 600, 1, 20, "float32", 1),
+        "cnn, 1 run, 4 of 100 clients": ("cnn", 500, 1, 4, "float32", 1),
+    },
+}
+SEEDS = 3  # of the runs of a job; runs of one seed share their minibatches
 
 
-def measure(model: str, device: str, turns: int) -> dict[str, dict[str, float]]:
-    each, participants = JOBS[model]
-    fed = Federation.make(examples(model, each, 100), "shards:2", 100, 0)
-    plan = Plan(turns * ROUNDS, participants=participants, eval_every=10**6, device=device)
+def clock(device: str) -> float:
+    """Seconds of this process on a CPU; on a GPU those on the clock, after all that was asked."""
+    if device == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def measure(name: str, specs: tuple[str, ...], device: str, turns: int) -> dict[str, object]:
+    """The rates of all strategies on one job; the first two turns are not counted."""
+    model, each, many, participants, dtype, rounds = JOBS[device][name]
+    data = examples(model, each, 100)
+    seeds = range(min(many, SEEDS))
+    feds = [Federation.make(data, "shards:2", 100, seed) for seed in seeds]
+    more = {"participants": participants, "dtype": dtype, "device": device}
+    plan = Plan((turns + 2) * rounds, eval_every=10**6, **more)
     games = {}
-    for spec in SPECS:
+    for spec in specs:
         (strategy,) = strategies.parse(spec)
-        games[spec] = simulate(start([Run(strategy, 0, fed)], plan, model))
-    seconds: dict[str, list[float]] = {spec: [] for spec in SPECS}
-    for _ in range(turns):
-        for spec, rounds in games.items():
-            before = time.process_time() if device == "cpu" else time.perf_counter()
-            for _ in range(ROUNDS):
-                next(rounds)
-            now = time.process_time() if device == "cpu" else time.perf_counter()
-            seconds[spec].append(now - before)
-    usual = np.array(seconds["fedavg"][1:])
-    found = {}
-    for spec in SPECS:
-        mine = np.array(seconds[spec][1:])
-        rate = participants * ROUNDS / float(np.median(mine))
-        found[spec] = {"updates_per_second": rate, "ratio": float(np.median(usual / mine))}
-        print(f"{model}, {spec}: {rate:,.1f} client updates/s, {found[spec]['ratio']:.2f} x FedAvg")
+        runs = [Run(strategy, k % len(feds), feds[k % len(feds)]) for k in range(many)]
+        games[spec] = simulate(start(runs, plan, model))
+    seconds: dict[str, list[float]] = {spec: [] for spec in specs}
+    for _ in range(turns + 2):
+        for spec, played in games.items():
+            before = clock(device)
+            for _ in range(rounds):
+                next(played)
+            seconds[spec].append(clock(device) - before)
+    usual = np.array(seconds["fedavg"][2:])
+    found: dict[str, object] = {}
+    for spec in specs:
+        mine = np.array(seconds[spec][2:])
+        rate = many * (participants or 100) * rounds / float(np.median(mine))
+        ratio = float(np.median(usual / mine))
+        found[spec] = {"updates_per_second": rate, "ratio": ratio, "seconds": mine.tolist()}
+        needed = f" (needed: {NEEDED[spec]})" if spec in NEEDED else ""
+        print(f"{name}, {dtype}, {spec}: {rate:,.1f} client updates/s, {ratio:.2f} x{needed}")
     return found
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--only", default="", help="mlp or cnn")
-    parser.add_argument("--turns", type=int, default=TURNS)
+    usual = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=JOBS, default=usual)
+    parser.add_argument("--only", default="", help="jobs whose name contains this")
+    parser.add_argument("--all", action="store_true", help="strategies without a bound, too")
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--out", default="keeping.json")
     asked = parser.parse_args()
-    jobs = [model for model in JOBS if asked.only in model]
-    told = {model: measure(model, asked.device, asked.turns) for model in jobs}
-    with open(asked.out, "w") as f:
-        json.dump({"device": platform.processor(), "torch": torch.__version__, "jobs": told}, f)
+    where = torch.cuda.get_device_name() if asked.device == "cuda" else platform.processor()
+    specs = SPECS if asked.all else SPECS[: 1 + len(NEEDED)]
+    told = {}
+    for job in JOBS[asked.device]:
+        if asked.only in job:
+            told[job] = measure(job, specs, asked.device, asked.turns)
+            with open(asked.out, "w") as f:  # after each, so that a run cut short leaves the rest
+                json.dump({"device": where, "torch": torch.__version__, "jobs": told}, f, indent=2)

@@ -36,7 +36,9 @@ def made(label, seed, size, evaluations=6, deploy="poly:8", held=None, diverged=
     run = RunHistory(label, seed, deploy, size, diverged)
     if evaluations:
         run.tables["evaluated"] = [np.int64(10 * (e + 1)) for e in range(evaluations)]
-    sizes = {"last": size, "deployed": size} | ({} if held is None else {"last_validation": held})
+    sizes = {"last": size, "deployed": size}
+    if held is not None:
+        sizes |= {"last_validation": held, "deployed_validation": held}
     for model, many in sizes.items() if evaluations else ():
         right = rng.integers(0, many + 1, (evaluations, len(many)))
         with np.errstate(invalid="ignore"):  # some may have no examples

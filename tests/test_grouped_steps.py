@@ -61,6 +61,51 @@ def test_steps_that_are_pulled_back_in_groups_are_those_of_fedprox(name, togethe
 
 
 @pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("together", [1, 2, 4])
+def test_steps_that_add_a_constant_in_groups_are_those_one_after_another(name, together, kernels):
+    torch.manual_seed(1)
+    shape, model = GROUPED[name]()
+    rows = compile(model, torch.randn(B, *shape), dtype="tf32")
+    w = rows.layout.pack(model).double() + 0.1 * torch.rand(2 * R, rows.layout.size).double()
+    shift = torch.zeros_like(w)
+    for part in rows.layout.views(shift):
+        part.copy_(0.1 * torch.rand_like(part))
+    owner, blocks = torch.arange(2 * R) % R, [RowBlock(0, R, 0), RowBlock(R, 2 * R, 0)]
+    x, y = torch.randn(R, 4, B, *shape).double(), torch.randint(C, (2 * R, 4, B))
+    weight, keys = torch.rand(2 * R, 4, B).double(), torch.arange(8 * R).view(4, 2 * R)
+    down = torch.tensor(-0.3).double()
+    steps = [Step(x[owner, k], y[:, k], weight[:, k], down, None, keys[k]) for k in range(4)]
+    one, many, want, got = w.clone(), w.clone(), [], []
+    with torch.no_grad():
+        for step in steps:
+            want.append(rows.add_gradients(one, one, step))
+            one += shift
+        for k in range(0, 4, together):
+            inputs = SharedInputs(x[:, k : k + together], blocks, owner)
+            got += rows.run_steps(many, inputs, steps[k : k + together], None, shift)
+    close(torch.stack(got), torch.stack(want))
+    close(many, one)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_pull_layer_by_layer_gives_the_bits_of_one_of_all_weights(name):
+    torch.manual_seed(1)
+    shape, model = FAST[name]()
+    rows = compile(model, torch.randn(B, *shape))
+    w = rows.layout.pack(model) + 0.1 * torch.rand(R, rows.layout.size)
+    x, y = torch.randn(R, B, *shape), torch.randint(C, (R, B))
+    step = Step(x, y, torch.rand(R, B), torch.tensor(-0.3), None, torch.arange(R))
+    for start in (torch.rand_like(w), torch.rand_like(w[:1])):  # its own, or one for all rows
+        whole, apart = w.clone(), w.clone()
+        pull = ProxPull(start, torch.tensor([[0.02], [0.6], [0.0]]))
+        with torch.no_grad():
+            losses = Rows.add_pulled_gradients(rows, whole, pull, step)
+            assert torch.equal(rows.add_pulled_gradients(apart, pull, step), losses)
+        assert torch.equal(apart, whole)
+        assert not torch.equal(whole, w)
+
+
+@pytest.mark.parametrize("name", GROUPED)
 @pytest.mark.parametrize("together", [1, 2])
 def test_rows_that_share_inputs_are_those_with_copies_of_them(name, together, kernels):
     torch.manual_seed(1)

@@ -38,7 +38,7 @@ def test_every_target_of_the_issue_is_there_and_loads():
         assert not any(map(targets.part, target.every_job()))
     asked = {n for n in names if "-dirichlet" in n or "-coarse" in n or n.startswith("fair-")}
     asked |= {"attacks", "readings-cifar100"}  # for by name
-    asked |= {n for n in names if n.startswith(("natural-", "privacy"))}
+    asked |= {n for n in names if n.startswith(("natural-", "privacy", "baselines"))}
     assert {t.name for t in targets.load("all").uses} == set(names) - {"all"} - asked
 
 
@@ -171,8 +171,14 @@ def test_without_a_target_all_are_listed_with_their_work(call):
     for name, (runs, held, updates, title) in sizes.items():
         target = targets.load(name)
         works = [reproduce.PendingBatch(name, job, job.runs) for job in target.every_job()]
+        assert title == target.view.title
+        if name.startswith("baselines"):  # fresh runs of picks come on top
+            continue
         assert (runs, held) == (sum(len(work.runs) for work in works), 0)
-        assert (updates, title) == (sum(w.updates for w in works), target.view.title)
+        assert updates == sum(w.updates for w in works)
+    trials, fresh = 100 * 2, 25 * 10
+    many = trials + fresh
+    assert sizes["baselines-fashion-mnist-partial"][:3] == [many, 0, many * 10 * 400]
     assert sizes["table2-fashion-mnist"][:3] == [94, 0, 94 * 100 * 1000]
     assert sizes["table2-fashion-mnist-partial"][:3] == [90, 0, 45 * 10 * 1000]  # two models each
     assert sizes["table3-cifar100-partial"][:3] == [45, 0, 45 * 10 * 2000]

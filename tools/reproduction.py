@@ -29,9 +29,11 @@ from fedmaba.report import document, figures, paired
 from fedmaba.report.document import Cell, Grid
 from fedmaba.reproduction import (
     archive,
+    baseline_tables,
     claims,
     fair_tables,
     paper,
+    picks,
     reading_tables,
     target_tables,
     targets,
@@ -49,8 +51,10 @@ TABLE_PAGE = ROOT / "docs" / "reproduction-tables.md"
 FAIR_PAGE = ROOT / "docs" / "fair-to-the-end.md"
 DATA_PAGE = ROOT / "docs" / "data.md"  # with the tables of real federations
 PRIVACY_PAGE = ROOT / "docs" / "privacy.md"
+BASELINES_PAGE = ROOT / "docs" / "baselines.md"
 PAGES = (
-    *(PAGE, LOG_PAGE, TABLE_PAGE, FAIR_PAGE, DATA_PAGE, PRIVACY_PAGE, ROOT / "README.md"),
+    *(PAGE, LOG_PAGE, TABLE_PAGE, FAIR_PAGE, DATA_PAGE, PRIVACY_PAGE, BASELINES_PAGE),
+    ROOT / "README.md",
     *(ROOT / "docs" / name for name in ("performance-log.md", "algorithms/index.md")),
 )
 RESULTS = ROOT / "results"
@@ -83,7 +87,7 @@ def renew(text: str, batches: list[archive.ArchiveFile]) -> str:
 
 def section(name: str, chosen: list[str], batches: list[archive.ArchiveFile]) -> str:
     """The tables of a target, or that it has not been run."""
-    target = target_of(name)
+    target = picks.with_picks(target_of(name), batches)
     try:
         page = reproduction.document(target, batches)
     except InputError:
@@ -110,6 +114,8 @@ def section(name: str, chosen: list[str], batches: list[archive.ArchiveFile]) ->
 
 def caption(kind: str) -> str:
     """Which model a figure shows, and what of it."""
+    if kind == "ranks":
+        return "Mean ranks over seeds of the deployed model; a bar joins rows not told apart"
     what = {"variance": ", variance over clients", "worst": ", worst 5 % of clients"}
     return f"{'Deployed' if 'deployed' in kind else 'Last server'} model{what.get(kind, '')}"
 
@@ -141,7 +147,10 @@ def rows_of(
 ) -> tuple[list[RunHistory], float]:
     """A row's runs that did not diverge, and the share that its worst clients are."""
     name, _, which = name.partition("#")
-    history = archive.deployed_history(batches, target_of(name).jobs[int(which or 1) - 1])
+    if (target := target_of(name)).view.search:
+        history = picks.picked_history(target, batches)
+    else:
+        history = archive.deployed_history(batches, target.jobs[int(which or 1) - 1])
     return [r for r in history.runs if r.label == row and not r.diverged], history.share
 
 
@@ -401,11 +410,12 @@ def missing(batches: list[archive.ArchiveFile]) -> str:
     """What has not been run, with the command."""
     lines, seen = [], set()
     for name in sorted(targets.names(), key=lambda n: -len(target_of(n).every_job())):
-        if name in ("all", "claims"):
+        if target_of(name).view.kind in ("all", "claims"):
             continue
+        target = picks.with_picks(target_of(name), batches)
         works = [
             reproduce.PendingBatch(name, job, tuple(keys))
-            for job in target_of(name).every_job()
+            for job in target.every_job()
             if (
                 keys := [k for k in archive.collect(batches, job)[2] if (job.digest, k) not in seen]
             )
@@ -414,7 +424,8 @@ def missing(batches: list[archive.ArchiveFile]) -> str:
         if works:
             runs, updates = sum(len(w.runs) for w in works), sum(w.updates for w in works)
             said = f"`fedmaba reproduce {name} --device cuda --dtype tf32`"
-            lines.append((updates, f"- {said}: {runs} runs, {updates:,} client updates"))
+            more = ", and fresh seeds of what they pick" if picks.waiting(target, batches) else ""
+            lines.append((updates, f"- {said}: {runs} runs, {updates:,} client updates{more}"))
     return "\n".join(line for _, line in sorted(lines)) or "Nothing."
 
 
@@ -512,6 +523,18 @@ def rounding(batches: list[archive.ArchiveFile]) -> str:
     return document.markdown_table(Grid("rounding", title, head, body))
 
 
+def baselines(batches: list[archive.ArchiveFile]) -> str:
+    """Every strategy of the package in every setting that was run."""
+    shown = {
+        "Fashion-MNIST, 10 of 100": target_of("baselines-fashion-mnist-partial"),
+        "CIFAR-10, 10 of 100": target_of("baselines-cifar10-partial"),
+        "CIFAR-100, 10 of 100": target_of("baselines-cifar100-partial"),
+        "Fashion-MNIST, all": target_of("baselines-fashion-mnist"),
+    }
+    grid = baseline_tables.over_settings(shown, batches)
+    return document.markdown_table(grid) if grid.rows else "Not run yet."
+
+
 TABLES: dict[str, Callable[[list[archive.ArchiveFile]], str]] = {
     "brief": brief,
     "glance": glance,
@@ -523,6 +546,7 @@ TABLES: dict[str, Callable[[list[archive.ArchiveFile]], str]] = {
     "rounding": rounding,
     "again": again,
     "which": which,
+    "baselines": baselines,
 }
 
 
@@ -530,7 +554,7 @@ def draw(batches: list[archive.ArchiveFile]) -> None:
     """The figures the page shows."""
     for name in targets.names():
         target = target_of(name)
-        if target.view.kind not in ("figure", "sweep"):
+        if target.view.kind not in ("figure", "sweep", "baselines"):
             continue
         try:
             page = reproduction.document(target, batches)

@@ -1,10 +1,12 @@
 """Run parts of reproduction targets one after another, until a time limit.
 
 A part is `TARGET#VARIANT@SEEDS/ROWS`: the variant's place in the target's file, counted from 1 (1
-where the target has one), its seeds, and its rows; seeds and rows may be left out. A part that
-would not end in time, by the rate of the parts before it, is left out. All files of results are
-put into one ZIP file as soon as a part is done; `fedmaba reproduce TARGET --from FOLDER` reads
-them once they are unpacked. Data: --data-dir, or $FEDMABA_DATA.
+where the target has one), its seeds, and its rows; seeds and rows may be left out. Of a target
+that searches, `TARGET#search/ROWS` is all its trials, and `TARGET#picks@SEEDS/ROWS` what these have
+picked, by all results that are there so far. A part that would not end in time, by the rate of the
+parts before it, is left out. All files of results are put into one ZIP file as soon as a part is
+done; `fedmaba reproduce TARGET --from FOLDER` reads them once they are unpacked. Data: --data-dir,
+or $FEDMABA_DATA.
 
     python tools/run_parts.py --seconds 480 --out parts.zip readings#15@0,1 fair-cifar10#1@0/fedavg
 """
@@ -17,34 +19,52 @@ import tempfile
 import time
 import traceback
 import zipfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from fedmaba.experiment import config
-from fedmaba.reproduction import archive, targets
+from fedmaba.reproduction import archive, picks, targets
 from fedmaba.reproduction.run import LoadedData, PendingBatch, begin
 from fedmaba.reproduction.targets import Scale
 
-PART = re.compile(r"([\w-]+)(?:#(\d+))?(?:@([\d,]+))?(?:/(.+))?")
+PART = re.compile(r"([\w-]+)(?:#(\d+|search|picks))?(?:@([\d,]+))?(?:/(.+))?")
 FIRST_RATE = {"mlp": 45_000.0, "mlp1": 55_000.0, "cnn": 4_000.0}  # client updates a second, an H200
+OTHER_RATE = 300.0  # of models not named above
 START = 5.0  # seconds that every part takes before its first round
 
 
-def part_of(text: str, rounds: int | None) -> PendingBatch:
-    """The runs that a part names."""
+def batches_of(
+    text: str, rounds: int | None, done: list[archive.ArchiveFile]
+) -> list[PendingBatch]:
+    """The runs that a part names and that are not done, a batch for each experiment."""
     found = PART.fullmatch(text)
     if not found:
         raise SystemExit(f"{text}: write TARGET#VARIANT@SEEDS/ROWS")
-    name, variant, seeds, rows = found.groups()
+    name, which, seeds, rows = found.groups()
     scale = Scale(
         rounds=rounds,
-        seeds=tuple(map(int, seeds.split(","))) if seeds else None,
+        seeds=tuple(map(int, seeds.strip(",").split(","))) if seeds else None,
         only=targets.words(rows) if rows else (),
     )
-    job = targets.load(name, replace(scale, only=())).jobs[int(variant or 1) - 1]
-    if rows:
-        job = targets.load(name, scale).jobs[int(variant or 1) - 1]
-    return PendingBatch(name, job, job.runs)
+    target = targets.load(name, scale)
+    if which in ("search", "picks") and not target.view.search:
+        raise SystemExit(f"{text}: {name} searches nothing: write TARGET#VARIANT@SEEDS/ROWS")
+    if which == "picks":
+        if lacking := picks.waiting(target, done):
+            raise SystemExit(f"{text}: no pick yet for {', '.join(lacking)}: run #search before")
+        jobs = picks.with_picks(target, done).jobs
+        jobs = tuple(
+            replace(job, runs=tuple(k for k in job.runs if k.seed in job.fresh)) for job in jobs
+        )
+    else:
+        jobs = target.jobs if which == "search" else target.jobs[int(which or 1) - 1 :][:1]
+    left = [
+        PendingBatch(name, job, tuple(k for k in job.runs if k in missing))
+        for job in jobs
+        if (missing := set(archive.collect(done, job)[2]))
+    ]
+    return sorted(left, key=lambda work: -len(work.runs))
 
 
 def command(work: PendingBatch) -> list[str]:
@@ -52,13 +72,6 @@ def command(work: PendingBatch) -> list[str]:
     seeds = ",".join(map(str, sorted({key.seed for key in work.runs}))) + ","
     rows = ",".join(dict.fromkeys(key.label for key in work.runs))
     return ["fedmaba", "reproduce", work.name, "--seeds", seeds, "--only", rows]
-
-
-def without_done(work: PendingBatch, folders: list[Path]) -> PendingBatch:
-    """The same without the runs that lie in a folder already."""
-    done = [batch for folder in folders for batch in archive.read_folder(folder)]
-    missing = set(archive.collect(done, work.job)[2])
-    return replace(work, runs=tuple(key for key in work.runs if key in missing))
 
 
 def run(asked: argparse.Namespace) -> None:
@@ -71,25 +84,30 @@ def run(asked: argparse.Namespace) -> None:
 
     for text in asked.parts:
         try:
-            work = without_done(part_of(text, asked.rounds), [*asked.done, work_folder])
-            if not work.runs:
+            done = [b for f in (*asked.done, work_folder) for b in archive.read_folder(f)]
+            todo = batches_of(text, asked.rounds, done)
+            if not todo:
                 say(f"{text}: nothing to do")
                 continue
-            model = work.job.experiment.model
-            needs = START + work.updates / rates[model]
+            model = todo[0].job.experiment.model
+            updates, runs = sum(w.updates for w in todo), sum(len(w.runs) for w in todo)
+            needs = len(todo) * START + updates / rates.get(model, OTHER_RATE)
             left = asked.seconds - (time.monotonic() - begun)
             if needs > left:
                 say(f"{text}: LEFT OUT, needs about {needs:.0f} s of {left:.0f} s")
                 continue
-            say(f"{text}: {len(work.runs)} runs, about {needs:.0f} s")
+            say(f"{text}: {runs} runs, {updates:,} updates, about {needs:.0f} s")
             before = time.monotonic()
-            loaded = play(work, work_folder, machine, loaded, asked)
+            for work in todo:
+                loaded = play(work, work_folder, machine, loaded, asked)
+                pack(work_folder, asked.out)
+                say(f"  {work.job.title}: {len(work.runs)} runs, {work.updates:,} updates")
             spent = time.monotonic() - before
-            rates[model] = work.updates / max(spent - START, 1.0)
-            say(f"{text}: done in {spent:.1f} s, {work.updates / spent:,.0f} updates/s")
-            pack(work_folder, asked.out)
-        except Exception:  # one part that fails does not stop the rest
-            say(f"{text}: FAILED\n{traceback.format_exc()}")
+            rates[model] = updates / max(spent - len(todo) * START, 1.0)
+            say(f"{text}: done in {spent:.1f} s, {updates / spent:,.0f} updates/s")
+        except (Exception, SystemExit) as error:  # one part that fails does not stop the rest
+            why = error if isinstance(error, SystemExit) else traceback.format_exc()
+            say(f"{text}: FAILED\n{why}")
 
 
 def play(
@@ -122,9 +140,9 @@ def pack(folder: Path, out: Path) -> None:
     new.replace(out)
 
 
-if __name__ == "__main__":
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="+", help="TARGET#VARIANT@SEEDS/ROWS")
+    parser.add_argument("parts", nargs="+", help="TARGET#VARIANT@SEEDS/ROWS or TARGET#search")
     parser.add_argument(
         "--seconds", type=float, default=480.0, help="begin no part that ends later"
     )
@@ -134,4 +152,8 @@ if __name__ == "__main__":
     parser.add_argument("--data-dir")
     parser.add_argument("--done", type=Path, action="append", default=[], help="folder of results")
     parser.add_argument("--rounds", type=int, help="fewer rounds, to try it out")
-    run(parser.parse_args())
+    run(parser.parse_args(words))
+
+
+if __name__ == "__main__":
+    main()

@@ -16,6 +16,7 @@ from fedmaba.errors import InputError
 from fedmaba.experiment import config
 
 if TYPE_CHECKING:
+    from fedmaba.reproduction.run import LoadedData, PendingBatch
     from fedmaba.reproduction.targets import Target
 
 
@@ -84,11 +85,25 @@ def _refuse(flags: Mapping[str, object], why: str) -> None:
 
 
 def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, quiet: bool) -> None:
-    """Run what is missing of a target, batch after batch."""
+    """Run what is missing of a target, batch after batch; after a search, what it picked."""
+    from fedmaba.reproduction import run as reproduce
+
+    part, loaded = reproduce.parse_part(batch), None
+    while left := reproduce.plan(target, out, part):
+        loaded = _run_batches(left, out, machine, loaded, quiet)
+
+
+def _run_batches(
+    left: list[PendingBatch],
+    out: Path,
+    machine: config.Machine,
+    loaded: LoadedData | None,
+    quiet: bool,
+) -> LoadedData | None:
+    """Run batches one after another, and give the data of the last one."""
     from fedmaba.reproduction import display
     from fedmaba.reproduction import run as reproduce
 
-    left, loaded = reproduce.plan(target, out, reproduce.parse_part(batch)), None
     with stop.after_the_round(tell) as asked, display.batches(left, quiet) as show:
         for work in left:
             going = reproduce.begin(work, out, machine, loaded, sys.argv)
@@ -102,3 +117,4 @@ def _reproduce(target: Target, out: Path, batch: str, machine: config.Machine, q
             show.end(going.target)
             loaded = going.loaded_data()
             del going  # which frees the device's memory
+    return loaded

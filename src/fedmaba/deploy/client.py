@@ -162,12 +162,12 @@ class LocalClient:
         trained, told, own = flat, torch.zeros(2, 1), {}
         if local.personal is not None:
             pulled = (Local(prox=local.personal.prox),)
-            mine = replace(job, local=pulled, begin=before[PERSONAL])
+            mine = replace(job, local=pulled, begin=before[PERSONAL].clone())
             own[PERSONAL], told = train_chunk(rows, pool, flat, mine, graphs)
         if local.personal is None or not local.personal.only:
             if local.add or local.add_mean:
-                kept = ((n, before[n]) for n in local.keep)
-                job = replace(job, added=added_terms(local, kept, means, flat))
+                added = added_terms(local, before, means, torch.empty_like(flat))
+                job = replace(job, added=added)
             trained, told = train_chunk(rows, pool, flat, job, graphs)
         counted = counted_steps(job.optimiser, job.schedule, int(job.steps[0]))
         if task.get("count-steps"):
@@ -177,7 +177,11 @@ class LocalClient:
         if where == "end":
             numbers["loss"] = self._mean_loss(rows, trained, pool)
         known = TrainedClients(flat, trained, flat.new_tensor([[job.lr * counted]]), gradient)
-        after = {n: kept_after(k, n, known, before[n], means) for n, k in local.keep.items()} | own
+        after = {
+            n: kept_after(k, known, before[n], means.get(n), torch.empty_like(flat))
+            for n, k in local.keep.items()
+        }
+        after |= own
         if keeps:
             both = (
                 _named(rows, before) | _own(rows, flat),

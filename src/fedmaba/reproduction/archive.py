@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,10 @@ from fedmaba.results.saved_history import metric_of
 from fedmaba.results.selection import of_deploy
 from fedmaba.results.table_checks import is_increasing
 
-MODELS = ("last", "deployed", "last_validation")
+MODELS = (
+    *("last", "deployed", "personal"),
+    *("last_validation", "deployed_validation", "personal_validation"),
+)
 TABLES = ("evaluated", "length", "test_size", "validation_size", "training_loss", *MODELS)
 
 
@@ -55,16 +58,6 @@ class ArchiveFile:
             )
             _check_numbers(arrays)
             return {key: _unpack_run(told[r], r, arrays) for r, key in enumerate(self.keys)}
-
-
-class TargetSize(NamedTuple):
-    """How many runs and updates a target takes, and how many runs are done."""
-
-    name: str
-    title: str
-    runs: int
-    done: int  #    of the runs
-    updates: int  # of clients, in all runs
 
 
 def write(
@@ -122,8 +115,12 @@ def _pack_counts(
 
 
 def _about_run(run: RunHistory) -> dict[str, Any]:
-    """What is told of a run; its metric only where it is not accuracy."""
-    told = {"label": run.label, "seed": run.seed, "deploy": run.deploy, "diverged": run.diverged}
+    """What is told of a run; its metric where it is not accuracy, and whether clients have models.
+
+    Runs of one file share their tables, so one without personal models has zeros in that table.
+    """
+    told: dict[str, Any] = {"label": run.label, "seed": run.seed, "deploy": run.deploy}
+    told |= {"diverged": run.diverged} | ({"personal": True} if run.has_personal else {})
     return told if run.metric == ACCURACY else {**told, "metric": run.metric._asdict()}
 
 
@@ -200,7 +197,8 @@ def _check_tables(runs: int, declared: Mapping[str, array_files.Declared]) -> No
             raise ValueError(f"{name} is of shape {shape}")
     if evaluations and not {"last", "deployed"} <= declared.keys():
         raise ValueError("it lacks a model")
-    if "last_validation" in declared and "validation_size" not in declared:
+    held = any("validation" in name for name in declared.keys() & {*MODELS})
+    if held and "validation_size" not in declared:
         raise ValueError("it lacks 'validation_size'")
 
 
@@ -224,7 +222,8 @@ def _unpack_run(told: dict[str, Any], r: int, arrays: Arrays) -> RunHistory:
         return run
     run.tables["evaluated"] = GrowingArray(arrays["evaluated"][:length])
     for model in MODELS:
-        if model in arrays:
+        own = told.get("personal", False) or not model.startswith("personal")
+        if model in arrays and own:
             size = arrays["validation_size" if "validation" in model else "test_size"][r]
             found = arrays[model][r, :length]
             accuracy = found if found.dtype.kind == "f" else _shares(model, found, size)
@@ -233,6 +232,8 @@ def _unpack_run(told: dict[str, Any], r: int, arrays: Arrays) -> RunHistory:
             nothing = np.broadcast_to(np.float32(np.nan), accuracy.shape)
             run.tables[f"{model}.accuracy"] = GrowingArray(accuracy)
             run.tables[f"{model}.loss"] = GrowingArray(nothing)
+    if "deployed_validation" in arrays:
+        run.validation_size = arrays["validation_size"][r].astype(np.int64)
     if "training_loss" in arrays and not np.isnan(arrays["training_loss"][r, :length]).all():
         run.tables[TRAINING] = GrowingArray(arrays["training_loss"][r, :length].astype(np.float64))
     return run
@@ -282,16 +283,3 @@ def collect(
 def deployed_history(batches: Iterable[ArchiveFile], job: targets.Job) -> History:
     """The history of the runs that a job has, each row with its first deployed model."""
     return of_deploy(collect(batches, job)[0], None)
-
-
-def target_sizes(batches: Iterable[ArchiveFile]) -> list[TargetSize]:
-    """Every target, with how many of its runs are done."""
-    there = {(batch.digest, key) for batch in batches for key in batch.keys}
-    out = []
-    for target in map(targets.load, targets.names()):
-        jobs = target.every_job()
-        done = sum((job.digest, key) in there for job in jobs for key in job.runs)
-        runs = sum(len(job.runs) for job in jobs)
-        work = sum(targets.updates(job, job.runs) for job in jobs)
-        out.append(TargetSize(target.name, target.view.title, runs, done, work))
-    return out

@@ -110,19 +110,19 @@ def reproduced(target: Target, source: Path, out: Path) -> None:
 
 def target_rows(out: Path) -> list[tuple[str, ...]]:
     """Every target: its name, its title, its runs, those that a folder holds, client updates."""
-    from fedmaba.reproduction import archive
+    from fedmaba.reproduction import archive, picks
 
-    sizes = archive.target_sizes(archive.read_folder(out) if out.exists() else [])
+    sizes = picks.target_sizes(archive.read_folder(out) if out.exists() else [])
     return [(s.name, s.title, str(s.runs), str(s.done), str(s.updates)) for s in sizes]
 
 
 def targets(out: Path, source: Path | None = None) -> None:
     """Every target with its runs, those a folder holds, its client updates; what was begun."""
-    from fedmaba.reproduction import archive
+    from fedmaba.reproduction import archive, picks
     from fedmaba.results import run_folder
 
     console, where = screen(), source or out
-    sizes = archive.target_sizes(archive.read_folder(where) if source or out.exists() else [])
+    sizes = picks.target_sizes(archive.read_folder(where) if source or out.exists() else [])
     width = max(len(size.name) for size in sizes)
     head = f"{'target':{width}}  runs  held  client updates"
     whole = len(head) + 2 + max(len(size.title) for size in sizes)

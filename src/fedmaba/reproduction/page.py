@@ -2,7 +2,7 @@
 
 Three questions are kept apart: which model and at which round (results/selection.py), and whether a
 difference to FedAvg is one (paired.py). The tables are made in target_tables.py, reading_tables.py,
-fair_tables.py and claims.py.
+fair_tables.py, baseline_tables.py and claims.py.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from fedmaba.errors import InputError
 from fedmaba.report.document import Document
 from fedmaba.reproduction import (
     archive,
+    baseline_tables,
     claims,
     fair_tables,
+    picks,
     reading_tables,
     target_tables,
     targets,
@@ -27,7 +29,7 @@ from fedmaba.reproduction.targets import Job, Key, Target
 
 def document(target: Target, batches: Sequence[ArchiveFile]) -> Document:
     """The page of a target, from what has been run."""
-    out = Document(target.view.title)
+    out, target = Document(target.view.title), picks.with_picks(target, batches)
     jobs = target.every_job()
     found = {job.digest: archive.collect(batches, job) for job in jobs}
     if not any(history.runs for history, _, _ in found.values()):
@@ -45,6 +47,7 @@ def document(target: Target, batches: Sequence[ArchiveFile]) -> Document:
         "fair": fair_tables.fair,
         "attacks": target_tables.attacks,
         "privacy": target_tables.privacy,
+        "baselines": baseline_tables.every_strategy,
         "claims": claims.show_claims,
         "all": lambda *_: None,
     }

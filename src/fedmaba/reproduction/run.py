@@ -21,7 +21,7 @@ from fedmaba.experiment import config
 from fedmaba.experiment import session as experiment
 from fedmaba.experiment.driver import drive
 from fedmaba.experiment.session import Session, UserObjects
-from fedmaba.reproduction import archive, targets
+from fedmaba.reproduction import archive, picks, targets
 from fedmaba.reproduction.targets import Job, Key, Target
 from fedmaba.results import files, run_folder
 from fedmaba.simulation import engine
@@ -50,14 +50,19 @@ class PendingBatch:
 
 
 def plan(target: Target, out: Path, part: tuple[int, int] = (1, 1)) -> list[PendingBatch]:
-    """The batches that `out` does not hold yet; `part` (i, n) takes the i-th of n parts."""
+    """The batches that `out` does not hold yet; `part` (i, n) takes the i-th of n parts.
+
+    Where a target searches, runs of what is picked are among them once all trials are done.
+    """
     done = archive.read_folder(out) if out.exists() else []
     left = []
-    for job in target.every_job():
-        first, last = (len(job.runs) * k // part[1] for k in (part[0] - 1, part[0]))
-        missing = set(archive.collect(done, job)[2])
-        runs = tuple(key for key in job.runs[first:last] if key in missing)
-        if runs:
+    for job in picks.with_picks(target, done).every_job():
+        missing, asked = set(archive.collect(done, job)[2]), []
+        for fresh in (False, True):
+            some = [key for key in job.runs if (key.seed in job.fresh) == fresh]
+            first, last = (len(some) * k // part[1] for k in (part[0] - 1, part[0]))
+            asked += some[first:last]
+        if runs := tuple(key for key in asked if key in missing):
             left.append(PendingBatch(target.name, job, runs))
     return left
 

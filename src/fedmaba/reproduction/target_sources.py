@@ -12,7 +12,7 @@ from typing import Any
 from fedmaba.errors import InputError
 from fedmaba.experiment import parts
 from fedmaba.report import data
-from fedmaba.reproduction import archive, targets
+from fedmaba.reproduction import archive, picks, targets
 from fedmaba.results import files, run_folder, state_folder
 from fedmaba.results.history import History
 from fedmaba.results.selection import of_deploy
@@ -90,13 +90,18 @@ def load_runs_and_targets(paths: Sequence[Path]) -> list[data.Source]:
 
 def of_target(folder: Path, name: str) -> list[data.Source]:
     """One for each of a target's experiments that has runs in the folder."""
-    target, batches = targets.load(name), archive.read_folder(folder)
+    batches = archive.read_folder(folder)
+    target = picks.with_picks(targets.load(name), batches)
     jobs = target.every_job()
     text = files.read(targets.folder() / f"{name}.toml", files.MAX_TOML_BYTES).decode()
-    out = []
-    for job in jobs:
-        _, used, _ = archive.collect(batches, job)
-        history = archive.deployed_history(batches, job)
+    out, fresh = [], target.view.search > 0
+    for job in jobs[:1] if fresh else jobs:  # what a search picked is one table
+        used = [file for one in (jobs if fresh else [job]) for file in _used(batches, one)]
+        history = (
+            picks.picked_history(target, batches)
+            if fresh
+            else archive.deployed_history(batches, job)
+        )
         if not history.runs:
             continue
         about: dict[str, Any] = {"python": True, "repeat": targets.command(target)}
@@ -104,7 +109,7 @@ def of_target(folder: Path, name: str) -> list[data.Source]:
         about |= {key: told[key] for key in ("data", "versions", "device") if key in told}
         found = [file.about.get("partition") or {} for file in used]
         about["partition"] = {seed: digest for one in found for seed, digest in one.items()}
-        shown = name if len(jobs) == 1 else f"{name}: {job.title}"
+        shown = name if len(jobs) == 1 or fresh else f"{name}: {job.title}"
         rounds = job.experiment.train.rounds
         out.append(data.Source(shown, history, about, text, rounds=rounds))
     if not out:
@@ -113,3 +118,8 @@ def of_target(folder: Path, name: str) -> list[data.Source]:
             "folder"
         )
     return out
+
+
+def _used(batches: Sequence[archive.ArchiveFile], job: targets.Job) -> list[archive.ArchiveFile]:
+    """The files that hold runs of a job."""
+    return archive.collect(batches, job)[1]

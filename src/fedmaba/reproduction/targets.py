@@ -2,8 +2,9 @@
 
 A file is an experiment as `fedmaba run` takes it, plus a section `[target]` that says how it is
 shown. `like` takes over another file's keys, `variant` repeats the experiment with changes, `more`
-adds seeds for some rows, `uses` shows the runs of other targets. A run is known by its settings,
-strategy, seed and deployed model, so targets that want the same run share it.
+adds seeds for some rows, `uses` shows the runs of other targets, `search` tries settings before
+(picks.py). A run is known by its settings, strategy, seed and deployed model, so targets that want
+the same run share it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -62,6 +64,7 @@ class View(Section):
         "fair",
         "attacks",
         "privacy",
+        "baselines",
         "claims",
         "all",
     ]
@@ -78,6 +81,8 @@ class View(Section):
     uses: list[str] = Field(default=[])
     keep: list[Literal["losses"]] = Field(default=[])  # each client's training loss, at evaluations
     clients: int = Field(default=0, ge=0)  # of data that have clients of their own
+    search: int = Field(default=0, ge=0)  # seeds of every trial: 0, 1, ...; 0: nothing is searched
+    pick: Literal["best:accuracy", "best:fair"] = "best:fair"  # of a row's trials, on validation
 
 
 class Key(NamedTuple):
@@ -100,6 +105,8 @@ class Job:
     every: frozenset[Key]  #           the runs, as the file has them
     keep: tuple[str, ...] = ()  #      what an archive keeps of them beside accuracies
     clients: int = 0  #                of data that have clients of their own
+    fresh: tuple[int, ...] = ()  #     seeds of what a search picks
+    every_fresh: tuple[int, ...] = ()  # the same, as the file has them
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -164,6 +171,7 @@ def names() -> list[str]:
         "natural",
         "attacks",
         "privacy",
+        "baselines",
         "all",
     )
     found = [path.stem for path in folder().glob("*.toml")]
@@ -210,6 +218,13 @@ def load(name: str, scale: Scale | None = None) -> Target:
         target = _load(name, replace(scale, rounds=rounds), None)
     if scale.only:
         _check_only(scale.only, target)
+    for job in target.every_job():
+        if job.every_fresh and not job.fresh:
+            first, last = job.every_fresh[0], job.every_fresh[-1]
+            raise InputError(
+                f"{name}: --seeds leaves none of the seeds {first} to {last}, which no trial has: "
+                "name one of them, or how many"
+            )
     if not any(job.runs for job in target.every_job()):
         seeds = sorted(
             {key.seed for job in _load(name, Scale(), None).every_job() for key in job.runs}
@@ -269,6 +284,8 @@ def _load(name: str, scale: Scale, above: tuple[str, ...] | None) -> Target:
     if "strategies" in tree:
         variants = view.variant or [Variant(title=view.title)]
         jobs = [_job(name, tree, view, variant, scale) for variant in variants]
+    if view.search:
+        _check_search(name, jobs)
     uses = tuple(_load(other, scale, above) for other in view.uses if other not in scale.without)
     return Target(name, view, tuple(jobs), uses, scale)
 
@@ -283,7 +300,8 @@ def _job(name: str, tree: dict[str, Any], view: View, variant: Variant, scale: S
     if scale.rounds is not None:
         tree = _merge(tree, {"train": {"rounds": scale.rounds}})
     if scale.quick:
-        every = max(1, tree["train"]["rounds"] // 10)
+        often = 1 if whole.eval.finetune else 10  # fine-tuning all clients takes long
+        every = max(1, tree["train"]["rounds"] // often)
         tree = _merge(tree, {"eval": {"every": every}})
     asked = config.build(tree)
     listed = {s.label(): s for spec in asked.strategies for s in strategies.parse(spec)}
@@ -293,19 +311,63 @@ def _job(name: str, tree: dict[str, Any], view: View, variant: Variant, scale: S
         for spec in more.strategies:
             for s in strategies.parse(spec):
                 seeds[s.label()] = list(range(more.seeds))
+    every_fresh, fresh, tried = _fresh(asked, view, scale) if view.search else ((), (), None)
+    if tried is not None:
+        seeds = {label: list(range(view.search)) for label in listed}
     every = [Key(k, seed, d) for k in listed for seed in seeds[k] for d in deploys[k]]
     runs = [
         Key(label, seed, deploy)
         for label in listed
-        for seed in _seeds(seeds[label], scale)
+        for seed in (_seeds(seeds[label], scale) if tried is None else tried)
         for deploy in deploys[label]
         if not scale.only or any(_matches(word, label) for word in scale.only)
     ]
     runs.sort(key=lambda key: key.seed)  # a part of the runs is whole seeds as far as it goes
-    kept = tuple(view.keep)
     return Job(
-        variant.title, asked, listed, tuple(runs), whole, frozenset(every), kept, view.clients
+        title=variant.title,
+        experiment=asked,
+        strategies=listed,
+        runs=tuple(runs),
+        whole=whole,
+        every=frozenset(every),
+        keep=tuple(view.keep),
+        clients=view.clients,
+        fresh=fresh,
+        every_fresh=every_fresh,
     )
+
+
+def _fresh(
+    asked: Experiment, view: View, scale: Scale
+) -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
+    """Of a search: the seeds of what is picked, those asked for, and the seeds of trials."""
+    first = view.search
+    every, some = range(first, first + len(asked.seed_list())), scale.seeds
+    if some is None:
+        chosen: Sequence[int] = every[: 2 if scale.quick else None]
+    elif isinstance(some, int):
+        chosen = range(first, first + some)
+    else:
+        chosen = [seed for seed in every if seed in some]
+    return tuple(every), tuple(chosen), list(range(1 if scale.quick else first))
+
+
+def _check_search(name: str, jobs: Sequence[Job]) -> None:
+    """Refuse a search in which rows have different numbers of trials, or nothing to pick on."""
+    trials = Counter(row_of(label) for job in jobs for label in job.strategies)
+    if len(set(trials.values())) > 1:
+        told = ", ".join(f"{row} {many}" for row, many in trials.items())
+        raise InputError(f"{name}.toml: every row gets as many trials, but these differ: {told}")
+    for job in jobs:
+        if job.experiment.data.validation == "0%":
+            raise InputError(f"{name}.toml: a search picks on validation data: set data.validation")
+        if not isinstance(job.whole.seeds, int):
+            raise InputError(f"{name}.toml: say how many seeds follow those of the trials")
+
+
+def row_of(label: str) -> str:
+    """The strategy of a label, without its hyper-parameters: a row of a search."""
+    return label.partition(":")[0]
 
 
 def _small(whole: Experiment) -> dict[str, Any]:
@@ -337,7 +399,7 @@ def words(text: str) -> tuple[str, ...]:
 
 def _matches(word: str, label: str) -> bool:
     if ":" not in word:
-        return label.partition(":")[0] == word
+        return row_of(label) == word
     return label in {s.label() for s in strategies.parse(word)}
 
 
@@ -345,7 +407,7 @@ def _check_only(only: Iterable[str], target: Target) -> None:
     labels = [label for job in target.every_job() for label in job.strategies]
     for word in only:
         if not any(_matches(word, label) for label in labels):
-            raise unknown("row", word, {*labels, *(label.partition(":")[0] for label in labels)})
+            raise unknown("row", word, {*labels, *map(row_of, labels)})
 
 
 def participants(job: Job) -> int:

@@ -50,6 +50,7 @@ class SavedRun(Part):
     of: Word = ""  # a digest of what all seeds have in common; earlier versions had none
     metric: SavedMetric = SavedMetric()
     groups: SavedGroups = SavedGroups()
+    personal: bool = False  # of an archive: whether clients have models of their own
 
 
 class Provenance(Part):

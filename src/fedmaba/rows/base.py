@@ -237,7 +237,7 @@ class SharedInputs(NamedTuple):
 class ProxPull(NamedTuple):
     """FedProx's term: each step also moves the weights a fraction `rate` back towards `start`."""
 
-    start: Tensor  # (R, P)
+    start: Tensor  # (R, P), or (1, P) where it is the same for all rows
     rate: Tensor  # (R, 1)   step size times mu
     last: bool = False  #    after the gradient's step, whose scale makes up for it: no copy of the
     #                        weights is needed then
@@ -294,20 +294,26 @@ class Rows(ABC):
     ) -> list[Tensor]:
         """Take SGD steps one after another and return the loss of each row (R,) in each step.
 
-        Where rows share inputs, the steps' own x is not used. Each step also adds the `shift`, if
-        there is one: then steps come one at a time, and each row has inputs of its own.
+        Where rows share inputs, the steps' own x is not used. Each step also pulls the weights
+        back, or adds the `shift`, where there is one of these.
         """
         losses, weights = [], slice(self.layout.trained)
         for step in steps:
-            read = w if pull is None or pull.last else w.clone()
             if pull is not None and not pull.last:
-                w[:, weights].lerp_(pull.start[:, weights], pull.rate)
-            losses.append(self.add_gradients(read, w, step))
-            if pull is not None and pull.last:
+                losses.append(self.add_pulled_gradients(w, pull, step))
+                continue
+            losses.append(self.add_gradients(w, w, step))
+            if pull is not None:
                 w[:, weights].lerp_(pull.start[:, weights], pull.rate)
             if shift is not None:
                 w[:, weights].add_(shift[:, weights])
         return losses
+
+    def add_pulled_gradients(self, w: Tensor, pull: ProxPull, step: Step) -> Tensor:
+        """Pull weights (R, P) back and add scale * the gradient at where they were before."""
+        read, weights = w.clone(), slice(self.layout.trained)
+        w[:, weights].lerp_(pull.start[:, weights], pull.rate)
+        return self.add_gradients(read, w, step)
 
     def compile(self, models: Tensor, work: Callable[[], object]) -> None:  # noqa: B027
         """Compile the kernels that `work` with models (., P) needs, before it is done in earnest.

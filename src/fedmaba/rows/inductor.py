@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedmaba.errors import InputError
 
@@ -68,3 +69,17 @@ def compile_graph(
         warnings.simplefilter("ignore")
         made: Any = inductor(graph, list(inputs), options={"fx_graph_cache": True})
     return made  # type: ignore[no-any-return]
+
+
+KERNELS: dict[Hashable, Callable[..., Any]] = {}
+
+
+def as_kernel(function: Callable[..., Any], *args: Tensor) -> Callable[..., Any]:
+    """A function of tensors as one kernel, where it can be compiled for these; else as it is."""
+    first = args[0]
+    key = function, first.device, *((a.shape, a.stride(), a.dtype) for a in args)
+    if key not in KERNELS:
+        if first.dtype == torch.float64 or not available(first.device):  # float64 is for checks
+            return function
+        KERNELS[key] = compile_graph(make_fx(function)(*args), args)
+    return KERNELS[key]

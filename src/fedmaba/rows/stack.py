@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -230,6 +231,9 @@ class LayerRows(Rows):
         super().__init__(model, Layout(model, how.forms), example, loss, f"fast rows ({kinds})")
         self.layers, self.vectors = how.layers, example.ndim == 2
         self.first = next((i for i, layer in enumerate(self.layers) if layer.weights), 0)
+        edges = [*self.layout.starts, self.layout.trained]
+        ends = itertools.accumulate((layer.weights for layer in self.layers), initial=0)
+        self.parts = [slice(edges[a], edges[b]) for a, b in itertools.pairwise(ends)]
         if self.layers and isinstance(self.layers[0], ConvStages):  # outputs are pooled at once
             self.activations = 4 * example[0].numel() + self.layers[0].size
             self.image_axes = (-3, -2)
@@ -247,11 +251,31 @@ class LayerRows(Rows):
     def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         w = self._weights(read)
         into = w if sink is read else self._weights(sink)
+        x = self._first_inputs(step)
+        return self._there_and_back(x, w, into, step, self.first, False)[0]
+
+    def add_pulled_gradients(self, w: Tensor, pull: ProxPull, step: Step) -> Tensor:
+        """Pull layer after layer on the way back: then only what is read again is copied."""
+        if w.is_cuda:  # where a copy of all at once costs less than many small ones
+            return super().add_pulled_gradients(w, pull, step)
+        own = self._weights(w)
+
+        def pulled(layer: int, deeper: bool) -> list[Tensor]:
+            before = [v.clone() for v in own[layer]] if deeper else own[layer]
+            part = self.parts[layer]
+            w[:, part].lerp_(pull.start[:, part], pull.rate)
+            return before
+
+        x = self._first_inputs(step)
+        return self._there_and_back(x, own, own, step, self.first, False, pulled)[0]
+
+    def _first_inputs(self, step: Step) -> Tensor:
+        """What reaches the first layer that has weights."""
         x = step.x
         assert isinstance(x, Tensor)
         for layer in self.layers[: self.first]:
             x, _ = layer.forward(x, [], step.keys, False)
-        return self._there_and_back(x, w, into, step, self.first, False)[0]
+        return x
 
     def _there_and_back(
         self,
@@ -261,15 +285,21 @@ class LayerRows(Rows):
         step: Step,
         first: int,
         deeper: bool,
+        before_step: Callable[[int, bool], list[Tensor]] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Forward from the inputs of layer `first` to the loss, then backward to that layer."""
+        """Forward from the inputs of layer `first` to the loss, then backward to that layer.
+
+        `before_step` is called before a layer's weights move, and returns them as they were.
+        """
         saved = []
         for layer, own in zip(self.layers[first:], w[first:], strict=True):
             x, kept = layer.forward(x, own, step.keys, True)
             saved.append(kept)
         loss, g = self.loss_and_gradient(x, step)
         for i in reversed(range(first, len(self.layers))):
-            below = self.layers[i].backward(g, saved.pop(), w[i], into[i], deeper or i > first)
+            goes_on = deeper or i > first
+            own = w[i] if before_step is None else before_step(i, goes_on)
+            below = self.layers[i].backward(g, saved.pop(), own, into[i], goes_on)
             if below is not None:
                 g = below
         return loss, g
@@ -324,7 +354,8 @@ class LayerRows(Rows):
         """Move the first layer's weights once, after all steps; until then correct its outputs.
 
         A step adds x'g to W, so later outputs x W change by (x x') g. A pull scales both W and what
-        was added to it, and adds a fraction of x times the W of the start.
+        was added to it, and adds a fraction of x times the W of the start. A shift S of W adds x S
+        to later outputs.
         """
         if len(steps) == 1 and inputs.owner is None:
             return super().run_steps(w, inputs, steps, pull, shift)
@@ -342,6 +373,9 @@ class LayerRows(Rows):
             read, rate = self._weights(before), pull.rate[..., None]
             start = self._weights(pull.start)[self.first][0]
             still = _products(x, start, inputs)
+        if shift is not None:
+            constant = self._weights(shift)[self.first][0]
+            shifted = _products(x, constant, inputs)
         losses = []
         for k, step in enumerate(steps):
             now, past, later = slice(k * many, (k + 1) * many), k * many, (k + 1) * many
@@ -357,6 +391,11 @@ class LayerRows(Rows):
                 products[:, later:].lerp_(still[:, later:], rate)
             moved[:, now] = g
             own[self.first][1].add_(g.sum(1))
+            if shift is not None:
+                w[:, rest:].add_(shift[:, rest:])
+                products[:, later:].add_(shifted[:, later:])
+        if shift is not None:
+            weights.add_(constant, alpha=len(steps))
         if pull is not None:
             weights.lerp_(start, 1 - (1 - rate) ** len(steps))
         for first, last, at in inputs.blocks:

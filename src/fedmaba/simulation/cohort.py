@@ -16,7 +16,7 @@ from torch import Tensor
 from fedmaba.rows.cuda_graphs import send
 from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.batch import Batch
-from fedmaba.simulation.kept_vectors import added_terms
+from fedmaba.simulation.kept_vectors import added_terms, as_slice, pieces, put_rows, rows_of
 from fedmaba.simulation.local_training import TrainingJob
 from fedmaba.simulation.optimiser import counted_steps, parse_schedule
 from fedmaba.simulation.state import Plan, Run
@@ -145,8 +145,8 @@ def personal_job(batch: Batch, drawn: Drawn, rows: IntArray, job: TrainingJob) -
     begin = batch.progress.model.new_empty(len(rows), batch.progress.model.shape[1])
     for r in np.unique(table.run[rows]):
         mine = np.flatnonzero(table.run[rows] == r)
-        own = kept_rows(batch, r, PERSONAL, table.client[rows[mine]])
-        begin[send(mine, begin.device)] = own
+        own = rows_of(batch.progress.vectors[r][PERSONAL], table.client[rows[mine]])
+        put_rows(begin, mine, own)
     return replace(job, local=local, added=None, begin=begin)
 
 
@@ -170,16 +170,18 @@ def _added(batch: Batch, drawn: Drawn, rows: IntArray) -> Tensor | None:
     local = batch.local[cohorts[0].r]
     if not (local.add or local.add_mean):
         return None
-    progress = batch.progress
-    total = progress.model.new_empty(len(rows), progress.model.shape[1])
+    progress, width = batch.progress, batch.progress.model.shape[1]
+    total = progress.model.new_empty(len(rows), width)
     for c in dict.fromkeys(c.r for c in cohorts):
-        mine = np.flatnonzero(drawn.table.run[rows] == c)
-        who = drawn.table.client[rows[mine]]
-        kept = ((name, kept_rows(batch, c, name, who)) for name in batch.local[c].add)
-        terms = added_terms(batch.local[c], kept, progress.means[c], total[: len(mine)])
-        if len(mine) == len(rows):
-            return terms
-        total.index_copy_(0, send(mine, total.device), terms)
+        mine, vectors = np.flatnonzero(drawn.table.run[rows] == c), progress.vectors[c]
+        for part in pieces(len(mine), width, total.device):
+            here, who = mine[part], drawn.table.client[rows[mine[part]]]
+            at = as_slice(here)
+            into = total.new_empty(len(here), width) if at is None else total[at]
+            kept = {n: rows_of(vectors[n], who).to(total.device) for n in batch.local[c].add}
+            terms = added_terms(batch.local[c], kept, progress.means[c], into)
+            if at is None:
+                put_rows(total, here, terms)
     return total
 
 

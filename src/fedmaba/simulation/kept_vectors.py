@@ -5,37 +5,83 @@ Also the gradient of all of a client's examples, of which such a vector may be m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.rows.base import Rows
-from fedmaba.rows.cuda_graphs import GraphCache
+from fedmaba.rows.cuda_graphs import GraphCache, send
 from fedmaba.simulation.local_training import Pool, TrainingJob, train_chunk
 from fedmaba.simulation.optimiser import Optimiser, Schedule
 from fedmaba.strategies.base import Keep, Local
 
+PIECE = 2**18  # numbers that are combined at once on a CPU, so that they stay in its cache
+EDGE = 1024  # pieces begin at multiples of this, so that sums have the same order in any piece
+
+
+def pieces(many: int, width: int, device: torch.device) -> list[slice]:
+    """Cuts of `many` vectors of a width: on a CPU small ones, elsewhere one of all."""
+    most = max(1, PIECE // width) if device.type == "cpu" else many
+    return [slice(a, min(a + most, many)) for a in range(0, many, most)]
+
+
+def columns(matrix: Tensor) -> list[slice]:
+    """Cuts of the columns of a matrix: on a CPU small ones, elsewhere one of all."""
+    many, width = matrix.shape
+    most = max(1, PIECE // many // EDGE) * EDGE if matrix.device.type == "cpu" else width
+    return [slice(a, min(a + most, width)) for a in range(0, width, most)]
+
+
+def as_slice(index: NDArray[np.int64]) -> slice | None:
+    """The slice that takes these rows in this order; None where there is none."""
+    first, many = int(index[0]), len(index)
+    if int(index[-1]) - first != many - 1 or (np.diff(index) != 1).any():
+        return None
+    return slice(first, first + many)
+
+
+def rows_of(matrix: Tensor, index: NDArray[np.int64]) -> Tensor:
+    """Some rows of a matrix to read, without a copy where they follow one another."""
+    at = as_slice(index)
+    return matrix.index_select(0, send(index, matrix.device)) if at is None else matrix[at]
+
+
+def put_rows(into: Tensor, index: NDArray[np.int64], values: Tensor) -> None:
+    """Write some rows of a matrix; the values may be on another device."""
+    if (at := as_slice(index)) is not None:
+        into[at].copy_(values)
+    else:
+        into.index_copy_(0, send(index, into.device), values.to(into.device))
+
 
 def added_terms(
     local: Local,
-    kept: Iterable[tuple[str, Tensor]],  #  (m, P) each
-    means: Mapping[str, Tensor],  #         (P,) each
-    like: Tensor,
+    kept: Mapping[str, Tensor],  #   (m, P) each
+    means: Mapping[str, Tensor],  #  (P,) each
+    into: Tensor,  #                 (m, P)
 ) -> Tensor:  # (m, P)
-    """What clients add to their gradients: vectors that they keep, and means of those over all."""
-    total = None
-    for name, vector in kept:
-        if name in local.add:
-            more = local.add[name] * vector
-            total = more if total is None else total.add_(more)
-    total = torch.zeros_like(like) if total is None else total
-    for name, factor in local.add_mean.items():
-        total.add_(means[name], alpha=factor)
-    return total
+    """What clients add to their gradients: vectors that they keep, and means of those over all.
+
+    It is written over `into`.
+    """
+    for at in columns(into):
+        part, empty = into[:, at], True
+        for name, factor in local.add.items():
+            if empty:
+                torch.mul(kept[name][:, at], factor, out=part)
+                empty = False
+            else:
+                part.add_(factor * kept[name][:, at])
+        if empty:
+            part.zero_()
+        for name, factor in local.add_mean.items():
+            part.add_(means[name][at], alpha=factor)
+    return into
 
 
 class TrainedClients(NamedTuple):
@@ -46,22 +92,53 @@ class TrainedClients(NamedTuple):
     moved: Tensor  # (m, 1)          number of steps times step size
     gradient: Tensor | None  # (m, P)  of all examples at the server's model, where needed
 
+    def columns(self, at: slice) -> TrainedClients:
+        """The same of some of the weights."""
+        gradient = None if self.gradient is None else self.gradient[:, at]
+        return TrainedClients(self.start[:, at], self.end[:, at], self.moved, gradient)
+
 
 def kept_after(
-    keep: Keep, name: str, trained: TrainedClients, before: Tensor, means: Mapping[str, Tensor]
+    keep: Keep, trained: TrainedClients, before: Tensor, mean: Tensor | None, into: Tensor
 ) -> Tensor:  # (m, P)
-    """A vector that clients keep, after their training."""
+    """A vector that clients keep, after their training; it is written over `into` (m, P).
+
+    `mean` (P,) is that over all clients before the training, where there is one.
+    """
+    for at in columns(into):
+        part = None if mean is None else mean[at]
+        _kept_after(keep, trained.columns(at), before[:, at], part, into[:, at])
+    return into
+
+
+def _kept_after(
+    keep: Keep, trained: TrainedClients, before: Tensor, mean: Tensor | None, into: Tensor
+) -> None:
     start, end, moved, gradient = trained
     new = before if keep.before == 1 else keep.before * before
     if keep.start or keep.end:
-        new = (keep.end * end).add_(keep.start * start).add_(new)
-    if keep.mean:
-        new = new + keep.mean * means[name]
+        new = torch.mul(end, keep.end, out=into).add_(keep.start * start).add_(new)
+    if keep.mean and mean is not None:
+        new = torch.add(new, keep.mean * mean, out=into)
     if keep.step_gradient:
-        new = (start - end).mul_(keep.step_gradient / moved).add_(new)
+        more = (start - end).mul_(keep.step_gradient / moved)
+        new = torch.add(more, new, out=into)
     if keep.full_gradient and gradient is not None:
-        new = new + (gradient if keep.full_gradient == 1 else keep.full_gradient * gradient)
-    return new
+        more = gradient if keep.full_gradient == 1 else keep.full_gradient * gradient
+        new = torch.add(new, more, out=into)
+    if new is not into:
+        into.copy_(new)
+
+
+def summed_change(after: Tensor, kept: Tensor, client: NDArray[np.int64]) -> Tensor:  # (P,)
+    """By how much the kept vectors (N, P) of some clients change in sum, to `after` (m, P)."""
+    at, device = as_slice(client), after.device
+    who = None if at is not None else send(client, kept.device)
+    parts = []
+    for some in columns(after):
+        old = kept[at, some] if who is None else kept[:, some].index_select(0, who)
+        parts.append((after[:, some] - old.to(device)).sum(0))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 # A step of this size makes a full gradient out of two models. It is so large that the weights take

@@ -66,6 +66,7 @@ class TrainingJob:
     added: Tensor | None = None  # (R, P)   constant term of each row's gradient
     own: Tensor | None = None  # (R, P - S)  what clients kept of their last model
     begin: Tensor | None = None  # (R, P)   models to start from; a pull is towards `run`'s model
+    #                            training writes over `added` and `begin`
 
     def rules(self) -> list[Local]:
         """(R,) What each row does."""
@@ -118,6 +119,7 @@ class RowRule:
     begins: bool  #          whether rows start from models of their own
     added: bool  #           whether something constant is added to gradients
     scheduled: bool  #       whether each step has a size of its own
+    alike: bool  #           whether all rows are pulled towards one model
     augment: Augmentation | None
     group: int  #            steps that `run_steps` is given at a time
 
@@ -159,6 +161,8 @@ def train_chunk(
     full_batch, added = rules[0].full_batch, job.added is not None
     scheduled = job.schedule != Schedule()
     direct = job.optimiser.plain and not (full_batch or scheduled)
+    group = rows.group(models, count, job.minibatch) if direct else 1
+    late = added and group == 1 and len({r.prox for r in rules}) == 1
     rule = RowRule(
         rows=rows,
         count=count,
@@ -167,14 +171,15 @@ def train_chunk(
         optimiser=job.optimiser,
         direct=direct,
         prox=rules[0].prox > 0,
-        pull_last=added and len({r.prox for r in rules}) == 1 and job.lr * rules[0].prox < 0.5,
+        pull_last=late and job.lr * rules[0].prox < 0.5,
         propfair=any(local.loss is not None for local in rules),
         own=job.own is not None,
         begins=job.begin is not None,
         added=added,
         scheduled=scheduled,
+        alike=group == 1 and job.own is None and bool((job.run == job.run[0]).all()),
         augment=job.augment,
-        group=rows.group(models, count, job.minibatch) if direct and not added else 1,
+        group=group,
     )
     shared = job.shared() if rule.group > 1 else None
     owner, blocks = shared or (np.arange(count), ())
@@ -260,18 +265,7 @@ def _train(
 ) -> tuple[Tensor, Tensor]:
     rule, (run, _, _, _, keys, steps, owner) = spec.rule, ints
     added = more[-1] if rule.added else None
-    if parts is None:
-        w = models.index_select(0, run)
-    else:  # in memory that recorded parts know
-        w = parts.buffer("end", models, spec)
-        torch.index_select(models, 0, run, out=w)
-    if rule.own:
-        w[:, rule.rows.layout.shared :] = more[0]
-    start = w.clone() if rule.prox and parts is None else None
-    if rule.prox and parts is not None:
-        start = parts.buffer("start", models, spec).copy_(w)
-    if rule.begins:
-        w.copy_(more[rule.own])
+    w, start = _first_models(spec, parts, models, run, more)
     unlike = spec.blocks[0].stop if spec.blocks else rule.count
     index, weight = _minibatches(spec, entries, ints[1:5, :unlike], w.dtype)
     streams = keys + torch.arange(index.shape[1], device=w.device)[:, None]
@@ -289,10 +283,37 @@ def _train(
     return w, torch.stack([_summed(met, rule.count) / steps, w.sum(1)])
 
 
+def _first_models(
+    spec: TrainSpec,
+    parts: RecordedParts | None,
+    models: Tensor,
+    run: Tensor,
+    more: Sequence[Tensor],
+) -> tuple[Tensor, Tensor | None]:
+    """Where each row starts, (R, P), and what it is pulled towards; (1, P) if that is one model."""
+    rule = spec.rule
+    if rule.begins and not rule.prox:
+        return more[rule.own], None
+    if parts is None:
+        w = models.index_select(0, run[:1] if rule.begins and rule.alike else run)
+    else:  # in memory that recorded parts know
+        w = parts.buffer("end", models, spec)
+        torch.index_select(models, 0, run, out=w)
+    if rule.own:
+        w[:, rule.rows.layout.shared :] = more[0]
+    if rule.begins:
+        return more[rule.own], w
+    if not rule.prox:
+        return w, None
+    if parts is not None:
+        return w, parts.buffer("start", models, spec).copy_(w)
+    return w, models.index_select(0, run[:1]) if rule.alike else w.clone()
+
+
 def _constant_terms(
     rule: RowRule, floats: Tensor, start: Tensor | None, added: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """What every step adds to the weights, and what it pulls them towards, (R, P) each.
+    """What every step adds to the weights, and what it pulls them towards; overwrites `added`.
 
     A step that pulls at a rate adds as much as one that pulls towards a point further away. So
     where there is a pull, what is added becomes a part of it: one pass over the weights, not two.
@@ -300,9 +321,9 @@ def _constant_terms(
     if added is None:
         return None, start
     if not rule.prox or start is None:
-        return -floats[0, 0] * added, start
+        return added.mul_(-floats[0, 0]), start
     # a step of -lr * added, over the rate lr * prox
-    return None, start.addcdiv_(added, floats[1][:, None], value=-1)
+    return None, torch.addcdiv(start, added, floats[1][:, None], value=-1, out=added)
 
 
 def _run_inline(
@@ -338,7 +359,7 @@ def run_portion(
     x: Inputs,
     y: Tensor,
     w: Tensor,  # (R, P)
-    start: Tensor | None,  # (R, P)
+    start: Tensor | None,  # (R, P), or (1, P)
     shift: Tensor | None,  # (R, P)  what each step adds to the weights
     index: Tensor,  # (U, S, B)    rows of the pool, of each minibatch
     weight: Tensor,  # (U, S, B)

@@ -36,7 +36,6 @@ from fedmaba.simulation.cohort import (
     counted,
     draw,
     job_of,
-    kept_rows,
     not_finite,
     out_of_memory,
     personal_job,
@@ -44,7 +43,16 @@ from fedmaba.simulation.cohort import (
     with_own_parts,
 )
 from fedmaba.simulation.group_counts import group_counts
-from fedmaba.simulation.kept_vectors import TrainedClients, full_gradients, kept_after
+from fedmaba.simulation.kept_vectors import (
+    TrainedClients,
+    as_slice,
+    full_gradients,
+    kept_after,
+    pieces,
+    put_rows,
+    rows_of,
+    summed_change,
+)
 from fedmaba.simulation.local_training import TrainingJob
 from fedmaba.simulation.local_training import train_chunk as train_rows
 from fedmaba.simulation.measurements import (
@@ -415,30 +423,34 @@ def _keep_vectors(batch: Batch, drawn: Drawn, chunk: Chunk, trained: Trained) ->
         mine = np.flatnonzero(table.run[chunk.rows] == c.r)
         if not len(mine):
             continue
-        place = send(chunk.rows[mine] - c.rows.start, device)
-        client, here = table.client[chunk.rows[mine]], send(mine, device)
+        place, client = chunk.rows[mine] - c.rows.start, table.client[chunk.rows[mine]]
         if c.r in trained.own:
-            trained.own[c.r][place] = chunk.own[here]
+            put_rows(trained.own[c.r], place, rows_of(chunk.own, mine))
         if c.r not in trained.vectors:
             continue
         if chunk.personal is not None:
-            trained.vectors[c.r][PERSONAL][place] = chunk.personal[here]
+            put_rows(trained.vectors[c.r][PERSONAL], place, rows_of(chunk.personal, mine))
         keep = batch.local[c.r].keep
         if not keep:
             continue
-        moved = send(lr * counted(batch.plan, table.steps[chunk.rows[mine]]), device)
-        whole = len(mine) == len(chunk.rows)  # then nothing has to be picked out
-        start, end = at.model[c.r][None], chunk.model if whole else chunk.model[here]
-        if c.r in trained.own:
-            own = at.own[c.r][send(client, device)]
-            start = torch.cat([start[:, :shared].expand(len(mine), -1), own], 1)
-            end = torch.cat([end[:, :shared], chunk.own[here]], 1)
-        gradient = chunk.gradient if whole or chunk.gradient is None else chunk.gradient[here]
-        known = TrainedClients(start, end, moved.to(at.model.dtype)[:, None], gradient)
-        for name, rule in keep.items():
-            before = kept_rows(batch, c.r, name, client)
-            after = kept_after(rule, name, known, before, at.means[c.r])
-            trained.vectors[c.r][name].index_copy_(0, place, after)
+        steps = lr * counted(batch.plan, table.steps[chunk.rows[mine]])
+        moved = send(steps, device).to(at.model.dtype)[:, None]
+        for part in pieces(len(mine), at.model.shape[1], device):
+            here, who = mine[part], client[part]
+            start, end = at.model[c.r][None], rows_of(chunk.model, here)
+            if c.r in trained.own:
+                own = rows_of(at.own[c.r], who)
+                start = torch.cat([start[:, :shared].expand(len(here), -1), own], 1)
+                end = torch.cat([end[:, :shared], rows_of(chunk.own, here)], 1)
+            gradient = None if chunk.gradient is None else rows_of(chunk.gradient, here)
+            known = TrainedClients(start, end, moved[part], gradient)
+            for name, rule in keep.items():
+                new, to = trained.vectors[c.r][name], as_slice(place[part])
+                before = rows_of(at.vectors[c.r][name], who).to(device)
+                into = torch.empty_like(before) if to is None else new[to]
+                after = kept_after(rule, known, before, at.means[c.r].get(name), into)
+                if to is None:
+                    put_rows(new, place[part], after)
 
 
 def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Stepped:
@@ -473,11 +485,12 @@ def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Step
         finite = server_step.server_step(spec, *held, delta, *sent)
     for c in drawn.cohorts:
         for name, new in trained.vectors.get(c.r, {}).items() if c.r in decided.decision else ():
-            kept, who = at.vectors[c.r][name], send(c.client, at.vectors[c.r][name].device)
+            kept = at.vectors[c.r][name]
             if at.model.is_cuda:  # which is not waited for
-                kept[who] = torch.where(finite[c.r], new, kept[who].to(new.device)).to(kept.device)
+                old = rows_of(kept, c.client).to(new.device)
+                put_rows(kept, c.client, torch.where(finite[c.r], new, old, out=new))
             elif finite[c.r]:
-                kept.index_copy_(0, who, new)
+                put_rows(kept, c.client, new)
         for name, mean in means.get(c.r, {}).items() if c.r in decided.decision else ():
             at.means[c.r][name] = torch.where(finite[c.r], mean, at.means[c.r][name])
         if c.r in trained.own and c.r in decided.decision:
@@ -498,8 +511,8 @@ def _new_means(batch: Batch, c: Cohort, trained: Trained) -> dict[str, Tensor]:
     """(P,) each: the means of kept vectors over all clients, after this round."""
     out, at, n = {}, batch.progress, c.run.federation.n_clients
     for name in batch.local[c.r].means:
-        change = trained.vectors[c.r][name] - kept_rows(batch, c.r, name, c.client)
-        out[name] = at.means[c.r][name] + change.sum(0) / n
+        change = summed_change(trained.vectors[c.r][name], at.vectors[c.r][name], c.client)
+        out[name] = at.means[c.r][name] + change / n
     return out
 
 
@@ -511,7 +524,7 @@ def _add_to_step(
     for name, factor in local.server_adds.items():
         delta[weights] += factor * means[name][weights]
     if local.personal is not None:
-        whole = trained.vectors[c.r][PERSONAL].isfinite().all()
+        whole = torch.stack(trained.vectors[c.r][PERSONAL].aminmax()).isfinite().all()
         delta.add_(torch.where(whole, 0.0, torch.nan).to(delta.dtype))
 
 
