@@ -1,4 +1,4 @@
-"""80 columns are enough for tables and differences: nothing is cut, no number is broken."""
+"""80 columns are enough for all that is printed: nothing is cut, no number is broken."""
 
 import re
 
@@ -8,6 +8,7 @@ import fedmaba
 from fedmaba.report import table
 from fedmaba.report.document import minus_sign
 from group_cases import compare, people
+from reproduction_cases import fill
 
 NAMES = ["fedavg", "ditto", "local", "fedmaba:alpha=0.25,eta_b=0.125,loss_at=mean"]
 
@@ -42,3 +43,32 @@ def test_a_table_fits(folder, more, call, monkeypatch):
         told = " ".join(map(minus_sign, numbers)).split()
         for number in (word for word in told if re.match(r"[−+\[]*\d", word)):
             assert any(number in line for line in lines), number
+
+
+def fits(text: str) -> None:
+    """No line is wider than 80 columns or cut; a path or a command is one word, and stays whole."""
+    told = [x for x in text.splitlines() if not x.startswith(("Look at it:", "results:", "/"))]
+    assert told
+    assert max(map(len, told)) <= 80, max(told, key=len)
+    assert "…" not in text
+
+
+def test_compare_fits(call, monkeypatch, tiny_npz):
+    monkeypatch.setenv("COLUMNS", "80")
+    words = ("compare", *NAMES, "--data", tiny_npz, "--rounds", 2, "--seeds", 2, "--out", "run")
+    shown = call(*words, "--minibatch", 5, "--eval-every", 1)
+    assert shown.code == 0
+    fits(shown.out)
+    fits(shown.err)
+    together = " ".join(shown.err.split())
+    assert re.search(r"fedmaba:alpha=0.25\S*: variance [\d.]+ %², mean [\d.]+ %, worst", together)
+    assert "It took" in shown.out
+
+
+@pytest.mark.parametrize("target", ["figure2-alpha", "attacks"])
+def test_reproduce_fits(target, tmp_path, call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    fill(tmp_path / "results", target)
+    shown = call("reproduce", target, "--from", tmp_path / "results", "--out", tmp_path / "out")
+    assert shown.code == 0, shown.err
+    fits(shown.out)

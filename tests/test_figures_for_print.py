@@ -31,7 +31,7 @@ def folder(tmp_path_factory, tiny_npz):
     ("label", "name"),
     [
         ("qffl:q=0.1", "q-FFL, q = 0.1"),
-        ("fedmaba:alpha=0.8,eta_b=0.5", "FedMABA, α = 0.8, eta_b = 0.5"),
+        ("fedmaba:alpha=0.8,eta_b=0.5", "FedMABA, α = 0.8, η_b = 0.5"),
         ("fedavg (run #2)", "FedAvg (run #2)"),
         ("afl:lam=0.5 (run)", "AFL, λ = 0.5 (run)"),
         ("q-FFL, q=0.005", "q-FFL, q=0.005"),
@@ -70,6 +70,36 @@ def test_a_figure_has_the_width_of_a_column_or_a_page_and_nothing_sticks_out(
     if len(panels) > 1 and kind != "tradeoff":
         places = {round(a.get_position().x0, 2) for a in panels}
         assert (len(places) == 1) == (width == "column")  # below one another, or side by side
+
+
+@pytest.fixture(scope="module")
+def fifteen():
+    labels = [f"fedmaba:alpha=0.{i},eta_b=0.1" for i in range(1, 8)]
+    labels += [f"qffl:q=0.0{i}" for i in range(1, 8)]
+    rng = np.random.default_rng(0)
+    level = rng.uniform(0.55, 0.75, 15)
+    rows = zip(("fedavg", *labels), level, strict=True)
+    return History([one(x, rng.normal(at, 0.1, 12), seed) for x, at in rows for seed in range(2)])
+
+
+@pytest.mark.parametrize(("width", "inches"), [("column", 3.3), ("page", 6.75)])
+@pytest.mark.parametrize("kind", ["tradeoff", "ranks", "accuracy"])
+def test_fifteen_rows_fit_and_nothing_covers_another(kind, width, inches, fifteen):
+    with figures.style("serif"):
+        figure = figures.draw([data.of(fifteen)], kind, width=width)
+        figure.draw_without_rendering()
+        seen, dots = figure.get_tightbbox(), figure.canvas.get_renderer()
+        labels = [*(a.xaxis.label for a in figure.axes), *figure.texts[-1:]]
+        below = [x.get_window_extent(dots) for x in labels if x.get_text()]
+        legends = [legend.get_window_extent(dots) for legend in figure.legends]
+        sizes = [axes.get_window_extent(dots) for axes in figure.axes]
+    assert figure.get_figwidth() == inches
+    assert seen.x0 > -0.02
+    assert seen.x1 < inches + 0.02
+    assert not any(box.overlaps(legend) for box in below for legend in legends)
+    assert all(box.width > 72 and box.height > 72 for box in sizes)  # an inch at the least
+    if kind == "tradeoff":
+        assert bool(legends) == (width == "column")  # names beside points where there is room
 
 
 def test_panels_of_a_line_have_one_range(history):

@@ -34,6 +34,7 @@ def test_a_target_has_its_page(results, tmp_path, monkeypatch, capsys):
     assert tree["folders"][0]["name"] == "figure2-alpha"
     assert "fedmaba reproduce figure2-alpha" in out.read_text()
     assert tree["live"] == []
+    assert "clients · 60 rounds</p>" in out.read_text()  # as far as it was evaluated
 
 
 def test_a_target_of_several_experiments_keeps_them_apart(results):

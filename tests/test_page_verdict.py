@@ -8,7 +8,7 @@ import pytest
 
 import report_cases
 from fedmaba.experiment import starting
-from fedmaba.report import data, page_data, verdict
+from fedmaba.report import data, page_data, ranks, table, verdict
 from fedmaba.report import html as report
 from fedmaba.report.current_figures import CurrentFigures
 from fedmaba.results.history import History, RunHistory
@@ -91,6 +91,31 @@ def test_a_noisy_smallest_variance_does_not_hide_one_that_is_measurably_fairer()
     assert said(*FEDAVG, *row("afl", [0.01]), *sure).named == "term"  # one seed beside three
 
 
+def test_of_many_comparisons_one_may_look_like_a_difference():
+    """Holm's correction, as in `fedmaba table --against`: the same difference, more strategies."""
+    afl, base = [0.14, 0.175, 0.17], [0.20, 0.21, 0.22]
+    changes = 1e4 * np.subtract(np.square(afl), np.square(base))
+    raw = ranks.p_value(changes)
+    assert 0.0125 < raw < 0.05  # told apart as the only comparison, not as one of four
+    alone = said(*FEDAVG, *row("afl", afl))
+    assert alone.headline == "afl is the fairest of 2 strategies"
+    assert alone.tiles[0].way == "better"
+    assert "Holm" not in alone.text
+    noise = [[0.19, 0.22, 0.21], [0.22, 0.20, 0.22], [0.21, 0.21, 0.23]]
+    others = [run for i, ds in enumerate(noise) for run in row(f"term:t={i}", ds)]
+    found = said(*FEDAVG, *row("afl", afl), *others)
+    assert found.headline == "afl looks fairer than fedavg, but it may be chance"
+    assert f"; p = {4 * raw:.3f} after Holm's correction for 4)" in found.sentence
+    assert found.sentence.endswith(
+        "of 4 comparisons can look like this by chance: add seeds to be sure."
+    )
+    assert found.tiles[0].way == "may be chance"
+    assert found.costs.title.startswith("Not told apart in variance after Holm's correction for 4")
+    history = History([*FEDAVG, *row("afl", afl), *others])
+    shown = table.corrected_p_values(history, "deployed", "last", "fedavg")
+    assert shown["afl"][0] == pytest.approx(4 * raw)  # the table says the same
+
+
 def test_one_seed_proves_nothing():
     found = said(one("fedavg", [0.4, 0.8]), one("afl", [0.5, 0.6]))
     assert found.headline == "afl looks fairest, but one seed proves nothing"
@@ -161,7 +186,8 @@ def test_a_figure_has_the_same_digits_wherever_it_stands():
         ends = [run["fair"]["deployed"][name][-1] for name in ("variance", "accuracy", "worst")]
         assert ends == run["figures"]["deployed.last"][:3]
         assert all(v == round(v, 2) for v in ends)
-    numbers = re.findall(r"\d+\.\d+", re.sub(r"\w+:\w+=[\d.]+", "", found["sentence"]))
+    plain = re.sub(r"\w+:\w+=[\d.]+|p = [\d.]+", "", found["sentence"])
+    numbers = re.findall(r"\d+\.\d+", plain)
     assert numbers
     assert all(len(n.partition(".")[2]) == 2 for n in numbers)
 

@@ -179,6 +179,12 @@ def test_bold_and_colour_are_explained_where_they_are_seen():
     assert "Bold" not in stream.getvalue()
 
 
+def test_slow_rounds_are_told_in_seconds():
+    assert terminal.rate_of(1 / 47, "rounds") == "47 s a round"
+    assert terminal.rate_of(0.5, "rounds") == "0.5 rounds/s"
+    assert terminal.rate_of(0.0, "rounds") == "0.0 rounds/s"
+
+
 def test_small_words():
     assert terminal.clock(7) == "0:07"
     assert terminal.clock(750) == "12:30"

@@ -15,6 +15,7 @@ from fedmaba.results.history import FloatArray
 from fedmaba.results.incentive import ALONE
 
 GAIN, LOSS = COLORS[1], COLORS[2]
+NAMED = 8  # points that have room for their names in a column of a page
 
 
 def distribution(figure: Any, plot: PlotData) -> None:
@@ -32,7 +33,7 @@ def distribution(figure: Any, plot: PlotData) -> None:
         share = 100 * np.arange(1, len(values) + 1) / len(values)
         line |= plot.styles[label].marked(3) | {"markevery": plot.every(label, len(values))}
         right.step(values, share, where="post", label=label, **line)
-    few = "" if len(thick) == len(plot.labels) else " of the thick rows"
+    few = "" if len(thick) == len(plot.labels) else ", thick lines only"
     below = f"{plot.unit.name}, %" if plot.unit.mark else plot.unit.name
     left.set(title=f"Histogram{few}", xlabel=below, ylabel="share of clients, %")
     right.set(title="Cumulative", xlabel=below, ylabel="share of clients, %")
@@ -74,7 +75,12 @@ def tradeoff(figure: Any, plot: PlotData) -> None:
     some = " of rows of several seeds" if plot.alone() else ""
     what = f"mean ± sd over seeds; dashed: the Pareto front{some}"
     gap = "\n" if narrow else " "
-    figure_text.sides(figure, f"{axis_name('variance', plot.unit)}{gap}({what})")
+    below = f"{axis_name('variance', plot.unit)}{gap}({what})"
+    named_below = len(points) > (NAMED if narrow else 2 * NAMED)
+    if named_below:
+        both[-1][0].set_xlabel(below)  # above the legend
+    else:
+        figure_text.sides(figure, below)
     if len(both) > 1:
         left.set_title("All rows")
         right.set_title(f"Frame: within {verdict.near(plot.unit)} of the best mean")
@@ -87,6 +93,9 @@ def tradeoff(figure: Any, plot: PlotData) -> None:
         right.set_ylim(y, top_y)
         frame = {"fill": False, "ec": SOFT, "lw": 0.6}
         left.add_patch(_rectangle((x, y), right_x - x, top_y - y, **frame))
+    if named_below:
+        figure_text.legend(figure, plot, set(plot.labels), points=True)
+        return
     figure.draw_without_rendering()  # to know where things are
     for axes, named in both:
         figure_text.name_points(axes, {label: points[label][0] for label in named}, plot)

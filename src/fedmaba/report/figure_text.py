@@ -92,8 +92,13 @@ def _around(
         yield far, way, line, Bbox([line[-1] + half * (way - 1), line[-1] + half * (way + 1)])
 
 
-def legend(figure: Any, plot: PlotData, thick: set[str], axes: Any = None) -> None:
-    """The rows below the panels; beside a single wide one, in the order the lines end."""
+def legend(
+    figure: Any, plot: PlotData, thick: set[str], axes: Any = None, points: bool = False
+) -> None:
+    """The rows below the panels; beside a single wide one, in the order the lines end.
+
+    Of `points` there are markers and no lines.
+    """
     from matplotlib.lines import Line2D
 
     labels = plot.labels
@@ -106,7 +111,7 @@ def legend(figure: Any, plot: PlotData, thick: set[str], axes: Any = None) -> No
             [],
             [],
             **look.marked(4),
-            ls=look.dash,
+            ls="" if points else look.dash,
             lw=1.5 if label in thick else 0.8,
             label=for_figure(printed_name(label)),
         )
@@ -120,10 +125,10 @@ def legend(figure: Any, plot: PlotData, thick: set[str], axes: Any = None) -> No
     )
     columns = 1 if beside else max(1, min(columns, len(labels)))
     notes = []
-    if len(thick) < len(plot.labels):
+    if len(thick) < len(plot.labels) and not points:
         reference = for_figure(printed_name(plot.labels[plot.reference]))
         notes.append(f"thick: {reference} and the Pareto front")
-    if any(panel.collections for panel in figure.axes):
+    if any(panel.collections for panel in figure.axes) and not points:
         notes.append("bands: lowest to highest seed")
     if not beside:  # the panels keep their height
         lines = -(-len(labels) // columns) + bool(notes)
@@ -136,5 +141,5 @@ def legend(figure: Any, plot: PlotData, thick: set[str], axes: Any = None) -> No
         title=("\n" if beside else "; ").join(notes) or None,
         title_fontsize=size,
         alignment="left" if beside else "center",
-        handlelength=3,
+        handlelength=1 if points else 3,
     )

@@ -118,7 +118,8 @@ def overview(sources: Sequence[data.Source], live: Sequence[dict[str, Any]] = ()
     runs = [run for source in sources for run in source.history.runs]
     labels, seeds = {run.label for run in runs}, {run.seed for run in runs}
     clients = sorted({run.n_clients for run in runs if run.n_clients})
-    rounds = max((len(run.tables.get("round", ())) for run in runs), default=0)
+    ends = [int(run.evaluated[-1]) for run in runs if len(run.tables.get("evaluated", ()))]
+    rounds = max([*ends, *(len(run.tables.get("round", ())) for run in runs)], default=0)
     names = dict.fromkeys(str(s.data["name"]) for s in sources if s.data.get("name"))
     going = [f"round {at['clock']}" + f" of {at['rounds']}" * bool(at["rounds"]) for at in live]
     return [
@@ -154,7 +155,7 @@ def _digest(text: str) -> str:
 
 @cache
 def _environment() -> Environment:
-    return Environment(
+    made = Environment(
         loader=FileSystemLoader(PAGE),
         autoescape=True,
         undefined=StrictUndefined,
@@ -162,6 +163,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_safe,
     )
+    made.filters["parts"] = set_up.parts
+    return made
 
 
 def _safe(value: Any) -> Any:

@@ -56,7 +56,8 @@ def hues(labels: Sequence[str]) -> list[tuple[int, int]]:
     return [chosen[label] for label in labels]
 
 
-SIGNS = {"alpha": "α", "eps": "ε", "eta": "η", "lam": "λ", "mu": "μ", "rho": "ρ", "tau": "τ"}
+SIGNS = {"alpha": "α", "eps": "ε", "eta": "η", "eta_b": "η_b", "lam": "λ", "mu": "μ"}
+SIGNS |= {"rho": "ρ", "tau": "τ", "theta": "θ"}
 
 
 def printed_name(label: str) -> str:

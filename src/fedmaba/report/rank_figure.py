@@ -1,7 +1,8 @@
 """The critical-difference picture: mean ranks of many rows, and which are not told apart. No torch.
 
 Demšar 2006, figure 1: the best on the left, one line of text for each row, a thick bar over rows
-whose ranks lie no further apart than Nemenyi's critical difference.
+whose ranks lie no further apart than Nemenyi's critical difference. In a column of a page all names
+stand on the left, where there is no room on both sides.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fedmaba.report import figure_text
 from fedmaba.report import ranks as rank_tests
 from fedmaba.report.escape import for_figure
 from fedmaba.report.looks import printed_name
-from fedmaba.report.plot_data import INK, SOFT, PlotData, axis_name
+from fedmaba.report.plot_data import HALF, INK, SOFT, PlotData, axis_name
 from fedmaba.results.history import FloatArray
 
 SHOWN = ("variance", "worst")
@@ -47,26 +48,28 @@ def mean_ranks(figure: Any, plot: PlotData) -> None:
         lower = name == "variance" or plot.unit.lower
         panels.append((name, labels, rank_tests.ranking(values, lower)))
     rows, bars = len(plot.labels), max(len(found.alike()) for _, _, found in panels)
-    height = 0.9 + BAR * bars + LINE * -(-rows // 2)
+    narrow = figure.get_figwidth() < HALF * 1.2
+    lines = rows if narrow else -(-rows // 2)
+    height = 0.9 + 0.15 * narrow + BAR * bars + LINE * lines
     figure.set_figheight(0.2 + height * len(SHOWN))
     for axes, (name, labels, found) in zip(figure.subplots(len(SHOWN), 1), panels, strict=True):
-        _panel(axes, labels, found, bars)
+        _panel(axes, labels, found, bars, lines)
         apart = "" if found.differs else ": no rows are told apart"
         p = "< 0.001" if found.p < 0.001 else f"{found.p:.3f}"
         what = axis_name(name, plot.unit, plot.share)
-        told = f"Friedman p {p}{apart}; critical difference {found.critical:.2f}"
-        axes.set_title(f"Mean rank by {what}\n{told}", pad=14)
+        told = f"Friedman p {p}{apart}", f"critical difference {found.critical:.2f}"
+        end = "\n" if narrow else "; "
+        where = {"loc": "right" if narrow else "left", "pad": 14}
+        axes.set_title(f"Mean rank by {what}\n{end.join(told)}", **where)
     seeds = panels[0][2].blocks
-    figure_text.sides(
-        figure, f"1: best of {rows} rows, over {seeds} seeds; bar: not told apart (Nemenyi, 95 %)"
-    )
+    below = f"1: best of {rows} rows, over {seeds} seeds;", "bar: not told apart (Nemenyi, 95 %)"
+    figure_text.sides(figure, ("\n" if narrow else " ").join(below))
 
 
-def _panel(axes: Any, labels: list[str], found: rank_tests.Ranking, bars: int) -> None:
-    """One axis of ranks with the names of the rows below it."""
+def _panel(axes: Any, labels: list[str], found: rank_tests.Ranking, bars: int, half: int) -> None:
+    """One axis of ranks with the names of the rows below it, so many of them on the left."""
     count = len(labels)
     order = np.argsort(found.ranks, kind="stable")
-    half = -(-count // 2)
     unit = LINE / BAR  # lines of text are as many bars high
     bottom = -(bars + 1) - unit * half
     axes.set(xlim=(1 - 0.02 * count, count * 1.02), ylim=(bottom, 0.7), yticks=[])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -41,7 +42,7 @@ def of(source: Source) -> dict[str, Any]:
         "command": escape.one_line(quoted(command)),  # pasted, a second line would run at once
         "repeat": escape.one_line(str(about.get("repeat")) if about.get("python") else again),
         "facts": facts,
-        "hashes": hashes if source.data else [],
+        "hashes": [(name, digest) for name, digest in hashes if digest],
         "finished": source.finished,
     }
 
@@ -62,6 +63,11 @@ def _promise(told: object) -> list[tuple[str, str]]:
 
 def _fact(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def parts(command: str) -> list[str]:
+    """A command in parts between which a line may end: an option stays with its value."""
+    return re.findall(r"--[\w-]+(?:[ =](?!--)(?:'[^']*'|\S)+)?|(?:'[^']*'|\S)+", command)
 
 
 def quoted(words: Sequence[str]) -> str:

@@ -286,7 +286,7 @@ def compared(history: History, model: Model, at: At, against: str) -> list[Grid]
     body = []
     for row, found in corrected.items():
         listed = figures_in_words(share, [p < ranks_of_rows.SIGNIFICANT for p in found], unit)
-        cells = [Cell(_p_in_words(p), p) for p in found]
+        cells = [Cell(p_in_words(p), p) for p in found]
         body.append([Cell(row), *cells, Cell(listed)])
     title = (
         f"Difference to {against}: p-values of paired t-tests, Holm's correction for "
@@ -296,7 +296,8 @@ def compared(history: History, model: Model, at: At, against: str) -> list[Grid]
     return [*grids, Grid("holm", title, head, body)]
 
 
-def _p_in_words(p: float) -> str:
+def p_in_words(p: float) -> str:
+    """A p-value as tables show it."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import textwrap
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -333,7 +334,9 @@ def _newest(runs: list[RunHistory], name: str) -> str:
 
 
 def rate_of(value: float, what: str) -> str:
-    """A rate as text, such as "1,200 rounds/s"."""
+    """A rate as text, such as "1,200 rounds/s"; of slow ones the seconds that each takes."""
+    if 0 < value < 0.1:
+        return f"{1 / value:.3g} s a {what.removesuffix('s')}"
     return f"{value:,.0f} {what}/s" if value >= 10 else f"{value:.1f} {what}/s"
 
 
@@ -367,6 +370,7 @@ def progress_lines(session: Session, tell: Callable[[str], None]) -> Callable[[S
         unit = session.history.unit
         head = f"round {pace.done}/{pace.rounds}, {rate_of(pace.rate, 'rounds')}, "
         tell(head + f"{pace.left:.0f} s left")
+        wide = Console(stderr=True).width
         for row in session.history.summary(share=share):
             runs = [run for run in session.history.runs if run.label == row.label]
             newest = {n.name: _newest(runs, n.name) for n in _in_progress(session.history)}
@@ -374,10 +378,11 @@ def progress_lines(session: Session, tell: Callable[[str], None]) -> Callable[[S
                 f"{value:.{digits_of([value], unit)}f}"
                 for value in (row.mean.variance, row.mean.accuracy, row.mean.worst)
             )
-            told = f"  {row.label}: variance {spread}{unit.square}, mean {mean}{unit.mark}, worst "
+            told = f"{row.label}: variance {spread}{unit.square}, mean {mean}{unit.mark}, worst "
             told += f"{worst}{unit.mark}"
             told += "".join(f", {name} {value}" for name, value in newest.items() if value)
-            tell(told)
+            for line in textwrap.wrap(told, wide, initial_indent="  ", subsequent_indent="    "):
+                tell(line)
 
     return display
 

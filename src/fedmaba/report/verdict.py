@@ -1,8 +1,9 @@
 """Who is fairest, who cannot be told apart from it, and what each costs: a verdict in words.
 
-Strategies are compared under the same seeds. Two are told apart where the 95 % interval of their
-difference does not contain 0. Of those that cannot be told apart, the one with the highest mean is
-named first: it costs least. No torch.
+Strategies are compared under the same seeds. Two are told apart where the paired t-test of their
+difference stays below 0.05 after Holm's correction for all comparisons with the same strategy: of
+many strategies some differ by chance. Of those that cannot be told apart, the one with the highest
+mean is named first: it costs least. No torch.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedmaba.report import ranks
 from fedmaba.report.current_figures import CurrentFigures, unit_of
 from fedmaba.report.data import Source, combine, short_names
 from fedmaba.report.document import Cell, Grid, between, minus_sign, number
 from fedmaba.report.looks import algorithm
-from fedmaba.report.paired import Interval, difference
+from fedmaba.report.paired import Interval, difference, pairs
 from fedmaba.report.plot_data import axis_name
-from fedmaba.report.table import columns, digits_of, lone
+from fedmaba.report.table import columns, digits_of, lone, p_in_words
 from fedmaba.results.history import At, Model
 from fedmaba.results.metrics import PLAIN, Fairness, Unit
 from fedmaba.results.selection import REFERENCE, Found
 
 NEAR = 5.0  # points of mean accuracy within which a verdict looks for the fairest
-MANY = 10  # strategies beside the reference, of which one may look fairer by chance
 LONG = 40  # signs of names that a headline has room for
 TILES = ("variance", "worst", "accuracy")  # figures that a verdict shows large
 NOTHING = "No run has been evaluated yet."
@@ -39,7 +40,7 @@ class Tile(NamedTuple):
     change: str  # with its sign
     half: str  #   of the 95 % interval; "" where there is none
     unit: str
-    way: str  #    "better", "worse" or "not told apart"
+    way: str  #    "better", "worse", "may be chance" or "not told apart"
     now: str
     then: str
 
@@ -149,19 +150,33 @@ class _Rows:
             name: digits_of((getattr(mean, name) for mean in self.mean.values()), unit)
             for name in self.columns
         }
+        self._corrected: dict[tuple[str, str], dict[str, float]] = {}
 
     def spread(self, label: str) -> float:
         return self.mean[label].variance
 
-    def minus(self, label: str, other: str, figure: str = "variance") -> Interval:
-        ours, theirs = (
-            {seed: getattr(f, figure) for seed, f in self.found[row].items()}
-            for row in (label, other)
-        )
-        return difference(ours, theirs)
+    def by_seed(self, label: str, figure: str) -> dict[int, float]:
+        return {seed: getattr(f, figure) for seed, f in self.found[label].items()}
 
-    def apart(self, label: str, other: str) -> bool:
-        return self.minus(label, other).distinguishable
+    def minus(self, label: str, other: str, figure: str = "variance") -> Interval:
+        return difference(self.by_seed(label, figure), self.by_seed(other, figure))
+
+    def corrected(self, other: str, figure: str = "variance") -> dict[str, float]:
+        """By strategy, the p-value of its difference to another, after Holm; as in tables."""
+        if (other, figure) not in self._corrected:
+            theirs, found = self.by_seed(other, figure), {}
+            for x in self.labels:
+                both = pairs(self.by_seed(x, figure), theirs)
+                if x != other and len(both[0]) > 1:
+                    with np.errstate(over="ignore", invalid="ignore"):
+                        found[x] = ranks.p_value(np.subtract(*both))
+            after = ranks.holm([*found.values()]).tolist()
+            self._corrected[other, figure] = dict(zip(found, after, strict=True))
+        return self._corrected[other, figure]
+
+    def apart(self, label: str, other: str, figure: str = "variance") -> bool:
+        """Whether two differ by more than chance makes one of so many comparisons differ."""
+        return self.corrected(other, figure).get(label, 1.0) < ranks.SIGNIFICANT
 
     def close(self) -> list[str]:
         """Strategies whose mean is not far below the best: equal misery is not fairness."""
@@ -181,8 +196,11 @@ class _Rows:
         fairer = [
             x for x in judged if base and self.apart(x, base) and self.spread(x) < self.spread(base)
         ]
-        top = min(fairer or [best], key=self.spread)
-        tied = [x for x in (fairer or judged or close) if x == top or not self.apart(x, top)]
+        looks = fairer or [  # by its own interval alone
+            x for x in judged if base and self.minus(x, base).high < 0
+        ]
+        top = min(looks or [best], key=self.spread)
+        tied = [x for x in (looks or judged or close) if x == top or not self.apart(x, top)]
         named = max(tied, key=lambda x: self.unit.sign * self.mean[x].accuracy)
         if best == base:
             rest = [x for x in close if x != best] or [x for x in self.labels if x != best]
@@ -193,6 +211,8 @@ class _Rows:
         elif not several:
             named = best
             headline = f"{best} looks fairest, but one seed proves nothing"
+        elif base and looks and not fairer:
+            headline = f"{named} looks fairer than {base}, but it may be chance"
         elif base and not fairer:
             named = best
             headline = f"No strategy is measurably fairer than {base}"
@@ -253,12 +273,15 @@ class _Rows:
         if far := [x for x in self.labels if x not in close]:
             way = "above" if unit.lower else "below"
             out += f" More than {near(unit)} {way} the best mean, so left out: {_listed(far)}."
-        if base and len(self.labels) > MANY and max(map(len, self.found.values())) > 1:
-            out += (
-                f" One in 20 such comparisons looks like a difference by chance alone, and here "
-                f"are {len(self.labels) - 1} with {base}."
-            )
+        if base and self.by_chance(named, "variance"):
+            many = len(self.corrected(base))
+            out += f" One of {many} comparisons can look like this by chance: add seeds to be sure."
         return out
+
+    def by_chance(self, label: str, figure: str) -> bool:
+        """Whether only the number of comparisons speaks against a difference to the reference."""
+        shown = self.minus(label, self.base, figure).distinguishable
+        return shown and not self.apart(label, self.base, figure)
 
     def change(
         self, figure: str, named: str, unit: str, ways: tuple[str, str], other: str = ""
@@ -271,7 +294,10 @@ class _Rows:
         out = f"{size}{unit} {ways[span.mean > 0]}" + (f" than with {other}" if other else "")
         if span.distinguishable:
             low, high = (self.shown(x, figure) for x in sorted((abs(span.low), abs(span.high))))
-            return f"{out} (95 % interval {low} to {high})"
+            p, many = "", self.corrected(self.base, figure)
+            if self.by_chance(named, figure):
+                p = f"; p = {p_in_words(many[named])} after Holm's correction for {len(many)}"
+            return f"{out} (95 % interval {low} to {high}{p})"
         if span.bounded:
             low, high = (self.shown(x, figure, "+") for x in (span.low, span.high))
             return f"{out} (95 % interval {low} to {high}, so no difference is shown)"
@@ -288,7 +314,9 @@ class _Rows:
                 continue
             unit = self.unit.square if figure == "variance" else self.unit.mark
             better = column.sign * span.mean > 0
-            way = ("better" if better else "worse") if span.distinguishable else "not told apart"
+            way = "may be chance" if self.by_chance(named, figure) else "not told apart"
+            if self.apart(named, self.base, figure):
+                way = "better" if better else "worse"
             now, then = (getattr(self.mean[x], figure) for x in (named, self.base))
             out.append(
                 Tile(
@@ -317,7 +345,12 @@ class _Rows:
                 span = self.minus(x, other, figure)
                 row.append(between(span, self.digits[figure]) if x != other else Cell("–"))
             body.append(row)
-        title = "Not told apart in variance, and what each costs (mean [95 % interval])"
+        many = len(self.corrected(named))
+        how = f" after Holm's correction for {many} comparisons" if many > 1 else ""
+        alone = " of that comparison alone" if many > 1 else ""
+        title = (
+            f"Not told apart in variance{how}, and what each costs (mean [95 % interval{alone}])"
+        )
         return Grid("costs", title, head, body)
 
 

@@ -40,7 +40,8 @@ class Batches:
         for note in batch.session.warnings + batch.session.notes:
             self._say(note)
         many = f"{len(work.runs)} runs, {self.pace.rounds:,} rounds"
-        self._say(f"batch {self.at} of {len(self.left)}: {many}: {work.job.title}")
+        told = f"batch {self.at} of {len(self.left)}: {many}: {work.job.title}"
+        self.console.print(line_of(told, "dim"))
 
     def round(self, done: int) -> None:
         self.pace.reach(done)
@@ -93,7 +94,7 @@ def reproduced(target: Target, source: Path, out: Path) -> None:
         if isinstance(drawn, FedmabaError):
             raise drawn
         page, files, why = drawn
-        console.print(line_of(page.title, "bold"), soft_wrap=True)
+        console.print(line_of(page.title, "bold"))
         for text in page.text:
             console.print(line_of(text, "bold red" if text.startswith("CUT-DOWN") else ""))
         for grid in page.grids:

@@ -173,5 +173,5 @@ function leading(list) { // all of a few; of many the reference, the one slid to
   const beats = (b, a) => b.variance <= a.variance && b.score >= a.score && (b.variance < a.variance || b.score > a.score);
   return new Set([D.reference, state.to, ...at.filter((a) => !at.some((b) => beats(b, a))).map((one) => one.k)]);
 }
-const lacking = (what) => (D.live.length ? "Figures by client come with the first checkpoint of a run." : `These results hold no ${what}.`);
+const lacking = (what) => (D.live.length && $("#sites") ? "Sites have not told it yet." : D.live.length ? "Figures by client come with the first checkpoint of a run." : `These results hold no ${what}.`);
 const needClients = () => lacking("figures by client");

@@ -44,7 +44,7 @@ function frame(host, o) {
   const Y = (v) => bottom - share(v, y0, y1, o.logY) * (bottom - m.top);
   const back = s("g", {});
   if (!o.noY) {
-    const count = Math.max(2, Math.round((bottom - m.top) / 52));
+    const count = Math.max(2, Math.round((bottom - m.top) / (printing() ? 26 : 52)));
     for (const v of o.logY ? logTicks(y0, y1, count + 2) : ticks(y0, y1, count)) {
       back.append(s("line", { class: "grid", x1: left, x2: right, y1: Y(v), y2: Y(v) }));
       back.append(s("text", { x: left - 10, y: Y(v) + 4, "text-anchor": "end" }, (o.fy || brief)(v)));
@@ -85,7 +85,7 @@ function interact(host, svg, summary, { find, move, show, go }) {
     layer.replaceChildren(...(seen.marks || []));
     tip.replaceChildren(h("b", {}, seen.title), ...seen.rows.slice(0, most).map(([k, name, value]) =>
       h("div", {}, k === null ? "" : swatch(k), h("span", {}, name), h("span", {}, value))),
-    seen.rows.length > most ? h("div", {}, h("span", {}, `and ${seen.rows.length - most} more`)) : null);
+    ...(seen.rows.length > most ? [h("div", {}, h("span", {}, `and ${seen.rows.length - most} more`))] : []));
     tip.hidden = false;
     const box = svg.getBoundingClientRect(), scale = box.width / svg.viewBox.baseVal.width;
     const px = box.left + seen.x * scale, py = box.top + seen.y * scale, own = tip.getBoundingClientRect();
@@ -143,7 +143,7 @@ function lines(host, o) {
   const log = Boolean(o.log) && wantsLog(all);
   if (o.rule) all.push(o.rule.y);
   const f = frame(host, {
-    height: o.height || 260, x: [xs[0], xs[xs.length - 1]], y: o.y || extent(all, { zero: o.zero && !log, log }), logY: log,
+    height: o.height || 260, rigid: o.rigid, x: [xs[0], xs[xs.length - 1]], y: o.y || extent(all, { zero: o.zero && !log, log }), logY: log,
     margin: { right: room, left: o.left || 46, ...(log ? { top: 26 } : {}) }, xlabel: o.xlabel || "round", ylabel: log ? "logarithmic" : o.ylabel, fy: o.fy, fx: o.fx, whole: !o.xlabel,
   });
   const value = (one, x) => { // the value at x, or none

@@ -1,7 +1,8 @@
 // ---- every client: one lane per strategy, and a slider from the reference to another --------
+const scored = (run) => run.final && [...final(run)].some(Number.isFinite); // a site may have told nothing yet
 const hero = { t: 0, movers: [], layer: null, playing: 0 };
 function lanes(host) {
-  const all = byStrategy(D.runs.filter((run) => run.final && (visible(run.strategy) || run.strategy === D.reference)));
+  const all = byStrategy(D.runs.filter((run) => scored(run) && (visible(run.strategy) || run.strategy === D.reference)));
   if (!all.length) return empty(host, needClients());
   const total = Math.max(...all.map((g) => g.runs.reduce((n, run) => n + final(run).length, 0)));
   const room = printing() ? 260 : 620, lane = clamp(Math.min(26 + total * 0.28, room / all.length), 15, 78), [low, high] = reached(all);
@@ -9,24 +10,25 @@ function lanes(host) {
   const left = narrow ? 4 : 22 + widest(short.values());
   const head = narrow ? 16 : 0, r = clamp(Math.min(4.6 - total / 250, lane / 5), 1.6, 4);
   const f = frame(host, { height: all.length * (lane + head) + 58, rigid: true, x: [low, high], y: [0, 1], noY: true, margin: { left, top: 8, right: 12 }, xlabel: axis(`${noun} of each client`) });
-  const step = grain(all.flatMap((g) => g.runs.flatMap((run) => [...final(run)])), (high - low) / 1000);
+  const scores = all.flatMap((g) => g.runs.flatMap((run) => [...final(run)])).filter(Number.isFinite), least = scores.reduce((a, b) => Math.min(a, b), Infinity);
+  const step = grain(scores, (high - low) / 1000);
   const pile = step * Math.max(1, Math.ceil(((2 * r + 0.4) * (high - low)) / (f.right - f.m.left) / step - 0.05)); // values that stand on one another
   const marks = [];
   all.forEach((group, row) => {
     const base = 8 + head + row * (lane + head) + lane - Math.min(8, lane / 4), layer = s("g", { "data-k": group.k, class: group.k === D.reference || group.k === state.to ? "end" : null });
     f.svg.append(s("line", { class: "grid", x1: f.m.left, x2: f.right, y1: base + 4, y2: base + 4 }));
-    f.svg.append(nameText(group.k, { x: narrow ? f.m.left : left - 16, y: narrow ? base - lane + 12 : base, "text-anchor": narrow ? "start" : "end" }, short.get(group.name)));
+    f.svg.append(nameText(group.k, { x: narrow ? f.m.left : left - 16, y: narrow ? 20 + row * (lane + head) : base, "text-anchor": narrow ? "start" : "end" }, short.get(group.name)));
     const columns = new Map(), own = [];
     for (const run of group.runs) final(run).forEach((v, i) => { if (Number.isFinite(v)) own.push({ run, i, k: group.k, v }); });
     own.sort((a, b) => a.v - b.v);
     for (const one of own) {
-      const column = Math.floor((one.v - low) / pile + 1e-6);
+      const column = Math.floor((one.v - least) / pile + 1e-6); // counted from the least score: the ends of the axis need be none
       one.n = columns.get(column) || 0; columns.set(column, one.n + 1);
-      one.x = f.X(clamp(low + (column + (pile > step ? 0.5 - step / pile / 2 : 0)) * pile, low, high));
+      one.x = f.X(clamp(least + (column + (pile > step ? 0.5 - step / pile / 2 : 0)) * pile, low, high));
     }
     const rise = Math.min(2 * r + 0.4, (lane - 2 * r - 6) / Math.max(1, ...columns.values()));
     for (const one of own) { one.y = base - r - one.n * Math.max(0, rise); marks.push(one); }
-    layer.append(dots(own.map((one) => [one.x, one.y]), r, { stroke: color(group.k), "stroke-opacity": 0.5 }));
+    layer.append(dots(own.map((one) => [one.x, one.y]), r, { stroke: color(group.k), "stroke-opacity": dark() ? 0.68 : 0.5 }));
     const center = mean(own.map((one) => one.v));
     layer.append(s("line", { x1: f.X(center), x2: f.X(center), y1: base + 1, y2: base + 8, stroke: "var(--ink)", "stroke-width": 2 }));
     f.svg.append(layer);
@@ -115,7 +117,7 @@ function play() {
 
 // ---- the spread over clients ---------------------------------------------------------------
 function ridges(host) { // one line each, so that none hides another
-  const groups = byStrategy(shown().filter((run) => run.final));
+  const groups = byStrategy(shown().filter(scored));
   if (!groups.length) return empty(host, needClients());
   const [low, high] = band(), count = 20, step = (high - low) / count, edges = Array.from({ length: count + 1 }, (_, i) => low + i * step);
   const bin = (v) => { // as numpy.histogram: the last one is closed on both sides
@@ -152,7 +154,7 @@ function ridges(host) { // one line each, so that none hides another
   return { rows: () => [["strategy", `from${D.unit.mark}`, `to${D.unit.mark}`, "client-seed pairs", "of"], ...bins.flatMap((b) => b.seen.map((n, i) => [b.name, exact(edges[i]), exact(edges[i + 1]), n, b.all]))] };
 }
 function ecdf(host) {
-  const groups = byStrategy(shown().filter((run) => run.final));
+  const groups = byStrategy(shown().filter(scored));
   if (!groups.length) return empty(host, needClients());
   const [low, high] = band();
   const series = groups.map((group) => {
@@ -161,7 +163,7 @@ function ecdf(host) {
   });
   const grid = Array.from({ length: 101 }, (_, i) => low + ((high - low) * i) / 100);
   return lines(host, {
-    title: `Share of clients at or below a value of ${noun}`, series, xs: grid, step: true, height: clamp(17 * groups.length + 60, 320, 600), y: [0, 100], labels: false,
+    title: `Share of clients at or below a value of ${noun}`, series, xs: grid, step: true, height: clamp(17 * groups.length + 60, 320, 600), rigid: groups.length > 6, y: [0, 100], labels: false,
     xlabel: axis(noun), ylabel: "share of clients, %", xname: `${noun}${D.unit.mark}`, unit: "share of clients %", fmt: (v) => pct(v, 0), titleOf: (x) => `at or below ${brief(x)}${D.unit.mark}`,
   });
 }

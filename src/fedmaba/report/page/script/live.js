@@ -42,7 +42,9 @@ async function live() {
       const block = $("#data", fresh);
       if (block) { // else it says what is wrong, and is asked again
         const same = $$("figure, #groups, #sites", fresh).length === $$("figure, #groups, #sites").length;
+        const usual = D.model;
         D = read(fresh); heard = Date.now();
+        if (state.model === usual) state.model = D.model; // the deployed one, once it is evaluated
         document.body.dataset.version = fresh.body.dataset.version;
         if (same) { // curves grow in place
           for (const id of ["#facts", "#live", "#notes", "#groups", "#sites", "#setup"]) if ($(id)) $(id).replaceWith(document.importNode($(id, fresh), true));

@@ -34,7 +34,8 @@ function matrix(host, o) {
   for (let y = 0; y < o.ny; y++) for (let x = 0; x < o.nx; x++) { const v = o.value(y, x); if (Number.isFinite(v)) all.push(v); }
   all.sort((a, b) => a - b);
   const top = all.length ? Math.max(all[Math.floor((all.length - 1) * 0.995)], 1e-12) : 1, floor = Math.min(0, all[0] || 0);
-  const f = frame(host, { height: o.height + 92, x: [0, o.nx], y: [0, o.ny], noX: true, noY: true, margin: { left: o.left, top: 40, bottom: 44, right: 8 } });
+  const room = printing() ? Math.min(o.height, 15.5 * o.ny) : o.height; // on paper a line of text each
+  const f = frame(host, { height: room + 92, rigid: true, x: [0, o.nx], y: [0, o.ny], noX: true, noY: true, margin: { left: o.left, top: 40, bottom: 44, right: 8 } });
   const wide = f.right - f.m.left, tall = f.bottom - f.m.top;
   f.svg.append(s("image", { href: picture(o.nx, o.ny, o.value, (v) => ramp((v - floor) / (top - floor || 1))), x: f.m.left, y: f.m.top, width: wide, height: tall, preserveAspectRatio: "none", "image-rendering": "pixelated" }));
   f.svg.append(s("rect", { x: f.m.left, y: f.m.top, width: wide, height: tall, fill: "none", stroke: "var(--line)" }));
@@ -108,8 +109,9 @@ function heat(host) {
     nearly.length ? `Nearly alike, so not drawn: ${nearly.map((p) => `${label(p.run)} (${between(fixed(p.low), fixed(p.high))} ×)`).join(", ")}.` : "", sums(runs)].filter(Boolean).join(" ");
   const table = () => [["strategy", "round", ...order.map((c) => clientName(panels[0].run, c))], ...panels.flatMap((p) => p.run.rounds.map((t, i) => [label(p.run), t, ...order.map((c) => exact(p.cell(c, i)))]))];
   if (!uneven.length) return { ...empty(host, "Nothing to draw: all weights are nearly equal.", true), rows: table };
-  const width = host.clientWidth || 600, most = Math.max(1, Math.min(uneven.length, Math.floor(width / (uneven.length > 6 ? 190 : 260)), 4));
-  const lines_ = Math.ceil(uneven.length / most), columns = Math.ceil(uneven.length / lines_), tall = clamp(count * 5, 90, uneven.length > 6 ? 110 : 190), gap = 20, top = 44, step = tall + 44;
+  const width = host.clientWidth || 600, paper = printing() && uneven.length > 6, most = Math.max(1, Math.min(uneven.length, Math.floor(width / (paper ? 135 : uneven.length > 6 ? 190 : 260)), paper ? 5 : 4));
+  const lines_ = Math.ceil(uneven.length / most), columns = Math.ceil(uneven.length / lines_), gap = 20, top = 44;
+  const usual = clamp(count * 5, 90, uneven.length > 6 ? 110 : 190), tall = paper ? clamp(840 / lines_ - 44, 24, usual) : usual, step = tall + 44; // all on one sheet of paper
   const f = frame(host, { height: top + lines_ * step + 18, rigid: true, x: [0, 1], y: [0, 1], noX: true, noY: true, margin: { left: 16, right: 4 } });
   const wide = (f.right - f.m.left - gap * (columns - 1)) / columns;
   const all = uneven.flatMap((p) => order.flatMap((c) => p.run.rounds.map((_, t) => p.value(c, t)))).filter((v) => v > 0).map((v) => Math.abs(Math.log2(v))).sort((a, b) => a - b);

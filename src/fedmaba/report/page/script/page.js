@@ -125,6 +125,7 @@ function controls() {
   if (!federations.length) return;
   const others = D.strategies.map((o, k) => [k, o.label]).filter(([k]) => k !== D.reference);
   for (const id of ["#slide-to", "#gains-strategy"]) fill($(id), others, state.to);
+  $("#gains .tools").hidden = !others.length;
   $("#slide-from").textContent = D.strategies[D.reference].label;
   fill($("#gains-seed"), [["all", "all"], ...[...new Set(D.runs.filter((run) => run.strategy === state.to).map((run) => run.seed))].map((seed) => [seed, seed])], state.gainSeed);
   for (const [id, value] of [["#weights-seed", state.seed], ["#client-seed", state.place], ["#labels-seed", state.labels]]) fill($(id), federations.map((place) => [place.key, place.name]), value);

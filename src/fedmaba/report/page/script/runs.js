@@ -89,8 +89,9 @@ function tradeoff(host) {
 // ---- over rounds ---------------------------------------------------------------------------
 const figuresOf = (name) => byStrategy().flatMap((g) => g.runs.flatMap((run) => run.fair[state.model][name])).filter((v) => v !== null);
 const ROW = { worst: ["worst", "best"], best: ["worst", "best"] }; // panels of one row have one range
+const inBand = ([low, high]) => (D.unit.mark ? [Math.max(0, low), Math.min(100, high)] : [low, high]); // no share lies beyond
 const overRounds = (name, title) => (host) => lines(host, {
-  title, y: ROW[name] && extent(ROW[name].flatMap(figuresOf)), height: ROW[name] && 320, series: byStrategy().map((g) => overSeeds(g.k, g.name, g.runs.map((run) => [run.fair.round, run.fair[state.model][name]]))),
+  title, y: ROW[name] && inBand(extent(ROW[name].flatMap(figuresOf))), height: ROW[name] && 320, series: byStrategy().map((g) => overSeeds(g.k, g.name, g.runs.map((run) => [run.fair.round, run.fair[state.model][name]]))),
   unit: name === "variance" ? `variance${D.unit.square}` : `${noun}${D.unit.mark}`, fmt: name === "variance" ? figure : (v) => score(v), zero: name === "variance",
   log: name === "variance", none: "No run has been evaluated yet.",
 });
