@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from fedmaba.deploy import records
-from fedmaba.deploy.server import FederationServer, score_spread
+from fedmaba.deploy.scores import score_spread
+from fedmaba.deploy.server import FederationServer
 from fedmaba.deploy.settings import FederationSettings, Participation, one_strategy
 from fedmaba.deploy.validation import Reply
 

@@ -21,7 +21,7 @@ from fedmaba.deploy.settings import FederationSettings, read_dp, read_losses
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, SecureSum, secure_mod
 from fedmaba.privacy import accounting, secret_noise
-from fedmaba.privacy.mechanism import Privacy, clip_changes
+from fedmaba.privacy.mechanism import Privacy, clip_rows
 from fedmaba.report import data, federation, set_up
 from fedmaba.report.table import privacy_note
 from flower_grid import LocalGrid, light_app
@@ -113,7 +113,7 @@ def test_a_noised_sum_lies_on_a_grid_that_does_not_depend_on_it():
 def test_changes_are_shortened_to_the_bound_and_those_within_it_keep_their_bits():
     rows = np.array([[3, 4, 0], [0.3, 0.4, 0], [np.nan, 1, 1], [np.inf, 0, 0]], np.float32)
     before = rows.copy()
-    clip_changes(rows, 2.0)
+    clip_rows(rows, 2.0)
     np.testing.assert_allclose(rows[0], [1.2, 1.6, 0], rtol=1e-6)
     assert np.array_equal(rows[1], before[1])
     assert not rows[2:].any()
@@ -579,4 +579,4 @@ def test_settings_without_rounds_make_no_noise():
 
     settings = FederationSettings(FedAvg(), dp=Privacy(8.0))
     with pytest.raises(InputError, match="give num_rounds"):
-        private.begin(settings)
+        private.private_rounds(settings)

@@ -12,7 +12,8 @@ from fedmaba.data.datasets import from_arrays
 from fedmaba.deploy import round_log
 from fedmaba.deploy.client import LocalClient, first_model
 from fedmaba.deploy.flower_app.demo import write_site
-from fedmaba.deploy.server import FederationServer, score_spread
+from fedmaba.deploy.scores import score_spread
+from fedmaba.deploy.server import FederationServer
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.deploy.validation import Refused, Reply, read_score
 from fedmaba.errors import InputError

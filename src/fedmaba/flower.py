@@ -34,9 +34,10 @@ from fedmaba.deploy.messages import (
     raw_reply,
 )
 from fedmaba.deploy.private import PrivacySpent
+from fedmaba.deploy.scores import SiteScores
 from fedmaba.deploy.secure import MOST_TEXT_BYTES, SecureSum
 from fedmaba.deploy.secure_round import MASKED, AttemptFailed, SecureResult, SecureRound
-from fedmaba.deploy.server import FederationServer, require_same_terms, score_spread
+from fedmaba.deploy.server import FederationServer
 from fedmaba.deploy.settings import (
     FederationSettings,
     Participation,
@@ -45,6 +46,7 @@ from fedmaba.deploy.settings import (
     one_strategy,
     read_dp,
     read_losses,
+    require_same_terms,
 )
 from fedmaba.deploy.site_app import client_app, reply, secure_mod
 from fedmaba.deploy.site_names import Node, SiteNames, read_sites
@@ -275,17 +277,10 @@ class FlowerStrategy(Base):
         if server.private is not None and server.private.at_sites:
             server.private.count(drawn)  # their answers release something
         model, round_id = array_record(server.sent()), server.round_id()
+        task = {node: ConfigRecord({**config, **server.task(s)}) for node, s in self.asked.items()}
         return [
-            Message(
-                RecordDict(
-                    {"arrays": model, "config": ConfigRecord({**config, **server.task(site)})}
-                ),
-                node,
-                MessageType.TRAIN,
-                group_id=round_id,
-                ttl=self.ttl,
-            )
-            for node, site in self.asked.items()
+            self._message(node, MessageType.TRAIN, round_id, arrays=model, config=own)
+            for node, own in task.items()
         ]
 
     def aggregate_train(
@@ -317,8 +312,7 @@ class FlowerStrategy(Base):
 
     def _wait_for_sites(self, grid: Grid) -> None:
         """Learn who is there, and the names of new nodes; returns once there are enough."""
-        server, end, seen = self.server, time.monotonic() + self.wait, -1
-        assert server is not None
+        server, end, seen = self._server, time.monotonic() + self.wait, -1
         site_of, rule = self.site_names.site_of, self.participation
         while True:
             self.nodes = {info.node_id: as_node(info) for info in grid.get_nodes()}
@@ -483,18 +477,19 @@ class FlowerStrategy(Base):
     ) -> dict[str, RawReply]:
         """Send each site its text of a secure round; return what they answer."""
         node_of = {site: node for node, site in self.site_of.items()}
+        asked = {node_of[site]: ConfigRecord({"secure": text}) for site, text in texts.items()}
         messages = [
-            Message(
-                RecordDict({"config": ConfigRecord({"secure": text})}),
-                node_of[site],
-                MessageType.TRAIN,
-                group_id=attempt,
-                ttl=self.ttl,
-            )
-            for site, text in texts.items()
+            self._message(node, MessageType.TRAIN, attempt, config=own)
+            for node, own in asked.items()
         ]
         found = self._collect(grid, messages, timeout)
         return {self.site_of[node]: raw_reply(node, message, 1) for node, message in found}
+
+    def _message(
+        self, node: int, kind: str, group: str, **records: ArrayRecord | ConfigRecord
+    ) -> Message:
+        """A message that has expired when nobody waits for its answer any more."""
+        return Message(RecordDict({**records}), node, kind, group_id=group, ttl=self.ttl)
 
     def _collect(
         self, grid: Grid, messages: Sequence[Message], timeout: float
@@ -576,51 +571,23 @@ class FlowerStrategy(Base):
 
     def _final(self, grid: Grid, config: ConfigRecord, timeout: float) -> dict[str, Any]:
         """How the model that is handed out serves each site that can tell."""
-        server = self.server
-        assert server is not None
+        server = self._server
         found = ((i.node_id, self.site_names.site_of(as_node(i))) for i in grid.get_nodes())
         sites = {node: site for node, site in found if site is not None}
         model = array_record(server.deployed)
+        task = {node: ConfigRecord({**config, **server.kept_task(s)}) for node, s in sites.items()}
         messages = [
-            Message(
-                RecordDict(
-                    {"arrays": model, "config": ConfigRecord({**config, **server.kept_task(site)})}
-                ),
-                node,
-                MessageType.EVALUATE,
-                group_id="end",
-                ttl=self.ttl,
-            )
-            for node, site in sites.items()
+            self._message(node, MessageType.EVALUATE, "end", arrays=model, config=own)
+            for node, own in task.items()
         ]
-        accuracy: dict[str, float] = {}
-        error: dict[str, float] = {}
-        personal: dict[str, float] = {}
+        scores = SiteScores()
         for node, message in self._collect(grid, messages, timeout):
-            raw = self._raw_reply(node, message)
             try:
-                if raw.error is not None:
-                    raise validation.Refused(validation.printable(raw.error))
-                right, wrong = validation.read_score(raw.numbers)
-                own = validation.read_personal_score(raw.numbers)
+                scores.add(sites[node], self._raw_reply(node, message))
             except validation.Refused as why:
                 log_line(WARNING, f"{sites[node]}: {why}")
-                continue
-            if right is not None:
-                accuracy[sites[node]] = right
-            if wrong is not None:
-                error[sites[node]] = wrong
-            if own is not None:
-                personal[sites[node]] = own
-        report: dict[str, Any] = {"round": server.round}
-        report["deployed"] = dict(sorted((accuracy or error).items()))
-        report |= score_spread(accuracy.values(), error.values())
-        if personal:
-            report["personal"] = dict(sorted(personal.items()))
+        report: dict[str, Any] = {"round": server.round} | scores.report()
         log_line(INFO, f"model handed out: {round_log.spread(report)}")
-        for site, value in report["deployed"].items():
-            both = [value, *([personal[site]] if site in personal else [])]
-            shown = [f"{100 * v:5.1f} %" if accuracy else f"{v:.4g}" for v in both]
-            said = f"{'accuracy' if accuracy else 'error'} {', own model '.join(shown)}"
-            log_line(INFO, f"  {site:<16} {said}")
+        for line in scores.lines():
+            log_line(INFO, f"  {line}")
         return report

@@ -111,7 +111,7 @@ class PrivateRounds:
         return told | {"trusted": SERVER_SEES[self.sees]}
 
 
-def begin(settings: FederationSettings) -> PrivateRounds | None:
+def private_rounds(settings: FederationSettings) -> PrivateRounds | None:
     """What makes a federation with these settings private; None if nothing does."""
     asked = settings.dp or settings.losses
     if asked is None:

@@ -28,16 +28,17 @@ from fedmaba import rng
 from fedmaba.deploy import private
 from fedmaba.deploy.kept_vectors import mean_in, mean_name
 from fedmaba.deploy.records import RoundClock, write_card
+from fedmaba.deploy.scores import score_spread
 from fedmaba.deploy.secure_round import SecureResult
-from fedmaba.deploy.settings import FederationSettings
+from fedmaba.deploy.settings import OTHER, FederationSettings, require_same_terms
 from fedmaba.deploy.site_names import SiteNames
+from fedmaba.deploy.statistics import mean_statistics
 from fedmaba.deploy.validation import Arrays, Reply, is_statistic, some_names
 from fedmaba.errors import InputError
 from fedmaba.privacy import secret_noise
-from fedmaba.privacy.mechanism import Mechanism, clip_changes
+from fedmaba.privacy.mechanism import Mechanism, clip_rows
 from fedmaba.results import run_folder
 from fedmaba.results.history import History
-from fedmaba.results.metrics import OF_TASK, PERCENT, every
 from fedmaba.results.state_folder import META, misfit
 from fedmaba.strategies import deployed as average
 from fedmaba.strategies.base import (
@@ -55,10 +56,6 @@ from fedmaba.strategies.base import (
 
 Task = dict[str, int | float | str | bool | bytes]
 PAST = ("kept", "kept_client", "kept_round")  # arrays of a checkpoint: changes of past rounds
-# as in a state of version 0.1, which lacks them
-NEWER_TERMS: dict[str, Any] = {"batchnorm": None, "schedule": None, "rounds": None, "secure": None}
-NEWER_TERMS |= {"dp": None, "losses": None}
-OTHER = "choose another state folder"
 NOT_FINITE = "the new model would not be finite: this round adds nothing"
 REMEDY = "fix it, then run again with the same state; what was saved before is whole"
 
@@ -94,7 +91,7 @@ class FederationServer:
                 f"secure sums are of weights, but the model has running statistics or counters, "
                 f"{names}: choose batchnorm='group', 'local' or 'frozen'"
             )
-        self.private = private.begin(settings)
+        self.private = private.private_rounds(settings)
         if self.private is not None:
             self._check_private(folder)
         self.dtype = np.result_type(np.float32, *(self.model[n].dtype for n in self.weights))
@@ -353,7 +350,7 @@ class FederationServer:
         for row, r in zip(change, replies, strict=True):
             np.subtract(self._flat(r.model), base, out=row)
         if noise is not None:
-            clip_changes(change, noise.asked.clip)
+            clip_rows(change, noise.asked.clip)
         client = np.array([self.sites.index(r.site) for r in replies], np.int64)
         many, numbers = self._numbers(replies, client, change)
         decision = call_weigh(self.settings.strategy, self.state, numbers)
@@ -378,7 +375,7 @@ class FederationServer:
         self.state, self.moments = decision.state, moments
         weights = client_weights(self.settings.strategy.needs(), coef, len(replies))
         weighed = weights if self.settings.batchnorm == "average" else None
-        statistics = _statistics(self.model, replies, weighed)
+        statistics = mean_statistics(self.model, replies, weighed)
         means = {n: a for n, a in statistics.items() if weighed is not None and a.dtype.kind == "f"}
         self._set(new | means, statistics)
         by_site = {r.site: float(c) for r, c in zip(replies, weights, strict=True)}
@@ -593,60 +590,3 @@ def _contiguous(model: Arrays) -> Arrays:
 def _forms(model: Arrays) -> dict[str, tuple[Any, ...]]:
     """The shape and type of each array of a model."""
     return {name: (value.shape, value.dtype) for name, value in model.items()}
-
-
-def require_same_terms(what: str, before: Mapping[str, Any], settings: FederationSettings) -> None:
-    """Refuse to go on with other settings than those that a state was made with."""
-    mine = settings.to_json()
-    before = mine | NEWER_TERMS | dict(before)
-    for key, value in mine.items():
-        if before[key] != value:
-            raise InputError(
-                f"{what} was begun with {key}={before[key]}, but this run has {value}: {OTHER}"
-            )
-
-
-ERROR = OF_TASK["regress"].unit(False)  # as a site reports it
-
-
-def score_spread(accuracy: Iterable[float | None], error: Iterable[float | None]) -> dict[str, Any]:
-    """How accuracy, in percent, or else error spreads over the sites; {} where none told any.
-
-    The worst sites are those of the lowest accuracy or the highest error.
-    """
-    right, wrong = ([v for v in values if v is not None] for values in (accuracy, error))
-    known = np.array(right or wrong, np.float64)
-    if not len(known):
-        return {}
-    unit, name = (PERCENT, "accuracy") if right else (ERROR, "error")
-    sizes = np.ones(len(known), np.int64)
-    (found,) = every(known[None], np.zeros((1, len(known))), sizes, 0.05, unit)
-    spread = {key: float(getattr(found, key)) for key in ("variance", "worst", "best")}
-    return {"variance": spread["variance"], name: float(found.accuracy), **spread}
-
-
-def _statistics(
-    model: Arrays, replies: Sequence[Reply], coef: NDArray[np.float64] | None = None
-) -> Arrays:
-    """Running statistics and counters: the mean over replies by size.
-
-    With `coef` they move as the weights do, by so much of each reply's change.
-    """
-    share = np.array([r.count for r in replies], np.float64)
-    share /= share.sum()
-    out: Arrays = {}
-    for name, like in model.items():
-        if is_statistic(name, like):
-            parts = [
-                s * r.model[name].astype(np.float64) for s, r in zip(share, replies, strict=True)
-            ]
-            mean = np.sum(parts, axis=0)
-            if coef is not None and like.dtype.kind == "f":
-                old = like.astype(np.float64)
-                both = zip(coef, replies, strict=True)
-                mean = old + np.sum([c * (r.model[name] - old) for c, r in both], axis=0)
-                mean = np.maximum(mean, 0) if name.endswith("running_var") else mean
-            out[name] = np.asarray(mean if like.dtype.kind == "f" else np.rint(mean)).astype(
-                like.dtype
-            )
-    return out

@@ -19,6 +19,10 @@ from fedmaba.strategies import parse
 from fedmaba.strategies.base import Keep, Local, Strategy
 from fedmaba.strategies.contract import check_strategy
 
+OTHER = "choose another state folder"
+# as in a state of version 0.1, which lacks them
+NEWER_TERMS: dict[str, Any] = {"batchnorm": None, "schedule": None, "rounds": None, "secure": None}
+NEWER_TERMS |= {"dp": None, "losses": None}
 BATCHNORM = (None, "refuse", "group", "local", "average", "frozen")
 
 
@@ -250,3 +254,14 @@ def check_training(config: Mapping[str, Any]) -> None:
     parse_schedule(str(config.get("step-schedule", "constant")), "step-schedule")
     if "augment" in config:
         parse_augment(str(config["augment"]))
+
+
+def require_same_terms(what: str, before: Mapping[str, Any], settings: FederationSettings) -> None:
+    """Refuse to go on with other settings than those that a state was made with."""
+    mine = settings.to_json()
+    before = mine | NEWER_TERMS | dict(before)
+    for key, value in mine.items():
+        if before[key] != value:
+            raise InputError(
+                f"{what} was begun with {key}={before[key]}, but this run has {value}: {OTHER}"
+            )

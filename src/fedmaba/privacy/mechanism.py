@@ -142,7 +142,7 @@ def noised_losses(loss: FloatArray, most: float, noise: FloatArray) -> FloatArra
     return np.asarray(np.clip(inside + noise, 0.0, most))
 
 
-def clip_changes(change: NDArray[Any], clip: float) -> None:
+def clip_rows(change: NDArray[Any], clip: float) -> None:
     """Shorten rows (m, P) to the norm `clip`, in place; one that is not finite becomes no change.
 
     A change within the bound keeps its bits.

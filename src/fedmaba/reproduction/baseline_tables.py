@@ -168,7 +168,8 @@ def _search(tried: Sequence[SearchTrial], target: Target) -> Grid:
 def over_settings(shown: dict[str, Target], batches: Sequence[ArchiveFile]) -> Grid:
     """Every row of several targets, by title: differences to FedAvg, and the mean of mean ranks.
 
-    A target with fewer than two fresh seeds is left out. Bold: significant after Holm's correction for the rows of that target.
+    A target with fewer than two fresh seeds is left out. Bold: significant after Holm's correction
+    for the rows of that target.
     """
     spans: dict[str, dict[str, list[Cell]]] = {}
     ranks: dict[str, list[float]] = {}
