@@ -18,6 +18,9 @@ FLOWER_BIN = $(FLOWER_VENV)/bin
 FLOWER_STAMP = $(FLOWER_VENV)/.installed
 OLDEST_VENV = .venv-oldest
 
+# hundreds of processes start in the tests, each faster with compiled modules beside the sources
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test lint format clean docs test-browser flower-demo test-flower test-slow test-oldest faults faults-quick lock audit
 
 demo: $(STAMP)

@@ -158,6 +158,7 @@ def run_cli(monkeypatch, capsys, tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_a_run_with_hostile_clients_is_told_and_drawn(small_sample, tmp_path, run_cli):
     out = tmp_path / "lies"
     told = run_cli(

@@ -59,6 +59,7 @@ def test_losses_that_no_batch_writes_are_refused(wrong, words, tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_target_keeps_the_losses_that_it_asks_for(small_sample, monkeypatch, capsys, tmp_path):
     call = reproduction_cases.command(monkeypatch, capsys, tmp_path)
     for target, row, keeps in (

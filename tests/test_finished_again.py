@@ -9,6 +9,7 @@ import pytest
 import fedmaba
 from command_line import QUICK
 from fedmaba.errors import InputError
+from fedmaba.results.run_folder import Folder
 from fedmaba.simulation import engine
 from run_folders import asked, begun, files, play, same_history
 
@@ -38,6 +39,19 @@ def test_the_same_command_shows_its_result(call, words, monkeypatch):
         said = "" if "--quiet" in again else "mine is finished: nothing is trained again\n"
         assert shown.err == said
     assert files(Path("mine")) == before
+
+
+def test_a_run_counts_as_finished_only_once_nothing_is_left_to_do(call, words, monkeypatch):
+    write, seen = Folder.write_json, []
+
+    def noted(folder, name, *rest):
+        if name == "runs.json":
+            seen.append(sorted(p.name for p in Path("mine/checkpoint").iterdir()))
+        write(folder, name, *rest)
+
+    monkeypatch.setattr(Folder, "write_json", noted)
+    call(*words, "--checkpoint-every", "1")
+    assert [len(names) for names in seen] == [1]  # a kill from now on leaves no older one
 
 
 def test_the_same_python_call_returns_its_history(tiny_npz, tmp_path, monkeypatch):

@@ -3,12 +3,10 @@
 import pytest
 
 import fedmaba
-from fedmaba.report import data, group_tables, html, looks, page_data, table, verdict
+from fedmaba.report import data, group_tables, html, looks, page_data, table
 from fedmaba.results.history import History
-from fedmaba.results.metrics import PERCENT
 from group_cases import compare, people
 from report_cases import one
-from test_page_words import score
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +56,6 @@ def test_rows_of_groups_are_named_as_everywhere_on_the_page(tmp_path):
     for part in tree["groups"]:
         for made in part["shown"]["deployed.last"]["tables"]:
             assert {row["label"] for row in made["rows"]} < labels
-
-
-def test_many_comparisons_are_said_to_find_something_by_chance():
-    def found(count):
-        return {
-            name: {seed: score(50.0 + seed + i, 70.0) for seed in range(3)}
-            for i, name in enumerate(["fedavg", *(f"afl:lam={i}" for i in range(count))])
-        }
-
-    said = verdict.judge(found(12), 0.05, PERCENT).sentence
-    assert "looks like a difference by chance alone, and here are 12 with fedavg" in said
-    assert "by chance" not in verdict.judge(found(5), 0.05, PERCENT).sentence
 
 
 def test_an_algorithm_keeps_its_colour_among_many_rows():

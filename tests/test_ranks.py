@@ -141,6 +141,7 @@ def close(a, b):
             assert np.abs(np.subtract(x.column(name), y.column(name))).max() <= 1e-6
 
 
+@pytest.mark.slow
 def test_two_ranks_give_what_one_gives(pair, monkeypatch, capsys):
     alone(monkeypatch, *WORDS, "--out", "one", "--quiet")
     table = capsys.readouterr().out

@@ -30,6 +30,7 @@ def test_a_history_plots(folder):
     assert [line.get_label() for line in figure.axes[0].lines] == ["fedavg", "afl", "fedmaba"]
 
 
+@pytest.mark.slow
 def test_every_figure_is_drawn_and_the_same_twice(folder, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     for kind, about in figures.describe():

@@ -34,6 +34,7 @@ TINY = ["--quick", "--rounds", "2", "--seeds", "2", "--only", "fedavg,fedmaba,af
 CPU = config.parse_machine("cpu", "float32")
 
 
+@pytest.mark.slow
 def test_a_target_from_the_command_to_every_file(call, tmp_path):
     code, out, err = call("table2-fashion-mnist", *TINY, "--out", "mine")
     assert code == 0, err

@@ -321,6 +321,7 @@ def test_a_closed_standard_output_is_one_line_and_74(closed, run_folder, tmp_pat
         assert done.stderr == ("" if "2>" in closed else line + "send it elsewhere\n")
 
 
+@pytest.mark.slow
 def test_a_closed_standard_error_or_input_is_no_error(run_folder, tmp_path):
     for closed in ("2>&-", "<&- 2>&-"):
         done = shell(["table", run_folder], closed, tmp_path)

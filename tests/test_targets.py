@@ -225,6 +225,7 @@ def test_the_list_fits_the_terminal(width, monkeypatch, capsys, tmp_path):
         assert targets.load(name).view.title in whole
 
 
+@pytest.mark.slow
 def test_listing_targets_wants_neither_torch_nor_tables():
     code = (
         "import sys; from pathlib import Path; from fedmaba import cli;"

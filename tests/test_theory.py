@@ -174,6 +174,7 @@ def test_theorem_1s_complexity_is_that_of_all_sign_vectors(load, monkeypatch):
     assert theorem.rademacher(share, np.random.default_rng(0)) == pytest.approx(want, rel=0.03)
 
 
+@pytest.mark.slow
 def test_theorem_2_is_met_by_the_mixture_and_not_by_the_mean(load):
     horizons = (50, 200)
     found = load("theory_theorem2").measure(horizons, local=(1,))

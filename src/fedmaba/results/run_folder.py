@@ -185,8 +185,8 @@ class Folder:
         for name, weights in models.items():
             self.write(f"models/{name}.safetensors", safetensors.numpy.save(dict(weights)))
         found = {"share": history.share, "runs": _run_entries(history), "files": self.digests}
+        self.remove_checkpoints(keep=1)  # before it counts as finished: nobody would do it later
         self.write_json(RUNS_FILE, {**found, **({"made": made} if made else {})})
-        self.remove_checkpoints(keep=1)
 
     def remove_checkpoints(self, keep: int = 0) -> None:
         """Remove the checkpoints of a finished run, but for the newest that are to be kept."""
