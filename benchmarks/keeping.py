@@ -47,7 +47,7 @@ def clock(device: str) -> float:
 def measure(name: str, specs: tuple[str, ...], device: str, turns: int) -> dict[str, object]:
     """The rates of all strategies on one job; the first two turns are not counted."""
     model, each, many, participants, dtype, rounds = JOBS[device][name]
-    data = examples(model, each, 100)
+    data = examples(model, each, 1000)  # enough test images for every client
     seeds = range(min(many, SEEDS))
     feds = [Federation.make(data, "shards:2", 100, seed) for seed in seeds]
     more = {"participants": participants, "dtype": dtype, "device": device}

@@ -46,10 +46,10 @@ def adapted(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 if __name__ == "__main__":
     images = datasets.load("sample")
-    public = fedmaba.Federation.from_arrays(images.x[1::8], images.y[1::8], [0] * 1000)
+    public = fedmaba.Federation.from_arrays(images.x[1::8], images.y[1::8], 0 * images.y[1::8])
     fedmaba.compare("fedavg", model=transformer, data=public, rounds=2, seeds=1, out="base")
-    own = [f"{y % 5}" for y in images.y[::8]]  # each client has two classes
-    clients = fedmaba.Federation.from_arrays(images.x[::8], images.y[::8], own)
+    x, y = images.x[::8], images.y[::8]
+    clients = fedmaba.Federation.from_arrays(x, y, [f"{c % 5}" for c in y])  # of two classes each
     plan = {"data": clients, "rounds": 4, "eval_every": 2, "seeds": 2}
     print(fedmaba.compare(["fedavg", "fedmaba"], model=adapted, out="adapters", **plan))
 

@@ -376,7 +376,8 @@ def test_random_models_as_rows_are_the_plain_model(seed):
     rough = Tried(*random_model(seed), torch.float32, "cuda")
     with precision("float32"):
         found = rough.found(rough.rows("products", True))
-    same([v.double() for v in found], wanted, 1e-4)  # in float64: cuDNN's float32 rounds, too
+    # held against float64: the plain model's own float32 gradient, by cuDNN, is off by 1 % at 491
+    same([v.double() for v in found], wanted, 1e-4)
 
 
 @pytest.mark.parametrize("seed", [400, 401, 402, 404])
