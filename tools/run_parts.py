@@ -85,25 +85,25 @@ def run(asked: argparse.Namespace) -> None:
     for text in asked.parts:
         try:
             done = [b for f in (*asked.done, work_folder) for b in archive.read_folder(f)]
-            todo = batches_of(text, asked.rounds, done)
-            if not todo:
+            batches = batches_of(text, asked.rounds, done)
+            if not batches:
                 say(f"{text}: nothing to do")
                 continue
-            model = todo[0].job.experiment.model
-            updates, runs = sum(w.updates for w in todo), sum(len(w.runs) for w in todo)
-            needs = len(todo) * START + updates / rates.get(model, OTHER_RATE)
+            model = batches[0].job.experiment.model
+            updates, runs = sum(w.updates for w in batches), sum(len(w.runs) for w in batches)
+            needs = len(batches) * START + updates / rates.get(model, OTHER_RATE)
             left = asked.seconds - (time.monotonic() - begun)
             if needs > left:
                 say(f"{text}: LEFT OUT, needs about {needs:.0f} s of {left:.0f} s")
                 continue
             say(f"{text}: {runs} runs, {updates:,} updates, about {needs:.0f} s")
             before = time.monotonic()
-            for work in todo:
+            for work in batches:
                 loaded = play(work, work_folder, machine, loaded, asked)
                 pack(work_folder, asked.out)
                 say(f"  {work.job.title}: {len(work.runs)} runs, {work.updates:,} updates")
             spent = time.monotonic() - before
-            rates[model] = updates / max(spent - len(todo) * START, 1.0)
+            rates[model] = updates / max(spent - len(batches) * START, 1.0)
             say(f"{text}: done in {spent:.1f} s, {updates / spent:,.0f} updates/s")
         except (Exception, SystemExit) as error:  # one part that fails does not stop the rest
             why = error if isinstance(error, SystemExit) else traceback.format_exc()
