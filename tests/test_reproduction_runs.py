@@ -96,6 +96,7 @@ def play(work, out, stop_after=None):
     return batch
 
 
+@pytest.mark.slow
 def test_an_interrupted_batch_goes_on_and_ends_in_the_same_numbers(tmp_path, call):
     (work,) = reproduce.plan(tiny(), tmp_path / "a")
     play(work, tmp_path / "a")
