@@ -482,7 +482,9 @@ def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Step
             means[c.r] = _new_means(batch, c, trained)
             _add_to_step(batch, c, trained, means[c.r], delta[c.r])
             if (mechanism := batch.mechanism(c.r)) is not None:
-                private.add_noise(delta[c.r], mechanism, t, layout.shared)
+                last = t + 1 == batch.plan.rounds
+                normals = batch.noise(c.run.seed, t, layout.shared, last, delta.device)
+                private.add_noise(delta[c.r], mechanism, normals)
         sent = (send(values, delta.device) for values in (moves, share))
         finite = server_step.server_step(spec, *held, delta, *sent)
     for c in drawn.cohorts:
