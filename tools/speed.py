@@ -151,6 +151,26 @@ def peers() -> str:
     return _table(["simulator", "core", "10 of 100", "all 100"], rows)
 
 
+def gpu_peers() -> str:
+    """The engine against other simulators on one GPU, and beside published figures."""
+    found = _read("gpu-peers-h200")
+    rows = [
+        [
+            f"{row['peer']} {row['version']}, {row['way']}",
+            f"{row['per_second']:,.0f}" if "per_second" in row else f"not run: {row['not_run']}",
+            f"{row['ours']:,.0f}" if "ours" in row else f"not run: {row['ours_not_run']}",
+            f"{row['ratio']:,.1f} x" if "ratio" in row else "–",
+        ]
+        for row in found["peers"]
+    ]
+    for row in found["readings"]:
+        job, ours = row["job"].removeprefix("flute-"), row.get("ours")
+        cells = [f"{ours:,.0f}", "–"] if ours else [f"not run: {row['not_run']}", "–"]
+        rows.append([f"FLUTE, {job}: published", f"{row['published_per_second']:.1f}", *cells])
+    head = [f"simulator, one {found['device']}", "client-epochs/s", f"ours, {found['precision']}"]
+    return _table([*head, "ratio"], rows)
+
+
 def memory() -> str:
     """Peak memory above the data."""
     found = _read("memory")
@@ -203,7 +223,7 @@ def growth() -> str:
     return _table([*head, "slope, H200", "from, to"], rows)
 
 
-TABLES = {f.__name__: f for f in (gpu, whole, brief, core, peers, memory, step, growth)}
+TABLES = {f.__name__: f for f in (gpu, whole, brief, core, peers, gpu_peers, memory, step, growth)}
 
 
 def value(path: str, form: str) -> str:
