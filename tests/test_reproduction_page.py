@@ -40,6 +40,7 @@ def test_the_numbers_of_the_page_are_those_of_the_files(tool):
     assert shown == set(targets.names()) - {"all", "baselines"}  # which are others together
 
 
+@pytest.mark.slow
 def test_the_tool_puts_right_what_is_wrong(tool, tmp_path):
     batches = fill(tmp_path, "table2-fashion-mnist")
     text = (
@@ -68,6 +69,7 @@ def test_the_tool_puts_right_what_is_wrong(tool, tmp_path):
     assert "–<!--" in tool["renew"](text, [])
 
 
+@pytest.mark.slow
 def test_numbers_of_rounds_readings_floors_and_gains(tool, tmp_path):
     batches = fill(tmp_path, "readings")
     target = targets.load("readings")
@@ -172,6 +174,7 @@ def test_rounds_between_which_rows_are_told_apart(tool, monkeypatch):
         stretch("t", "same", "base", "variance", "last", [])
 
 
+@pytest.mark.slow
 def test_tables_over_many_targets(tool, tmp_path):
     batches = fill(tmp_path, "table2-cifar10-partial")
     shown = tool["renew"]("<!-- made summary -->\nold\n<!-- end -->", batches)
