@@ -33,7 +33,7 @@ class Client(NamedTuple):
     minus: dict[str, Interval]  # by row, under the seeds that both have
 
 
-class Table(NamedTuple):
+class ClientTable(NamedTuple):
     """All clients, the worst served with the reference first."""
 
     history: History
@@ -56,7 +56,7 @@ def table(
     at: At = "last",
     on: On = "test",
     against: str | None = None,
-) -> Table:
+) -> ClientTable:
     """The clients of one federation, compared with the first row, or with the row `against`."""
     history = data.combine(sources).judged_on(on)
     labels = list(dict.fromkeys(run.label for run in history.runs))
@@ -95,7 +95,7 @@ def table(
             else "no client has a score yet: wait for the first checkpoint of a run"
         )
     clients.sort(key=lambda client: _order(client, labels, base, unit))
-    return Table(history, base, labels, clients, len(scores) - len(clients), apart, model, at)
+    return ClientTable(history, base, labels, clients, len(scores) - len(clients), apart, model, at)
 
 
 def _client(
@@ -149,7 +149,7 @@ def _identities(
     return out, len({*split.values()}) > 1
 
 
-def document(found: Table, title: str = "") -> Document:
+def document(found: ClientTable, title: str = "") -> Document:
     """One row per client: its examples, its score with each strategy, and the differences."""
     unit, on = found.history.unit, found.history.on
     levels = digits_of((x for client in found.clients for x in client.mean.values()), unit)
@@ -173,7 +173,7 @@ def document(found: Table, title: str = "") -> Document:
     return Document(title, [], [Grid("clients", words, head, body)], foot=_foot(found))
 
 
-def for_terminal(page: Document, found: Table) -> Document:
+def for_terminal(page: Document, found: ClientTable) -> Document:
     """The worst served clients; of three strategies or more, differences in their own table."""
     (grid,) = page.grids
     rows = grid.rows[:MOST]
@@ -191,7 +191,7 @@ def for_terminal(page: Document, found: Table) -> Document:
     return replace(page, grids=grids, foot=foot)
 
 
-def _foot(found: Table) -> list[str]:
+def _foot(found: ClientTable) -> list[str]:
     """Who is served worst and what each strategy does for it, and who is left out."""
     unit, worst = found.history.unit, found.clients[0]
     out = []
@@ -230,7 +230,7 @@ def _help(span: Interval, unit: Unit) -> str:
     return f"{text}, so no difference is shown" if span.bounded else text
 
 
-def json_document(found: Table) -> str:
+def json_document(found: ClientTable) -> str:
     """All clients as one JSON document."""
     return json_text(
         {
