@@ -210,7 +210,9 @@ def test_the_list_says_what_a_folder_holds(call, monkeypatch, capsys, tmp_path):
     assert capsys.readouterr().out == out
 
 
-@pytest.mark.parametrize("width", [80, pytest.param(100, marks=pytest.mark.slow), 200])
+@pytest.mark.parametrize(
+    "width", [80, *(pytest.param(w, marks=pytest.mark.slow) for w in (100, 200))]
+)
 def test_the_list_fits_the_terminal(width, monkeypatch, capsys, tmp_path):
     """Titles stand beside where there is room, else below, and nothing is cut."""
     monkeypatch.setattr(display, "screen", lambda: Console(width=width, force_terminal=True))
