@@ -11,7 +11,7 @@ import numpy as np
 
 from fedmaba.errors import InputError, unknown
 from fedmaba.report import data
-from fedmaba.report.document import Cell, Document, Grid, between, number
+from fedmaba.report.document import Cell, Document, Grid, between, minus_sign, number
 from fedmaba.report.group_tables import Names
 from fedmaba.report.json_forms import FORMAT, finite, json_text, metric_in_json
 from fedmaba.report.paired import Interval, difference, moments
@@ -188,7 +188,7 @@ def for_terminal(page: Document, found: ClientTable) -> Document:
     if left:
         more = f"{left:,} more client{'s are' if left > 1 else ' is'} served better with "
         foot = [f"{more}{found.base}: --to csv, json or markdown has all.", *foot]
-    return replace(page, grids=grids, foot=foot)
+    return replace(page, grids=grids, foot=[minus_sign(text) for text in foot])
 
 
 def _foot(found: ClientTable) -> list[str]:
