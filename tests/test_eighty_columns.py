@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "more",
-    [[], ["--model", "personal"], ["--against", "fedavg"], ["--by", "group"]],
+    [[], ["--model", "personal"], ["--against", "fedavg"], ["--by", "group"], ["--by", "client"]],
     ids=lambda more: " ".join(more) or "plain",
 )
 def test_a_table_fits(folder, more, call, monkeypatch):

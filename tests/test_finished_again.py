@@ -36,8 +36,11 @@ def test_the_same_command_shows_its_result(call, words, monkeypatch):
         table = first.out.partition("It took")[0]
         assert shown.out.startswith(table)
         assert "results: mine" in shown.out
-        said = "" if "--quiet" in again else "mine is finished: nothing is trained again\n"
-        assert shown.err == said
+        said = (
+            "mine is finished: nothing is trained again; to extend it, repeat its command with "
+            "--out mine and more rounds, more seeds or another strategy\n"
+        )
+        assert shown.err == ("" if "--quiet" in again else said)
     assert files(Path("mine")) == before
 
 
@@ -59,6 +62,14 @@ def test_the_same_python_call_returns_its_history(tiny_npz, tmp_path, monkeypatc
     first = fedmaba.compare("fedavg", **how)
     no_training(monkeypatch)
     same_history(fedmaba.compare("fedavg", **how), first)
+
+
+def test_resume_of_a_finished_python_run_says_how_to_extend_it(fed, call):
+    fedmaba.compare("fedavg", data=fed, model="softmax", rounds=1, seeds=1, out="run")
+    assert call("resume", "run").err.endswith(
+        "to extend it, repeat its call of compare() with out='run' and more rounds, more seeds or "
+        "another strategy\n"
+    )
 
 
 def test_a_run_that_diverged_says_so_again(call, words, monkeypatch):

@@ -1,36 +1,92 @@
 """The tutorial on hospitals as a reader follows it: every command in order, and what it shows."""
 
+import json
 import re
+import runpy
 import shlex
 from pathlib import Path
 
+import pytest
+
 PAGE = (Path(__file__).parents[1] / "docs" / "tutorial-hospitals.md").read_text()
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+NUMBER = re.compile(r"[−+]?\d+\.\d+")
+NEAR = 3.0  # points, or %²: processors round differently
 
 
-def test_the_commands_of_the_page_run_in_order(call):
-    shell = "\n".join(body for kind, body in BLOCK.findall(PAGE) if kind == "sh")
-    lines = shell.replace("\\\n", " ").split("\n")
-    lines = [line for line in lines if line]
-    assert [line.split()[1] for line in lines] == ["data", "compare", "report"]
-    said = ""
+def blocks(*kinds):
+    return [body for kind, body in BLOCK.findall(PAGE) if kind in kinds]
+
+
+def words(text):
+    """The text in one line without rules of tables, its numbers as #."""
+    return NUMBER.sub("#", " ".join(text.replace("─", " ").split()))
+
+
+def numbers(text):
+    return [float(x.replace("−", "-")) for x in NUMBER.findall(text)]
+
+
+def require_shown(body, out):
+    """A block of the page stands in what was printed; its numbers are near those printed."""
+    before, found, _ = words(out).partition(words(body))
+    assert found, f"not printed:\n{body}\nbut:\n{out}"
+    first = before.count("#")
+    theirs = numbers(out)[first : first + len(numbers(body))]
+    assert numbers(body) == pytest.approx(theirs, abs=NEAR)
+
+
+def test_the_commands_of_the_page_run_in_order(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shell = "\n".join(blocks("sh")).replace("\\\n", " ")
+    lines = [line for line in shell.split("\n") if line]
+    kinds = ["data", "compare", "table", "compare", "table", "report"]
+    assert [line.split()[1] for line in lines] == kinds
+    answers = []
     for line in lines:
-        answer = call(*shlex.split(line)[1:])
-        assert answer.code == 0, (line, answer.err)
-        said += answer.err
+        answers.append(call(*shlex.split(line)[1:]))
+        assert answers[-1].code == 0, (line, answers[-1].err)
     assert Path("heart.csv").read_text().count("\n") == 921
     assert "Switzerland" in Path("hospitals.html").read_text()
-    (shown,) = [body for kind, body in BLOCK.findall(PAGE) if kind == "text"]
-    for line in shown.splitlines():
-        assert line in said, line
+    _, compared, by_client, extended, later, _ = answers
+    said, table, verdict, clients = blocks("text")
+    for line in said.splitlines():
+        assert line in compared.err, line
+    require_shown(table, compared.out)
+    require_shown(verdict, compared.out)
+    require_shown(clients, by_client.out)
+    noise = re.search(r"a variance of about ([\d.]+) to ([\d.]+) %²", compared.out)
+    (told,) = re.findall(r"variance of about (\d+) %², more than was measured", PAGE)
+    assert float(noise[1]) - NEAR < float(told) < float(noise[2]) + NEAR
+    # ten seeds
+    assert "so no difference is shown" in extended.out
+    row = next(line for line in later.out.splitlines() if "Long Beach" in line)
+    told = re.findall(r"gains ([\d.]+) points, with an interval from (\S+) to (\S+):", PAGE)
+    assert numbers(" ".join(told[0])) == pytest.approx(numbers(row)[-3:], abs=NEAR)
+    assert len(json.loads(Path("runs/hospitals/runs.json").read_text())["runs"]) == 10
+    assert Path("runs/hospitals/parts/001").is_dir()  # the five new seeds, and nothing again
 
 
-def test_the_changes_that_the_page_names_are_understood(call):
+def test_the_changes_that_the_page_names_are_understood(call, refused):
     start = ["compare", "fedavg", "--data", "heart", "--model", "softmax", "--rounds", "1"]
-    named = re.findall(r"`(--[^`]+)`", PAGE.partition("## 4.")[2].partition("## 5.")[0])
+    part = PAGE.partition("## 7.")[2].partition("## 8.")[0]
+    *_, folder = re.findall(r"`--out ([^`]+)`", part)
+    named = [x for x in re.findall(r"`(--[^`]+)`", part) if not x.startswith("--out")]
     assert len(named) == 3
-    for number, words in enumerate(named):
-        answer = call(*start, *words.split(), "--seeds", "1", "--out", f"r{number}")
+    for number, more in enumerate(named):
+        answer = call(*start, *more.split(), "--seeds", "1", "--out", f"{folder}{number}")
         assert answer.code == 0, answer.err
-        if "--min-examples" in words:
+        if "--min-examples" in more:
             assert "1 of 4 left out, with fewer than 150 examples" in answer.err
+    said = refused(*start, "--missing", "median", "--seeds", "1", "--out", f"{folder}0")
+    assert "holds another experiment, in data.missing: choose another --out" in said
+
+
+def test_the_python_of_the_page_gives_the_table_of_the_page(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(blocks("py")))
+    there = runpy.run_path(str(script))
+    require_shown(blocks("text")[1], capsys.readouterr().out)
+    assert str(there["again"]) == str(there["history"])

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 import fedmaba
+from command_line import QUICK
 from fedmaba import Federation
 from fedmaba.data.datasets import from_arrays, load
+from fedmaba.data.tables import reading
 from fedmaba.errors import InputError
 
 X = np.random.default_rng(0).normal(size=(12, 3))
@@ -122,8 +124,25 @@ def test_a_column_without_a_name_is_refused_with_the_remedy(tmp_path):
             load(table(tmp_path / "mine.csv", name, [0, 1, 2]))
         assert str(caught.value) == (
             f"{tmp_path / 'mine.csv'}: column 1 has no name, like a saved index: leave it out "
-            "(pandas: to_csv(file, index=False)), or name it"
+            "with --drop 'Unnamed: 0' (pandas: to_csv(file, index=False)), or name it"
         )
+
+
+def test_a_column_without_a_name_is_left_out_by_the_name_that_pandas_gives_it(tmp_path, call):
+    file = table(tmp_path / "mine.csv", "", [7, 8, 9])
+    with pytest.raises(InputError, match=r"column 1 has no name.*with --drop 'Unnamed: 0'"):
+        load(file, reading=reading(drop=["1"]))
+    without = load(file, reading=reading(drop=["Unnamed: 0"]))
+    assert without.x.shape == (3, 1)
+    assert "columns left out: Unnamed: 0" in without.steps
+    (tmp_path / "mine.csv").write_text("height,label,,\n1,2,3,4\n2,3,5,6\n")
+    with pytest.raises(InputError, match=r"column 4 has no name.*with --drop 'Unnamed: 3'"):
+        load(file, reading=reading(drop=["Unnamed: 2"]))
+    rows = [f"{i},{i % 7},{'ab'[i % 2]},{'yes' if i % 3 else 'no'}" for i in range(40)]
+    (tmp_path / "mine.csv").write_text("\n".join([",height,client,label", *rows, ""]))
+    words = ("compare", "fedavg", "--data", file, *QUICK)
+    assert "--drop 'Unnamed: 0'" in call(*words).err
+    assert call(*words, "--drop", "Unnamed: 0").code == 0
 
 
 def test_a_column_without_a_name_is_refused_wherever_it_stands(tmp_path):

@@ -157,3 +157,14 @@ def test_the_folder_that_one_stands_in_is_exported_into_itself(call, tiny_npz, m
     monkeypatch.chdir("run")
     assert call("export", ".").code == 0
     assert Path("csv/summary.csv").exists()
+
+
+@pytest.mark.parametrize("by", ["strategy", "client"])
+def test_results_of_reproduce_have_no_validation_scores_and_no_option_for_them(
+    by, refused, archive_folder
+):
+    said = refused("table", archive_folder / TARGET, "--on", "validation", "--by", by)
+    assert said.endswith(
+        "seed 0: these results of reproduce keep no scores of the deployed model on validation "
+        "data: leave out --on validation\n"
+    )

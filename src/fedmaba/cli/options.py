@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Dtype = Literal["float32", "tf32", "bf16", "float64"]
     ExportForm = Literal["csv", "parquet", "card"]
-    By = Literal["client", "group"]
+    By = Literal["strategy", "client", "group"]
     TableForm = Literal["text", "markdown", "latex", "csv", "json"]
     TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 else:  # typer before 0.19 knows choices by enums only
@@ -30,7 +30,7 @@ else:  # typer before 0.19 knows choices by enums only
     On = StrEnum("On", ["test", "validation"])
     Dtype = StrEnum("Dtype", ["float32", "tf32", "bf16", "float64"])
     ExportForm = StrEnum("ExportForm", ["csv", "parquet", "card"])
-    By = StrEnum("By", ["client", "group"])
+    By = StrEnum("By", ["strategy", "client", "group"])
     TableForm = StrEnum("TableForm", ["text", "markdown", "latex", "csv", "json"])
     TrackerName = StrEnum("TrackerName", ["tensorboard", "wandb", "mlflow"])
 

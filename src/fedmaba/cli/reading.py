@@ -16,6 +16,7 @@ from fedmaba.cli.options import (
     ExportForm,
     JudgedOn,
     Model,
+    On,
     RunFolders,
     RunOrState,
     RunOrTarget,
@@ -40,46 +41,31 @@ def table(
     ] = None,
     to: Annotated[TableForm, typer.Option(help="how it is written")] = "text",
     by: Annotated[
-        By, typer.Option(help="who is compared: clients, or groups of people")
-    ] = "client",
+        By,
+        typer.Option(help="a row for each strategy, for each client, or for each group of people"),
+    ] = "strategy",
     as_json: AsJson = False,
 ) -> None:
     """Show the table of a run folder, finished or not, or of a reproduced target.
 
     Of a federation on Flower, name its state folder: then also its sites, and who was left out.
     """
-    from fedmaba.experiment import parts, trials
-    from fedmaba.report import (
-        document,
-        federation,
-        group_tables,
-        json_forms,
-        terminal,
-        trials_table,
-    )
+    from fedmaba.experiment import trials
+    from fedmaba.report import document, federation, json_forms, terminal, trials_table
     from fedmaba.report import table as tables
     from fedmaba.reproduction import target_sources
     from fedmaba.results import state_folder
 
-    history = target_sources.load_history(folder).judged_on(on)
-    if by == "group":
-        if against is not None:
-            raise InputError("--by group has no --against: leave one of them out")
-        if as_json or to == "json":
-            raise InputError("--by group has no JSON: write it with --to csv")
-        if on == "validation":
-            raise InputError("--by group counts test examples: leave out --on validation")
-        about = parts.about_of(folder) if folder.is_dir() else {}
-        names = group_tables.Names(about.get("data", {}).get("clients", ()))
-        page = group_tables.document(history, model, at, names, str(folder))
-        if to == "text":
-            terminal.tables(page.grids)
-            terminal.lines(page.foot)
-        else:
-            typer.echo(document.written(page, to), nl=False)
+    to = "json" if as_json else to
+    if by != "strategy":
+        if share is not None:
+            raise InputError(f"--by {by} has no worst share of clients: leave out --share")
+        show = _clients if by == "client" else _groups
+        show(folder, model, at, on, against, to)
         tell_unfinished(folder)
         return
-    if as_json or to == "json":
+    history = target_sources.load_history(folder).judged_on(on)
+    if to == "json":
         typer.echo(json_forms.json_table(history, model, at, share, against), nl=False)
         return
     page = tables.document(history, model, at, share, against, str(folder))
@@ -98,6 +84,50 @@ def table(
     else:
         typer.echo(document.written(page, to), nl=False)
     tell_unfinished(folder)
+
+
+def _clients(
+    folder: Path, model: Model, at: At, on: On, against: str | None, to: TableForm
+) -> None:
+    """Each client by itself, the worst served first."""
+    from fedmaba.report import client_tables, document, terminal
+    from fedmaba.reproduction import target_sources
+
+    sources = target_sources.load_runs_and_targets([folder])
+    found = client_tables.table(sources, model, at, on, against)
+    if to == "json":
+        typer.echo(client_tables.json_document(found), nl=False)
+        return
+    page = client_tables.document(found, str(folder))
+    if to == "text":
+        page = client_tables.for_terminal(page, found)
+        terminal.tables(page.grids)
+        terminal.lines(page.foot)
+    else:
+        typer.echo(document.written(page, to), nl=False)
+
+
+def _groups(folder: Path, model: Model, at: At, on: On, against: str | None, to: TableForm) -> None:
+    """Groups of people, and the gaps between them."""
+    from fedmaba.experiment import parts
+    from fedmaba.report import document, group_tables, terminal
+    from fedmaba.reproduction import target_sources
+
+    if against is not None:
+        raise InputError("--by group has no --against: leave one of them out")
+    if to == "json":
+        raise InputError("--by group has no JSON: write it with --to csv")
+    if on == "validation":
+        raise InputError("--by group counts test examples: leave out --on validation")
+    about = parts.about_of(folder) if folder.is_dir() else {}
+    names = group_tables.Names(about.get("data", {}).get("clients", ()))
+    history = target_sources.load_history(folder)
+    page = group_tables.document(history, model, at, names, str(folder))
+    if to == "text":
+        terminal.tables(page.grids)
+        terminal.lines(page.foot)
+    else:
+        typer.echo(document.written(page, to), nl=False)
 
 
 def report(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -104,7 +105,7 @@ def tune(
     if ran:
         _show_result(whole.history(), Path(out), time.monotonic() - began)
     else:
-        _show_finished(whole.history(), Path(out), quiet)
+        _show_finished(whole.history(), Path(out), quiet, extends=False)
 
 
 def resume(
@@ -252,10 +253,16 @@ def _drive(session: Session, out: Path, quiet: bool, used: Sequence[str], again:
         raise typer.Exit(130)
 
 
-def _show_finished(history: History, out: Path, quiet: bool) -> None:
-    """Show the result of a folder that was finished before."""
+def _show_finished(history: History, out: Path, quiet: bool, extends: bool = True) -> None:
+    """Show the result of a folder that was finished before, and how to extend it."""
+    from fedmaba.experiment import parts
+
     if not quiet:
-        tell(f"{out} is finished: nothing is trained again")
+        again = f"command with --out {shlex.quote(str(out))}"
+        if parts.about_of(out).get("python"):
+            again = f"call of compare() with out={str(out)!r}"
+        more = f"; to extend it, repeat its {again} and more rounds, more seeds or another strategy"
+        tell(f"{out} is finished: nothing is trained again" + more * extends)
     _show_result(history, out)
 
 

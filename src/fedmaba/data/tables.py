@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import math
+import shlex
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -189,7 +190,7 @@ class RawTable(NamedTuple):
 
 def read_csv(path: Path, handle: IO[str], reading: Reading) -> RawTable:
     """A CSV file with a header; words and numbers are told apart by the cells."""
-    header = _header(path, handle)
+    header = _header(path, handle, reading.drop)
     reading = assign(reading, header, f"{path}: ")
     kept = [name for name in header if name not in reading.drop]
     words = {name: _Interned() for name in _columns_of_words(reading)}
@@ -235,7 +236,11 @@ def _columns_of_words(reading: Reading) -> set[str]:
     return {name for name in named if name is not None}
 
 
-def _header(path: Path, handle: IO[str]) -> list[str]:
+def _header(path: Path, handle: IO[str], drop: Sequence[str]) -> list[str]:
+    """The names of the columns; one without a name is called as pandas does, and must be left out.
+
+    `df.to_csv()` writes the index in such a column: it numbers the rows, and is no feature.
+    """
     header = [word.strip() for word in next(csv.reader(handle), [])]
     if len(header) == 1:
         for mark in (";", "\t", "|"):
@@ -244,11 +249,14 @@ def _header(path: Path, handle: IO[str]) -> list[str]:
                     f"{path}: the header is separated by {mark!r}: separate by commas (pandas: "
                     f"pd.read_csv(file, sep={mark!r}).to_csv(new, index=False))"
                 )
-    if "" in header:
-        raise InputError(
-            f"{path}: column {header.index('') + 1} has no name, like a saved index: leave it out "
-            "(pandas: to_csv(file, index=False)), or name it"
-        )
+    nameless = [place for place, name in enumerate(header) if not name]
+    for place in nameless:
+        header[place] = name = f"Unnamed: {place}"
+        if name not in drop:
+            raise InputError(
+                f"{path}: column {place + 1} has no name, like a saved index: leave it out with "
+                f"{dropping(name)} (pandas: to_csv(file, index=False)), or name it"
+            )
     twice = next((name for name in header if header.count(name) > 1), None)
     if twice is not None:
         raise InputError(f"{path}: two columns are called {twice!r}: rename one of them")
@@ -350,8 +358,9 @@ def read_frame(frame: Any, reading: Reading) -> RawTable:
     for name in columns:
         if (not name.strip() or name.startswith("__index_level_")) and name not in reading.drop:
             raise InputError(
-                f"column {name!r} is a saved index: leave it out (pandas: to_csv or to_parquet "
-                "with index=False), or name it"
+                f"column {name!r} is a saved index: leave it out"
+                + f" with {dropping(name)}" * bool(name.strip())
+                + " (pandas: to_csv or to_parquet with index=False), or name it"
             )
     out: dict[str, Column] = {}
     wordy = _columns_of_words(reading)
@@ -534,7 +543,7 @@ def features(table: RawTable) -> tuple[FloatArray, Preparation]:
             if len(column.words) > MAX_WORDS:
                 raise InputError(
                     f"column {name} has {len(column.words)} different words, more than "
-                    f"{MAX_WORDS}: leave it out with --drop {name}, or group the words"
+                    f"{MAX_WORDS}: leave it out with {dropping(name)}, or group the words"
                 )
             for number, word in enumerate(column.words):
                 made.append((column.code == number).astype(np.float64))
@@ -542,7 +551,7 @@ def features(table: RawTable) -> tuple[FloatArray, Preparation]:
         else:
             gap = np.isnan(column)
             if gap.all():
-                raise InputError(f"column {name} is empty: leave it out with --drop {name}")
+                raise InputError(f"column {name} is empty: leave it out with {dropping(name)}")
             made.append(column)
             names.append(Feature(name, None))
         if gap.any():
@@ -559,6 +568,11 @@ def features(table: RawTable) -> tuple[FloatArray, Preparation]:
     return np.stack(made, 1), Preparation(tuple(names), tuple(gaps), missing, standardise)
 
 
+def dropping(name: str) -> str:
+    """What a user types to leave a column out."""
+    return f"--drop {shlex.quote(name)}"
+
+
 def _no_index(name: str, column: Column) -> None:
     """Refuse a column that has the name of a saved index and numbers the rows from 0 or 1."""
     base = name.lower().split(":")[0].strip()
@@ -567,6 +581,6 @@ def _no_index(name: str, column: Column) -> None:
     first = float(column.min())
     if first in (0.0, 1.0) and np.array_equal(np.sort(column), first + np.arange(len(column))):
         raise InputError(
-            f"column {name!r} only numbers the rows: leave it out with --drop {name} (pandas: "
+            f"column {name!r} only numbers the rows: leave it out with {dropping(name)} (pandas: "
             "to_csv(file, index=False)), or give it another name if it is a feature"
         )

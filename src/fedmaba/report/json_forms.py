@@ -14,7 +14,7 @@ from typing import Any
 from fedmaba.report import numbers
 from fedmaba.report.table import FIGURES, corrected_p_values, differences
 from fedmaba.results.history import At, History, Model
-from fedmaba.results.metrics import Fairness
+from fedmaba.results.metrics import Fairness, Unit
 
 FORMAT = 1
 
@@ -36,19 +36,15 @@ def json_table(
         "at": at,
         "on": history.on,
         "share": history.share,
-        "metric": {
-            "name": unit.name,
-            "lower_is_better": unit.lower,
-            "percent": bool(unit.mark),
-        },
+        "metric": metric_in_json(unit),
         "rows": [
             {
                 "strategy": row.label,
                 "seeds": row.seeds,
                 "mean": _figures(row.mean),
                 "sd": _figures(row.sd),
-                "test_noise": _number(row.test_noise),
-                "corrected_variance": _number(row.corrected),
+                "test_noise": finite(row.test_noise),
+                "corrected_variance": finite(row.corrected),
                 "note": row.note,
                 **_spent(spent.get(row.label)),
             }
@@ -79,6 +75,11 @@ def json_table(
     return json_text(found)
 
 
+def metric_in_json(unit: Unit) -> dict[str, Any]:
+    """What the scores are."""
+    return {"name": unit.name, "lower_is_better": unit.lower, "percent": bool(unit.mark)}
+
+
 def _spent(found: numbers.Spent | None) -> dict[str, float]:
     """What a private row has spent; a row without a promise has no such keys."""
     return {} if found is None else {"epsilon": found.epsilon, "delta": found.delta}
@@ -96,8 +97,9 @@ def json_text(found: object) -> str:
 
 
 def _figures(figures: Fairness) -> dict[str, float | None]:
-    return {name: _number(value) for name, value in figures._asdict().items()}
+    return {name: finite(value) for name, value in figures._asdict().items()}
 
 
-def _number(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """A number, or null where it is not defined."""
     return float(value) if math.isfinite(value) else None

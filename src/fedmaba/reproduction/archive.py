@@ -217,7 +217,7 @@ def _unpack_run(told: dict[str, Any], r: int, arrays: Arrays) -> RunHistory:
     length = int(arrays["length"][r])
     size = arrays["test_size"][r].astype(np.int64)
     run = RunHistory(told["label"], told["seed"], told["deploy"], size, told["diverged"])
-    run.metric = metric_of(told.get("metric"))
+    run.metric, run.reproduced = metric_of(told.get("metric")), True
     if not length:
         return run
     run.tables["evaluated"] = GrowingArray(arrays["evaluated"][:length])

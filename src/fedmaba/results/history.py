@@ -111,6 +111,7 @@ class RunHistory:
     metric: Metric = ACCURACY  # what its scores are
     validation_size: IntArray | None = None  # (N,), where validation examples are held back
     groups: Groups = NO_GROUPS  # of people, by which predictions are counted; none without names
+    reproduced: bool = False  # read from results of `fedmaba reproduce`, whose options are fixed
     # For each table: itself, how many of its rows were checked, whether all were shares.
     _unit_cache: dict[str, tuple[Any, int, bool]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -563,6 +564,11 @@ def _validated(run: RunHistory) -> RunHistory:
     if "deployed_validation.accuracy" not in run.tables:
         if run.diverged:  # before it was evaluated
             return run
+        if run.reproduced:
+            raise InputError(
+                f"{run.label}, seed {run.seed}: these results of reproduce keep no scores of the "
+                "deployed model on validation data: leave out --on validation"
+            )
         raise InputError(
             f"{run.label}, seed {run.seed}, has no scores on validation data: run it with "
             "--validation 10%, or leave out --on validation"

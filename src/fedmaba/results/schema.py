@@ -176,7 +176,7 @@ class Model(Part):
     parameters: Count = 0
 
 
-class Source(Part):
+class DataSource(Part):
     """The data as read, and how each seed divides them, as digests."""
 
     data: Word
@@ -193,7 +193,7 @@ class About(Part):
     seeds: Annotated[list[Seed], Field(max_length=MAX_RUNS)] = []
     data: Data = Data()
     partition: dict[Word, Word] = {}
-    source: Source | None = None  # None: of a version that did not note it
+    source: DataSource | None = None  # None: of a version that did not note it
     hostile: dict[Word, list[Count]] | None = None
     privacy: dict[str, dict[Word, Number | Word]] = {}  # what makes each run private
     model: Model = Model()
