@@ -182,8 +182,9 @@ def test_own_models_are_in_pandas_and_in_exports(history):
 
 def test_a_figure_shows_who_is_better_off_than_alone(history):
     pytest.importorskip("matplotlib")
-    titles = [axes.get_title("left") for axes in history.plot("incentive", "personal").axes]
-    assert [title.partition("\n")[2] for title in titles] == ["33 % gain", "100 % gain"]
+    panels = history.plot("incentive", "personal").axes
+    said = [axes.texts[0].get_text() for axes in panels]
+    assert said == ["33 % better off", "100 % better off"]
     with pytest.raises(InputError, match="run the strategy local beside"):
         History(history.runs[:2]).plot("incentive")
 
