@@ -121,13 +121,12 @@ def weights(figure: Any, plot: PlotData) -> None:
     """weights, client by round, of the first seed of each strategy that weighs clients unequally"""
     shown = [plot.of(label, "round")[0] for label in plot.with_rounds()]
     tables = [relative_weights(run.weights()) for run in shown]
-    even = [bool(np.all(np.isnan(t) | (np.abs(t - 1) < EVEN))) for t in tables]
+    uneven = [bool(np.any(np.abs(t[np.isfinite(t)] - 1) > EVEN)) for t in tables]
     left_out = []
-    if not all(even):  # an empty panel says less than a line of text
-        left_out = [run.label for run, same in zip(shown, even, strict=True) if same]
-        shown, tables = (
-            [x for x, same in zip(of, even, strict=True) if not same] for of in (shown, tables)
-        )
+    if any(uneven):  # an empty panel says less than a line of text
+        left_out = [run.label for run, drawn in zip(shown, uneven, strict=True) if not drawn]
+        shown = [run for run, drawn in zip(shown, uneven, strict=True) if drawn]
+        tables = [table for table, drawn in zip(tables, uneven, strict=True) if drawn]
     with np.errstate(divide="ignore"):  # a client that counted nothing is at the end of the scale
         tables = [np.log2(np.maximum(t, 0)) for t in tables]
     seen = np.abs(np.concatenate([t[np.isfinite(t)] for t in tables]))
