@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedmaba.report import data, figures
+from fedmaba.report.plot_data import PlotData
 from fedmaba.results.history import GrowingArray, History
 from report_cases import one
 
@@ -95,3 +96,37 @@ def test_a_figure_of_incentives_speaks_of_clients_alone():
     assert figure._supxlabel.get_text() == "clients of all seeds, those worst off alone first, %"
     assert figure._supylabel.get_text() == "accuracy less that alone, points"
     assert all(a.texts[0].get_text().endswith("% better off") for a in panels)
+
+
+def test_clients_alone_are_not_on_the_front_of_shared_models():
+    spread = {"fedavg": 0.2, "afl": 0.1, "term": 0.15, "local": 0.01}
+    history = History(
+        [
+            one(x, [0.6 - d, 0.6 + d] if x != "local" else [0.95 - d, 0.95], seed)
+            for x, d in spread.items()
+            for seed in range(2)
+        ]
+    )
+    for run in history.runs:
+        for name in ("accuracy", "loss"):
+            run.tables[f"personal.{name}"] = run.tables[f"deployed.{name}"]
+    assert PlotData([data.of(history)], "deployed", None).front() == ["afl"]
+    assert PlotData([data.of(history)], "personal", None).front() == ["local"]
+    alone = History([run for run in history.runs if run.label == "local"])
+    assert PlotData([data.of(alone)], "deployed", None).front() == ["local"]
+
+
+@pytest.mark.parametrize(("far", "panels"), [(0.95, 2), (0.62, 1)])
+def test_clients_alone_far_above_the_others_squash_no_other(far, panels):
+    labels = ["fedavg", *(f"qffl:q={i}" for i in range(1, 7)), "local"]
+    means = [*(0.6 + 0.003 * i for i in range(7)), far]
+    spread = np.linspace(-0.1, 0.1, 10)
+    runs = [
+        one(x, np.clip(m + spread, 0, 1), seed)
+        for x, m in zip(labels, means, strict=True)
+        for seed in range(2)
+    ]
+    _, found = drawn(History(runs), "tradeoff", "page")
+    assert len(found) == panels
+    if panels == 2:
+        assert found[1].get_ylim()[1] < 70  # %: the frame holds the others only

@@ -301,10 +301,7 @@ def test_clients_alone_are_compared_only_where_every_client_has_its_own_model():
         (found,) = verdict.of(scores, model, "last")
         assert found.headline == "afl is the fairest of 2 strategies"
         assert "below the best mean" not in found.sentence  # which is not that of clients alone
-        assert found.sentence.endswith(
-            "Not compared: local, which hands out no shared model; there every client is scored "
-            "under its own."
-        )
+        assert found.sentence.endswith("Not compared: local, which hands out no shared model.")
     (found,) = verdict.of(scores, "personal", "last")
     assert found.named == "local"
     assert "Not compared" not in found.sentence

@@ -62,8 +62,13 @@ def tradeoff(figure: Any, plot: PlotData) -> None:
     """mean accuracy against variance, ± sd over seeds, and the Pareto front"""
     points = plot.points()
     mean, unit = {label: float(at[0, 1]) for label, at in points.items()}, plot.unit
-    best_mean = verdict.top(mean.values(), unit)
-    close = [label for label in points if verdict.is_near(mean[label], best_mean, unit)]
+    rivals = [label for label in points if label not in plot.without_a_model()]
+    best_mean = verdict.top((mean[label] for label in rivals), unit)
+    close = [  # clients that train alone may be far better, too
+        label
+        for label, y in mean.items()
+        if verdict.is_near(y, best_mean, unit) and verdict.is_near(best_mean, y, unit)
+    ]
     narrow = figure.get_figwidth() < HALF * 1.2
     if narrow or len(points) <= FEW or not len(points) / 2 <= len(close) < len(points):
         both = [(figure.subplots(), [*points])]
@@ -95,10 +100,11 @@ def tradeoff(figure: Any, plot: PlotData) -> None:
         left.set_title("All rows")
         right.set_title(f"Frame: within {verdict.near(plot.unit)} of the best mean")
         (x, right_x), (y, top_y) = right.get_xlim(), right.get_ylim()
-        away, kept = ([mean[label] for label in some] for some in (both[0][1], close))
-        if unit.lower and min(away) < top_y:  # it would lie in the frame, and not be shown
+        away = [mean[x] for x in both[0][1] if unit.sign * mean[x] < unit.sign * best_mean]
+        kept = [mean[label] for label in close]
+        if unit.lower and away and min(away) < top_y:  # it would lie in the frame, not be shown
             top_y = (min(away) + max(kept)) / 2
-        elif not unit.lower and max(away) > y:
+        elif not unit.lower and away and max(away) > y:
             y = (max(away) + min(kept)) / 2
         right.set_ylim(y, top_y)
         frame = {"fill": False, "ec": SOFT, "lw": 0.6}

@@ -145,10 +145,15 @@ class PlotData:
         one = lone([len(self.of(label)) for label in self.labels])
         return {label for label, yes in zip(self.labels, one, strict=True) if yes}
 
+    def without_a_model(self) -> set[str]:
+        """The rows that hand out no shared model, where such models are what is looked at."""
+        own = {*filter(looks.shares_no_model, self.labels)}
+        return own if self.model != "personal" and len(own) < len(self.labels) else set()
+
     def front(self) -> list[str]:
         """The rows that none beats in both variance and accuracy, by variance."""
-        alone = self.alone()
-        means = {label: at[0] for label, at in self.points().items() if label not in alone}
+        points, left_out = self.points(), self.alone() | self.without_a_model()
+        means = {label: at[0] for label, at in points.items() if label not in left_out}
         sign = self.unit.sign
 
         def beaten(a: FloatArray, b: FloatArray) -> bool:

@@ -292,7 +292,7 @@ class _Rows:
         unclear = [x for x in near if self.minus(x, named).distinguishable]
         equal = [x for x in near if x not in unclear]
         out = f" Not told apart from {named}: {_listed(equal)}." if equal else ""
-        if unclear:
+        if unclear and not (self.base and self.by_chance(named, "variance")):  # said of it already
             many = len(self.corrected(named))
             out += f" Likely different, but not told apart after Holm's correction for {many} "
             out += f"comparisons: {_listed(unclear)}."
@@ -377,10 +377,7 @@ class _Rows:
 def _no_model(alone: Sequence[str]) -> str:
     """Why rows of clients alone are no part of a verdict."""
     they = "hands" if len(alone) == 1 else "hand"
-    return (
-        f"Not compared: {_listed(alone)}, which {they} out no shared model; there every client is "
-        "scored under its own."
-    )
+    return f"Not compared: {_listed(alone)}, which {they} out no shared model."
 
 
 def _listed(names: Sequence[str]) -> str:
