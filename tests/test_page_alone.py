@@ -48,6 +48,8 @@ def test_clients_alone_squash_no_other_and_are_not_on_the_front(page, alone):
     )
     assert page.js("return document.querySelector('#slide-to').selectedOptions[0].text") != "local"
     assert "It leaves out local" in page.texts("#tradeoff .intro")[0]
+    note = "local: no shared model; scores of each client's own."
+    assert page.texts("#summary .key")[0].endswith(note)  # below a table where it may be bold
     assert page.js("return !!document.querySelector('#fig-tradeoff .zoom')")
     low, high = page.js(
         "const b = document.querySelector('#fig-tradeoff .zoom').getBoundingClientRect();"
@@ -64,6 +66,7 @@ def test_clients_alone_squash_no_other_and_are_not_on_the_front(page, alone):
     page.drawn()
     assert page.texts("#verdict h1")[0].startswith("local")
     assert "It leaves out" not in page.texts("#tradeoff .intro")[0]
+    assert note not in page.texts("#summary .key")[0]
     assert page.complaints() == []
 
 
