@@ -38,17 +38,18 @@ def run(fed, eta_b, seeds=(0,), eta_s=1.0, **plan) -> tuple[Tensor, Tensor]:
     mine = [FedMABA(ALPHA, step, RHO, eta_s) for step in eta_b]
     runs = [engine.Run(s, seed, fed, "poly:8") for s in mine for seed in seeds]
     whole = {"minibatch": 10**6, "lr_decay": 1.0, "eval_every": 10**6, "dtype": "float64"}
+    one = {"threads": 1}  # a step takes microseconds: handing it to a thread would take longer
     batch = engine.start(
-        runs, engine.Plan(**(whole | plan)), lambda _, c: nn.Linear(DIM, c, bias=False), squares
+        runs,
+        engine.Plan(**(whole | one | plan)),
+        lambda _, c: nn.Linear(DIM, c, bias=False),
+        squares,
     )
-
-    def weights(flat: Tensor) -> Tensor:
-        return torch.stack([batch.rows.layout.unpack(row)["weight"].T for row in flat])
-
-    path = [
-        (weights(s.progress.model), weights(s.progress.deployed)) for s in engine.simulate(batch)
-    ]
-    return torch.stack([last for last, _ in path]), torch.stack([mean for _, mean in path])
+    path = [(s.progress.model.clone(), s.progress.deployed.clone()) for s in engine.simulate(batch)]
+    places = torch.arange(path[0][0].shape[1], dtype=torch.float64)
+    order = batch.rows.layout.unpack(places)["weight"].T.long()  # of the weights in a flat model
+    last, mean = (torch.stack(models)[..., order] for models in zip(*path, strict=True))
+    return last, mean
 
 
 class Problem:

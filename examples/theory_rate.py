@@ -40,12 +40,12 @@ def draw(ax, found) -> None:
         for j, name in enumerate(("mean over the run", "averaged model")):
             y = found[:, i, :, j]
             ax.loglog(HORIZONS, y, f"C{i}.", ms=3)
-            label = f"{name}, eta_b {eta_b}"
+            label = rf"{name}, $\eta_b$ = {eta_b:g}"
             ax.loglog(HORIZONS, np.exp(np.log(y).mean(1)), f"C{i}{'-:'[j]}", label=label)
     T = np.array(HORIZONS)
-    ax.loglog(T, 0.2 / np.sqrt(T / T[0]), "k--", lw=0.8, label="T^-1/2")
-    ax.set(xlabel="rounds T", ylabel="squared gradient norm")
-    ax.set_ylim(1e-7, None)
+    ax.loglog(T, 0.2 / np.sqrt(T / T[0]), "k--", lw=0.8, label=r"$T^{-1/2}$")
+    ax.set(xlabel="rounds $T$", ylabel="squared gradient norm")
+    ax.set_ylim(1e-7, None)  # room for the legend
     ax.legend(fontsize=7, loc="lower left")
 
 

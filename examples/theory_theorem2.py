@@ -66,12 +66,13 @@ def scan(pairs=SCAN, T=SCAN_T) -> dict[tuple[int, int], tuple[float, float]]:
 def draw(ax, found) -> None:
     for i, K in enumerate(LOCAL):
         rows = np.array([found[K, T] for T in HORIZONS])
-        for j, name in enumerate(("f the mixture", "f the mean")):
-            ax.loglog(HORIZONS, rows[:, j], f"C{i}{'-:'[j]}o", ms=3, label=f"{name}, K = {K}")
+        for j, name in enumerate(("$f$ the mixture", "$f$ the mean")):
+            ax.loglog(HORIZONS, rows[:, j], f"C{i}{'-:'[j]}o", ms=3, label=f"{name}, $K$ = {K}")
     T = np.array(HORIZONS)
-    ax.loglog(T, 5e-3 * (T[0] / T), "k--", lw=0.8, label="1/T")
-    ax.set(xlabel="rounds T", ylabel="least squared gradient")
-    ax.legend(fontsize=7)
+    ax.loglog(T, 5e-3 * (T[0] / T), "k--", lw=0.8, label="$1/T$")
+    ax.set(xlabel="rounds $T$", ylabel="least squared gradient")
+    ax.set_ylim(1e-6, None)  # room for the legend
+    ax.legend(fontsize=7, loc="lower left")
 
 
 if __name__ == "__main__":

@@ -108,8 +108,8 @@ def test_figures_know_the_good_corner_and_who_gains(history):
         )
         assert "accuracy" not in words, kind
         if kind == "gains":
-            assert "FedMABA\n75 % gain" in words
-            assert "AFL\n0 % gain" in words
+            said = [(a.get_title("left"), a.texts[0].get_text()) for a in drawn.axes]
+            assert said == [("FedMABA", "75 % gain"), ("AFL", "0 % gain")]
     assert client_figures.GAIN != client_figures.LOSS
 
 

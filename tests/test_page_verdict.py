@@ -289,6 +289,39 @@ def test_an_error_is_better_where_it_is_lower():
     assert "%" not in re.sub(r"(5|95) %", "", found.text)
 
 
+def test_clients_alone_are_compared_only_where_every_client_has_its_own_model():
+    """A row `local` has no model to hand out: its "deployed" scores are of the clients' own."""
+    alone = row("local", [0.01, 0.011, 0.012], mean=0.9)
+    for run in alone:
+        for name in ("accuracy", "loss"):
+            run.tables[f"personal.{name}"] = run.tables[f"deployed.{name}"]
+    history = History([*FEDAVG, *row("afl", [0.04, 0.05, 0.06]), *alone])
+    scores = CurrentFigures([data.of(history)], 0.05, PERCENT)
+    for model in ("deployed", "last"):
+        (found,) = verdict.of(scores, model, "last")
+        assert found.headline == "afl is the fairest of 2 strategies"
+        assert "below the best mean" not in found.sentence  # which is not that of clients alone
+        assert found.sentence.endswith("Not compared: local, which hands out no shared model.")
+    (found,) = verdict.of(scores, "personal", "last")
+    assert found.named == "local"
+    assert "Not compared" not in found.sentence
+    (found,) = verdict.of_sources([data.of(History(alone))])  # nothing else to speak of
+    assert found.headline == "local alone: nothing to compare it with"
+
+
+def test_those_that_only_the_correction_keeps_from_being_told_apart_are_named_apart():
+    """Headline and sentence would contradict each other: the difference is plain to see."""
+    clear, tie = row("afl", [0.05, 0.051, 0.052]), row("fedmaba", [0.049, 0.052, 0.0515], 0.61)
+    wide = row("term", [0.14, 0.17, 0.20])
+    found = said(*row("fedavg", [0.200, 0.201, 0.202]), *clear, *tie, *wide)
+    assert found.headline == "fedmaba and afl are fairest, and cannot be told apart"
+    assert "Not told apart from fedmaba: afl." in found.sentence
+    assert (
+        "Likely different, but not told apart after Holm's correction for 3 comparisons: term."
+        in found.sentence
+    )
+
+
 @pytest.mark.parametrize("rows", [("fedavg",), ("fedavg", "afl"), ("fedavg", "afl", "term")])
 def test_scores_too_large_to_compare_are_said_to_be_so(rows):
     huge = [one(label, [1e308, 0.5], seed) for label in rows[:2] for seed in (0, 1)]

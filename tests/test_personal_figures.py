@@ -156,7 +156,7 @@ def test_a_table_of_clients_own_models_says_who_has_none(history):
     assert rows["ditto"].mean.accuracy == pytest.approx(100 * 2.2 / 3)
     assert rows["ditto"].note == ""
     assert rows["fedavg"].mean == history.summary("deployed")[0].mean
-    assert rows["fedavg"].note == "clients have no models of their own: the deployed one"
+    assert rows["fedavg"].note == "the deployed model"
     shown = history.table(model="personal")
     assert "each client under its own model" in shown.lower()
     assert "better off" in shown
@@ -182,8 +182,9 @@ def test_own_models_are_in_pandas_and_in_exports(history):
 
 def test_a_figure_shows_who_is_better_off_than_alone(history):
     pytest.importorskip("matplotlib")
-    titles = [axes.get_title("left") for axes in history.plot("incentive", "personal").axes]
-    assert [title.partition("\n")[2] for title in titles] == ["33 % gain", "100 % gain"]
+    panels = history.plot("incentive", "personal").axes
+    said = [axes.texts[0].get_text() for axes in panels]
+    assert said == ["33 % better off", "100 % better off"]
     with pytest.raises(InputError, match="run the strategy local beside"):
         History(history.runs[:2]).plot("incentive")
 

@@ -179,6 +179,19 @@ def test_bold_and_colour_are_explained_where_they_are_seen():
     assert "Bold" not in stream.getvalue()
 
 
+def test_the_display_explains_its_marks_once_there_are_any(tiny_npz):
+    going = session(tiny_npz)
+    pace = terminal.Pace(going.batch)
+    for snapshot in going.rounds():
+        pace.reach(snapshot.round + 1)
+    assert "Bold" not in printed(80, terminal.dashboard(going, pace))  # two strategies have no rank
+    for run, name in zip(going.history.runs, "abcd", strict=True):
+        run.label = name
+    text = printed(80, terminal.dashboard(going, pace))
+    assert text.splitlines()[-1].startswith("Bold: best. Cyan: second.")
+    going.close()
+
+
 def test_slow_rounds_are_told_in_seconds():
     assert terminal.rate_of(1 / 47, "rounds") == "47 s a round"
     assert terminal.rate_of(0.5, "rounds") == "0.5 rounds/s"

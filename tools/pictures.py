@@ -1,7 +1,7 @@
 """Pictures of the README: python tools/pictures.py RUN (Chromium, selenium and Pillow needed).
 
 RUN is the folder of a finished run; a few rounds of the same experiment are played again to show
-the terminal half-way.
+the terminal half-way. `--page` and `--screen` make only these.
 """
 
 from __future__ import annotations
@@ -150,6 +150,7 @@ def screen(run: Path, share: float = 0.6) -> None:
 
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
-    page(Path(sys.argv[1]))
+    if "--screen" not in sys.argv:
+        page(Path(sys.argv[1]))
     if "--page" not in sys.argv:
         screen(Path(sys.argv[1]))

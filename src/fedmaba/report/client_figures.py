@@ -9,12 +9,22 @@ import numpy as np
 from fedmaba.errors import InputError
 from fedmaba.report import figure_text, verdict
 from fedmaba.report.escape import for_figure
-from fedmaba.report.looks import printed_name
-from fedmaba.report.plot_data import COLORS, FEW, HALF, SOFT, WIDE, PlotData, axis_name, panels
+from fedmaba.report.plot_data import (
+    COLORS,
+    FEW,
+    HALF,
+    SOFT,
+    WIDE,
+    PlotData,
+    axis_name,
+    panels,
+    small_panels,
+)
 from fedmaba.results.history import FloatArray
 from fedmaba.results.incentive import ALONE
 
 GAIN, LOSS = COLORS[1], COLORS[2]
+EVEN = 0.005  # how far from an equal share a weight may be and still count as one
 NAMED = 8  # points that have room for their names in a column of a page
 
 
@@ -52,8 +62,13 @@ def tradeoff(figure: Any, plot: PlotData) -> None:
     """mean accuracy against variance, ± sd over seeds, and the Pareto front"""
     points = plot.points()
     mean, unit = {label: float(at[0, 1]) for label, at in points.items()}, plot.unit
-    best_mean = verdict.top(mean.values(), unit)
-    close = [label for label in points if verdict.is_near(mean[label], best_mean, unit)]
+    rivals = [label for label in points if label not in plot.without_a_model()]
+    best_mean = verdict.top((mean[label] for label in rivals), unit)
+    close = [  # clients that train alone may be far better, too
+        label
+        for label, y in mean.items()
+        if verdict.is_near(y, best_mean, unit) and verdict.is_near(best_mean, y, unit)
+    ]
     narrow = figure.get_figwidth() < HALF * 1.2
     if narrow or len(points) <= FEW or not len(points) / 2 <= len(close) < len(points):
         both = [(figure.subplots(), [*points])]
@@ -85,10 +100,11 @@ def tradeoff(figure: Any, plot: PlotData) -> None:
         left.set_title("All rows")
         right.set_title(f"Frame: within {verdict.near(plot.unit)} of the best mean")
         (x, right_x), (y, top_y) = right.get_xlim(), right.get_ylim()
-        away, kept = ([mean[label] for label in some] for some in (both[0][1], close))
-        if unit.lower and min(away) < top_y:  # it would lie in the frame, and not be shown
+        away = [mean[x] for x in both[0][1] if unit.sign * mean[x] < unit.sign * best_mean]
+        kept = [mean[label] for label in close]
+        if unit.lower and away and min(away) < top_y:  # it would lie in the frame, not be shown
             top_y = (min(away) + max(kept)) / 2
-        elif not unit.lower and max(away) > y:
+        elif not unit.lower and away and max(away) > y:
             y = (max(away) + min(kept)) / 2
         right.set_ylim(y, top_y)
         frame = {"fill": False, "ec": SOFT, "lw": 0.6}
@@ -108,15 +124,21 @@ def _rectangle(*place: Any, **look: Any) -> Any:
 
 
 def weights(figure: Any, plot: PlotData) -> None:
-    """weights, client by round, of the first seed of each strategy"""
+    """weights, client by round, of the first seed of each strategy that weighs clients unequally"""
     shown = [plot.of(label, "round")[0] for label in plot.with_rounds()]
-    tables = [run.weights() for run in shown]
-    tables = [relative_weights(t) for t in tables]
+    tables = [relative_weights(run.weights()) for run in shown]
+    uneven = [bool(np.any(np.abs(t[np.isfinite(t)] - 1) > EVEN)) for t in tables]
+    left_out = []
+    if any(uneven):  # an empty panel says less than a line of text
+        left_out = [run.label for run, drawn in zip(shown, uneven, strict=True) if not drawn]
+        shown = [run for run, drawn in zip(shown, uneven, strict=True) if drawn]
+        tables = [table for table, drawn in zip(tables, uneven, strict=True) if drawn]
     with np.errstate(divide="ignore"):  # a client that counted nothing is at the end of the scale
         tables = [np.log2(np.maximum(t, 0)) for t in tables]
     seen = np.abs(np.concatenate([t[np.isfinite(t)] for t in tables]))
     reach = float(np.clip(np.percentile(seen, 99) if len(seen) else 1.0, 0.5, 5.0))
-    grid = panels(figure, len(shown), 1.7, sharey=True)
+    grid = small_panels(figure, len(shown), sharex=True, sharey=True)
+    seeds = {run.seed for run in shown}
     for axes, run, table in zip(grid, shown, tables, strict=True):
         extent = (0.5, len(table) + 0.5, run.n_clients - 0.5, -0.5)
         image = axes.imshow(
@@ -129,10 +151,25 @@ def weights(figure: Any, plot: PlotData) -> None:
             rasterized=True,
         )
         axes.grid(False)
-        axes.set_title(for_figure(f"{printed_name(run.label)}, seed {run.seed}"), fontsize=7)
-        axes.locator_params(integer=True)
-    figure_text.sides(figure, "round", "client")
-    bar = figure.colorbar(image, ax=grid, label="weight / equal share", aspect=40, pad=0.01)
+        own = "" if len(seeds) == 1 else f", seed {run.seed}"
+        figure_text.small_title(axes, run.label, own)
+        axes.locator_params(nbins=3, integer=True)
+    below = f"round (seed {min(seeds)})" if len(seeds) == 1 else "round"
+    if left_out:
+        names = ", ".join(map(figure_text.drawn_name, left_out))
+        lines = figure_text.wrapped(figure, f"equal weights throughout, not shown: {names}")
+        below += "\n" + "\n".join(lines)
+        figure.set_figheight(figure.get_figheight() + 0.15 * len(lines))
+    figure_text.sides(figure, below, "client")
+    narrow = figure.get_figwidth() < 0.7 * WIDE
+    bar = figure.colorbar(
+        image,
+        ax=grid,
+        label="weight / equal share",
+        location="top" if narrow else "right",
+        aspect=30 if narrow else 40,
+        pad=0.02,
+    )
     ticks = np.linspace(-reach, reach, 5)
     bar.set_ticks(ticks, labels=[f"{2**t:.2g} ×" for t in ticks])
 
@@ -162,7 +199,9 @@ def gains(figure: Any, plot: PlotData) -> None:
     base = plot.labels[plot.reference]
     if len(plot.labels) < 2 or not plot.of(base):
         raise InputError("gains compares strategies: run at least two")
-    _gains_over(figure, plot, base)
+    below = f"clients of all seeds, those {figure_text.drawn_name(base)} serves worst first, %"
+    points = ", points" if plot.unit.mark else ""
+    _gains_over(figure, plot, base, "gain", (below, f"change of {plot.unit.name}{points}"))
 
 
 def incentive(figure: Any, plot: PlotData) -> None:
@@ -172,19 +211,24 @@ def incentive(figure: Any, plot: PlotData) -> None:
             "incentive compares with training alone: run the strategy local beside at least one "
             "other, with the same seeds"
         )
-    _gains_over(figure, plot, ALONE)
+    below = "clients of all seeds, those worst off alone first, %"
+    points = ", points" if plot.unit.mark else ""
+    left = f"{plot.unit.name} less that alone{points}"
+    _gains_over(figure, plot, ALONE, "better off", (below, left))
 
 
-def _gains_over(figure: Any, plot: PlotData, base: str) -> None:
-    """How each client's score changes from one strategy to each other one."""
+def _gains_over(figure: Any, plot: PlotData, base: str, gain: str, sides: tuple[str, str]) -> None:
+    """How each client's score changes from one strategy to each other one.
+
+    `gain` says what those do whose score gets better, `sides` what the two axes are.
+    """
     others = [label for label in plot.labels if label != base and plot.of(label)]
     if not others:
         raise InputError("gains compares strategies: run at least two")
-    for axes, label in zip(
-        panels(figure, len(others), 1.35, sharex=True, sharey="row"), others, strict=True
-    ):
+    grid = small_panels(figure, len(others), sharex=True, sharey="row")
+    better, first = plot.unit.sign, list[Any]()
+    for axes, label in zip(grid, others, strict=True):
         then, now = _pairs(plot, base, label)
-        better = plot.unit.sign
         change = (now - then)[np.argsort(better * then, kind="stable")]
         edges = np.linspace(0, 100, len(change) + 1)
         for sign, color in ((better, GAIN), (-better, LOSS)):
@@ -192,13 +236,21 @@ def _gains_over(figure: Any, plot: PlotData, base: str) -> None:
             axes.stairs(part, edges, fill=True, color=color, lw=0.3, rasterized=len(part) > 500)
         axes.axhline(0, color=SOFT, lw=0.6)
         won = 100 * float(np.mean(better * change > 0))
-        axes.set_title(f"{for_figure(printed_name(label))}\n{won:.0f} % gain", fontsize=7)
+        figure_text.small_title(axes, label)
+        inside = {"transform": axes.transAxes, "ha": "right", "va": "top", "fontsize": 6.5}
+        axes.text(1, 1, f"{won:.0f} % {gain}", color=SOFT, **inside)
         axes.set_xlim(0, 100)
-    figure_text.sides(
-        figure,
-        f"clients of all seeds, those {for_figure(printed_name(base))} serves worst first, %",
-        f"change of {plot.unit.name}" + (", points" if plot.unit.mark else ""),
-    )
+        axes.set_xticks((0, 50, 100))
+        ends = zip(axes.xaxis.get_major_ticks(3), ("left", "center", "right"), strict=True)
+        for tick, side in ends:  # no number touches a neighbour's
+            tick.label1.set_ha(side)
+        axes.locator_params(axis="y", nbins=4)
+        if axes.get_subplotspec().is_first_col():
+            first.append(axes)
+    for axes in first:  # each of them stands for its row
+        low, high = axes.get_ylim()
+        axes.set_ylim(low, high + 0.25 * (high - low))  # room for the words above the bars
+    figure_text.sides(figure, *sides)
 
 
 def _pairs(plot: PlotData, base: str, label: str) -> tuple[FloatArray, FloatArray]:

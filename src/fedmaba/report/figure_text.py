@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -28,6 +29,27 @@ def sides(figure: Any, below: str, left: str = "") -> None:
         figure.supylabel(left, fontsize=8, color=SOFT)
 
 
+def wrapped(figure: Any, text: str, size: float = 8) -> list[str]:
+    """A text in lines that are no wider than the figure."""
+    return textwrap.wrap(text, int(72 * figure.get_figwidth() / (0.55 * size)))
+
+
+def drawn_name(label: str) -> str:
+    """A row's name as a paper prints it, with its symbols set as formulas."""
+    return for_figure(printed_name(label)).replace("η_b", r"$\eta_b$")
+
+
+def small_title(axes: Any, label: str, more: str = "") -> None:
+    """A row's name above its small panel, on as many lines as it needs."""
+    size = 7
+    room = 72 * axes.get_position().width * axes.figure.get_figwidth()  # points
+    signs = max(8, int(room / (0.6 * size)))  # bold letters are wide
+    text = (printed_name(label) + more).replace(" = ", "\u00a0=\u00a0")  # no break at these
+    lines = textwrap.wrap(text, signs, break_on_hyphens=False)
+    drawn = "\n".join(map(for_figure, lines)).replace("η_b", r"$\eta_b$")
+    axes.set_title(drawn, fontsize=size, linespacing=1.05)
+
+
 def name_points(axes: Any, points: dict[str, FloatArray], plot: PlotData) -> None:
     """Names beside points, each with a line to its own, in the cheapest of many places around.
 
@@ -43,7 +65,7 @@ def name_points(axes: Any, points: dict[str, FloatArray], plot: PlotData) -> Non
     names: list[Any] = []
     for label in sorted(points, key=lambda label: tuple(-points[label])):
         text = axes.annotate(
-            for_figure(printed_name(label)),
+            drawn_name(label),
             points[label],
             xytext=(0, 0),
             textcoords="offset points",
@@ -113,7 +135,7 @@ def legend(
             **look.marked(4),
             ls="" if points else look.dash,
             lw=1.5 if label in thick else 0.8,
-            label=for_figure(printed_name(label)),
+            label=drawn_name(label),
         )
         for label, look in ((label, plot.styles[label]) for label in labels)
     ]
@@ -126,7 +148,7 @@ def legend(
     columns = 1 if beside else max(1, min(columns, len(labels)))
     notes = []
     if len(thick) < len(plot.labels) and not points:
-        reference = for_figure(printed_name(plot.labels[plot.reference]))
+        reference = drawn_name(plot.labels[plot.reference])
         notes.append(f"thick: {reference} and the Pareto front")
     if any(panel.collections for panel in figure.axes) and not points:
         notes.append("bands: lowest to highest seed")

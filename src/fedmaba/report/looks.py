@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from fedmaba.results.incentive import ALONE
 from fedmaba.results.selection import REFERENCE
 from fedmaba.strategies import BUILT_IN, REGISTRY
 
@@ -16,6 +17,11 @@ HUES = (BUILT_IN[0], *reversed(BUILT_IN[1:10]))
 def algorithm(label: str) -> str:
     """The algorithm of a row: afl of `afl:lam=0.5` and of `AFL, λ=0.5 (code)`."""
     return re.sub(r"[^a-z0-9_]", "", re.split(r"[:,]| \(", label)[0].lower())
+
+
+def shares_no_model(label: str) -> bool:
+    """Whether a row trains every client alone, so that there is no model to hand out."""
+    return algorithm(label) == ALONE
 
 
 def reference(labels: Sequence[str]) -> int:

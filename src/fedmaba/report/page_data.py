@@ -19,7 +19,7 @@ from fedmaba.report import document, federation, group_tables, numbers, packing,
 from fedmaba.report.current_figures import CurrentFigures, unit_of
 from fedmaba.report.data import ATS, MODELS, Source, combine, short_names
 from fedmaba.report.document import Cell
-from fedmaba.report.looks import algorithm, hues, reference
+from fedmaba.report.looks import algorithm, hues, reference, shares_no_model
 from fedmaba.report.table import (
     FIGURES,
     capitalised,
@@ -64,6 +64,7 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
         "unit": unit._asdict(),
         "strategies": [
             {"label": label, "base": algorithm(label), "hue": hue, "variant": variant}
+            | {"alone": shares_no_model(label)}
             for label, (hue, variant) in zip(labels, hues(labels), strict=True)
         ],
         "reference": reference(labels),

@@ -14,6 +14,7 @@ from fedmaba.results.history import FloatArray, Model, RunHistory
 from fedmaba.results.metrics import Unit
 
 WIDE, HALF = 6.75, 3.3  # inches: two columns of a page, and one
+TALLEST = 7.8  # inches: what a grid of panels may take of a page's height
 INK, SOFT, LINE = "#191b1f", "#5c626c", "#dcdcd6"
 COLORS = (  # by hue; apart for the colour-blind too, 3:1 on white, and each has its marker
     *(INK, "#0072b2", "#d55e00", "#332288", "#3c9bd6"),
@@ -64,19 +65,29 @@ def styles(labels: Sequence[str]) -> dict[str, Style]:
     return out
 
 
-def panels(figure: Any, count: int, height: float = 0.0, **shared: Any) -> list[Any]:
-    """As many panels: side by side on a page, one below the other in a column.
-
-    `height` is that of a line of panels, in inches; without it the figure keeps its own.
-    """
+def panels(figure: Any, count: int) -> list[Any]:
+    """As many panels: side by side on a page, one below the other in a column."""
     narrow = figure.get_figwidth() < 0.7 * WIDE
     across = 1 if narrow else {2: 2, 4: 2}.get(count, min(3, count))
-    lines = -(-count // across)
-    if height:
-        figure.set_figheight(0.6 + height * lines)
-    elif narrow:
-        figure.set_figheight(0.5 + 1.75 * lines)
-    found = figure.subplots(lines, across, squeeze=False, **shared)
+    if narrow:
+        figure.set_figheight(0.5 + 1.75 * -(-count // across))
+    return _grid(figure, count, across)
+
+
+def small_panels(figure: Any, count: int, **shared: Any) -> list[Any]:
+    """A panel for each row of a comparison, in a grid that fits on a page however many there are.
+
+    Three across in a column, five on a page; the lines of the grid get lower the more there are.
+    """
+    most = 3 if figure.get_figwidth() < 0.7 * WIDE else 5
+    lines = -(-count // most)
+    usual = {1: 1.7, 2: 1.45, 3: 1.45}.get(lines, 1.2)
+    figure.set_figheight(0.6 + lines * min(usual, TALLEST / lines))
+    return _grid(figure, count, -(-count // lines), **shared)
+
+
+def _grid(figure: Any, count: int, across: int, **shared: Any) -> list[Any]:
+    found = figure.subplots(-(-count // across), across, squeeze=False, **shared)
     for axes in found.flat[count:]:
         axes.remove()
     for axes in found.flat[max(0, count - across) : count]:  # none below
@@ -134,10 +145,15 @@ class PlotData:
         one = lone([len(self.of(label)) for label in self.labels])
         return {label for label, yes in zip(self.labels, one, strict=True) if yes}
 
+    def without_a_model(self) -> set[str]:
+        """The rows that hand out no shared model, where such models are what is looked at."""
+        own = {*filter(looks.shares_no_model, self.labels)}
+        return own if self.model != "personal" and len(own) < len(self.labels) else set()
+
     def front(self) -> list[str]:
         """The rows that none beats in both variance and accuracy, by variance."""
-        alone = self.alone()
-        means = {label: at[0] for label, at in self.points().items() if label not in alone}
+        points, left_out = self.points(), self.alone() | self.without_a_model()
+        means = {label: at[0] for label, at in points.items() if label not in left_out}
         sign = self.unit.sign
 
         def beaten(a: FloatArray, b: FloatArray) -> bool:

@@ -14,8 +14,6 @@ import numpy as np
 from fedmaba.errors import InputError
 from fedmaba.report import figure_text
 from fedmaba.report import ranks as rank_tests
-from fedmaba.report.escape import for_figure
-from fedmaba.report.looks import printed_name
 from fedmaba.report.plot_data import HALF, INK, SOFT, PlotData, axis_name
 from fedmaba.results.history import FloatArray
 
@@ -84,15 +82,12 @@ def _panel(axes: Any, labels: list[str], found: rank_tests.Ranking, bars: int, h
         y, x = -(bars + 1) - unit * (line + 0.5), found.ranks[row]
         edge = 1.0 if left else float(count)
         axes.plot([x, x, edge], [0.7, y, y], color=SOFT, lw=0.6, solid_joinstyle="miter")
-        text = (
-            f"{printed_name(labels[row])}  {x:.2f}"
-            if left
-            else f"{x:.2f}  {printed_name(labels[row])}"
-        )
+        name = figure_text.drawn_name(labels[row])
+        text = f"{name}  {x:.2f}" if left else f"{x:.2f}  {name}"
         side = {"ha": "right" if left else "left", "va": "center", "fontsize": 7}
         away = -3 if left else 3
         axes.annotate(
-            for_figure(text), (edge, y), (away, 0), textcoords="offset points",
+            text, (edge, y), (away, 0), textcoords="offset points",
             annotation_clip=False, **side,
         )  # fmt: skip
     for level, rows in enumerate(found.alike()):

@@ -254,7 +254,8 @@ def dashboard(session: Session, pace: Pace) -> RenderableType:
         body.append([line[0], figures[1], figures[0], figures[2], *newest, trend])
     shown = Grid("progress", "", [*head, TREND], body)
     tables = (_now(shown, keep) for keep in range(len(shown.head), 1, -1))
-    return Group(Fitting(_bar(pace, rate), _bar(pace, "")), Text(), Fitting(*tables))
+    marks = [MARKS] if any(cell.rank < 2 for row in body for cell in row) else []
+    return Group(Fitting(_bar(pace, rate), _bar(pace, "")), Text(), Fitting(*tables), *marks)
 
 
 def _bar(pace: Pace, rate: str) -> Table:

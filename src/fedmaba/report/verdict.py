@@ -3,7 +3,8 @@
 Strategies are compared under the same seeds. Two are told apart where the paired t-test of their
 difference stays below 0.05 after Holm's correction for all comparisons with the same strategy: of
 many strategies some differ by chance. Of those that cannot be told apart, the one with the highest
-mean is named first: it costs least. No torch.
+mean is named first: it costs least. A row of clients that train alone has no model to hand out;
+it takes part only where every client is scored under a model of its own. No torch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fedmaba.report import ranks
 from fedmaba.report.current_figures import CurrentFigures, unit_of
 from fedmaba.report.data import Source, combine, short_names
 from fedmaba.report.document import Cell, Grid, between, minus_sign, number
-from fedmaba.report.looks import algorithm
+from fedmaba.report.looks import algorithm, shares_no_model
 from fedmaba.report.paired import Interval, difference, pairs
 from fedmaba.report.plot_data import axis_name
 from fedmaba.report.table import columns, digits_of, lone, p_in_words
@@ -94,7 +95,15 @@ def of(scores: CurrentFigures, model: Model, at: At) -> list[Verdict]:
             for run, i in zip(scores.history.runs, scores.owner, strict=True)
             if i in group
         }
+        alone = [label for label in own if model != "personal" and shares_no_model(label)]
+        shared = {label: f for label, f in own.items() if label not in alone}
+        if any(shared.values()):
+            own = shared
+        else:  # nothing else to speak of
+            alone = []
         said = judge(own, scores.share, scores.unit)
+        if alone:
+            said.sentence = f"{said.sentence} {_no_model(alone)}".strip()
         said.where = ", ".join(names[i] for i in group) if len(groups) > 1 else ""
         going = [scores.progress[i] for i in group if not scores.sources[i].finished]
         if going and any(own.values()):
@@ -264,8 +273,7 @@ class _Rows:
             out += f"{self.shown(self.mean[named].accuracy, 'accuracy')}{unit.mark}."
         rest = [x for x in close if x not in (named, base, *alike)]
         if alike:
-            if few := [x for x in alike if x != base and x in close]:
-                out += f" Not told apart from {named}: {_listed(few)}."
+            out += self.not_told_apart(named, [x for x in alike if x != base and x in close])
         elif rest:
             next_ = min(rest, key=self.spread)
             its = self.shown(self.spread(next_), "variance")
@@ -276,6 +284,18 @@ class _Rows:
         if base and self.by_chance(named, "variance"):
             many = len(self.corrected(base))
             out += f" One of {many} comparisons can look like this by chance: add seeds to be sure."
+        return out
+
+    def not_told_apart(self, named: str, alike: Sequence[str]) -> str:
+        """Those whose own interval holds no difference; then those that Holm's correction adds."""
+        near = sorted(alike, key=lambda x: abs(self.spread(x) - self.spread(named)))
+        unclear = [x for x in near if self.minus(x, named).distinguishable]
+        equal = [x for x in near if x not in unclear]
+        out = f" Not told apart from {named}: {_listed(equal)}." if equal else ""
+        if unclear and not (self.base and self.by_chance(named, "variance")):  # said of it already
+            many = len(self.corrected(named))
+            out += f" Likely different, but not told apart after Holm's correction for {many} "
+            out += f"comparisons: {_listed(unclear)}."
         return out
 
     def by_chance(self, label: str, figure: str) -> bool:
@@ -352,6 +372,12 @@ class _Rows:
             f"Not told apart in variance{how}, and what each costs (mean [95 % interval{alone}])"
         )
         return Grid("costs", title, head, body)
+
+
+def _no_model(alone: Sequence[str]) -> str:
+    """Why rows of clients alone are no part of a verdict."""
+    they = "hands" if len(alone) == 1 else "hand"
+    return f"Not compared: {_listed(alone)}, which {they} out no shared model."
 
 
 def _listed(names: Sequence[str]) -> str:

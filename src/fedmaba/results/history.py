@@ -378,7 +378,7 @@ class History:
             lost = [run.seed for run in runs if run.diverged]
             notes = [f"diverged: seed {', '.join(map(str, lost))}"] if lost else []
             if model == "personal" and good and not any(run.has_personal for run in good):
-                notes.append("clients have no models of their own: the deployed one")
+                notes.append("the deployed model")
             note = "; ".join(notes)
             sure = [np.mean(run.test_noise(model, run.chosen(at, model)), axis=1) for run in good]
             noise, corrected = np.mean(sure, axis=0) if sure else (np.nan, np.nan)

@@ -129,7 +129,7 @@ function ridges(host) { // one line each, so that none hides another
     for (const run of group.runs) for (const v of final(run)) if (Number.isFinite(v)) { seen[bin(v)]++; all++; }
     return { ...group, seen, share: seen.map((n) => (100 * n) / all), all };
   });
-  const wide = (host.clientWidth || 600) > 360, short = squeezed(bins.map((b) => b.name), 18), left = wide ? 12 + widest(short.values()) : 4;
+  const wide = (host.clientWidth || 600) > 360, short = squeezed(bins.map((b) => b.name), wide ? 18 : 12), left = 12 + widest(short.values());
   const lane = clamp(264 / bins.length, 17, 66), over = 1.25, top = Math.max(...bins.flatMap((b) => b.share)) || 1;
   const f = frame(host, { height: Math.max(180, bins.length * lane + lane * (over - 1) + 52), rigid: bins.length > 6, x: [low, high], y: [0, 1], noY: true, xlabel: axis(noun), margin: { left, top: 12 + (over - 1) * lane, right: 10 } });
   const tall = (f.bottom - f.m.top) / bins.length, base = (row) => f.m.top + (row + 1) * tall;
@@ -139,7 +139,7 @@ function ridges(host) { // one line each, so that none hides another
     one.share.forEach((v, i) => { d += `V${y(v).toFixed(1)}H${f.X(edges[i + 1]).toFixed(1)}`; });
     own.append(s("path", { d: `${d}V${base(row).toFixed(1)}Z`, fill: color(one.k), "fill-opacity": 0.28, stroke: color(one.k), "stroke-width": 1.25, "stroke-linejoin": "round" }));
     f.svg.append(s("line", { class: "grid", x1: f.m.left, x2: f.right, y1: base(row), y2: base(row) }), own);
-    f.svg.append(nameText(one.k, wide ? { x: left - 8, y: base(row) - 2, "text-anchor": "end" } : { x: left, y: base(row) - 4 }, short.get(one.name)));
+    f.svg.append(nameText(one.k, { x: left - 8, y: base(row) - 2, "text-anchor": "end" }, short.get(one.name)));
   });
   interact(host, f.svg, `Histogram of client ${noun}, one line per strategy`, {
     find: (px) => clamp(Math.floor((f.invX(px) - low) / step), 0, count - 1),

@@ -197,6 +197,8 @@ function sorted() {
 function table() {
   const rows = sorted(), names = current().columns;
   $("#summary-caption").textContent = capital(current().caption);
+  const alone = state.model === "personal" ? [] : D.strategies.filter((one) => one.alone).map((one) => one.label);
+  $("#alone-note").textContent = alone.length ? `${alone.join(", ")}: no shared model; scores of each client's own.` : "";
   $("#table tbody").replaceChildren(...rows.map((row) => {
     const k = D.strategies.findIndex((o) => o.label === row.label);
     const line = h("tr", { class: visible(k) ? null : "off" },

@@ -29,12 +29,15 @@ function tradeoff(host) {
     const own = runs.filter((one) => one.k === group.k);
     return own.length ? { k: group.k, name: group.name, x: mean(own.map((o) => o.x)), y: mean(own.map((o) => o.y)), seeds: own.length } : null;
   }).filter(Boolean);
-  const top = better * Math.max(...means.map((m) => better * m.y)), room = D.unit.mark ? NEAR : (NEAR / 100) * Math.abs(top), least = top - better * room;
-  const close = means.filter((m) => better * m.y >= better * least), width = host.clientWidth || 600;
+  const alone = state.model === "personal" ? [] : means.filter((m) => D.strategies[m.k].alone), rivals = alone.length < means.length ? means.filter((m) => !alone.includes(m)) : means; // clients alone have no model to hand out
+  $("#front-note").textContent = rivals.length < means.length ? `It leaves out ${alone.map((m) => m.name).join(", ")}, where there is no shared model to hand out.` : "";
+  const top = better * Math.max(...rivals.map((m) => better * m.y)), room = D.unit.mark ? NEAR : (NEAR / 100) * Math.abs(top), least = top - better * room;
+  const close = means.filter((m) => better * m.y >= better * least && better * m.y <= better * (top + better * room)), width = host.clientWidth || 600;
   const zoom = width > 620 && means.length > 6 && close.length < means.length && 2 * close.length >= means.length;
-  const front = means.filter((a) => !means.some((b) => b !== a && sign * b.x >= sign * a.x && better * b.y >= better * a.y && (sign * b.x > sign * a.x || better * b.y > better * a.y))).sort((a, b) => a.x - b.x);
+  const front = rivals.filter((a) => !rivals.some((b) => b !== a && sign * b.x >= sign * a.x && better * b.y >= better * a.y && (sign * b.x > sign * a.x || better * b.y > better * a.y))).sort((a, b) => a.x - b.x);
   const log = key === "variance" && wantsLog(means.map((m) => m.x), 20);
   const xlabel = key === "variance" ? axis("variance over clients", D.unit.square) : axis(`${worstWords()} of clients`);
+  const west = sign < 0, arrow = better > 0 ? (west ? "↖" : "↗") : west ? "↙" : "↘", corner = west ? `${arrow} fairer and better` : `fairer and better ${arrow}`;
   const marks = [], height = means.length > 12 ? 520 : 420;
   const canvas = s("svg", {});
   function panel(list, named, from, upto, title) { // one set of axes; those named have their names
@@ -55,20 +58,20 @@ function tradeoff(host) {
     for (const one of list) f.svg.append(s("g", { "data-k": one.k }, s("circle", { cx: f.X(one.x), cy: f.Y(one.y), r: means.length > 12 ? 6.5 : 9, fill: "var(--paper)", "fill-opacity": 0.6, stroke: color(one.k), "stroke-width": 2 }), mark(one.k, f.X(one.x), f.Y(one.y), means.length > 12 ? 3.2 : 4)));
     const spots = all.map((o) => ({ ...o, px: f.X(o.x), py: f.Y(o.y) }));
     marks.push(...spots);
-    placeNames(f, spots.filter((o) => named.some((m) => m.k === o.k && !o.run)), [], spots, [f.m.left - 4, upto || f.W]);
+    const said = textWidth(corner, 12, 400), at = west ? f.m.left + 10 : f.right - 4 - said, low = better > 0 ? f.m.top + 14 : f.bottom - 8;
+    placeNames(f, spots.filter((o) => named.some((m) => m.k === o.k && !o.run)), [[at, low - 12, at + said, low + 3]], spots, [f.m.left - 4, upto || f.W]);
     return f;
   }
   let f;
   if (zoom) {
     const split = Math.round(0.36 * width), left = panel(means, means.filter((m) => !close.includes(m)), 46, split - 30, `all; mean ${noun}${D.unit.mark}`);
     f = panel(close, close, split + 46, width - 20, `within ${NEAR}${D.unit.mark ? " points" : " %"} of the best mean; mean ${noun}${D.unit.mark ? ", %" : ""}`);
-    const xs = extent(close.flatMap((m) => runs.filter((o) => o.k === m.k)).map((o) => o.x), { pad: 0.12, log }), ys = [least, better * Math.max(...runs.map((o) => better * o.y))].sort((a, b) => a - b);
+    const xs = extent(close.flatMap((m) => runs.filter((o) => o.k === m.k)).map((o) => o.x), { pad: 0.12, log }), ys = [least, better * Math.max(...runs.filter((o) => close.some((m) => m.k === o.k)).map((o) => better * o.y))].sort((a, b) => a - b);
     left.svg.append(s("rect", { class: "zoom", x: left.X(xs[0]), width: Math.max(2, left.X(xs[1]) - left.X(xs[0])), y: left.Y(ys[1]) - 6, height: Math.max(2, left.Y(ys[0]) - left.Y(ys[1]) + 6), fill: "none", stroke: "var(--soft)" }));
   } else f = panel(means, means, undefined, undefined, "");
   const svg = s("svg", { viewBox: `0 0 ${f.W} ${f.H}`, width: f.W, height: f.H, role: "presentation" });
   for (const part of [...canvas.children]) svg.append(...part.childNodes);
-  const west = sign < 0, arrow = better > 0 ? (west ? "↖" : "↗") : west ? "↙" : "↘";
-  svg.append(s("text", { x: west ? f.m.left + 10 : f.right - 4, y: better > 0 ? f.m.top + 14 : f.bottom - 8, "text-anchor": west ? "start" : "end" }, west ? `${arrow} fairer and better` : `fairer and better ${arrow}`));
+  svg.append(s("text", { class: "corner", x: west ? f.m.left + 10 : f.right - 4, y: better > 0 ? f.m.top + 14 : f.bottom - 8, "text-anchor": west ? "start" : "end" }, corner));
   host.replaceChildren(svg);
   const unit = (v) => (key === "variance" ? `${figure(v)}${D.unit.square}` : score(v));
   interact(host, svg, `Mean ${noun} against fairness of every run`, {
