@@ -63,6 +63,7 @@ class PlainTransformer(PlainFrozen):
         return model(x)
 
 
+@pytest.mark.slow
 def test_rows_of_adapters_are_the_plain_loop(fed, few_threads):
     specs, plan = ["fedavg", "fedmaba"], replace(PLAN, rounds=2, participants=3)
     batch, _ = played(specs, fed, plan, adapted)

@@ -79,6 +79,7 @@ SLOW += [("recurrent", LoopRows), ("attention", LoopRows)]
 PAIRS = [(name, form) for name in MAKERS for form in (TracedRows, LoopRows)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "form"),
     [pytest.param(*p, marks=[pytest.mark.slow] if p in SLOW else []) for p in PAIRS],

@@ -188,6 +188,7 @@ def parts(small, tmp_path):
     return play
 
 
+@pytest.mark.slow
 def test_parts_search_then_run_what_was_picked(parts, capsys):
     results = parts("picks", "search", "picks")
     said = capsys.readouterr().out

@@ -199,6 +199,7 @@ def test_a_reading_shows_fedmaba_as_fedmaba_whatever_other_rows_it_has(tmp_path)
     assert len(with_it) - len(shown) == 3
 
 
+@pytest.mark.slow
 def test_no_word_of_the_figures_claims_to_know_the_papers_images():
     for name in targets.names():
         view = targets.load(name).view

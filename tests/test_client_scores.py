@@ -106,6 +106,7 @@ def test_groups_of_clients_do_not_change_a_score(monkeypatch):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_clients_that_keep_a_part_of_the_model_are_judged_with_it():
     def normed(shape, classes):
         return nn.Sequential(nn.Linear(*shape, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))

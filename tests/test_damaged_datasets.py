@@ -9,6 +9,7 @@ import os
 import pickle
 from pathlib import Path
 
+import pytest
 from tools.faults.standins import World, as_file, batch, string, tar_gz
 
 from dataset_cases import mutations, refusal, says
@@ -44,6 +45,7 @@ def test_mutated_idx_files(world):
             (world.data / name).unlink()
 
 
+@pytest.mark.slow
 def test_mutated_cifar_files(world):
     for files, least in (
         (world.plain["cifar10"], 150),
@@ -56,6 +58,7 @@ def test_mutated_cifar_files(world):
             (world.data / name).unlink()
 
 
+@pytest.mark.slow
 def test_mutated_batches_near_their_opcodes(world):
     """Mutations of the few bytes that are not pixels, where the reader has decisions to take."""
     world.lay(world.batches("cifar100"))

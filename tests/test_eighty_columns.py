@@ -65,7 +65,9 @@ def test_compare_fits(call, monkeypatch, tiny_npz):
     assert "It took" in shown.out
 
 
-@pytest.mark.parametrize("target", ["figure2-alpha", "attacks"])
+@pytest.mark.parametrize(
+    "target", [pytest.param("figure2-alpha", marks=pytest.mark.slow), "attacks"]
+)
 def test_reproduce_fits(target, tmp_path, call, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     fill(tmp_path / "results", target)

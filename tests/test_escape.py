@@ -400,6 +400,7 @@ def drawn(figure) -> str:
 KINDS = [kind for kind in figures.KINDS if kind not in ("heterogeneity", "incentive")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [k if k in ("rounds", "tradeoff") else pytest.param(k, marks=pytest.mark.slow) for k in KINDS],
@@ -452,6 +453,7 @@ def run(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_every_command_shows_a_hostile_folder_and_obeys_nothing(run, tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     commands = [["table", run, *words] for words in ([], ["--against", "fedavg"])]

@@ -202,3 +202,31 @@ def test_runs_are_not_added_to_those_of_other_data_or_code(tmp_path):
         fedmaba.compare("afl", data=one, model="softmax", out=out, metric=bigger, **how)
     assert files(out) == before
     assert len(fedmaba.compare("afl", data=one, model="softmax", out=out, **how).runs) == 2
+
+
+@pytest.mark.parametrize("more", [[], ["--attack", "labels=flip", "--hostile", "25%"]])
+def test_seeds_join_a_table_whose_data_are_prepared_for_each_seed(more, call, tmp_path):
+    """Gaps are filled and columns standardised by the training rows of each seed."""
+    rng = np.random.default_rng(0)
+    rows = [
+        f"{'' if rng.random() < 0.2 else rng.normal():},{rng.choice(['a', 'b'])},{k % 4},{k % 2}"
+        for k in range(120)
+    ]
+    Path("t.csv").write_text("\n".join(["age,kind,site,sick", *rows]))
+    how = ["--data", "t.csv", "--label", "sick", "--client", "site", "--model", "softmax"]
+    how += [*more, "--rounds", 2, "--eval-every", 2, "--out"]
+    assert call("compare", "fedavg", *how, "mine", "--seeds", 2).code == 0
+    answer = call("compare", "fedavg", "fedmaba", *how, "mine", "--seeds", 4)
+    assert answer.code == 0, answer.err
+    assert call("compare", "fedavg", "fedmaba", *how, "whole", "--seeds", 4).code == 0
+    mine, whole = (parts.load_history(name) for name in ("mine", "whole"))
+    assert len(mine.runs) == 8
+    for one, other in zip(mine.runs, whole.runs, strict=True):
+        assert (one.label, one.seed) == (other.label, other.seed)
+        np.testing.assert_allclose(one.accuracy("deployed"), other.accuracy("deployed"))
+    # other rows are refused, however often one tries
+    Path("t.csv").write_text("\n".join(["age,kind,site,sick", *rows[1:], "9,a,1,0"]))
+    for _ in range(2):
+        refused = call("compare", "fedavg", "fedmaba", *how, "mine", "--seeds", 5)
+        assert refused.code == 2
+        assert "the data differ from those" in refused.err

@@ -65,6 +65,7 @@ def test_one_thread_gives_the_bits_of_two(tmp_path):
     assert process("threads", 1, tmp_path)["counts"]["mlp"] > 50  # files alike
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_never_loaded():
     tally = whole(damage.campaign(400, 0, quiet), 400)
     assert tally.figures["truncations"] >= 200
@@ -75,6 +76,7 @@ def test_a_forged_checkpoint_is_no_traceback():
     assert {"used", "refused"} <= set(whole(damage.forged(20, 0, quiet), 20).counts)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_a_damaged_folder_is_no_traceback():
     assert {"read", "refused"} <= set(whole(damage.folders(20, 0, quiet), 20).counts)
@@ -90,6 +92,7 @@ def test_mutated_data_files_are_refused_or_unchanged():
     assert len(whole(data.campaign(200, 0, quiet), 200).counts) == 6
 
 
+@pytest.mark.slow
 def test_a_configuration_runs_or_is_refused_with_a_line():
     counts = whole(configs.campaign(100, 0, quiet), 100).counts
     assert min(counts["ran"], counts["refused"], counts["noise"]) > 5
@@ -101,10 +104,12 @@ def test_random_reports_give_finite_weights_inside_the_ball():
     assert tally.figures["largest KL - rho"] <= 1e-9
 
 
+@pytest.mark.slow
 def test_no_nan_is_silent():
     assert set(whole(nans.campaign(3, 0, quiet), 9).counts) == {"client", "server", "weight"}
 
 
+@pytest.mark.slow
 def test_hostile_names_stay_inside():
     whole(names.campaign(6, 0, quiet), 6)
 
@@ -141,6 +146,7 @@ def test_no_string_of_a_file_is_more_than_text(tmp_path):
 # --- the campaigns themselves must see what they look for --------------------------------------
 
 
+@pytest.mark.slow
 def test_a_campaign_that_loses_says_so(monkeypatch):
     """A checkpoint without its checksum, a save without its rename: found."""
     from fedmaba.results import files, run_folder

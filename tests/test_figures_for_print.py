@@ -43,7 +43,7 @@ def test_names_are_those_that_a_paper_prints(label, name):
     assert printed_name(label) == name
 
 
-QUICK = [("rounds", "column", 3.3), ("weights", "column", 3.3), ("gains", "page", 6.75)]
+QUICK = [("rounds", "column", 3.3), ("gains", "page", 6.75)]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,9 @@ def fifteen():
     return History([one(x, rng.normal(at, 0.1, 12), seed) for x, at in rows for seed in range(2)])
 
 
-@pytest.mark.parametrize(("width", "inches"), [("column", 3.3), ("page", 6.75)])
+@pytest.mark.parametrize(
+    ("width", "inches"), [("column", 3.3), pytest.param("page", 6.75, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("kind", ["tradeoff", "ranks", "accuracy"])
 def test_fifteen_rows_fit_and_nothing_covers_another(kind, width, inches, fifteen):
     with figures.style("serif"):

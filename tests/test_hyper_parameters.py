@@ -190,7 +190,7 @@ def values(f: dataclasses.Field[Any], kind: Any) -> some.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("name", sorted({*strategies.REGISTRY, "mine"}))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=some.data())
 def test_every_label_is_read_back_as_the_same_strategy(name, data):
     kind = Mine if name == "mine" else strategies.REGISTRY[name]

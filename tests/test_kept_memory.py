@@ -55,6 +55,7 @@ def test_a_round_copies_the_rows_of_its_participants_alone(spec):
     assert sum(int((v != v[0]).any(1).sum()) for v in kept.values()) > 0  # somebody kept something
 
 
+@pytest.mark.slow
 def test_the_file_of_a_site_that_dies_in_any_file_operation_is_whole(tmp_path):
     one, two = ({"w": np.full(3, value, np.float32)} for value in (1, 2))
     store, federation = KeptVectors(tmp_path / "kept", "a"), "0" * 32

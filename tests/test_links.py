@@ -291,6 +291,7 @@ HOLD = (
 )
 
 
+@pytest.mark.slow
 def test_a_deleted_lock_lets_nobody_in(half):
     words = [sys.executable, "-c", HOLD, str(half)]
     other = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -70,6 +70,7 @@ def wrapped(*args):
     return Wrapped(mlp(*args))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clip and adam", pytest.param("both", marks=pytest.mark.slow)])
 def test_dropout_and_other_forms_of_rows_move_alike(name, fed):
     plan = plan_of(name, participants=3)

@@ -97,6 +97,7 @@ def test_the_verdict_looks_among_those_with_the_lowest_errors(history):
     assert "above the best mean, so left out: " in said.sentence
 
 
+@pytest.mark.slow
 def test_figures_know_the_good_corner_and_who_gains(history):
     plot = PlotData([data.of(history)], "deployed", 0.25)
     assert plot.front() == ["fedmaba"]

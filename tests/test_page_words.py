@@ -90,7 +90,7 @@ def test_a_note_names_few_rows_one_by_one():
             Row(f"afl:x={i}", 1, score(50.0 + i, 70.0), score(0, 0), "", 30.0, 20.0 + i)
             for i in range(count)
         ]
-        return tables.noise_note(rows)
+        return tables.noise_note(rows, [])
 
     assert "without it: afl:x=0 20.00, afl:x=1 21.00, afl:x=2 22.00" in note(3)
     assert note(20).count("afl:x=") == 2

@@ -11,7 +11,7 @@ from fedmaba import rng, strategies
 from fedmaba.errors import InputError
 from fedmaba.experiment import config, experiment_file, sweep
 from fedmaba.privacy import accounting
-from fedmaba.privacy.mechanism import Mechanism, Privacy, busiest
+from fedmaba.privacy.mechanism import Mechanism, Privacy, busiest, normals_of_sum
 from fedmaba.simulation import private
 from fedmaba.simulation.engine import Run, simulate, start
 from plain_loop import PLAN, apart, mlp, one, played
@@ -268,3 +268,23 @@ def test_a_finished_private_run_does_not_grow(tmp_path):
     fedmaba.compare("fedavg", rounds=1, **asked)
     with pytest.raises(InputError, match=r"the noise of dp was made for 1 rounds"):
         fedmaba.compare("fedavg", rounds=2, **asked)
+
+
+def test_normals_drawn_ahead_are_those_of_their_seed_and_round():
+    draws, device = private.NoiseDraws(), torch.device("cpu")
+    for t in (0, 1, 2, 5, 1):  # as after a resume, rounds may jump
+        for seed in (3, 4, 3):
+            got = draws(seed, t, 6, t == 5, device)
+            assert np.array_equal(got.numpy(), normals_of_sum(seed, t, 6))
+        assert sorted(draws.ahead) == ([] if t == 5 else [3, 4])
+
+
+def test_runs_of_one_seed_share_the_normals(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        private, "normals_of_sum", lambda *a: (calls.append(a), normals_of_sum(*a))[1]
+    )
+    draws, device = private.NoiseDraws(), torch.device("cpu")
+    first, again = (draws(3, 0, 6, True, device) for _ in range(2))
+    assert first is again
+    assert calls == [(3, 0, 6)]

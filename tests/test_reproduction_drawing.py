@@ -42,6 +42,7 @@ def dies(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_drawing_process_that_is_killed_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(write_targets, "_cores", lambda: 2)
     monkeypatch.setattr(write_targets, "_work", dies)

@@ -40,6 +40,7 @@ def test_the_numbers_of_the_page_are_those_of_the_files(tool):
     assert shown == set(targets.names()) - {"all", "baselines"}  # which are others together
 
 
+@pytest.mark.slow
 def test_the_tool_puts_right_what_is_wrong(tool, tmp_path):
     batches = fill(tmp_path, "table2-fashion-mnist")
     text = (
@@ -68,6 +69,7 @@ def test_the_tool_puts_right_what_is_wrong(tool, tmp_path):
     assert "–<!--" in tool["renew"](text, [])
 
 
+@pytest.mark.slow
 def test_numbers_of_rounds_readings_floors_and_gains(tool, tmp_path):
     batches = fill(tmp_path, "readings")
     target = targets.load("readings")
@@ -172,6 +174,7 @@ def test_rounds_between_which_rows_are_told_apart(tool, monkeypatch):
         stretch("t", "same", "base", "variance", "last", [])
 
 
+@pytest.mark.slow
 def test_tables_over_many_targets(tool, tmp_path):
     batches = fill(tmp_path, "table2-cifar10-partial")
     shown = tool["renew"]("<!-- made summary -->\nold\n<!-- end -->", batches)
@@ -195,7 +198,7 @@ def test_tables_over_many_targets(tool, tmp_path):
 def test_nothing_but_searches_is_missing_once_every_target_was_run(tool, tmp_path):
     whole = [name for name in targets.names() if not name.startswith("baselines")]
     left = tool["TABLES"]["missing"](fill(tmp_path, *whole)).splitlines()
-    assert len(left) == 4
+    assert len(left) == 5
     assert all("reproduce baselines-" in line for line in left)
     assert all(line.endswith("and fresh seeds of what they pick") for line in left)
 

@@ -96,6 +96,7 @@ def play(work, out, stop_after=None):
     return batch
 
 
+@pytest.mark.slow
 def test_an_interrupted_batch_goes_on_and_ends_in_the_same_numbers(tmp_path, call):
     (work,) = reproduce.plan(tiny(), tmp_path / "a")
     play(work, tmp_path / "a")
@@ -128,6 +129,7 @@ def test_an_interrupted_batch_goes_on_and_ends_in_the_same_numbers(tmp_path, cal
     assert "interrupted: " not in call("--out", tmp_path / "b")[1]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:fedmaba. ball=literal")
 def test_data_are_read_once_for_batches_one_after_another(tmp_path, monkeypatch, call):
     read, load = [], reproduce.experiment.datasets.load
@@ -244,6 +246,7 @@ def test_time_left_knows_that_batches_to_come_are_dearer(tmp_path, monkeypatch):
     assert stream.getvalue().rstrip().endswith("0:11 left")
 
 
+@pytest.mark.slow
 def test_parts_run_apart_are_the_whole(tmp_path):
     for i in (1, 2, 3):
         (work,) = reproduce.plan(tiny(), tmp_path / str(i), (i, 3))

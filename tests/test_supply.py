@@ -8,6 +8,8 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 LOCK = (ROOT / "requirements.lock").read_text()
 
@@ -48,6 +50,7 @@ def wheel(path: Path, word: str) -> bytes:
     return path.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_tampered_wheel_is_refused(tmp_path):
     path = tmp_path / "honest-1.0-py3-none-any.whl"
     digest = hashlib.sha256(wheel(path, "mine")).hexdigest()

@@ -83,6 +83,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.slow
 def test_a_sweep_is_one_folder_for_every_command(folder, call, tiny_npz, monkeypatch):
     words, answer = folder
     history = fedmaba.load_history("mine")

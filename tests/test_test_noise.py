@@ -37,7 +37,7 @@ def test_it_is_unknown_where_scores_are_no_counts():
     assert some == pytest.approx(1e4 * 0.25 / 9)
     other = run_of("fedavg", [5, 6], [10, 10], Metric("AUC", False, True))
     assert np.isnan(other.test_noise()).all()
-    assert table.noise_note(History([other]).summary()) == ""
+    assert table.noise_note(History([other]).summary(), [other]) == ""
 
 
 def test_table_page_and_csv_say_it(capsys):
@@ -47,12 +47,12 @@ def test_table_page_and_csv_say_it(capsys):
     first, second = history.summary()
     assert first.test_noise == pytest.approx(1e4 * np.mean([0.25, 0.24, 0.24, 0.25]) / 9)
     assert first.corrected == pytest.approx(50 - 0.75 * first.test_noise)
-    note = table.noise_note([first, second])
+    note = table.noise_note([first, second], history.runs)
     assert f"{second.test_noise:.2f} to {first.test_noise:.2f} %²" in note
     assert f"fedavg {first.corrected:.2f}, afl {second.corrected:.2f}" in note
     assert note.endswith("warning: more than half of the variance of fedavg is such noise")
-    assert "warning" not in table.noise_note([second])
-    assert history.table("markdown").endswith(f"\n\nO{note[1:]}.\n")
+    assert "warning" not in table.noise_note([second], [clear])
+    assert history.table("markdown").endswith(f"\n\nT{note[1:]}.\n")
     assert "noise of finite test sets" in history.table("latex")
     terminal.show(history, "deployed", "last")
     assert "noise of finite test sets" in " ".join(capsys.readouterr().out.split())
@@ -63,3 +63,21 @@ def test_table_page_and_csv_say_it(capsys):
     assert told["test_noise"] == first.test_noise
     assert told["corrected_variance"] == first.corrected
     assert list(csv.reader(io.StringIO(history.table("csv"))))
+
+
+def test_a_client_with_one_test_example_is_said():
+    """Its accuracy is 0 or 100 %: that makes much of the variance, and how much is not known."""
+    tiny = run_of("fedavg", [5, 6, 1], [10, 10, 1])
+    history = History([tiny])
+    note = table.noise_note(history.summary(), history.runs)
+    assert note.startswith("warning: 1 of 3 clients have a single test example")
+    assert note.endswith("--min-examples leaves small clients out")
+    assert note[1:] in " ".join(history.table("markdown").split())
+    assert any(note[1:] in text for text in page_data.tree([data.of(history)])["notes"])
+
+
+def test_less_than_nothing_is_explained():
+    flat = run_of("fedavg", [5, 5, 5, 6], [10] * 4)
+    note = table.noise_note(History([flat]).summary(), [flat])
+    assert "100 % of what is shown" in note
+    assert "(below 0: so few test examples show no difference between clients)" in note

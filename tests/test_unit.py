@@ -193,6 +193,7 @@ def test_nor_does_a_figure(kind, runs):
     assert any("%" in text or "points" in text for text in said)
 
 
+@pytest.mark.slow
 def test_scores_that_are_all_the_same_can_be_drawn():
     pytest.importorskip("matplotlib")
     assert figures.encode(figures.of(history(["a", "b"], score=7.0), "distribution"), ".svg")

@@ -530,6 +530,7 @@ def baselines(batches: list[archive.ArchiveFile]) -> str:
         "CIFAR-10, 10 of 100": target_of("baselines-cifar10-partial"),
         "CIFAR-100, 10 of 100": target_of("baselines-cifar100-partial"),
         "Fashion-MNIST, all": target_of("baselines-fashion-mnist"),
+        "CIFAR-10, all": target_of("baselines-cifar10"),
     }
     grid = baseline_tables.over_settings(shown, batches)
     return document.markdown_table(grid) if grid.rows else "Not run yet."

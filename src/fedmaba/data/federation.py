@@ -84,6 +84,7 @@ class Federation:
     split: Split
     hostile: Hostile | None = None  # clients that lie or do harm
     origin: Origin | None = None  # None: it was split by hand
+    divided: str = ""  # the digest of the split before examples were copied; empty: none were
 
     @cached_property
     def train(self) -> ClientRows:
@@ -104,6 +105,10 @@ class Federation:
     def n_clients(self) -> int:
         """How many clients there are."""
         return len(self.split.train)
+
+    def division_digest(self) -> str:
+        """The digest of which example of the data as read went where; the same in any batch."""
+        return self.divided or self.split.sha256()
 
     def check(self) -> None:
         """Refuse a split made by hand that no run can use."""
@@ -387,7 +392,12 @@ def prepared(federations: dict[int, Federation]) -> dict[int, Federation]:
         steps=(*data.steps, *how.in_words()),
     )
     return {
-        seed: replace(fed, data=whole, split=fed.split.shifted(first[seed]))
+        seed: replace(
+            fed,
+            data=whole,
+            split=fed.split.shifted(first[seed]),
+            divided=fed.division_digest(),
+        )
         for seed, fed in federations.items()
     }
 
@@ -415,7 +425,8 @@ def _without_tests(fed: Federation, hostile: Hostile) -> Federation:
         part: tuple(none if lies else rows for rows, lies in zip(lists, hostile.who, strict=True))
         for part, lists in (("validation", fed.split.validation), ("test", fed.split.test))
     }
-    return replace(fed, split=replace(fed.split, **kept), hostile=hostile)
+    split = replace(fed.split, **kept)
+    return replace(fed, split=split, hostile=hostile, divided=fed.division_digest())
 
 
 def _flipped(federations: dict[int, Federation]) -> dict[int, Federation]:

@@ -87,13 +87,22 @@ def check_beside(session: Session, there: Sequence[Path]) -> None:
     for part in there:
         about, theirs = run_folder.load_about(part), parts.run_settings(parts.experiment_of(part))
         if theirs["data"] == settings["data"]:
-            begun = about.get("partition", {})
-            split = {seed: begun.get(seed, now) for seed, now in mine["partition"].items()}
-            told = {"data": about.get("data", {}).get("sha256"), "partition": split}
-            _check_same_source(session, {**mine, **told}, about, part)
+            # Data that are prepared for each seed are other numbers beside other seeds.
+            now, begun = session.source(), about.get("source")
+            if begun is None:  # of an earlier version, which noted only what it trained on
+                now = {key: mine[key] for key in now}
+                begun = {**about, "data": about.get("data", {}).get("sha256")}
+            _check_same_data(session, _of_common_seeds(begun, now), now, about, part)
         if theirs == settings:
-            _check_same_source(session, {**mine, "init": about.get("init")}, about, part)
+            _check_same_init(session, about.get("init"), part)
             _check_same_code(session, about, part, beside=True)
+
+
+def _of_common_seeds(begun: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """What was begun, as far as it can be compared: of the seeds that are both there and here."""
+    there = begun.get("partition", {})
+    split = {seed: there.get(seed, digest) for seed, digest in now["partition"].items()}
+    return {"data": begun["data"], "partition": split}
 
 
 def _check_folder(experiment: Experiment, out: Path) -> None:
@@ -254,6 +263,7 @@ def _about(session: Session, command: Sequence[str]) -> dict[str, Any]:
         },
         "metric": session.history.runs[0].metric._asdict(),
         "partition": partition_digests(session),
+        "source": session.source(),
         **({"init": session.init} if session.init else {}),
         "digest": _digest(session.provenance()),
         "hostile": {
@@ -349,12 +359,27 @@ def _check_same_source(
     session: Session, made: Mapping[str, Any], about: Mapping[str, Any], out: Path
 ) -> None:
     """Refuse if the weights to start from, the data or the partition have changed."""
-    mine = session.provenance()
-    if made.get("init") != mine.get("init"):
+    _check_same_init(session, made.get("init"), out)
+    _check_same_data(session, made, session.provenance(), about, out)
+
+
+def _check_same_init(session: Session, made: object, out: Path) -> None:
+    """Refuse if the weights to start from have changed."""
+    if made != session.provenance().get("init"):
         raise InputError(
             f"the weights of init={session.experiment.init} are others than when {out} was begun: "
             "restore them, or choose another --out"
         )
+
+
+def _check_same_data(
+    session: Session,
+    made: Mapping[str, Any],
+    mine: Mapping[str, Any],
+    about: Mapping[str, Any],
+    out: Path,
+) -> None:
+    """Refuse if the data or the partition have changed."""
     if made["data"] != mine["data"]:
         if _data_steps(session) and "steps" not in about.get("data", {}):
             raise InputError(

@@ -112,6 +112,14 @@ class Session:
             self._provenance |= {"init": self.init} if self.init else {}
         return self._provenance
 
+    def source(self) -> dict[str, Any]:
+        """The data as read and how each seed divides them: the same whichever seeds are here."""
+        feds = {str(run.seed): run.federation for run in self.batch.runs}
+        divided = {seed: fed.division_digest() for seed, fed in feds.items()}
+        used = self.batch.runs[0].federation.data
+        data = self.provenance()["data"] if used is self.data else self.data.sha256()
+        return {"data": data, "partition": divided}
+
     def restore(self, arrays: Arrays, meta: dict[str, Any], out: Path) -> None:
         """Continue from a checkpoint, if it belongs to these runs."""
         self._check_weights(meta, out)

@@ -175,13 +175,13 @@ class Whole:
         """Each computation, ready to run; those that are finished have nothing left to do."""
         before: ReadData | None = None
         works = self._plan()
-        there = self._begun() if any(work.new for work in works) else []
+        there = self._begun()
         for i, work in enumerate(works):
             listed = None if self.objects is None else [self._named(name) for name in work.labels]
             session = prepare(work.experiment, self.own, listed, before=before)
             before = ReadData(session.experiment.data, session.data)
-            if work.new:
-                check_beside(session, there)
+            if self.out is None or work.path(self.out) not in there:
+                check_beside(session, there)  # also where an earlier try left an empty folder
             if i == 0:
                 if self.check is not None:
                     self.check(session)

@@ -87,8 +87,7 @@ class Mechanism:
 
     def noise_on_sum(self, t: int, many: int) -> FloatArray:
         """(many,) The noise of round t, in the units of the weighted sum."""
-        drawn = rng.generator(self.seed, "dp sum", t).standard_normal(many)
-        return self.sum_noise * drawn
+        return self.sum_noise * normals_of_sum(self.seed, t, many)
 
     def released_losses(self, t: int, loss: FloatArray) -> FloatArray:
         """The losses of a round as the server learns them: bounded, noised, and bounded again.
@@ -134,6 +133,11 @@ def cost_shares(asked: Privacy, losses: bool, sums: bool = True) -> tuple[float,
     """How a round's cost is divided over what it releases."""
     both = losses and sums
     return (1.0 - asked.loss_share, asked.loss_share) if both else (1.0,)
+
+
+def normals_of_sum(seed: int, t: int, many: int) -> FloatArray:
+    """(many,) The standard normals behind the noise of round t; runs with one seed share them."""
+    return rng.generator(seed, "dp sum", t).standard_normal(many)
 
 
 def noised_losses(loss: FloatArray, most: float, noise: FloatArray) -> FloatArray:

@@ -183,7 +183,7 @@ def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) ->
             "These folders differ in data or partition: compare strategies within a folder, not "
             "across them."
         )
-    if noise := noise_note(history.summary(), history.on):
+    if noise := noise_note(history.summary(), history.runs, history.on):
         out.append(f"Deployed model, at the last round: {document.minus_sign(noise)}.")
     if spent := privacy_note(history.runs, sources[0].lines if len(sources) == 1 else ()):
         out.append(f"{capitalised(spent)}.")

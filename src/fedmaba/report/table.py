@@ -120,25 +120,45 @@ def caption(history: History, model: Model, at: At, unit: Unit | None = None) ->
     return text if unit.mark else f"{text}; {plainly(unit)}"
 
 
-def noise_note(rows: Sequence[Row], on: On = "test") -> str:
-    """How much of the variances finite test sets alone make; "" where that is not known."""
+def noise_note(rows: Sequence[Row], runs: Sequence[RunHistory], on: On = "test") -> str:
+    """How much of the variances finite test sets alone make; "" where scores are no counts."""
     known = [row for row in rows if math.isfinite(row.test_noise) and row.mean.variance > 0]
     if not known:
-        return ""
+        return _unknown_noise(runs, on)
     shares = [min(100.0, 100 * row.test_noise / row.mean.variance) for row in known]
     each = ", ".join(f"{row.label} {row.corrected:.2f}" for row in known)
     if len(known) > LISTED:
         ends = [pick(known, key=lambda row: row.corrected) for pick in (min, max)]
         each = " to ".join(f"{row.corrected:.2f} ({row.label})" for row in ends)
     text = (
-        f"of these variances, {_range([row.test_noise for row in known], '.2f')} %² "
-        f"({_range(shares, '.0f')} %) are noise of finite {on} sets; variance without it: {each}"
+        f"the noise of finite {on} sets alone makes a variance of about "
+        f"{_range([row.test_noise for row in known], '.2f')} %², {_range(shares, '.0f')} % of what "
+        f"is shown; variance without it: {each}"
     )
+    if any(row.corrected < 0 for row in known):
+        text += f" (below 0: so few {on} examples show no difference between clients)"
     if max(shares) > 50:
         most = [row.label for row, share in zip(known, shares, strict=True) if share > 50]
         who = ", ".join(most) if len(most) <= LISTED else f"{len(most)} rows"
         text += f"; warning: more than half of the variance of {who} is such noise"
     return text
+
+
+def _unknown_noise(runs: Sequence[RunHistory], on: On) -> str:
+    """Why the noise of finite test sets is not known, where that is for clients with one example.
+
+    Such a client's accuracy is 0 or 100 %, so the variance is mostly noise.
+    """
+    judged = [run for run in runs if run.unit == PERCENT and not run.diverged]
+    single = {(int((run.test_size == 1).sum()), int((run.test_size > 0).sum())) for run in judged}
+    most, many = max(single, default=(0, 0))
+    if not most:
+        return ""
+    return (
+        f"warning: {most:,} of {many:,} clients have a single {on} example, so how much of these "
+        f"variances is noise of finite {on} sets cannot be told; --min-examples leaves small "
+        "clients out"
+    )
 
 
 def privacy_note(runs: Iterable[RunHistory], lines: Iterable[Mapping[str, Any]] = ()) -> str:
@@ -172,7 +192,7 @@ def document(
     history = history if share is None else replace(history, share=share)
     told = dict.fromkeys(run.diverged for run in history.runs if run.diverged)
     text = [f"Left out of every mean: {'; '.join(told)}."] if told else []
-    noise = noise_note(history.summary(model, at), history.on)
+    noise = noise_note(history.summary(model, at), history.runs, history.on)
     grids = [summary(history, model, at), *incentive_grids(history, model, at)]
     if against is not None:
         grids += compared(history, model, at, against)

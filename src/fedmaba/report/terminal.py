@@ -102,7 +102,7 @@ def show(
     for gained in map(for_screen, incentive_grids(history, model, at)):
         named = replace(gained, title=capitalised(gained.title))
         console.print(table_of(named, whole=gained.head[1:]))
-    if noise := noise_note(history.summary(model, at, share), history.on):
+    if noise := noise_note(history.summary(model, at, share), history.runs, history.on):
         noise = minus_sign(noise)
         console.print(line_of(noise, "yellow" if "warning" in noise else "dim"))
     if spent := privacy_note(history.runs):

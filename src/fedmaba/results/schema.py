@@ -177,6 +177,13 @@ class Model(Part):
     parameters: Count = 0
 
 
+class Source(Part):
+    """The data as read, and how each seed divides them, as digests."""
+
+    data: Word
+    partition: dict[Word, Word] = {}
+
+
 class About(Part):
     """about.json: where a run comes from."""
 
@@ -187,6 +194,7 @@ class About(Part):
     seeds: Annotated[list[Seed], Field(max_length=MAX_RUNS)] = []
     data: Data = Data()
     partition: dict[Word, Word] = {}
+    source: Source | None = None  # None: of a version that did not note it
     hostile: dict[Word, list[Count]] | None = None
     privacy: dict[str, dict[Word, Number | Word]] = {}  # what makes each run private
     model: Model = Model()

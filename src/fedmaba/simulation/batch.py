@@ -22,6 +22,7 @@ from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation.distributed import Ranks
 from fedmaba.simulation.local_training import MetricFn, Pool, evaluate
+from fedmaba.simulation.private import NoiseDraws
 from fedmaba.simulation.state import Plan, Progress, Run
 from fedmaba.strategies.base import Local, Needs, layers_of, optimiser_of_server
 from fedmaba.strategies.server_optimisers import numbers_by_run
@@ -79,6 +80,7 @@ class Batch:
     judges_groups: bool = False  # whether evaluations count predictions by group of people
     draws: ParticipantDraws = field(default_factory=ParticipantDraws)
     private: Sequence[Mechanism | None] = ()  # of each run, where the plan asks for privacy
+    noise: NoiseDraws = field(default_factory=NoiseDraws)
 
     def mechanism(self, r: int) -> Mechanism | None:
         """What makes a run private; None where nothing does."""
@@ -114,6 +116,11 @@ class Batch:
         optimisers = [optimiser_of_server(run.strategy) for run in self.runs]
         numbers = numbers_by_run(optimisers, self.plan.server_momentum)
         return torch.from_numpy(numbers).to(self.progress.model)
+
+    @cached_property
+    def trial(self) -> Tensor:
+        """(R, P) Memory for models that servers try before they take a step."""
+        return self.progress.model.clone()
 
     @cached_property
     def kind(self) -> IntArray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.errors import InputError
-from fedmaba.privacy.mechanism import Mechanism, mechanism, refused_rule
+from fedmaba.privacy.mechanism import Mechanism, mechanism, normals_of_sum, refused_rule
 from fedmaba.rows.cuda_graphs import send
 from fedmaba.simulation.state import Plan, Run
 
@@ -64,7 +65,35 @@ def clip_changes(
     w[:, :shared] = torch.where(norm.isfinite(), inside, start)
 
 
-def add_noise(delta: Tensor, found: Mechanism, t: int, shared: int) -> None:
-    """Add the noise of round t to the weighted sum (P,) of one run, in place."""
-    noise = torch.from_numpy(found.noise_on_sum(t, shared))
-    delta[:shared] += noise.to(delta.device, delta.dtype)
+class NoiseDraws:
+    """The normals behind each round's noise; threads draw those of the next round ahead.
+
+    Runs with one seed share them, so they are drawn and sent once.
+    """
+
+    def __init__(self) -> None:
+        self.round = -1
+        self.ready: dict[int, Future[NDArray[np.float64]]] = {}  # by seed, of this round
+        self.sent: dict[int, Tensor] = {}  # by seed, of this round
+        self.ahead: dict[int, Future[NDArray[np.float64]]] = {}  # by seed, of the next one
+        self.threads = ThreadPoolExecutor(thread_name_prefix="noise")
+
+    def __call__(
+        self, seed: int, t: int, many: int, last: bool, device: torch.device
+    ) -> Tensor:  # (many,) float64
+        """The standard normals of round t; the next round's are begun unless this is the last."""
+        if t != self.round:
+            self.ready = self.ahead if t == self.round + 1 else {}
+            self.round, self.sent, self.ahead = t, {}, {}
+        if seed not in self.sent:
+            begun = self.ready.pop(seed, None)
+            drawn = normals_of_sum(seed, t, many) if begun is None else begun.result()
+            self.sent[seed] = send(drawn, device)
+            if not last:
+                self.ahead[seed] = self.threads.submit(normals_of_sum, seed, t + 1, many)
+        return self.sent[seed]
+
+
+def add_noise(delta: Tensor, found: Mechanism, normals: Tensor) -> None:
+    """Add noise, from standard normals (shared,), to the weighted sum (P,) of a run, in place."""
+    delta[: len(normals)] += (found.sum_noise * normals).to(delta.dtype)
