@@ -3,6 +3,7 @@
 # make test-slow   the tests that take tens of seconds
 # make test-oldest   the tests with the oldest releases that pyproject.toml allows
 # make flower-demo, make test-flower   the same on Flower, in an environment of its own
+# make test-flower FLWR=1.41.0   with this release of flwr, in an environment of its own again
 # make docs   the documentation site, into build/site, warnings as errors
 # make faults  every fault campaign at full count (hours on a small machine); figures in build/faults
 # make faults-quick   the small versions of these
@@ -13,7 +14,8 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 LOCK_VENV = build/lock
-FLOWER_VENV ?= .venv-flower
+FLWR ?=
+FLOWER_VENV ?= .venv-flower$(addprefix -,$(FLWR))
 FLOWER_BIN = $(FLOWER_VENV)/bin
 FLOWER_STAMP = $(FLOWER_VENV)/.installed
 OLDEST_VENV = .venv-oldest
@@ -89,7 +91,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(FLOWER_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FLOWER_VENV)
-	$(FLOWER_BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sim,flower,privacy,dev]'
+	$(FLOWER_BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sim,flower,privacy,dev]' $(addprefix flwr==,$(FLWR))
 	touch $@
 
 $(OLDEST_VENV)/.installed: pyproject.toml constraints-oldest.txt
@@ -98,4 +100,4 @@ $(OLDEST_VENV)/.installed: pyproject.toml constraints-oldest.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(FLOWER_VENV) $(OLDEST_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER_VENV) .venv-flower* $(OLDEST_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -208,6 +208,8 @@ class FlowerStrategy(Base):
                     arrays, metrics = self._one_round(grid, initial_arrays, config, timeout)
                 except PrivacySpent as why:
                     log_line(WARNING, f"the run ends after round {server.round}: {why}")
+                    assert server.private is not None
+                    server.private.end(server.round)
                     break
                 result.train_metrics_clientapp[t] = metrics
                 own = None if evaluate_fn is None else evaluate_fn(t, arrays)

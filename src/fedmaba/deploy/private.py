@@ -74,8 +74,16 @@ class PrivateRounds:
         """Count one more round of these sites, on the disk, before anything is released."""
         assert self.folder is not None
         self.taken |= {site: self.taken.get(site, 0) + 1 for site in sites}
-        told = {"multipliers": list(self.mechanism.releases), "taken": self.taken}
-        self.folder.write_json(run_folder.LEDGER_FILE, told)
+        self.folder.write_json(run_folder.LEDGER_FILE, self._told())
+
+    def end(self, done: int) -> None:
+        """Record that the run ends after round `done`, because too few sites may be asked."""
+        assert self.folder is not None
+        self.folder.write_json(run_folder.LEDGER_FILE, self._told() | {"ended": done})
+
+    def _told(self) -> dict[str, Any]:
+        """What privacy.json says while the run goes on."""
+        return {"multipliers": list(self.mechanism.releases), "taken": self.taken}
 
     def info(self) -> dict[str, float]:
         """What is spent by the site that it costs most, as a line of rounds.jsonl has it."""

@@ -126,6 +126,7 @@ class Ledger(Part):
 
     multipliers: Annotated[list[Number], Field(max_length=2)]
     taken: dict[Site, Count]
+    ended: Count | None = None  # the round after which too few sites could still be asked
 
 
 class SavedFederation(Part):

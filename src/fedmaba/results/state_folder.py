@@ -106,6 +106,7 @@ class FederationState:
     about: Mapping[str, Any] = field(default_factory=dict)
     held: bool = False  # by a server that works on it
     has_models: bool = False
+    spent: bool = False  # too few sites may still be asked: their privacy is spent
 
     @property
     def asked(self) -> int | None:
@@ -114,7 +115,8 @@ class FederationState:
 
     @property
     def finished(self) -> bool:
-        return self.has_models and not self.held and self.done >= (self.asked or 0)
+        enough = self.spent or self.done >= (self.asked or 0)
+        return self.has_models and not self.held and enough
 
     @property
     def metric(self) -> Metric:
@@ -207,6 +209,11 @@ class FederationState:
         if not self.finished:
             how = "it is running" if self.held else "run it again with the same state to go on"
             out.append(f"unfinished, saved up to round {self.done}{of}: {how}")
+        elif self.spent:
+            out.append(
+                f"ended after round {self.done}{of}, because the privacy budget is spent: too few "
+                "sites may still be asked"
+            )
         missing = self.done - len(self.rounds)
         if missing > 0:
             out.append(f"rounds.jsonl lacks {missing} of {self.done} rounds: they are not shown")
@@ -299,6 +306,7 @@ def load(path: Path) -> FederationState | None:
         about,
         run_folder.in_use(path),
         all(map(files.exists, models)),
+        run_folder.load_ledger(path).get("ended") == meta["round"],
     )
 
 
