@@ -1,5 +1,6 @@
 """Every client under its own model beside every client under the server's, in all that is shown."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,13 +10,14 @@ import torch
 import fedmaba
 from command_line import QUICK
 from fedmaba.errors import InputError
-from fedmaba.report import export, table
+from fedmaba.report import export, table, terminal
 from fedmaba.report.data import of
 from fedmaba.results.history import GrowingArray, History, RunHistory
 from fedmaba.simulation.engine import Run, simulate, start
 from fedmaba.strategies.base import Local, Personal
 from paper_loops import PaperLoop
 from plain_loop import PLAN, apart, mlp, one, vector
+from report_cases import printed
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 
@@ -178,6 +180,16 @@ def test_own_models_are_in_pandas_and_in_exports(history):
     assert {row[1] for row in export.summary(history)[1:]} == {"deployed", "last", "personal"}
     assert [grid.name for grid in table.document(history).grids] == ["levels", "incentive"]
     assert len(lines) == 9
+
+
+def test_a_note_of_several_rows_stands_once_and_80_columns_are_enough(history):
+    more = [replace(run, label="afl") for run in history.runs if run.label == "fedavg"]
+    text = printed(80, terminal.grid(History([*history.runs, *more]), "personal", "last", 0.05))
+    assert "; * the deployed model strategy" in " ".join(text.split())  # the title's end
+    assert text.count("deployed") == 1
+    assert re.findall(r"^ +(fedavg|afl) \*", text, re.M) == ["fedavg", "afl"]
+    one_only = printed(120, terminal.grid(history, "personal", "last", 0.05))
+    assert "fedavg (the deployed model)" in " ".join(one_only.split())
 
 
 def test_a_figure_shows_who_is_better_off_than_alone(history):

@@ -256,14 +256,23 @@ def incentive_grids(history: History, model: Model = "deployed", at: At = "last"
 
 
 def for_screen(grid: Grid) -> Grid:
-    """A table of strategies as a screen shows it: without seeds, notes behind the names."""
+    """A table of strategies as a screen shows it: without seeds, notes behind the names.
+
+    A note that several rows share stands once, above them.
+    """
     keep = [i for i, name in enumerate(grid.head) if name not in ("row", "seeds", "note")]
     notes = [row[grid.head.index("note")].text if "note" in grid.head else "" for row in grid.rows]
+    shared = [note for note in dict.fromkeys(notes) if note and notes.count(note) > 1]
+    marks = {note: " " + "*" * (i + 1) for i, note in enumerate(shared)}
     rows = [
-        [Cell(f"{row[0].text} ({note})" if note else row[0].text), *(row[i] for i in keep)]
+        [
+            Cell(row[0].text + (marks.get(note) or f" ({note})" if note else "")),
+            *(row[i] for i in keep),
+        ]
         for row, note in zip(grid.rows, notes, strict=True)
     ]
     title = grid.title[:1].lower() + grid.title[1:]
+    title += "".join(f"; {mark.strip()} {note}" for note, mark in marks.items())
     return Grid(grid.name, title, ["strategy", *(grid.head[i] for i in keep)], rows)
 
 
