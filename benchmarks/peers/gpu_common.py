@@ -65,8 +65,9 @@ def write(name, small, folder):
     else:
         x = rng.standard_normal((many, *it.shape), dtype=np.float32)
         y = rng.integers(it.classes, size=many)
-    np.save(folder / f"{name}-x.npy", np.ascontiguousarray(x))
-    np.save(folder / f"{name}-y.npy", np.ascontiguousarray(y))
+    for part, values in (("x", x), ("y", y)):
+        path = folder / f"{name}-{part}.npy"
+        np.lib.format.open_memmap(path, "w+", values.dtype, values.shape)[:] = values
 
 
 def read(name, folder):
