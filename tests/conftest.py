@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from tools.faults.standins import World
 
 from command_line import Answer
@@ -23,6 +24,11 @@ from fedmaba.data.partition import Split
 from fedmaba.rows import kernels as triton
 from fedmaba.rows import layers, stack
 from kernels import Kernels
+
+# `make test` tries new cases each time. What decides on a submission tries the same ones, so that
+# it fails for what was submitted alone.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 SIZES = (5, 9, 6, 3, 8)  # of the training parts
 TESTED = (4, 3, 6, 2, 5)
