@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import torch
+from scipy.optimize import nnls
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedmaba import rng
@@ -174,3 +175,75 @@ class MIFA(PaperLoop):
                 y = y - lr * self.gradient(y, rows, key)
             self.own[i] = (self.model - y) / lr
         self.model = self.model - lr * sum(self.own) / self.n
+
+
+class FedMDFG(PaperLoop):
+    """Appendix A of Pan et al. 2023; the trials of steps in the order of their code."""
+
+    def __init__(self, *args, theta=11.25, s=5):
+        super().__init__(*args)
+        self.theta, self.s = theta, s
+        self.before = {}  # client -> its gradient in the last round, scaled
+        self.expected = {}  # client -> (mean of the losses that were no larger, rounds)
+        self.lengths = []  # of the steps taken, as multiples of the step size
+        self.fair = []  # whether the fair-driven objective was there
+
+    def losses(self, at, cohort):
+        net = self.plain.worker
+        vector_to_parameters(at, net.parameters())
+        return np.array([self.plain.measured(net, self.fed.split.train[i]) for i in cohort])
+
+    def larger_than_expected(self, cohort, loss):
+        """How many losses are above what is expected of their clients; what is expected moves."""
+        count = 0
+        for i, value in zip(cohort, loss, strict=True):
+            mean, rounds = self.expected.get(i, (value, 0))
+            if value <= mean:
+                mean = (mean * rounds + value) / (rounds + 1)
+            else:
+                count += 1
+            self.expected[i] = (mean, rounds + 1)
+        return count
+
+    def round(self, t, cohort, lr):
+        loss, p = self.losses(self.model, cohort), np.ones(len(cohort))
+        key = [torch.from_numpy(rng.key(self.seed, "local", t, i).view(np.int64)) for i in cohort]
+        g = [
+            self.gradient(self.model, self.fed.split.train[i], k)
+            for i, k in zip(cohort, key, strict=True)
+        ]
+        g = np.array([v.numpy() for v in g])
+        norms = np.linalg.norm(g, axis=1)
+        g = g / norms[:, None] * norms.mean()
+        old = [v for i, v in self.before.items() if i not in cohort]
+        self.before = dict(zip(cohort, g, strict=True))
+
+        def angle(values):
+            return math.acos(min(1, values @ p / np.linalg.norm(values) / np.linalg.norm(p)))
+
+        active = 0 < self.larger_than_expected(cohort, loss) < len(cohort)
+        active = active or math.degrees(angle(loss)) > self.theta
+        h = p @ loss / np.linalg.norm(loss) ** 2 * loss - p
+        q = np.vstack([g, *([h / np.linalg.norm(h) @ g] if active else []), *old])
+        # The shortest convex combination is, apart from a factor, the least-squares solution of
+        # q' x = 0, 1' x = 1 with x >= 0.
+        one = np.linalg.norm(q, axis=1).mean()
+        x, _ = nnls(np.vstack([q.T, np.full(len(q), one)]), np.append(np.zeros(q.shape[1]), one))
+        d = q.T @ x / x.sum()
+        scale = np.linalg.norm(g.mean(0)) / np.linalg.norm(d)
+        d, step = scale * d, (lr if old else 2**self.s * lr)
+        tried = []
+        while step >= 0.5**self.s * lr / scale:
+            after = self.losses(self.model - step * torch.from_numpy(d), cohort)
+            tried.append((step, after.sum()))
+            if (after <= loss - step * 1e-4 * g @ d).all() and (
+                not active or angle(after) < angle(loss)
+            ):
+                break
+            step /= 2
+        else:
+            better = [k for k, total in tried if total < loss.sum()]
+            step = better[0] if better else min(tried, key=lambda one: one[1])[0]
+        self.model = self.model - step * torch.from_numpy(d)
+        self.lengths.append(step / lr)
+        self.fair.append(active)

@@ -54,6 +54,7 @@ SPECS = [
     "adafed:gamma=0.2,eta=0.5",
     "fedeba:tau=0.3,a=0.4",
     "fedlf:tau=2,norms=reference",
+    "fedmdfg:theta=3,s=2",
 ]
 PLAN = Plan(rounds=3, minibatch=4, lr=0.2, lr_decay=0.9, dtype="float64")
 
@@ -300,10 +301,14 @@ class Plain:
             past_round=np.array([r for r, _ in past.values()], dtype=np.int64),
             steps=np.array(steps, np.float64) if needs.steps else None,
         )
-        coef, self.state, _ = self.strategy.weigh(self.state, replies)
+        decision = self.strategy.weigh(self.state, replies)
+        coef, self.state, _ = decision
         if needs.first_steps:
             every = torch.cat([every, torch.stack([-lr * self.gradient(c, t) for c in clients])])
         delta = self.combined(torch.from_numpy(coef), every)
+        if needs.trials:
+            factor = self.searched(replies, decision, server, delta)
+            coef, delta = factor * coef, factor * delta
         moved = server + plan.server_lr * self.along(delta)
         vector_to_parameters(moved, self.model.parameters())
         self.past |= {int(c): (t, change) for c, change in zip(clients, changes, strict=True)}
@@ -311,6 +316,16 @@ class Plain:
         shown = shown.reshape(2, -1).sum(0) if needs.first_steps else shown[: len(clients)]
         self.told.append(Told(clients, shown, replies.loss))
         self.path.append(parameters_to_vector(self.model.parameters()).detach().clone())
+
+    def searched(self, replies, decision, server, delta):
+        """The factor on the step that the strategy takes after it has tried others."""
+        tried = []
+        while not (found := self.strategy.search(replies, decision, tried)).take:
+            moved = server + self.plan.server_lr * found.factor * delta
+            vector_to_parameters(moved, self.worker.parameters())
+            rows = (self.fed.split.train[c] for c in replies.client)
+            tried.append((found.factor, np.array([self.measured(self.worker, r) for r in rows])))
+        return found.factor
 
     def gradient(self, client, t):
         """The gradient of all of a client's examples at the server's model, as in a first step."""

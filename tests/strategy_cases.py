@@ -31,6 +31,7 @@ SPECS = [
     "adafed:gamma=5",
     "fedeba:tau=0.01,a=1",
     "fedlf:tau=3,norms=reference",
+    "fedmdfg:theta=1,s=0",
 ]
 quick = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None

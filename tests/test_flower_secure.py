@@ -16,9 +16,11 @@ from flower_grid import LocalGrid, light_app, light_model
 from flower_sites import CONFIG, first, local_data
 
 ROUNDS, SITES = 3, 5
-SIMULATED = ["scaffold", "ditto", "local", "fairfed", "fedeba", "mifa"]  # not on Flower at all
+# not on Flower at all
+SIMULATED = ["scaffold", "ditto", "local", "fairfed", "fedeba", "mifa", "fedmdfg"]
 KEEPING = ["feddyn", "fednova"]  # sites keep something, or say how many steps they took
 OTHERS = [name for name, kind in REGISTRY.items() if kind().needs().changes != "none"]
+OTHERS.remove("fedmdfg")
 SUMMED = [name for name in REGISTRY if name not in SIMULATED + KEEPING + OTHERS]
 SUMMED += ["fedmaba:loss_at=mean", "fedmaba:loss_at=end,eta_s=2", "term:normalise=reference"]
 

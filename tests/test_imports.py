@@ -87,7 +87,7 @@ def test_what_needs_no_torch_imports_none():
 
 
 CONTRACT = {"strategies.base", "strategies.simplex", "strategies.outliers", "errors"}
-CONTRACT |= {"strategies.server_optimisers"}
+CONTRACT |= {"strategies.server_optimisers", "strategies.descent"}
 OF_ALL = {"strategies.__init__", "strategies.hyper_parameters", "strategies.deployed"}
 OF_ALL |= {"strategies.contract"}
 

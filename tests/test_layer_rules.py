@@ -22,7 +22,7 @@ from fedmaba.privacy.mechanism import refusal
 from fedmaba.simulation.engine import Run
 from fedmaba.strategies import MIFA, TERM, FedEBA, FedLF
 from fedmaba.strategies.base import Decision, Needs, Replies, Strategy, call_weigh, layers_of
-from fedmaba.strategies.fedlf import fair_combination
+from fedmaba.strategies.descent import fair_combination
 from plain_loop import PLAN, apart, mlp, one, played, vector
 
 pytestmark = pytest.mark.usefixtures("few_threads")

@@ -33,7 +33,7 @@ from fedmaba.strategies.base import Decision
 
 STRATEGIES = ["fedavg", "qffl:q=1", "afl", "term", "fedfv", "fedmaba:alpha=0.8"]
 # fednova and mifa: test_flower_means
-ELSEWHERE = {"scaffold", "ditto", "local", "fairfed", "fednova", "fedeba", "mifa"}
+ELSEWHERE = {"scaffold", "ditto", "local", "fairfed", "fednova", "fedeba", "mifa", "fedmdfg"}
 ON_FLOWER = [name for name in REGISTRY if name not in ELSEWHERE]
 RNG = np.random.default_rng(0)
 MODEL = {

@@ -110,7 +110,7 @@ def test_unknown_fields_of_local_and_needs_are_named():
     told = refused(lambda self: Needs(gram=True), hook="needs")
     assert told == (
         "unknown field of Needs in mine: needs(): 'gram': choose one of changes, "
-        "first_steps, groups, keep_rounds, loss, steps"
+        "first_steps, groups, keep_rounds, loss, steps, trials"
     )
 
 

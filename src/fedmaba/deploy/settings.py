@@ -69,6 +69,11 @@ class FederationSettings:
                 f"{self.strategy.label()} weighs the first step of each site, which sites do not "
                 "send: simulate it, or choose another strategy"
             )
+        if self.strategy.needs().trials:
+            raise InputError(
+                f"{self.strategy.label()} asks for losses after steps of several lengths, which "
+                "sites do not send: simulate it, or choose another strategy"
+            )
         if self.strategy.needs().groups:
             raise InputError(
                 f"{self.strategy.label()} weighs sites by groups of people, whose counts sites do "

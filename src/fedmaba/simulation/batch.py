@@ -118,6 +118,11 @@ class Batch:
         return torch.from_numpy(numbers).to(self.progress.model)
 
     @cached_property
+    def trial(self) -> Tensor:
+        """(R, P) Memory for models that servers try before they take a step."""
+        return self.progress.model.clone()
+
+    @cached_property
     def kind(self) -> IntArray:
         """(R,) A number that is equal for runs whose clients can be trained together.
 

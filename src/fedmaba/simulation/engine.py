@@ -481,6 +481,11 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
             if average.needs_validation(rule) and not len(run.federation.validation.index):
                 raise InputError(average.no_validation(rule))
         check_strategy(run.strategy)
+        if plan.server_momentum and run.strategy.needs().trials:
+            raise InputError(
+                f"{run.strategy.label()} tries the server's step before it is taken, and momentum "
+                "makes it another: leave out server_momentum"
+            )
         if run.strategy.needs().groups:
             _check_groups(run)
         if run.strategy.needs().loss == "held" and not run.federation.validation.size.all():

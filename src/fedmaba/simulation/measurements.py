@@ -39,12 +39,18 @@ class LossSpec:
     length: int  #    examples of a run's participants, at most
 
 
-def start_losses(batch: Batch, parts: RunParts, cohorts: list[Cohort]) -> dict[int, Host]:
-    """Each participant's loss at its run's model on these examples of its own, by run."""
+def start_losses(
+    batch: Batch, parts: RunParts, cohorts: list[Cohort], model: Tensor | None = None
+) -> dict[int, Host]:
+    """Each participant's loss at its run's model on these examples of its own, by run.
+
+    `model` (R, P): other models than those of the servers.
+    """
+    model = batch.progress.model if model is None else model
     if not cohorts:
         return {}
     if batch.rows.layout.shared < batch.rows.layout.size:
-        return {c.r: _own_losses(batch, parts, c) for c in cohorts}
+        return {c.r: _own_losses(batch, parts, c, model[c.r]) for c in cohorts}
     runs, ranks = np.array([c.r for c in cohorts]), batch.ranks
     first, size = parts.entries_of([(c.r, c.client) for c in cohorts])
     found = np.zeros(first.shape)
@@ -57,7 +63,7 @@ def start_losses(batch: Batch, parts: RunParts, cohorts: list[Cohort]) -> dict[i
         width=int(size.max(initial=0)),
         length=int(size.sum(1).max()),
     )
-    pool, model = batch.pool, batch.progress.model
+    pool = batch.pool
     held = (pool.x, pool.y, parts.entries, parts.union, parts.place, model)
     means = torch.zeros(size.shape)  # a rank without a client
     if size.size:
@@ -76,9 +82,9 @@ def start_losses(batch: Batch, parts: RunParts, cohorts: list[Cohort]) -> dict[i
     return {c.r: partial(of_run, i, len(c.client)) for i, c in enumerate(cohorts)}
 
 
-def _own_losses(batch: Batch, parts: RunParts, c: Cohort) -> Host:
-    """Each participant's loss at the server's model with the part that it keeps."""
-    models = partial(server_models, batch, c.r, batch.progress.model[c.r])
+def _own_losses(batch: Batch, parts: RunParts, c: Cohort, model: Tensor) -> Host:
+    """Each participant's loss at a model (P,) with the part that it keeps."""
+    models = partial(server_models, batch, c.r, model)
     losses, _ = client_means(batch, parts, c.r, models, c.client)
     return start_fetch(losses)
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fedmaba.errors import NoRoom
 from fedmaba.rows.cuda_graphs import send, start_fetch
-from fedmaba.simulation import private, server_step
+from fedmaba.simulation import private, server_step, step_search
 from fedmaba.simulation.batch import Batch
 from fedmaba.simulation.client_scores import whole_models
 from fedmaba.simulation.cohort import (
@@ -133,11 +133,13 @@ class Decided:
     decision: dict[int, Decision] = field(default_factory=dict)
     loss: dict[int, FloatArray] = field(default_factory=dict)  # as reported to the server
     ended: dict[int, str] = field(default_factory=dict)
+    replies: dict[int, Replies] = field(default_factory=dict)  # of strategies that search steps
 
     def __ior__(self, other: Decided) -> Decided:
         self.decision |= other.decision
         self.loss |= other.loss
         self.ended |= other.ended
+        self.replies |= other.replies
         return self
 
 
@@ -226,6 +228,7 @@ def weigh(batch: Batch, drawn: Drawn, measured: Measured, when: str) -> Decided:
         if mechanism is not None:
             mechanism.check_weights(c.run.strategy, drawn.round, decision.coef)
         decided.decision[c.r] = decision
+        decided.replies |= {c.r: replies} if c.needs.trials else {}
         if loss is not None:
             decided.loss[c.r] = loss
     return decided
@@ -460,6 +463,8 @@ def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Step
     at, ranks, t = batch.progress, batch.ranks, drawn.round
     for r, why in decided.ended.items():
         _end(batch, r, t, why)
+    changes = {c.r: trained.change(c) for c in drawn.late if c.r in decided.replies}
+    decided.decision |= step_search.search_steps(batch, drawn, changes, decided)
     layout = batch.rows.layout
     spec = server_step.StepSpec(batch.plan.server_lr, layout.compared, layout.shared)
     held, moves, share = server_step.held_by_step(batch), *_shares(batch, decided, t)
@@ -538,11 +543,7 @@ def _weigh_changes(
     """Add a late cohort's weighted changes, and keep those that its strategy needs again."""
     kept = batch.progress.kept[c.r]
     if not batch.ranks.rank:  # each rank has the whole sum
-        coef, past = decision.coef, kept.change
-        if coef.ndim == 2:
-            delta[c.r] = server_step.combine_layers(coef, change, past, batch.layers)
-        else:
-            delta[c.r] = server_step.combine_changes(coef, change, past)
+        delta[c.r] = server_step.weighted_changes(decision.coef, change, kept.change, batch.layers)
     if c.needs.keep_rounds:
         change[:, batch.rows.layout.compared :] = 0  # statistics of past rounds do not come again
         batch.progress.kept[c.r] = server_step.kept_changes(kept, c, change, t)

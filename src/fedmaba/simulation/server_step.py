@@ -110,6 +110,13 @@ def _summed(coef: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return total, coef.sum(1, keepdim=True)
 
 
+def weighted_changes(coef: FloatArray, change: Tensor, past: Tensor, layers: list[slice]) -> Tensor:
+    """(P,) The weighted changes, with one row of coefficients or one for each layer."""
+    if coef.ndim == 2:
+        return combine_layers(coef, change, past, layers)
+    return combine_changes(coef, change, past)
+
+
 def combine_changes(coef: FloatArray, change: Tensor, past: Tensor) -> Tensor:
     """coef @ changes (m, P); further coefficients belong to `past`, the changes of past rounds."""
     share = send(coef, change.device).to(change.dtype)

@@ -25,6 +25,7 @@ from fedmaba.strategies.fedeba import FedEBA
 from fedmaba.strategies.fedfv import FedFV
 from fedmaba.strategies.fedlf import FedLF
 from fedmaba.strategies.fedmaba import FedMABA
+from fedmaba.strategies.fedmdfg import FedMDFG
 from fedmaba.strategies.fedmgda import FedMGDA
 from fedmaba.strategies.fednova import FedNova
 from fedmaba.strategies.fedprox import FedProx
@@ -58,6 +59,7 @@ __all__ = [
     "FedFV",
     "FedLF",
     "FedMABA",
+    "FedMDFG",
     "FedMGDA",
     "FedNova",
     "FedProx",
@@ -99,6 +101,7 @@ REGISTRY: dict[str, type[Strategy]] = {
         FedEBA,
         FedLF,
         MIFA,
+        FedMDFG,
     )
 }
 BUILT_IN = tuple(REGISTRY)

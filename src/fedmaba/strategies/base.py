@@ -77,6 +77,17 @@ class Decision(NamedTuple):
     info: Mapping[str, float] = {}  #            what people like to see: lambda, kl, ...
 
 
+class ServerStep(NamedTuple):
+    """A length of the server's step: a multiple of what `weigh` decided, to be tried or taken."""
+
+    factor: float
+    take: bool = False  #                        False: ask the participants for their losses first
+
+
+Tried = tuple[float, FloatArray]  # a factor, and each participant's loss after that step, (m,)
+Trials = Sequence[Tried]
+
+
 @dataclass(frozen=True)
 class Shown:
     """A number of `Decision.info` that people want to see, and the words for it in a report."""
@@ -104,6 +115,8 @@ class Needs:
     groups: bool = False  #                      counts by group of people, at the server's model
     first_steps: bool = False  #                 the change that one step on all of a participant's
     #                                            examples would make; coefficients come after all m
+    trials: bool = False  #                      training losses after steps of several lengths, for
+    #                                            `Strategy.search`
 
     def __post_init__(self) -> None:
         for name, choices in (("loss", get_args(LossAt)), ("changes", get_args(Changes))):
@@ -120,6 +133,11 @@ class Needs:
             raise InputError(
                 "Needs(first_steps=True): their weights must be known before training: leave out "
                 "changes, and take loss='start'"
+            )
+        if self.trials and self.early:
+            raise InputError(
+                "Needs(trials=True): steps are tried once all changes are there: add "
+                "changes='gram', 'norms' or 'layers'"
             )
 
     @property
@@ -310,6 +328,13 @@ class Strategy:
     def weigh(self, state: State, replies: Replies) -> Decision:
         """Coefficients on this round's changes, and the state for the next."""
         raise NotImplementedError
+
+    def search(self, replies: Replies, decision: Decision, tried: Trials) -> ServerStep:
+        """How long a step to try next, or to take, after those tried so far.
+
+        Asked after `weigh`, where `needs` says trials. A loss that is not finite is inf.
+        """
+        return ServerStep(1.0, take=True)
 
     def shown(self) -> tuple[Shown, ...] | None:
         """Which numbers of its info a report shows, in order; None: all, by their names."""

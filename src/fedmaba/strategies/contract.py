@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import Any
 
 from fedmaba import user_code
 from fedmaba.errors import FedmabaError, InputError, unknown
-from fedmaba.strategies.base import Local, Needs, Strategy, optimiser_of_server
+from fedmaba.strategies.base import (
+    Decision,
+    Local,
+    Needs,
+    Replies,
+    ServerStep,
+    Strategy,
+    Trials,
+    optimiser_of_server,
+)
+
+MAX_TRIALS = 100  # steps that a strategy may try in one round
 
 
 def check_strategy(strategy: Strategy) -> None:
@@ -20,7 +32,29 @@ def check_strategy(strategy: Strategy) -> None:
             raise InputError(
                 f"{strategy.name}: {hook}() gave {found!r}: return fedmaba.{kind.__name__}(...)"
             )
-    optimiser_of_server(strategy)
+    optimiser = optimiser_of_server(strategy)
+    if strategy.needs().trials and (optimiser is not None or strategy.local().server_adds):
+        hook = "local() adds to it" if optimiser is None else "server_optimiser() takes another"
+        raise InputError(
+            f"{strategy.name}: needs() asks for trials of the server's step, but {hook}: leave "
+            "out one of them"
+        )
+
+
+def call_search(
+    strategy: Strategy, replies: Replies, decision: Decision, tried: Trials
+) -> ServerStep:
+    """Ask a strategy for the length of a step; refuse one that is no length, and endless trials."""
+    found = strategy.search(replies, decision, tried)
+    where = f"{strategy.name}, round {replies.round + 1}: search()"
+    if not isinstance(found, ServerStep):
+        raise InputError(f"{where} gave {found!r}: return fedmaba.ServerStep(factor, take)")
+    factor = found.factor
+    if not isinstance(factor, int | float) or not math.isfinite(factor):
+        raise InputError(f"{where} gave the factor {factor!r}: give a finite number")
+    if not found.take and len(tried) >= MAX_TRIALS:
+        raise InputError(f"{where} tried {MAX_TRIALS} steps and took none: return one to take")
+    return found
 
 
 def check_class(kind: type[Strategy], called: str = "") -> None:

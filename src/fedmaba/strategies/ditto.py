@@ -14,9 +14,11 @@ from fedmaba.strategies.base import (
     Needs,
     Personal,
     Replies,
+    ServerStep,
     Shown,
     State,
     Strategy,
+    Trials,
     param,
 )
 from fedmaba.strategies.server_optimisers import ServerOptimiser
@@ -68,6 +70,9 @@ class Ditto(Strategy):
 
     def weigh(self, state: State, replies: Replies) -> Decision:
         return self.rule.weigh(state, replies)
+
+    def search(self, replies: Replies, decision: Decision, tried: Trials) -> ServerStep:
+        return self.rule.search(replies, decision, tried)
 
     def server_optimiser(self) -> ServerOptimiser | None:
         return self.rule.server_optimiser()

@@ -28,10 +28,7 @@ from fedmaba.strategies.base import (
     param,
     require_finite,
 )
-from fedmaba.strategies.simplex import min_norm
-
-EQUAL = 1e-4  # losses that differ less than by this share count as equal
-NOTHING = 1e-9  # a combination whose square is below this share of its longest part's is 0
+from fedmaba.strategies.descent import fair_combination, shortest_combination
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,9 @@ class FedLF(Strategy):
         rows = np.eye(grams.shape[1])[used]  # each a combination of the changes that are there
         fair = fair_combination(loss)
         if self.norms == "reference":
-            coef = np.stack([_shortest(_equal_norms(g, rows, fair, m), g)[0] for g in grams])
+            coef = np.stack(
+                [shortest_combination(_equal_norms(g, rows, fair, m), g)[0] for g in grams]
+            )
         else:
             coef = _joined_layers(
                 grams, rows if fair is None else np.vstack([rows, fair @ rows[:m]])
@@ -87,18 +86,6 @@ class FedLF(Strategy):
         return np.flatnonzero(since & ~np.isin(replies.past_client, replies.client))
 
 
-def fair_combination(loss: FloatArray) -> FloatArray | None:
-    """The gradient of -cos(1, F) as weights on the clients' gradients; None where it is 0."""
-    top = float(np.abs(loss).max())
-    if top < SMALLEST_NORMAL:
-        return None
-    f = loss / top  # no square overflows
-    size, one = float(np.sqrt(f @ f)), 1.0 / np.sqrt(len(f))
-    weights: FloatArray = (one * f.sum() * f / size - one * size) / size**2
-    weights = weights / top
-    return weights if np.abs(weights).max() * top > EQUAL else None
-
-
 def _joined_layers(grams: FloatArray, rows: FloatArray) -> FloatArray:
     """(L, .) Weights on the changes in each layer; layers without a direction are joined."""
     groups = [[layer] for layer in range(len(grams))]
@@ -106,7 +93,7 @@ def _joined_layers(grams: FloatArray, rows: FloatArray) -> FloatArray:
     place = 0
     while place < len(groups):
         gram = grams[groups[place]].sum(0)
-        coef, nothing = _shortest(rows, gram)
+        coef, nothing = shortest_combination(rows, gram)
         if nothing and len(groups) > 1:
             other = place + 1 if place + 1 < len(groups) else place - 1
             first = min(place, other)
@@ -120,18 +107,6 @@ def _joined_layers(grams: FloatArray, rows: FloatArray) -> FloatArray:
     for layers, weights in zip(groups, found, strict=True):
         out[layers] = weights
     return out
-
-
-def _shortest(rows: FloatArray, gram: FloatArray) -> tuple[FloatArray, bool]:
-    """Weights on the changes of the shortest convex combination of rows, and whether it is 0."""
-    among = rows @ gram @ rows.T
-    size = float(among.diagonal().max())
-    if size < SMALLEST_NORMAL:
-        return np.zeros(len(gram)), True
-    x = min_norm(among / size, np.full(len(rows), 1.0 / len(rows)), 1.0)
-    coef: FloatArray = x @ rows
-    nothing = float(coef @ gram @ coef) <= NOTHING * size
-    return (np.zeros_like(coef) if nothing else coef), nothing
 
 
 def _equal_norms(gram: FloatArray, rows: FloatArray, fair: FloatArray | None, m: int) -> FloatArray:
