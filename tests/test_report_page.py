@@ -299,9 +299,9 @@ def test_the_set_up_has_the_hashes_and_the_command(folder):
     assert name.startswith("data ")
     assert digest == about["data"]["sha256"]
     assert dict(splits) == {f"partition, seed {s}": about["partition"][s] for s in ("0", "1")}
-    assert told["repeat"] == "fedmaba run run/experiment.toml --out NEW"
+    assert told["repeat"] == [f"fedmaba run {folder}/experiment.toml --out NEW"]
     python = data.Source("run", History([]), {"python": True, "repeat": "the Python call"})
-    assert set_up.of(python)["repeat"] == "the Python call"
+    assert set_up.of(python)["repeat"] == ["the Python call"]
 
 
 def test_hostile_clients_are_called_as_everywhere_else():

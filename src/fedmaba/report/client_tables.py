@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -129,7 +129,7 @@ def _identities(
     A name is the same client in every seed. Without names, a number is the same client only where
     the examples are divided in the same way.
     """
-    if len({source.data.get("sha256") for source in owners}) > 1:
+    if len({source.division[0] for source in owners}) > 1:
         raise InputError("these runs have different data, so their clients cannot be compared")
     out: list[list[Hashable]] = []
     split: dict[int, Hashable] = {}
@@ -137,9 +137,7 @@ def _identities(
         if names := source.data.get("clients") or ():
             out.append([Names(names).of(c) for c in range(run.n_clients)])
             continue
-        told: Any = source.about.get("partition")
-        digest = told.get(str(run.seed)) if isinstance(told, dict) else None
-        mine = digest or f"seed {run.seed}"
+        mine = source.division[1].get(str(run.seed), f"seed {run.seed}")
         if split.setdefault(run.seed, mine) != mine:
             raise InputError(
                 f"the runs of seed {run.seed} have different clients, which have no names, so they "

@@ -28,11 +28,12 @@ class ReachedRound:
     done: int = 0  # rounds
     clock: int = 0  # the round of every figure on the page; 0 before the first evaluation
     rounds: int | None = None  # asked for
+    left: str = ""  # of a folder with parts: which are not finished
 
     @property
     def words(self) -> str:
         """ "round 12 of 60": what a verdict so far is of."""
-        return f"round {self.clock}" + (f" of {self.rounds}" if self.rounds else "")
+        return self.left or f"round {self.clock}" + (f" of {self.rounds}" if self.rounds else "")
 
 
 @dataclass
@@ -149,7 +150,7 @@ def _progress(source: Source) -> ReachedRound:
         whole -= 1
     found = [line["round"] for line in source.lines if "deployed" in line]
     clock = max([*tested, *(t for t in found if t <= whole)], default=0)
-    return ReachedRound(max([whole, *tables]), clock, source.rounds)
+    return ReachedRound(max([whole, *tables]), clock, source.rounds, source.left)
 
 
 def unit_of(sources: Sequence[Source], history: History) -> Unit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,9 @@ class Source:
     finished: bool = True
     held: bool = False  # by a process that works on it
     path: Path | None = None  # of the folder
+    place: Path | None = None  # the folder as it was named
+    parts: Sequence[Source] = ()  # that it was read from, if there are several
+    left: str = ""  # which of its parts are not finished, where others are
     seconds: Sequence[float] = ()  # of the newest rounds of a run in progress
     federation: FederationState | None = None  # where it is the state of a server on Flower
 
@@ -43,6 +46,14 @@ class Source:
     def data(self) -> Mapping[str, Any]:
         data = self.about.get("data")
         return data if isinstance(data, dict) else {}
+
+    @property
+    def division(self) -> tuple[object, Mapping[str, Any]]:
+        """Digests of the data and of each seed's division of them, before seeds prepare copies."""
+        read = self.about.get("source")
+        if isinstance(read, dict):
+            return read.get("data"), dict(items(read.get("partition")))
+        return self.data.get("sha256"), dict(items(self.about.get("partition")))
 
     @property
     def hostile(self) -> dict[str, list[int]]:
@@ -102,7 +113,7 @@ def load(path: Path) -> Source:
     held = not finished and run_folder.in_use(path)
     seconds = () if finished else round_lines.read_seconds(path)
     out = Source(path.name, history, about, text, labels, lines, rounds, finished, held)
-    return replace(out, path=files.without_links(path), seconds=seconds)
+    return replace(out, path=files.without_links(path), place=path, seconds=seconds)
 
 
 def of_state(path: Path, state: FederationState) -> Source:
@@ -175,6 +186,8 @@ def _joined(path: Path, more: str, sources: Sequence[Source]) -> Source:
     for key in ("partition", "hostile"):
         told = {k: v for source in sources for k, v in items(source.about.get(key))}
         about |= {key: told} if told else {}
+    divided = {k: v for source in sources for k, v in source.division[1].items()}
+    about |= {"source": {"data": first.division[0], "partition": divided}} if divided else {}
     going = [source for source in sources if not source.finished]
     # Newer lines count only where no run is ahead of the others.
     lines = (
@@ -190,8 +203,34 @@ def _joined(path: Path, more: str, sources: Sequence[Source]) -> Source:
         finished=not going,
         held=any(source.held for source in sources),
         path=files.without_links(path),
+        place=path,
+        parts=sources,
+        left=_left(sources, going),
         seconds=going[0].seconds if going else (),
     )
+
+
+def _left(sources: Sequence[Source], going: Sequence[Source]) -> str:
+    """Which parts are not finished, and how far they are; "" where all are, or none is."""
+    if len(going) in (0, len(sources)):
+        return ""
+    told = []
+    for source in going:
+        asked = parts.experiment_of(source.place or Path())
+        found = [run for run in source.history.runs if len(run.tables.get("evaluated", ()))]
+        ends = [int(run.evaluated[-1]) for run in found]
+        far = f"at round {max(ends, default=0)} of {source.rounds}" if ends else "not begun"
+        told.append(f"{', '.join(asked.strategies)}, {seeds_in_words(asked.seed_list())}, {far}")
+    done = len(sources) - len(going)
+    return f"{done} of {len(sources)} parts are finished (missing: {'; '.join(told)})"
+
+
+def seeds_in_words(seeds: Iterable[int]) -> str:
+    """Seeds in a few words: "seeds 0 to 9"."""
+    found = sorted(set(seeds))
+    if len(found) > 2 and found == [*range(found[0], found[-1] + 1)]:
+        return f"seeds {found[0]} to {found[-1]}"
+    return f"seed{'s' * (len(found) != 1)} {', '.join(map(str, found))}"
 
 
 def load_all(paths: Sequence[Path]) -> list[Source]:

@@ -40,7 +40,7 @@ def text(source: data.Source) -> str:
         page.foot += [table.capitalised(f"{note}.") for note in state.notes()]
     facts = [*told["facts"], *((f"SHA-256 of {name}", digest) for name, digest in told["hashes"])]
     page.grids.append(_pairs("software", "Software and data", "what", [f for f in facts if f[1]]))
-    page.foot.append(f"To repeat it: {told['repeat']}")
+    page.foot.append(f"To repeat it: {' and then '.join(told['repeat'])}")
     return document.markdown(page)
 
 

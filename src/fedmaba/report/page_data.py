@@ -368,6 +368,7 @@ def _live(scores: CurrentFigures, i: int) -> dict[str, Any]:
     worker = run_folder.worker(source.path) if source.held and source.path else None
     return {
         "name": source.name,
+        "left": source.left,
         "done": at.done,
         "clock": at.clock,
         "rounds": source.rounds,

@@ -5,20 +5,20 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fedmaba.report import escape
-from fedmaba.report.data import Source, items
+from fedmaba.report.data import Source, items, seeds_in_words
+from fedmaba.results import run_folder
+from fedmaba.results.history import RunHistory
 
 MOST = 50  # runs whose noise is told one by one
 
 
 def of(source: Source) -> dict[str, Any]:
     """What was asked for, where it ran, the hashes, and the command that repeats it."""
-    about = source.about
-    command = [str(word) for word in about.get("command") or ()]
-    if command:
-        command[0] = "fedmaba"
+    about, made = source.about, source.parts or [source]
     versions, model = about.get("versions") or {}, about.get("model") or {}
     facts = [(name, str(version)) for name, version in items(versions)]
     facts.append(("device", str(about.get("device", "unknown"))))
@@ -30,7 +30,6 @@ def of(source: Source) -> dict[str, Any]:
     hashes = [("data " + str(source.data.get("name", "")), str(source.data.get("sha256", "")))]
     partitions = items(about.get("partition") or {})
     hashes += [(f"partition, seed {seed}", str(digest)) for seed, digest in partitions]
-    again = f"fedmaba run {quoted([source.name + '/experiment.toml'])} --out NEW"
     names = dict(enumerate(source.data.get("clients") or ()))
     for seed, who in source.hostile.items():
         listed = [str(names.get(c, c)) for c in who]
@@ -38,13 +37,49 @@ def of(source: Source) -> dict[str, Any]:
         facts.append((f"hostile clients, seed {seed}", ", ".join(listed[:100]) + more))
     return {
         "name": source.name,
+        "runs": _runs(source),
+        "left": source.left,
         "experiment": source.experiment,
-        "command": escape.one_line(quoted(command)),  # pasted, a second line would run at once
-        "repeat": escape.one_line(str(about.get("repeat")) if about.get("python") else again),
+        "parts": len(made),
+        "commands": list(dict.fromkeys(text for one in made if (text := _begun_with(one)))),
+        "repeat": list(dict.fromkeys(_again(one) for one in made)),
         "facts": facts,
         "hashes": [(name, digest) for name, digest in hashes if digest],
         "finished": source.finished,
     }
+
+
+def _begun_with(source: Source) -> str:
+    """The command that began it, in one line: pasted, a second line would run at once."""
+    command = [str(word) for word in source.about.get("command") or ()]
+    return escape.one_line(quoted(["fedmaba", *command[1:]])) if command else ""
+
+
+def _again(source: Source) -> str:
+    """The command that repeats a run folder, or what else does."""
+    if source.about.get("python"):
+        return escape.one_line(str(source.about.get("repeat")))
+    file = (source.place or Path(source.name)) / run_folder.EXPERIMENT_FILE
+    return escape.one_line(f"fedmaba run {quoted([str(file)])} --out NEW")
+
+
+def _runs(source: Source) -> list[str]:
+    """Which strategies, seeds and rounds are shown, strategies with the same in one line."""
+    rows: dict[str, list[RunHistory]] = {}
+    for run in source.history.runs:
+        rows.setdefault(run.label, []).append(run)
+    alike: dict[str, list[str]] = {}
+    for label, runs in rows.items():
+        done = max(map(_rounds, runs))
+        told = f"{seeds_in_words(run.seed for run in runs)}, {done:,} round{'s' * (done != 1)}"
+        alike.setdefault(told, []).append(label)
+    return [f"{', '.join(labels)}: {told}" for told, labels in alike.items()]
+
+
+def _rounds(run: RunHistory) -> int:
+    """How many rounds of a run are there."""
+    known = (run.tables[name] for name in ("evaluated", "round") if len(run.tables.get(name, ())))
+    return max((int(found[-1]) for found in known), default=0)
 
 
 def _promise(told: object) -> list[tuple[str, str]]:

@@ -162,7 +162,21 @@ class _Rows:
         self._corrected: dict[tuple[str, str], dict[str, float]] = {}
 
     def spread(self, label: str) -> float:
+        """Its variance, to rank by: as far from the reference's as under the seeds of both."""
+        if self.unlike(label, self.base) and (span := self.minus(label, self.base)).seeds:
+            return self.mean[self.base].variance + span.mean
         return self.mean[label].variance
+
+    def unlike(self, label: str, other: str) -> bool:
+        """Whether two have different seeds, so that their means do not subtract."""
+        return bool(other) and self.found[label].keys() != self.found[other].keys()
+
+    def level(self, label: str, other: str, figure: str) -> float:
+        """A figure of a strategy under the seeds that another has too; its mean if it has none."""
+        if not self.unlike(label, other):
+            return float(getattr(self.mean[label], figure))
+        ours, _ = pairs(self.by_seed(label, figure), self.by_seed(other, figure))
+        return float(ours.mean()) if len(ours) else float(getattr(self.mean[label], figure))
 
     def by_seed(self, label: str, figure: str) -> dict[int, float]:
         return {seed: getattr(f, figure) for seed, f in self.found[label].items()}
@@ -262,12 +276,16 @@ class _Rows:
         """The change against the reference with its interval, then the runner-up."""
         unit, base = self.unit, self.base
         square, points = unit.square, " points" if unit.mark else ""
-        now = f"{self.shown(self.spread(named), 'variance')}{square}"
-        if base:
+        now = f"{self.shown(self.level(named, base, 'variance'), 'variance')}{square}"
+        if base and self.unlike(named, base) and not self.minus(named, base).seeds:
+            theirs = f"{self.shown(self.mean[base].variance, 'variance')}{square}"
+            out = f"The variance over clients is {now} with {named} and {theirs} with {base}, but "
+            out += "no seed is of both, so they cannot be compared: run both with the same seeds."
+        elif base:
             change = self.change("variance", named, square, ("less", "more"), base)
             cost = self.change("accuracy", named, points, ("lower", "higher"))
             out = f"The variance over clients is {now} with {named}, {change}; "
-            out += f"the mean {unit.name} is {cost}."
+            out += f"the mean {unit.name} is {cost}." + self.seeds_of_both(named)
         else:
             out = f"The variance over clients is {now} with {named} at a mean {unit.name} of "
             out += f"{self.shown(self.mean[named].accuracy, 'accuracy')}{unit.mark}."
@@ -276,7 +294,7 @@ class _Rows:
             out += self.not_told_apart(named, [x for x in alike if x != base and x in close])
         elif rest:
             next_ = min(rest, key=self.spread)
-            its = self.shown(self.spread(next_), "variance")
+            its = self.shown(self.mean[next_].variance, "variance")
             out += f" The runner-up is {next_} with {its}{square}."
         if far := [x for x in self.labels if x not in close]:
             way = "above" if unit.lower else "below"
@@ -297,6 +315,20 @@ class _Rows:
             out += f" Likely different, but not told apart after Holm's correction for {many} "
             out += f"comparisons: {_listed(unclear)}."
         return out
+
+    def seeds_of_both(self, named: str) -> str:
+        """What was compared, where a strategy and the reference have different seeds."""
+        base = self.base
+        if not self.unlike(named, base):
+            return ""
+        many = [len(self.found[x]) for x in (named, base)]
+        both = len(self.found[named].keys() & self.found[base].keys())
+        theirs = self.shown(self.level(base, named, "variance"), "variance")
+        under = f"the {both} that both have" if both > 1 else "the one that both have"
+        return (
+            f" {named} has {_seeds(many[0])}, {base} {many[1]}; this is under {under}, where "
+            f"{base} has {theirs}{self.unit.square}."
+        )
 
     def by_chance(self, label: str, figure: str) -> bool:
         """Whether only the number of comparisons speaks against a difference to the reference."""
@@ -337,7 +369,8 @@ class _Rows:
             way = "may be chance" if self.by_chance(named, figure) else "not told apart"
             if self.apart(named, self.base, figure):
                 way = "better" if better else "worse"
-            now, then = (getattr(self.mean[x], figure) for x in (named, self.base))
+            now = self.level(named, self.base, figure)
+            then = self.level(self.base, named, figure)
             out.append(
                 Tile(
                     axis_name(figure, PLAIN._replace(name=self.unit.name), self.share),
@@ -359,7 +392,7 @@ class _Rows:
         head += [f"mean, minus {base}", f"{worst}, minus {base}"] * bool(base)
         body = []
         for x in [named, *alike]:
-            row = [Cell(x), number(self.spread(x), digits=self.digits["variance"])]
+            row = [Cell(x), number(self.mean[x].variance, digits=self.digits["variance"])]
             pairs = [("variance", named), *(("accuracy", base), ("worst", base)) * bool(base)]
             for figure, other in pairs:
                 span = self.minus(x, other, figure)
@@ -371,6 +404,8 @@ class _Rows:
         title = (
             f"Not told apart in variance{how}, and what each costs (mean [95 % interval{alone}])"
         )
+        if any(self.unlike(x, y) for x in [named, *alike] for y in (named, base)):
+            title += "; differences are under the seeds that both have"
         return Grid("costs", title, head, body)
 
 
