@@ -150,7 +150,7 @@ def test_a_table_for_a_paper_has_the_differences_to_a_row(call, refused, tiny_np
     line = next(x for x in listed.splitlines() if x.startswith("differences,afl,worst 50 %,"))
     assert float(line.split(",")[3]) == pytest.approx(mean)
     plain = call(*asked[:-2], "--to", "markdown").out
-    assert "difference" not in plain
+    assert "difference to" not in plain
     assert [row.split(" | ")[0] for row in plain.splitlines() if row.startswith("| ")][2:] == [
         "| fedavg",
         "| afl",

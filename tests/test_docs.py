@@ -105,12 +105,8 @@ SHOWN = {  # what a page says that a block prints: the text right below it
 }
 
 
-SEVERAL = {f"docs/models.md {number}" for number in (0, 1, 2, 5)}  # ten seconds and more
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SEVERAL else n for n in PAGES]
-)
+@pytest.mark.slow  # README's blocks run with the usual tests
+@pytest.mark.parametrize("name", PAGES)
 def test_python_of_the_docs_runs(name, request, tmp_path, monkeypatch, capsys):
     if "flwr" in PAGES[name]:  # parts of an app, which only a real federation runs
         compile(PAGES[name], name, "exec")

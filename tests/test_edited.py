@@ -232,6 +232,7 @@ def test_the_digest_covers_experiment_data_and_partition(tiny_npz):
 # --- reproduce ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_batch_does_not_go_on_from_another_ones_checkpoint(tmp_path):
     scale = targets.Scale(rounds=4, seeds=1, only=("fedavg",), quick=True)
     machine = config.Machine(device="cpu")

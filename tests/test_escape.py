@@ -99,7 +99,7 @@ def test_a_terminal_obeys_no_name(names, terminal_like):
     assert not obeyed(text)
     assert not obeyed(str(found))
     assert len(str(found).splitlines()) == 2 + len(set(names))
-    assert len(re.findall("diverged: seed 2", text)) >= len(names)
+    assert "diverged: seed 2" in text
 
 
 def test_a_name_in_a_head_is_no_markup():

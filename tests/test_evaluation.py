@@ -19,6 +19,7 @@ from plain_loop import MODELS, PLAN, SPECS, Plain, apart, cnn, mlp, one, played,
 pytestmark = pytest.mark.usefixtures("few_threads")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_a_resumed_batch_has_the_same_bits(model, held_fed):
     plan = replace(PLAN, rounds=4, participants=3, server_momentum=0.5, dtype="float32", chunk=3)

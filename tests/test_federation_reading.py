@@ -256,6 +256,7 @@ def test_lines_that_no_checkpoint_counts_are_not_shown(folder):
     assert len(state_folder.load(folder).rounds) == 3
 
 
+@pytest.mark.slow
 def test_neither_flwr_nor_torch_is_needed(ended, tmp_path):
     code = (
         "import sys; sys.modules |= dict.fromkeys(('torch', 'flwr'))\n"

@@ -43,16 +43,10 @@ def test_names_are_those_that_a_paper_prints(label, name):
     assert printed_name(label) == name
 
 
-QUICK = [("rounds", "column", 3.3), ("gains", "page", 6.75)]
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "width", "inches"),
-    [
-        pytest.param(*place, marks=() if place in QUICK else pytest.mark.slow)
-        for kind in KINDS
-        for place in ((kind, "column", 3.3), (kind, "page", 6.75))
-    ],
+    [place for kind in KINDS for place in ((kind, "column", 3.3), (kind, "page", 6.75))],
 )
 def test_a_figure_has_the_width_of_a_column_or_a_page_and_nothing_sticks_out(
     kind, width, inches, history
@@ -124,6 +118,7 @@ def test_weights_diverge_around_an_equal_share(history):
     assert above[2] > above[0]  # blue
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("font", "name"),
     [("serif", b"STIXGeneral"), pytest.param("sans", b"DejaVuSans", marks=pytest.mark.slow)],

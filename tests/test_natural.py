@@ -91,6 +91,7 @@ def test_the_exported_table_is_the_same_federation(tmp_path):
     assert (again.client_names, again.classes) == (want.client_names, want.classes)
 
 
+@pytest.mark.slow
 def test_census_has_the_publishers_test_rows_and_groups():
     fed = Federation.make(datasets.load("adult:by=workclass,group=race"), "given")
     assert (fed.train.size.sum(), fed.test.size.sum()) == (32_561, 16_281)

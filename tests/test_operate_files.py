@@ -142,6 +142,7 @@ def test_the_image_is_built_of_the_wheel_and_is_nobody_special():
     assert ["WORKDIR", "/federation"] in told
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not all(map(shutil.which, ("openssl", "ssh-keygen"))), reason="needs OpenSSL and OpenSSH"
 )

@@ -160,13 +160,14 @@ def table2() -> History:
     return History(runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "dpi"),
     [
         ((6.75, 4.0), 100),
-        pytest.param((6.75, 4.0), 300, marks=pytest.mark.slow),
-        pytest.param(None, 100, marks=pytest.mark.slow),
-        pytest.param(None, 300, marks=pytest.mark.slow),
+        ((6.75, 4.0), 300),
+        (None, 100),
+        (None, 300),
     ],
 )
 def test_names_in_a_full_tradeoff_do_not_overlap(size, dpi):
@@ -193,12 +194,10 @@ def test_the_frame_of_a_tradeoff_holds_no_row_that_it_does_not_show():
     assert 74.9 < right.get_ylim()[0] < 75.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    [
-        "rounds",
-        *(pytest.param(k, marks=pytest.mark.slow) for k in ("distribution", "variance", "worst")),
-    ],
+    ["rounds", "distribution", "variance", "worst"],
 )
 def test_a_legend_of_many_rows_lies_in_the_figure_and_on_no_panel(kind):
     pytest.importorskip("matplotlib")

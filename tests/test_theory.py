@@ -64,6 +64,7 @@ def test_weights_settle_where_and_when_the_theory_says(load, eta_b):
     assert found["rate"] == pytest.approx(1 / (1 + found["tau"] * eta_b), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_saddle_is_that_of_another_solver(load):
     convex = load("theory_convex")
     problem = convex.Problem(convex.federation())
