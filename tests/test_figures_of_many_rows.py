@@ -42,6 +42,7 @@ def drawn(history, kind, width):
     return figure, [a for a in figure.axes if a.get_label() != "<colorbar>"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "inches"), [("column", 3.3), ("page", 6.75)])
 @pytest.mark.parametrize(
     ("kind", "count"),

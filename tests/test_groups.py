@@ -156,6 +156,7 @@ def saved(tmp_path):
     return asked(tmp_path / "people.npz", strategies=["fedavg", "fairfed"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old", [False, True])
 def test_a_run_goes_on_as_it_was_begun(tmp_path, old):
     """Also one of a version that did not count by groups: it goes on without."""

@@ -67,6 +67,7 @@ def test_the_commands_of_the_page_run_in_order(call, monkeypatch):
     assert Path("runs/hospitals/parts/001").is_dir()  # the five new seeds, and nothing again
 
 
+@pytest.mark.slow
 def test_the_changes_that_the_page_names_are_understood(call, refused):
     start = ["compare", "fedavg", "--data", "heart", "--model", "softmax", "--rounds", "1"]
     part = PAGE.partition("## 7.")[2].partition("## 8.")[0]

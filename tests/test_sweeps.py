@@ -120,6 +120,7 @@ def test_a_sweep_is_one_folder_for_every_command(folder, call, tiny_npz, monkeyp
     assert (other.code, "holds another experiment, in train.lr" in other.err) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_stopped_sweep_is_resumed(folder, call, tmp_path):
     want = fedmaba.load_history("mine")
     for part in ("mine/parts/003", "mine/parts/004"):

@@ -162,7 +162,7 @@ CASES = {
 
 PAIRS = [(task, case) for task in TASKS for case in CASES]
 QUICK = {"regress": ("fast", "several"), "multilabel": ("fast", "vmap", "dropout")}
-QUICK |= {"sequence": ("fast", "tokens", "loop")}
+QUICK |= {"sequence": ("fast", "tokens")}
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,7 @@ def test_without_a_target_all_are_listed_with_their_work(call):
     assert sizes["all"][0] < sum(size[0] for size in sizes.values()) / 2  # shared runs count once
 
 
+@pytest.mark.slow
 def test_the_list_says_what_a_folder_holds(call, monkeypatch, capsys, tmp_path):
     """A run is held for every target that shows it; cut-down ones are other runs."""
     (tmp_path / "some").mkdir()

@@ -122,6 +122,7 @@ def test_drift_of_local_steps_is_linear_in_the_step_size(load):
     assert load("theory").slopes(rates, five) == pytest.approx(1.0, abs=0.05)
 
 
+@pytest.mark.slow
 def test_generalisation_bound_holds_and_needs_its_two(load):
     bound = load("theory_generalisation")
     small, large = (bound.measure(n, trials=300) for n in (100, 1000))
