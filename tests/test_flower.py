@@ -36,7 +36,7 @@ SPECS = [
     *(
         name
         for name, kind in REGISTRY.items()
-        if not (kind().needs().groups or kind().needs().first_steps)
+        if not (kind().needs().groups or kind().needs().first_steps or kind().needs().trials)
         and not (kind().local().keep or kind().local().personal)
     ),
     "fedmaba:alpha=0.8,loss_at=mean",
