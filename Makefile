@@ -23,15 +23,17 @@ OLDEST_VENV = .venv-oldest
 # hundreds of processes start in the tests, each faster with compiled modules beside the sources
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint format clean docs test-browser flower-demo test-flower test-slow test-oldest faults faults-quick lock audit
+.PHONY: demo test style lint format clean docs test-browser flower-demo test-flower test-slow test-oldest faults faults-quick lock audit
 
 demo: $(STAMP)
 	$(BIN)/fedmaba compare fedavg qffl:q=0.1 afl term fedmaba \
 	  --data sample --clients 20 --partition shards:2 --minibatch 20 --rounds 20 --eval-every 4 --seeds 3
 
-# worksteal: neighbours stay in one process, which then imports and prepares for them once
-test: lint
-	$(BIN)/pytest -n auto --dist worksteal
+# worksteal: neighbours stay in one process, which then imports and prepares for them once.
+# Types are checked beside the tests: without a cache that takes one core a minute.
+test: style
+	$(BIN)/mypy & types=$$!; $(BIN)/pytest -n auto --dist worksteal; tests=$$?; \
+	  wait $$types && exit $$tests
 
 faults: $(STAMP)
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.faults all
@@ -68,9 +70,11 @@ test-browser: $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[browser]'
 	$(BIN)/pytest -m browser -rs tests/test_page*.py
 
-lint: $(STAMP)
+style: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+lint: style
 	$(BIN)/mypy
 
 format: $(STAMP)
