@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
 from fedmaba import strategies
@@ -158,6 +158,7 @@ changes_of = {
     ),
     some.integers(0, 2**32 - 1),
 )
+@example([([0.0] * 5, {0}, "large"), ([0.0] * 4 + [4e-243], {0, 4}, "large")], 0)
 def test_no_reply_makes_a_coefficient_infinite(spec, rounds, seed):
     strategy, rng, past = one(spec), np.random.default_rng(seed), []
     state = strategy.init(5)

@@ -10,6 +10,7 @@ import numpy as np
 from fedmaba.strategies.base import SMALLEST_NORMAL, FloatArray
 from fedmaba.strategies.simplex import min_norm
 
+NO_LOSS = 1e-100  # losses below this count as 0: weights, which are 1 / loss, have finite squares
 EQUAL = 1e-4  # losses that differ less than by this share count as equal
 NOTHING = 1e-9  # a combination whose square is below this share of its longest part's is 0
 
@@ -26,7 +27,7 @@ def cosine(loss: FloatArray) -> float:
 def fair_combination(loss: FloatArray) -> FloatArray | None:
     """The gradient of -cos(1, F) as weights on the clients' gradients; None where it is 0."""
     top = float(np.abs(loss).max())
-    if top < SMALLEST_NORMAL:
+    if top < NO_LOSS:
         return None
     f = loss / top  # no square overflows
     size, one = float(np.sqrt(f @ f)), 1.0 / np.sqrt(len(f))
