@@ -1,7 +1,8 @@
 """How fast strategies are whose clients keep something, beside FedAvg, in one process.
 
-The strategies take turns of a few rounds each, so that other work on the machine slows all of them
-alike. Prints each one's rate of client updates and its ratio to FedAvg's, the median over turns. On
+The strategies take turns of some rounds each, so that other work on the machine slows all of them
+alike. Before the first round of a turn a GPU waits for the host, and not later: so turns are not too
+short. Prints each one's rate of client updates and its ratio to FedAvg's, the median over turns. On
 a GPU the jobs are those of `engine.py`, 33 runs at once; on a CPU one run, in processor time.
 
     python benchmarks/keeping.py --device cuda --out keeping.json
@@ -24,7 +25,7 @@ SPECS = ("fedavg", "scaffold", "feddyn", "ditto", "scaffold:option=I", "fednova"
 NEEDED = {"scaffold": 0.7, "feddyn": 0.7, "ditto": 0.4}  # of FedAvg's rate
 JOBS = {  # model, images per client, runs, participants of 100, precision, rounds of a turn
     "cuda": {
-        "mlp, 33 runs x 100 clients": ("mlp", 600, 33, None, "tf32", 5),
+        "mlp, 33 runs x 100 clients": ("mlp", 600, 33, None, "tf32", 15),
         "mlp, 33 runs x 100 clients, float32": ("mlp", 600, 33, None, "float32", 3),
         "cnn, 33 runs x 10 of 100 clients": ("cnn", 500, 33, 10, "tf32", 5),
     },

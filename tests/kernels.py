@@ -14,19 +14,26 @@ class Kernels:
     MAX_MINIBATCH = 64
 
     @staticmethod
-    def linear(x, w, b, relu, keys, drop, dtype, start=None, inputs=None, owner=None):
+    def linear(x, w, b, relu, keys, drop, dtype, start=None, inputs=None, owner=None, drift=None):
         assert x[0].is_contiguous()
         x = x if owner is None else x[owner]
         y = x[..., :inputs] @ w[:, :inputs] + b[:, None]
         y = y if start is None else y + start
+        if drift is not None:
+            still, stored, added = drift
+            y = (y - b[:, None]) * stored[:, None, None] + still * added[:, None, None] + b[:, None]
         y = y.relu() if relu else y
         return y if drop is None else y * dropout_mask(keys, drop[1], y.shape, drop[0], y.dtype)
 
     @staticmethod
-    def linear_back(g, x, w, sink, bias, deeper, factor, dtype):
+    def linear_back(g, x, w, sink, bias, deeper, factor, dtype, drift=None):
         assert g.is_contiguous()
         assert x[0].is_contiguous()
         below = g @ w.transpose(1, 2) if deeper else None
+        if drift is not None:
+            far, far_bias, keep, give = drift
+            sink.mul_(keep[:, None, None]).add_(give[:, None, None] * far)
+            bias.mul_(keep[:, None]).add_(give[:, None] * far_bias)
         sink += x.transpose(1, 2) @ g
         bias += g.sum(1)
         return torch.where(x > 0, below * factor, 0.0) if deeper and factor else below

@@ -31,6 +31,9 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="starts processes"),
 ]
 SITES, ROUNDS = 5, 3
+# Training without kinks: an MLP's ReLUs make of the rounding of one round, which is 3e-7, a
+# difference of 1e-3 after two more.
+MODEL = "softmax"
 
 
 def summed(name: str) -> bool:
@@ -74,9 +77,11 @@ def net(tmp_path_factory):
     fed = Federation.make("sample", "shards:2", clients=SITES)
     new(folder / "app", secure=True)
     client, config = folder / "app/fairapp/client_app.py", folder / "app/pyproject.toml"
+    task = folder / "app/fairapp/task.py"
+    task.write_text(task.read_text().replace('MODEL = "mlp"', f'MODEL = "{MODEL}"'))
     client.write_text(client.read_text() + DROPPING)
     config.write_text(config.read_text() + 'drop = ""\n')
-    weights = first_model("mlp", fed.data.x.shape[1:], 10, 0)
+    weights = first_model(MODEL, fed.data.x.shape[1:], 10, 0)
     safetensors.numpy.save_file(weights, folder / "first.safetensors")
     with Net(folder) as net:
         for c in range(SITES):
@@ -122,7 +127,7 @@ def plain(net: Net, spec: str, rounds=ROUNDS, drop=()):
     classes = [str(k) for k in range(10)]
     files = [net.folder / f"site-{c}.npz" for c in range(SITES)]
     apps = {
-        c + 1: client_app("mlp", datasets.load(str(file)), site=f"site-{c}", classes=classes)
+        c + 1: client_app(MODEL, datasets.load(str(file)), site=f"site-{c}", classes=classes)
         for c, file in enumerate(files)
     }
     strategy = FlowerStrategy(spec, min_available_nodes=SITES, evaluate=False, grace=0)
@@ -140,7 +145,7 @@ def test_five_supernodes_give_the_plain_runs_model(net, spec, monkeypatch):
     found, reports = run(net, spec, f"{spec}-secure")
     assert [r["secure"] for r in reports] == [{"summed": 5, "left": [], "clipped": 0}] * ROUNDS
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=0, atol=2e-5)
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("gone", [["site-1"], ["site-1", "site-4"]])
@@ -152,4 +157,4 @@ def test_supernodes_that_drop_out_after_the_masks_do_not_lose_the_round(net, gon
     assert len(reports[0]["refused"]) == len(gone)
     assert all("this site drops out" in line for line in reports[0]["refused"])
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=5e-6)

@@ -8,11 +8,12 @@ from torch.nn import functional as F
 
 from fedmaba import strategies
 from fedmaba.rows import compile, cuda_graphs
-from fedmaba.rows.base import ProxPull, RowBlock, SharedInputs, Step
+from fedmaba.rows.base import Drift, ProxPull, RowBlock, SharedInputs, Shift, Step
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.models import cnn, mlp
 from fedmaba.simulation.batch import precision
 from fedmaba.simulation.engine import Plan, Run, simulate, start
+from fedmaba.simulation.kept_vectors import Difference, combine
 
 pytestmark = [
     pytest.mark.gpu,
@@ -199,12 +200,13 @@ def test_a_gpu_gives_the_numbers_of_a_cpu(make, make_federation, monkeypatch):
         assert float(far.max()) < 1e-2
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.5])
+@pytest.mark.parametrize("besides", ["nothing", "pull", "shift"])
 @pytest.mark.parametrize("dtype", ["float32", "tf32"])
-def test_steps_in_a_group_are_those_one_after_another(dtype, mu):
+def test_steps_in_a_group_are_those_one_after_another(dtype, besides):
     torch.manual_seed(0)
-    layers = nn.Linear(784, 200), nn.ReLU(), nn.Dropout(0.3), nn.Linear(200, 10)
-    model, example = nn.Sequential(*layers).cuda(), torch.zeros(2, 784).cuda()
+    layers = nn.Linear(784, 200), nn.ReLU(), nn.Dropout(0.3), nn.Linear(200, 100), nn.ReLU()
+    model = nn.Sequential(*layers, nn.Linear(100, 10)).cuda()
+    example = torch.zeros(2, 784).cuda()
     rows, plain = (compile(model, example, dtype=name) for name in (dtype, "float32"))
     w = rows.layout.pack(model).cuda().repeat(ROWS, 1)
     x, y = torch.randn(ROWS, 4, 50, 784).cuda(), torch.randint(10, (ROWS, 4, 50)).cuda()
@@ -212,16 +214,49 @@ def test_steps_in_a_group_are_those_one_after_another(dtype, mu):
     keys = torch.arange(4 * ROWS).view(4, ROWS).cuda()
     steps = [Step(x[:, k], y[:, k], weight, down, None, keys[k]) for k in range(4)]
     one, many, exact = w.clone(), w.clone(), w.clone()
-    pull = ProxPull(w, torch.full((ROWS, 1), 0.1 * mu).cuda()) if mu else None
+    vector = w.clone() if besides == "pull" else torch.zeros_like(w)
+    for part in rows.layout.views(vector):  # gaps between weights stay 0
+        part.add_(0.01 * torch.randn_like(part))
+    rate, number = torch.linspace(0.01, 0.2, ROWS).cuda(), torch.arange(5.0).cuda()[:, None]
+    left, ones = (1 - rate) ** (number - 4), torch.ones(5, ROWS).cuda()
+    alone, drift = {
+        "nothing": (None, None),
+        "pull": (ProxPull(vector, rate[:, None]), Drift(vector, 1 - rate, rate, left, 1 - left)),
+        "shift": (Shift(vector), Drift(vector, ones[0], ones[0], ones, (number - 4) * ones)),
+    }[besides]
     inputs = SharedInputs(x, [RowBlock(0, ROWS, 0)])
     with torch.no_grad(), precision(dtype):
-        losses = torch.stack([rows.run_steps(one, inputs, [step], pull)[0] for step in steps])
-        assert off(torch.stack(rows.run_steps(many, inputs, steps, pull)), losses.double()) < 5e-3
+        losses = torch.stack([rows.run_steps(one, inputs, [step], alone)[0] for step in steps])
+        if drift:
+            share, pulled = (
+                (1 - (1 - rate) ** 4, True) if besides == "pull" else (4 * ones[0], False)
+            )
+            run = torch.arange(ROWS).cuda()
+            at_once = rows.models_that_drift(many, run, vector, share, pulled=pulled)
+            rows.begin_drift(many, vector, share, pulled=pulled)
+            torch.testing.assert_close(at_once, many, rtol=1e-6, atol=1e-6)
+        assert off(torch.stack(rows.run_steps(many, inputs, steps, drift)), losses.double()) < 5e-3
     with torch.no_grad(), precision("float32"):
         for step in steps:
-            plain.run_steps(exact, inputs, [step], pull)
+            plain.run_steps(exact, inputs, [step], alone)
     change = (exact - w).double()
     assert off(many - w, change) < max(1e-5, 2 * off(one - w, change))
+
+
+@pytest.mark.parametrize("many", range(6))
+@pytest.mark.parametrize("differs", [False, True])
+def test_vectors_are_combined_as_on_a_cpu(many, differs):
+    torch.manual_seed(0)
+    wide = torch.randn(8, 7, 5000)  # whose rows need not follow one another
+    vectors = [v[:, 8:-1] for v in wide[:5]]
+    vectors[1] = vectors[1][:1]
+    terms = list(zip(vectors[:many], [0.5, -1.0, 2.0, 1e-3, 1.0], strict=False))
+    a, b, rate = wide[5, :1, 8:-1], wide[6][:, 8:-1], torch.rand(7, 1) + 0.1
+    apart = Difference(a, b, rate) if differs else None
+    want = combine(terms, torch.empty(7, 4991), apart)
+    both = Difference(*(v.cuda() for v in apart)) if apart else None
+    got = combine([(v.cuda(), f) for v, f in terms], torch.empty(7, 4991).cuda(), both)
+    torch.testing.assert_close(got.cpu(), want, rtol=1e-6, atol=1e-6)
 
 
 def test_weights_that_outgrow_the_cache_take_groups():

@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from fedmaba.rows import compile
-from fedmaba.rows.base import PropFairRows, ProxPull, RowBlock, Rows, SharedInputs, Step
+from fedmaba.rows.base import (
+    Drift,
+    PropFairRows,
+    ProxPull,
+    RowBlock,
+    Rows,
+    SharedInputs,
+    Shift,
+    Step,
+)
 from kernels import Kernels
 from row_cases import FAST, GROUPED, B, C, R, close, image, sequence
 
@@ -51,13 +60,18 @@ def test_steps_that_are_pulled_back_in_groups_are_those_of_fedprox(name, togethe
             gradient = torch.zeros_like(one)
             want.append(rows.add_gradients(one, gradient, step))
             one = one + gradient + down * mu * (one - start)
+        share = 1 - (1 + down * mu[:, 0]) ** 4
+        rows.begin_drift(many, start, share, pulled=True)
         for k in range(0, 4, together):
             inputs = SharedInputs(x[:, k : k + together], [RowBlock(0, R, 0)])
-            got += rows.run_steps(
-                many, inputs, steps[k : k + together], ProxPull(start, -down * mu)
-            )
+            left = (1 + down * mu[:, 0]) ** (torch.arange(k, k + together + 1)[:, None] - 4)
+            drift = Drift(start, 1 + down * mu[:, 0], -down * mu[:, 0], left, 1 - left)
+            got += rows.run_steps(many, inputs, steps[k : k + together], drift)
+        alone = start.clone()
+        rows.run_steps(alone, SharedInputs(x, []), steps, ProxPull(start, -down * mu))
     close(torch.stack(got), torch.stack(want))
     close(many, one)
+    close(alone, one)
 
 
 @pytest.mark.parametrize("name", GROUPED)
@@ -80,11 +94,19 @@ def test_steps_that_add_a_constant_in_groups_are_those_one_after_another(name, t
         for step in steps:
             want.append(rows.add_gradients(one, one, step))
             one += shift
+        share = torch.full((2 * R,), 4.0).double()
+        many = rows.models_that_drift(w, torch.arange(2 * R), shift, share, pulled=False)
         for k in range(0, 4, together):
             inputs = SharedInputs(x[:, k : k + together], blocks, owner)
-            got += rows.run_steps(many, inputs, steps[k : k + together], None, shift)
+            ones = torch.ones(together + 1, 2 * R).double()
+            count = ones * (torch.arange(k, k + together + 1)[:, None] - 4)
+            drift = Drift(shift, ones[0], ones[0], ones, count)
+            got += rows.run_steps(many, inputs, steps[k : k + together], drift)
+        alone = w.clone()
+        rows.run_steps(alone, SharedInputs(x, []), steps, Shift(shift))
     close(torch.stack(got), torch.stack(want))
     close(many, one)
+    close(alone, one)
 
 
 @pytest.mark.parametrize("name", FAST)

@@ -162,11 +162,15 @@ class LocalClient:
         trained, told, own = flat, torch.zeros(2, 1), {}
         if local.personal is not None:
             pulled = (Local(prox=local.personal.prox),)
-            mine = replace(job, local=pulled, begin=before[PERSONAL].clone())
+            mine = replace(job, local=pulled, begin=lambda into: into.copy_(before[PERSONAL]))
             own[PERSONAL], told = train_chunk(rows, pool, flat, mine, graphs)
         if local.personal is None or not local.personal.only:
             if local.add or local.add_mean:
-                added = added_terms(local, before, means, torch.empty_like(flat))
+
+                def added(into: Tensor, factor: NDArray[np.float64], towards: bool) -> None:
+                    start = flat[0] if towards else None
+                    added_terms(local, before, means, into, float(factor[0]), start)
+
                 job = replace(job, added=added)
             trained, told = train_chunk(rows, pool, flat, job, graphs)
         counted = counted_steps(job.optimiser, job.schedule, int(job.steps[0]))

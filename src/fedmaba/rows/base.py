@@ -243,6 +243,26 @@ class ProxPull(NamedTuple):
     #                        weights is needed then
 
 
+class Shift(NamedTuple):
+    """A constant that each step adds to the weights."""
+
+    vector: Tensor  # (R, P)
+
+
+class Drift(NamedTuple):
+    """Besides its gradient, each step makes weights w into keep * w + give * vector.
+
+    A pull and a shift are both of this form. A row's first layer is stored as v instead, with
+    w = stored * v + added * vector: then only gradients move v. After the last step v is w.
+    """
+
+    vector: Tensor  # (R, P)
+    keep: Tensor  # (R,)
+    give: Tensor  # (R,)
+    stored: Tensor  # (steps + 1, R)  before each step, and after the last
+    added: Tensor  # (steps + 1, R)
+
+
 class Rows(ABC):
     """R copies of a model as rows of a flat matrix (R, P)."""
 
@@ -289,25 +309,41 @@ class Rows(ABC):
         w: Tensor,
         inputs: SharedInputs,
         steps: list[Step],
-        pull: ProxPull | None = None,
-        shift: Tensor | None = None,  # (R, P)
+        more: ProxPull | Shift | Drift | None = None,
     ) -> list[Tensor]:
         """Take SGD steps one after another and return the loss of each row (R,) in each step.
 
-        Where rows share inputs, the steps' own x is not used. Each step also pulls the weights
-        back, or adds the `shift`, where there is one of these.
+        Where rows share inputs, the steps' own x is not used. `more` is what each step does to the
+        weights besides; a `Drift` comes only where steps are taken in groups.
         """
+        assert not isinstance(more, Drift)
         losses, weights = [], slice(self.layout.trained)
         for step in steps:
-            if pull is not None and not pull.last:
-                losses.append(self.add_pulled_gradients(w, pull, step))
+            if isinstance(more, ProxPull) and not more.last:
+                losses.append(self.add_pulled_gradients(w, more, step))
                 continue
             losses.append(self.add_gradients(w, w, step))
-            if pull is not None:
-                w[:, weights].lerp_(pull.start[:, weights], pull.rate)
-            if shift is not None:
-                w[:, weights].add_(shift[:, weights])
+            if isinstance(more, ProxPull):
+                w[:, weights].lerp_(more.start[:, weights], more.rate)
+            elif more is not None:
+                w[:, weights].add_(more.vector[:, weights])
         return losses
+
+    def begin_drift(self, w: Tensor, vector: Tensor, share: Tensor, *, pulled: bool) -> None:
+        """Store weights (R, P) as a `Drift` does before the first step, which ends with stored = 1.
+
+        share * vector is added to them, with a number of each row (R,); where they are pulled, the
+        rest of them is what is left.
+        """
+        raise NotImplementedError  # only rows that take steps in groups do this
+
+    def models_that_drift(
+        self, models: Tensor, run: Tensor, vector: Tensor, share: Tensor, *, pulled: bool
+    ) -> Tensor:
+        """The models of some runs, (R, P), after `begin_drift`."""
+        w = models.index_select(0, run)
+        self.begin_drift(w, vector, share, pulled=pulled)
+        return w
 
     def add_pulled_gradients(self, w: Tensor, pull: ProxPull, step: Step) -> Tensor:
         """Pull weights (R, P) back and add scale * the gradient at where they were before."""

@@ -29,7 +29,23 @@ ALIGNED = 256  # bytes: where an array begins in memory that several share
 
 Held = Tensor | tuple[Tensor, ...] | dict[str, Tensor] | None  # stays where it is
 Function = Callable[..., Any]  # function(spec, *held, *inputs) -> a tensor or a tuple of tensors
-Input = NDArray[Any] | Tensor
+
+
+class Written(NamedTuple):
+    """An input that a function writes, right where the work will read it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    write: Callable[[Tensor], object]
+
+    def on(self, device: torch.device) -> Tensor:
+        """The input in new memory."""
+        into = torch.empty(self.shape, dtype=self.dtype, device=device)
+        self.write(into)
+        return into
+
+
+Input = NDArray[Any] | Tensor | Written
 
 
 class Buffers:
@@ -43,9 +59,9 @@ class Buffers:
         self.slots = [part.numpy() for part in _pieces(self.host, arrays)]
         pieces = iter(_pieces(self.device, arrays))
         self.tensors = [
-            torch.empty_like(value, memory_format=torch.contiguous_format)
-            if isinstance(value, Tensor)
-            else next(pieces)
+            next(pieces)
+            if isinstance(value, np.ndarray)
+            else torch.empty(value.shape, dtype=value.dtype, device=device)
             for value in inputs
         ]
         self.sent = torch.cuda.Event() if cuda and arrays else None  # type: ignore[no-untyped-call]
@@ -61,13 +77,15 @@ class Buffers:
         for tensor, value in zip(self.tensors, inputs, strict=True):
             if isinstance(value, Tensor):
                 tensor.copy_(value)
+            elif isinstance(value, Written):
+                value.write(tensor)
         if self.sent:
             self.sent.record()
 
 
 def _arrays(inputs: Sequence[Input]) -> list[NDArray[Any]]:
     """The inputs that are arrays in the host's memory."""
-    return [value for value in inputs if not isinstance(value, Tensor)]
+    return [value for value in inputs if isinstance(value, np.ndarray)]
 
 
 def _padded(array: NDArray[Any]) -> int:
@@ -202,7 +220,14 @@ class GraphCache:
             torch.cuda.empty_cache()
 
     def _sent(self, inputs: Sequence[Input]) -> list[Tensor]:
-        return [v if isinstance(v, Tensor) else send(v, self.device) for v in inputs]
+        return [
+            send(v, self.device)
+            if isinstance(v, np.ndarray)
+            else v.on(self.device)
+            if isinstance(v, Written)
+            else v
+            for v in inputs
+        ]
 
     def _times(self, key: RecordingKey) -> int:
         """How often a key was asked for, this call included."""
@@ -281,7 +306,7 @@ def _key(
     inputs: Sequence[Input],
     result_slot: Hashable = None,
 ) -> RecordingKey:
-    shapes = tuple((v.shape, v.dtype) for v in inputs)
+    shapes = tuple((tuple(v.shape), v.dtype) for v in inputs)
     return RecordingKey(function, spec, tuple(map(id, held)), shapes, result_slot)
 
 

@@ -48,11 +48,15 @@ def _linear(
     y,
     keys,
     owner,
+    still,
+    stored,
+    added,
     B,
     many,
     I: tl.constexpr,
     O: tl.constexpr,
     START: tl.constexpr,
+    DRIFT: tl.constexpr,
     SHARED: tl.constexpr,
     RELU: tl.constexpr,
     LAYER: tl.constexpr,
@@ -65,6 +69,7 @@ def _linear(
 ):
     """BO outputs of one row's minibatch, from the first `many` inputs; START: added to z.
 
+    DRIFT: all that times the row's number in `stored`, and `still` times that in `added`.
     SHARED: the inputs are those of `owner`, which several rows may have.
     In tf32x3 the product is taken transposed: then both operands lie as the tensor cores want them.
     """
@@ -76,9 +81,8 @@ def _linear(
     acc = tl.zeros((BO, BB) if FLIP else (BB, BO), tl.float32)
     xm = tl.load(owner + m) if SHARED else m
     for first in range(0, many, BI):
-        inside = first + k < I
         at = xm * xrow + i[:, None] * I + (first + k)[None, :]
-        xs = tl.load(x + at, mask=(i < B)[:, None] & inside[None, :], other=0.0)
+        xs = tl.load(x + at, mask=(i < B)[:, None] & (first + k < I)[None, :], other=0.0)
         at = m * wrow + (first + k)[:, None] * O + o[None, :]
         ws = tl.load(w + at, mask=(first + k < many)[:, None] & (o < O)[None, :], other=0.0)
         if FLIP:
@@ -87,16 +91,22 @@ def _linear(
             acc = tl.dot(xs, ws, acc, input_precision=PRECISION)
     if FLIP:
         acc = tl.trans(acc)
-    acc += tl.load(b + m * brow + o, mask=o < O, other=0.0)[None, :]
     e = i[:, None] * O + o[None, :]
+    inside = (i < B)[:, None] & (o < O)[None, :]
+    if not DRIFT:  # the order of sums is part of a run's bits
+        acc += tl.load(b + m * brow + o, mask=o < O, other=0.0)[None, :]
     if START:
-        acc += tl.load(z + m * zrow + e, mask=(i < B)[:, None] & (o < O)[None, :], other=0.0)
+        acc += tl.load(z + m * zrow + e, mask=inside, other=0.0)
+    if DRIFT:
+        rest = tl.load(still + m * zrow + e, mask=inside, other=0.0)
+        acc = acc * tl.load(stored + m) + rest * tl.load(added + m)
+        acc += tl.load(b + m * brow + o, mask=o < O, other=0.0)[None, :]
     if RELU:
         acc = tl.where(acc < 0.0, 0.0, acc)
     if CUT > 0:
         key = tl.load(keys + m).to(tl.uint64, bitcast=True) ^ LAYER
         acc = tl.where(_kept(key, e, CUT), acc * FACTOR, 0.0)
-    tl.store(y + m * B * O + e, acc, mask=(i < B)[:, None] & (o < O)[None, :])
+    tl.store(y + m * B * O + e, acc, mask=inside)
 
 
 @triton.jit(do_not_specialize=["B"])
@@ -111,9 +121,15 @@ def _linear_back(
     bias,
     brow,
     below,
+    far,
+    farbias,
+    frow,
+    keep,
+    give,
     B,
     I: tl.constexpr,
     O: tl.constexpr,
+    DRIFT: tl.constexpr,
     SAME: tl.constexpr,
     DEEPER: tl.constexpr,
     FACTOR: tl.constexpr,
@@ -125,6 +141,7 @@ def _linear_back(
 ):
     """The weights of BI inputs of one row: their step, and what reaches those inputs.
 
+    DRIFT: the weights are also made into keep * weights + give * far, with two numbers of the row.
     FACTOR > 0: the inputs are another layer's outputs after ReLU and dropout; its gradient is
     handed down with both undone. ROUGH: steps are products of bfloat16, which need not be turned.
     """
@@ -136,6 +153,8 @@ def _linear_back(
     xs = tl.load(x + m * xrow + i[:, None] * I + k[None, :], mask=ok, other=0.0)
     xt = tl.trans(xs.to(tl.bfloat16) if ROUGH else xs)
     acc = tl.zeros((BB, BI), tl.float32)
+    if DRIFT:
+        share, pull = tl.load(keep + m), tl.load(give + m)
     for first in range(0, O, BO):
         o = first + n
         at = m * B * O + i[:, None] * O + o[None, :]
@@ -149,10 +168,16 @@ def _linear_back(
         if DEEPER:
             acc = tl.dot(gs, tl.trans(ws), acc, input_precision=PRECISION)
         old = ws if SAME else tl.load(sink + m * srow + at, mask=block, other=0.0)
+        if DRIFT:
+            aim = tl.load(far + m * frow + at, mask=block, other=0.0)
+            old = share * old + pull * aim
         tl.store(sink + m * srow + at, old + change, mask=block)
         if tl.program_id(0) == 0:
             here = bias + m * brow + o
             before = tl.load(here, mask=o < O, other=0.0)
+            if DRIFT:
+                end = tl.load(farbias + m * frow + o, mask=o < O, other=0.0)
+                before = share * before + pull * end
             tl.store(here, before + tl.sum(gs, 0), mask=o < O)
     if DEEPER:
         if FACTOR > 0:
@@ -181,11 +206,13 @@ def linear(
     start: Tensor | None = None,
     inputs: int | None = None,
     owner: Tensor | None = None,
+    drift: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
     """act(x (R, B, I) @ w (R, I, O) + b (R, O)); `drop`: share to drop and the layer's number.
 
     Added to `start` (R, B, O) where it is given; of w only the first `inputs` are read. Where rows
-    share x, `owner` (R,) says which of them each takes.
+    share x, `owner` (R,) says which of them each takes. With `drift`, all but the bias is
+    multiplied by its second part (R,), and its first (R, B, O) times its third (R,) is added.
     """
     many, wide = x.shape[1:]
     rows, _, out = w.shape
@@ -207,11 +234,13 @@ def linear(
         y,
         keys,
         keys if owner is None else owner,
+        *(drift or (y, y, y)),
         many,
         wide if inputs is None else inputs,
         wide,
         out,
         start is not None,
+        drift is not None,
         owner is not None,
         relu,
         (number + 1) * rng.GOLDEN & (2**63 - 1),
@@ -236,22 +265,24 @@ def linear_back(
     deeper: bool,
     factor: float,
     dtype: str,
+    drift: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor | None:
     """Backward of `linear` from g (R, B, O), gradient before ReLU; adds to sink and bias.
 
     Returns the inputs' gradient where `deeper`; `factor` undoes ReLU and dropout of the layer
-    below.
+    below. With `drift` (f, fb, keep, give), the sink and the bias are also multiplied by keep (R,),
+    and give (R,) times f, or fb, is added to them.
     """
     rows, many, wide = x.shape
     out = w.shape[2]
     below = torch.empty(rows, many, wide, device=x.device) if deeper else None
     few = _few(rows, wide)
-    if not (deeper or few or dtype == "float32"):  # then the plain product is quicker
+    if not (deeper or few or drift or dtype == "float32"):  # then the plain product is quicker
         bias.add_(g.sum(1))
         sink.baddbmm_(x.transpose(1, 2), g)
         return None
     inputs, outputs, stages, registers = BACK["few" if few else dtype]
-    block = _block(wide, inputs)
+    block, far = _block(wide, inputs), drift or (g, g, g, g)
     launch_kernel(
         _linear_back,
         (triton.cdiv(wide, block), rows),
@@ -265,9 +296,13 @@ def linear_back(
         bias,
         bias.stride(0),
         g if below is None else below,
+        *(far[:2]),
+        far[0].stride(0),
+        *far[2:],
         many,
         wide,
         out,
+        drift is not None,
         sink.data_ptr() == w.data_ptr(),
         deeper,
         factor,

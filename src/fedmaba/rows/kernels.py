@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 try:
-    from fedmaba.rows import conv, dense
+    from fedmaba.rows import conv, dense, vectors
     from fedmaba.rows.launch import compile_only
 except ImportError:  # no Triton
-    conv = dense = None  # type: ignore[assignment]
+    conv = dense = vectors = None  # type: ignore[assignment]
 
     def compile_only(work: Callable[[], object]) -> None:
         """Do nothing: without Triton there is nothing to compile."""
 
 
-__all__ = ["can_run", "compile_only", "conv", "dense"]
+__all__ = ["can_run", "compile_only", "conv", "dense", "vectors"]
 
 
 def can_run(x: Tensor) -> bool:

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from fedmaba.rows import kernels
 from fedmaba.rows.base import (
+    Drift,
     Inputs,
     Layout,
     LossFn,
     ProxPull,
     Rows,
     SharedInputs,
+    Shift,
     Step,
     StoredForm,
 )
@@ -219,6 +221,15 @@ def _products(x: Tensor, weights: Tensor, inputs: SharedInputs) -> Tensor:
     return out
 
 
+def _drifted(drift: Drift, weights: list[Tensor], far: list[Tensor]) -> list[Tensor]:
+    """Let the weights of a layer drift; return them as they were."""
+    before = [v.clone() for v in weights]
+    for v, aim in zip(weights, far, strict=True):
+        keep, give = (number.view(-1, *[1] * (v.ndim - 1)) for number in (drift.keep, drift.give))
+        v.mul_(keep).addcmul_(give, aim)
+    return before
+
+
 class LayerRows(Rows):
     """Rows of a sequential model."""
 
@@ -286,20 +297,28 @@ class LayerRows(Rows):
         first: int,
         deeper: bool,
         before_step: Callable[[int, bool], list[Tensor]] | None = None,
+        drift: Drift | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Forward from the inputs of layer `first` to the loss, then backward to that layer.
 
-        `before_step` is called before a layer's weights move, and returns them as they were.
+        `before_step` is called before a layer's weights move, and returns them as they were. The
+        weights also drift where there is a `drift`.
         """
+        far = self._weights(drift.vector) if drift else []
         saved = []
         for layer, own in zip(self.layers[first:], w[first:], strict=True):
             x, kept = layer.forward(x, own, step.keys, True)
             saved.append(kept)
         loss, g = self.loss_and_gradient(x, step)
         for i in reversed(range(first, len(self.layers))):
-            goes_on = deeper or i > first
+            goes_on, layer = deeper or i > first, self.layers[i]
             own = w[i] if before_step is None else before_step(i, goes_on)
-            below = self.layers[i].backward(g, saved.pop(), own, into[i], goes_on)
+            if drift and isinstance(layer, Dense):
+                aim = (far[i][0], far[i][1], drift.keep, drift.give)
+                below = layer.backward(g, saved.pop(), own, into[i], goes_on, aim)
+            else:
+                own = _drifted(drift, into[i], far[i]) if drift else own
+                below = layer.backward(g, saved.pop(), own, into[i], goes_on)
             if below is not None:
                 g = below
         return loss, g
@@ -348,60 +367,62 @@ class LayerRows(Rows):
         w: Tensor,
         inputs: SharedInputs,
         steps: list[Step],
-        pull: ProxPull | None = None,
-        shift: Tensor | None = None,
+        more: ProxPull | Shift | Drift | None = None,
     ) -> list[Tensor]:
         """Move the first layer's weights once, after all steps; until then correct its outputs.
 
-        A step adds x'g to W, so later outputs x W change by (x x') g. A pull scales both W and what
-        was added to it, and adds a fraction of x times the W of the start. A shift S of W adds x S
-        to later outputs.
+        A step adds x'g to W, so later outputs x W change by (x x') g. Where weights drift, V is
+        stored with W = stored * V + added * D: a step adds x'g / stored to V, and outputs are
+        stored * x V + added * x D. All other layers are stored as they are.
         """
-        if len(steps) == 1 and inputs.owner is None:
-            return super().run_steps(w, inputs, steps, pull, shift)
-        own, front, rest = self._weights(w), self.layers[self.first], self.layout.starts[1]
+        alone = more is None and len(steps) == 1 and inputs.owner is None
+        if alone or isinstance(more, ProxPull | Shift):
+            return super().run_steps(w, inputs, steps, more)
+        own, front = self._weights(w), self.layers[self.first]
         assert isinstance(front, Dense)
         assert isinstance(inputs.x, Tensor)
         x, many = inputs.x.flatten(3).flatten(1, 2), inputs.x.shape[2]  # (U, S * B, in)
-        weights = own[self.first][0]
+        weights, bias = own[self.first]
         products = _products(x, weights, inputs)
         gram = torch.bmm(x, x.transpose(1, 2))
         moved = torch.empty_like(products)  # what each example adds: its gradient times scale
-        before, read = w, own
-        if pull is not None:
-            before = torch.empty_like(w)  # weights before a step; of the first layer only biases
-            read, rate = self._weights(before), pull.rate[..., None]
-            start = self._weights(pull.start)[self.first][0]
-            still = _products(x, start, inputs)
-        if shift is not None:
-            constant = self._weights(shift)[self.first][0]
-            shifted = _products(x, constant, inputs)
+        if more is not None:
+            far, far_bias = self._weights(more.vector)[self.first]
+            still = _products(x, far, inputs)
         losses = []
         for k, step in enumerate(steps):
-            now, past, later = slice(k * many, (k + 1) * many), k * many, (k + 1) * many
-            if pull is not None:
-                before[:, rest:] = w[:, rest:]
-                w[:, rest:].lerp_(pull.start[:, rest:], pull.rate)
+            now, past = slice(k * many, (k + 1) * many), k * many
+            drift = None if more is None else (still[:, now], more.stored[k], more.added[k])
             state = (products[:, now], gram[:, now], inputs.owner, moved, past)
-            y = front.corrected(*state, read[self.first][1], step.keys)
-            loss, g = self._there_and_back(y, read, own, step, self.first + 1, True)
+            y = front.corrected(*state, bias, step.keys, drift)
+            loss, g = self._there_and_back(y, own, own, step, self.first + 1, True, None, more)
             losses.append(loss)
-            if pull is not None:
-                moved[:, :past] *= 1 - rate
-                products[:, later:].lerp_(still[:, later:], rate)
-            moved[:, now] = g
-            own[self.first][1].add_(g.sum(1))
-            if shift is not None:
-                w[:, rest:].add_(shift[:, rest:])
-                products[:, later:].add_(shifted[:, later:])
-        if shift is not None:
-            weights.add_(constant, alpha=len(steps))
-        if pull is not None:
-            weights.lerp_(start, 1 - (1 - rate) ** len(steps))
+            if more is None:
+                moved[:, now] = g
+            else:
+                torch.div(g, more.stored[k + 1, :, None, None], out=moved[:, now])
+                bias.mul_(more.keep[:, None]).addcmul_(more.give[:, None], far_bias)
+            bias.add_(g.sum(1))
         for first, last, at in inputs.blocks:
             turned = x[at : at + last - first].transpose(1, 2)
             weights[first:last].baddbmm_(turned, moved[first:last])
         return losses
+
+    def begin_drift(self, w: Tensor, vector: Tensor, share: Tensor, *, pulled: bool) -> None:
+        weights, far = (self._weights(v)[self.first][0] for v in (w, vector))
+        if pulled:
+            weights.lerp_(far, share[:, None, None])
+        else:
+            weights.addcmul_(far, share[:, None, None])
+
+    def models_that_drift(
+        self, models: Tensor, run: Tensor, vector: Tensor, share: Tensor, *, pulled: bool
+    ) -> Tensor:
+        if not (models.is_cuda and kernels.can_run(models)):
+            return super().models_that_drift(models, run, vector, share, pulled=pulled)
+        return kernels.vectors.drifting(
+            models, run, vector, share, self.layout.starts[1], pulled=pulled
+        )
 
     def loss_and_gradient(self, out: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         if (

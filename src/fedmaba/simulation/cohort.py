@@ -23,7 +23,7 @@ from fedmaba.simulation.kept_vectors import (
     take_rows,
     vector_pieces,
 )
-from fedmaba.simulation.local_training import TrainingJob
+from fedmaba.simulation.local_training import AddedTerms, TrainingJob
 from fedmaba.simulation.optimiser import counted_steps, parse_schedule
 from fedmaba.simulation.state import Plan, Run
 from fedmaba.strategies.base import PERSONAL, Local, Needs
@@ -148,11 +148,13 @@ def personal_job(batch: Batch, drawn: Drawn, rows: IntArray, job: TrainingJob) -
     """The training of the clients' own models, on the minibatches of the models that they send."""
     table = drawn.table
     local = tuple(Local(prox=p.prox) if p else Local() for p in (o.personal for o in job.local))
-    begin = batch.progress.model.new_empty(len(rows), batch.progress.model.shape[1])
-    for r in np.unique(table.run[rows]):
-        mine = np.flatnonzero(table.run[rows] == r)
-        own = take_rows(batch.progress.vectors[r][PERSONAL], table.client[rows[mine]])
-        put_rows(begin, mine, own)
+
+    def begin(into: Tensor) -> None:
+        for r in np.unique(table.run[rows]):
+            mine = np.flatnonzero(table.run[rows] == r)
+            own = take_rows(batch.progress.vectors[r][PERSONAL], table.client[rows[mine]])
+            put_rows(into, mine, own)
+
     return replace(job, local=local, added=None, begin=begin)
 
 
@@ -170,25 +172,28 @@ def counted(plan: Plan, steps: IntArray) -> FloatArray:
     return np.array([counted_steps(plan.optimiser, schedule, int(k)) for k in each])[place]
 
 
-def _added(batch: Batch, drawn: Drawn, rows: IntArray) -> Tensor | None:
-    """(R, P) What rows add to their gradients; None where rows of this kind add nothing."""
-    cohorts = [drawn.cohorts[i] for i in drawn.table.cohort[rows]]
-    local = batch.local[cohorts[0].r]
+def _added(batch: Batch, drawn: Drawn, rows: IntArray) -> AddedTerms | None:
+    """Writes what rows add to their gradients; None where rows of this kind add nothing."""
+    progress, run, client = batch.progress, drawn.table.run[rows], drawn.table.client[rows]
+    local = batch.local[int(run[0])]
     if not (local.add or local.add_mean):
         return None
-    progress, width = batch.progress, batch.progress.model.shape[1]
-    total = progress.model.new_empty(len(rows), width)
-    for c in dict.fromkeys(c.r for c in cohorts):
-        mine, vectors = np.flatnonzero(drawn.table.run[rows] == c), progress.vectors[c]
-        for part in vector_pieces(len(mine), width, total.device):
-            here, who = mine[part], drawn.table.client[rows[mine[part]]]
-            at = as_slice(here)
-            into = total.new_empty(len(here), width) if at is None else total[at]
-            kept = {n: take_rows(vectors[n], who).to(total.device) for n in batch.local[c].add}
-            terms = added_terms(batch.local[c], kept, progress.means[c], into)
-            if at is None:
-                put_rows(total, here, terms)
-    return total
+
+    def write(total: Tensor, factor: FloatArray, towards: bool) -> None:
+        for r in dict.fromkeys(run.tolist()):
+            mine, local, vectors = np.flatnonzero(run == r), batch.local[r], progress.vectors[r]
+            start = progress.model[r] if towards else None
+            for part in vector_pieces(len(mine), total.shape[1], total.device):
+                here = mine[part]
+                at = as_slice(here)
+                into = total.new_empty(len(here), total.shape[1]) if at is None else total[at]
+                kept = {n: take_rows(vectors[n], client[here]).to(total.device) for n in local.add}
+                scale = float(factor[here[0]])  # all rows of a run have the same
+                added_terms(local, kept, progress.means[r], into, scale, start)
+                if at is None:
+                    put_rows(total, here, into)
+
+    return write
 
 
 def own_parts(batch: Batch, run: IntArray, client: IntArray) -> Tensor | None:

@@ -5,7 +5,7 @@ Also the gradient of all of a client's examples, of which such a vector may be m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedmaba.rows import kernels
 from fedmaba.rows.base import Rows
 from fedmaba.rows.cuda_graphs import GraphCache, send
 from fedmaba.simulation.local_training import Pool, TrainingJob, train_chunk
@@ -64,23 +65,55 @@ def added_terms(
     kept: Mapping[str, Tensor],  #   (m, P) each
     means: Mapping[str, Tensor],  #  (P,) each
     into: Tensor,  #                 (m, P)
+    factor: float = 1.0,
+    start: Tensor | None = None,  #  (P,)
 ) -> Tensor:  # (m, P)
     """What clients add to their gradients: vectors that they keep, and means of those over all.
 
-    It is written over `into`.
+    It is written over `into`, times the factor, plus `start` where that is given.
     """
+    terms = [(kept[name], factor * each) for name, each in local.add.items()]
+    terms += [(means[name][None], factor * each) for name, each in local.add_mean.items()]
+    terms += [(start[None], 1.0)] if start is not None else []
+    return combine(terms, into)
+
+
+class Difference(NamedTuple):
+    """A part of a sum of vectors: (a - b) * rate, with nearly equal a and b."""
+
+    a: Tensor  # (m, P), or (1, P) where it is the same for all
+    b: Tensor  # as a
+    rate: Tensor  # (m, 1)
+
+    def of(self, at: slice) -> Difference:
+        """The same of some of the weights."""
+        return Difference(self.a[:, at], self.b[:, at], self.rate)
+
+
+def combine(
+    terms: Sequence[tuple[Tensor, float]],  # vectors (m, P), or (1, P), and their factors
+    into: Tensor,  #                          (m, P)
+    difference: Difference | None = None,
+) -> Tensor:  # (m, P)
+    """The sum of vectors times their factors, written over `into`: on a GPU in one pass."""
+    terms = [(vector, factor) for vector, factor in terms if factor]
+    if kernels.can_run(into) and len(terms) <= kernels.vectors.MOST:
+        kernels.vectors.combine(terms, difference, into)
+        return into
     for at in weight_pieces(into):
-        part, empty = into[:, at], True
-        for name, factor in local.add.items():
+        part = into[:, at]
+        empty = difference is None
+        if difference is not None:
+            a, b, rate = difference.of(at)
+            torch.sub(a, b, out=part).mul_(rate)
+        for vector, factor in terms:
             if empty:
-                torch.mul(kept[name][:, at], factor, out=part)
-                empty = False
+                torch.mul(vector[:, at].expand_as(part), factor, out=part)
             else:
-                part.add_(factor * kept[name][:, at])
+                part.add_(vector[:, at], alpha=factor)
+            empty = False
         if empty:
             part.zero_()
-        for name, factor in local.add_mean.items():
-            part.add_(means[name][at], alpha=factor)
     return into
 
 
@@ -92,11 +125,6 @@ class TrainedClients(NamedTuple):
     moved: Tensor  # (m, 1)          number of steps times step size
     gradient: Tensor | None  # (m, P)  of all examples at the server's model, where needed
 
-    def of(self, at: slice) -> TrainedClients:
-        """The same of some of the weights."""
-        gradient = None if self.gradient is None else self.gradient[:, at]
-        return TrainedClients(self.start[:, at], self.end[:, at], self.moved, gradient)
-
 
 def kept_after(
     keep: Keep, trained: TrainedClients, before: Tensor, mean: Tensor | None, into: Tensor
@@ -105,33 +133,25 @@ def kept_after(
 
     `mean` (P,) is that over all clients before the training, where there is one.
     """
-    for at in weight_pieces(into):
-        part = None if mean is None else mean[at]
-        _kept_after(keep, trained.of(at), before[:, at], part, into[:, at])
-    return into
-
-
-def _kept_after(
-    keep: Keep, trained: TrainedClients, before: Tensor, mean: Tensor | None, into: Tensor
-) -> None:
     start, end, moved, gradient = trained
-    new = before if keep.before == 1 else keep.before * before
-    if keep.start or keep.end:
-        new = torch.mul(end, keep.end, out=into).add_(keep.start * start).add_(new)
-    if keep.mean and mean is not None:
-        new = torch.add(new, keep.mean * mean, out=into)
-    if keep.step_gradient:
-        more = (start - end).mul_(keep.step_gradient / moved)
-        new = torch.add(more, new, out=into)
-    if keep.full_gradient and gradient is not None:
-        more = gradient if keep.full_gradient == 1 else keep.full_gradient * gradient
-        new = torch.add(new, more, out=into)
-    if new is not into:
-        into.copy_(new)
+    terms = [(start, keep.start), (end, keep.end), (before, keep.before)]
+    terms += [] if mean is None else [(mean[None], keep.mean)]
+    terms += [] if gradient is None else [(gradient, keep.full_gradient)]
+    steps = Difference(start, end, keep.step_gradient / moved) if keep.step_gradient else None
+    return combine(terms, into, steps)
 
 
-def summed_change(after: Tensor, kept: Tensor, client: NDArray[np.int64]) -> Tensor:  # (P,)
-    """By how much the kept vectors (N, P) of some clients change in sum, to `after` (m, P)."""
+def new_mean(
+    mean: Tensor, after: Tensor, kept: Tensor, client: NDArray[np.int64], n: int
+) -> Tensor:  # (P,)
+    """The mean of kept vectors (N, P) over all n clients, once those of some are `after` (m, P)."""
+    if len(client) == n:
+        parts = [after[:, some].sum(0) for some in weight_pieces(after)]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).div_(n)
+    return mean + _summed_change(after, kept, client) / n
+
+
+def _summed_change(after: Tensor, kept: Tensor, client: NDArray[np.int64]) -> Tensor:  # (P,)
     at, device = as_slice(client), after.device
     who = None if at is not None else send(client, kept.device)
     parts = []

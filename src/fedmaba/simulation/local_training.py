@@ -18,8 +18,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.data import trees
-from fedmaba.rows.base import Inputs, PropFairRows, ProxPull, RowBlock, Rows, SharedInputs, Step
-from fedmaba.rows.cuda_graphs import GraphCache, Held, Input
+from fedmaba.rows.base import (
+    Drift,
+    Inputs,
+    PropFairRows,
+    ProxPull,
+    RowBlock,
+    Rows,
+    SharedInputs,
+    Shift,
+    Step,
+)
+from fedmaba.rows.cuda_graphs import GraphCache, Held, Input, Written
 from fedmaba.rows.images import take_augmented
 from fedmaba.rows.random import shuffles
 from fedmaba.rows.workers import Workers
@@ -30,10 +40,14 @@ from fedmaba.strategies.base import Local, PropFairLoss
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 MetricFn = Callable[[Tensor, Tensor], Tensor]  # as LossFn, the score of each example (n,)
+# (into (R, P), factor (R,), towards): writes factor * the constant term of each row's gradient into
+# a matrix, plus the model that the row starts from where `towards`
+AddedTerms = Callable[[Tensor, FloatArray, bool], object]
 FULL_BATCH_PIECE = 500  # examples of a full-batch gradient taken at once
 MAX_ACTIVATIONS = 4_000_000  # numbers held at a time in an evaluation on a CPU
 MIN_SHARED_ROWS = 64  # of a block that shares inputs, on average: smaller ones are slower so
 MAX_GATHERED = 250_000_000  # numbers of inputs that may be gathered at once
+LEAST_STORED = 2.0**-40  # of weights that a pull has left after all steps taken in groups
 STEPS_IN_PART = 4  # recorded at a time, where no round has the shape of another
 PLAIN_LOSS = PropFairLoss(np.inf, 1.0, 1.0)
 
@@ -63,10 +77,10 @@ class TrainingJob:
     augment: Augmentation | None = None
     local: tuple[Local, ...] = (Local(),)  # what clients do
     whose: IntArray | None = None  # (R,)   which of these a row does; None: the first
-    added: Tensor | None = None  # (R, P)   constant term of each row's gradient
+    added: AddedTerms | None = None  #      constant terms of the rows' gradients
     own: Tensor | None = None  # (R, P - S)  what clients kept of their last model
-    begin: Tensor | None = None  # (R, P)   models to start from; a pull is towards `run`'s model
-    #                            training writes over `added` and `begin`
+    begin: Callable[[Tensor], object] | None = None  # writes models (R, P) to start from; a pull
+    #                                       is towards `run`'s model
 
     def rules(self) -> list[Local]:
         """(R,) What each row does."""
@@ -118,6 +132,7 @@ class RowRule:
     own: bool  #             whether clients kept a part of their last model
     begins: bool  #          whether rows start from models of their own
     added: bool  #           whether something constant is added to gradients
+    drifts: bool  #          whether weights are stored so that only gradients move them
     scheduled: bool  #       whether each step has a size of its own
     alike: bool  #           whether all rows are pulled towards one model
     augment: Augmentation | None
@@ -158,11 +173,13 @@ def train_chunk(
     A replay overwrites the results of a job of the same shape and `result_slot`.
     """
     rules, count = job.rules(), len(job.run)
-    full_batch, added = rules[0].full_batch, job.added is not None
+    full_batch, added, prox = rules[0].full_batch, job.added is not None, rules[0].prox > 0
     scheduled = job.schedule != Schedule()
     direct = job.optimiser.plain and not (full_batch or scheduled)
-    group = rows.group(models, count, job.minibatch) if direct else 1
-    late = added and group == 1 and len({r.prox for r in rules}) == 1
+    few = not direct or job.own is not None or _strong_pull(job, rules)
+    group = 1 if few else rows.group(models, count, job.minibatch)
+    one_by_one = group == 1 and len({r.prox for r in rules}) == 1
+    late = one_by_one and (added or (job.begin is not None and models.is_cuda))
     rule = RowRule(
         rows=rows,
         count=count,
@@ -170,12 +187,13 @@ def train_chunk(
         full_batch=full_batch,
         optimiser=job.optimiser,
         direct=direct,
-        prox=rules[0].prox > 0,
+        prox=prox,
         pull_last=late and job.lr * rules[0].prox < 0.5,
         propfair=any(local.loss is not None for local in rules),
         own=job.own is not None,
         begins=job.begin is not None,
         added=added,
+        drifts=group > 1 and (prox or added),
         scheduled=scheduled,
         alike=group == 1 and job.own is None and bool((job.run == job.run[0]).all()),
         augment=job.augment,
@@ -196,7 +214,9 @@ def train_chunk(
     floats = np.array(_row_numbers(rule, job, rules), dtype)
     held = (pool.x, pool.y, pool.entries, models)
     inputs: list[Input] = [ints, floats]
-    inputs += [part for part in (job.own, job.begin, job.added) if part is not None]
+    inputs += [job.own] if job.own is not None else []
+    for write in (job.begin, _vector_of(rule, job, rules, models)):
+        inputs += [Written((count, models.shape[1]), models.dtype, write)] if write else []
     out: tuple[Tensor, Tensor] = graphs.run(
         train_rows,
         spec,
@@ -224,6 +244,38 @@ def _row_numbers(rule: RowRule, job: TrainingJob, rules: Sequence[Local]) -> lis
         factors = [step_factors(job.schedule, int(steps), width) for steps in job.steps]
         numbers += zip(*factors, strict=True)
     return numbers
+
+
+def _strong_pull(job: TrainingJob, rules: Sequence[Local]) -> bool:
+    """Whether pulls leave too little of where a row was for `Drift`, which divides by that."""
+    rate = job.lr * max(rule.prox for rule in rules)
+    return rate >= 1 or bool((1 - rate) ** int(job.steps.max()) < LEAST_STORED)
+
+
+def _vector_of(
+    rule: RowRule, job: TrainingJob, rules: Sequence[Local], models: Tensor
+) -> Callable[[Tensor], object] | None:
+    """Writes (R, P) what joins gradients; in direct steps, what each adds, or is pulled towards.
+
+    A step that pulls at a rate adds as much as one that pulls towards a point further away. So
+    where there is a pull, what is added becomes a part of it: one pass over the weights, not two.
+    """
+    add, own = job.added, job.own
+    if add is None:
+        return None
+    towards = rule.direct and rule.prox
+    factor = np.full(rule.count, -job.lr if rule.direct else 1.0)
+    if towards:  # a step of -lr * added, over the rate lr * prox
+        factor = -1 / np.array([local.prox for local in rules])
+
+    def write(into: Tensor) -> None:
+        add(into, factor, towards)
+        if towards and own is not None:  # the part that a client keeps starts where it left it
+            kept = slice(rule.rows.layout.shared, None)
+            run = torch.from_numpy(job.run).to(into.device)
+            into[:, kept] += own - models[:, kept].index_select(0, run)
+
+    return write
 
 
 def train_rows(spec: TrainSpec, *tensors: Any) -> tuple[Tensor, Tensor]:
@@ -261,25 +313,26 @@ def _train(
     models: Tensor,  # (., P)
     ints: Tensor,  # (7, R)    run, first, size, minibatches in an epoch, key, steps, inputs' owner
     floats: Tensor,  # (., R)  see `_row_numbers`
-    *more: Tensor,  #          what clients kept (R, P - S), begin with (R, P), add (R, P)
+    *more: Tensor,  #          what clients kept (R, P - S), begin with (R, P), see `_vector_of`
 ) -> tuple[Tensor, Tensor]:
-    rule, (run, _, _, _, keys, steps, owner) = spec.rule, ints
-    added = more[-1] if rule.added else None
-    w, start = _first_models(spec, parts, models, run, more)
+    rule, (_, _, _, _, keys, steps, owner) = spec.rule, ints
+    vector = more[-1] if rule.added else None
+    w, start = _first_models(spec, parts, models, ints, floats, more)
     unlike = spec.blocks[0].stop if spec.blocks else rule.count
     index, weight = _minibatches(spec, entries, ints[1:5, :unlike], w.dtype)
     streams = keys + torch.arange(index.shape[1], device=w.device)[:, None]
     if not rule.direct:
-        met = _gradient_steps(spec, x, y, w, start, index, weight, streams, floats, added)
+        met = _gradient_steps(spec, x, y, w, start, index, weight, streams, floats, vector)
     else:
-        met = []
-        shift, start = _constant_terms(rule, floats, start, added)
+        met, vector = [], start if vector is None else vector
+        drift = _drift_numbers(spec, floats, steps) if rule.drifts else None
         run_part = _run_inline if parts is None else parts.graphs.run_part
         for a, at, groups in _portions(spec, x, index, parts is not None):
             part = PortionSpec(rule, groups, spec.blocks)
             given = [index[:a, at], weight[:a, at], streams[at, :a], floats[:, :a]]
+            given += [] if drift is None else [drift[:, at.start : at.stop + 1, :a]]
             given += [owner] if spec.blocks else []
-            met.append(run_part(run_portion, part, (x, y, w, start, shift), given))
+            met.append(run_part(run_portion, part, (x, y, w, vector), given))
     return w, torch.stack([_summed(met, rule.count) / steps, w.sum(1)])
 
 
@@ -287,12 +340,21 @@ def _first_models(
     spec: TrainSpec,
     parts: RecordedParts | None,
     models: Tensor,
-    run: Tensor,
+    ints: Tensor,
+    floats: Tensor,
     more: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor | None]:
-    """Where each row starts, (R, P), and what it is pulled towards; (1, P) if that is one model."""
-    rule = spec.rule
-    if rule.begins and not rule.prox:
+    """Where each row starts, (R, P), and what it is pulled towards; (1, P) if that is one model.
+
+    Where weights drift, they are as they are stored for that.
+    """
+    rule, run = spec.rule, ints[0]
+    if rule.drifts and rule.added:
+        share = _drift_share(rule, floats, ints[5])
+        pull = rule.prox
+        return rule.rows.models_that_drift(models, run, more[-1], share, pulled=pull), None
+    pulled = rule.prox and not (rule.direct and rule.added)  # else more[-1] is pulled towards
+    if rule.begins and not pulled:
         return more[rule.own], None
     if parts is None:
         w = models.index_select(0, run[:1] if rule.begins and rule.alike else run)
@@ -302,28 +364,15 @@ def _first_models(
     if rule.own:
         w[:, rule.rows.layout.shared :] = more[0]
     if rule.begins:
+        if rule.drifts:
+            share = _drift_share(rule, floats, ints[5])
+            rule.rows.begin_drift(more[rule.own], w, share, pulled=True)
         return more[rule.own], w
-    if not rule.prox:
+    if not pulled:
         return w, None
     if parts is not None:
         return w, parts.buffer("start", models, spec).copy_(w)
     return w, models.index_select(0, run[:1]) if rule.alike else w.clone()
-
-
-def _constant_terms(
-    rule: RowRule, floats: Tensor, start: Tensor | None, added: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """What every step adds to the weights, and what it pulls them towards; overwrites `added`.
-
-    A step that pulls at a rate adds as much as one that pulls towards a point further away. So
-    where there is a pull, what is added becomes a part of it: one pass over the weights, not two.
-    """
-    if added is None:
-        return None, start
-    if not rule.prox or start is None:
-        return added.mul_(-floats[0, 0]), start
-    # a step of -lr * added, over the rate lr * prox
-    return None, torch.addcdiv(start, added, floats[1][:, None], value=-1, out=added)
 
 
 def _run_inline(
@@ -359,26 +408,22 @@ def run_portion(
     x: Inputs,
     y: Tensor,
     w: Tensor,  # (R, P)
-    start: Tensor | None,  # (R, P), or (1, P)
-    shift: Tensor | None,  # (R, P)  what each step adds to the weights
+    vector: Tensor | None,  # (R, P), or (1, P)  what steps pull the weights towards, or add to them
     index: Tensor,  # (U, S, B)    rows of the pool, of each minibatch
     weight: Tensor,  # (U, S, B)
     streams: Tensor,  # (S, a)
     floats: Tensor,  # (., a)
-    owner: Tensor | None = None,  # (a,)
+    *more: Tensor,  #              `_drift_numbers` of these steps (2, S + 1, a), and owner (a,)
 ) -> Tensor:
     """Steps of the first rows that add to the weights directly; the loss of each row, (S, a)."""
-    a, labels = streams.shape[1], y[index]
+    a, labels, owner = streams.shape[1], y[index], more[-1] if spec.blocks else None
     inputs = _take(spec.rule, x, index, streams[:, : len(index)].T)
     if owner is not None:
         labels, weight = labels[owner], weight[owner]
     down, propfair = -floats[0, 0], _propfair(spec.rule, floats)
-    pull = None
-    if spec.rule.prox and start is not None:
-        rate = floats[0, 0] * floats[1]
-        pull = ProxPull(start[:a], rate[:, None], spec.rule.pull_last)
-        if spec.rule.pull_last:  # a pull after the step shortens the step, too
-            down = down / (1 - rate[0])
+    rate = floats[0, 0] * floats[1] if spec.rule.prox else None
+    if rate is not None and spec.rule.pull_last:  # a pull after the step shortens the step, too
+        down = down / (1 - rate[0])
     blocks = spec.blocks or (RowBlock(0, a, 0),)
     met: list[Tensor] = []
     whole = spec.rule.count
@@ -389,9 +434,34 @@ def run_portion(
             Step(_at(inputs, k), labels[:, k], weight[:, k], down, propfair, streams[k], whole)
             for k in range(at.start, at.stop)
         ]
-        shared, more = SharedInputs(own, blocks, owner), None if shift is None else shift[:a]
-        met += spec.rule.rows.run_steps(w[:a], shared, steps, pull, more)
+        besides: ProxPull | Shift | Drift | None = None
+        if vector is not None and spec.rule.drifts:
+            stored, added = more[0][:, at.start : at.stop + 1]
+            keep, give = (torch.ones_like(stored[0]),) * 2 if rate is None else (1 - rate, rate)
+            besides = Drift(vector[:a], keep, give, stored, added)
+        elif vector is not None and rate is not None:
+            besides = ProxPull(vector[:a], rate[:, None], spec.rule.pull_last)
+        elif vector is not None:
+            besides = Shift(vector[:a])
+        shared = SharedInputs(own, blocks, owner)
+        met += spec.rule.rows.run_steps(w[:a], shared, steps, besides)
     return torch.stack(met)
+
+
+def _drift_numbers(spec: TrainSpec, floats: Tensor, steps: Tensor) -> Tensor:  # (2, K + 1, R)
+    """`Drift.stored` and `Drift.added` before each step, and after the last."""
+    ahead = torch.arange(spec.steps + 1, device=steps.device)[:, None] - steps  # up to 0
+    if not spec.rule.prox:
+        return torch.stack([torch.ones_like(ahead), ahead]).to(floats.dtype)
+    left = ahead * torch.log1p(-floats[0, 0] * floats[1])  # logarithm of `stored`
+    return torch.stack([left.exp(), -left.expm1()])
+
+
+def _drift_share(rule: RowRule, floats: Tensor, steps: Tensor) -> Tensor:  # (R,)
+    """How much of the drift's vector joins a row's weights in all of its steps."""
+    if not rule.prox:
+        return steps.to(floats.dtype)
+    return -torch.expm1(steps * torch.log1p(-floats[0, 0] * floats[1]))
 
 
 def _at(inputs: Inputs, k: int) -> Inputs:

@@ -48,8 +48,8 @@ from fedmaba.simulation.kept_vectors import (
     as_slice,
     full_gradients,
     kept_after,
+    new_mean,
     put_rows,
-    summed_change,
     take_rows,
     vector_pieces,
 )
@@ -148,6 +148,8 @@ class Stepped:
     """The server's step, started: which runs have a finite model afterwards, (R,)."""
 
     finite: Host
+    vectors: dict[int, dict[str, Tensor]]  # of each run, those kept before, where new ones
+    means: dict[int, dict[str, Tensor]]  #   have taken their place
 
 
 def measure(
@@ -421,7 +423,11 @@ def _keep_vectors(batch: Batch, drawn: Drawn, chunk: Chunk, trained: Trained) ->
     To a client, the model is the server's with the part of its own.
     """
     at, table, device = batch.progress, drawn.table, chunk.model.device
-    shared, lr = batch.rows.layout.shared, drawn.lr
+    shared = batch.rows.layout.shared
+    if not (trained.vectors or trained.own):
+        return
+    steps = drawn.lr * counted(batch.plan, table.steps[chunk.rows])
+    all_moved = send(steps, device).to(at.model.dtype)[:, None]
     for c in drawn.cohorts:
         if c.r not in trained.vectors and c.r not in trained.own:
             continue
@@ -438,8 +444,7 @@ def _keep_vectors(batch: Batch, drawn: Drawn, chunk: Chunk, trained: Trained) ->
         keep = batch.local[c.r].keep
         if not keep:
             continue
-        steps = lr * counted(batch.plan, table.steps[chunk.rows[mine]])
-        moved = send(steps, device).to(at.model.dtype)[:, None]
+        moved = take_rows(all_moved, mine)
         for part in vector_pieces(len(mine), at.model.shape[1], device):
             here, who = mine[part], client[part]
             start, end = at.model[c.r][None], take_rows(chunk.model, here)
@@ -492,20 +497,27 @@ def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Step
                 private.add_noise(delta[c.r], mechanism, normals)
         sent = (send(values, delta.device) for values in (moves, share))
         finite = server_step.server_step(spec, *held, delta, *sent)
+    replaced: dict[int, dict[str, Tensor]] = {}
+    replaced_means: dict[int, dict[str, Tensor]] = {}
     for c in drawn.cohorts:
         for name, new in trained.vectors.get(c.r, {}).items() if c.r in decided.decision else ():
             kept = at.vectors[c.r][name]
-            if at.model.is_cuda:  # which is not waited for
+            everyone = as_slice(c.client) == slice(0, len(kept))
+            if everyone and kept.device == new.device:  # `rounds_of` may put the old one back
+                replaced.setdefault(c.r, {})[name] = kept
+                at.vectors[c.r][name] = new
+            elif at.model.is_cuda:  # which is not waited for
                 old = take_rows(kept, c.client).to(new.device)
                 put_rows(kept, c.client, torch.where(finite[c.r], new, old, out=new))
             elif finite[c.r]:
                 put_rows(kept, c.client, new)
-        for name, mean in means.get(c.r, {}).items() if c.r in decided.decision else ():
-            at.means[c.r][name] = torch.where(finite[c.r], mean, at.means[c.r][name])
+        if means.get(c.r) and c.r in decided.decision:
+            replaced_means[c.r] = at.means[c.r]
+            at.means[c.r] = at.means[c.r] | means[c.r]
         if c.r in trained.own and c.r in decided.decision:
             new, kept, who = trained.own[c.r], at.own[c.r], send(c.client, at.model.device)
             kept[who] = torch.where(finite[c.r], ranks.sum(new), kept[who])
-    return Stepped(start_fetch(finite))
+    return Stepped(start_fetch(finite), replaced, replaced_means)
 
 
 def _more_than_changes(batch: Batch, c: Cohort) -> bool:
@@ -520,8 +532,8 @@ def _new_means(batch: Batch, c: Cohort, trained: Trained) -> dict[str, Tensor]:
     """(P,) each: the means of kept vectors over all clients, after this round."""
     out, at, n = {}, batch.progress, c.run.federation.n_clients
     for name in batch.local[c.r].means:
-        change = summed_change(trained.vectors[c.r][name], at.vectors[c.r][name], c.client)
-        out[name] = at.means[c.r][name] + change / n
+        both = trained.vectors[c.r][name], at.vectors[c.r][name]
+        out[name] = new_mean(at.means[c.r][name], *both, c.client, n)
     return out
 
 
@@ -571,6 +583,8 @@ def rounds_of(
             continue
         decision = decided.decision[c.r]
         if not finite[c.r]:
+            batch.progress.vectors[c.r].update(stepped.vectors.get(c.r, {}))
+            batch.progress.means[c.r].update(stepped.means.get(c.r, {}))
             broken = not_finite(trained.summaries, len(drawn.table.size))
             batch.ranks.sum(torch.from_numpy(broken))
             lost = np.flatnonzero(broken[c.rows])
