@@ -1,9 +1,10 @@
 """How fast strategies are whose clients keep something, beside FedAvg, in one process.
 
 The strategies take turns of some rounds each, so that other work on the machine slows all of them
-alike. Before the first round of a turn a GPU waits for the host, and not later: so turns are not too
-short. Prints each one's rate of client updates and its ratio to FedAvg's, the median over turns. On
-a GPU the jobs are those of `engine.py`, 33 runs at once; on a CPU one run, in processor time.
+alike. Before the first round of a turn, and not later, a GPU waits for the host: so turns are not
+too short. Prints each one's rate of client updates and its ratio to FedAvg's, the median over
+turns. On a GPU the jobs are those of `engine.py`, 33 runs at once; on a CPU one run, in processor
+time.
 
     python benchmarks/keeping.py --device cuda --out keeping.json
 """

@@ -13,7 +13,7 @@ from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.models import cnn, mlp
 from fedmaba.simulation.batch import precision
 from fedmaba.simulation.engine import Plan, Run, simulate, start
-from fedmaba.simulation.kept_vectors import Difference, combine
+from fedmaba.simulation.kept_vectors import Difference, sum_of_vectors
 
 pytestmark = [
     pytest.mark.gpu,
@@ -253,9 +253,9 @@ def test_vectors_are_combined_as_on_a_cpu(many, differs):
     terms = list(zip(vectors[:many], [0.5, -1.0, 2.0, 1e-3, 1.0], strict=False))
     a, b, rate = wide[5, :1, 8:-1], wide[6][:, 8:-1], torch.rand(7, 1) + 0.1
     apart = Difference(a, b, rate) if differs else None
-    want = combine(terms, torch.empty(7, 4991), apart)
+    want = sum_of_vectors(terms, torch.empty(7, 4991), apart)
     both = Difference(*(v.cuda() for v in apart)) if apart else None
-    got = combine([(v.cuda(), f) for v, f in terms], torch.empty(7, 4991).cuda(), both)
+    got = sum_of_vectors([(v.cuda(), f) for v, f in terms], torch.empty(7, 4991).cuda(), both)
     torch.testing.assert_close(got.cpu(), want, rtol=1e-6, atol=1e-6)
 
 

@@ -34,13 +34,14 @@ from fedmaba.rows.workers import Workers
 from fedmaba.simulation.augmentation import Augmentation, parse_augment
 from fedmaba.simulation.batch import needs_full_gradient
 from fedmaba.simulation.engine import load_examples, lower_is_better
+from fedmaba.simulation.evaluation import MetricFn, evaluate
 from fedmaba.simulation.kept_vectors import (
     TrainedClients,
     added_terms,
     full_gradients,
     kept_after,
 )
-from fedmaba.simulation.local_training import MetricFn, Pool, TrainingJob, evaluate, train_chunk
+from fedmaba.simulation.local_training import Pool, TrainingJob, train_chunk
 from fedmaba.simulation.optimiser import Optimiser, counted_steps, parse_schedule
 from fedmaba.strategies.base import PERSONAL, Local
 

@@ -22,7 +22,7 @@ from fedmaba.errors import InputError
 if TYPE_CHECKING:
     from fedmaba.data.dataset import Dataset
     from fedmaba.rows import LossFn, models
-    from fedmaba.simulation.local_training import MetricFn
+    from fedmaba.simulation.evaluation import MetricFn
 
 SECURE_STATE = "fedmaba-secure"  # where a site keeps its secrets until a secure round ends
 SITE_IS_PLAIN = (

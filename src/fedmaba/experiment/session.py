@@ -39,7 +39,7 @@ from fedmaba.results.metrics import ACCURACY, OF_TASK, Metric
 from fedmaba.rows import LossFn, base, models
 from fedmaba.simulation import distributed, engine
 from fedmaba.simulation.client_scores import ClientMetricFn
-from fedmaba.simulation.local_training import MetricFn
+from fedmaba.simulation.evaluation import MetricFn
 from fedmaba.strategies import deployed
 from fedmaba.strategies.base import PERSONAL, Strategy
 from fedmaba.user_code import fingerprints

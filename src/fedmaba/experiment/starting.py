@@ -26,7 +26,7 @@ from fedmaba.results.history import History
 from fedmaba.rows import LossFn, models
 from fedmaba.simulation import distributed
 from fedmaba.simulation.client_scores import ClientMetricFn
-from fedmaba.simulation.local_training import MetricFn
+from fedmaba.simulation.evaluation import MetricFn
 from fedmaba.strategies.base import Strategy
 from fedmaba.user_code import allow_working_folder, say_sources
 

@@ -14,7 +14,7 @@ BLOCK = 1024  # numbers of one row that one program takes
 
 
 @triton.jit(do_not_specialize=["f0", "f1", "f2", "f3", "f4"])
-def _combine(
+def _write_sum(
     into,
     irow,
     v0,
@@ -63,7 +63,7 @@ def _combine(
     tl.store(into + m * irow + e, total, mask=ok)
 
 
-def combine(
+def write_sum(
     terms: Sequence[tuple[Tensor, float]],
     difference: tuple[Tensor, Tensor, Tensor] | None,
     into: Tensor,
@@ -78,7 +78,7 @@ def combine(
         flat += [vector, _apart(vector), factor]
     a, b, rate = difference or (into, into, into)
     launch_kernel(
-        _combine,
+        _write_sum,
         (triton.cdiv(width, BLOCK), rows),
         into,
         into.stride(0),

@@ -21,7 +21,8 @@ from fedmaba.rows import Rows
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation.distributed import Ranks
-from fedmaba.simulation.local_training import MetricFn, Pool, evaluate
+from fedmaba.simulation.evaluation import MetricFn, evaluate
+from fedmaba.simulation.local_training import Pool
 from fedmaba.simulation.private import NoiseDraws
 from fedmaba.simulation.state import Plan, Progress, Run
 from fedmaba.strategies.base import Local, Needs, layers_of, optimiser_of_server

@@ -18,7 +18,7 @@ from fedmaba.errors import InputError
 from fedmaba.rows.cuda_graphs import send
 from fedmaba.simulation.batch import Batch, RunParts
 from fedmaba.simulation.cohort import IntArray
-from fedmaba.simulation.local_training import outputs_and_losses
+from fedmaba.simulation.evaluation import outputs_and_losses
 from fedmaba.simulation.measurements import ModelsOf
 from fedmaba.simulation.state import Scores
 from fedmaba.stop import Ended

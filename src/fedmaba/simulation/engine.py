@@ -42,9 +42,10 @@ from fedmaba.simulation.client_scores import (
 )
 from fedmaba.simulation.cohort import kept_rows, out_of_memory
 from fedmaba.simulation.distributed import Ranks
+from fedmaba.simulation.evaluation import MetricFn
 from fedmaba.simulation.fine_tuning import fine_tuned
 from fedmaba.simulation.group_counts import group_counts
-from fedmaba.simulation.local_training import MetricFn, Pool
+from fedmaba.simulation.local_training import Pool
 from fedmaba.simulation.measurements import ModelsOf, client_means, server_models
 from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.simulation.private import mechanisms

@@ -75,7 +75,7 @@ def added_terms(
     terms = [(kept[name], factor * each) for name, each in local.add.items()]
     terms += [(means[name][None], factor * each) for name, each in local.add_mean.items()]
     terms += [(start[None], 1.0)] if start is not None else []
-    return combine(terms, into)
+    return sum_of_vectors(terms, into)
 
 
 class Difference(NamedTuple):
@@ -90,7 +90,7 @@ class Difference(NamedTuple):
         return Difference(self.a[:, at], self.b[:, at], self.rate)
 
 
-def combine(
+def sum_of_vectors(
     terms: Sequence[tuple[Tensor, float]],  # vectors (m, P), or (1, P), and their factors
     into: Tensor,  #                          (m, P)
     difference: Difference | None = None,
@@ -98,7 +98,7 @@ def combine(
     """The sum of vectors times their factors, written over `into`: on a GPU in one pass."""
     terms = [(vector, factor) for vector, factor in terms if factor]
     if kernels.can_run(into) and len(terms) <= kernels.vectors.MOST:
-        kernels.vectors.combine(terms, difference, into)
+        kernels.vectors.write_sum(terms, difference, into)
         return into
     for at in weight_pieces(into):
         part = into[:, at]
@@ -138,7 +138,7 @@ def kept_after(
     terms += [] if mean is None else [(mean[None], keep.mean)]
     terms += [] if gradient is None else [(gradient, keep.full_gradient)]
     steps = Difference(start, end, keep.step_gradient / moved) if keep.step_gradient else None
-    return combine(terms, into, steps)
+    return sum_of_vectors(terms, into, steps)
 
 
 def new_mean(

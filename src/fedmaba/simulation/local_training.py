@@ -32,19 +32,16 @@ from fedmaba.rows.base import (
 from fedmaba.rows.cuda_graphs import GraphCache, Held, Input, Written
 from fedmaba.rows.images import take_augmented
 from fedmaba.rows.random import shuffles
-from fedmaba.rows.workers import Workers
 from fedmaba.simulation.augmentation import Augmentation
 from fedmaba.simulation.optimiser import Optimiser, Schedule, step_factors
 from fedmaba.strategies.base import Local, PropFairLoss
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-MetricFn = Callable[[Tensor, Tensor], Tensor]  # as LossFn, the score of each example (n,)
 # (into (R, P), factor (R,), towards): writes factor * the constant term of each row's gradient into
 # a matrix, plus the model that the row starts from where `towards`
 AddedTerms = Callable[[Tensor, FloatArray, bool], object]
 FULL_BATCH_PIECE = 500  # examples of a full-batch gradient taken at once
-MAX_ACTIVATIONS = 4_000_000  # numbers held at a time in an evaluation on a CPU
 MIN_SHARED_ROWS = 64  # of a block that shares inputs, on average: smaller ones are slower so
 MAX_GATHERED = 250_000_000  # numbers of inputs that may be gathered at once
 LEAST_STORED = 2.0**-40  # of weights that a pull has left after all steps taken in groups
@@ -542,12 +539,12 @@ def _groups(steps: IntArray, most: int) -> Iterator[Group]:
 def _take(rule: RowRule, x: Inputs, index: Tensor, keys: Tensor) -> Inputs:
     """The inputs x[index] of steps with random streams `keys`, changed as the rule says."""
     if rule.augment is None or not isinstance(x, Tensor):  # only images are augmented
-        return _examples(x, index)
+        return take_examples(x, index)
     flip, crop = rule.augment.flip, rule.augment.crop
     return take_augmented(x, index, keys, rule.rows.image_axes, flip=flip, crop=crop)
 
 
-def _examples(x: Inputs, index: Tensor) -> Inputs:
+def take_examples(x: Inputs, index: Tensor) -> Inputs:
     """x[index], by the copy that is fastest for whole examples."""
     flat = index.reshape(-1)
     return trees.mapped(lambda v: v.index_select(0, flat).view(*index.shape, *v.shape[1:]), x)
@@ -576,75 +573,3 @@ def _minibatches(
     at = torch.where(valid, (k // batches[:, None] * width)[..., None] + place, 0)
     index = mine.gather(1, at.flatten(1).clamp_(max=mine.shape[1] - 1)).view(at.shape)
     return index, valid.to(dtype) / valid.sum(2, keepdim=True).clamp_(min=1)
-
-
-def evaluate(
-    rows: Rows,
-    flat: Tensor,  # (R, P)
-    index: Tensor,  # (n,) shared by all rows, or (R, n)
-    x: Inputs,
-    y: Tensor,
-    workers: Workers,
-    metric: MetricFn | None = None,
-    *,
-    scored: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """Loss and score (R, n) of each example; without `scored` the scores are left out."""
-    n, shared = index.shape[-1], index.ndim == 1
-    budget = MAX_ACTIVATIONS
-    if flat.is_cuda:
-        budget = torch.cuda.get_device_properties(flat.device).total_memory // 256
-    losses = torch.empty(len(flat), n, device=flat.device, dtype=flat.dtype)
-    scores = torch.empty_like(losses) if scored else losses[:, :0]
-    group = 1
-    if flat.is_cuda and not rows.evaluates_apart:
-        group = max(1, min(len(flat), budget // (rows.activations * 1000)))
-    step = max(1, budget // (rows.activations * group))
-
-    def piece(a: int) -> None:
-        part = index[..., a : a + step]
-        if shared:  # gathered once for all rows
-            inputs, labels = trees.mapped(lambda v: v[None], _examples(x, part)), y[part][None]
-        for r in range(0, len(flat), group):
-            if not shared:
-                inputs, labels = _examples(x, part[r : r + group]), y[part[r : r + group]]
-            out = rows.outputs(flat[r : r + group], inputs)
-            target = labels.expand(*out.shape[:2], *labels.shape[2:])
-            losses[r : r + group, a : a + step] = rows.losses(out, target)
-            if scored and metric is None:
-                scores[r : r + group, a : a + step] = out.argmax(-1) == target
-            elif scored and metric is not None:
-                score = metric(out.flatten(0, 1), target.flatten(0, 1))
-                scores[r : r + group, a : a + step] = score.view(out.shape[:2])
-
-    for _ in workers.map(piece, range(0, n, step)):
-        pass
-    return losses, scores
-
-
-def outputs_and_losses(
-    rows: Rows,
-    w: Tensor,  # (1, P)
-    index: Tensor,  # (n,)
-    x: Inputs,
-    y: Tensor,
-    workers: Workers,
-) -> tuple[Tensor, Tensor]:
-    """The loss (n,) and the outputs (n, ...) of each example under one model."""
-    budget = MAX_ACTIVATIONS
-    if w.is_cuda:
-        budget = torch.cuda.get_device_properties(w.device).total_memory // 256
-    step = max(1, budget // rows.activations)
-
-    def piece(a: int) -> tuple[Tensor, Tensor]:
-        part = index[a : a + step]
-        out = rows.outputs(w, trees.mapped(lambda v: v[None], _examples(x, part)))
-        return rows.losses(out, y[part][None])[0], out[0]
-
-    losses, outputs = zip(*workers.map(piece, range(0, len(index), step)), strict=True)
-    return torch.cat(losses), torch.cat(outputs)
-
-
-def mean_losses(losses: Tensor, valid: Tensor) -> Tensor:
-    """Mean loss of each client over its own examples, in float64; `valid` marks those."""
-    return torch.where(valid, losses.double(), 0.0).sum(-1) / valid.sum(-1)

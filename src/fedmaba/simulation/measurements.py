@@ -22,7 +22,7 @@ from fedmaba.rows.cuda_graphs import send, start_fetch
 from fedmaba.rows.workers import Workers
 from fedmaba.simulation.batch import Batch, RunParts, precision
 from fedmaba.simulation.cohort import Cohort, IntArray, with_own_parts
-from fedmaba.simulation.local_training import evaluate, mean_losses
+from fedmaba.simulation.evaluation import evaluate, mean_losses
 from fedmaba.strategies.base import Needs
 
 Host = Callable[[], NDArray[Any]]  # waits for numbers on their way to the host, and returns them

@@ -26,7 +26,6 @@ from fedmaba.errors import NoRoom
 from fedmaba.rows.cuda_graphs import send, start_fetch
 from fedmaba.simulation import private, server_step, step_search
 from fedmaba.simulation.batch import Batch
-from fedmaba.simulation.client_scores import whole_models
 from fedmaba.simulation.cohort import (
     Cohort,
     Drawn,
@@ -42,7 +41,7 @@ from fedmaba.simulation.cohort import (
     scale_malicious_updates,
     with_own_parts,
 )
-from fedmaba.simulation.group_counts import group_counts
+from fedmaba.simulation.group_counts import counts_by_group
 from fedmaba.simulation.kept_vectors import (
     TrainedClients,
     as_slice,
@@ -59,7 +58,6 @@ from fedmaba.simulation.measurements import (
     Host,
     change_stats,
     end_losses,
-    server_models,
     start_losses,
 )
 from fedmaba.simulation.state import Round
@@ -160,7 +158,7 @@ def measure(
         both = (("start", batch.train), ("held", batch.validation))
         asking = (([c for c in drawn.cohorts if c.needs.loss == at], part) for at, part in both)
         started = [start_losses(batch, part, cohorts) for cohorts, part in asking]
-        return Measured(started[0] | started[1], {}, _counts_by_group(batch, drawn))
+        return Measured(started[0] | started[1], {}, counts_by_group(batch, drawn))
     if drawn.late:
         batch.ranks.sum(trained.changes)
     loss, changes = dict(before.loss), {}
@@ -172,18 +170,6 @@ def measure(
         if c.needs.loss in ("mean", "end"):
             loss[c.r] = partial(_gathered, batch, len(c.client), trained.losses.get(c.r, []))
     return Measured(loss, changes, before.groups)
-
-
-def _counts_by_group(batch: Batch, drawn: Drawn) -> dict[int, IntArray]:
-    """Each participant's training examples by group, label and the server's prediction."""
-    found = {}
-    for c in drawn.cohorts:
-        if c.needs.groups:
-            model = batch.progress.model[c.r]
-            mine, shared = partial(server_models, batch, c.r, model), whole_models(batch)
-            counts = group_counts(batch, batch.train, c.r, mine, c.client, shared=shared)
-            found[c.r] = counts.reshape(*counts.shape[:2], 2, 2)
-    return found
 
 
 def _gathered(batch: Batch, many: int, parts: list[tuple[IntArray, Host]]) -> FloatArray:
