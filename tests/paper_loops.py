@@ -1,4 +1,4 @@
-"""SCAFFOLD, FedDyn, FedNova and Ditto one client after another, as their papers' pseudo-code reads.
+"""Algorithms whose clients keep something, one client after another, as their papers write them.
 
 Nothing here uses `Strategy.local` or `Strategy.weigh`: only who takes part, the minibatches and the
 masks are those of the simulator. Models are vectors in float64.
@@ -137,6 +137,41 @@ class Ditto(PaperLoop):
             sent.append(y)
         if not self.alone:
             self.model = sum(n / sum(sizes) * y for n, y in zip(sizes, sent, strict=True))
+
+
+class Eagle(PaperLoop):
+    """The gradient of mean loss + lambda/2 variance of the gaps, as the abstract of Erraji et al.
+    names its objective; a gap is the loss minus the least loss of a model trained alone."""
+
+    def __init__(self, *args, lam):
+        super().__init__(*args)
+        self.lam, self.own = lam, [self.model.clone() for _ in range(self.n)]
+        self.least = [math.inf] * self.n
+
+    def loss(self, at, rows, key=None):
+        net = self.plain.worker
+        vector_to_parameters(at, net.parameters())
+        with torch.no_grad():
+            out = self.plain.forward(net, self.plain.examples(rows), key)
+            return float(self.plain.criterion(out, self.plain.y[rows]).mean())
+
+    def round(self, t, cohort, lr):
+        w, sizes = self.model, [len(self.fed.split.train[k]) for k in cohort]
+        changes, gaps, shares = [], [], [n / sum(sizes) for n in sizes]
+        for k in cohort:
+            y, seen = w.clone(), []
+            for rows, key in self.batches(k, t):
+                seen.append(self.loss(self.own[k], rows, key))
+                self.own[k] = self.own[k] - lr * self.gradient(self.own[k], rows, key)
+                y = y - lr * self.gradient(y, rows, key)
+            self.least[k] = min(self.least[k], sum(seen) / len(seen))
+            changes.append(y - w)
+            vector_to_parameters(w, self.plain.worker.parameters())
+            whole = self.plain.measured(self.plain.worker, self.fed.split.train[k])
+            gaps.append(whole - self.least[k])
+        mean = sum(p * r for p, r in zip(shares, gaps, strict=True))
+        weights = [max(p + self.lam * p * (r - mean), 0) for p, r in zip(shares, gaps, strict=True)]
+        self.model = w + sum(c / sum(weights) * d for c, d in zip(weights, changes, strict=True))
 
 
 class FedEBA(PaperLoop):

@@ -32,6 +32,7 @@ SPECS = [
     "fedeba:tau=0.01,a=1",
     "fedlf:tau=3,norms=reference",
     "fedmdfg:theta=1,s=0",
+    "eagle:lam=20",
 ]
 quick = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
@@ -77,6 +78,7 @@ def replies(strategy: Strategy, client, loss, changes, *, n=100, t=0, past=(), s
         past_client=np.array([c for c, _, _ in past], dtype=np.int64) if past else None,
         past_round=np.array([r for _, r, _ in past], dtype=np.int64) if past else None,
         steps=1.0 + client % 5 if needs.steps else None,
+        alone=0.7 * np.asarray(loss, dtype=np.float64) if needs.alone else None,
     )
     for value in vars(told).values():
         if isinstance(value, np.ndarray):

@@ -28,6 +28,7 @@ SPECS = (
     "ditto:lam=0,server=fedmaba",
     "ditto:server=scaffold",
     "local",
+    "eagle:lam=3",
 )
 HALF = {"fraction_train": 0.6, "seed": 3}  # 3 of 5 sites in each round
 

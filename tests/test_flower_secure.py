@@ -18,7 +18,7 @@ from flower_sites import CONFIG, first, local_data
 ROUNDS, SITES = 3, 5
 # not on Flower at all
 SIMULATED = ["scaffold", "ditto", "local", "fairfed", "fedeba", "mifa", "fedmdfg"]
-KEEPING = ["feddyn", "fednova"]  # sites keep something, or say how many steps they took
+KEEPING = ["feddyn", "fednova", "eagle"]  # sites keep something, or say how many steps they took
 OTHERS = [name for name, kind in REGISTRY.items() if kind().needs().changes != "none"]
 OTHERS.remove("fedmdfg")
 SUMMED = [name for name in REGISTRY if name not in SIMULATED + KEEPING + OTHERS]

@@ -24,6 +24,7 @@ LOOPS = {
     "ditto:lam=0.5": (paper_loops.Ditto, {"lam": 0.5}),
     "ditto:lam=0": (paper_loops.Ditto, {"lam": 0.0}),
     "local": (paper_loops.Ditto, {"alone": True}),
+    "eagle:lam=2": (paper_loops.Eagle, {"lam": 2.0}),
 }
 PLANS = {
     "all": PLAN,
@@ -135,6 +136,7 @@ def test_feddyn_stops_where_the_gradients_of_all_clients_sum_to_zero(make_federa
 def test_a_run_that_was_resumed_ends_with_the_same_bits(model, fed):
     plan = replace(PLAN, rounds=6, participants=3, dtype="float32")
     specs = ["scaffold", "scaffold:option=I", "feddyn", "fednova", "ditto:server=fedmaba", "local"]
+    specs += ["eagle"]
     runs = [Run(one(spec), 3, fed) for spec in specs]
     whole, half = start(runs, plan, model), start(runs, plan, model)
     list(simulate(whole))
@@ -159,7 +161,7 @@ def test_a_run_that_was_resumed_ends_with_the_same_bits(model, fed):
 def test_rounds_that_are_replayed_give_the_same(chunk, fed):
     plan, found = replace(PLAN, rounds=6, participants=3, chunk=chunk), []
     for graphs in (None, Replays()):
-        specs = ("scaffold", "scaffold:option=I", "feddyn", "ditto", "local")
+        specs = ("scaffold", "scaffold:option=I", "feddyn", "ditto", "local", "eagle")
         runs = [Run(one(spec), 3, fed) for spec in specs]
         batch = start(runs, plan, mlp)
         batch.graphs = graphs or batch.graphs

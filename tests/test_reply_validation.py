@@ -32,8 +32,9 @@ from fedmaba.strategies import REGISTRY, deployed, parse
 from fedmaba.strategies.base import Decision
 
 STRATEGIES = ["fedavg", "qffl:q=1", "afl", "term", "fedfv", "fedmaba:alpha=0.8"]
-# fednova and mifa: test_flower_means
+# fednova and mifa: test_flower_means; eagle: test_flower_own_state
 ELSEWHERE = {"scaffold", "ditto", "local", "fairfed", "fednova", "fedeba", "mifa", "fedmdfg"}
+ELSEWHERE |= {"eagle"}
 ON_FLOWER = [name for name in REGISTRY if name not in ELSEWHERE]
 RNG = np.random.default_rng(0)
 MODEL = {

@@ -62,6 +62,7 @@ def test_order_of_the_participants_does_not_matter(spec):
             layer_grams=None if told.layer_grams is None else told.layer_grams[:, full][:, :, full],
             groups=None if told.groups is None else told.groups[order],
             steps=None if told.steps is None else told.steps[order],
+            alone=None if told.alone is None else told.alone[order],
         )
         straight, turned = strategy.weigh(state, told), strategy.weigh(state, moved)
         if strategy.needs().first_steps:

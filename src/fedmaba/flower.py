@@ -527,6 +527,7 @@ class FlowerStrategy(Base):
             self.settings.strategy.needs().loss != "none",
             limits,
             self.settings.strategy.needs().steps,
+            self.settings.strategy.needs().alone,
             any_values=private is not None and not at_sites,
         )
 

@@ -165,6 +165,8 @@ class LocalClient:
             pulled = (Local(prox=local.personal.prox),)
             mine = replace(job, local=pulled, begin=lambda into: into.copy_(before[PERSONAL]))
             own[PERSONAL], told = train_chunk(rows, pool, flat, mine, graphs)
+            if task.get("tell-alone"):
+                numbers["alone-loss"] = float(told[0, 0])
         if local.personal is None or not local.personal.only:
             if local.add or local.add_mean:
 

@@ -199,6 +199,7 @@ class FederationServer:
         }
         task |= self.kept_task(site)
         task |= {"count-steps": True} if needs.steps else {}
+        task |= {"tell-alone": True} if needs.alone else {}
         moved = any(not np.array_equal(self.model[n], a) for n, a in self.first.items())
         if moved and not self.last_counted.get(site or ""):
             task["first-model"] = safetensors.numpy.save(_contiguous(self.first))
@@ -423,6 +424,8 @@ class FederationServer:
             seen["past_client"], seen["past_round"] = self.past_client, self.past_round
         if needs.steps:
             seen["steps"] = np.array([r.steps for r in replies], np.float64)
+        if needs.alone:
+            seen["alone"] = np.array([r.alone for r in replies], np.float64)
         size = np.array([r.count for r in replies], np.int64)
         return many, Replies(self.round, self.lr, len(self.sites), client, size, **seen)
 

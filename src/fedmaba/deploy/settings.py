@@ -85,7 +85,8 @@ class FederationSettings:
                 f"{self.strategy.label()} needs the mean of a vector over all sites, and with "
                 "batchnorm='local' a part of it never leaves them: choose group, average or frozen"
             )
-        if self.secure is not None and (self.strategy.local().means or self.strategy.needs().steps):
+        needs = self.strategy.needs()
+        if self.secure is not None and (self.strategy.local().means or needs.steps or needs.alone):
             raise InputError(
                 f"secure: {self.strategy.label()} asks sites for more than a loss and a change: "
                 "choose a strategy such as fedavg or fedmaba, or leave out secure"

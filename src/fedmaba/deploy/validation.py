@@ -71,6 +71,7 @@ class Reply:
     steps: float | None = None  #       local steps, where the strategy asks for them
     personal: float | None = None  #    accuracy or error of the site's own model, if it has one
     anew: bool = False  #               whether what the site kept was gone, so it started anew
+    alone: float | None = None  #       loss of its own model, where the strategy asks for it
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class ReplyValidator:
     needs_loss: bool = True
     limits: Limits = Limits()
     needs_steps: bool = False
+    needs_alone: bool = False
     # in a private round the values of an honest site decide nothing here: the server bounds them
     any_values: bool = False
 
@@ -132,9 +134,11 @@ class ReplyValidator:
         loss = self._loss(raw.numbers)
         accuracy, error = read_score(raw.numbers)
         steps = self._steps(raw.numbers) if self.needs_steps else None
+        alone = self._alone(raw.numbers) if self.needs_alone else None
         personal, anew = read_personal_score(raw.numbers), bool(raw.numbers.get("started-anew"))
         model = self._model(raw.arrays)
-        return Reply(raw.node, site, model, count, loss, accuracy, error, steps, personal, anew)
+        scores = (accuracy, error, steps, personal, anew, alone)
+        return Reply(raw.node, site, model, count, loss, *scores)
 
     def _count(self, numbers: Mapping[str, object]) -> int:
         count = numbers.get("num-examples")
@@ -160,6 +164,12 @@ class ReplyValidator:
         if steps is None:
             raise Refused("it reports no number of local steps, which this strategy needs")
         return steps
+
+    def _alone(self, numbers: Mapping[str, object]) -> float:
+        loss = read_number(numbers, "alone-loss", *self.limits.loss)
+        if loss is None:
+            raise Refused("it reports no loss of its own model, which this strategy needs")
+        return loss
 
     def _model(self, arrays: Mapping[str, RawArray]) -> Arrays:
         if set(arrays) != set(self.model):

@@ -96,6 +96,7 @@ class Chunk:
     own: Tensor  # (n, P - S)       the part of the model that each client keeps, after training
     personal: Tensor | None = None  # (n, P)  the clients' own models, after training
     gradient: Tensor | None = None  # (n, P)  of all of a client's examples, at the server's model
+    alone: Tensor | None = None  # (n,)       mean loss of the clients' own models in training
 
 
 @dataclass
@@ -107,6 +108,7 @@ class Trained:
     whole: Tensor | None = None  # (M, P)   all rows, where one sum can take them all
     summaries: list[tuple[IntArray, Tensor]] = field(default_factory=list)  # by rows
     losses: dict[int, list[tuple[IntArray, Host]]] = field(default_factory=dict)  # run -> places
+    alone: dict[int, list[tuple[IntArray, Host]]] = field(default_factory=dict)  # of own models
     vectors: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # what clients keep now
     own: dict[int, Tensor] = field(default_factory=dict)  # (m, P - S) by run, where they keep some
 
@@ -167,8 +169,11 @@ def measure(
         sent = slice(batch.rows.layout.compared)  # statistics are no direction of a change
         stats = partial(change_stats, layers=batch.layers if c.needs.changes == "layers" else [])
         changes[c.r] = stats(c.needs, trained.change(c)[:, sent], past[:, sent])
+        gathered = partial(_gathered, batch, len(c.client))
+        if c.needs.alone:
+            changes[c.r]["alone"] = partial(gathered, trained.alone.get(c.r, []))
         if c.needs.loss in ("mean", "end"):
-            loss[c.r] = partial(_gathered, batch, len(c.client), trained.losses.get(c.r, []))
+            loss[c.r] = partial(gathered, trained.losses.get(c.r, []))
     return Measured(loss, changes, before.groups)
 
 
@@ -224,12 +229,13 @@ def weigh(batch: Batch, drawn: Drawn, measured: Measured, when: str) -> Decided:
 
 def _broken_numbers(c: Cohort, loss: FloatArray | None, seen: dict[str, NDArray[Any]]) -> str:
     """Why a run has diverged, by the first client whose number is not finite; empty if none is."""
-    for values in seen.values():
+    for name, values in seen.items():
         if not np.isfinite(values).all():
             squares = values if values.ndim == 1 else values.diagonal(axis1=-2, axis2=-1)
             own = squares.reshape(-1, squares.shape[-1]).sum(0)[: len(c.client)]
             largest = int(np.argmax(np.nan_to_num(np.abs(own), nan=np.inf)))
-            return f"the model change of client {c.client[largest]} is not finite"
+            what = "own model" if name == "alone" else "model change"
+            return f"the {what} of client {c.client[largest]} is not finite"
     if loss is not None and not np.isfinite(loss).all():
         bad = int(np.flatnonzero(~np.isfinite(loss))[0])
         return f"the training loss of client {c.client[bad]} is {loss[bad]}"
@@ -269,7 +275,7 @@ def train_chunks(batch: Batch, drawn: Drawn) -> Iterator[Chunk]:
 
     def work(rows: IntArray) -> Chunk:
         job = job_of(batch, drawn, rows)
-        w, summary, personal = train_models(batch, drawn, rows, job, slot)
+        w, summary, personal, alone = train_models(batch, drawn, rows, job, slot)
         gradient = None
         if batch.gradients[int(job.run[0])]:  # rows of one chunk are of one kind
             gradient = full_gradients(batch.rows, batch.pool, at.model, job, batch.graphs, slot)
@@ -285,9 +291,8 @@ def train_chunks(batch: Batch, drawn: Drawn) -> Iterator[Chunk]:
         if own.shape[1]:  # what a client keeps is no change that the server sees
             own = own.clone()
             w[:, shared:] = at.model[:, shared:].index_select(0, send(job.run, w.device))
-        # a replay overwrites the summary
-        told = summary.clone() if batch.graphs.on else summary
-        return Chunk(rows, w, told, own, personal, gradient)
+        told = summary.clone() if batch.graphs.on else summary  # which a replay overwrites
+        return Chunk(rows, w, told, own, personal, gradient, alone)
 
     chunks = drawn.chunks
     while chunks:
@@ -305,24 +310,25 @@ def train_chunks(batch: Batch, drawn: Drawn) -> Iterator[Chunk]:
 
 def train_models(
     batch: Batch, drawn: Drawn, rows: IntArray, job: TrainingJob, slot: object
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Train the models that a chunk's clients send, and those of their own, where they have such.
 
-    Returns the sent models (n, P), their summary (2, n) and the clients' own models (n, P).
+    Returns sent models (n, P) with their summary (2, n), own ones (n, P) with their losses (n,).
     """
     at, own = batch.progress, batch.local[int(job.run[0])].personal
     if own is None:
         w, summary = train_rows(batch.rows, batch.pool, at.model, job, batch.graphs, slot)
-        return w, summary, None
+        return w, summary, None, None
     mine = personal_job(batch, drawn, rows, job)
     apart = ("personal", slot)
     personal, summary = train_rows(batch.rows, batch.pool, at.model, mine, batch.graphs, apart)
+    alone = summary[0].clone()  # before a replay overwrites it
     if own.only:
-        w = at.model.index_select(0, send(job.run, at.model.device))
-        w = with_own_parts(batch, w, job.run, drawn.table.client[rows])
-        return w, torch.stack([summary[0], w.sum(1)]), personal
+        sent = at.model.index_select(0, send(job.run, at.model.device))
+        w = with_own_parts(batch, sent, job.run, drawn.table.client[rows])
+        return w, torch.stack([alone, w.sum(1)]), personal, alone
     w, summary = train_rows(batch.rows, batch.pool, at.model, job, batch.graphs, slot)
-    return w, summary, personal
+    return w, summary, personal, alone
 
 
 def _halved(batch: Batch, chunks: list[IntArray]) -> list[IntArray]:
@@ -342,12 +348,12 @@ def _halved(batch: Batch, chunks: list[IntArray]) -> list[IntArray]:
 def _collect(batch: Batch, drawn: Drawn, decided: Decided, chunk: Chunk, trained: Trained) -> None:
     """Add trained rows up where their weights are known, else keep their changes."""
     model, rows, w, means = batch.progress.model, chunk.rows, chunk.model, chunk.summary[0]
-    parts = chunk.own
+    parts, alone = chunk.own, means if chunk.alone is None else chunk.alone
     whose = drawn.table.cohort[rows]
     if (np.diff(whose) < 0).any():  # each cohort's rows together
         order = np.argsort(whose, kind="stable")
         rows, whose, at = rows[order], whose[order], send(order, w.device)
-        w, means, parts = (v.index_select(0, at) for v in (w, means, parts))
+        w, means, parts, alone = (v.index_select(0, at) for v in (w, means, parts, alone))
     present, first, many = np.unique(whose, return_index=True, return_counts=True)
     here = [
         (drawn.cohorts[i], slice(a, a + n), rows[a : a + n] - drawn.cohorts[i].rows.start)
@@ -375,6 +381,8 @@ def _collect(batch: Batch, drawn: Drawn, decided: Decided, chunk: Chunk, trained
         change -= model.index_select(0, send(drawn.table.run[rows][mine], w.device))
         trained.changes.index_copy_(0, into, change)
     for c, own, place in late:
+        if c.needs.alone:
+            trained.alone.setdefault(c.r, []).append((place, start_fetch(alone[own])))
         if c.needs.loss in ("mean", "end"):
             after = c.needs.loss == "end"
             value = means[own]
@@ -508,10 +516,9 @@ def step(batch: Batch, drawn: Drawn, trained: Trained, decided: Decided) -> Step
 
 def _more_than_changes(batch: Batch, c: Cohort) -> bool:
     """Whether more than the changes of models decides on the server's step of a run."""
-    local = batch.local[c.r]
-    private_sum = batch.mechanism(c.r) is not None
-    more = local.personal is not None or c.needs.first_steps
-    return bool(local.means) or more or private_sum
+    local, mechanism = batch.local[c.r], batch.mechanism(c.r)
+    more = local.personal is not None or c.needs.first_steps or mechanism is not None
+    return bool(local.means) or more
 
 
 def _new_means(batch: Batch, c: Cohort, trained: Trained) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from fedmaba.strategies.alone import Alone
 from fedmaba.strategies.base import Strategy, make_strategy
 from fedmaba.strategies.deltafl import DeltaFL
 from fedmaba.strategies.ditto import Ditto
+from fedmaba.strategies.eagle import Eagle
 from fedmaba.strategies.fairfed import FairFed
 from fedmaba.strategies.fedadam import FedAdam
 from fedmaba.strategies.fedavg import FedAvg
@@ -50,6 +51,7 @@ __all__ = [
     "Alone",
     "DeltaFL",
     "Ditto",
+    "Eagle",
     "FairFed",
     "FedAdam",
     "FedAvg",
@@ -102,6 +104,7 @@ REGISTRY: dict[str, type[Strategy]] = {
         FedLF,
         MIFA,
         FedMDFG,
+        Eagle,
     )
 }
 BUILT_IN = tuple(REGISTRY)

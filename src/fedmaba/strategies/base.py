@@ -61,6 +61,8 @@ class Replies:
     steps: FloatArray | None = None  # (m,)     local steps, where Needs.steps asks; with momentum
     #                                           or a step schedule, the sum of their weights
     groups: IntArray | None = None  # (m, G, 2, 2) training examples by group, label, prediction
+    alone: FloatArray | None = None  # (m,)     mean loss of the participant's own model over the
+    #                                           steps of its training, where Needs.alone asks
     loss_noise: float = 0.0  #                  standard deviation of the noise on each loss, where
     #                                           privacy adds some
 
@@ -115,6 +117,8 @@ class Needs:
     groups: bool = False  #                      counts by group of people, at the server's model
     first_steps: bool = False  #                 the change that one step on all of a participant's
     #                                            examples would make; coefficients come after all m
+    alone: bool = False  #                       the training loss of each participant's own model,
+    #                                            where `Local.personal` gives it one
     trials: bool = False  #                      training losses after steps of several lengths, for
     #                                            `Strategy.search`
 
@@ -143,7 +147,8 @@ class Needs:
     @property
     def early(self) -> bool:
         """Whether the weights are known before local training ends."""
-        return self.loss in ("none", "start", "held") and self.changes == "none"
+        known = self.loss in ("none", "start", "held") and self.changes == "none"
+        return known and not self.alone
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,11 @@ def check_strategy(strategy: Strategy) -> None:
             raise InputError(
                 f"{strategy.name}: {hook}() gave {found!r}: return fedmaba.{kind.__name__}(...)"
             )
+    if strategy.needs().alone and strategy.local().personal is None:
+        raise InputError(
+            f"{strategy.name}: needs() asks for the loss of clients' own models, but local() gives "
+            "them none: add personal=fedmaba.Personal(), or leave out alone"
+        )
     optimiser = optimiser_of_server(strategy)
     if strategy.needs().trials and (optimiser is not None or strategy.local().server_adds):
         hook = "local() adds to it" if optimiser is None else "server_optimiser() takes another"
