@@ -202,7 +202,7 @@ def command(target: Target) -> str:
     return shlex.join(words)
 
 
-def load_all() -> list[Target]:
+def every_target() -> list[Target]:
     """Every target, tables first; what several of them show is read once."""
     known: dict[str, Target] = {}
     return [_load(name, Scale(), known) for name in names()]

@@ -214,7 +214,7 @@ def _accelerated() -> bool:
 
 
 def seed_torch(seed: int) -> None:
-    """Seed torch's random numbers of every device.
+    """Seed torch's random numbers, on a GPU too.
 
     For each kind of device that could come later `torch.manual_seed` writes down the whole call
     stack, which takes longer than a local step. Where there is none, the processor is enough.
