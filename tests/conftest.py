@@ -5,6 +5,7 @@ The federation is small enough to follow by hand: five clients of unequal size, 
 
 import os
 import re
+import shutil
 import sys
 import urllib.error
 from functools import cache
@@ -54,6 +55,19 @@ def options_read_once():
     except ImportError:  # as where only the GPU's tests run
         return
     typer.main.get_command = cache(typer.main.get_command)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk():
+    """No file of a test need outlive a power cut; tests of what is waited for look at the calls."""
+    real = os.fsync
+
+    def not_waited_for(file):
+        os.fstat(file if isinstance(file, int) else file.fileno())  # it must be open
+
+    os.fsync = not_waited_for
+    yield
+    os.fsync = real
 
 
 @pytest.fixture
@@ -171,16 +185,22 @@ def finished(tiny_npz, tmp_path_factory):
     return play(begun(asked(tiny_npz), out)), out
 
 
-@pytest.fixture
-def stopped(tiny_npz, tmp_path):
-    """A folder left after five of six rounds, with two checkpoints."""
+@pytest.fixture(scope="session")
+def stopped_once(tiny_npz, tmp_path_factory):
+    """A folder left after five of six rounds, with two checkpoints: to be copied only."""
     from fedmaba.results import run_folder
     from run_folders import asked, begun, play
 
-    out = tmp_path / "stopped"
+    out = tmp_path_factory.mktemp("runs") / "stopped"
     play(begun(asked(tiny_npz), out), stop_after=5)
     assert [p.name for p in run_folder.checkpoints(out)] == ["00000005.ckpt", "00000003.ckpt"]
     return out
+
+
+@pytest.fixture
+def stopped(stopped_once, tmp_path):
+    """A folder left after five of six rounds, with two checkpoints."""
+    return shutil.copytree(stopped_once, tmp_path / "stopped")
 
 
 @pytest.fixture

@@ -70,10 +70,10 @@ def test_a_cut_down_table_has_no_columns_of_the_papers(tmp_path):
 
 
 def test_the_other_split_stands_beside_the_same_table():
-    for name in targets.names():
-        view = targets.load(name).view
-        if view.kind == "table" and not name.startswith("natural-"):
-            assert view.paper in paper.load(), name
+    tables = paper.load()
+    for target in targets.every_target():
+        if target.view.kind == "table" and not target.name.startswith("natural-"):
+            assert target.view.paper in tables, target.name
 
 
 BASE = ["fedavg", "qffl", "afl", "fedprox"]

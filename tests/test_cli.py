@@ -24,20 +24,20 @@ from fedmaba.results.run_folder import load_history
 
 
 def computing(command: list[str]) -> tuple[float, str]:
-    """The seconds of computing that a command takes, the least of three, and what it prints."""
-    seconds = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return min(seconds), done.stdout
+    """The seconds of computing that a command takes, and what it prints."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
 
 
 def test_help_is_quick_and_needs_no_torch():
     libraries = "import pydantic.types, rich.console, rich.table, typer"
-    ours, said = computing([*COMMAND, "--help"])
-    theirs, _ = computing([sys.executable, "-c", libraries])
+    theirs = min(computing([sys.executable, "-c", libraries])[0] for _ in range(3))
+    for last in (False, False, True):  # one of three must be quick: a machine may be busy
+        ours, said = computing([*COMMAND, "--help"])
+        if last or ours < 2.5 * theirs:
+            break
     assert all(word in said for word in ("compare", "run", "resume", "table", "list"))
     assert ours < 2.5 * theirs  # a ratio, since machines and their load differ
     check = (

@@ -38,7 +38,9 @@ def calibration(p, y):
 
 
 @pytest.mark.parametrize("classes", [2, 3, 7])
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize(
+    "seed", [*range(9), *(pytest.param(n, marks=pytest.mark.slow) for n in range(9, 25))]
+)
 def test_classification_equals_scikit_learn(seed, classes, sk):
     outputs, y = predictions(seed, classes)
     told, p = outputs.argmax(1), cm.probabilities(outputs)

@@ -27,7 +27,9 @@ def counts_of(y, told, group, n):
 # --- figures -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "seed", [0, 1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))]
+)  # two, three and four groups
 def test_gaps_are_those_of_fairlearn(seed):
     theirs = pytest.importorskip("fairlearn.metrics", reason="needs fairlearn")
     sk = pytest.importorskip("sklearn.metrics", reason="needs scikit-learn")

@@ -54,8 +54,15 @@ def started(fed, plan=PLAN, specs=SPECS):
     return start([Run(s, 3, fed) for s in listed], plan, softmax)
 
 
-@pytest.mark.parametrize("fail", [gpu_error, cpu_error])
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("fail", "threads"),
+    [
+        (gpu_error, 1),
+        (cpu_error, 2),
+        pytest.param(gpu_error, 2, marks=pytest.mark.slow),
+        pytest.param(cpu_error, 1, marks=pytest.mark.slow),
+    ],
+)
 def test_the_chunk_is_halved_until_it_fits(fail, threads, fed, room):
     plan = replace(PLAN, threads=threads)
     easy = started(fed, plan)

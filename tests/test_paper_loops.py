@@ -157,7 +157,7 @@ def test_a_run_that_was_resumed_ends_with_the_same_bits(model, fed):
         np.testing.assert_array_equal(again.progress.arrays()[name], value, name)
 
 
-@pytest.mark.parametrize("chunk", [None, 2])
+@pytest.mark.parametrize("chunk", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_rounds_that_are_replayed_give_the_same(chunk, fed):
     plan, found = replace(PLAN, rounds=6, participants=3, chunk=chunk), []
     for graphs in (None, Replays()):

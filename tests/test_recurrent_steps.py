@@ -26,7 +26,7 @@ def tried(kind, dtype=torch.float32):
     return Tried(Recurrent(kind), torch.randn(3, LENGTH, 3, generator=draw), dtype)
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("kind", [nn.LSTM, pytest.param(nn.GRU, marks=pytest.mark.slow), nn.RNN])
 def test_a_long_sequence_gives_a_compiler_few_operations(kind, monkeypatch):
     seen = []
 

@@ -34,7 +34,11 @@ from run_folders import (
 )
 
 
-@pytest.mark.parametrize("after", [1, 2, 3, 4, 5])
+def slow(after):
+    return pytest.param(after, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("after", [1, slow(2), 3, slow(4), 5])
 def test_a_stopped_and_resumed_run_ends_in_the_different_files(after, finished, tiny_npz, tmp_path):
     out = tmp_path / "run"
     session = play(begun(asked(tiny_npz), out), stop_after=after)
@@ -50,7 +54,7 @@ def test_a_stopped_and_resumed_run_ends_in_the_different_files(after, finished, 
     same_history(load_history(out), finished[0].history)
 
 
-@pytest.mark.parametrize("after", [1, 2, 4, 5])
+@pytest.mark.parametrize("after", [slow(1), 2, 4, slow(5)])  # before a checkpoint; after it
 def test_a_killed_run_goes_on_from_its_checkpoint_to_the_different_files(
     after, finished, tiny_npz, tmp_path
 ):

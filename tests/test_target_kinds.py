@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import fedmaba
 from fedmaba.data import datasets, trees
 from fedmaba.rows import tasks
-from fedmaba.rows.base import call
+from fedmaba.rows.base import call, seed_torch
 from fedmaba.rows.operations import How, RowOperations
 from plain_loop import FEW, PLAN, Plain, Wrapped, apart, one, played, vector
 
@@ -96,7 +96,7 @@ class PlainModel(Plain):
     def forward(self, model, x, key=None):
         model.train(key is not None)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0 if key is None else int(key) & (2**63 - 1))
+            seed_torch(0 if key is None else int(key) & (2**63 - 1))
             return call(model, x)
 
 

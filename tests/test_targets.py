@@ -31,8 +31,7 @@ def test_every_target_of_the_issue_is_there_and_loads():
     }
     names = targets.names()
     assert wanted <= set(names)
-    for name in names:
-        target = targets.load(name)
+    for target in targets.every_target():
         assert target.every_job()
         assert all(targets.changes(job) == [] for job in target.every_job())
         assert not any(map(targets.part, target.every_job()))
@@ -168,8 +167,8 @@ def test_without_a_target_all_are_listed_with_their_work(call):
     sizes, last = listed(out)
     assert list(sizes) == targets.names()
     assert last.startswith("held: runs in runs/reproduce; ")
-    for name, (runs, held, updates, title) in sizes.items():
-        target = targets.load(name)
+    for target, (name, size) in zip(targets.every_target(), sizes.items(), strict=True):
+        runs, held, updates, title = size
         works = [reproduce.PendingBatch(name, job, job.runs) for job in target.every_job()]
         assert title == target.view.title
         if name.startswith("baselines"):  # fresh runs of picks come on top
@@ -223,9 +222,9 @@ def test_the_list_fits_the_terminal(width, monkeypatch, capsys, tmp_path):
     assert max(map(len, lines)) <= width
     assert (len(lines) == 1 + len(targets.names())) == (width == 200)
     whole = " ".join(plain.split())
-    for name in targets.names():
-        assert any(line.split()[0] == name for line in lines)
-        assert targets.load(name).view.title in whole
+    for target in targets.every_target():
+        assert any(line.split()[0] == target.name for line in lines)
+        assert target.view.title in whole
 
 
 @pytest.mark.slow

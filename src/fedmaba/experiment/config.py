@@ -7,8 +7,9 @@ once, here. Imports nothing heavy, because `fedmaba --help` reads this.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -458,14 +459,17 @@ class Key(NamedTuple):
         return self.flag.removeprefix("--").replace("-", "_")
 
 
-def options(section: type[BaseModel] = Experiment, path: tuple[str, ...] = ()) -> Iterator[Key]:
+@cache  # every experiment that is read or compared asks for them
+def options(section: type[BaseModel] = Experiment, path: tuple[str, ...] = ()) -> tuple[Key, ...]:
     """Every option, in order."""
+    found: list[Key] = []
     for name, f in section.model_fields.items():
         if isinstance(f.default, Section):
-            yield from options(type(f.default), (*path, name))
+            found += options(type(f.default), (*path, name))
         elif isinstance(f.json_schema_extra, dict):
             flag, newer = str(f.json_schema_extra["flag"]), "newer" in f.json_schema_extra
-            yield Key((*path, name), flag, f.description or "", f.default, newer)
+            found.append(Key((*path, name), flag, f.description or "", f.default, newer))
+    return tuple(found)
 
 
 def build(tree: Mapping[str, Any], source: str = "") -> Experiment:

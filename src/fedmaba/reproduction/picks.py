@@ -147,7 +147,7 @@ def target_sizes(batches: Sequence[ArchiveFile]) -> list[TargetSize]:
     """Every target, with how many of its runs are done."""
     there = {(batch.digest, key) for batch in batches for key in batch.keys}
     out = []
-    for target in map(targets.load, targets.names()):
+    for target in targets.every_target():
         jobs = with_picks(target, batches).every_job()
         done = sum((job.digest, key) in there for job in jobs for key in job.runs)
         runs = sum(len(job.runs) for job in jobs)

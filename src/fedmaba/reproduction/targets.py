@@ -202,20 +202,26 @@ def command(target: Target) -> str:
     return shlex.join(words)
 
 
+def every_target() -> list[Target]:
+    """Every target, tables first; what several of them show is read once."""
+    known: dict[str, Target] = {}
+    return [_load(name, Scale(), known) for name in names()]
+
+
 def load(name: str, scale: Scale | None = None) -> Target:
     """A target, scaled as asked."""
     scale = scale or Scale()
     for other in scale.without:
         if other not in names():
             raise unknown("target", other, names())
-    target = _load(name, scale, None)
+    target = _load(name, scale, {})
     for other in scale.without:
         if other not in _used(target):
             raise InputError(f"--without {other}: {name} does not use it: leave it out")
     if scale.quick and scale.rounds is None:
         a_round = sum(updates(job, job.runs, 1) for job in target.every_job())
         rounds = max(3, min(40, QUICK // max(a_round, 1)))
-        target = _load(name, replace(scale, rounds=rounds), None)
+        target = _load(name, replace(scale, rounds=rounds), {})
     if scale.only:
         _check_only(scale.only, target)
     for job in target.every_job():
@@ -227,7 +233,7 @@ def load(name: str, scale: Scale | None = None) -> Target:
             )
     if not any(job.runs for job in target.every_job()):
         seeds = sorted(
-            {key.seed for job in _load(name, Scale(), None).every_job() for key in job.runs}
+            {key.seed for job in _load(name, Scale(), {}).every_job() for key in job.runs}
         )
         raise InputError(
             f"{name}: --only and --seeds leave no run: its seeds are {seeds[0]} to {seeds[-1]}"
@@ -267,7 +273,10 @@ def part(*jobs: Job) -> str:
     return f"{asked} of {every} runs" if asked < every else ""
 
 
-def _load(name: str, scale: Scale, above: tuple[str, ...] | None) -> Target:
+def _load(name: str, scale: Scale, known: dict[str, Target], above: tuple[str, ...] = ()) -> Target:
+    """A target; `known` are those of the same scale that were loaded before."""
+    if name in known:
+        return known[name]
     tree = _read(name)
     try:
         view = View.model_validate(tree.pop("target"))
@@ -276,7 +285,7 @@ def _load(name: str, scale: Scale, above: tuple[str, ...] | None) -> Target:
         raise InputError(
             f"{name}.toml: target.{'.'.join(map(str, first['loc']))}: {first['msg']}"
         ) from None
-    above = (*(above or ()), name)
+    above = (*above, name)
     for other in view.uses:
         if other in above:
             raise InputError(f"{name}.toml: uses {other!r}, which uses it: take one out")
@@ -286,8 +295,10 @@ def _load(name: str, scale: Scale, above: tuple[str, ...] | None) -> Target:
         jobs = [_job(name, tree, view, variant, scale) for variant in variants]
     if view.search:
         _check_search(name, jobs)
-    uses = tuple(_load(other, scale, above) for other in view.uses if other not in scale.without)
-    return Target(name, view, tuple(jobs), uses, scale)
+    shown = (other for other in view.uses if other not in scale.without)
+    uses = tuple(_load(other, scale, known, above) for other in shown)
+    known[name] = Target(name, view, tuple(jobs), uses, scale)
+    return known[name]
 
 
 def _job(name: str, tree: dict[str, Any], view: View, variant: Variant, scale: Scale) -> Job:

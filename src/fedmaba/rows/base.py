@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -204,6 +205,24 @@ def call(model: nn.Module, x: Inputs, weights: dict[str, Tensor] | None = None) 
         model(*args, **named) if weights is None else functional_call(model, weights, args, named)
     )
     return out
+
+
+@cache
+def _accelerated() -> bool:
+    """Whether there is a GPU or the like."""
+    return torch.accelerator.is_available()
+
+
+def seed_torch(seed: int) -> None:
+    """Seed torch's random numbers, on a GPU too.
+
+    For each kind of device that could come later `torch.manual_seed` writes down the whole call
+    stack, which takes longer than a local step. Where there is none, the processor is enough.
+    """
+    if _accelerated():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
 
 
 class Step(NamedTuple):

@@ -14,7 +14,16 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from fedmaba.rows.base import Inputs, Layout, LossFn, Rows, Step, call, layers_with_statistics
+from fedmaba.rows.base import (
+    Inputs,
+    Layout,
+    LossFn,
+    Rows,
+    Step,
+    call,
+    layers_with_statistics,
+    seed_torch,
+)
 from fedmaba.rows.operations import How, RowOperations, crashes_backward
 
 ALONE = How(rows=False)
@@ -151,7 +160,7 @@ class LoopRows(General):
                 yield
             return
         with torch.random.fork_rng(devices=[self._device] if self.cuda else []):
-            torch.manual_seed(int(key) & (2**63 - 1))
+            seed_torch(int(key) & (2**63 - 1))
             with RowOperations(ALONE, key):
                 yield
 

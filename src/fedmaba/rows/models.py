@@ -24,7 +24,7 @@ from fedmaba.data.targets import TargetKind
 from fedmaba.data.trees import Tree
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.rows import batchnorm as norms
-from fedmaba.rows.base import Inputs, Layout, call, constants
+from fedmaba.rows.base import Inputs, Layout, call, constants, seed_torch
 from fedmaba.rows.ready import gpt, lstm, mlp_tabular, resnet, vit
 
 # Of one example: sizes, or a tuple or dict of sizes where there are several inputs. What a factory
@@ -276,7 +276,7 @@ def generator_left_alone() -> Iterator[None]:
 def _seeded(seed: int) -> Iterator[None]:
     """Seed torch's random numbers, and restore the caller's state afterwards."""
     with generator_left_alone():
-        torch.manual_seed(seed)
+        seed_torch(seed)
         yield
 
 
@@ -291,7 +291,7 @@ def _leak_between_examples(model: nn.Module, name: str, shape: Tree[trees.Shape]
             outs = []
             for other in others:
                 after = {n: b.clone() for n, b in before.items()}
-                torch.manual_seed(0)
+                seed_torch(0)
                 pair = zip(trees.leaves(one), trees.leaves(other), strict=True)
                 each = iter([torch.stack(two) for two in pair])
                 x = trees.mapped(lambda _: next(each), one)  # noqa: B023
