@@ -54,7 +54,7 @@ def weighed(lam, loss, alone, size=None, best=None):
     n = len(loss)
     state = Eagle().init(n)
     if best is not None:
-        state = {"best": np.array(best), "rounds": np.ones(n, np.int64)}
+        state = {"best": np.array(best), "rounds": np.ones(n)}
     replies = replace(told(range(n), loss=loss, size=size, n=n), alone=np.array(alone))
     return Eagle(lam=lam).weigh(state, replies)
 

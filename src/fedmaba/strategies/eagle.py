@@ -45,7 +45,7 @@ class Eagle(Strategy):
 
     def init(self, n_clients: int) -> State:
         # the least loss alone of each client, and in how many rounds it told one
-        return {"best": np.zeros(n_clients), "rounds": np.zeros(n_clients, np.int64)}
+        return {"best": np.zeros(n_clients), "rounds": np.zeros(n_clients)}
 
     def join(self, state: State, n_clients: int) -> State:
         new = self.init(n_clients - len(state["best"]))
