@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import vector_to_parameters
 
 from fedmaba.errors import InputError
-from fedmaba.simulation import local_training
+from fedmaba.simulation import evaluation
 from fedmaba.simulation.engine import Run, simulate, start
 from fedmaba.strategies.base import Needs
 from plain_loop import MODELS, PLAN, SPECS, Plain, apart, cnn, mlp, one, played, vector
@@ -144,7 +144,7 @@ def test_without_validation_data_the_best_round_is_picked_on_test_data(fed):
 
 def test_a_large_test_set_is_taken_in_pieces(fed, monkeypatch):
     _, shots = played(["fedavg"], fed, PLAN, cnn)
-    monkeypatch.setattr(local_training, "MAX_ACTIVATIONS", 1)  # one example at a time
+    monkeypatch.setattr(evaluation, "MAX_ACTIVATIONS", 1)  # one example at a time
     _, again = played(["fedavg"], fed, PLAN, cnn)
     a, b = (s[-1].evaluations[0]["last"].loss for s in (shots, again))
     np.testing.assert_allclose(a, b, rtol=1e-12)

@@ -109,7 +109,7 @@ def test_unknown_fields_of_local_and_needs_are_named():
     assert told == "unknown field of Local in mine: local(): 'proxy': did you mean 'prox'?"
     told = refused(lambda self: Needs(gram=True), hook="needs")
     assert told == (
-        "unknown field of Needs in mine: needs(): 'gram': choose one of changes, "
+        "unknown field of Needs in mine: needs(): 'gram': choose one of alone, changes, "
         "first_steps, groups, keep_rounds, loss, steps, trials"
     )
 
