@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import fedmaba
 from fedmaba.errors import InputError
+from fedmaba.privacy.mechanism import refusal
 from fedmaba.strategies import Eagle
 from fedmaba.strategies.base import Decision, Needs
 from fedmaba.strategies.contract import check_strategy
@@ -98,6 +99,10 @@ def test_weights_are_never_negative_and_sum_to_one(losses, lam):
     coef = weighed(lam, loss, alone).coef
     assert (coef >= 0).all()
     assert coef.sum() == pytest.approx(1)
+
+
+def test_losses_alone_get_no_noise_so_privacy_is_refused():
+    assert "losses of the clients' own models, which get no noise" in refusal(Eagle())
 
 
 class NoModelOfTheirOwn(fedmaba.Strategy):

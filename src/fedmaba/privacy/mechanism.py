@@ -185,6 +185,8 @@ def refusal(strategy: Strategy) -> str:
         return f"it weighs the clients' first steps, which are not clipped: {leave}"
     if needs.groups:
         return f"it weighs by counts of people by group, which get no noise: {leave}"
+    if needs.alone:
+        return f"it weighs by losses of the clients' own models, which get no noise: {leave}"
     if local.keep:
         return f"its clients keep vectors whose means the server learns without noise: {leave}"
     if local.personal is not None and local.personal.only:
