@@ -196,6 +196,30 @@ class FedEBA(PaperLoop):
         self.model = x + (1 - self.alpha) * fair + self.alpha * sum(first) / len(cohort)
 
 
+class FedGini(PaperLoop):
+    """A share epsilon of the plain mean of models; the rest by the squares of the losses' ranks."""
+
+    def __init__(self, *args, epsilon):
+        super().__init__(*args)
+        self.epsilon = epsilon
+
+    def round(self, t, cohort, lr):
+        sent, losses, m = [], [], len(cohort)
+        for i in cohort:
+            vector_to_parameters(self.model, self.plain.worker.parameters())
+            losses.append(self.plain.measured(self.plain.worker, self.fed.split.train[i]))
+            y = self.model.clone()
+            for rows, key in self.batches(i, t):
+                y = y - lr * self.gradient(y, rows, key)
+            sent.append(y)
+        ranks = [1 + sum(other < loss for other in losses) for loss in losses]
+        whole = sum(j * (j - 1) for j in ranks)
+        self.model = sum(
+            (self.epsilon / m + (1 - self.epsilon) * j * (j - 1) / whole) * y
+            for j, y in zip(ranks, sent, strict=True)
+        )
+
+
 class MIFA(PaperLoop):
     """Algorithm 1 of Gu et al. 2021, with memories of 0 before a device's first round."""
 

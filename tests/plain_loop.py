@@ -54,6 +54,7 @@ SPECS = [
     "adafed:gamma=0.2,eta=0.5",
     "fedeba:tau=0.3,a=0.4",
     "fedlf:tau=2,norms=reference",
+    "fedgini:epsilon=0.2",
     "fedmdfg:theta=3,s=2",
 ]
 PLAN = Plan(rounds=3, minibatch=4, lr=0.2, lr_decay=0.9, dtype="float64")

@@ -33,6 +33,7 @@ SPECS = [
     "fedlf:tau=3,norms=reference",
     "fedmdfg:theta=1,s=0",
     "eagle:lam=20",
+    "fedgini:epsilon=0.1",
 ]
 quick = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None

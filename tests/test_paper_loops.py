@@ -25,6 +25,7 @@ LOOPS = {
     "ditto:lam=0": (paper_loops.Ditto, {"lam": 0.0}),
     "local": (paper_loops.Ditto, {"alone": True}),
     "eagle:lam=2": (paper_loops.Eagle, {"lam": 2.0}),
+    "fedgini:epsilon=0.3": (paper_loops.FedGini, {"epsilon": 0.3}),
 }
 PLANS = {
     "all": PLAN,

@@ -1,4 +1,4 @@
-"""Delta-FL, GIFAIR-FL, AAggFF and AdaFed: by hand, beside loops from the papers, at their limits.
+"""Delta-FL, GIFAIR-FL, FedGini, AAggFF and AdaFed: by hand, beside loops from the papers, at their limits.
 
 Numbers by hand are of the clients of test_paper: losses w^2/2 and 3/2 (w - 2)^2, from w = 1, step
 0.1: losses (1/2, 3/2), changes (-0.1, +0.3).
@@ -6,13 +6,14 @@ Numbers by hand are of the clients of test_paper: losses w^2/2 and 3/2 (w - 2)^2
 
 import math
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
 from scipy.optimize import linprog
 
 from fedmaba.errors import InputError
-from fedmaba.strategies import GIFAIR, AAggFF, AdaFed, DeltaFL, FedAvg
+from fedmaba.strategies import GIFAIR, AAggFF, AdaFed, DeltaFL, FedAvg, FedGini
 from fedmaba.strategies.aaggff import cumulative
 from plain_loop import PLAN, Plain, apart, mlp, one, played, vector
 from test_paper import play, told
@@ -38,6 +39,13 @@ def test_gifair_by_hand():
     # p = 1/2, lambda_max = 1/2, half of it: weights (1/4, 3/4), then the same, then (3/4, 1/4):
     # -0.025 + 0.225; -0.03 + 0.18; at 1.35 losses (0.911, 0.634): -0.10125 + 0.04875
     assert play(GIFAIR(lam=0.5)) == pytest.approx([1.2, 1.35, 1.2975])
+
+
+def test_fedgini_by_hand():
+    # epsilon = 0.2: weights 0.1 and 0.1 + 0.8. Client 1 is the worst: 1 - 0.01 + 0.27; at 1.26
+    # losses (0.7938, 0.8214): -0.0126 + 0.1998; at 1.4472 losses (1.0472, 0.4584):
+    # -0.130248 + 0.016584
+    assert play(FedGini(epsilon=0.2)) == pytest.approx([1.26, 1.4472, 1.333536])
 
 
 def test_aaggff_by_hand():
@@ -121,6 +129,24 @@ def test_gifair_is_the_gradient_of_the_penalised_loss():
     np.testing.assert_allclose(found, slope, atol=1e-7)
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
+def test_fedgini_gives_the_largest_weights_to_the_largest_losses(epsilon):
+    """No other order of the same weights has a larger weighted loss."""
+    loss, m = RNG.gamma(2, 1, 5), 5
+    weights = [epsilon / m + (1 - epsilon) * j * (j - 1) / 40 for j in range(1, m + 1)]
+    found = FedGini(epsilon=epsilon).weigh({}, told(range(m), loss=loss)).coef
+    np.testing.assert_allclose(np.sort(found), weights, atol=1e-15)
+    assert found @ loss == pytest.approx(max(np.dot(w, loss) for w in permutations(weights)))
+
+
+def test_fedgini_orders_losses_unlike_the_public_copies():
+    """The numbers of the docs: there one copy gives these weights to the other end."""
+    found = FedGini().weigh({}, told(range(4), loss=[0.4, 0.1, 0.3, 0.2])).coef
+    assert found == pytest.approx([0.425, 0.125, 0.275, 0.175])
+    tied = FedGini().weigh({}, told(range(4), loss=[0.4, 0.1, 0.4, 0.1])).coef
+    assert tied == pytest.approx([0.35, 0.15, 0.35, 0.15])
+
+
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
 def test_adafed_is_the_papers_orthogonalisation(gamma):
     g, loss = RNG.normal(size=(6, 30)), RNG.gamma(2, 1, 6)
@@ -184,6 +210,9 @@ def test_aaggff_silo_in_the_simulator_is_that_of_a_plain_loop(fed):
 
 def test_whole_tails_and_no_penalty_are_fedavg(fed):
     plan = replace(PLAN, participants=3)
+    specs = ["fedavg:weights=uniform", "fedgini:epsilon=1"]
+    batch, _ = played(specs, fed, plan, mlp)
+    assert apart(batch.progress.model[1], batch.progress.model[0]) < 1e-12
     specs = ["fedavg", "deltafl:theta=1", "gifair:lam=0"]
     batch, _ = played(specs, fed, plan, mlp)
     for r in (1, 2):
@@ -192,7 +221,7 @@ def test_whole_tails_and_no_penalty_are_fedavg(fed):
 
 def test_equal_losses_give_equal_weights():
     seen = told(range(4), loss=[2, 2, 2, 2], size=[5, 5, 5, 5], n=4)
-    for strategy in (DeltaFL(theta=0.1), GIFAIR(), AAggFF(), AAggFF(form="silo")):
+    for strategy in (DeltaFL(theta=0.1), GIFAIR(), FedGini(), AAggFF(), AAggFF(form="silo")):
         coef = strategy.weigh(strategy.init(4), seen).coef
         assert coef == pytest.approx([0.25] * 4, abs=1e-9), strategy.name
 
@@ -245,6 +274,7 @@ def test_the_form_for_all_clients_refuses_a_part_and_new_ones():
         ("deltafl:theta=1.1", "theta"),
         ("gifair:lam=1.1", "lam"),
         ("gifair:lam=-0.1", "lam"),
+        ("fedgini:epsilon=1.1", "epsilon"),
         ("adafed:gamma=-1", "gamma"),
         ("adafed:eta=0", "eta"),
         ("aaggff:form=both", "form"),

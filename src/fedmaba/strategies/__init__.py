@@ -24,6 +24,7 @@ from fedmaba.strategies.fedavgm import FedAvgM
 from fedmaba.strategies.feddyn import FedDyn
 from fedmaba.strategies.fedeba import FedEBA
 from fedmaba.strategies.fedfv import FedFV
+from fedmaba.strategies.fedgini import FedGini
 from fedmaba.strategies.fedlf import FedLF
 from fedmaba.strategies.fedmaba import FedMABA
 from fedmaba.strategies.fedmdfg import FedMDFG
@@ -59,6 +60,7 @@ __all__ = [
     "FedDyn",
     "FedEBA",
     "FedFV",
+    "FedGini",
     "FedLF",
     "FedMABA",
     "FedMDFG",
@@ -105,6 +107,7 @@ REGISTRY: dict[str, type[Strategy]] = {
         MIFA,
         FedMDFG,
         Eagle,
+        FedGini,
     )
 }
 BUILT_IN = tuple(REGISTRY)
