@@ -1,8 +1,9 @@
 """Memory of a large federation: peak above the data, through `engine.simulate`.
 
 A million clients with two training and one test example of 20 numbers each, softmax regression,
-10,000 participants a round, on a CPU. Each setting is a process of its own. The peak is that of the
-resident set after the federation was made, less what it was then.
+10,000 participants a round, on a CPU. The last two settings have clients that keep a vector as long
+as the model of 784 inputs, 7,850 numbers. Each setting is a process of its own. The peak is that of
+the resident set after the federation was made, less what it was then.
 
     python benchmarks/memory.py          prints a line per setting, writes results/memory.json
 """
@@ -21,13 +22,15 @@ from pathlib import Path
 import numpy as np
 
 RESULTS = Path(__file__).parent / "results"
-FEATURES, CLASSES = 20, 10
-SETTINGS = [  # strategy, clients, participants
-    ("fedavg", 1_000_000, 10_000),
-    ("fedmaba", 1_000_000, 10_000),
-    ("fedmaba", 1_000_000, 1_000),
-    ("fedmaba", 100_000, 10_000),
-    ("fedmaba", 100_000, 100_000),
+CLASSES = 10
+SETTINGS = [  # strategy, clients, participants, inputs
+    ("fedavg", 1_000_000, 10_000, 20),
+    ("fedmaba", 1_000_000, 10_000, 20),
+    ("fedmaba", 1_000_000, 1_000, 20),
+    ("fedmaba", 100_000, 10_000, 20),
+    ("fedmaba", 100_000, 100_000, 20),
+    ("feddyn", 100_000, 100_000, 784),
+    ("ditto", 100_000, 100_000, 784),
 ]
 
 
@@ -43,7 +46,7 @@ def peak() -> int:
 
 
 def measure(
-    spec: str, clients: int, participants: int, rounds: int, each: int
+    spec: str, clients: int, participants: int, inputs: int, rounds: int, each: int
 ) -> dict[str, object]:
     """One setting, in this process."""
     from fedmaba import strategies
@@ -53,7 +56,7 @@ def measure(
 
     rng = np.random.default_rng(0)
     n = clients * (each + 1)
-    x = rng.standard_normal((n, FEATURES), dtype=np.float32)
+    x = rng.standard_normal((n, inputs), dtype=np.float32)
     y = np.arange(n) % CLASSES
     train = clients * each
     data = datasets.from_arrays(x[:train], y[:train], x_test=x[train:], y_test=y[train:])
@@ -74,6 +77,7 @@ def measure(
         "strategy": spec,
         "clients": clients,
         "participants": participants,
+        "inputs": inputs,
         "examples": n,
         "data_bytes": before,
         "peak_above_bytes": peak() - before,
@@ -91,14 +95,14 @@ def apart(*setting: object) -> dict[str, object]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--one", nargs=3, metavar=("STRATEGY", "CLIENTS", "PARTICIPANTS"))
+    parser.add_argument("--one", nargs=4, metavar=("STRATEGY", "CLIENTS", "PARTICIPANTS", "INPUTS"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--each", type=int, default=2, help="training examples of a client")
     parser.add_argument("--out", default=RESULTS / "memory.json", type=Path)
     asked = parser.parse_args()
     if asked.one:
-        spec, clients, participants = asked.one
-        print(json.dumps(measure(spec, int(clients), int(participants), asked.rounds, asked.each)))
+        spec, *sizes = asked.one
+        print(json.dumps(measure(spec, *map(int, sizes), asked.rounds, asked.each)))
         sys.exit()
     from cpu import about  # here: what is measured shall not hold torch before its own start
 
@@ -107,7 +111,8 @@ if __name__ == "__main__":
         one = apart(*setting, "--rounds", asked.rounds, "--each", asked.each)
         found.append(one)
         print(
-            f"{setting[0]}, {setting[1]:,} clients, {setting[2]:,} a round: peak "
+            f"{setting[0]}, {setting[1]:,} clients, {setting[2]:,} a round, "
+            f"{setting[3]} inputs: peak "
             f"{one['peak_above_bytes'] / 1e9:.2f} GB above {one['data_bytes'] / 1e9:.2f}, "
             f"{one['round_seconds']:.2f} s a round",
             flush=True,

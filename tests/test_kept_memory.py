@@ -13,7 +13,8 @@ from fedmaba import strategies
 from fedmaba.data.datasets import Dataset
 from fedmaba.data.federation import Federation
 from fedmaba.deploy.kept_vectors import KeptVectors, Told
-from fedmaba.simulation import engine
+from fedmaba.errors import InputError
+from fedmaba.simulation import engine, kept_vectors
 
 CLIENTS, FEATURES, CLASSES = 400, 50, 10
 
@@ -33,6 +34,17 @@ class Largest(TorchDispatchMode):
                 if storage.data_ptr() not in self.known:
                     self.numbers = max(self.numbers, storage.nbytes() // 4)
         return out
+
+
+def test_more_than_the_machine_has_is_refused_before_the_run(monkeypatch, fed):
+    monkeypatch.setattr(kept_vectors, "host_memory", lambda: 1000)
+    run = engine.Run(strategies.parse("ditto:server=scaffold")[0], 0, fed)
+    line = (
+        r"^ditto: what clients keep takes 0.0 GB, and this machine has 0.0 GB of memory: run fewer"
+    )
+    with pytest.raises(InputError, match=line):
+        engine.start([run], engine.Plan(1), "softmax")
+    engine.start([engine.Run(strategies.parse("fedavg")[0], 0, fed)], engine.Plan(1), "softmax")
 
 
 @pytest.mark.parametrize("spec", ["scaffold", "feddyn", "ditto"])

@@ -179,13 +179,17 @@ def memory() -> str:
             one["strategy"],
             f"{one['clients']:,}",
             f"{one['participants']:,}",
+            str(one["inputs"]),
             f"{one['peak_above_bytes'] / 1e9:.2f} GB",
             f"{one['round_seconds']:.2f} s",
         ]
         for one in found["settings"]
     ]
     return _table(
-        [f"strategy, {_cpu(found)}", "clients", "a round", "peak above the data", "a round takes"],
+        [
+            *(f"strategy, {_cpu(found)}", "clients", "a round", "inputs"),
+            *("peak above the data", "a round takes"),
+        ],
         rows,
     )
 

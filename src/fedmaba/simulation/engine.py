@@ -45,6 +45,7 @@ from fedmaba.simulation.distributed import Ranks
 from fedmaba.simulation.evaluation import MetricFn
 from fedmaba.simulation.fine_tuning import fine_tuned
 from fedmaba.simulation.group_counts import group_counts
+from fedmaba.simulation.kept_vectors import first_vectors
 from fedmaba.simulation.local_training import Pool
 from fedmaba.simulation.measurements import ModelsOf, client_means, server_models
 from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
@@ -161,7 +162,9 @@ def start(
         second=_second_moments(flat, optimisers),
         states=[check_state(r.strategy, r.strategy.init(r.federation.n_clients)) for r in runs],
         kept=[KeptChanges(flat[:0], nobody, nobody) for _ in runs],
-        vectors=_kept_vectors(runs, flat),
+        vectors=first_vectors(
+            [run.strategy for run in runs], [run.federation.n_clients for run in runs], flat
+        ),
         means=[
             {name: torch.zeros_like(flat[0]) for name in r.strategy.local().means} for r in runs
         ],
@@ -196,33 +199,6 @@ def _second_moments(flat: Tensor, optimisers: list[ServerOptimiser | None]) -> T
     if not any(start):
         return None
     return torch.tensor(start, dtype=torch.float64).to(flat)[:, None].expand_as(flat).clone()
-
-
-MOST_KEPT = 1 / 8  # of a GPU's memory that kept vectors may take
-
-
-def _kept_vectors(runs: Sequence[Run], flat: Tensor) -> list[dict[str, Tensor]]:
-    """What the clients of each run keep: zeros, and models of their own, which begin as the run's.
-
-    They lie in the host's memory where they would take more than a part of a GPU's.
-    """
-    local = [run.strategy.local() for run in runs]
-    many = [len(o.keep) + (o.personal is not None) for o in local]
-    size = sum(k * run.federation.n_clients for k, run in zip(many, runs, strict=True))
-    where = flat.device
-    if flat.is_cuda:
-        total = torch.cuda.get_device_properties(where).total_memory
-        if size * flat[0].nbytes > MOST_KEPT * total:
-            where = torch.device("cpu")
-    out = []
-    for r, (run, o) in enumerate(zip(runs, local, strict=True)):
-        n, own = run.federation.n_clients, dict[str, Tensor]()
-        for name in o.keep:
-            own[name] = torch.zeros(n, flat.shape[1], dtype=flat.dtype, device=where)
-        if o.personal is not None:
-            own[PERSONAL] = flat[r].to(where).repeat(n, 1)
-        out.append(own)
-    return out
 
 
 def lower_is_better(task: str, metric: MetricFn | ClientMetricFn | None) -> bool:

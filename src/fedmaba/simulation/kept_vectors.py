@@ -5,6 +5,7 @@ Also the gradient of all of a client's examples, of which such a vector may be m
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,15 +15,65 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedmaba.errors import InputError
 from fedmaba.rows import kernels
 from fedmaba.rows.base import Rows
 from fedmaba.rows.cuda_graphs import GraphCache, send
 from fedmaba.simulation.local_training import Pool, TrainingJob, train_chunk
 from fedmaba.simulation.optimiser import Optimiser, Schedule
-from fedmaba.strategies.base import Keep, Local
+from fedmaba.strategies.base import PERSONAL, Keep, Local, Strategy
 
 PIECE = 2**18  # numbers that are combined at once on a CPU, so that they stay in its cache
+MAX_GPU_SHARE = 1 / 8  # of a GPU's memory that kept vectors may take
 EDGE = 1024  # pieces begin at multiples of this, so that sums have the same order in any piece
+
+
+def host_memory() -> int:
+    """The bytes of this machine's memory; 0 where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 0
+
+
+def first_vectors(
+    strategies: Sequence[Strategy], clients: Sequence[int], models: Tensor
+) -> list[dict[str, Tensor]]:
+    """What the clients of each run keep: zeros, and models of their own, which begin as the run's.
+
+    They lie in the host's memory where they would take more than a part of a GPU's. `models` (R, P)
+    are those that the runs begin with.
+    """
+    local = [strategy.local() for strategy in strategies]
+    many = [len(o.keep) + (o.personal is not None) for o in local]
+    size = sum(k * n for k, n in zip(many, clients, strict=True)) * models[0].nbytes
+    where = models.device
+    if models.is_cuda:
+        total = torch.cuda.get_device_properties(where).total_memory
+        where = torch.device("cpu") if size > MAX_GPU_SHARE * total else where
+    if where.type == "cpu":
+        _require_room(size, strategies)
+    out = []
+    for r, (n, o) in enumerate(zip(clients, local, strict=True)):
+        own: dict[str, Tensor] = {}
+        for name in o.keep:
+            own[name] = torch.zeros(n, models.shape[1], dtype=models.dtype, device=where)
+        if o.personal is not None:
+            own[PERSONAL] = models[r].to(where).repeat(n, 1)
+        out.append(own)
+    return out
+
+
+def _require_room(size: int, strategies: Sequence[Strategy]) -> None:
+    """Refuse vectors that the host's memory cannot hold, before the system ends the run for it."""
+    memory = host_memory()
+    if memory and size > memory:
+        keeping = dict.fromkeys(s.name for s in strategies if s.local().keep or s.local().personal)
+        raise InputError(
+            f"{', '.join(keeping)}: what clients keep takes {size / 1e9:.1f} GB, and this machine "
+            f"has {memory / 1e9:.1f} GB of memory: run fewer seeds or strategies at once, or take "
+            "fewer clients or a smaller model"
+        )
 
 
 def vector_pieces(many: int, width: int, device: torch.device) -> list[slice]:
