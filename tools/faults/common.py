@@ -26,8 +26,8 @@ STRATEGIES = [
     # clients keep something, and for some of these the server keeps its mean
     "scaffold", "feddyn", "ditto:server=scaffold", "local", "scaffold:option=I", "ditto:lam=0.1",
     "mifa", "eagle",
-    # kept changes in layers, steps that are tried, moments of the server
-    "fedlf:tau=2", "fedmdfg", "fedadam",
+    # kept changes in layers, moments of the server, steps that are tried
+    "fedlf:tau=2", "fedadam", "fedmdfg",
 ]  # fmt: skip
 
 
