@@ -135,19 +135,23 @@ class FedNova(PaperLoop):
 
 
 class Ditto(PaperLoop):
-    """Algorithm 1 of Li et al. 2021 over FedAvg; with `alone` each client trains by itself."""
+    """Algorithm 1 of Li et al. 2021 over FedAvg; with `alone` each client trains by itself.
 
-    def __init__(self, *args, lam=1.0, alone=False):
+    With `sgd` over FedSGD: one step on all examples, and one of the own model on a minibatch.
+    """
+
+    def __init__(self, *args, lam=1.0, alone=False, sgd=False):
         super().__init__(*args)
-        self.lam, self.alone = lam, alone
+        self.lam, self.alone, self.sgd = lam, alone, sgd
         self.own = [self.model.clone() for _ in range(self.n)]  # v_k
 
     def round(self, t, cohort, lr):
         w, sent, sizes = self.model, [], [len(self.fed.split.train[k]) for k in cohort]
         for k in cohort:
-            y = w.clone()
-            for rows, key in self.batches(k, t):
-                y = y - lr * self.gradient(y, rows, key)
+            y, batches = w.clone(), self.batches(k, t)
+            for rows, key in batches[:1] if self.sgd else batches:
+                seen = self.fed.split.train[k] if self.sgd else rows
+                y = y - lr * self.gradient(y, seen, key)
                 v = self.own[k]
                 pull = 0 if self.alone else self.lam * (v - w)
                 self.own[k] = v - lr * (self.gradient(v, rows, key) + pull)

@@ -23,6 +23,7 @@ LOOPS = {
     "fednova": (paper_loops.FedNova, {}),
     "ditto:lam=0.5": (paper_loops.Ditto, {"lam": 0.5}),
     "ditto:lam=0": (paper_loops.Ditto, {"lam": 0.0}),
+    "ditto:server=fedsgd": (paper_loops.Ditto, {"sgd": True}),
     "local": (paper_loops.Ditto, {"alone": True}),
     "eagle:lam=2": (paper_loops.Eagle, {"lam": 2.0}),
     "fedgini:epsilon=0.3": (paper_loops.FedGini, {"epsilon": 0.3}),
