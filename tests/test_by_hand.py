@@ -68,11 +68,17 @@ def test_scaffold_option_i():
     """c_A and c_B are the gradients at the server's model: w and 4 (w - 2), first 1 and -4.
 
     In round 2, from 1.225, A adds c - c_A = -2.5 and goes to 1.3525 and 1.46725; B adds +2.5 and
-    goes to 1.285 and 1.321.
+    goes to 1.285 and 1.321. In round 3, from 1.394125, with c_A = 1.225, c_B = -3.1, c = -0.9375,
+    A adds -2.1625 and goes to 1.4709625 and 1.54011625; B adds +2.1625 and goes to 1.420225 and
+    1.435885.
     """
-    path, kept = play("scaffold:option=I", rounds=2)
-    np.testing.assert_allclose(path, [1.225, (1.46725 + 1.321) / 2], rtol=1e-12)
-    np.testing.assert_allclose(kept["c"], [1.225, -3.1], rtol=1e-9)
+    path, kept = play("scaffold:option=I")
+    last = (1.54011625 + 1.435885) / 2
+    np.testing.assert_allclose(path, [1.225, (1.46725 + 1.321) / 2, last], rtol=1e-12)
+    np.testing.assert_allclose(kept["c"], [1.394125, 4 * (1.394125 - 2)], rtol=1e-9)
+    assert kept["mean c"] == pytest.approx((1.394125 - 2.4235) / 2, rel=1e-9)
+    early = play("scaffold:option=I", rounds=2)[1]
+    np.testing.assert_allclose(early["c"], [1.225, -3.1], rtol=1e-9)
     assert play("scaffold:option=I", rounds=1)[1]["c"] == pytest.approx([1, -4], rel=1e-9)
 
 

@@ -4,18 +4,19 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 
 import fedmaba
+import plain_loop
 from fedmaba import strategies
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.errors import InputError
 from fedmaba.rows import models
 from fedmaba.simulation.engine import Plan
-from fedmaba.strategies.base import Decision, Replies, Strategy, call_weigh
+from fedmaba.strategies.base import Replies, call_weigh
 from fedmaba.strategies.fairfed import FairFed
 from group_cases import compare, people
-from plain_loop import Plain, apart, played, vector
+from paper_loops import FairFed as FairFedLoop
+from plain_loop import apart, played, vector
 
 
 def told(counts, size, t=0, client=None, n=3):
@@ -79,56 +80,37 @@ def test_clients_that_come_later_begin_with_their_share():
     assert rule.join(state, 5)["known"].tolist() == [1, 1, 1, 0, 0]
 
 
-class OneByOne(Strategy):
-    """The paper's formulas as they stand there, one example after another."""
-
-    name = "one-by-one"
-    beta = 0.2
-
-    def weigh(self, state, replies):
-        fed, data = self.plain.fed, self.plain.fed.data
-        right, gap, over = [], [], {group: [0, 0] for group in (0, 1)}
-        for c in range(fed.n_clients):
-            own, hits = {group: [0, 0] for group in (0, 1)}, 0
-            for i in fed.train.of(c):
-                with torch.no_grad():
-                    told = int(self.plain.model(self.plain.x[i : i + 1]).argmax())
-                hits += told == data.y[i]
-                if data.y[i] == 1:
-                    for table in (own, over):
-                        table[data.group[i]][0] += told
-                        table[data.group[i]][1] += 1
-            right.append(hits)
-            gap.append(self.difference(own))
-        size, overall = fed.train.size, self.difference(over)
-        away = np.array(
-            [
-                abs(right[c] / size[c] - sum(right) / size.sum()) if g is None else abs(overall - g)
-                for c, g in enumerate(gap)
-            ]
-        )
-        assert gap[4] is None
-        before = state.get("weight", size / size.sum())
-        weight = before - self.beta * (away - away.mean())
-        assert (weight > 0).all()
-        return Decision(weight / weight.sum(), {"weight": weight})
-
-    def difference(self, table):
-        (a, n), (b, m) = table[0], table[1]
-        return a / n - b / m if n and m else None
+def images(fed):
+    """Small images of two classes, and two groups of people at all clients but the last."""
+    rng, y = np.random.default_rng(5), fed.data.y % 2
+    group = rng.integers(2, size=len(y))
+    group[fed.split.train[-1]] = 0
+    data = dataclasses.replace(fed.data, y=y, classes=("0", "1"), group=group)
+    return dataclasses.replace(fed, data=dataclasses.replace(data, group_names=("a", "b")))
 
 
-def test_the_model_is_that_of_a_plain_loop():
-    fed, plan = people(lonely=(4,)), Plan(rounds=3, minibatch=5, lr=0.2, dtype="float64")
-    make = models.find_factory("softmax")
-    batch, shots = played(["fairfed:beta=0.2"], fed, plan, make)
-    rule = OneByOne()
-    plain = Plain(rule, 3, fed, plan, make)
-    object.__setattr__(rule, "plain", plain)
-    plain.run()
-    for shot, told in zip(shots, plain.told, strict=True):
-        np.testing.assert_allclose(shot.rounds[0].weight, told.weight, rtol=0, atol=1e-12)
-    assert apart(vector(batch, batch.progress.model[0]), plain.path[-1]) < 1e-12
+SOFTMAX = models.find_factory("softmax")
+
+
+@pytest.mark.parametrize("participants", [None, 3])
+@pytest.mark.parametrize(
+    "make",
+    [SOFTMAX, plain_loop.mlp, pytest.param(plain_loop.cnn, marks=pytest.mark.slow)],
+    ids=["softmax", "mlp", "cnn"],
+)
+def test_the_model_is_that_of_the_papers_loop(make, participants, make_federation):
+    """At one client the gap is undefined, since all are of one group."""
+    if make is plain_loop.cnn:
+        sizes = (15, 19, 16, 13, 18)
+        fed = images(make_federation(sizes=sizes, tested=(2,) * 5))
+    else:
+        fed = people(lonely=(4,))
+    plan = Plan(rounds=4, minibatch=5, lr=0.2, dtype="float64", participants=participants)
+    batch, _ = played(["fairfed:beta=0.1", "fedavg"], fed, plan, make)
+    loop = FairFedLoop(3, fed, plan, make, beta=0.1).run()
+    assert 0 < loop.undefined < 4 * (participants or 5)
+    assert apart(vector(batch, batch.progress.model[0]), loop.model) < 1e-9
+    assert apart(batch.progress.model[1], batch.progress.model[0]) > 1e-4
 
 
 def test_a_strategy_may_ask_for_counts_and_inner_products():

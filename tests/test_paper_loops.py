@@ -1,4 +1,4 @@
-"""Algorithms whose clients keep something, or count their steps: the papers' plain loops."""
+"""Algorithms beside plain loops from their papers, which know nothing of `Strategy`."""
 
 from dataclasses import replace
 
@@ -23,15 +23,31 @@ LOOPS = {
     "fednova": (paper_loops.FedNova, {}),
     "ditto:lam=0.5": (paper_loops.Ditto, {"lam": 0.5}),
     "ditto:lam=0": (paper_loops.Ditto, {"lam": 0.0}),
+    "ditto:server=fedsgd": (paper_loops.Ditto, {"sgd": True}),
     "local": (paper_loops.Ditto, {"alone": True}),
     "eagle:lam=2": (paper_loops.Eagle, {"lam": 2.0}),
     "fedgini:epsilon=0.3": (paper_loops.FedGini, {"epsilon": 0.3}),
+    "fedeba:tau=0.4,a=0.3": (paper_loops.FedEBA, {"tau": 0.4, "alpha": 0.3}),
+    "mifa": (paper_loops.MIFA, {"whole": True}),
+    "deltafl:theta=0.4": (paper_loops.DeltaFL, {"theta": 0.4}),
+    "gifair:lam=0.7": (paper_loops.GIFAIR, {"lam": 0.7}),
+    "aaggff": (paper_loops.AAggFFDevice, {}),
+    "adafed:gamma=0.5": (paper_loops.AdaFed, {"gamma": 0.5}),
+    "fedlf:tau=2": (paper_loops.FedLF, {"tau": 2}),
 }
+MORE = {  # not in the quick tests
+    "deltafl:theta=0.8,weights=uniform": (paper_loops.DeltaFL, {"theta": 0.8, "uniform": True}),
+    "aaggff:cdf=weibull": (paper_loops.AAggFFDevice, {"cdf": paper_loops.weibull}),
+    "adafed:eta=0.5": (paper_loops.AdaFed, {"eta": 0.5}),
+    "fedlf:tau=0": (paper_loops.FedLF, {"tau": 0}),
+}
+ALL_CLIENTS = {"aaggff:form=silo": (paper_loops.AAggFFSilo, {})}
 PLANS = {
     "all": PLAN,
     "some": replace(PLAN, rounds=4, participants=3),
     "epochs": replace(PLAN, epochs=2, participants=4),
 }
+KEPT = ("c", "h", "personal", "change")
 CASES = [(m, p) for m in MODELS for p in PLANS]
 QUICK = [("mlp", "some")]
 
@@ -43,21 +59,44 @@ QUICK = [("mlp", "some")]
 def test_the_model_is_that_of_the_papers_loop(model, participants, fed):
     """Beside other strategies; of the MLP also in chunks of two and in float32."""
     plan, make = replace(PLANS[participants], eval_every=9), MODELS[model]
-    specs = ["fedavg", *LOOPS, "fedprox", "fedfv"]
+    loops = LOOPS if (model, participants) in QUICK else LOOPS | MORE
+    loops = loops | (ALL_CLIENTS if plan.participants is None else {})
+    specs = ["fedavg", *loops, "fedprox", "fedfv"]
     more = [{}, {"chunk": 2}, {"dtype": "float32"}][: 3 if model == "mlp" else 1]
     played_so = [played(specs, fed, replace(plan, **how), make)[0] for how in more]
-    for spec, (loop, options) in LOOPS.items():
+    for spec, (loop, options) in loops.items():
         want, r = loop(3, fed, plan, make, **options).run(), specs.index(spec)
         for batch in played_so[2:]:
             assert apart(vector(batch, batch.progress.model[r]), want.model) < 1e-4, spec
         for batch in played_so[:2]:
             assert apart(vector(batch, batch.progress.model[r]), want.model) < 1e-9, spec
             for name, kept in batch.progress.vectors[r].items():
-                assert name in ("c", "h", "personal")
+                assert name in KEPT
                 for i in range(fed.n_clients):
                     assert float((vector(batch, kept[i]) - want.own[i]).abs().max()) < 1e-9
             for name, mean in batch.progress.means[r].items():
-                assert float((vector(batch, mean) - getattr(want, name)).abs().max()) < 1e-9
+                own = sum(want.own) / fed.n_clients if name == "change" else getattr(want, name)
+                assert float((vector(batch, mean) - own).abs().max()) < 1e-9
+
+
+def test_with_a_constant_step_size_mifa_remembers_what_its_paper_does(fed):
+    """There a memory is the change over the step size."""
+    plan = replace(PLANS["some"], lr_decay=1.0)
+    batch, _ = played(["mifa"], fed, plan, mlp)
+    want = paper_loops.MIFA(3, fed, plan, mlp).run()
+    assert apart(vector(batch, batch.progress.model[0]), want.model) < 1e-9
+    kept = batch.progress.vectors[0]["change"]
+    for i in range(fed.n_clients):
+        assert float((vector(batch, kept[i]) - plan.lr * want.own[i]).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("plan", [pytest.param("all", marks=pytest.mark.slow), "some"])
+def test_the_ridge_moves_fedlf_by_little(plan, fed):
+    """Without it the solver's answer for nearly dependent changes would not be repeatable."""
+    batch, _ = played(["fedlf"], fed, PLANS[plan], mlp)
+    want = paper_loops.FedLF(3, fed, PLANS[plan], mlp, ridge=0.0).run()
+    assert apart(vector(batch, batch.progress.model[0]), want.model) < 1e-7
+    assert sum(want.absent) == (0 if plan == "all" else 2)
 
 
 @pytest.mark.parametrize("rho", [0.9])
@@ -137,7 +176,7 @@ def test_feddyn_stops_where_the_gradients_of_all_clients_sum_to_zero(make_federa
 def test_a_run_that_was_resumed_ends_with_the_same_bits(model, fed):
     plan = replace(PLAN, rounds=6, participants=3, dtype="float32")
     specs = ["scaffold", "scaffold:option=I", "feddyn", "fednova", "ditto:server=fedmaba", "local"]
-    specs += ["eagle"]
+    specs += ["eagle", "mifa", "fedlf:tau=2", "fedmdfg"]
     runs = [Run(one(spec), 3, fed) for spec in specs]
     whole, half = start(runs, plan, model), start(runs, plan, model)
     list(simulate(whole))

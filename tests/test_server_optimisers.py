@@ -1,5 +1,6 @@
 """Momentum, Adam and Yogi on the server: by hand, beside other runs, stopped, and refused."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from fedmaba.experiment import starting
 from fedmaba.simulation.engine import Run
 from fedmaba.strategies import FedAdam, FedAvg, FedAvgM, FedYogi
 from fedmaba.strategies.base import Replies
-from plain_loop import PLAN, mlp, played
+from plain_loop import PLAN, apart, mlp, played
 from run_folders import asked, begun, files, play
 
 pytestmark = pytest.mark.usefixtures("few_threads")
@@ -64,6 +65,21 @@ def test_without_momentum_it_is_fedavg(fed):
     pushed, _ = played(["fedavg"], fed, replace(plan, server_momentum=0.5), mlp)
     own, _ = played(["fedavgm:beta=0.5"], fed, plan, mlp)
     assert pushed.progress.model.equal(own.progress.model)
+
+
+def test_a_large_tau_approaches_momentum(fed):
+    """With lr in proportion to tau. v falls from tau^2 to 0, so the step grows up to twofold."""
+    plan, tau = replace(PLAN, participants=3), 1e6
+    last, _ = played([f"fedadam:lr={tau},beta1=0.9,beta2=0,tau={tau}"], fed, plan, mlp)
+    want, _ = played(["fedavgm:beta=0.9,lr=0.1"], fed, plan, mlp)
+    assert apart(last.progress.model[0], want.progress.model[0]) < 1e-6
+    how = FedAdam(lr=tau, beta1=0.9, beta2=0.99, tau=tau).server_optimiser()
+    velocity, moments = np.zeros(2), how.start(np.zeros(2))
+    for t in range(1, 200):
+        change = np.array([math.sin(t), 0.1 * t])
+        velocity = 0.9 * velocity + 0.1 * change
+        step, moments = how.step(moments, change)
+        np.testing.assert_allclose(step, velocity / (1 + 0.99 ** (t / 2)), rtol=1e-6)
 
 
 def test_runs_beside_each_other_do_not_disturb_each_other(fed):

@@ -1,4 +1,4 @@
-"""Rules that weigh by losses, and AdaFed: by hand, beside formulas from the papers, at limits.
+"""Delta-FL, GIFAIR-FL, FedGini, AAggFF and AdaFed: by hand, beside formulas, at their limits.
 
 Numbers by hand are of the clients of test_paper: losses w^2/2 and 3/2 (w - 2)^2, from w = 1, step
 0.1: losses (1/2, 3/2), changes (-0.1, +0.3).
@@ -73,6 +73,31 @@ def by_the_paper():
         e = [math.exp(-math.sqrt(math.log(2)) * v / (3 * math.sqrt(t + 1))) for v in g]
         p = [v / sum(e) for v in e]
         w += p[0] * -0.1 * w + p[1] * -0.3 * (w - 2)
+        path.append(w)
+    return path
+
+
+def test_aaggff_silo_by_hand():
+    # responses Phi(-+1/2)/2 = 0.1542687, 0.3457313; their mean is 1/4; g = -r/1.25 =
+    # (-0.1234150, -0.2765850). With p = (1 - x, x), g'p changes by -0.1531700 for each x, and
+    # g'(p - p_0) = -0.1531700 (x - 1/2), so
+    # 4 (2 x - 1) + (1/2) 0.1531700^2 (x - 1/2) = 0.1531700: x - 1/2 = 0.0191182
+    found = play(AAggFF(form="silo"))
+    assert found[0] == pytest.approx(1 + 0.1 + 0.4 * 0.0191182, abs=1e-7)
+    assert found == pytest.approx(newton_steps_of_two(), abs=1e-9)
+
+
+def newton_steps_of_two():
+    """Three rounds of AAggFF-S for two clients in scalars: p = (1 - x, x), every term in x."""
+    w, x, path, seen = 1.0, 0.5, [], []
+    for _ in range(3):
+        loss = [w * w / 2, 1.5 * (w - 2) ** 2]
+        mean = sum(loss) / 2
+        r = [0.25 + 0.25 * math.erf((v / mean - 1) / math.sqrt(2)) for v in loss]
+        seen.append(((r[0] - r[1]) / (1 + (1 - x) * r[0] + x * r[1]), x))  # slope of g'p in x
+        # sum of d + (1/2) d^2 (x - x_s), and 4 (2 x - 1), is 0
+        x = (4 + sum(d * d * at / 2 - d for d, at in seen)) / (8 + sum(d * d / 2 for d, _ in seen))
+        w += (1 - x) * -0.1 * w + x * -0.3 * (w - 2)
         path.append(w)
     return path
 

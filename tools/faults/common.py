@@ -25,6 +25,9 @@ STRATEGIES = [
     "qffl:mode=sgd", "term:normalise=reference",
     # clients keep something, and for some of these the server keeps its mean
     "scaffold", "feddyn", "ditto:server=scaffold", "local", "scaffold:option=I", "ditto:lam=0.1",
+    "mifa", "eagle",
+    # kept changes in layers, moments of the server, steps that are tried
+    "fedlf:tau=2", "fedadam", "fedmdfg",
 ]  # fmt: skip
 
 
