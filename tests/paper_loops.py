@@ -40,6 +40,10 @@ class PaperLoop:
         parts = torch.autograd.grad(loss, list(net.parameters()))
         return torch.cat([g.flatten() for g in parts])
 
+    def sent(self, client, start, end):
+        """The model that a client says it has trained; a liar says another."""
+        return end
+
     def run(self):
         for t in range(self.plan.rounds):
             self.round(t, self.participants(t), self.plain.rates[t])
@@ -88,6 +92,7 @@ class FedDyn(PaperLoop):
             for rows, key in self.batches(k, t):
                 tilt = -self.own[k] + self.alpha * (theta - before)
                 theta = theta - lr * (self.gradient(theta, rows, key) + tilt)
+            theta = self.sent(k, before, theta)
             self.own[k] = self.own[k] - self.alpha * (theta - before)
             trained.append(theta)
         self.h = self.h - self.alpha / self.n * sum(theta - before for theta in trained)
@@ -134,7 +139,7 @@ class Ditto(PaperLoop):
                 v = self.own[k]
                 pull = 0 if self.alone else self.lam * (v - w)
                 self.own[k] = v - lr * (self.gradient(v, rows, key) + pull)
-            sent.append(y)
+            sent.append(self.sent(k, w, y))
         if not self.alone:
             self.model = sum(n / sum(sizes) * y for n, y in zip(sizes, sent, strict=True))
 
@@ -232,7 +237,7 @@ class MIFA(PaperLoop):
             y = self.model.clone()
             for rows, key in self.batches(i, t):
                 y = y - lr * self.gradient(y, rows, key)
-            self.own[i] = (self.model - y) / lr
+            self.own[i] = (self.model - self.sent(i, self.model, y)) / lr
         self.model = self.model - lr * sum(self.own) / self.n
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 
 import fedmaba
 from fedmaba.errors import InputError
+from fedmaba.rows.stack import LayerRows
+from fedmaba.simulation import kept_vectors
 from fedmaba.simulation.engine import Optimiser, Run, simulate, start
 from fedmaba.strategies import FedProx
 from fedmaba.strategies.base import Decision, Keep, Local, Needs, Personal, Strategy
@@ -70,6 +73,18 @@ def test_a_pull_that_leaves_nothing_of_a_step_is_the_plain_loops(keeps, fed):
     batch, _ = played([Run(strategy, 3, fed)], fed, plan, mlp)
     want = Plain(strategy, 3, fed, plan, mlp).run()
     assert apart(vector(batch, batch.progress.model[0]), want.path[-1]) < 1e-9
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_steps_taken_in_groups_are_those_of_the_plain_loop(size, fed, kernels, monkeypatch):
+    monkeypatch.setattr(kept_vectors, "kernels", SimpleNamespace(can_run=lambda _: False))
+    monkeypatch.setattr(LayerRows, "group", lambda *_: size)
+    for keeps in (False, True):
+        strategy, plan = Pulled(keeps=keeps), replace(PLANS["some"], epochs=2)
+        runs = [Run(strategy, 3, fed), Run(one("fedprox:mu=1"), 3, fed)]
+        batch, _ = played(runs, fed, plan, mlp)
+        want = Plain(strategy, 3, fed, plan, mlp).run()
+        assert apart(vector(batch, batch.progress.model[0]), want.path[-1]) < 1e-9
 
 
 @pytest.mark.parametrize("keeps", [False, True])
