@@ -1,5 +1,4 @@
-"""The records that strategies make: a value that does not fit its field is one line, and so is a
-field that there is not."""
+"""The records that strategies make: a wrong value, and a field that there is not, are one line."""
 
 from __future__ import annotations
 
