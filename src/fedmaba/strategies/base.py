@@ -27,7 +27,7 @@ from fedmaba.strategies.local_work import Keep as Keep
 from fedmaba.strategies.local_work import Local as Local
 from fedmaba.strategies.local_work import Personal as Personal
 from fedmaba.strategies.local_work import PropFairLoss as PropFairLoss
-from fedmaba.strategies.records import known_fields_only, truth
+from fedmaba.strategies.records import as_truth, known_fields_only
 from fedmaba.strategies.server_optimisers import ServerOptimiser
 
 FloatArray = NDArray[np.float64]
@@ -135,7 +135,7 @@ class Needs:
             if (value := getattr(self, name)) not in choices:
                 raise InputError(f"Needs({name}={value!r}): choose one of {', '.join(choices)}")
         for name in ("steps", "groups", "first_steps", "alone", "trials"):
-            truth(f"Needs({name}", getattr(self, name))
+            as_truth(f"Needs({name}", getattr(self, name))
         if type(self.keep_rounds) is not int or self.keep_rounds < 0:
             raise InputError(f"Needs(keep_rounds={self.keep_rounds!r}): give a whole number from 0")
         if self.keep_rounds and self.changes not in ("gram", "layers"):

@@ -60,8 +60,8 @@ def call_search(
     where = f"{strategy.name}, round {replies.round + 1}: search()"
     if not isinstance(found, ServerStep):
         raise InputError(f"{where} gave {found!r}: return fedmaba.ServerStep(factor, take)")
-    factor = records.number(f"{where} gave ServerStep(factor", found.factor)
-    found = ServerStep(factor, records.truth(f"{where} gave ServerStep(take", found.take))
+    factor = records.as_number(f"{where} gave ServerStep(factor", found.factor)
+    found = ServerStep(factor, records.as_truth(f"{where} gave ServerStep(take", found.take))
     if not found.take and len(tried) >= MAX_TRIALS:
         raise InputError(f"{where} tried {MAX_TRIALS} steps and took none: return one to take")
     return found

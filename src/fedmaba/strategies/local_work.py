@@ -47,7 +47,7 @@ class Keep:
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
-            factor = records.number(f"Keep({f.name}", getattr(self, f.name))
+            factor = records.as_number(f"Keep({f.name}", getattr(self, f.name))
             object.__setattr__(self, f.name, factor)
 
 
@@ -63,8 +63,8 @@ class Personal:
     only: bool = False  #                        clients train nothing else, and send no change
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prox", records.number("Personal(prox", self.prox, 0))
-        object.__setattr__(self, "only", records.truth("Personal(only", self.only))
+        object.__setattr__(self, "prox", records.as_number("Personal(prox", self.prox, 0))
+        object.__setattr__(self, "only", records.as_truth("Personal(only", self.only))
 
 
 @known_fields_only
@@ -86,25 +86,25 @@ class Local:
     def __post_init__(self) -> None:
         fits: dict[str, Any] = {
             "prox": _prox(self.prox),
-            "full_batch": records.truth("Local(full_batch", self.full_batch),
+            "full_batch": records.as_truth("Local(full_batch", self.full_batch),
         }
         for name, kind in (("loss", PropFairLoss), ("personal", Personal)):
             if not isinstance(value := getattr(self, name), kind | None):
                 rule = f"give fedmaba.{kind.__name__}(...), or None"
-                raise records.refusal(f"Local({name}", value, rule)
+                raise records.wrong_value(f"Local({name}", value, rule)
         for name, value in vars(self.loss).items() if self.loss else ():
-            records.number(f"PropFairLoss({name}", value)
-        for name, rule in records.by_name("Local(keep", self.keep).items():
+            records.as_number(f"PropFairLoss({name}", value)
+        for name, rule in records.as_dict("Local(keep", self.keep).items():
             if not isinstance(rule, Keep):
-                raise records.refusal(f"Local(keep[{name!r}]", rule, "give fedmaba.Keep(...)")
+                raise records.wrong_value(f"Local(keep[{name!r}]", rule, "give fedmaba.Keep(...)")
         for what in ("add", "add_mean", "server_adds"):
-            given = records.by_name(f"Local({what}", getattr(self, what))
+            given = records.as_dict(f"Local({what}", getattr(self, what))
             for name in given:
                 if name not in self.keep:
                     raise InputError(
                         f"Local({what}={name!r}): no vector of that name is kept: add it to keep"
                     )
-            fits[what] = {n: records.number(f"Local({what}[{n!r}]", v) for n, v in given.items()}
+            fits[what] = {n: records.as_number(f"Local({what}[{n!r}]", v) for n, v in given.items()}
         if PERSONAL in self.keep:
             raise InputError(f"Local(keep={PERSONAL!r}): this name is taken: choose another")
         for name, value in fits.items():
@@ -178,7 +178,7 @@ class Local:
 def _prox(value: Any) -> float | tuple[float, ...]:
     """A number from 0 on, or one for each client; an array becomes a tuple of numbers."""
     if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str | bytes):
-        return records.number("Local(prox", value, 0)
+        return records.as_number("Local(prox", value, 0)
     if getattr(value, "ndim", 1) != 1 or not len(value):
-        raise records.refusal("Local(prox", value, "give one number, or one for each client")
-    return tuple(records.number(f"Local(prox[{i}]", one, 0) for i, one in enumerate(value))
+        raise records.wrong_value("Local(prox", value, "give one number, or one for each client")
+    return tuple(records.as_number(f"Local(prox[{i}]", one, 0) for i, one in enumerate(value))

@@ -36,7 +36,7 @@ def _fields(kind: type[Any]) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(kind))
 
 
-def number(where: str, value: Any, low: float = -np.inf) -> float:
+def as_number(where: str, value: Any, low: float = -np.inf) -> float:
     """The value of a field that must be a finite number of at least `low`."""
     real = isinstance(value, int | float | np.integer | np.floating)
     try:
@@ -44,24 +44,24 @@ def number(where: str, value: Any, low: float = -np.inf) -> float:
     except OverflowError:  # a whole number that no float can hold
         found = np.inf
     if not low <= found < np.inf or found == -np.inf:
-        raise refusal(where, value, "give a finite number" + f" from {low:g}" * (low > -np.inf))
+        raise wrong_value(where, value, "give a finite number" + f" from {low:g}" * (low > -np.inf))
     return found
 
 
-def truth(where: str, value: Any) -> bool:
+def as_truth(where: str, value: Any) -> bool:
     """The value of a field that must be True or False."""
     if not isinstance(value, bool | np.bool_):
-        raise refusal(where, value, "say True or False")
+        raise wrong_value(where, value, "say True or False")
     return bool(value)
 
 
-def by_name(where: str, value: Any) -> Mapping[str, Any]:
+def as_dict(where: str, value: Any) -> Mapping[str, Any]:
     """The value of a field that must have its parts by name."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise refusal(where, value, "give a dict by names")
+        raise wrong_value(where, value, "give a dict by names")
     return value
 
 
-def refusal(where: str, value: Any, rule: str) -> InputError:
+def wrong_value(where: str, value: Any, rule: str) -> InputError:
     """The line for a field, as `Local(prox`, whose value is against a rule."""
     return InputError(f"{where}={' '.join(repr(value).split())}): {rule}")
