@@ -57,6 +57,10 @@ class PaperLoop:
         sizes = [len(self.fed.split.train[i]) for i in cohort]
         return [n / sum(sizes) for n in sizes]
 
+    def claimed(self, client, start, end):
+        """The model that a client says it has trained; a liar says another."""
+        return end
+
     def run(self):
         for t in range(self.plan.rounds):
             self.round(t, self.participants(t), self.plain.rates[t])
@@ -105,6 +109,7 @@ class FedDyn(PaperLoop):
             for rows, key in self.batches(k, t):
                 tilt = -self.own[k] + self.alpha * (theta - before)
                 theta = theta - lr * (self.gradient(theta, rows, key) + tilt)
+            theta = self.claimed(k, before, theta)
             self.own[k] = self.own[k] - self.alpha * (theta - before)
             trained.append(theta)
         self.h = self.h - self.alpha / self.n * sum(theta - before for theta in trained)
@@ -155,7 +160,7 @@ class Ditto(PaperLoop):
                 v = self.own[k]
                 pull = 0 if self.alone else self.lam * (v - w)
                 self.own[k] = v - lr * (self.gradient(v, rows, key) + pull)
-            sent.append(y)
+            sent.append(self.claimed(k, w, y))
         if not self.alone:
             self.model = sum(n / sum(sizes) * y for n, y in zip(sizes, sent, strict=True))
 
@@ -228,7 +233,8 @@ class MIFA(PaperLoop):
     def round(self, t, cohort, lr):
         over = 1 if self.whole else lr
         for i in cohort:
-            self.own[i] = self.change(i, t, lr) / over
+            trained = self.claimed(i, self.model, self.model + self.change(i, t, lr))
+            self.own[i] = (trained - self.model) / over
         self.model = self.model + over * sum(self.own) / self.n
 
 

@@ -220,9 +220,9 @@ class Plain:
         for name, factor in work.add.items():
             kept = self.kept[name, self.training]
             data_loss = data_loss + factor * (kept * torch.cat([p.flatten() for p in w])).sum()
-        if work.prox:
+        if mu := work.prox[self.training] if isinstance(work.prox, tuple) else work.prox:
             distance = sum(((a - b) ** 2).sum() for a, b in zip(w, server, strict=True))
-            data_loss = data_loss + work.prox / 2 * distance
+            data_loss = data_loss + mu / 2 * distance
         return data_loss
 
     def train(self, client, t, lr):

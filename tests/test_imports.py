@@ -97,7 +97,7 @@ def test_what_needs_no_torch_imports_none():
 CONTRACT = {"strategies.base", "strategies.simplex", "strategies.outliers", "errors"}
 CONTRACT |= {"strategies.server_optimisers", "strategies.descent"}
 OF_ALL = {"strategies.__init__", "strategies.hyper_parameters", "strategies.deployed"}
-OF_ALL |= {"strategies.contract"}
+OF_ALL |= {"strategies.contract", "strategies.local_work", "strategies.records"}
 
 
 def test_a_strategy_knows_the_contract_and_some_maths_and_nothing_else():
@@ -115,6 +115,7 @@ def test_the_lowest_modules_know_no_others():
         assert inner(name) == set(), name
     assert inner("rows.base") <= {"data", "data.trees"}
     lower = {"strategies.hyper_parameters", "strategies.server_optimisers"}
+    lower |= {"strategies.local_work", "strategies.records"}
     assert inner("strategies.base") <= {"strategies", "errors", *lower}
     local = {m for m in inner("simulation.local_training") if not m.startswith("rows")}
     # it knows rows and what a client does, as data

@@ -167,8 +167,9 @@ def test_clients_that_join_have_no_usual_loss():
     ("found", "line"),
     [
         (2.0, r"longest, round 1: search\(\) gave 2.0: return fedmaba.ServerStep\(factor, take\)"),
-        (ServerStep(np.nan), r"search\(\) gave the factor nan: give a finite number"),
-        (ServerStep("2"), r"search\(\) gave the factor '2': give a finite number"),
+        (ServerStep(np.nan), r"search\(\) gave ServerStep\(factor=nan\): give a finite number"),
+        (ServerStep("2"), r"search\(\) gave ServerStep\(factor='2'\): give a finite"),
+        (ServerStep(1.0, take=1), r"search\(\) gave ServerStep\(take=1\): say True or False"),
         (ServerStep(1.0), r"search\(\) tried 100 steps and took none: return one to take"),
     ],
 )

@@ -1,5 +1,7 @@
 """A strategy of your own that does not fit the contract is refused in one line with the remedy."""
 
+import dataclasses
+import pickle
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +11,20 @@ import pytest
 import fedmaba
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.errors import InputError
-from fedmaba.strategies.base import Decision, Local, Needs, Replies, Strategy, call_weigh
+from fedmaba.strategies import FedProx
+from fedmaba.strategies.base import (
+    Decision,
+    Keep,
+    Local,
+    Needs,
+    Personal,
+    PropFairLoss,
+    Replies,
+    ServerStep,
+    Strategy,
+    call_weigh,
+    require_finite,
+)
 from fedmaba.strategies.contract import check_strategy
 
 
@@ -41,44 +56,118 @@ def test_what_fits_is_accepted():
     assert call_weigh(Mine(), {}, two()).coef.tolist() == [0.5, 0.5]
 
 
-class ByLoss(Mine):
+def weighs(read, needs=None):
+    """A strategy whose weigh() makes coefficients of the replies, and which asks for this."""
+
     def weigh(self, state, replies):
-        return Decision(replies.loss / replies.loss.sum(), state)
+        return Decision(read(replies), state)
+
+    return type("Mine", (Mine,), {"weigh": weigh, "needs": lambda self: needs or Needs()})()
 
 
-class ByNorms(Mine):
-    def weigh(self, state, replies):
-        return Decision(replies.norms / replies.norms.sum(), state)
+def helper(replies):
+    """Reads what weigh() does not name itself."""
+    return replies.steps / replies.steps.sum()
 
 
-class ByGram(Mine):
-    def weigh(self, state, replies):
-        return Decision(replies.gram.diagonal() / 2, state)
+def compared(gram):
+    return np.full(2, 0.5 + 0 * gram.sum())
 
 
-@pytest.mark.parametrize(
-    ("kind", "field", "ask"),
-    [
-        (ByLoss, "loss", "loss='start'"),
-        (ByNorms, "norms", "changes='norms'"),
-        (ByGram, "gram", "changes='gram'"),
-    ],
-)
-def test_forgotten_needs_are_named(kind, field, ask):
+FORGOTTEN = {
+    "loss": (lambda r: r.loss / r.loss.sum(), "loss='start'", np.ones(2)),
+    "norms": (lambda r: r.norms / r.norms.sum(), "changes='norms'", np.ones(2)),
+    "gram": (lambda r: compared(r.gram), "changes='gram'", np.eye(2)),
+    "layer_grams": (lambda r: compared(r.layer_grams), "changes='layers'", np.ones((3, 2, 2))),
+    "steps": (helper, "steps=True", np.ones(2)),
+    "groups": (lambda r: compared(r.groups), "groups=True", np.ones((2, 2, 2, 2))),
+    "alone": (lambda r: np.asarray(r.alone, float) / 2, "alone=True", np.ones(2)),
+    "past_client": (
+        lambda r: np.full(2, 0.5 + 0 * len(r.past_client)),
+        "changes='gram', keep_rounds=1",
+        np.zeros(0, int),
+    ),
+    "past_round": (
+        lambda r: np.full(2, 0.5 + 0 * (r.past_round > 3).sum()),
+        "changes='gram', keep_rounds=1",
+        np.zeros(0, int),
+    ),
+}
+
+
+@pytest.mark.parametrize("field", FORGOTTEN)
+def test_forgotten_needs_are_named(field):
+    read, ask, given = FORGOTTEN[field]
     with pytest.raises(InputError) as told:
-        call_weigh(kind(), {}, two())
+        call_weigh(weighs(read), {}, two())
     assert str(told.value) == (
         f"mine: weigh() reads replies.{field}, which needs() does not ask for: let needs() return "
         f"fedmaba.Needs({ask})"
     )
-    given = np.eye(2) if field == "gram" else np.ones(2)
-    assert call_weigh(kind(), {}, two(**{field: given})).coef.tolist() == [0.5, 0.5]
+    assert call_weigh(weighs(read), {}, two(**{field: given})).coef.tolist() == [0.5, 0.5]
+
+
+def test_every_number_that_may_be_missing_has_its_words():
+    missing = {f.name for f in dataclasses.fields(Replies) if f.default is None}
+    assert missing == FORGOTTEN.keys()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda r: np.asarray(r.loss, float),  # nan, which is no divergence
+        lambda r: np.argsort(r.loss),  # a shape that says nothing
+        lambda r: [r.loss, 0.5],
+        lambda r: require_finite(r.loss, "loss"),
+        lambda r: {"a": 0.5}[r.loss],
+        lambda r: np.full(2, 0.4 if r.loss is None else 0.5),  # a wrong sum
+        lambda r: np.asarray(dataclasses.replace(r, lr=0.3).loss, float),
+    ],
+)
+def test_a_forgotten_number_is_named_however_it_fails(read):
+    with pytest.raises(InputError, match=r"weigh\(\) reads replies.loss, which needs\(\) does not"):
+        call_weigh(weighs(read), {}, two())
+
+
+def test_what_is_asked_for_already_stays_among_the_needs():
+    with pytest.raises(InputError, match=r"Needs\(loss='end', changes='gram', steps=True\)$"):
+        call_weigh(weighs(helper, Needs("end", "gram")), {}, two(loss=np.ones(2), gram=np.eye(2)))
+    with pytest.raises(InputError, match=r"return fedmaba.Needs\(loss='end', changes='layers'\)$"):
+        call_weigh(weighs(lambda r: r.layer_grams[0], Needs("end", "norms")), {}, two())
+
+
+@pytest.mark.parametrize(
+    ("field", "changes", "instead"),
+    [
+        ("norms", "gram", "take replies.gram.diagonal()"),
+        ("norms", "layers", "take replies.layer_grams.sum(0).diagonal()"),
+        ("gram", "layers", "take replies.layer_grams.sum(0)"),
+    ],
+)
+def test_who_asks_for_more_is_told_where_the_number_is(field, changes, instead):
+    strategy = weighs(lambda r: getattr(r, field) / 2, Needs(changes=changes))
+    with pytest.raises(InputError) as told:
+        call_weigh(strategy, {}, two())
+    start = f"mine: weigh() reads replies.{field}, but needs() asks for more: "
+    assert str(told.value).startswith(start + instead)
+
+
+def test_a_number_that_may_be_missing_is_no_error():
+    def read(replies):
+        return np.full(2, 0.5) if replies.loss is None else replies.loss
+
+    assert call_weigh(weighs(read), {}, two()).coef.tolist() == [0.5, 0.5]
+
+
+def test_a_run_names_a_forgotten_number_and_does_not_call_it_divergence(fed):
+    strategy = weighs(lambda r: np.asarray(r.steps, float))
+    with pytest.raises(InputError, match=r"reads replies.steps.*fedmaba.Needs\(steps=True\)"):
+        fedmaba.compare(strategy, data=fed, model="softmax", rounds=1, seeds=1)
 
 
 def test_an_error_of_weigh_with_all_numbers_stays_what_it_is():
-    kind = type("Mine", (Mine,), {"weigh": lambda self, state, replies: None + replies.loss})
     with pytest.raises(TypeError):
-        call_weigh(kind(), {}, two(loss=np.ones(2)))
+        call_weigh(weighs(lambda r: None + r.loss), {}, two(loss=np.ones(2)))
 
 
 def test_a_forgotten_name_is_named():
@@ -106,10 +195,10 @@ def test_a_forgotten_weigh_is_named():
 
 def test_unknown_fields_of_local_and_needs_are_named():
     told = refused(lambda self: Local(proxy=0.1), hook="local")
-    assert told == "unknown field of Local in mine: local(): 'proxy': did you mean 'prox'?"
+    assert told == "mine: local(): unknown field of Local 'proxy': did you mean 'prox'?"
     told = refused(lambda self: Needs(gram=True), hook="needs")
     assert told == (
-        "unknown field of Needs in mine: needs(): 'gram': choose one of alone, changes, "
+        "mine: needs(): unknown field of Needs 'gram': choose one of alone, changes, "
         "first_steps, groups, keep_rounds, loss, steps, trials"
     )
 
@@ -133,7 +222,123 @@ def test_an_error_in_a_hook_is_one_line_with_its_place():
 
 def test_the_simulator_and_flower_refuse_it(fed):
     kind = type("Mine", (Mine,), {"local": lambda self: Local(proxy=0.1)})
-    with pytest.raises(InputError, match="unknown field of Local in mine"):
+    with pytest.raises(InputError, match="mine: local\\(\\): unknown field of Local"):
         FederationSettings(kind())
-    with pytest.raises(InputError, match="unknown field of Local in mine"):
+    with pytest.raises(InputError, match="mine: local\\(\\): unknown field of Local"):
         fedmaba.compare(kind(), data=fed, rounds=1, seeds=1)
+
+
+# --- records -------------------------------------------------------------------------------------
+
+WRONG = [
+    (Local, {"prox": "0.1"}, "Local(prox='0.1'): give a finite number from 0"),
+    (Local, {"prox": np.nan}, "Local(prox=nan): give a finite number from 0"),
+    (Local, {"prox": -1}, "Local(prox=-1): give a finite number from 0"),
+    (Local, {"prox": True}, "Local(prox=True): give a finite number from 0"),
+    (Local, {"prox": [0.1, -2]}, "Local(prox[1]=-2): give a finite number from 0"),
+    (Local, {"prox": [[0.1]]}, "Local(prox[0]=[0.1]): give a finite number from 0"),
+    (Local, {"prox": ()}, "Local(prox=()): give one number, or one for each client"),
+    (Local, {"prox": np.ones((2, 1))},
+     "Local(prox=array([[1.], [1.]])): give one number, or one for each client"),
+    (Local, {"loss": 3}, "Local(loss=3): give fedmaba.PropFairLoss(...), or None"),
+    (Local, {"loss": PropFairLoss("2", 1, 1)}, "PropFairLoss(M='2'): give a finite number"),
+    (Local, {"full_batch": "no"}, "Local(full_batch='no'): say True or False"),
+    (Local, {"keep": {"h": 3}}, "Local(keep['h']=3): give fedmaba.Keep(...)"),
+    (Local, {"keep": ["h"]}, "Local(keep=['h']): give a dict by names"),
+    (Local, {"keep": {"h": Keep()}, "add": {"h": np.inf}},
+     "Local(add['h']=inf): give a finite number"),
+    (Local, {"keep": {"h": Keep()}, "server_adds": {"h": None}},
+     "Local(server_adds['h']=None): give a finite number"),
+    (Local, {"personal": True}, "Local(personal=True): give fedmaba.Personal(...), or None"),
+    (Local, {"proxy": 1}, "unknown field of Local 'proxy': did you mean 'prox'?"),
+    (Keep, {"start": "x"}, "Keep(start='x'): give a finite number"),
+    (Keep, {"end": np.inf}, "Keep(end=inf): give a finite number"),
+    (Keep, {"befor": 1}, "unknown field of Keep 'befor': did you mean 'before'?"),
+    (Personal, {"prox": [0.1, 0.2]}, "Personal(prox=[0.1, 0.2]): give a finite number from 0"),
+    (Personal, {"only": 1}, "Personal(only=1): say True or False"),
+    (Personal, {"lam": 1}, "unknown field of Personal 'lam': choose one of only, prox"),
+    (Needs, {"steps": "yes"}, "Needs(steps='yes'): say True or False"),
+    (Needs, {"change": "gram"}, "unknown field of Needs 'change': did you mean 'changes'?"),
+    (Decision, {"coef": 1, "state": {}, "infos": {}},
+     "unknown field of Decision 'infos': did you mean 'info'?"),
+    (ServerStep, {"factor": 1, "takes": True},
+     "unknown field of ServerStep 'takes': did you mean 'take'?"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "values", "line"), WRONG)
+def test_a_value_that_does_not_fit_its_field_is_one_line(record, values, line):
+    with pytest.raises(InputError) as told:
+        record(**values)
+    assert str(told.value) == line
+
+
+def test_numbers_of_numpy_become_plain_ones():
+    local = Local(np.float32(0.5), keep={"h": Keep(np.int64(2))}, add={"h": np.float32(-1)})
+    numbers = (local.prox, local.keep["h"].start, local.add["h"])
+    assert numbers == (0.5, 2.0, -1.0)
+    assert {type(number) for number in numbers} == {float}
+
+
+def test_the_line_of_a_hook_says_whose_it_is():
+    told = refused(lambda self: Local(prox=-1), hook="local")
+    assert told == "mine: local(): Local(prox=-1): give a finite number from 0"
+
+
+# --- classes -------------------------------------------------------------------------------------
+
+
+class Plain(Mine):
+    """has fields that no @dataclass made"""
+
+    name: ClassVar[str] = "plain"
+    share: float = 0.5
+
+
+class Above(Plain):
+    """derived from it"""
+
+
+def test_a_class_with_fields_that_is_no_dataclass_is_one_line():
+    line = r"has the field share, but is no dataclass: write @dataclass\(frozen=True\) above the"
+    for make in (lambda: Plain(0.3), lambda: Plain(share=0.3), Plain, Above):
+        with pytest.raises(InputError, match=line):
+            make()
+    with pytest.raises(InputError, match=rf"test_strategy_contract.Plain' {line}"):
+        fedmaba.register(Plain)
+
+
+def test_a_dataclass_of_its_own_needs_no_more():
+    @dataclass(frozen=True)
+    class Good(Mine):
+        share: float = 0.5
+
+    assert Good(0.25).label() == "mine:share=0.25"
+    assert pickle.loads(pickle.dumps(FedProx(0.3))) == FedProx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("hook", "method"),
+    [
+        ("local", lambda self: Local(prox=0.7)),
+        ("weigh", lambda self, state, replies: Decision(np.ones(1), state)),
+        ("needs", lambda self: Needs()),
+        ("total", lambda self: None),
+    ],
+)
+def test_another_rule_under_the_name_of_a_built_in_one_is_refused(hook, method, fed):
+    kind = type("Mine", (FedProx,), {hook: method, "__module__": __name__})
+    line = (
+        f"strategy 'test_strategy_contract.Mine' has a {hook}() of its own, but the name 'fedprox' "
+        "of a built-in strategy: write name: ClassVar[str] = ... in it"
+    )
+    for refuse in (check_strategy, lambda s: fedmaba.register(type(s)), FederationSettings):
+        with pytest.raises(InputError) as told:
+            refuse(kind())
+        assert str(told.value) == line
+    named = type("Mine", (FedProx,), {hook: method, "name": "mine"})
+    check_strategy(named())
+
+
+def test_words_of_a_built_in_strategy_may_be_changed():
+    check_strategy(type("Shown", (FedProx,), {"title": "Mine", "shown": lambda self: ()})())

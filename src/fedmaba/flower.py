@@ -371,8 +371,8 @@ class FlowerStrategy(Base):
         if number not in self.nodes:
             return
         if isinstance(found, str) or found.has_error():
-            if self._server.private is not None:
-                self._turn_away(number, "its app gives no name, under which privacy is counted")
+            if why := self.settings.named_for:
+                self._turn_away(number, f"its app gives no name, {why}")
                 return
             self.nameless.add(number)
             return

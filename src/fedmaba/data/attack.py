@@ -70,6 +70,23 @@ class Hostile:
             return np.where(lies, loss[~lies].max(), loss)
         return loss
 
+    def reported(
+        self, client: IntArray, loss: FloatArray, seen: dict[str, NDArray[Any]]
+    ) -> tuple[FloatArray, dict[str, NDArray[Any]]]:
+        """The same, and what else is measured: who says k times its loss says 1/k of that alone.
+
+        Both make a client seem to lose by the federation. Who says that it has no loss leaves the
+        other as it is.
+        """
+        told = self.reported_losses(client, loss)
+        if "alone" not in seen:
+            return told, seen
+        most = np.finfo(np.float64).max
+        with np.errstate(over="ignore"):
+            share = np.divide(loss, told, out=np.ones_like(loss), where=told > 0)
+            alone = np.minimum(np.minimum(share, most) * seen["alone"], most)
+        return told, {**seen, "alone": alone}
+
     def update_factors(self, client: IntArray) -> FloatArray:
         """By which factor each participant multiplies its model change before sending it."""
         return np.where(self.who[client], self.attack.update, 1.0)

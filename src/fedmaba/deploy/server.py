@@ -139,6 +139,7 @@ class FederationServer:
         if not new:
             return
         count = len(self.sites) + len(new)
+        self._local().check_clients(count, more_may_come=True)
         known = bool(self.sites)
         strategy = self.settings.strategy
         self.state = strategy.join(self.state, count) if known else strategy.init(count)
@@ -189,13 +190,12 @@ class FederationServer:
 
     def task(self, site: str | None) -> Task:
         """What a site must know besides the model: also what the algorithm wants it to do."""
-        strategy = self.settings.strategy
-        local, needs = strategy.local(), strategy.needs()
+        needs = self.settings.strategy.needs()
         task: Task = {
             "server-round": self.round + 1,
             "lr": self.lr,
             "loss-at": needs.loss,
-            "local": json.dumps(local.to_json()),
+            "local": self._work_of(site),
         }
         task |= self.kept_task(site)
         task |= {"count-steps": True} if needs.steps else {}
@@ -211,12 +211,12 @@ class FederationServer:
 
     def kept_task(self, site: str | None) -> Task:
         """What a site must know to find what it kept; nothing where sites keep nothing."""
-        local = self.settings.strategy.local()
+        local = self._local()
         keeps = local.keep or local.personal or self.settings.batchnorm == "local"
         if not keeps:
             return {}
         return {
-            "local": json.dumps(local.to_json()),
+            "local": self._work_of(site),
             "server-round": self.round + 1,
             "federation": self.federation,
             "kept-round": self.last_counted.get(site or "", 0),
@@ -431,6 +431,11 @@ class FederationServer:
 
     def _local(self) -> Local:
         return self.settings.strategy.local()
+
+    def _work_of(self, site: str | None) -> str:
+        """What a site does besides plain SGD, with the numbers that are its own."""
+        place = self.sites.index(site) if site in self.sites else None
+        return json.dumps(self._local().of(place).to_json())
 
     def _new_means(self, change: NDArray[Any], replies: Sequence[Reply]) -> dict[str, NDArray[Any]]:
         """The means of what sites keep after this round.

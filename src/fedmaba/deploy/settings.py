@@ -130,6 +130,13 @@ class FederationSettings:
         return tuple(name for name in local.means if not follows_from_change(local, name))
 
     @property
+    def named_for(self) -> str:
+        """What a site's name decides, so that no site without one is asked; empty if nothing."""
+        if self.dp is not None or self.losses is not None:
+            return "under which privacy is counted"
+        return "which says which prox is its own" if self.strategy.local().by_client else ""
+
+    @property
     def average(self) -> str:
         return self.deploy or self.strategy.deploy
 

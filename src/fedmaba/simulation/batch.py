@@ -28,6 +28,7 @@ from fedmaba.simulation.state import Plan, Progress, Run
 from fedmaba.strategies.base import Local, Needs, layers_of, optimiser_of_server
 from fedmaba.strategies.server_optimisers import numbers_by_run
 
+FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
@@ -124,20 +125,30 @@ class Batch:
         return self.progress.model.clone()
 
     @cached_property
-    def kind(self) -> IntArray:
-        """(R,) A number that is equal for runs whose clients can be trained together.
+    def pulls(self) -> list[FloatArray | None]:
+        """(N,) The prox of each client of a run; None where all have the same."""
+        each = (local.by_client for local in self.local)
+        return [None if own is None else np.array(own) for own in each]
+
+    @cached_property
+    def _kind(self) -> list[int]:
+        """A number that is equal for runs whose clients can be trained together, prox apart.
 
         Full batches with PropFair's loss are a kind of their own: they cannot be cut into pieces.
         """
-        each = [
-            (o.prox > 0)
-            + 2 * o.full_batch * (1 + (o.loss is not None))
+        return [
+            2 * o.full_batch * (1 + (o.loss is not None))
             + 8 * bool(o.add or o.add_mean)
             + (0 if o.personal is None else 16 * (1 + o.personal.only) + 64 * (o.personal.prox > 0))
             + 128 * gradient
             for o, gradient in zip(self.local, self.gradients, strict=True)
         ]
-        return np.array(each, np.int64)
+
+    def kinds(self, r: int, client: IntArray) -> IntArray:
+        """(m,) A number that is equal for clients that can be trained together."""
+        own = self.pulls[r]
+        pulled = np.full(len(client), self.local[r].pull > 0) if own is None else own[client] > 0
+        return self._kind[r] + pulled.astype(np.int64)
 
     @cached_property
     def handed_out(self) -> list[tuple[Run, str]]:

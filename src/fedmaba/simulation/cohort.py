@@ -104,12 +104,12 @@ def draw(batch: Batch, runs: list[int], t: int) -> Drawn:
         late = not needs.early
         cohorts.append(Cohort(r, run, needs, client, slice(begin, end), kept if late else -1))
         kept += len(client) if late else 0
-        columns.append((client, batch.train.base[r] + part.start[client], size, steps, key))
+        first = batch.train.base[r] + part.start[client]
+        columns.append((client, first, size, steps, key, batch.kinds(r, client)))
     whose = np.repeat(np.arange(len(runs)), [len(c.client) for c in cohorts])
-    client, first, size, steps, key = (
+    client, first, size, steps, key, kind = (
         np.concatenate(column) for column in zip(*columns, strict=True)
     )
-    kind = batch.kind[runs][whose]
     table = RowTable(whose, np.array(runs)[whose], client, first, size, steps, key, kind)
     return Drawn(t, plan.lr_in_round(t), cohorts, table, _chunks(batch, table))
 
@@ -126,6 +126,7 @@ def _chunks(batch: Batch, table: RowTable) -> list[IntArray]:
 def job_of(batch: Batch, drawn: Drawn, rows: IntArray) -> TrainingJob:
     """The local training of one chunk of rows: of the models that clients send."""
     plan, table = batch.plan, drawn.table
+    local, whose = _local_work(batch, drawn, rows)
     return TrainingJob(
         run=table.run[rows],
         first=table.first[rows],
@@ -137,11 +138,27 @@ def job_of(batch: Batch, drawn: Drawn, rows: IntArray) -> TrainingJob:
         optimiser=plan.optimiser,
         schedule=parse_schedule(plan.step_schedule, "step_schedule"),
         augment=None if plan.augment is None else parse_augment(plan.augment),
-        local=tuple(batch.local[c.r] for c in drawn.cohorts),
-        whose=table.cohort[rows],
+        local=local,
+        whose=whose,
         added=_added(batch, drawn, rows),
         own=own_parts(batch, table.run[rows], table.client[rows]),
     )
+
+
+def _local_work(batch: Batch, drawn: Drawn, rows: IntArray) -> tuple[tuple[Local, ...], IntArray]:
+    """What clients do, and which of it each row does."""
+    whose, client = drawn.table.cohort[rows], drawn.table.client[rows]
+    if all(batch.pulls[c.r] is None for c in drawn.cohorts):
+        return tuple(batch.local[c.r] for c in drawn.cohorts), whose
+    work: list[Local] = []
+    which = np.empty_like(whose)
+    for i, c in enumerate(drawn.cohorts):
+        mine, local, pulls = np.flatnonzero(whose == i), batch.local[c.r], batch.pulls[c.r]
+        own = np.full(len(mine), local.pull) if pulls is None else pulls[client[mine]]
+        each, place = np.unique(own, return_inverse=True)
+        which[mine] = len(work) + place
+        work += [replace(local, prox=float(pull)) for pull in each]
+    return tuple(work), which
 
 
 def personal_job(batch: Batch, drawn: Drawn, rows: IntArray, job: TrainingJob) -> TrainingJob:
@@ -180,15 +197,15 @@ def _added(batch: Batch, drawn: Drawn, rows: IntArray) -> AddedTerms | None:
         return None
 
     def write(total: Tensor, factor: FloatArray, towards: bool) -> None:
-        for r in dict.fromkeys(run.tolist()):
-            mine, local, vectors = np.flatnonzero(run == r), batch.local[r], progress.vectors[r]
+        for r, scale in dict.fromkeys(zip(run.tolist(), factor.tolist(), strict=True)):
+            mine = np.flatnonzero((run == r) & (factor == scale))
+            local, vectors = batch.local[r], progress.vectors[r]
             start = progress.model[r] if towards else None
             for part in vector_pieces(len(mine), total.shape[1], total.device):
                 here = mine[part]
                 at = as_slice(here)
                 into = total.new_empty(len(here), total.shape[1]) if at is None else total[at]
                 kept = {n: take_rows(vectors[n], client[here]).to(total.device) for n in local.add}
-                scale = float(factor[here[0]])  # all rows of a run have the same
                 added_terms(local, kept, progress.means[r], into, scale, start)
                 if at is None:
                     put_rows(total, here, into)

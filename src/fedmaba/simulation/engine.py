@@ -457,7 +457,7 @@ def _check(runs: Sequence[Run], plan: Plan) -> None:
         for rule in run.rules:
             if average.needs_validation(rule) and not len(run.federation.validation.index):
                 raise InputError(average.no_validation(rule))
-        check_strategy(run.strategy)
+        check_strategy(run.strategy, n)
         if plan.server_momentum and run.strategy.needs().trials:
             raise InputError(
                 f"{run.strategy.label()} tries the server's step before it is taken, and momentum "

@@ -84,6 +84,10 @@ class TrainingJob:
         whose = np.zeros(len(self.run), np.int64) if self.whose is None else self.whose
         return [self.local[i] for i in whose]
 
+    def pulls(self) -> list[float]:
+        """(R,) How strongly each row is pulled towards where it started."""
+        return [local.pull for local in self.rules()]
+
     def minibatches(self) -> IntArray:
         """(R,) minibatches in an epoch."""
         return -(-self.size // self.minibatch)
@@ -169,13 +173,13 @@ def train_chunk(
 
     A replay overwrites the results of a job of the same shape and `result_slot`.
     """
-    rules, count = job.rules(), len(job.run)
-    full_batch, added, prox = rules[0].full_batch, job.added is not None, rules[0].prox > 0
+    rules, pulls, count = job.rules(), job.pulls(), len(job.run)
+    full_batch, added, prox = rules[0].full_batch, job.added is not None, pulls[0] > 0
     scheduled = job.schedule != Schedule()
     direct = job.optimiser.plain and not (full_batch or scheduled)
-    few = not direct or job.own is not None or _strong_pull(job, rules)
+    few = not direct or job.own is not None or _strong_pull(job, pulls)
     group = 1 if few else rows.group(models, count, job.minibatch)
-    one_by_one = group == 1 and len({r.prox for r in rules}) == 1
+    one_by_one = group == 1 and len(set(pulls)) == 1
     late = one_by_one and (added or (job.begin is not None and models.is_cuda))
     rule = RowRule(
         rows=rows,
@@ -185,7 +189,7 @@ def train_chunk(
         optimiser=job.optimiser,
         direct=direct,
         prox=prox,
-        pull_last=late and job.lr * rules[0].prox < 0.5,
+        pull_last=late and job.lr * pulls[0] < 0.5,
         propfair=any(local.loss is not None for local in rules),
         own=job.own is not None,
         begins=job.begin is not None,
@@ -212,7 +216,7 @@ def train_chunk(
     held = (pool.x, pool.y, pool.entries, models)
     inputs: list[Input] = [ints, floats]
     inputs += [job.own] if job.own is not None else []
-    for write in (job.begin, _vector_of(rule, job, rules, models)):
+    for write in (job.begin, _vector_of(rule, job, models)):
         inputs += [Written((count, models.shape[1]), models.dtype, write)] if write else []
     out: tuple[Tensor, Tensor] = graphs.run(
         train_rows,
@@ -232,7 +236,7 @@ def _row_numbers(rule: RowRule, job: TrainingJob, rules: Sequence[Local]) -> lis
     """
     numbers: list[Sequence[float]] = [[job.lr] * rule.count]
     if rule.prox:
-        numbers.append([local.prox for local in rules])
+        numbers.append(job.pulls())
     if rule.propfair:
         propfair = [local.loss or PLAIN_LOSS for local in rules]
         numbers += [[getattr(b, f.name) for b in propfair] for f in fields(PropFairLoss)]
@@ -243,14 +247,14 @@ def _row_numbers(rule: RowRule, job: TrainingJob, rules: Sequence[Local]) -> lis
     return numbers
 
 
-def _strong_pull(job: TrainingJob, rules: Sequence[Local]) -> bool:
+def _strong_pull(job: TrainingJob, pulls: Sequence[float]) -> bool:
     """Whether pulls leave too little of where a row was for `Drift`, which divides by that."""
-    rate = job.lr * max(rule.prox for rule in rules)
+    rate = job.lr * max(pulls)
     return rate >= 1 or bool((1 - rate) ** int(job.steps.max()) < LEAST_STORED)
 
 
 def _vector_of(
-    rule: RowRule, job: TrainingJob, rules: Sequence[Local], models: Tensor
+    rule: RowRule, job: TrainingJob, models: Tensor
 ) -> Callable[[Tensor], object] | None:
     """Writes (R, P) what joins gradients; in direct steps, what each adds, or is pulled towards.
 
@@ -263,7 +267,7 @@ def _vector_of(
     towards = rule.direct and rule.prox
     factor = np.full(rule.count, -job.lr if rule.direct else 1.0)
     if towards:  # a step of -lr * added, over the rate lr * prox
-        factor = -1 / np.array([local.prox for local in rules])
+        factor = -1 / np.array(job.pulls())
 
     def write(into: Tensor) -> None:
         add(into, factor, towards)

@@ -200,7 +200,7 @@ def weigh(batch: Batch, drawn: Drawn, measured: Measured, when: str) -> Decided:
             continue
         federation, kept = c.run.federation, batch.progress.kept[c.r]
         if loss is not None and federation.hostile is not None:
-            loss = federation.hostile.reported_losses(c.client, loss)
+            loss, seen = federation.hostile.reported(c.client, loss, seen)
         if loss is not None and mechanism is not None:
             loss = mechanism.released_losses(drawn.round, loss)
         for name in seen.keys() & {"gram", "layer_grams"}:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,12 @@ from numpy.typing import NDArray
 from fedmaba.errors import InputError, unknown
 from fedmaba.strategies import hyper_parameters
 from fedmaba.strategies.hyper_parameters import MAX_ABS
+from fedmaba.strategies.local_work import PERSONAL as PERSONAL
+from fedmaba.strategies.local_work import Keep as Keep
+from fedmaba.strategies.local_work import Local as Local
+from fedmaba.strategies.local_work import Personal as Personal
+from fedmaba.strategies.local_work import PropFairLoss as PropFairLoss
+from fedmaba.strategies.records import as_truth, known_fields_only
 from fedmaba.strategies.server_optimisers import ServerOptimiser
 
 FloatArray = NDArray[np.float64]
@@ -29,7 +35,6 @@ IntArray = NDArray[np.int64]
 State = dict[str, FloatArray]
 LossAt = Literal["none", "start", "mean", "end", "held"]
 Changes = Literal["none", "norms", "gram", "layers"]
-PERSONAL = "personal"  # among the vectors that clients keep: the models of their own
 # A recorded round has these keys already, so the info of a strategy cannot use them.
 PRIVACY_INFO = ("dp_epsilon", "dp_delta")  # of a private run: what is spent after a round
 RESERVED_INFO_KEYS = (
@@ -67,6 +72,7 @@ class Replies:
     #                                           privacy adds some
 
 
+@known_fields_only
 class Decision(NamedTuple):
     """What a strategy answers: the server adds `coef @ changes` to its model.
 
@@ -79,6 +85,7 @@ class Decision(NamedTuple):
     info: Mapping[str, float] = {}  #            what people like to see: lambda, kl, ...
 
 
+@known_fields_only
 class ServerStep(NamedTuple):
     """A length of the server's step: a multiple of what `weigh` decided, to be tried or taken."""
 
@@ -104,6 +111,7 @@ class Shown:
     always_zero: str = ""  #                     what it means if that is in no round
 
 
+@known_fields_only
 @dataclass(frozen=True)
 class Needs:
     """What the server must know before it can weigh a round; the less, the faster."""
@@ -126,6 +134,8 @@ class Needs:
         for name, choices in (("loss", get_args(LossAt)), ("changes", get_args(Changes))):
             if (value := getattr(self, name)) not in choices:
                 raise InputError(f"Needs({name}={value!r}): choose one of {', '.join(choices)}")
+        for name in ("steps", "groups", "first_steps", "alone", "trials"):
+            as_truth(f"Needs({name}", getattr(self, name))
         if type(self.keep_rounds) is not int or self.keep_rounds < 0:
             raise InputError(f"Needs(keep_rounds={self.keep_rounds!r}): give a whole number from 0")
         if self.keep_rounds and self.changes not in ("gram", "layers"):
@@ -152,120 +162,6 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class PropFairLoss:
-    """PropFair's local loss: gradient factor 1/(M - loss) while M - loss >= epsilon, else slope."""
-
-    M: float
-    epsilon: float
-    slope: float
-
-
-@dataclass(frozen=True)
-class Keep:
-    """How training changes a vector that a client keeps: a combination of other vectors.
-
-    The kept vector is 0 before the client's first round, and stays with the client. Where clients
-    or the server use its mean over all clients, the server keeps that mean: then a site on Flower
-    sends how its vector changed, unless that follows from the change of its model.
-    """
-
-    start: float = 0.0  #                        of the server's model, which training starts from
-    end: float = 0.0  #                          of the client's model after training
-    before: float = 1.0  #                       of the vector itself
-    mean: float = 0.0  #                         of its mean over all clients before the round
-    step_gradient: float = 0.0  #                of the mean gradient of the client's steps,
-    #                                            (start - end) / (number of steps * step size)
-    full_gradient: float = 0.0  #                of the gradient of all its examples at the start
-
-
-@dataclass(frozen=True)
-class Personal:
-    """A model of its own that each client trains and keeps, beside the one that it sends.
-
-    It begins as the initial model. It sees the same minibatches as the one that is sent.
-    """
-
-    prox: float = 0.0  #                         lambda of lambda/2 |v - w_server|^2
-    only: bool = False  #                        clients train nothing else, and send no change
-
-
-@dataclass(frozen=True)
-class Local:
-    """What a client does beyond plain SGD on its own loss, as data."""
-
-    prox: float = 0.0  #                         mu of mu/2 |w - w_server|^2
-    loss: PropFairLoss | None = None  #          -log(M - loss) in place of the loss
-    full_batch: bool = False  #                  one step on the gradient of the whole local set
-    keep: Mapping[str, Keep] = field(default_factory=dict)  # vectors that each client keeps
-    add: Mapping[str, float] = field(default_factory=dict)  # factor * kept vector joins gradients
-    add_mean: Mapping[str, float] = field(default_factory=dict)  # the same with its mean over all
-    server_adds: Mapping[str, float] = field(default_factory=dict)  # factor * its new mean joins
-    #                                            the server's step
-    personal: Personal | None = None
-
-    def __post_init__(self) -> None:
-        for what in ("add", "add_mean", "server_adds"):
-            for name in getattr(self, what):
-                if name not in self.keep:
-                    raise InputError(
-                        f"Local({what}={name!r}): no vector of that name is kept: add it to keep"
-                    )
-        if PERSONAL in self.keep:
-            raise InputError(f"Local(keep={PERSONAL!r}): this name is taken: choose another")
-
-    @property
-    def means(self) -> tuple[str, ...]:
-        """The kept vectors whose mean over all clients the server keeps."""
-        used = self.add_mean.keys() | self.server_adds.keys()
-        return tuple(name for name, keep in self.keep.items() if name in used or keep.mean)
-
-    def to_json(self) -> dict[str, Any]:
-        """This record as JSON, as it is sent to a client."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Local:
-        """The record that `to_json` wrote."""
-        loss, personal = content.get("loss"), content.get("personal")
-        return cls(
-            **{
-                **content,
-                "loss": None if loss is None else PropFairLoss(**loss),
-                "personal": None if personal is None else Personal(**personal),
-                "keep": {name: Keep(**rule) for name, rule in content.get("keep", {}).items()},
-            }
-        )
-
-    @classmethod
-    def from_task(cls, task: Mapping[str, Any]) -> Local:
-        """What the message of a server on Flower asks a site to do; nothing special without it."""
-        try:
-            told = json.loads(str(task.get("local", "{}")))
-            local = cls.from_json(told)
-            if not all(_finite(number) for number in _leaves(told)):
-                raise ValueError("something other than a finite number")
-        except (AttributeError, TypeError, ValueError, RecursionError) as error:
-            raise InputError(
-                f"the server's message asks for local work that is not known here ({error}): use "
-                "the same version of fedmaba on all hosts"
-            ) from error
-        return local
-
-
-def _leaves(tree: Any) -> Iterator[Any]:
-    """The values in a tree of JSON objects, None apart."""
-    for value in tree.values():
-        if isinstance(value, dict):
-            yield from _leaves(value)
-        elif value is not None:
-            yield value
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-@dataclass(frozen=True)
 class Strategy:
     """A server rule. Fields are its hyper-parameters, named as in its paper; methods are pure."""
 
@@ -274,6 +170,10 @@ class Strategy:
     deploy: ClassVar[str] = (
         "poly:8"  #          which server model is handed out, unless the run says
     )
+
+    def __new__(cls, *args: Any, **values: Any) -> Self:
+        hyper_parameters.require_dataclass(cls, Strategy, cls.__qualname__)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if not isinstance(getattr(self, "name", None), str):
@@ -404,10 +304,16 @@ def still_kept(
 def call_weigh(strategy: Strategy, state: State, replies: Replies) -> Decision:
     """Ask a strategy for its decision; refuse one without a coefficient for each change it saw."""
     try:
-        decision = strategy.weigh(state, replies)
-    except (TypeError, AttributeError) as error:
-        _name_forgotten_needs(strategy, replies, error)
+        decision = _checked(strategy, replies, strategy.weigh(state, replies))
+    except Exception as error:  # user code can raise anything
+        _name_forgotten_needs(strategy, state, replies, error)
         raise
+    if not np.isfinite(decision.coef).all():
+        _name_forgotten_needs(strategy, state, replies)
+    return decision
+
+
+def _checked(strategy: Strategy, replies: Replies, decision: Decision) -> Decision:
     try:
         coef = np.asarray(getattr(decision, "coef", None))
     except ValueError:  # rows of several lengths
@@ -457,17 +363,63 @@ def layers_of(names: Sequence[str]) -> list[list[int]]:
     ]
 
 
-def _name_forgotten_needs(strategy: Strategy, replies: Replies, error: Exception) -> None:
-    """Say it where weigh() failed for a number that it reads and needs() does not ask for."""
-    asks = {"loss": "loss='start'", "norms": "changes='norms'", "gram": "changes='gram'",
-            "layer_grams": "changes='layers'"}  # fmt: skip
-    read = getattr(getattr(strategy.weigh, "__code__", None), "co_names", ())
-    for name, ask in asks.items():
-        if name in read and getattr(replies, name) is None:
-            raise InputError(
-                f"{strategy.name}: weigh() reads replies.{name}, which needs() does not ask for: "
-                f"let needs() return fedmaba.Needs({ask})"
-            ) from error
+# What `Needs` must say so that a field of the replies is there.
+ASKS: dict[str, dict[str, Any]] = {
+    "loss": {"loss": "start"},
+    "norms": {"changes": "norms"},
+    "gram": {"changes": "gram"},
+    "layer_grams": {"changes": "layers"},
+    "past_client": {"changes": "gram", "keep_rounds": 1},
+    "past_round": {"changes": "gram", "keep_rounds": 1},
+    "steps": {"steps": True},
+    "groups": {"groups": True},
+    "alone": {"alone": True},
+}
+# Inner products tell the norms, and those of layers tell both.
+FROM_MORE = {
+    ("norms", "gram"): "take replies.gram.diagonal(), which begins with the norms",
+    ("norms", "layers"): "take replies.layer_grams.sum(0).diagonal(), which begins with the norms",
+    ("gram", "layers"): "take replies.layer_grams.sum(0), which is the gram",
+}
+
+
+def _name_forgotten_needs(
+    strategy: Strategy, state: State, replies: Replies, error: Exception | None = None
+) -> None:
+    """Say it where weigh() failed, and reads a number that needs() does not ask for.
+
+    It is asked again to see what it reads: in a function that it calls, or where a number that is
+    not there fails later, as a weight that is not finite.
+    """
+    read: list[str] = []
+
+    class Noted(Replies):
+        """Replies that note which fields were read and are not there; a copy reads none."""
+
+        def __getattribute__(self, name: str) -> Any:
+            value = super().__getattribute__(name)
+            if value is None and sys._getframe(1).f_globals.get("__name__") != "dataclasses":
+                read.append(name)
+            return value
+
+    with suppress(Exception), np.errstate(all="ignore"):
+        strategy.weigh(state, Noted(**vars(replies)))
+    for line in filter(None, (_how_to_ask(strategy.needs(), name) for name in read)):
+        raise InputError(f"{strategy.name}: weigh() reads replies.{line}") from error
+
+
+def _how_to_ask(needs: Needs, name: str) -> str:
+    """How `needs` would ask for a field of the replies; empty where it does so already."""
+    asks, nothing = ASKS.get(name, {}), Needs()
+    wanted = asks.get("changes", needs.changes)
+    if (wanted, needs.changes) in FROM_MORE:
+        return f"{name}, but needs() asks for more: {FROM_MORE[wanted, needs.changes]}"
+    missing = any(getattr(needs, key) == getattr(nothing, key) for key in asks)
+    if not missing and wanted == needs.changes:
+        return ""
+    asked = {key: v for key, v in vars(needs).items() if v != getattr(nothing, key)} | asks
+    told = ", ".join(f"{key}={value!r}" for key, value in asked.items())
+    return f"{name}, which needs() does not ask for: let needs() return fedmaba.Needs({told})"
 
 
 def _check_sum(strategy: Strategy, round: int, coef: FloatArray) -> None:
@@ -546,7 +498,7 @@ def uniform_weights(replies: Replies) -> FloatArray:
 def require_finite(values: FloatArray | None, what: str) -> FloatArray:
     """A field of the replies that `needs` asked for; an error if it is missing or not finite."""
     if values is None:
-        raise InputError(f"the replies carry no {what}, though the strategy's needs() asks for it")
+        raise InputError(f"the replies carry no {what}: let needs() of the strategy ask for it")
     if not np.isfinite(values).all():
         raise InputError(f"the replies carry a {what} that is not finite: leave that client out")
     return values

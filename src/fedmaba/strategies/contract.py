@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import re
+from collections.abc import Callable
 from typing import Any
 
 from fedmaba import user_code
-from fedmaba.errors import FedmabaError, InputError, unknown
+from fedmaba.errors import FedmabaError, InputError
+from fedmaba.strategies import hyper_parameters, records
 from fedmaba.strategies.base import (
     Decision,
     Local,
@@ -20,11 +19,16 @@ from fedmaba.strategies.base import (
     optimiser_of_server,
 )
 
+# What makes a rule another one; what it hands out or shows does not.
+OWN_RULE = ("weigh", "local", "needs", "search", "total", "init", "join", "server_optimiser")
 MAX_TRIALS = 100  # steps that a strategy may try in one round
 
 
-def check_strategy(strategy: Strategy) -> None:
-    """Refuse a strategy without a name or a rule, or whose hooks give what nobody can use."""
+def check_strategy(strategy: Strategy, n_clients: int | None = None) -> None:
+    """Refuse a strategy without a name or a rule, or whose hooks give what nobody can use.
+
+    Without a number of clients, what it says of each client is not checked.
+    """
     check_class(type(strategy))
     for hook, kind in (("needs", Needs), ("local", Local)):
         found = _call(strategy, hook)
@@ -32,6 +36,8 @@ def check_strategy(strategy: Strategy) -> None:
             raise InputError(
                 f"{strategy.name}: {hook}() gave {found!r}: return fedmaba.{kind.__name__}(...)"
             )
+    if n_clients is not None:
+        _call(strategy, "local", lambda: strategy.local().check_clients(n_clients))
     if strategy.needs().alone and strategy.local().personal is None:
         raise InputError(
             f"{strategy.name}: needs() asks for the loss of clients' own models, but local() gives "
@@ -54,9 +60,8 @@ def call_search(
     where = f"{strategy.name}, round {replies.round + 1}: search()"
     if not isinstance(found, ServerStep):
         raise InputError(f"{where} gave {found!r}: return fedmaba.ServerStep(factor, take)")
-    factor = found.factor
-    if not isinstance(factor, int | float) or not math.isfinite(factor):
-        raise InputError(f"{where} gave the factor {factor!r}: give a finite number")
+    factor = records.as_number(f"{where} gave ServerStep(factor", found.factor)
+    found = ServerStep(factor, records.as_truth(f"{where} gave ServerStep(take", found.take))
     if not found.take and len(tried) >= MAX_TRIALS:
         raise InputError(f"{where} tried {MAX_TRIALS} steps and took none: return one to take")
     return found
@@ -72,19 +77,30 @@ def check_class(kind: type[Strategy], called: str = "") -> None:
         raise InputError(
             f"strategy {called!r} has no weigh(): give it one, as docs/bring-your-own.md"
         )
+    hyper_parameters.require_dataclass(kind, Strategy, called)
+    _require_own_name(kind, called)
 
 
-def _call(strategy: Strategy, hook: str) -> Any:
+def _require_own_name(kind: type[Strategy], called: str) -> None:
+    """Refuse a class that makes another rule of a built-in one and would be taken for that one."""
+    parent = next(base for base in kind.__mro__ if "name" in vars(base))
+    if not parent.__module__.startswith(f"{__package__}."):
+        return
+    for hook in OWN_RULE:
+        if getattr(kind, hook) is not getattr(parent, hook):
+            raise InputError(
+                f"strategy {called!r} has a {hook}() of its own, but the name {kind.name!r} of "
+                "a built-in strategy: write name: ClassVar[str] = ... in it"
+            )
+
+
+def _call(strategy: Strategy, hook: str, ask: Callable[[], Any] | None = None) -> Any:
     """What a hook returns; an error in it becomes one line."""
     try:
-        return getattr(strategy, hook)()
+        return (ask or getattr(strategy, hook))()
+    except InputError as error:
+        raise InputError(f"{strategy.name}: {hook}(): {error}") from error
     except FedmabaError:
         raise
     except Exception as error:  # user code can raise anything
-        wrong = re.search(r"(Local|Needs)\.__init__\(\) got an unexpected .* '(\w+)'", str(error))
-        if wrong:
-            record, field = {"Local": Local, "Needs": Needs}[wrong[1]], wrong[2]
-            known = [f.name for f in dataclasses.fields(record)]
-            what = f"field of {wrong[1]} in {strategy.name}: {hook}():"
-            raise unknown(what, field, known) from error
         raise user_code.error_in_user_code(f"{strategy.name}: {hook}()", error) from error

@@ -87,7 +87,7 @@ class FairFed(Strategy):
     def _counts(self, replies: Replies) -> FloatArray:
         found: IntArray | None = replies.groups
         if found is None:
-            raise InputError("the replies carry no counts by group, though needs() asks for them")
+            raise InputError("the replies carry no counts by group: let needs() ask for them")
         if self.group >= found.shape[1]:
             raise InputError(
                 f"{self.name}: group={self.group}, but the data have {found.shape[1]} groups: give "

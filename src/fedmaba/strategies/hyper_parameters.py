@@ -7,11 +7,14 @@ these, or some of them joined by |. Other types are for Python alone.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import types
 from collections.abc import Iterator
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
+
+from fedmaba.errors import InputError
 
 MAX_ABS = 1e300  # largest hyper-parameter or report: products with it stay finite
 UNTYPED = (Any, object)  # text that looks like a number becomes one, other text stays
@@ -25,6 +28,19 @@ def field_types(kind: type) -> dict[str, Any]:
     if kind not in _field_types:
         _field_types[kind] = get_type_hints(kind)
     return _field_types[kind]
+
+
+def require_dataclass(kind: type, base: type, called: str) -> None:
+    """Refuse a class derived from `base` with a field that no @dataclass made one."""
+    for one in kind.__mro__:
+        if one is base or not issubclass(one, base) or "__dataclass_fields__" in vars(one):
+            continue
+        for name, declared in inspect.get_annotations(one).items():
+            if "ClassVar" not in str(declared):
+                raise InputError(
+                    f"strategy {called!r} has the field {name}, but is no dataclass: write "
+                    "@dataclass(frozen=True) above the class"
+                )
 
 
 def listed_choices(kind: Any) -> tuple[Any, ...]:

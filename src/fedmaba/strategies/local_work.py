@@ -1,0 +1,184 @@
+"""What clients do beyond plain SGD, as data. A strategy says it; the engine knows no algorithm."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedmaba.errors import InputError
+from fedmaba.strategies import records
+from fedmaba.strategies.records import known_fields_only
+
+PERSONAL = "personal"  # among the vectors that clients keep: the models of their own
+
+
+@known_fields_only
+@dataclass(frozen=True)
+class PropFairLoss:
+    """PropFair's local loss: gradient factor 1/(M - loss) while M - loss >= epsilon, else slope."""
+
+    M: float
+    epsilon: float
+    slope: float
+
+
+@known_fields_only
+@dataclass(frozen=True)
+class Keep:
+    """How training changes a vector that a client keeps: a combination of other vectors.
+
+    The kept vector is 0 before the client's first round, and stays with the client. Where clients
+    or the server use its mean over all clients, the server keeps that mean: then a site on Flower
+    sends how its vector changed, unless that follows from the change of its model.
+    """
+
+    start: float = 0.0  #                        of the server's model, which training starts from
+    end: float = 0.0  #                          of the client's model after training
+    before: float = 1.0  #                       of the vector itself
+    mean: float = 0.0  #                         of its mean over all clients before the round
+    step_gradient: float = 0.0  #                of the mean gradient of the client's steps,
+    #                                            (start - end) / (number of steps * step size)
+    full_gradient: float = 0.0  #                of the gradient of all its examples at the start
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            factor = records.as_number(f"Keep({f.name}", getattr(self, f.name))
+            object.__setattr__(self, f.name, factor)
+
+
+@known_fields_only
+@dataclass(frozen=True)
+class Personal:
+    """A model of its own that each client trains and keeps, beside the one that it sends.
+
+    It begins as the initial model. It sees the same minibatches as the one that is sent.
+    """
+
+    prox: float = 0.0  #                         lambda of lambda/2 |v - w_server|^2
+    only: bool = False  #                        clients train nothing else, and send no change
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prox", records.as_number("Personal(prox", self.prox, 0))
+        object.__setattr__(self, "only", records.as_truth("Personal(only", self.only))
+
+
+@known_fields_only
+@dataclass(frozen=True)
+class Local:
+    """What a client does beyond plain SGD on its own loss, as data."""
+
+    prox: float | Sequence[float] = 0.0  #       mu of mu/2 |w - w_server|^2; or one for each client
+    #                                            of the whole federation, in client order
+    loss: PropFairLoss | None = None  #          -log(M - loss) in place of the loss
+    full_batch: bool = False  #                  one step on the gradient of the whole local set
+    keep: Mapping[str, Keep] = field(default_factory=dict)  # vectors that each client keeps
+    add: Mapping[str, float] = field(default_factory=dict)  # factor * kept vector joins gradients
+    add_mean: Mapping[str, float] = field(default_factory=dict)  # the same with its mean over all
+    server_adds: Mapping[str, float] = field(default_factory=dict)  # factor * its new mean joins
+    #                                            the server's step
+    personal: Personal | None = None
+
+    def __post_init__(self) -> None:
+        fits: dict[str, Any] = {
+            "prox": _prox(self.prox),
+            "full_batch": records.as_truth("Local(full_batch", self.full_batch),
+        }
+        for name, kind in (("loss", PropFairLoss), ("personal", Personal)):
+            if not isinstance(value := getattr(self, name), kind | None):
+                rule = f"give fedmaba.{kind.__name__}(...), or None"
+                raise records.wrong_value(f"Local({name}", value, rule)
+        for name, value in vars(self.loss).items() if self.loss else ():
+            records.as_number(f"PropFairLoss({name}", value)
+        for name, rule in records.as_dict("Local(keep", self.keep).items():
+            if not isinstance(rule, Keep):
+                raise records.wrong_value(f"Local(keep[{name!r}]", rule, "give fedmaba.Keep(...)")
+        for what in ("add", "add_mean", "server_adds"):
+            given = records.as_dict(f"Local({what}", getattr(self, what))
+            for name in given:
+                if name not in self.keep:
+                    raise InputError(
+                        f"Local({what}={name!r}): no vector of that name is kept: add it to keep"
+                    )
+            fits[what] = {n: records.as_number(f"Local({what}[{n!r}]", v) for n, v in given.items()}
+        if PERSONAL in self.keep:
+            raise InputError(f"Local(keep={PERSONAL!r}): this name is taken: choose another")
+        for name, value in fits.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def by_client(self) -> tuple[float, ...] | None:
+        """The prox of each client of the federation; None where all have the same."""
+        return self.prox if isinstance(self.prox, tuple) else None
+
+    @property
+    def pull(self) -> float:
+        """The prox of a client of which there is one number."""
+        if isinstance(self.prox, Sequence):
+            raise TypeError("each client has a prox of its own: take of(client)")
+        return self.prox
+
+    def of(self, client: int | None) -> Local:
+        """What one client does; None: one that has no number yet, and does not train."""
+        if self.by_client is None:
+            return self
+        return dataclasses.replace(self, prox=0.0 if client is None else self.by_client[client])
+
+    def check_clients(self, n: int, *, more_may_come: bool = False) -> None:
+        """Refuse a list of numbers that does not have one for each of n clients."""
+        many = n if self.by_client is None else len(self.by_client)
+        if many < n or (many > n and not more_may_come):
+            raise InputError(
+                f"Local(prox) has {many} numbers, but there are {n} clients: give one for each "
+                "client of the whole federation, or one number for all"
+            )
+
+    @property
+    def means(self) -> tuple[str, ...]:
+        """The kept vectors whose mean over all clients the server keeps."""
+        used = self.add_mean.keys() | self.server_adds.keys()
+        return tuple(name for name, keep in self.keep.items() if name in used or keep.mean)
+
+    def to_json(self) -> dict[str, Any]:
+        """This record as JSON, as it is sent to a client."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Local:
+        """The record that `to_json` wrote."""
+        loss, personal = content.get("loss"), content.get("personal")
+        return cls(
+            **{
+                **content,
+                "loss": None if loss is None else PropFairLoss(**loss),
+                "personal": None if personal is None else Personal(**personal),
+                "keep": {name: Keep(**rule) for name, rule in content.get("keep", {}).items()},
+            }
+        )
+
+    @classmethod
+    def from_task(cls, task: Mapping[str, Any]) -> Local:
+        """What the message of a server on Flower asks a site to do; nothing special without it."""
+        try:
+            local = cls.from_json(json.loads(str(task.get("local", "{}"))))
+            if local.by_client is not None:
+                raise ValueError("it has a prox for each of several clients")
+        except (AttributeError, TypeError, ValueError, RecursionError) as error:
+            raise InputError(
+                f"the server's message asks for local work that is not known here ({error}): use "
+                "the same version of fedmaba on all hosts"
+            ) from error
+        return local
+
+
+def _prox(value: Any) -> float | tuple[float, ...]:
+    """A number from 0 on, or one for each client; an array becomes a tuple of numbers."""
+    if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str | bytes):
+        return records.as_number("Local(prox", value, 0)
+    if getattr(value, "ndim", 1) != 1 or not len(value):
+        raise records.wrong_value("Local(prox", value, "give one number, or one for each client")
+    return tuple(records.as_number(f"Local(prox[{i}]", one, 0) for i, one in enumerate(value))

@@ -1,0 +1,193 @@
+"""A pull towards the server's model that is a number of each client's own."""
+
+import json
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import fedmaba
+from fedmaba.errors import InputError
+from fedmaba.rows.stack import LayerRows
+from fedmaba.simulation import kept_vectors
+from fedmaba.simulation.engine import Optimiser, Run, simulate, start
+from fedmaba.strategies import FedProx
+from fedmaba.strategies.base import Decision, Keep, Local, Needs, Personal, Strategy
+from plain_loop import MODELS, PLAN, Plain, apart, mlp, one, played, vector
+from recordings import Parts, Replays
+
+pytestmark = pytest.mark.usefixtures("few_threads")
+MU = (0.0, 0.4, 1.0, 0.0, 2.5)
+
+
+@dataclass(frozen=True)
+class Pulled(Strategy):
+    """FedProx with a mu of each client's own"""
+
+    name: ClassVar[str] = "pulled"
+    mu: tuple[float, ...] = MU
+    late: bool = False  # whether the server sees each change
+    keeps: bool = False  # whether clients keep a vector that joins their gradients
+    own: bool = False  # whether they train a model of their own, too
+
+    def needs(self):
+        return Needs(changes="norms") if self.late else Needs()
+
+    def local(self):
+        vectors = {"keep": {"h": Keep(start=0.3, end=-0.3)}, "add": {"h": -1.0}}
+        personal = Personal(prox=0.5) if self.own else None
+        return Local(prox=np.array(self.mu), personal=personal, **(vectors if self.keeps else {}))
+
+    def weigh(self, state, replies):
+        return Decision(np.full(len(replies.client), 1 / len(replies.client)), state)
+
+
+PLANS = {
+    "all": PLAN,
+    "some": replace(PLAN, participants=3, rounds=5),
+    "momentum": replace(PLAN, participants=4, optimiser=Optimiser(0.6), epochs=2),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("keeps", [False, True])
+def test_each_client_is_pulled_as_in_a_plain_loop(keeps, plan, model, fed):
+    plan, make = PLANS[plan], MODELS[model]
+    mine = [Pulled(late=late, keeps=keeps) for late in (False, True)]
+    want = Plain(mine[0], 3, fed, plan, make).run()
+    for chunk in (None, 2, 1):
+        runs = [Run(strategy, 3, fed) for strategy in (one("fedavg"), *mine, one("fedprox:mu=1"))]
+        batch, _ = played(runs, fed, replace(plan, chunk=chunk), make)
+        for r in (1, 2):
+            assert apart(vector(batch, batch.progress.model[r]), want.path[-1]) < 1e-9
+    single, _ = played([Run(mine[0], 3, fed)], fed, replace(plan, dtype="float32"), make)
+    assert apart(vector(single, single.progress.model[0]), want.path[-1]) < 1e-4
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_pull_that_leaves_nothing_of_a_step_is_the_plain_loops(keeps, fed):
+    strategy, plan = Pulled(mu=(0.0, 5.0, 4.0, 0.1, 9.0), keeps=keeps), PLANS["some"]
+    batch, _ = played([Run(strategy, 3, fed)], fed, plan, mlp)
+    want = Plain(strategy, 3, fed, plan, mlp).run()
+    assert apart(vector(batch, batch.progress.model[0]), want.path[-1]) < 1e-9
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_steps_taken_in_groups_are_those_of_the_plain_loop(size, fed, kernels, monkeypatch):
+    monkeypatch.setattr(kept_vectors, "kernels", SimpleNamespace(can_run=lambda _: False))
+    monkeypatch.setattr(LayerRows, "group", lambda *_: size)
+    for keeps in (False, True):
+        strategy, plan = Pulled(keeps=keeps), replace(PLANS["some"], epochs=2)
+        runs = [Run(strategy, 3, fed), Run(one("fedprox:mu=1"), 3, fed)]
+        batch, _ = played(runs, fed, plan, mlp)
+        want = Plain(strategy, 3, fed, plan, mlp).run()
+        assert apart(vector(batch, batch.progress.model[0]), want.path[-1]) < 1e-9
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_one_number_for_all_and_the_same_for_each_are_one_run(keeps, fed):
+    @dataclass(frozen=True)
+    class Same(Pulled):
+        name: ClassVar[str] = "same"
+
+        def local(self):
+            return replace(super().local(), prox=0.4)
+
+    listed = Pulled(mu=(0.4,) * 5, keeps=keeps)
+    apart_from_it = Same(keeps=keeps)
+    runs = [[Run(strategy, 3, fed)] for strategy in (listed, apart_from_it)]
+    a, b = (played(run, fed, PLANS["some"], mlp)[0].progress.arrays() for run in runs)
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        np.testing.assert_array_equal(value, b[name], name)
+
+
+def test_clients_with_models_of_their_own_are_pulled_apart_too(fed):
+    plan = PLANS["some"]
+    batch, _ = played([Run(Pulled(own=True), 3, fed), Run(Pulled(), 3, fed)], fed, plan, mlp)
+    assert apart(batch.progress.model[0], batch.progress.model[1]) < 1e-9
+    ditto, _ = played(["ditto:lam=0.5"], fed, replace(plan, rounds=1), mlp)
+    mine, _ = played([Run(Pulled(own=True), 3, fed)], fed, replace(plan, rounds=1), mlp)
+    own = (of.progress.vectors[0]["personal"] for of in (ditto, mine))
+    assert apart(*own) < 1e-9  # in the first round the models that they pull to are the same
+
+
+@pytest.mark.parametrize("graphs", [Replays, Parts])
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_a_round_that_is_replayed_has_the_numbers_of_its_own_clients(chunk, graphs, fed):
+    plan, found = replace(PLAN, rounds=6, participants=3, chunk=chunk), []
+    for recorded in (None, graphs()):
+        runs = [Run(Pulled(late=late, keeps=late), 3, fed) for late in (False, True)]
+        batch = start(runs, plan, mlp)
+        batch.graphs = recorded or batch.graphs
+        list(simulate(batch))
+        found.append(batch.progress.arrays())
+    for name, value in found[0].items():
+        np.testing.assert_allclose(found[1][name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+def test_a_run_goes_on_bit_for_bit(fed):
+    plan = replace(PLAN, rounds=6, participants=3, dtype="float32")
+    runs = [Run(Pulled(keeps=True), 3, fed)]
+    whole, half, again = (start(runs, plan, mlp) for _ in range(3))
+    list(simulate(whole))
+    for shot in simulate(half):
+        if shot.round == 2:
+            break
+    at = half.progress
+    meta = {"round": at.round, "chunk": at.chunk, "diverged": at.diverged}
+    again.progress.restore(at.arrays(), meta)
+    list(simulate(again))
+    for name, value in whole.progress.arrays().items():
+        np.testing.assert_array_equal(again.progress.arrays()[name], value, name)
+
+
+def test_other_numbers_are_another_run(tmp_path, fed):
+    how = {"data": fed, "model": mlp, "seeds": 1, "progress": False, "out": tmp_path / "run"}
+    fedmaba.compare(Pulled(), rounds=2, **how)
+    (run,) = fedmaba.compare(Pulled(), rounds=2, **how).runs
+    assert run.label == "pulled"
+    other = Pulled(mu=(0.0, 0.4, 1.0, 0.0, 2.0))
+    assert other.label() == "pulled:mu=(0, 0.4, 1, 0, 2)"
+    assert len(fedmaba.compare([Pulled(), other], rounds=2, **how).runs) == 2
+
+
+@pytest.mark.parametrize("many", [4, 6])
+def test_another_number_of_numbers_is_refused_before_the_run(many, fed, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(InputError) as told:
+        fedmaba.compare(Pulled(mu=(0.1,) * many), data=fed, model=mlp, rounds=1, out=out)
+    assert str(told.value) == (
+        f"pulled: local(): Local(prox) has {many} numbers, but there are 5 clients: give one for "
+        "each client of the whole federation, or one number for all"
+    )
+    assert not list(tmp_path.rglob("rounds.jsonl"))
+
+
+def test_what_each_client_does_is_told_apart():
+    local = Pulled(keeps=True).local()
+    assert local.prox == MU
+    assert local.of(1) == replace(local, prox=0.4)
+    assert local.of(None).prox == 0
+    assert FedProx(mu=0.3).local().of(7) == Local(prox=0.3)
+    with pytest.raises(TypeError, match="each client has a prox of its own"):
+        _ = local.pull
+
+
+def test_a_list_comes_back_from_json_and_a_site_takes_one_number():
+    local = Pulled().local()
+    text = json.dumps(local.to_json())
+    assert Local.from_json(json.loads(text)) == local
+    with pytest.raises(InputError, match=r"prox for each of several clients.*on all hosts"):
+        Local.from_task({"local": text})
+    assert Local.from_task({"local": json.dumps(local.of(4).to_json())}).prox == 2.5
+
+
+@pytest.mark.parametrize("form", [list, tuple, np.array, lambda v: np.array(v, np.float32)])
+def test_numbers_come_in_any_form(form):
+    found = Local(prox=form([0.5, 0, 2])).prox
+    assert found == (0.5, 0.0, 2.0)
+    assert {type(number) for number in found} == {float}
