@@ -85,10 +85,6 @@ class Mechanism:
         """The epsilon that is spent after round t, from 0, by the client that it costs most."""
         return accounting.spent_epsilon(self.releases, int(self.taken[t]), self.asked.delta)
 
-    def noise_on_sum(self, t: int, many: int) -> FloatArray:
-        """(many,) The noise of round t, in the units of the weighted sum."""
-        return self.sum_noise * normals_of_sum(self.seed, t, many)
-
     def released_losses(self, t: int, loss: FloatArray) -> FloatArray:
         """The losses of a round as the server learns them: bounded, noised, and bounded again.
 
