@@ -1,4 +1,4 @@
-"""Delta-FL, GIFAIR-FL, FedGini, AAggFF and AdaFed: by hand, beside loops from the papers, at their limits.
+"""Delta-FL, GIFAIR-FL, FedGini, AAggFF and AdaFed: by hand, beside the papers' loops, at limits.
 
 Numbers by hand are of the clients of test_paper: losses w^2/2 and 3/2 (w - 2)^2, from w = 1, step
 0.1: losses (1/2, 3/2), changes (-0.1, +0.3).

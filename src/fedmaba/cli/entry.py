@@ -25,7 +25,7 @@ from fedmaba.report.escape import one_line
 def main() -> None:
     """The entry point: every error a user can fix is one line and its exit code."""
     with stop.at_once():
-        streams.settle()
+        streams.make_streams_safe()
         sys.exit(_answer())
 
 

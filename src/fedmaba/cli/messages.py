@@ -34,7 +34,7 @@ def tell_unfinished(folder: Path) -> None:
     from fedmaba.experiment import parts
     from fedmaba.results import files, run_folder, state_folder
 
-    if (state := state_folder.load(folder)) is not None:
+    if (state := state_folder.load_state_folder(folder)) is not None:
         for line in state.notes():
             tell(line)
         return

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedmaba.data import trees
 from fedmaba.data.tables import Preparation
-from fedmaba.data.targets import TargetKind, Task
+from fedmaba.data.targets import TargetKind, TaskName
 from fedmaba.data.trees import Tree
 from fedmaba.errors import InputError
 
@@ -38,11 +38,11 @@ class Dataset:
     preparation: Preparation | None = None  # what waits for a split; x is not finished until then
     steps: tuple[str, ...] = ()  # what was done to the data, in words
     inputs: str = ""  # how published pixels became x, in words; "": values as they were given
-    task: Task = "classify"
+    task: TaskName = "classify"
     task_given: bool = False  # the user said it; else it was inferred
 
     @cached_property
-    def shape(self) -> Tree[trees.Shape]:
+    def shape(self) -> Tree[trees.LeafShape]:
         """The shape of one example's inputs, as a model's factory gets it."""
         return trees.mapped(trees.shape_of, self.x)
 

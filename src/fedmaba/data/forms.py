@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedmaba.data import tables
 from fedmaba.errors import InputError
 
-PARTS = ("x", "y", "x_validation", "y_validation", "x_test", "y_test")
+ARRAY_NAMES = ("x", "y", "x_validation", "y_validation", "x_test", "y_test")
 GROUPS = ("group", "group_validation", "group_test")  # of people
 KNOWN = (
     "a pair (x, y), a dict with x and y, a torch Dataset of such pairs, or a table with a label "
@@ -85,8 +85,8 @@ def _is_table(part: Any) -> bool:
 def _arrays(name: str, part: Any) -> dict[str, Any]:
     """The arrays of one client."""
     if isinstance(part, Mapping) and {"x", "y"} <= set(part):
-        if strange := next((key for key in part if key not in PARTS + GROUPS), None):
-            known = ", ".join(PARTS + GROUPS)
+        if strange := next((key for key in part if key not in ARRAY_NAMES + GROUPS), None):
+            known = ", ".join(ARRAY_NAMES + GROUPS)
             raise InputError(f"client {name!r} has {strange!r}: give some of {known}")
         found = {key: np.asarray(value) for key, value in part.items()}
     elif isinstance(part, tuple) and len(part) == 2:

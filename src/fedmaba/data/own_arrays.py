@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedmaba.data import targets, trees
 from fedmaba.data.dataset import Dataset, Inputs, IntArray
 from fedmaba.data.paths import open_file
-from fedmaba.data.targets import Task
+from fedmaba.data.targets import TaskName
 from fedmaba.errors import InputError, error_line, unknown
 
 
@@ -266,10 +266,10 @@ def _joined(xs: Inputs, more: Inputs, tail: str) -> Inputs:
 
 def _targets(
     parts: list[tuple[str, NDArray[Any], int]],
-    task: Task | None,
+    task: TaskName | None,
     classes: Sequence[str] | None,
     xs: Inputs,
-) -> tuple[NDArray[Any], Task, tuple[str, ...]]:
+) -> tuple[NDArray[Any], TaskName, tuple[str, ...]]:
     """All targets, their task, and the names of the classes or labels."""
     arrays = [values for _, values, _ in parts]
     if task is None and all(values.ndim for values in arrays):
@@ -315,7 +315,7 @@ def _array(path: Path, data: Any, key: str) -> Any:
         raise InputError(f"{path}: {key} has dtype object: {rule}") from None
 
 
-def load_npz(path: Path, task: Task | None) -> Dataset:
+def load_npz(path: Path, task: TaskName | None) -> Dataset:
     """An .npz file of arrays; several inputs are x.NAME each, or x.0, x.1 and so on."""
     words = ("x", "y", "client", "group")
     allowed = [f"{word}{tail}" for tail in ("", "_test", "_validation") for word in words]

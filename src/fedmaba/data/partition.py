@@ -28,7 +28,7 @@ from fedmaba.rng import generator
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-FEW = (
+FEW_EXAMPLES = (
     10  # training examples that `dirichlet` and `sizes` leave to every client, if there are enough
 )
 PARTS = ("train", "validation", "test")
@@ -245,7 +245,7 @@ def _dirichlet(y: IntArray, n: int, a: float, rng: np.random.Generator) -> IntAr
         # for a tiny A all draws may underflow to 0: the floor keeps their sum positive
         weight = rng.standard_gamma(a, n) + 1e-300
         owner[rows] = np.repeat(np.arange(n), _shares(len(rows), weight))
-    least = min(FEW, len(y) // n)
+    least = min(FEW_EXAMPLES, len(y) // n)
     size = np.bincount(owner, minlength=n)
     # at most FEW moves per client, each of a random example from who is largest at that moment
     order = rng.permutation(len(y))
@@ -346,7 +346,7 @@ def split(
             raise InputError(f"clients={clients}: partition {name} of these data takes {rule}")
         if name in ("iid", "sizes"):
             weight = np.exp((value if name == "sizes" else 0.0) * rng.standard_normal(n))
-            sizes = _shares(n_train, weight, min(FEW, n_train // n))
+            sizes = _shares(n_train, weight, min(FEW_EXAMPLES, n_train // n))
             owner = rng.permutation(np.repeat(np.arange(n), sizes))
             if official:
                 owner_test = rng.permutation(

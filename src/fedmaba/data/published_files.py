@@ -28,9 +28,9 @@ from fedmaba.data.paths import is_file
 from fedmaba.data.published import Normalisation, PlainFile, Published
 from fedmaba.errors import InputError, error_line
 
-FloatArray = NDArray[np.float32]
+Float32Array = NDArray[np.float32]
 Buffer = bytes | memoryview
-Found = Mapping[Traversable, Sequence[PlainFile]]  # a path, and which plain files it holds
+FoundFiles = Mapping[Traversable, Sequence[PlainFile]]  # a path, and which plain files it holds
 
 
 # the pickle opcodes that a batch of numbers needs; any other one ends the reading
@@ -147,7 +147,7 @@ def check_bytes(
         raise spec.bad(path, f"{what} {file.sha256[:16]}...")
 
 
-def read_checked(spec: Published, found: Found) -> Iterator[tuple[PlainFile, Buffer]]:
+def read_checked(spec: Published, found: FoundFiles) -> Iterator[tuple[PlainFile, Buffer]]:
     """Each plain file of a set, checked: (file, its bytes)."""
     for path, files in found.items():
         try:
@@ -161,7 +161,7 @@ def read_checked(spec: Published, found: Found) -> Iterator[tuple[PlainFile, Buf
             raise spec.bad(path, f"cannot be read ({error_line(err)})") from None
 
 
-def find_files(spec: Published, folder: Traversable) -> Found:
+def find_files(spec: Published, folder: Traversable) -> FoundFiles:
     """Which path in a folder holds which of the plain files; empty if the set is not there."""
     forms = [(sub, False) for sub in ("", *spec.folders)]
     forms += [(sub, True) for sub in ("", spec.python[1])] if spec.python else []
@@ -191,8 +191,8 @@ def find_files(spec: Published, folder: Traversable) -> Found:
 
 
 def read_arrays(
-    spec: Published, found: Found, inputs: Normalisation
-) -> tuple[FloatArray, IntArray, int]:
+    spec: Published, found: FoundFiles, inputs: Normalisation
+) -> tuple[Float32Array, IntArray, int]:
     """x, y and the number of training rows, read with one file in memory at a time."""
     first, n, n_train = {}, {True: 0, False: 0}, 0  # first row of each file; rows so far
     head = {True: 8, False: 0 if spec.labels else 16}  # an idx header: of labels, of images

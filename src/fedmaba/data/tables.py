@@ -60,7 +60,7 @@ class Words:
     words: tuple[str, ...]
 
 
-Column = FloatArray | Words  # a column of numbers has nan for gaps
+ColumnValues = FloatArray | Words  # a column of numbers has nan for gaps
 
 
 class Feature(NamedTuple):
@@ -176,7 +176,7 @@ def reading(
 class RawTable(NamedTuple):
     """A table as it was read: all columns in order, and what they are for."""
 
-    columns: Mapping[str, Column]
+    columns: Mapping[str, ColumnValues]
     reading: Reading  # all names are set that the table has
     lines: Sequence[int] = ()  # of the file, by row; none where there is no file
 
@@ -223,7 +223,7 @@ def read_csv(path: Path, handle: IO[str], reading: Reading) -> RawTable:
         across = dict(zip(header, zip(*rows, strict=True), strict=True))
         for name in late:
             words[name].extend(across[name])
-    columns: dict[str, Column] = {
+    columns: dict[str, ColumnValues] = {
         name: words[name].column() if name in words else np.concatenate(numbers[name].parts)
         for name in kept
     }
@@ -362,7 +362,7 @@ def read_frame(frame: Any, reading: Reading) -> RawTable:
                 + f" with {dropping(name)}" * bool(name.strip())
                 + " (pandas: to_csv or to_parquet with index=False), or name it"
             )
-    out: dict[str, Column] = {}
+    out: dict[str, ColumnValues] = {}
     wordy = _columns_of_words(reading)
     many = {len(values) for values in columns.values()}
     if len(many) != 1 or not max(many):
@@ -407,7 +407,7 @@ def _arrow_values(column: Any) -> Any:
     return column.to_numpy() if plain else column.to_pylist()
 
 
-def _typed(name: str, values: Any, as_words: bool) -> Column:
+def _typed(name: str, values: Any, as_words: bool) -> ColumnValues:
     """A column of a frame by its values; None, nan, NaT and pandas' NA are gaps."""
     dtype = getattr(values, "dtype", None)
     kind = getattr(dtype, "kind", "")
@@ -573,7 +573,7 @@ def dropping(name: str) -> str:
     return f"--drop {shlex.quote(name)}"
 
 
-def _no_index(name: str, column: Column) -> None:
+def _no_index(name: str, column: ColumnValues) -> None:
     """Refuse a column that has the name of a saved index and numbers the rows from 0 or 1."""
     base = name.lower().split(":")[0].strip()
     if base not in INDEX_NAMES or isinstance(column, Words) or len(column) < 2:

@@ -76,7 +76,9 @@ def compare(
         raise InputError(f"strategy {label!r} is listed twice: each row of a table is one")
     folder = None if out is None else Path(out)
     used = trackers_for(track, folder)
-    whole = Whole(asked, dict(zip(objects, objects, strict=True)), swept.keys, folder, own, objects)
+    whole = RunGroup(
+        asked, dict(zip(objects, objects, strict=True)), swept.keys, folder, own, objects
+    )
     return whole.history(run_all(whole.sessions(), progress, folder, used))
 
 
@@ -158,7 +160,7 @@ def python_call(named: Sequence[str], options: Mapping[str, Any]) -> PythonCall:
 
 
 @dataclass
-class Whole:
+class RunGroup:
     """All that one command or call asks for: computations one after another, in one folder."""
 
     asked: Sequence[Experiment]  # one for each combination of values

@@ -25,7 +25,7 @@ class Trial:
     picked: bool = False
 
 
-def load(out: Path) -> dict[str, Any] | None:
+def load_search(out: Path) -> dict[str, Any] | None:
     """What the folder of a search says of it; None where it is of no search."""
     file = out / run_folder.SEARCH_FILE
     if not files.exists(file):
@@ -38,7 +38,7 @@ def load(out: Path) -> dict[str, Any] | None:
 
 def load_trials(out: Path) -> list[Trial]:
     """All trials of a search, the picked ones marked; none where it is of no search."""
-    there = load(out)
+    there = load_search(out)
     found = [] if there is None else [Trial(**one) for one in there["trials"]]
     for trial in found:
         for name in ("score", "score_sd", "variance"):

@@ -11,8 +11,8 @@ from fedmaba.report import figure_text, verdict
 from fedmaba.report.escape import for_figure
 from fedmaba.report.plot_data import (
     COLORS,
-    FEW,
-    HALF,
+    FEW_ROWS,
+    HALF_PAGE,
     SOFT,
     WIDE,
     PlotData,
@@ -69,8 +69,8 @@ def tradeoff(figure: Any, plot: PlotData) -> None:
         for label, y in mean.items()
         if verdict.is_near(y, best_mean, unit) and verdict.is_near(best_mean, y, unit)
     ]
-    narrow = figure.get_figwidth() < HALF * 1.2
-    if narrow or len(points) <= FEW or not len(points) / 2 <= len(close) < len(points):
+    narrow = figure.get_figwidth() < HALF_PAGE * 1.2
+    if narrow or len(points) <= FEW_ROWS or not len(points) / 2 <= len(close) < len(points):
         both = [(figure.subplots(), [*points])]
     else:  # the far ones would squash the others
         figure.set_size_inches(WIDE, figure.get_figheight())
@@ -98,7 +98,7 @@ def tradeoff(figure: Any, plot: PlotData) -> None:
         figure_text.sides(figure, below)
     if len(both) > 1:
         left.set_title("All rows")
-        right.set_title(f"Frame: within {verdict.near(plot.unit)} of the best mean")
+        right.set_title(f"Frame: within {verdict.margin_below_best(plot.unit)} of the best mean")
         (x, right_x), (y, top_y) = right.get_xlim(), right.get_ylim()
         away = [mean[x] for x in both[0][1] if unit.sign * mean[x] < unit.sign * best_mean]
         kept = [mean[label] for label in close]

@@ -20,7 +20,7 @@ from fedmaba.results.history import At, History, Model, On, RunHistory
 from fedmaba.results.metrics import Unit
 from fedmaba.results.selection import good
 
-MOST = 20  # clients that a terminal shows
+MAX_CLIENTS_SHOWN = 20  # clients that a terminal shows
 
 
 class Client(NamedTuple):
@@ -174,7 +174,7 @@ def document(found: ClientTable, title: str = "") -> Document:
 def for_terminal(page: Document, found: ClientTable) -> Document:
     """The worst served clients; of three strategies or more, differences in their own table."""
     (grid,) = page.grids
-    rows = grid.rows[:MOST]
+    rows = grid.rows[:MAX_CLIENTS_SHOWN]
     cut = 2 + len(found.labels) if len(found.labels) > 2 else len(grid.head)
     grids = [replace(grid, head=grid.head[:cut], rows=[row[:cut] for row in rows])]
     if cut < len(grid.head):

@@ -17,7 +17,7 @@ import numpy as np
 from fedmaba.report.data import MODELS, Source, combine
 from fedmaba.report.table import FIGURES
 from fedmaba.results.history import At, History, Model, Row, RunHistory
-from fedmaba.results.metrics import PLAIN, Fairness, Unit
+from fedmaba.results.metrics import PLAIN_UNIT, Fairness, Unit
 from fedmaba.results.selection import Found
 
 
@@ -160,4 +160,4 @@ def unit_of(sources: Sequence[Source], history: History) -> Unit:
     odd = any(isinstance(x, int | float) and not -1e-4 <= x <= 100 + 1e-4 for x in scores)
     fixed = any(run.metric.shares is not None for run in history.runs)
     unit = history.unit
-    return PLAIN._replace(name=unit.name, lower=unit.lower) if odd and not fixed else unit
+    return PLAIN_UNIT._replace(name=unit.name, lower=unit.lower) if odd and not fixed else unit

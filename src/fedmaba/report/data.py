@@ -65,11 +65,11 @@ class Source:
         }
 
 
-def load(path: Path) -> Source:
+def load_run_folder(path: Path) -> Source:
     """A run folder or a state folder, finished or not; an unfinished one as far as it goes."""
     if not path.is_dir():
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
-    if (state := state_folder.load(path)) is not None:
+    if (state := state_folder.load_state_folder(path)) is not None:
         return of_state(path, state)
     finished = files.exists(path / "runs.json")
     lines: list[dict[str, Any]] = []
@@ -122,7 +122,7 @@ def of_state(path: Path, state: FederationState) -> Source:
         **state.about,
         "data": {**state.about.get("data", {}), "clients": list(state.sites)},
         "python": True,  # what repeats it is a command of Flower's
-        "repeat": federation.repeat(state),
+        "repeat": federation.rerun_command(state),
     }
     text, seconds = federation.as_toml(state), [t["seconds"] for t in state.timing.values()]
     out = Source(path.name, state.history(), about, text, rounds=state.asked, federation=state)
@@ -161,7 +161,7 @@ def judged_on(source: Source, on: On) -> Source:
     return replace(source, history=source.history.judged_on(on), lines=lines)
 
 
-def of(history: History, name: str = "history") -> Source:
+def source_of(history: History, name: str = "history") -> Source:
     """A history in memory as something to report on."""
     return Source(name, history)
 
@@ -171,11 +171,11 @@ def load_parts(path: Path) -> list[Source]:
     if path.is_dir():
         parts.require_picked(path)
     if not path.is_dir() or (found := parts.folders(path)) == [path]:
-        return [load(path)]
+        return [load_run_folder(path)]
     settings = [parts.run_settings(parts.experiment_of(part)) for part in found]
     groups: dict[str, list[Source]] = {}
     for part, more in zip(found, parts.suffixes(settings), strict=True):
-        groups.setdefault(more, []).append(load(part))
+        groups.setdefault(more, []).append(load_run_folder(part))
     out = [_joined(path, more, some) for more, some in groups.items()]
     return [source for source in out if source.history.runs] or out[:1]
 

@@ -15,12 +15,12 @@ from fedmaba.results.group_tables import GroupRow
 from fedmaba.results.groups import FloatArray
 from fedmaba.results.history import At, History, Model
 
-FEWEST = 10  # test examples of a cell that may be called the worst
-SHOWN = 60  # clients in the table of cells on a page, at most
-FEWEST_SHOWN = 10  # clients in it, at least
-CELLS = 8000  # of all strategies together, about, for one model and round
+MIN_CELL_EXAMPLES = 10  # test examples of a cell that may be called the worst
+MAX_CELL_CLIENTS = 60  # clients in the table of cells on a page, at most
+MIN_CELL_CLIENTS = 10  # clients in it, at least
+CELLS_SHOWN = 8000  # of all strategies together, about, for one model and round
 SHADES = 5  # of a cell: 0 is the best served, 4 the worst
-FIGURES = (  # field of GroupFigures, title of its column
+GAP_FIGURES = (  # field of GroupFigures, title of its column
     ("worst", "worst group %"),
     ("accuracy", "accuracy gap"),
     ("parity", "parity gap"),
@@ -29,7 +29,7 @@ FIGURES = (  # field of GroupFigures, title of its column
     ("within_parity", "parity gap within"),
     ("within_odds", "odds gap within"),
 )
-WORDS = (
+GAPS_IN_WORDS = (
     "Gaps are in points. Accuracy gap: best minus worst served group. Parity gap (demographic "
     "parity difference): highest minus lowest share of a group that is predicted {positive}. Odds "
     "gap (equalised odds difference): the larger gap of true and of false positive rates. Gaps "
@@ -51,20 +51,20 @@ def has_groups(history: History) -> bool:
     return any("deployed.groups" in run.tables for run in history.runs)
 
 
-NOBODY = Names()
+NO_NAMES = Names()
 
 
 def document(
     history: History,
     model: Model = "deployed",
     at: At = "last",
-    names: Names = NOBODY,
+    names: Names = NO_NAMES,
     title: str = "",
 ) -> Document:
     """Gaps, each group, and in words whether a client or a group is served worst."""
     rows = history.group_summary(model, at)
     text = [served_worst(history, row.label, model, at, names) for row in rows]
-    foot = [WORDS.format(positive=_positive(history))] if _positive(history) else []
+    foot = [GAPS_IN_WORDS.format(positive=_positive(history))] if _positive(history) else []
     grids = [gap_grid(history, rows, model, at), group_grid(history, rows)]
     return Document(title, [], grids, foot=text + foot)
 
@@ -81,7 +81,7 @@ def gap_grid(history: History, rows: Sequence[GroupRow], model: Model, at: At) -
     """Strategies by the gaps between groups."""
     known = [
         (field, title)
-        for field, title in FIGURES
+        for field, title in GAP_FIGURES
         if any(math.isfinite(getattr(row.mean, field)) for row in rows)
     ]
     body = [
@@ -166,7 +166,7 @@ def find_worst(history: History, label: str, model: Model, at: At, names: Names)
         return Worst("", low, *last, cell)
     mean = _mean(client)
     size, share = _cells(pooled)
-    share = np.where(size >= FEWEST, share, np.nan)
+    share = np.where(size >= MIN_CELL_EXAMPLES, share, np.nan)
     if np.isfinite(share).any():
         c, g = np.unravel_index(np.nanargmin(share), share.shape)
         told = f"{100 * share[c, g]:.2f} % of {size[c, g]:.0f} test examples"
@@ -213,7 +213,7 @@ def page_part(history: History, names: Names) -> dict[str, Any]:
     """What the page shows of groups: tables and cells, by model and round."""
     positive = _positive(history)
     return {
-        "words": WORDS.format(positive=positive) if positive else "",
+        "words": GAPS_IN_WORDS.format(positive=positive) if positive else "",
         "shown": {
             f"{model}.{at}": _shown(history, names, model, at)
             for model in history.models()
@@ -259,8 +259,8 @@ def _shaded(
     known = np.isfinite(share)
     low, high = (float(f(share[known])) for f in (np.min, np.max))
     worst = np.where(known, share, np.inf).min(1)
-    room = max(FEWEST_SHOWN, CELLS // (rows * share.shape[1]))
-    order = np.argsort(worst, kind="stable")[: min(SHOWN, room)]
+    room = max(MIN_CELL_CLIENTS, CELLS_SHOWN // (rows * share.shape[1]))
+    order = np.argsort(worst, kind="stable")[: min(MAX_CELL_CLIENTS, room)]
     lines = []
     for c in order:
         texts, shades = [], []

@@ -37,7 +37,7 @@ def plot(history: History, kind: str, model: Model) -> Any:
     """One figure as a matplotlib Figure."""
     from fedmaba.report import figures
 
-    return figures.of(history, kind, model)
+    return figures.figure_of(history, kind, model)
 
 
 def as_html(history: History) -> str:

@@ -63,19 +63,19 @@ def document(plan: PrivacyPlan) -> Document:
     title = "Noise: standard deviation on each entry of the weighted sum, and on each loss"
     epsilons = sorted({*EPSILONS, asked.epsilon})
     rows = [[Cell(f"{e:g}"), *_cells(plan.mechanism(epsilon=e))] for e in epsilons]
-    grids = [Grid("noise", title, ["epsilon", *HEAD], rows)]
+    grids = [Grid("noise", title, ["epsilon", *NOISE_COLUMNS], rows)]
     if plan.radii:
         body = [[Cell(f"{r:g}"), *_cells(plan.mechanism(rho=r))] for r in plan.radii]
         title = f"The radius rho is a privacy knob, too: at epsilon {asked.epsilon:g}"
-        grids.append(Grid("rho", title, ["rho", *HEAD], body))
+        grids.append(Grid("rho", title, ["rho", *NOISE_COLUMNS], body))
     foot = [
         f"The noise on the whole sum of P weights has a norm of about {own.sum_noise:.3g} times "
         f"the root of P; beside it, one client moves the sum by {own.sensitivity / 2:.3g} at most."
     ]
-    return Document("Privacy before a run", text, grids, {"noise": partial(draw, plan)}, foot)
+    return Document("Privacy before a run", text, grids, {"noise": partial(draw_plan, plan)}, foot)
 
 
-HEAD = ("noise multiplier", "largest weight", "noise on the sum", "noise on a loss")
+NOISE_COLUMNS = ("noise multiplier", "largest weight", "noise on the sum", "noise on a loss")
 
 
 def _cells(found: Mechanism) -> list[Cell]:
@@ -84,7 +84,7 @@ def _cells(found: Mechanism) -> list[Cell]:
     return [Cell("–") if math.isnan(v) else Cell(f"{v:.4g}", v) for v in values]
 
 
-def draw(plan: PrivacyPlan) -> Any:
+def draw_plan(plan: PrivacyPlan) -> Any:
     """noise on the weighted sum against epsilon, for several radii of FedMABA's ball"""
     from fedmaba.report import figures
     from fedmaba.report.plot_data import SOFT, WIDE
@@ -107,11 +107,13 @@ def draw(plan: PrivacyPlan) -> Any:
     return figure
 
 
-def write_figure(plan: PrivacyPlan, out: Path) -> None:
+def write_plan_figure(plan: PrivacyPlan, out: Path) -> None:
     """The figure as a file; the name says the form."""
     from fedmaba.report import figures
 
-    if out.suffix.lower() not in figures.FORMS:
-        raise InputError(f"{out}: the name says the form: end it in {', '.join(figures.FORMS)}")
-    content = figures.encode(draw(plan), out.suffix.lower(), outlines=True)
+    if out.suffix.lower() not in figures.FILE_ENDINGS:
+        raise InputError(
+            f"{out}: the name says the form: end it in {', '.join(figures.FILE_ENDINGS)}"
+        )
+    content = figures.encode(draw_plan(plan), out.suffix.lower(), outlines=True)
     run_folder.write_file(out, content, remedy="fix it, or choose another -o")

@@ -20,7 +20,7 @@ from fedmaba.errors import SaveFailed
 ASCII = {"±": "+-", "²": "^2", "–": "-", "−": "-", "·": "*", "×": "x", "λ": "lambda"}
 
 
-class Outlet(io.TextIOWrapper):
+class ClosableStream(io.TextIOWrapper):
     """A stream that goes nowhere from the moment on that nobody can read it.
 
     A layer above the buffer and not below it: a signal may interrupt Python code that a buffer
@@ -52,7 +52,7 @@ class Outlet(io.TextIOWrapper):
                 raise SaveFailed(f"standard output could not be written: {why}") from error
 
 
-def settle() -> None:
+def make_streams_safe() -> None:
     """Make both streams take every character, and outlive their reader, or that there is none."""
     for handle, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
@@ -65,7 +65,7 @@ def settle() -> None:
         stream.reconfigure(errors="fedmaba")
         if stream is getattr(sys, f"__{name}__"):
             how = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
-            setattr(sys, name, Outlet(stream.buffer, stream.encoding, "fedmaba", **how))
+            setattr(sys, name, ClosableStream(stream.buffer, stream.encoding, "fedmaba", **how))
 
 
 def _reopened(handle: int) -> io.TextIOWrapper:

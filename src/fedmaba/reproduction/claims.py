@@ -28,8 +28,15 @@ from fedmaba.results.selection import (
 )
 
 Claim = dict[str, Any]
-SECOND, MEAN = "second best", "mean of the baselines"  # instead of a row, in paper.toml
-LOOKS: tuple[tuple[Model, str], ...] = (("last", "last"), ("last", "best"), ("deployed", "last"))
+SECOND_BEST, MEAN_OF_BASELINES = (
+    "second best",
+    "mean of the baselines",
+)  # instead of a row, in paper.toml
+MODELS_AND_ROUNDS: tuple[tuple[Model, str], ...] = (
+    ("last", "last"),
+    ("last", "best"),
+    ("deployed", "last"),
+)
 
 
 def show_claims(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
@@ -55,7 +62,9 @@ def show_claims(out: Document, target: Target, batches: Sequence[ArchiveFile]) -
         told = [found.claim["says"], found.claim["reading"]]
         told = told if found.number != before else ["", ""]
         before = found.number
-        texts = [said(found.claim, *one) for one in found.looks] or ["left out"] * len(LOOKS)
+        texts = [verdict_in_words(found.claim, *one) for one in found.looks] or ["left out"] * len(
+            MODELS_AND_ROUNDS
+        )
         if found.claim["measure"] == "steadier":  # said of many rounds: none is the best
             texts[1] = "–"
         seeds = str(found.looks[0].span.seeds) if found.looks else "0"
@@ -81,7 +90,7 @@ class FoundFor(NamedTuple):
     looks: list[OurNumber]
 
 
-class Seen:
+class TargetFigures:
     """The runs of a target, with the figures of each look found once."""
 
     def __init__(self, history: History) -> None:
@@ -97,28 +106,31 @@ class Seen:
 def found_for(target: Target, batches: Sequence[ArchiveFile]) -> Iterator[FoundFor]:
     """Every statement, in its order, with all its targets and rows."""
     known, seen = {t.name: t for t in target.uses}, {}
-    for number, claim in enumerate(paper.load()["claim"]):
+    for number, claim in enumerate(paper.load_paper()["claim"]):
         for name in claim["targets"]:
             if name not in known:
                 yield FoundFor(number, claim, name, "", [])
                 continue
             if name not in seen:
-                seen[name] = Seen(deployed_history(batches, known[name].jobs[0]))
+                seen[name] = TargetFigures(deployed_history(batches, known[name].jobs[0]))
             base = baselines(known[name], claim)
             for row in claim["rows"] if seen[name].values("last", "last") else [""]:
-                looks = [our_number(claim, seen[name], row, model, at, base) for model, at in LOOKS]
+                looks = [
+                    our_number(claim, seen[name], row, model, at, base)
+                    for model, at in MODELS_AND_ROUNDS
+                ]
                 yield FoundFor(number, claim, name, row, looks)
 
 
 def baselines(target: Target, claim: Claim) -> list[str]:
     """The rows of the paper's own table that a statement may be held against."""
-    known, without = paper.load().get(target.view.paper, {}), claim.get("without", [])
-    rows = [row for row in paper.load()["baselines"] if row in known]
+    known, without = paper.load_paper().get(target.view.paper, {}), claim.get("without", [])
+    rows = [row for row in paper.load_paper()["baselines"] if row in known]
     return [row for row in rows if row.partition(":")[0] not in without]
 
 
 def our_number(
-    claim: Claim, seen: Seen, row: str, model: Model, at: str, base: Sequence[str] = ()
+    claim: Claim, seen: TargetFigures, row: str, model: Model, at: str, base: Sequence[str] = ()
 ) -> OurNumber:
     """Our number for a statement; `base`: the rows of the paper that it may be held against."""
     against, kind = claim.get("against", REFERENCE), claim["measure"]
@@ -132,11 +144,11 @@ def our_number(
         )
         return OurNumber(interval(theirs - ours))
     found, figure, shown = seen.values(model, at), claim["figure"], ""
-    if against == MEAN:
+    if against == MEAN_OF_BASELINES:
         whole = _whole(seen.history, base)
         shown, other = f"the mean of {len(whole)} rows", _mean(found, whole, figure)
     else:
-        if against == SECOND:
+        if against == SECOND_BEST:
             against = _second_best(found, row, base)
             shown = name_of(against)
         other = by_seed(found, against, figure)
@@ -172,7 +184,7 @@ def _mean(found: Found, rows: Sequence[str], figure: str) -> dict[int, float]:
     return {seed: float(np.mean([one[seed] for one in own])) for seed in seeds}
 
 
-def said(claim: Claim, span: Interval, against: str = "") -> str:
+def verdict_in_words(claim: Claim, span: Interval, against: str = "") -> str:
     """Our number with its interval, the verdict, and what it was held against if picked."""
     if span.seeds < 2 or np.isnan(span.mean):
         return judgement(claim, span)

@@ -81,7 +81,7 @@ def batches(left: Sequence[PendingBatch], quiet: bool) -> Iterator[Batches]:
         yield Batches(left, bar, bar.console)
 
 
-def reproduced(target: Target, source: Path, out: Path) -> None:
+def show_and_write_target(target: Target, source: Path, out: Path) -> None:
     """Show a target from its histories and write it in every form."""
     from fedmaba.reproduction import write_targets
 

@@ -24,7 +24,7 @@ from fedmaba.reproduction import (
 )
 from fedmaba.reproduction.archive import ArchiveFile
 from fedmaba.reproduction.paper import name_of
-from fedmaba.reproduction.targets import Job, Key, Target
+from fedmaba.reproduction.targets import Job, RunKey, Target
 
 
 def document(target: Target, batches: Sequence[ArchiveFile]) -> Document:
@@ -108,7 +108,7 @@ def _setup(job: Job) -> str:
     )
 
 
-def _listed(keys: Sequence[Key]) -> str:
+def _listed(keys: Sequence[RunKey]) -> str:
     """Runs as seeds with their rows."""
     rows: dict[str, set[int]] = {}
     for key in keys:

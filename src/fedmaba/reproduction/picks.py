@@ -14,7 +14,7 @@ import numpy as np
 
 from fedmaba.reproduction import archive, targets
 from fedmaba.reproduction.archive import ArchiveFile
-from fedmaba.reproduction.targets import Job, Key, Target, row_of
+from fedmaba.reproduction.targets import Job, RunKey, Target, row_of
 from fedmaba.results.history import History, Model
 from fedmaba.strategies import deployed
 from fedmaba.strategies.base import Strategy
@@ -90,7 +90,7 @@ def _of_job(j: int, job: Job, batches: Sequence[ArchiveFile]) -> list[SearchTria
     return out
 
 
-def _trial_keys(job: Job) -> tuple[Key, ...]:
+def _trial_keys(job: Job) -> tuple[RunKey, ...]:
     return tuple(key for key in job.runs if key.seed not in job.every_fresh)
 
 
@@ -116,7 +116,7 @@ def with_picks(target: Target, batches: Sequence[ArchiveFile]) -> Target:
             job = jobs[trial.job]
             (deploy,) = {key.deploy for key in job.runs if key.label == trial.label}
             asked, every = (
-                [Key(trial.label, seed, deploy) for seed in seeds]
+                [RunKey(trial.label, seed, deploy) for seed in seeds]
                 for seeds in (job.fresh, job.every_fresh)
             )
             runs = tuple(dict.fromkeys([*job.runs, *asked]))
@@ -131,7 +131,7 @@ def picked_history(target: Target, batches: Sequence[ArchiveFile]) -> History:
         if trial.picked:
             job = target.jobs[trial.job]
             deploys = {key.deploy for key in job.runs if key.label == trial.label}
-            keys = tuple(Key(trial.label, seed, d) for seed in job.fresh for d in deploys)
+            keys = tuple(RunKey(trial.label, seed, d) for seed in job.fresh for d in deploys)
             found = archive.deployed_history(batches, replace(job, runs=keys))
             runs += [replace(run, label=trial.row) for run in found.runs]
     return History(runs, target.jobs[0].experiment.eval.share)

@@ -57,7 +57,7 @@ def write_all(
 def _drawn(target: Target, found: Sequence[ArchiveFile], out: Path) -> WrittenTarget | FedmabaError:
     try:
         page = reproduction.document(target, found)
-        files, why = document.write(page, out / target.name)
+        files, why = document.write_document(page, out / target.name)
     except FedmabaError as error:
         return error
     page.figures.clear()

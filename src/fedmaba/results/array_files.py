@@ -25,11 +25,15 @@ from fedmaba.errors import InputError
 from fedmaba.results import files
 
 Arrays = dict[str, NDArray[Any]]
-BITS = (8, 16, 32, 64)
+ITEM_BITS = (8, 16, 32, 64)
 SAFETENSORS_NAMES = {  # numbers as NumPy and safetensors name them
     "bool": "BOOL",
-    **{f"{name}{bits}": f"{name[0].upper()}{bits}" for name in ("int", "uint") for bits in BITS},
-    **{f"float{bits}": f"F{bits}" for bits in BITS[1:]},
+    **{
+        f"{name}{bits}": f"{name[0].upper()}{bits}"
+        for name in ("int", "uint")
+        for bits in ITEM_BITS
+    },
+    **{f"float{bits}": f"F{bits}" for bits in ITEM_BITS[1:]},
 }
 BF = "BF16"  # which NumPy lacks
 DTYPES = {kind: np.dtype(name).newbyteorder("<") for name, kind in SAFETENSORS_NAMES.items()}

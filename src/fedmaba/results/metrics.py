@@ -33,7 +33,7 @@ class Unit(NamedTuple):
         return -1 if self.lower else 1
 
 
-PERCENT, PLAIN = Unit(100.0, " %", " %²"), Unit(1.0, "", "")
+PERCENT, PLAIN_UNIT = Unit(100.0, " %", " %²"), Unit(1.0, "", "")
 
 
 class Metric(NamedTuple):
@@ -45,7 +45,7 @@ class Metric(NamedTuple):
 
     def unit(self, shares: bool) -> Unit:
         """How its scores are shown; `shares`: all of them lie in 0 to 1."""
-        unit = PERCENT if (shares if self.shares is None else self.shares) else PLAIN
+        unit = PERCENT if (shares if self.shares is None else self.shares) else PLAIN_UNIT
         usual = (self.name, self.lower) == (unit.name, unit.lower)
         return unit if usual else unit._replace(name=self.name, lower=self.lower)
 

@@ -42,12 +42,17 @@ KEPT_CHECKPOINTS = 2
 RUN_KEYS = ("label", "seed", "deploy", "diverged", "of")  # what runs.json says of a run
 EXPERIMENT_FILE = "experiment.toml"  # the file that makes a folder a run folder
 RUNS_FILE = "runs.json"  # written last: the file that makes it a finished one
-PARTS = "parts"  # more runs: run folders of their own
+PARTS_FOLDER = "parts"  # more runs: run folders of their own
 SEARCH = "search"  # the trials of `fedmaba tune`: a run folder of its own
 SEARCH_FILE = "tune.json"  # what was searched, and what was picked
 TRACKED_FILE = "trackers.json"  # what experiment trackers call the runs
 LEDGER_FILE = "privacy.json"  # how often what each site of a federation released was counted
-BESIDE = (".lock", PARTS, SEARCH, SEARCH_FILE)  # may be there before the first runs are
+OTHER_CONTENT = (
+    ".lock",
+    PARTS_FOLDER,
+    SEARCH,
+    SEARCH_FILE,
+)  # may be there before the first runs are
 SUBFOLDERS = ("checkpoint", "clients", "models")
 CHECKPOINT = re.compile(r"[0-9]{1,12}\.ckpt")
 in_use = files.in_use  # whether a process works on a run folder
@@ -252,7 +257,8 @@ def holds_something_else(path: Path) -> bool:
     if not path.exists():
         return False
     if path.is_dir() and all(
-        name in BESIDE or files.is_temporary(name, EXPERIMENT_FILE) for name in os.listdir(path)
+        name in OTHER_CONTENT or files.is_temporary(name, EXPERIMENT_FILE)
+        for name in os.listdir(path)
     ):
         return False
     # Asked last: another process may have just written it.

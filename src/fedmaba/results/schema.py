@@ -162,7 +162,7 @@ class Meta(Runs):
     taken: dict[Word, Count] | None = None  # how often each site was counted in Ledger
 
 
-class Data(Part):
+class DataSection(Part):
     name: Word = ""
     sha256: Word = ""
     inputs: Word = ""  # how pixels became inputs; versions before this did not say
@@ -172,7 +172,7 @@ class Data(Part):
     target: Word = ""  # in words
 
 
-class Model(Part):
+class ModelSection(Part):
     path: str = ""
     parameters: Count = 0
 
@@ -192,12 +192,12 @@ class About(Part):
     python: bool = False
     own: dict[str, str] = {}
     seeds: Annotated[list[Seed], Field(max_length=MAX_RUNS)] = []
-    data: Data = Data()
+    data: DataSection = DataSection()
     partition: dict[Word, Word] = {}
     source: DataSource | None = None  # None: of a version that did not note it
     hostile: dict[Word, list[Count]] | None = None
     privacy: dict[str, dict[Word, Number | Word]] = {}  # what makes each run private
-    model: Model = Model()
+    model: ModelSection = ModelSection()
     ranks: Count = 1
     chunk: Annotated[int, Field(ge=1)] = 1
     device: Word = ""

@@ -24,9 +24,9 @@ from fedmaba.rows.base import (
     layers_with_statistics,
     seed_torch,
 )
-from fedmaba.rows.operations import How, RowOperations, crashes_backward
+from fedmaba.rows.operations import RowMethod, RowOperations, crashes_backward
 
-ALONE = How(rows=False)
+ONE_ROW = RowMethod(rows=False)
 
 
 class General(Rows):
@@ -115,7 +115,7 @@ class LoopRows(General):
     ) -> None:
         super().__init__(model, layout, example, loss, path)
         self.max_rows = None if self.cuda else 1
-        mode = RowOperations(ALONE, torch.zeros((), dtype=torch.int64, device=self._device))
+        mode = RowOperations(ONE_ROW, torch.zeros((), dtype=torch.int64, device=self._device))
         before = torch.get_rng_state()
         with torch.no_grad(), mode:
             call(self._model(True), example)
@@ -156,12 +156,12 @@ class LoopRows(General):
     def _drawing(self, key: Tensor) -> Iterator[None]:
         """With the random numbers of a row's key."""
         if not self.random:
-            with RowOperations(ALONE, key) if self.masks else nullcontext():
+            with RowOperations(ONE_ROW, key) if self.masks else nullcontext():
                 yield
             return
         with torch.random.fork_rng(devices=[self._device] if self.cuda else []):
             seed_torch(int(key) & (2**63 - 1))
-            with RowOperations(ALONE, key):
+            with RowOperations(ONE_ROW, key):
                 yield
 
     def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:

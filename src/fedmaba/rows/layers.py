@@ -291,7 +291,7 @@ class ConvStages(Layer):
         self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
     ) -> Tensor | None:
         last = self.stages[-1]
-        top = kernels.conv.largest(g, last.half)
+        top = kernels.conv.largest_magnitudes(g, last.half)
         g = g.contiguous().view(*g.shape[:2], last.ph, last.pw, last.n)
         for i in reversed(range(len(self.stages))):
             own = (*saved[i], sink[2 * i], sink[2 * i + 1])

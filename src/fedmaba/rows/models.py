@@ -29,11 +29,11 @@ from fedmaba.rows.ready import gpt, lstm, mlp_tabular, resnet, vit
 
 # Of one example: sizes, or a tuple or dict of sizes where there are several inputs. What a factory
 # gets also says what the numbers are: see `trees.Shape`.
-Shape: TypeAlias = trees.Shapes
+InputShapes: TypeAlias = trees.Shapes
 Factory = Callable[[Any, int], nn.Module]  # of (Shape, number of outputs)
 
 
-def mlp(shape: Shape, classes: int) -> nn.Module:
+def mlp(shape: InputShapes, classes: int) -> nn.Module:
     """perceptron: two hidden layers of 200, ReLU, as FedMDFG's code has it"""
     return nn.Sequential(
         nn.Flatten(),
@@ -45,14 +45,14 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
     )
 
 
-def mlp1(shape: Shape, classes: int) -> nn.Module:
+def mlp1(shape: InputShapes, classes: int) -> nn.Module:
     """perceptron with one hidden layer of 200, ReLU"""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(_count(shape, "mlp1"), 200), nn.ReLU(), nn.Linear(200, classes)
     )
 
 
-def cnn(shape: Shape, classes: int) -> nn.Module:
+def cnn(shape: InputShapes, classes: int) -> nn.Module:
     """CNN of FedMDFG's code: conv 5x5 64, pool, conv 5x5 64, pool, 384, 192, dropout 0.2, 0.5"""
     shape = _sizes(shape, "cnn")
     if len(shape) != 3 or min(shape[1:]) < 16:
@@ -79,7 +79,7 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
     )
 
 
-def softmax(shape: Shape, classes: int) -> nn.Module:
+def softmax(shape: InputShapes, classes: int) -> nn.Module:
     """softmax regression: one linear layer, a convex problem"""
     return nn.Sequential(nn.Flatten(), nn.Linear(_count(shape, "softmax"), classes))
 
@@ -88,7 +88,7 @@ def _for_images(make: Factory, least: int) -> Factory:
     """A ready model that takes images alone."""
 
     @wraps(make)
-    def checked(shape: Shape, classes: int) -> nn.Module:
+    def checked(shape: InputShapes, classes: int) -> nn.Module:
         shape = _sizes(shape, make.__name__)
         if len(shape) != 3 or min(shape[1:]) < least:
             raise InputError(
@@ -104,8 +104,8 @@ def _for_tokens(make: Callable[..., nn.Module]) -> Factory:
     """A ready model that takes tokens alone; sizes without a kind may be those of tokens."""
 
     @wraps(make)
-    def checked(shape: Shape, classes: int, target: Any = None) -> nn.Module:
-        plain, shape = not isinstance(shape, trees.Shape), _sizes(shape, make.__name__)
+    def checked(shape: InputShapes, classes: int, target: Any = None) -> nn.Module:
+        plain, shape = not isinstance(shape, trees.LeafShape), _sizes(shape, make.__name__)
         tokens = plain or (shape.kind == "i" and shape.vocabulary > 0)
         if not tokens or len(shape) != 1:
             what = "whole numbers" if shape.kind == "i" else "numbers"
@@ -122,7 +122,7 @@ def _for_tables(make: Factory) -> Factory:
     """A ready model that takes rows of a table alone."""
 
     @wraps(make)
-    def checked(shape: Shape, classes: int) -> nn.Module:
+    def checked(shape: InputShapes, classes: int) -> nn.Module:
         shape = _sizes(shape, "mlp-tabular")
         if len(shape) != 1:
             raise InputError(
@@ -166,7 +166,7 @@ def find_factory(name: str) -> Factory:
 
 def build_model(
     make: Factory,
-    shape: Shape,
+    shape: InputShapes,
     classes: int,
     seed: int,
     batchnorm: norms.Choice = "refuse",
@@ -253,7 +253,7 @@ def require_same_constants(models: Mapping[int, nn.Module]) -> None:
                 )
 
 
-def _unmade(what: str, error: Exception, shape: Shape, classes: int) -> InputError:
+def _unmade(what: str, error: Exception, shape: InputShapes, classes: int) -> InputError:
     """The one-line error for a factory that failed."""
     called = error.__traceback__ is not None and error.__traceback__.tb_next is None
     if isinstance(error, TypeError) and called:  # the call itself failed: it takes other arguments
@@ -280,7 +280,7 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _leak_between_examples(model: nn.Module, name: str, shape: Tree[trees.Shape]) -> str:
+def _leak_between_examples(model: nn.Module, name: str, shape: Tree[trees.LeafShape]) -> str:
     """Why examples or steps affect others except by the weights; empty where they do not."""
     before = dict(model.named_buffers())
     with _seeded(0):
@@ -310,26 +310,28 @@ def _leak_between_examples(model: nn.Module, name: str, shape: Tree[trees.Shape]
     return ""
 
 
-def as_read(model: nn.Module, shape: Shape) -> Tree[trees.Shape]:
+def as_read(model: nn.Module, shape: InputShapes) -> Tree[trees.LeafShape]:
     """The shape of inputs as this model reads them: one array of integers may stand for numbers.
 
     Integers stay integers where the model takes them, as an Embedding does. A model that only takes
     numbers, as a Linear layer does, gets them as numbers.
     """
     read = trees.shape_leaves(shape)
-    if not isinstance(read, trees.Shape) or (read.kind == "f" and isinstance(shape, trees.Shape)):
+    if not isinstance(read, trees.LeafShape) or (
+        read.kind == "f" and isinstance(shape, trees.LeafShape)
+    ):
         return read
-    other = trees.Shape(read, "i" if read.kind == "f" else "f")  # plain sizes may mean either
+    other = trees.LeafShape(read, "i" if read.kind == "f" else "f")  # plain sizes may mean either
     return other if not _takes(model, read) and _takes(model, other) else read
 
 
-def outputs_of(model: nn.Module, shape: Tree[trees.Shape]) -> tuple[int, ...]:
+def outputs_of(model: nn.Module, shape: Tree[trees.LeafShape]) -> tuple[int, ...]:
     """The shape of a model's outputs for one example of inputs as it reads them."""
     with torch.no_grad():
         return tuple(call(model, _blank(shape, 2)).shape[1:])
 
 
-def _takes(model: nn.Module, shape: trees.Shape) -> bool:
+def _takes(model: nn.Module, shape: trees.LeafShape) -> bool:
     """Whether a model accepts inputs of a shape."""
     try:
         with torch.no_grad():
@@ -379,20 +381,20 @@ def _watched_tokens(model: nn.Module) -> Iterator[list[str]]:
             hook.remove()
 
 
-def _blank(shape: Tree[trees.Shape], many: int, largest: bool = False) -> Inputs:
+def _blank(shape: Tree[trees.LeafShape], many: int, largest: bool = False) -> Inputs:
     """So many empty inputs, or those of the largest tokens; a mask masks nothing."""
 
-    def one(leaf: trees.Shape) -> torch.Tensor:
+    def one(leaf: trees.LeafShape) -> torch.Tensor:
         value = max(0, leaf.vocabulary - 1) if largest else 0
         return torch.full((many, *leaf), 1 if leaf.kind == "b" else value, dtype=_DTYPES[leaf.kind])
 
     return trees.mapped(one, shape)
 
 
-def _random(shape: Tree[trees.Shape]) -> Inputs:
+def _random(shape: Tree[trees.LeafShape]) -> Inputs:
     """The random inputs of one example; a mask masks nothing."""
 
-    def one(leaf: trees.Shape) -> torch.Tensor:
+    def one(leaf: trees.LeafShape) -> torch.Tensor:
         if leaf.kind == "i":
             return torch.randint(max(1, leaf.vocabulary), tuple(leaf))
         return torch.ones(leaf, dtype=torch.bool) if leaf.kind == "b" else torch.rand(leaf)
@@ -414,7 +416,7 @@ def _try(
     except Exception as error:  # user code can raise anything
         if wrong:
             raise InputError(f"model {name!r} gets {wrong[0]}") from error
-        sizes = trees.mapped(lambda v: trees.Shape(tuple(v.shape[1:])), x)
+        sizes = trees.mapped(lambda v: trees.LeafShape(tuple(v.shape[1:])), x)
         what = f"model {name!r} does not accept inputs of shape {trees.in_words(sizes)}"
         raise user_code.error_in_user_code(what, error) from error
     if not isinstance(out, torch.Tensor):
@@ -428,14 +430,14 @@ def describe_models() -> list[tuple[str, str]]:
     return [*((name, (f.__doc__ or "").strip()) for name, f in REGISTRY.items()), yours]
 
 
-def _count(shape: Shape, name: str) -> int:
+def _count(shape: InputShapes, name: str) -> int:
     return math.prod(_sizes(shape, name))
 
 
-def _sizes(shape: Shape, name: str) -> trees.Shape:
+def _sizes(shape: InputShapes, name: str) -> trees.LeafShape:
     """The sizes of the one array that a ready model takes."""
     one = trees.shape_leaves(shape)
-    if not isinstance(one, trees.Shape):
+    if not isinstance(one, trees.LeafShape):
         raise InputError(
             f"model {name} takes one array, but the data have {trees.in_words(shape)}: give a "
             "model of your own"

@@ -25,11 +25,11 @@ from fedmaba.rows.random import dropout_mask, fused_dropout_mask
 
 Ints = tuple[int, ...]
 MAX_ONE_HOT = 4096  # entries of an embedding whose gradient is taken as a product
-LOOKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+OVERRIDE_HOOKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
 @dataclass(frozen=True)
-class How:
+class RowMethod:
     """Which of several equal ways to compute operations is taken."""
 
     rows: bool  # whether many rows are computed at once; one row alone needs only its masks
@@ -44,7 +44,7 @@ class RowOperations(TorchFunctionMode):
     Without a key, dropout does nothing.
     """
 
-    def __init__(self, how: How, key: Tensor | None) -> None:
+    def __init__(self, how: RowMethod, key: Tensor | None) -> None:
         super().__init__()
         self.how, self.key, self.masks = how, key, 0
 
@@ -79,13 +79,13 @@ class RowOperations(TorchFunctionMode):
 def _composed() -> set[Any]:
     """The functions of torch.nn.functional that call others."""
     every = (f for f in vars(F).values() if isinstance(f, FunctionType))
-    return {f for f in every if set(LOOKS) & set(f.__code__.co_names)}
+    return {f for f in every if set(OVERRIDE_HOOKS) & set(f.__code__.co_names)}
 
 
 @cache
 def _body(function: FunctionType) -> FunctionType:
     """The function without its own look at who replaces it, which would never end."""
-    names = {**function.__globals__, **dict.fromkeys(LOOKS, lambda *_: False)}
+    names = {**function.__globals__, **dict.fromkeys(OVERRIDE_HOOKS, lambda *_: False)}
     parts = (function.__name__, function.__defaults__, function.__closure__)
     out = FunctionType(function.__code__, names, *parts)
     out.__kwdefaults__ = function.__kwdefaults__
@@ -384,5 +384,5 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     F.embedding: _embedding,
     F.scaled_dot_product_attention: _attention,
     **dict.fromkeys(recurrent.STEPS, _recurrent),
-    **dict.fromkeys(recurrent.CELLS, _cell),
+    **dict.fromkeys(recurrent.LAYER_OF_CELL, _cell),
 }

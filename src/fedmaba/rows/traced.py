@@ -23,7 +23,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from fedmaba.rows import inductor
 from fedmaba.rows.base import Inputs, Layout, LossFn, Step, call
 from fedmaba.rows.general import General, call_training
-from fedmaba.rows.operations import How, RowOperations
+from fedmaba.rows.operations import RowMethod, RowOperations
 
 CALLS_BEFORE_RECORDING = 10  # on a CPU, where a recording saves little each time
 EVALUATED_AT_ONCE = (4096, 1024, 256)  # examples of one row, on CUDA
@@ -58,8 +58,8 @@ class TracedRows(General):
         self.compiled, self.minibatch = compiled, len(tree_flatten(example)[0][0])
         self.recordable, self.parallel = self.cuda, not self.cuda
         low = torch.bfloat16 if dtype == "bf16" and self.cuda else None
-        self.alone = How(rows=False, fused=compiled, low=low)
-        self.many = How(True, "products" if self.cuda else "each", compiled, low)
+        self.alone = RowMethod(rows=False, fused=compiled, low=low)
+        self.many = RowMethod(True, "products" if self.cuda else "each", compiled, low)
         still = ((n, p.detach()) for n, p in model.named_parameters() if not p.requires_grad)
         self.frozen = dict(still)  # what all rows share, held once
         self.graphs: dict[Hashable, Graph] = {}

@@ -38,7 +38,7 @@ from fedmaba.strategies.outliers import shrink_outliers
 from fedmaba.strategies.simplex import largest_entry, tilt, widen
 
 FLOOR = 1e-12  # of the uniform weight: no arm is dead for ever
-LAST = ("said", "heard")  # each client's last report, and whether there was one
+LAST_REPORT = ("said", "heard")  # each client's last report, and whether there was one
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,10 @@ class FedMABA(Strategy):
 
     def init(self, n_clients: int) -> State:
         p = {"p": np.full(n_clients, 1.0 / n_clients)}
-        return p if self.trust == "all" else p | {name: np.zeros(n_clients) for name in LAST}
+        return p if self.trust == "all" else p | {name: np.zeros(n_clients) for name in LAST_REPORT}
 
     def join(self, state: State, n_clients: int) -> State:
-        last = {name: state[name] for name in LAST if name in state}
+        last = {name: state[name] for name in LAST_REPORT if name in state}
         new = n_clients - len(state["p"])
         return {"p": widen(state["p"], n_clients)} | {
             k: np.pad(v, (0, new)) for k, v in last.items()
@@ -128,9 +128,11 @@ class FedMABA(Strategy):
         """The losses that count, and what every client said last."""
         if self.trust == "all":
             return loss, {}
-        said, heard = (state[name].copy() for name in LAST)
+        said, heard = (state[name].copy() for name in LAST_REPORT)
         said[who], heard[who] = loss, 1.0
-        return shrink_outliers(loss, said[heard > 0]), dict(zip(LAST, (said, heard), strict=True))
+        return shrink_outliers(loss, said[heard > 0]), dict(
+            zip(LAST_REPORT, (said, heard), strict=True)
+        )
 
     def _radius(self, p: FloatArray, who: IntArray) -> float:
         """The radius of the ball in terms of KL(phat || uniform over the cohort)."""

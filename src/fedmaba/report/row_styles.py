@@ -62,8 +62,8 @@ def hues(labels: Sequence[str]) -> list[tuple[int, int]]:
     return [chosen[label] for label in labels]
 
 
-SIGNS = {"alpha": "α", "eps": "ε", "eta": "η", "eta_b": "η_b", "lam": "λ", "mu": "μ"}
-SIGNS |= {"rho": "ρ", "tau": "τ", "theta": "θ"}
+GREEK_SIGNS = {"alpha": "α", "eps": "ε", "eta": "η", "eta_b": "η_b", "lam": "λ", "mu": "μ"}
+GREEK_SIGNS |= {"rho": "ρ", "tau": "τ", "theta": "θ"}
 
 
 def printed_name(label: str) -> str:
@@ -74,5 +74,5 @@ def printed_name(label: str) -> str:
     title = REGISTRY[name].title if name in REGISTRY else ""
     if not title or any(not equals for _, equals, _ in pairs):
         return label
-    told = [f"{SIGNS.get(key, key)} = {value}" for key, _, value in pairs]
+    told = [f"{GREEK_SIGNS.get(key, key)} = {value}" for key, _, value in pairs]
     return ", ".join([title, *told]) + bracket + rest
