@@ -340,7 +340,7 @@ def _anchor(head: str) -> str:
 KEYWORDS = SOURCE / "experiment" / "keywords.py"
 OF_THE_CALL = ("data", "model", "metric", "init", "out")  # `compare` names these itself
 ALSO = {"text": "float", "fraction": "str", "listed": "str", "_seeds": "str"}  # other forms
-ALSO["pairs"] = "str | dict[str, float]"
+ALSO["pairs_of_text"] = "str | dict[str, float]"
 
 
 def keywords() -> str:
@@ -398,7 +398,7 @@ def _kinds(kind: Any) -> list[str]:
     if kind is type(None):
         return ["None"]
     if isinstance(kind, type) and issubclass(kind, config.Section):
-        return []  # its keys, as `pairs` says
+        return []  # its keys, as `pairs_of_text` says
     return [str(kind) if get_args(kind) else kind.__name__]
 
 

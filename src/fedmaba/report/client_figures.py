@@ -195,7 +195,7 @@ def _around_one() -> Any:
 
 
 def gains(figure: Any, plot: PlotData) -> None:
-    """who gains and who loses against FedAvg (else the first), client by client"""
+    """who gains and who loses against the reference (else the first), client by client"""
     base = plot.labels[plot.reference]
     if len(plot.labels) < 2 or not plot.of(base):
         raise InputError("gains compares strategies: run at least two")

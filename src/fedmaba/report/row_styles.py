@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 
-from fedmaba.results.incentive import ALONE
 from fedmaba.results.selection import REFERENCE
 from fedmaba.strategies import BUILT_IN, REGISTRY
 
@@ -21,7 +21,16 @@ def algorithm(label: str) -> str:
 
 def shares_no_model(label: str) -> bool:
     """Whether a row trains every client alone, so that there is no model to hand out."""
-    return algorithm(label) == ALONE
+    return _trains_alone(algorithm(label))
+
+
+@cache
+def _trains_alone(name: str) -> bool:
+    """Whether the clients of a built-in strategy train their own model and no other."""
+    if name not in BUILT_IN:
+        return False
+    personal = REGISTRY[name]().local().personal
+    return personal is not None and personal.only
 
 
 def reference(labels: Sequence[str]) -> int:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from fedmaba.errors import InputError, unknown
 from fedmaba.strategies import hyper_parameters
 from fedmaba.strategies.hyper_parameters import MAX_ABS
+from fedmaba.strategies.privacy_knob import PrivacyKnob
 from fedmaba.strategies.server_optimisers import ServerOptimiser
 
 FloatArray = NDArray[np.float64]
@@ -309,6 +310,10 @@ class Strategy:
         `share` is the largest share of the participants' training examples that one of them can
         have. Differential privacy needs this bound: noise must hide the largest weight.
         """
+        return None
+
+    def privacy_knob(self) -> PrivacyKnob | None:
+        """The hyper-parameter that lowers the largest weight, and with it the noise, if any."""
         return None
 
     def server_optimiser(self) -> ServerOptimiser | None:

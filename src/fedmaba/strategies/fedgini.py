@@ -1,5 +1,4 @@
-"""FedGini: Li, Zhao, Chen, Zheng, "Heterogeneity-Aware Fair Federated Learning", Information
-Sciences 2023.
+"""FedGini: Li et al., "Heterogeneity-Aware Fair Federated Learning", Information Sciences 2023.
 
 A share epsilon of the weight is the same for all m participants. The rest grows with the square of
 the rank: the client with the j-th smallest loss gets a part in proportion to j (j - 1).

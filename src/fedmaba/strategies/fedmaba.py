@@ -35,6 +35,7 @@ from fedmaba.strategies.base import (
     require_finite,
 )
 from fedmaba.strategies.outliers import shrink_outliers
+from fedmaba.strategies.privacy_knob import PrivacyKnob
 from fedmaba.strategies.simplex import largest_entry, tilt, widen
 
 FLOOR = 1e-12  # of the uniform weight: no arm is dead for ever
@@ -66,6 +67,9 @@ class FedMABA(Strategy):
         # The search for lambda ends within 1e-8 of rho; the whole vector's ball bounds no cohort.
         most = 1.0 if self.ball == "global" else largest_entry(n, self.rho * (1.0 + 1e-6))
         return self.eta_s * (self.alpha * most + (1.0 - self.alpha) / n)
+
+    def privacy_knob(self) -> PrivacyKnob:
+        return PrivacyKnob("rho", "radius rho", "ρ", (0.0, 0.1, 0.3, 1.0, 2.0))
 
     def shown(self) -> tuple[Shown, ...]:
         rho = self.rho if self.ball == "cohort" else None
