@@ -199,6 +199,8 @@ def _entry(name: str, words: dict[str, Any], group: dict[str, Any]) -> list[str]
     home = group.get("module", "fedmaba")
     lines += ["```py", _call(f"{home}.{name}", params, node, tree), "```", ""]
     lines += [f"- `{p.name}`{p.range}: {told[p.name]}" for p in params] + [""] * bool(params)
+    if not params and isinstance(node, ast.ClassDef) and "page" in words:
+        lines += ["It has no parameters.", ""]
     if isinstance(node, ast.FunctionDef):
         told = words.get("returns") or f"`{_type(node.returns, tree)}`."
         lines += [f"Returns {told}", ""]

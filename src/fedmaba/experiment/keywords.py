@@ -52,7 +52,7 @@ class Options(TypedDict, total=False):
     augment: OneOrMore[str | None]
     attack: OneOrMore[str | None]
     hostile: OneOrMore[str | float]
-    dp: OneOrMore[None]
+    dp: OneOrMore[str | dict[str, float] | None]
     server_lr: OneOrMore[float]
     server_momentum: OneOrMore[float]
     deploy: OneOrMore[str | None]
