@@ -349,7 +349,7 @@ def verdicts(batches: list[archive.ArchiveFile]) -> str:
         before = number
         rows = " / ".join(name_of(found.row).removeprefix("FedMABA, ") for found in every)
         words = [
-            " / ".join(claims.judgement(claim, found.looks[k].span) for found in every)
+            " / ".join(claims.judgement(claim, found.by_model_and_round[k].span) for found in every)
             for k in LOOKS_IN_WORDS.values()
         ]
         if claim["measure"] == "steadier":  # said of many rounds: none is the best

@@ -67,7 +67,7 @@ class Dataset:
         return digest.hexdigest()
 
     def as_they_are(self) -> Dataset:
-        """The data where no other site's are known: numbers as they are, and nothing else.
+        """The data of one site that knows no other site's data: its numbers stay as they are.
 
         Words and gaps are refused: which columns they become depends on what all sites have.
         """

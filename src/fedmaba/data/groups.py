@@ -12,7 +12,7 @@ MOST_COUNTS = 10_000_000  # of clients x groups x kinds of answers that an evalu
 
 
 class GroupsJudged(NamedTuple):
-    """Whether the groups of a federation are judged, and the line that says so; "" without any."""
+    """Whether a federation's groups are judged, and a line that says so, empty without groups."""
 
     yes: bool
     note: str = ""

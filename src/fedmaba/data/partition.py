@@ -238,16 +238,19 @@ def _different(label: IntArray, n: int, k: int, rng: np.random.Generator) -> Int
 
 
 def _dirichlet(y: IntArray, n: int, a: float, rng: np.random.Generator) -> IntArray:
-    """Owner of every training example; too small clients are filled up from the largest."""
+    """The owner of every training example, by shares of classes from a Dirichlet distribution.
+
+    A client with too few examples gets some from the largest client.
+    """
     owner = np.empty(len(y), np.int64)
     for label in np.unique(y):
         rows = rng.permutation(np.flatnonzero(y == label))
-        # for a tiny A all draws may underflow to 0: the floor keeps their sum positive
+        # For a tiny A all draws may underflow to 0, and the floor keeps their sum positive.
         weight = rng.standard_gamma(a, n) + 1e-300
         owner[rows] = np.repeat(np.arange(n), _shares(len(rows), weight))
     least = min(FEW_EXAMPLES, len(y) // n)
     size = np.bincount(owner, minlength=n)
-    # at most FEW moves per client, each of a random example from who is largest at that moment
+    # Each move takes a random example from the client that is largest at that moment.
     order = rng.permutation(len(y))
     pile = [rows.tolist() for rows in _group(owner[order], order, n)]
     heap = [(-len(rows), k) for k, rows in enumerate(pile)]
@@ -260,9 +263,10 @@ def _dirichlet(y: IntArray, n: int, a: float, rng: np.random.Generator) -> IntAr
 
 
 def _follow(y: IntArray, owner: IntArray, block: IntArray, y_test: IntArray, n: int) -> IntArray:
-    """Owner of every test example: a class's test rows lie over its training blocks in proportion.
+    """Give each client test examples in the class mix of its training set.
 
-    A client that gets none then takes one, of a class it trains on, from who has the most.
+    A client that gets none then takes one, of a class that it trains on, from the client that has
+    the most. The result is the owner of every test example.
     """
     test = np.full(len(y_test), -1, np.int64)
     for label in np.unique(y_test):

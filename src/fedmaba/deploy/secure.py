@@ -151,7 +151,7 @@ def from_words(words: MaskedWords, sites: int, rule: SecureSum) -> tuple[NDArray
 
 
 def looks_unmasked(words: MaskedWords, rule: SecureSum) -> bool:
-    """Whether numbers all lie where unmasked ones do, which masked ones would not."""
+    """Whether all numbers are as small as unmasked ones, which masked ones never are by chance."""
     free = 31 - math.log2(rule.limit + 1)  # bits that only a mask can set
     inside = np.abs(words.view(np.int32).astype(np.int64)) <= rule.limit
     return bool(len(words) * free >= DOUBT_BITS and inside.all())

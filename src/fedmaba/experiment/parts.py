@@ -156,7 +156,7 @@ class _ModelsOfParts:
 
 
 def _equal_rounds_only(runs: Sequence[RunHistory]) -> list[RunHistory]:
-    """Without the runs of a row that are behind others of it, so that seeds can be pooled."""
+    """Drop runs with fewer rounds than the row's other seeds, so that seeds can be pooled."""
     most: dict[str, int] = {}
     for run in runs:
         done = len(run.tables.get("evaluated", ()))
@@ -228,7 +228,7 @@ def _new(number: int, experiment: Experiment, labels: tuple[str, ...]) -> Work:
 
 
 def _parts_in_folder(out: Path | None, rows: Mapping[str, str]) -> list[Work]:
-    """What a folder holds, finished or not."""
+    """The computations that a folder holds, finished or not."""
     if out is None:
         return []
     found = []
@@ -258,7 +258,7 @@ def _runs(work: Work) -> list[tuple[str, int]]:
 def _matching_parts(
     out: Path | None, there: Sequence[Work], asked: Experiment, listed: Collection[str]
 ) -> list[Work]:
-    """What is there of an experiment; one that differs in a key that is not listed is refused."""
+    """The parts that belong to an experiment; a difference in a key not listed is refused."""
     mine, rounds = run_settings(asked), "train.rounds"
     changes = [
         set(experiment_file.changed_keys(run_settings(work.experiment), mine)) for work in there

@@ -138,14 +138,14 @@ class Worst(NamedTuple):
     low: float  # accuracy of that client, as the next in percent
     group: str
     least: float  # of that group
-    apart: float  # points between the best and the worst client
-    between: float  # points between the best and the worst group
+    client_gap: float  # points between the best and the worst client
+    group_gap: float  # points between the best and the worst group
     cell: str  # "women at B, 50.00 % of 20 test examples", or ""
 
     @property
     def more(self) -> str:
         """What it depends on more, the client or the group."""
-        return "client" if self.apart > self.between else "group"
+        return "client" if self.client_gap > self.group_gap else "group"
 
 
 def find_worst(history: History, label: str, model: Model, at: At, names: Names) -> Worst:
@@ -155,12 +155,12 @@ def find_worst(history: History, label: str, model: Model, at: At, names: Names)
     pooled = [one.mean(0) for one in seeds]  # (N, G, K) of the evaluations shown
     client = [groups.rates(one.sum(1)).accuracy for one in pooled]
     shares = [groups.rates(one.sum(0)).accuracy for one in pooled]
-    apart, between = (
+    client_gap, group_gap = (
         100 * float(np.mean([np.nanmax(one) - np.nanmin(one) for one in found]))
         for found in (client, shares)
     )
     group, cell = _mean(shares), ""
-    last = of[int(np.nanargmin(group))], 100 * float(np.nanmin(group)), apart, between
+    last = of[int(np.nanargmin(group))], 100 * float(np.nanmin(group)), client_gap, group_gap
     if not alike:
         low = 100 * float(np.mean([np.nanmin(one) for one in client]))
         return Worst("", low, *last, cell)
@@ -182,8 +182,8 @@ def served_worst(history: History, label: str, model: Model, at: At, names: Name
     text = (
         f"{label}: the worst served client {who} {found.low:.2f} %, the worst served group is "
         f"{found.group} with {found.least:.2f} %. "
-        f"Best and worst client lie {found.apart:.2f} points apart, best and worst group "
-        f"{found.between:.2f}: who is served worst depends more on the {found.more}."
+        f"Best and worst client lie {found.client_gap:.2f} points apart, best and worst group "
+        f"{found.group_gap:.2f}: who is served worst depends more on the {found.more}."
     )
     return text + (f" Of client and group together: {found.cell}." if found.cell else "")
 
@@ -197,7 +197,7 @@ def worst_grid(history: History, labels: Sequence[str], model: Model, at: At, na
         w = find_worst(history, label, model, at, names)
         told = w.cell.removesuffix(" test examples")
         texts = [label, w.client or "–", f"{w.low:.2f}", w.group, f"{w.least:.2f}"]
-        texts += [f"{w.apart:.2f}", f"{w.between:.2f}", w.more, told or "–"]
+        texts += [f"{w.client_gap:.2f}", f"{w.group_gap:.2f}", w.more, told or "–"]
         body.append([Cell(text) for text in texts])
     title = "Who is served worst; best and worst client, and group, apart in points"
     return Grid("worst", title, head, body)

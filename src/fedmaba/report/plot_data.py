@@ -146,7 +146,7 @@ class PlotData:
         return {label for label, yes in zip(self.labels, one, strict=True) if yes}
 
     def without_a_model(self) -> set[str]:
-        """The rows that hand out no shared model, where such models are what is looked at."""
+        """The rows that have no shared model, when the figure shows shared models."""
         own = {*filter(row_styles.shares_no_model, self.labels)}
         return own if self.model != "personal" and len(own) < len(self.labels) else set()
 

@@ -56,7 +56,7 @@ def _begun_with(source: Source) -> str:
 
 
 def _again(source: Source) -> str:
-    """The command that repeats a run folder, or what else does."""
+    """The command that runs the experiment of a folder again."""
     if source.about.get("python"):
         return escape.one_line(str(source.about.get("repeat")))
     file = (source.place or Path(source.name)) / run_folder.EXPERIMENT_FILE

@@ -21,10 +21,10 @@ ASCII = {"±": "+-", "²": "^2", "–": "-", "−": "-", "·": "*", "×": "x", "
 
 
 class ClosableStream(io.TextIOWrapper):
-    """A stream that goes nowhere from the moment on that nobody can read it.
+    """A stream that drops what is written once nobody can read it any more.
 
-    A layer above the buffer and not below it: a signal may interrupt Python code that a buffer
-    waits for, and what is then said would find the buffer locked.
+    It is a layer above the buffer and not below it: a signal may interrupt Python code that a
+    buffer waits for, and what is written then would find the buffer locked.
     """
 
     def write(self, text: str, /) -> int:
@@ -53,7 +53,7 @@ class ClosableStream(io.TextIOWrapper):
 
 
 def make_streams_safe() -> None:
-    """Make both streams take every character, and outlive their reader, or that there is none."""
+    """Make both streams accept any character and survive a closed pipe."""
     for handle, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
         if stream is None:  # closed: the next file to be opened would stand in its place

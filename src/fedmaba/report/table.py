@@ -310,7 +310,7 @@ def differences(history: History, model: Model, at: At, against: str) -> Grid:
 
 
 def difference_tables(history: History, model: Model, at: At, against: str) -> list[Grid]:
-    """Differences to the row `against`; of several rows also which remain if chance is counted."""
+    """Differences to the row `against`, and which stay significant after Holm's correction."""
     grids = [differences(history, model, at, against)]
     corrected = corrected_p_values(history, model, at, against)
     if len(corrected) < 2:

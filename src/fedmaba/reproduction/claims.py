@@ -62,36 +62,36 @@ def show_claims(out: Document, target: Target, batches: Sequence[ArchiveFile]) -
         told = [found.claim["says"], found.claim["reading"]]
         told = told if found.number != before else ["", ""]
         before = found.number
-        texts = [verdict_in_words(found.claim, *one) for one in found.looks] or ["left out"] * len(
-            MODELS_AND_ROUNDS
-        )
+        texts = [verdict_in_words(found.claim, *one) for one in found.by_model_and_round] or [
+            "left out"
+        ] * len(MODELS_AND_ROUNDS)
         if found.claim["measure"] == "steadier":  # said of many rounds: none is the best
             texts[1] = "–"
-        seeds = str(found.looks[0].span.seeds) if found.looks else "0"
+        seeds = str(found.by_model_and_round[0].span.seeds) if found.by_model_and_round else "0"
         line = [*told, found.where, found.row and name_of(found.row), seeds, *texts]
         body.append([Cell(text) for text in line])
     out.grids.append(Grid("claims", "Statement by statement", head, body))
 
 
 class OurNumber(NamedTuple):
-    """Our number for a statement, and what it was held against where the statement names no row."""
+    """Our number for a statement, and the row it was compared with if the statement names none."""
 
     span: Interval
     against: str = ""
 
 
 class FoundFor(NamedTuple):
-    """What one row of one target says of a statement, under each look; nothing where left out."""
+    """What one row of one target says of a statement, by model and round; empty if left out."""
 
     number: int  # of the statement in paper.toml
     claim: Claim
     where: str
     row: str
-    looks: list[OurNumber]
+    by_model_and_round: list[OurNumber]
 
 
 class TargetFigures:
-    """The runs of a target, with the figures of each look found once."""
+    """The runs of a target, whose figures are computed once for each model and round."""
 
     def __init__(self, history: History) -> None:
         self.history = history
@@ -115,11 +115,11 @@ def found_for(target: Target, batches: Sequence[ArchiveFile]) -> Iterator[FoundF
                 seen[name] = TargetFigures(deployed_history(batches, known[name].jobs[0]))
             base = baselines(known[name], claim)
             for row in claim["rows"] if seen[name].values("last", "last") else [""]:
-                looks = [
+                ours = [
                     our_number(claim, seen[name], row, model, at, base)
                     for model, at in MODELS_AND_ROUNDS
                 ]
-                yield FoundFor(number, claim, name, row, looks)
+                yield FoundFor(number, claim, name, row, ours)
 
 
 def baselines(target: Target, claim: Claim) -> list[str]:

@@ -53,7 +53,7 @@ class General(Rows):
 
 
 def own_copy(model: nn.Module, *, share_frozen: bool = False) -> nn.Module:
-    """A copy whose recurrent layers do not look at addresses, which rows do not have.
+    """A copy whose recurrent layers skip their check of memory addresses, because rows have none.
 
     With `share_frozen`, both have the same frozen weights in memory.
     """

@@ -84,7 +84,7 @@ def _composed() -> set[Any]:
 
 @cache
 def _body(function: FunctionType) -> FunctionType:
-    """The function without its own look at who replaces it, which would never end."""
+    """The function without the override hook, which would call itself forever."""
     names = {**function.__globals__, **dict.fromkeys(OVERRIDE_HOOKS, lambda *_: False)}
     parts = (function.__name__, function.__defaults__, function.__closure__)
     out = FunctionType(function.__code__, names, *parts)

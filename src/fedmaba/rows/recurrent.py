@@ -22,7 +22,7 @@ Operation = Callable[..., tuple[Tensor, ...]]
 
 
 def _flat(x: Tensor, axis: int | None, many: int) -> Tensor:
-    """With the axis of vmap taken into the first axis, that of the rows."""
+    """Merge the axis of vmap into the first axis, which is that of the rows."""
     x = x.expand(many, *x.shape) if axis is None else x.movedim(axis, 0)
     return x.flatten(0, 1)
 

@@ -16,7 +16,7 @@ COUNTS_AS_ZERO = 1e-9  # a combination whose square is below this share of its l
 
 
 def cosine(loss: FloatArray) -> float:
-    """Of the angle between losses and equal ones; 1 if all are 0."""
+    """The cosine of the angle between the losses and the all-ones vector; 1 if all losses are 0."""
     top = float(np.abs(loss).max())
     if not SMALLEST_NORMAL <= top < np.inf:
         return 1.0 if top < SMALLEST_NORMAL else -1.0
