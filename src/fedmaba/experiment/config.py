@@ -40,9 +40,9 @@ MetricName = Literal[
     "brier",
     "ece",
 ]
-MAX_COUNT = 10**9  # of rounds, clients, steps and the like
+MAX_COUNT = 10**9  # Rounds, clients, steps and the like have this limit.
 MAX_SEEDS = 10_000
-REPRODUCE_FOLDER = Path("runs/reproduce")  # where `fedmaba reproduce` keeps its results
+REPRODUCE_FOLDER = Path("runs/reproduce")  # In this folder `fedmaba reproduce` keeps its results.
 SEEDS_HELP = "a count (3), a range (3-9), a list (0,2); one single seed needs a trailing comma (2,)"
 PRECISION = "float32, tf32, bf16 or float64: tf32 and bf16 are faster on a GPU, but less precise"
 FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # never part of a name
@@ -244,7 +244,7 @@ class Attack(Section):
 
     _text = field_validator("share", mode="before")(text)
 
-    @field_validator("share")  # called whenever it is given, also with its default value
+    @field_validator("share")  # This is called whenever a value is given, also with its default.
     @classmethod
     def _some_attack(cls, value: str, others: ValidationInfo) -> str:
         if others.data.get("does", "") is None:
@@ -459,7 +459,7 @@ class Key(NamedTuple):
         return self.flag.removeprefix("--").replace("-", "_")
 
 
-@cache  # every experiment that is read or compared asks for them
+@cache  # Every experiment that is read or compared asks for these.
 def options(section: type[BaseModel] = Experiment, path: tuple[str, ...] = ()) -> tuple[Key, ...]:
     """Every option, in order."""
     found: list[Key] = []
@@ -505,7 +505,8 @@ def _explain(error: Any) -> str:
     """One pydantic error as value, rule, remedy."""
     section: type[BaseModel] = Experiment
     where: list[str] = []
-    for part in map(str, error["loc"]):  # up to the key: pydantic adds the type that it tried
+    # Only the path up to the key is shown, because pydantic adds the type that it tried.
+    for part in map(str, error["loc"]):
         where.append(part)
         inner = _section(section, part)
         if inner is None:

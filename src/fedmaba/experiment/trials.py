@@ -15,7 +15,7 @@ class Trial:
     """One setting of one strategy, and its scores on validation data."""
 
     strategy: str  # as it was asked for
-    row: str  # the strategy with its own hyper-parameters
+    row: str  # This is the strategy with its own hyper-parameters.
     values: dict[str, Any]  # of the keys that are tried
     seeds: int = 0  # that did not diverge
     score: float = math.nan

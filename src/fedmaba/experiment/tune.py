@@ -50,9 +50,9 @@ class Search:
     """What is tried, and how the best is picked."""
 
     strategies: tuple[str, ...]  # each picks its own settings
-    tree: Mapping[str, Any]  # the experiment; the keys to try have lists or ranges
+    tree: Mapping[str, Any]  # In this experiment the keys to try have lists or ranges.
     sampler: str = "grid"
-    trials: int | None = None  # for each strategy; None: its whole grid
+    trials: int | None = None  # This many for each strategy are tried; None means its whole grid.
     rule: str = "best:accuracy"
     seeds: int = 3  # of every trial: 0, 1, ...
 

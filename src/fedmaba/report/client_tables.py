@@ -27,10 +27,10 @@ class Client(NamedTuple):
     """One client: its score with each strategy, and its differences to the reference."""
 
     name: str
-    examples: float  # that it is judged on, as the mean over seeds
-    mean: dict[str, float]  # by row, over the seeds in which it has a score
+    examples: float  # This is the mean over seeds of the examples that the client is judged on.
+    mean: dict[str, float]  # Its score by row is the mean over the seeds in which it has one.
     seeds: dict[str, int]  # how many these are
-    minus: dict[str, Interval]  # by row, under the seeds that both have
+    minus: dict[str, Interval]  # The difference by row is under the seeds that both have.
 
 
 class ClientTable(NamedTuple):
@@ -41,7 +41,7 @@ class ClientTable(NamedTuple):
     labels: list[str]
     clients: list[Client]
     unjudged: int  # clients without a score
-    apart: bool  # whether each row is a client of one seed
+    apart: bool  # This says whether each row is a client of one seed.
     model: Model
     at: At
 

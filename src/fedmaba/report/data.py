@@ -31,16 +31,18 @@ class Source:
     about: Mapping[str, Any] = field(default_factory=dict)
     experiment: str = ""  # TOML
     labels: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)  # seed -> (N, C)
-    lines: Sequence[Mapping[str, Any]] = ()  # of rounds.jsonl, newer than the history
+    # These lines of rounds.jsonl are newer than the history.
+    lines: Sequence[Mapping[str, Any]] = ()
     rounds: int | None = None  # asked for
     finished: bool = True
     held: bool = False  # by a process that works on it
     path: Path | None = None  # of the folder
     place: Path | None = None  # the folder as it was named
-    parts: Sequence[Source] = ()  # that it was read from, if there are several
-    left: str = ""  # which of its parts are not finished, where others are
-    seconds: Sequence[float] = ()  # of the newest rounds of a run in progress
-    federation: FederationState | None = None  # where it is the state of a server on Flower
+    parts: Sequence[Source] = ()  # It was read from these, if there are several.
+    left: str = ""  # This says which of its parts are not finished, if any is.
+    seconds: Sequence[float] = ()  # These are of the newest rounds of a run in progress.
+    # This is the state of a server on Flower, if the folder holds one.
+    federation: FederationState | None = None
 
     @property
     def data(self) -> Mapping[str, Any]:
@@ -93,7 +95,7 @@ def load_run_folder(path: Path) -> Source:
             asked = config.build(experiment_file.read_toml(path / "experiment.toml", links=False))
             rounds, history.share = asked.train.rounds, asked.eval.share
             lies = bool(asked.attack.does)
-        except InputError:  # written by another version: show it, do not judge it
+        except InputError:  # Another version wrote this, so it is shown and not judged.
             rounds = None
         else:
             if finished:
@@ -121,7 +123,7 @@ def of_state(path: Path, state: FederationState) -> Source:
     about = {
         **state.about,
         "data": {**state.about.get("data", {}), "clients": list(state.sites)},
-        "python": True,  # what repeats it is a command of Flower's
+        "python": True,  # A command of Flower's runs it again.
         "repeat": federation.rerun_command(state),
     }
     text, seconds = federation.as_toml(state), [t["seconds"] for t in state.timing.values()]

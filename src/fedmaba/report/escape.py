@@ -11,7 +11,7 @@ import math
 import re
 import unicodedata
 
-JOINERS = "\u200c\u200d"  # without them Persian, Hindi and many emoji are spelled wrong
+JOINERS = "\u200c\u200d"  # Without these signs Persian, Hindi and many emoji are spelled wrong.
 FORMULA_SIGNS = "=+-@＝＋－＠﹦﹢﹣﹫"  # begin a formula in a spreadsheet
 FORMULA = re.compile(
     rf'(^|;)(?=[\s"]*[{re.escape(FORMULA_SIGNS)}])'
@@ -34,7 +34,7 @@ LATEX = {
     **{c: f"$\\{name}$" for c, name in GREEK.items()},
     "ρ": r"$\rho$",
 }
-MARKDOWN = {  # what not every reader takes a backslash before is written by its number
+MARKDOWN = {  # Some readers take no backslash before these, so their number is written.
     **{c: f"\\{c}" for c in "\\`*_{}|[#-+!"},
     "<": "&lt;",
     ">": "&gt;",

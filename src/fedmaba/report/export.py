@@ -66,7 +66,7 @@ def write_export(
         tables["left_out"] = left + [[x["round"], why] for x in told for why in x["refused"]]
     if on == "test" and len(by_group := _of_all(groups, sources)) > 1:
         tables["groups"] = by_group
-    if not folder.is_dir():  # results of reproduce, which are files
+    if not folder.is_dir():  # Results of reproduce are files and no run folders.
         run_folder.make_folder(out)
     written = []
     for name, rows in tables.items():
@@ -171,7 +171,8 @@ def clients(source: data.Source, models: Sequence[Model] = ()) -> list[list[obje
         if "evaluated" not in run.tables:
             continue
         tables = [t for m in models for t in (run.accuracy(m), run.loss(m))]
-        stacked: Any = np.stack(tables, axis=-1)  # (E, N, 4), or 6 with models of clients
+        # The shape is (E, N, 4), or 6 in place of 4 with models of clients.
+        stacked: Any = np.stack(tables, axis=-1)
         who = _who(source, run)
         for i, done in enumerate(run.evaluated):
             head = [run.label, run.seed, int(done)]

@@ -14,7 +14,7 @@ from fedmaba.results.metrics import PERCENT
 from fedmaba.results.state_folder import ERROR_METRIC, FederationState
 from fedmaba.strategies.base import PRIVACY_INFO
 
-NEWEST = 50  # lines of those left out that are shown
+NEWEST = 50  # At most this many lines about sites that were left out are shown.
 
 
 def how_far(state: FederationState) -> list[str]:

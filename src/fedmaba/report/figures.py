@@ -39,7 +39,8 @@ FIGURE_STYLE = {
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
-    "axes.prop_cycle": f"cycler('color', {[*COLORS[1:]]})",  # of lines without a look of their own
+    # Lines that have no style of their own take these colours.
+    "axes.prop_cycle": f"cycler('color', {[*COLORS[1:]]})",
     "grid.color": LINE_COLOUR,
     "grid.linewidth": 0.5,
     "xtick.color": SOFT,

@@ -15,12 +15,12 @@ from fedmaba.results.group_tables import GroupRow
 from fedmaba.results.groups import FloatArray
 from fedmaba.results.history import At, History, Model
 
-MIN_CELL_EXAMPLES = 10  # test examples of a cell that may be called the worst
-MAX_CELL_CLIENTS = 60  # clients in the table of cells on a page, at most
+MIN_CELL_EXAMPLES = 10  # A cell needs this many test examples to be called the worst.
+MAX_CELL_CLIENTS = 60  # The table of cells on a page has at most this many clients.
 MIN_CELL_CLIENTS = 10  # clients in it, at least
-CELLS_SHOWN = 8000  # of all strategies together, about, for one model and round
-SHADES = 5  # of a cell: 0 is the best served, 4 the worst
-GAP_FIGURES = (  # field of GroupFigures, title of its column
+CELLS_SHOWN = 8000  # All strategies together show about this many cells for one model and round.
+SHADES = 5  # A cell is shaded from 0, the best served, to 4, the worst.
+GAP_FIGURES = (  # Each has a field of GroupFigures and the title of its column.
     ("worst", "worst group %"),
     ("accuracy", "accuracy gap"),
     ("parity", "parity gap"),
@@ -134,13 +134,13 @@ def _mean(values: Sequence[FloatArray]) -> FloatArray:
 class Worst(NamedTuple):
     """Who is served worst with one strategy: a client, a group, and a cell of both."""
 
-    client: str  # "" where seeds have different clients
-    low: float  # accuracy of that client, as the next in percent
+    client: str  # It is empty where seeds have different clients.
+    low: float  # This is the accuracy of that client in percent, as is the next.
     group: str
     least: float  # of that group
-    client_gap: float  # points between the best and the worst client
-    group_gap: float  # points between the best and the worst group
-    cell: str  # "women at B, 50.00 % of 20 test examples", or ""
+    client_gap: float  # These are points between the best and the worst client.
+    group_gap: float  # These are points between the best and the worst group.
+    cell: str  # An example is "women at B, 50.00 % of 20 test examples"; it may be empty.
 
     @property
     def more(self) -> str:
@@ -151,7 +151,8 @@ class Worst(NamedTuple):
 def find_worst(history: History, label: str, model: Model, at: At, names: Names) -> Worst:
     """Who is served worst with one strategy."""
     seeds, of = _chosen(history, label, model, at), _names(history)
-    alike = len(seeds) == 1 or bool(names.clients)  # a number is the same client in every seed
+    # A number is then the same client in every seed.
+    alike = len(seeds) == 1 or bool(names.clients)
     pooled = [one.mean(0) for one in seeds]  # (N, G, K) of the evaluations shown
     client = [groups.rates(one.sum(1)).accuracy for one in pooled]
     shares = [groups.rates(one.sum(0)).accuracy for one in pooled]

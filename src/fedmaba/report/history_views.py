@@ -88,7 +88,7 @@ def _best(history: History) -> list[str]:
     """The least variance, and the best mean and worst score, each with its strategy."""
     try:
         rows, unit = history.summary(), history.unit
-    except InputError:  # runs that no table compares still have a name
+    except InputError:  # Runs that no table compares still have a name.
         return []
     rows = [row for row in rows if row.seeds]
     out = []

@@ -26,7 +26,7 @@ SPENT = Shown(
     "dp-accounting; see docs/privacy.md.",
     short="ε",
 )
-MAX_NUMBERS_SHOWN = 6  # numbers that a figure or a page has room for
+MAX_NUMBERS_SHOWN = 6  # A figure or a page has room for this many numbers.
 
 
 def of_run(run: RunHistory) -> tuple[Shown, ...]:

@@ -46,12 +46,13 @@ from fedmaba.results.metrics import Fairness, Unit
 from fedmaba.results.selection import REFERENCE
 from fedmaba.strategies.base import Shown
 
-ROUNDS = 400  # of a run that the page embeds at most
-CLIENTS = 2000  # of a run that the page shows one by one
-BYTES = 2_800_000  # of client x round tables of all runs together, before base64
+ROUNDS = 400  # The page embeds at most this many rounds of a run.
+CLIENTS = 2000  # The page shows at most this many clients of a run one by one.
+# All runs' client x round tables together take at most this many bytes before base64.
+BYTES = 2_800_000
 POINTS = 12_000  # of the curves of all runs together
-ADDS_UP = 1e-3  # coefficients of a round whose sum is nearer to 1 are shown as they are
-DIGITS = 2  # behind the point, of every figure on the page
+ADDS_UP = 1e-3  # Coefficients whose sum is nearer to 1 than this are shown as they are.
+DIGITS = 2  # Every figure on the page has this many digits behind the point.
 
 
 def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any]:
@@ -298,7 +299,8 @@ def _run(scores: CurrentFigures, r: int, strategy: int, keep: int) -> dict[str, 
         weights = run.weights()[at]
         out["weight"] = page_numbers.floats(weights[:, who])
         total = np.nansum(weights, axis=1)
-        if np.abs(total - 1).max() > ADDS_UP:  # as with q-FFL: a shorter or longer step for all
+        # As with q-FFL, all clients take a shorter or a longer step.
+        if np.abs(total - 1).max() > ADDS_UP:
             out["total"] = [_short(v) for v in total]
         if "reported_loss" in run.tables:
             client, loss = run.column("client"), run.column("reported_loss")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedmaba.results.history import FloatArray, IntArray
 
-SHARE_ROUNDING = 1e-7  # relative: what 32-bit storage makes of a share
+SHARE_ROUNDING = 1e-7  # This is the relative error of a share that is stored in 32 bits.
 
 
 def shares(values: FloatArray, size: IntArray, times: int = 1, *, exact: bool = True) -> Any:

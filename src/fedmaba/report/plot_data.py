@@ -13,10 +13,10 @@ from fedmaba.report.table import rows_of_one_seed
 from fedmaba.results.history import FloatArray, Model, RunHistory
 from fedmaba.results.metrics import Unit
 
-WIDE, HALF_PAGE = 6.75, 3.3  # inches: two columns of a page, and one
-TALLEST = 7.8  # inches: what a grid of panels may take of a page's height
+WIDE, HALF_PAGE = 6.75, 3.3  # Two columns of a page, and one, are this many inches wide.
+TALLEST = 7.8  # A grid of panels may take this many inches of a page's height.
 INK, SOFT, LINE_COLOUR = "#191b1f", "#5c626c", "#dcdcd6"
-COLORS = (  # by hue; apart for the colour-blind too, 3:1 on white, and each has its marker
+COLORS = (  # Colours by hue contrast 3:1 on white, and each has its marker.
     *(INK, "#0072b2", "#d55e00", "#332288", "#3c9bd6"),
     *("#882255", "#009e73", "#cc79a7", "#6b4a00", "#6e737b"),
 )
@@ -25,7 +25,7 @@ FILLS = ("full", "none", "left", "top", "right")  # by variant, as the next
 DASHES: tuple[tuple[float, ...], ...] = (
     *((), (4, 1.6), (1.2, 1.4), (6, 1.4, 1.2, 1.4), (3, 1, 1, 1, 1, 1)),
 )
-FEW_ROWS = 6  # rows; of more, only some are drawn thick
+FEW_ROWS = 6  # Of more rows than this only some are drawn thick.
 AXIS_NAMES = {
     "variance": "variance over clients{square}",
     "accuracy": "mean {name}{mark}",
@@ -110,7 +110,8 @@ class PlotData:
         self.reference = row_styles.reference(self.labels)
         self.styles = styles(self.labels)
         tables = [run.tables["evaluated"] for run in self.runs if "evaluated" in run.tables]
-        self.smooth = min([smooth, *map(len, tables)])  # evaluations a line's point is the mean of
+        # A point of a line is the mean of this many evaluations.
+        self.smooth = min([smooth, *map(len, tables)])
 
     def of(self, label: str, table: str = "evaluated") -> list[RunHistory]:
         return [run for run in self.runs if run.label == label and table in run.tables]

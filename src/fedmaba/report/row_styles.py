@@ -46,7 +46,7 @@ def hues(labels: Sequence[str]) -> list[tuple[int, int]]:
     """
     known = {home: HUES.index(home) for home in map(algorithm, labels) if home in HUES}
     used, chosen = [0] * len(HUES), dict[str, tuple[int, int]]()
-    second: dict[str, int] = {}  # where an unknown algorithm's second row belongs
+    second: dict[str, int] = {}  # This is where the second row of an unknown algorithm belongs.
 
     def take(label: str, hue: int) -> None:
         chosen[label] = hue, used[hue]

@@ -28,7 +28,7 @@ class ClosableStream(io.TextIOWrapper):
     """
 
     def write(self, text: str, /) -> int:
-        if text == "":  # only to see whether it takes text: an error would pass for a no
+        if text == "":  # The caller only asks whether text is taken, and an error would mean no.
             return 0
         with self._open():
             return super().write(text)
@@ -56,7 +56,7 @@ def make_streams_safe() -> None:
     """Make both streams accept any character and survive a closed pipe."""
     for handle, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
-        if stream is None:  # closed: the next file to be opened would stand in its place
+        if stream is None:  # The stream is closed, and the next opened file would take its place.
             stream = _reopened(handle)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)

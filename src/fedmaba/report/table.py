@@ -29,7 +29,7 @@ MORE = (  # field, title, digits
 )
 
 
-LISTED = 8  # rows that a sentence names one by one
+LISTED = 8  # A sentence names at most this many rows one by one.
 
 
 class Column(NamedTuple):

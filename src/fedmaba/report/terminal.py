@@ -58,10 +58,10 @@ if TYPE_CHECKING:
     from fedmaba.strategies.base import Shown
 
 RANK_STYLES = ("bold", "cyan", "")  # best, second, the others
-COLUMNS = 2  # of strategies' own numbers while a run goes on
+COLUMNS = 2  # This many of a strategy's own numbers are shown while a run goes on.
 TREND = "variance over rounds"
 MARKS_NOTE = Text("Bold: best. Cyan: second. A smaller variance is fairer.", "dim")
-NAME_WIDTH = 12  # signs of a name that a line holds at least
+NAME_WIDTH = 12  # A line holds at least this many signs of a name.
 WORD_COLUMNS = (
     "row",
     "note",
@@ -213,7 +213,8 @@ class Pace:
         self.done, self.rounds = batch.progress.round, batch.plan.rounds
         n = [run.federation.n_clients for run in batch.runs]
         self.clients = sum(min(batch.plan.participants or c, c) for c in n)  # a round
-        self.times = [(time.monotonic(), self.done)]  # of the start, the first round, the last
+        # These are of the start, the first round and the last one.
+        self.times = [(time.monotonic(), self.done)]
 
     def reach(self, done: int) -> None:
         self.done = done
@@ -345,7 +346,7 @@ def rate_of(value: float, what: str) -> str:
 def live(session: Session, console: Console) -> Iterator[Callable[[Snapshot], None]]:
     """A display that renews itself in its place, fed with snapshots."""
     pace = Pace(session.batch)
-    drawn = 0.0  # fast rounds must not wait for the display
+    drawn = 0.0  # Fast rounds must not wait for the display.
     with Live(
         dashboard(session, pace), console=console, refresh_per_second=4, transient=True
     ) as shown:
@@ -424,7 +425,7 @@ def lines(texts: Sequence[str]) -> None:
 def listing(what: str) -> None:
     """One line each: strategies, data sets, models, partitions, attacks or figures."""
     rows, console = rows_of(what), Console()
-    if console.is_terminal:  # the last column goes on below itself
+    if console.is_terminal:  # The last column continues below itself.
         table = Table.grid(padding=(0, 2, 0, 0))
         for i in range(len(rows[0])):
             table.add_column(no_wrap=i + 1 < len(rows[0]), overflow="fold")

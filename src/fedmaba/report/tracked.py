@@ -29,7 +29,7 @@ class TrackedRun(NamedTuple):
     label: str
     seed: int
     folder: Path  # the run folder that it lies in
-    group: str  # what the runs of one experiment share
+    group: str  # The runs of one experiment share these.
     settings: Mapping[str, object]  # every key that decides its numbers
 
     def title(self) -> str:
@@ -41,7 +41,7 @@ class RoundFigures(NamedTuple):
     """What one round says of one run."""
 
     values: dict[str, float]
-    clients: NDArray[Any] | None  # the scores of the clients, as they are shown
+    clients: NDArray[Any] | None  # These are the scores of the clients, as they are shown.
 
 
 class Tracker(Protocol):

@@ -28,8 +28,8 @@ from fedmaba.results.history import At, Model
 from fedmaba.results.metrics import PLAIN_UNIT, Fairness, Unit
 from fedmaba.results.selection import REFERENCE, Found
 
-NEAR = 5.0  # points of mean accuracy within which a verdict looks for the fairest
-LONG = 40  # signs of names that a headline has room for
+NEAR = 5.0  # A verdict looks for the fairest within this many points of the best mean.
+LONG = 40  # A headline has room for names of this many signs.
 TILE_FIGURES = ("variance", "worst", "accuracy")  # figures that a verdict shows large
 NO_RUN_YET = "No run has been evaluated yet."
 
@@ -39,9 +39,9 @@ class Tile(NamedTuple):
 
     name: str
     change: str  # with its sign
-    half: str  #   of the 95 % interval; "" where there is none
+    half: str  # This is half of the 95 % interval, empty where there is none.
     unit: str
-    way: str  #    "better", "worse", "may be chance" or "not told apart"
+    way: str  # It is "better", "worse", "may be chance" or "not told apart".
     now: str
     then: str
 
@@ -52,7 +52,7 @@ class Verdict:
 
     headline: str
     sentence: str = ""
-    where: str = ""  # the folders, where there are several
+    where: str = ""  # It names the folders, where there are several.
     so_far: str = ""  # "so far, round 12 of 60"
     named: str = ""  # the strategy it is about
     base: str = ""  # the reference, if there is one

@@ -55,7 +55,7 @@ def every_strategy(out: Document, target: Target, batches: Sequence[ArchiveFile]
         if reference in rows and len(rows) > 1:
             out.grids += table.difference_tables(history, "deployed", "last", reference)
         out.grids += _ranks(history)
-        found = picks.picked_history(target, batches)  # in which local training has its name
+        found = picks.picked_history(target, batches)  # Local training has its name in this table.
         out.grids += [_titled(grid) for grid in table.incentive_grids(found, "deployed")]
         if "personal" in history.models():
             out.grids.append(replace(table.summary(history, "personal"), name="personal"))

@@ -65,7 +65,8 @@ def show_claims(out: Document, target: Target, batches: Sequence[ArchiveFile]) -
         texts = [verdict_in_words(found.claim, *one) for one in found.by_model_and_round] or [
             "left out"
         ] * len(MODELS_AND_ROUNDS)
-        if found.claim["measure"] == "steadier":  # said of many rounds: none is the best
+        # This measure is over many rounds, of which none is the best.
+        if found.claim["measure"] == "steadier":
             texts[1] = "–"
         seeds = str(found.by_model_and_round[0].span.seeds) if found.by_model_and_round else "0"
         line = [*told, found.where, found.row and name_of(found.row), seeds, *texts]

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from fedmaba.reproduction.run import PendingBatch, RunningBatch
     from fedmaba.reproduction.targets import Target
 
-EFFORT = {"cnn": 20}  # MLP updates that take as long as one: 14 on an H200, 50 on a core of a CPU
+# As many MLP updates take as long as one: 14 on an H200, 50 on a core of a CPU.
+EFFORT = {"cnn": 20}
 
 
 class Batches:

@@ -24,7 +24,8 @@ from fedmaba.results.selection import (
     variances,
 )
 
-MODEL_RULES: dict[str, tuple[str, Model, str]] = {  # what --deploy says: words, model, round
+# Each has what --deploy says: words, model and round.
+MODEL_RULES: dict[str, tuple[str, Model, str]] = {
     "last": ("the model of the last round", "last", "last"),
     "best:accuracy": ("the round of best accuracy, on validation data", "last", "valid"),
     "best:fair": (

@@ -92,7 +92,7 @@ def _setup(job: Job) -> str:
     what = f"{data.name}, {data.partition}, {data.clients} clients"
     tests = {"local": "a fifth of each client's own data as test images"}
     tested = tests.get(data.test or "", "official test images by training labels")
-    if job.clients:  # the note of such a target says which examples are for tests
+    if job.clients:  # The note of such a target says which examples are for tests.
         what, tested = f"{data.name}, its own {job.clients} clients", ""
     held = (
         f", {data.validation} of the training images held back" if data.validation != "0%" else ""

@@ -24,7 +24,7 @@ class SearchTrial(NamedTuple):
     """One setting of one row, and its scores on validation data."""
 
     row: str
-    job: int  #         which of the target's experiments
+    job: int  # It says which of the target's experiments this is.
     label: str
     asked: int  #       seeds
     found: int  #       of them that are done
@@ -153,7 +153,7 @@ def target_sizes(batches: Sequence[ArchiveFile]) -> list[TargetSize]:
         runs = sum(len(job.runs) for job in jobs)
         work = sum(targets.updates(job, job.runs) for job in jobs)
         for one in (target, *target.uses):
-            for job in one.jobs[:1]:  # fresh runs of rows without a pick are all as long
+            for job in one.jobs[:1]:  # Fresh runs of rows without a pick all have the same rounds.
                 unpicked = len(waiting(one, batches)) * len(job.fresh)
                 runs += unpicked
                 work += unpicked * targets.participants(job) * job.experiment.train.rounds

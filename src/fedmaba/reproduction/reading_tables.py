@@ -24,7 +24,7 @@ from fedmaba.results.selection import CHOICES, REFERENCE, Found, by_seed, fairne
 OUR_ROW = "fedmaba"
 TableDistances = dict[
     int, FloatArray
-]  # by seed: (rows, figures) absolute differences to the paper, points
+]  # By seed, it has (rows, figures) absolute differences to the paper in points.
 
 
 def readings(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:

@@ -94,10 +94,10 @@ class RunningBatch:
     work: PendingBatch
     session: Session
     folder: run_folder.Folder  # of its checkpoints
-    target: Path  #         the file that its results go to
+    target: Path  # Its results go to this file.
     command: Sequence[str]
     seconds: float  #       spent on it so far
-    loaded: LoadedData | None  # its data, if the batch before had the same
+    loaded: LoadedData | None  # These are its data, if the batch before had the same.
     stopped: bool = False
     _before: float = 0.0  # when seconds were last counted
 

@@ -265,7 +265,7 @@ def curve(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None
     marks = sorted({int(t) for r in runs for t in r.evaluated})
     places = list(
         dict.fromkeys(round(q * (len(marks) - 1)) for q in (0.1, 0.25, 0.5, 0.75, 1.0))
-    )  # which a run that did not diverge has all
+    )  # A run that did not diverge has all of them.
     curves = variances(history, "last")
     means, sds = (
         {row: {s: float(statistic(tail(c))) for s, c in own.items()} for row, own in curves.items()}

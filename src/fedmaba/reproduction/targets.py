@@ -29,7 +29,7 @@ from fedmaba.experiment import config, experiment_file
 from fedmaba.experiment.config import Experiment, Section
 from fedmaba.strategies.base import Strategy
 
-QUICK = 5_000  # client updates of a quick version: about a minute on two cores
+QUICK = 5_000  # A quick version has this many client updates: about a minute on two cores.
 # What decides a run's numbers.
 NUMBERS = ("model", "init", "batchnorm", "data", "train", "attack", "dp", "server", "eval")
 
@@ -47,9 +47,11 @@ class Variant(Section):
     title: str
     set: dict[str, Any] = Field(default={})
     strategies: list[str] | None = None
-    name: str = ""  # by which another variant refers to it
-    rest: str = ""  # the variant that has the rows of the table that this one leaves as they are
-    apart: list[str] = Field(default=[])  # hyper-parameters that no row of the paper's table names
+    name: str = ""  # Another variant refers to it by this name.
+    # It names the variant that has the rows of the table that this one leaves as they are.
+    rest: str = ""
+    # No row of the paper's table names these hyper-parameters.
+    apart: list[str] = Field(default=[])
 
 
 class View(Section):
@@ -70,18 +72,22 @@ class View(Section):
     ]
     title: str
     note: str = ""
-    paper: str = ""  # which table of paper.toml stands beside ours
+    paper: str = ""  # It names the table of paper.toml that stands beside ours.
     rule: str = ""
-    sweep: str = ""  # the hyper-parameter along the figure's axis
+    sweep: str = ""  # It names the hyper-parameter along the figure's axis.
     figures: list[str] = Field(default=[])
-    smooth: int = Field(default=1, ge=1)  # evaluations a figure's lines are means of
-    deploy: list[str] = Field(default=[])  # which models are handed out; none: each strategy's own
+    smooth: int = Field(default=1, ge=1)  # A figure's lines are means of this many evaluations.
+    # These models are handed out; if none, each strategy's own is.
+    deploy: list[str] = Field(default=[])
     more: list[ExtraSeeds] = Field(default=[])
     variant: list[Variant] = Field(default=[])
     uses: list[str] = Field(default=[])
-    keep: list[Literal["losses"]] = Field(default=[])  # each client's training loss, at evaluations
-    clients: int = Field(default=0, ge=0)  # of data that have clients of their own
-    search: int = Field(default=0, ge=0)  # seeds of every trial: 0, 1, ...; 0: nothing is searched
+    # At evaluations, each client's training loss is kept.
+    keep: list[Literal["losses"]] = Field(default=[])
+    # This counts the clients of data that have clients of their own.
+    clients: int = Field(default=0, ge=0)
+    # Every trial has the seeds 0, 1, ...; with 0 nothing is searched.
+    search: int = Field(default=0, ge=0)
     pick: Literal["best:accuracy", "best:fair"] = "best:fair"  # of a row's trials, on validation
 
 
@@ -101,10 +107,10 @@ class Job:
     experiment: Experiment
     strategies: dict[str, Strategy]  # by label, in the order of the rows
     runs: tuple[RunKey, ...]
-    whole: Experiment  #               as the file has it, before anything was cut down
-    every: frozenset[RunKey]  #           the runs, as the file has them
-    keep: tuple[str, ...] = ()  #      what an archive keeps of them beside accuracies
-    clients: int = 0  #                of data that have clients of their own
+    whole: Experiment  # This is how the file has it, before anything was cut down.
+    every: frozenset[RunKey]  # These are the runs, as the file has them.
+    keep: tuple[str, ...] = ()  # An archive keeps these beside accuracies.
+    clients: int = 0  # This counts the clients of data that have clients of their own.
     fresh: tuple[int, ...] = ()  #     seeds of what a search picks
     every_fresh: tuple[int, ...] = ()  # the same, as the file has them
 
@@ -147,10 +153,11 @@ class Scale:
     """How a target is scaled down or up."""
 
     rounds: int | None = None
-    seeds: int | Sequence[int] | None = None  # how many for every row, or which of its own
+    # This says how many seeds every row has, or which of its own.
+    seeds: int | Sequence[int] | None = None
     only: tuple[str, ...] = ()
     quick: bool = False
-    without: tuple[str, ...] = ()  # targets that are left out of those that use them
+    without: tuple[str, ...] = ()  # These targets are left out of those that use them.
 
 
 def folder() -> Path:
@@ -335,7 +342,8 @@ def _job(name: str, tree: dict[str, Any], view: View, variant: Variant, scale: S
         for deploy in deploys[label]
         if not scale.only or any(_matches(word, label) for word in scale.only)
     ]
-    runs.sort(key=lambda key: key.seed)  # a part of the runs is whole seeds as far as it goes
+    # A part of the runs then has whole seeds, as far as it goes.
+    runs.sort(key=lambda key: key.seed)
     return Job(
         title=variant.title,
         experiment=asked,

@@ -23,7 +23,7 @@ from fedmaba.reproduction.targets import Target
 class WrittenTarget(NamedTuple):
     """A target that was written in every form."""
 
-    page: Document  # without its figures: they are files by now
+    page: Document  # Its figures are left out, because they are files by now.
     files: list[Path]
     why: str  # there are no figures
 

@@ -26,8 +26,8 @@ class RoundChoice(NamedTuple):
     name: str
     words: str
     at: At
-    on: str  # data that the round is picked on; "" if it is not picked
-    rule: str = ""  # of --deploy, by which it is picked; "": by accuracy
+    on: str  # The round is picked on these data; it is empty if the round is not picked.
+    rule: str = ""  # This is what --deploy says to pick it by; empty means by accuracy.
 
 
 CHOICES = {

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 META = ("terms", "sites", "owners", "changes", "counted", "refused")  # of a checkpoint
-MAX_CELLS = 5_000_000  # rounds times sites of a folder that is read
-ERROR_METRIC = Metric("error", lower=True, shares=False)  # as sites tell it where lower is better
+MAX_CELLS = 5_000_000  # A folder that is read may have this many rounds times sites.
+# Sites tell their scores so where lower is better.
+ERROR_METRIC = Metric("error", lower=True, shares=False)
 RESTORE = "restore it, or name another state folder"
 RoundLine = Mapping[str, Any]
 
@@ -100,13 +101,14 @@ class FederationState:
     terms: Mapping[str, Any]  # settings that stay the same
     sites: Sequence[str]
     rounds: Sequence[RoundLine] = ()  # what happened, by round
-    finals: Sequence[RoundLine] = ()  # how the deployed model served the sites, at each end
+    # It says how the deployed model served the sites, at each end.
+    finals: Sequence[RoundLine] = ()
     done: int = 0  # rounds that are saved
     timing: Mapping[int, RoundLine] = field(default_factory=dict)  # by round
     about: Mapping[str, Any] = field(default_factory=dict)
     held: bool = False  # by a server that works on it
     has_models: bool = False
-    spent: bool = False  # too few sites may still be asked: their privacy is spent
+    spent: bool = False  # Too few sites may still be asked, because their privacy is spent.
 
     @property
     def asked(self) -> int | None:
@@ -369,6 +371,6 @@ def _read_timing(path: Path) -> dict[int, RoundLine]:
         for _, line in files.json_lines(path / "timing.jsonl"):
             told = schema.check(schema.StateTiming, line)
             found[told["round"]] = told
-    except array_files.READ_ERRORS:  # wall-clock figures: nothing rests on them
+    except array_files.READ_ERRORS:  # Nothing rests on these wall-clock figures.
         return {}
     return found
