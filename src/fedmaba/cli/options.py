@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     By = Literal["strategy", "client", "group"]
     TableForm = Literal["text", "markdown", "latex", "csv", "json"]
     TrackerName = Literal["tensorboard", "wandb", "mlflow"]
-else:  # typer before 0.19 knows choices by enums only
+else:  # Before 0.19, typer knows choices by enums only.
     Model = StrEnum("Model", ["deployed", "last", "personal"])
     At = StrEnum("At", ["last", "best", "last5"])
     On = StrEnum("On", ["test", "validation"])

@@ -157,7 +157,7 @@ def _experiments(
     named = _allow_user_code(tree)
     swept = sweep.combinations(tree)
     asked = [checks.build_checked(one, source) for one in swept.trees]
-    if named and source and not stays_silent():  # the user may not know what a file imports
+    if named and source and not stays_silent():  # The user may not know what a file imports.
         tell(f"{source} imports {named}")
     return asked, swept.keys
 

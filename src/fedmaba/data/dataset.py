@@ -26,20 +26,23 @@ class Dataset:
     """Examples ready for a model, training ones first, then the official test ones."""
 
     name: str
-    x: Inputs  # (n, *shape), or a tuple or dict of such arrays
-    y: NDArray[Any]  # (n,) 0..C-1; for other tasks see `targets`
-    n_train: int  # rows from here on are the official test set; n where there is none
-    classes: tuple[str, ...]  # (C,) or the labels' names; () where targets are numbers
-    client: IntArray | None = None  # (n,) owner 0..N-1 where the data say so; -1: test row, unknown
+    x: Inputs  # It is (n, *shape), or a tuple or dict of such arrays.
+    y: NDArray[Any]  # It is (n,) 0..C-1; for other tasks see `targets`.
+    n_train: int  # Rows from here on are the official test set; it is n where there is none.
+    classes: tuple[str, ...]  # It has (C,) labels' names, or () where targets are numbers.
+    # It has (n,) owners 0..N-1 where the data say so; -1 is a test row, or unknown.
+    client: IntArray | None = None
     client_names: tuple[str, ...] = ()  # (N,)
-    group: IntArray | None = None  # (n,) the group 0..G-1 of people that each example is of
+    group: IntArray | None = None  # It has (n,) groups 0..G-1 of people that the examples are of.
     group_names: tuple[str, ...] = ()  # (G,)
-    validation: NDArray[np.bool_] | None = None  # (n,) training rows kept for validation
-    preparation: Preparation | None = None  # what waits for a split; x is not finished until then
+    # It marks (n,) training rows that are kept for validation.
+    validation: NDArray[np.bool_] | None = None
+    # This waits for a split, and x is not finished until then.
+    preparation: Preparation | None = None
     steps: tuple[str, ...] = ()  # what was done to the data, in words
-    inputs: str = ""  # how published pixels became x, in words; "": values as they were given
+    inputs: str = ""  # It says how published pixels became x, or is empty for values as given.
     task: TaskName = "classify"
-    task_given: bool = False  # the user said it; else it was inferred
+    task_given: bool = False  # It says whether the user named the task, or it was inferred.
 
     @cached_property
     def shape(self) -> Tree[trees.LeafShape]:

@@ -27,7 +27,7 @@ ProgressReport = Callable[[str, int, int], None]  # file, bytes so far, bytes in
 def _cache() -> Path:
     """Where downloads are kept."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # the XDG rules say that a relative path here is to be ignored
+    # The XDG rules say that a relative path here is to be ignored.
     return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache")) / "fedmaba"
 
 
@@ -135,7 +135,7 @@ def fetch(name: str, data_dir: Path | None = None, progress: ProgressReport | No
         try:
             found = find_files(spec, place)
         except InputError:
-            continue  # some of the files only: all are fetched anew
+            continue  # Only some of the files are there, so all are fetched anew.
         if found and not _damage(spec, found):
             return place
     most = spec.binary[0].size if spec.binary else max(f.size for f in spec.files) + 4096
@@ -146,7 +146,7 @@ def fetch(name: str, data_dir: Path | None = None, progress: ProgressReport | No
         if wrong := _damage(spec, found):
             what = wrong.removeprefix(f"{part}/").rpartition(": ")[0]
             raise InputError(f"{spec.urls[0]}: not what was published ({what}): try again later")
-        _write(spec, found, target)  # plain files: they are found before any damaged archive
+        _write(spec, found, target)  # Plain files are found before any damaged archive.
     return target
 
 

@@ -67,7 +67,7 @@ def _each(clients: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(clients, Mapping):
         yield from ((str(name), part) for name, part in clients.items())
     elif isinstance(clients, list | tuple):
-        wide = len(str(len(clients) - 1))  # so that the names sort as the list does
+        wide = len(str(len(clients) - 1))  # The names then sort as the list does.
         yield from ((str(number).zfill(wide), part) for number, part in enumerate(clients))
     else:
         raise InputError(
@@ -193,7 +193,7 @@ def _images(read: list[tuple[str, dict[str, Any]]], column: str, label: str | No
             )
         values = columns[column]
         made = _stack(name, column, [np.asarray(cell) for cell in values])
-        if hasattr(values[0], "mode"):  # a picture of PIL, so bytes with channels last
+        if hasattr(values[0], "mode"):  # This is a picture of PIL, so bytes with channels last.
             made = (made / 255).astype(np.float32)
             made = made[:, None] if made.ndim == 3 else np.moveaxis(made, -1, 1)
         xs.append(made)

@@ -8,7 +8,8 @@ import numpy as np
 
 from fedmaba.data.federation import ClientRows, Federation
 
-MOST_COUNTS = 10_000_000  # of clients x groups x kinds of answers that an evaluation records
+# An evaluation records at most this many clients x groups x kinds of answers.
+MOST_COUNTS = 10_000_000
 
 
 class GroupsJudged(NamedTuple):

@@ -118,7 +118,7 @@ DATASET_OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "heart": {"group": ("sex",)},
     "adult": {"by": ADULT_BY, "group": ADULT_GROUPS},
 }
-LENGTH = 80  # characters of an example, as LEAF has it (Caldas et al. 2018)
+LENGTH = 80  # An example has this many characters, as in LEAF (Caldas et al. 2018).
 
 
 def _text(name: str) -> str:
@@ -221,7 +221,8 @@ def heart(spec: str = "heart") -> RawTable:
         if name in ("chol", "trestbps"):
             values[values == 0.0] = np.nan
         columns[name] = values
-    for name in ("cp", "restecg", "thal"):  # kinds of pain, of a reading, of a defect
+    # These are kinds of pain, of a reading, and of a defect.
+    for name in ("cp", "restecg", "thal"):
         kinds = ["" if cell == "?" else str(int(float(cell))) for cell in cells[name]]
         columns[name] = _words(kinds)
     columns["disease"] = _words(["yes" if cell != "0" else "no" for cell in cells["disease"]])
@@ -272,7 +273,7 @@ class Speeches(NamedTuple):
     """Examples of text: each predicts the next character at every position."""
 
     x: IntArray  # (n, length)
-    y: IntArray  # (n, length)   -100 after the end of a role's text
+    y: IntArray  # It is (n, length), with -100 after the end of a role's text.
     client: IntArray  # (n,)
     roles: tuple[str, ...]
     characters: tuple[str, ...]

@@ -293,7 +293,7 @@ def _targets(
         return ys, task, ()
     if task == "multilabel":
         many = ys.shape[1]
-    else:  # tokens of the inputs are of the same vocabulary, as in a text
+    else:  # Tokens of the inputs are of the same vocabulary, as in a text.
         tokens = xs if isinstance(xs, np.ndarray) and xs.dtype.kind == "i" else ys[:0]
         many = 1 + max(int(ys.max()), int(tokens.max(initial=0)))
     names = tuple(map(str, range(many) if classes is None else classes))
@@ -324,7 +324,7 @@ def load_npz(path: Path, task: TaskName | None) -> Dataset:
             found = {key: _array(path, data, key) for key in data.files}
     except InputError:
         raise
-    except Exception as err:  # np.load can raise anything on a damaged file
+    except Exception as err:  # np.load can raise anything on a damaged file.
         told = "" if "allow_pickle" in str(err) else f" ({error_line(err)})"  # numpy's advice
         what = f"not an .npz file of plain arrays{told}"
         raise InputError(f"{path}: {what}: save it with np.savez(file, x=x, y=y)") from None

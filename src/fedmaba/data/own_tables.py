@@ -63,7 +63,8 @@ def from_table(table: RawTable, name: str = "table", task: str | None = None) ->
     client = None if reading.client is None else _full(table, reading.client)
     group = None if reading.group is None else _full(table, reading.group)
     part = _part_column(table, len(y))
-    order = np.argsort(part, kind="stable")  # training rows, validation rows, test rows
+    # These are training rows, validation rows and test rows.
+    order = np.argsort(part, kind="stable")
     held = part[order] == 1
     return Dataset(
         name,

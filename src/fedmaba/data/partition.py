@@ -29,7 +29,7 @@ from fedmaba.rng import generator
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 FEW_EXAMPLES = (
-    10  # training examples that `dirichlet` and `sizes` leave to every client, if there are enough
+    10  # Each client gets this many training examples in `dirichlet` and `sizes`, if it can.
 )
 PARTS = ("train", "validation", "test")
 
@@ -216,16 +216,16 @@ def _different(label: IntArray, n: int, k: int, rng: np.random.Generator) -> Int
     np.add.at(have, (holder, label), 1)
     left = -1
     while left != (left := int(np.maximum(have - 1, 0).sum())):
-        stuck = set()  # labels for which no swap was found in this pass
+        stuck = set()  # No swap was found for these labels in this pass.
         for s in np.flatnonzero(have[holder, label] > 1).tolist():
             i, a = holder[s], label[s]
             if have[i, a] < 2 or a in stuck:
                 continue
-            # a few shards at random first: almost always one of them will do
+            # A few random shards come first, and almost always one of them will do.
             for some in (rng.integers(len(label), size=32), np.arange(len(label))):
                 j, b = holder[some], label[some]
                 fewer = 1 - (have[i, b] > 0) + (have[j, b] > 1) - (have[j, a] > 0).astype(np.int64)
-                good = some[fewer > 0]  # never a shard of the same client or label
+                good = some[fewer > 0]  # A shard of the same client or label will never do.
                 if len(good):
                     t = good[0]
                     have[[i, holder[t]], [a, label[t]]] -= 1
@@ -316,7 +316,7 @@ def split(
     test: str = "official",
     validation: float = 0.0,
     names: Sequence[str] = (),  # of the data's own clients
-    kept: NDArray[np.bool_] | None = None,  # training rows that the data keep for validation
+    kept: NDArray[np.bool_] | None = None,  # The data keep these training rows for validation.
 ) -> Split:
     """Divide a data set (its y, n_train and client) over clients by a specification."""
     name, value = parse_partition(spec)

@@ -19,7 +19,8 @@ from fedmaba.errors import InputError, unknown
 
 TaskName = Literal["classify", "regress", "multilabel", "sequence"]
 TASKS: tuple[TaskName, ...] = get_args(TaskName)
-IGNORED = -100  # a position of a sequence that does not count, as in torch's cross_entropy
+# A position of a sequence with this value does not count, as in torch's cross_entropy.
+IGNORED = -100
 SAY = "say --task (in Python task=)"
 
 

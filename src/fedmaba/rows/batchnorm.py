@@ -61,7 +61,7 @@ class RowBatchNorm(RunningStatistics):
     ) -> None:
         super().__init__()
         self.eps, self.momentum, self.kept_by_client = norm.eps, momentum, kept_by_client
-        self.values = 0  # of a channel, in one example; 0: not known yet
+        self.values = 0  # A channel has this many values in one example; 0 means not known yet.
         _take_over(self, norm)
 
     def forward(self, x: Tensor) -> Tensor:

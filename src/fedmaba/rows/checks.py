@@ -30,7 +30,7 @@ class Finding:
     """What a try of the rows of a model has shown."""
 
     refusal: str = ""
-    slow: str = ""  # an operation that torch computes row after row
+    slow: str = ""  # Torch computes this operation row after row.
     operations: int = 0  # of one step
 
 
@@ -65,7 +65,7 @@ def try_rows(
             ):
                 warnings.simplefilter("always")
                 found = _compare(make(copied, inputs), copied, inputs, target[:EXAMPLES], dtype)
-        except Exception as error:  # the model's own code can raise anything
+        except Exception as error:  # The model's own code can raise anything.
             found = Finding(refusal=_in_words(error))
             continue
         slow = [str(w.message) for w in said if "performance drop" in str(w.message)]
@@ -116,7 +116,7 @@ def _compare(
         if not all(_close(a[r], b, dtype) for a, b in zip(found, want, strict=True)):
             return Finding("all rows at once give other gradients than the model itself")
         fewer = tree_map(lambda v: v[r, :-1], x)  # noqa: B023
-        if still:  # what statistics over examples mix is declared
+        if still:  # What statistics over examples mix is declared elsewhere.
             use_running_statistics(model)
             with torch.no_grad(), RowOperations(ONE_ROW, keys[r]):
                 out = call(model, whole, named[r])

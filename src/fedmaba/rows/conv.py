@@ -20,10 +20,10 @@ from fedmaba.rows.launch import PROGRAMS, launch_kernel
 
 HALF_TYPES = {"float32": torch.float16, "tf32": torch.float16, "bf16": torch.bfloat16}
 TileSizes = tuple[int, int, int, int | None]
-KERNEL_TILES: dict[
-    bool, dict[str, TileSizes]
-] = {  # block, warps, stages, most registers of a thread:
-    False: {  #                            as measured on an H200, benchmarks/tiles.py
+# Each has a block, warps, stages and the most registers of a thread, as measured on an H200 by
+# benchmarks/tiles.py.
+KERNEL_TILES: dict[bool, dict[str, TileSizes]] = {
+    False: {
         "y1": (64, 4, 3, 168),  #   forward, few channels; so that three programs fit
         "y": (64, 4, 3, None),  #   forward
         "dx": (128, 4, 3, None),  # input gradient
@@ -38,7 +38,8 @@ KERNEL_TILES: dict[
         "d1": (32, 4, 1, None),
     },
 }
-VALUES_PER_PRODUCT = {False: 32, True: 128}  # values under a pair of outputs per product, "y1"
+# A product takes this many values under a pair of outputs, "y1".
+VALUES_PER_PRODUCT = {False: 32, True: 128}
 
 
 def largest_magnitudes(v: Tensor, half: torch.dtype) -> Tensor:
@@ -70,7 +71,8 @@ class Stage:
         self.h, self.w, self.c, self.k, self.n, self.first = h, w, c, k, n, first
         self.pair, self.half, self.scale = dtype == "float32", HALF_TYPES[dtype], 1.0
         self.few = c < 16
-        self.cp = triton.next_power_of_2(c)  # channels of images, so that loads are aligned
+        # This pads the channels of images, so that loads are aligned.
+        self.cp = triton.next_power_of_2(c)
         size = k * (k + 1) * self.cp
         self.wide = min(128, max(16, triton.next_power_of_2(size))) if self.few else min(64, c)
         self.deep = triton.cdiv(size, self.wide) * self.wide

@@ -33,7 +33,7 @@ class Geometry:
     dilation: Ints
     groups: int
     way: Way
-    fused: bool  # whether a compiler will join small operations
+    fused: bool  # It says whether a compiler will join small operations.
 
     def plain(self, x: Tensor, w: Tensor, times: int = 1) -> Tensor:
         """The convolution of one row, or of several as groups."""
@@ -69,7 +69,7 @@ def convolve(
 ) -> Tensor:
     """What torch.conv1d, conv2d or conv3d gives."""
     sides = weight.dim() - 2
-    if x.dim() < weight.dim():  # one example without the minibatch's axis
+    if x.dim() < weight.dim():  # This is one example without the minibatch's axis.
         return convolve(x[None], weight, bias, stride, padding, dilation, groups, way, fused)[0]
     steps, spread = _each(stride, sides), _each(dilation, sides)
     if padding == "same":

@@ -140,7 +140,7 @@ class LoopRows(General):
         try:
             with torch.enable_grad(), _GroupNorms() as norms:
                 got = call(model, turned).detach()
-        except RuntimeError:  # of a model that views images in the usual order
+        except RuntimeError:  # This is of a model that views images in the usual order.
             return False
         with torch.no_grad():
             want = call(model, example[:2])
@@ -199,6 +199,6 @@ class LoopRows(General):
                 for p, view in zip(weights, self.layout.views(flat[r : r + 1]), strict=True):
                     p.data = view[0]
                 own = tree_map(lambda v: v[r % len(v)], x)  # noqa: B023
-                with self._drawing(key):  # a model may draw random numbers here, too
+                with self._drawing(key):  # A model may draw random numbers here, too.
                     each.append(call(model, self._inputs(own)))
         return torch.stack(each)

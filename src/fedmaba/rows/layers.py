@@ -35,7 +35,7 @@ ALIKE_WHEN_FROZEN = (
 class Layer(ABC):
     """One layer of all rows, or several that belong together."""
 
-    weights = 0  # how many entries of the layout it owns
+    weights = 0  # It owns this many entries of the layout.
 
     @abstractmethod
     def forward(
@@ -97,7 +97,7 @@ class Dense(Layer):
     ) -> tuple[Tensor, Any]:
         flat = x.flatten(1, -2)
         if keys is not None and flat.shape[1] <= kernels.dense.MAX_MINIBATCH:
-            if not flat[0].is_contiguous():  # the kernels want each row's examples in order
+            if not flat[0].is_contiguous():  # The kernels want each row's examples in order.
                 flat = flat.contiguous()
             y = kernels.dense.linear(flat, w[0], w[1], self.relu, keys, self.drop, self.dtype)
         else:
@@ -142,7 +142,7 @@ class Dense(Layer):
                 flat, x, w[0], sink[0], sink[1], deeper, self.undone, self.dtype, drift
             )
         else:
-            assert drift is None  # steps of larger minibatches are taken one by one
+            assert drift is None  # Steps of larger minibatches are taken one by one.
             below = torch.bmm(flat, w[0].transpose(1, 2)) if deeper else None
             if below is not None and self.undone:
                 below = torch.where(x > 0, below * self.undone, 0.0)
@@ -201,7 +201,7 @@ class Conv2d(Layer):
     def _gradient(
         self, g: Tensor, x: Tensor, w: Tensor, groups: int, deeper: bool
     ) -> tuple[Tensor, Tensor]:
-        if self._turned(x):  # images as channels: one product of Fourier transforms
+        if self._turned(x):  # With images as channels, this is one product of Fourier transforms.
             turned = F.conv2d(x.transpose(0, 1), g.transpose(0, 1), None, 1, self.padding)
             below = self._backward(g, x, w, groups, [True, False])[0] if deeper else x
             return below, turned.transpose(0, 1)
@@ -268,7 +268,7 @@ class ConvStages(Layer):
         top = float(x.abs().amax())
         scale = 2.0 ** (2 - math.frexp(top)[1]) if 0 < top < math.inf else 1.0
         first.scale = scale
-        for stage in self.stages[1:]:  # activations of large images, too, must fit float16
+        for stage in self.stages[1:]:  # Activations of large images, too, must fit float16.
             stage.scale = min(scale, 1.0)
         moved = F.pad(x.permute(0, 2, 3, 1), (0, first.cp - x.shape[1])) * scale
         hi = moved.to(first.half)

@@ -189,7 +189,7 @@ def build_model(
     target = target or TargetKind("classify", (), classes)
     told = _told(make, target)
     with _seeded(int(rng.key(seed, "model")[0]) >> 1):
-        try:  # called right here: an error in the call itself says that it takes other arguments
+        try:  # It is called right here, so an error says that it takes other arguments.
             model = make(shape, classes, **told)
         except FedmabaError:
             raise
@@ -198,7 +198,7 @@ def build_model(
         if not isinstance(model, nn.Module):
             raise InputError(f"model {name!r} gave a {type(model).__name__}: return an nn.Module")
         read = as_read(model.eval(), shape)
-        out = _try(model, name, _blank(read, 2))  # also gives lazy layers their weights
+        out = _try(model, name, _blank(read, 2))  # This also gives lazy layers their weights.
         if any(leaf.vocabulary for leaf in trees.shape_list(read)):
             _try(model, name, _blank(read, 2, largest=True))
     model = norms.replace_batchnorm(model, batchnorm, name)
@@ -256,7 +256,8 @@ def require_same_constants(models: Mapping[int, nn.Module]) -> None:
 def _unmade(what: str, error: Exception, shape: InputShapes, classes: int) -> InputError:
     """The one-line error for a factory that failed."""
     called = error.__traceback__ is not None and error.__traceback__.tb_next is None
-    if isinstance(error, TypeError) and called:  # the call itself failed: it takes other arguments
+    # The call itself failed, so it takes other arguments.
+    if isinstance(error, TypeError) and called:
         return InputError(f"{what}: {error}: it must take (shape, classes)")
     return user_code.error_in_user_code(
         f"{what} cannot be made of shape={shape}, classes={classes}", error
@@ -336,7 +337,7 @@ def _takes(model: nn.Module, shape: trees.LeafShape) -> bool:
     try:
         with torch.no_grad():
             call(model, _blank(shape, 2))
-    except Exception:  # user code can raise anything; `_try` says what
+    except Exception:  # User code can raise anything, and `_try` says what.
         return False
     return True
 

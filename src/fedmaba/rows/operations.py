@@ -24,7 +24,8 @@ from fedmaba.rows.convolutions import Way, convolve
 from fedmaba.rows.random import dropout_mask, fused_dropout_mask
 
 Ints = tuple[int, ...]
-MAX_ONE_HOT = 4096  # entries of an embedding whose gradient is taken as a product
+# The gradient of an embedding with up to this many entries is taken as a product.
+MAX_ONE_HOT = 4096
 OVERRIDE_HOOKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
@@ -32,10 +33,11 @@ OVERRIDE_HOOKS = ("has_torch_function", "has_torch_function_unary", "has_torch_f
 class RowMethod:
     """Which of several equal ways to compute operations is taken."""
 
-    rows: bool  # whether many rows are computed at once; one row alone needs only its masks
+    # It says whether many rows are computed at once; one row alone needs only its masks.
+    rows: bool
     conv: Way = "each"
-    fused: bool = False  # whether a compiler will join small operations
-    low: torch.dtype | None = None  # the type that products take in place of float32
+    fused: bool = False  # It says whether a compiler will join small operations.
+    low: torch.dtype | None = None  # Products take this type in place of float32.
 
 
 class RowOperations(TorchFunctionMode):
@@ -57,7 +59,7 @@ class RowOperations(TorchFunctionMode):
             found = replace(self, func, *args, **given)
             return func(*args, **given) if found is NotImplemented else found
         if func in COMPOSED:
-            with self:  # what is called inside is replaced, too
+            with self:  # What is called inside is replaced, too.
                 return _body(func)(*args, **given)
         return func(*args, **given)
 

@@ -25,9 +25,9 @@ from fedmaba.rows.base import Inputs, Layout, LossFn, Step, call
 from fedmaba.rows.general import General, call_training
 from fedmaba.rows.operations import RowMethod, RowOperations
 
-CALLS_BEFORE_RECORDING = 10  # on a CPU, where a recording saves little each time
+CALLS_BEFORE_RECORDING = 10  # On a CPU a recording saves little each time.
 EVALUATED_AT_ONCE = (4096, 1024, 256)  # examples of one row, on CUDA
-HALVINGS = 2  # of the usual number of rows or examples: each half is compiled, too
+HALVINGS = 2  # The usual number of rows or examples is halved this often, and each half is compiled.
 
 Graph = Callable[..., Sequence[Tensor]]
 
@@ -76,7 +76,7 @@ class TracedRows(General):
                 self.only_compiling = False
 
     def room(self, minibatch: int) -> int:
-        # the compiler keeps few activations, but copies of what convolutions see are large
+        # The compiler keeps few activations, but copies of what convolutions see are large.
         return 4 * self.layout.size + 4 * self.activations * minibatch
 
     def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
@@ -99,7 +99,7 @@ class TracedRows(General):
         if step.propfair is not None:
             factor = factor * step.propfair.gradient_factor(loss)
         for name, view, g in zip(self.layout.names, self.layout.views(sink), found, strict=True):
-            if name in self.statistics:  # how far they moved, whatever the step size
+            if name in self.statistics:  # This is how far they moved, whatever the step size.
                 view.add_(g)
             else:
                 view.addcmul_(g, factor.view(-1, *[1] * (g.ndim - 1)))

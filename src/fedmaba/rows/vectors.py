@@ -10,7 +10,7 @@ from torch import Tensor
 from fedmaba.rows.launch import launch_kernel
 
 MAX_VECTORS = 5  # vectors in one sum
-BLOCK = 1024  # numbers of one row that one program takes
+BLOCK = 1024  # One program takes this many numbers of one row.
 
 
 @triton.jit(do_not_specialize=["f0", "f1", "f2", "f3", "f4"])
