@@ -37,7 +37,7 @@ NUMBER_BITS = (8, 30)  # of a number before it is masked; masked numbers have 32
 TEXT_BYTES_PER_SITE = 1024  # of a message; an honest one needs less than half of it
 MOST_SITES = 1000  # Shamir shares of more take minutes at every site
 MOST_TEXT_BYTES = TEXT_BYTES_PER_SITE * MOST_SITES
-DOUBT_BITS = 40  # bits: how unlikely it must be that honest numbers look unmasked
+EVIDENCE_BITS = 40  # bits: how unlikely it must be that honest numbers look unmasked
 SUM_ERROR = 1e-6  # by which shares of the weight may miss 1
 
 
@@ -154,7 +154,7 @@ def looks_unmasked(words: MaskedWords, rule: SecureSum) -> bool:
     """Whether all numbers are as small as unmasked ones, which masked ones never are by chance."""
     free = 31 - math.log2(rule.limit + 1)  # bits that only a mask can set
     inside = np.abs(words.view(np.int32).astype(np.int64)) <= rule.limit
-    return bool(len(words) * free >= DOUBT_BITS and inside.all())
+    return bool(len(words) * free >= EVIDENCE_BITS and inside.all())
 
 
 def shares_of_weight(coef: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:

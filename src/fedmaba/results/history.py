@@ -96,7 +96,7 @@ class Models(Protocol):
 class RunHistory:
     """One run: what its server saw each round, and how its models served each client."""
 
-    # why a client that has test examples can be left out of the figures
+    # This says why a client that has test examples can be left out of the figures.
     UNJUDGED: ClassVar[str] = (
         "Clients whose {name} is undefined, as where all test examples are of one class, are not "
         "in the figures."

@@ -55,7 +55,7 @@ def _lines_of_run(r: int, run: Any, first: int, share: float) -> list[dict[str, 
                 np.stack([run.tables[f"{model}.{name}"][at] for model in models]).astype(float)
                 for name in ("accuracy", "loss")
             )
-            # in percent, unless the metric says that its scores are no shares
+            # Figures are in percent, unless the metric says that its scores are no shares.
             found = every(accuracy, loss, run.test_size, share, run.metric.unit(True))
             for model, figures in zip(models, found, strict=True):
                 line[model] = {k: _number(v) for k, v in figures._asdict().items()}

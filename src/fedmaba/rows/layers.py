@@ -386,7 +386,7 @@ def _pooled(x: Tensor, save: bool) -> tuple[Tensor, Tensor | None]:
     left, right = even[..., 0::2], even[..., 1::2]
     wide = torch.maximum(left, right)
     top, bottom = wide[..., 0::2, :], wide[..., 1::2, :]
-    # which of the four is the maximum, as torch counts: of equals the first, by lines
+    # This says which of the four is the maximum, as torch counts: of equals the first, by lines.
     east, south = (right > left).view(torch.int8), (bottom > top).view(torch.int8)
     above, below = east[..., 0::2, :], east[..., 1::2, :]
     east = (below - above).mul_(south).add_(above)

@@ -28,7 +28,7 @@ from fedmaba.rows.base import Inputs, Layout, call, constants, seed_torch
 from fedmaba.rows.ready import gpt, lstm, mlp_tabular, resnet, vit
 
 # Of one example: sizes, or a tuple or dict of sizes where there are several inputs. What a factory
-# gets also says what the numbers are: see `trees.Shape`.
+# gets also says what the numbers are: see `trees.LeafShape`.
 InputShapes: TypeAlias = trees.Shapes
 Factory = Callable[[Any, int], nn.Module]  # of (Shape, number of outputs)
 

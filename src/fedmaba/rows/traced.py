@@ -27,7 +27,7 @@ from fedmaba.rows.operations import RowMethod, RowOperations
 
 CALLS_BEFORE_RECORDING = 10  # On a CPU a recording saves little each time.
 EVALUATED_AT_ONCE = (4096, 1024, 256)  # examples of one row, on CUDA
-HALVINGS = 2  # The usual number of rows or examples is halved this often, and each half is compiled.
+HALVINGS = 2  # The usual number of rows or examples is halved this often, all compiled.
 
 Graph = Callable[..., Sequence[Tensor]]
 
