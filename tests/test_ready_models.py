@@ -14,7 +14,7 @@ from torch import nn
 import fedmaba
 from fedmaba.data.datasets import from_arrays
 from fedmaba.data.federation import Federation
-from fedmaba.data.trees import LeafShape
+from fedmaba.data.trees import Shape
 from fedmaba.errors import InputError
 from fedmaba.rows import models, ready
 from fedmaba.rows.ready.gpt import GPT
@@ -95,7 +95,7 @@ def test_a_model_of_characters_learns_to_go_on(name, each):
 @pytest.mark.parametrize("name", ["lstm", "gpt"])
 def test_sites_and_server_of_a_federation_make_the_same_model_of_characters(name):
     make = models.find_factory(name)
-    made = [make(shape, 7) for shape in (LeafShape((9,), "i", 5), LeafShape((9,), "i", 7), (9,))]
+    made = [make(shape, 7) for shape in (Shape((9,), "i", 5), Shape((9,), "i", 7), (9,))]
     assert len({str(m) for m in made}) == 1
 
 
@@ -127,8 +127,8 @@ def test_a_model_of_characters_sees_those_before_and_none_after(make):
             (1, 8, 8),
             "model lstm wants tokens, whole numbers from 0 of shape (length,), but",
         ),
-        ("lstm", LeafShape((6,), "i"), "the data have whole numbers of shape (6,)"),  # some below 0
-        ("gpt", LeafShape((6,)), "the data have numbers of shape (6,): use --model mlp"),
+        ("lstm", Shape((6,), "i"), "the data have whole numbers of shape (6,)"),  # some below 0
+        ("gpt", Shape((6,)), "the data have numbers of shape (6,): use --model mlp"),
         ("mlp-tabular", (1, 8, 8), "model mlp-tabular wants the features of a table"),
     ],
 )
@@ -178,7 +178,7 @@ def parameters(name: str) -> int:
     shape: tuple[int, ...] = (3, 32, 32)
     classes = 10
     if name in ("lstm", "lstm-small", "gpt"):
-        shape, classes = LeafShape((80,), "i", 80), 80
+        shape, classes = Shape((80,), "i", 80), 80
     if name == "mlp-tabular":
         shape, classes = (20,), 2
     return weights(models.find_factory(name)(shape, classes))

@@ -27,6 +27,7 @@ SAME_KIND = {
 }
 # Names that stand for two things, each with the reason why it stays.
 TWO_MEANINGS = {
+    "Shape": "what users see: what a model factory gets, and how a learning rate changes",
     "draw": "everyday English for both: the participants of a round, and a figure",
     "rounds": "what users type and see: the kind of a figure, and rounds.csv",
     "summary": "what users see: summary.csv, and the table of a history",

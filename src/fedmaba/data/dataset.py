@@ -45,7 +45,7 @@ class Dataset:
     task_given: bool = False  # It says whether the user named the task, or it was inferred.
 
     @cached_property
-    def shape(self) -> Tree[trees.LeafShape]:
+    def shape(self) -> Tree[trees.Shape]:
         """The shape of one example's inputs, as a model's factory gets it."""
         return trees.mapped(trees.shape_of, self.x)
 

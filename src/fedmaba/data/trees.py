@@ -15,7 +15,7 @@ U = TypeVar("U")
 Tree: TypeAlias = T | tuple[T, ...] | dict[str, T]
 
 
-class LeafShape(tuple[int, ...]):
+class Shape(tuple[int, ...]):
     """The shape of one example, which also says what its numbers are.
 
     kind: "f" for numbers, "i" for integers such as tokens, "b" for truth values such as a mask.
@@ -25,7 +25,7 @@ class LeafShape(tuple[int, ...]):
     kind: str
     vocabulary: int
 
-    def __new__(cls, sizes: tuple[int, ...], kind: str = "f", vocabulary: int = 0) -> LeafShape:
+    def __new__(cls, sizes: tuple[int, ...], kind: str = "f", vocabulary: int = 0) -> Shape:
         new = super().__new__(cls, sizes)
         new.kind, new.vocabulary = kind, vocabulary
         return new
@@ -38,7 +38,7 @@ def mapped(function: Callable[[T], U], tree: Tree[T]) -> Tree[U]:
     """The same tree of what the function gives for each array."""
     if isinstance(tree, dict):
         return {name: function(value) for name, value in tree.items()}
-    if isinstance(tree, tuple) and not isinstance(tree, LeafShape):
+    if isinstance(tree, tuple) and not isinstance(tree, Shape):
         return tuple(function(value) for value in tree)
     return function(tree)
 
@@ -57,14 +57,14 @@ def leaf_names(tree: Tree[Any], head: str) -> list[str]:
     return [f"{head}.{i}" for i in range(len(tree))] if isinstance(tree, tuple) else [head]
 
 
-def shape_of(array: Any) -> LeafShape:
+def shape_of(array: Any) -> Shape:
     """The shape of an array's examples."""
     kind = "i" if array.dtype.kind in "iu" else array.dtype.kind
     least, most = (int(array.min()), int(array.max())) if kind == "i" and array.size else (0, -1)
-    return LeafShape(tuple(array.shape[1:]), kind, most + 1 if least >= 0 else 0)
+    return Shape(tuple(array.shape[1:]), kind, most + 1 if least >= 0 else 0)
 
 
-def shape_leaves(shapes: Shapes) -> Tree[LeafShape]:
+def shape_leaves(shapes: Shapes) -> Tree[Shape]:
     """Shapes with their kinds; a plain tuple of sizes is one array of numbers."""
     if isinstance(shapes, Mapping):
         return {name: _shape(shape) for name, shape in shapes.items()}
@@ -73,15 +73,15 @@ def shape_leaves(shapes: Shapes) -> Tree[LeafShape]:
     return _shape(shapes)  # type: ignore[arg-type]
 
 
-def shape_list(shapes: Tree[LeafShape]) -> list[LeafShape]:
+def shape_list(shapes: Tree[Shape]) -> list[Shape]:
     """The shapes of a tree, in order."""
     if isinstance(shapes, dict):
         return [*shapes.values()]
-    return [shapes] if isinstance(shapes, LeafShape) else [*shapes]
+    return [shapes] if isinstance(shapes, Shape) else [*shapes]
 
 
-def _shape(shape: tuple[int, ...]) -> LeafShape:
-    return shape if isinstance(shape, LeafShape) else LeafShape(tuple(shape))
+def _shape(shape: tuple[int, ...]) -> Shape:
+    return shape if isinstance(shape, Shape) else Shape(tuple(shape))
 
 
 def in_words(shapes: Shapes) -> str:

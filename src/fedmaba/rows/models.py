@@ -28,7 +28,7 @@ from fedmaba.rows.base import Inputs, Layout, call, constants, seed_torch
 from fedmaba.rows.ready import gpt, lstm, mlp_tabular, resnet, vit
 
 # Of one example: sizes, or a tuple or dict of sizes where there are several inputs. What a factory
-# gets also says what the numbers are: see `trees.LeafShape`.
+# gets also says what the numbers are: see `trees.Shape`.
 InputShapes: TypeAlias = trees.Shapes
 Factory = Callable[[Any, int], nn.Module]  # of (Shape, number of outputs)
 
@@ -105,7 +105,7 @@ def _for_tokens(make: Callable[..., nn.Module]) -> Factory:
 
     @wraps(make)
     def checked(shape: InputShapes, classes: int, target: Any = None) -> nn.Module:
-        plain, shape = not isinstance(shape, trees.LeafShape), _sizes(shape, make.__name__)
+        plain, shape = not isinstance(shape, trees.Shape), _sizes(shape, make.__name__)
         tokens = plain or (shape.kind == "i" and shape.vocabulary > 0)
         if not tokens or len(shape) != 1:
             what = "whole numbers" if shape.kind == "i" else "numbers"
@@ -281,7 +281,7 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _leak_between_examples(model: nn.Module, name: str, shape: Tree[trees.LeafShape]) -> str:
+def _leak_between_examples(model: nn.Module, name: str, shape: Tree[trees.Shape]) -> str:
     """Why examples or steps affect others except by the weights; empty where they do not."""
     before = dict(model.named_buffers())
     with _seeded(0):
@@ -311,28 +311,26 @@ def _leak_between_examples(model: nn.Module, name: str, shape: Tree[trees.LeafSh
     return ""
 
 
-def as_read(model: nn.Module, shape: InputShapes) -> Tree[trees.LeafShape]:
+def as_read(model: nn.Module, shape: InputShapes) -> Tree[trees.Shape]:
     """The shape of inputs as this model reads them: one array of integers may stand for numbers.
 
     Integers stay integers where the model takes them, as an Embedding does. A model that only takes
     numbers, as a Linear layer does, gets them as numbers.
     """
     read = trees.shape_leaves(shape)
-    if not isinstance(read, trees.LeafShape) or (
-        read.kind == "f" and isinstance(shape, trees.LeafShape)
-    ):
+    if not isinstance(read, trees.Shape) or (read.kind == "f" and isinstance(shape, trees.Shape)):
         return read
-    other = trees.LeafShape(read, "i" if read.kind == "f" else "f")  # plain sizes may mean either
+    other = trees.Shape(read, "i" if read.kind == "f" else "f")  # plain sizes may mean either
     return other if not _takes(model, read) and _takes(model, other) else read
 
 
-def outputs_of(model: nn.Module, shape: Tree[trees.LeafShape]) -> tuple[int, ...]:
+def outputs_of(model: nn.Module, shape: Tree[trees.Shape]) -> tuple[int, ...]:
     """The shape of a model's outputs for one example of inputs as it reads them."""
     with torch.no_grad():
         return tuple(call(model, _blank(shape, 2)).shape[1:])
 
 
-def _takes(model: nn.Module, shape: trees.LeafShape) -> bool:
+def _takes(model: nn.Module, shape: trees.Shape) -> bool:
     """Whether a model accepts inputs of a shape."""
     try:
         with torch.no_grad():
@@ -382,20 +380,20 @@ def _watched_tokens(model: nn.Module) -> Iterator[list[str]]:
             hook.remove()
 
 
-def _blank(shape: Tree[trees.LeafShape], many: int, largest: bool = False) -> Inputs:
+def _blank(shape: Tree[trees.Shape], many: int, largest: bool = False) -> Inputs:
     """So many empty inputs, or those of the largest tokens; a mask masks nothing."""
 
-    def one(leaf: trees.LeafShape) -> torch.Tensor:
+    def one(leaf: trees.Shape) -> torch.Tensor:
         value = max(0, leaf.vocabulary - 1) if largest else 0
         return torch.full((many, *leaf), 1 if leaf.kind == "b" else value, dtype=_DTYPES[leaf.kind])
 
     return trees.mapped(one, shape)
 
 
-def _random(shape: Tree[trees.LeafShape]) -> Inputs:
+def _random(shape: Tree[trees.Shape]) -> Inputs:
     """The random inputs of one example; a mask masks nothing."""
 
-    def one(leaf: trees.LeafShape) -> torch.Tensor:
+    def one(leaf: trees.Shape) -> torch.Tensor:
         if leaf.kind == "i":
             return torch.randint(max(1, leaf.vocabulary), tuple(leaf))
         return torch.ones(leaf, dtype=torch.bool) if leaf.kind == "b" else torch.rand(leaf)
@@ -417,7 +415,7 @@ def _try(
     except Exception as error:  # user code can raise anything
         if wrong:
             raise InputError(f"model {name!r} gets {wrong[0]}") from error
-        sizes = trees.mapped(lambda v: trees.LeafShape(tuple(v.shape[1:])), x)
+        sizes = trees.mapped(lambda v: trees.Shape(tuple(v.shape[1:])), x)
         what = f"model {name!r} does not accept inputs of shape {trees.in_words(sizes)}"
         raise user_code.error_in_user_code(what, error) from error
     if not isinstance(out, torch.Tensor):
@@ -435,10 +433,10 @@ def _count(shape: InputShapes, name: str) -> int:
     return math.prod(_sizes(shape, name))
 
 
-def _sizes(shape: InputShapes, name: str) -> trees.LeafShape:
+def _sizes(shape: InputShapes, name: str) -> trees.Shape:
     """The sizes of the one array that a ready model takes."""
     one = trees.shape_leaves(shape)
-    if not isinstance(one, trees.LeafShape):
+    if not isinstance(one, trees.Shape):
         raise InputError(
             f"model {name} takes one array, but the data have {trees.in_words(shape)}: give a "
             "model of your own"

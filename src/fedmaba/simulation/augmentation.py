@@ -22,7 +22,7 @@ class Augmentation:
     def check(self, shape: Shapes) -> None:
         """Refuse inputs (shape of one) that are no images, or too small for such a border."""
         one = trees.shape_leaves(shape)
-        if not isinstance(one, trees.LeafShape) or one.kind != "f" or len(one) != 3:
+        if not isinstance(one, trees.Shape) or one.kind != "f" or len(one) != 3:
             raise InputError(
                 f"augment={self}: it wants images of (channels, height, width), but the data have "
                 f"shape {trees.in_words(shape)}: leave it out"

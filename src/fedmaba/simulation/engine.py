@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedmaba.data import groups, trees
 from fedmaba.data.dataset import Dataset
-from fedmaba.data.trees import LeafShape
+from fedmaba.data.trees import Shape
 from fedmaba.errors import InputError, NoRoom
 from fedmaba.rows import LossFn, Rows, compile, models
 from fedmaba.rows.base import Inputs, call
@@ -245,7 +245,7 @@ def load_examples(
     `y` are other targets than the data set's own, as a site of a federation numbers its classes.
     """
     read = models.as_read(model.eval(), data.shape)
-    numbers = isinstance(read, LeafShape) and read.kind == "f"
+    numbers = isinstance(read, Shape) and read.kind == "f"
     if not numbers:
         models.check_tokens(model, make, data.x)
 
