@@ -26,7 +26,7 @@ from fedmaba.simulation import engine
 
 def playing(name: str, rounds: int, device: str, dtype: str, model: str | None) -> engine.Batch:
     """The target's largest batch, three seeds, with no evaluation on the way."""
-    jobs = targets.load(name, targets.Scale(seeds=3)).every_job()
+    jobs = targets.load_target(name, targets.Scale(seeds=3)).every_job()
     job = max(jobs, key=lambda one: targets.updates(one, one.runs))
     seeds = sorted({key.seed for key in job.runs})
     changes = {"rounds": rounds}

@@ -135,5 +135,5 @@ def real(tmp_path_factory) -> tuple[Path, Path]:
         eval_every=2, seeds=2, model="softmax",
     )  # fmt: skip
     out = folder.parent / "report.html"
-    html.write([folder], out)
+    html.write_page([folder], out)
     return folder, out

@@ -59,14 +59,14 @@ ABOUT = {
 
 def save(path, job, runs, held=None):
     held = np.zeros(len(runs[0].test_size), int) if held is None else held
-    archive.write(path, runs, [held] * len(runs), ABOUT | {"settings": job.settings})
+    archive.write_archive(path, runs, [held] * len(runs), ABOUT | {"settings": job.settings})
 
 
 def fill(folder, *names):
     """Histories of all runs of some targets, made up, at the paper's full settings."""
     folder.mkdir(exist_ok=True)
     jobs = {}
-    for job in (job for name in names for job in targets.load(name).every_job()):
+    for job in (job for name in names for job in targets.load_target(name).every_job()):
         jobs.setdefault(job.digest, (job, {}))[1].update(dict.fromkeys(job.runs))
     for digest, (job, keys) in jobs.items():
         held = np.full(20, 60) if job.experiment.data.validation != "0%" else None

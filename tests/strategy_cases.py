@@ -115,3 +115,13 @@ def coefficients(strategy: Strategy, rounds: int = 5, n: int = 12, m: int = 5) -
         coef, state, _ = strategy.weigh(state, bench.round())
         found.append(coef[:m])
     return found
+
+
+def kkt_gap(gram, x, centre, radius) -> float:
+    """How far x is from optimal for `min_norm`: 0 at the optimum."""
+    low, high = np.maximum(centre - radius, 0.0), np.minimum(centre + radius, 1.0)
+    g = gram @ x
+    down, up = x > low + 1e-12, x < high - 1e-12
+    if not down.any() or not up.any():
+        return 0.0
+    return max(0.0, float(g[down].max() - g[up].min()))

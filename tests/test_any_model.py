@@ -12,7 +12,7 @@ from any_models import CLASSES, random_model
 from fedmaba.rows import compile, traced
 from fedmaba.rows.base import Layout, Step
 from fedmaba.rows.general import LoopRows
-from fedmaba.rows.operations import How, RowOperations
+from fedmaba.rows.operations import RowMethod, RowOperations
 from fedmaba.rows.random import dropout_mask, fused_dropout_mask
 from fedmaba.rows.traced import TracedRows
 
@@ -51,7 +51,7 @@ class Tried:
             views = self.layout.views(self.flat)
             named = {n: v[r] for n, v in zip(self.layout.names, views, strict=True)}
             own = {n: v.detach().clone().requires_grad_() for n, v in named.items()}
-            with RowOperations(How(rows=False), self.keys[r]):
+            with RowOperations(RowMethod(rows=False), self.keys[r]):
                 out = functional_call(self.model.train(), own, (self.x[r],))
             each = F.cross_entropy(out, self.y[r], reduction="none")
             loss = (each * self.weight[r]).sum()

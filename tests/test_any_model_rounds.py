@@ -10,7 +10,7 @@ import fedmaba.rows as package
 from any_models import Attention, Branches, Cells, Positions, Recurrent, Sum
 from fedmaba.rows import inductor
 from fedmaba.rows.general import LoopRows
-from fedmaba.rows.operations import How, RowOperations
+from fedmaba.rows.operations import RowMethod, RowOperations
 from fedmaba.rows.traced import TracedRows
 from plain_loop import PLAN, Plain, apart, one, played, vector
 
@@ -21,7 +21,7 @@ class Keyed(Plain):
     def forward(self, model, x, key=None):
         if key is None:
             return model.eval()(x)
-        with RowOperations(How(rows=False), key[0]):
+        with RowOperations(RowMethod(rows=False), key[0]):
             return model.train()(x)
 
 

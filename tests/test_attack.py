@@ -201,7 +201,7 @@ def test_the_command_line_refuses_it_too(monkeypatch, capsys, tmp_path):
 def test_a_file_refuses_it_too():
     tree = {"strategies": ["fedavg"], "attack": {"share": "10%"}}
     with pytest.raises(InputError, match=r"mine: attack\.share='10%': hostile clients do nothing"):
-        checks.build(tree, "mine")
+        checks.build_checked(tree, "mine")
 
 
 def test_older_files_that_name_a_share_of_nobody_are_read_and_resumed(tmp_path, tiny_npz):

@@ -9,7 +9,7 @@ from tools import run_parts
 from fedmaba import strategies
 from fedmaba.errors import InputError
 from fedmaba.reproduction import archive, baseline_tables, page, picks, target_sources, targets
-from fedmaba.reproduction.targets import Key, Scale
+from fedmaba.reproduction.targets import RunKey, Scale
 from fedmaba.results.history import GrowingArray, RunHistory
 from reproduction_cases import ABOUT, command, grid_named
 
@@ -70,7 +70,7 @@ def made(key, tested, held, own=None, diverged=""):
 def fill(folder, held, tested=(0.5, 0.5, 0.5, 0.5), own=None, diverged=(), only=None):
     """The trials of the small target; `held` gives shares of validation examples by experiment."""
     folder.mkdir(exist_ok=True)
-    target = targets.load("baselines-small")
+    target = targets.load_target("baselines-small")
     for j, job in enumerate(target.jobs):
         runs = [
             made(
@@ -84,7 +84,7 @@ def fill(folder, held, tested=(0.5, 0.5, 0.5, 0.5), own=None, diverged=(), only=
             if only is None or key.label in only
         ]
         about = ABOUT | {"settings": job.settings}
-        archive.write(folder / f"{j}.npz", runs, [HELD] * len(runs), about)
+        archive.write_archive(folder / f"{j}.npz", runs, [HELD] * len(runs), about)
     return target, archive.read_folder(folder)
 
 
@@ -105,7 +105,7 @@ def picked(target, batches):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_strategy_of_the_package_has_four_trials(name):
-    target = targets.load(name)
+    target = targets.load_target(name)
     trials = [(job.experiment.train.lr, label) for job in target.jobs for label in job.strategies]
     rows = {targets.row_of(label) for _, label in trials}
     assert rows == strategies.REGISTRY.keys() - {"fairfed"}  # which needs groups of people
@@ -147,7 +147,7 @@ def test_fresh_seeds_follow_those_of_the_trials(small, tmp_path):
     whole = picks.with_picks(target, batches)
     fresh = [key for job in whole.jobs for key in job.runs if key.seed >= 1]
     assert set(fresh) == {
-        Key(label, seed, "poly:8")
+        RunKey(label, seed, "poly:8")
         for label in ("fedavg", "fedmaba:alpha=0.8", "ditto:lam=0.1")
         for seed in (1, 2)
     }
@@ -156,22 +156,22 @@ def test_fresh_seeds_follow_those_of_the_trials(small, tmp_path):
     assert (size.runs, size.done) == (6 + 6, 6)
     (size,) = picks.target_sizes([])
     assert (size.runs, size.done, size.updates) == (12, 0, 12 * 4 * 2)
-    one = targets.load("baselines-small", Scale(seeds=(2,)))
+    one = targets.load_target("baselines-small", Scale(seeds=(2,)))
     assert one.jobs[0].fresh == (2,)
     with pytest.raises(InputError, match="leaves none of the seeds 1 to 2, which no trial has"):
-        targets.load("baselines-small", Scale(seeds=(0,)))
+        targets.load_target("baselines-small", Scale(seeds=(0,)))
 
 
 def test_rows_with_other_numbers_of_trials_are_refused(small):
     small.write_text(SMALL.replace("alpha=[0.2,0.8]", "alpha=[0.2,0.5,0.8]"))
     with pytest.raises(InputError, match="differ: fedavg 2, fedmaba 3, ditto 2"):
-        targets.load("baselines-small")
+        targets.load_target("baselines-small")
     small.write_text(SMALL.replace('validation = "20%"', ""))
     with pytest.raises(InputError, match="a search picks on validation data"):
-        targets.load("baselines-small")
+        targets.load_target("baselines-small")
     small.write_text(SMALL.replace("seeds = 2", "seeds = [1, 2]"))
     with pytest.raises(InputError, match="say how many seeds follow those of the trials"):
-        targets.load("baselines-small")
+        targets.load_target("baselines-small")
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_parts_search_then_run_what_was_picked(parts, capsys):
     assert "no pick yet for fedavg, fedmaba, ditto: run #search before" in said
     assert "FAILED" not in said.partition("#search: 6 runs")[2]
     assert "#picks: 6 runs" in said
-    target, batches = targets.load("baselines-small"), archive.read_folder(results)
+    target, batches = targets.load_target("baselines-small"), archive.read_folder(results)
     assert sum(len(batch.keys) for batch in batches) == 12
     history = picks.picked_history(target, batches)
     assert {(run.label, run.seed) for run in history.runs} == {

@@ -26,8 +26,8 @@ def run(label, seed, accuracy, spread, diverged=""):
 
 def shown(tmp_path, runs, name="table2-fashion-mnist", scale=None):
     """The page of a target with these runs only."""
-    save(tmp_path / "x.npz", targets.load(name, scale).jobs[0], runs)
-    return reproduction.document(targets.load(name, scale), archive.read_folder(tmp_path))
+    save(tmp_path / "x.npz", targets.load_target(name, scale).jobs[0], runs)
+    return reproduction.document(targets.load_target(name, scale), archive.read_folder(tmp_path))
 
 
 def test_every_row_says_whether_the_papers_value_lies_inside_our_interval(tmp_path):
@@ -70,7 +70,7 @@ def test_a_cut_down_table_has_no_columns_of_the_papers(tmp_path):
 
 
 def test_the_other_split_stands_beside_the_same_table():
-    tables = paper.load()
+    tables = paper.load_paper()
     for target in targets.every_target():
         if target.view.kind == "table" and not target.name.startswith("natural-"):
             assert target.view.paper in tables, target.name
@@ -79,8 +79,8 @@ def test_the_other_split_stands_beside_the_same_table():
 BASE = ["fedavg", "qffl", "afl", "fedprox"]
 
 
-def seen(*runs: RunHistory) -> claims.Seen:
-    return claims.Seen(History(list(runs)))
+def seen(*runs: RunHistory) -> claims.TargetFigures:
+    return claims.TargetFigures(History(list(runs)))
 
 
 def test_second_best_is_the_baseline_of_least_variance_in_our_runs():
@@ -94,7 +94,7 @@ def test_second_best_is_the_baseline_of_least_variance_in_our_runs():
     found = claims.our_number(claim, seen(*runs), "fedmaba", "last", "last", BASE)
     assert found.against == "q-FFL, q=0.005"
     assert found.span.mean == pytest.approx(100 * np.mean([1 - 16 / 36, 1 - 25 / 49]))
-    assert claims.said(claim, *found).endswith("holds (against q-FFL, q=0.005)")
+    assert claims.verdict_in_words(claim, *found).endswith("holds (against q-FFL, q=0.005)")
     plain = claims.our_number(
         {k: v for k, v in claim.items() if k != "against"}, seen(*runs), "fedmaba", "last", "last"
     )
@@ -107,7 +107,7 @@ def test_nothing_is_second_best_where_nothing_was_run():
     found = claims.our_number(
         claim, seen(run("fedmaba", 0, 80, 4)), "fedmaba", "last", "last", BASE
     )
-    assert claims.said(claim, *found) == "not run"
+    assert claims.verdict_in_words(claim, *found) == "not run"
 
 
 def test_the_mean_of_the_baselines_is_taken_under_each_seed():
@@ -125,12 +125,12 @@ def test_the_mean_of_the_baselines_is_taken_under_each_seed():
 
 
 def test_a_statement_counts_the_papers_baselines_without_those_it_names():
-    target = targets.load("table2-fashion-mnist")
+    target = targets.load_target("table2-fashion-mnist")
     assert len(claims.baselines(target, {})) == 10
     assert not [r for r in claims.baselines(target, {}) if r.startswith(("fedmaba", "fedfv"))]
     left = claims.baselines(target, {"without": ["term"]})
     assert set(claims.baselines(target, {})) - set(left) == {"term:normalise=reference"}
-    assert claims.baselines(targets.load("table3-cifar100"), {}) == [
+    assert claims.baselines(targets.load_target("table3-cifar100"), {}) == [
         *("fedavg", "qffl", "fedmgda", "fedmgda:eta=0.1", "afl", "afl:lam=0.5", "fedprox")
     ]
     unknown = replace(target, view=target.view.model_copy(update={"paper": ""}))
@@ -138,7 +138,7 @@ def test_a_statement_counts_the_papers_baselines_without_those_it_names():
 
 
 def test_what_the_readings_quote_of_the_papers_tables_is_what_they_hold():
-    told = paper.load()
+    told = paper.load_paper()
     fashion, cifar = told["table2-fashion-mnist"], told["table2-cifar10"]
     hundred = told["table3-cifar100"]
     ours = ("fedmaba", "fedmaba:alpha=0.8")
@@ -184,7 +184,7 @@ def test_what_the_readings_quote_of_the_papers_tables_is_what_they_hold():
 
 
 def test_a_reading_shows_fedmaba_as_fedmaba_whatever_other_rows_it_has(tmp_path):
-    target = targets.load("readings")
+    target = targets.load_target("readings")
     job = target.jobs[0]
     runs = [run("fedavg", s, 90, 7 + s) for s in (0, 1)] + [run("fedsgd", s, 50, 9) for s in (0, 1)]
     runs += [run("fedmaba", s, 80, 5 + s) for s in (0, 1)]
@@ -202,16 +202,16 @@ def test_a_reading_shows_fedmaba_as_fedmaba_whatever_other_rows_it_has(tmp_path)
 @pytest.mark.slow
 def test_no_word_of_the_figures_claims_to_know_the_papers_images():
     for name in targets.names():
-        view = targets.load(name).view
+        view = targets.load_target(name).view
         assert not re.search(r"as the paper draws|data set .* our choice", view.note), name
     for name in ("figure1a", "figure1b"):  # every row of the paper's Table II
-        rows = set(targets.load(name).jobs[0].strategies)
-        assert rows == {*paper.load()["baselines"], "fedmaba", "fedmaba:alpha=0.8"}
+        rows = set(targets.load_target(name).jobs[0].strategies)
+        assert rows == {*paper.load_paper()["baselines"], "fedmaba", "fedmaba:alpha=0.8"}
     for name, held in (("figure2-alpha", "eta_b"), ("figure2-eta_b", "alpha")):
-        (job,) = targets.load(name).jobs
+        (job,) = targets.load_target(name).jobs
         assert job.experiment.data.name == "fashion-mnist"
         fixed = {getattr(s, held) for s in job.strategies.values() if hasattr(s, held)}
         assert fixed == {0.5}
-    a, b = (targets.load(name).jobs[0].experiment for name in ("figure1a", "figure1b"))
+    a, b = (targets.load_target(name).jobs[0].experiment for name in ("figure1a", "figure1b"))
     assert (a.data.name, a.train.participants) == ("fashion-mnist", "all")
     assert (b.data.name, b.train.participants) == ("cifar10", 10)

@@ -115,9 +115,9 @@ def test_without_validation_data_the_rule_is_refused(fed, held_fed):
         with pytest.raises(InputError, match="none are held back: add --validation 10%"):
             start([Run(one("fedavg"), 1, fed, rule)], PLAN, mlp)
         with pytest.raises(InputError, match="none are held back"):
-            checks.build({"strategies": ["fedavg"], "server": {"deploy": rule}})
+            checks.build_checked({"strategies": ["fedavg"], "server": {"deploy": rule}})
         tree = {"strategies": ["fedavg"], "server": {"deploy": rule}, "data": {"validation": "5%"}}
-        assert checks.build(tree).server.deploy == rule
+        assert checks.build_checked(tree).server.deploy == rule
         with pytest.raises(InputError, match="which a server on Flower does not have"):
             FederationSettings(one("fedavg"), deploy=rule)
     with pytest.raises(InputError, match="best:accuracy or best:fair"):

@@ -163,8 +163,8 @@ def test_clients_without_a_score_are_left_out_and_counted(tmp_path):
     same_history(run_folder.load_history(tmp_path / "run"), history)
     frame = history.to_pandas()
     assert frame.deployed_accuracy.isna().mean() == pytest.approx(0.4)
-    assert "Clients whose AUC is undefined" in page.page([data.load(tmp_path / "run")])
-    rows = export.clients(data.load(tmp_path / "run"))
+    assert "Clients whose AUC is undefined" in page.page([data.load_run_folder(tmp_path / "run")])
+    rows = export.clients(data.load_run_folder(tmp_path / "run"))
     assert sum(np.isnan(row[-2]) for row in rows[1:]) == 2 * len(rows[1:]) // 5
     session = experiment.prepare(
         asked("own", eval__metric="auc", model="softmax", data={"name": "own"}),
@@ -199,7 +199,7 @@ def test_a_stopped_run_goes_on_with_the_same_metric(tiny_npz, tmp_path):
 
 def test_figures_of_a_run_in_progress_are_in_the_metrics_own_unit(tiny_npz, tmp_path):
     play(begun(asked(tiny_npz, eval__metric="brier", save__every=None), tmp_path / "run"), 4)
-    source = data.load(tmp_path / "run")
+    source = data.load_run_folder(tmp_path / "run")
     figures = CurrentFigures([source], 0.05, source.history.unit)
     line = next(
         json.loads(text)

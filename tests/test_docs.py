@@ -187,7 +187,9 @@ def test_commands_of_the_docs_are_understood(small_sample, tmp_path, monkeypatch
     monkeypatch.setattr(running, "_run", lambda asked, *rest: seen.extend(asked))
     shown = []
     monkeypatch.setattr(reproducing, "_reproduce", lambda *rest: None)
-    monkeypatch.setattr(display, "reproduced", lambda target, *rest: shown.append(target.name))
+    monkeypatch.setattr(
+        display, "show_and_write_target", lambda target, *rest: shown.append(target.name)
+    )
     # the folder all pages speak of, so that what reads it can run
     rng = np.random.default_rng(0)
     x, owner = rng.normal(size=(90, 3)), np.repeat([0, 1, 2], 30)

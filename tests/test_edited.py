@@ -185,16 +185,16 @@ def test_an_edited_partition_of_a_finished_run_is_named(done):
     arrays["seed0.labels"] = arrays["seed0.labels"][::-1]
     file.write_bytes(run_folder.npz(arrays))
     with pytest.raises(InputError, match=r"partition\.npz .*not the file that the run ended with"):
-        data.load(done)
+        data.load_run_folder(done)
 
 
 def test_an_edited_experiment_of_a_finished_run_is_named(done):
-    data.load(done)
+    data.load_run_folder(done)
     file = done / "experiment.toml"
     file.write_text(file.read_text().replace("lr = 0.1", "lr = 0.3"))
     said = r"experiment\.toml was edited since .* \(train\.lr was 0\.1, now 0\.3\): restore it"
     with pytest.raises(InputError, match=said):
-        data.load(done)
+        data.load_run_folder(done)
 
 
 def test_an_edited_about_of_a_finished_run_is_named(done):
@@ -202,7 +202,7 @@ def test_an_edited_about_of_a_finished_run_is_named(done):
     about["data"]["sha256"] = "0" * 64
     (done / "about.json").write_text(json.dumps(about))
     with pytest.raises(InputError, match=r"about\.json is not that of this run: restore it"):
-        data.load(done)
+        data.load_run_folder(done)
 
 
 def test_a_finished_folder_of_the_version_before_is_read(done):
@@ -236,7 +236,7 @@ def test_the_digest_covers_experiment_data_and_partition(tiny_npz):
 def test_a_batch_does_not_go_on_from_another_ones_checkpoint(tmp_path):
     scale = targets.Scale(rounds=4, seeds=1, only=("fedavg",), quick=True)
     machine = config.Machine(device="cpu")
-    work = run.plan(targets.load("figure1a", scale), tmp_path)[0]
+    work = run.plan(targets.load_target("figure1a", scale), tmp_path)[0]
 
     def stopped(work):
         going = run.begin(work, tmp_path, machine)

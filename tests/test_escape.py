@@ -408,7 +408,7 @@ def test_a_name_is_no_formula_in_any_figure(kind):
     pytest.importorskip("matplotlib")
     names = [r"a$\foo$", "$$", "_hidden", r"\$x$", "b\x1b[2J\ud800$\\frac{1}{$"]
     names += ["c", "d", "e"]  # so many that a legend says which are thick
-    shown = drawn(figures.of(history(names), kind))
+    shown = drawn(figures.figure_of(history(names), kind))
     for name in names if kind != "tradeoff" else ():  # there letters are drawn as lines
         assert escape.one_line(name) in shown
 
@@ -427,7 +427,7 @@ def test_names_of_classes_are_no_formulas_either():
 def test_a_user_who_sets_everything_in_latex_runs_no_name(monkeypatch):
     matplotlib = pytest.importorskip("matplotlib")
     with matplotlib.rc_context({"text.usetex": True}):
-        assert figures.encode(figures.of(history([r"\input{x}"]), "variance"), ".svg")
+        assert figures.encode(figures.figure_of(history([r"\input{x}"]), "variance"), ".svg")
 
 
 # --- whole folders --------------------------------------------------------------------------------
@@ -473,7 +473,7 @@ def test_every_command_shows_a_hostile_folder_and_obeys_nothing(run, tmp_path, m
     assert "＝" not in {row[4][:1] for row in naive(text)}
     kept = run_folder.load_history(run).runs[1].label  # the record keeps the truth
     assert kept == Own.name
-    assert "bob\r=cmd|' /C calc'!A0" in data.load(run).data["clients"]
+    assert "bob\r=cmd|' /C calc'!A0" in data.load_run_folder(run).data["clients"]
 
 
 def test_what_watch_says_of_a_fault_is_one_line(run, monkeypatch):

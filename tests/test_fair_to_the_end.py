@@ -32,7 +32,7 @@ def some_runs(rows, seeds=(0, 1, 2)):
 
 
 def test_losses_come_back_to_three_digits_and_only_where_they_were_kept(tmp_path):
-    job = targets.load("fair-fashion-mnist").jobs[0]
+    job = targets.load_target("fair-fashion-mnist").jobs[0]
     told = np.random.default_rng(0).uniform(0.001, 3, (6, 20))
     told[2, 3] = np.nan
     plain, loud = some_runs(["fedavg", "fedmaba"], seeds=[0])
@@ -49,7 +49,7 @@ def test_losses_come_back_to_three_digits_and_only_where_they_were_kept(tmp_path
     [(np.zeros((2, 6, 20), np.int64), "is int64"), (np.zeros((2, 5, 20), np.float16), "shape")],
 )
 def test_losses_that_no_batch_writes_are_refused(wrong, words, tmp_path):
-    job, path = targets.load("fair-fashion-mnist").jobs[0], tmp_path / "x.npz"
+    job, path = targets.load_target("fair-fashion-mnist").jobs[0], tmp_path / "x.npz"
     save(path, job, some_runs(["fedavg", "fedmaba"], seeds=[0]), HELD)
     with np.load(path) as held:
         arrays = dict(held)
@@ -115,7 +115,7 @@ def test_a_round_is_not_handed_out_where_clients_keep_a_part_of_the_model(rule, 
 @pytest.fixture
 def page(tmp_path):
     """The page of a target of which two variants have runs; the first has losses."""
-    target = targets.load("fair-fashion-mnist")
+    target = targets.load_target("fair-fashion-mnist")
     rng = np.random.default_rng(1)
     first = some_runs(["fedavg", "fedmaba", "fedmaba:loss_at=held"])
     first = [

@@ -55,7 +55,7 @@ def places(tree, front=()):
 def looked_at(folder) -> str:
     """What a folder is refused with, or nothing if it could be shown."""
     try:
-        state = state_folder.load(folder)
+        state = state_folder.load_state_folder(folder)
         federation.how_far(state)
         federation.grids(state)
         state.history().summary("last")
@@ -95,7 +95,7 @@ def test_a_line_that_cannot_be_of_this_federation_is_named(folder, change, said)
     change(lines[1])
     rewrite(folder, lines)
     with pytest.raises(InputError, match=r"rounds.jsonl cannot be read \(line 2: ") as error:
-        data.load(folder)
+        data.load_run_folder(folder)
     assert said in str(error.value)
 
 
@@ -118,18 +118,18 @@ def test_no_file_is_read_through_a_link(folder, tmp_path, name, monkeypatch, cap
 def test_too_many_numbers_are_refused_before_they_are_held(folder, monkeypatch):
     monkeypatch.setattr(state_folder, "MAX_CELLS", 8)
     with pytest.raises(InputError, match="more than 8 rounds times sites"):
-        data.load(folder)
+        data.load_run_folder(folder)
 
 
 def test_a_long_line_and_a_damaged_checkpoint_are_one_line(folder, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(files, "MAX_LINE_BYTES", 100)
         with pytest.raises(InputError, match="line 1 has more than 100 bytes"):
-            data.load(folder)
+            data.load_run_folder(folder)
     for file in (folder / "checkpoint").iterdir():
         file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(InputError, match="is damaged: its checksum is wrong"):
-        data.load(folder)
+        data.load_run_folder(folder)
 
 
 def test_what_a_stranger_said_is_shown_and_never_obeyed(folder, monkeypatch, capsys):
@@ -138,11 +138,11 @@ def test_what_a_stranger_said_is_shown_and_never_obeyed(folder, monkeypatch, cap
     lines[1]["refused"] = hostile
     lines[1]["info"] = dict.fromkeys(hostile[:20], 0.5)
     rewrite(folder, lines)
-    page = html.page([data.load(folder)])
+    page = html.page([data.load_run_folder(folder)])
     assert "<script>alert" not in page
     assert set(obeyed(page)) <= {"\t"}  # which a page shows as a space
-    source = data.load(folder)
-    card = model_card.text(source)
+    source = data.load_run_folder(folder)
+    card = model_card.card_text(source)
     assert not obeyed(card)
     for grid in federation.grids(source.federation):
         rows = document.markdown_table(grid).splitlines()[4:]

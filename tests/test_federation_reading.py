@@ -89,7 +89,7 @@ def test_a_site_that_joins_later_is_a_client_from_then_on(tmp_path):
     made.finish_round([federations.reply(c, 1, 0.5) for c in (1, 2)])
     made.finish_round([federations.reply(c, 2, 0.5) for c in (0, 1, 2)])
     made.close()
-    state = state_folder.load(tmp_path / "grow")
+    state = state_folder.load_state_folder(tmp_path / "grow")
     assert list(state.sites) == ["south", "west", "north"]
     weights = state.history().runs[0].weights()
     assert np.isnan(weights[0, 2])
@@ -104,7 +104,7 @@ def test_errors_are_shown_as_errors_where_lower_is_better(tmp_path):
     assert (history.unit.name, history.unit.lower, history.unit.mark) == ("error", True, "")
     (row,) = history.summary("last")
     assert row.mean.worst == pytest.approx(federations.accuracy(2, 3))
-    assert "error" in html.page([data.load(tmp_path / "error")])
+    assert "error" in html.page([data.load_run_folder(tmp_path / "error")])
 
 
 def test_table_shows_figures_sites_and_who_was_left_out(ended, monkeypatch, capsys):
@@ -134,14 +134,14 @@ def test_what_is_not_known_is_said_in_a_line(tmp_path, monkeypatch, capsys):
     quiet = federations.server(tmp_path / "quiet")
     federations.play(quiet, 3, None)
     federations.end(quiet)
-    state = state_folder.load(tmp_path / "quiet")
+    state = state_folder.load_state_folder(tmp_path / "quiet")
     assert state.notes() == ["no site told any accuracy: none has test examples"]
     assert "evaluated" not in state.history().runs[0].tables
-    assert "No run has been evaluated yet." in html.page([data.load(tmp_path / "quiet")])
+    assert "No run has been evaluated yet." in html.page([data.load_run_folder(tmp_path / "quiet")])
 
 
 def test_export_has_a_row_for_each_answer_and_the_reasons(folder):
-    export.write(folder, folder / "csv")
+    export.write_export(folder, folder / "csv")
     rows = list(csv.DictReader((folder / "csv" / "weights.csv").read_text().splitlines()))
     assert [(r["round"], r["name"]) for r in rows if r["name"] == "west"] == [
         ("1", "west"),
@@ -203,11 +203,11 @@ def test_watch_is_live_and_becomes_the_report(going, tmp_path):
 def test_a_server_that_waits_for_its_sites_can_be_watched(tmp_path):
     made = federations.server(tmp_path / "new")
     try:
-        source = data.load(tmp_path / "new")
+        source = data.load_run_folder(tmp_path / "new")
         assert (source.finished, source.held, source.rounds) == (False, True, 3)
         assert "No round of 3 has ended yet." in html.page([source])
         with pytest.raises(InputError, match="no round of this federation has ended yet"):
-            export.write(tmp_path / "new", tmp_path / "csv")
+            export.write_export(tmp_path / "new", tmp_path / "csv")
     finally:
         made.close()
 
@@ -216,7 +216,7 @@ def test_a_federation_that_was_killed_says_how_it_goes_on(tmp_path):
     made = federations.server(tmp_path / "cut")
     federations.play(made, 2)
     made.close()
-    source = data.load(tmp_path / "cut")
+    source = data.load_run_folder(tmp_path / "cut")
     assert not source.finished
     assert source.federation.notes()[0].startswith("unfinished, saved up to round 2 of 3: run it")
     where = json.dumps(str(tmp_path / "cut"))
@@ -229,7 +229,7 @@ def test_a_run_that_goes_on_after_its_end_is_not_finished(folder):
     made = federations.server(folder, rounds=5)
     federations.play(made, 1)
     made.close()
-    state = state_folder.load(folder)
+    state = state_folder.load_state_folder(folder)
     assert (state.finished, state.done, state.asked) == (False, 4, 5)
     np.testing.assert_equal(state.history().runs[0].evaluated, [1, 2, 3])
 
@@ -242,7 +242,7 @@ def test_a_folder_of_an_older_version_is_read(folder):
     old = text.replace('"asked": ["north", "south", "west"], ', "")
     assert old != text
     (folder / "rounds.jsonl").write_text(old)
-    source = data.load(folder)
+    source = data.load_run_folder(folder)
     assert source.finished
     page = html.page([source])
     assert "When it ended was not recorded" in page
@@ -253,7 +253,7 @@ def test_lines_that_no_checkpoint_counts_are_not_shown(folder):
     """A server that was killed between both plays the round again."""
     with (folder / "rounds.jsonl").open("a") as file:
         file.write('{"round": 4, "sites": {}, "refused": []}\n')
-    assert len(state_folder.load(folder).rounds) == 3
+    assert len(state_folder.load_state_folder(folder).rounds) == 3
 
 
 @pytest.mark.slow

@@ -166,4 +166,4 @@ def test_no_card_without_models(tmp_path, monkeypatch, capsys):
     assert end.value.code == 2
     assert "holds no models yet: wait until the run has ended" in capsys.readouterr().err
     with pytest.raises(InputError, match="has no folder, so no models"):
-        model_card.text(data.of(data.load(tmp_path / "state").history))
+        model_card.card_text(data.source_of(data.load_run_folder(tmp_path / "state").history))

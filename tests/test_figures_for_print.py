@@ -8,7 +8,7 @@ import pytest
 import report_cases
 from fedmaba.errors import InputError
 from fedmaba.report import data, figures
-from fedmaba.report.looks import printed_name
+from fedmaba.report.row_styles import printed_name
 from fedmaba.results.history import History
 from report_cases import call, one
 
@@ -51,7 +51,7 @@ def test_names_are_those_that_a_paper_prints(label, name):
 def test_a_figure_has_the_width_of_a_column_or_a_page_and_nothing_sticks_out(
     kind, width, inches, history
 ):
-    figure = figures.draw([data.of(history)], kind, width=width)
+    figure = figures.draw([data.source_of(history)], kind, width=width)
     with figures.style():
         figure.draw_without_rendering()
         seen = figure.get_tightbbox()
@@ -82,7 +82,7 @@ def fifteen():
 @pytest.mark.parametrize("kind", ["tradeoff", "ranks", "accuracy"])
 def test_fifteen_rows_fit_and_nothing_covers_another(kind, width, inches, fifteen):
     with figures.style("serif"):
-        figure = figures.draw([data.of(fifteen)], kind, width=width)
+        figure = figures.draw([data.source_of(fifteen)], kind, width=width)
         figure.draw_without_rendering()
         seen, dots = figure.get_tightbbox(), figure.canvas.get_renderer()
         labels = [*(a.xaxis.label for a in figure.axes), *figure.texts[-1:]]
@@ -100,15 +100,15 @@ def test_fifteen_rows_fit_and_nothing_covers_another(kind, width, inches, fiftee
 
 def test_panels_of_a_line_have_one_range(history):
     rows: dict[float, set] = {}
-    for axes in figures.of(history, "gains").axes:
+    for axes in figures.figure_of(history, "gains").axes:
         rows.setdefault(round(axes.get_position().y0, 2), set()).add(axes.get_ylim())
     assert all(len(limits) == 1 for limits in rows.values())
-    *_, worst, best = figures.of(history, "rounds").axes
+    *_, worst, best = figures.figure_of(history, "rounds").axes
     assert worst.get_ylim() == best.get_ylim()
 
 
 def test_weights_diverge_around_an_equal_share(history):
-    figure = figures.of(history, "weights")
+    figure = figures.figure_of(history, "weights")
     image = figure.axes[0].images[0]
     low, high = image.get_clim()
     assert low == -high
@@ -141,7 +141,7 @@ def test_a_file_carries_its_font_and_its_caption(font, name, folder, tmp_path, m
 
 def test_fonts_and_widths_are_checked(history, tmp_path, folder):
     with pytest.raises(InputError, match="unknown font 'comic'"):
-        figures.write("tradeoff", [folder], tmp_path / "x.pdf", font="comic")
+        figures.write_figure("tradeoff", [folder], tmp_path / "x.pdf", font="comic")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -152,4 +152,4 @@ def test_a_client_without_weight_is_drawn(tmp_path):
         "client": [np.arange(2)],
         "weight": [np.array([0.0, 1])],
     }
-    assert figures.encode(figures.of(History([run]), "weights"), ".png")
+    assert figures.encode(figures.figure_of(History([run]), "weights"), ".png")

@@ -37,7 +37,7 @@ def many(count):
 
 def drawn(history, kind, width):
     with figures.style():
-        figure = figures.draw([data.of(history)], kind, width=width)
+        figure = figures.draw([data.source_of(history)], kind, width=width)
         figure.draw_without_rendering()
     return figure, [a for a in figure.axes if a.get_label() != "<colorbar>"]
 
@@ -111,10 +111,10 @@ def test_clients_alone_are_not_on_the_front_of_shared_models():
     for run in history.runs:
         for name in ("accuracy", "loss"):
             run.tables[f"personal.{name}"] = run.tables[f"deployed.{name}"]
-    assert PlotData([data.of(history)], "deployed", None).front() == ["afl"]
-    assert PlotData([data.of(history)], "personal", None).front() == ["local"]
+    assert PlotData([data.source_of(history)], "deployed", None).front() == ["afl"]
+    assert PlotData([data.source_of(history)], "personal", None).front() == ["local"]
     alone = History([run for run in history.runs if run.label == "local"])
-    assert PlotData([data.of(alone)], "deployed", None).front() == ["local"]
+    assert PlotData([data.source_of(alone)], "deployed", None).front() == ["local"]
 
 
 @pytest.mark.parametrize(("far", "panels"), [(0.95, 2), (0.62, 1)])

@@ -59,7 +59,7 @@ def run(state, spoil=None) -> None:
 
 
 def test_a_run_that_its_budget_ended_says_so_and_is_finished(state, capsys):
-    source = data.load(state)
+    source = data.load_run_folder(state)
     assert source.finished
     assert federation.how_far(source.federation)[0].startswith("Round 1 of 2")
     tell_unfinished(state)
@@ -73,15 +73,19 @@ def test_a_run_that_its_budget_ended_says_so_and_is_finished(state, capsys):
 
 def test_a_server_killed_before_it_wrote_the_models_has_not_finished(state):
     (state / "models" / "last.safetensors").unlink()
-    source = data.load(state)
+    source = data.load_run_folder(state)
     assert not source.finished
     assert source.federation.notes()[0].startswith("unfinished, saved up to round 1 of 2: run it")
     run(state)  # asks nobody, and writes the models
-    assert data.load(state).federation.notes()[0] == SAID
+    assert data.load_run_folder(state).federation.notes()[0] == SAID
 
 
 def test_an_end_that_is_not_of_the_last_round_counts_for_nothing(state):
     told = json.loads((state / "privacy.json").read_text())
     assert told["ended"] == 1
     (state / "privacy.json").write_text(json.dumps({**told, "ended": 0}))
-    assert data.load(state).federation.notes()[0].startswith("unfinished, saved up to round 1 of 2")
+    assert (
+        data.load_run_folder(state)
+        .federation.notes()[0]
+        .startswith("unfinished, saved up to round 1 of 2")
+    )

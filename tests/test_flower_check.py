@@ -164,7 +164,7 @@ def test_what_keeps_the_check_from_looking_is_one_line(keys, tmp_path, monkeypat
     ca = ("--ca", str(keys / "ca.pem"))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         nobody = f"localhost:{silent.getsockname()[1]}"
-        monkeypatch.setattr(checking, "PATIENCE", 0.3)
+        monkeypatch.setattr(checking, "SECONDS_TO_WAIT", 0.3)
         assert "no answer within 0.3 seconds" in one_line("check", nobody, *ca)
         monkeypatch.undo()
     assert "connection refused: nothing listens there" in one_line("check", nobody, *ca)
@@ -181,7 +181,7 @@ def test_what_keeps_the_check_from_looking_is_one_line(keys, tmp_path, monkeypat
         assert re.search("not valid for 'localhost'.*a name or address that it is made for", said)
     with server(lambda first: b"SSH-2.0-OpenSSH\r\n", keys) as where:
         assert "does not speak HTTP" in one_line("check", where, *ca)
-    monkeypatch.setattr(checking, "PATIENCE", 0.5)
+    monkeypatch.setattr(checking, "SECONDS_TO_WAIT", 0.5)
     with server(lambda first: None, keys) as where:
         assert "no answer within" in one_line("check", where, *ca)
     assert "No such file" in one_line("check", where, "--ca", str(tmp_path / "none.pem"))
@@ -210,7 +210,7 @@ def test_good_addresses():
 
 
 def test_the_configuration_names_ports_and_files(keys, tmp_path):
-    target = proxy.write(tmp_path / "proxy", "[::]:9443", 9000, keys)
+    target = proxy.write_configs(tmp_path / "proxy", "[::]:9443", 9000, keys)
     text = target.read_text()
     assert "listen [::]:9443 ssl;" in text
     assert "proxy_pass https://127.0.0.1:9000;" in text
@@ -257,7 +257,7 @@ def test_nginx_takes_the_configuration(keys, tmp_path):
     spaced = tmp_path / "my keys"
     shutil.copytree(keys, spaced)
     folder = tmp_path / "my proxy"
-    proxy.write(folder, "[::1]:9443", 9000, spaced)
+    proxy.write_configs(folder, "[::1]:9443", 9000, spaced)
     done = subprocess.run(
         [*proxy.nginx_command(nginx, folder), "-t"], capture_output=True, text=True
     )

@@ -22,7 +22,7 @@ from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, SecureSum, secure_mod
 from fedmaba.privacy import accounting, secret_noise
 from fedmaba.privacy.mechanism import Privacy, clip_rows
-from fedmaba.report import data, federation, set_up
+from fedmaba.report import data, federation, run_setup
 from fedmaba.report.table import privacy_note
 from flower_grid import LocalGrid, light_app
 
@@ -381,11 +381,11 @@ def test_other_noise_is_refused_also_before_the_first_checkpoint(tmp_path, count
 
 def test_table_and_page_show_what_is_spent(tmp_path, counted):
     run(tmp_path / "s")
-    source = data.load(tmp_path / "s")
+    source = data.load_run_folder(tmp_path / "s")
     note = privacy_note(source.history.runs)
     assert note == "privacy of a client (its data replaced): epsilon spent 3, at delta 1e-05"
     assert any("epsilon 3 " in line for line in federation.how_far(source.federation))
-    facts = dict(set_up.of(source)["facts"])
+    facts = dict(run_setup.setup_of(source)["facts"])
     assert "os.urandom" in facts["privacy: generator"]
     from fedmaba.report import page_data
 
@@ -515,7 +515,7 @@ def test_noised_losses_leave_the_sum_as_it_is(tmp_path, counted):
     assert not np.isclose(told, [0, 1, 2, 2]).all()
     assert report["info"]["losses_epsilon"] == 1.0
     assert "dp_epsilon" not in report["info"]  # nothing is promised about the model
-    assert privacy_note(data.load(state).history.runs) == ""
+    assert privacy_note(data.load_run_folder(state).history.runs) == ""
     assert ledger(state) == {f"site-{c}": 1 for c in range(SITES)}
 
 

@@ -13,7 +13,7 @@ from fedmaba.deploy.client import first_model
 from fedmaba.deploy.flower_app.demo import write_site
 from fedmaba.deploy.flower_app.net import Net, read_rounds
 from fedmaba.deploy.flower_app.new import new
-from fedmaba.deploy.kept_vectors import KeptVectors, Told
+from fedmaba.deploy.kept_vectors import KeptVectors, KeptVectorsTask
 from fedmaba.simulation import engine
 from fedmaba.strategies import parse
 from test_flower_net import SITES, finished, kill_server_app, small, submit, until
@@ -118,7 +118,7 @@ def test_what_a_site_keeps_survives_its_restart_and_stays_there(net, small, spec
     for c, vectors in enumerate(want[1]):
         folder = net.folder / f"kept-{c}"
         (file,) = folder.glob("*.vectors")
-        told = Told(file.stem.removeprefix(f"site-{c}-"), ROUNDS + 1, ROUNDS)
+        told = KeptVectorsTask(file.stem.removeprefix(f"site-{c}-"), ROUNDS + 1, ROUNDS)
         mine = KeptVectors(folder, f"site-{c}").load(told, [], {}, vectors)
         for name, vector in vectors.items():
             for weight, value in vector.items():

@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="flwr is an extra: make test-flower")
 from flwr.app import ConfigRecord
 
 from fedmaba.deploy import reply_fetching
-from fedmaba.deploy.kept_vectors import KeptVectors, Told
+from fedmaba.deploy.kept_vectors import KeptVectors, KeptVectorsTask
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app
 from fedmaba.simulation import engine
@@ -74,7 +74,9 @@ def kept_file(folder, c=0):
 def kept_by(strategy, folder, c, weights):
     """What a site keeps after its last reply that counted."""
     server = strategy.server
-    told = Told(server.federation, server.round + 1, server.last_counted.get(f"site-{c}", 0))
+    told = KeptVectorsTask(
+        server.federation, server.round + 1, server.last_counted.get(f"site-{c}", 0)
+    )
     store = KeptVectors(folder / f"kept-{c}", f"site-{c}")
     return store.load(told, STRATEGY.local().keep, weights)
 
@@ -222,7 +224,7 @@ def test_a_damaged_file_is_one_line_at_its_site(harm, fed, tmp_path):
     (line,) = refusals(fed, grid_of(fed, tmp_path), rounds=3, **options)
     assert "node 1000 (site-0): it failed: the kept vectors of this site are damaged" in line
     store = KeptVectors(tmp_path / "kept-0", "site-0")
-    told = Told(file.stem.removeprefix("site-0-"), 3, 2)
+    told = KeptVectorsTask(file.stem.removeprefix("site-0-"), 3, 2)
     with pytest.raises(InputError, match=r"are damaged \(.*delete it: then") as error:
         store.load(told, ["h", "g"], {})
     assert "\n" not in str(error.value)
@@ -242,7 +244,7 @@ ONE = {"w": np.ones(3, np.float32)}
 
 
 def stored(folder):
-    store, told = KeptVectors(folder / "kept", "a"), Told("0" * 32, 5, 4)
+    store, told = KeptVectors(folder / "kept", "a"), KeptVectorsTask("0" * 32, 5, 4)
     store.save(told, {"h/x": ONE}, {"h/x": {"w": 2 * ONE["w"]}})
     return store
 
@@ -250,17 +252,17 @@ def stored(folder):
 def test_each_round_is_found_again(tmp_path):
     store = stored(tmp_path)
     for counted, value in ((4, 1), (5, 2), (0, 0)):
-        found = store.load(Told("0" * 32, 6, counted), ["h/x"], ONE)
+        found = store.load(KeptVectorsTask("0" * 32, 6, counted), ["h/x"], ONE)
         np.testing.assert_array_equal(found["h/x"]["w"], np.full(3, value, np.float32))
 
 
 def test_what_the_file_does_not_hold_is_refused(tmp_path):
     store = stored(tmp_path)
     with pytest.raises(InputError, match="rounds 4 and 5, but the server goes on from round 3"):
-        store.load(Told("0" * 32, 4, 3), ["h/x"], ONE)
+        store.load(KeptVectorsTask("0" * 32, 4, 3), ["h/x"], ONE)
     for names, weights in (["g"], ONE), (["h/x"], {"w": np.ones(4, np.float32)}):
         with pytest.raises(InputError, match="of another model or strategy"):
-            store.load(Told("0" * 32, 6, 5), names, weights)
+            store.load(KeptVectorsTask("0" * 32, 6, 5), names, weights)
 
 
 @pytest.mark.parametrize(
@@ -274,12 +276,12 @@ def test_what_the_file_does_not_hold_is_refused(tmp_path):
 )
 def test_a_message_without_federation_and_rounds_is_refused(task):
     with pytest.raises(InputError, match="use the same version of fedmaba on all hosts"):
-        Told.from_task(task)
+        KeptVectorsTask.from_task(task)
 
 
 def test_a_name_that_is_no_file_name_is_refused(tmp_path):
     with pytest.raises(InputError, match="give a name of letters"):
-        KeptVectors(tmp_path, "../a").load(Told("0" * 32, 1, 0), ["h"], ONE)
+        KeptVectors(tmp_path, "../a").load(KeptVectorsTask("0" * 32, 1, 0), ["h"], ONE)
 
 
 def test_the_id_of_a_federation_stays_and_old_states_load(fed, tmp_path):

@@ -113,7 +113,7 @@ def test_the_commands_of_the_page_make_a_federation_of_three_containers(tmp_path
     lines = [line for line in read_rounds(state, 0) if "deployed" not in line]
     assert [sorted(line["sites"]) for line in lines] == [sorted(SITES)] * 2
     assert not any(line["refused"] for line in lines)
-    assert data.load(state).finished
+    assert data.load_run_folder(state).finished
     # the code was the wheel's, and the proxy read nothing that its volumes do not show it
     assert (place / "image" / "fedmaba" / "__init__.py").is_file()
     conf = (here / "federation" / "proxy" / "nginx.conf").read_text()

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.clientapp.mod import LocalDpMod
 
 from fedmaba.deploy import messages, reply_fetching
-from fedmaba.deploy.kept_vectors import KeptVectors, Told
+from fedmaba.deploy.kept_vectors import KeptVectors, KeptVectorsTask
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app
@@ -69,7 +69,9 @@ def simulated(spec, fed, participants=None, rounds=3, seed=0):
 
 def kept_by(strategy, folder, c, weights):
     server, local = strategy.server, strategy.settings.strategy.local()
-    told = Told(server.federation, server.round + 1, server.last_counted.get(f"site-{c}", 0))
+    told = KeptVectorsTask(
+        server.federation, server.round + 1, server.last_counted.get(f"site-{c}", 0)
+    )
     own = {} if local.personal is None else {PERSONAL: weights}
     return KeptVectors(folder / f"kept-{c}", f"site-{c}").load(told, local.keep, weights, own)
 
@@ -241,16 +243,16 @@ def test_a_lost_model_starts_anew_and_both_say_so(fed, tmp_path, caplog, said):
 
 def test_a_file_of_another_federation_is_not_used_under_its_name(fed, tmp_path):
     store, one_ = KeptVectors(tmp_path / "kept", "a"), {"w": np.ones(3, np.float32)}
-    store.save(Told("0" * 32, 5, 4), {"h": one_}, {"h": one_})
+    store.save(KeptVectorsTask("0" * 32, 5, 4), {"h": one_}, {"h": one_})
     (file,) = (tmp_path / "kept").iterdir()
     file.rename(file.with_name(file.name.replace("0" * 32, "1" * 32)))
     with pytest.raises(InputError, match=r"damaged \(it is of another federation\)"):
-        store.load(Told("1" * 32, 6, 5), ["h"], one_)
+        store.load(KeptVectorsTask("1" * 32, 6, 5), ["h"], one_)
 
 
 def test_nothing_is_written_or_read_through_a_link(tmp_path):
     store, one_ = KeptVectors(tmp_path / "kept", "a"), {"w": np.ones(3, np.float32)}
-    told = Told("0" * 32, 5, 4)
+    told = KeptVectorsTask("0" * 32, 5, 4)
     (tmp_path / "kept").mkdir()
     other = tmp_path / "other"
     other.write_bytes(b"mine")

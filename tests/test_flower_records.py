@@ -34,7 +34,7 @@ def ran(tmp_path):
 
 
 def test_a_state_says_who_was_asked_who_answered_and_why_not(ran):
-    state = state_folder.load(ran / "state")
+    state = state_folder.load_state_folder(ran / "state")
     assert state.finished
     assert state.asked == 2
     for line in state.rounds:

@@ -201,7 +201,7 @@ def talk(count=3, least=2):
     memories = {}
     for c in range(count):
         told, memory = secure_site.give_keys(secure_site.asked(attempt.first_task(), None))
-        attempt.take_keys(f"s{c}", secure.write(told))
+        attempt.take_keys(f"s{c}", secure.write_message(told))
         memories[f"s{c}"] = memory
     attempt.begin(list(memories))
     return attempt, memories
@@ -231,7 +231,7 @@ def masked(attempt, memories, weights=None):
     """Go on to the masked changes; `weights` may be told to the sites one by one."""
     for site, text in attempt.ask().items():
         told, memories[site] = secure_site.give_shares(json.loads(text), memories[site])
-        attempt.take_shares(site, secure.write(told))
+        attempt.take_shares(site, secure.write_message(told))
     attempt.set_weights([1 / len(memories)] * len(memories))
     for number, (site, text) in enumerate(attempt.ask().items()):
         told = json.loads(text)
@@ -267,7 +267,7 @@ def test_weights_that_differ_from_site_to_site_give_the_server_nothing():
         masked(attempt, memories, weights)
         for site, text in attempt.ask().items():
             told = secure_site.give_unmask(json.loads(text), memories[site])
-            attempt.take_unmask(site, secure.write(told))
+            attempt.take_unmask(site, secure.write_message(told))
         if weights is None:
             assert np.abs(attempt.result()[0] * attempt.rule.step - 1).max() < 1e-6
         else:
@@ -296,7 +296,7 @@ def received(count, changes, rng):
     for c in range(count):
         site = f"s{c}"
         told, memories[site] = secure_site.give_keys(secure_site.asked(attempt.first_task(), None))
-        attempt.take_keys(site, secure.write(told))
+        attempt.take_keys(site, secure.write_message(told))
         replies.append(Reply(c, site, {}, 1))
 
     def exchange(texts):
@@ -315,7 +315,7 @@ def received(count, changes, rng):
                 arrays = {"masked": RawArray("uint32", words.shape, "numpy.ndarray", data)}
             else:
                 told = secure_site.give_unmask(found, memory)
-            words_ = {"site": site, "secure": secure.write(told)}
+            words_ = {"site": site, "secure": secure.write_message(told)}
             answers[site] = RawReply(0, attempt.attempt, arrays, {}, words_)
         return answers
 

@@ -10,7 +10,7 @@ import fedmaba
 from fedmaba.errors import InputError
 from fedmaba.report import export, group_tables
 from fedmaba.report import html as page
-from fedmaba.report.data import load, of
+from fedmaba.report.data import load_run_folder, source_of
 from fedmaba.report.group_tables import Names
 from fedmaba.results import groups
 from fedmaba.results.groups import Groups
@@ -64,7 +64,7 @@ def test_the_tables_have_every_gap_and_every_group():
     gaps, each = made.grids
     want = groups.figures(np.array(SITE))
     shown = dict(zip(gaps.head[2:], [cell.value for cell in gaps.rows[0][2:]], strict=True))
-    assert shown == dict(zip((title for _, title in group_tables.FIGURES), want, strict=True))
+    assert shown == dict(zip((title for _, title in group_tables.GAP_FIGURES), want, strict=True))
     assert [row[0].text for row in each.rows] == ["fedavg: women", "fedavg: men"]
     assert [row[1].text for row in each.rows] == ["40", "40"]
     assert each.head[3] == "predicted ill %"
@@ -112,7 +112,7 @@ def test_csv_has_a_row_for_each_client_and_group(tmp_path):
 def test_the_page_has_a_section_with_cells_and_words(tmp_path):
     given = people(lonely=(2,))
     compare(["fedavg", "fairfed"], given, out=tmp_path / "run")
-    text = html_files.unescape(page.page([load(tmp_path / "run")]))
+    text = html_files.unescape(page.page([load_run_folder(tmp_path / "run")]))
     section = text[text.index('<section id="groups">') : text.index('<section id="heterogeneity">')]
     assert "Who is served worst, a client or a group?" in section
     assert "depends more on the" in section
@@ -121,10 +121,10 @@ def test_the_page_has_a_section_with_cells_and_words(tmp_path):
     assert section.count('<tr><th scope="row">2</th>') == 2  # clients by the names in the data
     assert '<td class="n">–</td>' in section  # no test example of a group
     assert {f"shade{k}" for k in (0, 4)} <= set(section.replace('"', " ").split())
-    plain = page.page([of(history(np.array(SITE)))])
+    plain = page.page([source_of(history(np.array(SITE)))])
     assert "client 1" in plain
     none = fedmaba.compare("fedavg", clients=4, rounds=1, seeds=1)
-    assert 'id="groups"' not in page.page([of(none)])
+    assert 'id="groups"' not in page.page([source_of(none)])
 
 
 def test_histories_in_python_say_where_groups_are_missing():

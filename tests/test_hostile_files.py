@@ -54,7 +54,7 @@ def done(folders, tmp_path):
 def shown(folder):
     """All that is made of a folder; whether it could be, or was refused in one line."""
     try:
-        html.page([data.load(folder)])
+        html.page([data.load_run_folder(folder)])
         export.to_csv(folder, folder / "csv")
         str(run_folder.load_history(folder))
     except InputError as error:
@@ -197,7 +197,7 @@ def test_a_line_without_an_end_is_not_read_whole(half):
         file.seek(0, 2)
         file.truncate(file.tell() + 10**9)
     with pytest.raises(InputError, match=r"rounds\.jsonl cannot be read \(line 1 .*has more than"):
-        data.load(half)
+        data.load_run_folder(half)
 
 
 def test_too_many_strategies_are_refused_at_once(done):

@@ -95,7 +95,7 @@ def test_what_needs_no_torch_imports_none():
 
 
 CONTRACT = {"strategies.base", "strategies.simplex", "strategies.outliers", "errors"}
-CONTRACT |= {"strategies.server_optimisers", "strategies.descent"}
+CONTRACT |= {"strategies.server_optimisers", "strategies.descent", "strategies.privacy_knob"}
 OF_ALL = {"strategies.__init__", "strategies.hyper_parameters", "strategies.deployed"}
 OF_ALL |= {"strategies.contract", "strategies.local_work", "strategies.records"}
 
@@ -114,7 +114,7 @@ def test_the_lowest_modules_know_no_others():
     for name in ("errors", "rng", "stop", "data.trees", "strategies.simplex", "rows.cuda_graphs"):
         assert inner(name) == set(), name
     assert inner("rows.base") <= {"data", "data.trees"}
-    lower = {"strategies.hyper_parameters", "strategies.server_optimisers"}
+    lower = {f"strategies.{x}" for x in ("hyper_parameters", "privacy_knob", "server_optimisers")}
     lower |= {"strategies.local_work", "strategies.records"}
     assert inner("strategies.base") <= {"strategies", "errors", *lower}
     local = {m for m in inner("simulation.local_training") if not m.startswith("rows")}

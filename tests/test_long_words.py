@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedmaba import cli
-from fedmaba.errors import LINE, WORD, InputError, shortened, unknown
+from fedmaba.errors import MAX_LINE, MAX_WORD, InputError, shortened, unknown
 
 LONG = "x" * 5000
 SPACED = "x y " * 1250
@@ -77,8 +77,8 @@ def test_five_thousand_characters_are_not_told_whole(call, words):
     code, out, err = call(*words)
     assert (code, out) == (2, "")
     assert re.fullmatch("fedmaba: [^\n]+\n", err), err[:3000]
-    assert len(err) <= LINE
-    assert max(map(len, err.split())) < WORD
+    assert len(err) <= MAX_LINE
+    assert max(map(len, err.split())) < MAX_WORD
 
 
 @pytest.mark.parametrize(
@@ -102,19 +102,19 @@ def test_tabs_in_an_experiment_are_read_or_refused_at_once(call, text):
     Path("tabs.toml").write_text(text)
     code, out, err = call("run", "tabs.toml")
     assert (code, out) == (2, "")
-    assert len(err) <= LINE
+    assert len(err) <= MAX_LINE
     assert "Traceback" not in err
 
 
 def test_what_is_short_is_told_whole_and_what_is_long_keeps_both_ends():
     assert shortened("a word") == "a word"
-    whole = f"unknown {'y' * (WORD - 2)}: choose another"
+    whole = f"unknown {'y' * (MAX_WORD - 2)}: choose another"
     assert shortened(whole) == whole
-    cut = shortened(f"unknown '{'y' * WORD}': choose another")
+    cut = shortened(f"unknown '{'y' * MAX_WORD}': choose another")
     assert cut.startswith("unknown 'yyy")
     assert cut.endswith("yyy': choose another")
     assert "characters left out" in cut
     told = str(unknown("strategy", LONG, ["fedavg", "afl"]))
     assert told.endswith("choose one of afl, fedavg")
-    assert len(f"fedmaba: {InputError(SPACED)}") <= LINE
+    assert len(f"fedmaba: {InputError(SPACED)}") <= MAX_LINE
     assert InputError(LONG).args == (LONG,)  # a program can still have it

@@ -83,7 +83,7 @@ def test_a_table_ranks_the_lowest_first_and_names_the_metric(history):
 
 
 def test_the_verdict_looks_among_those_with_the_lowest_errors(history):
-    (said,) = verdict.of_sources([data.of(history)], 0.25)
+    (said,) = verdict.verdicts_of_sources([data.source_of(history)], 0.25)
     assert said.named == "fedmaba"
     tile = {t.name: t for t in said.tiles}["worst 25 % of clients"]
     assert (tile.now, tile.then) == ("0.30", "0.40")
@@ -92,17 +92,17 @@ def test_the_verdict_looks_among_those_with_the_lowest_errors(history):
     more = History(
         [*history.runs, run_of("term", 0, POOR, even), run_of("term", 1, POOR, even)], 0.25
     )
-    (said,) = verdict.of_sources([data.of(more)], 0.25)
+    (said,) = verdict.verdicts_of_sources([data.source_of(more)], 0.25)
     assert said.named == "fedmaba"
     assert "above the best mean, so left out: " in said.sentence
 
 
 @pytest.mark.slow
 def test_figures_know_the_good_corner_and_who_gains(history):
-    plot = PlotData([data.of(history)], "deployed", 0.25)
+    plot = PlotData([data.source_of(history)], "deployed", 0.25)
     assert plot.front() == ["fedmaba"]
     for kind in ("tradeoff", "distribution", "gains", "accuracy"):
-        drawn = figures.of(history, kind, "deployed")
+        drawn = figures.figure_of(history, kind, "deployed")
         words = " ".join(
             t.get_text() for t in drawn.findobj(match=lambda a: hasattr(a, "get_text"))
         )
@@ -114,11 +114,11 @@ def test_figures_know_the_good_corner_and_who_gains(history):
 
 
 def test_the_page_is_told(history):
-    tree = page_data.tree([data.of(history)])
+    tree = page_data.tree([data.source_of(history)])
     assert tree["unit"] == {
         "scale": 1.0, "mark": "", "square": "", "name": "mean squared error", "lower": True,
     }  # fmt: skip
-    text = page.page([data.of(history)])
+    text = page.page([data.source_of(history)])
     assert "How mean squared error is spread over clients" in text
     assert "further left is better" in text
     assert "mean squared error" in text.split("<h2")[1]
@@ -159,14 +159,14 @@ def test_a_folder_keeps_the_metric(folder):
 
 def test_there_are_no_classes_to_show(folder):
     with pytest.raises(fedmaba.InputError, match=r"these runs have none \(task regress\): choose"):
-        figures.draw([data.load(folder)], "heterogeneity")
+        figures.draw([data.load_run_folder(folder)], "heterogeneity")
     assert "labels" not in np.load(folder / "partition.npz").files
 
 
 def test_a_live_page_of_lines_alone_shows_errors_as_they_are(folder, tmp_path):
     for name in ("experiment.toml", "about.json", "rounds.jsonl"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
-    source = data.load(tmp_path)
+    source = data.load_run_folder(tmp_path)
     tree = page_data.tree([source])
     assert tree["unit"]["lower"]
     line = round_lines.read_round_lines(tmp_path)[-1]

@@ -131,7 +131,7 @@ def test_one_other_row_or_one_seed_needs_no_correction():
 
 
 def test_the_picture_has_each_row_its_rank_and_bars(compared):
-    figure = figures.of(compared, "ranks")
+    figure = figures.figure_of(compared, "ranks")
     for axes, name in zip(figure.axes, ("variance", "worst"), strict=True):
         values = np.array(
             [
@@ -152,4 +152,4 @@ def test_the_picture_has_each_row_its_rank_and_bars(compared):
 
 def test_a_picture_of_rows_that_share_one_seed_is_refused():
     with pytest.raises(InputError, match="ranks of 5 rows that share 1 seeds: compare at least"):
-        figures.of(history(ROWS, seeds=1, clients=20, rounds=3), "ranks")
+        figures.figure_of(history(ROWS, seeds=1, clients=20, rounds=3), "ranks")

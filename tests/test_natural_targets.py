@@ -16,7 +16,7 @@ NAMES = ("natural-heart", "natural-adult", "natural-shakespeare")
 
 @pytest.mark.parametrize("name", ["natural-heart", pytest.param(NAMES[2], marks=pytest.mark.slow)])
 def test_a_target_says_how_many_clients_its_data_have(name):
-    (job,) = targets.load(name).jobs
+    (job,) = targets.load_target(name).jobs
     asked = job.experiment.data
     how = Division("given", None, None, 0.0, asked.min_examples or 0)
     fed = divide(datasets.load(asked.name), [0], how)[0]
@@ -27,7 +27,7 @@ def test_a_target_says_how_many_clients_its_data_have(name):
 def test_five_strategies_stand_in_each_of_them(tmp_path):
     batches = fill(tmp_path, *NAMES)
     for name in NAMES:
-        target = targets.load(name)
+        target = targets.load_target(name)
         shown = page.document(target, batches)
         assert len(grid_named(shown, "last-deployed").rows) == 5
         if name != "natural-shakespeare":  # it has one seed
@@ -50,8 +50,8 @@ def scored(label, seed, scores):
 
 def write(path, runs):
     nobody = [np.zeros(3, int)] * len(runs)
-    (job,) = targets.load("natural-shakespeare").jobs
-    archive.write(path, runs, nobody, ABOUT | {"settings": job.settings})
+    (job,) = targets.load_target("natural-shakespeare").jobs
+    archive.write_archive(path, runs, nobody, ABOUT | {"settings": job.settings})
 
 
 def test_scores_of_another_metric_come_back_as_they_were(tmp_path):
@@ -62,7 +62,7 @@ def test_scores_of_another_metric_come_back_as_they_were(tmp_path):
     for run, back in zip(runs, found.values(), strict=True):
         assert back.metric == OF_TASK["sequence"]
         assert back.accuracy() == pytest.approx(run.accuracy(), abs=1e-7, nan_ok=True)
-    (job,) = targets.load("natural-shakespeare").jobs
+    (job,) = targets.load_target("natural-shakespeare").jobs
     history, _, missing = archive.collect(archive.read_folder(tmp_path), job)
     assert history.unit.name == "positions right"
     assert len(missing) == len(job.runs) - 1  # AFL hands out its own model

@@ -215,7 +215,7 @@ def test_every_figure_downloads_as_a_picture_and_as_data(page, real):
 
 def test_there_is_no_half_round(page, tmp_path):
     history = fedmaba.compare(["fedavg"], model="softmax", rounds=4, eval_every=2, seeds=1)
-    (tmp_path / "r.html").write_text(html.page([data.of(history)]))
+    (tmp_path / "r.html").write_text(html.page([data.source_of(history)]))
     page.open(tmp_path / "r.html")
     assert page.texts("#fig-variance svg text[text-anchor=middle]") == ["2", "3", "4"]
 
@@ -260,7 +260,7 @@ def test_it_can_be_read_without_seeing_it(page, real):
 
 def test_first_paint_of_a_large_report_is_quick(page, tmp_path):
     out = tmp_path / "large.html"
-    out.write_text(html.page([data.of(report_cases.history())]))
+    out.write_text(html.page([data.source_of(report_cases.history())]))
     assert out.stat().st_size < 5_000_000
     times = []
     for _ in range(3):
@@ -370,7 +370,7 @@ def test_scores_of_another_size_are_in_no_figure_called_per_cent(page, tmp_path)
     for run in history.runs:
         for model in ("deployed", "last"):
             run.tables[f"{model}.accuracy"] = [7 * row for row in run.tables[f"{model}.accuracy"]]
-    (tmp_path / "r.html").write_text(html.page([data.of(history)]), encoding="utf-8")
+    (tmp_path / "r.html").write_text(html.page([data.source_of(history)]), encoding="utf-8")
     page.open(tmp_path / "r.html")
     said = page.texts("#main svg text")
     assert "accuracy" in said

@@ -33,7 +33,7 @@ def beside_alone() -> History:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     out = tmp_path_factory.mktemp("alone") / "r.html"
-    out.write_text(html.page([data.of(beside_alone())]), encoding="utf-8")
+    out.write_text(html.page([data.source_of(beside_alone())]), encoding="utf-8")
     return out
 
 
@@ -117,5 +117,5 @@ def test_on_paper_a_table_stays_with_its_head(page, alone):
 
 
 def test_the_page_knows_who_hands_out_no_model():
-    tree = page_data.tree([data.of(beside_alone())])
+    tree = page_data.tree([data.source_of(beside_alone())])
     assert [one["label"] for one in tree["strategies"] if one["alone"]] == ["local"]

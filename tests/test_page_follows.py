@@ -69,7 +69,7 @@ def many(tmp_path_factory):
         model="softmax", minibatch=100,
     )  # fmt: skip
     out = folder.parent / "many.html"
-    html.write([folder], out)
+    html.write_page([folder], out)
     return out
 
 

@@ -42,7 +42,7 @@ def many(strategies: int, clients: int, rounds: int, seeds: int = 1) -> History:
 @pytest.fixture(scope="module")
 def thirty(tmp_path_factory):
     out = tmp_path_factory.mktemp("thirty") / "r.html"
-    out.write_text(html.page([data.of(many(30, 100, 400))]), encoding="utf-8")
+    out.write_text(html.page([data.source_of(many(30, 100, 400))]), encoding="utf-8")
     return out
 
 

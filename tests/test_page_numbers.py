@@ -34,7 +34,7 @@ def whole_percentages() -> History:
 def percent(tmp_path_factory):
     history = whole_percentages()
     out = tmp_path_factory.mktemp("percent") / "r.html"
-    out.write_text(html.page([data.of(history)]), encoding="utf-8")
+    out.write_text(html.page([data.source_of(history)]), encoding="utf-8")
     return history, out
 
 

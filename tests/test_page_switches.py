@@ -3,7 +3,7 @@
 import pytest
 
 import fedmaba
-from fedmaba.report import data, group_tables, html, looks, page_data, table
+from fedmaba.report import data, group_tables, html, page_data, row_styles, table
 from fedmaba.results.history import History
 from group_cases import compare, people
 from report_cases import one
@@ -15,12 +15,12 @@ def own(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own") / "run"
     compare(["fedavg", "ditto", "local"], people(), out=folder, seeds=2, finetune=3)
     out = folder.parent / "report.html"
-    html.write([folder], out)
+    html.write_page([folder], out)
     return folder, out
 
 
 def switches(folder):
-    tree = page_data.tree([data.load(folder)])
+    tree = page_data.tree([data.load_run_folder(folder)])
     return tree, [f"{model}.{at}" for model in tree["models"] for at in ("last", "best", "last5")]
 
 
@@ -43,15 +43,17 @@ def test_there_is_a_table_for_each_switch(own):
 
 
 def test_without_models_of_their_own_there_is_no_such_switch():
-    tree = page_data.tree([data.of(History([one("fedavg", [0.1, 0.9])]))])
+    tree = page_data.tree([data.source_of(History([one("fedavg", [0.1, 0.9])]))])
     assert tree["models"] == ["deployed", "last"]
-    assert 'data-model="personal"' not in html.page([data.of(History([one("fedavg", [0.1, 0.9])]))])
+    assert 'data-model="personal"' not in html.page(
+        [data.source_of(History([one("fedavg", [0.1, 0.9])]))]
+    )
 
 
 def test_rows_of_groups_are_named_as_everywhere_on_the_page(tmp_path):
     for name in "ab":
         compare(out=tmp_path / name)
-    tree = page_data.tree([data.load(tmp_path / name) for name in "ab"])
+    tree = page_data.tree([data.load_run_folder(tmp_path / name) for name in "ab"])
     labels = {strategy["label"] for strategy in tree["strategies"]}
     for part in tree["groups"]:
         for made in part["shown"]["deployed.last"]["tables"]:
@@ -62,13 +64,15 @@ def test_an_algorithm_keeps_its_colour_among_many_rows():
     values = {"qffl": 5, "afl": 4, "term": 4, "fedmaba": 5}
     labels = [f"{name}:x={i}" for name, n in values.items() for i in range(n)]
     labels += ["fedavg", "fedmaba", "fedsgd", "fedprox", "fedmgda", "propfair", "fedfv"]
-    found = dict(zip(labels, looks.hues(labels), strict=True))
-    home = looks.HUES.index("fedmaba")
+    found = dict(zip(labels, row_styles.hues(labels), strict=True))
+    home = row_styles.HUES.index("fedmaba")
     assert found["fedmaba"] == (home, 0)  # the usual settings look as in every other figure
     for name in ("qffl", "afl", "term"):
         assert {found[label][0] for label in labels if label.startswith(name)} == {
-            looks.HUES.index(name)
+            row_styles.HUES.index(name)
         }
     assert len({*found.values()}) == len(labels)
-    sweep = looks.hues([f"fedmaba:alpha={i}" for i in range(8)])  # where hues are free, they differ
+    sweep = row_styles.hues(
+        [f"fedmaba:alpha={i}" for i in range(8)]
+    )  # where hues are free, they differ
     assert len({hue for hue, _ in sweep}) == 7

@@ -24,7 +24,7 @@ def test_a_target_has_its_page(results, tmp_path, monkeypatch, capsys):
     call(monkeypatch, capsys, "report", results / "figure2-alpha", "-o", out)
     seen = Elements(out.read_text())
     tree = json.loads(seen.content["script"][0])
-    (job,) = targets.load("figure2-alpha").every_job()
+    (job,) = targets.load_target("figure2-alpha").every_job()
     assert [s["label"] for s in tree["strategies"]] == [*job.strategies]
     rows = tree["tables"]["deployed.last"]["rows"]
     assert [row["seeds"] for row in rows] == [
@@ -39,7 +39,7 @@ def test_a_target_has_its_page(results, tmp_path, monkeypatch, capsys):
 
 def test_a_target_of_several_experiments_keeps_them_apart(results):
     sources = target_sources.of_target(results, "attacks")
-    assert len(sources) == len(targets.load("attacks").every_job())
+    assert len(sources) == len(targets.load_target("attacks").every_job())
     assert all(source.name.startswith("attacks: ") for source in sources)
     assert len({source.name for source in sources}) == len(sources)
     assert len(page_data.tree(sources[:2])["folders"]) == 2

@@ -22,7 +22,7 @@ def row(label, spreads, mean=0.6):
 
 
 def said(*runs) -> verdict.Verdict:
-    (found,) = verdict.of_sources([data.of(History(list(runs)))])
+    (found,) = verdict.verdicts_of_sources([data.source_of(History(list(runs)))])
     return found
 
 
@@ -157,7 +157,7 @@ def two_models() -> History:
 
 def test_each_model_and_round_has_its_own_verdict():
     history = two_models()
-    tree = page_data.tree([data.of(history)])
+    tree = page_data.tree([data.source_of(history)])
     assert set(tree["verdicts"]) == {f"{m}.{a}" for m in data.MODELS for a in data.ATS}
     for model in data.MODELS:
         for at in data.ATS:
@@ -173,7 +173,7 @@ def test_each_model_and_round_has_its_own_verdict():
 def test_a_figure_has_the_same_digits_wherever_it_stands():
     """Verdict, tiles, table, curves and trade-off: one rounding."""
     history = report_cases.history(seeds=3, clients=13, rounds=6)
-    source = data.of(history)
+    source = data.source_of(history)
     tree = page_data.tree([source])
     table = {r["label"]: r for r in tree["tables"]["deployed.last"]["rows"]}
     (found,) = tree["verdicts"]["deployed.last"]
@@ -206,7 +206,7 @@ def test_a_run_in_progress_is_judged_so_far_by_its_newest_lines(going):
     folder, rounds = going
     for _ in range(13):  # evaluated every second round
         next(rounds)
-    source = data.load(folder)
+    source = data.load_run_folder(folder)
     assert not any(run.tables for run in source.history.runs)
     text = report.page([source])
     assert "No run has been evaluated yet" not in text.partition("<script")[0]
@@ -234,7 +234,7 @@ def test_a_half_written_round_is_not_shown_yet(going):
     file = folder / "rounds.jsonl"
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:-2]))  # of four runs two are there
-    scores = CurrentFigures([data.load(folder)], 0.05, PERCENT)
+    scores = CurrentFigures([data.load_run_folder(folder)], 0.05, PERCENT)
     assert (scores.progress[0].done, scores.progress[0].clock) == (3, 2)
     assert [row.seeds for row in scores.rows("deployed", "last")] == [2, 2]
 
@@ -245,7 +245,7 @@ def test_the_newest_lines_join_what_the_checkpoint_has(tiny_npz, tmp_path):
     rounds = session.rounds(stop=lambda: False)
     for _ in range(7):
         next(rounds)
-    source = data.load(tmp_path / "live")
+    source = data.load_run_folder(tmp_path / "live")
     assert [len(run.tables["evaluated"]) for run in source.history.runs] == [2] * 4
     tree = page_data.tree([source])
     (found,) = tree["verdicts"]["deployed.last"]
@@ -260,7 +260,10 @@ def test_the_newest_lines_join_what_the_checkpoint_has(tiny_npz, tmp_path):
     for _ in rounds:
         pass
     assert (
-        page_data.tree([data.load(tmp_path / "live")])["verdicts"]["last.last"][0]["so_far"] == ""
+        page_data.tree([data.load_run_folder(tmp_path / "live")])["verdicts"]["last.last"][0][
+            "so_far"
+        ]
+        == ""
     )
 
 
@@ -279,7 +282,7 @@ def test_an_error_is_better_where_it_is_lower():
         *errors("afl", 0.0204, [0.002, 0.0035, 0.004]),
         *errors("term", 0.5, [0.001, 0.001, 0.002]),
     ]
-    (found,) = verdict.of_sources([data.of(History(runs))])
+    (found,) = verdict.verdicts_of_sources([data.source_of(History(runs))])
     assert found.named == "afl"
     assert "above the best mean, so left out: term" in found.sentence
     ways = {tile.name: (tile.change[0], tile.way) for tile in found.tiles}
@@ -296,16 +299,18 @@ def test_clients_alone_are_compared_only_where_every_client_has_its_own_model():
         for name in ("accuracy", "loss"):
             run.tables[f"personal.{name}"] = run.tables[f"deployed.{name}"]
     history = History([*FEDAVG, *row("afl", [0.04, 0.05, 0.06]), *alone])
-    scores = CurrentFigures([data.of(history)], 0.05, PERCENT)
+    scores = CurrentFigures([data.source_of(history)], 0.05, PERCENT)
     for model in ("deployed", "last"):
-        (found,) = verdict.of(scores, model, "last")
+        (found,) = verdict.verdicts_of(scores, model, "last")
         assert found.headline == "afl is the fairest of 2 strategies"
         assert "below the best mean" not in found.sentence  # which is not that of clients alone
         assert found.sentence.endswith("Not compared: local, which hands out no shared model.")
-    (found,) = verdict.of(scores, "personal", "last")
+    (found,) = verdict.verdicts_of(scores, "personal", "last")
     assert found.named == "local"
     assert "Not compared" not in found.sentence
-    (found,) = verdict.of_sources([data.of(History(alone))])  # nothing else to speak of
+    (found,) = verdict.verdicts_of_sources(
+        [data.source_of(History(alone))]
+    )  # nothing else to speak of
     assert found.headline == "local alone: nothing to compare it with"
 
 

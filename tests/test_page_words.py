@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedmaba.report import client_figures, data, document, html, looks, page_data, terminal, verdict
+from fedmaba.report import (
+    client_figures,
+    data,
+    document,
+    html,
+    page_data,
+    row_styles,
+    terminal,
+    verdict,
+)
 from fedmaba.report import table as tables
 from fedmaba.results.history import History, Row
 from fedmaba.results.metrics import PERCENT, Fairness
@@ -16,7 +25,7 @@ from report_cases import history, one
 
 def test_no_two_of_45_rows_share_colour_and_marker():
     labels = [f"{BUILT_IN[i % 10]}:x={i}" for i in range(45)]
-    found = [(hue, variant % 5) for hue, variant in looks.hues(labels)]
+    found = [(hue, variant % 5) for hue, variant in row_styles.hues(labels)]
     assert len({*found}) == 45
 
 
@@ -79,7 +88,7 @@ def test_weights_are_shares_of_their_sum():
 def test_the_page_knows_who_does_not_add_up_to_one():
     found = history(labels=("fedavg", "qffl:q=0.1"), seeds=1, clients=5, rounds=4)
     found.runs[1].tables["weight"] = [0.5 * w for w in found.runs[1].tables["weight"]]
-    usual, short = page_data.tree([data.of(found)])["runs"]
+    usual, short = page_data.tree([data.source_of(found)])["runs"]
     assert "total" not in usual
     assert short["total"] == pytest.approx([0.5] * 4)
 

@@ -152,10 +152,10 @@ def test_more_classes_than_shards_are_cut_evenly():
 @pytest.mark.parametrize("a", [0.001, 0.01, 0.1])
 def test_dirichlet_leaves_no_client_behind(a):
     s = split(EQUAL, 6000, None, f"dirichlet:{a}", 100, 0)
-    assert min(len(rows) for rows in s.train) >= partition.FEW
+    assert min(len(rows) for rows in s.train) >= partition.FEW_EXAMPLES
     assert min(len(rows) for rows in s.test) >= 1
     tight = split(EQUAL, 6000, None, f"dirichlet:{a}", 600, 0)  # no more than the least for anyone
-    assert {len(rows) for rows in tight.train} == {partition.FEW}
+    assert {len(rows) for rows in tight.train} == {partition.FEW_EXAMPLES}
     assert min(len(rows) for rows in tight.test) >= 1
 
 

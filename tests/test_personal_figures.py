@@ -11,7 +11,7 @@ import fedmaba
 from command_line import QUICK
 from fedmaba.errors import InputError
 from fedmaba.report import export, table, terminal
-from fedmaba.report.data import of
+from fedmaba.report.data import source_of
 from fedmaba.results.history import GrowingArray, History, RunHistory
 from fedmaba.simulation.engine import Run, simulate, start
 from fedmaba.strategies.base import Local, Personal
@@ -175,7 +175,7 @@ def test_own_models_are_in_pandas_and_in_exports(history):
     np.testing.assert_allclose(gained, [0.1, 0.1, 0.2])
     np.testing.assert_allclose(frame[frame.strategy == "fedavg"].gain_over_alone, [-0.1, 0, 0.2])
     assert pandas.isna(frame[frame.strategy == "local"].gain_over_alone).all()
-    head, *lines = export.clients(of(history))
+    head, *lines = export.clients(source_of(history))
     assert "personal_accuracy" in head
     assert {row[1] for row in export.summary(history)[1:]} == {"deployed", "last", "personal"}
     assert [grid.name for grid in table.document(history).grids] == ["levels", "incentive"]

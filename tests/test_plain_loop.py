@@ -15,7 +15,6 @@ from fedmaba.rows.traced import TracedRows
 from fedmaba.simulation import local_training
 from fedmaba.simulation.engine import Optimiser, Run
 from fedmaba.strategies.base import Local
-from fedmaba.strategies.simplex import kkt_gap
 from plain_loop import (
     FEW,
     MODELS,
@@ -31,6 +30,7 @@ from plain_loop import (
     played,
     vector,
 )
+from strategy_cases import kkt_gap
 
 pytestmark = pytest.mark.usefixtures("few_threads")
 

@@ -10,7 +10,7 @@ import fedmaba
 from fedmaba.errors import InputError
 from fedmaba.privacy import accounting
 from fedmaba.privacy.mechanism import Privacy, mechanism
-from fedmaba.report import data, page_data, set_up, table
+from fedmaba.report import data, page_data, run_setup, table
 from fedmaba.report.json_forms import json_table
 from fedmaba.results import round_lines
 from fedmaba.strategies import parse
@@ -150,7 +150,7 @@ def test_a_resume_with_other_noise_is_refused(folder, monkeypatch):
 
 
 def test_what_is_spent_is_in_the_record_the_table_the_report_and_the_live_page(folder):
-    source = data.load(folder / "whole")
+    source = data.load_run_folder(folder / "whole")
     spent = source.history.runs[0].column("info.dp_epsilon")
     assert len(spent) == HEART["rounds"]
     assert 3.99 < spent[-1] <= 4
@@ -163,7 +163,7 @@ def test_what_is_spent_is_in_the_record_the_table_the_report_and_the_live_page(f
     )
     row = json.loads(json_table(source.history))["rows"][0]
     assert (row["epsilon"], row["delta"]) == (spent[-1], 1e-6)
-    facts = dict(set_up.of(source)["facts"])
+    facts = dict(run_setup.setup_of(source)["facts"])
     assert facts["privacy: epsilon"] == "4"
     assert facts["privacy: accountant"].startswith("dp-accounting ")
     assert "seed and round" in facts["privacy: generator"]
@@ -195,7 +195,7 @@ def test_the_note_names_rows_that_spent_unequally():
 
 def test_the_noise_of_a_run_is_what_the_plan_says(folder):
     told = fedmaba.load_history(folder / "whole")
-    facts = data.load(folder / "whole").about["privacy"]["fedmaba, seed 0"]
+    facts = data.load_run_folder(folder / "whole").about["privacy"]["fedmaba, seed 0"]
     assert facts["rounds of the busiest client"] == HEART["rounds"]
     weight = fedmaba.FedMABA().max_weight(4)
     assert facts["largest weight"] == pytest.approx(weight)

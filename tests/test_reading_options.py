@@ -76,7 +76,7 @@ def test_inputs_are_in_the_record_of_a_run(tmp_path):
 )
 def test_inputs_that_a_set_cannot_have_are_refused(name, how, words):
     with pytest.raises(InputError, match=words) as error:
-        checks.build({"strategies": ["fedavg"], "data": {"name": name, "normalise": how}})
+        checks.build_checked({"strategies": ["fedavg"], "data": {"name": name, "normalise": how}})
     assert "\n" not in str(error.value)
 
 

@@ -11,8 +11,8 @@ from fedmaba.errors import InputError
 from fedmaba.report import (
     data,
     figures,
-    looks,
     plot_data,
+    row_styles,
 )
 from fedmaba.results.history import History, RunHistory
 from report_cases import call, one
@@ -38,7 +38,7 @@ def test_every_figure_is_drawn_and_the_same_twice(folder, tmp_path, monkeypatch,
         if kind == "incentive":  # wants a row of clients alone; see test_personal_figures
             continue
         out = tmp_path / f"{kind}.svg"
-        figures.write(kind, [folder], out)
+        figures.write_figure(kind, [folder], out)
         assert b"<svg" in out.read_bytes()
     listed = call(monkeypatch, capsys, "list", "figures")
     assert {line.split()[0] for line in listed.splitlines()} == set(figures.KINDS)
@@ -84,22 +84,22 @@ def test_an_algorithm_has_the_same_colour_in_every_figure():
         assert f"--s{hue}: {color};" in style
     script = (Path(data.__file__).parent / "page" / "script" / "base.js").read_text()
     assert "radius of 1: " + " ".join(plot_data.MARKERS) in script
-    assert len(looks.HUES) == len(plot_data.MARKERS) == len(plot_data.COLORS)
+    assert len(row_styles.HUES) == len(plot_data.MARKERS) == len(plot_data.COLORS)
 
 
 def test_rounds_have_whole_ticks():
     few = report_cases.history(seeds=1, rounds=3, clients=5)
-    ticks = figures.of(few, "variance").axes[0].get_xticks()
+    ticks = figures.figure_of(few, "variance").axes[0].get_xticks()
     assert len(ticks) >= 3
     assert (ticks == ticks.round()).all()
-    ticks = figures.of(History([one("fedavg", [0.1, 0.9])]), "variance").axes[0].get_xticks()
+    ticks = figures.figure_of(History([one("fedavg", [0.1, 0.9])]), "variance").axes[0].get_xticks()
     assert (ticks == ticks.round()).all()
 
 
 @pytest.mark.slow
 def test_the_names_of_the_axes_stay_inside_a_figure(folder):
     for kind in figures.KINDS.keys() - {"incentive"}:  # which wants a row of clients alone
-        figure = figures.draw([data.load(folder)], kind)
+        figure = figures.draw([data.load_run_folder(folder)], kind)
         figure.draw_without_rendering()
         for text in filter(None, (figure._supxlabel, figure._supylabel)):
             box = text.get_window_extent()
@@ -110,9 +110,9 @@ def test_the_names_of_the_axes_stay_inside_a_figure(folder):
 def test_a_figure_of_runs_that_diverged_at_once_does_not_tell_to_wait():
     lost = RunHistory("afl", 0, "last", np.zeros(3, int), "afl, seed 0, diverged in round 1: x")
     with pytest.raises(InputError, match="every run diverged"):
-        figures.of(History([lost]), "variance")
+        figures.figure_of(History([lost]), "variance")
     with pytest.raises(InputError, match="wait for the first evaluation"):
-        figures.of(History([RunHistory("afl", 0, "last", np.zeros(3, int))]), "variance")
+        figures.figure_of(History([RunHistory("afl", 0, "last", np.zeros(3, int))]), "variance")
 
 
 def test_colours_stay_apart_for_the_colour_blind():
@@ -172,7 +172,7 @@ def table2() -> History:
 )
 def test_names_in_a_full_tradeoff_do_not_overlap(size, dpi):
     pytest.importorskip("matplotlib")
-    figure = figures.of(table2(), "tradeoff", size=size)
+    figure = figures.figure_of(table2(), "tradeoff", size=size)
     figure.set_dpi(dpi)
     figure.draw_without_rendering()
     texts = [t for axes in figure.axes for t in axes.texts if t.get_text()]
@@ -190,7 +190,7 @@ def test_the_frame_of_a_tradeoff_holds_no_row_that_it_does_not_show():
     pytest.importorskip("matplotlib")
     level = [80, 79, 78, 77, 76, 75.1, 74.9]  # the last is more than five points below the first
     runs = [one(f"own{i}", (v + np.array([-9 - i, 9 + i])) / 100) for i, v in enumerate(level)]
-    _, right = figures.of(History(runs), "tradeoff").axes
+    _, right = figures.figure_of(History(runs), "tradeoff").axes
     assert 74.9 < right.get_ylim()[0] < 75.1
 
 
@@ -202,7 +202,7 @@ def test_the_frame_of_a_tradeoff_holds_no_row_that_it_does_not_show():
 def test_a_legend_of_many_rows_lies_in_the_figure_and_on_no_panel(kind):
     pytest.importorskip("matplotlib")
     for size in (None, (6.75, 4.0)):
-        figure = figures.of(table2(), kind, size=size)
+        figure = figures.figure_of(table2(), kind, size=size)
         figure.draw_without_rendering()
         (legend,) = figure.legends
         assert sorted(t.get_text() for t in legend.get_texts()) == sorted(ROWS)
@@ -221,7 +221,7 @@ def test_lines_are_means_of_the_last_evaluations_and_say_of_how_many(asked, used
     run.tables["evaluated"] = [np.asarray(10 * t) for t in range(1, 6)]
     for name in run.tables.keys() - {"evaluated"}:
         run.tables[name] = [np.full(2, share) for share in level]
-    (axes,) = figures.of(History([run]), "accuracy", smooth=asked).axes
+    (axes,) = figures.figure_of(History([run]), "accuracy", smooth=asked).axes
     want = [100 * level[a : a + used].mean() for a in range(6 - used)]
     np.testing.assert_allclose(axes.lines[0].get_ydata(), want)
     assert axes.lines[0].get_xdata().tolist() == [10, 20, 30, 40, 50][used - 1 :]
@@ -231,15 +231,15 @@ def test_lines_are_means_of_the_last_evaluations_and_say_of_how_many(asked, used
 def test_figures_say_what_they_cannot_show():
     pytest.importorskip("matplotlib")
     with pytest.raises(InputError, match="run at least two"):
-        figures.of(History([one("fedavg", [0.1, 0.9])]), "gains")
+        figures.figure_of(History([one("fedavg", [0.1, 0.9])]), "gains")
     with pytest.raises(InputError, match=r"in memory holds no label counts: compare\(.*out=FOLDER"):
-        figures.of(History([one("fedavg", [0.1, 0.9])]), "heterogeneity")
+        figures.figure_of(History([one("fedavg", [0.1, 0.9])]), "heterogeneity")
     for kind in ("weights", "constraint"):
         with pytest.raises(InputError, match="no weights in these histories"):
-            figures.of(table2(), kind)
+            figures.figure_of(table2(), kind)
     plain = one("fedavg", [0.1, 0.9])
     plain.tables |= {"round": [np.asarray(1)], "weight": [np.array([0.5, 0.5])]}
     with pytest.raises(InputError, match="no strategy of these runs reports a number"):
-        figures.of(History([plain]), "constraint")
+        figures.figure_of(History([plain]), "constraint")
     with pytest.raises(InputError, match="been evaluated yet"):
-        figures.of(History([RunHistory("fedavg", 0, "last", np.zeros(2))]))
+        figures.figure_of(History([RunHistory("fedavg", 0, "last", np.zeros(2))]))

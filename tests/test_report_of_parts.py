@@ -11,7 +11,7 @@ import pytest
 
 import fedmaba
 from command_line import QUICK
-from fedmaba.report import client_tables, data, set_up, verdict
+from fedmaba.report import client_tables, data, run_setup, verdict
 from fedmaba.results import run_folder
 from fedmaba.results.metrics import PERCENT, Fairness
 
@@ -32,7 +32,7 @@ def shown(path):
 
 def test_the_set_up_lists_every_run_and_commands_that_give_the_same(extended, call):
     (source,) = data.load_parts(extended)
-    told = set_up.of(source)
+    told = run_setup.setup_of(source)
     assert told["runs"] == ["fedavg, afl: seeds 0 to 2, 4 rounds"]
     begun = [shlex.split(line) for line in told["commands"]]
     assert [words[:3] for words in begun] == [["fedmaba", "compare", "fedavg"]] * 2
@@ -53,7 +53,7 @@ def test_the_set_up_lists_every_run_and_commands_that_give_the_same(extended, ca
 
 
 def test_one_folder_is_repeated_by_one_command(finished):
-    told = set_up.of(data.load(finished[1]))
+    told = run_setup.setup_of(data.load_run_folder(finished[1]))
     assert told["repeat"] == [f"fedmaba run {finished[1]}/experiment.toml --out NEW"]
     assert (told["parts"], told["left"]) == (1, "")
 
@@ -67,7 +67,7 @@ def test_a_report_says_which_part_is_not_finished(extended, call):
     (source,) = data.load_parts(extended)
     left = "2 of 3 parts are finished (missing: afl, seeds 0 to 2, not begun)"
     assert source.left == left
-    assert verdict.of_sources([source])[0].text.startswith(f"so far, {left}: ")
+    assert verdict.verdicts_of_sources([source])[0].text.startswith(f"so far, {left}: ")
     assert call("report", extended, "-o", "page.html").code == 0
     page = shown(Path("page.html"))
     assert f"mine is not finished : {left}." in page

@@ -21,9 +21,9 @@ from fedmaba.experiment import starting
 from fedmaba.report import (
     data,
     export,
-    packing,
     page_data,
-    set_up,
+    page_numbers,
+    run_setup,
     table,
     verdict,
 )
@@ -82,7 +82,7 @@ def test_worst_and_best_are_of_the_share_that_the_run_was_asked_for(tmp_path, ti
         ["fedavg", "afl"], data=str(tiny_npz), model="softmax", rounds=4, eval_every=2, seeds=1,
         minibatch=5, share=0.4, out=tmp_path / "run", device="cpu",
     )  # fmt: skip
-    source = data.load(tmp_path / "run")
+    source = data.load_run_folder(tmp_path / "run")
     seen = page_data.tree([source])
     table = seen["tables"]["deployed.last"]
     assert table["columns"][2] == "worst 40 %"
@@ -101,7 +101,7 @@ def test_lines_of_a_live_run_tell_no_worst_of_another_share(tmp_path, folder):
     shutil.copytree(folder, tmp_path / "run")
     (tmp_path / "run" / "runs.json").unlink()
     shutil.rmtree(tmp_path / "run" / "checkpoint")
-    source = data.load(tmp_path / "run")
+    source = data.load_run_folder(tmp_path / "run")
     assert source.lines
     assert not source.finished
     for share, known in ((0.05, True), (0.4, False)):
@@ -115,12 +115,12 @@ def test_lines_of_a_live_run_tell_no_worst_of_another_share(tmp_path, folder):
 
 
 def test_sections_stand_in_the_order_promised(folder):
-    seen = Elements(report.page([data.load(folder)]))
+    seen = Elements(report.page([data.load_run_folder(folder)]))
     assert [a["id"] for tag, a in seen.elements if tag == "section"] == SECTIONS
 
 
 def test_the_policy_allows_our_script_and_style_and_nothing_else(folder):
-    text = report.page([data.load(folder)])
+    text = report.page([data.load_run_folder(folder)])
     seen = Elements(text)
     (policy,) = [a["content"] for t, a in seen.elements if a.get("http-equiv")]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
@@ -163,7 +163,9 @@ def hostile() -> data.Source:
 
 
 def test_hostile_names_stay_text():
-    plain = Elements(report.page([data.of(report_cases.history(seeds=1, rounds=4, clients=5))]))
+    plain = Elements(
+        report.page([data.source_of(report_cases.history(seeds=1, rounds=4, clients=5))])
+    )
     seen = Elements(report.page([hostile()]))
     assert {tag for tag, _ in seen.elements} <= {tag for tag, _ in plain.elements} | {
         "pre", "code", "article", "h4", "strong", "ul", "li",
@@ -178,7 +180,7 @@ def test_hostile_names_stay_text():
 @pytest.mark.slow
 def test_a_long_run_stays_small():
     """100 clients x 2,000 rounds x 10 runs stay under 5 MB."""
-    text = report.page([data.of(report_cases.history())])
+    text = report.page([data.source_of(report_cases.history())])
     assert len(text.encode()) < 5_000_000
     tree = json.loads(Elements(text).content["script"][0])
     assert "233 each are embedded client by client, and up to 400 as curves" in text
@@ -192,7 +194,7 @@ def test_a_long_run_stays_small():
 
 
 def test_a_long_run_is_thinned_and_the_page_says_so():
-    sparse = report.page([data.of(report_cases.history(clients=3, rounds=500, every=10))])
+    sparse = report.page([data.source_of(report_cases.history(clients=3, rounds=500, every=10))])
     assert "Of up to 500 rounds of a run, 400 are embedded" in sparse
 
 
@@ -233,30 +235,30 @@ def test_shares_of_test_examples_are_kept_as_they_are(most):
     values = rng.integers(0, size + 1, (7, 9)) / size
     values[2, 3] = np.nan
     for stored in (values, values.astype(np.float32).astype(float)):
-        packed = packing.shares(stored, size)
+        packed = page_numbers.shares(stored, size)
         np.testing.assert_array_equal(unpacked(packed), values)
         assert len(packed["data"]) <= 4 / 3 * 63 * np.dtype(f"<{packed['kind']}").itemsize + 4
     five = np.stack([values] * 5).mean(0)
-    np.testing.assert_allclose(unpacked(packing.shares(five, size, 5)), values, rtol=1e-15)
+    np.testing.assert_allclose(unpacked(page_numbers.shares(five, size, 5)), values, rtol=1e-15)
 
 
 def test_scores_that_are_no_shares_are_kept_whole():
     values = np.random.default_rng(0).random((7, 9)) * 3 - 1
     values[2, 3] = np.nan
-    np.testing.assert_array_equal(unpacked(packing.shares(values, np.full(9, 10))), values)
-    thin = unpacked(packing.shares(values, np.full(9, 10), exact=False))
+    np.testing.assert_array_equal(unpacked(page_numbers.shares(values, np.full(9, 10))), values)
+    thin = unpacked(page_numbers.shares(values, np.full(9, 10), exact=False))
     np.testing.assert_allclose(thin, values, rtol=1e-7)
 
 
 def test_a_lie_does_not_hide_the_other_losses():
     values = np.array([[2.333, 1e6, 2.3], [np.nan, 1e300, 2.2], [-np.inf, 3e38, 0.0]])
-    seen = unpacked(packing.floats(values))
+    seen = unpacked(page_numbers.floats(values))
     want = np.where(np.abs(values) < 1e38, values, np.nan)
     np.testing.assert_allclose(seen, want, rtol=1e-6)
 
 
 def test_the_page_carries_the_tables_of_every_run(folder):
-    source = data.load(folder)
+    source = data.load_run_folder(folder)
     seen = page_data.tree([source])
     for run, told in zip(source.history.runs, seen["runs"], strict=True):
         assert (told["evaluated"], told["rounds"]) == ([2, 4, 6], [1, 2, 3, 4, 5, 6])
@@ -288,45 +290,54 @@ def test_the_page_carries_the_tables_of_every_run(folder):
 
 def test_the_overview_counts_what_was_run(folder):
     told = ["3 strategies", "2 seeds", "5 clients", "6 rounds"]
-    assert report.overview([data.load(folder)])[1:] == told
-    few = report.overview([data.of(report_cases.history(("afl",), 1, clients=9, rounds=1))])
+    assert report.overview([data.load_run_folder(folder)])[1:] == told
+    few = report.overview([data.source_of(report_cases.history(("afl",), 1, clients=9, rounds=1))])
     assert few == ["1 strategy", "1 seed", "9 clients", "1 round"]
 
 
 def test_the_set_up_has_the_hashes_and_the_command(folder):
-    told, about = set_up.of(data.load(folder)), run_folder.load_about(folder)
+    told, about = run_setup.setup_of(data.load_run_folder(folder)), run_folder.load_about(folder)
     (name, digest), *splits = told["hashes"]
     assert name.startswith("data ")
     assert digest == about["data"]["sha256"]
     assert dict(splits) == {f"partition, seed {s}": about["partition"][s] for s in ("0", "1")}
     assert told["repeat"] == [f"fedmaba run {folder}/experiment.toml --out NEW"]
     python = data.Source("run", History([]), {"python": True, "repeat": "the Python call"})
-    assert set_up.of(python)["repeat"] == ["the Python call"]
+    assert run_setup.setup_of(python)["repeat"] == ["the Python call"]
 
 
 def test_hostile_clients_are_called_as_everywhere_else():
     about = {"hostile": {"0": [1, 7]}, "data": {"clients": ["north", "south"]}}
-    facts = set_up.of(data.Source("run", History([one("fedavg", [0.4, 0.8])]), about))["facts"]
+    facts = run_setup.setup_of(data.Source("run", History([one("fedavg", [0.4, 0.8])]), about))[
+        "facts"
+    ]
     assert facts[-1] == ("hostile clients, seed 0", "south, 7")
 
 
 def test_a_run_that_diverged_is_named(folder):
-    source = data.of(History([one("fedavg", [0.4, 0.8]), one("afl", [0.1, 0.2], 0, "afl broke")]))
+    source = data.source_of(
+        History([one("fedavg", [0.4, 0.8]), one("afl", [0.1, 0.2], 0, "afl broke")])
+    )
     assert "afl broke" in report.page([source])
     assert page_data.tree([source])["tables"]["deployed.last"]["rows"][1]["cells"][0][0] == "–"
 
 
 def test_two_folders_keep_their_names_apart(folder, tmp_path):
     other = run_folder.load_history(folder)
-    sources = [data.load(folder), data.Source("other", other)]
+    sources = [data.load_run_folder(folder), data.Source("other", other)]
     labels = [s["label"] for s in page_data.tree(sources)["strategies"]]
     assert labels[0] == "fedavg (run)"
     assert labels[3] == "fedavg (other)"
-    said = verdict.of_sources(sources)
+    said = verdict.verdicts_of_sources(sources)
     assert [one.where for one in said] == ["run", "other"]
     assert said[0].text.startswith("run: ")
-    assert len(verdict.of_sources([data.of(other, "a"), data.of(other, "b")])) == 2
-    assert len(verdict.of_sources([data.load(folder)] * 2)) == 1  # of the same data
+    assert (
+        len(verdict.verdicts_of_sources([data.source_of(other, "a"), data.source_of(other, "b")]))
+        == 2
+    )
+    assert (
+        len(verdict.verdicts_of_sources([data.load_run_folder(folder)] * 2)) == 1
+    )  # of the same data
 
 
 def test_labels_and_names_of_the_data_reach_the_folder(tmp_path, monkeypatch):
@@ -343,7 +354,7 @@ def test_labels_and_names_of_the_data_reach_the_folder(tmp_path, monkeypatch):
     (counts,) = run_folder.load_labels(out).values()
     assert counts.shape == (2, 3)
     assert counts[0, 0] == counts[0].sum() == 16  # a fifth is for testing
-    text = report.page([data.load(out)])
+    text = report.page([data.load_run_folder(out)])
     assert '"clients":["north","south"]' in text
 
 
@@ -355,11 +366,11 @@ def test_a_folder_without_label_counts_or_about_still_gives_a_page(folder, tmp_p
     (bare / "partition.npz").unlink()
     (bare / "about.json").unlink()
     (bare / "experiment.toml").write_text("strategies = 3\n")
-    text = report.page([data.load(bare)])
+    text = report.page([data.load_run_folder(bare)])
     assert "strategies = 3" in text
     (bare / "about.json").write_text("{")
     with pytest.raises(InputError, match=r"about\.json cannot be read"):
-        data.load(bare)
+        data.load_run_folder(bare)
 
 
 def test_errors_are_one_line(folder, tmp_path, monkeypatch, capsys):
@@ -402,6 +413,6 @@ def test_a_metric_of_any_size_has_its_page(broken, tiny_npz, tmp_path):
         out=tmp_path / "run",
     )
     assert history._repr_html_().startswith("<table>")
-    page = report.page([data.load(tmp_path / "run")])
+    page = report.page([data.load_run_folder(tmp_path / "run")])
     said = "No score of any run is a finite number" if broken else "one seed"
     assert said in page

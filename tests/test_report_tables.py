@@ -104,5 +104,5 @@ def test_a_row_of_one_seed_beside_rows_of_more_is_neither_ranked_nor_on_the_fron
     ranks = [table.ranks(rows, column) for column in table.columns(0.05)]
     assert [[r[-1] == 0 for r in ranks]] == [[judged] * 4]
     assert all(sorted(r)[:2] == [0, 1] for r in ranks)
-    front = plot_data.PlotData([data.of(history)], "last", 0.05).front()
+    front = plot_data.PlotData([data.source_of(history)], "last", 0.05).front()
     assert front == (["ideal"] if judged else ["afl"])

@@ -160,7 +160,7 @@ def test_a_run_ends_with_verdict_time_and_the_next_command(tiny_npz, tty, monkey
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     said = " ".join(text.split())
-    (want,) = verdict.of_sources([data.of(going.history)])
+    (want,) = verdict.verdicts_of_sources([data.source_of(going.history)])
     assert want.text in said
     assert "It took 1:02." in lines
     assert "Look at it: fedmaba report 'my runs/x' -o report.html" in lines

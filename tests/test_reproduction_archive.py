@@ -5,7 +5,7 @@ import pytest
 
 from fedmaba.errors import InputError
 from fedmaba.reproduction import archive, targets
-from fedmaba.reproduction.targets import Key
+from fedmaba.reproduction.targets import RunKey
 from reproduction_cases import made, save
 
 
@@ -13,7 +13,7 @@ from reproduction_cases import made, save
 def test_accuracies_come_back_exactly(most, tmp_path):
     size = np.random.default_rng(0).integers(1, most + 1, 20)
     size[0], held = most, np.arange(1, 21)
-    job = targets.load("figure1a").jobs[0]
+    job = targets.load_target("figure1a").jobs[0]
     runs = [
         made("fedavg", 0, size, held=held),
         made("fedmaba", 0, size, 2, held=held, diverged="fedmaba, seed 0, diverged in round 21"),
@@ -23,7 +23,11 @@ def test_accuracies_come_back_exactly(most, tmp_path):
     batch = archive.read_file(tmp_path / "x.npz")
     assert batch.digest == job.digest
     assert batch.keys == (
-        *(Key("fedavg", 0, "poly:8"), Key("fedmaba", 0, "poly:8"), Key("afl", 1, "average")),
+        *(
+            RunKey("fedavg", 0, "poly:8"),
+            RunKey("fedmaba", 0, "poly:8"),
+            RunKey("afl", 1, "average"),
+        ),
     )
     for run, again in zip(runs, batch.runs.values(), strict=True):
         assert again.diverged == run.diverged
@@ -34,7 +38,7 @@ def test_accuracies_come_back_exactly(most, tmp_path):
 
 
 def test_a_damaged_file_is_one_line(tmp_path):
-    job, path = targets.load("figure1a").jobs[0], tmp_path / "x.npz"
+    job, path = targets.load_target("figure1a").jobs[0], tmp_path / "x.npz"
     size = np.full(20, 100)
     save(path, job, [made("fedavg", 0, size)])
     good, rng, told = path.read_bytes(), np.random.default_rng(0), []
@@ -57,7 +61,7 @@ def test_a_damaged_file_is_one_line(tmp_path):
 
 
 def test_the_same_run_twice_is_refused_and_parts_are_merged(tmp_path):
-    job, size = targets.load("figure1a").jobs[0], np.full(20, 100)
+    job, size = targets.load_target("figure1a").jobs[0], np.full(20, 100)
     save(tmp_path / "a.npz", job, [made("fedavg", 0, size)])
     save(tmp_path / "b.npz", job, [made("fedavg", 1, size), made("fedmaba", 1, size)])
     history, used, missing = archive.collect(archive.read_folder(tmp_path), job)

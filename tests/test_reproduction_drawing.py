@@ -23,7 +23,7 @@ def call(monkeypatch, capsys, tmp_path):
 def test_targets_drawn_at_once_are_those_drawn_one_after_another(tmp_path, monkeypatch):
     names, kept = ("figure2-alpha", "figure2-eta_b"), tmp_path / "kept"
     fill(kept, *names)
-    asked = [targets.load(name) for name in (*names, "table3-cifar100")]
+    asked = [targets.load_target(name) for name in (*names, "table3-cifar100")]
     written = []
     for cores in (1, 2):
         monkeypatch.setattr(write_targets, "_cores", lambda cores=cores: cores)
@@ -46,7 +46,7 @@ def dies(*_):
 def test_a_drawing_process_that_is_killed_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(write_targets, "_cores", lambda: 2)
     monkeypatch.setattr(write_targets, "_work", dies)
-    asked = [targets.load(name) for name in ("table2-fashion-mnist", "attacks")]
+    asked = [targets.load_target(name) for name in ("table2-fashion-mnist", "attacks")]
     with pytest.raises(NoRoom, match="one target at a time"):
         next(write_targets.write_all(asked, tmp_path, tmp_path))
 

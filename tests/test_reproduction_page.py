@@ -49,14 +49,14 @@ def test_the_tool_puts_right_what_is_wrong(tool, tmp_path):
     )
     page = tool["renew"](text, batches)
     found = selection.fairness_by_seed(
-        archive.collect(batches, targets.load("table2-fashion-mnist").jobs[0])[0],
+        archive.collect(batches, targets.load_target("table2-fashion-mnist").jobs[0])[0],
         "last",
         CHOICES["last5"],
     )["fedavg"]
     assert f"Ours is {np.mean([f.variance for f in found.values()]):.2f}<!--" in page
     pair = "+1.00<!-- table2-fashion-mnist|fedsgd - fedavg|worst|last|last -->"
     table = grid_named(
-        reproduction.document(targets.load("table2-fashion-mnist"), batches), "pairs-last"
+        reproduction.document(targets.load_target("table2-fashion-mnist"), batches), "pairs-last"
     )
     assert f"{table.rows[0][4].value:+.2f}<!--" in tool["renew"](pair, batches)
     assert "wrong" not in page
@@ -72,7 +72,7 @@ def test_the_tool_puts_right_what_is_wrong(tool, tmp_path):
 @pytest.mark.slow
 def test_numbers_of_rounds_readings_floors_and_gains(tool, tmp_path):
     batches = fill(tmp_path, "readings")
-    target = targets.load("readings")
+    target = targets.load_target("readings")
     runs = {
         i: [r for r in archive.collect(batches, target.jobs[i])[0].runs if r.label == "fedavg"]
         for i in (0, 4)
@@ -111,7 +111,7 @@ def test_numbers_of_the_paper_and_shares_of_another_row(tool, tmp_path):
     assert show("fedmaba % qffl", "variance", "paper", "told") == "28"  # 1 - 34.54 / 47.65
     assert show("fedmaba - fedavg", "accuracy", "paper", "told") == "+0.36"
     found = selection.fairness_by_seed(
-        archive.collect(batches, targets.load(name).jobs[0])[0], "last", CHOICES["last"]
+        archive.collect(batches, targets.load_target(name).jobs[0])[0], "last", CHOICES["last"]
     )
     share = [1 - found["fedmaba"][s].variance / found["qffl"][s].variance for s in range(3)]
     assert show("fedmaba % qffl", "variance", "last", "last") == f"{100 * np.mean(share):.0f}"
@@ -123,22 +123,23 @@ def test_the_page_has_every_row_of_the_paper_and_every_statement_in_words(tool, 
     batches = fill(tmp_path, *tool["PAPERS"].values())
     lines = tool["TABLES"]["glance"](batches).splitlines()
     rows = [line.split(" | ")[0].removeprefix("| ") for line in lines[4:]]
-    assert rows == [tool["name_of"](row) for row in paper.load()["table2-fashion-mnist"]]
+    assert rows == [tool["name_of"](row) for row in paper.load_paper()["table2-fashion-mnist"]]
     told = [line.split(" | ")[5].strip() for line in lines[4:]]
     assert [not text for text in told] == [  # the rows that Table III has not
-        row not in paper.load()["table3-cifar100"] for row in paper.load()["table2-fashion-mnist"]
+        row not in paper.load_paper()["table3-cifar100"]
+        for row in paper.load_paper()["table2-fashion-mnist"]
     ]
     shown = tool["TABLES"]["verdicts"](batches)
     assert shown.count("| 33 % | second best | table2-fashion-mnist | α=0.5 / α=0.8 |") == 1
     assert "| mean of the baselines, without TERM |" in shown
     assert "| figure2-alpha |" in shown
-    counted = sum(len(claim["targets"]) for claim in paper.load()["claim"])
+    counted = sum(len(claim["targets"]) for claim in paper.load_paper()["claim"])
     assert len(shown.splitlines()) == 4 + counted
 
 
 def test_the_papers_entries_tell_which_split_a_table_has():
     def on_grid(table):  # its rows once: TERM and PropFair stand beside two of ours
-        rows = {tuple(row["worst"] + row["best"]) for row in paper.load()[table].values()}
+        rows = {tuple(row["worst"] + row["best"]) for row in paper.load_paper()[table].values()}
         entries = [round(100 * row[i]) for row in rows for i in (0, 2)]
         return sum(entry % 20 == 0 for entry in entries), len(entries)
 

@@ -17,7 +17,7 @@ from fedmaba.report import terminal
 from fedmaba.reproduction import archive, display, targets
 from fedmaba.reproduction import page as reproduction
 from fedmaba.reproduction import run as reproduce
-from fedmaba.reproduction.targets import Key, Scale
+from fedmaba.reproduction.targets import RunKey, Scale
 from fedmaba.results import run_folder
 
 pytestmark = pytest.mark.usefixtures("small_sample")
@@ -85,7 +85,7 @@ def test_a_target_from_the_command_to_every_file(call, tmp_path):
 
 
 def tiny(name="table2-fashion-mnist", rounds=3, seeds=1):
-    return targets.load(name, Scale(rounds, seeds, ("fedavg", "fedmaba", "fedfv"), True))
+    return targets.load_target(name, Scale(rounds, seeds, ("fedavg", "fedmaba", "fedfv"), True))
 
 
 def play(work, out, stop_after=None):
@@ -138,7 +138,7 @@ def test_data_are_read_once_for_batches_one_after_another(tmp_path, monkeypatch,
         "load",
         lambda *words, **more: read.append(more["normalise"]) or load(*words, **more),
     )
-    asked = targets.load("readings", Scale(1, 1, ("fedmaba",), True))
+    asked = targets.load_target("readings", Scale(1, 1, ("fedmaba",), True))
     assert len(reproduce.plan(asked, tmp_path)) > 1
     words = ("--quick", "--rounds", "1", "--seeds", "1", "--only", "fedmaba")
     assert call("readings", *words, "--out", tmp_path)[0] == 0
@@ -153,7 +153,7 @@ def test_data_are_read_once_for_batches_one_after_another(tmp_path, monkeypatch,
 
 def test_what_is_held_for_the_next_batch_is_what_was_read(tmp_path):
     """Where clients flip labels, the batch trains on more than that."""
-    asked = targets.load("attacks", Scale(1, 1, ("fedavg",), True))
+    asked = targets.load_target("attacks", Scale(1, 1, ("fedavg",), True))
     works = reproduce.plan(asked, tmp_path)
     does = [w.job.settings.get("attack", {}).get("does") for w in works]
     work = works[does.index("labels=flip")]
@@ -266,7 +266,7 @@ def test_runs_with_different_deployed_models_share_a_batch(tmp_path):
     play(work, tmp_path)
     (batch,) = archive.read_folder(tmp_path)
     for label in ("fedavg", "fedmaba"):
-        a, b = (batch.runs[Key(label, 0, deploy)] for deploy in ("ema:0.98", "poly:8"))
+        a, b = (batch.runs[RunKey(label, 0, deploy)] for deploy in ("ema:0.98", "poly:8"))
         assert np.array_equal(a.accuracy("last"), b.accuracy("last"))
         assert not np.array_equal(a.accuracy("deployed"), b.accuracy("deployed"))
     page = reproduction.document(tiny("table2-fashion-mnist-partial"), [batch])

@@ -38,14 +38,14 @@ def test_equal_differences_say_nothing_of_their_spread(sample):
     span = paired.interval(sample)
     assert not span.distinguishable
     assert span.text() == f"{sample[0]:+.2f} in every seed"
-    assert claims.said(CLAIM, span) == f"{sample[0]:+.2f} % in every seed: no interval"
+    assert claims.verdict_in_words(CLAIM, span) == f"{sample[0]:+.2f} % in every seed: no interval"
     moved = paired.interval([*sample, sample[0] + 1e-4])
     assert moved.bounded
     assert moved.distinguishable == (sample[0] != 0)
 
 
 def test_a_table_does_not_call_equal_differences_distinguishable(tmp_path):
-    (job,), size = targets.load("figure1a").jobs, np.full(20, 100)
+    (job,), size = targets.load_target("figure1a").jobs, np.full(20, 100)
     runs = [made("fedavg", seed, size) for seed in (0, 1)]
     for run in runs[:2]:
         right = 0.3 + 0.01 * np.arange(6)[:, None] + np.linspace(0, 0.19, 20)
@@ -55,7 +55,7 @@ def test_a_table_does_not_call_equal_differences_distinguishable(tmp_path):
         runs.append(RunHistory("fedmaba", run.seed, run.deploy, size, tables=tables))
     save(tmp_path / "x.npz", job, runs)
     page = reproduction.document(
-        targets.load("table2-fashion-mnist"), archive.read_folder(tmp_path)
+        targets.load_target("table2-fashion-mnist"), archive.read_folder(tmp_path)
     )
     (row,) = grid_named(page, "pairs-last").rows
     shown = ["+0.00 in every seed", *["+2.00 in every seed"] * 3]
@@ -87,7 +87,7 @@ def test_the_verdict_on_a_statement(claim, span, said):
 
 
 def test_some_seeds_of_a_target_with_variants_are_counted_over_all_of_them(tmp_path):
-    target = targets.load("attacks", targets.Scale(seeds=2))
+    target = targets.load_target("attacks", targets.Scale(seeds=2))
     job, size = target.jobs[0], np.full(20, 100)
     save(tmp_path / "x.npz", job, [made("fedavg", s, size) for s in (0, 1)])
     page = reproduction.document(target, archive.read_folder(tmp_path))
@@ -99,7 +99,7 @@ def test_some_seeds_of_a_target_with_variants_are_counted_over_all_of_them(tmp_p
 def test_some_rows_of_a_table_are_no_cut_down_version(tmp_path):
     asked = targets.Scale(only=("fedavg", "fedmaba"))
     page = reproduction.document(
-        targets.load("table2-fashion-mnist", asked), fill(tmp_path, "table2-fashion-mnist")
+        targets.load_target("table2-fashion-mnist", asked), fill(tmp_path, "table2-fashion-mnist")
     )
     assert "A part of it: 30 of 94 runs." in page.text
     assert not any("CUT-DOWN" in text for text in page.text)
@@ -107,7 +107,7 @@ def test_some_rows_of_a_table_are_no_cut_down_version(tmp_path):
 
 
 def test_our_table_stands_beside_the_papers(tmp_path):
-    target = targets.load("table2-fashion-mnist")
+    target = targets.load_target("table2-fashion-mnist")
     batches = fill(tmp_path, "table2-fashion-mnist")
     page = reproduction.document(target, batches)
     assert not any("CUT-DOWN" in text for text in page.text)
@@ -128,7 +128,7 @@ def test_our_table_stands_beside_the_papers(tmp_path):
 
 
 def test_rounds_are_chosen_as_the_captions_say(tmp_path):
-    target = targets.load("table2-fashion-mnist-validation")
+    target = targets.load_target("table2-fashion-mnist-validation")
     (job,) = target.jobs
     batches = fill(tmp_path, "table2-fashion-mnist-validation")
     history = archive.deployed_history(batches, job)
@@ -150,7 +150,7 @@ def test_rounds_are_chosen_as_the_captions_say(tmp_path):
 
 
 def test_differences_are_paired_by_seed(tmp_path):
-    job, size = targets.load("figure1a").jobs[0], np.full(20, 100)
+    job, size = targets.load_target("figure1a").jobs[0], np.full(20, 100)
     runs = [made(label, seed, size) for label in ("fedavg", "fedmaba") for seed in (0, 1, 2)]
     runs.append(made("fedavg", 7, size))  # no partner
     found = selection.fairness_by_seed(History(runs), "last", CHOICES["last"])
@@ -167,7 +167,7 @@ def test_differences_are_paired_by_seed(tmp_path):
 
 
 def test_a_row_before_fedavg_is_held_against_it_too(tmp_path):
-    target, batches = targets.load("figure1a"), fill(tmp_path, "figure1a")
+    target, batches = targets.load_target("figure1a"), fill(tmp_path, "figure1a")
     (job,) = target.jobs
     turned = replace(job, strategies=dict(reversed(job.strategies.items())))
     tables = [
@@ -180,7 +180,7 @@ def test_a_row_before_fedavg_is_held_against_it_too(tmp_path):
 
 def test_what_the_average_does_is_paired_by_run(tmp_path):
     batches = fill(tmp_path, "table2-cifar10-partial")
-    target = targets.load("table2-cifar10-partial")
+    target = targets.load_target("table2-cifar10-partial")
     table = grid_named(reproduction.document(target, batches), "gain-ema0.98")
     assert len(table.rows) == 15
     history = archive.collect(batches, target.jobs[0])[0]
@@ -195,7 +195,7 @@ def test_what_the_average_does_is_paired_by_run(tmp_path):
 
 
 def test_a_statement_is_shown_with_its_unit_interval_and_verdict():
-    show = claims.said
+    show = claims.verdict_in_words
     span = Interval(1.6, 1.2, 2.0, 3)
     assert show({"measure": "times", "number": 1.5}, span) == "1.60 x [1.20, 2.00]: holds"
     assert show(CLAIM, Interval(20, 10, 30, 3)) == "+20.00 % [+10.00, +30.00]: smaller"
@@ -204,7 +204,7 @@ def test_a_statement_is_shown_with_its_unit_interval_and_verdict():
 
 def test_the_search_picks_by_its_rule(tmp_path):
     batches = fill(tmp_path, "table1-grid")
-    page = reproduction.document(targets.load("table1-grid"), batches)
+    page = reproduction.document(targets.load_target("table1-grid"), batches)
     rows = [[cell.text for cell in row] for row in grid_named(page, "grid").rows]
     by_name: dict[str, list[list[str]]] = {}
     for row in rows:
@@ -223,7 +223,7 @@ def test_the_search_picks_by_its_rule(tmp_path):
 def test_every_page_can_be_made_and_says_what_is_missing(tmp_path):
     batches, drawn = fill(tmp_path, *targets.names()), set()
     for name in targets.names():
-        target = targets.load(name)
+        target = targets.load_target(name)
         page = reproduction.document(target, batches)
         missing = any("Not run yet" in text or "CUT-DOWN" in text for text in page.text)
         assert missing == name.startswith("baselines"), name  # whose picks no file names
@@ -235,16 +235,16 @@ def test_every_page_can_be_made_and_says_what_is_missing(tmp_path):
                 assert make() is not None
                 drawn.add((target.view.kind, kind))
     assert len(drawn) >= 5
-    target = targets.load("table2-fashion-mnist")
+    target = targets.load_target("table2-fashion-mnist")
     some = [b for b in batches if b.digest != target.jobs[0].digest]
     with pytest.raises(InputError, match="none of its runs is there"):
         reproduction.document(target, some)
-    claims = reproduction.document(targets.load("claims"), some)
+    claims = reproduction.document(targets.load_target("claims"), some)
     told = {row[2].text: row[-1].text for row in grid_named(claims, "claims").rows}
     assert told["table2-fashion-mnist"] == "not run"
     assert told["table2-cifar10"] != "not run"
     assert any("Not run yet" in text for text in claims.text)
-    fewer = targets.load("claims", targets.Scale(without=("table2-cifar10",)))
+    fewer = targets.load_target("claims", targets.Scale(without=("table2-cifar10",)))
     rows = grid_named(reproduction.document(fewer, batches), "claims").rows
     told = {row[2].text: row[-1].text for row in rows}
     assert told["table2-cifar10"] == "left out"
@@ -252,7 +252,7 @@ def test_every_page_can_be_made_and_says_what_is_missing(tmp_path):
 
 
 def test_runs_that_are_missing_are_listed_by_seeds_with_every_name(tmp_path):
-    target = targets.load("figure1b-all")
+    target = targets.load_target("figure1b-all")
     (job,), size = target.jobs, np.full(20, 100)
     save(tmp_path / "x.npz", job, [made("fedavg", s, size) for s in (0, 2)])
     page = reproduction.document(target, archive.read_folder(tmp_path))
@@ -263,7 +263,7 @@ def test_runs_that_are_missing_are_listed_by_seeds_with_every_name(tmp_path):
 
 
 def test_a_run_that_diverged_is_told_and_left_out(tmp_path):
-    target = targets.load("figure1a")
+    target = targets.load_target("figure1a")
     (job,), size = target.jobs, np.full(20, 100)
     why = "fedmaba, seed 1, diverged in round 21: x"
     runs = [made("fedavg", s, size) for s in (0, 1)]
@@ -271,7 +271,7 @@ def test_a_run_that_diverged_is_told_and_left_out(tmp_path):
     runs += [made("afl", s, size, 0, deploy="average", diverged=f"afl, seed {s}") for s in (0, 1)]
     save(tmp_path / "x.npz", job, runs)
     for name in ("figure1a", "table2-fashion-mnist"):
-        page = reproduction.document(targets.load(name), archive.read_folder(tmp_path))
+        page = reproduction.document(targets.load_target(name), archive.read_folder(tmp_path))
         assert any("diverged in round 21" in text for text in page.text)
         assert page.figures["variance"]() is not None
     rows = {row[0].text: row for row in grid_named(page, "last").rows}
@@ -281,11 +281,11 @@ def test_a_run_that_diverged_is_told_and_left_out(tmp_path):
 
 
 def test_the_papers_numbers_have_a_source_and_known_rows():
-    told = paper.load()
+    told = paper.load_paper()
     assert "2410.20141" in told["source"]
-    labels = set(targets.load("table2-fashion-mnist").jobs[0].strategies)
-    past = set(targets.load("attacks").jobs[0].strategies)  # the paper
-    past |= set(targets.load("fair-fashion-mnist").jobs[0].strategies)
+    labels = set(targets.load_target("table2-fashion-mnist").jobs[0].strategies)
+    past = set(targets.load_target("attacks").jobs[0].strategies)  # the paper
+    past |= set(targets.load_target("fair-fashion-mnist").jobs[0].strategies)
     assert labels | past == set(told["names"])
     every = {"table2-fashion-mnist": 14, "table2-cifar10": 14, "table3-cifar100": 9}
     for name, rows in every.items():
@@ -296,21 +296,23 @@ def test_the_papers_numbers_have_a_source_and_known_rows():
             assert all(len(value) == 2 for value in row.values())
     assert set(told["baselines"]) <= set(told["table2-fashion-mnist"])
     for target, causes in told["cause"].items():
-        assert set(causes) <= set(targets.load(target).jobs[0].strategies)
-    known = {t.name: t for t in targets.load("claims").uses}
+        assert set(causes) <= set(targets.load_target(target).jobs[0].strategies)
+    known = {t.name: t for t in targets.load_target("claims").uses}
     for claim in told["claim"]:
         assert set(claim["targets"]) <= set(known)
         for name in claim["targets"]:
-            rows = {*known[name].jobs[0].strategies, claims.SECOND, claims.MEAN}
+            rows = {*known[name].jobs[0].strategies, claims.SECOND_BEST, claims.MEAN_OF_BASELINES}
             assert {*claim["rows"], claim.get("against", "fedavg")} <= rows
     assert {claim["says"] for claim in told["claim"]} >= {"33 %", "6 %", "1.5x", "8 %"}
 
 
 def test_attacks_that_were_tried_are_shown_with_every_strategy(tmp_path):
-    target = targets.load("attacks")
+    target = targets.load_target("attacks")
     first, second = target.jobs[:2]
     assert (first.experiment.attack.does, second.experiment.attack.does) == (None, "loss=1e6")
-    assert first.digest == targets.load("table2-fashion-mnist").jobs[0].digest  # shares its runs
+    assert (
+        first.digest == targets.load_target("table2-fashion-mnist").jobs[0].digest
+    )  # shares its runs
     assert len({job.digest for job in target.jobs}) == len(target.jobs)
     size = np.where(np.arange(20) < 2, 0, 100)
     save(tmp_path / "x.npz", second, [made("fedmaba", s, size) for s in (0, 1)])

@@ -132,12 +132,12 @@ def test_what_is_no_result_is_refused(call, tmp_path):
 
 def test_parquet_has_the_numbers_of_the_run(finished, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
-    written = export.write(finished[1], tmp_path / "out", "parquet")
+    written = export.write_export(finished[1], tmp_path / "out", "parquet")
     assert [path.name for path in written] == [
         "summary.parquet", "rounds.parquet", "clients.parquet", "weights.parquet",
     ]  # fmt: skip
     table = parquet.read_table(tmp_path / "out" / "clients.parquet").to_pydict()
-    rows = export.clients(export.data.load(finished[1]))
+    rows = export.clients(export.data.load_run_folder(finished[1]))
     assert list(table) == rows[0]
     assert table["deployed_accuracy"] == [
         row[rows[0].index("deployed_accuracy")] for row in rows[1:]
@@ -148,7 +148,7 @@ def test_parquet_has_the_numbers_of_the_run(finished, tmp_path):
 def test_parquet_without_pyarrow_names_the_extra(finished, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
     with pytest.raises(InputError, match=r"wants pyarrow: .*'\.\[parquet\]'"):
-        export.write(finished[1], tmp_path / "out", "parquet")
+        export.write_export(finished[1], tmp_path / "out", "parquet")
     assert not (tmp_path / "out").exists()
 
 

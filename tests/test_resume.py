@@ -203,7 +203,7 @@ def test_a_run_of_objects_names_the_python_call_and_no_command(tiny_npz, tmp_pat
     with pytest.raises(InputError, match=f"was begun in Python, with more than names: {again}"):
         starting.resume(out)
     assert "fedmaba" not in run_folder.load_about(out)["repeat"]
-    page = html.page([data.load(out)])
+    page = html.page([data.load_run_folder(out)])
     assert "the Python call that began it" in page
     assert "fedmaba run" not in page
 

@@ -140,7 +140,7 @@ def test_texts_that_are_none_are_refused(text):
 
 
 def test_bytes_and_places_are_read_strictly():
-    told = secure.read_message(secure.write({"key": b"\x00\xff"}), 100)
+    told = secure.read_message(secure.write_message({"key": b"\x00\xff"}), 100)
     assert secure.read_bytes(told["key"], "key", 2) == b"\x00\xff"
     for value, size in (("AA=", 1), ("*" * 4, 3), (5, 1), ("AAAA", 2), ("A" * 2000, None)):
         with pytest.raises(Refused):

@@ -20,7 +20,7 @@ def test_the_page_shows_the_numbers_that_a_strategy_declares():
     history = report_cases.history(("fedavg", "fedmaba:rho=0.3"), 1, clients=5, rounds=4)
     history.runs[1].tables |= {"info.lambda": [0.0, 0.0, 0.5, 2.0], "info.kl": [0.1, 0.2, 0.3, 0.3]}
     history.runs[1].tables["info.effective"] = history.runs[1].tables["info.doubted"] = [1.0] * 4
-    tree = page_data.tree([data.of(history)])
+    tree = page_data.tree([data.source_of(history)])
     assert [number["title"] for number in tree["numbers"]] == [
         "Pull of the weight limit, λ*", "Unevenness of weights, KL",
     ]  # fmt: skip
@@ -32,7 +32,9 @@ def test_the_page_shows_the_numbers_that_a_strategy_declares():
     assert multiplier["above"][:3] == [2, 4, "the limit on uneven weights, ρ = 0.3, was reached"]
     assert (kl["values"], kl["limit"], multiplier["limit"]) == ([0.1, 0.2, 0.3, 0.3], 0.3, None)
     history.runs[1].label = "fedmaba:rho=0.3,ball=global"  # rho bounds another divergence
-    assert page_data.tree([data.of(history)])["runs"][1]["info"]["numbers"][1]["limit"] is None
+    assert (
+        page_data.tree([data.source_of(history)])["runs"][1]["info"]["numbers"][1]["limit"] is None
+    )
 
 
 def test_of_a_strategy_that_is_not_known_here_all_that_was_recorded_is_shown(monkeypatch):
@@ -42,12 +44,12 @@ def test_of_a_strategy_that_is_not_known_here_all_that_was_recorded_is_shown(mon
     history = report_cases.history(("fedavg", label), 1, clients=5, rounds=4)
     tables = {"info.strongest": [1.0, 2.0, 3.0, 4.0], "info.effective": [5.0] * 4}
     history.runs[1].tables |= tables
-    tree = page_data.tree([data.of(history)])
+    tree = page_data.tree([data.source_of(history)])
     assert [number["title"] for number in tree["numbers"]] == ["Strongest"]
     average, own = (run["info"]["numbers"] for run in tree["runs"])
     assert average == [None]
     assert own[0]["values"] == [1.0, 2.0, 3.0, 4.0]
-    assert len(figures.of(history, "constraint").axes) == 2
+    assert len(figures.figure_of(history, "constraint").axes) == 2
     assert numbers.of_runs(history.runs)[0].short == "strongest"  # on the terminal too
 
 

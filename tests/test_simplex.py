@@ -15,7 +15,8 @@ from scipy.optimize import brentq, minimize
 from scipy.special import softmax
 
 from fedmaba.strategies import simplex
-from fedmaba.strategies.simplex import effective_count, kkt_gap, kl_uniform, min_norm, project, tilt
+from fedmaba.strategies.simplex import effective_count, kl_uniform, min_norm, project, tilt
+from strategy_cases import kkt_gap
 
 vectors = arrays(np.float64, some.integers(1, 30), elements=some.floats(-1e6, 1e6))
 radii = some.floats(0, 5)

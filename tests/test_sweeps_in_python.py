@@ -115,7 +115,7 @@ def test_personal_models_of_one_part_are_columns_for_all(personal, call):
 def test_parquet_has_all_parts_and_which_examples_were_scored(personal, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     out = tmp_path / "out"
-    export.write(Path("held"), out, "parquet", target_sources.load_one, "validation")
+    export.write_export(Path("held"), out, "parquet", target_sources.load_one, "validation")
     table = parquet.read_table(out / "clients.parquet").to_pydict()
     assert set(table["strategy"]) == {"fedavg", "ditto"}
     assert set(table["on"]) == {"validation"}

@@ -12,7 +12,7 @@ import fedmaba
 from fedmaba.data import datasets, trees
 from fedmaba.rows import tasks
 from fedmaba.rows.base import call, seed_torch
-from fedmaba.rows.operations import How, RowOperations
+from fedmaba.rows.operations import RowMethod, RowOperations
 from plain_loop import FEW, PLAN, Plain, Wrapped, apart, one, played, vector
 
 pytestmark = pytest.mark.usefixtures("few_threads")
@@ -107,7 +107,7 @@ class Keyed(Plain):
         model.train(key is not None)
         if key is None:
             return call(model, x)
-        with RowOperations(How(rows=False), key[0]):
+        with RowOperations(RowMethod(rows=False), key[0]):
             return call(model, x)
 
 

@@ -56,7 +56,7 @@ def test_table_page_and_csv_say_it(capsys):
     assert "noise of finite test sets" in history.table("latex")
     terminal.show(history, "deployed", "last")
     assert "noise of finite test sets" in " ".join(capsys.readouterr().out.split())
-    tree = page_data.tree([data.of(history)])
+    tree = page_data.tree([data.source_of(history)])
     assert any("noise of finite test sets" in text for text in tree["notes"])
     head, row, *_ = export.summary(history)
     told = dict(zip(head, row, strict=True))
@@ -73,7 +73,7 @@ def test_a_client_with_one_test_example_is_said():
     assert note.startswith("warning: 1 of 3 clients have a single test example")
     assert note.endswith("--min-examples leaves small clients out")
     assert note[1:] in " ".join(history.table("markdown").split())
-    assert any(note[1:] in text for text in page_data.tree([data.of(history)])["notes"])
+    assert any(note[1:] in text for text in page_data.tree([data.source_of(history)])["notes"])
 
 
 def test_less_than_nothing_is_explained():

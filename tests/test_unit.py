@@ -29,7 +29,7 @@ from fedmaba.report import (
 from fedmaba.report import html as page
 from fedmaba.results import run_folder
 from fedmaba.results.history import GrowingArray, History, RunHistory
-from fedmaba.results.metrics import PERCENT, PLAIN, are_shares, every, variance
+from fedmaba.results.metrics import PERCENT, PLAIN_UNIT, are_shares, every, variance
 
 SAID = "scores as the metric gives them, not in per cent"
 
@@ -66,11 +66,11 @@ def test_scores_are_shares_or_not():
 
 def test_figures_follow_the_unit():
     accuracy, size = np.array([[1.0, 7.0]]), np.array([3, 3])
-    (plain,) = every(accuracy, accuracy, size, 0.5, PLAIN)
+    (plain,) = every(accuracy, accuracy, size, 0.5, PLAIN_UNIT)
     (percent,) = every(accuracy, accuracy, size, 0.5)
     assert (plain.variance, plain.accuracy, plain.worst, plain.best, plain.gap) == (9, 4, 1, 7, 6)
     assert (percent.variance, percent.accuracy, percent.gap) == (90_000, 400, 600)
-    assert variance(accuracy[0], PLAIN) == 9
+    assert variance(accuracy[0], PLAIN_UNIT) == 9
 
 
 def test_one_score_of_one_run_decides_for_all_and_a_growing_table_is_looked_at_once():
@@ -90,10 +90,10 @@ def test_one_score_of_one_run_decides_for_all_and_a_growing_table_is_looked_at_o
         assert both.unit is PERCENT
     assert looked == [slice(0, None), slice(1, None)]
     column.append(np.array([7.0]))
-    assert first.unit is both.unit is PLAIN
+    assert first.unit is both.unit is PLAIN_UNIT
     assert second.unit is PERCENT
     column.append(np.array([0.2]))
-    assert both.unit is PLAIN
+    assert both.unit is PLAIN_UNIT
     first.tables["last.accuracy"] = GrowingArray(np.array([[0.5]]))
     assert both.unit is PERCENT
 
@@ -113,7 +113,7 @@ def test_a_metric_of_shares_is_shown_as_accuracy_is(runs):
     assert own.unit is PERCENT
     assert str(own) == str(kept)
     assert "accuracy %" in str(kept)
-    assert SAID not in str(kept) + page.page([data.load(runs["accuracy"])])
+    assert SAID not in str(kept) + page.page([data.load_run_folder(runs["accuracy"])])
 
 
 def call(monkeypatch, capsys, *words) -> str:
@@ -147,7 +147,7 @@ def test_no_table_shows_per_cent(to, runs, monkeypatch, capsys):
 
 
 def test_nor_do_a_notebook_a_page_and_an_export(runs, tmp_path):
-    source = data.load(runs["sevens"])
+    source = data.load_run_folder(runs["sevens"])
     for text in (source.history._repr_html_(), str(source.history)):
         assert not marks(text)
         assert SAID in text
@@ -160,7 +160,7 @@ def test_nor_do_a_notebook_a_page_and_an_export(runs, tmp_path):
     assert SAID in words
     assert "%²" not in words
     tree = json.loads(block.partition("</script>")[0])
-    assert tree["unit"] == PLAIN._asdict()
+    assert tree["unit"] == PLAIN_UNIT._asdict()
     assert max(x for run in tree["runs"] for x in run["fair"]["deployed"]["accuracy"]) <= 7
     rows = export.summary(source.history)
     assert max(row[rows[0].index("accuracy")] for row in rows[1:]) <= 7
@@ -178,7 +178,7 @@ def test_nor_do_a_notebook_a_page_and_an_export(runs, tmp_path):
 def test_nor_does_a_figure(kind, runs):
     pytest.importorskip("matplotlib")
     history = run_folder.load_history(runs["sevens"])
-    figure = figures.of(history, kind)
+    figure = figures.figure_of(history, kind)
     said = [text.get_text() for text in figure.findobj(lambda a: hasattr(a, "get_text"))]
     said = [re.sub("clients.*, %|% gain", "", text) for text in said]
     assert not marks("\n".join(said))
@@ -188,7 +188,7 @@ def test_nor_does_a_figure(kind, runs):
         assert -1 < low < high < 8
     if kind == "distribution":
         assert figure.axes[0].get_xlim()[1] < 8
-    figure = figures.of(run_folder.load_history(runs["accuracy"]), kind)
+    figure = figures.figure_of(run_folder.load_history(runs["accuracy"]), kind)
     said = [text.get_text() for text in figure.findobj(lambda a: hasattr(a, "get_text"))]
     assert any("%" in text or "points" in text for text in said)
 
@@ -196,8 +196,8 @@ def test_nor_does_a_figure(kind, runs):
 @pytest.mark.slow
 def test_scores_that_are_all_the_same_can_be_drawn():
     pytest.importorskip("matplotlib")
-    assert figures.encode(figures.of(history(["a", "b"], score=7.0), "distribution"), ".svg")
-    assert page_data.tree([data.of(history(["a", "b"], score=7.0))])["unit"]["mark"] == ""
+    assert figures.encode(figures.figure_of(history(["a", "b"], score=7.0), "distribution"), ".svg")
+    assert page_data.tree([data.source_of(history(["a", "b"], score=7.0))])["unit"]["mark"] == ""
 
 
 def session(tiny_npz, metric):
@@ -227,7 +227,9 @@ def test_the_display_and_tensorboard_agree(metric, mark, tiny_npz, tmp_path):
 
 
 def test_a_verdict_speaks_of_scores():
-    said = verdict.of_sources([data.of(history(["fedavg", "afl"], score=7.0))])[0].text
+    said = verdict.verdicts_of_sources([data.source_of(history(["fedavg", "afl"], score=7.0))])[
+        0
+    ].text
     assert "the mean accuracy is the same" in said
     assert not re.search(r"7\.0 %|700", said)
 
@@ -248,5 +250,5 @@ def test_the_lines_of_a_run_without_a_checkpoint_are_brought_to_the_same_unit():
 
 
 def test_columns_say_their_unit():
-    titles = [column.title for column in table.columns(0.05, PLAIN)]
+    titles = [column.title for column in table.columns(0.05, PLAIN_UNIT)]
     assert titles == ["variance", "accuracy", "worst 5 %", "best 5 %"]

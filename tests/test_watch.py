@@ -121,7 +121,7 @@ def test_watch_makes_a_page_once_for_each_state_of_a_run(folder, tmp_path, monke
 
 @pytest.mark.parametrize(("times", "status"), [(1, 200), (2, 503)])
 def test_watch_looks_again_before_it_says_what_is_wrong(times, status, served, monkeypatch):
-    real, left = data.load, [InputError("half a file")] * times
+    real, left = data.load_run_folder, [InputError("half a file")] * times
 
     def load(path):
         if left:
@@ -129,7 +129,7 @@ def test_watch_looks_again_before_it_says_what_is_wrong(times, status, served, m
         return real(path)
 
     monkeypatch.setattr(served, "_made", None)
-    monkeypatch.setattr(data, "load", load)
+    monkeypatch.setattr(data, "load_run_folder", load)
     monkeypatch.setattr(watch.time, "sleep", lambda seconds: None)
     found = ask(served)
     assert found[0] == status
@@ -208,7 +208,7 @@ def test_a_run_that_nobody_works_on_is_not_called_running(saved, tiny_npz, tmp_p
         asked.append(saved)
         next(rounds, None) if saved else going.close()  # an interrupt, or the end of a process
         assert server.version() != before
-        for text in (server.page().decode(), report.page([data.load(out)])):
+        for text in (server.page().decode(), report.page([data.load_run_folder(out)])):
             assert "is running" not in text
             assert "cut was interrupted" in text
             assert "saved up to round 4 of 8" in text

@@ -118,7 +118,7 @@ def page(run: Path) -> None:
     """Pictures of the report: two that stand still, and one that moves."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "report.html"
-        html.write([run], out)
+        html.write_page([run], out)
         driver = browser(folder)
         try:
             driver.get(f"file://{out}")

@@ -199,6 +199,8 @@ def _entry(name: str, words: dict[str, Any], group: dict[str, Any]) -> list[str]
     home = group.get("module", "fedmaba")
     lines += ["```py", _call(f"{home}.{name}", params, node, tree), "```", ""]
     lines += [f"- `{p.name}`{p.range}: {told[p.name]}" for p in params] + [""] * bool(params)
+    if not params and isinstance(node, ast.ClassDef) and "page" in words:
+        lines += ["It has no parameters.", ""]
     if isinstance(node, ast.FunctionDef):
         told = words.get("returns") or f"`{_type(node.returns, tree)}`."
         lines += [f"Returns {told}", ""]
@@ -340,7 +342,7 @@ def _anchor(head: str) -> str:
 KEYWORDS = SOURCE / "experiment" / "keywords.py"
 OF_THE_CALL = ("data", "model", "metric", "init", "out")  # `compare` names these itself
 ALSO = {"text": "float", "fraction": "str", "listed": "str", "_seeds": "str"}  # other forms
-ALSO["pairs"] = "str | dict[str, float]"
+ALSO["pairs_of_text"] = "str | dict[str, float]"
 
 
 def keywords() -> str:
@@ -398,7 +400,7 @@ def _kinds(kind: Any) -> list[str]:
     if kind is type(None):
         return ["None"]
     if isinstance(kind, type) and issubclass(kind, config.Section):
-        return []  # its keys, as `pairs` says
+        return []  # its keys, as `pairs_of_text` says
     return [str(kind) if get_args(kind) else kind.__name__]
 
 

@@ -71,7 +71,7 @@ LEFT_OUT = ("The paper: ",)  # said once on the page
 MODELS: tuple[Model, ...] = ("last", "deployed")
 
 
-target_of = cache(targets.load)
+target_of = cache(targets.load_target)
 
 
 def load(folder: Path) -> list[archive.ArchiveFile]:
@@ -183,7 +183,7 @@ def by_seed(
 ) -> dict[int, float]:
     """A figure of a row's runs that did not diverge; the paper's is one value."""
     if model == "paper":
-        return {0: paper.load()[target_of(name).view.paper][row][figure][0]}
+        return {0: paper.load_paper()[target_of(name).view.paper][row][figure][0]}
     if figure in ("score", "seeds_apart"):
         return distance(name, row, figure, at, batches)
     runs, share = rows_of(name, row, batches)
@@ -218,7 +218,7 @@ def distance(
     rows = {"table": whole, "two": ["fedavg", "fedmaba"]}[row]
     if figure == "seeds_apart":
         return {0: reading_tables.own_spread(found, rows)}
-    apart = reading_tables.apart_from_paper(found, rows, target.view.paper)
+    apart = reading_tables.distances_to_paper(found, rows, target.view.paper)
     return reading_tables.score(apart)
 
 
@@ -312,15 +312,15 @@ def glance(batches: list[archive.ArchiveFile]) -> str:
     head, tables = ["row"], {}
     for title, target in PAPERS.items():
         history = archive.deployed_history(batches, target_of(target).jobs[0])
-        known, best = paper.load()[target], selection.CHOICES["best"]
+        known, best = paper.load_paper()[target], selection.CHOICES["best"]
         tables[target] = target_tables.from_paper(history, best, known)
         head += [f"{title}: variance %², accuracy", "inside our interval"]
     body = []
-    for row in paper.load()["names"]:
+    for row in paper.load_paper()["names"]:
         line, causes = [Cell(name_of(row))], []
         for target, apart in tables.items():
             if own := apart.get(row):
-                if why := paper.load()["cause"].get(target, {}).get(row):
+                if why := paper.load_paper()["cause"].get(target, {}).get(row):
                     causes.append(f"{target.partition('-')[2]}: {why}")
                 line.append(Cell(f"{own[0].mean:+.2f}, {own[1].mean:+.2f}"))
                 line.append(Cell(target_tables.inside_in_words(own, 0.05)))
@@ -349,7 +349,7 @@ def verdicts(batches: list[archive.ArchiveFile]) -> str:
         before = number
         rows = " / ".join(name_of(found.row).removeprefix("FedMABA, ") for found in every)
         words = [
-            " / ".join(claims.judgement(claim, found.looks[k].span) for found in every)
+            " / ".join(claims.judgement(claim, found.by_model_and_round[k].span) for found in every)
             for k in LOOKS_IN_WORDS.values()
         ]
         if claim["measure"] == "steadier":  # said of many rounds: none is the best

@@ -45,9 +45,9 @@ def batches_of(
     scale = Scale(
         rounds=rounds,
         seeds=tuple(map(int, seeds.strip(",").split(","))) if seeds else None,
-        only=targets.words(rows) if rows else (),
+        only=targets.parse_row_names(rows) if rows else (),
     )
-    target = targets.load(name, scale)
+    target = targets.load_target(name, scale)
     if which in ("search", "picks") and not target.view.search:
         raise SystemExit(f"{text}: {name} searches nothing: write TARGET#VARIANT@SEEDS/ROWS")
     if which == "picks":

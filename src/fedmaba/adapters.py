@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from fedmaba.errors import InputError
 from fedmaba.results import files
 
-HEAD = "base_model.model."
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+KEY_PREFIX = "base_model.model."
+CONFIG_FILE, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 # Entries of a configuration that change what an adapter computes, with the only value known here.
-PLAIN: dict[str, Any] = {
+PLAIN_LORA: dict[str, Any] = {
     "bias": "none",
     "fan_in_fan_out": False,
     "use_dora": False,
@@ -101,7 +101,7 @@ def add_lora(
 def load_adapter(model: nn.Module, folder: str | Path) -> nn.Module:
     """Freeze a model and give it the adapter of a folder in peft's format; returns the model."""
     folder = Path(folder)
-    config = _read_config(folder / CONFIG)
+    config = _read_config(folder / CONFIG_FILE)
     weights = _read_weights(folder / WEIGHTS)
     names = {n.removesuffix(".lora_A.weight") for n in weights if n.endswith(".lora_A.weight")}
     rank, alpha = config["r"], config["lora_alpha"]
@@ -160,13 +160,13 @@ def save_adapter(
         "modules_to_save": whole or None,
         "inference_mode": True,
         "task_type": None,
-        **{name: value for name, value in PLAIN.items() if name not in ("target_parameters",)},
+        **{name: value for name, value in PLAIN_LORA.items() if name not in ("target_parameters",)},
     }
     import safetensors.torch
 
-    body = {HEAD + name: values[name].detach().cpu().contiguous().clone() for name in trained}
+    body = {KEY_PREFIX + name: values[name].detach().cpu().contiguous().clone() for name in trained}
     files.write(Path(folder) / WEIGHTS, safetensors.torch.save(body, {"format": "pt"}))
-    files.write(Path(folder) / CONFIG, json.dumps(config, indent=2, sort_keys=True).encode())
+    files.write(Path(folder) / CONFIG_FILE, json.dumps(config, indent=2, sort_keys=True).encode())
 
 
 def _is_called(name: str, wanted: str) -> bool:
@@ -210,7 +210,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         kind = config.get("peft_type") if isinstance(config, dict) else None
         raise InputError(f"{path}: peft_type is {kind!r}: only LORA adapters are known")
     config = {"r": 8, "lora_alpha": 8, **config}  # as peft takes them where they are not said
-    for name, plain in PLAIN.items():
+    for name, plain in PLAIN_LORA.items():
         if (value := config.get(name, plain)) != plain and (value or plain):
             raise InputError(f"{path}: {name}={value!r} is not known here: train it without")
     rank, alpha = config["r"], config["lora_alpha"]
@@ -229,9 +229,9 @@ def _is_number(value: object) -> bool:
 def _read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of an adapter's file, by the model's own names."""
     found = _load(path)
-    wrong = [name for name in found if not name.startswith(HEAD)]
+    wrong = [name for name in found if not name.startswith(KEY_PREFIX)]
     if wrong or not any(name.endswith(".lora_A.weight") for name in found):
-        what = f"{wrong[0]!r} does not begin with {HEAD!r}" if wrong else "it has no lora_A"
+        what = f"{wrong[0]!r} does not begin with {KEY_PREFIX!r}" if wrong else "it has no lora_A"
         raise InputError(f"{path}: {what}: give a LoRA adapter in peft's format")
     odd = [
         n for n in found if ".lora_" in n and not n.endswith((".lora_A.weight", ".lora_B.weight"))
@@ -240,7 +240,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         raise InputError(
             f"{path}: {odd[0]!r} is not known here: only adapters of linear layers are"
         )
-    return {name.removeprefix(HEAD): value for name, value in found.items()}
+    return {name.removeprefix(KEY_PREFIX): value for name, value in found.items()}
 
 
 def _load(path: Path) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-WORD, LINE = 400, 2000  # characters of a word and of a line that are shown whole
+MAX_WORD, MAX_LINE = 400, 2000  # characters of a word and of a line that are shown whole
 NOTE = 50  # more than half of what is said about what is left out, and "fedmaba: " before it
 
 
@@ -24,8 +24,8 @@ class FedmabaError(Exception):
 
 def shortened(text: str) -> str:
     """Shorten a text in the middle of overlong words, then of the whole, so that both ends stay."""
-    short = re.sub(rf"\S{{{WORD},}}", lambda word: _ends(word[0], WORD // 4), text)
-    return _ends(short, LINE // 2 - NOTE) if len(short) > LINE else short
+    short = re.sub(rf"\S{{{MAX_WORD},}}", lambda word: _ends(word[0], MAX_WORD // 4), text)
+    return _ends(short, MAX_LINE // 2 - NOTE) if len(short) > MAX_LINE else short
 
 
 def error_line(err: BaseException) -> str:

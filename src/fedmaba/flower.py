@@ -57,7 +57,7 @@ from fedmaba.strategies.base import Strategy
 
 ASK_AGAIN_SECONDS = 300.0  # after which a node that gave no name, or a wrong one, is asked again
 CLOCK_SECONDS = 300.0  # by which the clocks of two hosts may differ
-ALONE = (
+OWN_ROUNDS_ONLY = (
     "FlowerStrategy runs its own rounds: call its start(), and put no other strategy around it; "
     "clipping or noise of a wrapper, as Flower's for differential privacy, would not reach the "
     "model: give dp='epsilon=8' here, or client_app(mods=[LocalDpMod(...)]) at the sites, instead"
@@ -260,7 +260,7 @@ class FlowerStrategy(Base):
     ) -> list[Message]:
         """One message per participant: model, task, and the caller's own settings."""
         if not self.running:  # a wrapper's loop, which hands its own arrays in and out
-            raise InputError(ALONE)
+            raise InputError(OWN_ROUNDS_ONLY)
         server = self._begin(arrays)
         self._wait_for_sites(grid)
         node_of = {s: node for node, s in self.site_of.items() if s not in self.left_out}
@@ -290,7 +290,7 @@ class FlowerStrategy(Base):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check the replies, weigh those that count, move the model."""
         if not self.running:
-            raise InputError(ALONE)
+            raise InputError(OWN_ROUNDS_ONLY)
         return self._aggregate([(m.metadata.src_node_id, m) for m in replies])
 
     def configure_evaluate(

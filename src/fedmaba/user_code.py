@@ -30,7 +30,7 @@ LIBRARY = (
     os.path.dirname(__file__) + os.sep,
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
-PLAIN = (type(None), bool, int, float, complex, str, bytes)
+PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes)
 
 
 def allow_working_folder() -> None:
@@ -131,7 +131,7 @@ def fingerprint(thing: object) -> str:
 
 def _parts(thing: Any, seen: dict[int, Any]) -> Iterator[str]:
     """Text that describes a thing's code, the same in every process."""
-    if isinstance(thing, PLAIN):
+    if isinstance(thing, PLAIN_TYPES):
         yield repr(thing)
         return
     yield type(thing).__name__
@@ -172,7 +172,7 @@ def _inside(thing: Any) -> Iterable[Any]:
             )
         case _ if callable(thing):
             settings = sorted(getattr(thing, "__dict__", {}).items())
-            return type(thing), *(pair for pair in settings if isinstance(pair[1], PLAIN))
+            return type(thing), *(pair for pair in settings if isinstance(pair[1], PLAIN_TYPES))
     return ()
 
 
@@ -182,5 +182,5 @@ def _top_package(thing: object) -> str:
 
 def _is_code_or_constant(name: str, value: object) -> bool:
     """Whether an entry of a class is code or a constant that its author wrote."""
-    constant = isinstance(value, (*PLAIN, tuple)) and not name.startswith("__")
+    constant = isinstance(value, (*PLAIN_TYPES, tuple)) and not name.startswith("__")
     return constant or isinstance(value, (FunctionType, staticmethod, classmethod, property))

@@ -65,7 +65,7 @@ def _own(name: str) -> str:
     options: dict[str, Any] = {"model": "softmax", "rounds": 2, "seeds": 1, "eval_every": 1}
     try:
         fedmaba.compare([_strategy(name)()], data=fed, out="run", device="cpu", **options)
-        html.write([Path("run")], Path("page.html"), 0.05)
+        html.write_page([Path("run")], Path("page.html"), 0.05)
         export.to_csv(Path("run"), Path("csv"))
     except fedmaba.errors.FedmabaError as error:
         odd = config.FORBIDDEN.search(name) is not None and "\n" not in str(error)

@@ -25,7 +25,7 @@ from fedmaba.report.escape import one_line
 def main() -> None:
     """The entry point: every error a user can fix is one line and its exit code."""
     with stop.at_once():
-        streams.settle()
+        streams.make_streams_safe()
         sys.exit(_answer())
 
 
@@ -39,7 +39,8 @@ def _answer() -> int | None:
     )
     if stays_silent():
         warnings.simplefilter("ignore")
-    usage: Any = typer.BadParameter.__mro__[2]  # base class of click's errors, hidden by typer
+    # This is the base class of click's errors, hidden by typer.
+    usage: Any = typer.BadParameter.__mro__[2]
     try:
         _refuse_empty_words(sys.argv[1:])
         code: int | None = commands.app(standalone_mode=False)
@@ -69,7 +70,7 @@ def _usage_message(error: Any) -> str:
     from fedmaba import strategies
 
     text = error.format_message().replace(": Value error, ", ": ")
-    if text.lstrip().startswith("Usage:"):  # the help of a command without arguments
+    if text.lstrip().startswith("Usage:"):  # This is the help of a command without arguments.
         return str(text)
     if isinstance(error.__cause__, ValidationError):  # newer typers leave the value out
         given = error.__cause__.errors()[0]["input"]

@@ -40,7 +40,7 @@ def proxy(
     """Write the nginx configuration of the SuperLink's proxy: SuperNodes pass, control does not."""
     from fedmaba.deploy.flower_app import proxy
 
-    target = proxy.write(directory, listen, superlink_port, keys)
+    target = proxy.write_configs(directory, listen, superlink_port, keys)
     say(f"{target}: start it with {' '.join(proxy.nginx_command('nginx', directory))}")
 
 

@@ -30,11 +30,11 @@ def stays_silent() -> bool:
 
 
 def tell_unfinished(folder: Path) -> None:
-    """Tell that a run is not finished, and how to go on; of a federation also what is unknown."""
+    """Print that a run is not finished and how to resume it, or the notes of a federation."""
     from fedmaba.experiment import parts
     from fedmaba.results import files, run_folder, state_folder
 
-    if (state := state_folder.load(folder)) is not None:
+    if (state := state_folder.load_state_folder(folder)) is not None:
         for line in state.notes():
             tell(line)
         return

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     By = Literal["strategy", "client", "group"]
     TableForm = Literal["text", "markdown", "latex", "csv", "json"]
     TrackerName = Literal["tensorboard", "wandb", "mlflow"]
-else:  # typer before 0.19 knows choices by enums only
+else:  # Before 0.19, typer knows choices by enums only.
     Model = StrEnum("Model", ["deployed", "last", "personal"])
     At = StrEnum("At", ["last", "best", "last5"])
     On = StrEnum("On", ["test", "validation"])
@@ -36,7 +36,9 @@ else:  # typer before 0.19 knows choices by enums only
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, only the result")]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document for scripts")]
-Events = Annotated[bool, typer.Option("--tensorboard", help="the same as --track tensorboard")]
+TensorboardFlag = Annotated[
+    bool, typer.Option("--tensorboard", help="the same as --track tensorboard")
+]
 Track = Annotated[
     Optional[list[TrackerName]],  # noqa: UP045
     typer.Option("--track", help="also show every round to this tracker"),
@@ -53,7 +55,7 @@ def _share(text: str) -> float:
     raise typer.BadParameter(f"{text}: write it as 0.05 or 5%, above 0 and at most 1")
 
 
-Share = Annotated[
+WorstShare = Annotated[
     Optional[float],  # noqa: UP045
     typer.Option(
         help="share of clients that 'worst' and 'best' are the mean of, as 5% [as run]",

@@ -66,7 +66,7 @@ def privacy(
     )
     page = privacy_plan.document(plan)
     if out is not None:
-        privacy_plan.write_figure(plan, out)
+        privacy_plan.write_plan_figure(plan, out)
     if to == "json":
         rows = [[cell.value or cell.text for cell in row] for row in page.grids[0].rows]
         keys = page.grids[0].head

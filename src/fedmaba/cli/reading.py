@@ -20,8 +20,8 @@ from fedmaba.cli.options import (
     RunFolders,
     RunOrState,
     RunOrTarget,
-    Share,
     TableForm,
+    WorstShare,
 )
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
@@ -32,7 +32,7 @@ def table(
     model: Annotated[Model, typer.Option(help="which model")] = "deployed",
     at: Annotated[At, typer.Option(help="which rounds")] = "last",
     on: JudgedOn = "test",
-    share: Share = None,
+    share: WorstShare = None,
     against: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
@@ -74,7 +74,7 @@ def table(
     if found := trials.load_trials(folder):
         more.append(trials_table.trials_grid(found, history.unit))
         page.grids.append(more[-1])
-    if (state := state_folder.load(folder)) is not None:
+    if (state := state_folder.load_state_folder(folder)) is not None:
         more += federation.grids(state)
         page.grids += federation.grids(state)
     if to == "text":
@@ -133,7 +133,7 @@ def _groups(folder: Path, model: Model, at: At, on: On, against: str | None, to:
 def report(
     folders: RunFolders,
     out: Annotated[Path, typer.Option("-o", "--out", help="file to write")] = Path("report.html"),
-    share: Share = None,
+    share: WorstShare = None,
     on: JudgedOn = "test",
 ) -> None:
     """Write one self-contained page with every table and figure.
@@ -144,14 +144,14 @@ def report(
     from fedmaba.report import html
     from fedmaba.reproduction import target_sources
 
-    html.write(folders, out, share, target_sources.load_runs_and_targets, on)
+    html.write_page(folders, out, share, target_sources.load_runs_and_targets, on)
     say(out)
 
 
 def watch(
     folder: RunOrState,
     port: Annotated[int, typer.Option(help="0: any that is free", min=0, max=65535)] = 0,
-    share: Share = None,
+    share: WorstShare = None,
 ) -> None:
     """Serve the report of a run or a federation while it goes on, to this machine only."""
     from fedmaba.report import watch as live
@@ -167,7 +167,7 @@ def figure(
     folders: RunFolders,
     out: Annotated[Path, typer.Option("-o", "--out", help=".pdf, .svg or .png")],
     model: Annotated[Model, typer.Option(help="which model")] = "deployed",
-    share: Share = None,
+    share: WorstShare = None,
     width: Annotated[
         Optional[Literal["column", "page"]],  # noqa: UP045
         typer.Option(help="of one column of a paper, or of its page"),
@@ -177,7 +177,7 @@ def figure(
     """Draw one figure in print quality, with its caption in a text file beside it."""
     from fedmaba.report import figures
 
-    for path in figures.write(kind, folders, out, model, share, width, font):
+    for path in figures.write_figure(kind, folders, out, model, share, width, font):
         say(path)
 
 
@@ -198,7 +198,7 @@ def export_run(
 
     name = "models" if to == "card" else to if on == "test" else f"{to}-{on}"
     place = out or (folder.with_suffix("") if folder.is_file() else folder) / name
-    for path in tables.write(folder, place, to, target_sources.load_one, on):
+    for path in tables.write_export(folder, place, to, target_sources.load_one, on):
         say(path)
     tell_unfinished(folder)
 

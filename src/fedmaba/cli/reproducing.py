@@ -67,15 +67,15 @@ def reproduce(
         return
     if source is not None:
         _refuse(how, "with --from, which runs nothing: leave one of them out")
-    words = tuple(word for text in only or [] for word in targets.words(text))
+    words = tuple(word for text in only or [] for word in targets.parse_row_names(text))
     if only and not words:
         raise InputError(f"--only {','.join(only)!r}: it names no row: name one, or leave it out")
     some = None if seeds is None else config.parse_seeds(seeds)
     left_out = tuple(name.strip() for text in without or [] for name in text.split(","))
-    asked = targets.load(target, targets.Scale(rounds, some, words, quick, left_out))
+    asked = targets.load_target(target, targets.Scale(rounds, some, words, quick, left_out))
     if source is None:
         _reproduce(asked, out, batch, config.parse_machine(device, str(dtype)), quiet)
-    display.reproduced(asked, source or out, out / "quick" if quick else out)
+    display.show_and_write_target(asked, source or out, out / "quick" if quick else out)
 
 
 def _refuse(flags: Mapping[str, object], why: str) -> None:

@@ -14,7 +14,14 @@ import typer
 
 from fedmaba import stop
 from fedmaba.cli.messages import say_nothing, stays_silent, tell
-from fedmaba.cli.options import Events, Overrides, Quiet, RunFolder, Track, with_experiment_options
+from fedmaba.cli.options import (
+    Overrides,
+    Quiet,
+    RunFolder,
+    TensorboardFlag,
+    Track,
+    with_experiment_options,
+)
 from fedmaba.errors import Diverged, InputError
 from fedmaba.experiment import config, experiment_file
 
@@ -31,7 +38,7 @@ def compare(
     overrides: Overrides = None,
     quiet: Quiet = False,
     track: Track = None,
-    tensorboard: Events = False,
+    tensorboard: TensorboardFlag = False,
     **given: Any,
 ) -> None:
     """Run strategies side by side on one federation and show the table."""
@@ -48,7 +55,7 @@ def run(
     overrides: Overrides = None,
     quiet: Quiet = False,
     track: Track = None,
-    tensorboard: Events = False,
+    tensorboard: TensorboardFlag = False,
     **given: Any,
 ) -> None:
     """Run the experiment of a file; options override its keys."""
@@ -115,7 +122,7 @@ def resume(
     ] = False,
     quiet: Quiet = False,
     track: Track = None,
-    tensorboard: Events = False,
+    tensorboard: TensorboardFlag = False,
 ) -> None:
     """Resume a run that was interrupted."""
     from fedmaba.experiment import parts, starting
@@ -149,8 +156,8 @@ def _experiments(
     tree = _tree(tree, options, overrides)
     named = _allow_user_code(tree)
     swept = sweep.combinations(tree)
-    asked = [checks.build(one, source) for one in swept.trees]
-    if named and source and not stays_silent():  # the user may not know what a file imports
+    asked = [checks.build_checked(one, source) for one in swept.trees]
+    if named and source and not stays_silent():  # The user may not know what a file imports.
         tell(f"{source} imports {named}")
     return asked, swept.keys
 
@@ -199,7 +206,7 @@ def _run(
 
     rows = strategies.single_specs(asked[0].strategies)
     out = asked[0].save.out
-    whole = starting.Whole(
+    whole = starting.RunGroup(
         asked, rows, keys, Path(out) if out else None, claim=claim, command=sys.argv
     )
     began, finished, ran = time.monotonic(), [], False

@@ -18,7 +18,7 @@ from fedmaba.errors import InputError
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-KINDS = {
+ATTACK_KINDS = {
     "loss=L": "report the loss L, as 1e6",
     "loss=xF": "report F times their own loss",
     "loss=worst": "report the largest loss of the round's honest participants",
@@ -100,7 +100,8 @@ def parse_attack(text: str) -> Attack:
         meant = _parse_part(key, part.strip().partition("=")[2])
         if meant is None:
             raise InputError(
-                f"attack {part.strip()!r} is unknown: write {', '.join(KINDS)}, or some joined by +"
+                f"attack {part.strip()!r} is unknown: write {', '.join(ATTACK_KINDS)}, "
+                "or some joined by +"
             )
         if keys.count(key) > 1:
             raise InputError(f"attack {text!r}: {key} stands in it twice: leave one out")

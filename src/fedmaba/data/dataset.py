@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedmaba.data import trees
 from fedmaba.data.tables import Preparation
-from fedmaba.data.targets import TargetKind, Task
+from fedmaba.data.targets import TargetKind, TaskName
 from fedmaba.data.trees import Tree
 from fedmaba.errors import InputError
 
@@ -26,20 +26,23 @@ class Dataset:
     """Examples ready for a model, training ones first, then the official test ones."""
 
     name: str
-    x: Inputs  # (n, *shape), or a tuple or dict of such arrays
-    y: NDArray[Any]  # (n,) 0..C-1; for other tasks see `targets`
-    n_train: int  # rows from here on are the official test set; n where there is none
-    classes: tuple[str, ...]  # (C,) or the labels' names; () where targets are numbers
-    client: IntArray | None = None  # (n,) owner 0..N-1 where the data say so; -1: test row, unknown
+    x: Inputs  # It is (n, *shape), or a tuple or dict of such arrays.
+    y: NDArray[Any]  # It is (n,) 0..C-1; for other tasks see `targets`.
+    n_train: int  # Rows from here on are the official test set; it is n where there is none.
+    classes: tuple[str, ...]  # It has (C,) labels' names, or () where targets are numbers.
+    # It has (n,) owners 0..N-1 where the data say so; -1 is a test row, or unknown.
+    client: IntArray | None = None
     client_names: tuple[str, ...] = ()  # (N,)
-    group: IntArray | None = None  # (n,) the group 0..G-1 of people that each example is of
+    group: IntArray | None = None  # It has (n,) groups 0..G-1 of people that the examples are of.
     group_names: tuple[str, ...] = ()  # (G,)
-    validation: NDArray[np.bool_] | None = None  # (n,) training rows kept for validation
-    preparation: Preparation | None = None  # what waits for a split; x is not finished until then
+    # It marks (n,) training rows that are kept for validation.
+    validation: NDArray[np.bool_] | None = None
+    # This waits for a split, and x is not finished until then.
+    preparation: Preparation | None = None
     steps: tuple[str, ...] = ()  # what was done to the data, in words
-    inputs: str = ""  # how published pixels became x, in words; "": values as they were given
-    task: Task = "classify"
-    task_given: bool = False  # the user said it; else it was inferred
+    inputs: str = ""  # It says how published pixels became x, or is empty for values as given.
+    task: TaskName = "classify"
+    task_given: bool = False  # It says whether the user named the task, or it was inferred.
 
     @cached_property
     def shape(self) -> Tree[trees.Shape]:
@@ -67,7 +70,7 @@ class Dataset:
         return digest.hexdigest()
 
     def as_they_are(self) -> Dataset:
-        """The data where no other site's are known: numbers as they are, and nothing else.
+        """The data of one site that knows no other site's data: its numbers stay as they are.
 
         Words and gaps are refused: which columns they become depends on what all sites have.
         """

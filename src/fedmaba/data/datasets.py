@@ -18,7 +18,7 @@ from fedmaba.data import (
     targets,
 )
 from fedmaba.data.dataset import Dataset
-from fedmaba.data.downloads import Progress, check, export, fetch
+from fedmaba.data.downloads import ProgressReport, check, export, fetch
 from fedmaba.data.own_arrays import from_arrays
 from fedmaba.data.own_tables import from_table
 from fedmaba.data.paths import is_file
@@ -38,7 +38,7 @@ __all__ = [
 
 
 OWN_FILES = (".npz", ".csv", ".parquet")
-TABLES = (".csv", ".parquet")
+TABLE_ENDINGS = (".csv", ".parquet")
 
 
 def load(
@@ -47,7 +47,7 @@ def load(
     *,
     normalise: str | None = None,
     download: bool = True,
-    progress: Progress | None = None,
+    progress: ProgressReport | None = None,
     task: str | None = None,
     reading: Reading | None = None,
 ) -> Dataset:
@@ -96,7 +96,7 @@ def check_normalise(name: str, how: str | None) -> None:
         return
     if name.endswith(OWN_FILES) or _is_made(name):
         remedy = "leave it out, and scale your own data yourself"
-        if name.endswith(TABLES) or (natural.is_natural(name) and not _is_text(name)):
+        if name.endswith(TABLE_ENDINGS) or (natural.is_natural(name) and not _is_text(name)):
             remedy = "leave it out; --standardise is for tables"
         raise InputError(f"normalise={how!r}: {name} has no pixels of a published set: {remedy}")
     published.normalisation(published.spec_of(name), how)
@@ -105,7 +105,7 @@ def check_normalise(name: str, how: str | None) -> None:
 def check_reading(name: str, reading: Reading) -> None:
     """Refuse what is said about the columns of a table where there is none, or a known one."""
     said = [key for key, value in reading._asdict().items() if value not in (None, ())]
-    if name.endswith(TABLES) or not said:
+    if name.endswith(TABLE_ENDINGS) or not said:
         return
     if natural.is_natural(name) and not _is_text(name):
         said = [key for key in said if key not in ("missing", "standardise")]

@@ -18,16 +18,16 @@ from pathlib import Path
 
 from fedmaba.data import natural
 from fedmaba.data.published import Published, spec_of
-from fedmaba.data.published_files import Found, find_files, read_checked
+from fedmaba.data.published_files import FoundFiles, find_files, read_checked
 from fedmaba.errors import InputError, error_line
 
-Progress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all
+ProgressReport = Callable[[str, int, int], None]  # file, bytes so far, bytes in all
 
 
 def _cache() -> Path:
     """Where downloads are kept."""
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # the XDG rules say that a relative path here is to be ignored
+    # The XDG rules say that a relative path here is to be ignored.
     return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache")) / "fedmaba"
 
 
@@ -45,7 +45,7 @@ def _places(spec: Published, data_dir: Path | None) -> list[Traversable]:
     return [*places, _cache() / spec.folder, *([spec.system] if spec.system else [])]
 
 
-def locate_files(spec: Published, data_dir: Path | None, why: str | None = "") -> Found:
+def locate_files(spec: Published, data_dir: Path | None, why: str | None = "") -> FoundFiles:
     """The files of a set in the first place that has any; an error that adds `why` if none has."""
     places = _places(spec, data_dir)
     for place in places:
@@ -63,7 +63,7 @@ def locate_files(spec: Published, data_dir: Path | None, why: str | None = "") -
     )
 
 
-def _download(url: str, target: Path, most: int, progress: Progress | None) -> None:
+def _download(url: str, target: Path, most: int, progress: ProgressReport | None) -> None:
     """Copy a URL to a file of at most `most` bytes."""
     request = urllib.request.Request(url, headers={"User-Agent": "fedmaba"})
     try:
@@ -95,7 +95,7 @@ def _scratch(folder: Path) -> Iterator[Path]:
         ) from None
 
 
-def _write(spec: Published, found: Found, folder: Path, *, spare: bool = False) -> list[Path]:
+def _write(spec: Published, found: FoundFiles, folder: Path, *, spare: bool = False) -> list[Path]:
     """Write the plain files into a folder, all or none; `spare` what is there and differs."""
     with _scratch(folder) as part:
         for file, raw in read_checked(spec, found):
@@ -113,7 +113,7 @@ def _move(part: Path, folder: Path, *, spare: bool) -> list[Path]:
     return [path.replace(folder / path.name) for path in new]
 
 
-def _damage(spec: Published, found: Found) -> str:
+def _damage(spec: Published, found: FoundFiles) -> str:
     """What is wrong with the files; empty where nothing is."""
     try:
         for _ in read_checked(spec, found):
@@ -123,7 +123,7 @@ def _damage(spec: Published, found: Found) -> str:
     return ""
 
 
-def fetch(name: str, data_dir: Path | None = None, progress: Progress | None = None) -> Path:
+def fetch(name: str, data_dir: Path | None = None, progress: ProgressReport | None = None) -> Path:
     """Put the publisher's plain files into a folder in `data_dir` or the cache; returns it."""
     if natural.is_natural(name):
         raise InputError(f"{name} comes with the package: there is nothing to fetch")
@@ -135,7 +135,7 @@ def fetch(name: str, data_dir: Path | None = None, progress: Progress | None = N
         try:
             found = find_files(spec, place)
         except InputError:
-            continue  # some of the files only: all are fetched anew
+            continue  # Only some of the files are there, so all are fetched anew.
         if found and not _damage(spec, found):
             return place
     most = spec.binary[0].size if spec.binary else max(f.size for f in spec.files) + 4096
@@ -146,7 +146,7 @@ def fetch(name: str, data_dir: Path | None = None, progress: Progress | None = N
         if wrong := _damage(spec, found):
             what = wrong.removeprefix(f"{part}/").rpartition(": ")[0]
             raise InputError(f"{spec.urls[0]}: not what was published ({what}): try again later")
-        _write(spec, found, target)  # plain files: they are found before any damaged archive
+        _write(spec, found, target)  # Plain files are found before any damaged archive.
     return target
 
 

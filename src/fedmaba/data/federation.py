@@ -64,7 +64,8 @@ class Division(NamedTuple):
 
     spec: str = "given"
     clients: int | None = None
-    test: str | None = None  # official or local; None: official where there is such a part
+    # It is official or local; None means official where there is such a part.
+    test: str | None = None
     validation: float = 0.0
     min_examples: int = 0
 
@@ -84,7 +85,8 @@ class Federation:
     split: Split
     hostile: Hostile | None = None  # clients that lie or do harm
     origin: Origin | None = None  # None: it was split by hand
-    divided: str = ""  # the digest of the split before examples were copied; empty: none were
+    # This is the digest of the split before examples were copied, empty if none were.
+    divided: str = ""
 
     @cached_property
     def train(self) -> ClientRows:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedmaba.data import tables
 from fedmaba.errors import InputError
 
-PARTS = ("x", "y", "x_validation", "y_validation", "x_test", "y_test")
+ARRAY_NAMES = ("x", "y", "x_validation", "y_validation", "x_test", "y_test")
 GROUPS = ("group", "group_validation", "group_test")  # of people
 KNOWN = (
     "a pair (x, y), a dict with x and y, a torch Dataset of such pairs, or a table with a label "
@@ -67,7 +67,7 @@ def _each(clients: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(clients, Mapping):
         yield from ((str(name), part) for name, part in clients.items())
     elif isinstance(clients, list | tuple):
-        wide = len(str(len(clients) - 1))  # so that the names sort as the list does
+        wide = len(str(len(clients) - 1))  # The names then sort as the list does.
         yield from ((str(number).zfill(wide), part) for number, part in enumerate(clients))
     else:
         raise InputError(
@@ -85,8 +85,8 @@ def _is_table(part: Any) -> bool:
 def _arrays(name: str, part: Any) -> dict[str, Any]:
     """The arrays of one client."""
     if isinstance(part, Mapping) and {"x", "y"} <= set(part):
-        if strange := next((key for key in part if key not in PARTS + GROUPS), None):
-            known = ", ".join(PARTS + GROUPS)
+        if strange := next((key for key in part if key not in ARRAY_NAMES + GROUPS), None):
+            known = ", ".join(ARRAY_NAMES + GROUPS)
             raise InputError(f"client {name!r} has {strange!r}: give some of {known}")
         found = {key: np.asarray(value) for key, value in part.items()}
     elif isinstance(part, tuple) and len(part) == 2:
@@ -193,7 +193,7 @@ def _images(read: list[tuple[str, dict[str, Any]]], column: str, label: str | No
             )
         values = columns[column]
         made = _stack(name, column, [np.asarray(cell) for cell in values])
-        if hasattr(values[0], "mode"):  # a picture of PIL, so bytes with channels last
+        if hasattr(values[0], "mode"):  # This is a picture of PIL, so bytes with channels last.
             made = (made / 255).astype(np.float32)
             made = made[:, None] if made.ndim == 3 else np.moveaxis(made, -1, 1)
         xs.append(made)

@@ -8,34 +8,41 @@ import numpy as np
 
 from fedmaba.data.federation import ClientRows, Federation
 
-MOST_COUNTS = 10_000_000  # of clients x groups x kinds of answers that an evaluation records
+# An evaluation records at most this many clients x groups x kinds of answers.
+MOST_COUNTS = 10_000_000
 
 
-class Judged(NamedTuple):
-    """Whether the groups of a federation are judged, and the line that says so; "" without any."""
+class GroupsJudged(NamedTuple):
+    """Whether a federation's groups are judged, and a line that says so, empty without groups."""
 
     yes: bool
     note: str = ""
 
 
-def judged(fed: Federation) -> Judged:
+def judged(fed: Federation) -> GroupsJudged:
     """Whether test examples can be counted by client, group and prediction; if not, why."""
     data = fed.data
     if data.group is None:
-        return Judged(False)
+        return GroupsJudged(False)
     if data.task != "classify":
         what = f"it is for classes, and the targets are {data.target.in_words()}"
-        return Judged(False, f"groups: they are not judged: {what}")
+        return GroupsJudged(False, f"groups: they are not judged: {what}")
     seen = np.unique(data.group[data.group >= 0])
     if len(seen) < 2:
         only = ", ".join(data.group_names[g] for g in seen)
-        return Judged(False, f"groups: all examples are of one group ({only}): nothing to compare")
+        return GroupsJudged(
+            False, f"groups: all examples are of one group ({only}): nothing to compare"
+        )
     if not known(fed, fed.test):
-        return Judged(False, "groups: they are not judged: test examples have none: add group_test")
+        return GroupsJudged(
+            False, "groups: they are not judged: test examples have none: add group_test"
+        )
     many = fed.n_clients * len(data.group_names) * kinds(fed)
     if many > MOST_COUNTS:
-        return Judged(False, f"groups: they are not judged: {many:,} counts are too many to record")
-    return Judged(True, _in_words(fed))
+        return GroupsJudged(
+            False, f"groups: they are not judged: {many:,} counts are too many to record"
+        )
+    return GroupsJudged(True, _in_words(fed))
 
 
 def known(fed: Federation, part: ClientRows) -> bool:

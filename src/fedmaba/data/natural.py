@@ -114,11 +114,11 @@ ADULT = [
 ADULT_BY = ("occupation", "workclass", "education", "native-country", "marital-status")
 ADULT_GROUPS = ("sex", "race")
 ADULT_NUMBERS = ["age", "education-num", "capital-gain", "capital-loss", "hours-per-week"]
-OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+DATASET_OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "heart": {"group": ("sex",)},
     "adult": {"by": ADULT_BY, "group": ADULT_GROUPS},
 }
-LENGTH = 80  # characters of an example, as LEAF has it (Caldas et al. 2018)
+LENGTH = 80  # An example has this many characters, as in LEAF (Caldas et al. 2018).
 
 
 def _text(name: str) -> str:
@@ -137,7 +137,7 @@ def _packed(name: str) -> Traversable:
     return resources.files("fedmaba.data").joinpath("natural_files", f"{name}.xz")
 
 
-def options(spec: str, known: dict[str, tuple[str, ...]]) -> dict[str, str]:
+def dataset_options(spec: str, known: dict[str, tuple[str, ...]]) -> dict[str, str]:
     """The options of a specification such as adult:by=sex,group=race, checked."""
     name, _, told = spec.partition(":")
     out = {}
@@ -162,7 +162,7 @@ def check(spec: str) -> None:
     if name == "shakespeare":
         _length(spec)
     else:
-        options(spec, OPTIONS[name])
+        dataset_options(spec, DATASET_OPTIONS[name])
 
 
 def check_files(name: str) -> list[tuple[str, str]]:
@@ -221,11 +221,12 @@ def heart(spec: str = "heart") -> RawTable:
         if name in ("chol", "trestbps"):
             values[values == 0.0] = np.nan
         columns[name] = values
-    for name in ("cp", "restecg", "thal"):  # kinds of pain, of a reading, of a defect
+    # These are kinds of pain, of a reading, and of a defect.
+    for name in ("cp", "restecg", "thal"):
         kinds = ["" if cell == "?" else str(int(float(cell))) for cell in cells[name]]
         columns[name] = _words(kinds)
     columns["disease"] = _words(["yes" if cell != "0" else "no" for cell in cells["disease"]])
-    group = options(spec, OPTIONS["heart"]).get("group")
+    group = dataset_options(spec, DATASET_OPTIONS["heart"]).get("group")
     if group is not None:
         columns["sex"] = _words(["male" if float(cell) else "female" for cell in cells["sex"]])
     return RawTable(columns, Reading("disease", "hospital", group))
@@ -237,7 +238,7 @@ def adult(spec: str) -> RawTable:
     The sampling weight `fnlwgt` and the words of `education`, which `education-num` counts, are not
     used. Test rows are the publisher's.
     """
-    asked = options(spec, OPTIONS["adult"])
+    asked = dataset_options(spec, DATASET_OPTIONS["adult"])
     by, group = asked.get("by", "occupation"), asked.get("group", "sex")
     rows, part = [], []
     for name, word in (("adult.data", "train"), ("adult.test", "test")):
@@ -272,14 +273,14 @@ class Speeches(NamedTuple):
     """Examples of text: each predicts the next character at every position."""
 
     x: IntArray  # (n, length)
-    y: IntArray  # (n, length)   -100 after the end of a role's text
+    y: IntArray  # It is (n, length), with -100 after the end of a role's text.
     client: IntArray  # (n,)
     roles: tuple[str, ...]
     characters: tuple[str, ...]
 
 
 def _length(spec: str) -> int:
-    length = options(spec, {"length": ()}).get("length", str(LENGTH))
+    length = dataset_options(spec, {"length": ()}).get("length", str(LENGTH))
     if not (length.isdecimal() and len(length) < 5 and 1 <= int(length) <= 1000):
         raise InputError(f"shakespeare:length={length}: give a whole number from 1 to 1000")
     return int(length)

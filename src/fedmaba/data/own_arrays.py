@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedmaba.data import targets, trees
 from fedmaba.data.dataset import Dataset, Inputs, IntArray
 from fedmaba.data.paths import open_file
-from fedmaba.data.targets import Task
+from fedmaba.data.targets import TaskName
 from fedmaba.errors import InputError, error_line, unknown
 
 
@@ -266,10 +266,10 @@ def _joined(xs: Inputs, more: Inputs, tail: str) -> Inputs:
 
 def _targets(
     parts: list[tuple[str, NDArray[Any], int]],
-    task: Task | None,
+    task: TaskName | None,
     classes: Sequence[str] | None,
     xs: Inputs,
-) -> tuple[NDArray[Any], Task, tuple[str, ...]]:
+) -> tuple[NDArray[Any], TaskName, tuple[str, ...]]:
     """All targets, their task, and the names of the classes or labels."""
     arrays = [values for _, values, _ in parts]
     if task is None and all(values.ndim for values in arrays):
@@ -293,7 +293,7 @@ def _targets(
         return ys, task, ()
     if task == "multilabel":
         many = ys.shape[1]
-    else:  # tokens of the inputs are of the same vocabulary, as in a text
+    else:  # Tokens of the inputs are of the same vocabulary, as in a text.
         tokens = xs if isinstance(xs, np.ndarray) and xs.dtype.kind == "i" else ys[:0]
         many = 1 + max(int(ys.max()), int(tokens.max(initial=0)))
     names = tuple(map(str, range(many) if classes is None else classes))
@@ -315,7 +315,7 @@ def _array(path: Path, data: Any, key: str) -> Any:
         raise InputError(f"{path}: {key} has dtype object: {rule}") from None
 
 
-def load_npz(path: Path, task: Task | None) -> Dataset:
+def load_npz(path: Path, task: TaskName | None) -> Dataset:
     """An .npz file of arrays; several inputs are x.NAME each, or x.0, x.1 and so on."""
     words = ("x", "y", "client", "group")
     allowed = [f"{word}{tail}" for tail in ("", "_test", "_validation") for word in words]
@@ -324,7 +324,7 @@ def load_npz(path: Path, task: Task | None) -> Dataset:
             found = {key: _array(path, data, key) for key in data.files}
     except InputError:
         raise
-    except Exception as err:  # np.load can raise anything on a damaged file
+    except Exception as err:  # np.load can raise anything on a damaged file.
         told = "" if "allow_pickle" in str(err) else f" ({error_line(err)})"  # numpy's advice
         what = f"not an .npz file of plain arrays{told}"
         raise InputError(f"{path}: {what}: save it with np.savez(file, x=x, y=y)") from None

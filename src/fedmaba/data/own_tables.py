@@ -16,13 +16,13 @@ from fedmaba.data import tables, targets
 from fedmaba.data.dataset import Dataset, IntArray
 from fedmaba.data.paths import open_file
 from fedmaba.data.tables import RawTable, Reading, Words
-from fedmaba.data.targets import Task
+from fedmaba.data.targets import TaskName
 from fedmaba.errors import InputError, error_line
 
 PARTS = ("train", "validation", "test")
 
 
-def load_table(path: Path, task: Task | None, reading: Reading) -> Dataset:
+def load_table(path: Path, task: TaskName | None, reading: Reading) -> Dataset:
     """A .csv or .parquet file with named columns."""
     try:
         if path.suffix == ".parquet":
@@ -63,7 +63,8 @@ def from_table(table: RawTable, name: str = "table", task: str | None = None) ->
     client = None if reading.client is None else _full(table, reading.client)
     group = None if reading.group is None else _full(table, reading.group)
     part = _part_column(table, len(y))
-    order = np.argsort(part, kind="stable")  # training rows, validation rows, test rows
+    # These are training rows, validation rows and test rows.
+    order = np.argsort(part, kind="stable")
     held = part[order] == 1
     return Dataset(
         name,
@@ -118,8 +119,8 @@ def _part_column(table: RawTable, rows: int) -> IntArray:
 
 
 def _label_column(
-    table: RawTable, name: str, label: Words, task: Task | None
-) -> tuple[NDArray[Any], Task, tuple[str, ...]]:
+    table: RawTable, name: str, label: Words, task: TaskName | None
+) -> tuple[NDArray[Any], TaskName, tuple[str, ...]]:
     """The label column as classes, or as numbers to predict."""
     if task in ("multilabel", "sequence"):
         raise InputError(f"task {task}, but a table has one label for each row: save an .npz file")
@@ -143,7 +144,7 @@ def _label_column(
     return targets.read_numbers(f"column {name}", numbers, len(numbers), "regress"), "regress", ()
 
 
-def _no_measurement(table: RawTable, name: str, label: Words, task: Task | None) -> None:
+def _no_measurement(table: RawTable, name: str, label: Words, task: TaskName | None) -> None:
     """Refuse a label that almost every row has for itself, as a name or a measurement is."""
     many, n = len(label.words), len(label.code)
     if task is None and many > max(20, n // 2):

@@ -28,8 +28,8 @@ from fedmaba.rng import generator
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
-FEW = (
-    10  # training examples that `dirichlet` and `sizes` leave to every client, if there are enough
+FEW_EXAMPLES = (
+    10  # Each client gets this many training examples in `dirichlet` and `sizes`, if it can.
 )
 PARTS = ("train", "validation", "test")
 
@@ -216,16 +216,16 @@ def _different(label: IntArray, n: int, k: int, rng: np.random.Generator) -> Int
     np.add.at(have, (holder, label), 1)
     left = -1
     while left != (left := int(np.maximum(have - 1, 0).sum())):
-        stuck = set()  # labels for which no swap was found in this pass
+        stuck = set()  # No swap was found for these labels in this pass.
         for s in np.flatnonzero(have[holder, label] > 1).tolist():
             i, a = holder[s], label[s]
             if have[i, a] < 2 or a in stuck:
                 continue
-            # a few shards at random first: almost always one of them will do
+            # A few random shards come first, and almost always one of them will do.
             for some in (rng.integers(len(label), size=32), np.arange(len(label))):
                 j, b = holder[some], label[some]
                 fewer = 1 - (have[i, b] > 0) + (have[j, b] > 1) - (have[j, a] > 0).astype(np.int64)
-                good = some[fewer > 0]  # never a shard of the same client or label
+                good = some[fewer > 0]  # A shard of the same client or label will never do.
                 if len(good):
                     t = good[0]
                     have[[i, holder[t]], [a, label[t]]] -= 1
@@ -238,16 +238,19 @@ def _different(label: IntArray, n: int, k: int, rng: np.random.Generator) -> Int
 
 
 def _dirichlet(y: IntArray, n: int, a: float, rng: np.random.Generator) -> IntArray:
-    """Owner of every training example; too small clients are filled up from the largest."""
+    """The owner of every training example, by shares of classes from a Dirichlet distribution.
+
+    A client with too few examples gets some from the largest client.
+    """
     owner = np.empty(len(y), np.int64)
     for label in np.unique(y):
         rows = rng.permutation(np.flatnonzero(y == label))
-        # for a tiny A all draws may underflow to 0: the floor keeps their sum positive
+        # For a tiny A all draws may underflow to 0, and the floor keeps their sum positive.
         weight = rng.standard_gamma(a, n) + 1e-300
         owner[rows] = np.repeat(np.arange(n), _shares(len(rows), weight))
-    least = min(FEW, len(y) // n)
+    least = min(FEW_EXAMPLES, len(y) // n)
     size = np.bincount(owner, minlength=n)
-    # at most FEW moves per client, each of a random example from who is largest at that moment
+    # Each move takes a random example from the client that is largest at that moment.
     order = rng.permutation(len(y))
     pile = [rows.tolist() for rows in _group(owner[order], order, n)]
     heap = [(-len(rows), k) for k, rows in enumerate(pile)]
@@ -260,9 +263,10 @@ def _dirichlet(y: IntArray, n: int, a: float, rng: np.random.Generator) -> IntAr
 
 
 def _follow(y: IntArray, owner: IntArray, block: IntArray, y_test: IntArray, n: int) -> IntArray:
-    """Owner of every test example: a class's test rows lie over its training blocks in proportion.
+    """Give each client test examples in the class mix of its training set.
 
-    A client that gets none then takes one, of a class it trains on, from who has the most.
+    A client that gets none then takes one, of a class that it trains on, from the client that has
+    the most. The result is the owner of every test example.
     """
     test = np.full(len(y_test), -1, np.int64)
     for label in np.unique(y_test):
@@ -312,7 +316,7 @@ def split(
     test: str = "official",
     validation: float = 0.0,
     names: Sequence[str] = (),  # of the data's own clients
-    kept: NDArray[np.bool_] | None = None,  # training rows that the data keep for validation
+    kept: NDArray[np.bool_] | None = None,  # The data keep these training rows for validation.
 ) -> Split:
     """Divide a data set (its y, n_train and client) over clients by a specification."""
     name, value = parse_partition(spec)
@@ -346,7 +350,7 @@ def split(
             raise InputError(f"clients={clients}: partition {name} of these data takes {rule}")
         if name in ("iid", "sizes"):
             weight = np.exp((value if name == "sizes" else 0.0) * rng.standard_normal(n))
-            sizes = _shares(n_train, weight, min(FEW, n_train // n))
+            sizes = _shares(n_train, weight, min(FEW_EXAMPLES, n_train // n))
             owner = rng.permutation(np.repeat(np.arange(n), sizes))
             if official:
                 owner_test = rng.permutation(

@@ -37,17 +37,21 @@ class Published:
     files: tuple[PlainFile, ...]  # plain files, training ones first
     classes: tuple[str, ...]
     shape: tuple[int, int, int] = (1, 28, 28)
-    mean: tuple[float, ...] = (0.2860,)  # per channel, of pixels / 255, of its training images
+    # These are per channel, of pixels / 255, of its training images.
+    mean: tuple[float, ...] = (0.2860,)
     std: tuple[float, ...] = (0.3530,)
-    usual: str = "scale"  # how pixels become inputs, unless a run says
-    labels: tuple[str, ...] = ()  # label lists of a Python batch, in a *.bin record's order
+    usual: str = "scale"  # Pixels become inputs in this way, unless a run says how.
+    # A record of a *.bin file has the label lists of a Python batch in this order.
+    labels: tuple[str, ...] = ()
     label: int = -1  # which of them is learnt
-    files_of: str = ""  # the set that these files belong to, if it goes by another name
+    files_of: str = ""  # These files belong to this set, if it goes by another name.
     urls: tuple[str, ...] = ()
-    folders: tuple[str, ...] = ()  # sub-folders in which the plain files may lie, too
-    binary: tuple[PlainFile, str] | None = None  # archive of the plain files, its folder inside
-    python: tuple[PlainFile, str] | None = None  # archive of the Python batches, its folder inside
-    system: Path | None = None  # where a package of the operating system puts the files
+    folders: tuple[str, ...] = ()  # The plain files may lie in these sub-folders, too.
+    # This is the archive of the plain files, and its folder inside.
+    binary: tuple[PlainFile, str] | None = None
+    # This is the archive of the Python batches, and its folder inside.
+    python: tuple[PlainFile, str] | None = None
+    system: Path | None = None  # A package of the operating system puts the files here.
 
     @property
     def folder(self) -> str:

@@ -28,12 +28,13 @@ from fedmaba.data.paths import is_file
 from fedmaba.data.published import Normalisation, PlainFile, Published
 from fedmaba.errors import InputError, error_line
 
-FloatArray = NDArray[np.float32]
+Float32Array = NDArray[np.float32]
 Buffer = bytes | memoryview
-Found = Mapping[Traversable, Sequence[PlainFile]]  # a path, and which plain files it holds
+# It maps a path to the plain files that it holds.
+FoundFiles = Mapping[Traversable, Sequence[PlainFile]]
 
 
-# the pickle opcodes that a batch of numbers needs; any other one ends the reading
+# A batch of numbers needs these pickle opcodes, and any other one ends the reading.
 _PLAIN = frozenset(b"(}])Rbaesut\x85\x86\x87N\x93\x94")  # no argument
 _SKIPPED = {0x80: 1, ord("q"): 1, ord("r"): 4, ord("h"): 1, ord("j"): 4, 0x95: 8}
 _INTEGER = {ord("K"): 1, ord("M"): 2, ord("J"): 4}
@@ -78,10 +79,10 @@ def _batch_to_bin(spec: Published, file: PlainFile, raw: Buffer) -> memoryview:
     data, column, fortran = None, None, False
     for item in _walk(raw):
         if isinstance(item, bool):
-            fortran = item if data is None else fortran  # NumPy says it just before the pixels
+            fortran = item if data is None else fortran  # NumPy says this just before the pixels.
         elif isinstance(item, memoryview):
             data = item if len(item) == n * pixels else data
-            # integers belong to the label list whose key was the last string before them
+            # Integers belong to the label list whose key was the last string before them.
             column = columns.get(bytes(item[:32]))
         elif column is not None:
             if len(column) == n or not 0 <= item < len(spec.classes):
@@ -101,7 +102,7 @@ def _unpack(
     spec: Published, path: Traversable, files: Sequence[PlainFile], handle: IO[bytes]
 ) -> Iterator[tuple[PlainFile, Buffer]]:
     """The plain files that an open file holds in whichever form, not yet checked."""
-    # a batch is as long as its *.bin file, apart from the images' file names
+    # A batch is as long as its *.bin file, apart from the images' file names.
     most = {file: file.size + file.size // 8 + 65536 for file in files}
     for archive in filter(None, (spec.binary, spec.python)):
         if path.name == archive[0].name:
@@ -147,7 +148,7 @@ def check_bytes(
         raise spec.bad(path, f"{what} {file.sha256[:16]}...")
 
 
-def read_checked(spec: Published, found: Found) -> Iterator[tuple[PlainFile, Buffer]]:
+def read_checked(spec: Published, found: FoundFiles) -> Iterator[tuple[PlainFile, Buffer]]:
     """Each plain file of a set, checked: (file, its bytes)."""
     for path, files in found.items():
         try:
@@ -161,7 +162,7 @@ def read_checked(spec: Published, found: Found) -> Iterator[tuple[PlainFile, Buf
             raise spec.bad(path, f"cannot be read ({error_line(err)})") from None
 
 
-def find_files(spec: Published, folder: Traversable) -> Found:
+def find_files(spec: Published, folder: Traversable) -> FoundFiles:
     """Which path in a folder holds which of the plain files; empty if the set is not there."""
     forms = [(sub, False) for sub in ("", *spec.folders)]
     forms += [(sub, True) for sub in ("", spec.python[1])] if spec.python else []
@@ -179,7 +180,7 @@ def find_files(spec: Published, folder: Traversable) -> Found:
                 found[path] = [file]
         if found and not lacking:
             return found
-        if found and (sub or not batch):  # a lone file called "train" or "test" may be anything
+        if found and (sub or not batch):  # A lone file called "train" or "test" may be anything.
             have, fetch = next(iter(found)).name, f"`fedmaba data fetch {spec.name}`"
             fix = f"add it, or empty the folder and run {fetch}"
             raise InputError(f"{base}: it holds {have} but not {lacking}: {fix}")
@@ -191,8 +192,8 @@ def find_files(spec: Published, folder: Traversable) -> Found:
 
 
 def read_arrays(
-    spec: Published, found: Found, inputs: Normalisation
-) -> tuple[FloatArray, IntArray, int]:
+    spec: Published, found: FoundFiles, inputs: Normalisation
+) -> tuple[Float32Array, IntArray, int]:
     """x, y and the number of training rows, read with one file in memory at a time."""
     first, n, n_train = {}, {True: 0, False: 0}, 0  # first row of each file; rows so far
     head = {True: 8, False: 0 if spec.labels else 16}  # an idx header: of labels, of images
@@ -217,7 +218,8 @@ def read_arrays(
             y[first[file]] = record[:, range(len(spec.labels))[spec.label]]
         pixels = record[:, len(spec.labels) :].reshape(-1, *spec.shape)
         out = x[first[file]]
-        for i in range(0, len(out), 5000):  # in pieces, so that the float copy stays small
+        # It works in pieces, so that the float copy stays small.
+        for i in range(0, len(out), 5000):
             for channel, table in enumerate(tables):
                 out[i : i + 5000, channel] = table[pixels[i : i + 5000, channel]]
     return x, y, n_train

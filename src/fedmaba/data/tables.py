@@ -27,8 +27,9 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Missing = Literal["median", "client-median", "refuse"]
 GAPS = frozenset(("", "?", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "<NA>"))
-MAX_WORDS = 100  # different words of a column that become a column each
-MOSTLY = 0.9  # of a column's cells are no numbers: it is one of words, else these are mistakes
+MAX_WORDS = 100  # This many different words of a column become a column each.
+# If this share of a column's cells are no numbers, it is of words, else these are mistakes.
+MOSTLY = 0.9
 LARGEST = 3.4e38  # float32
 LINES_AT_ONCE = 1_000  # few enough for the cache of a core
 ARROW_NUMBERS = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
@@ -39,14 +40,15 @@ INDEX_NAMES = ("unnamed", "index", "level_0", "id", "row", "row_id", "row_name",
 class Reading(NamedTuple):
     """How a table is read; a column that is None is looked for under its usual name."""
 
-    label: str | None = None  #          what is learnt: "label" or "y"
-    client: str | None = None  #         who owns the example: "client"
+    label: str | None = None  # This column is learnt: "label" or "y".
+    client: str | None = None  # This column says who owns the example: "client".
     group: str | None = None  #          a group of people: "group"
-    split: str | None = None  #          train, validation or test: "split"
+    split: str | None = None  # This column has train, validation or test: "split".
     drop: tuple[str, ...] = ()  #        columns that are not used
-    categorical: tuple[str, ...] = ()  # columns of numbers that stand for words
-    missing: Missing | None = None  #    how gaps are filled: by the median
-    standardise: bool | None = None  #   whether numbers are standardised: yes
+    categorical: tuple[str, ...] = ()  # These columns have numbers that stand for words.
+    missing: Missing | None = None  # Gaps are filled in this way, by default with the median.
+    # It says whether numbers are standardised, which they are by default.
+    standardise: bool | None = None
 
 
 USUAL = {"label": ("label", "y"), "client": ("client",), "group": ("group",), "split": ("split",)}
@@ -60,14 +62,14 @@ class Words:
     words: tuple[str, ...]
 
 
-Column = FloatArray | Words  # a column of numbers has nan for gaps
+ColumnValues = FloatArray | Words  # A column of numbers has nan for gaps.
 
 
 class Feature(NamedTuple):
     """One column of the matrix."""
 
     column: str  # of the table
-    word: str | None  # that it is 1 for; None: the column's number
+    word: str | None  # The column is 1 for this word; None means the column's number.
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Preparation:
     """What is done to the columns of numbers, from training examples alone."""
 
     features: tuple[Feature, ...]
-    flags: tuple[str, ...] = ()  # columns with gaps, in the order of their flags
+    flags: tuple[str, ...] = ()  # These columns have gaps, in the order of their flags.
     missing: Missing = "median"
     standardise: bool = True
 
@@ -176,9 +178,10 @@ def reading(
 class RawTable(NamedTuple):
     """A table as it was read: all columns in order, and what they are for."""
 
-    columns: Mapping[str, Column]
-    reading: Reading  # all names are set that the table has
-    lines: Sequence[int] = ()  # of the file, by row; none where there is no file
+    columns: Mapping[str, ColumnValues]
+    reading: Reading  # All names that the table has are set.
+    # These are lines of the file, by row; there are none where there is no file.
+    lines: Sequence[int] = ()
 
     def at(self, row: int) -> str:
         """Where a row stands, for people."""
@@ -223,7 +226,7 @@ def read_csv(path: Path, handle: IO[str], reading: Reading) -> RawTable:
         across = dict(zip(header, zip(*rows, strict=True), strict=True))
         for name in late:
             words[name].extend(across[name])
-    columns: dict[str, Column] = {
+    columns: dict[str, ColumnValues] = {
         name: words[name].column() if name in words else np.concatenate(numbers[name].parts)
         for name in kept
     }
@@ -290,7 +293,7 @@ class _Numbers:
     def __init__(self) -> None:
         self.parts: list[FloatArray] = []
         self.known = self.strange = 0
-        self.first = (0, "")  # line and text of the first cell that is no number
+        self.first = (0, "")  # These are the line and text of the first cell that is no number.
 
     def is_words(self) -> bool:
         """Whether so few cells are numbers that the column must be one of words."""
@@ -305,7 +308,7 @@ class _Numbers:
                 self.known += len(cells) - int(np.isnan(quick).sum())
                 self.parts.append(quick)
                 return
-        except ValueError:  # a word, or a gap that is written as one
+        except ValueError:  # It may be a word, or a gap that is written as one.
             pass
         each = zip(lines, cells, strict=True)
         self.parts.append(np.array([self._number(cell.strip(), line) for line, cell in each]))
@@ -362,7 +365,7 @@ def read_frame(frame: Any, reading: Reading) -> RawTable:
                 + f" with {dropping(name)}" * bool(name.strip())
                 + " (pandas: to_csv or to_parquet with index=False), or name it"
             )
-    out: dict[str, Column] = {}
+    out: dict[str, ColumnValues] = {}
     wordy = _columns_of_words(reading)
     many = {len(values) for values in columns.values()}
     if len(many) != 1 or not max(many):
@@ -407,7 +410,7 @@ def _arrow_values(column: Any) -> Any:
     return column.to_numpy() if plain else column.to_pylist()
 
 
-def _typed(name: str, values: Any, as_words: bool) -> Column:
+def _typed(name: str, values: Any, as_words: bool) -> ColumnValues:
     """A column of a frame by its values; None, nan, NaT and pandas' NA are gaps."""
     dtype = getattr(values, "dtype", None)
     kind = getattr(dtype, "kind", "")
@@ -460,7 +463,7 @@ def _is_gap(value: Any) -> bool:
         return True
     try:
         return bool(value != value)
-    except (TypeError, ValueError):  # pandas' NA is neither equal nor unequal to itself
+    except (TypeError, ValueError):  # The NA of pandas is neither equal nor unequal to itself.
         return True
 
 
@@ -573,7 +576,7 @@ def dropping(name: str) -> str:
     return f"--drop {shlex.quote(name)}"
 
 
-def _no_index(name: str, column: Column) -> None:
+def _no_index(name: str, column: ColumnValues) -> None:
     """Refuse a column that has the name of a saved index and numbers the rows from 0 or 1."""
     base = name.lower().split(":")[0].strip()
     if base not in INDEX_NAMES or isinstance(column, Words) or len(column) < 2:

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from fedmaba.errors import InputError, unknown
 
-Task = Literal["classify", "regress", "multilabel", "sequence"]
-TASKS: tuple[Task, ...] = get_args(Task)
-IGNORED = -100  # a position of a sequence that does not count, as in torch's cross_entropy
+TaskName = Literal["classify", "regress", "multilabel", "sequence"]
+TASKS: tuple[TaskName, ...] = get_args(TaskName)
+# A position of a sequence with this value does not count, as in torch's cross_entropy.
+IGNORED = -100
 SAY = "say --task (in Python task=)"
 
 
@@ -27,7 +28,7 @@ SAY = "say --task (in Python task=)"
 class TargetKind:
     """The task of a data set, the shape of one example's target, and the outputs that it needs."""
 
-    task: Task
+    task: TaskName
     shape: tuple[int, ...]
     outputs: int  # classes, labels or numbers
 
@@ -69,14 +70,14 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}{'s' if count != 1 else ''}"
 
 
-def check_task(task: str | None) -> Task | None:
+def check_task(task: str | None) -> TaskName | None:
     """A task's name, or None: it is to be inferred."""
     if task is not None and task not in TASKS:
         raise unknown("task", task, TASKS)
     return task
 
 
-def infer(parts: Sequence[NDArray[Any]]) -> Task:
+def infer(parts: Sequence[NDArray[Any]]) -> TaskName:
     """The task of targets, those of training and test rows together; in doubt, an error."""
     first = parts[0]
     kinds = {part.dtype.kind for part in parts}
@@ -114,7 +115,7 @@ def _mostly_fractions(parts: Sequence[NDArray[Any]]) -> bool:
     return int((values != np.rint(values)).sum()) * 2 > len(values)
 
 
-def read_numbers(word: str, values: NDArray[Any], n: int, task: Task) -> NDArray[Any]:
+def read_numbers(word: str, values: NDArray[Any], n: int, task: TaskName) -> NDArray[Any]:
     """The targets of a task other than classify, checked: float32, or int64 for a sequence."""
     rule = {
         "regress": "give numbers, one or several for each example",

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedmaba.data import trees
 from fedmaba.data.dataset import Dataset
 from fedmaba.data.targets import TargetKind, check_task
-from fedmaba.deploy.kept_vectors import KeptVectors, Told, Vectors, mean_in, mean_name
+from fedmaba.deploy.kept_vectors import KeptVectors, KeptVectorsTask, Vectors, mean_in, mean_name
 from fedmaba.deploy.validation import printable, some_names
 from fedmaba.errors import InputError
 from fedmaba.rows import LossFn, compile, models
@@ -151,7 +151,7 @@ class LocalClient:
         if PERSONAL in before and self._known(task):
             numbers |= self._test(rows, before[PERSONAL], pool, "personal-")
         keeps = bool(local.keep or local.personal or rows.layout.kept_names())
-        if keeps and self.kept.lost(Told.from_task(task)):
+        if keeps and self.kept.lost(KeptVectorsTask.from_task(task)):
             numbers["started-anew"] = 1
         where = task.get("loss-at", "start")
         if where == "start":
@@ -194,7 +194,7 @@ class LocalClient:
                 _named(rows, before) | _own(rows, flat),
                 _named(rows, after) | _own(rows, trained),
             )
-            self.kept.save(Told.from_task(task), *both)
+            self.kept.save(KeptVectorsTask.from_task(task), *both)
         named = _arrays(rows, trained)
         sent = {name: named[name] for name in rows.layout.sent_names()}
         for name, mean in means.items():  # moved by as much as the site's vector
@@ -205,7 +205,7 @@ class LocalClient:
 
     def _known(self, task: Mapping[str, Any]) -> bool:
         """Whether this site has a model of its own from an earlier round."""
-        told = Told.from_task(task)
+        told = KeptVectorsTask.from_task(task)
         return bool(told.counted) and not self.kept.lost(told)
 
     def _means(self, rows: Any, sent: Arrays, local: Local) -> dict[str, Tensor]:
@@ -259,7 +259,7 @@ class LocalClient:
         every, first = _arrays(rows, flat), _own(rows, flat)
         if local.personal is not None:
             first[PERSONAL] = every | _first_model(task, every)
-        told, in_mean = Told.from_task(task), bool(local.means)
+        told, in_mean = KeptVectorsTask.from_task(task), bool(local.means)
         found = self.kept.load(told, local.keep, every, first, in_mean)
         mine = found.pop(OWN, {})
         packed = {
@@ -386,7 +386,7 @@ def _named(rows: Any, vectors: Mapping[str, Tensor]) -> Vectors:
 
 def first_model(
     model: models.Factory | str,
-    shape: models.Shape,
+    shape: models.InputShapes,
     classes: int,
     seed: int,
     batchnorm: Choice = "refuse",

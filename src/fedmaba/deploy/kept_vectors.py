@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.deploy.validation import SITE
+from fedmaba.deploy.validation import SITE_NAME
 from fedmaba.errors import InputError
 from fedmaba.results import array_files, files
 from fedmaba.strategies.base import Local
@@ -35,7 +35,7 @@ log = logging.getLogger("flwr")  # what a SuperNode shows
 
 
 @dataclass(frozen=True)
-class Told:
+class KeptVectorsTask:
     """What the server's message says about kept vectors."""
 
     federation: str
@@ -43,7 +43,7 @@ class Told:
     counted: int  # the last round in which a reply of this site counted; 0: none did
 
     @classmethod
-    def from_task(cls, task: Mapping[str, Any]) -> Told:
+    def from_task(cls, task: Mapping[str, Any]) -> KeptVectorsTask:
         """Read it from a message, or raise InputError."""
         federation = task.get("federation")
         rounds = [task.get("server-round"), task.get("kept-round")]
@@ -64,13 +64,13 @@ class KeptVectors:
     folder: Path | None
     site: str
 
-    def lost(self, told: Told) -> bool:
+    def lost(self, told: KeptVectorsTask) -> bool:
         """Whether this site kept vectors, and has them no more."""
         return bool(told.counted) and not files.exists(self._path(told))
 
     def load(
         self,
-        told: Told,
+        told: KeptVectorsTask,
         names: Iterable[str],
         weights: Arrays,
         first: Vectors | None = None,
@@ -116,7 +116,7 @@ class KeptVectors:
             )
         return found
 
-    def save(self, told: Told, before: Vectors, after: Vectors) -> None:
+    def save(self, told: KeptVectorsTask, before: Vectors, after: Vectors) -> None:
         """Save the vectors after a training, beside those of the last reply that counted."""
         names = list(after)
         arrays = {
@@ -142,14 +142,14 @@ class KeptVectors:
         files.write(path, MAGIC, digest.digest(), *body, remedy=REMEDY, private=True)
         files.remove_temporary_files(path.parent, path.name)
 
-    def _path(self, told: Told) -> Path:
+    def _path(self, told: KeptVectorsTask) -> Path:
         if self.folder is None:
             raise InputError(
                 "sites keep vectors between rounds here, and this site has no folder for them: "
                 "start its SuperNode with --node-config 'keep=\"/data/north-kept\"', or give "
                 "client_app(keep=...)"
             )
-        if not SITE.fullmatch(self.site):
+        if not SITE_NAME.fullmatch(self.site):
             raise InputError(f"site {self.site[:64]!r}: give a name of letters, digits, . _ and -")
         return self.folder / f"{self.site}-{told.federation}.vectors"
 

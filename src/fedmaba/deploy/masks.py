@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmaba.deploy.secure import Words
+from fedmaba.deploy.secure import MaskedWords
 from fedmaba.deploy.validation import Refused
 
 PUBLIC_BYTES = 49  # a point of P-384, compressed
@@ -124,12 +124,12 @@ def join_shares(shares: Sequence[bytes]) -> bytes:
     return found
 
 
-def own_mask(seed: bytes, agreement: bytes, size: int) -> Words:
+def own_mask(seed: bytes, agreement: bytes, size: int) -> MaskedWords:
     """The mask that a site adds for itself."""
     return _stream(_derive(seed, b"fedmaba own mask " + agreement), size)
 
 
-def pair_mask(shared: bytes, agreement: bytes, size: int) -> Words:
+def pair_mask(shared: bytes, agreement: bytes, size: int) -> MaskedWords:
     """The mask of two sites: the one with the lower place adds it, the other takes it off."""
     return _stream(_derive(shared, b"fedmaba pair mask " + agreement), size)
 
@@ -143,7 +143,7 @@ def _derive(secret: bytes, purpose: bytes) -> bytes:
     return found
 
 
-def _stream(key: bytes, size: int) -> Words:
+def _stream(key: bytes, size: int) -> MaskedWords:
     """(size,) random words; the key is used for this alone, so the counter starts at 0."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 

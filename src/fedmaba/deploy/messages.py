@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def initial_arrays(
     model: models.Factory | str,
-    shape: models.Shape,
+    shape: models.InputShapes,
     classes: int,
     seed: int = 0,
     batchnorm: str = "refuse",

@@ -29,7 +29,7 @@ SERVER_SEES = {
     "their losses",
     "losses": "sites add noise to their losses; the sum of the changes has none",
 }
-OTHER = "restore it, or choose another state folder"
+RESTORE_OR_OTHER = "restore it, or choose another state folder"
 
 
 class PrivacySpent(Exception):
@@ -63,7 +63,9 @@ class PrivateRounds:
             )
         taken = found.get("taken", {})
         if any(taken.get(site, 0) < many for site, many in (counted or {}).items()):
-            raise InputError(f"{file} counts less than the checkpoint beside it: {OTHER}")
+            raise InputError(
+                f"{file} counts less than the checkpoint beside it: {RESTORE_OR_OTHER}"
+            )
         self.taken, self.folder = dict(taken), folder
 
     def may_ask(self, site: str) -> bool:

@@ -91,19 +91,19 @@ def write_card(folder: run_folder.Folder | None) -> None:
     """Write the model card beside the models, when the federation has ended."""
     if folder is None:
         return
-    state = state_folder.load(folder.path)
+    state = state_folder.load_state_folder(folder.path)
     if state is None:
         raise InputError(f"{folder.path} is no state folder any more: restore it")
     state.held = False  # this process holds it, and has ended the run
-    text = model_card.text(data.of_state(folder.path, state))
-    folder.write(f"models/{model_card.NAME}", text.encode())
+    text = model_card.card_text(data.of_state(folder.path, state))
+    folder.write(f"models/{model_card.CARD_FILE}", text.encode())
 
 
 # --- metrics -----------------------------------------------------------------------------------
 
 
 # name, help, and values by labels
-Metric = tuple[str, str, Sequence[tuple[Mapping[str, str], float | None]]]
+PrometheusMetric = tuple[str, str, Sequence[tuple[Mapping[str, str], float | None]]]
 
 
 def check_metrics_path(path: Path) -> None:
@@ -130,7 +130,7 @@ def metrics_text(
 ) -> str:
     """A federation in Prometheus' text format: how far it is, and its last round, if any."""
     about = {"version": fedmaba.__version__, "strategy": settings.strategy.label()}
-    found: list[Metric] = [
+    found: list[PrometheusMetric] = [
         ("build_info", "Version and strategy, always 1.", [(about, 1)]),
         ("running", "1 until the server has ended.", [({}, int(running))]),
         (
@@ -163,7 +163,7 @@ def metrics_text(
     return "\n".join(lines) + "\n"
 
 
-def _of_round(report: Mapping[str, Any]) -> list[Metric]:
+def _of_round(report: Mapping[str, Any]) -> list[PrometheusMetric]:
     """The metrics of the last round."""
     told, score = report["sites"], "error" if "error" in report else "accuracy"
     scale = 100.0 if score == "accuracy" else 1.0

@@ -11,7 +11,7 @@ import numpy as np
 from fedmaba.deploy import validation
 from fedmaba.results.metrics import OF_TASK, PERCENT, every
 
-ERROR = OF_TASK["regress"].unit(False)  # as a site reports it
+ERROR_UNIT = OF_TASK["regress"].unit(False)  # as a site reports it
 
 
 def score_spread(accuracy: Iterable[float | None], error: Iterable[float | None]) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def score_spread(accuracy: Iterable[float | None], error: Iterable[float | None]
     known = np.array(right or wrong, np.float64)
     if not len(known):
         return {}
-    unit, name = (PERCENT, "accuracy") if right else (ERROR, "error")
+    unit, name = (PERCENT, "accuracy") if right else (ERROR_UNIT, "error")
     sizes = np.ones(len(known), np.int64)
     (found,) = every(known[None], np.zeros((1, len(known))), sizes, 0.05, unit)
     spread = {key: float(getattr(found, key)) for key in ("variance", "worst", "best")}

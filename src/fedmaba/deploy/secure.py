@@ -31,13 +31,13 @@ from numpy.typing import NDArray
 from fedmaba.deploy.validation import Refused, printable
 from fedmaba.errors import InputError
 
-Words = NDArray[np.uint32]  # masked numbers, modulo 2**32
+MaskedWords = NDArray[np.uint32]  # masked numbers, modulo 2**32
 STAGES = ("keys", "shares", "mask", "unmask")
-BITS = (8, 30)  # of a number before it is masked; masked numbers have 32
+NUMBER_BITS = (8, 30)  # of a number before it is masked; masked numbers have 32
 TEXT_BYTES_PER_SITE = 1024  # of a message; an honest one needs less than half of it
 MOST_SITES = 1000  # Shamir shares of more take minutes at every site
 MOST_TEXT_BYTES = TEXT_BYTES_PER_SITE * MOST_SITES
-SURE = 40  # bits: how unlikely it must be that honest numbers look unmasked
+EVIDENCE_BITS = 40  # bits: how unlikely it must be that honest numbers look unmasked
 SUM_ERROR = 1e-6  # by which shares of the weight may miss 1
 
 
@@ -58,7 +58,7 @@ class SecureSum:
     def __post_init__(self) -> None:
         if not _is_number(self.clip) or not 0 < self.clip <= 1e9:
             raise InputError(f"secure: clip={self.clip!r}: give a norm above 0, at most 1e9")
-        low, high = BITS
+        low, high = NUMBER_BITS
         if not _is_count(self.bits) or not low <= self.bits <= high:
             raise InputError(
                 f"secure: bits={self.bits!r}: give a whole number from {low} to {high}"
@@ -134,12 +134,12 @@ def quantise(change: NDArray[Any], share: float, rule: SecureSum) -> tuple[NDArr
     return np.rint(flat * (share * factor / rule.step)).astype(np.int64), norm > rule.clip
 
 
-def to_words(numbers: NDArray[np.int64], clipped: bool) -> Words:
+def to_words(numbers: NDArray[np.int64], clipped: bool) -> MaskedWords:
     """(P + 1,) what a site masks: its numbers, then whether they were clipped."""
     return np.append(numbers, int(clipped)).astype(np.uint32)  # modulo 2**32
 
 
-def from_words(words: Words, sites: int, rule: SecureSum) -> tuple[NDArray[np.int64], int]:
+def from_words(words: MaskedWords, sites: int, rule: SecureSum) -> tuple[NDArray[np.int64], int]:
     """The sum without masks: (P,) whole steps, and how many sites clipped; else Refused."""
     numbers = words.view(np.int32).astype(np.int64)
     if np.abs(numbers).max(initial=0) > rule.limit + sites or not 0 <= numbers[-1] <= sites:
@@ -150,11 +150,11 @@ def from_words(words: Words, sites: int, rule: SecureSum) -> tuple[NDArray[np.in
     return numbers[:-1], int(numbers[-1])
 
 
-def looks_unmasked(words: Words, rule: SecureSum) -> bool:
-    """Whether numbers all lie where unmasked ones do, which masked ones would not."""
+def looks_unmasked(words: MaskedWords, rule: SecureSum) -> bool:
+    """Whether all numbers are as small as unmasked ones, which masked ones never are by chance."""
     free = 31 - math.log2(rule.limit + 1)  # bits that only a mask can set
     inside = np.abs(words.view(np.int32).astype(np.int64)) <= rule.limit
-    return bool(len(words) * free >= SURE and inside.all())
+    return bool(len(words) * free >= EVIDENCE_BITS and inside.all())
 
 
 def shares_of_weight(coef: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
@@ -168,7 +168,7 @@ def shares_of_weight(coef: NDArray[np.float64]) -> tuple[NDArray[np.float64], fl
 # words
 
 
-def write(content: Mapping[str, Any]) -> str:
+def write_message(content: Mapping[str, Any]) -> str:
     """A message as text; bytes become base64."""
     return json.dumps(content, default=lambda raw: base64.b64encode(raw).decode(), sort_keys=True)
 
@@ -247,4 +247,4 @@ def agreement(
         "round": round_id, "rule": dict(rule), "least": least, "keys": list(keys),
         "weights": list(weights),
     }  # fmt: skip
-    return hashlib.sha256(write(told).encode()).digest()
+    return hashlib.sha256(write_message(told).encode()).digest()

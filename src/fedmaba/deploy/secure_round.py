@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmaba.deploy import masks, secure
-from fedmaba.deploy.secure import STAGES, SecureSum, Words
+from fedmaba.deploy.secure import STAGES, MaskedWords, SecureSum
 from fedmaba.deploy.validation import (
     Limits,
     RawArray,
@@ -94,7 +94,7 @@ class SecureRound:
         self.weights: list[float | None] = []
         self.dealt: dict[str, dict[str, Any]] = {}  # what each site sent in stage `shares`
         self.accused: Counter[str] = Counter()
-        self.sum: Words = np.zeros(size + 1, np.uint32)
+        self.sum: MaskedWords = np.zeros(size + 1, np.uint32)
         self.shares: dict[str, list[bytes]] = {}  # of the secret of each site that is asked for
         self.stayed: list[str] = []  # whose masked change is in the sum
         self.left: list[str] = []  # who was to be in the sum, and is not
@@ -108,7 +108,7 @@ class SecureRound:
         """What every site is asked first."""
         rule = {**self.rule.to_json(), **self.losses}  # a site that knows no such key refuses
         told = {"stage": "keys", "attempt": self.attempt, "rule": rule}
-        return secure.write(told)
+        return secure.write_message(told)
 
     def take_keys(self, site: str, text: object) -> None:
         """The public keys of a site: points of the curve that nobody sent before."""
@@ -145,17 +145,19 @@ class SecureRound:
             told["least"] = self.least
             told["mask_keys"] = [self.keys[s][0] for s in self.sites]
             told["seal_keys"] = [self.keys[s][1] for s in self.sites]
-            return {s: secure.write({**told, "place": self.sites.index(s)}) for s in asked}
+            return {s: secure.write_message({**told, "place": self.sites.index(s)}) for s in asked}
         if self.stage == "mask":
             told["weights"] = self.weights
             places = [self.sites.index(s) for s in asked]
-            return {s: secure.write({**told, "sealed": self._sealed(places, s)}) for s in asked}
+            return {
+                s: secure.write_message({**told, "sealed": self._sealed(places, s)}) for s in asked
+            }
         left = [
             i for i, s in enumerate(self.sites) if self.weights[i] is not None and s not in asked
         ]
         told |= {"stayed": [self.sites.index(s) for s in asked], "left": left}
         self.stayed, self.left = list(asked), [self.sites[i] for i in left]
-        return {s: secure.write(told) for s in asked}
+        return {s: secure.write_message(told) for s in asked}
 
     def set_weights(self, weights: Sequence[float]) -> None:
         """The share of each site that is still there, in their order."""

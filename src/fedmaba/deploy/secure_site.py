@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmaba.deploy import masks, secure
-from fedmaba.deploy.secure import STAGES, SecureSum, Words
+from fedmaba.deploy.secure import STAGES, MaskedWords, SecureSum
 from fedmaba.deploy.validation import Refused, printable
 from fedmaba.errors import InputError
 from fedmaba.privacy import secret_noise
@@ -23,7 +23,10 @@ from fedmaba.privacy.mechanism import noised_losses
 
 Memory = dict[str, Any]
 PLACE_BYTES = 4
-TOLD = ("num-examples", "started-anew")  # what a site tells besides its loss, if that has noise
+NUMBERS_IN_CLEAR = (
+    "num-examples",
+    "started-anew",
+)  # what a site tells besides its loss, if that has noise
 
 
 def asked(text: object, memory: Memory | None) -> dict[str, Any]:
@@ -85,7 +88,7 @@ def give_shares(found: Mapping[str, Any], memory: Memory) -> tuple[dict[str, Any
 
 def give_masked(
     found: Mapping[str, Any], memory: Memory, change: NDArray[Any]
-) -> tuple[Words | None, dict[str, Any], Memory]:
+) -> tuple[MaskedWords | None, dict[str, Any], Memory]:
     """The third answer: the masked change, or the places whose shares cannot be opened."""
     place, least, sites = memory["place"], memory["least"], len(memory["mask_keys"])
     with _server_errors():
@@ -144,7 +147,7 @@ def noise_numbers(found: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[
     _, losses = _rule(found.get("rule"))
     if losses is None:
         return None
-    told = {name: value for name, value in numbers.items() if name in TOLD}
+    told = {name: value for name, value in numbers.items() if name in NUMBERS_IN_CLEAR}
     most, deviation = losses
     if deviation > 0 and isinstance(numbers.get("loss"), int | float):
         noise = deviation * secret_noise.normals(1)

@@ -233,7 +233,7 @@ def read_losses(value: str) -> Privacy | None:
     if kind != "noised":
         return None
     try:
-        told = config.pairs(more) if colon else {}
+        told = config.pairs_of_text(more) if colon else {}
     except ValueError as error:
         raise InputError(f"losses={value!r}: {error}") from error
     assert isinstance(told, dict)

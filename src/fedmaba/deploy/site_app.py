@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from fedmaba.deploy import secure_site, validation
 from fedmaba.deploy.kept_vectors import KeptVectors
 from fedmaba.deploy.messages import array_record, weights_of
-from fedmaba.deploy.secure import write as as_text
+from fedmaba.deploy.secure import write_message as as_text
 from fedmaba.deploy.secure_round import MASKED
 from fedmaba.deploy.settings import batchnorm_choice
 from fedmaba.errors import InputError

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedmaba.deploy.validation import SITE, Refused, printable
+from fedmaba.deploy.validation import SITE_NAME, Refused, printable
 from fedmaba.errors import InputError
 
 KEY = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
@@ -122,7 +122,7 @@ def read_sites(source: str | Path | Mapping[str, object]) -> SiteNames:
     for site, value in found.items():
         number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
         key = isinstance(value, str) and KEY.fullmatch(value)
-        if not SITE.fullmatch(str(site)) or not (number or key):
+        if not SITE_NAME.fullmatch(str(site)) or not (number or key):
             form = f"{printable(site, 64)} = {printable(value)!r}"
             rule = 'write name = "SHA256:..." as `ssh-keygen -lf` prints it, or a node\'s number'
             raise InputError(f"{where}: {form}: {rule}")

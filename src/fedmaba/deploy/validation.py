@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fedmaba.results import schema
 
 Arrays = dict[str, NDArray[Any]]
-SITE = re.compile(schema.SITE)
+SITE_NAME = re.compile(schema.SITE)
 NPY = b"\x93NUMPY\x01\x00"  # the first bytes of an array
 MAX_HEADER_BYTES = 4096  # of an array
 MAX_COUNTER = 2**53  # largest integer: up to here a mean of counters is exact
@@ -263,7 +263,7 @@ def _header(like: NDArray[Any], fortran: bool) -> bytes:
 def site_name(words: Mapping[str, object]) -> str:
     """The name that a site gives itself; raises Refused if it is not a proper name."""
     site = words.get("site")
-    if not isinstance(site, str) or not SITE.fullmatch(site):
+    if not isinstance(site, str) or not SITE_NAME.fullmatch(site):
         rule = "1 to 64 letters, digits, '.', '_' or '-', not beginning with a sign"
         raise Refused(f"site is {printable(site)!r}: give a name of {rule}")
     return site

@@ -22,7 +22,7 @@ from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedu
 from fedmaba.strategies import deployed
 
 
-def build(tree: Mapping[str, Any], source: str = "") -> config.Experiment:
+def build_checked(tree: Mapping[str, Any], source: str = "") -> config.Experiment:
     """Check the keys and the words in them; return the experiment, or raise one line of errors."""
     found = []
     try:

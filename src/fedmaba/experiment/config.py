@@ -26,7 +26,7 @@ from pydantic import (
 from fedmaba.errors import InputError, unknown
 from fedmaba.simulation.optimiser import Name as OptimiserName
 
-Count = int | None
+OptionalCount = int | None
 MetricName = Literal[
     "accuracy",
     "balanced-accuracy",
@@ -40,9 +40,9 @@ MetricName = Literal[
     "brier",
     "ece",
 ]
-MAX_COUNT = 10**9  # of rounds, clients, steps and the like
+MAX_COUNT = 10**9  # Rounds, clients, steps and the like have this limit.
 MAX_SEEDS = 10_000
-REPRODUCE_FOLDER = Path("runs/reproduce")  # where `fedmaba reproduce` keeps its results
+REPRODUCE_FOLDER = Path("runs/reproduce")  # In this folder `fedmaba reproduce` keeps its results.
 SEEDS_HELP = "a count (3), a range (3-9), a list (0,2); one single seed needs a trailing comma (2,)"
 PRECISION = "float32, tf32, bf16 or float64: tf32 and bf16 are faster on a GPU, but less precise"
 FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # never part of a name
@@ -114,7 +114,7 @@ class Data(Section):
     partition: str | None = option(
         None, "--partition", "how it is split over clients [shards:2, or the file's own]"
     )
-    clients: Count = option(
+    clients: OptionalCount = option(
         None, "--clients", "how many clients [100; sample: 20]", ge=1, le=MAX_COUNT
     )
     test: Literal["official", "local"] | None = option(
@@ -160,7 +160,7 @@ class Data(Section):
     standardise: Literal["yes", "no"] | None = newer_option(
         None, "--standardise", "numbers of a table to mean 0, deviation 1: yes or no [yes]"
     )
-    min_examples: Count = newer_option(
+    min_examples: OptionalCount = newer_option(
         None,
         "--min-examples",
         "leave out the data's own clients with fewer examples [none]",
@@ -182,7 +182,7 @@ class Train(Section):
     rounds: int = option(100, "--rounds", "communication rounds", ge=1, le=MAX_COUNT)
     participants: int | Literal["all"] = option("all", "--participants", "clients per round")
     epochs: int = option(1, "--epochs", "local passes over a client's data", ge=1, le=MAX_COUNT)
-    steps: Count = option(
+    steps: OptionalCount = option(
         None, "--steps", "local steps instead of whole epochs", ge=1, le=MAX_COUNT
     )
     minibatch: int = option(50, "--minibatch", "examples per local step", ge=1, le=MAX_COUNT)
@@ -244,7 +244,7 @@ class Attack(Section):
 
     _text = field_validator("share", mode="before")(text)
 
-    @field_validator("share")  # called whenever it is given, also with its default value
+    @field_validator("share")  # This is called whenever a value is given, also with its default.
     @classmethod
     def _some_attack(cls, value: str, others: ValidationInfo) -> str:
         if others.data.get("does", "") is None:
@@ -262,7 +262,7 @@ class DP(Section):
     loss_share: float = Field(0.1, gt=0, lt=1)
 
 
-def pairs(value: object) -> object:
+def pairs_of_text(value: object) -> object:
     """Read `epsilon=8,clip=1` as keys with values."""
     if not isinstance(value, str):
         return value
@@ -311,7 +311,7 @@ class Eval(Section):
         "average-precision, brier, ece; rmse, mae, r2; perplexity [as the task says]",
     )
 
-    finetune: Count = newer_option(
+    finetune: OptionalCount = newer_option(
         None,
         "--finetune",
         "also evaluate each client under the deployed model after so many local steps of its own",
@@ -325,8 +325,8 @@ class Eval(Section):
 class Machine(Section):
     device: str = option("auto", "--device", "auto, cpu, cuda or cuda:N")
     dtype: Literal["float32", "tf32", "bf16", "float64"] = option("float32", "--dtype", PRECISION)
-    threads: Count = option(None, "--threads", "CPU cores to use [all]", ge=1, le=1024)
-    chunk: Count = option(
+    threads: OptionalCount = option(None, "--threads", "CPU cores to use [all]", ge=1, le=1024)
+    chunk: OptionalCount = option(
         None, "--chunk", "clients trained at once [what fits]", ge=1, le=MAX_COUNT
     )
 
@@ -341,7 +341,7 @@ class Machine(Section):
 class Save(Section):
     out: str | None = option(None, "--out", "run folder to write [runs/NAME]")
     seconds: float = option(60.0, "--checkpoint-seconds", "seconds between checkpoints", gt=0)
-    every: Count = option(
+    every: OptionalCount = option(
         None, "--checkpoint-every", "also save after every so many rounds", ge=1, le=MAX_COUNT
     )
 
@@ -390,7 +390,7 @@ class Experiment(Section):
             return {key: value for key, value in tree.items() if key != "attack"}
         return tree
 
-    _pairs = field_validator("dp", mode="before")(pairs)
+    _pairs = field_validator("dp", mode="before")(pairs_of_text)
 
     @field_validator("dp")
     @classmethod
@@ -459,7 +459,7 @@ class Key(NamedTuple):
         return self.flag.removeprefix("--").replace("-", "_")
 
 
-@cache  # every experiment that is read or compared asks for them
+@cache  # Every experiment that is read or compared asks for these.
 def options(section: type[BaseModel] = Experiment, path: tuple[str, ...] = ()) -> tuple[Key, ...]:
     """Every option, in order."""
     found: list[Key] = []
@@ -505,7 +505,8 @@ def _explain(error: Any) -> str:
     """One pydantic error as value, rule, remedy."""
     section: type[BaseModel] = Experiment
     where: list[str] = []
-    for part in map(str, error["loc"]):  # up to the key: pydantic adds the type that it tried
+    # Only the path up to the key is shown, because pydantic adds the type that it tried.
+    for part in map(str, error["loc"]):
         where.append(part)
         inner = _section(section, part)
         if inner is None:

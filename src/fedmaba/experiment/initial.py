@@ -15,7 +15,8 @@ from fedmaba.results import array_files
 from fedmaba.rows.weights import GivenWeights
 
 Init: TypeAlias = str | Path | Mapping[str, Any] | nn.Module
-PICKLED = (b"PK", b"\x80")  # how a file of torch.save begins: a zip archive, or a pickle before 1.6
+# A file of torch.save begins as a zip archive, or as a pickle before 1.6.
+PICKLED = (b"PK", b"\x80")
 
 
 def given_weights(init: Init) -> GivenWeights:

@@ -31,7 +31,7 @@ from fedmaba.results.history import History
 from fedmaba.simulation import engine
 from fedmaba.simulation.optimiser import round_schedule
 
-FINISHED = b"finished"  # what rank 0 tells the others of a folder with nothing left to do
+FINISHED = b"finished"  # Rank 0 tells the others this of a folder with nothing left to do.
 
 
 def open_run_folder(session: Session, out: Path, command: Sequence[str] = ()) -> None:
@@ -89,7 +89,7 @@ def check_beside(session: Session, there: Sequence[Path]) -> None:
         if theirs["data"] == settings["data"]:
             # Data that are prepared for each seed are other numbers beside other seeds.
             now, begun = session.source(), about.get("source")
-            if begun is None:  # of an earlier version, which noted only what it trained on
+            if begun is None:  # An earlier version noted only what it trained on.
                 now = {key: mine[key] for key in now}
                 begun = {**about, "data": about.get("data", {}).get("sha256")}
             _check_same_data(session, _of_common_seeds(begun, now), now, about, part)
@@ -230,7 +230,7 @@ def _take_result(session: Session, folder: run_folder.Folder, out: Path) -> None
 
 def _create_folder(session: Session, folder: run_folder.Folder, command: Sequence[str]) -> None:
     """Write the files that a run folder has before its first round."""
-    with suppress(InputError):  # if it was begun before: the same chunks give the same bits
+    with suppress(InputError):  # If the run was begun before, the same chunks give the same bits.
         before = run_folder.load_about(folder.path)
         session.batch.progress.chunk = before.get("chunk", session.batch.progress.chunk)
         command = command or before.get("command", command)

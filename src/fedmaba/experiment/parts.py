@@ -24,20 +24,20 @@ from fedmaba.results.run_folder import SavedModels
 if TYPE_CHECKING:
     from torch import nn
 
-PARTS = run_folder.PARTS
-NAME = re.compile(r"[0-9]{3,6}")
+PARTS_FOLDER = run_folder.PARTS_FOLDER
+FOLDER_NAME = re.compile(r"[0-9]{3,6}")
 
 
 def folders(path: Path) -> list[Path]:
     """The run folders that a folder is made of: itself if it holds runs, then its parts."""
     try:
-        names = sorted(files.matching_names(path / PARTS, NAME), key=int)
+        names = sorted(files.matching_names(path / PARTS_FOLDER, FOLDER_NAME), key=int)
     except OSError as error:
-        raise run_folder.unreadable(path / PARTS, error) from error
-    found = [path / PARTS / name for name in names]
+        raise run_folder.unreadable(path / PARTS_FOLDER, error) from error
+    found = [path / PARTS_FOLDER / name for name in names]
     for part in found:
         try:
-            files.path_inside(path, f"{PARTS}/{part.name}/{run_folder.EXPERIMENT_FILE}")
+            files.path_inside(path, f"{PARTS_FOLDER}/{part.name}/{run_folder.EXPERIMENT_FILE}")
         except OSError as error:
             raise run_folder.unreadable(part, error) from error
     if not found or files.exists(path / run_folder.EXPERIMENT_FILE):
@@ -123,7 +123,7 @@ def merged(histories: Sequence[tuple[str, History]]) -> History:
     ]
     runs = [replace(run, label=label) for _, run, label in whose]
     order = list(dict.fromkeys(run.label for run in runs))
-    runs = _as_far(runs)
+    runs = _equal_rounds_only(runs)
     runs.sort(key=lambda run: (order.index(run.label), run.seed))
     out = History(runs, histories[0][1].share, histories[0][1].on)
     if any(history.trained is not None for _, history in histories):
@@ -155,8 +155,8 @@ class _ModelsOfParts:
         return history.trained, there
 
 
-def _as_far(runs: Sequence[RunHistory]) -> list[RunHistory]:
-    """Without the runs of a row that are behind others of it, so that seeds can be pooled."""
+def _equal_rounds_only(runs: Sequence[RunHistory]) -> list[RunHistory]:
+    """Drop runs with fewer rounds than the row's other seeds, so that seeds can be pooled."""
     most: dict[str, int] = {}
     for run in runs:
         done = len(run.tables.get("evaluated", ()))
@@ -192,7 +192,7 @@ def computations(
     `asked` has an experiment for each combination of the keys `listed`; `rows` maps the labels of
     the strategies to the words that name them. Nothing is written.
     """
-    there = _there(out, rows)
+    there = _parts_in_folder(out, rows)
     if not there:
         if len(asked) == 1:
             return [Work("", asked[0], tuple(rows), new=True)]
@@ -201,7 +201,7 @@ def computations(
     found: list[Work] = []
     for one in asked:
         wanted = [(label, seed) for label in rows for seed in one.seed_list()]
-        same = _same(out, there, one, listed)
+        same = _matching_parts(out, there, one, listed)
         for work in same:
             if work.experiment.train.rounds < one.train.rounds:
                 _name_all(out, work, wanted, one.train.rounds)
@@ -224,11 +224,11 @@ def computations(
 
 
 def _new(number: int, experiment: Experiment, labels: tuple[str, ...]) -> Work:
-    return Work(f"{PARTS}/{number:03d}", experiment, labels, new=True)
+    return Work(f"{PARTS_FOLDER}/{number:03d}", experiment, labels, new=True)
 
 
-def _there(out: Path | None, rows: Mapping[str, str]) -> list[Work]:
-    """What a folder holds, finished or not."""
+def _parts_in_folder(out: Path | None, rows: Mapping[str, str]) -> list[Work]:
+    """The computations that a folder holds, finished or not."""
     if out is None:
         return []
     found = []
@@ -236,7 +236,7 @@ def _there(out: Path | None, rows: Mapping[str, str]) -> list[Work]:
         if files.exists(part / run_folder.EXPERIMENT_FILE):
             experiment = experiment_of(part)
             labels = tuple(label for spec in experiment.strategies for label in _labels(spec, rows))
-            place = "" if part == out else f"{PARTS}/{part.name}"
+            place = "" if part == out else f"{PARTS_FOLDER}/{part.name}"
             found.append(Work(place, experiment, labels))
     return found
 
@@ -255,10 +255,10 @@ def _runs(work: Work) -> list[tuple[str, int]]:
     return [(label, seed) for label in work.labels for seed in work.experiment.seed_list()]
 
 
-def _same(
+def _matching_parts(
     out: Path | None, there: Sequence[Work], asked: Experiment, listed: Collection[str]
 ) -> list[Work]:
-    """What is there of an experiment; one that differs in a key that is not listed is refused."""
+    """The parts that belong to an experiment; a difference in a key not listed is refused."""
     mine, rounds = run_settings(asked), "train.rounds"
     changes = [
         set(experiment_file.changed_keys(run_settings(work.experiment), mine)) for work in there
@@ -294,7 +294,7 @@ def reserve(works: Sequence[Work], out: Path) -> None:
         raise InputError(f"{out} exists and is no run folder: choose another --out")
     folder = run_folder.Folder(out)
     try:
-        run_folder.make_folder(out / PARTS)
+        run_folder.make_folder(out / PARTS_FOLDER)
         for work in new:
             name = f"{work.place}/{run_folder.EXPERIMENT_FILE}"
             if files.exists(out / name):

@@ -64,16 +64,17 @@ class Session:
     experiment: Experiment
     batch: engine.Batch
     history: History
-    data: datasets.Dataset  # as read; the batch may also hold copies with flipped labels
+    # These are the data as read; the batch may also hold copies with flipped labels.
+    data: datasets.Dataset
     folder: run_folder.Folder | None = None
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)  # shown even with --quiet
     fingerprints: dict[str, str] = field(default_factory=dict)  # of the user's own code
-    needs_python_call: bool = False  # no command can name all of its parts
+    needs_python_call: bool = False  # No command can name all of its parts.
     stopped: bool = False
-    done: bool = False  # its folder was finished before: there is nothing left to simulate
-    init: str = ""  # the digest of given weights that the runs start from
-    constants: str = ""  # the digest of frozen weights and buffers
+    done: bool = False  # Its folder was finished before, so nothing is left to simulate.
+    init: str = ""  # The runs start from weights with this digest.
+    constants: str = ""  # This is the digest of frozen weights and buffers.
     _provenance: dict[str, Any] | None = None
 
     def rounds(self, stop: Callable[[], bool] = lambda: False) -> Iterator[engine.Snapshot]:
@@ -136,7 +137,7 @@ class Session:
             )
         self.batch.progress.restore(arrays, meta)
         for run, mine in zip(history.runs, self.history.runs, strict=True):
-            run.of = mine.of if run.of else ""  # it differs where rounds are being added
+            run.of = mine.of if run.of else ""  # It differs where rounds are being added.
         self.history = history
 
     def _check_weights(self, meta: Mapping[str, Any], out: Path) -> None:
@@ -227,8 +228,9 @@ class FolderSink(MemorySink):
     def __init__(self, session: Session, folder: run_folder.Folder) -> None:
         super().__init__(session)
         self.folder = folder
-        self._written = session.batch.progress.round  # the last round that is in rounds.jsonl
-        self._timing: list[dict[str, object]] = []  # lines that timing.jsonl does not have yet
+        # This is the last round that is in rounds.jsonl.
+        self._written = session.batch.progress.round
+        self._timing: list[dict[str, object]] = []  # timing.jsonl does not have these lines yet.
         self._before = time.monotonic()
 
     def take(self, snapshot: engine.Snapshot) -> None:
@@ -246,7 +248,7 @@ class FolderSink(MemorySink):
         self.folder.save(progress.round, progress.arrays(), session.meta(), session.history)
 
     def finish(self) -> None:
-        self.checkpoint()  # which stays, so that more rounds can be added
+        self.checkpoint()  # This file stays, so that more rounds can be added.
         self.folder.finish(self.session.history, self.session.models(), self.session.provenance())
 
     def _write_rounds(self) -> None:
@@ -287,7 +289,7 @@ def prepare(
         chosen = [(s, seed, experiment.server.deploy) for s in listed for seed in federations]
     rules: dict[
         tuple[int, int], list[str]
-    ] = {}  # deployed models by strategy and seed, which are trained once
+    ] = {}  # Deployed models by strategy and seed are trained once.
     for s, seed, deploy in chosen:
         rules.setdefault((listed.index(s), seed), []).append(deploy or s.deploy)
     runs = [

@@ -76,7 +76,9 @@ def compare(
         raise InputError(f"strategy {label!r} is listed twice: each row of a table is one")
     folder = None if out is None else Path(out)
     used = trackers_for(track, folder)
-    whole = Whole(asked, dict(zip(objects, objects, strict=True)), swept.keys, folder, own, objects)
+    whole = RunGroup(
+        asked, dict(zip(objects, objects, strict=True)), swept.keys, folder, own, objects
+    )
     return whole.history(run_all(whole.sessions(), progress, folder, used))
 
 
@@ -106,13 +108,14 @@ def run_all(
     with stop.after_the_round(speaker.warn, numbers) as told:
         for session in sessions:
             call_progress.follow(session, speaker, told, used)
-            if session.stopped or told():  # also in the last round, to end a loop of calls
+            # This is also said in the last round, to end a loop of calls.
+            if session.stopped or told():
                 done = session.batch.progress.round
                 more = "the same call resumes it" if session.stopped else "it is complete"
                 raise KeyboardInterrupt(f"stopped after round {done}, saved in {out}: {more}")
             keep_models(session)
             finished.append((session.experiment, session.history))
-            del session  # which frees the device's memory for the next
+            del session  # This frees the device's memory for the next computation.
     return finished
 
 
@@ -158,17 +161,20 @@ def python_call(named: Sequence[str], options: Mapping[str, Any]) -> PythonCall:
 
 
 @dataclass
-class Whole:
+class RunGroup:
     """All that one command or call asks for: computations one after another, in one folder."""
 
     asked: Sequence[Experiment]  # one for each combination of values
-    rows: Mapping[str, str]  # labels of the strategies, and the words that name them
+    rows: Mapping[str, str]  # These are labels of the strategies, and the words that name them.
     keys: Collection[str] = ()  # that have several values
-    out: Path | None = None  # None: nothing is written, unless there is a claim
+    out: Path | None = None  # With None, nothing is written unless there is a claim.
     own: UserObjects | None = None
-    objects: Mapping[str, Strategy] | None = None  # strategies of a caller in Python, by label
-    claim: Callable[[Session], Path] | None = None  # makes a new folder once all is known to fit
-    check: Callable[[Session], None] | None = None  # may refuse the first one before all writing
+    # These are strategies of a caller in Python, by label.
+    objects: Mapping[str, Strategy] | None = None
+    # It makes a new folder once all is known to fit.
+    claim: Callable[[Session], Path] | None = None
+    # It may refuse the first computation before anything is written.
+    check: Callable[[Session], None] | None = None
     command: Sequence[str] = ()
 
     def sessions(self) -> Iterator[Session]:
@@ -181,7 +187,8 @@ class Whole:
             session = prepare(work.experiment, self.own, listed, before=before)
             before = ReadData(session.experiment.data, session.data)
             if self.out is None or work.path(self.out) not in there:
-                check_beside(session, there)  # also where an earlier try left an empty folder
+                # This also holds where an earlier try left an empty folder.
+                check_beside(session, there)
             if i == 0:
                 if self.check is not None:
                     self.check(session)
@@ -194,7 +201,7 @@ class Whole:
             if len(works) > 1:
                 session.notes.insert(0, f"computation {i + 1} of {len(works)}{_told(work)}")
             yield session
-            del session  # which frees the device's memory for the next
+            del session  # This frees the device's memory for the next computation.
 
     def _begun(self) -> list[Path]:
         """The parts that the folder has already; only rank 0 looks."""
@@ -212,7 +219,8 @@ class Whole:
     def _plan(self) -> list[parts.Work]:
         """What to run, which rank 0 finds out: the others may not see the folder."""
         together = distributed.join()
-        if together.count > 1:  # before rank 0's settings take the place of all others
+        # This is done before rank 0's settings take the place of all others.
+        if together.count > 1:
             settings = [experiment_file.result_settings(experiment) for experiment in self.asked]
             together.alike(json.dumps(settings))
         works: list[parts.Work] = []

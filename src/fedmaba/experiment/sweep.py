@@ -13,7 +13,7 @@ from fedmaba.errors import InputError
 from fedmaba.experiment import config, experiment_file
 
 MAX_COMBINATIONS = 200  # of values in one folder
-OWN_LISTS = ("data.drop", "data.categorical")  # one value of these is a list of columns
+OWN_LISTS = ("data.drop", "data.categorical")  # One value of these is a list of columns.
 ONE_VALUE = {  # keys that cannot be swept, and why
     "data.dir": "it does not change the results",
     "machine.threads": "it does not change the results",

@@ -15,7 +15,7 @@ class Trial:
     """One setting of one strategy, and its scores on validation data."""
 
     strategy: str  # as it was asked for
-    row: str  # the strategy with its own hyper-parameters
+    row: str  # This is the strategy with its own hyper-parameters.
     values: dict[str, Any]  # of the keys that are tried
     seeds: int = 0  # that did not diverge
     score: float = math.nan
@@ -25,7 +25,7 @@ class Trial:
     picked: bool = False
 
 
-def load(out: Path) -> dict[str, Any] | None:
+def load_search(out: Path) -> dict[str, Any] | None:
     """What the folder of a search says of it; None where it is of no search."""
     file = out / run_folder.SEARCH_FILE
     if not files.exists(file):
@@ -38,7 +38,7 @@ def load(out: Path) -> dict[str, Any] | None:
 
 def load_trials(out: Path) -> list[Trial]:
     """All trials of a search, the picked ones marked; none where it is of no search."""
-    there = load(out)
+    there = load_search(out)
     found = [] if there is None else [Trial(**one) for one in there["trials"]]
     for trial in found:
         for name in ("score", "score_sd", "variance"):

@@ -24,8 +24,8 @@ from fedmaba.errors import Diverged, InputError
 from fedmaba.experiment import checks, config, parts, sweep
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.session import Session, UserObjects
-from fedmaba.experiment.starting import Whole, python_call, run_all, trackers_for
-from fedmaba.experiment.trials import Trial, load
+from fedmaba.experiment.starting import RunGroup, python_call, run_all, trackers_for
+from fedmaba.experiment.trials import Trial, load_search
 from fedmaba.results import files, run_folder
 from fedmaba.results.history import History, Models, Row
 from fedmaba.strategies import deployed
@@ -50,9 +50,9 @@ class Search:
     """What is tried, and how the best is picked."""
 
     strategies: tuple[str, ...]  # each picks its own settings
-    tree: Mapping[str, Any]  # the experiment; the keys to try have lists or ranges
+    tree: Mapping[str, Any]  # In this experiment the keys to try have lists or ranges.
     sampler: str = "grid"
-    trials: int | None = None  # for each strategy; None: its whole grid
+    trials: int | None = None  # This many for each strategy are tried; None means its whole grid.
     rule: str = "best:accuracy"
     seeds: int = 3  # of every trial: 0, 1, ...
 
@@ -161,11 +161,11 @@ class Tuning:
         self, tree: Mapping[str, Any], seeds: list[int], rows: Mapping[str, str]
     ) -> Experiment:
         given = {**tree, "strategies": list(rows.values()), "seeds": seeds}
-        return checks.build(given) if self.own is None else config.build(given)
+        return checks.build_checked(given) if self.own is None else config.build(given)
 
-    def _whole(self, asked: list[Experiment], rows: Mapping[str, str], out: Path) -> Whole:
+    def _whole(self, asked: list[Experiment], rows: Mapping[str, str], out: Path) -> RunGroup:
         keys = tuple(_space(self.search.tree))
-        return Whole(asked, rows, keys, out, self.own, check=self._begin, command=self.command)
+        return RunGroup(asked, rows, keys, out, self.own, check=self._begin, command=self.command)
 
     def _begin(self, session: Session) -> None:
         """Before anything is written: refuse data on which nothing can be picked."""
@@ -176,7 +176,7 @@ class Tuning:
             raise InputError(
                 "tune picks on validation data, but none are held back: add --validation 20%"
             )
-        if load(self.out) is None:
+        if load_search(self.out) is None:
             self._note([])
 
     def _unit(self) -> Any:
@@ -184,7 +184,7 @@ class Tuning:
 
     def _refuse_other(self) -> None:
         """Refuse a folder of another search, or of something else."""
-        there, mine = load(self.out), self._asked()
+        there, mine = load_search(self.out), self._asked()
         if there is None:
             begun = files.exists(self.out / run_folder.EXPERIMENT_FILE)
             if begun or run_folder.holds_something_else(self.out):

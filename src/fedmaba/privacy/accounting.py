@@ -16,7 +16,7 @@ from typing import Any
 
 from fedmaba.errors import InputError
 
-TOLERANCE = 1e-6  # of a noise multiplier, beside the guess; it errs on the safe side
+EPSILON_TOLERANCE = 1e-6  # of a noise multiplier, beside the guess; it errs on the safe side
 
 
 def require_accountant() -> Any:
@@ -66,7 +66,7 @@ def noise_multiplier(epsilon: float, delta: float, shares: tuple[float, ...], ro
             epsilon,
             delta,
             dp.LowerEndpointAndGuess(guess * 1e-6, guess),
-            tol=TOLERANCE * guess,
+            tol=EPSILON_TOLERANCE * guess,
         )
     except (dp.mechanism_calibration.NoBracketIntervalFoundError, ValueError) as error:
         raise InputError(

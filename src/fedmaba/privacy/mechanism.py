@@ -25,10 +25,10 @@ from fedmaba.strategies.base import Strategy
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-GENERATOR = "keyed: NumPy's Philox, a function of seed and round, which anyone can repeat"
+KEYED_GENERATOR = "keyed: NumPy's Philox, a function of seed and round, which anyone can repeat"
 ADJACENCY = "the data of one client replaced by any others; who takes part, how many clients there \
 are and how many examples each has are no secret"
-ROUNDING = 1e-9  # by which a weight may pass its bound
+WEIGHT_ROUNDING = 1e-9  # by which a weight may pass its bound
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,6 @@ class Mechanism:
         """The epsilon that is spent after round t, from 0, by the client that it costs most."""
         return accounting.spent_epsilon(self.releases, int(self.taken[t]), self.asked.delta)
 
-    def noise_on_sum(self, t: int, many: int) -> FloatArray:
-        """(many,) The noise of round t, in the units of the weighted sum."""
-        return self.sum_noise * normals_of_sum(self.seed, t, many)
-
     def released_losses(self, t: int, loss: FloatArray) -> FloatArray:
         """The losses of a round as the server learns them: bounded, noised, and bounded again.
 
@@ -104,7 +100,7 @@ class Mechanism:
     def check_weights(self, strategy: Strategy, t: int, coef: FloatArray) -> None:
         """Refuse weights above the bound that the noise was made for."""
         most = float(np.abs(coef).max(initial=0.0))
-        if most > self.weight * (1.0 + ROUNDING):
+        if most > self.weight * (1.0 + WEIGHT_ROUNDING):
             raise InputError(
                 f"{strategy.name}, round {t + 1}: weigh() gave the weight {most:.9g}, but its "
                 f"max_weight() says {self.weight:.9g}, for which the noise of dp was made: correct "
@@ -124,7 +120,7 @@ class Mechanism:
             "noise on losses": self.loss_noise,
             "rounds of the busiest client": int(self.taken[-1]),
             "neighbours": ADJACENCY,
-            "generator": secret_noise.GENERATOR if self.secret else GENERATOR,
+            "generator": secret_noise.SECRET_GENERATOR if self.secret else KEYED_GENERATOR,
             "accountant": accounting.accountant_in_words(),
         }
 

@@ -17,15 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
-GENERATOR = "secret: the operating system's (os.urandom), every bit used once; nobody can repeat it"
+SECRET_GENERATOR = (
+    "secret: the operating system's (os.urandom), every bit used once; nobody can repeat it"
+)
 SUMMED = 4  # normal numbers in each one that is given out
-MOST = 2**18  # numbers at a time, so that memory stays small
+NUMBERS_AT_ONCE = 2**18  # numbers at a time, so that memory stays small
 GRID_BITS = 40  # a step of the grid is the noise's standard deviation by 2**40, or a little less
 
 
 def normals(many: int) -> FloatArray:
     """(many,) standard normal numbers."""
-    parts = [_normals(min(MOST, many - a)) for a in range(0, many, MOST)]
+    parts = [_normals(min(NUMBERS_AT_ONCE, many - a)) for a in range(0, many, NUMBERS_AT_ONCE)]
     return np.concatenate(parts) if parts else np.zeros(0)
 
 

@@ -11,8 +11,8 @@ from fedmaba.report import figure_text, verdict
 from fedmaba.report.escape import for_figure
 from fedmaba.report.plot_data import (
     COLORS,
-    FEW,
-    HALF,
+    FEW_ROWS,
+    HALF_PAGE,
     SOFT,
     WIDE,
     PlotData,
@@ -24,8 +24,8 @@ from fedmaba.results.history import FloatArray
 from fedmaba.results.incentive import ALONE
 
 GAIN, LOSS = COLORS[1], COLORS[2]
-EVEN = 0.005  # how far from an equal share a weight may be and still count as one
-NAMED = 8  # points that have room for their names in a column of a page
+EVEN = 0.005  # A weight this near to an equal share counts as one.
+NAMED = 8  # A column of a page has room for the names of this many points.
 
 
 def distribution(figure: Any, plot: PlotData) -> None:
@@ -64,15 +64,15 @@ def tradeoff(figure: Any, plot: PlotData) -> None:
     mean, unit = {label: float(at[0, 1]) for label, at in points.items()}, plot.unit
     rivals = [label for label in points if label not in plot.without_a_model()]
     best_mean = verdict.top((mean[label] for label in rivals), unit)
-    close = [  # clients that train alone may be far better, too
+    close = [  # Clients that train alone may be far better, too.
         label
         for label, y in mean.items()
         if verdict.is_near(y, best_mean, unit) and verdict.is_near(best_mean, y, unit)
     ]
-    narrow = figure.get_figwidth() < HALF * 1.2
-    if narrow or len(points) <= FEW or not len(points) / 2 <= len(close) < len(points):
+    narrow = figure.get_figwidth() < HALF_PAGE * 1.2
+    if narrow or len(points) <= FEW_ROWS or not len(points) / 2 <= len(close) < len(points):
         both = [(figure.subplots(), [*points])]
-    else:  # the far ones would squash the others
+    else:  # The far clients would squash the others.
         figure.set_size_inches(WIDE, figure.get_figheight())
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.7))
         both = [(left, [x for x in points if x not in close]), (right, close)]
@@ -98,11 +98,12 @@ def tradeoff(figure: Any, plot: PlotData) -> None:
         figure_text.sides(figure, below)
     if len(both) > 1:
         left.set_title("All rows")
-        right.set_title(f"Frame: within {verdict.near(plot.unit)} of the best mean")
+        right.set_title(f"Frame: within {verdict.margin_below_best(plot.unit)} of the best mean")
         (x, right_x), (y, top_y) = right.get_xlim(), right.get_ylim()
         away = [mean[x] for x in both[0][1] if unit.sign * mean[x] < unit.sign * best_mean]
         kept = [mean[label] for label in close]
-        if unit.lower and away and min(away) < top_y:  # it would lie in the frame, not be shown
+        # The text would lie in the frame and not be shown.
+        if unit.lower and away and min(away) < top_y:
             top_y = (min(away) + max(kept)) / 2
         elif not unit.lower and away and max(away) > y:
             y = (max(away) + min(kept)) / 2
@@ -129,11 +130,11 @@ def weights(figure: Any, plot: PlotData) -> None:
     tables = [relative_weights(run.weights()) for run in shown]
     uneven = [bool(np.any(np.abs(t[np.isfinite(t)] - 1) > EVEN)) for t in tables]
     left_out = []
-    if any(uneven):  # an empty panel says less than a line of text
+    if any(uneven):  # A line of text says more than an empty panel.
         left_out = [run.label for run, drawn in zip(shown, uneven, strict=True) if not drawn]
         shown = [run for run, drawn in zip(shown, uneven, strict=True) if drawn]
         tables = [table for table, drawn in zip(tables, uneven, strict=True) if drawn]
-    with np.errstate(divide="ignore"):  # a client that counted nothing is at the end of the scale
+    with np.errstate(divide="ignore"):  # A client that counted nothing is at the end of the scale.
         tables = [np.log2(np.maximum(t, 0)) for t in tables]
     seen = np.abs(np.concatenate([t[np.isfinite(t)] for t in tables]))
     reach = float(np.clip(np.percentile(seen, 99) if len(seen) else 1.0, 0.5, 5.0))
@@ -195,7 +196,7 @@ def _around_one() -> Any:
 
 
 def gains(figure: Any, plot: PlotData) -> None:
-    """who gains and who loses against FedAvg (else the first), client by client"""
+    """who gains and who loses against the reference (else the first), client by client"""
     base = plot.labels[plot.reference]
     if len(plot.labels) < 2 or not plot.of(base):
         raise InputError("gains compares strategies: run at least two")

@@ -20,17 +20,17 @@ from fedmaba.results.history import At, History, Model, On, RunHistory
 from fedmaba.results.metrics import Unit
 from fedmaba.results.selection import good
 
-MOST = 20  # clients that a terminal shows
+MAX_CLIENTS_SHOWN = 20  # clients that a terminal shows
 
 
 class Client(NamedTuple):
     """One client: its score with each strategy, and its differences to the reference."""
 
     name: str
-    examples: float  # that it is judged on, as the mean over seeds
-    mean: dict[str, float]  # by row, over the seeds in which it has a score
+    examples: float  # This is the mean over seeds of the examples that the client is judged on.
+    mean: dict[str, float]  # Its score by row is the mean over the seeds in which it has one.
     seeds: dict[str, int]  # how many these are
-    minus: dict[str, Interval]  # by row, under the seeds that both have
+    minus: dict[str, Interval]  # The difference by row is under the seeds that both have.
 
 
 class ClientTable(NamedTuple):
@@ -41,7 +41,7 @@ class ClientTable(NamedTuple):
     labels: list[str]
     clients: list[Client]
     unjudged: int  # clients without a score
-    apart: bool  # whether each row is a client of one seed
+    apart: bool  # This says whether each row is a client of one seed.
     model: Model
     at: At
 
@@ -174,7 +174,7 @@ def document(found: ClientTable, title: str = "") -> Document:
 def for_terminal(page: Document, found: ClientTable) -> Document:
     """The worst served clients; of three strategies or more, differences in their own table."""
     (grid,) = page.grids
-    rows = grid.rows[:MOST]
+    rows = grid.rows[:MAX_CLIENTS_SHOWN]
     cut = 2 + len(found.labels) if len(found.labels) > 2 else len(grid.head)
     grids = [replace(grid, head=grid.head[:cut], rows=[row[:cut] for row in rows])]
     if cut < len(grid.head):

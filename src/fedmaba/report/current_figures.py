@@ -17,7 +17,7 @@ import numpy as np
 from fedmaba.report.data import MODELS, Source, combine
 from fedmaba.report.table import FIGURES
 from fedmaba.results.history import At, History, Model, Row, RunHistory
-from fedmaba.results.metrics import PLAIN, Fairness, Unit
+from fedmaba.results.metrics import PLAIN_UNIT, Fairness, Unit
 from fedmaba.results.selection import Found
 
 
@@ -26,9 +26,9 @@ class ReachedRound:
     """How far a run that is not finished has come."""
 
     done: int = 0  # rounds
-    clock: int = 0  # the round of every figure on the page; 0 before the first evaluation
+    clock: int = 0  # This is the round of every figure on the page, 0 before the first evaluation.
     rounds: int | None = None  # asked for
-    left: str = ""  # of a folder with parts: which are not finished
+    left: str = ""  # This names the unfinished parts of a folder that has parts.
 
     @property
     def words(self) -> str:
@@ -81,7 +81,7 @@ class CurrentFigures:
     def line(self, line: Mapping[str, Any], model: Model, source: Source) -> Fairness:
         """What a line says, without the worst and best of another share of clients."""
         written = source.history.runs[0].metric.unit(True)  # as the run folder writes its lines
-        told = line.get(model, line["deployed"])  # clients without a model of their own
+        told = line.get(model, line["deployed"])  # These clients have no model of their own.
         factor = self.unit.scale / written.scale
         scale = {"variance": factor**2} | dict.fromkeys(
             ("accuracy", "by_sample", "worst", "best", "gap"), factor
@@ -112,7 +112,7 @@ class CurrentFigures:
         source = self.sources[self.owner[r]]
         told = [self.line(line, model, source) for line in newer]
         if at == "best" and count and f"{model}_validation.accuracy" in run.tables:
-            told = []  # lines say nothing of validation data
+            told = []  # The lines say nothing of validation data.
         if not told:
             return run.fairness(model, self.share, tables, self.unit) if count else []
         old = run.fairness(model, self.share, tables, self.unit) if count else []
@@ -146,7 +146,8 @@ def _progress(source: Source) -> ReachedRound:
     for line in source.lines:
         at[line["round"]] = at.get(line["round"], 0) + 1
     whole = max(at, default=0)
-    if at.get(whole, 0) < at.get(whole - 1, 0):  # half written, or one has just diverged
+    # The line is half written, or a run has just diverged.
+    if at.get(whole, 0) < at.get(whole - 1, 0):
         whole -= 1
     found = [line["round"] for line in source.lines if "deployed" in line]
     clock = max([*tested, *(t for t in found if t <= whole)], default=0)
@@ -160,4 +161,4 @@ def unit_of(sources: Sequence[Source], history: History) -> Unit:
     odd = any(isinstance(x, int | float) and not -1e-4 <= x <= 100 + 1e-4 for x in scores)
     fixed = any(run.metric.shares is not None for run in history.runs)
     unit = history.unit
-    return PLAIN._replace(name=unit.name, lower=unit.lower) if odd and not fixed else unit
+    return PLAIN_UNIT._replace(name=unit.name, lower=unit.lower) if odd and not fixed else unit

@@ -31,16 +31,18 @@ class Source:
     about: Mapping[str, Any] = field(default_factory=dict)
     experiment: str = ""  # TOML
     labels: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)  # seed -> (N, C)
-    lines: Sequence[Mapping[str, Any]] = ()  # of rounds.jsonl, newer than the history
+    # These lines of rounds.jsonl are newer than the history.
+    lines: Sequence[Mapping[str, Any]] = ()
     rounds: int | None = None  # asked for
     finished: bool = True
     held: bool = False  # by a process that works on it
     path: Path | None = None  # of the folder
     place: Path | None = None  # the folder as it was named
-    parts: Sequence[Source] = ()  # that it was read from, if there are several
-    left: str = ""  # which of its parts are not finished, where others are
-    seconds: Sequence[float] = ()  # of the newest rounds of a run in progress
-    federation: FederationState | None = None  # where it is the state of a server on Flower
+    parts: Sequence[Source] = ()  # It was read from these, if there are several.
+    left: str = ""  # This says which of its parts are not finished, if any is.
+    seconds: Sequence[float] = ()  # These are of the newest rounds of a run in progress.
+    # This is the state of a server on Flower, if the folder holds one.
+    federation: FederationState | None = None
 
     @property
     def data(self) -> Mapping[str, Any]:
@@ -65,11 +67,11 @@ class Source:
         }
 
 
-def load(path: Path) -> Source:
+def load_run_folder(path: Path) -> Source:
     """A run folder or a state folder, finished or not; an unfinished one as far as it goes."""
     if not path.is_dir():
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
-    if (state := state_folder.load(path)) is not None:
+    if (state := state_folder.load_state_folder(path)) is not None:
         return of_state(path, state)
     finished = files.exists(path / "runs.json")
     lines: list[dict[str, Any]] = []
@@ -93,7 +95,7 @@ def load(path: Path) -> Source:
             asked = config.build(experiment_file.read_toml(path / "experiment.toml", links=False))
             rounds, history.share = asked.train.rounds, asked.eval.share
             lies = bool(asked.attack.does)
-        except InputError:  # written by another version: show it, do not judge it
+        except InputError:  # Another version wrote this, so it is shown and not judged.
             rounds = None
         else:
             if finished:
@@ -121,8 +123,8 @@ def of_state(path: Path, state: FederationState) -> Source:
     about = {
         **state.about,
         "data": {**state.about.get("data", {}), "clients": list(state.sites)},
-        "python": True,  # what repeats it is a command of Flower's
-        "repeat": federation.repeat(state),
+        "python": True,  # A command of Flower's runs it again.
+        "repeat": federation.rerun_command(state),
     }
     text, seconds = federation.as_toml(state), [t["seconds"] for t in state.timing.values()]
     out = Source(path.name, state.history(), about, text, rounds=state.asked, federation=state)
@@ -161,7 +163,7 @@ def judged_on(source: Source, on: On) -> Source:
     return replace(source, history=source.history.judged_on(on), lines=lines)
 
 
-def of(history: History, name: str = "history") -> Source:
+def source_of(history: History, name: str = "history") -> Source:
     """A history in memory as something to report on."""
     return Source(name, history)
 
@@ -171,11 +173,11 @@ def load_parts(path: Path) -> list[Source]:
     if path.is_dir():
         parts.require_picked(path)
     if not path.is_dir() or (found := parts.folders(path)) == [path]:
-        return [load(path)]
+        return [load_run_folder(path)]
     settings = [parts.run_settings(parts.experiment_of(part)) for part in found]
     groups: dict[str, list[Source]] = {}
     for part, more in zip(found, parts.suffixes(settings), strict=True):
-        groups.setdefault(more, []).append(load(part))
+        groups.setdefault(more, []).append(load_run_folder(part))
     out = [_joined(path, more, some) for more, some in groups.items()]
     return [source for source in out if source.history.runs] or out[:1]
 

@@ -173,7 +173,7 @@ def written(document: Document, to: str) -> str:
     return FORMS[to](document)
 
 
-def write(document: Document, folder: Path) -> tuple[list[Path], str]:
+def write_document(document: Document, folder: Path) -> tuple[list[Path], str]:
     """All forms into a folder; the files, and why there are no figures if there are none."""
     run_folder.make_folder(folder)
     texts = {"table.md": markdown, "table.tex": latex, "table.csv": csv}
@@ -188,7 +188,7 @@ def write(document: Document, folder: Path) -> tuple[list[Path], str]:
             figure = draw()
         except InputError as error:  # no matplotlib, or nothing to draw
             return files, str(error)
-        for form in figures.FORMS:
+        for form in figures.FILE_ENDINGS:
             target = folder / f"{re.sub(r'[^a-z0-9_-]', '_', name)}{form}"
             run_folder.write_file(target, figures.encode(figure, form), remedy=REMEDY)
             files.append(target)

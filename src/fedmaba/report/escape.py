@@ -11,9 +11,11 @@ import math
 import re
 import unicodedata
 
-JOINERS = "\u200c\u200d"  # without them Persian, Hindi and many emoji are spelled wrong
-SIGNS = "=+-@＝＋－＠﹦﹢﹣﹫"  # begin a formula in a spreadsheet
-FORMULA = re.compile(rf'(^|;)(?=[\s"]*[{re.escape(SIGNS)}])')  # many spreadsheets split at ;
+JOINERS = "\u200c\u200d"  # Without these signs Persian, Hindi and many emoji are spelled wrong.
+FORMULA_SIGNS = "=+-@＝＋－＠﹦﹢﹣﹫"  # begin a formula in a spreadsheet
+FORMULA = re.compile(
+    rf'(^|;)(?=[\s"]*[{re.escape(FORMULA_SIGNS)}])'
+)  # many spreadsheets split at ;
 GREEK = {"α": "alpha", "ε": "varepsilon", "η": "eta", "λ": "lambda", "μ": "mu", "τ": "tau"}
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -32,7 +34,7 @@ LATEX = {
     **{c: f"$\\{name}$" for c, name in GREEK.items()},
     "ρ": r"$\rho$",
 }
-MARKDOWN = {  # what not every reader takes a backslash before is written by its number
+MARKDOWN = {  # Some readers take no backslash before these, so their number is written.
     **{c: f"\\{c}" for c in "\\`*_{}|[#-+!"},
     "<": "&lt;",
     ">": "&gt;",
@@ -42,7 +44,7 @@ MARKDOWN = {  # what not every reader takes a backslash before is written by its
     "?": "&#63;",
     ":": "&#58;",
 }
-MARKS = re.compile(
+MARKDOWN_SIGNS = re.compile(
     r"""
     [\\`*{}|<>~$]
     | &(?=\#?\w+;)                               # of an entity
@@ -77,7 +79,7 @@ def for_latex(text: str) -> str:
 
 def for_markdown(text: str) -> str:
     """A text that Markdown shows as it stands, also in a table; an address may become a link."""
-    return MARKS.sub(_marked, one_line(text).strip())
+    return MARKDOWN_SIGNS.sub(_marked, one_line(text).strip())
 
 
 def _marked(found: re.Match[str]) -> str:

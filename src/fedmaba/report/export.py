@@ -19,16 +19,16 @@ from fedmaba.results.group_tables import CELL, cells
 from fedmaba.results.history import History, Model, On, RunHistory
 from fedmaba.results.metrics import Fairness
 
-HEAD = ("strategy", "seed", "round")
+FIRST_COLUMNS = ("strategy", "seed", "round")
 WHO = ("client", "name", "hostile")
 
 
 def to_csv(folder: Path, out: Path, on: On = "test") -> list[Path]:
     """The tables of a run folder as CSV files."""
-    return write(folder, out, "csv", on=on)
+    return write_export(folder, out, "csv", on=on)
 
 
-def write(
+def write_export(
     folder: Path,
     out: Path,
     to: str = "csv",
@@ -66,7 +66,7 @@ def write(
         tables["left_out"] = left + [[x["round"], why] for x in told for why in x["refused"]]
     if on == "test" and len(by_group := _of_all(groups, sources)) > 1:
         tables["groups"] = by_group
-    if not folder.is_dir():  # results of reproduce, which are files
+    if not folder.is_dir():  # Results of reproduce are files and no run folders.
         run_folder.make_folder(out)
     written = []
     for name, rows in tables.items():
@@ -82,7 +82,7 @@ def _write_card(folder: Path, out: Path, sources: Sequence[data.Source]) -> Path
     """The card of the models of a run, as one Markdown file."""
     if len(sources) != 1:
         raise InputError(f"{folder} has {len(sources)} parts: name one, as {folder}/parts/001")
-    content, target = model_card.text(sources[0]).encode(), out / model_card.NAME
+    content, target = model_card.card_text(sources[0]).encode(), out / model_card.CARD_FILE
     _write(folder, target, content)
     return target
 
@@ -152,7 +152,7 @@ def summary(history: History) -> list[list[object]]:
 
 def rounds(history: History) -> list[list[object]]:
     """The fairness figures over rounds, a row per run, evaluation and model."""
-    rows: list[list[object]] = [[*HEAD, "model", *Fairness._fields]]
+    rows: list[list[object]] = [[*FIRST_COLUMNS, "model", *Fairness._fields]]
     unit = history.unit
     for run in history.runs:
         for model in run.models() if "evaluated" in run.tables else ():
@@ -166,12 +166,13 @@ def clients(source: data.Source, models: Sequence[Model] = ()) -> list[list[obje
     """Accuracy and loss under these models, or all, a row per run, evaluation and client."""
     models = models or source.history.models()
     columns = [f"{model}_{what}" for model in models for what in ("accuracy", "loss")]
-    rows: list[list[object]] = [[*HEAD, *WHO, *columns]]
+    rows: list[list[object]] = [[*FIRST_COLUMNS, *WHO, *columns]]
     for run in source.history.runs:
         if "evaluated" not in run.tables:
             continue
         tables = [t for m in models for t in (run.accuracy(m), run.loss(m))]
-        stacked: Any = np.stack(tables, axis=-1)  # (E, N, 4), or 6 with models of clients
+        # The shape is (E, N, 4), or 6 in place of 4 with models of clients.
+        stacked: Any = np.stack(tables, axis=-1)
         who = _who(source, run)
         for i, done in enumerate(run.evaluated):
             head = [run.label, run.seed, int(done)]
@@ -181,7 +182,7 @@ def clients(source: data.Source, models: Sequence[Model] = ()) -> list[list[obje
 
 def weights(source: data.Source) -> list[list[object]]:
     """Weight and reported loss, a row per run, round and participant."""
-    rows: list[list[object]] = [[*HEAD, *WHO, "weight", "reported_loss"]]
+    rows: list[list[object]] = [[*FIRST_COLUMNS, *WHO, "weight", "reported_loss"]]
     for run in source.history.runs:
         losses, everyone = run.tables.get("reported_loss"), _who(source, run)
         for i, done in enumerate(run.tables.get("round", ())):
@@ -204,7 +205,7 @@ def groups(source: data.Source) -> list[list[object]]:
 
     Clients without a test example of a group have no row for it; a rate without examples is empty.
     """
-    rows: list[list[object]] = [[*HEAD, "model", *WHO, "group", *CELL]]
+    rows: list[list[object]] = [[*FIRST_COLUMNS, "model", *WHO, "group", *CELL]]
     for cell in cells(source.history.runs):
         run, who = cell.run, _who(source, cell.run)
         rates = np.stack(cell.rates, -1).tolist()

@@ -11,10 +11,10 @@ from typing import Any
 
 from fedmaba.report.document import Cell, Grid, number
 from fedmaba.results.metrics import PERCENT
-from fedmaba.results.state_folder import ERROR, FederationState
+from fedmaba.results.state_folder import ERROR_METRIC, FederationState
 from fedmaba.strategies.base import PRIVACY_INFO
 
-NEWEST = 50  # lines of those left out that are shown
+NEWEST = 50  # At most this many lines about sites that were left out are shown.
 
 
 def how_far(state: FederationState) -> list[str]:
@@ -60,7 +60,7 @@ def grids(state: FederationState) -> list[Grid]:
 
 def sites(state: FederationState) -> Grid:
     """Each site: how often it answered, and what it told when it answered last."""
-    wrong = state.metric is ERROR
+    wrong = state.metric is ERROR_METRIC
     unit = "" if wrong else PERCENT.mark
     score = "error" if wrong else "accuracy"
     name = f"{score}{unit}"
@@ -123,12 +123,12 @@ def _flat(tree: Mapping[str, Any], front: str = "") -> dict[str, Any]:
     return out
 
 
-def go_on(state: FederationState) -> str:
+def resume_command(state: FederationState) -> str:
     """The command that goes on with a federation; APP and LINK are the operator's own."""
     return _command({"rounds": state.asked, "state": str(state.path.absolute())})
 
 
-def repeat(state: FederationState) -> str:
+def rerun_command(state: FederationState) -> str:
     """The command that runs the same federation again, from its first round."""
     told = (state.about.get("federation") or {}).get("train") or {}
     config = {key: state.terms.get(key) for key in ("strategy", "seed", "lr")}

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from fedmaba.report.escape import for_figure
-from fedmaba.report.looks import printed_name
-from fedmaba.report.plot_data import FEW, SOFT, WIDE, PlotData, axis_name
+from fedmaba.report.plot_data import FEW_ROWS, SOFT, WIDE, PlotData, axis_name
+from fedmaba.report.row_styles import printed_name
 from fedmaba.results.history import FloatArray
 
 
@@ -124,7 +124,7 @@ def legend(
     from matplotlib.lines import Line2D
 
     labels = plot.labels
-    beside = axes is not None and figure.get_figwidth() >= WIDE and len(labels) > FEW
+    beside = axes is not None and figure.get_figwidth() >= WIDE and len(labels) > FEW_ROWS
     if beside:
         ends = {line.get_label(): line.get_ydata()[-1] for line in axes.lines}
         labels = sorted(labels, key=lambda label: -ends.get(label, -np.inf))

@@ -16,16 +16,16 @@ from typing import Any, Literal
 from fedmaba.errors import InputError, unknown
 from fedmaba.report import client_figures, data, line_figures, rank_figure
 from fedmaba.report.escape import one_line
-from fedmaba.report.looks import printed_name
-from fedmaba.report.plot_data import COLORS, HALF, INK, LINE, SOFT, WIDE, PlotData
+from fedmaba.report.plot_data import COLORS, HALF_PAGE, INK, LINE_COLOUR, SOFT, WIDE, PlotData
+from fedmaba.report.row_styles import printed_name
 from fedmaba.report.table import capitalised, caption
 from fedmaba.results import run_folder
 from fedmaba.results.history import History, Model
 
 Width = Literal["column", "page"]
 Font = Literal["sans", "serif"]
-FORMS = (".pdf", ".svg", ".png")
-STYLE = {
+FILE_ENDINGS = (".pdf", ".svg", ".png")
+FIGURE_STYLE = {
     "font.family": "sans-serif",
     "font.size": 8,
     "axes.titlesize": 8.5,
@@ -39,8 +39,9 @@ STYLE = {
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
-    "axes.prop_cycle": f"cycler('color', {[*COLORS[1:]]})",  # of lines without a look of their own
-    "grid.color": LINE,
+    # Lines that have no style of their own take these colours.
+    "axes.prop_cycle": f"cycler('color', {[*COLORS[1:]]})",
+    "grid.color": LINE_COLOUR,
     "grid.linewidth": 0.5,
     "xtick.color": SOFT,
     "ytick.color": SOFT,
@@ -60,14 +61,14 @@ FONTS: dict[str, dict[str, Any]] = {  # all come with matplotlib
     "sans": {"font.family": "sans-serif"},
     "serif": {"font.family": "STIXGeneral", "mathtext.fontset": "stix", "font.size": 9},
 }
-WIDTHS = {"column": HALF, "page": WIDE}
+WIDTHS = {"column": HALF_PAGE, "page": WIDE}
 KINDS: dict[str, tuple[Callable[[Any, PlotData], None], tuple[float, float]]] = {
     "distribution": (client_figures.distribution, (WIDE, 2.9)),
-    "tradeoff": (client_figures.tradeoff, (HALF * 1.4, HALF * 1.1)),
+    "tradeoff": (client_figures.tradeoff, (HALF_PAGE * 1.4, HALF_PAGE * 1.1)),
     "rounds": (line_figures.rounds, (WIDE, 4.6)),
-    "variance": (line_figures.variance, (HALF, 2.6)),
-    "accuracy": (line_figures.accuracy, (HALF, 2.6)),
-    "worst": (line_figures.worst, (HALF, 2.6)),
+    "variance": (line_figures.variance, (HALF_PAGE, 2.6)),
+    "accuracy": (line_figures.accuracy, (HALF_PAGE, 2.6)),
+    "worst": (line_figures.worst, (HALF_PAGE, 2.6)),
     "weights": (client_figures.weights, (WIDE, 2.4)),
     "constraint": (line_figures.constraint, (WIDE, 2.4)),
     "ranks": (rank_figure.mean_ranks, (WIDE, 3.6)),
@@ -82,7 +83,7 @@ def describe() -> list[tuple[str, str]]:
     return [(name, (draw.__doc__ or "").strip()) for name, (draw, _) in KINDS.items()]
 
 
-def write(
+def write_figure(
     kind: str,
     folders: Sequence[Path],
     out: Path,
@@ -92,8 +93,8 @@ def write(
     font: Font = "sans",
 ) -> list[Path]:
     """One figure of one or more run folders as a file, and its caption as a text beside it."""
-    if out.suffix.lower() not in FORMS:
-        raise InputError(f"{out}: the name says the form: end it in {', '.join(FORMS)}")
+    if out.suffix.lower() not in FILE_ENDINGS:
+        raise InputError(f"{out}: the name says the form: end it in {', '.join(FILE_ENDINGS)}")
     _check(kind)
     sources, remedy = data.load_all(folders), "fix it, or choose another -o"
     with style(font):
@@ -149,7 +150,7 @@ def draw(
     return figure
 
 
-def of(
+def figure_of(
     history: History,
     kind: str = "rounds",
     model: Model = "deployed",
@@ -157,7 +158,7 @@ def of(
     smooth: int = 1,
 ) -> Any:
     """A figure of a history in memory; lines over rounds are means of the last `smooth` points."""
-    return draw([data.of(history)], kind, model, size=size, smooth=smooth)
+    return draw([data.source_of(history)], kind, model, size=size, smooth=smooth)
 
 
 def sweep(
@@ -214,7 +215,7 @@ def style(font: Font | None = None) -> Iterator[Any]:
     try:
         with matplotlib.rc_context():
             matplotlib.rcdefaults()
-            matplotlib.rcParams.update(STYLE | FONTS[chosen])
+            matplotlib.rcParams.update(FIGURE_STYLE | FONTS[chosen])
             yield matplotlib.rcParams
     finally:
         _font.reset(before)

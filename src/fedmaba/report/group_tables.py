@@ -15,12 +15,12 @@ from fedmaba.results.group_tables import GroupRow
 from fedmaba.results.groups import FloatArray
 from fedmaba.results.history import At, History, Model
 
-FEWEST = 10  # test examples of a cell that may be called the worst
-SHOWN = 60  # clients in the table of cells on a page, at most
-FEWEST_SHOWN = 10  # clients in it, at least
-CELLS = 8000  # of all strategies together, about, for one model and round
-SHADES = 5  # of a cell: 0 is the best served, 4 the worst
-FIGURES = (  # field of GroupFigures, title of its column
+MIN_CELL_EXAMPLES = 10  # A cell needs this many test examples to be called the worst.
+MAX_CELL_CLIENTS = 60  # The table of cells on a page has at most this many clients.
+MIN_CELL_CLIENTS = 10  # clients in it, at least
+CELLS_SHOWN = 8000  # All strategies together show about this many cells for one model and round.
+SHADES = 5  # A cell is shaded from 0, the best served, to 4, the worst.
+GAP_FIGURES = (  # Each has a field of GroupFigures and the title of its column.
     ("worst", "worst group %"),
     ("accuracy", "accuracy gap"),
     ("parity", "parity gap"),
@@ -29,7 +29,7 @@ FIGURES = (  # field of GroupFigures, title of its column
     ("within_parity", "parity gap within"),
     ("within_odds", "odds gap within"),
 )
-WORDS = (
+GAPS_IN_WORDS = (
     "Gaps are in points. Accuracy gap: best minus worst served group. Parity gap (demographic "
     "parity difference): highest minus lowest share of a group that is predicted {positive}. Odds "
     "gap (equalised odds difference): the larger gap of true and of false positive rates. Gaps "
@@ -51,20 +51,20 @@ def has_groups(history: History) -> bool:
     return any("deployed.groups" in run.tables for run in history.runs)
 
 
-NOBODY = Names()
+NO_NAMES = Names()
 
 
 def document(
     history: History,
     model: Model = "deployed",
     at: At = "last",
-    names: Names = NOBODY,
+    names: Names = NO_NAMES,
     title: str = "",
 ) -> Document:
     """Gaps, each group, and in words whether a client or a group is served worst."""
     rows = history.group_summary(model, at)
     text = [served_worst(history, row.label, model, at, names) for row in rows]
-    foot = [WORDS.format(positive=_positive(history))] if _positive(history) else []
+    foot = [GAPS_IN_WORDS.format(positive=_positive(history))] if _positive(history) else []
     grids = [gap_grid(history, rows, model, at), group_grid(history, rows)]
     return Document(title, [], grids, foot=text + foot)
 
@@ -81,7 +81,7 @@ def gap_grid(history: History, rows: Sequence[GroupRow], model: Model, at: At) -
     """Strategies by the gaps between groups."""
     known = [
         (field, title)
-        for field, title in FIGURES
+        for field, title in GAP_FIGURES
         if any(math.isfinite(getattr(row.mean, field)) for row in rows)
     ]
     body = [
@@ -134,39 +134,40 @@ def _mean(values: Sequence[FloatArray]) -> FloatArray:
 class Worst(NamedTuple):
     """Who is served worst with one strategy: a client, a group, and a cell of both."""
 
-    client: str  # "" where seeds have different clients
-    low: float  # accuracy of that client, as the next in percent
+    client: str  # It is empty where seeds have different clients.
+    low: float  # This is the accuracy of that client in percent, as is the next.
     group: str
     least: float  # of that group
-    apart: float  # points between the best and the worst client
-    between: float  # points between the best and the worst group
-    cell: str  # "women at B, 50.00 % of 20 test examples", or ""
+    client_gap: float  # These are points between the best and the worst client.
+    group_gap: float  # These are points between the best and the worst group.
+    cell: str  # An example is "women at B, 50.00 % of 20 test examples"; it may be empty.
 
     @property
     def more(self) -> str:
         """What it depends on more, the client or the group."""
-        return "client" if self.apart > self.between else "group"
+        return "client" if self.client_gap > self.group_gap else "group"
 
 
 def find_worst(history: History, label: str, model: Model, at: At, names: Names) -> Worst:
     """Who is served worst with one strategy."""
     seeds, of = _chosen(history, label, model, at), _names(history)
-    alike = len(seeds) == 1 or bool(names.clients)  # a number is the same client in every seed
+    # A number is then the same client in every seed.
+    alike = len(seeds) == 1 or bool(names.clients)
     pooled = [one.mean(0) for one in seeds]  # (N, G, K) of the evaluations shown
     client = [groups.rates(one.sum(1)).accuracy for one in pooled]
     shares = [groups.rates(one.sum(0)).accuracy for one in pooled]
-    apart, between = (
+    client_gap, group_gap = (
         100 * float(np.mean([np.nanmax(one) - np.nanmin(one) for one in found]))
         for found in (client, shares)
     )
     group, cell = _mean(shares), ""
-    last = of[int(np.nanargmin(group))], 100 * float(np.nanmin(group)), apart, between
+    last = of[int(np.nanargmin(group))], 100 * float(np.nanmin(group)), client_gap, group_gap
     if not alike:
         low = 100 * float(np.mean([np.nanmin(one) for one in client]))
         return Worst("", low, *last, cell)
     mean = _mean(client)
     size, share = _cells(pooled)
-    share = np.where(size >= FEWEST, share, np.nan)
+    share = np.where(size >= MIN_CELL_EXAMPLES, share, np.nan)
     if np.isfinite(share).any():
         c, g = np.unravel_index(np.nanargmin(share), share.shape)
         told = f"{100 * share[c, g]:.2f} % of {size[c, g]:.0f} test examples"
@@ -182,8 +183,8 @@ def served_worst(history: History, label: str, model: Model, at: At, names: Name
     text = (
         f"{label}: the worst served client {who} {found.low:.2f} %, the worst served group is "
         f"{found.group} with {found.least:.2f} %. "
-        f"Best and worst client lie {found.apart:.2f} points apart, best and worst group "
-        f"{found.between:.2f}: who is served worst depends more on the {found.more}."
+        f"Best and worst client lie {found.client_gap:.2f} points apart, best and worst group "
+        f"{found.group_gap:.2f}: who is served worst depends more on the {found.more}."
     )
     return text + (f" Of client and group together: {found.cell}." if found.cell else "")
 
@@ -197,7 +198,7 @@ def worst_grid(history: History, labels: Sequence[str], model: Model, at: At, na
         w = find_worst(history, label, model, at, names)
         told = w.cell.removesuffix(" test examples")
         texts = [label, w.client or "–", f"{w.low:.2f}", w.group, f"{w.least:.2f}"]
-        texts += [f"{w.apart:.2f}", f"{w.between:.2f}", w.more, told or "–"]
+        texts += [f"{w.client_gap:.2f}", f"{w.group_gap:.2f}", w.more, told or "–"]
         body.append([Cell(text) for text in texts])
     title = "Who is served worst; best and worst client, and group, apart in points"
     return Grid("worst", title, head, body)
@@ -213,7 +214,7 @@ def page_part(history: History, names: Names) -> dict[str, Any]:
     """What the page shows of groups: tables and cells, by model and round."""
     positive = _positive(history)
     return {
-        "words": WORDS.format(positive=positive) if positive else "",
+        "words": GAPS_IN_WORDS.format(positive=positive) if positive else "",
         "shown": {
             f"{model}.{at}": _shown(history, names, model, at)
             for model in history.models()
@@ -259,8 +260,8 @@ def _shaded(
     known = np.isfinite(share)
     low, high = (float(f(share[known])) for f in (np.min, np.max))
     worst = np.where(known, share, np.inf).min(1)
-    room = max(FEWEST_SHOWN, CELLS // (rows * share.shape[1]))
-    order = np.argsort(worst, kind="stable")[: min(SHOWN, room)]
+    room = max(MIN_CELL_CLIENTS, CELLS_SHOWN // (rows * share.shape[1]))
+    order = np.argsort(worst, kind="stable")[: min(MAX_CELL_CLIENTS, room)]
     lines = []
     for c in order:
         texts, shades = [], []

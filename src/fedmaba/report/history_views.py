@@ -37,7 +37,7 @@ def plot(history: History, kind: str, model: Model) -> Any:
     """One figure as a matplotlib Figure."""
     from fedmaba.report import figures
 
-    return figures.of(history, kind, model)
+    return figures.figure_of(history, kind, model)
 
 
 def as_html(history: History) -> str:
@@ -88,7 +88,7 @@ def _best(history: History) -> list[str]:
     """The least variance, and the best mean and worst score, each with its strategy."""
     try:
         rows, unit = history.summary(), history.unit
-    except InputError:  # runs that no table compares still have a name
+    except InputError:  # Runs that no table compares still have a name.
         return []
     rows = [row for row in rows if row.seeds]
     out = []

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from fedmaba import __version__
 from fedmaba.errors import InputError
-from fedmaba.report import data, escape, page_data, set_up, table
+from fedmaba.report import data, escape, page_data, run_setup, table
 from fedmaba.results import run_folder
 from fedmaba.results.history import History, On
 from fedmaba.results.metrics import Unit
@@ -29,7 +29,7 @@ PAGE = Path(__file__).parent / "page"
 SCRIPTS = ("base", "chart", "clients", "runs", "matrices", "page", "live")  # in this order
 
 
-def write(
+def write_page(
     folders: Sequence[Path],
     out: Path,
     share: float | None = None,
@@ -65,7 +65,7 @@ def page(
             alone=tree["alone"][f"{tree['model']}.last"],
             more=table.more_figures([], Unit(**tree["unit"])).head[1:],
             unit=tree["unit"],
-            setups=[set_up.of(source) for source in sources],
+            setups=[run_setup.setup_of(source) for source in sources],
             overview=overview(sources, tree["live"]),
             verdicts=tree["verdicts"][f"{tree['model']}.last"],
             live=version,
@@ -163,7 +163,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_safe,
     )
-    made.filters["parts"] = set_up.parts
+    made.filters["parts"] = run_setup.parts
     return made
 
 

@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 from fedmaba.errors import InputError
 from fedmaba.report import figure_text, numbers
 from fedmaba.report.escape import for_figure
-from fedmaba.report.plot_data import NAMES, SOFT, WIDE, PlotData, axis_name, panels, styles
+from fedmaba.report.plot_data import AXIS_NAMES, SOFT, WIDE, PlotData, axis_name, panels, styles
 from fedmaba.results.history import FloatArray, History, Model
 from fedmaba.results.selection import REFERENCE
 
 
 def rounds(figure: Any, plot: PlotData) -> None:
     """variance, mean, worst and best share over rounds, with bands over seeds"""
-    found = panels(figure, len(NAMES))
+    found = panels(figure, len(AXIS_NAMES))
     if figure.get_figwidth() >= 0.7 * WIDE:
         found[3].sharey(found[2])  # both are accuracies
-    for axes, name in zip(found, NAMES, strict=True):
+    for axes, name in zip(found, AXIS_NAMES, strict=True):
         _over_rounds(axes, plot, name)
         axes.set_title(figure_text.axes_title(axes, plot, name))
     for axes in found[2:]:

@@ -15,7 +15,7 @@ from fedmaba.report import escape, tracked
 from fedmaba.results import run_folder
 
 STRANGE = re.compile(r"[^A-Za-z0-9_./ -]")  # in names, which MLflow would refuse
-LONGEST = 250  # characters of a name or value that every version of MLflow takes
+LONGEST = 250  # Every version of MLflow takes names and values of this many characters.
 
 
 def check() -> None:
@@ -66,7 +66,7 @@ def _find(client: Any, known: str) -> Any:
 
     try:
         found = client.get_run(known)
-    except MlflowException:  # another server than before, which begins anew
+    except MlflowException:  # This is another server than before, which begins anew.
         return None
     return found if found.info.lifecycle_stage == "active" else None
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from fedmaba.errors import InputError
-from fedmaba.report import data, document, federation, set_up, table
+from fedmaba.report import data, document, federation, run_setup, table
 from fedmaba.report.document import Cell, Document, Grid
 from fedmaba.results import files, run_folder
 
-NAME = "card.md"
+CARD_FILE = "card.md"
 MODEL = re.compile(r"[^/]+\.safetensors")
 BY_PEOPLE = (
     "Made by a program from the folder of the run. It does not say what these models may be used "
@@ -24,9 +24,9 @@ BY_PEOPLE = (
 )
 
 
-def text(source: data.Source) -> str:
+def card_text(source: data.Source) -> str:
     """The card of the models of a run folder, or of the state folder of a federation."""
-    state, told = source.federation, set_up.of(source)
+    state, told = source.federation, run_setup.setup_of(source)
     listed = _models(source)
     page = Document(f"Model card: {source.name}", [_what(source), BY_PEOPLE], [listed])
     asked = _settings(source.experiment)

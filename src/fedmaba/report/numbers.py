@@ -26,7 +26,7 @@ SPENT = Shown(
     "dp-accounting; see docs/privacy.md.",
     short="ε",
 )
-MOST = 6  # numbers that a figure or a page has room for
+MAX_NUMBERS_SHOWN = 6  # A figure or a page has room for this many numbers.
 
 
 def of_run(run: RunHistory) -> tuple[Shown, ...]:
@@ -75,7 +75,7 @@ def of_runs(runs: Iterable[RunHistory]) -> list[Shown]:
     for run in runs:
         for number in of_run(run):
             found.setdefault(number.name, number)
-    return list(found.values())[:MOST]
+    return list(found.values())[:MAX_NUMBERS_SHOWN]
 
 
 def values(run: RunHistory, name: str) -> FloatArray | None:

@@ -15,11 +15,19 @@ from typing import Any
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.report import document, federation, group_tables, numbers, packing, set_up, verdict
+from fedmaba.report import (
+    document,
+    federation,
+    group_tables,
+    numbers,
+    page_numbers,
+    run_setup,
+    verdict,
+)
 from fedmaba.report.current_figures import CurrentFigures, unit_of
 from fedmaba.report.data import ATS, MODELS, Source, combine, short_names
 from fedmaba.report.document import Cell
-from fedmaba.report.looks import algorithm, hues, reference, shares_no_model
+from fedmaba.report.row_styles import algorithm, hues, reference, shares_no_model
 from fedmaba.report.table import (
     FIGURES,
     capitalised,
@@ -29,8 +37,8 @@ from fedmaba.report.table import (
     incentive_grids,
     more_figures,
     noise_note,
-    plainly,
     privacy_note,
+    unit_in_words,
 )
 from fedmaba.results import run_folder
 from fedmaba.results.history import At, History, IntArray, Model, RunHistory
@@ -38,12 +46,13 @@ from fedmaba.results.metrics import Fairness, Unit
 from fedmaba.results.selection import REFERENCE
 from fedmaba.strategies.base import Shown
 
-ROUNDS = 400  # of a run that the page embeds at most
-CLIENTS = 2000  # of a run that the page shows one by one
-BYTES = 2_800_000  # of client x round tables of all runs together, before base64
+ROUNDS = 400  # The page embeds at most this many rounds of a run.
+CLIENTS = 2000  # The page shows at most this many clients of a run one by one.
+# All runs' client x round tables together take at most this many bytes before base64.
+BYTES = 2_800_000
 POINTS = 12_000  # of the curves of all runs together
-ADDS_UP = 1e-3  # coefficients of a round whose sum is nearer to 1 are shown as they are
-DIGITS = 2  # behind the point, of every figure on the page
+ADDS_UP = 1e-3  # Coefficients whose sum is nearer to 1 than this are shown as they are.
+DIGITS = 2  # Every figure on the page has this many digits behind the point.
 
 
 def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any]:
@@ -92,7 +101,9 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
         "groups": _groups(scores),
         "tables": {f"{model}.{at}": _table(scores, model, at) for model, at in switches},
         "verdicts": {
-            f"{model}.{at}": [verdict.as_tree(said) for said in verdict.of(scores, model, at)]
+            f"{model}.{at}": [
+                verdict.as_tree(said) for said in verdict.verdicts_of(scores, model, at)
+            ]
             for model, at in switches
         },
         "alone": {f"{model}.{at}": _alone(scores, model, at) for model, at in switches},
@@ -135,7 +146,7 @@ def _keep(runs: Sequence[RunHistory]) -> int:
 
 def _are_counts(run: RunHistory) -> bool:
     last = np.asarray(run.tables["deployed.accuracy"][-1:], np.float64)
-    return "of" in packing.shares(last, run.test_size)
+    return "of" in page_numbers.shares(last, run.test_size)
 
 
 def _places(runs: int) -> int:
@@ -152,7 +163,7 @@ def thin(count: int, keep: int) -> IntArray:
 
 def notes(sources: Sequence[Source], history: History, keep: int, unit: Unit) -> list[str]:
     """What the reader must know before trusting a picture."""
-    out = [] if unit.mark else [f"This page shows {plainly(unit)}."]
+    out = [] if unit.mark else [f"This page shows {unit_in_words(unit)}."]
     if history.on == "validation":
         out.append("Every score and loss of a client on this page is on its validation examples.")
     longest = max((len(run.tables.get("round", ())) for run in history.runs), default=0)
@@ -274,27 +285,28 @@ def _run(scores: CurrentFigures, r: int, strategy: int, keep: int) -> dict[str, 
     if len(run.tables.get("evaluated", ())):
         at = thin(len(run.tables["evaluated"]), keep)
         out["evaluated"] = run.evaluated[at].tolist()
-        out["accuracy"] = packing.shares(run.accuracy()[at][:, who], size, exact=False)
+        out["accuracy"] = page_numbers.shares(run.accuracy()[at][:, who], size, exact=False)
         out["final"] = {}
         for model in scores.history.models():
             accuracy = run.accuracy(model)
             for when in ATS:
                 some = run.chosen(when, model)
                 mean = accuracy[some][:, who].mean(axis=0, keepdims=True)
-                out["final"][f"{model}.{when}"] = packing.shares(mean, size, len(some))
+                out["final"][f"{model}.{when}"] = page_numbers.shares(mean, size, len(some))
     if len(run.tables.get("round", ())):
         at = thin(len(run.tables["round"]), keep)
         out["rounds"] = run.column("round")[at].tolist()
         weights = run.weights()[at]
-        out["weight"] = packing.floats(weights[:, who])
+        out["weight"] = page_numbers.floats(weights[:, who])
         total = np.nansum(weights, axis=1)
-        if np.abs(total - 1).max() > ADDS_UP:  # as with q-FFL: a shorter or longer step for all
+        # As with q-FFL, all clients take a shorter or a longer step.
+        if np.abs(total - 1).max() > ADDS_UP:
             out["total"] = [_short(v) for v in total]
         if "reported_loss" in run.tables:
             client, loss = run.column("client"), run.column("reported_loss")
             table = np.full((len(client), run.n_clients), np.nan)
             np.put_along_axis(table, client, loss.astype(np.float64), axis=1)
-            out["loss"] = packing.floats(table[at][:, who])
+            out["loss"] = page_numbers.floats(table[at][:, who])
     return out
 
 
@@ -350,7 +362,7 @@ def _folder(source: Source, name: str) -> dict[str, Any]:
     data, labels = source.data, {}
     for seed, counts in source.labels.items():
         who = thin(len(counts), CLIENTS)
-        labels[str(seed)] = {"counts": packing.counts(counts[who]), "n": len(who)}
+        labels[str(seed)] = {"counts": page_numbers.counts(counts[who]), "n": len(who)}
     names = [str(client) for client in data.get("clients") or ()]
     if len(names) > CLIENTS:
         names = [names[i] for i in thin(len(names), CLIENTS)]
@@ -375,9 +387,9 @@ def _live(scores: CurrentFigures, i: int) -> dict[str, Any]:
         "held": source.held,
         "seconds": _short(np.mean(source.seconds)) if len(source.seconds) > 1 else None,
         "stop": f"kill -INT {worker}" if worker and source.federation is None else "",
-        "resume": f"fedmaba resume {set_up.quoted([str(source.path or source.name)])}"
+        "resume": f"fedmaba resume {run_setup.quoted([str(source.path or source.name)])}"
         if source.federation is None
-        else federation.go_on(source.federation),
+        else federation.resume_command(source.federation),
     }
 
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from fedmaba.results.metrics import FloatArray
 
-T95 = (  # 97.5 % quantile of Student's t for 1, 2, ... degrees of freedom
+T95 = (  # These are 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
-EQUAL = 1e-9  # relative: what rounding makes of equal values
+EQUAL_WITHIN = 1e-9  # Rounding makes equal values differ by this share at most.
 
 
 class Interval(NamedTuple):
@@ -56,7 +56,7 @@ def interval(sample: Sequence[float] | FloatArray) -> Interval:
         return Interval(np.nan, -np.inf, np.inf, n)
     with np.errstate(over="ignore", invalid="ignore"):  # huge shortly before a run diverges
         mean = float(x.mean())
-        if np.ptp(x) <= EQUAL * max(1.0, float(np.abs(x).max())):
+        if np.ptp(x) <= EQUAL_WITHIN * max(1.0, float(np.abs(x).max())):
             return Interval(mean, -np.inf, np.inf, n)
         half = _t95(n - 1) * float(x.std(ddof=1)) / np.sqrt(n)
         return Interval(mean, mean - half, mean + half, n)

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.report import data, looks
-from fedmaba.report.table import lone
+from fedmaba.report import data, row_styles
+from fedmaba.report.table import rows_of_one_seed
 from fedmaba.results.history import FloatArray, Model, RunHistory
 from fedmaba.results.metrics import Unit
 
-WIDE, HALF = 6.75, 3.3  # inches: two columns of a page, and one
-TALLEST = 7.8  # inches: what a grid of panels may take of a page's height
-INK, SOFT, LINE = "#191b1f", "#5c626c", "#dcdcd6"
-COLORS = (  # by hue; apart for the colour-blind too, 3:1 on white, and each has its marker
+WIDE, HALF_PAGE = 6.75, 3.3  # Two columns of a page, and one, are this many inches wide.
+TALLEST = 7.8  # A grid of panels may take this many inches of a page's height.
+INK, SOFT, LINE_COLOUR = "#191b1f", "#5c626c", "#dcdcd6"
+COLORS = (  # Colours by hue contrast 3:1 on white, and each has its marker.
     *(INK, "#0072b2", "#d55e00", "#332288", "#3c9bd6"),
     *("#882255", "#009e73", "#cc79a7", "#6b4a00", "#6e737b"),
 )
@@ -25,8 +25,8 @@ FILLS = ("full", "none", "left", "top", "right")  # by variant, as the next
 DASHES: tuple[tuple[float, ...], ...] = (
     *((), (4, 1.6), (1.2, 1.4), (6, 1.4, 1.2, 1.4), (3, 1, 1, 1, 1, 1)),
 )
-FEW = 6  # rows; of more, only some are drawn thick
-NAMES = {
+FEW_ROWS = 6  # Of more rows than this only some are drawn thick.
+AXIS_NAMES = {
     "variance": "variance over clients{square}",
     "accuracy": "mean {name}{mark}",
     "worst": "worst {share:g} % of clients{mark}",
@@ -38,7 +38,7 @@ def axis_name(name: str, unit: Unit, share: float = 0.0) -> str:
     """What a figure's axis is called, with its unit."""
     mark, square = (f",{text}" if text else "" for text in (unit.mark, unit.square))
     words = {"share": 100 * share, "mark": mark, "square": square, "name": unit.name}
-    return NAMES[name].format(**words)
+    return AXIS_NAMES[name].format(**words)
 
 
 class Style(NamedTuple):
@@ -59,7 +59,7 @@ class Style(NamedTuple):
 def styles(labels: Sequence[str]) -> dict[str, Style]:
     """A look for each row: colour and marker say the algorithm, fill and dash the variant."""
     out = {}
-    for label, (hue, n) in zip(labels, looks.hues(labels), strict=True):
+    for label, (hue, n) in zip(labels, row_styles.hues(labels), strict=True):
         n %= len(FILLS)
         out[label] = Style(COLORS[hue], MARKERS[hue], FILLS[n], (0, DASHES[n] or None))
     return out
@@ -107,10 +107,11 @@ class PlotData:
         self.unit = self.history.unit
         self.runs = [run for run in self.history.runs if not run.diverged] or self.history.runs
         self.labels = list(dict.fromkeys(run.label for run in self.runs))
-        self.reference = looks.reference(self.labels)
+        self.reference = row_styles.reference(self.labels)
         self.styles = styles(self.labels)
         tables = [run.tables["evaluated"] for run in self.runs if "evaluated" in run.tables]
-        self.smooth = min([smooth, *map(len, tables)])  # evaluations a line's point is the mean of
+        # A point of a line is the mean of this many evaluations.
+        self.smooth = min([smooth, *map(len, tables)])
 
     def of(self, label: str, table: str = "evaluated") -> list[RunHistory]:
         return [run for run in self.runs if run.label == label and table in run.tables]
@@ -136,18 +137,18 @@ class PlotData:
 
     def thick(self) -> set[str]:
         """The rows to look at: all of a few; of many the reference and the Pareto front."""
-        if len(self.labels) <= FEW:
+        if len(self.labels) <= FEW_ROWS:
             return {*self.labels}
         return {self.labels[self.reference], *self.front()}
 
     def alone(self) -> set[str]:
         """The rows of one seed beside rows of more."""
-        one = lone([len(self.of(label)) for label in self.labels])
+        one = rows_of_one_seed([len(self.of(label)) for label in self.labels])
         return {label for label, yes in zip(self.labels, one, strict=True) if yes}
 
     def without_a_model(self) -> set[str]:
-        """The rows that hand out no shared model, where such models are what is looked at."""
-        own = {*filter(looks.shares_no_model, self.labels)}
+        """The rows that have no shared model, when the figure shows shared models."""
+        own = {*filter(row_styles.shares_no_model, self.labels)}
         return own if self.model != "personal" and len(own) < len(self.labels) else set()
 
     def front(self) -> list[str]:

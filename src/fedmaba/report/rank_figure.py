@@ -14,11 +14,11 @@ import numpy as np
 from fedmaba.errors import InputError
 from fedmaba.report import figure_text
 from fedmaba.report import ranks as rank_tests
-from fedmaba.report.plot_data import HALF, INK, SOFT, PlotData, axis_name
+from fedmaba.report.plot_data import HALF_PAGE, INK, SOFT, PlotData, axis_name
 from fedmaba.results.history import FloatArray
 
-SHOWN = ("variance", "worst")
-LINE = 0.17  # inches of a row's line of text
+RANKED_FIGURES = ("variance", "worst")
+LINE_HEIGHT = 0.17  # inches of a row's line of text
 BAR = 0.09  # inches between two bars
 
 
@@ -41,16 +41,18 @@ def ranks_of(plot: PlotData, figure: str) -> tuple[list[str], FloatArray]:
 def mean_ranks(figure: Any, plot: PlotData) -> None:
     """mean ranks over seeds, and which rows are not told apart (critical difference)"""
     panels = []
-    for name in SHOWN:
+    for name in RANKED_FIGURES:
         labels, values = ranks_of(plot, name)
         lower = name == "variance" or plot.unit.lower
         panels.append((name, labels, rank_tests.ranking(values, lower)))
     rows, bars = len(plot.labels), max(len(found.alike()) for _, _, found in panels)
-    narrow = figure.get_figwidth() < HALF * 1.2
+    narrow = figure.get_figwidth() < HALF_PAGE * 1.2
     lines = rows if narrow else -(-rows // 2)
-    height = 0.9 + 0.15 * narrow + BAR * bars + LINE * lines
-    figure.set_figheight(0.2 + height * len(SHOWN))
-    for axes, (name, labels, found) in zip(figure.subplots(len(SHOWN), 1), panels, strict=True):
+    height = 0.9 + 0.15 * narrow + BAR * bars + LINE_HEIGHT * lines
+    figure.set_figheight(0.2 + height * len(RANKED_FIGURES))
+    for axes, (name, labels, found) in zip(
+        figure.subplots(len(RANKED_FIGURES), 1), panels, strict=True
+    ):
         _panel(axes, labels, found, bars, lines)
         apart = "" if found.differs else ": no rows are told apart"
         p = "< 0.001" if found.p < 0.001 else f"{found.p:.3f}"
@@ -68,7 +70,7 @@ def _panel(axes: Any, labels: list[str], found: rank_tests.Ranking, bars: int, h
     """One axis of ranks with the names of the rows below it, so many of them on the left."""
     count = len(labels)
     order = np.argsort(found.ranks, kind="stable")
-    unit = LINE / BAR  # lines of text are as many bars high
+    unit = LINE_HEIGHT / BAR  # lines of text are as many bars high
     bottom = -(bars + 1) - unit * half
     axes.set(xlim=(1 - 0.02 * count, count * 1.02), ylim=(bottom, 0.7), yticks=[])
     axes.grid(False)

@@ -66,7 +66,7 @@ def ranking(values: FloatArray, lower: bool) -> Ranking:
         raise InputError(f"ranks of {rows} rows: at most {len(Q05) + 1} can be compared at once")
     ranked = np.array([_ranks(block if lower else -block) for block in values])
     ranks = ranked.mean(0)
-    # the variance of ranks in each block: less than k (k + 1) / 12 with ties
+    # With ties, the ranks in a block vary less than k (k + 1) / 12.
     spread = ranked.var(1, ddof=1).sum() / blocks
     chi2 = blocks * float(np.square(ranks - (rows + 1) / 2).sum()) / spread if spread > 0 else 0.0
     critical = Q05[rows - 2] * math.sqrt(rows * (rows + 1) / (6 * blocks))
@@ -90,7 +90,8 @@ def chi2_tail(x: float, free: int) -> float:
     total = 0.0 if even else math.erfc(math.sqrt(half))
     power = 0.0 if even else 0.5
     term = math.exp(-half) / (1.0 if even else math.sqrt(math.pi * half))
-    while power < free / 2:  # half^power exp(-half) / Gamma(power + 1), from the power before
+    # Each term half^power exp(-half) / Gamma(power + 1) follows from the one before.
+    while power < free / 2:
         term *= 1.0 if power == 0 else half / power
         total += term
         power += 1

@@ -20,15 +20,15 @@ from fedmaba.errors import SaveFailed
 ASCII = {"±": "+-", "²": "^2", "–": "-", "−": "-", "·": "*", "×": "x", "λ": "lambda"}
 
 
-class Outlet(io.TextIOWrapper):
-    """A stream that goes nowhere from the moment on that nobody can read it.
+class ClosableStream(io.TextIOWrapper):
+    """A stream that drops what is written once nobody can read it any more.
 
-    A layer above the buffer and not below it: a signal may interrupt Python code that a buffer
-    waits for, and what is then said would find the buffer locked.
+    It is a layer above the buffer and not below it: a signal may interrupt Python code that a
+    buffer waits for, and what is written then would find the buffer locked.
     """
 
     def write(self, text: str, /) -> int:
-        if text == "":  # only to see whether it takes text: an error would pass for a no
+        if text == "":  # The caller only asks whether text is taken, and an error would mean no.
             return 0
         with self._open():
             return super().write(text)
@@ -52,11 +52,11 @@ class Outlet(io.TextIOWrapper):
                 raise SaveFailed(f"standard output could not be written: {why}") from error
 
 
-def settle() -> None:
-    """Make both streams take every character, and outlive their reader, or that there is none."""
+def make_streams_safe() -> None:
+    """Make both streams accept any character and survive a closed pipe."""
     for handle, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
-        if stream is None:  # closed: the next file to be opened would stand in its place
+        if stream is None:  # The stream is closed, and the next opened file would take its place.
             stream = _reopened(handle)
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
@@ -65,7 +65,7 @@ def settle() -> None:
         stream.reconfigure(errors="fedmaba")
         if stream is getattr(sys, f"__{name}__"):
             how = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
-            setattr(sys, name, Outlet(stream.buffer, stream.encoding, "fedmaba", **how))
+            setattr(sys, name, ClosableStream(stream.buffer, stream.encoding, "fedmaba", **how))
 
 
 def _reopened(handle: int) -> io.TextIOWrapper:

@@ -16,7 +16,7 @@ from fedmaba.report.document import Cell, Document, Grid, between, number
 from fedmaba.report.paired import Interval, difference, pairs
 from fedmaba.results.history import At, History, Model, On, Row, RunHistory
 from fedmaba.results.metrics import PERCENT, FloatArray, Unit
-from fedmaba.results.selection import Choice, Found, by_seed, fairness_by_seed
+from fedmaba.results.selection import Found, RoundChoice, by_seed, fairness_by_seed
 
 FIGURES = ("variance", "accuracy", "worst", "best")
 MORE = (  # field, title, digits
@@ -29,7 +29,7 @@ MORE = (  # field, title, digits
 )
 
 
-LISTED = 8  # rows that a sentence names one by one
+LISTED = 8  # A sentence names at most this many rows one by one.
 
 
 class Column(NamedTuple):
@@ -40,16 +40,20 @@ class Column(NamedTuple):
     sign: int  # 1: more is better
 
 
-ALIKE = "no significant difference in"
-PLAINLY = "scores as the metric gives them, not in per cent: some lie outside 0 to 1"
+NO_DIFFERENCE_TITLE = "no significant difference in"
+SCORES_IN_WORDS = "scores as the metric gives them, not in per cent: some lie outside 0 to 1"
 
 
-def plainly(unit: Unit) -> str:
+def unit_in_words(unit: Unit) -> str:
     """How scores are shown that are not in percent."""
     if unit.lower:
         worst = "lower is better, and the worst clients have the highest"
         return f"{unit.name}, not in per cent: {worst}"
-    return PLAINLY if unit.name == "accuracy" else f"{unit.name}, not in per cent: higher is better"
+    return (
+        SCORES_IN_WORDS
+        if unit.name == "accuracy"
+        else f"{unit.name}, not in per cent: higher is better"
+    )
 
 
 def columns(share: float, unit: Unit = PERCENT) -> list[Column]:
@@ -73,7 +77,7 @@ def figures_in_words(share: float, which: Sequence[bool], unit: Unit = PERCENT) 
     return "all four" if len(named) == len(FIGURES) else ", ".join(named) or "none"
 
 
-def lone(seeds: Sequence[int]) -> list[bool]:
+def rows_of_one_seed(seeds: Sequence[int]) -> list[bool]:
     """Which rows have one seed beside rows of more: no mean to be held against theirs."""
     return [n == 1 < max(seeds) for n in seeds]
 
@@ -90,7 +94,7 @@ def digits_of(values: Iterable[float], unit: Unit) -> int:
 def ranks(rows: Sequence[Row], column: Column, digits: int = 2) -> list[int]:
     """Each row's rank in a column, as shown; 2 for all where there are too few or all are equal."""
     value = np.array([round(getattr(row.mean, column.field), digits) for row in rows])
-    value[lone([row.seeds for row in rows])] = np.nan
+    value[rows_of_one_seed([row.seeds for row in rows])] = np.nan
     better = np.unique(column.sign * value[~np.isnan(value)])[::-1]
     if len(rows) < 3 or len(better) < 2:
         return [2] * len(rows)
@@ -117,7 +121,7 @@ def caption(history: History, model: Model, at: At, unit: Unit | None = None) ->
     over = "one seed" if len(labels) == len({*labels}) else "mean ± sd over seeds"
     text = f"{what}, {when}; {over}" + (f"; {some} clients" if some else "")
     unit = unit or history.unit
-    return text if unit.mark else f"{text}; {plainly(unit)}"
+    return text if unit.mark else f"{text}; {unit_in_words(unit)}"
 
 
 def noise_note(rows: Sequence[Row], runs: Sequence[RunHistory], on: On = "test") -> str:
@@ -195,7 +199,7 @@ def document(
     noise = noise_note(history.summary(model, at), history.runs, history.on)
     grids = [summary(history, model, at), *incentive_grids(history, model, at)]
     if against is not None:
-        grids += compared(history, model, at, against)
+        grids += difference_tables(history, model, at, against)
     below = [f"{capitalised(note)}." for note in (noise, privacy_note(history.runs)) if note]
     return Document(title, text, grids, foot=below)
 
@@ -296,8 +300,8 @@ def differences(history: History, model: Model, at: At, against: str) -> Grid:
         raise unknown("row", against, labels)
     if len(labels) == 1:
         raise InputError(f"against {against!r}: there is no other row: leave it out")
-    found = fairness_by_seed(history, model, Choice(at, "", at, ""))
-    spans = {row: minus(found, row, found, against) for row in labels if row != against}
+    found = fairness_by_seed(history, model, RoundChoice(at, "", at, ""))
+    spans = {row: subtract_figures(found, row, found, against) for row in labels if row != against}
     words = capitalised(caption(history, model, at).partition(";")[0])
     title = f"{words}: difference to {against} under the same seeds, 95 % t-interval"
     return grid_of_differences(
@@ -305,8 +309,8 @@ def differences(history: History, model: Model, at: At, against: str) -> Grid:
     )
 
 
-def compared(history: History, model: Model, at: At, against: str) -> list[Grid]:
-    """Differences to the row `against`; of several rows also which remain if chance is counted."""
+def difference_tables(history: History, model: Model, at: At, against: str) -> list[Grid]:
+    """Differences to the row `against`, and which stay significant after Holm's correction."""
     grids = [differences(history, model, at, against)]
     corrected = corrected_p_values(history, model, at, against)
     if len(corrected) < 2:
@@ -334,7 +338,7 @@ def corrected_p_values(
     history: History, model: Model, at: At, against: str
 ) -> dict[str, list[float]]:
     """By row with two seeds or more, the p-value of each figure's difference after Holm."""
-    found = fairness_by_seed(history, model, Choice(at, "", at, ""))
+    found = fairness_by_seed(history, model, RoundChoice(at, "", at, ""))
     samples: dict[str, list[FloatArray]] = {}
     for row in dict.fromkeys(run.label for run in history.runs):
         both = [pairs(by_seed(found, row, f), by_seed(found, against, f)) for f in FIGURES]
@@ -345,7 +349,7 @@ def corrected_p_values(
     return dict(zip(samples, np.transpose(columns).tolist(), strict=True))
 
 
-def minus(ours: Found, row: str, theirs: Found, base: str) -> list[Interval]:
+def subtract_figures(ours: Found, row: str, theirs: Found, base: str) -> list[Interval]:
     """Each figure of a row minus that of another."""
     return [difference(by_seed(ours, row, f), by_seed(theirs, base, f)) for f in FIGURES]
 
@@ -369,7 +373,7 @@ def grid_of_differences(
         listed = listed if row[0].seeds > 1 else [f"no seed of {base}'s", "one seed"][row[0].seeds]
         cells = [between(span, digits) for span, digits in zip(row, shown, strict=True)]
         body.append([Cell(named(label)), Cell(str(row[0].seeds)), *cells, Cell(listed)])
-    return Grid(name, title, ["row", "seeds", *titles, ALIKE], body)
+    return Grid(name, title, ["row", "seeds", *titles, NO_DIFFERENCE_TITLE], body)
 
 
 def capitalised(text: str) -> str:

@@ -43,7 +43,7 @@ def open_run(run: tracked.TrackedRun, known: str) -> tracked.Tracker:
 class Events:
     """One file of events."""
 
-    id = ""  # events of one folder belong together
+    id = ""  # The events of one folder belong together.
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer

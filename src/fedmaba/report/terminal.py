@@ -36,10 +36,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmaba.errors import unknown
-from fedmaba.report import data, escape, numbers, set_up, streams, verdict
+from fedmaba.report import data, escape, numbers, run_setup, streams, verdict
 from fedmaba.report.document import Cell, Grid, minus_sign
 from fedmaba.report.table import (
-    ALIKE,
+    NO_DIFFERENCE_TITLE,
     capitalised,
     digits_of,
     for_screen,
@@ -57,12 +57,12 @@ if TYPE_CHECKING:
     from fedmaba.simulation.engine import Snapshot
     from fedmaba.strategies.base import Shown
 
-STYLE = ("bold", "cyan", "")  # best, second, the others
-COLUMNS = 2  # of strategies' own numbers while a run goes on
+RANK_STYLES = ("bold", "cyan", "")  # best, second, the others
+COLUMNS = 2  # This many of a strategy's own numbers are shown while a run goes on.
 TREND = "variance over rounds"
-MARKS = Text("Bold: best. Cyan: second. A smaller variance is fairer.", "dim")
-NAME = 12  # signs of a name that a line holds at least
-WORDS = (
+MARKS_NOTE = Text("Bold: best. Cyan: second. A smaller variance is fairer.", "dim")
+NAME_WIDTH = 12  # A line holds at least this many signs of a name.
+WORD_COLUMNS = (
     "row",
     "note",
     "verdict",
@@ -70,7 +70,7 @@ WORDS = (
     "the paper",
     "where",
     "reading",
-    ALIKE,
+    NO_DIFFERENCE_TITLE,
     "the paper's value lies inside our interval",
     "likely cause, where one was tested",
     "who and why",
@@ -98,7 +98,7 @@ def show(
     if console.is_terminal and any(
         cell.rank < 2 for row in summary(history, model, at, share).rows for cell in row
     ):
-        console.print(MARKS)
+        console.print(MARKS_NOTE)
     for gained in map(for_screen, incentive_grids(history, model, at)):
         named = replace(gained, title=capitalised(gained.title))
         console.print(table_of(named, whole=gained.head[1:]))
@@ -144,7 +144,7 @@ def table_of(grid: Grid, whole: Collection[str] = ("where", "setting")) -> Rende
     """
     rows = [
         [
-            aligned(minus_sign(cell.text) if i else cell.text, STYLE[cell.rank])
+            aligned(minus_sign(cell.text) if i else cell.text, RANK_STYLES[cell.rank])
             for i, cell in enumerate(row)
         ]
         for row in grid.rows
@@ -157,10 +157,10 @@ def table_of(grid: Grid, whole: Collection[str] = ("where", "setting")) -> Rende
         least = max(map(len, words), default=0)
         out.add_column(
             title,
-            justify="left" if i == 0 or name in WORDS else "right",
+            justify="left" if i == 0 or name in WORD_COLUMNS else "right",
             overflow="fold",
             no_wrap=name in whole,
-            min_width=min(least, NAME) if i == 0 and name not in whole else least,
+            min_width=min(least, NAME_WIDTH) if i == 0 and name not in whole else least,
         )
     blocks: list[RenderableType] = []
     for label, *line in rows:
@@ -213,7 +213,8 @@ class Pace:
         self.done, self.rounds = batch.progress.round, batch.plan.rounds
         n = [run.federation.n_clients for run in batch.runs]
         self.clients = sum(min(batch.plan.participants or c, c) for c in n)  # a round
-        self.times = [(time.monotonic(), self.done)]  # of the start, the first round, the last
+        # These are of the start, the first round and the last one.
+        self.times = [(time.monotonic(), self.done)]
 
     def reach(self, done: int) -> None:
         self.done = done
@@ -254,7 +255,7 @@ def dashboard(session: Session, pace: Pace) -> RenderableType:
         body.append([line[0], figures[1], figures[0], figures[2], *newest, trend])
     shown = Grid("progress", "", [*head, TREND], body)
     tables = (_now(shown, keep) for keep in range(len(shown.head), 1, -1))
-    marks = [MARKS] if any(cell.rank < 2 for row in body for cell in row) else []
+    marks = [MARKS_NOTE] if any(cell.rank < 2 for row in body for cell in row) else []
     return Group(Fitting(_bar(pace, rate), _bar(pace, "")), Text(), Fitting(*tables), *marks)
 
 
@@ -277,12 +278,12 @@ def _bar(pace: Pace, rate: str) -> Table:
 def _now(grid: Grid, keep: int) -> Table:
     """The first columns of the display."""
     out = Table(box=None, padding=(0, 2), show_edge=False, header_style="dim")
-    rows = [[line_of(cell.text, STYLE[cell.rank]) for cell in row] for row in grid.rows]
+    rows = [[line_of(cell.text, RANK_STYLES[cell.rank]) for cell in row] for row in grid.rows]
     for i, name in enumerate(grid.head[:keep]):
         widest = max(len(name), *(len(row[i]) for row in rows))
         side: JustifyMethod = "left" if name == TREND else "right"
         if i == 0:
-            out.add_column(name, overflow="fold", min_width=min(NAME, widest))
+            out.add_column(name, overflow="fold", min_width=min(NAME_WIDTH, widest))
         else:
             style = "cyan" if name == TREND else ""
             out.add_column(name, justify=side, style=style, no_wrap=True, min_width=widest)
@@ -345,7 +346,7 @@ def rate_of(value: float, what: str) -> str:
 def live(session: Session, console: Console) -> Iterator[Callable[[Snapshot], None]]:
     """A display that renews itself in its place, fed with snapshots."""
     pace = Pace(session.batch)
-    drawn = 0.0  # fast rounds must not wait for the display
+    drawn = 0.0  # Fast rounds must not wait for the display.
     with Live(
         dashboard(session, pace), console=console, refresh_per_second=4, transient=True
     ) as shown:
@@ -398,11 +399,11 @@ def result(history: History, out: Path, seconds: float | None = None) -> None:
     if any(run.has_personal for run in history.runs):
         console.print(grid(history, "personal", "last", share))
     wide = min(80, console.width)  # a sentence is read, not scanned
-    for said in verdict.of_sources([data.of(history)], share):
+    for said in verdict.verdicts_of_sources([data.source_of(history)], share):
         console.print(line_of(said.text), width=wide)
     if seconds is not None:
         console.print(f"It took {clock(seconds)}.")
-    command = set_up.quoted(["fedmaba", "report", str(out), "-o", "report.html"])
+    command = run_setup.quoted(["fedmaba", "report", str(out), "-o", "report.html"])
     console.print(line_of(f"Look at it: {command}"), soft_wrap=True)
     console.print(line_of(f"results: {out}"), soft_wrap=True)
 
@@ -424,7 +425,7 @@ def lines(texts: Sequence[str]) -> None:
 def listing(what: str) -> None:
     """One line each: strategies, data sets, models, partitions, attacks or figures."""
     rows, console = rows_of(what), Console()
-    if console.is_terminal:  # the last column goes on below itself
+    if console.is_terminal:  # The last column continues below itself.
         table = Table.grid(padding=(0, 2, 0, 0))
         for i in range(len(rows[0])):
             table.add_column(no_wrap=i + 1 < len(rows[0]), overflow="fold")
@@ -459,7 +460,7 @@ def rows_of(what: str) -> list[tuple[str, ...]]:
     if what == "attacks":
         from fedmaba.data import attack
 
-        return [*attack.KINDS.items()]
+        return [*attack.ATTACK_KINDS.items()]
     if what == "figures":
         from fedmaba.report import figures
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from fedmaba.experiment.session import Session
     from fedmaba.simulation.engine import Snapshot
 
-MODELS = ("deployed", "last", "personal")
-FIGURES = ("variance", "accuracy", "worst", "best", "gini", "jain")
+TRACKED_MODELS = ("deployed", "last", "personal")
+TRACKED_FIGURES = ("variance", "accuracy", "worst", "best", "gini", "jain")
 
 
 class TrackedRun(NamedTuple):
@@ -29,7 +29,7 @@ class TrackedRun(NamedTuple):
     label: str
     seed: int
     folder: Path  # the run folder that it lies in
-    group: str  # what the runs of one experiment share
+    group: str  # The runs of one experiment share these.
     settings: Mapping[str, object]  # every key that decides its numbers
 
     def title(self) -> str:
@@ -41,7 +41,7 @@ class RoundFigures(NamedTuple):
     """What one round says of one run."""
 
     values: dict[str, float]
-    clients: NDArray[Any] | None  # the scores of the clients, as they are shown
+    clients: NDArray[Any] | None  # These are the scores of the clients, as they are shown.
 
 
 class Tracker(Protocol):
@@ -58,7 +58,7 @@ class Tracker(Protocol):
         """End it: the run is finished, or was stopped and may be resumed."""
 
 
-class Kind(Protocol):
+class TrackerModule(Protocol):
     """A module for one tracker."""
 
     def check(self) -> None:
@@ -74,7 +74,7 @@ class Kind(Protocol):
 def runs_of(session: Session, out: Path) -> list[TrackedRun]:
     """The runs of a session whose folder is `out`."""
     whole = out.resolve()
-    if whole.parent.name == run_folder.PARTS:
+    if whole.parent.name == run_folder.PARTS_FOLDER:
         whole = whole.parent.parent
     searched = whole.name == run_folder.SEARCH
     group = f"{whole.parent.name} {whole.name}" if searched else whole.name
@@ -111,12 +111,12 @@ def figures_of(session: Session, snapshot: Snapshot, r: int) -> RoundFigures:
         values |= {f"strategy/{name}": float(v) for name, v in seen.info.items()}
     clients: NDArray[Any] | None = None
     found = snapshot.evaluations[r] if snapshot.evaluations else None
-    for model in (m for m in MODELS if found is not None and m in found):
+    for model in (m for m in TRACKED_MODELS if found is not None and m in found):
         scores = found[model]  # type: ignore[index]
         accuracy, loss = scores.accuracy[None], scores.loss[None]
         share = session.experiment.eval.share
         (figures,) = every(accuracy, loss, run.test_size, share, unit)
-        values |= {f"{model}/{name}": getattr(figures, name) for name in FIGURES}
+        values |= {f"{model}/{name}": getattr(figures, name) for name in TRACKED_FIGURES}
         if model == "deployed":
             clients = known_scores(scores.accuracy, unit)
     return RoundFigures(values, clients)

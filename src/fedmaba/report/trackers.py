@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from fedmaba.experiment.session import Session
     from fedmaba.simulation.engine import Snapshot
 
-NAMES = ("tensorboard", "wandb", "mlflow")
+TRACKER_NAMES = ("tensorboard", "wandb", "mlflow")
 
 
 def check(track: str | Sequence[str]) -> list[str]:
     """The trackers that are asked for, each once; refused before any work if one is not there."""
     names = list(dict.fromkeys([track] if isinstance(track, str) else map(str, track)))
     for name in names:
-        if name not in NAMES:
-            raise unknown("tracker", name, NAMES)
+        if name not in TRACKER_NAMES:
+            raise unknown("tracker", name, TRACKER_NAMES)
         _kind(name).check()
     return names
 
@@ -99,8 +99,8 @@ def _open(name: str, run: tracked.TrackedRun, known: str) -> tracked.Tracker:
         ) from error
 
 
-def _kind(name: str) -> tracked.Kind:
-    return cast(tracked.Kind, import_module(f"fedmaba.report.{name}"))
+def _kind(name: str) -> tracked.TrackerModule:
+    return cast(tracked.TrackerModule, import_module(f"fedmaba.report.{name}"))
 
 
 def _known(out: Path) -> dict[str, dict[str, str]]:

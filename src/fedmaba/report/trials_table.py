@@ -10,13 +10,13 @@ from fedmaba.report.document import Cell, Grid, number
 from fedmaba.report.table import digits_of
 from fedmaba.results.metrics import Unit
 
-RULES = {
+RULES_IN_WORDS = {
     "best:accuracy": "the best mean",
     "best:fair": "the lowest variance within one point of the best mean",
 }
 
 
-class Tried(Protocol):
+class TrialRow(Protocol):
     """What the table shows of a trial."""
 
     row: str
@@ -29,10 +29,10 @@ class Tried(Protocol):
     picked: bool
 
 
-def trials_grid(trials: Sequence[Tried], unit: Unit, rule: str = "") -> Grid:
+def trials_grid(trials: Sequence[TrialRow], unit: Unit, rule: str = "") -> Grid:
     """Every trial with its scores on validation data."""
     title = "Trials, on validation data; picked for each strategy"
-    title += f": {RULES[rule]}" if rule else ""
+    title += f": {RULES_IN_WORDS[rule]}" if rule else ""
     head = ["row", "seeds", f"variance{unit.square}", f"{unit.name}{unit.mark}", "picked"]
     places = [digits_of((getattr(t, f) for t in trials), unit) for f in ("variance", "score")]
     body = [

@@ -20,18 +20,18 @@ from fedmaba.report import ranks
 from fedmaba.report.current_figures import CurrentFigures, unit_of
 from fedmaba.report.data import Source, combine, short_names
 from fedmaba.report.document import Cell, Grid, between, minus_sign, number
-from fedmaba.report.looks import algorithm, shares_no_model
 from fedmaba.report.paired import Interval, difference, pairs
 from fedmaba.report.plot_data import axis_name
-from fedmaba.report.table import columns, digits_of, lone, p_in_words
+from fedmaba.report.row_styles import algorithm, shares_no_model
+from fedmaba.report.table import columns, digits_of, p_in_words, rows_of_one_seed
 from fedmaba.results.history import At, Model
-from fedmaba.results.metrics import PLAIN, Fairness, Unit
+from fedmaba.results.metrics import PLAIN_UNIT, Fairness, Unit
 from fedmaba.results.selection import REFERENCE, Found
 
-NEAR = 5.0  # points of mean accuracy within which a verdict looks for the fairest
-LONG = 40  # signs of names that a headline has room for
-TILES = ("variance", "worst", "accuracy")  # figures that a verdict shows large
-NOTHING = "No run has been evaluated yet."
+NEAR = 5.0  # A verdict looks for the fairest within this many points of the best mean.
+LONG = 40  # A headline has room for names of this many signs.
+TILE_FIGURES = ("variance", "worst", "accuracy")  # figures that a verdict shows large
+NO_RUN_YET = "No run has been evaluated yet."
 
 
 class Tile(NamedTuple):
@@ -39,9 +39,9 @@ class Tile(NamedTuple):
 
     name: str
     change: str  # with its sign
-    half: str  #   of the 95 % interval; "" where there is none
+    half: str  # This is half of the 95 % interval, empty where there is none.
     unit: str
-    way: str  #    "better", "worse", "may be chance" or "not told apart"
+    way: str  # It is "better", "worse", "may be chance" or "not told apart".
     now: str
     then: str
 
@@ -52,7 +52,7 @@ class Verdict:
 
     headline: str
     sentence: str = ""
-    where: str = ""  # the folders, where there are several
+    where: str = ""  # It names the folders, where there are several.
     so_far: str = ""  # "so far, round 12 of 60"
     named: str = ""  # the strategy it is about
     base: str = ""  # the reference, if there is one
@@ -68,7 +68,7 @@ class Verdict:
         return f"{front}{self.headline}{stop} {self.sentence}".strip()
 
 
-def near(unit: Unit) -> str:
+def margin_below_best(unit: Unit) -> str:
     """How far below the best mean a verdict looks for the fairest."""
     return f"{NEAR:g} points" if unit.mark else f"{NEAR:g} %"
 
@@ -84,7 +84,7 @@ def top(values: Iterable[float], unit: Unit) -> float:
     return unit.sign * float(np.fmax.reduce([unit.sign * v for v in values], initial=-np.inf))
 
 
-def of(scores: CurrentFigures, model: Model, at: At) -> list[Verdict]:
+def verdicts_of(scores: CurrentFigures, model: Model, at: At) -> list[Verdict]:
     """One for each set of folders on the same data."""
     found, groups = scores.values(model, at), _groups(scores.sources)
     names = short_names(scores.sources)
@@ -112,11 +112,13 @@ def of(scores: CurrentFigures, model: Model, at: At) -> list[Verdict]:
     return out
 
 
-def of_sources(sources: Sequence[Source], share: float | None = None) -> list[Verdict]:
+def verdicts_of_sources(sources: Sequence[Source], share: float | None = None) -> list[Verdict]:
     """On the deployed model at the last round."""
     history = combine(sources)
     share = history.share if share is None else share
-    return of(CurrentFigures(sources, share, unit_of(sources, history)), "deployed", "last")
+    return verdicts_of(
+        CurrentFigures(sources, share, unit_of(sources, history)), "deployed", "last"
+    )
 
 
 def _groups(sources: Sequence[Source]) -> list[list[int]]:
@@ -131,16 +133,16 @@ def _groups(sources: Sequence[Source]) -> list[list[int]]:
 def judge(found: Found, share: float, unit: Unit) -> Verdict:
     """The verdict on rows of one federation."""
     if not any(found.values()):
-        return Verdict(NOTHING)
-    rows = _Rows(found, share, unit)
+        return Verdict(NO_RUN_YET)
+    rows = _ComparedRows(found, share, unit)
     if not rows.labels:
         return Verdict("No score of any run is a finite number.")
     if len(rows.labels) == 1:
-        return rows.lonely()
+        return rows.only_one_strategy()
     return rows.verdict()
 
 
-class _Rows:
+class _ComparedRows:
     """Rows of one federation, and how they differ."""
 
     def __init__(self, found: Found, share: float, unit: Unit) -> None:
@@ -162,18 +164,21 @@ class _Rows:
         self._corrected: dict[tuple[str, str], dict[str, float]] = {}
 
     def spread(self, label: str) -> float:
-        """Its variance, to rank by: as far from the reference's as under the seeds of both."""
-        if self.unlike(label, self.base) and (span := self.minus(label, self.base)).seeds:
+        """The variance to rank by: the reference's plus the mean difference over shared seeds."""
+        if (
+            self.has_other_seeds(label, self.base)
+            and (span := self.difference_of(label, self.base)).seeds
+        ):
             return self.mean[self.base].variance + span.mean
         return self.mean[label].variance
 
-    def unlike(self, label: str, other: str) -> bool:
+    def has_other_seeds(self, label: str, other: str) -> bool:
         """Whether two have different seeds, so that their means do not subtract."""
         return bool(other) and self.found[label].keys() != self.found[other].keys()
 
     def level(self, label: str, other: str, figure: str) -> float:
         """A figure of a strategy under the seeds that another has too; its mean if it has none."""
-        if not self.unlike(label, other):
+        if not self.has_other_seeds(label, other):
             return float(getattr(self.mean[label], figure))
         ours, _ = pairs(self.by_seed(label, figure), self.by_seed(other, figure))
         return float(ours.mean()) if len(ours) else float(getattr(self.mean[label], figure))
@@ -181,7 +186,7 @@ class _Rows:
     def by_seed(self, label: str, figure: str) -> dict[int, float]:
         return {seed: getattr(f, figure) for seed, f in self.found[label].items()}
 
-    def minus(self, label: str, other: str, figure: str = "variance") -> Interval:
+    def difference_of(self, label: str, other: str, figure: str = "variance") -> Interval:
         return difference(self.by_seed(label, figure), self.by_seed(other, figure))
 
     def corrected(self, other: str, figure: str = "variance") -> dict[str, float]:
@@ -197,12 +202,12 @@ class _Rows:
             self._corrected[other, figure] = dict(zip(found, after, strict=True))
         return self._corrected[other, figure]
 
-    def apart(self, label: str, other: str, figure: str = "variance") -> bool:
-        """Whether two differ by more than chance makes one of so many comparisons differ."""
+    def differs_significantly(self, label: str, other: str, figure: str = "variance") -> bool:
+        """Whether two differ significantly after correcting for the number of comparisons."""
         return self.corrected(other, figure).get(label, 1.0) < ranks.SIGNIFICANT
 
-    def close(self) -> list[str]:
-        """Strategies whose mean is not far below the best: equal misery is not fairness."""
+    def near_best_mean(self) -> list[str]:
+        """Strategies whose mean is near the best; equally bad scores are not called fair."""
         best = top((self.mean[x].accuracy for x in self.labels), self.unit)
         return [x for x in self.labels if is_near(self.mean[x].accuracy, best, self.unit)]
 
@@ -211,19 +216,27 @@ class _Rows:
         return f"{value:{sign}.{self.digits[figure]}f}".replace("-", "−")
 
     def verdict(self) -> Verdict:
-        close, base = self.close(), self.base
-        few = lone([len(self.found[label]) for label in self.labels])  # one seed beside several
+        close, base = self.near_best_mean(), self.base
+        few = rows_of_one_seed(
+            [len(self.found[label]) for label in self.labels]
+        )  # one seed beside several
         judged = [x for x, one in zip(self.labels, few, strict=True) if x in close and not one]
         best = min(judged or close, key=self.spread)
         several = max(len(self.found[label]) for label in self.labels) > 1
         fairer = [
-            x for x in judged if base and self.apart(x, base) and self.spread(x) < self.spread(base)
+            x
+            for x in judged
+            if base and self.differs_significantly(x, base) and self.spread(x) < self.spread(base)
         ]
         looks = fairer or [  # by its own interval alone
-            x for x in judged if base and self.minus(x, base).high < 0
+            x for x in judged if base and self.difference_of(x, base).high < 0
         ]
         top = min(looks or [best], key=self.spread)
-        tied = [x for x in (looks or judged or close) if x == top or not self.apart(x, top)]
+        tied = [
+            x
+            for x in (looks or judged or close)
+            if x == top or not self.differs_significantly(x, top)
+        ]
         named = max(tied, key=lambda x: self.unit.sign * self.mean[x].accuracy)
         if best == base:
             rest = [x for x in close if x != best] or [x for x in self.labels if x != best]
@@ -245,11 +258,17 @@ class _Rows:
             if len(listed) > LONG:  # the sentence below has the names
                 listed = f"{named} and {len(tied) - 1} other{'s' * (len(tied) > 2)}"
             headline = f"{listed} are fairest, and cannot be told apart"
-        elif any(x not in (named, base) and not self.apart(x, named) for x in self.labels):
+        elif any(
+            x not in (named, base) and not self.differs_significantly(x, named) for x in self.labels
+        ):
             headline = f"{named} is fairer than {base}" if base else f"{named} is among the fairest"
         else:
             headline = f"{named} is the fairest of {len(self.labels)} strategies"
-        alike = [x for x in self.labels if x != named and several and not self.apart(x, named)]
+        alike = [
+            x
+            for x in self.labels
+            if x != named and several and not self.differs_significantly(x, named)
+        ]
         return Verdict(
             headline,
             self.sentence(named, alike, close),
@@ -259,8 +278,8 @@ class _Rows:
             costs=self.costs(named, alike) if alike else None,
         )
 
-    def lonely(self) -> Verdict:
-        """Of one strategy there is nothing to compare."""
+    def only_one_strategy(self) -> Verdict:
+        """The sentence for a run with one strategy."""
         (label,) = self.labels
         f, unit = self.mean[label], self.unit
         seeds = len(self.found[label])
@@ -277,7 +296,7 @@ class _Rows:
         unit, base = self.unit, self.base
         square, points = unit.square, " points" if unit.mark else ""
         now = f"{self.shown(self.level(named, base, 'variance'), 'variance')}{square}"
-        if base and self.unlike(named, base) and not self.minus(named, base).seeds:
+        if base and self.has_other_seeds(named, base) and not self.difference_of(named, base).seeds:
             theirs = f"{self.shown(self.mean[base].variance, 'variance')}{square}"
             out = f"The variance over clients is {now} with {named} and {theirs} with {base}, but "
             out += "no seed is of both, so they cannot be compared: run both with the same seeds."
@@ -298,7 +317,8 @@ class _Rows:
             out += f" The runner-up is {next_} with {its}{square}."
         if far := [x for x in self.labels if x not in close]:
             way = "above" if unit.lower else "below"
-            out += f" More than {near(unit)} {way} the best mean, so left out: {_listed(far)}."
+            margin = margin_below_best(unit)
+            out += f" More than {margin} {way} the best mean, so left out: {_listed(far)}."
         if base and self.by_chance(named, "variance"):
             many = len(self.corrected(base))
             out += f" One of {many} comparisons can look like this by chance: add seeds to be sure."
@@ -307,7 +327,7 @@ class _Rows:
     def not_told_apart(self, named: str, alike: Sequence[str]) -> str:
         """Those whose own interval holds no difference; then those that Holm's correction adds."""
         near = sorted(alike, key=lambda x: abs(self.spread(x) - self.spread(named)))
-        unclear = [x for x in near if self.minus(x, named).distinguishable]
+        unclear = [x for x in near if self.difference_of(x, named).distinguishable]
         equal = [x for x in near if x not in unclear]
         out = f" Not told apart from {named}: {_listed(equal)}." if equal else ""
         if unclear and not (self.base and self.by_chance(named, "variance")):  # said of it already
@@ -319,7 +339,7 @@ class _Rows:
     def seeds_of_both(self, named: str) -> str:
         """What was compared, where a strategy and the reference have different seeds."""
         base = self.base
-        if not self.unlike(named, base):
+        if not self.has_other_seeds(named, base):
             return ""
         many = [len(self.found[x]) for x in (named, base)]
         both = len(self.found[named].keys() & self.found[base].keys())
@@ -332,14 +352,14 @@ class _Rows:
 
     def by_chance(self, label: str, figure: str) -> bool:
         """Whether only the number of comparisons speaks against a difference to the reference."""
-        shown = self.minus(label, self.base, figure).distinguishable
-        return shown and not self.apart(label, self.base, figure)
+        shown = self.difference_of(label, self.base, figure).distinguishable
+        return shown and not self.differs_significantly(label, self.base, figure)
 
     def change(
         self, figure: str, named: str, unit: str, ways: tuple[str, str], other: str = ""
     ) -> str:
         """How a strategy differs from the reference, with the interval, or why there is none."""
-        span = self.minus(named, self.base, figure)
+        span = self.difference_of(named, self.base, figure)
         size = self.shown(abs(span.mean), figure)
         if math.isnan(span.mean) or float(size) == 0:
             return f"the same as with {other}" if other else "the same"
@@ -360,20 +380,20 @@ class _Rows:
         if not self.base:
             return []
         out = []
-        for figure in TILES:
-            column, span = self.columns[figure], self.minus(named, self.base, figure)
+        for figure in TILE_FIGURES:
+            column, span = self.columns[figure], self.difference_of(named, self.base, figure)
             if math.isnan(span.mean):
                 continue
             unit = self.unit.square if figure == "variance" else self.unit.mark
             better = column.sign * span.mean > 0
             way = "may be chance" if self.by_chance(named, figure) else "not told apart"
-            if self.apart(named, self.base, figure):
+            if self.differs_significantly(named, self.base, figure):
                 way = "better" if better else "worse"
             now = self.level(named, self.base, figure)
             then = self.level(self.base, named, figure)
             out.append(
                 Tile(
-                    axis_name(figure, PLAIN._replace(name=self.unit.name), self.share),
+                    axis_name(figure, PLAIN_UNIT._replace(name=self.unit.name), self.share),
                     self.shown(span.mean, figure, "+"),
                     self.shown((span.high - span.low) / 2, figure) if span.bounded else "",
                     (" points" if unit == " %" else unit).strip(),
@@ -395,7 +415,7 @@ class _Rows:
             row = [Cell(x), number(self.mean[x].variance, digits=self.digits["variance"])]
             pairs = [("variance", named), *(("accuracy", base), ("worst", base)) * bool(base)]
             for figure, other in pairs:
-                span = self.minus(x, other, figure)
+                span = self.difference_of(x, other, figure)
                 row.append(between(span, self.digits[figure]) if x != other else Cell("–"))
             body.append(row)
         many = len(self.corrected(named))
@@ -404,7 +424,7 @@ class _Rows:
         title = (
             f"Not told apart in variance{how}, and what each costs (mean [95 % interval{alone}])"
         )
-        if any(self.unlike(x, y) for x in [named, *alike] for y in (named, base)):
+        if any(self.has_other_seeds(x, y) for x in [named, *alike] for y in (named, base)):
             title += "; differences are under the seeds that both have"
         return Grid("costs", title, head, body)
 

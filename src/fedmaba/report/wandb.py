@@ -48,7 +48,7 @@ def open_run(run: tracked.TrackedRun, known: str) -> tracked.Tracker:
         group=escape.one_line(run.group),
         config={name: _plain(value) for name, value in run.settings.items()},
         mode=mode,
-        reinit="create_new",  # the runs of an experiment are trained together
+        reinit="create_new",  # The runs of an experiment are trained together.
         resume="allow" if known and mode == "online" else None,
         settings=wandb.Settings(
             silent=True, console="off", save_code=False, disable_git=True, symlink=False

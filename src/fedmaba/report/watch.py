@@ -93,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
     server_version, sys_version = "fedmaba", ""
     protocol_version = "HTTP/1.1"
-    timeout = 30  # a connection that says nothing is let go
+    timeout = 30  # A connection that says nothing is closed.
 
     def do_GET(self) -> None:
         if self.headers.get("Host", "").lower() not in self.server.hosts():

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from fedmaba.errors import InputError, reason
 from fedmaba.reproduction import targets
-from fedmaba.reproduction.targets import Key
+from fedmaba.reproduction.targets import RunKey
 from fedmaba.results import array_files, files, run_folder, schema
 from fedmaba.results.array_files import Arrays
 from fedmaba.results.history import TRAINING, GrowingArray, History, RunHistory
@@ -33,11 +33,18 @@ from fedmaba.results.saved_history import metric_of
 from fedmaba.results.selection import of_deploy
 from fedmaba.results.table_checks import is_increasing
 
-MODELS = (
+ARCHIVED_MODELS = (
     *("last", "deployed", "personal"),
     *("last_validation", "deployed_validation", "personal_validation"),
 )
-TABLES = ("evaluated", "length", "test_size", "validation_size", "training_loss", *MODELS)
+ARCHIVED_TABLES = (
+    "evaluated",
+    "length",
+    "test_size",
+    "validation_size",
+    "training_loss",
+    *ARCHIVED_MODELS,
+)
 
 
 @dataclass(frozen=True)
@@ -47,20 +54,20 @@ class ArchiveFile:
     path: Path
     about: dict[str, Any]
     digest: str  # of the settings
-    keys: tuple[Key, ...]
+    keys: tuple[RunKey, ...]
 
     @cached_property
-    def runs(self) -> dict[Key, RunHistory]:
+    def runs(self) -> dict[RunKey, RunHistory]:
         told = self.about["runs"]
         with _one_line_errors(self.path):
             arrays = array_files.read_npz(
-                self.path, TABLES, partial(_check_tables, len(told)), missing=True
+                self.path, ARCHIVED_TABLES, partial(_check_tables, len(told)), missing=True
             )
             _check_numbers(arrays)
             return {key: _unpack_run(told[r], r, arrays) for r, key in enumerate(self.keys)}
 
 
-def write(
+def write_archive(
     path: Path,
     runs: Sequence[RunHistory],
     validation: Sequence[NDArray[np.int64]],  # examples of each client, by run
@@ -83,7 +90,7 @@ def write(
     }
     if any(size.sum() for size in validation):
         arrays["validation_size"] = np.stack(validation).astype(np.int32)
-    for model in MODELS:
+    for model in ARCHIVED_MODELS:
         if any(f"{model}.accuracy" in run.tables for run in runs):
             size = arrays["validation_size" if "validation" in model else "test_size"]
             counts = all(run.metric == ACCURACY for run in runs)
@@ -150,7 +157,7 @@ def read_file(path: Path) -> ArchiveFile:
     with _one_line_errors(path):
         text = array_files.read_npz(path, ["about"], _check_about)["about"].tobytes()
         about = schema.check(schema.Archive, files.parse_json(text))
-        keys = tuple(Key(run["label"], run["seed"], run["deploy"]) for run in about["runs"])
+        keys = tuple(RunKey(run["label"], run["seed"], run["deploy"]) for run in about["runs"])
         if len(set(keys)) < len(keys):
             raise ValueError("it holds a run twice")
         return ArchiveFile(path, about, targets.digest(about["settings"]), keys)
@@ -182,8 +189,10 @@ def _check_tables(runs: int, declared: Mapping[str, array_files.Declared]) -> No
             raise ValueError(f"it lacks {name!r}")
     dimensions = {"evaluated": 1, "length": 1, "test_size": 2, "validation_size": 2}
     for name, (dtype, shape) in declared.items():
-        kinds = "uf" if name in MODELS else "f" if name == "training_loss" else "iu"
-        if dtype.kind not in kinds or (name in MODELS and dtype in (np.float16, np.float64)):
+        kinds = "uf" if name in ARCHIVED_MODELS else "f" if name == "training_loss" else "iu"
+        if dtype.kind not in kinds or (
+            name in ARCHIVED_MODELS and dtype in (np.float16, np.float64)
+        ):
             raise ValueError(f"{name} is {dtype}")
         if len(shape) != dimensions.get(name, 3):
             raise ValueError(f"{name} is of shape {shape}")
@@ -197,7 +206,7 @@ def _check_tables(runs: int, declared: Mapping[str, array_files.Declared]) -> No
             raise ValueError(f"{name} is of shape {shape}")
     if evaluations and not {"last", "deployed"} <= declared.keys():
         raise ValueError("it lacks a model")
-    held = any("validation" in name for name in declared.keys() & {*MODELS})
+    held = any("validation" in name for name in declared.keys() & {*ARCHIVED_MODELS})
     if held and "validation_size" not in declared:
         raise ValueError("it lacks 'validation_size'")
 
@@ -221,7 +230,7 @@ def _unpack_run(told: dict[str, Any], r: int, arrays: Arrays) -> RunHistory:
     if not length:
         return run
     run.tables["evaluated"] = GrowingArray(arrays["evaluated"][:length])
-    for model in MODELS:
+    for model in ARCHIVED_MODELS:
         own = told.get("personal", False) or not model.startswith("personal")
         if model in arrays and own:
             size = arrays["validation_size" if "validation" in model else "test_size"][r]
@@ -256,7 +265,7 @@ def read_folder(folder: Path) -> list[ArchiveFile]:
     if files.exists(folder / run_folder.EXPERIMENT_FILE):
         raise InputError(f"{folder} is a run folder: name one with files of `fedmaba reproduce`")
     batches = [read_file(path) for path in sorted(folder.glob("*.npz"))]
-    seen: dict[tuple[str, Key], Path] = {}
+    seen: dict[tuple[str, RunKey], Path] = {}
     for batch in batches:
         for key in batch.keys:
             first = seen.setdefault((batch.digest, key), batch.path)
@@ -269,7 +278,7 @@ def read_folder(folder: Path) -> list[ArchiveFile]:
 
 def collect(
     batches: Iterable[ArchiveFile], job: targets.Job
-) -> tuple[History, list[ArchiveFile], list[Key]]:
+) -> tuple[History, list[ArchiveFile], list[RunKey]]:
     """The history of the runs that a job has, the files they come from, and the missing runs."""
     own = [batch for batch in batches if batch.digest == job.digest]
     found = {key: run for batch in own for key, run in batch.runs.items()}

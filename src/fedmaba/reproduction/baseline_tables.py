@@ -53,9 +53,9 @@ def every_strategy(out: Document, target: Target, batches: Sequence[ArchiveFile]
         chosen = {title_of(t.row): settings[t.job, t.label] for t in tried if t.picked}
         out.grids.append(_with_settings(table.summary(history, "deployed"), chosen))
         if reference in rows and len(rows) > 1:
-            out.grids += table.compared(history, "deployed", "last", reference)
+            out.grids += table.difference_tables(history, "deployed", "last", reference)
         out.grids += _ranks(history)
-        found = picks.picked_history(target, batches)  # in which local training has its name
+        found = picks.picked_history(target, batches)  # Local training has its name in this table.
         out.grids += [_titled(grid) for grid in table.incentive_grids(found, "deployed")]
         if "personal" in history.models():
             out.grids.append(replace(table.summary(history, "personal"), name="personal"))
@@ -63,7 +63,7 @@ def every_strategy(out: Document, target: Target, batches: Sequence[ArchiveFile]
                 out.grids.append(replace(_titled(grid), name="incentive-personal"))
     out.grids.append(_search(tried, target))
     if len(_shared_seeds(history)) > 1 and len(rows) > 1:
-        out.figures["ranks"] = partial(figures.of, history, "ranks", "deployed", (WIDE, 4.0))
+        out.figures["ranks"] = partial(figures.figure_of, history, "ranks", "deployed", (WIDE, 4.0))
 
 
 def _titled(grid: Grid) -> Grid:
@@ -184,7 +184,10 @@ def over_settings(shown: dict[str, Target], batches: Sequence[ArchiveFile]) -> G
             row: [
                 between(span)._replace(rank=0 if p < rank_tests.SIGNIFICANT else 2)
                 for figure, span, p in zip(
-                    table.FIGURES, table.minus(found, row, found, base), p_values, strict=True
+                    table.FIGURES,
+                    table.subtract_figures(found, row, found, base),
+                    p_values,
+                    strict=True,
                 )
                 if figure in ("variance", "worst")
             ]

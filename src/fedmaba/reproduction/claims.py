@@ -28,8 +28,15 @@ from fedmaba.results.selection import (
 )
 
 Claim = dict[str, Any]
-SECOND, MEAN = "second best", "mean of the baselines"  # instead of a row, in paper.toml
-LOOKS: tuple[tuple[Model, str], ...] = (("last", "last"), ("last", "best"), ("deployed", "last"))
+SECOND_BEST, MEAN_OF_BASELINES = (
+    "second best",
+    "mean of the baselines",
+)  # instead of a row, in paper.toml
+MODELS_AND_ROUNDS: tuple[tuple[Model, str], ...] = (
+    ("last", "last"),
+    ("last", "best"),
+    ("deployed", "last"),
+)
 
 
 def show_claims(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
@@ -55,34 +62,37 @@ def show_claims(out: Document, target: Target, batches: Sequence[ArchiveFile]) -
         told = [found.claim["says"], found.claim["reading"]]
         told = told if found.number != before else ["", ""]
         before = found.number
-        texts = [said(found.claim, *one) for one in found.looks] or ["left out"] * len(LOOKS)
-        if found.claim["measure"] == "steadier":  # said of many rounds: none is the best
+        texts = [verdict_in_words(found.claim, *one) for one in found.by_model_and_round] or [
+            "left out"
+        ] * len(MODELS_AND_ROUNDS)
+        # This measure is over many rounds, of which none is the best.
+        if found.claim["measure"] == "steadier":
             texts[1] = "–"
-        seeds = str(found.looks[0].span.seeds) if found.looks else "0"
+        seeds = str(found.by_model_and_round[0].span.seeds) if found.by_model_and_round else "0"
         line = [*told, found.where, found.row and name_of(found.row), seeds, *texts]
         body.append([Cell(text) for text in line])
     out.grids.append(Grid("claims", "Statement by statement", head, body))
 
 
 class OurNumber(NamedTuple):
-    """Our number for a statement, and what it was held against where the statement names no row."""
+    """Our number for a statement, and the row it was compared with if the statement names none."""
 
     span: Interval
     against: str = ""
 
 
 class FoundFor(NamedTuple):
-    """What one row of one target says of a statement, under each look; nothing where left out."""
+    """What one row of one target says of a statement, by model and round; empty if left out."""
 
     number: int  # of the statement in paper.toml
     claim: Claim
     where: str
     row: str
-    looks: list[OurNumber]
+    by_model_and_round: list[OurNumber]
 
 
-class Seen:
-    """The runs of a target, with the figures of each look found once."""
+class TargetFigures:
+    """The runs of a target, whose figures are computed once for each model and round."""
 
     def __init__(self, history: History) -> None:
         self.history = history
@@ -97,28 +107,31 @@ class Seen:
 def found_for(target: Target, batches: Sequence[ArchiveFile]) -> Iterator[FoundFor]:
     """Every statement, in its order, with all its targets and rows."""
     known, seen = {t.name: t for t in target.uses}, {}
-    for number, claim in enumerate(paper.load()["claim"]):
+    for number, claim in enumerate(paper.load_paper()["claim"]):
         for name in claim["targets"]:
             if name not in known:
                 yield FoundFor(number, claim, name, "", [])
                 continue
             if name not in seen:
-                seen[name] = Seen(deployed_history(batches, known[name].jobs[0]))
+                seen[name] = TargetFigures(deployed_history(batches, known[name].jobs[0]))
             base = baselines(known[name], claim)
             for row in claim["rows"] if seen[name].values("last", "last") else [""]:
-                looks = [our_number(claim, seen[name], row, model, at, base) for model, at in LOOKS]
-                yield FoundFor(number, claim, name, row, looks)
+                ours = [
+                    our_number(claim, seen[name], row, model, at, base)
+                    for model, at in MODELS_AND_ROUNDS
+                ]
+                yield FoundFor(number, claim, name, row, ours)
 
 
 def baselines(target: Target, claim: Claim) -> list[str]:
     """The rows of the paper's own table that a statement may be held against."""
-    known, without = paper.load().get(target.view.paper, {}), claim.get("without", [])
-    rows = [row for row in paper.load()["baselines"] if row in known]
+    known, without = paper.load_paper().get(target.view.paper, {}), claim.get("without", [])
+    rows = [row for row in paper.load_paper()["baselines"] if row in known]
     return [row for row in rows if row.partition(":")[0] not in without]
 
 
 def our_number(
-    claim: Claim, seen: Seen, row: str, model: Model, at: str, base: Sequence[str] = ()
+    claim: Claim, seen: TargetFigures, row: str, model: Model, at: str, base: Sequence[str] = ()
 ) -> OurNumber:
     """Our number for a statement; `base`: the rows of the paper that it may be held against."""
     against, kind = claim.get("against", REFERENCE), claim["measure"]
@@ -132,11 +145,11 @@ def our_number(
         )
         return OurNumber(interval(theirs - ours))
     found, figure, shown = seen.values(model, at), claim["figure"], ""
-    if against == MEAN:
+    if against == MEAN_OF_BASELINES:
         whole = _whole(seen.history, base)
         shown, other = f"the mean of {len(whole)} rows", _mean(found, whole, figure)
     else:
-        if against == SECOND:
+        if against == SECOND_BEST:
             against = _second_best(found, row, base)
             shown = name_of(against)
         other = by_seed(found, against, figure)
@@ -172,7 +185,7 @@ def _mean(found: Found, rows: Sequence[str], figure: str) -> dict[int, float]:
     return {seed: float(np.mean([one[seed] for one in own])) for seed in seeds}
 
 
-def said(claim: Claim, span: Interval, against: str = "") -> str:
+def verdict_in_words(claim: Claim, span: Interval, against: str = "") -> str:
     """Our number with its interval, the verdict, and what it was held against if picked."""
     if span.seeds < 2 or np.isnan(span.mean):
         return judgement(claim, span)

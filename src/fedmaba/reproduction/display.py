@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from fedmaba.reproduction.run import PendingBatch, RunningBatch
     from fedmaba.reproduction.targets import Target
 
-EFFORT = {"cnn": 20}  # MLP updates that take as long as one: 14 on an H200, 50 on a core of a CPU
+# As many MLP updates take as long as one: 14 on an H200, 50 on a core of a CPU.
+EFFORT = {"cnn": 20}
 
 
 class Batches:
@@ -81,7 +82,7 @@ def batches(left: Sequence[PendingBatch], quiet: bool) -> Iterator[Batches]:
         yield Batches(left, bar, bar.console)
 
 
-def reproduced(target: Target, source: Path, out: Path) -> None:
+def show_and_write_target(target: Target, source: Path, out: Path) -> None:
     """Show a target from its histories and write it in every form."""
     from fedmaba.reproduction import write_targets
 

@@ -24,7 +24,8 @@ from fedmaba.results.selection import (
     variances,
 )
 
-RULES: dict[str, tuple[str, Model, str]] = {  # what --deploy says: words, model, round
+# Each has what --deploy says: words, model and round.
+MODEL_RULES: dict[str, tuple[str, Model, str]] = {
     "last": ("the model of the last round", "last", "last"),
     "best:accuracy": ("the round of best accuracy, on validation data", "last", "valid"),
     "best:fair": (
@@ -34,7 +35,7 @@ RULES: dict[str, tuple[str, Model, str]] = {  # what --deploy says: words, model
     ),
     "poly:8": ("an average over rounds, the default (AFL: the mean of all)", "deployed", "last"),
 }
-SHOWN = ("variance", "accuracy", "worst")
+FIGURES_SHOWN = ("variance", "accuracy", "worst")
 TITLES = ("variance %²", "accuracy %", "worst 5 %")
 LOSSES = ("loss_mean", "loss_spread", "loss_link")
 
@@ -43,7 +44,7 @@ def fair(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
     """The losses over rounds, the variance over rounds, and what each change does to each row."""
     out.text.append(
         "A round is picked on validation data, all figures are of test data. Rules of --deploy: "
-        + "; ".join(f"{rule}: {words}" for rule, (words, _, _) in RULES.items())
+        + "; ".join(f"{rule}: {words}" for rule, (words, _, _) in MODEL_RULES.items())
         + "."
     )
     histories = [deployed_history(batches, job) for job in target.jobs]
@@ -51,9 +52,9 @@ def fair(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
     grids = [_losses(titles, histories), _rounds(titles, histories)]
     found = {
         rule: [fairness_by_seed(history, model, CHOICES[at]) for history in histories]
-        for rule, (_, model, at) in RULES.items()
+        for rule, (_, model, at) in MODEL_RULES.items()
     }
-    grids += [_levels(rule, titles, found[rule]) for rule in RULES]
+    grids += [_levels(rule, titles, found[rule]) for rule in MODEL_RULES]
     grids.append(_changes(target, titles, found))
     out.grids += [grid for grid in grids if grid.rows]
 
@@ -147,14 +148,14 @@ def _levels(rule: str, titles: Sequence[str], found: Sequence[Found]) -> Grid:
     body = []
     for title, one in zip(titles, found, strict=True):
         for row in one:
-            cells = [number(*moments([*by_seed(one, row, f).values()])) for f in SHOWN]
-            for f in SHOWN:
+            cells = [number(*moments([*by_seed(one, row, f).values()])) for f in FIGURES_SHOWN]
+            for f in FIGURES_SHOWN:
                 span = difference(by_seed(one, row, f), by_seed(one, REFERENCE, f))
                 cells.append(Cell("") if row == REFERENCE else _bold(span))
             body.append([Cell(title), Cell(name_of(row)), Cell(str(len(one[row]))), *cells])
     head = ["weight decay", "row", "seeds", *TITLES]
     head += [f"{title} − FedAvg's" for title in ("variance", "accuracy", "worst 5 %")]
-    words = RULES[rule][0]
+    words = MODEL_RULES[rule][0]
     title = f"{rule}: {words}; mean ± sd over seeds, 95 % t-interval under the same seeds"
     return Grid(f"handed-{rule.replace(':', '')}", title, head, body)
 
@@ -169,7 +170,8 @@ def _changes(target: Target, titles: Sequence[str], found: dict[str, list[Found]
                 if (i, rule, row) == (0, "last", base):
                     continue
                 spans = [
-                    difference(by_seed(every[i], row, f), by_seed(plain, base, f)) for f in SHOWN
+                    difference(by_seed(every[i], row, f), by_seed(plain, base, f))
+                    for f in FIGURES_SHOWN
                 ]
                 if not spans[0].seeds:
                     continue

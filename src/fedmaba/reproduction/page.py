@@ -24,7 +24,7 @@ from fedmaba.reproduction import (
 )
 from fedmaba.reproduction.archive import ArchiveFile
 from fedmaba.reproduction.paper import name_of
-from fedmaba.reproduction.targets import Job, Key, Target
+from fedmaba.reproduction.targets import Job, RunKey, Target
 
 
 def document(target: Target, batches: Sequence[ArchiveFile]) -> Document:
@@ -92,7 +92,7 @@ def _setup(job: Job) -> str:
     what = f"{data.name}, {data.partition}, {data.clients} clients"
     tests = {"local": "a fifth of each client's own data as test images"}
     tested = tests.get(data.test or "", "official test images by training labels")
-    if job.clients:  # the note of such a target says which examples are for tests
+    if job.clients:  # The note of such a target says which examples are for tests.
         what, tested = f"{data.name}, its own {job.clients} clients", ""
     held = (
         f", {data.validation} of the training images held back" if data.validation != "0%" else ""
@@ -108,7 +108,7 @@ def _setup(job: Job) -> str:
     )
 
 
-def _listed(keys: Sequence[Key]) -> str:
+def _listed(keys: Sequence[RunKey]) -> str:
     """Runs as seeds with their rows."""
     rows: dict[str, set[int]] = {}
     for key in keys:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @cache
-def load() -> dict[str, Any]:
+def load_paper() -> dict[str, Any]:
     """The paper's numbers and statements."""
     text = (
         resources.files("fedmaba.reproduction").joinpath("paper.toml").read_text(encoding="utf-8")
@@ -19,4 +19,4 @@ def load() -> dict[str, Any]:
 
 def name_of(label: str) -> str:
     """What a row is called."""
-    return str(load()["names"].get(label, label))
+    return str(load_paper()["names"].get(label, label))

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedmaba.reproduction import archive, targets
 from fedmaba.reproduction.archive import ArchiveFile
-from fedmaba.reproduction.targets import Job, Key, Target, row_of
+from fedmaba.reproduction.targets import Job, RunKey, Target, row_of
 from fedmaba.results.history import History, Model
 from fedmaba.strategies import deployed
 from fedmaba.strategies.base import Strategy
@@ -24,7 +24,7 @@ class SearchTrial(NamedTuple):
     """One setting of one row, and its scores on validation data."""
 
     row: str
-    job: int  #         which of the target's experiments
+    job: int  # It says which of the target's experiments this is.
     label: str
     asked: int  #       seeds
     found: int  #       of them that are done
@@ -90,7 +90,7 @@ def _of_job(j: int, job: Job, batches: Sequence[ArchiveFile]) -> list[SearchTria
     return out
 
 
-def _trial_keys(job: Job) -> tuple[Key, ...]:
+def _trial_keys(job: Job) -> tuple[RunKey, ...]:
     return tuple(key for key in job.runs if key.seed not in job.every_fresh)
 
 
@@ -116,7 +116,7 @@ def with_picks(target: Target, batches: Sequence[ArchiveFile]) -> Target:
             job = jobs[trial.job]
             (deploy,) = {key.deploy for key in job.runs if key.label == trial.label}
             asked, every = (
-                [Key(trial.label, seed, deploy) for seed in seeds]
+                [RunKey(trial.label, seed, deploy) for seed in seeds]
                 for seeds in (job.fresh, job.every_fresh)
             )
             runs = tuple(dict.fromkeys([*job.runs, *asked]))
@@ -131,7 +131,7 @@ def picked_history(target: Target, batches: Sequence[ArchiveFile]) -> History:
         if trial.picked:
             job = target.jobs[trial.job]
             deploys = {key.deploy for key in job.runs if key.label == trial.label}
-            keys = tuple(Key(trial.label, seed, d) for seed in job.fresh for d in deploys)
+            keys = tuple(RunKey(trial.label, seed, d) for seed in job.fresh for d in deploys)
             found = archive.deployed_history(batches, replace(job, runs=keys))
             runs += [replace(run, label=trial.row) for run in found.runs]
     return History(runs, target.jobs[0].experiment.eval.share)
@@ -153,7 +153,7 @@ def target_sizes(batches: Sequence[ArchiveFile]) -> list[TargetSize]:
         runs = sum(len(job.runs) for job in jobs)
         work = sum(targets.updates(job, job.runs) for job in jobs)
         for one in (target, *target.uses):
-            for job in one.jobs[:1]:  # fresh runs of rows without a pick are all as long
+            for job in one.jobs[:1]:  # Fresh runs of rows without a pick all have the same rounds.
                 unpicked = len(waiting(one, batches)) * len(job.fresh)
                 runs += unpicked
                 work += unpicked * targets.participants(job) * job.experiment.train.rounds

@@ -21,8 +21,10 @@ from fedmaba.reproduction.targets import Target, Variant
 from fedmaba.results.metrics import Fairness, FloatArray
 from fedmaba.results.selection import CHOICES, REFERENCE, Found, by_seed, fairness_by_seed
 
-OURS = "fedmaba"
-Apart = dict[int, FloatArray]  # by seed: (rows, figures) absolute differences to the paper, points
+OUR_ROW = "fedmaba"
+TableDistances = dict[
+    int, FloatArray
+]  # By seed, it has (rows, figures) absolute differences to the paper in points.
 
 
 def readings(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
@@ -41,7 +43,7 @@ def _two_rows(target: Target, batches: Sequence[ArchiveFile], name: str) -> Grid
     head.append("variance, FedMABA − FedAvg")
     body, shown = [], set()
     for job in target.jobs:
-        row = next((label for label in job.strategies if label.partition(":")[0] == OURS), "")
+        row = next((label for label in job.strategies if label.partition(":")[0] == OUR_ROW), "")
         if REFERENCE not in job.strategies or (job.digest, row) in shown:
             continue
         shown.add((job.digest, row))
@@ -63,7 +65,9 @@ def _two_rows(target: Target, batches: Sequence[ArchiveFile], name: str) -> Grid
 
 def whole_rows(target: Target) -> list[str]:
     """The rows of a target that the paper's table has."""
-    return [row for row in target.jobs[0].strategies if row in paper.load()[target.view.paper]]
+    return [
+        row for row in target.jobs[0].strategies if row in paper.load_paper()[target.view.paper]
+    ]
 
 
 def found_rows(target: Target, i: int, batches: Sequence[ArchiveFile], at: str) -> Found:
@@ -85,17 +89,17 @@ def without(label: str, names: Sequence[str]) -> str:
     return f"{name}:{','.join(kept)}" if kept else name
 
 
-def apart_from_paper(found: Found, rows: Sequence[str], table: str) -> Apart:
+def distances_to_paper(found: Found, rows: Sequence[str], table: str) -> TableDistances:
     """Absolute differences to the paper in points, under each seed that has all of the rows."""
     if not all(row in found for row in rows):
         return {}
     seeds = set.intersection(*(set(found[row]) for row in rows))
-    known = paper.load()[table]
+    known = paper.load_paper()[table]
     theirs = np.array([_points([known[row][f][0] for f in FIGURES]) for row in rows])
     return {seed: np.abs(_table(found, rows, seed) - theirs) for seed in sorted(seeds)}
 
 
-def score(apart: Apart) -> dict[int, float]:
+def score(apart: TableDistances) -> dict[int, float]:
     """The distance of each seed's table."""
     return {seed: float(one.mean()) for seed, one in apart.items()}
 
@@ -114,17 +118,17 @@ def _points(figures: Sequence[float]) -> list[float]:
 def _score(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None:
     """Every reading by its distance, the nearest first, and in words which fits best."""
     rows, table = whole_rows(target), target.view.paper
-    two = [REFERENCE, OURS]
+    two = [REFERENCE, OUR_ROW]
     taken = {at: found_rows(target, 0, batches, at) for at in ("best", "last")}
-    base = score(apart_from_paper(taken["best"], rows, table))
+    base = score(distances_to_paper(taken["best"], rows, table))
     lines: list[tuple[float, list[Cell]]] = []
     spans: dict[str, Interval] = {}
     scores: dict[str, Mapping[int, float]] = {}
     by_row: dict[str, FloatArray] = {}
     for i, variant in enumerate(target.view.variant):
         best, last = (found_rows(target, i, batches, at) for at in ("best", "last"))
-        apart = apart_from_paper(best, rows, table)
-        some = score(apart_from_paper(best, two, table))
+        apart = distances_to_paper(best, rows, table)
+        some = score(distances_to_paper(best, two, table))
         if not some or (not apart and _is_part(target, i, two)):
             continue
         own = score(apart)
@@ -138,7 +142,7 @@ def _score(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> Non
         cells += [between(spans[variant.title]) if i and own else Cell("")]
         cells += [number(float(x)) for x in each]
         cells += [number(*moments([*some.values()]))]
-        cells += [number(*moments([*score(apart_from_paper(last, rows, table)).values()]))]
+        cells += [number(*moments([*score(distances_to_paper(last, rows, table)).values()]))]
         lines.append((mean, cells))
     if not base:
         return

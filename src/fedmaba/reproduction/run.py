@@ -22,7 +22,7 @@ from fedmaba.experiment import session as experiment
 from fedmaba.experiment.driver import drive
 from fedmaba.experiment.session import Session, UserObjects
 from fedmaba.reproduction import archive, picks, targets
-from fedmaba.reproduction.targets import Job, Key, Target
+from fedmaba.reproduction.targets import Job, RunKey, Target
 from fedmaba.results import files, run_folder
 from fedmaba.simulation import engine
 
@@ -35,7 +35,7 @@ class PendingBatch:
 
     name: str  # of the target it was asked for
     job: Job
-    runs: tuple[Key, ...]
+    runs: tuple[RunKey, ...]
 
     @property
     def file(self) -> str:
@@ -94,10 +94,10 @@ class RunningBatch:
     work: PendingBatch
     session: Session
     folder: run_folder.Folder  # of its checkpoints
-    target: Path  #         the file that its results go to
+    target: Path  # Its results go to this file.
     command: Sequence[str]
     seconds: float  #       spent on it so far
-    loaded: LoadedData | None  # its data, if the batch before had the same
+    loaded: LoadedData | None  # These are its data, if the batch before had the same.
     stopped: bool = False
     _before: float = 0.0  # when seconds were last counted
 
@@ -128,7 +128,7 @@ class RunningBatch:
         """Save the compact history; the checkpoint is no longer needed."""
         self._count_seconds()
         sizes = [run.federation.validation.size for run, _ in self.session.batch.handed_out]
-        archive.write(self.target, self.session.history.runs, sizes, self._about())
+        archive.write_archive(self.target, self.session.history.runs, sizes, self._about())
         self.folder.discard()
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ def load_history(path: Path | str) -> History:
     if _is_file_of_reproduce(path) or _names_target(path):
         (source,) = load_one(path)
         return source.history
-    if (state := state_folder.load(path)) is not None:
+    if (state := state_folder.load_state_folder(path)) is not None:
         return state.history()
     return parts.load_history(path)
 
@@ -54,7 +54,7 @@ def _is_file_of_reproduce(path: Path) -> bool:
 
 def _names_target(path: Path) -> bool:
     """Whether this is FOLDER/TARGET and no run folder, whatever else is at that place."""
-    named = (run_folder.EXPERIMENT_FILE, run_folder.RUNS_FILE, run_folder.PARTS)
+    named = (run_folder.EXPERIMENT_FILE, run_folder.RUNS_FILE, run_folder.PARTS_FOLDER)
     run = path.is_dir() and any(files.exists(path / name) for name in named)
     return not run and path.name in targets.names() and path.parent.is_dir()
 
@@ -84,14 +84,14 @@ def load_runs_and_targets(paths: Sequence[Path]) -> list[data.Source]:
                 raise InputError(f"{path} is named twice: name each target once")
             out += of_target(path.parent, path.name)
         else:
-            out.append(data.load(path))  # which says what is wrong with it
+            out.append(data.load_run_folder(path))  # which says what is wrong with it
     return out
 
 
 def of_target(folder: Path, name: str) -> list[data.Source]:
     """One for each of a target's experiments that has runs in the folder."""
     batches = archive.read_folder(folder)
-    target = picks.with_picks(targets.load(name), batches)
+    target = picks.with_picks(targets.load_target(name), batches)
     jobs = target.every_job()
     text = files.read(targets.folder() / f"{name}.toml", files.MAX_TOML_BYTES).decode()
     out, fresh = [], target.view.search > 0

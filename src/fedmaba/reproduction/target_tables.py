@@ -19,8 +19,8 @@ from fedmaba.report.table import (
     figures_in_words,
     grid_of_differences,
     grid_of_rows,
-    minus,
     short_titles,
+    subtract_figures,
 )
 from fedmaba.reproduction import archive, paper, targets
 from fedmaba.reproduction.archive import ArchiveFile, deployed_history
@@ -30,7 +30,7 @@ from fedmaba.results.history import History, Model, Row
 from fedmaba.results.selection import (
     CHOICES,
     REFERENCE,
-    Choice,
+    RoundChoice,
     at_choice,
     by_seed,
     fairness_by_seed,
@@ -40,7 +40,7 @@ from fedmaba.results.selection import (
     variances,
 )
 
-LAST = CHOICES["last"]
+LAST_ROUND = CHOICES["last"]
 INSIDE = "the paper's value lies inside our interval"
 CAUSE = "likely cause, where one was tested"
 
@@ -53,10 +53,12 @@ def table(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None
     history = archive.collect(batches, target.jobs[0])[0]
     first = of_deploy(history, None)
     like = target.view.paper and not targets.changes(target.jobs[0])
-    known = paper.load().get(target.view.paper, {}) if like else {}
+    known = paper.load_paper().get(target.view.paper, {}) if like else {}
     grids = []
     if like:
-        out.text.append(f"The paper: {paper.load()['source']}. {paper.load()['missing']}")
+        out.text.append(
+            f"The paper: {paper.load_paper()['source']}. {paper.load_paper()['missing']}"
+        )
     for name in ("best", "last", "valid", "last5"):
         grids.append(levels(first, "last", CHOICES[name], known))
         if known and name != "last5" and (apart := from_paper(first, CHOICES[name], known)):
@@ -66,8 +68,8 @@ def table(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None
     handed: list[str | None] = [*target.view.deploy] or [None]
     for deploy in handed:
         own = of_deploy(history, deploy)
-        grids.append(levels(own, "deployed", LAST, deploy=deploy))
-        grids.append(differences(own, "deployed", LAST, deploy))
+        grids.append(levels(own, "deployed", LAST_ROUND, deploy=deploy))
+        grids.append(differences(own, "deployed", LAST_ROUND, deploy))
         grids.append(gain(own, deploy))
     out.grids += filter(None, grids)
     _note_diverged(out, history)
@@ -77,7 +79,7 @@ def table(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None
 def levels(
     history: History,
     model: Model,
-    choice: Choice,
+    choice: RoundChoice,
     known: dict[str, Any] | None = None,
     deploy: str | None = None,
 ) -> Grid | None:
@@ -105,9 +107,11 @@ def _with_paper(ours: Grid, rows: Sequence[Row], known: dict[str, Any], share: f
     return Grid(ours.name, ours.title, head, body)
 
 
-def beside(history: History, choice: Choice, apart: dict[str, list[Interval]], target: str) -> Grid:
+def beside(
+    history: History, choice: RoundChoice, apart: dict[str, list[Interval]], target: str
+) -> Grid:
     """Ours minus the paper's, row by row: bold where the paper's value is inside our interval."""
-    causes, body = paper.load()["cause"].get(target, {}), []
+    causes, body = paper.load_paper()["cause"].get(target, {}), []
     for row, own in apart.items():
         within, seeds = [_inside(span) for span in own], own[0].seeds
         cells = [between(s)._replace(rank=0 if i else 2) for s, i in zip(own, within, strict=True)]
@@ -120,7 +124,7 @@ def beside(history: History, choice: Choice, apart: dict[str, list[Interval]], t
 
 
 def from_paper(
-    history: History, choice: Choice, known: dict[str, Any]
+    history: History, choice: RoundChoice, known: dict[str, Any]
 ) -> dict[str, list[Interval]]:
     """The four figures, ours minus the paper's, of each row that the paper has; {}: no round."""
     if at_choice(history, choice) is None:
@@ -161,13 +165,15 @@ def _in_short(apart: dict[str, list[Interval]]) -> list[str]:
 
 
 def differences(
-    history: History, model: Model, choice: Choice, deploy: str | None = None
+    history: History, model: Model, choice: RoundChoice, deploy: str | None = None
 ) -> Grid | None:
     """Each row's differences to FedAvg."""
     found = fairness_by_seed(history, model, choice)
     if REFERENCE not in found or len(found) < 2:
         return None
-    spans = {row: minus(found, row, found, REFERENCE) for row in found if row != REFERENCE}
+    spans = {
+        row: subtract_figures(found, row, found, REFERENCE) for row in found if row != REFERENCE
+    }
     short, words = _of(model, deploy)
     title = f"{words}, {choice.words}: difference to FedAvg under the same seeds, 95 % t-interval"
     name, base = f"pairs-{choice.name}{short}", name_of(REFERENCE)
@@ -176,10 +182,10 @@ def differences(
 
 def gain(history: History, deploy: str | None) -> Grid | None:
     """What handing out the average does to each row, the reference included."""
-    last, handed = (fairness_by_seed(history, model, LAST) for model in ("last", "deployed"))
+    last, handed = (fairness_by_seed(history, model, LAST_ROUND) for model in ("last", "deployed"))
     if not last:
         return None
-    spans = {row: minus(handed, row, last, row) for row in last}
+    spans = {row: subtract_figures(handed, row, last, row) for row in last}
     short, words = _of("deployed", deploy)
     title = f"{words} minus last server model of the same runs, at the last round, 95 % t-interval"
     base, unit = name_of(REFERENCE), history.unit
@@ -198,7 +204,9 @@ def _draw(out: Document, history: History, kinds: Sequence[str], smooth: int = 1
     """Wide figures of the last server model whose rows have their names."""
     named = replace(history, runs=[replace(r, label=name_of(r.label)) for r in history.runs])
     size = (WIDE, 4.0)
-    out.figures |= {kind: partial(figures.of, named, kind, "last", size, smooth) for kind in kinds}
+    out.figures |= {
+        kind: partial(figures.figure_of, named, kind, "last", size, smooth) for kind in kinds
+    }
 
 
 def _note_diverged(out: Document, history: History) -> None:
@@ -257,7 +265,7 @@ def curve(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None
     marks = sorted({int(t) for r in runs for t in r.evaluated})
     places = list(
         dict.fromkeys(round(q * (len(marks) - 1)) for q in (0.1, 0.25, 0.5, 0.75, 1.0))
-    )  # which a run that did not diverge has all
+    )  # A run that did not diverge has all of them.
     curves = variances(history, "last")
     means, sds = (
         {row: {s: float(statistic(tail(c))) for s, c in own.items()} for row, own in curves.items()}
@@ -294,8 +302,8 @@ def sweep(out: Document, target: Target, batches: Sequence[ArchiveFile]) -> None
     runs = [replace(r, label=title.get(r.label, r.label)) for r in history.runs]
     titled = replace(history, runs=runs)
     grids = [levels(titled, "last", CHOICES[name]) for name in ("last", "best", "last5")]
-    grids.append(levels(titled, "deployed", LAST))
-    grids.append(differences(titled, "last", LAST))
+    grids.append(levels(titled, "deployed", LAST_ROUND))
+    grids.append(differences(titled, "last", LAST_ROUND))
     out.grids += filter(None, grids)
 
 

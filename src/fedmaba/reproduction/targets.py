@@ -29,12 +29,12 @@ from fedmaba.experiment import config, experiment_file
 from fedmaba.experiment.config import Experiment, Section
 from fedmaba.strategies.base import Strategy
 
-QUICK = 5_000  # client updates of a quick version: about a minute on two cores
+QUICK = 5_000  # A quick version has this many client updates: about a minute on two cores.
 # What decides a run's numbers.
 NUMBERS = ("model", "init", "batchnorm", "data", "train", "attack", "dp", "server", "eval")
 
 
-class More(Section):
+class ExtraSeeds(Section):
     """Rows with seeds of their own."""
 
     strategies: list[str]
@@ -47,9 +47,11 @@ class Variant(Section):
     title: str
     set: dict[str, Any] = Field(default={})
     strategies: list[str] | None = None
-    name: str = ""  # by which another variant refers to it
-    rest: str = ""  # the variant that has the rows of the table that this one leaves as they are
-    apart: list[str] = Field(default=[])  # hyper-parameters that no row of the paper's table names
+    name: str = ""  # Another variant refers to it by this name.
+    # It names the variant that has the rows of the table that this one leaves as they are.
+    rest: str = ""
+    # No row of the paper's table names these hyper-parameters.
+    apart: list[str] = Field(default=[])
 
 
 class View(Section):
@@ -70,22 +72,26 @@ class View(Section):
     ]
     title: str
     note: str = ""
-    paper: str = ""  # which table of paper.toml stands beside ours
+    paper: str = ""  # It names the table of paper.toml that stands beside ours.
     rule: str = ""
-    sweep: str = ""  # the hyper-parameter along the figure's axis
+    sweep: str = ""  # It names the hyper-parameter along the figure's axis.
     figures: list[str] = Field(default=[])
-    smooth: int = Field(default=1, ge=1)  # evaluations a figure's lines are means of
-    deploy: list[str] = Field(default=[])  # which models are handed out; none: each strategy's own
-    more: list[More] = Field(default=[])
+    smooth: int = Field(default=1, ge=1)  # A figure's lines are means of this many evaluations.
+    # These models are handed out; if none, each strategy's own is.
+    deploy: list[str] = Field(default=[])
+    more: list[ExtraSeeds] = Field(default=[])
     variant: list[Variant] = Field(default=[])
     uses: list[str] = Field(default=[])
-    keep: list[Literal["losses"]] = Field(default=[])  # each client's training loss, at evaluations
-    clients: int = Field(default=0, ge=0)  # of data that have clients of their own
-    search: int = Field(default=0, ge=0)  # seeds of every trial: 0, 1, ...; 0: nothing is searched
+    # At evaluations, each client's training loss is kept.
+    keep: list[Literal["losses"]] = Field(default=[])
+    # This counts the clients of data that have clients of their own.
+    clients: int = Field(default=0, ge=0)
+    # Every trial has the seeds 0, 1, ...; with 0 nothing is searched.
+    search: int = Field(default=0, ge=0)
     pick: Literal["best:accuracy", "best:fair"] = "best:fair"  # of a row's trials, on validation
 
 
-class Key(NamedTuple):
+class RunKey(NamedTuple):
     """One run of a job."""
 
     label: str
@@ -100,11 +106,11 @@ class Job:
     title: str
     experiment: Experiment
     strategies: dict[str, Strategy]  # by label, in the order of the rows
-    runs: tuple[Key, ...]
-    whole: Experiment  #               as the file has it, before anything was cut down
-    every: frozenset[Key]  #           the runs, as the file has them
-    keep: tuple[str, ...] = ()  #      what an archive keeps of them beside accuracies
-    clients: int = 0  #                of data that have clients of their own
+    runs: tuple[RunKey, ...]
+    whole: Experiment  # This is how the file has it, before anything was cut down.
+    every: frozenset[RunKey]  # These are the runs, as the file has them.
+    keep: tuple[str, ...] = ()  # An archive keeps these beside accuracies.
+    clients: int = 0  # This counts the clients of data that have clients of their own.
     fresh: tuple[int, ...] = ()  #     seeds of what a search picks
     every_fresh: tuple[int, ...] = ()  # the same, as the file has them
 
@@ -147,10 +153,11 @@ class Scale:
     """How a target is scaled down or up."""
 
     rounds: int | None = None
-    seeds: int | Sequence[int] | None = None  # how many for every row, or which of its own
+    # This says how many seeds every row has, or which of its own.
+    seeds: int | Sequence[int] | None = None
     only: tuple[str, ...] = ()
     quick: bool = False
-    without: tuple[str, ...] = ()  # targets that are left out of those that use them
+    without: tuple[str, ...] = ()  # These targets are left out of those that use them.
 
 
 def folder() -> Path:
@@ -205,23 +212,23 @@ def command(target: Target) -> str:
 def every_target() -> list[Target]:
     """Every target, tables first; what several of them show is read once."""
     known: dict[str, Target] = {}
-    return [_load(name, Scale(), known) for name in names()]
+    return [_load_scaled(name, Scale(), known) for name in names()]
 
 
-def load(name: str, scale: Scale | None = None) -> Target:
+def load_target(name: str, scale: Scale | None = None) -> Target:
     """A target, scaled as asked."""
     scale = scale or Scale()
     for other in scale.without:
         if other not in names():
             raise unknown("target", other, names())
-    target = _load(name, scale, {})
+    target = _load_scaled(name, scale, {})
     for other in scale.without:
         if other not in _used(target):
             raise InputError(f"--without {other}: {name} does not use it: leave it out")
     if scale.quick and scale.rounds is None:
         a_round = sum(updates(job, job.runs, 1) for job in target.every_job())
         rounds = max(3, min(40, QUICK // max(a_round, 1)))
-        target = _load(name, replace(scale, rounds=rounds), {})
+        target = _load_scaled(name, replace(scale, rounds=rounds), {})
     if scale.only:
         _check_only(scale.only, target)
     for job in target.every_job():
@@ -233,7 +240,7 @@ def load(name: str, scale: Scale | None = None) -> Target:
             )
     if not any(job.runs for job in target.every_job()):
         seeds = sorted(
-            {key.seed for job in _load(name, Scale(), {}).every_job() for key in job.runs}
+            {key.seed for job in _load_scaled(name, Scale(), {}).every_job() for key in job.runs}
         )
         raise InputError(
             f"{name}: --only and --seeds leave no run: its seeds are {seeds[0]} to {seeds[-1]}"
@@ -273,7 +280,9 @@ def part(*jobs: Job) -> str:
     return f"{asked} of {every} runs" if asked < every else ""
 
 
-def _load(name: str, scale: Scale, known: dict[str, Target], above: tuple[str, ...] = ()) -> Target:
+def _load_scaled(
+    name: str, scale: Scale, known: dict[str, Target], above: tuple[str, ...] = ()
+) -> Target:
     """A target; `known` are those of the same scale that were loaded before."""
     if name in known:
         return known[name]
@@ -296,7 +305,7 @@ def _load(name: str, scale: Scale, known: dict[str, Target], above: tuple[str, .
     if view.search:
         _check_search(name, jobs)
     shown = (other for other in view.uses if other not in scale.without)
-    uses = tuple(_load(other, scale, known, above) for other in shown)
+    uses = tuple(_load_scaled(other, scale, known, above) for other in shown)
     known[name] = Target(name, view, tuple(jobs), uses, scale)
     return known[name]
 
@@ -325,15 +334,16 @@ def _job(name: str, tree: dict[str, Any], view: View, variant: Variant, scale: S
     every_fresh, fresh, tried = _fresh(asked, view, scale) if view.search else ((), (), None)
     if tried is not None:
         seeds = {label: list(range(view.search)) for label in listed}
-    every = [Key(k, seed, d) for k in listed for seed in seeds[k] for d in deploys[k]]
+    every = [RunKey(k, seed, d) for k in listed for seed in seeds[k] for d in deploys[k]]
     runs = [
-        Key(label, seed, deploy)
+        RunKey(label, seed, deploy)
         for label in listed
         for seed in (_seeds(seeds[label], scale) if tried is None else tried)
         for deploy in deploys[label]
         if not scale.only or any(_matches(word, label) for word in scale.only)
     ]
-    runs.sort(key=lambda key: key.seed)  # a part of the runs is whole seeds as far as it goes
+    # A part of the runs then has whole seeds, as far as it goes.
+    runs.sort(key=lambda key: key.seed)
     return Job(
         title=variant.title,
         experiment=asked,
@@ -403,7 +413,7 @@ def _seeds(own: Sequence[int], scale: Scale) -> list[int]:
     return [seed for seed in own if seed in asked]
 
 
-def words(text: str) -> tuple[str, ...]:
+def parse_row_names(text: str) -> tuple[str, ...]:
     """`fedavg,fedmaba:alpha=0.8,eta_b=1` as the strategies it names."""
     return tuple(w.strip() for w in re.split(r",(?=\s*[\w.]+(?:[:,]|\s*$))", text) if w.strip())
 
@@ -428,7 +438,7 @@ def participants(job: Job) -> int:
     return own if some == "all" else int(some)
 
 
-def updates(job: Job, runs: Sequence[Key], rounds: int | None = None) -> int:
+def updates(job: Job, runs: Sequence[RunKey], rounds: int | None = None) -> int:
     """Client updates of some of a job's runs; those of another deployed model are trained once."""
     trained = len({(key.label, key.seed) for key in runs})
     return trained * participants(job) * (rounds or job.experiment.train.rounds)

@@ -23,7 +23,7 @@ from fedmaba.reproduction.targets import Target
 class WrittenTarget(NamedTuple):
     """A target that was written in every form."""
 
-    page: Document  # without its figures: they are files by now
+    page: Document  # Its figures are left out, because they are files by now.
     files: list[Path]
     why: str  # there are no figures
 
@@ -57,7 +57,7 @@ def write_all(
 def _drawn(target: Target, found: Sequence[ArchiveFile], out: Path) -> WrittenTarget | FedmabaError:
     try:
         page = reproduction.document(target, found)
-        files, why = document.write(page, out / target.name)
+        files, why = document.write_document(page, out / target.name)
     except FedmabaError as error:
         return error
     page.figures.clear()

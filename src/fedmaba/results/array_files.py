@@ -25,23 +25,27 @@ from fedmaba.errors import InputError
 from fedmaba.results import files
 
 Arrays = dict[str, NDArray[Any]]
-BITS = (8, 16, 32, 64)
-SAFETENSORS_NAMES = {  # numbers as NumPy and safetensors name them
+ITEM_BITS = (8, 16, 32, 64)
+SAFETENSORS_NAMES = {  # NumPy and safetensors give these names to numbers.
     "bool": "BOOL",
-    **{f"{name}{bits}": f"{name[0].upper()}{bits}" for name in ("int", "uint") for bits in BITS},
-    **{f"float{bits}": f"F{bits}" for bits in BITS[1:]},
+    **{
+        f"{name}{bits}": f"{name[0].upper()}{bits}"
+        for name in ("int", "uint")
+        for bits in ITEM_BITS
+    },
+    **{f"float{bits}": f"F{bits}" for bits in ITEM_BITS[1:]},
 }
 BF = "BF16"  # which NumPy lacks
 DTYPES = {kind: np.dtype(name).newbyteorder("<") for name, kind in SAFETENSORS_NAMES.items()}
-MAX_MEMBERS = 100_000  # in an NPZ file: a partition has seven for each seed
+MAX_MEMBERS = 100_000  # An NPZ file may have this many arrays: a partition has seven for each seed.
 FREE_BYTES = 512 * files.MB  # small files may unpack to this much
-MAX_RATIO = 8  # beyond that: bytes in memory for each byte on the disk
+MAX_RATIO = 8  # Above that, an array may take this many bytes in memory per byte on the disk.
 MAX_DIMENSIONS = 8
 PIECE_BYTES = 2**20  # read at a time
 MAX_LIST_BYTES = 16 * files.MB  # of a zip file's list of members
-MAX_WINDOW_BYTES = 64 * files.MB  # of memory that an LZMA member may reserve
+MAX_WINDOW_BYTES = 64 * files.MB  # An LZMA member may reserve this much memory.
 COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA)
-READ_ERRORS = (  # what reading a damaged NPZ file may raise
+READ_ERRORS = (  # Reading a damaged NPZ file may raise any of these.
     OSError, ValueError, EOFError, KeyError, IndexError, OverflowError, RuntimeError, MemoryError,
     NotImplementedError, zipfile.BadZipFile, zlib.error, lzma.LZMAError,
 )  # fmt: skip

@@ -19,9 +19,10 @@ from fedmaba.results.metrics import OF_TASK, Metric
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-MetricOfClient = Callable[[FloatArray, Any], float]  # outputs (n, C), targets (n, ...) -> number
+# It turns outputs (n, C) and targets (n, ...) into a number.
+MetricOfClient = Callable[[FloatArray, Any], float]
 MOST_PERPLEXITY = 1e100
-CALIBRATION_BINS = 15  # of equal width, as Guo et al. 2017 count them
+CALIBRATION_BINS = 15  # The bins are of equal width, as Guo et al. 2017 count them.
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,11 @@ class ClientMetric:
 
     name: str  #      on the command line
     title: str  #     heads its column
-    share: bool  #    lies between 0 and 1, and so is shown in per cent
+    share: bool  # Its scores lie between 0 and 1, and so are shown in percent.
     higher: bool  #   whether more is better
     tasks: tuple[str, ...]  # kinds of target that it is made for
     score: MetricOfClient
-    partial: bool = False  # nan for a client whose targets are all alike
+    partial: bool = False  # It is nan for a client whose targets are all the same.
 
     def __call__(self, outputs: FloatArray, targets: Any) -> float:
         """The score of a client."""
@@ -121,7 +122,7 @@ def _area_under_curve(score: FloatArray, positive: NDArray[np.bool_]) -> float:
     """The chance that a positive example scores above a negative one; ties count half."""
     _, place, count = np.unique(score, return_inverse=True, return_counts=True)
     last = np.cumsum(count)
-    rank = (last - (count - 1) / 2)[place]  # the mean rank of equal scores, from 1
+    rank = (last - (count - 1) / 2)[place]  # The mean rank of equal scores counts, from 1.
     many = positive.sum()
     above = rank[positive].sum() - many * (many + 1) / 2
     return float(above / (many * (len(score) - many)))

@@ -27,7 +27,7 @@ from fedmaba.errors import Busy, FedmabaError, InputError, SaveFailed
 
 try:
     import fcntl
-except ImportError:  # Windows has no such locks: two runs on one folder are not refused
+except ImportError:  # Windows has no such locks, so two runs on one folder are not refused.
     fcntl = None  # type: ignore[assignment]
 
 MB = 2**20
@@ -38,14 +38,14 @@ MAX_TOML_BYTES = 256 * 1024
 MAX_VALUES = 2_000_000  # in one JSON text
 MAX_DEPTH = 50  # of brackets in a JSON or TOML text
 MAX_DIGITS = 20  # of a whole number
-MAX_DOTS = 64  # on a line of TOML: the time to parse it grows with their square
+MAX_DOTS = 64  # Lines of TOML are limited, because parsing takes time with their square.
 REMEDY = "fix it, then `fedmaba resume`"
 Buffer = bytes | memoryview
 
 # Flags that Windows does not have count as 0.
 _SAFE = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"))
 _FOLLOW = getattr(os, "O_NOFOLLOW", 0)
-_TEMPORARY = re.compile(  # names of earlier versions had no random number
+_TEMPORARY = re.compile(  # Names of earlier versions had no random number.
     r"\.(?P<name>.+)\.[0-9a-f]{16}\.tmp|\.(?P<old>experiment\.toml|about\.json|runs\.json|"
     r"rounds\.jsonl|[0-9]+\.ckpt|.+\.npz|.+\.safetensors)\.tmp"
 )
@@ -125,7 +125,7 @@ def without_links(path: Path) -> Path:
     """Where a path that the user names leads to."""
     try:
         return path.resolve()
-    except (OSError, RuntimeError) as error:  # before Python 3.13, of a link to itself
+    except (OSError, RuntimeError) as error:  # Before Python 3.13, a link to itself raises this.
         raise InputError(f"{path} is a link that leads nowhere: name a run folder") from error
 
 
@@ -485,7 +485,7 @@ def in_use(path: Path) -> bool:
     for target, flags in ((path, _SAFE & ~_FOLLOW), (path / ".lock", _SAFE)):
         try:
             handle = os.open(target, os.O_RDONLY | flags)
-        except OSError:  # no such file, or folders cannot be opened
+        except OSError:  # There is no such file, or folders cannot be opened.
             continue
         try:
             if fcntl is None:

@@ -29,8 +29,8 @@ class GroupRow(NamedTuple):
     seeds: int
     mean: GroupFigures
     sd: GroupFigures
-    size: FloatArray  # (G,)       test examples, as a mean over seeds
-    rates: FloatArray  # (4, G)     accuracy, selected, true and false positive rate
+    size: FloatArray  # It has (G,) test examples, as a mean over seeds.
+    rates: FloatArray  # It has (4, G) accuracy, selected, true and false positive rate.
     rates_sd: FloatArray  # (4, G)
 
 

@@ -19,7 +19,7 @@ class Groups(NamedTuple):
     """The groups that a run is judged by."""
 
     names: tuple[str, ...] = ()
-    positive: str = ""  # the second of two classes; "": there are more
+    positive: str = ""  # It is the second of two classes, or empty if there are more.
 
 
 NO_GROUPS = Groups()
@@ -31,27 +31,29 @@ class Rates(NamedTuple):
     size: FloatArray  #           test examples
     accuracy: FloatArray
     selected: FloatArray  #       predicted positive
-    true_positive: FloatArray  #  of the positive ones, predicted positive
-    false_positive: FloatArray  # of the negative ones, predicted positive
+    true_positive: FloatArray  # This is the share of the positive ones that is predicted positive.
+    false_positive: FloatArray  # This is the share of the negative ones that is predicted positive.
 
 
 class Gaps(NamedTuple):
     """How far groups lie apart, (...) shares; nan where fewer than two groups have the rate."""
 
-    worst: FloatArray  #    accuracy of the group that is served worst
+    worst: FloatArray  # This is the accuracy of the group that is served worst.
     accuracy: FloatArray  # highest minus lowest accuracy
-    parity: FloatArray  #   demographic parity difference: highest minus lowest share selected
-    odds: FloatArray  #     equalised odds difference: the larger gap of true and false positives
+    # The demographic parity difference is the highest minus the lowest share selected.
+    parity: FloatArray
+    # The equalised odds difference is the larger gap of true and of false positives.
+    odds: FloatArray
 
 
 class GroupFigures(NamedTuple):
     """The figures of one evaluation in percent: over all test examples, and within clients."""
 
-    worst: float  #           accuracy of the worst served group
-    accuracy: float  #        gaps between groups, each group over all clients
+    worst: float  # This is the accuracy of the worst served group.
+    accuracy: float  # Gaps between groups count each group over all clients.
     parity: float
     odds: float
-    within_accuracy: float  # gaps within a client, as the mean over clients that have such a gap
+    within_accuracy: float  # Gaps within a client are means over the clients that have such a gap.
     within_parity: float
     within_odds: float
 

@@ -44,10 +44,10 @@ Model = Literal["deployed", "last", "personal"]
 At = Literal["last", "best", "last5"]
 TrainedModel = Literal["deployed", "last", "best"]
 ModuleType = TypeVar("ModuleType", bound="nn.Module")
-On = Literal["test", "validation"]  # which examples of a client a score is of
+On = Literal["test", "validation"]  # A score is of these examples of a client.
 Arrays = dict[str, NDArray[Any]]
-TRAINING = "training.loss"  # a table of what clients reported at each evaluation
-VIEWS = "fedmaba.report.history_views"  # loaded by its name: results import nothing of reports
+TRAINING = "training.loss"  # This is a table of what clients reported at each evaluation.
+VIEWS = "fedmaba.report.history_views"  # Results import nothing of reports, so this is a name.
 
 
 class GrowingArray(Sequence[NDArray[Any]]):
@@ -96,7 +96,7 @@ class Models(Protocol):
 class RunHistory:
     """One run: what its server saw each round, and how its models served each client."""
 
-    # why a client that has test examples can be left out of the figures
+    # This says why a client that has test examples can be left out of the figures.
     UNJUDGED: ClassVar[str] = (
         "Clients whose {name} is undefined, as where all test examples are of one class, are not "
         "in the figures."
@@ -107,11 +107,11 @@ class RunHistory:
     test_size: IntArray  # (N,)
     diverged: str = ""
     tables: dict[str, GrowingArray] = field(default_factory=dict)
-    of: str = ""  # digest of all settings except the seed; "" if the file has none
+    of: str = ""  # This is the digest of all settings except the seed, empty if the file has none.
     metric: Metric = ACCURACY  # what its scores are
     validation_size: IntArray | None = None  # (N,), where validation examples are held back
-    groups: Groups = NO_GROUPS  # of people, by which predictions are counted; none without names
-    reproduced: bool = False  # read from results of `fedmaba reproduce`, whose options are fixed
+    groups: Groups = NO_GROUPS  # Predictions are counted by these, if they have names.
+    reproduced: bool = False  # Results of `fedmaba reproduce` have fixed options.
     # For each table: itself, how many of its rows were checked, whether all were shares.
     _unit_cache: dict[str, tuple[Any, int, bool]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -301,8 +301,8 @@ class Row(NamedTuple):
     seeds: int
     mean: Fairness
     sd: Fairness
-    note: str  # what the reader must know, such as runs that diverged
-    test_noise: float = np.nan  # part of the variance that finite test sets alone make
+    note: str  # The reader must know this, such as runs that diverged.
+    test_noise: float = np.nan  # Finite test sets alone make this part of the variance.
     corrected: float = np.nan  # variance without that part
 
 
@@ -311,11 +311,12 @@ class History:
     """All runs of an experiment."""
 
     runs: list[RunHistory]
-    share: float = 0.05  # of clients in "worst" and "best", unless a table says otherwise
-    on: On = "test"  # which examples the scores are of; `judged_on` gives the others
+    # This is the share of clients in "worst" and "best", unless a table says otherwise.
+    share: float = 0.05
+    on: On = "test"  # The scores are of these examples, and `judged_on` gives the others.
 
     def __post_init__(self) -> None:
-        self.trained: Models | None = None  # where the trained models are, if that is known
+        self.trained: Models | None = None  # This finds the trained models, if it can.
         require_one_experiment(self.runs)
 
     @property

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from fedmaba.results.history import At, History, Model, RunHistory
 
-ALONE = "local"  # the label of the strategy under which every client trains alone
+ALONE = "local"  # Under the strategy with this label every client trains alone.
 
 
 class Incentive(NamedTuple):
@@ -21,9 +21,9 @@ class Incentive(NamedTuple):
 
     label: str
     seeds: int
-    better: float  # share of clients that are better off than alone
-    equal: float  #  share of clients that are exactly as well off
-    gain: float  #   mean over clients, in points of the score; more is better
+    better: float  # This is the share of clients that are better off than alone.
+    equal: float  # This is the share of clients that are exactly as well off.
+    gain: float  # This is the mean over clients, in points of the score, of which more is better.
     least: float  #  of the client that gains the least
 
 

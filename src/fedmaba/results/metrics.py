@@ -25,7 +25,7 @@ class Unit(NamedTuple):
     mark: str  #     written behind a score
     square: str  #   written behind a variance
     name: str = "accuracy"
-    lower: bool = False  # whether the lower score is the better one
+    lower: bool = False  # This says whether the lower score is the better one.
 
     @property
     def sign(self) -> int:
@@ -33,19 +33,20 @@ class Unit(NamedTuple):
         return -1 if self.lower else 1
 
 
-PERCENT, PLAIN = Unit(100.0, " %", " %²"), Unit(1.0, "", "")
+PERCENT, PLAIN_UNIT = Unit(100.0, " %", " %²"), Unit(1.0, "", "")
 
 
 class Metric(NamedTuple):
     """What a score of a client is. Fields and files call it accuracy, whatever it is."""
 
     name: str = "accuracy"
-    lower: bool = False  # whether the lower score is the better one
-    shares: bool | None = None  # of 1, shown in percent; None: if all scores lie in 0 to 1
+    lower: bool = False  # This says whether the lower score is the better one.
+    # Shares of 1 are shown in percent; with None, scores are shares if all lie in 0 to 1.
+    shares: bool | None = None
 
     def unit(self, shares: bool) -> Unit:
         """How its scores are shown; `shares`: all of them lie in 0 to 1."""
-        unit = PERCENT if (shares if self.shares is None else self.shares) else PLAIN
+        unit = PERCENT if (shares if self.shares is None else self.shares) else PLAIN_UNIT
         usual = (self.name, self.lower) == (unit.name, unit.lower)
         return unit if usual else unit._replace(name=self.name, lower=self.lower)
 
@@ -149,12 +150,13 @@ class Fairness(NamedTuple):
     If the metric is not a share of 1, scores are as they are and not in percent.
     """
 
-    variance: float  #       of accuracy, in percent squared
+    variance: float  # This is the variance of accuracy, in percent squared.
     accuracy: float  #       mean over clients, percent
-    by_sample: float  #      mean over test examples, percent
-    worst: float  #          mean of the worst share of clients, percent
-    best: float  #           mean of the best share of clients, percent
-    loss_variance: float  #  of the clients' test loss (Definition 1 of FedMABA's paper)
+    by_sample: float  # This is the mean over test examples, in percent.
+    worst: float  # This is the mean of the worst share of clients, in percent.
+    best: float  # This is the mean of the best share of clients, in percent.
+    # This is the variance of the clients' test loss (Definition 1 of FedMABA's paper).
+    loss_variance: float
     gini: float
     jain: float
     entropy: float

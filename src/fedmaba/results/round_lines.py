@@ -19,7 +19,7 @@ from fedmaba.results import array_files, files, schema
 from fedmaba.results.history import History
 from fedmaba.results.metrics import every
 
-MAX_LINES = 100_000  # of rounds.jsonl that are read of a run in progress
+MAX_LINES = 100_000  # At most this many lines of rounds.jsonl are read of a run in progress.
 
 
 def as_json_lines(lines: Iterable[Mapping[str, Any]]) -> bytes:
@@ -55,7 +55,7 @@ def _lines_of_run(r: int, run: Any, first: int, share: float) -> list[dict[str, 
                 np.stack([run.tables[f"{model}.{name}"][at] for model in models]).astype(float)
                 for name in ("accuracy", "loss")
             )
-            # in percent, unless the metric says that its scores are no shares
+            # Figures are in percent, unless the metric says that its scores are no shares.
             found = every(accuracy, loss, run.test_size, share, run.metric.unit(True))
             for model, figures in zip(models, found, strict=True):
                 line[model] = {k: _number(v) for k, v in figures._asdict().items()}
@@ -97,6 +97,6 @@ def read_seconds(path: Path, newest: int = 20) -> list[float]:
             took = line.get("seconds") if isinstance(line, dict) else None
             if isinstance(took, int | float) and 0 <= took < math.inf:
                 found.append(float(took))
-    except array_files.READ_ERRORS:  # wall-clock figures: nothing rests on them
+    except array_files.READ_ERRORS:  # Nothing rests on these wall-clock figures.
         return []
-    return found[1:][-newest:]  # the first round also compiles kernels
+    return found[1:][-newest:]  # The first round also compiles kernels.

@@ -40,17 +40,23 @@ if TYPE_CHECKING:
 MAGIC = b"FEDMABA1"
 KEPT_CHECKPOINTS = 2
 RUN_KEYS = ("label", "seed", "deploy", "diverged", "of")  # what runs.json says of a run
-EXPERIMENT_FILE = "experiment.toml"  # the file that makes a folder a run folder
-RUNS_FILE = "runs.json"  # written last: the file that makes it a finished one
-PARTS = "parts"  # more runs: run folders of their own
-SEARCH = "search"  # the trials of `fedmaba tune`: a run folder of its own
-SEARCH_FILE = "tune.json"  # what was searched, and what was picked
-TRACKED_FILE = "trackers.json"  # what experiment trackers call the runs
-LEDGER_FILE = "privacy.json"  # how often what each site of a federation released was counted
-BESIDE = (".lock", PARTS, SEARCH, SEARCH_FILE)  # may be there before the first runs are
+EXPERIMENT_FILE = "experiment.toml"  # This file makes a folder a run folder.
+RUNS_FILE = "runs.json"  # This file is written last and makes the folder a finished one.
+PARTS_FOLDER = "parts"  # more runs: run folders of their own
+SEARCH = "search"  # The trials of `fedmaba tune` are a run folder of their own.
+SEARCH_FILE = "tune.json"  # It says what was searched, and what was picked.
+TRACKED_FILE = "trackers.json"  # Experiment trackers call the runs by these names.
+# It says how often the releases of each site of a federation were counted.
+LEDGER_FILE = "privacy.json"
+OTHER_CONTENT = (
+    ".lock",
+    PARTS_FOLDER,
+    SEARCH,
+    SEARCH_FILE,
+)  # These may be there before the first runs are.
 SUBFOLDERS = ("checkpoint", "clients", "models")
 CHECKPOINT = re.compile(r"[0-9]{1,12}\.ckpt")
-in_use = files.in_use  # whether a process works on a run folder
+in_use = files.in_use  # It says whether a process works on a run folder.
 RESTORE_HINT = "restore it, or run the experiment again with another --out"
 
 
@@ -61,7 +67,7 @@ class Folder:
         # the user may name it by a link
         self.path = files.without_links(path) if path.is_symlink() else path
         self.private, self.remedy = private, remedy
-        self.lines = 0  # bytes of rounds.jsonl that belong to the run
+        self.lines = 0  # This many bytes of rounds.jsonl belong to the run.
         self.digests: dict[str, str] = {}  # SHA-256 of its NPZ files
         self._hold = files.FolderLock(self.path, private, remedy)
         for folder in (self.path, *(self.path / name for name in SUBFOLDERS)):
@@ -159,7 +165,7 @@ class Folder:
         body, digest = pack(arrays, meta), hashlib.sha256()
         for piece in body:
             digest.update(piece)
-        if self.lines:  # the lines must be on the disk before a checkpoint counts them
+        if self.lines:  # The lines must be on the disk before a checkpoint counts them.
             try:
                 files.sync(self.path / "rounds.jsonl")
             except OSError as error:
@@ -185,7 +191,8 @@ class Folder:
         for name, weights in models.items():
             self.write(f"models/{name}.safetensors", safetensors.numpy.save(dict(weights)))
         found = {"share": history.share, "runs": _run_entries(history), "files": self.digests}
-        self.remove_checkpoints(keep=1)  # before it counts as finished: nobody would do it later
+        # This is done before the run counts as finished, because nobody would do it later.
+        self.remove_checkpoints(keep=1)
         self.write_json(RUNS_FILE, {**found, **({"made": made} if made else {})})
 
     def remove_checkpoints(self, keep: int = 0) -> None:
@@ -252,7 +259,8 @@ def holds_something_else(path: Path) -> bool:
     if not path.exists():
         return False
     if path.is_dir() and all(
-        name in BESIDE or files.is_temporary(name, EXPERIMENT_FILE) for name in os.listdir(path)
+        name in OTHER_CONTENT or files.is_temporary(name, EXPERIMENT_FILE)
+        for name in os.listdir(path)
     ):
         return False
     # Asked last: another process may have just written it.

@@ -47,16 +47,16 @@ class SavedRun(Part):
     seed: Seed
     deploy: Word
     diverged: Text
-    of: Word = ""  # a digest of what all seeds have in common; earlier versions had none
+    of: Word = ""  # This is a digest of what all seeds have in common; earlier versions had none.
     metric: SavedMetric = SavedMetric()
     groups: SavedGroups = SavedGroups()
-    personal: bool = False  # of an archive: whether clients have models of their own
+    personal: bool = False  # In an archive, it says whether clients have models of their own.
 
 
 class Provenance(Part):
     """What the numbers of a run come from; version 0.1.0 did not record it."""
 
-    asked: dict[str, Any]  # the settings that can change the numbers
+    asked: dict[str, Any]  # These settings can change the numbers.
     data: Word  # SHA-256
     partition: dict[str, Word]  # SHA-256, by seed
 
@@ -126,7 +126,7 @@ class Ledger(Part):
 
     multipliers: Annotated[list[Number], Field(max_length=2)]
     taken: dict[Site, Count]
-    ended: Count | None = None  # the round after which too few sites could still be asked
+    ended: Count | None = None  # After this round too few sites could still be asked.
 
 
 class SavedFederation(Part):
@@ -143,7 +143,7 @@ class Meta(Runs):
     """The meta data of a checkpoint, of a simulation or of a server on Flower."""
 
     round: Count
-    extends: Count | None = None  # rounds that were asked for before more were added
+    extends: Count | None = None  # This many rounds were asked for before more were added.
     lines: Count  # bytes of rounds.jsonl
     chunk: Annotated[int, Field(ge=1)] | None = None
     diverged: Annotated[list[Text], Field(max_length=MAX_RUNS)] | None = None
@@ -159,20 +159,20 @@ class Meta(Runs):
     federation: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
     privacy: dict[str, dict[Word, Number | Word]] = {}
     last_counted: dict[Word, Count] | None = None
-    taken: dict[Word, Count] | None = None  # how often each site was counted in Ledger
+    taken: dict[Word, Count] | None = None  # Ledger says how often each site was counted.
 
 
-class Data(Part):
+class DataSection(Part):
     name: Word = ""
     sha256: Word = ""
-    inputs: Word = ""  # how pixels became inputs; versions before this did not say
+    inputs: Word = ""  # It says how pixels became inputs; versions before this did not say.
     classes: list[str] = []
     clients: list[str] = []
     task: Word = "classify"
     target: Word = ""  # in words
 
 
-class Model(Part):
+class ModelSection(Part):
     path: str = ""
     parameters: Count = 0
 
@@ -192,12 +192,12 @@ class About(Part):
     python: bool = False
     own: dict[str, str] = {}
     seeds: Annotated[list[Seed], Field(max_length=MAX_RUNS)] = []
-    data: Data = Data()
+    data: DataSection = DataSection()
     partition: dict[Word, Word] = {}
-    source: DataSource | None = None  # None: of a version that did not note it
+    source: DataSource | None = None  # It is None in a version that did not note it.
     hostile: dict[Word, list[Count]] | None = None
     privacy: dict[str, dict[Word, Number | Word]] = {}  # what makes each run private
-    model: Model = Model()
+    model: ModelSection = ModelSection()
     ranks: Count = 1
     chunk: Annotated[int, Field(ge=1)] = 1
     device: Word = ""
@@ -225,7 +225,7 @@ class Line(Part):
     round: Annotated[int, Field(ge=1, lt=2**63)]
     deployed: Figures = Figures()
     last: Figures = Figures()
-    personal: Figures = Figures()  # where clients have models of their own
+    personal: Figures = Figures()  # It is given where clients have models of their own.
 
 
 class SavedTrial(Part):

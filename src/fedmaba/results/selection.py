@@ -20,23 +20,23 @@ REFERENCE = "fedavg"
 Found = dict[str, dict[int, Fairness]]  # by row and seed
 
 
-class Choice(NamedTuple):
+class RoundChoice(NamedTuple):
     """Which round a table shows."""
 
     name: str
     words: str
     at: At
-    on: str  # data that the round is picked on; "" if it is not picked
-    rule: str = ""  # of --deploy, by which it is picked; "": by accuracy
+    on: str  # The round is picked on these data; it is empty if the round is not picked.
+    rule: str = ""  # This is what --deploy says to pick it by; empty means by accuracy.
 
 
 CHOICES = {
     c.name: c
     for c in (
-        Choice("last", "at the last round", "last", ""),
-        Choice("best", "at its best round, picked on test data", "best", "test"),
-        Choice("valid", "at its best round, picked on validation data", "best", "validation"),
-        Choice(
+        RoundChoice("last", "at the last round", "last", ""),
+        RoundChoice("best", "at its best round, picked on test data", "best", "test"),
+        RoundChoice("valid", "at its best round, picked on validation data", "best", "validation"),
+        RoundChoice(
             "fair",
             "at its round of least variance within a point of its best accuracy, picked on "
             "validation data",
@@ -44,7 +44,7 @@ CHOICES = {
             "validation",
             "best:fair",
         ),
-        Choice("last5", "mean of the last five evaluations", "last5", ""),
+        RoundChoice("last5", "mean of the last five evaluations", "last5", ""),
     )
 }
 
@@ -59,7 +59,7 @@ def of_deploy(history: History, deploy: str | None) -> History:
     )
 
 
-def at_choice(history: History, choice: Choice) -> History | None:
+def at_choice(history: History, choice: RoundChoice) -> History | None:
     """The history in which `choice.at` is that round; None if there are no data to pick on."""
     held = any("last_validation.accuracy" in run.tables for run in history.runs)
     if choice.on == "validation":
@@ -94,7 +94,7 @@ def good(history: History) -> list[RunHistory]:
     return [run for run in history.runs if not run.diverged and "evaluated" in run.tables]
 
 
-def fairness_by_seed(history: History, model: Model, choice: Choice) -> Found:
+def fairness_by_seed(history: History, model: Model, choice: RoundChoice) -> Found:
     """The fairness numbers by row and seed."""
     seen = at_choice(history, choice)
     runs = good(seen) if seen else []
@@ -107,7 +107,7 @@ def fairness_by_seed(history: History, model: Model, choice: Choice) -> Found:
     return out
 
 
-def evaluations(run: RunHistory, model: Model, choice: Choice) -> IntArray:
+def evaluations(run: RunHistory, model: Model, choice: RoundChoice) -> IntArray:
     """Which evaluations of a run a choice shows."""
     if not choice.rule:
         return run.chosen(choice.at, model)

@@ -40,10 +40,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 META = ("terms", "sites", "owners", "changes", "counted", "refused")  # of a checkpoint
-MAX_CELLS = 5_000_000  # rounds times sites of a folder that is read
-ERROR = Metric("error", lower=True, shares=False)  # as sites tell it where lower is better
+MAX_CELLS = 5_000_000  # A folder that is read may have this many rounds times sites.
+# Sites tell their scores so where lower is better.
+ERROR_METRIC = Metric("error", lower=True, shares=False)
 RESTORE = "restore it, or name another state folder"
-Line = Mapping[str, Any]
+RoundLine = Mapping[str, Any]
 
 
 @dataclass(repr=False)
@@ -99,14 +100,15 @@ class FederationState:
     path: Path
     terms: Mapping[str, Any]  # settings that stay the same
     sites: Sequence[str]
-    rounds: Sequence[Line] = ()  # what happened, by round
-    finals: Sequence[Line] = ()  # how the deployed model served the sites, at each end
+    rounds: Sequence[RoundLine] = ()  # what happened, by round
+    # It says how the deployed model served the sites, at each end.
+    finals: Sequence[RoundLine] = ()
     done: int = 0  # rounds that are saved
-    timing: Mapping[int, Line] = field(default_factory=dict)  # by round
+    timing: Mapping[int, RoundLine] = field(default_factory=dict)  # by round
     about: Mapping[str, Any] = field(default_factory=dict)
     held: bool = False  # by a server that works on it
     has_models: bool = False
-    spent: bool = False  # too few sites may still be asked: their privacy is spent
+    spent: bool = False  # Too few sites may still be asked, because their privacy is spent.
 
     @property
     def asked(self) -> int | None:
@@ -126,7 +128,7 @@ class FederationState:
         right = right or any("accuracy" in line for line in self.finals)
         wrong = any(row.get("error") is not None for row in rows)
         wrong = wrong or any("error" in line for line in self.finals)
-        return ERROR if wrong and not right else ACCURACY
+        return ERROR_METRIC if wrong and not right else ACCURACY
 
     def history(self) -> History:
         """Its rounds as the history of one run."""
@@ -177,7 +179,7 @@ class FederationState:
         the deployed model. With the rule `last` both are the same model.
         """
         place = {site: i for i, site in enumerate(self.sites)}
-        scores = self._column("error" if self.metric is ERROR else "accuracy")
+        scores = self._column("error" if self.metric is ERROR_METRIC else "accuracy")
         last = {
             int(line["round"]) - 1: row
             for line, row in zip(self.rounds, scores, strict=True)
@@ -268,7 +270,7 @@ def _score(told: Mapping[str, Any]) -> bool:
     return told.get("accuracy") is not None or told.get("error") is not None
 
 
-def load(path: Path) -> FederationState | None:
+def load_state_folder(path: Path) -> FederationState | None:
     """The state folder at this path; None where there is something else."""
     named = (run_folder.EXPERIMENT_FILE, "runs.json")
     if not path.is_dir() or any(files.exists(path / name) for name in named):
@@ -322,11 +324,11 @@ def misfit(meta: Mapping[str, Any]) -> str:
 
 def _read_lines(
     path: Path, sites: Sequence[str], end: int, done: int
-) -> tuple[list[Line], list[Line]]:
+) -> tuple[list[RoundLine], list[RoundLine]]:
     """The lines of rounds.jsonl that its checkpoint counts: those of rounds, those of ends."""
     file, known = path / "rounds.jsonl", set(sites)
-    rounds: list[Line] = []
-    finals: list[Line] = []
+    rounds: list[RoundLine] = []
+    finals: list[RoundLine] = []
     try:
         for place, line in files.json_lines(file, end=end):
             try:
@@ -348,7 +350,7 @@ def _read_lines(
     return rounds, finals
 
 
-def _check_line(told: Line, known: set[str], rounds: Sequence[Line], done: int) -> None:
+def _check_line(told: RoundLine, known: set[str], rounds: Sequence[RoundLine], done: int) -> None:
     """Refuse a line that cannot be of this federation."""
     if told.get("deployed") is None and told.get("sites") is None:
         raise ValueError("it lacks 'sites'")
@@ -362,13 +364,13 @@ def _check_line(told: Line, known: set[str], rounds: Sequence[Line], done: int) 
         raise ValueError(f"round {told['round']} is beyond the {done} that are saved")
 
 
-def _read_timing(path: Path) -> dict[int, Line]:
+def _read_timing(path: Path) -> dict[int, RoundLine]:
     """When each round ended, by timing.jsonl; nothing where it does not say."""
-    found: dict[int, Line] = {}
+    found: dict[int, RoundLine] = {}
     try:
         for _, line in files.json_lines(path / "timing.jsonl"):
             told = schema.check(schema.StateTiming, line)
             found[told["round"]] = told
-    except array_files.READ_ERRORS:  # wall-clock figures: nothing rests on them
+    except array_files.READ_ERRORS:  # Nothing rests on these wall-clock figures.
         return {}
     return found

@@ -12,7 +12,7 @@ from fedmaba.results.groups import Groups
 
 SERVER_MODELS: tuple[Literal["deployed", "last"], ...] = ("deployed", "last")  # which every run has
 _PER_ROUND = ("round", "client", "weight", "reported_loss")
-SIZES = ("test_size", "validation_size")  # how many examples of a kind each client has
+SIZES = ("test_size", "validation_size")  # It says how many examples of a kind each client has.
 _INTEGERS = (*SIZES, "round", "evaluated", "client")
 
 
@@ -87,7 +87,7 @@ def check_values(tables: Mapping[str, NDArray[Any]]) -> None:
     client = tables.get("client", np.zeros((0, 1), np.int64))
     if client.size and not 0 <= client.min() <= client.max() < len(tables["test_size"]):
         raise ValueError("client holds a number that no client has")
-    for name in tables:  # a client without test examples has an accuracy of nan
+    for name in tables:  # A client without test examples has an accuracy of nan.
         lost = np.isinf if name.endswith(".accuracy") else lambda table: ~np.isfinite(table)
         if name.endswith((".accuracy", "weight", "reported_loss")) and lost(tables[name]).any():
             raise ValueError(f"{name} is not finite")

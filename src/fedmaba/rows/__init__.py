@@ -20,7 +20,7 @@ from fedmaba.rows.general import LoopRows
 from fedmaba.rows.stack import LayerRows, plan_layers
 from fedmaba.rows.traced import TracedRows
 
-SMALL = 600_000  # weights and activations of one row's minibatch
+SMALL = 600_000  # These are the weights and activations of one row's minibatch.
 __all__ = ["Layout", "LossFn", "Rows", "compile"]
 
 

@@ -14,10 +14,11 @@ from torch.func import functional_call
 from fedmaba.data import trees
 from fedmaba.data.trees import Tree
 
-# outputs (n, ...), targets (n, ...) -> loss of each (n,); of a class: outputs (n, C), targets (n,)
+# A loss turns outputs (n, ...) and targets (n, ...), or classes (n,), into (n,) numbers.
 LossFn = Callable[[Tensor, Tensor], Tensor]
-Inputs: TypeAlias = Tree[Tensor]  # one tensor, or several: arguments or keywords of the model
-ALIGN = 32  # each weight starts at a multiple of 128 bytes, which matrix units want
+# It is one tensor or several, which are arguments or keywords of the model.
+Inputs: TypeAlias = Tree[Tensor]
+ALIGN = 32  # Each weight starts at a multiple of 128 bytes, which matrix units want.
 
 
 class StoredForm(NamedTuple):
@@ -44,10 +45,11 @@ class RunningStatistics(nn.Module):
     statistics of the examples that are `valid`, and leaves the running ones in `after`.
     """
 
-    statistics: tuple[str, ...] = ()  # names of its buffers that training changes
-    kept_by_client = False  # whether clients keep the whole layer and send nothing of it
-    valid: Tensor | None = None  # (B,) which examples of the minibatch are none of the padding
-    after: tuple[Tensor, ...] = ()  # the new value of each of `statistics`
+    statistics: tuple[str, ...] = ()  # Training changes the buffers with these names.
+    kept_by_client = False  # It says whether clients keep the whole layer and send nothing of it.
+    # It is (B,) and says which examples of the minibatch are no padding.
+    valid: Tensor | None = None
+    after: tuple[Tensor, ...] = ()  # These are the new values of `statistics`.
 
 
 class Layout:
@@ -228,13 +230,13 @@ def seed_torch(seed: int) -> None:
 class Step(NamedTuple):
     """One minibatch of every row."""
 
-    x: Inputs  # (R, B, ...)   unused where rows share inputs
-    y: Tensor  # (R, B), or (R, B, ...) where a target is more than one number
-    weight: Tensor  # (R, B)   of each example in its row's loss; 0 for padding
-    scale: Tensor  # ()        a tensor, so that a recorded step can be replayed with another
+    x: Inputs  # It is (R, B, ...) and unused where rows share inputs.
+    y: Tensor  # It is (R, B), or (R, B, ...) where a target is more than one number.
+    weight: Tensor  # It is (R, B): the part of each example in its row's loss, 0 for padding.
+    scale: Tensor  # It is a tensor (), so that a recorded step can be replayed with another.
     propfair: PropFairRows | None
-    keys: Tensor  # (R,)       random streams of this step
-    of: int = 0  #             rows of the whole chunk, of which these are the first
+    keys: Tensor  # It has the (R,) random streams of this step.
+    of: int = 0  # It counts the rows of the whole chunk, of which these are the first.
 
 
 class RowBlock(NamedTuple):
@@ -250,13 +252,14 @@ class SharedInputs(NamedTuple):
 
     x: Inputs  # (U, steps, B, ...)
     blocks: Sequence[RowBlock]  # all rows, in order
-    owner: Tensor | None = None  # (R,)  whose inputs a row takes; None: each has its own
+    # It says (R,) whose inputs a row takes; None means that each has its own.
+    owner: Tensor | None = None
 
 
 class ProxPull(NamedTuple):
     """FedProx's term: each step also moves the weights a fraction `rate` back towards `start`."""
 
-    start: Tensor  # (R, P), or (1, P) where it is the same for all rows
+    start: Tensor  # It is (R, P), or (1, P) where it is the same for all rows.
     rate: Tensor  # (R, 1)   step size times mu
     last: bool = False  #    after the gradient's step, whose scale makes up for it: no copy of the
     #                        weights is needed then
@@ -278,18 +281,19 @@ class Drift(NamedTuple):
     vector: Tensor  # (R, P)
     keep: Tensor  # (R,)
     give: Tensor  # (R,)
-    stored: Tensor  # (steps + 1, R)  before each step, and after the last
+    stored: Tensor  # It is (steps + 1, R): before each step, and after the last.
     added: Tensor  # (steps + 1, R)
 
 
 class Rows(ABC):
     """R copies of a model as rows of a flat matrix (R, P)."""
 
-    parallel = False  # whether several threads may use it at once
-    image_axes = (-2, -1)  # height and width of images that went through `prepare`
-    evaluates_apart = False  # whether it computes outputs row after row
-    recordable = False  # whether its work can be recorded as a CUDA graph
-    max_rows: int | None = None  # computed at once, on a CPU; None: as many as fit its cache
+    parallel = False  # It says whether several threads may use it at once.
+    image_axes = (-2, -1)  # These are the height and width of images that went through `prepare`.
+    evaluates_apart = False  # It says whether outputs are computed row after row.
+    recordable = False  # It says whether its work can be recorded as a CUDA graph.
+    # On a CPU this many rows are computed at once; None means as many as fit its cache.
+    max_rows: int | None = None
 
     def __init__(
         self,
@@ -354,7 +358,7 @@ class Rows(ABC):
         share * vector is added to them, with a number of each row (R,); where they are pulled, the
         rest of them is what is left.
         """
-        raise NotImplementedError  # only rows that take steps in groups do this
+        raise NotImplementedError  # Only rows that take steps in groups do this.
 
     def models_that_drift(
         self, models: Tensor, run: Tensor, vector: Tensor, share: Tensor, *, pulled: bool

@@ -22,10 +22,10 @@ from fedmaba.errors import InputError
 from fedmaba.rows.base import RunningStatistics, layers_with_statistics
 
 Choice = Literal["refuse", "group", "local", "average", "frozen"]
-CHOICES = "group, local, average or frozen"
-KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+CHOICES_IN_WORDS = "group, local, average or frozen"
+BATCHNORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-MAX_GROUPS = 32
+MAX_NORM_GROUPS = 32
 MIN_CHANNELS = 8  # of a group
 
 
@@ -61,7 +61,7 @@ class RowBatchNorm(RunningStatistics):
     ) -> None:
         super().__init__()
         self.eps, self.momentum, self.kept_by_client = norm.eps, momentum, kept_by_client
-        self.values = 0  # of a channel, in one example; 0: not known yet
+        self.values = 0  # A channel has this many values in one example; 0 means not known yet.
         _take_over(self, norm)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -109,16 +109,16 @@ def replace_batchnorm(model: nn.Module, choice: Choice, name: str) -> nn.Module:
 
 def _replacement(module: nn.Module, choice: Choice, what: str) -> nn.Module:
     what = f"{what} is a {type(module).__name__}"
-    if type(module) not in KINDS:
+    if type(module) not in BATCHNORM_LAYERS:
         raise InputError(
             f"{what} with statistics over examples, for which fedmaba has no rule: use "
             "BatchNorm1d, 2d or 3d, or GroupNorm"
         )
-    assert isinstance(module, KINDS)
+    assert isinstance(module, BATCHNORM_LAYERS)
     if choice == "refuse":
         raise InputError(
             f"{what}, whose statistics mix a client's examples: say what becomes of them, with "
-            f"--batchnorm {CHOICES}"
+            f"--batchnorm {CHOICES_IN_WORDS}"
         )
     if choice == "group":
         return _group_norm(module, what)
@@ -136,7 +136,7 @@ def _replacement(module: nn.Module, choice: Choice, what: str) -> nn.Module:
 
 def groups_of(channels: int) -> int:
     """How many groups replace BatchNorm: up to 32 of 8 channels or more; where none fit, one."""
-    even = [g for g in range(1, MAX_GROUPS + 1) if channels % g == 0]
+    even = [g for g in range(1, MAX_NORM_GROUPS + 1) if channels % g == 0]
     return max((g for g in even if channels >= g * MIN_CHANNELS), default=1)
 
 

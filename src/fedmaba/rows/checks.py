@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from fedmaba.rows.base import Inputs, Layout, call
 from fedmaba.rows.batchnorm import use_running_statistics
-from fedmaba.rows.general import ALONE, call_training, own_copy
+from fedmaba.rows.general import ONE_ROW, call_training, own_copy
 from fedmaba.rows.operations import RowOperations
 
 EXAMPLES = 3
@@ -30,7 +30,7 @@ class Finding:
     """What a try of the rows of a model has shown."""
 
     refusal: str = ""
-    slow: str = ""  # an operation that torch computes row after row
+    slow: str = ""  # Torch computes this operation row after row.
     operations: int = 0  # of one step
 
 
@@ -65,7 +65,7 @@ def try_rows(
             ):
                 warnings.simplefilter("always")
                 found = _compare(make(copied, inputs), copied, inputs, target[:EXAMPLES], dtype)
-        except Exception as error:  # the model's own code can raise anything
+        except Exception as error:  # The model's own code can raise anything.
             found = Finding(refusal=_in_words(error))
             continue
         slow = [str(w.message) for w in said if "performance drop" in str(w.message)]
@@ -104,7 +104,7 @@ def _compare(
     for r in (0, 1):
         own = {n: named[r][n].detach().clone().requires_grad_() for n in rows.trained}
         still, whole = {n: named[r][n] for n in rows.statistics}, tree_map(lambda v: v[r], x)  # noqa: B023
-        with torch.enable_grad(), RowOperations(ALONE, keys[r]):
+        with torch.enable_grad(), RowOperations(ONE_ROW, keys[r]):
             out, moved = call_training(model.train(), whole, own | still, weight[r] > 0)
         with torch.enable_grad():
             loss = (rows.per_example(out, y[r]) * weight[r]).sum()
@@ -116,11 +116,11 @@ def _compare(
         if not all(_close(a[r], b, dtype) for a, b in zip(found, want, strict=True)):
             return Finding("all rows at once give other gradients than the model itself")
         fewer = tree_map(lambda v: v[r, :-1], x)  # noqa: B023
-        if still:  # what statistics over examples mix is declared
+        if still:  # What statistics over examples mix is declared elsewhere.
             use_running_statistics(model)
-            with torch.no_grad(), RowOperations(ALONE, keys[r]):
+            with torch.no_grad(), RowOperations(ONE_ROW, keys[r]):
                 out = call(model, whole, named[r])
-        with torch.no_grad(), RowOperations(ALONE, keys[r]):
+        with torch.no_grad(), RowOperations(ONE_ROW, keys[r]):
             less = call(model, fewer, named[r]) if many > 1 else out[:-1]
         if not _close(less, out[:-1].detach(), dtype):
             return Finding(

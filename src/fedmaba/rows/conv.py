@@ -18,10 +18,12 @@ from torch import Tensor
 from fedmaba.rows import conv_kernels as kernels
 from fedmaba.rows.launch import PROGRAMS, launch_kernel
 
-HALF = {"float32": torch.float16, "tf32": torch.float16, "bf16": torch.bfloat16}
-Tile = tuple[int, int, int, int | None]
-TILES: dict[bool, dict[str, Tile]] = {  # block, warps, stages, most registers of a thread:
-    False: {  #                            as measured on an H200, benchmarks/tiles.py
+HALF_TYPES = {"float32": torch.float16, "tf32": torch.float16, "bf16": torch.bfloat16}
+TileSizes = tuple[int, int, int, int | None]
+# Each has a block, warps, stages and the most registers of a thread, as measured on an H200 by
+# benchmarks/tiles.py.
+KERNEL_TILES: dict[bool, dict[str, TileSizes]] = {
+    False: {
         "y1": (64, 4, 3, 168),  #   forward, few channels; so that three programs fit
         "y": (64, 4, 3, None),  #   forward
         "dx": (128, 4, 3, None),  # input gradient
@@ -36,10 +38,11 @@ TILES: dict[bool, dict[str, Tile]] = {  # block, warps, stages, most registers o
         "d1": (32, 4, 1, None),
     },
 }
-AT_ONCE = {False: 32, True: 128}  # values under a pair of outputs per product, "y1"
+# A product takes this many values under a pair of outputs, "y1".
+VALUES_PER_PRODUCT = {False: 32, True: 128}
 
 
-def largest(v: Tensor, half: torch.dtype) -> Tensor:
+def largest_magnitudes(v: Tensor, half: torch.dtype) -> Tensor:
     """(R,) largest magnitude of each row of v (R, ...), which may be rows of a wider matrix.
 
     bfloat16 has float32's range: there it is 4, which kernels scale by 1.
@@ -50,7 +53,7 @@ def largest(v: Tensor, half: torch.dtype) -> Tensor:
     return out
 
 
-class Packed:
+class PackedWeights:
     """A row's weights ready for products, and their largest magnitudes."""
 
     def __init__(self, lines: Tensor, back: Tensor | None, largest: Tensor) -> None:
@@ -66,14 +69,15 @@ class Stage:
 
     def __init__(self, h: int, w: int, c: int, k: int, n: int, dtype: str, *, first: bool) -> None:
         self.h, self.w, self.c, self.k, self.n, self.first = h, w, c, k, n, first
-        self.pair, self.half, self.scale = dtype == "float32", HALF[dtype], 1.0
+        self.pair, self.half, self.scale = dtype == "float32", HALF_TYPES[dtype], 1.0
         self.few = c < 16
-        self.cp = triton.next_power_of_2(c)  # channels of images, so that loads are aligned
+        # This pads the channels of images, so that loads are aligned.
+        self.cp = triton.next_power_of_2(c)
         size = k * (k + 1) * self.cp
         self.wide = min(128, max(16, triton.next_power_of_2(size))) if self.few else min(64, c)
         self.deep = triton.cdiv(size, self.wide) * self.wide
         self.ph, self.pw = (h - k + 1) // 2, (w - k + 1) // 2
-        self.tiles = TILES[self.pair]
+        self.tiles = KERNEL_TILES[self.pair]
 
     @staticmethod
     def fits(h: int, w: int, c: int, k: int, n: int) -> bool:
@@ -81,9 +85,9 @@ class Stage:
         sizes = (16, 32, 64, 128)
         return k <= 5 and min(h, w) > k and n in sizes and (c < 16 or c in sizes)
 
-    def pack(self, w: Tensor, back: bool) -> Packed:
+    def pack(self, w: Tensor, back: bool) -> PackedWeights:
         """Weights (R, k, k, c, n), scaled, in 16 bits; where `back`, also for input gradients."""
-        rows, top = len(w), largest(w, self.half)
+        rows, top = len(w), largest_magnitudes(w, self.half)
         pieces = 1 + self.pair
         lines = torch.empty(pieces, rows, self.deep, 2 * self.n, device=w.device, dtype=self.half)
         sizes = (self.c, self.cp, self.k, self.n, self.deep, 1024, self.pair)
@@ -92,7 +96,7 @@ class Stage:
             kernels.pack_lines, (triton.cdiv(lines[0, 0].numel(), 1024), rows), *where, *sizes
         )
         if not back:
-            return Packed(lines, None, top)
+            return PackedWeights(lines, None, top)
         size = (pieces, rows, self.k * (self.k + 1) * self.n, 2 * self.c)
         turned = torch.empty(size, device=w.device, dtype=self.half)
         launch_kernel(
@@ -101,7 +105,7 @@ class Stage:
             *(w, w.stride(0), top, turned, turned[0].numel()),
             *(self.c, self.k, self.n, self.pair),
         )
-        return Packed(lines, turned, top)
+        return PackedWeights(lines, turned, top)
 
     def _place(self, x: Tensor) -> tuple[int, int, int]:
         """Steps from hi to lo, from image to image and from row to row of inputs."""
@@ -110,7 +114,7 @@ class Stage:
         return x.stride(0), x.stride(2), x.stride(1)
 
     def forward(
-        self, x: Tensor, w: Packed, b: Tensor, lift: float | None, save: bool
+        self, x: Tensor, w: PackedWeights, b: Tensor, lift: float | None, save: bool
     ) -> tuple[Tensor, Tensor]:
         """Pooled activations, in 16 bits times `lift` or float32; the winners too where `save`."""
         rows, images = len(w.largest), x.shape[1 if self.first else 2]
@@ -122,7 +126,7 @@ class Stage:
             else torch.empty((1 + self.pair, *shape), device=b.device, dtype=self.half)
         )
         block, warps, stages, registers = self.tiles["y1" if self.few else "y"]
-        wide = min(AT_ONCE[self.pair], self.wide) if self.few else self.wide
+        wide = min(VALUES_PER_PRODUCT[self.pair], self.wide) if self.few else self.wide
         launch_kernel(
             kernels.forward,
             (triton.cdiv(images * self.ph * self.pw, block), rows),
@@ -155,7 +159,7 @@ class Stage:
         top: Tensor,
         x: Tensor,
         arg: Tensor,
-        w: Packed,
+        w: PackedWeights,
         sink: Tensor,
         bias: Tensor,
         deeper: bool,

@@ -135,7 +135,8 @@ def forward(
     PH: tl.constexpr = (H - K + 1) // 2
     PW: tl.constexpr = (W - K + 1) // 2
     m = tl.program_id(1).to(tl.int64)
-    r = tl.arange(0, 2 * BP)  # pooled pixels by their upper lines, then again by their lower ones
+    # Pooled pixels are taken by their upper lines, then by their lower ones.
+    r = tl.arange(0, 2 * BP)
     p = tl.program_id(0) * BP + r % BP
     ok = (p < B * PH * PW)[:, None]
     px, py, image = p % PW, (p // PW) % PH, p // (PH * PW)
@@ -163,7 +164,7 @@ def forward(
     n = tl.arange(0, N)
     o = (m * (B * PH * PW) + p)[:, None] * N + n[None, :]
     top = top * (unit / _scale(tl.load(largest + m))) + tl.load(b + m * brow + n)[None, :]
-    value = tl.where(top < 0.0, 0.0, top)  # a value that is not a number stays one
+    value = tl.where(top < 0.0, 0.0, top)  # A value that is not a number stays one.
     if YF:
         tl.store(y + o, value, mask=ok)
     else:

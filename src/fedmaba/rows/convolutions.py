@@ -33,7 +33,7 @@ class Geometry:
     dilation: Ints
     groups: int
     way: Way
-    fused: bool  # whether a compiler will join small operations
+    fused: bool  # It says whether a compiler will join small operations.
 
     def plain(self, x: Tensor, w: Tensor, times: int = 1) -> Tensor:
         """The convolution of one row, or of several as groups."""
@@ -69,7 +69,7 @@ def convolve(
 ) -> Tensor:
     """What torch.conv1d, conv2d or conv3d gives."""
     sides = weight.dim() - 2
-    if x.dim() < weight.dim():  # one example without the minibatch's axis
+    if x.dim() < weight.dim():  # This is one example without the minibatch's axis.
         return convolve(x[None], weight, bias, stride, padding, dilation, groups, way, fused)[0]
     steps, spread = _each(stride, sides), _each(dilation, sides)
     if padding == "same":
@@ -110,7 +110,7 @@ class Convolution(Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, w: Tensor, form: Geometry) -> tuple[Tensor, int]:
         rows = info.batch_size
-        x = _front(x, in_dims[0], rows)
+        x = _rows_first(x, in_dims[0], rows)
         if in_dims[1] is None:  # all rows have the same weights
             y = form.plain(x.flatten(0, 1), w)
             return y.view(rows, -1, *y.shape[1:]), 0
@@ -119,7 +119,9 @@ class Convolution(Function):
             return _products(x, w, form), 0
         if form.way == "each":
             return torch.stack([form.plain(x[r], w[r]) for r in range(rows)]), 0
-        return _apart(form.plain(_beside(x), w.flatten(0, 1), rows), rows), 0
+        return _channels_into_rows(
+            form.plain(_rows_into_channels(x), w.flatten(0, 1), rows), rows
+        ), 0
 
 
 class ConvolutionBack(Function):
@@ -151,7 +153,7 @@ class ConvolutionBack(Function):
         wanted: tuple[bool, bool],
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         rows = info.batch_size
-        g, x = _front(g, in_dims[0], rows), _front(x, in_dims[1], rows)
+        g, x = _rows_first(g, in_dims[0], rows), _rows_first(x, in_dims[1], rows)
         below: Tensor | None = None
         dw: Tensor | None = None
         if in_dims[2] is None:
@@ -169,9 +171,9 @@ class ConvolutionBack(Function):
             below = torch.stack([b for b, _ in each if b is not None]) if wanted[0] else None
             dw = torch.stack([d for _, d in each if d is not None]) if wanted[1] else None
         else:
-            one = (_beside(g), _beside(x), w.flatten(0, 1), wanted, rows)
+            one = (_rows_into_channels(g), _rows_into_channels(x), w.flatten(0, 1), wanted, rows)
             below, dw = form.plain_back(*one)
-            below = None if below is None else _apart(below, rows)
+            below = None if below is None else _channels_into_rows(below, rows)
             dw = None if dw is None else dw.view(w.shape)
         return (_or_empty(below, x, rows), _or_empty(dw, w, rows)), (0, 0)
 
@@ -180,17 +182,17 @@ def _or_empty(value: Tensor | None, like: Tensor, *size: int) -> Tensor:
     return like.new_zeros(size) if value is None else value
 
 
-def _front(x: Tensor, dim: int | None, rows: int) -> Tensor:
+def _rows_first(x: Tensor, dim: int | None, rows: int) -> Tensor:
     """With the axis of rows in front; what rows share gets one."""
     return x.expand(rows, *x.shape) if dim is None else x.movedim(dim, 0)
 
 
-def _beside(x: Tensor) -> Tensor:
+def _rows_into_channels(x: Tensor) -> Tensor:
     """(R, B, C, ...) -> (B, R*C, ...)."""
     return x.transpose(0, 1).flatten(1, 2)
 
 
-def _apart(x: Tensor, rows: int) -> Tensor:
+def _channels_into_rows(x: Tensor, rows: int) -> Tensor:
     """(B, R*C, ...) -> (R, B, C, ...)."""
     return x.view(len(x), rows, -1, *x.shape[2:]).transpose(0, 1)
 

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 MAX_RECORDINGS = 8  # recordings of whole work kept ready
-MAX_PARTS = 512  # recordings of parts of work kept ready
-UNUSED_CALLS = 100  # calls after which a recording that was not replayed gives way to another
-MIN_REPLAYS = 50  # replays after which a recording has paid for itself
-MAX_REMEMBERED = 10_000  # keys that are remembered until they come again
-MANY_SHAPES = 5  # calls of new shapes after which parts of the work are recorded instead
-ALIGNED = 256  # bytes: where an array begins in memory that several share
+MAX_PARTS = 512  # This many recordings of parts of work are kept ready.
+UNUSED_CALLS = 100  # After this many calls a recording that was not replayed gives way to another.
+MIN_REPLAYS = 50  # After this many replays a recording has paid for itself.
+MAX_REMEMBERED = 10_000  # This many keys are remembered until they come again.
+MANY_SHAPES = 5  # After this many calls of new shapes, parts of the work are recorded instead.
+ALIGNED = 256  # An array among several in one memory begins at a multiple of this many bytes.
 
 Held = Tensor | tuple[Tensor, ...] | dict[str, Tensor] | None  # stays where it is
 Function = Callable[..., Any]  # function(spec, *held, *inputs) -> a tensor or a tuple of tensors
@@ -69,7 +69,7 @@ class Buffers:
     def fill(self, inputs: Sequence[Input]) -> None:
         """Bring new inputs of the same shapes to the device."""
         if self.sent:
-            self.sent.synchronize()  # until the copy of last time has been read
+            self.sent.synchronize()  # It waits until the copy of last time has been read.
         for slot, array in zip(self.slots, _arrays(inputs), strict=True):
             slot[...] = array
         if self.slots:
@@ -108,7 +108,7 @@ class RecordingKey(NamedTuple):
 
     function: Function
     spec: Hashable
-    held: tuple[int, ...]  # identities of what stays where it is
+    held: tuple[int, ...]  # These identify what stays where it is.
     inputs: tuple[tuple[Any, ...], ...]  # shapes and types
     result_slot: Hashable
 
@@ -120,7 +120,7 @@ class Recording:
     graph: Any
     inputs: Buffers
     out: Any  # what a replay overwrites
-    held: tuple[Held, ...]  # kept alive, so that no other tensor gets their identity
+    held: tuple[Held, ...]  # They are kept alive, so that no other tensor gets their identity.
     last_call: int = 0
     replays: int = 0
 
@@ -135,14 +135,15 @@ class GraphCache:
         self.device = device
         self.on = recordable and device.type == "cuda"
         self.calls = 0
-        self.wanted = 2  # times that a call must come before it is recorded
+        self.wanted = 2  # A call must come this often before it is recorded.
         self.seen: Counter[int] = Counter()  # of the last keys, by hash
         self.recordings: dict[RecordingKey, Recording] = {}
         self.parts: dict[RecordingKey, Recording] = {}
         self.recording = False
-        self.unlike: Counter[Hashable] = Counter()  # work that was not replayed, by its kind
+        # This is work that was not replayed, by its kind.
+        self.unlike: Counter[Hashable] = Counter()
         self.buffers: dict[Hashable, Tensor] = {}
-        self.pool: Any = None  # memory that parts share: one ends before the next begins
+        self.pool: Any = None  # Parts share this memory, because one ends before the next begins.
 
     def run(
         self,
@@ -231,7 +232,7 @@ class GraphCache:
 
     def _times(self, key: RecordingKey) -> int:
         """How often a key was asked for, this call included."""
-        if len(self.seen) > MAX_REMEMBERED:  # most are shapes of rounds that never come again
+        if len(self.seen) > MAX_REMEMBERED:  # Most are shapes of rounds that never come again.
             self.seen.clear()
         self.seen[hash(key)] += 1
         return self.seen[hash(key)]
@@ -290,7 +291,7 @@ class GraphCache:
     @contextmanager
     def _recorded(self) -> Iterator[None]:
         collecting, self.recording = gc.isenabled(), True
-        gc.disable()  # a recording of an earlier run, freed in the middle, would break this one
+        gc.disable()  # Freeing a recording of an earlier run in the middle would break this one.
         try:
             yield
         finally:

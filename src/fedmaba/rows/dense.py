@@ -32,7 +32,7 @@ def _kept(key, e, CUT: tl.constexpr):
     z = (z ^ (z >> 27)) * SECOND
     z = z ^ (z >> 31)
     draw = (z >> ((e % 4) * 16).to(tl.uint64)).to(tl.int32) & 65535
-    return (draw ^ 32768) >= CUT  # the mask compares signed words of 16 bits
+    return (draw ^ 32768) >= CUT  # The mask compares signed words of 16 bits.
 
 
 @triton.jit(do_not_specialize=["B", "many"])
@@ -93,7 +93,7 @@ def _linear(
         acc = tl.trans(acc)
     e = i[:, None] * O + o[None, :]
     inside = (i < B)[:, None] & (o < O)[None, :]
-    if not DRIFT:  # the order of sums is part of a run's bits
+    if not DRIFT:  # The order of sums is part of a run's bits.
         acc += tl.load(b + m * brow + o, mask=o < O, other=0.0)[None, :]
     if START:
         acc += tl.load(z + m * zrow + e, mask=inside, other=0.0)

@@ -24,9 +24,9 @@ from fedmaba.rows.base import (
     layers_with_statistics,
     seed_torch,
 )
-from fedmaba.rows.operations import How, RowOperations, crashes_backward
+from fedmaba.rows.operations import RowMethod, RowOperations, crashes_backward
 
-ALONE = How(rows=False)
+ONE_ROW = RowMethod(rows=False)
 
 
 class General(Rows):
@@ -53,7 +53,7 @@ class General(Rows):
 
 
 def own_copy(model: nn.Module, *, share_frozen: bool = False) -> nn.Module:
-    """A copy whose recurrent layers do not look at addresses, which rows do not have.
+    """A copy whose recurrent layers skip their check of memory addresses, because rows have none.
 
     With `share_frozen`, both have the same frozen weights in memory.
     """
@@ -115,7 +115,7 @@ class LoopRows(General):
     ) -> None:
         super().__init__(model, layout, example, loss, path)
         self.max_rows = None if self.cuda else 1
-        mode = RowOperations(ALONE, torch.zeros((), dtype=torch.int64, device=self._device))
+        mode = RowOperations(ONE_ROW, torch.zeros((), dtype=torch.int64, device=self._device))
         before = torch.get_rng_state()
         with torch.no_grad(), mode:
             call(self._model(True), example)
@@ -140,7 +140,7 @@ class LoopRows(General):
         try:
             with torch.enable_grad(), _GroupNorms() as norms:
                 got = call(model, turned).detach()
-        except RuntimeError:  # of a model that views images in the usual order
+        except RuntimeError:  # This is of a model that views images in the usual order.
             return False
         with torch.no_grad():
             want = call(model, example[:2])
@@ -156,12 +156,12 @@ class LoopRows(General):
     def _drawing(self, key: Tensor) -> Iterator[None]:
         """With the random numbers of a row's key."""
         if not self.random:
-            with RowOperations(ALONE, key) if self.masks else nullcontext():
+            with RowOperations(ONE_ROW, key) if self.masks else nullcontext():
                 yield
             return
         with torch.random.fork_rng(devices=[self._device] if self.cuda else []):
             seed_torch(int(key) & (2**63 - 1))
-            with RowOperations(ALONE, key):
+            with RowOperations(ONE_ROW, key):
                 yield
 
     def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
@@ -199,6 +199,6 @@ class LoopRows(General):
                 for p, view in zip(weights, self.layout.views(flat[r : r + 1]), strict=True):
                     p.data = view[0]
                 own = tree_map(lambda v: v[r % len(v)], x)  # noqa: B023
-                with self._drawing(key):  # a model may draw random numbers here, too
+                with self._drawing(key):  # A model may draw random numbers here, too.
                     each.append(call(model, self._inputs(own)))
         return torch.stack(each)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedmaba.rows.random import GOLDEN, stream
 
-PURPOSE = GOLDEN >> 1  # changes a step's key, so that its dropout draws other words
+PURPOSE = GOLDEN >> 1  # It changes a step's key, so that its dropout draws other words.
 
 
 def take_augmented(

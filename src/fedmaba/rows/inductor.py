@@ -33,7 +33,7 @@ def kernel_folder() -> Path:
     if given := os.environ.get("FEDMABA_COMPILED"):
         return Path(given)
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # the XDG rules say that a relative path here is to be ignored
+    # The XDG rules say that a relative path here is to be ignored.
     home = base if os.path.isabs(base) else os.path.expanduser("~/.cache")
     return Path(home) / "fedmaba" / "compiled"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import triton
 
-PROGRAMS = 264  # a launch with fewer programs leaves parts of a large GPU idle
+PROGRAMS = 264  # A launch with fewer programs leaves parts of a large GPU idle.
 _compiling = ContextVar("compiling", default=False)
 
 

@@ -35,7 +35,7 @@ ALIKE_WHEN_FROZEN = (
 class Layer(ABC):
     """One layer of all rows, or several that belong together."""
 
-    weights = 0  # how many entries of the layout it owns
+    weights = 0  # It owns this many entries of the layout.
 
     @abstractmethod
     def forward(
@@ -97,7 +97,7 @@ class Dense(Layer):
     ) -> tuple[Tensor, Any]:
         flat = x.flatten(1, -2)
         if keys is not None and flat.shape[1] <= kernels.dense.MAX_MINIBATCH:
-            if not flat[0].is_contiguous():  # the kernels want each row's examples in order
+            if not flat[0].is_contiguous():  # The kernels want each row's examples in order.
                 flat = flat.contiguous()
             y = kernels.dense.linear(flat, w[0], w[1], self.relu, keys, self.drop, self.dtype)
         else:
@@ -142,7 +142,7 @@ class Dense(Layer):
                 flat, x, w[0], sink[0], sink[1], deeper, self.undone, self.dtype, drift
             )
         else:
-            assert drift is None  # steps of larger minibatches are taken one by one
+            assert drift is None  # Steps of larger minibatches are taken one by one.
             below = torch.bmm(flat, w[0].transpose(1, 2)) if deeper else None
             if below is not None and self.undone:
                 below = torch.where(x > 0, below * self.undone, 0.0)
@@ -201,7 +201,7 @@ class Conv2d(Layer):
     def _gradient(
         self, g: Tensor, x: Tensor, w: Tensor, groups: int, deeper: bool
     ) -> tuple[Tensor, Tensor]:
-        if self._turned(x):  # images as channels: one product of Fourier transforms
+        if self._turned(x):  # With images as channels, this is one product of Fourier transforms.
             turned = F.conv2d(x.transpose(0, 1), g.transpose(0, 1), None, 1, self.padding)
             below = self._backward(g, x, w, groups, [True, False])[0] if deeper else x
             return below, turned.transpose(0, 1)
@@ -268,7 +268,7 @@ class ConvStages(Layer):
         top = float(x.abs().amax())
         scale = 2.0 ** (2 - math.frexp(top)[1]) if 0 < top < math.inf else 1.0
         first.scale = scale
-        for stage in self.stages[1:]:  # activations of large images, too, must fit float16
+        for stage in self.stages[1:]:  # Activations of large images, too, must fit float16.
             stage.scale = min(scale, 1.0)
         moved = F.pad(x.permute(0, 2, 3, 1), (0, first.cp - x.shape[1])) * scale
         hi = moved.to(first.half)
@@ -291,7 +291,7 @@ class ConvStages(Layer):
         self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
     ) -> Tensor | None:
         last = self.stages[-1]
-        top = kernels.conv.largest(g, last.half)
+        top = kernels.conv.largest_magnitudes(g, last.half)
         g = g.contiguous().view(*g.shape[:2], last.ph, last.pw, last.n)
         for i in reversed(range(len(self.stages))):
             own = (*saved[i], sink[2 * i], sink[2 * i + 1])
@@ -386,7 +386,7 @@ def _pooled(x: Tensor, save: bool) -> tuple[Tensor, Tensor | None]:
     left, right = even[..., 0::2], even[..., 1::2]
     wide = torch.maximum(left, right)
     top, bottom = wide[..., 0::2, :], wide[..., 1::2, :]
-    # which of the four is the maximum, as torch counts: of equals the first, by lines
+    # This says which of the four is the maximum, as torch counts: of equals the first, by lines.
     east, south = (right > left).view(torch.int8), (bottom > top).view(torch.int8)
     above, below = east[..., 0::2, :], east[..., 1::2, :]
     east = (below - above).mul_(south).add_(above)

@@ -29,11 +29,11 @@ from fedmaba.rows.ready import gpt, lstm, mlp_tabular, resnet, vit
 
 # Of one example: sizes, or a tuple or dict of sizes where there are several inputs. What a factory
 # gets also says what the numbers are: see `trees.Shape`.
-Shape: TypeAlias = trees.Shapes
+InputShapes: TypeAlias = trees.Shapes
 Factory = Callable[[Any, int], nn.Module]  # of (Shape, number of outputs)
 
 
-def mlp(shape: Shape, classes: int) -> nn.Module:
+def mlp(shape: InputShapes, classes: int) -> nn.Module:
     """perceptron: two hidden layers of 200, ReLU, as FedMDFG's code has it"""
     return nn.Sequential(
         nn.Flatten(),
@@ -45,14 +45,14 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
     )
 
 
-def mlp1(shape: Shape, classes: int) -> nn.Module:
+def mlp1(shape: InputShapes, classes: int) -> nn.Module:
     """perceptron with one hidden layer of 200, ReLU"""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(_count(shape, "mlp1"), 200), nn.ReLU(), nn.Linear(200, classes)
     )
 
 
-def cnn(shape: Shape, classes: int) -> nn.Module:
+def cnn(shape: InputShapes, classes: int) -> nn.Module:
     """CNN of FedMDFG's code: conv 5x5 64, pool, conv 5x5 64, pool, 384, 192, dropout 0.2, 0.5"""
     shape = _sizes(shape, "cnn")
     if len(shape) != 3 or min(shape[1:]) < 16:
@@ -79,7 +79,7 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
     )
 
 
-def softmax(shape: Shape, classes: int) -> nn.Module:
+def softmax(shape: InputShapes, classes: int) -> nn.Module:
     """softmax regression: one linear layer, a convex problem"""
     return nn.Sequential(nn.Flatten(), nn.Linear(_count(shape, "softmax"), classes))
 
@@ -88,7 +88,7 @@ def _for_images(make: Factory, least: int) -> Factory:
     """A ready model that takes images alone."""
 
     @wraps(make)
-    def checked(shape: Shape, classes: int) -> nn.Module:
+    def checked(shape: InputShapes, classes: int) -> nn.Module:
         shape = _sizes(shape, make.__name__)
         if len(shape) != 3 or min(shape[1:]) < least:
             raise InputError(
@@ -104,7 +104,7 @@ def _for_tokens(make: Callable[..., nn.Module]) -> Factory:
     """A ready model that takes tokens alone; sizes without a kind may be those of tokens."""
 
     @wraps(make)
-    def checked(shape: Shape, classes: int, target: Any = None) -> nn.Module:
+    def checked(shape: InputShapes, classes: int, target: Any = None) -> nn.Module:
         plain, shape = not isinstance(shape, trees.Shape), _sizes(shape, make.__name__)
         tokens = plain or (shape.kind == "i" and shape.vocabulary > 0)
         if not tokens or len(shape) != 1:
@@ -122,7 +122,7 @@ def _for_tables(make: Factory) -> Factory:
     """A ready model that takes rows of a table alone."""
 
     @wraps(make)
-    def checked(shape: Shape, classes: int) -> nn.Module:
+    def checked(shape: InputShapes, classes: int) -> nn.Module:
         shape = _sizes(shape, "mlp-tabular")
         if len(shape) != 1:
             raise InputError(
@@ -166,7 +166,7 @@ def find_factory(name: str) -> Factory:
 
 def build_model(
     make: Factory,
-    shape: Shape,
+    shape: InputShapes,
     classes: int,
     seed: int,
     batchnorm: norms.Choice = "refuse",
@@ -189,7 +189,7 @@ def build_model(
     target = target or TargetKind("classify", (), classes)
     told = _told(make, target)
     with _seeded(int(rng.key(seed, "model")[0]) >> 1):
-        try:  # called right here: an error in the call itself says that it takes other arguments
+        try:  # It is called right here, so an error says that it takes other arguments.
             model = make(shape, classes, **told)
         except FedmabaError:
             raise
@@ -198,7 +198,7 @@ def build_model(
         if not isinstance(model, nn.Module):
             raise InputError(f"model {name!r} gave a {type(model).__name__}: return an nn.Module")
         read = as_read(model.eval(), shape)
-        out = _try(model, name, _blank(read, 2))  # also gives lazy layers their weights
+        out = _try(model, name, _blank(read, 2))  # This also gives lazy layers their weights.
         if any(leaf.vocabulary for leaf in trees.shape_list(read)):
             _try(model, name, _blank(read, 2, largest=True))
     model = norms.replace_batchnorm(model, batchnorm, name)
@@ -253,10 +253,11 @@ def require_same_constants(models: Mapping[int, nn.Module]) -> None:
                 )
 
 
-def _unmade(what: str, error: Exception, shape: Shape, classes: int) -> InputError:
+def _unmade(what: str, error: Exception, shape: InputShapes, classes: int) -> InputError:
     """The one-line error for a factory that failed."""
     called = error.__traceback__ is not None and error.__traceback__.tb_next is None
-    if isinstance(error, TypeError) and called:  # the call itself failed: it takes other arguments
+    # The call itself failed, so it takes other arguments.
+    if isinstance(error, TypeError) and called:
         return InputError(f"{what}: {error}: it must take (shape, classes)")
     return user_code.error_in_user_code(
         f"{what} cannot be made of shape={shape}, classes={classes}", error
@@ -310,7 +311,7 @@ def _leak_between_examples(model: nn.Module, name: str, shape: Tree[trees.Shape]
     return ""
 
 
-def as_read(model: nn.Module, shape: Shape) -> Tree[trees.Shape]:
+def as_read(model: nn.Module, shape: InputShapes) -> Tree[trees.Shape]:
     """The shape of inputs as this model reads them: one array of integers may stand for numbers.
 
     Integers stay integers where the model takes them, as an Embedding does. A model that only takes
@@ -334,7 +335,7 @@ def _takes(model: nn.Module, shape: trees.Shape) -> bool:
     try:
         with torch.no_grad():
             call(model, _blank(shape, 2))
-    except Exception:  # user code can raise anything; `_try` says what
+    except Exception:  # User code can raise anything, and `_try` says what.
         return False
     return True
 
@@ -428,11 +429,11 @@ def describe_models() -> list[tuple[str, str]]:
     return [*((name, (f.__doc__ or "").strip()) for name, f in REGISTRY.items()), yours]
 
 
-def _count(shape: Shape, name: str) -> int:
+def _count(shape: InputShapes, name: str) -> int:
     return math.prod(_sizes(shape, name))
 
 
-def _sizes(shape: Shape, name: str) -> trees.Shape:
+def _sizes(shape: InputShapes, name: str) -> trees.Shape:
     """The sizes of the one array that a ready model takes."""
     one = trees.shape_leaves(shape)
     if not isinstance(one, trees.Shape):

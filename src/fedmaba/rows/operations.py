@@ -24,18 +24,20 @@ from fedmaba.rows.convolutions import Way, convolve
 from fedmaba.rows.random import dropout_mask, fused_dropout_mask
 
 Ints = tuple[int, ...]
-MAX_ONE_HOT = 4096  # entries of an embedding whose gradient is taken as a product
-LOOKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+# The gradient of an embedding with up to this many entries is taken as a product.
+MAX_ONE_HOT = 4096
+OVERRIDE_HOOKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
 @dataclass(frozen=True)
-class How:
+class RowMethod:
     """Which of several equal ways to compute operations is taken."""
 
-    rows: bool  # whether many rows are computed at once; one row alone needs only its masks
+    # It says whether many rows are computed at once; one row alone needs only its masks.
+    rows: bool
     conv: Way = "each"
-    fused: bool = False  # whether a compiler will join small operations
-    low: torch.dtype | None = None  # the type that products take in place of float32
+    fused: bool = False  # It says whether a compiler will join small operations.
+    low: torch.dtype | None = None  # Products take this type in place of float32.
 
 
 class RowOperations(TorchFunctionMode):
@@ -44,7 +46,7 @@ class RowOperations(TorchFunctionMode):
     Without a key, dropout does nothing.
     """
 
-    def __init__(self, how: How, key: Tensor | None) -> None:
+    def __init__(self, how: RowMethod, key: Tensor | None) -> None:
         super().__init__()
         self.how, self.key, self.masks = how, key, 0
 
@@ -57,7 +59,7 @@ class RowOperations(TorchFunctionMode):
             found = replace(self, func, *args, **given)
             return func(*args, **given) if found is NotImplemented else found
         if func in COMPOSED:
-            with self:  # what is called inside is replaced, too
+            with self:  # What is called inside is replaced, too.
                 return _body(func)(*args, **given)
         return func(*args, **given)
 
@@ -79,13 +81,13 @@ class RowOperations(TorchFunctionMode):
 def _composed() -> set[Any]:
     """The functions of torch.nn.functional that call others."""
     every = (f for f in vars(F).values() if isinstance(f, FunctionType))
-    return {f for f in every if set(LOOKS) & set(f.__code__.co_names)}
+    return {f for f in every if set(OVERRIDE_HOOKS) & set(f.__code__.co_names)}
 
 
 @cache
 def _body(function: FunctionType) -> FunctionType:
-    """The function without its own look at who replaces it, which would never end."""
-    names = {**function.__globals__, **dict.fromkeys(LOOKS, lambda *_: False)}
+    """The function without the override hook, which would call itself forever."""
+    names = {**function.__globals__, **dict.fromkeys(OVERRIDE_HOOKS, lambda *_: False)}
     parts = (function.__name__, function.__defaults__, function.__closure__)
     out = FunctionType(function.__code__, names, *parts)
     out.__kwdefaults__ = function.__kwdefaults__
@@ -384,5 +386,5 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     F.embedding: _embedding,
     F.scaled_dot_product_attention: _attention,
     **dict.fromkeys(recurrent.STEPS, _recurrent),
-    **dict.fromkeys(recurrent.CELLS, _cell),
+    **dict.fromkeys(recurrent.LAYER_OF_CELL, _cell),
 }

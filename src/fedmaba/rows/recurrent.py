@@ -22,7 +22,7 @@ Operation = Callable[..., tuple[Tensor, ...]]
 
 
 def _flat(x: Tensor, axis: int | None, many: int) -> Tensor:
-    """With the axis of vmap taken into the first axis, that of the rows."""
+    """Merge the axis of vmap into the first axis, which is that of the rows."""
     x = x.expand(many, *x.shape) if axis is None else x.movedim(axis, 0)
     return x.flatten(0, 1)
 
@@ -346,7 +346,7 @@ STEPS: dict[Any, Steps] = {
     torch.rnn_tanh: lambda x, w, b, state: _rnn(x, w, b, state, False),
     torch.rnn_relu: lambda x, w, b, state: _rnn(x, w, b, state, True),
 }
-CELLS: dict[Any, Any] = {
+LAYER_OF_CELL: dict[Any, Any] = {
     torch.lstm_cell: torch.lstm,
     torch.gru_cell: torch.gru,
     torch.rnn_tanh_cell: torch.rnn_tanh,
@@ -416,5 +416,5 @@ def cell(
     """What torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell or torch.rnn_relu_cell gives."""
     weights = [w for w in (w_ih, w_hh, b_ih, b_hh) if w is not None]
     begin = [state] if isinstance(state, Tensor) else list(state)
-    _, *end = _one_way(CELLS[kind], low, x[:, None], weights, begin)
+    _, *end = _one_way(LAYER_OF_CELL[kind], low, x[:, None], weights, begin)
     return end[0] if isinstance(state, Tensor) else tuple(end)

@@ -155,7 +155,7 @@ def _modules_of_dense(modules: list[nn.Module]) -> int:
     if kinds[1:2] != [nn.ReLU]:
         return 1
     taken = 3 if kinds[2:] == [nn.Dropout] else 2
-    dropped = taken == 3 and modules[2].p == 1.0  # it drops everything, so nothing is left to undo
+    dropped = taken == 3 and modules[2].p == 1.0  # It drops everything, so nothing is left to undo.
     return 0 if dropped or not _modules_of_dense(modules[taken:]) else taken
 
 
@@ -267,7 +267,7 @@ class LayerRows(Rows):
 
     def add_pulled_gradients(self, w: Tensor, pull: ProxPull, step: Step) -> Tensor:
         """Pull layer after layer on the way back: then only what is read again is copied."""
-        if w.is_cuda:  # where a copy of all at once costs less than many small ones
+        if w.is_cuda:  # Here a copy of all at once costs less than many small ones.
             return super().add_pulled_gradients(w, pull, step)
         own = self._weights(w)
 
@@ -359,7 +359,7 @@ class LayerRows(Rows):
     def compile(self, models: Tensor, work: Callable[[], object]) -> None:
         if (
             kernels.can_run(models) and self.loss_fn is None
-        ):  # a user's loss may fail on meaningless numbers
+        ):  # A user's loss may fail on meaningless numbers.
             kernels.compile_only(work)
 
     def run_steps(
@@ -385,7 +385,7 @@ class LayerRows(Rows):
         weights, bias = own[self.first]
         products = _products(x, weights, inputs)
         gram = torch.bmm(x, x.transpose(1, 2))
-        moved = torch.empty_like(products)  # what each example adds: its gradient times scale
+        moved = torch.empty_like(products)  # Each example adds its gradient times scale.
         if more is not None:
             far, far_bias = self._weights(more.vector)[self.first]
             still = _products(x, far, inputs)
@@ -431,7 +431,7 @@ class LayerRows(Rows):
             and kernels.dense.fits_cross_entropy(*out.shape[1:])
         ):
             propfair = None if step.propfair is None else torch.stack(step.propfair)
-            if not isinstance(self.layers[-1], Dense):  # other layers may need their outputs again
+            if not isinstance(self.layers[-1], Dense):  # Other layers may need their outputs again.
                 out = out.clone(memory_format=torch.contiguous_format)
             return kernels.dense.cross_entropy(out, step.y, step.weight, step.scale, propfair), out
         return super().loss_and_gradient(out, step)

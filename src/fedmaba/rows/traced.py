@@ -23,11 +23,11 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from fedmaba.rows import inductor
 from fedmaba.rows.base import Inputs, Layout, LossFn, Step, call
 from fedmaba.rows.general import General, call_training
-from fedmaba.rows.operations import How, RowOperations
+from fedmaba.rows.operations import RowMethod, RowOperations
 
-CALLS_BEFORE_RECORDING = 10  # on a CPU, where a recording saves little each time
+CALLS_BEFORE_RECORDING = 10  # On a CPU a recording saves little each time.
 EVALUATED_AT_ONCE = (4096, 1024, 256)  # examples of one row, on CUDA
-HALVINGS = 2  # of the usual number of rows or examples: each half is compiled, too
+HALVINGS = 2  # The usual number of rows or examples is halved this often, all compiled.
 
 Graph = Callable[..., Sequence[Tensor]]
 
@@ -58,8 +58,8 @@ class TracedRows(General):
         self.compiled, self.minibatch = compiled, len(tree_flatten(example)[0][0])
         self.recordable, self.parallel = self.cuda, not self.cuda
         low = torch.bfloat16 if dtype == "bf16" and self.cuda else None
-        self.alone = How(rows=False, fused=compiled, low=low)
-        self.many = How(True, "products" if self.cuda else "each", compiled, low)
+        self.alone = RowMethod(rows=False, fused=compiled, low=low)
+        self.many = RowMethod(True, "products" if self.cuda else "each", compiled, low)
         still = ((n, p.detach()) for n, p in model.named_parameters() if not p.requires_grad)
         self.frozen = dict(still)  # what all rows share, held once
         self.graphs: dict[Hashable, Graph] = {}
@@ -76,7 +76,7 @@ class TracedRows(General):
                 self.only_compiling = False
 
     def room(self, minibatch: int) -> int:
-        # the compiler keeps few activations, but copies of what convolutions see are large
+        # The compiler keeps few activations, but copies of what convolutions see are large.
         return 4 * self.layout.size + 4 * self.activations * minibatch
 
     def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
@@ -99,7 +99,7 @@ class TracedRows(General):
         if step.propfair is not None:
             factor = factor * step.propfair.gradient_factor(loss)
         for name, view, g in zip(self.layout.names, self.layout.views(sink), found, strict=True):
-            if name in self.statistics:  # how far they moved, whatever the step size
+            if name in self.statistics:  # This is how far they moved, whatever the step size.
                 view.add_(g)
             else:
                 view.addcmul_(g, factor.view(-1, *[1] * (g.ndim - 1)))

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedmaba.rows.launch import launch_kernel
 
-MOST = 5  # vectors in one sum
-BLOCK = 1024  # numbers of one row that one program takes
+MAX_VECTORS = 5  # vectors in one sum
+BLOCK = 1024  # One program takes this many numbers of one row.
 
 
 @triton.jit(do_not_specialize=["f0", "f1", "f2", "f3", "f4"])
@@ -74,7 +74,7 @@ def write_sum(
     """
     rows, width = into.shape
     flat: list[Tensor | int | float] = []
-    for vector, factor in [*terms, *[(into, 0.0)] * (MOST - len(terms))]:
+    for vector, factor in [*terms, *[(into, 0.0)] * (MAX_VECTORS - len(terms))]:
         flat += [vector, _apart(vector), factor]
     a, b, rate = difference or (into, into, into)
     launch_kernel(

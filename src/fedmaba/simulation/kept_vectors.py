@@ -148,7 +148,7 @@ def sum_of_vectors(
 ) -> Tensor:  # (m, P)
     """The sum of vectors times their factors, written over `into`: on a GPU in one pass."""
     terms = [(vector, factor) for vector, factor in terms if factor]
-    if kernels.can_run(into) and len(terms) <= kernels.vectors.MOST:
+    if kernels.can_run(into) and len(terms) <= kernels.vectors.MAX_VECTORS:
         kernels.vectors.write_sum(terms, difference, into)
         return into
     for at in weight_pieces(into):

@@ -28,6 +28,7 @@ from fedmaba.strategies.local_work import Local as Local
 from fedmaba.strategies.local_work import Personal as Personal
 from fedmaba.strategies.local_work import PropFairLoss as PropFairLoss
 from fedmaba.strategies.records import as_truth, known_fields_only
+from fedmaba.strategies.privacy_knob import PrivacyKnob
 from fedmaba.strategies.server_optimisers import ServerOptimiser
 
 FloatArray = NDArray[np.float64]
@@ -209,6 +210,10 @@ class Strategy:
         `share` is the largest share of the participants' training examples that one of them can
         have. Differential privacy needs this bound: noise must hide the largest weight.
         """
+        return None
+
+    def privacy_knob(self) -> PrivacyKnob | None:
+        """The hyper-parameter that lowers the largest weight, and with it the noise, if any."""
         return None
 
     def server_optimiser(self) -> ServerOptimiser | None:

@@ -19,7 +19,7 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 PICKS = ("accuracy", "fair")
 POINT = 0.01  # of accuracy, which lies between 0 and 1
-ROUNDING = 1e-9  # two accuracies this close are one
+ACCURACY_ROUNDING = 1e-9  # two accuracies this close are one
 
 
 def parse_rule(text: str) -> tuple[str, float]:
@@ -102,4 +102,4 @@ def can_still_win(text: str, accuracy: FloatArray, variance: FloatArray) -> IntA
 def _near(text: str, accuracy: FloatArray) -> IntArray:
     """The evaluations whose accuracy is high enough for a rule."""
     margin = POINT if parse_rule(text)[0] == "best:fair" else 0.0
-    return np.flatnonzero(accuracy >= accuracy.max() - margin - ROUNDING)
+    return np.flatnonzero(accuracy >= accuracy.max() - margin - ACCURACY_ROUNDING)

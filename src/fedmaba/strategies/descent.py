@@ -11,12 +11,12 @@ from fedmaba.strategies.base import SMALLEST_NORMAL, FloatArray
 from fedmaba.strategies.simplex import min_norm
 
 NO_LOSS = 1e-100  # losses below this count as 0: weights, which are 1 / loss, have finite squares
-EQUAL = 1e-4  # losses that differ less than by this share count as equal
-NOTHING = 1e-9  # a combination whose square is below this share of its longest part's is 0
+EQUAL_LOSSES = 1e-4  # losses that differ less than by this share count as equal
+COUNTS_AS_ZERO = 1e-9  # a combination whose square is below this share of its longest part's is 0
 
 
 def cosine(loss: FloatArray) -> float:
-    """Of the angle between losses and equal ones; 1 if all are 0."""
+    """The cosine of the angle between the losses and the all-ones vector; 1 if all losses are 0."""
     top = float(np.abs(loss).max())
     if not SMALLEST_NORMAL <= top < np.inf:
         return 1.0 if top < SMALLEST_NORMAL else -1.0
@@ -33,7 +33,7 @@ def fair_combination(loss: FloatArray) -> FloatArray | None:
     size, one = float(np.sqrt(f @ f)), 1.0 / np.sqrt(len(f))
     weights: FloatArray = (one * f.sum() * f / size - one * size) / size**2
     weights = weights / top
-    return weights if np.abs(weights).max() * top > EQUAL else None
+    return weights if np.abs(weights).max() * top > EQUAL_LOSSES else None
 
 
 def shortest_combination(rows: FloatArray, gram: FloatArray) -> tuple[FloatArray, bool]:
@@ -44,5 +44,5 @@ def shortest_combination(rows: FloatArray, gram: FloatArray) -> tuple[FloatArray
         return np.zeros(len(gram)), True
     x = min_norm(among / size, np.full(len(rows), 1.0 / len(rows)), 1.0)
     coef: FloatArray = x @ rows
-    nothing = float(coef @ gram @ coef) <= NOTHING * size
+    nothing = float(coef @ gram @ coef) <= COUNTS_AS_ZERO * size
     return (np.zeros_like(coef) if nothing else coef), nothing

@@ -35,10 +35,11 @@ from fedmaba.strategies.base import (
     require_finite,
 )
 from fedmaba.strategies.outliers import shrink_outliers
+from fedmaba.strategies.privacy_knob import PrivacyKnob
 from fedmaba.strategies.simplex import largest_entry, tilt, widen
 
 FLOOR = 1e-12  # of the uniform weight: no arm is dead for ever
-LAST = ("said", "heard")  # each client's last report, and whether there was one
+LAST_REPORT = ("said", "heard")  # each client's last report, and whether there was one
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,9 @@ class FedMABA(Strategy):
         most = 1.0 if self.ball == "global" else largest_entry(n, self.rho * (1.0 + 1e-6))
         return self.eta_s * (self.alpha * most + (1.0 - self.alpha) / n)
 
+    def privacy_knob(self) -> PrivacyKnob:
+        return PrivacyKnob("rho", "radius rho", "ρ", (0.0, 0.1, 0.3, 1.0, 2.0))
+
     def shown(self) -> tuple[Shown, ...]:
         rho = self.rho if self.ball == "cohort" else None
         limit = "the limit on uneven weights" + ("" if rho is None else f", ρ = {rho:g},")
@@ -92,10 +96,10 @@ class FedMABA(Strategy):
 
     def init(self, n_clients: int) -> State:
         p = {"p": np.full(n_clients, 1.0 / n_clients)}
-        return p if self.trust == "all" else p | {name: np.zeros(n_clients) for name in LAST}
+        return p if self.trust == "all" else p | {name: np.zeros(n_clients) for name in LAST_REPORT}
 
     def join(self, state: State, n_clients: int) -> State:
-        last = {name: state[name] for name in LAST if name in state}
+        last = {name: state[name] for name in LAST_REPORT if name in state}
         new = n_clients - len(state["p"])
         return {"p": widen(state["p"], n_clients)} | {
             k: np.pad(v, (0, new)) for k, v in last.items()
@@ -128,9 +132,11 @@ class FedMABA(Strategy):
         """The losses that count, and what every client said last."""
         if self.trust == "all":
             return loss, {}
-        said, heard = (state[name].copy() for name in LAST)
+        said, heard = (state[name].copy() for name in LAST_REPORT)
         said[who], heard[who] = loss, 1.0
-        return shrink_outliers(loss, said[heard > 0]), dict(zip(LAST, (said, heard), strict=True))
+        return shrink_outliers(loss, said[heard > 0]), dict(
+            zip(LAST_REPORT, (said, heard), strict=True)
+        )
 
     def _radius(self, p: FloatArray, who: IntArray) -> float:
         """The radius of the ball in terms of KL(phat || uniform over the cohort)."""

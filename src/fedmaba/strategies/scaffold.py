@@ -16,7 +16,7 @@ from fedmaba.strategies.base import (
     uniform_weights,
 )
 
-OPTIONS = {
+CONTROL_OPTIONS = {
     # c_i <- the gradient of all of the client's examples at the server's model
     "I": Keep(before=0.0, full_gradient=1.0),
     # c_i <- c_i - c + (x - y_i) / (K eta_l)
@@ -34,7 +34,7 @@ class Scaffold(Strategy):
     eta_g: float = param(1.0, above=0)
 
     def local(self) -> Local:
-        return Local(keep={"c": OPTIONS[self.option]}, add={"c": -1.0}, add_mean={"c": 1.0})
+        return Local(keep={"c": CONTROL_OPTIONS[self.option]}, add={"c": -1.0}, add_mean={"c": 1.0})
 
     def total(self) -> float:
         return self.eta_g

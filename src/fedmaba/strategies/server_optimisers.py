@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from fedmaba.errors import InputError
 
-Kind = Literal["momentum", "adam", "yogi"]
-Moments = dict[str, NDArray[Any]]
-ADAPTIVE: tuple[Kind, ...] = ("adam", "yogi")
+OptimiserKind = Literal["momentum", "adam", "yogi"]
+MomentArrays = dict[str, NDArray[Any]]
+ADAPTIVE: tuple[OptimiserKind, ...] = ("adam", "yogi")
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,17 @@ class ServerOptimiser:
     lr m / (sqrt(second) + tau); there is no correction of the first rounds.
     """
 
-    kind: Kind
+    kind: OptimiserKind
     lr: float = 1.0
     beta1: float = 0.9
     beta2: float = 0.99
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
+        if self.kind not in get_args(OptimiserKind):
             raise InputError(
-                f"ServerOptimiser(kind={self.kind!r}): choose one of {', '.join(get_args(Kind))}"
+                f"ServerOptimiser(kind={self.kind!r}): choose one of "
+                f"{', '.join(get_args(OptimiserKind))}"
             )
         for name in ("lr", "beta1", "beta2", "tau"):
             value, share = getattr(self, name), name.startswith("beta")
@@ -52,12 +53,12 @@ class ServerOptimiser:
         """Whether each weight has a step size of its own, from a second moment."""
         return self.kind in ADAPTIVE
 
-    def start(self, like: NDArray[Any]) -> Moments:
+    def start(self, like: NDArray[Any]) -> MomentArrays:
         """The moments before the first round."""
         first = {"first": np.zeros_like(like)}
         return first | ({"second": np.full_like(like, self.tau**2)} if self.adaptive else {})
 
-    def step(self, moments: Moments, delta: NDArray[Any]) -> tuple[NDArray[Any], Moments]:
+    def step(self, moments: MomentArrays, delta: NDArray[Any]) -> tuple[NDArray[Any], MomentArrays]:
         """What is added to the model for this sum of changes, and the moments after it."""
         take = 1.0 - self.beta1 if self.adaptive else 1.0
         first = self.beta1 * moments["first"] + take * delta

@@ -262,13 +262,3 @@ def _into_box(y: FloatArray, low: FloatArray, high: FloatArray) -> FloatArray:
     shift = at[k] + (1.0 - total[k]) / max(int(free[k]), 1)
     out: FloatArray = np.clip(y + shift, low, high)
     return out
-
-
-def kkt_gap(gram: FloatArray, x: FloatArray, centre: FloatArray, radius: float) -> float:
-    """How far x is from optimal for `min_norm`: 0 at the optimum."""
-    low, high = np.maximum(centre - radius, 0.0), np.minimum(centre + radius, 1.0)
-    g = gram @ x
-    down, up = x > low + 1e-12, x < high - 1e-12
-    if not down.any() or not up.any():
-        return 0.0
-    return max(0.0, float(g[down].max() - g[up].min()))

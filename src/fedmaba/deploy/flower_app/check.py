@@ -14,7 +14,7 @@ from pathlib import Path
 from fedmaba.deploy.flower_app.proxy import address
 from fedmaba.errors import InputError
 
-PATIENCE = 10.0  # seconds to wait for each answer
+SECONDS_TO_WAIT = 10.0  # seconds to wait for each answer
 ENOUGH = 65536  # bytes of an answer that are read
 STRANGER = b"Invalid SuperNode authentication"  # the fleet's answer to a node without a key
 FLEET = ("POST", "/v1/fleet/activate-node")
@@ -114,10 +114,10 @@ def _ask(
         f"{method} {path} HTTP/1.1\r\nHost: {where}\r\nContent-Type: application/protobuf\r\n"
         "Content-Length: 0\r\nConnection: close\r\n\r\n"
     )
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + SECONDS_TO_WAIT
     try:
         with (
-            socket.create_connection((host, port), timeout=PATIENCE) as plain,
+            socket.create_connection((host, port), timeout=SECONDS_TO_WAIT) as plain,
             context.wrap_socket(plain, server_hostname=host) as secure,
         ):
             secure.sendall(request.encode())
@@ -129,8 +129,8 @@ def _ask(
         ) from error
     except TimeoutError as error:
         raise InputError(
-            f"{where}: no answer within {PATIENCE:g} seconds: is it the right port, and does a "
-            "firewall let you through?"
+            f"{where}: no answer within {SECONDS_TO_WAIT:g} seconds: is it the right port, and "
+            "does a firewall let you through?"
         ) from error
     except socket.gaierror as error:
         raise InputError(f"{where}: the host {host!r} cannot be found: check the name") from error

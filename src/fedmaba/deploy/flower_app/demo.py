@@ -26,7 +26,7 @@ from fedmaba.deploy.settings import FederationSettings, one_strategy
 from fedmaba.errors import InputError, SaveFailed
 from fedmaba.report import data, document, table
 
-BESIDE = "fedavg"  # what a kept demo shows the strategy beside
+COMPARED_WITH = "fedavg"  # what a kept demo shows the strategy beside
 
 
 def demo(
@@ -74,7 +74,7 @@ def _demo_kept(
 ) -> None:
     """FedAvg, then the strategy, over the same sites; then both in one table."""
     told = f"logs and states in {base}, kept; keys and examples are removed at the end"
-    both = list(dict.fromkeys([BESIDE, strategy]))
+    both = list(dict.fromkeys([COMPARED_WITH, strategy]))
     try:
         states = _demo(say, told, base, both, sites, rounds, partition, secure)
     finally:

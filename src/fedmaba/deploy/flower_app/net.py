@@ -182,7 +182,7 @@ class Net:
         if self.nginx is None:
             return
         folder = self.folder / PROXY
-        proxy.write(folder, f"127.0.0.1:{self.sites_port}", self.port, self.keys)
+        proxy.write_configs(folder, f"127.0.0.1:{self.sites_port}", self.port, self.keys)
         self._start(PROXY, *proxy.nginx_command(self.nginx, folder))
         self._listening(PROXY, self.sites_port, "nginx")
 

@@ -29,7 +29,7 @@ CALLS = (
     "pull-object",
     "confirm-message-received",
 )
-CONFIG = "nginx.conf"
+NGINX_FILE = "nginx.conf"
 SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")  # often not on the PATH of an ordinary account
 
 
@@ -41,7 +41,7 @@ def find_nginx(path: str | None = None) -> str | None:
 
 def nginx_command(nginx: str, folder: Path) -> list[str]:
     """The command that runs the proxy of a folder in the foreground."""
-    return [nginx, "-e", "stderr", "-p", str(folder), "-c", CONFIG]
+    return [nginx, "-e", "stderr", "-p", str(folder), "-c", NGINX_FILE]
 
 
 def address(text: str) -> tuple[str, int]:
@@ -81,19 +81,19 @@ def configuration(listen: str, superlink: int, keys: Path) -> str:
         "KEY": _quoted(keys / "server.key"),
         "CA": _quoted(keys / "ca.pem"),
     }
-    text = (resources.files("fedmaba.deploy.flower_app") / f"{CONFIG}.tmpl").read_text(
+    text = (resources.files("fedmaba.deploy.flower_app") / f"{NGINX_FILE}.tmpl").read_text(
         encoding="utf-8"
     )
     return re.sub("@([A-Z]+)@", lambda found: words[found[1]], text)
 
 
-def write(folder: Path, listen: str, superlink: int, keys: Path) -> Path:
+def write_configs(folder: Path, listen: str, superlink: int, keys: Path) -> Path:
     """Write the configuration into a folder that only this account may read."""
     text = configuration(listen, superlink, keys)
     for name in ("server.pem", "server.key", "ca.pem"):
         if not (keys / name).is_file():
             raise InputError(f"{keys / name} is not a file: make the certificates first")
-    target = folder / CONFIG
+    target = folder / NGINX_FILE
     try:
         private.new_folder(folder)
         private.write_new(target, text)

@@ -53,5 +53,5 @@ class GPT(nn.Module):
 def gpt(shape: Any, classes: int, target: Any = None) -> nn.Module:
     """small causal transformer for characters: 4 blocks of width 128 with 4 heads"""
     each = target is not None and target.task == "sequence"
-    vocabulary = max(shape.vocabulary, classes)  # one site of many may lack the last characters
+    vocabulary = max(shape.vocabulary, classes)  # One site of many may lack the last characters.
     return GPT(vocabulary, shape[0], classes, each, width=128, blocks=4)

@@ -40,5 +40,5 @@ def lstm_small(shape: Any, classes: int, target: Any = None) -> nn.Module:
 
 def _made(shape: Any, classes: int, target: Any, size: int, layers: int) -> nn.Module:
     each = target is not None and target.task == "sequence"
-    vocabulary = max(shape.vocabulary, classes)  # one site of many may lack the last characters
+    vocabulary = max(shape.vocabulary, classes)  # One site of many may lack the last characters.
     return CharacterLSTM(vocabulary, classes, each, size, layers)

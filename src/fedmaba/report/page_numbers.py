@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedmaba.results.history import FloatArray, IntArray
 
-ROUNDING = 1e-7  # relative: what 32-bit storage makes of a share
+SHARE_ROUNDING = 1e-7  # This is the relative error of a share that is stored in 32 bits.
 
 
 def shares(values: FloatArray, size: IntArray, times: int = 1, *, exact: bool = True) -> Any:
@@ -22,7 +22,7 @@ def shares(values: FloatArray, size: IntArray, times: int = 1, *, exact: bool = 
     known = np.isfinite(values)
     right = values * (size * times)
     whole = np.rint(right)
-    near = np.abs(right - whole) <= ROUNDING * size * times
+    near = np.abs(right - whole) <= SHARE_ROUNDING * size * times
     if not (near & (whole >= 0) & (whole <= size * times))[known].all():
         return floats(values, "<f8" if exact else "<f4")
     of = (size * times).tolist()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 
-from fedmaba.results.incentive import ALONE
 from fedmaba.results.selection import REFERENCE
 from fedmaba.strategies import BUILT_IN, REGISTRY
 
@@ -21,7 +21,16 @@ def algorithm(label: str) -> str:
 
 def shares_no_model(label: str) -> bool:
     """Whether a row trains every client alone, so that there is no model to hand out."""
-    return algorithm(label) == ALONE
+    return _trains_alone(algorithm(label))
+
+
+@cache
+def _trains_alone(name: str) -> bool:
+    """Whether the clients of a built-in strategy train their own model and no other."""
+    if name not in BUILT_IN:
+        return False
+    personal = REGISTRY[name]().local().personal
+    return personal is not None and personal.only
 
 
 def reference(labels: Sequence[str]) -> int:
@@ -37,7 +46,7 @@ def hues(labels: Sequence[str]) -> list[tuple[int, int]]:
     """
     known = {home: HUES.index(home) for home in map(algorithm, labels) if home in HUES}
     used, chosen = [0] * len(HUES), dict[str, tuple[int, int]]()
-    second: dict[str, int] = {}  # where an unknown algorithm's second row belongs
+    second: dict[str, int] = {}  # This is where the second row of an unknown algorithm belongs.
 
     def take(label: str, hue: int) -> None:
         chosen[label] = hue, used[hue]
@@ -62,8 +71,8 @@ def hues(labels: Sequence[str]) -> list[tuple[int, int]]:
     return [chosen[label] for label in labels]
 
 
-SIGNS = {"alpha": "α", "eps": "ε", "eta": "η", "eta_b": "η_b", "lam": "λ", "mu": "μ"}
-SIGNS |= {"rho": "ρ", "tau": "τ", "theta": "θ"}
+GREEK_SIGNS = {"alpha": "α", "eps": "ε", "eta": "η", "eta_b": "η_b", "lam": "λ", "mu": "μ"}
+GREEK_SIGNS |= {"rho": "ρ", "tau": "τ", "theta": "θ"}
 
 
 def printed_name(label: str) -> str:
@@ -74,5 +83,5 @@ def printed_name(label: str) -> str:
     title = REGISTRY[name].title if name in REGISTRY else ""
     if not title or any(not equals for _, equals, _ in pairs):
         return label
-    told = [f"{SIGNS.get(key, key)} = {value}" for key, _, value in pairs]
+    told = [f"{GREEK_SIGNS.get(key, key)} = {value}" for key, _, value in pairs]
     return ", ".join([title, *told]) + bracket + rest

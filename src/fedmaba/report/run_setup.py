@@ -13,10 +13,10 @@ from fedmaba.report.data import Source, items, seeds_in_words
 from fedmaba.results import run_folder
 from fedmaba.results.history import RunHistory
 
-MOST = 50  # runs whose noise is told one by one
+MAX_RUNS_TOLD = 50  # runs whose noise is told one by one
 
 
-def of(source: Source) -> dict[str, Any]:
+def setup_of(source: Source) -> dict[str, Any]:
     """What was asked for, where it ran, the hashes, and the command that repeats it."""
     about, made = source.about, source.parts or [source]
     versions, model = about.get("versions") or {}, about.get("model") or {}
@@ -56,7 +56,7 @@ def _begun_with(source: Source) -> str:
 
 
 def _again(source: Source) -> str:
-    """The command that repeats a run folder, or what else does."""
+    """The command that runs the experiment of a folder again."""
     if source.about.get("python"):
         return escape.one_line(str(source.about.get("repeat")))
     file = (source.place or Path(source.name)) / run_folder.EXPERIMENT_FILE
@@ -90,7 +90,7 @@ def _promise(told: object) -> list[tuple[str, str]]:
     first = runs[0][1]
     alike = [name for name in first if all(facts.get(name) == first[name] for _, facts in runs)]
     out = [(f"privacy: {name}", _fact(first[name])) for name in alike]
-    for name, facts in runs[:MOST]:
+    for name, facts in runs[:MAX_RUNS_TOLD]:
         own = [f"{what} {_fact(value)}" for what, value in facts.items() if what not in alike]
         out += [(f"privacy of {name}", ", ".join(own))] if own else []
     return out
