@@ -169,7 +169,8 @@ def over_settings(shown: dict[str, Target], batches: Sequence[ArchiveFile]) -> G
     """Every row of several targets, by title: differences to FedAvg, and the mean of mean ranks.
 
     A target with fewer than two fresh seeds is left out. Bold: significant after Holm's correction
-    for the rows of that target.
+    for the rows of that target. A row that lacks a setting in which others are ranked has no mean
+    rank: its rivals were others.
     """
     spans: dict[str, dict[str, list[Cell]]] = {}
     ranks: dict[str, list[float]] = {}
@@ -196,20 +197,23 @@ def over_settings(shown: dict[str, Target], batches: Sequence[ArchiveFile]) -> G
         rows, ranked = _rankings(history)
         for i, row in enumerate(rows):
             ranks.setdefault(row, []).append(float(ranked[0].ranks[i]))
+    settings = max((len(own) for own in ranks.values()), default=0)
+    mean_rank = {row: float(np.mean(r)) for row, r in ranks.items() if len(r) == settings}
     head = ["row", *(f"{title}: {what}" for title in spans for what in ("variance", "worst 5 %"))]
     listed = [title_of(name) for name in strategies.REGISTRY]
     rows = [row for row in listed if any(row in own for own in spans.values())]
-    rows.sort(key=lambda row: float(np.mean(ranks.get(row, [np.inf]))))
+    rows.sort(key=lambda row: mean_rank.get(row, np.inf))
     body = [
         [
             Cell(row),
             *(cell for own in spans.values() for cell in own.get(row, [Cell("–")] * 2)),
-            number(float(np.mean(ranks[row]))) if row in ranks else Cell("–"),
+            number(mean_rank[row]) if row in mean_rank else Cell("–"),
         ]
         for row in rows
     ]
     title = (
         "Deployed model at the last round minus FedAvg's under the same seeds, 95 % t-interval; "
-        "mean rank by variance, over the settings in which all rows share their seeds"
+        "mean rank by variance, over the settings in which all rows share their seeds; a row that "
+        "lacks one of these has none"
     )
     return Grid("overview", title, [*head, "mean rank"], body)

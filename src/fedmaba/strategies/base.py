@@ -27,8 +27,8 @@ from fedmaba.strategies.local_work import Keep as Keep
 from fedmaba.strategies.local_work import Local as Local
 from fedmaba.strategies.local_work import Personal as Personal
 from fedmaba.strategies.local_work import PropFairLoss as PropFairLoss
-from fedmaba.strategies.records import as_truth, known_fields_only
 from fedmaba.strategies.privacy_knob import PrivacyKnob
+from fedmaba.strategies.records import as_truth, known_fields_only
 from fedmaba.strategies.server_optimisers import ServerOptimiser
 
 FloatArray = NDArray[np.float64]
