@@ -57,12 +57,14 @@ from fedmaba.deploy import site_app
 send = site_app.secure_mod
 
 
-def dropping(message, context, call_next):
+def dropping(message, context, call_next, *rules):
     text = message.content["config"].get("secure")
     last = text is None or '"stage": "mask"' in text
     if last and context.node_config["site"] in context.run_config["drop"].split(","):
         raise RuntimeError("this site drops out")
-    return call_next(message, context) if text is None else send(message, context, call_next)
+    if text is None:
+        return call_next(message, context)
+    return send(message, context, call_next, *rules)
 
 
 site_app.secure_mod = dropping

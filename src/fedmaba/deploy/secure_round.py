@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fedmaba.deploy import masks, secure
 from fedmaba.deploy.secure import STAGES, SecureSum, Words
+from fedmaba.deploy.site_rules import SIGNATURE_BYTES, SIGNER_BYTES
 from fedmaba.deploy.validation import (
     Limits,
     RawArray,
@@ -91,6 +92,7 @@ class SecureRound:
         self.there: list[str] = []  # who is still there
         self.least = 2
         self.keys: dict[str, tuple[bytes, bytes]] = {}  # for masks, for sealing
+        self.proofs: dict[str, dict[str, bytes]] = {}  # that keys are a site's: sites check them
         self.weights: list[float | None] = []
         self.dealt: dict[str, dict[str, Any]] = {}  # what each site sent in stage `shares`
         self.accused: Counter[str] = Counter()
@@ -117,6 +119,8 @@ class SecureRound:
             secure.read_bytes(found.get(name), name, masks.PUBLIC_BYTES)
             for name in ("mask_key", "seal_key")
         )
+        sizes = {"signer": SIGNER_BYTES, "signature": SIGNATURE_BYTES}
+        proof = {n: secure.read_bytes(found[n], n, most=m) for n, m in sizes.items() if n in found}
         for key in pair:
             masks.load_public_key(key)
             if key in self.seen:
@@ -124,7 +128,7 @@ class SecureRound:
                     "it sent a public key that was sent before: each attempt needs new ones"
                 )
             self.seen.add(key)
-        self.keys[site] = (pair[0], pair[1])
+        self.keys[site], self.proofs[site] = (pair[0], pair[1]), proof
 
     def begin(self, sites: Sequence[str]) -> None:
         """Fix who takes part, in which order, and how many must stay."""
@@ -145,6 +149,8 @@ class SecureRound:
             told["least"] = self.least
             told["mask_keys"] = [self.keys[s][0] for s in self.sites]
             told["seal_keys"] = [self.keys[s][1] for s in self.sites]
+            if any(self.proofs.values()):
+                told["signatures"] = [self.proofs.get(s) or None for s in self.sites]
             return {s: secure.write({**told, "place": self.sites.index(s)}) for s in asked}
         if self.stage == "mask":
             told["weights"] = self.weights

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedmaba.deploy import masks, secure
 from fedmaba.deploy.secure import STAGES, SecureSum, Words
+from fedmaba.deploy.site_rules import SiteRules
 from fedmaba.deploy.validation import Refused, printable
 from fedmaba.errors import InputError
 from fedmaba.privacy import secret_noise
@@ -23,6 +24,7 @@ from fedmaba.privacy.mechanism import noised_losses
 
 Memory = dict[str, Any]
 PLACE_BYTES = 4
+NO_RULES = SiteRules()
 TOLD = ("num-examples", "started-anew")  # what a site tells besides its loss, if that has noise
 
 
@@ -45,16 +47,21 @@ def asked(text: object, memory: Memory | None) -> dict[str, Any]:
     return found
 
 
-def give_keys(found: Mapping[str, Any]) -> tuple[dict[str, Any], Memory]:
-    """The first answer: two new public keys."""
+def give_keys(
+    found: Mapping[str, Any], rules: SiteRules = NO_RULES
+) -> tuple[dict[str, Any], Memory]:
+    """The first answer: two new public keys, signed where this site has a key to sign with."""
     rule, _ = _rule(found.get("rule"))
     (mask_secret, mask_public), (seal_secret, seal_public) = masks.new_key(), masks.new_key()
     memory: Memory = {"attempt": found["attempt"], "stage": "keys", "rule": rule.to_json()}
     memory |= {"mask": mask_secret.hex(), "seal": seal_secret.hex()}
-    return {"mask_key": mask_public, "seal_key": seal_public}, memory
+    proof = rules.signed(found["attempt"], (mask_public, seal_public))
+    return {"mask_key": mask_public, "seal_key": seal_public, **proof}, memory
 
 
-def give_shares(found: Mapping[str, Any], memory: Memory) -> tuple[dict[str, Any], Memory]:
+def give_shares(
+    found: Mapping[str, Any], memory: Memory, rules: SiteRules = NO_RULES
+) -> tuple[dict[str, Any], Memory]:
     """The second answer: for each other site, a sealed share of each of two new secrets.
 
     `own` makes the site's own mask, `key` opens the private key of its masks with others. The
@@ -62,6 +69,8 @@ def give_shares(found: Mapping[str, Any], memory: Memory) -> tuple[dict[str, Any
     """
     with _server_errors():
         place, least, mask_keys, seal_keys = _roster(found, memory)
+        pairs_of_keys = list(zip(mask_keys, seal_keys, strict=True))
+        rules.check_peers(memory["attempt"], pairs_of_keys, found.get("signatures"))
     sites = len(mask_keys)
     own, key = masks.new_seed(), masks.new_seed()
     secret, seal_secret = bytes.fromhex(memory["mask"]), bytes.fromhex(memory["seal"])
