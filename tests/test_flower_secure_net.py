@@ -140,12 +140,19 @@ def plain(net: Net, spec: str, rounds=ROUNDS, drop=()):
     return {name: array.numpy() for name, array in found.arrays.items()}
 
 
+def without_largest(report):
+    """What a round says of its sum, besides the largest share of the weight."""
+    return {k: v for k, v in report["secure"].items() if k != "largest"}
+
+
 @pytest.mark.parametrize("spec", SUMMED)
 def test_five_supernodes_give_the_plain_runs_model(net, spec, monkeypatch):
     monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)  # of the plain run
     expected = plain(net, spec)
     found, reports = run(net, spec, f"{spec}-secure")
-    assert [r["secure"] for r in reports] == [{"summed": 5, "left": [], "clipped": 0}] * ROUNDS
+    assert [without_largest(r) for r in reports] == [
+        {"summed": 5, "left": [], "clipped": 0}
+    ] * ROUNDS
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=0, atol=5e-6)
 
@@ -155,7 +162,7 @@ def test_supernodes_that_drop_out_after_the_masks_do_not_lose_the_round(net, gon
     drop = ",".join(gone)
     expected = plain(net, "fedavg", 1, gone)
     found, reports = run(net, "fedavg", f"drop-{drop}", 1, drop, threshold=3)
-    assert reports[0]["secure"] == {"summed": 5 - len(gone), "left": gone, "clipped": 0}
+    assert without_largest(reports[0]) == {"summed": 5 - len(gone), "left": gone, "clipped": 0}
     assert len(reports[0]["refused"]) == len(gone)
     assert all("this site drops out" in line for line in reports[0]["refused"])
     for name, value in expected.items():

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedmaba.deploy.server import FederationServer
+from fedmaba.results.state_folder import NEARLY_ALL
 
 
 def no_reply_counted(server: FederationServer) -> str:
@@ -28,6 +29,10 @@ def round_lines(report: Mapping[str, Any]) -> list[str]:
         found = report["secure"]
         clipped = f", {found['clipped']} of them clipped" if found.get("clipped") else ""
         lines.append(f"  secure sum of {found['summed']} changes{clipped}")
+        if found.get("largest", 0) >= NEARLY_ALL:
+            held = f"{found['largest']:.1%} of the weight"
+            why = "the sum is nearly its change; SecureSum(most_share=0.9) refuses that"
+            lines.append(f"  one site holds {held}: {why}")
     for site, row in report["sites"].items():
         cells = [f"  {site:<16}"]
         if row["accuracy"] is not None:

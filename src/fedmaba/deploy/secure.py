@@ -40,7 +40,6 @@ MOST_TEXT_BYTES = TEXT_BYTES_PER_SITE * MOST_SITES
 SURE = 40  # bits: how unlikely it must be that honest numbers look unmasked
 SUM_ERROR = 1e-6  # by which shares of the weight may miss 1
 LEAST_WEIGHT = 0.1  # that sites which stay must hold: their sum is scaled up by what others held
-NEARLY_ALL = 0.9  # of the weight: with one site that holds so much, the sum is nearly its change
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def give_shares(
 
 
 def give_masked(
-    found: Mapping[str, Any], memory: Memory, change: NDArray[Any]
+    found: Mapping[str, Any], memory: Memory, change: NDArray[Any], rules: SiteRules = NO_RULES
 ) -> tuple[Words | None, dict[str, Any], Memory]:
     """The third answer: the masked change, or the places whose shares cannot be opened."""
     place, least, sites = memory["place"], memory["least"], len(memory["mask_keys"])
@@ -103,6 +103,8 @@ def give_masked(
         mine = weights[place]
         if mine is None:
             raise Refused("this site is not in the sum")
+        rule = SecureSum(**memory["rule"])
+        rules.check_shares([w for w in weights if w is not None], rule.most_share)
     pairs, bad = dict(memory["pairs"]), []
     for i, weight in enumerate(weights):
         if weight is not None and i != place:
@@ -112,7 +114,6 @@ def give_masked(
                 bad.append(i)
     if bad:
         return None, {"bad": bad}, memory | {"stage": "mask", "pairs": {}}
-    rule = SecureSum(**memory["rule"])
     words = secure.to_words(*secure.quantise(change, mine, rule)).copy()
     keys = [bytes.fromhex(key) for key in memory["mask_keys"]]
     told = secure.agreement(memory["attempt"], memory["rule"], least, keys, weights)
@@ -123,10 +124,13 @@ def give_masked(
             mask = masks.pair_mask(shared, told, len(words))
             words = words + mask if place < i else words - mask
     after = {"attempt": memory["attempt"], "stage": "mask", "place": place, "least": least}
+    after |= {"weights": weights, "most_share": rule.most_share}
     return words, {}, after | {"pairs": pairs, "sites": sites}
 
 
-def give_unmask(found: Mapping[str, Any], memory: Memory) -> dict[str, Any]:
+def give_unmask(
+    found: Mapping[str, Any], memory: Memory, rules: SiteRules = NO_RULES
+) -> dict[str, Any]:
     """The last answer: shares of `own` for who stayed, and of `key` for who left."""
     if "sites" not in memory:
         raise InputError("this site masked nothing, so it unmasks nothing")
@@ -140,6 +144,9 @@ def give_unmask(found: Mapping[str, Any], memory: Memory) -> dict[str, Any]:
             raise Refused(
                 f"{len(stayed)} sites stayed: {memory['least']} are agreed, with this one"
             )
+        held = [memory["weights"][i] for i in stayed]
+        secure.check_held(held)
+        rules.check_shares(held, memory["most_share"])
     pairs = memory["pairs"]
     told = {str(i): pairs[str(i)][0] for i in stayed} | {str(i): pairs[str(i)][1] for i in left}
     return {"shares": {i: bytes.fromhex(share) for i, share in told.items()}}

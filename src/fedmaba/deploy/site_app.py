@@ -136,6 +136,7 @@ def secure_mod(
     memory = None if state is None else json.loads(str(state["memory"]))
     asked = secure_site.asked(text, memory)
     if asked["stage"] == "keys":
+        rules.forget_old_marks()
         answer = call_next(message, context)
         if answer.has_error():
             return answer
@@ -155,15 +156,17 @@ def secure_mod(
         memory["site"] = words.get("site")
         return _secure_reply(message, context, memory, told, records)
     assert memory is not None
+    if asked["stage"] in ("mask", "unmask"):
+        rules.answer_once(asked["attempt"], memory["place"], asked["stage"])
     if asked["stage"] == "shares":
         told, after = secure_site.give_shares(asked, memory, rules)
         return _secure_reply(message, context, memory | after, told)
     if asked["stage"] == "mask":
         change = context.state.pop(SECURE_STATE + "-change")["change"].numpy()
-        masked, told, after = secure_site.give_masked(asked, memory, change)
+        masked, told, after = secure_site.give_masked(asked, memory, change, rules)
         records = {} if masked is None else {"arrays": array_record({MASKED: masked})}
         return _secure_reply(message, context, {**after, "site": memory["site"]}, told, records)
-    told = secure_site.give_unmask(asked, memory)
+    told = secure_site.give_unmask(asked, memory, rules)
     answer = _secure_reply(message, context, memory, told)
     del context.state[SECURE_STATE]
     return answer

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,10 +18,12 @@ from fedmaba.deploy import secure
 from fedmaba.deploy.site_names import key_fingerprint, read_sites
 from fedmaba.deploy.validation import Refused
 from fedmaba.errors import InputError
+from fedmaba.results import files
 
 SIGNER_BYTES, SIGNATURE_BYTES = 256, 150  # of a P-521 key and its signature, at most
 MARKS = "secure-answers"  # in a site's folder: an empty file for each answer that it gives once
 OLD_MARK_SECONDS = 30 * 24 * 3600.0
+MARK_REMEDY = "this site needs a folder `keep` that it can write in"
 NO_KEY = (
     "this site has a list of peers, and no key to sign its own keys with: start its SuperNode with "
     "--node-config 'signing-key=\"keys/north\"'"
@@ -104,34 +103,21 @@ class SiteRules:
         """Raise Refused if one of these sites holds too large a part of their weight."""
         secure.check_largest(weights, min(most, self.most_share))
 
-    def answer_once(self, attempt: str, stage: str) -> None:
+    def answer_once(self, attempt: str, place: int, stage: str) -> None:
         """Leave a mark in the folder of this site; InputError if it is there already."""
         if self.keep is None:
             return
-        folder = self.keep / MARKS
-        name = hashlib.sha256(f"{attempt} {stage}".encode()).hexdigest()
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        except FileExistsError:
+        name = hashlib.sha256(f"{attempt} {place} {stage}".encode()).hexdigest()
+        if not files.leave_mark(self.keep / MARKS, name, MARK_REMEDY):
             raise InputError(
                 f"this site has answered stage {stage!r} of this secure sum already: it answers "
                 "each once"
-            ) from None
-        except OSError as error:
-            raise InputError(
-                f"{folder}: {error.strerror}: this site needs a folder that it can write in"
-            ) from None
+            )
 
     def forget_old_marks(self) -> None:
         """Remove marks of attempts that are long over."""
-        folder = None if self.keep is None else self.keep / MARKS
-        if folder is None or not folder.is_dir():
-            return
-        for mark in folder.iterdir():
-            with suppress(OSError):
-                if time.time() - mark.lstat().st_mtime > OLD_MARK_SECONDS:
-                    mark.unlink()
+        if self.keep is not None:
+            files.remove_old_marks(self.keep / MARKS, OLD_MARK_SECONDS)
 
 
 def check_most_share(value: object) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedmaba.report.document import Cell, Grid, number
 from fedmaba.results.metrics import PERCENT
-from fedmaba.results.state_folder import ERROR, FederationState
+from fedmaba.results.state_folder import ERROR, NEARLY_ALL, FederationState
 from fedmaba.strategies.base import PRIVACY_INFO
 
 NEWEST = 50  # lines of those left out that are shown
@@ -34,12 +34,41 @@ def how_far(state: FederationState) -> list[str]:
     epsilon, delta = (told.pop(name, None) for name in PRIVACY_INFO)
     if told:
         out.append("The strategy: " + ", ".join(f"{k} {v:.3g}" for k, v in told.items()) + ".")
-    if line.get("secure"):
-        summed = line["secure"].get("summed")
-        out.append(f"Secure sum of {summed} changes: the server saw no single one.")
+    out += secure_sums(state)
     if epsilon is not None and delta is not None:
         out.append(f"Privacy spent by the busiest site: epsilon {epsilon:.3g} at delta {delta:g}.")
     return out
+
+
+def secure_sums(state: FederationState) -> list[str]:
+    """What the server saw of single changes: in the last round, and in how many it saw more."""
+    summed = [line for line in state.rounds if line.get("secure")]
+    if not summed:
+        return []
+    out = [secure_words(summed[-1])]
+    bare = sum(largest_share(line) >= NEARLY_ALL for line in summed)
+    if bare:
+        out.append(
+            f"In {bare} of {len(summed)} rounds one site held at least {NEARLY_ALL:.0%} of the "
+            "weight: most_share=0.9 refuses such sums."
+        )
+    return out
+
+
+def secure_words(line: Mapping[str, Any]) -> str:
+    """What the server saw of single changes in one round."""
+    what, held = f"Secure sum of {line['secure'].get('summed')} changes", largest_share(line)
+    if held >= NEARLY_ALL:
+        return f"{what}: one site holds {held:.1%} of the weight: the sum is nearly its change."
+    return f"{what}: the server saw no single one."
+
+
+def largest_share(line: Mapping[str, Any]) -> float:
+    """The part of the weight of a round that one site holds, at most; 0 where nothing counted."""
+    weights = [_value(told.get("weight")) for told in line["sites"].values()]
+    held = [w for w in weights if w >= 0]  # not where it is nan
+    told = _value(line["secure"].get("largest"))  # older versions did not record it
+    return told if told >= 0 else max(held) / sum(held) if any(held) else 0.0
 
 
 def _answered(line: Mapping[str, Any]) -> str:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 META = ("terms", "sites", "owners", "changes", "counted", "refused")  # of a checkpoint
 MAX_CELLS = 5_000_000  # rounds times sites of a folder that is read
 ERROR = Metric("error", lower=True, shares=False)  # as sites tell it where lower is better
+NEARLY_ALL = 0.9  # of the weight: with one site that holds so much, a sum is nearly its change
 RESTORE = "restore it, or name another state folder"
 Line = Mapping[str, Any]
 
