@@ -47,7 +47,7 @@ class Given(AFL):
 
 def grid_of(spoil=None, **config) -> LocalGrid:
     grid = LocalGrid({100 - c: light_app(c, [secure_mod]) for c in range(SITES)}, spoil)
-    grid.config = {node: config for node in grid.apps}
+    grid.config = dict.fromkeys(grid.apps, config)
     return grid
 
 
