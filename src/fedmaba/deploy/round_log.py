@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from logging import INFO, WARNING
 from typing import Any
 
 from fedmaba.deploy.server import FederationServer
@@ -49,6 +50,15 @@ def round_lines(report: Mapping[str, Any]) -> list[str]:
             cells.append(f"weight {row['weight']:.3f}")
         lines.append("  ".join(cells))
     return lines
+
+
+def lines_of_round(report: Mapping[str, Any], known: int) -> list[tuple[int, str]]:
+    """All lines about a round that has ended, with levels; `known` refusals were logged before."""
+    out = [(INFO, line) for line in round_lines(report)]
+    for site in report.get("started_anew", ()):
+        out.append((WARNING, f"{site} lost what it kept, so it started anew in this round"))
+    left = report["refused"][known:]
+    return out + [(WARNING, f"left out of round {report['round']}: {why}") for why in left]
 
 
 def spread(report: Mapping[str, Any]) -> str:

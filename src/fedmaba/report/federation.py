@@ -87,6 +87,26 @@ def grids(state: FederationState) -> list[Grid]:
     return [sites(state), *([left_out(state)] if any(x["refused"] for x in state.rounds) else [])]
 
 
+def events(state: FederationState) -> list[Grid]:
+    """The newest lines of the server's log, newest first, if it has any."""
+    if not state.events:
+        return []
+    body = [
+        [
+            Cell(e["time"]),
+            Cell(e["level"]),
+            *(Cell(_or_dash(e[k])) for k in ("round", "site", "text")),
+        ]
+        for e in reversed(state.events)
+    ]
+    title = f"The server's log, its newest {len(body)} lines, newest first"
+    return [Grid("events", title, ["when, in UTC", "level", "round", "site", "what"], body)]
+
+
+def _or_dash(value: object) -> str:
+    return "–" if value is None else str(value)
+
+
 def sites(state: FederationState) -> Grid:
     """Each site: how often it answered, and what it told when it answered last."""
     wrong = state.metric is ERROR

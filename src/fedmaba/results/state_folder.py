@@ -14,6 +14,7 @@ examples, so what needs those is nan.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ META = ("terms", "sites", "owners", "changes", "counted", "refused")  # of a che
 MAX_CELLS = 5_000_000  # rounds times sites of a folder that is read
 ERROR = Metric("error", lower=True, shares=False)  # as sites tell it where lower is better
 NEARLY_ALL = 0.9  # of the weight: with one site that holds so much, a sum is nearly its change
+NEWEST_EVENTS, EVENT_BYTES = 12, 64 * 1024  # of the log: lines that are kept, and how far back
 RESTORE = "restore it, or name another state folder"
 Line = Mapping[str, Any]
 
@@ -107,6 +109,7 @@ class FederationState:
     about: Mapping[str, Any] = field(default_factory=dict)
     held: bool = False  # by a server that works on it
     has_models: bool = False
+    events: Sequence[Line] = ()  # the newest lines of its log
     spent: bool = False  # too few sites may still be asked: their privacy is spent
 
     @property
@@ -280,7 +283,8 @@ def load(path: Path) -> FederationState | None:
         if not begun:
             return None
         terms = about["federation"]["terms"]
-        return FederationState(path, terms, (), about=about, held=run_folder.in_use(path))
+        held, events = run_folder.in_use(path), _read_events(path)
+        return FederationState(path, terms, (), about=about, held=held, events=events)
     _, meta, _ = run_folder.load_checkpoint(path, lambda name: False)
     if meta.get("terms") is None:
         return None
@@ -307,6 +311,7 @@ def load(path: Path) -> FederationState | None:
         about,
         run_folder.in_use(path),
         all(map(files.exists, models)),
+        _read_events(path),
         run_folder.load_ledger(path).get("ended") == meta["round"],
     )
 
@@ -373,3 +378,16 @@ def _read_timing(path: Path) -> dict[int, Line]:
     except array_files.READ_ERRORS:  # wall-clock figures: nothing rests on them
         return {}
     return found
+
+
+def _read_events(path: Path) -> list[Line]:
+    """The newest lines of the log, oldest first; nothing rests on them, so a bad one is left out."""
+    found: list[Line] = []
+    text = b""
+    with contextlib.suppress(OSError), files.open_plain(path / run_folder.EVENTS_FILE) as opened:
+        opened.seek(max(0, opened.seek(0, 2) - EVENT_BYTES))
+        text = opened.read(EVENT_BYTES)
+    for line in text.split(b"\n"):
+        with contextlib.suppress(ValueError):
+            found.append(schema.check(schema.StateEvent, files.parse_json(line)))
+    return found[-NEWEST_EVENTS:]
