@@ -12,7 +12,7 @@ from typing import Any
 from fedmaba.report.document import Cell, Grid, number
 from fedmaba.results.metrics import PERCENT
 from fedmaba.results.state_folder import ERROR, NEARLY_ALL, FederationState
-from fedmaba.strategies.base import PRIVACY_INFO
+from fedmaba.strategies.base import LOSSES_INFO, PRIVACY_INFO
 
 NEWEST = 50  # lines of those left out that are shown
 
@@ -32,11 +32,17 @@ def how_far(state: FederationState) -> list[str]:
         out.append(f"It ended at {when['ended']} and took {when['seconds']:.3g} s.")
     told = {k: v for k, v in (line.get("info") or {}).items() if v is not None}
     epsilon, delta = (told.pop(name, None) for name in PRIVACY_INFO)
+    of_losses, losses_delta = (told.pop(name, None) for name in LOSSES_INFO)
     if told:
         out.append("The strategy: " + ", ".join(f"{k} {v:.3g}" for k, v in told.items()) + ".")
     out += secure_sums(state)
     if epsilon is not None and delta is not None:
         out.append(f"Privacy spent by the busiest site: epsilon {epsilon:.3g} at delta {delta:g}.")
+    if of_losses is not None and losses_delta is not None:
+        out.append(
+            f"Spent on losses by the busiest site: epsilon {of_losses:.3g} at delta "
+            f"{losses_delta:g}. This is about losses alone: the model has no noise."
+        )
     return out
 
 

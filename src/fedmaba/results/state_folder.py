@@ -381,7 +381,7 @@ def _read_timing(path: Path) -> dict[int, Line]:
 
 
 def _read_events(path: Path) -> list[Line]:
-    """The newest lines of the log, oldest first; nothing rests on them, so a bad one is left out."""
+    """The newest lines of the log, oldest first; nothing rests on them: bad ones are left out."""
     found: list[Line] = []
     text = b""
     with contextlib.suppress(OSError), files.open_plain(path / run_folder.EVENTS_FILE) as opened:
