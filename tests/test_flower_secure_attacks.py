@@ -308,7 +308,8 @@ class Seen:
 
 def received(count, changes, gone=""):
     """What the server sees of a round, and the sum; the masked change of `gone` comes too late."""
-    attempt = SecureRound(SecureSum(threshold=0.6), "round", changes.shape[1], set())
+    rule = SecureSum(threshold=0.6, clip=20.0)  # no change is clipped: their norms are near 8
+    attempt = SecureRound(rule, "round", changes.shape[1], set())
     memories, replies, seen, own, secret = {}, [], Seen(), {}, {}
 
     def note(site, told):
@@ -347,8 +348,8 @@ def received(count, changes, gone=""):
     summed, refused = sum_changes(attempt, replies, lambda r: Decision(coef, {}), exchange)
     assert [line.split(":")[0] for line in refused] == [gone] * bool(gone)
     keys = [attempt.keys[s][0] for s in attempt.sites]
-    rule = attempt.rule.to_json()
-    told = secure.agreement(attempt.attempt, rule, attempt.least, keys, attempt.weights)
+    asked = rule.to_json()
+    told = secure.agreement(attempt.attempt, asked, attempt.least, keys, attempt.weights)
     for site, words in seen.arrays.items():
         size = len(words)
         if site != gone:  # the server learns its own mask, and the private key of `gone`

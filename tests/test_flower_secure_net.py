@@ -1,5 +1,6 @@
 """Secure sums between real Flower processes with TLS and keys; sites that drop out there."""
 
+import subprocess
 import sys
 import time
 
@@ -20,6 +21,7 @@ from fedmaba.deploy.flower_app.net import LINK, Net, read_rounds
 from fedmaba.deploy.flower_app.new import new
 from fedmaba.deploy.secure import SecureSum
 from fedmaba.deploy.settings import FederationSettings
+from fedmaba.deploy.site_rules import MARKS
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, load_arrays
 from fedmaba.strategies import REGISTRY
@@ -72,9 +74,16 @@ app = client_app(MODEL, load, classes=CLASSES, secure=True)
 """
 
 
+def fingerprint(net: Net, c: int) -> str:
+    """Of a site's key, as the page says to read it."""
+    words = ["ssh-keygen", "-lf", str(net.keys / f"site-{c}.pub")]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    return done.stdout.split()[1]
+
+
 @pytest.fixture(scope="module")
 def net(tmp_path_factory):
-    """A SuperLink and five registered SuperNodes, with a secure app."""
+    """A SuperLink and five registered SuperNodes, with a secure app; sites sign their keys."""
     folder = tmp_path_factory.mktemp("secure")
     fed = Federation.make("sample", "shards:2", clients=SITES)
     new(folder / "app", secure=True)
@@ -89,7 +98,12 @@ def net(tmp_path_factory):
         for c in range(SITES):
             write_site(folder / f"site-{c}.npz", fed, c)
             net.register(f"site-{c}")
-            net.supernode(f"site-{c}", data=str(folder / f"site-{c}.npz"))
+        peers = folder / "sites.toml"
+        peers.write_text("".join(f'site-{c} = "{fingerprint(net, c)}"\n' for c in range(SITES)))
+        for c in range(SITES):
+            told = {"data": str(folder / f"site-{c}.npz"), "peers": str(peers)}
+            told |= {"signing-key": str(net.keys / f"site-{c}"), "most-share": 0.99}
+            net.supernode(f"site-{c}", keep=str(folder / "kept"), **told)
         yield net
 
 
@@ -198,5 +212,6 @@ def test_a_supernode_that_fails_when_masks_are_taken_off_is_in_the_sum(net):
     assert without_largest(report) == {"summed": 5, "left": [], "clipped": 0}
     (line,) = report["refused"]
     assert line.startswith("site-0: left in stage unmask of the secure sum")
+    assert len(list((net.folder / "kept" / MARKS).iterdir())) >= 2 * SITES - 1
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=0, atol=5e-6)
