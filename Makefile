@@ -3,6 +3,8 @@
 # make test-slow   the tests that take tens of seconds
 # make test-oldest   the tests with the oldest releases that pyproject.toml allows
 # make flower-demo, make test-flower   the same on Flower, in an environment of its own
+# make test-flower-slow   its slow tests (tens of minutes; those of the proxy want nginx)
+# make test-flower-net   secure sums of every strategy between real processes (about an hour)
 # make test-flower FLWR=1.41.0   with this release of flwr, in an environment of its own again
 # make docs   the documentation site, into build/site, warnings as errors
 # make faults  every fault campaign at full count (hours on a small machine); figures in build/faults
@@ -23,7 +25,7 @@ OLDEST_VENV = .venv-oldest
 # hundreds of processes start in the tests, each faster with compiled modules beside the sources
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test style lint format clean docs test-browser flower-demo test-flower test-slow test-oldest faults faults-quick lock audit
+.PHONY: demo test style lint format clean docs test-browser flower-demo test-flower test-flower-slow test-flower-net test-slow test-oldest faults faults-quick lock audit
 
 demo: $(STAMP)
 	$(BIN)/fedmaba compare fedavg qffl:q=0.1 afl term fedmaba \
@@ -86,6 +88,16 @@ flower-demo: $(FLOWER_STAMP)
 
 test-flower: $(FLOWER_STAMP)
 	$(FLOWER_BIN)/pytest -n 2 --dist loadfile -m "not slow" tests/test_flower*.py
+
+# The five SuperNodes of test-flower-net alone take an hour on two cores. nginx is in sbin.
+FLOWER_NET = tests/test_flower_secure_net.py
+
+test-flower-slow: $(FLOWER_STAMP)
+	PATH="$$PATH:/usr/sbin" $(FLOWER_BIN)/pytest -n 2 --dist loadfile -m slow \
+	  $(filter-out $(FLOWER_NET),$(wildcard tests/test_flower*.py))
+
+test-flower-net: $(FLOWER_STAMP)
+	PATH="$$PATH:/usr/sbin" $(FLOWER_BIN)/pytest -m slow $(FLOWER_NET)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedmaba wants Python 3.11 or newer: make PYTHON=python3.12 ...")'

@@ -100,14 +100,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sites", type=int, nargs="+", default=[3, 10])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="a file for the numbers")
     asked = parser.parse_args()
+    told = {"flwr": importlib.metadata.version("flwr"), "cores": os.cpu_count()}
+    told |= {"start_seconds": {}, "rounds": []}
     print(f"flwr {importlib.metadata.version('flwr')}, {os.cpu_count()} cores")
     for name, code in STAGES.items():
-        print(f"a process with {name}: {start_seconds(code):.1f} s of a core", flush=True)
+        told["start_seconds"][name] = start_seconds(code)
+        print(f"a process with {name}: {told['start_seconds'][name]:.1f} s of a core", flush=True)
     print("| sites | a site's process, s of a core | a round, s |\n|---|---|---|")
     for sites in asked.sites:
         used, took = measure(sites, asked.rounds)
+        told["rounds"].append({"sites": sites, "process_seconds": used, "round_seconds": took})
         print(f"| {sites} | {used:.1f} | {took:.1f} |", flush=True)
+    if asked.json:
+        asked.json.write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":

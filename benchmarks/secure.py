@@ -11,8 +11,12 @@ runs beside the others in a federation. Bytes are those of Flower's messages, as
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import json
+import os
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
@@ -114,20 +118,32 @@ def measure(sites: int, parameters: int, secure: bool) -> list[float]:
     return [grid.seconds / sites, server, grid.down / sites / 1e6, grid.up / sites / 1e6]
 
 
+NUMBERS = ("site_seconds", "server_seconds", "megabytes_to_a_site", "megabytes_from_a_site")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sites", type=int, nargs="+", default=[5, 20, 100])
     parser.add_argument("--parameters", type=int, default=1_000_000)
+    parser.add_argument("--json", type=Path, help="a file for the numbers")
     given = parser.parse_args()
+    found = []
     reply_fetching.collect_replies = one_at_a_time
     print("| sites | sums | a site, s | server, s | to a site, MB | from a site, MB |")
     print("|---|---|---|---|---|---|")
     for sites in given.sites:
         for secure in (False, True):
             numbers = measure(sites, given.parameters, secure)
+            found.append(
+                {"sites": sites, "secure": secure, **dict(zip(NUMBERS, numbers, strict=True))}
+            )
             cells = " | ".join(f"{number:.2f}" for number in numbers)
             print(f"| {sites} | {'secure' if secure else 'plain'} | {cells} |")
             sys.stdout.flush()
+    if given.json:
+        told = {"flwr": importlib.metadata.version("flwr"), "cores": os.cpu_count()}
+        told |= {"parameters": given.parameters, "rounds": found}
+        given.json.write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from scipy import stats
 
 from fedmaba import flower
 from fedmaba.deploy import private, records, reply_fetching, server
-from fedmaba.flower import FlowerStrategy
+from fedmaba.flower import FlowerStrategy, SecureSum, secure_mod
 from fedmaba.privacy import accounting, mechanism, secret_noise
 from flower_grid import LocalGrid
 
@@ -30,6 +30,7 @@ pytestmark = pytest.mark.slow
 RUNS, FEW = 1000, 300  # on both federations together
 EPSILON, DELTA, CLIP, LOSS = 2.0, 0.01, 0.5, 2.0
 FEDMABA = "fedmaba:rho=9,eta_b=9"
+SECURE = SecureSum(threshold=2)
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +45,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(server, "write_card", lambda folder: None)
 
 
-def site(name: str, towards: float, loss: float) -> ClientApp:
+def site(name: str, towards: float, loss: float, mods=()) -> ClientApp:
     """A site that always moves one way, further than the bound on changes, with the same loss."""
     app = ClientApp()
 
@@ -53,20 +54,22 @@ def site(name: str, towards: float, loss: float) -> ClientApp:
         moved = ArrayRecord({"w": Array((w + np.float32([towards, 0])).astype(np.float32))})
         return flower.reply(message, moved, {"num-examples": 10, "loss": loss}, name)
 
-    app.train()(train)
+    app.train(mods=list(mods))(train)
     app.query()(lambda message, context: flower.reply(message, None, {}, name))
     return app
 
 
-def released(spec: str, replaced: bool, folder, rounds: int) -> np.ndarray:
+def released(spec: str, replaced: bool, folder, rounds: int, secure=None) -> np.ndarray:
     """(k,) What one run releases: the model after each round, and all losses where they are."""
-    other = site("other", -9.0 if replaced else 9.0, LOSS if replaced else 0.0)
-    grid = LocalGrid({1: site("known", 0.0, LOSS / 2), 2: other})
+    mods = [secure_mod] if secure else []
+    other = site("other", -9.0 if replaced else 9.0, LOSS if replaced else 0.0, mods)
+    grid = LocalGrid({1: site("known", 0.0, LOSS / 2, mods), 2: other})
     strategy = FlowerStrategy(
         spec,
         state=folder,
         evaluate=False,
         min_available_nodes=2,
+        secure=secure,
         dp=f"epsilon={EPSILON},delta={DELTA},clip={CLIP},loss={LOSS},loss_share=0.3",
     )
     models = []
@@ -86,10 +89,15 @@ def released(spec: str, replaced: bool, folder, rounds: int) -> np.ndarray:
     return np.concatenate(seen)
 
 
-def certain_epsilon(spec: str, tmp_path, runs: int, rounds: int = 1) -> float:
+def certain_epsilon(spec: str, tmp_path, runs: int, rounds: int = 1, secure=None) -> float:
     """The largest epsilon that the runs disprove at 95 %: all below it are impossible."""
     one, other = (
-        np.stack([released(spec, turn, tmp_path / f"{n}{turn}", rounds) for n in range(runs // 2)])
+        np.stack(
+            [
+                released(spec, turn, tmp_path / f"{n}{turn}", rounds, secure)
+                for n in range(runs // 2)
+            ]
+        )
         for turn in (False, True)
     )
     half = len(one) // 2
@@ -112,10 +120,15 @@ def test_no_attack_beats_the_stated_epsilon(spec, rounds, tmp_path):
     assert certain_epsilon(spec, tmp_path, RUNS, rounds) <= EPSILON
 
 
-def test_the_attack_finds_noise_that_is_a_tenth(tmp_path, monkeypatch):
+def test_no_attack_beats_the_stated_epsilon_where_sites_clip_and_sums_are_secure(tmp_path):
+    assert certain_epsilon(FEDMABA, tmp_path, RUNS, 1, SECURE) <= EPSILON
+
+
+@pytest.mark.parametrize("secure", [None, SECURE])
+def test_the_attack_finds_noise_that_is_a_tenth(tmp_path, monkeypatch, secure):
     usual = secret_noise.normals
     monkeypatch.setattr(secret_noise, "normals", lambda many: usual(many) / 10)
-    assert certain_epsilon(FEDMABA, tmp_path, FEW) > EPSILON
+    assert certain_epsilon(FEDMABA, tmp_path, FEW, 1, secure) > EPSILON
 
 
 def test_the_attack_finds_a_weight_that_is_not_counted(tmp_path, monkeypatch):

@@ -516,6 +516,12 @@ def test_noised_losses_leave_the_sum_as_it_is(tmp_path, counted):
     assert report["info"]["losses_epsilon"] == 1.0
     assert "dp_epsilon" not in report["info"]  # nothing is promised about the model
     assert privacy_note(data.load_run_folder(state).history.runs) == ""
+    told = federation.how_far(data.load_run_folder(state).federation)
+    assert (
+        "Spent on losses by the busiest site: epsilon 1 at delta 1e-05. This is about losses "
+        "alone: the model has no noise."
+    ) in told
+    assert not any("losses_epsilon" in line for line in told)
     assert ledger(state) == {f"site-{c}": 1 for c in range(SITES)}
 
 

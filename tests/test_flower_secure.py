@@ -73,7 +73,9 @@ def test_a_secure_run_gives_the_plain_runs_model(spec):
     np.testing.assert_allclose(got, want, rtol=0, atol=2 * ROUNDS * SITES * rule.step + 1e-6)
     for mine, theirs in zip(strategy.reports, other.reports, strict=True):
         assert mine["refused"] == []
-        assert mine["secure"] == {"summed": SITES, "left": [], "clipped": 0}
+        weights = [row["weight"] for row in mine["sites"].values()]
+        largest = pytest.approx(max(weights) / sum(weights))
+        assert mine["secure"] == {"summed": SITES, "left": [], "clipped": 0, "largest": largest}
         for site, row in theirs["sites"].items():
             assert mine["sites"][site]["weight"] == pytest.approx(row["weight"], abs=1e-6)
     for name, value in other.server.state.items():

@@ -1,5 +1,6 @@
 """Secure sums against those who cheat, and what the server can learn from what it receives."""
 
+import base64
 import itertools
 import json
 
@@ -287,15 +288,39 @@ def test_masks_are_those_of_aes_and_differ_between_rounds():
 # secrecy
 
 
-def received(count, changes, rng):
-    """All arrays that the server receives in a round, by site, and the sum it computes."""
-    rule = SecureSum(threshold=0.6, clip=10.0, bits=28)
+def decoded(value) -> bytes:
+    """All bytes in a text of a site, whatever it is made of."""
+    if isinstance(value, dict):
+        return b"".join(decoded(inner) for inner in value.values())
+    if isinstance(value, list):
+        return b"".join(map(decoded, value))
+    return base64.b64decode(value) if isinstance(value, str) else b""
+
+
+class Seen:
+    """What the server receives in a round, and what it can open of it."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, np.ndarray] = {}  # masked changes, also one that comes too late
+        self.opened: dict[str, np.ndarray] = {}  # the same without masks that the server knows
+        self.texts: dict[tuple[str, str], bytes] = {}  # by site and by what it is
+
+
+def received(count, changes, gone=""):
+    """What the server sees of a round, and the sum; the masked change of `gone` comes too late."""
+    rule = SecureSum(threshold=0.6, clip=20.0)  # no change is clipped: their norms are near 8
     attempt = SecureRound(rule, "round", changes.shape[1], set())
-    memories, got = {}, {}
-    replies = []
+    memories, replies, seen, own, secret = {}, [], Seen(), {}, {}
+
+    def note(site, told):
+        for name, value in json.loads(secure.write_message(told)).items():
+            seen.texts[site, name] = decoded(value)
+
     for c in range(count):
         site = f"s{c}"
         told, memories[site] = secure_site.give_keys(secure_site.asked(attempt.first_task(), None))
+        secret[site] = bytes.fromhex(memories[site]["mask"])
+        note(site, told)
         attempt.take_keys(site, secure.write_message(told))
         replies.append(Reply(c, site, {}, 1))
 
@@ -305,59 +330,122 @@ def received(count, changes, rng):
             found, memory, arrays = json.loads(text), memories[site], {}
             if found["stage"] == "shares":
                 told, memories[site] = secure_site.give_shares(found, memory)
+                own[site] = bytes.fromhex(memories[site]["own"])
             elif found["stage"] == "mask":
                 change = changes[int(site[1:])]
                 words, told, memories[site] = secure_site.give_masked(found, memory, change)
-                got[site] = words
-                header = f"{{'descr': '<u4', 'fortran_order': False, 'shape': {words.shape}, }}"
-                head = NPY + len(header).to_bytes(2, "little") + header.encode()
-                data = head + words.tobytes()
-                arrays = {"masked": RawArray("uint32", words.shape, "numpy.ndarray", data)}
+                seen.arrays[site] = words
+                arrays = {"masked": as_raw(words)}
             else:
                 told = secure_site.give_unmask(found, memory)
+            note(site, told)
             words_ = {"site": site, "secure": secure.write_message(told)}
-            answers[site] = RawReply(0, attempt.attempt, arrays, {}, words_)
+            if not (site == gone and found["stage"] == "mask"):
+                answers[site] = RawReply(0, attempt.attempt, arrays, {}, words_)
         return answers
 
     coef = np.full(count, 1 / count)
     summed, refused = sum_changes(attempt, replies, lambda r: Decision(coef, {}), exchange)
-    assert not refused
-    return got, summed
+    assert [line.split(":")[0] for line in refused] == [gone] * bool(gone)
+    keys = [attempt.keys[s][0] for s in attempt.sites]
+    asked = rule.to_json()
+    told = secure.agreement(attempt.attempt, asked, attempt.least, keys, attempt.weights)
+    for site, words in seen.arrays.items():
+        size = len(words)
+        if site != gone:  # the server learns its own mask, and the private key of `gone`
+            words = words - masks.own_mask(own[site], told, size)
+        for other in set(attempt.sites) - {site}:
+            if gone in (site, other):
+                shared = masks.agree(secret[gone], attempt.keys[other if site == gone else site][0])
+                mask = masks.pair_mask(shared, told, size)
+                first = attempt.sites.index(site) < attempt.sites.index(other)
+                words = words - mask if first else words + mask
+        seen.opened[site] = words
+    return seen, summed
 
 
-def correlations(rounds: int, count: int = 4, size: int = 60):
-    """z-scores: the correlation of every proper subset's sum with every site's change."""
+def as_raw(words) -> RawArray:
+    """An array as Flower brings it."""
+    header = f"{{'descr': '<u4', 'fortran_order': False, 'shape': {words.shape}, }}"
+    data = NPY + len(header).to_bytes(2, "little") + header.encode() + words.tobytes()
+    return RawArray("uint32", words.shape, "numpy.ndarray", data)
+
+
+def alike(changes, numbers) -> np.ndarray:
+    """(sites,) z-scores: how much numbers are like each change; normal where they know nothing."""
+    size, z = changes.shape[1], np.zeros(len(changes))
+    parts = [numbers[i : i + size] for i in range(0, len(numbers), size)]
+    for part in parts:
+        seen = np.pad(part.astype(float), (0, size - len(part)))
+        z += changes @ (seen / max(np.linalg.norm(seen), 1e-9))
+    return z / np.sqrt(len(parts))
+
+
+def scores_of_rounds(rounds: int, gone="", count: int = 4, size: int = 60):
+    """z-scores of every change with sums over subsets of sites, and with all texts, by name."""
     rng = np.random.default_rng(5)
-    subsets = [s for k in range(1, count) for s in itertools.combinations(range(count), k)]
-    products = np.zeros((len(subsets), count))
+    stayed = tuple(c for c in range(count) if f"s{c}" != gone)
+    subsets = [s for k in range(1, count + 1) for s in itertools.combinations(range(count), k)]
+    subsets.remove(stayed)  # their sum is the result
+    z: dict[object, np.ndarray] = {}
     whole = []
     for _ in range(rounds):
         changes = rng.normal(size=(count, size))
-        got, summed = received(count, changes, rng)
-        for number, subset in enumerate(subsets):
-            words = sum(got[f"s{c}"] for c in subset).astype(np.uint32)
-            seen = words.view(np.int32) / 2**31 * np.sqrt(3)  # uniform: variance 1
-            products[number] += changes @ seen[:-1]
-        whole.append(np.corrcoef(summed.move(), changes.mean(0))[0, 1])
-    return products / np.sqrt(rounds * size), np.array(whole)
+        seen, summed = received(count, changes, gone)
+        for subset in subsets:
+            for name in ("arrays", "opened"):
+                words = sum(getattr(seen, name)[f"s{c}"] for c in subset).astype(np.uint32)
+                found = alike(changes, words[:-1].view(np.int32))
+                if gone or name == "opened" or len(subset) < count:
+                    z[name, subset] = z.get((name, subset), 0) + found
+        for key, text in seen.texts.items():
+            for kind in (np.uint8, np.dtype("<u4")):
+                if len(text) >= 4:
+                    numbers = np.frombuffer(text[: len(text) // 4 * 4], kind).astype(float)
+                    numbers -= numbers.mean()
+                    z[key, str(kind)] = z.get((key, str(kind)), 0) + alike(changes, numbers)
+        want = changes[list(stayed)].mean(0)
+        whole.append(np.corrcoef(summed.move(), want)[0, 1])
+    return {key: value / np.sqrt(rounds) for key, value in z.items()}, np.array(whole)
 
 
+@pytest.mark.parametrize("gone", ["", "s1"])
 @pytest.mark.parametrize("rounds", [12, pytest.param(1000, marks=pytest.mark.slow)])
-def test_nothing_that_the_server_receives_is_like_a_sites_change(rounds):
-    """No array, and no sum of those of a proper subset of sites; the sum of all is exact."""
-    scores, whole = correlations(rounds)
-    assert scores.shape == (14, 4)
-    assert np.abs(scores).max() < 4.5  # 56 numbers, each normal: above by chance in 0.04 %
+def test_nothing_that_the_server_receives_is_like_a_sites_change(rounds, gone):
+    """No array, no sum of those of some sites, also without the masks that the server knows, and
+    no text: keys, sealed shares, hashes, unmasking. The sum of all that stayed is exact.
+    """
+    found, whole = scores_of_rounds(rounds, gone)
+    names = {key[0][1] for key in found if isinstance(key[0], tuple)}
+    assert names == {
+        *("mask_key", "seal_key", "sealed", "share_hashes", "own_hash", "sealed_key", "shares")
+    }
+    subsets = [key for key in found if key[0] in ("arrays", "opened")]
+    assert len(subsets) == 2 * 14
+    scores = np.array(list(found.values()))
+    assert np.abs(scores).max() < 5  # some 300 numbers, each normal: above by chance in 0.02 %
     assert scores.std() == pytest.approx(1, abs=0.4)
     assert whole.min() > 1 - 1e-9
 
 
-def test_the_measure_of_secrecy_sees_numbers_without_masks(monkeypatch):
-    monkeypatch.setattr(masks, "own_mask", lambda seed, told, size: np.zeros(size, np.uint32))
-    monkeypatch.setattr(masks, "pair_mask", lambda key, told, size: np.zeros(size, np.uint32))
-    monkeypatch.setattr(secure, "looks_unmasked", lambda words, rule: False)
-    rule = SecureSum()
-    changes = np.random.default_rng(0).normal(size=(4, 60))
-    got, _ = received(4, changes, None)
-    seen = got["s0"].view(np.int32)[:-1] * rule.step
-    assert np.corrcoef(seen, changes[0])[0, 1] > 0.999
+@pytest.mark.parametrize("leak", ["masks", "text"])
+def test_the_measure_of_secrecy_sees_what_is_not_hidden(leak, monkeypatch):
+    if leak == "masks":
+        monkeypatch.setattr(masks, "own_mask", lambda seed, told, size: np.zeros(size, np.uint32))
+        monkeypatch.setattr(masks, "pair_mask", lambda key, told, size: np.zeros(size, np.uint32))
+        monkeypatch.setattr(secure, "looks_unmasked", lambda words, rule: False)
+    else:  # a site that adds its change to its last text, in bytes
+        give, change = secure_site.give_masked, []
+
+        def noted(found, memory, own):
+            change.append(own)
+            return give(found, memory, own)
+
+        def unmask(found, memory, usual=secure_site.give_unmask):
+            own = np.clip(change[-1] * 40 + 128, 0, 255).astype(np.uint8).tobytes()
+            return usual(found, memory) | {"note": own}
+
+        monkeypatch.setattr(secure_site, "give_masked", noted)
+        monkeypatch.setattr(secure_site, "give_unmask", unmask)
+    found, _ = scores_of_rounds(3)
+    assert max(np.abs(value).max() for value in found.values()) > 8

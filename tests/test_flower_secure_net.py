@@ -1,5 +1,6 @@
 """Secure sums between real Flower processes with TLS and keys; sites that drop out there."""
 
+import subprocess
 import sys
 import time
 
@@ -20,6 +21,7 @@ from fedmaba.deploy.flower_app.net import LINK, Net, read_rounds
 from fedmaba.deploy.flower_app.new import new
 from fedmaba.deploy.secure import SecureSum
 from fedmaba.deploy.settings import FederationSettings
+from fedmaba.deploy.site_rules import MARKS
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, load_arrays
 from fedmaba.strategies import REGISTRY
@@ -48,8 +50,8 @@ def summed(name: str) -> bool:
 
 SUMMED = [name for name in REGISTRY if summed(name)]
 
-# Around the app of every site: sites that the run names fail when they are to send their change.
-# In a secure round the masks that others share with them must then be taken off by shares.
+# Around the app of every site: sites that the run names fail in the stage that it names. If that is
+# `mask`, they send no change, and the masks that others share with them are taken off by shares.
 DROPPING = """
 
 from fedmaba.deploy import site_app
@@ -57,12 +59,14 @@ from fedmaba.deploy import site_app
 send = site_app.secure_mod
 
 
-def dropping(message, context, call_next):
+def dropping(message, context, call_next, *rules):
     text = message.content["config"].get("secure")
-    last = text is None or '"stage": "mask"' in text
+    last = text is None or '"stage": "' + context.run_config["drop-at"] + '"' in text
     if last and context.node_config["site"] in context.run_config["drop"].split(","):
         raise RuntimeError("this site drops out")
-    return call_next(message, context) if text is None else send(message, context, call_next)
+    if text is None:
+        return call_next(message, context)
+    return send(message, context, call_next, *rules)
 
 
 site_app.secure_mod = dropping
@@ -70,9 +74,16 @@ app = client_app(MODEL, load, classes=CLASSES, secure=True)
 """
 
 
+def fingerprint(net: Net, c: int) -> str:
+    """Of a site's key, as the page says to read it."""
+    words = ["ssh-keygen", "-lf", str(net.keys / f"site-{c}.pub")]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    return done.stdout.split()[1]
+
+
 @pytest.fixture(scope="module")
 def net(tmp_path_factory):
-    """A SuperLink and five registered SuperNodes, with a secure app."""
+    """A SuperLink and five registered SuperNodes, with a secure app; sites sign their keys."""
     folder = tmp_path_factory.mktemp("secure")
     fed = Federation.make("sample", "shards:2", clients=SITES)
     new(folder / "app", secure=True)
@@ -80,14 +91,19 @@ def net(tmp_path_factory):
     task = folder / "app/fairapp/task.py"
     task.write_text(task.read_text().replace('MODEL = "mlp"', f'MODEL = "{MODEL}"'))
     client.write_text(client.read_text() + DROPPING)
-    config.write_text(config.read_text() + 'drop = ""\n')
+    config.write_text(config.read_text() + 'drop = ""\ndrop-at = "mask"\n')
     weights = first_model(MODEL, fed.data.x.shape[1:], 10, 0)
     safetensors.numpy.save_file(weights, folder / "first.safetensors")
     with Net(folder) as net:
         for c in range(SITES):
             write_site(folder / f"site-{c}.npz", fed, c)
             net.register(f"site-{c}")
-            net.supernode(f"site-{c}", data=str(folder / f"site-{c}.npz"))
+        peers = folder / "sites.toml"
+        peers.write_text("".join(f'site-{c} = "{fingerprint(net, c)}"\n' for c in range(SITES)))
+        for c in range(SITES):
+            told = {"data": str(folder / f"site-{c}.npz"), "peers": str(peers)}
+            told |= {"signing-key": str(net.keys / f"site-{c}"), "most-share": 0.99}
+            net.supernode(f"site-{c}", keep=str(folder / "kept"), **told)
         yield net
 
 
@@ -115,11 +131,13 @@ def run(net: Net, spec: str, name: str, rounds=ROUNDS, drop="", **more):
     ]
 
 
-def plain(net: Net, spec: str, rounds=ROUNDS, drop=()):
-    """The model of the same federation without secure sums, in this process."""
+def here(net: Net, spec: str, rounds=ROUNDS, drop=(), secure=None):
+    """The model of the same federation in this process, plain unless `secure` says otherwise."""
 
     def spoil(message, answer):
         training = message.metadata.message_type.startswith("train")
+        if training and secure:
+            training = '"stage": "mask"' in str(message.content["config"]["secure"])
         if training and f"site-{message.metadata.dst_node_id - 1}" in drop:
             return Message(Error(2, "this site drops out"), reply_to=message)
         return answer
@@ -127,23 +145,36 @@ def plain(net: Net, spec: str, rounds=ROUNDS, drop=()):
     classes = [str(k) for k in range(10)]
     files = [net.folder / f"site-{c}.npz" for c in range(SITES)]
     apps = {
-        c + 1: client_app(MODEL, datasets.load(str(file)), site=f"site-{c}", classes=classes)
+        c + 1: client_app(
+            *(MODEL, datasets.load(str(file))),
+            site=f"site-{c}",
+            classes=classes,
+            secure=secure is not None,
+        )
         for c, file in enumerate(files)
     }
-    strategy = FlowerStrategy(spec, min_available_nodes=SITES, evaluate=False, grace=0)
+    options = {"min_available_nodes": SITES, "evaluate": False, "grace": 0, "secure": secure}
+    strategy = FlowerStrategy(spec, **options)
     config = ConfigRecord({"epochs": 1, "minibatch": 20})
     first = load_arrays(net.folder / "first.safetensors")
     found = strategy.start(LocalGrid(apps, spoil), first, rounds, train_config=config)
-    assert all(len(r["sites"]) == SITES - len(drop) for r in strategy.reports)
+    assert secure or all(len(r["sites"]) == SITES - len(drop) for r in strategy.reports)
     return {name: array.numpy() for name, array in found.arrays.items()}
+
+
+def without_largest(report):
+    """What a round says of its sum, besides the largest share of the weight."""
+    return {k: v for k, v in report["secure"].items() if k != "largest"}
 
 
 @pytest.mark.parametrize("spec", SUMMED)
 def test_five_supernodes_give_the_plain_runs_model(net, spec, monkeypatch):
     monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)  # of the plain run
-    expected = plain(net, spec)
+    expected = here(net, spec)
     found, reports = run(net, spec, f"{spec}-secure")
-    assert [r["secure"] for r in reports] == [{"summed": 5, "left": [], "clipped": 0}] * ROUNDS
+    assert [without_largest(r) for r in reports] == [
+        {"summed": 5, "left": [], "clipped": 0}
+    ] * ROUNDS
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=0, atol=5e-6)
 
@@ -151,10 +182,36 @@ def test_five_supernodes_give_the_plain_runs_model(net, spec, monkeypatch):
 @pytest.mark.parametrize("gone", [["site-1"], ["site-1", "site-4"]])
 def test_supernodes_that_drop_out_after_the_masks_do_not_lose_the_round(net, gone):
     drop = ",".join(gone)
-    expected = plain(net, "fedavg", 1, gone)
+    expected = here(net, "fedavg", 1, gone)
     found, reports = run(net, "fedavg", f"drop-{drop}", 1, drop, threshold=3)
-    assert reports[0]["secure"] == {"summed": 5 - len(gone), "left": gone, "clipped": 0}
+    assert without_largest(reports[0]) == {"summed": 5 - len(gone), "left": gone, "clipped": 0}
     assert len(reports[0]["refused"]) == len(gone)
     assert all("this site drops out" in line for line in reports[0]["refused"])
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=5e-6)
+
+
+def test_a_supernode_that_drops_out_of_each_round_of_fedmaba_does_not_lose_them(net, monkeypatch):
+    """Its loss counts for the strategy, its change does not: as in the same run in this process."""
+    monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
+    expected = here(net, "fedmaba", ROUNDS, ["site-2"], SecureSum(threshold=3))
+    found, reports = run(net, "fedmaba", "drop-fedmaba", ROUNDS, "site-2", threshold=3)
+    assert len(reports) == ROUNDS
+    for report in reports:
+        assert without_largest(report) == {"summed": 4, "left": ["site-2"], "clipped": 0}
+        (line,) = report["refused"]
+        assert line.startswith("site-2: left in stage mask of the secure sum")
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=5e-6)
+
+
+def test_a_supernode_that_fails_when_masks_are_taken_off_is_in_the_sum(net):
+    expected = here(net, "fedavg", 1)
+    told = {"threshold": 3, "drop-at": "unmask"}
+    found, (report,) = run(net, "fedavg", "drop-unmask", 1, "site-0", **told)
+    assert without_largest(report) == {"summed": 5, "left": [], "clipped": 0}
+    (line,) = report["refused"]
+    assert line.startswith("site-0: left in stage unmask of the secure sum")
+    assert len(list((net.folder / "kept" / MARKS).iterdir())) >= 2 * SITES - 1
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=0, atol=5e-6)

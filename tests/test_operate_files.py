@@ -3,17 +3,22 @@
 Docker itself is not run here.
 """
 
+import contextlib
 import os
 import re
 import shlex
 import shutil
+import socket
+import ssl
 import stat
 import subprocess
 import sys
+import threading
 import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fedmaba.deploy.flower_app import commands, proxy
 
@@ -25,8 +30,15 @@ PROXY = proxy.nginx_command("nginx", Path("proxy"))
 
 @pytest.fixture(scope="module")
 def services():
-    yaml = pytest.importorskip("yaml", reason="comes with the extra docs")
     return yaml.safe_load((FILES / "compose.yaml").read_text())["services"]
+
+
+@pytest.fixture(scope="module")
+def dockerfile():
+    """The instructions of the Dockerfile, each on one line, in order."""
+    text = (FILES / "Dockerfile").read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(line.split(" ", 1)[0], " ".join(line.split(" ", 1)[1].split())) for line in lines]
 
 
 def unit(name: str) -> dict[str, list[str]]:
@@ -78,6 +90,116 @@ def test_a_site_sees_its_own_key_and_examples_and_nothing_else(services):
     keys = [v for v in services["proxy"]["volumes"] if "/keys/" in v]
     assert len(keys) == 3
     assert all(v.endswith(":ro") for v in keys)
+
+
+KEYS = {"image", "build", "user", "restart", "cap_drop", "security_opt", "init", "command"}
+KEYS |= {"volumes", "ports", "healthcheck", "network_mode", "depends_on"}
+
+
+def test_compose_says_what_compose_understands(services):
+    """What `docker compose config` would find: words that nobody knows, and names of nobody."""
+    folder = yaml.safe_load((FILES / "compose.yaml").read_text())
+    assert {key for key in folder if not key.startswith("x-")} == {"name", "services"}
+    for name, service in services.items():
+        assert set(service) <= KEYS, name
+        assert set(service.get("depends_on", ())) <= set(services) - {name}
+        mode = service.get("network_mode", "service:superlink")
+        assert mode.removeprefix("service:") in services
+        assert all(isinstance(word, str) for word in service["command"])
+        for volume in service["volumes"]:
+            source, inside, *flags = volume.split(":")
+            assert source.startswith("./federation")
+            assert inside.startswith("/federation")
+            assert flags in ([], ["ro"])
+
+
+def test_every_container_can_be_asked_whether_it_is_healthy(services):
+    for name, service in services.items():
+        told = service["healthcheck"]
+        assert told["test"][:3] == ["CMD", "python", "-c"], name
+        compile(told["test"][3], name, "exec")
+        assert told["retries"] >= 3
+        for key in ("interval", "timeout"):
+            assert re.fullmatch(r"\d+s", told[key])
+    shown = [volume.split(":")[1] for volume in services["proxy"]["volumes"]]
+    assert f"/federation/{services['proxy']['healthcheck']['test'][-1]}" in shown
+
+
+def ask(service, port: int, *more: str) -> int:
+    """The exit code of a service's own question, at another port."""
+    words = [service["healthcheck"]["test"][3], str(port), *more]
+    return subprocess.run([sys.executable, "-c", *words], capture_output=True).returncode
+
+
+def test_healthchecks_see_who_listens(services, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert ask(services["north"], port) == ask(services["superlink"], port) == 0
+    assert ask(services["north"], port) != 0
+    assert ask(services["superlink"], port) != 0
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs OpenSSL")
+def test_the_healthcheck_of_the_proxy_sees_a_certificate_that_sites_trust(services, tmp_path):
+    for name in ("own", "other"):
+        made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+        made += ["-nodes", "-days", "1", "-subj", "/CN=localhost", "-addext"]
+        made += ["subjectAltName=DNS:localhost", "-keyout", f"{name}.key", "-out", f"{name}.pem"]
+        subprocess.run(made, cwd=tmp_path, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "own.pem", tmp_path / "own.key")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def serve():
+            for _ in range(2):
+                with contextlib.suppress(OSError):
+                    context.wrap_socket(server.accept()[0], server_side=True).close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert ask(services["proxy"], port, str(tmp_path / "own.pem")) == 0
+        assert ask(services["proxy"], port, str(tmp_path / "other.pem")) != 0
+        thread.join()
+
+
+@pytest.mark.skipif(
+    shutil.which("docker") is None
+    or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode != 0,
+    reason="docker compose is not installed",
+)
+def test_docker_compose_reads_the_file():
+    words = ["docker", "compose", "-f", "compose.yaml", "config", "--quiet"]
+    done = subprocess.run(words, cwd=FILES, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="hadolint is not installed")
+def test_hadolint_accepts_the_dockerfile():
+    # versions of Debian's packages are those of the day on which the image is built
+    words = ["hadolint", "--ignore", "DL3008", "Dockerfile"]
+    done = subprocess.run(words, cwd=FILES, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_dockerfile_keeps_to_the_usual_rules(dockerfile):
+    """Those of hadolint that apply here, for machines without it."""
+    known = {"FROM", "RUN", "COPY", "ENV", "WORKDIR", "USER"}
+    assert {word for word, _ in dockerfile} <= known
+    for word, rest in dockerfile:
+        if word == "FROM":
+            assert re.fullmatch(r"[a-z]+:[0-9.]+(-[a-z]+)?", rest)  # a version, and not latest
+        if word == "WORKDIR":
+            assert rest.startswith("/")
+        if word == "RUN":
+            assert not re.search(r"\b(sudo|curl|wget)\b", rest)
+        if "apt-get install" in rest:
+            assert rest.startswith("apt-get update &&")
+            assert "-y --no-install-recommends" in rest
+            assert rest.endswith("rm -rf /var/lib/apt/lists/*")
+        if "pip install" in rest:
+            assert "pip install --no-cache-dir" in rest
+            assert '"$wheel[sim,flower,privacy]"' in rest  # what sites, server and dp= need
 
 
 def test_units_run_the_commands_of_the_demo():

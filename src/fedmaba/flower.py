@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from logging import INFO, WARNING
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as Base
 
 from fedmaba.deploy import records, reply_fetching, round_log, secure_round, validation
+from fedmaba.deploy.event_log import EventLog, why_it_ends
 from fedmaba.deploy.messages import (
     array_record,
     as_node,
@@ -159,13 +160,12 @@ class FlowerStrategy(Base):
         self.turned_away: list[str] = []  # who was not let in since the last round, and why
         self.nodes: dict[int, Node] = {}  # those that were there when this round began
         self.site_of: dict[int, str] = {}  # the site of each of them, where it is known
-        self.asked: dict[
-            int, str | None
-        ] = {}  # nodes asked to train in this round, and their sites
+        self.asked: dict[int, str | None] = {}  # nodes asked to train now, and their sites
         self.public_keys: set[bytes] = set()  # that sites sent for secure sums
         self.left_out: set[str] = set()  # sites that made this secure round fail before
         self.ttl: float | None = None  # seconds after which a message is void
         self.reports: list[dict[str, Any]] = []  # what happened, a record per round
+        self.events = EventLog()
 
     def start(
         self,
@@ -198,16 +198,16 @@ class FlowerStrategy(Base):
         self.name_replies, self.asked_at = reply_fetching.ReplyFetcher(grid), {}
         self.ttl = timeout + CLOCK_SECONDS  # a site that returns does not work through old rounds
         if server.round:
-            log_line(INFO, f"going on after round {server.round}, saved in {self.folder}")
+            self._log(INFO, f"going on after round {server.round}, saved in {self.folder}")
         self.running = True
         try:
             self._write_metrics()
             while server.round < num_rounds:
-                t = server.round + 1
+                self.events.round = t = server.round + 1
                 try:
                     arrays, metrics = self._one_round(grid, initial_arrays, config, timeout)
                 except PrivacySpent as why:
-                    log_line(WARNING, f"the run ends after round {server.round}: {why}")
+                    self._log(WARNING, f"the run ends after round {server.round}: {why}")
                     assert server.private is not None
                     server.private.end(server.round)
                     break
@@ -223,6 +223,10 @@ class FlowerStrategy(Base):
                 result.evaluate_metrics_clientapp[server.round] = MetricRecord(spread)
                 server.save([final])
             server.write_models()
+            self._log(INFO, f"the run has ended after round {server.round}")
+        except BaseException as error:
+            self.events.add(ERROR, why_it_ends(error))  # who called start() is told, too
+            raise
         finally:
             self.running = False
             server.close()
@@ -309,6 +313,7 @@ class FlowerStrategy(Base):
         if self.server is None:
             first = {name: array.numpy() for name, array in arrays.items()}
             self.server = FederationServer(self.settings, first, self.folder, self.site_names)
+            self.events.folder = self.server.folder
         require_same_terms("this strategy", self.server.settings.to_json(), self.settings)
         return self.server
 
@@ -334,7 +339,7 @@ class FlowerStrategy(Base):
                 self._save_names()
                 return
             if ready != seen:
-                log_line(INFO, f"waiting for sites: {ready} of {enough} are here")
+                self._log(INFO, f"waiting for sites: {ready} of {enough} are here")
                 seen = ready
             if time.monotonic() > end:
                 self._save_names()
@@ -389,14 +394,13 @@ class FlowerStrategy(Base):
 
     def _turn_away(self, node: int, why: str) -> None:
         self.turned_away.append(f"node {node} is not let in: {why}")
-        log_line(WARNING, self.turned_away[-1])
+        self._log(WARNING, self.turned_away[-1])
 
     def _assign(self, sites: Mapping[Node, str]) -> None:
         """Give nodes the names that they have from now on, and log those that are new."""
         for node, site in sites.items():
-            said = self.site_names.assign(node, site)
-            if said:
-                log_line(INFO, said)
+            if said := self.site_names.assign(node, site):
+                self._log(INFO, said)
 
     def _save_names(self) -> None:
         """Save names that changed, before the round whose report will list them."""
@@ -426,9 +430,8 @@ class FlowerStrategy(Base):
         """A round in which the server sees the sum alone; repeated while too few sites stay."""
         server, rule = self._server, self.settings.secure
         assert rule is not None
-        self.left_out = set()
+        self.left_out, why = set(), ""
         earlier: list[str] = []
-        why = ""
         for _ in range(ATTEMPTS):
             told = {} if server.private is None else server.private.site_rule()
             attempt = SecureRound(rule, server.round_id(), server.size, self.public_keys, told)
@@ -446,7 +449,7 @@ class FlowerStrategy(Base):
                 again = f"round {server.round + 1} is repeated: {why}"
                 earlier += [*refused, *failed.lines, again]
                 for line in (*refused, *failed.lines, again):
-                    log_line(WARNING, line)
+                    self._log(WARNING, line)
                 self.left_out |= set(failed.guilty)
                 continue
             there = [r for r in replies if r.site in summed.shares]
@@ -546,16 +549,17 @@ class FlowerStrategy(Base):
         report = server.finish_round(replies, [*before, *refused], summed, asked)
         self.reports.append(report)
         self._write_metrics()
-        for line in round_log.round_lines(report):
-            log_line(INFO, line)
-        for site in report.get("started_anew", ()):
-            log_line(WARNING, f"{site} lost what it kept, so it started anew in this round")
-        for why in report["refused"][len(before) :]:  # the others were logged at once
-            log_line(WARNING, f"left out of round {report['round']}: {why}")
+        for level, line in round_log.lines_of_round(report, len(before)):
+            self._log(level, line)
         numbers = {key: value for key, value in report.items() if isinstance(value, float)}
         numbers |= {key: value for key, value in report["info"].items() if value is not None}
         numbers["replies"] = float(len(replies))
         return array_record(server.model), MetricRecord(numbers)
+
+    def _log(self, level: int, text: str) -> None:
+        """Log a line, and keep it in the state folder."""
+        log_line(level, text)
+        self.events.add(level, text, () if self.server is None else self.server.sites)
 
     def _write_metrics(self) -> None:
         """Write the metrics of now, if a file for them was named; a run goes on without them."""
@@ -566,7 +570,7 @@ class FlowerStrategy(Base):
         try:
             records.write_metrics(self.metrics, records.metrics_text(*told, report, self.running))
         except FedmabaError as error:
-            log_line(WARNING, str(error))
+            self._log(WARNING, str(error))
 
     def _raw_reply(self, node: int, message: Message | str) -> RawReply:
         """A reply that has no more arrays than the model, or a line that says why not."""
@@ -588,9 +592,9 @@ class FlowerStrategy(Base):
             try:
                 scores.add(sites[node], self._raw_reply(node, message))
             except validation.Refused as why:
-                log_line(WARNING, f"{sites[node]}: {why}")
+                self._log(WARNING, f"{sites[node]}: {why}")
         report: dict[str, Any] = {"round": server.round} | scores.report()
-        log_line(INFO, f"model handed out: {round_log.spread(report)}")
+        self._log(INFO, f"model handed out: {round_log.spread(report)}")
         for line in scores.lines():
-            log_line(INFO, f"  {line}")
+            self._log(INFO, f"  {line}")
         return report

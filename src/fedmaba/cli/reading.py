@@ -75,7 +75,7 @@ def table(
         more.append(trials_table.trials_grid(found, history.unit))
         page.grids.append(more[-1])
     if (state := state_folder.load_state_folder(folder)) is not None:
-        more += federation.grids(state)
+        more += [*federation.grids(state), *federation.events(state)]
         page.grids += federation.grids(state)
     if to == "text":
         terminal.show(history, model, at, share)

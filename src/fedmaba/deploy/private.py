@@ -20,9 +20,8 @@ from fedmaba.errors import InputError
 from fedmaba.privacy import accounting
 from fedmaba.privacy.mechanism import Mechanism, cost_shares, largest_share, largest_weight
 from fedmaba.results import run_folder
-from fedmaba.strategies.base import PRIVACY_INFO, Strategy
+from fedmaba.strategies.base import LOSSES_INFO, PRIVACY_INFO, Strategy
 
-LOSSES_INFO = ("losses_epsilon", "losses_delta")  # the same where the losses alone have noise
 SERVER_SEES = {
     "plain": "the server sees each change and each loss before it adds the noise",
     "secure": "the server sees the sum of the changes before it adds the noise; sites add noise to "

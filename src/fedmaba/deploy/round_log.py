@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from logging import INFO, WARNING
 from typing import Any
 
 from fedmaba.deploy.server import FederationServer
+from fedmaba.results.state_folder import NEARLY_ALL
 
 
 def no_reply_counted(server: FederationServer) -> str:
@@ -28,6 +30,10 @@ def round_lines(report: Mapping[str, Any]) -> list[str]:
         found = report["secure"]
         clipped = f", {found['clipped']} of them clipped" if found.get("clipped") else ""
         lines.append(f"  secure sum of {found['summed']} changes{clipped}")
+        if found.get("largest", 0) >= NEARLY_ALL:
+            held = f"{found['largest']:.1%} of the weight"
+            why = "the sum is nearly its change; SecureSum(most_share=0.9) refuses that"
+            lines.append(f"  one site holds {held}: {why}")
     for site, row in report["sites"].items():
         cells = [f"  {site:<16}"]
         if row["accuracy"] is not None:
@@ -44,6 +50,15 @@ def round_lines(report: Mapping[str, Any]) -> list[str]:
             cells.append(f"weight {row['weight']:.3f}")
         lines.append("  ".join(cells))
     return lines
+
+
+def lines_of_round(report: Mapping[str, Any], known: int) -> list[tuple[int, str]]:
+    """All lines about a round that has ended, with levels; `known` refusals were logged before."""
+    out = [(INFO, line) for line in round_lines(report)]
+    for site in report.get("started_anew", ()):
+        out.append((WARNING, f"{site} lost what it kept, so it started anew in this round"))
+    left = report["refused"][known:]
+    return out + [(WARNING, f"left out of round {report['round']}: {why}") for why in left]
 
 
 def spread(report: Mapping[str, Any]) -> str:

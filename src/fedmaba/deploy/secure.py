@@ -39,6 +39,7 @@ MOST_SITES = 1000  # Shamir shares of more take minutes at every site
 MOST_TEXT_BYTES = TEXT_BYTES_PER_SITE * MOST_SITES
 EVIDENCE_BITS = 40  # bits: how unlikely it must be that honest numbers look unmasked
 SUM_ERROR = 1e-6  # by which shares of the weight may miss 1
+LEAST_WEIGHT = 0.1  # that sites which stay must hold: their sum is scaled up by what others held
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,14 @@ class SecureSum:
     those that begin it (0.6); more than half of them, and at least two.
     clip: the largest norm of a site's change; a larger change is scaled down to it at the site.
     bits: of each number before it is masked, 8 to 30. One step is about clip / 2**(bits - 1).
+    most_share: the largest share of the weight that one site may hold, since the sum of one site
+    that holds nearly all of it is nearly its change; 0.9, say. 1.0 allows every share.
     """
 
     threshold: float = 0.6
     clip: float = 10.0
     bits: int = 28
+    most_share: float = 1.0
 
     def __post_init__(self) -> None:
         if not _is_number(self.clip) or not 0 < self.clip <= 1e9:
@@ -70,6 +74,10 @@ class SecureSum:
             raise InputError(
                 f"secure: threshold={self.threshold!r}: give a count from 2, or a share above 0.5 "
                 "and up to 1.0"
+            )
+        if not _is_number(self.most_share) or not 0 < self.most_share <= 1:
+            raise InputError(
+                f"secure: most_share={self.most_share!r}: give a share above 0 and up to 1.0"
             )
 
     @property
@@ -98,7 +106,11 @@ class SecureSum:
         return least
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """As older versions wrote it, where it asks for nothing that they did not know."""
+        told = asdict(self)
+        if self.most_share == 1:
+            del told["most_share"]
+        return told
 
 
 def wrong_threshold(least: int, sites: int) -> str:
@@ -163,6 +175,33 @@ def shares_of_weight(coef: NDArray[np.float64]) -> tuple[NDArray[np.float64], fl
     if not 0 < total < math.inf or coef.min() < 0:
         raise Refused("the strategy gave a weight that is negative or not finite")
     return coef / total, total
+
+
+def largest_share(weights: Sequence[float]) -> float:
+    """The part of the weight of these sites that one of them holds, at most."""
+    total = sum(weights)
+    return max(weights) / total if total > 0 else 1.0
+
+
+def check_largest(weights: Sequence[float], most: float) -> None:
+    """Refuse a sum that is nearly the change of one of these sites."""
+    found = largest_share(weights)
+    if found > most + SUM_ERROR:
+        raise Refused(
+            f"one site would hold {found:.1%} of the weight, so the sum would be nearly its "
+            f"change, and most_share={most:g}: raise it, or choose a strategy or settings that "
+            "spread weight"
+        )
+
+
+def check_held(weights: Sequence[float]) -> None:
+    """Refuse to open a sum of sites that hold too little of the weight."""
+    held = sum(weights)
+    if held < LEAST_WEIGHT:
+        raise Refused(
+            f"the sites that stayed hold {held:.3g} of the weight: at least {LEAST_WEIGHT:g} must "
+            "stay"
+        )
 
 
 # words

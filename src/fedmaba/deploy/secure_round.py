@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fedmaba.deploy import masks, secure
 from fedmaba.deploy.secure import STAGES, MaskedWords, SecureSum
+from fedmaba.deploy.site_rules import SIGNATURE_BYTES, SIGNER_BYTES
 from fedmaba.deploy.validation import (
     Limits,
     RawArray,
@@ -32,7 +33,6 @@ from fedmaba.errors import InputError
 from fedmaba.strategies.base import Decision
 
 MASKED = "masked"  # the one array of a reply
-LEAST_WEIGHT = 0.1  # that sites which stay must hold: their sum is scaled up by what others held
 
 
 class AttemptFailed(Exception):
@@ -68,9 +68,15 @@ class SecureResult:
         """The coefficient that each change has in the end."""
         return {site: self.factor * self.shares[site] for site in self.stayed}
 
+    @property
+    def largest(self) -> float:
+        """The part of the weight in the sum that one site holds, at most."""
+        return secure.largest_share([self.shares[site] for site in self.stayed])
+
     def to_json(self) -> dict[str, Any]:
         left = [site for site in self.shares if site not in self.stayed]
-        return {"summed": len(self.stayed), "left": left, "clipped": self.clipped}
+        told = {"summed": len(self.stayed), "left": left, "clipped": self.clipped}
+        return told | {"largest": self.largest}
 
 
 class SecureRound:
@@ -91,6 +97,7 @@ class SecureRound:
         self.there: list[str] = []  # who is still there
         self.least = 2
         self.keys: dict[str, tuple[bytes, bytes]] = {}  # for masks, for sealing
+        self.proofs: dict[str, dict[str, bytes]] = {}  # that keys are a site's: sites check them
         self.weights: list[float | None] = []
         self.dealt: dict[str, dict[str, Any]] = {}  # what each site sent in stage `shares`
         self.accused: Counter[str] = Counter()
@@ -117,6 +124,8 @@ class SecureRound:
             secure.read_bytes(found.get(name), name, masks.PUBLIC_BYTES)
             for name in ("mask_key", "seal_key")
         )
+        sizes = {"signer": SIGNER_BYTES, "signature": SIGNATURE_BYTES}
+        proof = {n: secure.read_bytes(found[n], n, most=m) for n, m in sizes.items() if n in found}
         for key in pair:
             masks.load_public_key(key)
             if key in self.seen:
@@ -124,7 +133,7 @@ class SecureRound:
                     "it sent a public key that was sent before: each attempt needs new ones"
                 )
             self.seen.add(key)
-        self.keys[site] = (pair[0], pair[1])
+        self.keys[site], self.proofs[site] = (pair[0], pair[1]), proof
 
     def begin(self, sites: Sequence[str]) -> None:
         """Fix who takes part, in which order, and how many must stay."""
@@ -145,6 +154,8 @@ class SecureRound:
             told["least"] = self.least
             told["mask_keys"] = [self.keys[s][0] for s in self.sites]
             told["seal_keys"] = [self.keys[s][1] for s in self.sites]
+            if any(self.proofs.values()):
+                told["signatures"] = [self.proofs.get(s) or None for s in self.sites]
             return {s: secure.write_message({**told, "place": self.sites.index(s)}) for s in asked}
         if self.stage == "mask":
             told["weights"] = self.weights
@@ -318,7 +329,10 @@ def sum_changes(
         decision = decide(there)
         shares, total = secure.shares_of_weight(decision.coef)
         attempt.set_weights(shares.tolist())
+        _require_spread(attempt)
         stage(lambda site, raw: attempt.take_masked(site, raw.arrays.get(MASKED), said(raw)))
+        attempt.require_enough()
+        _check_weights(attempt)  # before anybody unmasks: an opened sum cannot be closed again
         stage(lambda site, raw: attempt.take_unmask(site, said(raw)))
         steps, clipped = attempt.result()
     except Refused as why:
@@ -328,14 +342,28 @@ def sum_changes(
         raise
     by_site = dict(zip([r.site for r in there], shares.tolist(), strict=True))
     stayed = attempt.stayed
-    held = sum(by_site[site] for site in stayed)
-    if held < LEAST_WEIGHT:
-        raise AttemptFailed(
-            f"the sites that stayed hold {held:.3g} of the weight: at least {LEAST_WEIGHT:g} must "
-            "stay",
-            lines=refused,
-        )
     return SecureResult(attempt.rule, decision, by_site, total, stayed, steps, clipped), refused
+
+
+def _there(attempt: SecureRound) -> list[float]:
+    """The shares of the weight of the sites that are still there."""
+    by_site = dict(zip(attempt.sites, attempt.weights, strict=True))
+    return [by_site[site] or 0.0 for site in attempt.there]
+
+
+def _require_spread(attempt: SecureRound) -> None:
+    """End the run where one site is to hold too much: a repeat would weigh them the same."""
+    try:
+        secure.check_largest(_there(attempt), attempt.rule.most_share)
+    except Refused as why:
+        where = " ".join(attempt.attempt.split()[:2])  # the round
+        raise InputError(f"{where}: no site was asked for its change: {why}") from None
+
+
+def _check_weights(attempt: SecureRound) -> None:
+    """Refuse to open the sum of the sites that stayed, if they hold too little or one too much."""
+    secure.check_held(_there(attempt))
+    secure.check_largest(_there(attempt), attempt.rule.most_share)
 
 
 def _check(raw: RawReply, site: str, attempt: str) -> None:

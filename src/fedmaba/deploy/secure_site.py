@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedmaba.deploy import masks, secure
 from fedmaba.deploy.secure import STAGES, MaskedWords, SecureSum
+from fedmaba.deploy.site_rules import SiteRules
 from fedmaba.deploy.validation import Refused, printable
 from fedmaba.errors import InputError
 from fedmaba.privacy import secret_noise
@@ -23,6 +24,7 @@ from fedmaba.privacy.mechanism import noised_losses
 
 Memory = dict[str, Any]
 PLACE_BYTES = 4
+NO_RULES = SiteRules()
 NUMBERS_IN_CLEAR = (
     "num-examples",
     "started-anew",
@@ -48,16 +50,21 @@ def asked(text: object, memory: Memory | None) -> dict[str, Any]:
     return found
 
 
-def give_keys(found: Mapping[str, Any]) -> tuple[dict[str, Any], Memory]:
-    """The first answer: two new public keys."""
+def give_keys(
+    found: Mapping[str, Any], rules: SiteRules = NO_RULES
+) -> tuple[dict[str, Any], Memory]:
+    """The first answer: two new public keys, signed where this site has a key to sign with."""
     rule, _ = _rule(found.get("rule"))
     (mask_secret, mask_public), (seal_secret, seal_public) = masks.new_key(), masks.new_key()
     memory: Memory = {"attempt": found["attempt"], "stage": "keys", "rule": rule.to_json()}
     memory |= {"mask": mask_secret.hex(), "seal": seal_secret.hex()}
-    return {"mask_key": mask_public, "seal_key": seal_public}, memory
+    proof = rules.signed(found["attempt"], (mask_public, seal_public))
+    return {"mask_key": mask_public, "seal_key": seal_public, **proof}, memory
 
 
-def give_shares(found: Mapping[str, Any], memory: Memory) -> tuple[dict[str, Any], Memory]:
+def give_shares(
+    found: Mapping[str, Any], memory: Memory, rules: SiteRules = NO_RULES
+) -> tuple[dict[str, Any], Memory]:
     """The second answer: for each other site, a sealed share of each of two new secrets.
 
     `own` makes the site's own mask, `key` opens the private key of its masks with others. The
@@ -65,6 +72,8 @@ def give_shares(found: Mapping[str, Any], memory: Memory) -> tuple[dict[str, Any
     """
     with _server_errors():
         place, least, mask_keys, seal_keys = _roster(found, memory)
+        pairs_of_keys = list(zip(mask_keys, seal_keys, strict=True))
+        rules.check_peers(memory["attempt"], pairs_of_keys, found.get("signatures"))
     sites = len(mask_keys)
     own, key = masks.new_seed(), masks.new_seed()
     secret, seal_secret = bytes.fromhex(memory["mask"]), bytes.fromhex(memory["seal"])
@@ -87,7 +96,7 @@ def give_shares(found: Mapping[str, Any], memory: Memory) -> tuple[dict[str, Any
 
 
 def give_masked(
-    found: Mapping[str, Any], memory: Memory, change: NDArray[Any]
+    found: Mapping[str, Any], memory: Memory, change: NDArray[Any], rules: SiteRules = NO_RULES
 ) -> tuple[MaskedWords | None, dict[str, Any], Memory]:
     """The third answer: the masked change, or the places whose shares cannot be opened."""
     place, least, sites = memory["place"], memory["least"], len(memory["mask_keys"])
@@ -97,6 +106,8 @@ def give_masked(
         mine = weights[place]
         if mine is None:
             raise Refused("this site is not in the sum")
+        rule = SecureSum(**memory["rule"])
+        rules.check_shares([w for w in weights if w is not None], rule.most_share)
     pairs, bad = dict(memory["pairs"]), []
     for i, weight in enumerate(weights):
         if weight is not None and i != place:
@@ -106,7 +117,6 @@ def give_masked(
                 bad.append(i)
     if bad:
         return None, {"bad": bad}, memory | {"stage": "mask", "pairs": {}}
-    rule = SecureSum(**memory["rule"])
     words = secure.to_words(*secure.quantise(change, mine, rule)).copy()
     keys = [bytes.fromhex(key) for key in memory["mask_keys"]]
     told = secure.agreement(memory["attempt"], memory["rule"], least, keys, weights)
@@ -117,10 +127,13 @@ def give_masked(
             mask = masks.pair_mask(shared, told, len(words))
             words = words + mask if place < i else words - mask
     after = {"attempt": memory["attempt"], "stage": "mask", "place": place, "least": least}
+    after |= {"weights": weights, "most_share": rule.most_share}
     return words, {}, after | {"pairs": pairs, "sites": sites}
 
 
-def give_unmask(found: Mapping[str, Any], memory: Memory) -> dict[str, Any]:
+def give_unmask(
+    found: Mapping[str, Any], memory: Memory, rules: SiteRules = NO_RULES
+) -> dict[str, Any]:
     """The last answer: shares of `own` for who stayed, and of `key` for who left."""
     if "sites" not in memory:
         raise InputError("this site masked nothing, so it unmasks nothing")
@@ -134,6 +147,9 @@ def give_unmask(found: Mapping[str, Any], memory: Memory) -> dict[str, Any]:
             raise Refused(
                 f"{len(stayed)} sites stayed: {memory['least']} are agreed, with this one"
             )
+        held = [memory["weights"][i] for i in stayed]
+        secure.check_held(held)
+        rules.check_shares(held, memory["most_share"])
     pairs = memory["pairs"]
     told = {str(i): pairs[str(i)][0] for i in stayed} | {str(i): pairs[str(i)][1] for i in left}
     return {"shares": {i: bytes.fromhex(share) for i, share in told.items()}}

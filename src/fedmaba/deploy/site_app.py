@@ -17,6 +17,7 @@ from fedmaba.deploy.messages import array_record, weights_of
 from fedmaba.deploy.secure import write_message as as_text
 from fedmaba.deploy.secure_round import MASKED
 from fedmaba.deploy.settings import batchnorm_choice
+from fedmaba.deploy.site_rules import SiteRules
 from fedmaba.errors import InputError
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ def client_app(
     keep: str | Path | None = None,
     batchnorm: str = "refuse",
     secure: bool = False,
+    peers: str | Path | Mapping[str, object] | None = None,
+    signing_key: str | Path | None = None,
+    most_share: float = 1.0,
 ) -> ClientApp:
     """A ClientApp for every strategy: it trains as the server's message says.
 
@@ -58,9 +62,14 @@ def client_app(
     `mods` are Flower's, around training: LocalDpMod(...), say. `keep` is a folder of this site for
     vectors that a strategy lets it keep between rounds, by default --node-config 'keep="..."'.
     `batchnorm` says what becomes of BatchNorm layers: refuse, group, local, average or frozen.
-    `secure`: it takes part in secure sums alone, and never sends its model.
+    `secure`: it takes part in secure sums alone, and never sends its model. `peers` lists the sites
+    that it sums with, name = "SHA256:..."; each signs its keys with its `signing_key`, and nobody
+    else's are taken. `most_share`: no sum in which one site holds more of the weight. By
+    --node-config these are 'peers="..." signing-key="..." most-share=0.9'.
     """
 
+    if not secure and (peers or signing_key or most_share != 1):
+        raise InputError("peers, signing_key and most_share are for secure sums: add secure=True")
     norms = batchnorm_choice(batchnorm)
 
     def name(context: Context) -> str:
@@ -96,15 +105,22 @@ def client_app(
     def query(message: Message, context: Context) -> Message:
         return reply(message, None, {}, name(context))
 
+    def mod(message: Message, context: Context, call_next: Any) -> Message:
+        asked = SiteRules.of(context.node_config, peers, signing_key, most_share, keep)
+        return secure_mod(message, context, call_next, asked)
+
     app = ClientApp()
-    app.train(mods=[*([secure_mod] if secure else []), *mods])(train)
+    app.train(mods=[*([mod] if secure else []), *mods])(train)
     app.evaluate()(evaluate)
     app.query()(query)
     return app
 
 
 def secure_mod(
-    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+    message: Message,
+    context: Context,
+    call_next: Callable[[Message, Context], Message],
+    rules: SiteRules | None = None,  # by default those of --node-config
 ) -> Message:
     """A Flower mod for training: the site's change goes into a secure sum, and nowhere else.
 
@@ -115,14 +131,16 @@ def secure_mod(
     text = message.content["config"].get("secure") if "config" in message.content else None
     if text is None:
         raise InputError(SITE_IS_SECURE)
+    rules = rules or SiteRules.of(context.node_config)
     state = context.state.get(SECURE_STATE)
     memory = None if state is None else json.loads(str(state["memory"]))
     asked = secure_site.asked(text, memory)
     if asked["stage"] == "keys":
+        rules.forget_old_marks()
         answer = call_next(message, context)
         if answer.has_error():
             return answer
-        told, memory = secure_site.give_keys(asked)
+        told, memory = secure_site.give_keys(asked, rules)
         words = {k: v for one in answer.content.config_records.values() for k, v in one.items()}
         (trained,) = answer.content.array_records.values()
         start = weights_of(message)
@@ -138,15 +156,17 @@ def secure_mod(
         memory["site"] = words.get("site")
         return _secure_reply(message, context, memory, told, records)
     assert memory is not None
+    if asked["stage"] in ("mask", "unmask"):
+        rules.answer_once(asked["attempt"], memory["place"], asked["stage"])
     if asked["stage"] == "shares":
-        told, after = secure_site.give_shares(asked, memory)
+        told, after = secure_site.give_shares(asked, memory, rules)
         return _secure_reply(message, context, memory | after, told)
     if asked["stage"] == "mask":
         change = context.state.pop(SECURE_STATE + "-change")["change"].numpy()
-        masked, told, after = secure_site.give_masked(asked, memory, change)
+        masked, told, after = secure_site.give_masked(asked, memory, change, rules)
         records = {} if masked is None else {"arrays": array_record({MASKED: masked})}
         return _secure_reply(message, context, {**after, "site": memory["site"]}, told, records)
-    told = secure_site.give_unmask(asked, memory)
+    told = secure_site.give_unmask(asked, memory, rules)
     answer = _secure_reply(message, context, memory, told)
     del context.state[SECURE_STATE]
     return answer

@@ -11,8 +11,8 @@ from typing import Any
 
 from fedmaba.report.document import Cell, Grid, number
 from fedmaba.results.metrics import PERCENT
-from fedmaba.results.state_folder import ERROR_METRIC, FederationState
-from fedmaba.strategies.base import PRIVACY_INFO
+from fedmaba.results.state_folder import ERROR_METRIC, NEARLY_ALL, FederationState
+from fedmaba.strategies.base import LOSSES_INFO, PRIVACY_INFO
 
 NEWEST = 50  # At most this many lines about sites that were left out are shown.
 
@@ -32,14 +32,49 @@ def how_far(state: FederationState) -> list[str]:
         out.append(f"It ended at {when['ended']} and took {when['seconds']:.3g} s.")
     told = {k: v for k, v in (line.get("info") or {}).items() if v is not None}
     epsilon, delta = (told.pop(name, None) for name in PRIVACY_INFO)
+    of_losses, losses_delta = (told.pop(name, None) for name in LOSSES_INFO)
     if told:
         out.append("The strategy: " + ", ".join(f"{k} {v:.3g}" for k, v in told.items()) + ".")
-    if line.get("secure"):
-        summed = line["secure"].get("summed")
-        out.append(f"Secure sum of {summed} changes: the server saw no single one.")
+    out += secure_sums(state)
     if epsilon is not None and delta is not None:
         out.append(f"Privacy spent by the busiest site: epsilon {epsilon:.3g} at delta {delta:g}.")
+    if of_losses is not None and losses_delta is not None:
+        out.append(
+            f"Spent on losses by the busiest site: epsilon {of_losses:.3g} at delta "
+            f"{losses_delta:g}. This is about losses alone: the model has no noise."
+        )
     return out
+
+
+def secure_sums(state: FederationState) -> list[str]:
+    """What the server saw of single changes: in the last round, and in how many it saw more."""
+    summed = [line for line in state.rounds if line.get("secure")]
+    if not summed:
+        return []
+    out = [secure_words(summed[-1])]
+    bare = sum(largest_share(line) >= NEARLY_ALL for line in summed)
+    if bare:
+        out.append(
+            f"In {bare} of {len(summed)} rounds one site held at least {NEARLY_ALL:.0%} of the "
+            "weight: most_share=0.9 refuses such sums."
+        )
+    return out
+
+
+def secure_words(line: Mapping[str, Any]) -> str:
+    """What the server saw of single changes in one round."""
+    what, held = f"Secure sum of {line['secure'].get('summed')} changes", largest_share(line)
+    if held >= NEARLY_ALL:
+        return f"{what}: one site holds {held:.1%} of the weight: the sum is nearly its change."
+    return f"{what}: the server saw no single one."
+
+
+def largest_share(line: Mapping[str, Any]) -> float:
+    """The part of the weight of a round that one site holds, at most; 0 where nothing counted."""
+    weights = [_value(told.get("weight")) for told in line["sites"].values()]
+    held = [w for w in weights if w >= 0]  # not where it is nan
+    told = _value(line["secure"].get("largest"))  # older versions did not record it
+    return told if told >= 0 else max(held) / sum(held) if any(held) else 0.0
 
 
 def _answered(line: Mapping[str, Any]) -> str:
@@ -56,6 +91,26 @@ def grids(state: FederationState) -> list[Grid]:
     if not state.rounds:
         return []
     return [sites(state), *([left_out(state)] if any(x["refused"] for x in state.rounds) else [])]
+
+
+def events(state: FederationState) -> list[Grid]:
+    """The newest lines of the server's log, newest first, if it has any."""
+    if not state.events:
+        return []
+    body = [
+        [
+            Cell(e["time"]),
+            Cell(e["level"]),
+            *(Cell(_or_dash(e[k])) for k in ("round", "site", "text")),
+        ]
+        for e in reversed(state.events)
+    ]
+    title = f"The server's log, its newest {len(body)} lines, newest first"
+    return [Grid("events", title, ["when, in UTC", "level", "round", "site", "what"], body)]
+
+
+def _or_dash(value: object) -> str:
+    return "–" if value is None else str(value)
 
 
 def sites(state: FederationState) -> Grid:

@@ -38,6 +38,7 @@ def card_text(source: data.Source) -> str:
     if state is not None:
         page.grids += federation.grids(state)
         page.foot += [table.capitalised(f"{note}.") for note in state.notes()]
+        page.foot += federation.secure_sums(state)
     facts = [*told["facts"], *((f"SHA-256 of {name}", digest) for name, digest in told["hashes"])]
     page.grids.append(_pairs("software", "Software and data", "what", [f for f in facts if f[1]]))
     page.foot.append(f"To repeat it: {' and then '.join(told['repeat'])}")

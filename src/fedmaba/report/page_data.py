@@ -44,6 +44,7 @@ from fedmaba.results import run_folder
 from fedmaba.results.history import At, History, IntArray, Model, RunHistory
 from fedmaba.results.metrics import Fairness, Unit
 from fedmaba.results.selection import REFERENCE
+from fedmaba.results.state_folder import FederationState
 from fedmaba.strategies.base import Shown
 
 ROUNDS = 400  # The page embeds at most this many rounds of a run.
@@ -93,7 +94,7 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
         ],
         "federations": [
             {"name": source.name, "words": federation.how_far(source.federation)}
-            | {"tables": [_texts(grid) for grid in federation.grids(source.federation)]}
+            | {"tables": [_texts(grid) for grid in _grids(source.federation)]}
             for source in sources
             if source.federation is not None
         ],
@@ -123,6 +124,10 @@ def _first_model(scores: CurrentFigures) -> Model:
         for model in MODELS
     }
     return "last" if known["last"] and not known["deployed"] else "deployed"
+
+
+def _grids(state: FederationState) -> list[document.Grid]:
+    return [*federation.grids(state), *federation.events(state)]
 
 
 def _texts(grid: document.Grid) -> dict[str, Any]:

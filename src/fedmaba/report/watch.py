@@ -18,7 +18,14 @@ from fedmaba.experiment import parts
 from fedmaba.report import data, escape, html
 
 ADDRESS = "127.0.0.1"
-LIVING = ("runs.json", "rounds.jsonl", "checkpoint", "experiment.toml", "timing.jsonl")
+LIVING = (
+    "runs.json",
+    "rounds.jsonl",
+    "checkpoint",
+    "experiment.toml",
+    "timing.jsonl",
+    "events.jsonl",
+)
 
 
 def serve(folder: Path, port: int = 0, share: float | None = None) -> Server:

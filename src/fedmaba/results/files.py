@@ -331,6 +331,26 @@ def make_private_folder(path: Path, remedy: str = REMEDY) -> None:
         raise write_error(path, error, remedy) from error
 
 
+def leave_mark(folder: Path, name: str, remedy: str = REMEDY) -> bool:
+    """Make an empty file that nobody made before; of several that try at once, one is told True."""
+    make_private_folder(folder, remedy)
+    try:
+        os.close(os.open(folder / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise write_error(folder / name, error, remedy) from error
+    return True
+
+
+def remove_old_marks(folder: Path, seconds: float) -> None:
+    """Remove marks that were left so long ago; a mark that cannot be removed stays."""
+    with contextlib.suppress(OSError):
+        for mark in folder.iterdir():
+            if time.time() - mark.lstat().st_mtime > seconds:
+                mark.unlink()
+
+
 def _permissions(private: bool) -> int:
     return 0o600 if private else 0o666
 

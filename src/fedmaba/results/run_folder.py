@@ -4,6 +4,7 @@ experiment.toml   what was asked for, resolved        about.json       versions,
 partition.npz     who owns which examples, by seed    rounds.jsonl     a line per run and round
 clients/*.npz     client x round tables, by run       models/*.safetensors  last, deployed, best
 timing.jsonl      seconds per round, kept apart from what must repeat bit for bit
+events.jsonl      what the server of a federation logged, the newest 2 to 4 MB
 runs.json         labels and seeds of a finished run, and the SHA-256 of its NPZ files
 checkpoint/*.ckpt the two newest: magic, SHA-256, then safetensors with tables, models and states;
                   a finished run keeps the last, so that rounds can be added
@@ -48,6 +49,8 @@ SEARCH_FILE = "tune.json"  # It says what was searched, and what was picked.
 TRACKED_FILE = "trackers.json"  # Experiment trackers call the runs by these names.
 # It says how often the releases of each site of a federation were counted.
 LEDGER_FILE = "privacy.json"
+EVENTS_FILE = "events.jsonl"  # The server of a federation logs into it.
+MAX_EVENTS_BYTES = 4 * files.MB  # When the log is longer, its older half goes.
 OTHER_CONTENT = (
     ".lock",
     PARTS_FOLDER,
@@ -154,6 +157,22 @@ class Folder:
                 file.write(round_lines.as_json_lines(lines))
         except OSError as error:
             raise files.write_error(target, error, self.remedy) from error
+
+    def append_event(self, line: Mapping[str, Any]) -> None:
+        """Append a line to the log; where it has become long, its older half goes."""
+        target = self.path / EVENTS_FILE
+        try:
+            with files.open_to_append(target, self.private) as file:
+                file.write(round_lines.as_json_lines([line]))
+                size = file.tell()
+                if size <= MAX_EVENTS_BYTES:
+                    return
+                file.seek(size // 2)
+                file.readline()
+                newer = file.read()
+        except OSError as error:
+            raise files.write_error(target, error, self.remedy) from error
+        self.write(EVENTS_FILE, newer)
 
     def save(self, round: int, tensors: Arrays, meta: Mapping[str, Any], history: History) -> None:
         """Save a checkpoint; the one before stays until this one is complete."""

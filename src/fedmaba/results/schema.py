@@ -121,6 +121,16 @@ class StateTiming(Part):
     ended: Annotated[str, Field(pattern="^[0-9T:+.-]{10,40}$")]  # ISO 8601
 
 
+class StateEvent(Part):
+    """A line of events.jsonl of a federation."""
+
+    time: Annotated[str, Field(pattern="^[0-9T:+.-]{10,40}$")]  # ISO 8601
+    level: Annotated[str, Field(pattern="^[a-z]{1,20}$")]
+    round: Count | None = None
+    site: Site | None = None
+    text: Text
+
+
 class Ledger(Part):
     """privacy.json of a private federation: how often what each site released was counted."""
 

@@ -14,6 +14,7 @@ examples, so what needs those is nan.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,9 @@ META = ("terms", "sites", "owners", "changes", "counted", "refused")  # of a che
 MAX_CELLS = 5_000_000  # A folder that is read may have this many rounds times sites.
 # Sites tell their scores so where lower is better.
 ERROR_METRIC = Metric("error", lower=True, shares=False)
+NEARLY_ALL = 0.9  # With one site that holds so much of the weight, a sum is nearly its change.
+# The newest lines of the log that are kept, and how far back they are looked for.
+NEWEST_EVENTS, EVENT_BYTES = 12, 64 * 1024
 RESTORE = "restore it, or name another state folder"
 RoundLine = Mapping[str, Any]
 
@@ -108,6 +112,7 @@ class FederationState:
     about: Mapping[str, Any] = field(default_factory=dict)
     held: bool = False  # by a server that works on it
     has_models: bool = False
+    events: Sequence[RoundLine] = ()  # the newest lines of its log
     spent: bool = False  # Too few sites may still be asked, because their privacy is spent.
 
     @property
@@ -281,7 +286,8 @@ def load_state_folder(path: Path) -> FederationState | None:
         if not begun:
             return None
         terms = about["federation"]["terms"]
-        return FederationState(path, terms, (), about=about, held=run_folder.in_use(path))
+        held, events = run_folder.in_use(path), _read_events(path)
+        return FederationState(path, terms, (), about=about, held=held, events=events)
     _, meta, _ = run_folder.load_checkpoint(path, lambda name: False)
     if meta.get("terms") is None:
         return None
@@ -308,6 +314,7 @@ def load_state_folder(path: Path) -> FederationState | None:
         about,
         run_folder.in_use(path),
         all(map(files.exists, models)),
+        _read_events(path),
         run_folder.load_ledger(path).get("ended") == meta["round"],
     )
 
@@ -374,3 +381,16 @@ def _read_timing(path: Path) -> dict[int, RoundLine]:
     except array_files.READ_ERRORS:  # Nothing rests on these wall-clock figures.
         return {}
     return found
+
+
+def _read_events(path: Path) -> list[RoundLine]:
+    """The newest lines of the log, oldest first; nothing rests on them: bad ones are left out."""
+    found: list[RoundLine] = []
+    text = b""
+    with contextlib.suppress(OSError), files.open_plain(path / run_folder.EVENTS_FILE) as opened:
+        opened.seek(max(0, opened.seek(0, 2) - EVENT_BYTES))
+        text = opened.read(EVENT_BYTES)
+    for line in text.split(b"\n"):
+        with contextlib.suppress(ValueError):
+            found.append(schema.check(schema.StateEvent, files.parse_json(line)))
+    return found[-NEWEST_EVENTS:]

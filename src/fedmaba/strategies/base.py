@@ -42,6 +42,7 @@ RESERVED_INFO_KEYS = (
     *("run", "strategy", "seed", "round", "deployed", "last", "personal"),
     *PRIVACY_INFO,
 )
+LOSSES_INFO = ("losses_epsilon", "losses_delta")  # as PRIVACY_INFO where losses alone have noise
 
 
 @dataclass(frozen=True)
