@@ -100,7 +100,7 @@ def test_where_weight_is_spread_the_page_says_that_no_change_was_seen(tmp_path):
     state = data.load(tmp_path / "state").federation
     assert "Secure sum of 5 changes: the server saw no single one." in federation.how_far(state)
     old = {"sites": state.rounds[0]["sites"], "secure": {"summed": 5}}
-    assert federation.largest_share(old) == pytest.approx(1 / 3)  # of a folder of before
+    assert federation.heaviest_site(old) == pytest.approx(1 / 3)  # of a folder of before
 
 
 def test_the_server_refuses_a_sum_of_one_site_before_anybody_sends_a_change():

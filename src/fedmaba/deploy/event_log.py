@@ -16,7 +16,7 @@ from fedmaba.results import run_folder
 
 MOST_LETTERS = 1000  # of a text
 # what may stand before the name of the site that a line is about
-NAMED = re.compile(r"(?:left out of round \d+: )?(?:node \d+ \(|site ')?([^\s:()']+)")
+SITE_IN_TEXT = re.compile(r"(?:left out of round \d+: )?(?:node \d+ \(|site ')?([^\s:()']+)")
 
 
 class EventLog:
@@ -30,7 +30,7 @@ class EventLog:
         """Append a line; a disk that takes no more ends no run here: saving a round says so."""
         if self.folder is None:
             return
-        found = NAMED.match(text.strip())
+        found = SITE_IN_TEXT.match(text.strip())
         site = found.group(1) if found and found.group(1) in sites else None
         line = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -177,7 +177,7 @@ def shares_of_weight(coef: NDArray[np.float64]) -> tuple[NDArray[np.float64], fl
     return coef / total, total
 
 
-def largest_share(weights: Sequence[float]) -> float:
+def largest_part(weights: Sequence[float]) -> float:
     """The part of the weight of these sites that one of them holds, at most."""
     total = sum(weights)
     return max(weights) / total if total > 0 else 1.0
@@ -185,7 +185,7 @@ def largest_share(weights: Sequence[float]) -> float:
 
 def check_largest(weights: Sequence[float], most: float) -> None:
     """Refuse a sum that is nearly the change of one of these sites."""
-    found = largest_share(weights)
+    found = largest_part(weights)
     if found > most + SUM_ERROR:
         raise Refused(
             f"one site would hold {found:.1%} of the weight, so the sum would be nearly its "

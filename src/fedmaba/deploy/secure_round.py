@@ -71,7 +71,7 @@ class SecureResult:
     @property
     def largest(self) -> float:
         """The part of the weight in the sum that one site holds, at most."""
-        return secure.largest_share([self.shares[site] for site in self.stayed])
+        return secure.largest_part([self.shares[site] for site in self.stayed])
 
     def to_json(self) -> dict[str, Any]:
         left = [site for site in self.shares if site not in self.stayed]

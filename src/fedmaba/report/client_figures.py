@@ -25,7 +25,7 @@ from fedmaba.results.incentive import ALONE
 
 GAIN, LOSS = COLORS[1], COLORS[2]
 EVEN = 0.005  # A weight this near to an equal share counts as one.
-NAMED = 8  # A column of a page has room for the names of this many points.
+MAX_NAMES_BELOW = 8  # A column of a page has room for the names of this many points.
 
 
 def distribution(figure: Any, plot: PlotData) -> None:
@@ -91,7 +91,7 @@ def tradeoff(figure: Any, plot: PlotData) -> None:
     what = f"mean ± sd over seeds; dashed: the Pareto front{some}"
     gap = "\n" if narrow else " "
     below = f"{axis_name('variance', plot.unit)}{gap}({what})"
-    named_below = len(points) > (NAMED if narrow else 2 * NAMED)
+    named_below = len(points) > (MAX_NAMES_BELOW if narrow else 2 * MAX_NAMES_BELOW)
     if named_below:
         both[-1][0].set_xlabel(below)  # above the legend
     else:

@@ -52,7 +52,7 @@ def secure_sums(state: FederationState) -> list[str]:
     if not summed:
         return []
     out = [secure_words(summed[-1])]
-    bare = sum(largest_share(line) >= NEARLY_ALL for line in summed)
+    bare = sum(heaviest_site(line) >= NEARLY_ALL for line in summed)
     if bare:
         out.append(
             f"In {bare} of {len(summed)} rounds one site held at least {NEARLY_ALL:.0%} of the "
@@ -63,13 +63,13 @@ def secure_sums(state: FederationState) -> list[str]:
 
 def secure_words(line: Mapping[str, Any]) -> str:
     """What the server saw of single changes in one round."""
-    what, held = f"Secure sum of {line['secure'].get('summed')} changes", largest_share(line)
+    what, held = f"Secure sum of {line['secure'].get('summed')} changes", heaviest_site(line)
     if held >= NEARLY_ALL:
         return f"{what}: one site holds {held:.1%} of the weight: the sum is nearly its change."
     return f"{what}: the server saw no single one."
 
 
-def largest_share(line: Mapping[str, Any]) -> float:
+def heaviest_site(line: Mapping[str, Any]) -> float:
     """The part of the weight of a round that one site holds, at most; 0 where nothing counted."""
     weights = [_value(told.get("weight")) for told in line["sites"].values()]
     held = [w for w in weights if w >= 0]  # not where it is nan
