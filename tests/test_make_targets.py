@@ -1,4 +1,4 @@
-"""Every test on Flower is run by some target of the Makefile, and CI runs what it can."""
+"""Every test on Flower is run by some target of the Makefile."""
 
 import shutil
 import subprocess
@@ -24,12 +24,3 @@ def test_each_test_on_flower_has_a_target_slow_or_not():
     assert files_of("test-flower") == every
     assert files_of("test-flower-slow") == every - {NET}
     assert files_of("test-flower-net") == {NET}
-
-
-def test_ci_runs_the_slow_ones_but_for_the_hour_of_the_net():
-    run = (ROOT / ".ci" / "run").read_text()
-    words = [line.split()[:2] for line in run.splitlines()]
-    assert ["make", "test-flower-slow"] in words
-    assert ["make", "test-flower-net"] not in words
-    page = (ROOT / "docs" / "architecture.md").read_text() + (ROOT / "Makefile").read_text()
-    assert page.count("make test-flower-slow") >= 2
