@@ -1,4 +1,4 @@
-"""Times the kernels of `mlp` and `cnn` over tile shapes, to choose `conv.TILES`.
+"""Times the kernels of `mlp` and `cnn` over tile shapes, to choose `conv.KERNEL_TILES`.
 
 python benchmarks/tiles.py            needs a CUDA device
 """

@@ -341,4 +341,6 @@ def test_another_rule_under_the_name_of_a_built_in_one_is_refused(hook, method, 
 
 
 def test_words_of_a_built_in_strategy_may_be_changed():
-    check_strategy(type("Shown", (FedProx,), {"title": "Mine", "shown": lambda self: ()})())
+    mine = type("Shown", (FedProx,), {"title": "Mine", "shown": lambda self: ()})()
+    check_strategy(mine)
+    assert (mine.name, mine.title, mine.shown()) == ("fedprox", "Mine", ())
