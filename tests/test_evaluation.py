@@ -24,7 +24,8 @@ pytestmark = pytest.mark.usefixtures("few_threads")
 def test_a_resumed_batch_has_the_same_bits(model, held_fed):
     plan = replace(PLAN, rounds=4, participants=3, server_momentum=0.5, dtype="float32", chunk=3)
     specs = SPECS[::3] if model == "mlp" else ["fedavg", "fedfv", "fedmaba:loss_at=end"]
-    runs = [Run(one(s), 3, held_fed) for s in specs]
+    rules = [rule for rule in map(one, specs) if not rule.needs().trials]  # no momentum with trials
+    runs = [Run(rule, 3, held_fed) for rule in rules]
     whole = start(runs, plan, MODELS[model])
     unbroken = list(simulate(whole))
 

@@ -16,7 +16,7 @@ MEMORY = Path(__file__).parents[1] / "benchmarks" / "memory.py"
 
 
 def peak(strategy: str, clients: int, participants: int) -> int:
-    asked = [strategy, str(clients), str(participants), "--rounds", "1", "--each", "1"]
+    asked = [strategy, str(clients), str(participants), "20", "--rounds", "1", "--each", "1"]
     command = [sys.executable, str(MEMORY), "--one", *asked]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return int(json.loads(done.stdout)["peak_above_bytes"])
