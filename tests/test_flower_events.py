@@ -105,9 +105,9 @@ def test_failed_attempts_and_waiting_are_in_the_log(tmp_path):
 def test_the_newest_lines_are_shown_and_can_do_nothing(tmp_path, call):
     state = tmp_path / "state"
     run(state, broken)
-    found = sources.load(state).federation
+    found = sources.load_run_folder(state).federation
     assert len(found.events) == state_folder.NEWEST_EVENTS
-    page = html.page([sources.load(state)], None)
+    page = html.page([sources.load_run_folder(state)], None)
     assert "The server&#39;s log" in page or "The server's log" in page
     assert "<script>alert(1)" not in page
     done = call("table", state)
@@ -132,16 +132,16 @@ def test_bad_lines_are_left_out_and_a_long_log_is_cut(tmp_path, monkeypatch):
     state = tmp_path / "state"
     run(state)
     file = state / "events.jsonl"
-    good = len(sources.load(state).federation.events)
+    good = len(sources.load_run_folder(state).federation.events)
     *lines, last = file.read_text().splitlines()
     bad = ['{"time": 7}', '{"x": ', "[" * 10_000, '{"time": "\\u001b"}', "\ufffd"]
     file.write_text("\n".join([*lines, *bad, last, '{"time": "cut of']))
-    found = sources.load(state).federation.events
+    found = sources.load_run_folder(state).federation.events
     assert len(found) == good
     assert found[-1]["text"] == "the run has ended after round 2"
     file.unlink()
     file.symlink_to("/etc/passwd")
-    assert sources.load(state).federation.events == []
+    assert sources.load_run_folder(state).federation.events == []
     file.unlink()
     monkeypatch.setattr(run_folder, "MAX_EVENTS_BYTES", 2000)
     folder = run_folder.Folder(state, private=True)

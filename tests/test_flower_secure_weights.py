@@ -3,6 +3,7 @@
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -31,14 +32,13 @@ def quick(monkeypatch):
 
 
 class Given(AFL):
-    """A strategy that gives these weights."""
+    """gives these weights"""
+
+    name: ClassVar[str] = "given"
 
     def __init__(self, weights) -> None:
         super().__init__()
         object.__setattr__(self, "given", weights)  # it is frozen
-
-    def label(self) -> str:
-        return "given"
 
     def weigh(self, state, replies):
         coef = np.array([self.given[c] for c in replies.client], float)
@@ -87,17 +87,17 @@ def test_a_site_that_holds_all_weight_is_told_of_on_page_table_card_and_log(tmp_
     assert report["secure"]["largest"] == 1.0
     words = "one site holds 100.0% of the weight: the sum is nearly its change"
     assert any(words in line for line in round_log.round_lines(report))
-    source = data.load(tmp_path / "state")
+    source = data.load_run_folder(tmp_path / "state")
     told = " ".join(federation.how_far(source.federation))
     assert words in told
     assert "In 1 of 1 rounds one site held at least 90% of the weight" in told
-    assert "saw no single one" not in told + model_card.text(source)
-    assert "the sum is nearly its change" in model_card.text(source)
+    assert "saw no single one" not in told + model_card.card_text(source)
+    assert "the sum is nearly its change" in model_card.card_text(source)
 
 
 def test_where_weight_is_spread_the_page_says_that_no_change_was_seen(tmp_path):
     run([1, 2, 3, 2, 1], state=tmp_path / "state")
-    state = data.load(tmp_path / "state").federation
+    state = data.load_run_folder(tmp_path / "state").federation
     assert "Secure sum of 5 changes: the server saw no single one." in federation.how_far(state)
     old = {"sites": state.rounds[0]["sites"], "secure": {"summed": 5}}
     assert federation.heaviest_site(old) == pytest.approx(1 / 3)  # of a folder of before
