@@ -18,14 +18,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedmaba.reproduction import archive
+from fedmaba.experiment import laboratory
 
 LEFT_OUT = ("table1-grid", "table2-cifar10", "table3-cifar100", "figure1b-all", "claims")
 
 
 def told(folder: Path, seconds: float) -> dict[str, Any]:
     """What the files of a run that took so long in all tell of its batches, the longest first."""
-    found = sorted(archive.read_folder(folder), key=lambda b: -b.about["seconds"])
+    found = sorted(
+        laboratory.enter("archive").read_folder(folder), key=lambda b: -b.about["seconds"]
+    )
     batches = []
     for batch in found:
         data, train = batch.about["settings"]["data"], batch.about["settings"]["train"]

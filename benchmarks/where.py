@@ -19,13 +19,13 @@ from contextlib import closing
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from fedmaba.experiment import config, session
-from fedmaba.reproduction import targets
+from fedmaba.experiment import config, laboratory, session
 from fedmaba.simulation import engine
 
 
 def playing(name: str, rounds: int, device: str, dtype: str, model: str | None) -> engine.Batch:
     """The target's largest batch, three seeds, with no evaluation on the way."""
+    targets = laboratory.enter("targets")
     jobs = targets.load_target(name, targets.Scale(seeds=3)).every_job()
     job = max(jobs, key=lambda one: targets.updates(one, one.runs))
     seeds = sorted({key.seed for key in job.runs})

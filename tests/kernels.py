@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import torch
 
-from fedmaba.rows.base import PropFairRows, Rows, Step
+from fedmaba.rows.base import Rows, Step
 from fedmaba.rows.random import dropout_mask
 
 
@@ -48,11 +48,9 @@ class Kernels:
         return True
 
     @staticmethod
-    def cross_entropy(z, y, weight, scale, propfair):
+    def cross_entropy(z, y, weight, scale):
         assert z.is_contiguous()
-        plain = Step(
-            None, y, weight, scale, None if propfair is None else PropFairRows(*propfair), None
-        )
-        loss, g = Rows.loss_and_gradient(SimpleNamespace(loss_fn=None), z.clone(), plain)
+        step = Step(None, y, weight, scale, None, None)
+        loss, g = Rows.usual_loss_and_gradient(SimpleNamespace(loss_fn=None), z.clone(), step)
         z.numpy()[...] = g.numpy()  # as a kernel: autograd does not notice
         return loss

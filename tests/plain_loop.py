@@ -211,14 +211,16 @@ class Plain:
     def objective(self, data_loss, w, server):
         """What a client minimises, as its paper writes it."""
         work = self.strategy.local()
-        if work.loss is not None:
-            M, epsilon, slope = work.loss.M, work.loss.epsilon, work.loss.slope
+        if work.objective is not None:
+            M, epsilon, slope = (work.objective.numbers[n] for n in ("M", "epsilon", "slope"))
             if M - data_loss >= epsilon:
                 data_loss = -torch.log(M - data_loss)
             else:  # a line from where the logarithm ends
                 data_loss = slope * (data_loss - (M - epsilon)) - math.log(epsilon)
         for name, factor in work.add.items():
             kept = self.kept[name, self.training]
+            if name == "server":
+                kept = torch.cat([p.flatten() for p in server])
             data_loss = data_loss + factor * (kept * torch.cat([p.flatten() for p in w])).sum()
         if mu := work.prox[self.training] if isinstance(work.prox, tuple) else work.prox:
             distance = sum(((a - b) ** 2).sum() for a, b in zip(w, server, strict=True))

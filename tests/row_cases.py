@@ -7,8 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedmaba.rows import compile
-from fedmaba.rows.base import Layout, Step
+from fedmaba.rows.base import Layout, RowObjective, Step
 from fedmaba.rows.general import LoopRows
+from fedmaba.rows.objectives import find
 from fedmaba.rows.random import dropout_mask
 from fedmaba.rows.traced import TracedRows
 
@@ -213,13 +214,19 @@ class Case:
             grads.append(flat[0])
         return torch.stack(losses), torch.stack(grads)
 
-    def added(self, rows, scale=1.0, propfair=None, sink=None):
+    def added(self, rows, scale=1.0, objective=None, sink=None):
         read = self.flat(rows.layout)
         sink = torch.zeros_like(read) if sink is None else read
         one = torch.tensor(scale, dtype=read.dtype)
-        step = Step(self.x, self.y, self.weight, one, propfair, self.keys.clone())
+        step = Step(self.x, self.y, self.weight, one, objective, self.keys.clone())
         loss = rows.add_gradients(read, sink, step)
         return loss, sink
+
+
+def objective(name, **numbers):
+    """An objective of R rows."""
+    named = {n: torch.tensor(v, dtype=torch.float64) for n, v in numbers.items()}
+    return RowObjective(find(name).function, named)
 
 
 def leaves(model):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -144,6 +145,11 @@ def write(folder, config=None, weights=None):
         ({"r": 0}, None, "r=0"),
         ({"r": 3}, None, "blocks.*lora_A.* has shape"),
         ({"lora_dropout": 2}, None, "lora_dropout=2"),
+        (
+            {"r": 10**9},
+            None,
+            "lora_A.weight has shape .* but adapter_config.json says r=1000000000",
+        ),
         (None, {"q.lora_A.weight": torch.zeros(2, 8)}, "does not begin with 'base_model.model.'"),
         (None, {"base_model.model.head.weight": torch.zeros(4, 64)}, "has no lora_A"),
         (None, {"base_model.model.no.lora_A.weight": torch.zeros(2, 8)}, "has no layer 'no'"),
@@ -157,7 +163,46 @@ def test_an_adapter_that_does_not_fit_is_one_line(config, weights, message, tmp_
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30, torch.zeros(2, 8, dtype=torch.int64)])
+def test_weights_that_nothing_can_train_from_are_refused(value, tmp_path):
+    write(tmp_path / "a")
+    file = tmp_path / "a" / "adapter_model.safetensors"
+    weights = safetensors.torch.load_file(file)
+    name = next(name for name in weights if "lora_A" in name)
+    weights[name] = value if isinstance(value, torch.Tensor) else weights[name].fill_(value)
+    safetensors.torch.save_file(weights, file)
+    with pytest.raises(InputError, match=r"lora_A.weight has values that are no numbers, or too"):
+        load_adapter(base(), tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "hole", "twice"])
+def test_a_file_that_is_none_is_refused_at_once(kind, name, tmp_path):
+    write(tmp_path / "a")
+    file = tmp_path / "a" / name
+    body = file.read_bytes()
+    if kind == "twice":
+        first = '"r": 2,' if name.endswith("json") else '"__metadata__":{"format":"pt"},'
+        start = 0 if name.endswith("json") else 8
+        text = body[start:].replace(first.encode(), 2 * first.encode(), 1)
+        length = (int.from_bytes(body[:start], "little") + len(first)) if start else 0
+        file.write_bytes(length.to_bytes(start, "little") + text)
+    else:
+        file.unlink()
+        os.mkfifo(file) if kind == "pipe" else file.touch()
+    if kind == "hole":
+        with open(file, "r+b") as opened:
+            opened.write((100).to_bytes(8, "little"))
+            opened.truncate(100 << 30)
+    said = {"pipe": "a pipe where a plain", "hole": "a hole|at most", "twice": "is there twice"}
+    with pytest.raises(InputError, match=said[kind]) as caught:
+        load_adapter(base(), tmp_path / "a")
+    assert "\n" not in str(caught.value)
+
+
 def test_what_cannot_have_an_adapter_is_one_line(tmp_path):
+    with pytest.raises(InputError, match=r"rank=1000000000: layer .* a rank of at most 8"):
+        add_lora(base(), ["q"], rank=10**9)
     with pytest.raises(InputError, match="'norm' of the model is LayerNorm: name linear layers"):
         add_lora(base(), ["norm"])
     with pytest.raises(InputError, match="'nowhere' of the model is nothing"):

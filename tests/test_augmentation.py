@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from fedmaba import rng
 from fedmaba.errors import InputError
+from fedmaba.rows import grouped
 from fedmaba.rows.images import take_augmented
 from fedmaba.rows.random import GOLDEN
-from fedmaba.rows.stack import LayerRows
 from fedmaba.simulation import local_training
 from fedmaba.simulation.augmentation import Augmentation, parse_augment
 from fedmaba.simulation.engine import Optimiser, Run, simulate, start
@@ -101,10 +101,10 @@ def test_alone_in_chunks_and_in_pieces_of_full_batches_the_images_are_the_same(f
 def test_runs_that_share_inputs_share_the_changes_too(make_federation, kernels, monkeypatch):
     fed, plan = make_federation(sizes=(7, 7, 7, 7, 7)), replace(PLAN, augment=BOTH, epochs=2)
     runs = [Run(one(s), seed, fed) for seed in (3, 4) for s in ("fedavg", "fedmaba", "fedprox")]
-    monkeypatch.setattr(LayerRows, "group", lambda *_: 2)
+    monkeypatch.setattr(grouped.GroupedRows, "group", lambda *_: 2)
     found = []
     for least in (10**9, 1):
-        monkeypatch.setattr(local_training, "MIN_SHARED_ROWS", least)
+        monkeypatch.setattr(grouped, "MIN_SHARED_ROWS", least)
         found.append(played(runs, fed, plan, mlp)[0].progress.model)
     assert apart(*found) < 1e-9
 

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from fedmaba import strategies
+from fedmaba.rows import grouped
 from fedmaba.rows import kernels as triton
-from fedmaba.rows.stack import LayerRows
+from fedmaba.rows.base import StepsAhead
+from fedmaba.rows.grouped import GroupedRows
 from fedmaba.simulation import local_training
 from fedmaba.simulation.engine import Optimiser, Run, start
 from plain_loop import (
@@ -97,19 +99,18 @@ def test_steps_in_groups_give_the_same_run(fed, kernels, monkeypatch):
         return nn.Sequential(nn.Flatten(), *inner, nn.Linear(10, classes))
 
     runs, plan = [Run(one(s), 3, fed) for s in MIXED], replace(PLAN, epochs=2)
-    found, run_steps = [], LayerRows.run_steps
+    found, run_group = [], GroupedRows.run_group
     for size in (1, 2):
         done = []
 
-        def noted(rows, w, inputs, steps, pull, *more, done=done):
-            done.append((len(steps), pull is not None))
-            return run_steps(rows, w, inputs, steps, pull, *more)
+        def noted(rows, w, inputs, steps, drift, done=done):
+            done.append((len(steps), drift is not None))
+            return run_group(rows, w, inputs, steps, drift)
 
-        monkeypatch.setattr(LayerRows, "run_steps", noted)
-        monkeypatch.setattr(LayerRows, "group", lambda *_, size=size: size)
+        monkeypatch.setattr(GroupedRows, "run_group", noted)
+        monkeypatch.setattr(GroupedRows, "group", lambda *_, size=size: size)
         batch, _ = played(runs, fed, plan, model)
-        assert (size, True) in done  # FedProx, too
-        assert max(done)[0] == size
+        assert max(done, default=None) == (None if size == 1 else (size, True))  # FedProx, too
         found.append(batch.progress.model)
     assert apart(*found) < 1e-9
 
@@ -123,17 +124,17 @@ def test_runs_of_one_seed_share_their_inputs(make_federation, kernels, monkeypat
     specs = ("fedavg", "fedmaba", "term", "qffl", "fedprox", "fedsgd")
     runs = [Run(one(spec), seed, fed) for seed in (3, 4) for spec in specs]
     plan = replace(PLAN, epochs=2)
-    monkeypatch.setattr(LayerRows, "group", lambda *_: 2)
-    found, taken, run_steps = [], [], LayerRows.run_steps
+    monkeypatch.setattr(GroupedRows, "group", lambda *_: 2)
+    found, taken, run_group = [], [], GroupedRows.run_group
 
     def noted(rows, w, inputs, *more):
         taken.append((len(inputs.x), len(w), inputs.owner is not None))
-        return run_steps(rows, w, inputs, *more)
+        return run_group(rows, w, inputs, *more)
 
-    monkeypatch.setattr(LayerRows, "run_steps", noted)
+    monkeypatch.setattr(GroupedRows, "run_group", noted)
     for least in (math.inf, 1):
         taken.clear()
-        monkeypatch.setattr(local_training, "MIN_SHARED_ROWS", least)
+        monkeypatch.setattr(grouped, "MIN_SHARED_ROWS", least)
         batch, _ = played(runs, fed, replace(plan, chunk=1000), model)
         found.append(batch.progress.model)
         assert any(shared for *_, shared in taken) == (least == 1)
@@ -144,23 +145,21 @@ def test_runs_of_one_seed_share_their_inputs(make_federation, kernels, monkeypat
 def test_rows_share_inputs_where_runs_draw_alike():
     def shared(key, first=None, steps=None):
         key = np.array(key)
-        first, same = np.array(first or key * 10), np.full(len(key), 4)
-        steps = same if steps is None else np.array(steps)
-        return local_training.TrainingJob(key, first, same, key, steps, 2, 0.1).shared()
+        first, steps = np.array(first or key * 10), np.array(steps or [4] * len(key))
+        return grouped._blocks(StepsAhead(first, key, steps, 2, None, False))
 
-    assert shared([5, 3, 9]) is None  # nobody does
-    assert shared([5, 5, 3, 3]) is None  # 3 comes after 5 has come twice
-    assert shared([5, 3, 5, 3], first=[1, 2, 1, 7]) is None  # of another federation
-    assert shared([5, 3, 5, 3], steps=[2, 2, 2, 1]) is None
+    assert not shared([5, 3, 9])  # nobody does
+    assert not shared([5, 5, 3, 3])  # 3 comes after 5 has come twice
+    assert not shared([5, 3, 5, 3], first=[1, 2, 1, 7])  # of another federation
+    assert not shared([5, 3, 5, 3], steps=[2, 2, 2, 1])
     many = np.arange(100)
-    owner, blocks = shared([*many, *many, *many[40:]])
-    assert owner.tolist() == [*many, *many, *many[40:]]
+    blocks = shared([*many, *many, *many[40:]])
     assert blocks == ((0, 100, 0), (100, 200, 0), (200, 260, 40))
-    assert shared([*many[:50], *many[:50]]) is None  # blocks of 50
+    assert not shared([*many[:50], *many[:50]])  # blocks of 50
 
 
 def test_compiling_kernels_ahead_changes_nothing(fed, kernels, monkeypatch):
-    monkeypatch.setattr(LayerRows, "group", lambda *_: 1)
+    monkeypatch.setattr(GroupedRows, "group", lambda *_: 1)
     found, asked = [], []
     for ahead in (lambda work: None, lambda work: asked.append(work())):
         monkeypatch.setattr(triton, "compile_only", ahead)
@@ -171,9 +170,9 @@ def test_compiling_kernels_ahead_changes_nothing(fed, kernels, monkeypatch):
 
 
 def test_groups_of_steps_are_even_and_of_the_same_rows():
-    found = list(local_training._groups(np.array([7, 7, 2]), 3))
-    assert found == [(3, 0, 2), (2, 2, 3), (2, 5, 2)]
-    assert list(local_training._groups(np.array([4]), 1)) == [(1, k, 1) for k in range(4)]
+    plan = grouped.GroupPlan(3, False, ())
+    assert list(plan.groups([3, 3, 2, 2, 2, 2, 2])) == [(3, [2]), (2, [3, 2])]
+    assert list(plan.groups([1] * 4)) == [(1, [2, 2])]
 
 
 @pytest.mark.parametrize("model", ["mlp", pytest.param("cnn", marks=pytest.mark.slow)])

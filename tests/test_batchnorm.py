@@ -19,6 +19,7 @@ from fedmaba.rows.general import LoopRows
 from fedmaba.rows.traced import TracedRows
 from fedmaba.rows.weights import GivenWeights
 from fedmaba.simulation.engine import Optimiser, Run, simulate, start
+from fedmaba.simulation.parts.own_layers import OWN
 from plain_loop import apart, one, played
 from plain_norms import PLAN, PlainNorms, norm_net
 from plain_norms import STATISTICS as MOVING
@@ -49,7 +50,7 @@ def assert_same(batch, shots, r, plain):
     assert apart(*_pair(layout.unpack(at.model[r]), plain.server, plain)) < 1e-9
     if plain.choice == "local":
         for client, own in plain.own.items():
-            kept = layout.kept_views(at.own[r][client][None])
+            kept = layout.kept_views(at.memory.columns[r][OWN][client][None])
             assert set(kept) == {n for n in own if "num_batches" not in n}
             assert apart(*_pair({n: v[0] for n, v in kept.items()}, own)) < 1e-9
     for shot, (clients, coef, loss) in zip(shots, plain.told, strict=True):
@@ -123,7 +124,10 @@ def test_a_run_alone_is_the_run_of_a_batch_and_resumes_to_the_bit(choice, fed, f
         together.progress.model[3:], alone.progress.model, rtol=1e-9, atol=1e-9
     )
     torch.testing.assert_close(
-        together.progress.own[3], alone.progress.own[0], rtol=1e-9, atol=1e-9
+        together.progress.memory.columns[3][OWN],
+        alone.progress.memory.columns[0][OWN],
+        rtol=1e-9,
+        atol=1e-9,
     )
 
 
@@ -174,9 +178,9 @@ def test_frozen_statistics_are_held_once(fed):
 def test_a_client_that_never_took_part_uses_the_first_layer(fed):
     plan = dataclasses.replace(PLAN, batchnorm="local", participants=2, rounds=1)
     batch, shots = played(["fedavg"], fed, plan, norm_net)
-    first = start([Run(one("fedavg"), 3, fed)], plan, norm_net).progress.own[0]
+    first = start([Run(one("fedavg"), 3, fed)], plan, norm_net).progress.memory.columns[0][OWN]
     (took,) = [shots[0].rounds[0].client]
-    moved = (batch.progress.own[0] != first).any(1).numpy()
+    moved = (batch.progress.memory.columns[0][OWN] != first).any(1).numpy()
     assert sorted(np.flatnonzero(moved)) == sorted(took)
     shared = batch.rows.layout.shared
     assert torch.equal(batch.progress.model[0, shared:], first[0])

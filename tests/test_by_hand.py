@@ -50,8 +50,8 @@ def play(spec, fed=None, **plan):
     ]
     at = batch.progress
     assert at.diverged == [""]
-    kept = {name: v[:, 0].tolist() for name, v in at.vectors[0].items()}
-    return path, kept | {f"mean {name}": float(v[0]) for name, v in at.means[0].items()}
+    kept = {name: v[:, 0].tolist() for name, v in at.memory.columns[0].items()}
+    return path, kept | {f"mean {name}": float(v[0]) for name, v in at.memory.means[0].items()}
 
 
 def test_scaffold_option_ii():

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,10 @@ import torch
 from torch import nn
 
 import fedmaba
+from fedmaba import cli
 from fedmaba.errors import InputError
+from fedmaba.experiment import config
+from fedmaba.experiment.session import UserObjects, prepare
 from fedmaba.report import call_progress
 from run_folders import SMALL, softmax
 
@@ -34,12 +38,28 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(tiny_npz, capsys, un
     compare(str(tiny_npz))
     out, err = capsys.readouterr()
     assert out == ""
-    first, *rest = err.splitlines()
+    data, first, *rest = err.splitlines()
+    assert data == "data: tiny.npz: 100 rows, 6 features; 5 clients, named by the data"
     assert first.startswith("model: fast rows")
     assert any(line.startswith("round 3/3, ") for line in rest)
     assert any(line.startswith("  fedmaba: variance ") for line in rest)
     assert "\x1b" not in err
     assert err.count("model: ") == 1
+
+
+def test_a_notebook_gets_no_cursor_codes(tiny_npz, monkeypatch, unconfigured, call):
+    """ipykernel sets FORCE_COLOR, and so do some CI servers."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys, "stderr", seen := io.StringIO())
+    compare(str(tiny_npz))
+    words = f"compare fedavg --data {tiny_npz} --model softmax --rounds 2 --seeds 1 --out mine"
+    monkeypatch.setattr(sys, "argv", ["fedmaba", *words.split()])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "round 2/2, " in seen.getvalue()
+    assert "round 3/3, " in seen.getvalue()
+    codes = set(re.findall(r"\x1b\[[0-9;?]*([A-Za-z])", seen.getvalue()))
+    assert codes <= {"m"}  # colours
 
 
 def test_progress_is_a_live_display_in_a_terminal(tiny_npz, monkeypatch, unconfigured):
@@ -205,3 +225,31 @@ def test_mypy_finds_wrong_keywords_and_wrong_types(tmp_path):
     assert 'Unexpected keyword argument "roundz"' in errors[6]
     assert 'Argument "rounds" to "compare" has incompatible type "str"' in errors[7]
     assert 'Argument "optimiser" to "compare" has incompatible type' in errors[8]
+
+
+def test_help_lists_every_option():
+    text = fedmaba.compare.__doc__
+    for key in config.options():
+        parameter = key.argument in fedmaba.compare.__kwdefaults__
+        assert (f"    {key.argument}: {key.text} [{key.default}]" in text) != parameter
+
+
+def test_a_model_without_a_row_form_says_what_that_costs(fed):
+    def make(shape, outputs):
+        class Whole(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = nn.Linear(64, outputs)
+
+            def forward(self, x):
+                return self.inner(x.flatten(1))
+
+        return Whole()
+
+    for model, told in ((make, True), ("softmax", False)):
+        experiment = config.build({"strategies": ["fedavg"], "data": {"name": "own"}, "seeds": 1})
+        given = UserObjects(data=fed, model=make if told else None)
+        if not told:
+            experiment = experiment.model_copy(update={"model": model})
+        notes = prepare(experiment, given).notes
+        assert any("steps take longer than with a row form" in note for note in notes) == told

@@ -126,7 +126,7 @@ def test_a_list_has_one_line_for_each(what, words, call):
     assert answer.err == ""
     for word in words:
         assert word in answer.out
-    names = [line.split()[0] for line in answer.out.splitlines()]
+    names = [line.split()[0] for line in answer.out.splitlines() if line[0] != " "]
     assert len(set(names)) == len(names)
     if what == "strategies":
         assert names == [*strategies.REGISTRY]
@@ -200,6 +200,7 @@ def test_progress_goes_to_stderr_in_plain_lines(call, tiny_npz):
     words = [w for w in QUICK if w != "--quiet"]
     answer = call("compare", "fedavg", "--data", tiny_npz, *words, "--out", "mine")
     lines = answer.err.splitlines()
+    assert lines.pop(0) == ("data: tiny.npz: 100 rows, 6 features; 5 clients, named by the data")
     assert lines[0].startswith("model: fast rows")
     assert lines[1] == "task: classify: one of 3 classes for each example"
     assert [line.split(",")[0] for line in lines[2::2]] == ["round 2/4", "round 4/4"]

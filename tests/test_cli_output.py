@@ -26,7 +26,7 @@ def test_a_reader_who_leaves_does_not_end_a_run(tmp_path, tiny_npz):
         assert "Error" not in (done.stderr or "")
     reader, writer = os.pipe()
     os.close(reader)
-    results = Path(__file__).parents[1] / "results"
+    results = Path(__file__).parents[1] / "experiments" / "results"
     words = ["reproduce", "figure2-alpha", "--from", results, "--out", "drawn"]
     done = subprocess.run([*COMMAND, *words], cwd=tmp_path, stdout=writer)
     os.close(writer)
@@ -48,7 +48,7 @@ def test_output_that_finds_no_room_is_one_line(words, unbuffered, call, tiny_npz
 @pytest.mark.parametrize(("encoding", "plus"), [("cp1252", "±"), ("ascii", "+-")])
 def test_an_encoding_without_a_sign_spells_it(encoding, plus, call, tiny_npz):
     call("compare", "fedavg", "--data", tiny_npz, *QUICK, "--out", "mine")
-    results = Path(__file__).parents[1] / "results"
+    results = Path(__file__).parents[1] / "experiments" / "results"
     rows = {"FedMGDA+, eta=0.1, epsilon=0.1 ", "AFL, lambda=0.05 "}
     words = ["reproduce", "table2-fashion-mnist", "--from", results, "--only", "fedmgda,afl"]
     for command, found in ((["table", "mine"], {"fedavg "}), (words, rows)):

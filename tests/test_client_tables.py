@@ -13,7 +13,6 @@ from fedmaba.errors import InputError
 from fedmaba.report import client_tables, data, document, paired
 from fedmaba.results.history import GrowingArray, History, RunHistory
 from fedmaba.results.metrics import ACCURACY, OF_TASK
-from reproduction_cases import fill
 
 NAMES = ("Ames", "Boone", "Cody")
 
@@ -216,13 +215,6 @@ def test_a_share_of_clients_does_not_go_with_one_row_per_client_or_group(refused
     for by in ("client", "group"):
         said = refused("table", finished[1], "--by", by, "--share", "10%")
         assert said == f"fedmaba: --by {by} has no worst share of clients: leave out --share\n"
-
-
-def test_a_target_of_reproduce_is_shown_too(call, tmp_path):
-    fill(tmp_path, "natural-heart")
-    shown = call("table", tmp_path / "natural-heart", "--by", "client", "--against", "fedavg")
-    assert shown.code == 0, shown.err
-    assert "fedavg serves client" in shown.out
 
 
 def test_runs_without_any_score_are_refused():

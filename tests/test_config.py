@@ -36,6 +36,7 @@ TYPED = {
     "data.split": ("fold", "fold"),
     "data.drop": ("name,street", ["name", "street"]),
     "data.categorical": ("kind", ["kind"]),
+    "data.feature": ("kind", ["kind"]),
     "data.missing": ("client-median", "client-median"),
     "data.standardise": ("no", "no"),
     "data.min_examples": ("5", 5),
@@ -84,7 +85,17 @@ TYPED = {
 ADAM = ("train.optimiser", "--optimiser", "adam")
 WITH = {"attack.share": ("attack.does", "--attack", "loss=x3")}
 TABLE = ("data.name", "--data", "mine.csv")
-COLUMNS = ("label", "client", "group", "split", "drop", "categorical", "missing", "standardise")
+COLUMNS = (
+    "label",
+    "client",
+    "group",
+    "split",
+    "drop",
+    "categorical",
+    "feature",
+    "missing",
+    "standardise",
+)
 WITH |= dict.fromkeys((f"data.{key}" for key in COLUMNS), TABLE)
 WITH |= dict.fromkeys(("train.beta1", "train.beta2", "train.epsilon"), ADAM)
 

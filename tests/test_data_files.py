@@ -202,7 +202,7 @@ def test_csv(tmp_path):
         ("label,a\n", "no rows below the header"),
         ("", "no column is called label or y"),
         ("label,a\n1,\xff\n".encode("latin-1"), "UTF-8"),
-        ("label,a\n1," + "9" * 200_000 + "\n", "no CSV"),
+        ("label,a\n1," + "9" * 200_000 + "\n", "line 2: a cell has more than 131,072"),
     ],
 )
 def test_csv_refuses(tmp_path, text, message):

@@ -17,6 +17,30 @@ GOOD = """age,sex,site,weight,outcome
 35,f,south,64,no
 """
 ROLES = {"label": "outcome", "client": "site"}
+
+
+def JOBS(*changed):
+    """A table of 400 rows in which some lines end otherwise."""
+    lines = [
+        "a,b,client,y,job",
+        *(f"{i % 17},0.5,{'pqr'[i % 3]},{i % 2},doctor" for i in range(400)),
+    ]
+    for line, end in zip(changed[::2], changed[1::2], strict=True):
+        lines[line - 1] = lines[line - 1].replace(",doctor", end)
+    return "\n".join(lines) + "\n"
+
+
+N, RNG = np.arange(40), np.random.default_rng(0)
+
+
+def TABLE(name, cells, client=True):
+    """A table of 40 rows with one more column."""
+    owner = [f"c{i % 4}" for i in N] if client else N % 3 / 2
+    rows = zip(cells, owner, N % 7 / 2, N // 20, strict=True)
+    head = f"{name},{'client' if client else 'b'},a,y\n"
+    return head + "".join(",".join(map(str, row)) + "\n" for row in rows)
+
+
 MANY = "a,y\n" + "1,b\n2,c\n" * 15
 X, Y, OWNER = np.zeros((6, 2)), [0, 1, 0, 1, 0, 1], list("aabbcc")
 
@@ -26,7 +50,7 @@ def of_csv(text, **reading):
         path = folder / "t.csv"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         data = load(str(path), reading=tables.reading(**reading))
-        Federation.make(data, "given", test="local")
+        Federation.make(data, reading.get("client") and "given", test="local")
 
     return read
 
@@ -69,6 +93,35 @@ MISTAKES = {
         of_csv("id,a,y\n0,1,a\n1,3,b\n2,2,a\n"),
         "column 'id' only numbers the rows: leave it out with --drop id",
     ),
+    "a counter": (of_csv(TABLE("idx", N + 7)), "'idx' only numbers the rows: .*--feature idx"),
+    "a counter that was shuffled": (of_csv(TABLE("k", RNG.permutation(N))), "'k' only numbers"),
+    "even steps": (of_csv(TABLE("t", N * 0.5)), "column 't' only numbers the rows"),
+    "an id": (of_csv(TABLE("patientId", N * N + 3)), "column 'patientId' only numbers the rows"),
+    "a word for each row": (of_csv(TABLE("who", [f"p{i}" for i in N])), "'who' only numbers"),
+    "words for train and test": (
+        of_csv(TABLE("fold", ["train", "Test"] * 20)),
+        "column fold has the words Test, train: .*--split fold",
+    ),
+    **{
+        f"an owner called {name}": (
+            of_csv(TABLE(name, cells, client=False)),
+            f"column {name} looks as if it named the clients: say --client {name}, or --feature",
+        )
+        for name, cells in (
+            ("hospital", ["n", "s"] * 20),
+            ("User", N % 5),
+            ("schoolID", N // 10),
+            ("site_name", list("abcd") * 10),
+            ("device_id", N % 3 + 0.0),
+            ("id", N % 8),
+        )
+    },
+    "a frame with an owner": (
+        of_frame({"school": list("ab") * 10, "a": [1.5, 2] * 10, "y": list("pqrs") * 5}),
+        "no column is called client: .*client='school', which looks so",
+    ),
+    "a feature and dropped": (of_csv(GOOD, **ROLES, drop="age", feature="age"), "used and dropped"),
+    "a feature and a label": (of_csv(GOOD, **ROLES, feature="outcome"), "'outcome' has two uses"),
     "semicolons": (of_csv("a;b;y\n1;2;3\n"), "the header is separated by ';'.*sep=';'"),
     "tabs": (of_csv("a\tb\ty\n1\t2\t3\n"), r"separated by '\\t': separate by commas"),
     "an empty file": (of_csv(""), "no column is called label or y"),
@@ -76,7 +129,22 @@ MISTAKES = {
     "one column, two uses": (of_csv(GOOD, label="outcome", client="outcome"), "has two uses"),
     "used and dropped": (of_csv(GOOD, **ROLES, drop=["site"]), "'site' is used and dropped"),
     "nothing to learn from": (of_csv("site,y\na,b\n", label="y", client="site"), "no column left"),
-    "no clients": (of_csv("a,y\n1,b\n2,c\n"), "the data have no client column: add one"),
+    # quotes
+    "an unclosed quote": (of_csv(JOBS(41, ',"nurse')), "line 41: the quote that opens in this row"),
+    "a quote that is closed rows later": (
+        of_csv(JOBS(41, ',"nurse', 301, ',nurse"')),
+        "lines 41 to 301, column job: one cell has line breaks, and the lines after",
+    ),
+    "two unclosed quotes": (
+        of_csv(JOBS(41, ',"nurse', 301, ',"nurse')),
+        "line 41: text follows the closing quote of a cell",
+    ),
+    "the next row is swallowed": (
+        of_csv(JOBS(41, ',"nurse', 42, ',nurse"')),
+        "lines 41 to 42, column job: one cell has line breaks, and the lines after",
+    ),
+    "an unclosed quote in the header": (of_csv('a,"b,y\n1,2,3\n'), "line 1: the quote that opens"),
+    "the header twice": (of_csv(GOOD + GOOD, **ROLES), "line 6: the header again: remove"),
     # cells
     "too few cells": (of_csv(GOOD + "1,2\n", **ROLES), "line 6: 2 cells, but the header has 5"),
     "a letter in a number": (
@@ -172,7 +240,7 @@ MISTAKES = {
 }
 
 
-WITHOUT_A_FILE = ("no clients", "an unknown way to fill gaps")
+WITHOUT_A_FILE = ("an unknown way to fill gaps",)  # and questions of who owns the rows
 
 
 def test_there_are_many():
@@ -188,4 +256,6 @@ def test_a_mistake_is_named_by_its_place_and_remedy(what, tmp_path):
     assert "\n" not in line
     assert ": " in line  # what is wrong: what to do
     if (tmp_path / "t.csv").exists():
-        assert line.startswith(str(tmp_path / "t.csv")) or what in WITHOUT_A_FILE
+        assert (
+            line.startswith(str(tmp_path / "t.csv")) or what in WITHOUT_A_FILE or "an owner" in what
+        )

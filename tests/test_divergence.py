@@ -27,6 +27,7 @@ def test_a_run_that_diverges_stops_with_a_finite_model_and_a_reason(spec, fed):
     assert ended < 30
     assert reason.startswith(f"{one(spec).label()}, seed 3, diverged in round {ended}: ")
     assert "client" in reason or "server" in reason
+    assert reason.endswith(": lower --lr")
     assert shots[-1].rounds[0] is None
     assert shots[-1].evaluations[0] is None
     for name in ("model", "deployed", "best"):
@@ -75,9 +76,7 @@ def test_a_strategy_that_gives_infinite_weights_ends_its_run(momentum, fed):
     for shot in simulate(batch):
         if shot.round == 1:
             before = batch.progress.model[0].clone()
-    assert batch.progress.diverged[0].endswith(
-        "round 3: the strategy gave a weight that is not finite"
-    )
+    assert batch.progress.diverged[0].endswith("round 3: the strategy gave client 0 the weight inf")
     assert torch.equal(batch.progress.model[0], before)
     assert batch.progress.diverged[1] == ""
 

@@ -19,12 +19,12 @@ import pytest
 import federations
 import fedmaba
 from fedmaba import cli, strategies
-from fedmaba.cli import reproducing, running
+from fedmaba.cli import running
 from fedmaba.data import published_files
-from fedmaba.deploy.flower_app import check
+from fedmaba.deploy.flower_app import check, serve
 from fedmaba.experiment import config
 from fedmaba.report import watch
-from fedmaba.reproduction import display
+from laboratory import command, display
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -186,7 +186,7 @@ def test_commands_of_the_docs_are_understood(small_sample, tmp_path, monkeypatch
     seen = []
     monkeypatch.setattr(running, "_run", lambda asked, *rest: seen.extend(asked))
     shown = []
-    monkeypatch.setattr(reproducing, "_reproduce", lambda *rest: None)
+    monkeypatch.setattr(command, "_reproduce", lambda *rest: None)
     monkeypatch.setattr(
         display, "show_and_write_target", lambda target, *rest: shown.append(target.name)
     )
@@ -199,9 +199,10 @@ def test_commands_of_the_docs_are_understood(small_sample, tmp_path, monkeypatch
         ["fedavg", "fedmaba"], data=mine, model="softmax", rounds=4, eval_every=2, seeds=2,
         out="runs/first",
     )  # fmt: skip
-    (tmp_path / "results").mkdir()  # of reproduced targets, as in a clone
-    for path in (ROOT / "results").glob("figure2-alpha.*.npz"):
-        (tmp_path / "results" / path.name).write_bytes(path.read_bytes())
+    stored = Path("experiments") / "results"  # of reproduced targets, as in a clone
+    (tmp_path / stored).mkdir(parents=True)
+    for path in (ROOT / stored).glob("figure2-alpha.*.npz"):
+        (tmp_path / stored / path.name).write_bytes(path.read_bytes())
     monkeypatch.setattr(watch.Server, "serve_forever", lambda server: None)
     # the server of a federation: its files, and a door that is well
     (tmp_path / "keys").mkdir()
@@ -210,6 +211,7 @@ def test_commands_of_the_docs_are_understood(small_sample, tmp_path, monkeypatch
     federations.finished(tmp_path / "fair-state")
     well = check.Findings("server", check.Answer(401, "", check.STRANGER), [])
     monkeypatch.setattr(check, "check", lambda where, ca: well)
+    monkeypatch.setattr(serve, "serve", lambda folder: 0)
     assert len(commands()) >= 6
     for line in dict.fromkeys(commands()):
         words = shlex.split(line)
@@ -315,7 +317,7 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_head():
 
 
 def test_files_that_pages_name_are_there():
-    named = re.compile(r"`((?:tests|tools|src|docs|benchmarks|examples)/[\w./*-]+)")
+    named = re.compile(r"`((?:tests|tools|src|docs|benchmarks|examples|experiments)/[\w./*-]+)")
     logs = ("performance-log", "reproduction-log")  # they tell of what was
     pages = [p for p in (ROOT / "docs").rglob("*.md") if p.stem not in logs]
     found = {(path.name, name) for path in pages for name in named.findall(path.read_text())}

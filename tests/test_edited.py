@@ -12,7 +12,6 @@ from fedmaba.errors import InputError
 from fedmaba.experiment import config, experiment_file, starting
 from fedmaba.experiment import session as experiment
 from fedmaba.report import data
-from fedmaba.reproduction import run, targets
 from fedmaba.results import array_files, run_folder
 from test_links import asked, play
 
@@ -227,37 +226,3 @@ def test_the_digest_covers_experiment_data_and_partition(tiny_npz):
     assert set(first) == {"asked", "data", "partition"}
     assert first["partition"] != other["partition"]
     assert first["asked"]["train"]["lr"] == 0.1
-
-
-# --- reproduce ---------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_batch_does_not_go_on_from_another_ones_checkpoint(tmp_path):
-    scale = targets.Scale(rounds=4, seeds=1, only=("fedavg",), quick=True)
-    machine = config.Machine(device="cpu")
-    work = run.plan(targets.load_target("figure1a", scale), tmp_path)[0]
-
-    def stopped(work):
-        going = run.begin(work, tmp_path, machine)
-        done = going.session.batch.progress
-        list(going.rounds(lambda: done.round >= 2))
-        going.folder.close()
-        return going.folder.path
-
-    place = stopped(work)
-    (file,) = run_folder.checkpoints(place)
-    arrays, meta = run_folder.read_checkpoint(file)
-    meta["made"]["asked"]["train"]["lr"] = 0.7
-    body = b"".join(run_folder.pack(arrays, meta))
-    file.write_bytes(run_folder.MAGIC + hashlib.sha256(body).digest() + body)
-    with pytest.raises(InputError, match=r"not of this experiment \(train\.lr\)"):
-        run.begin(work, tmp_path, machine)
-    meta["made"]["asked"]["train"]["lr"] = 0.1
-    meta["made"]["asked"]["machine"]["device"] = "auto"  # which may change between attempts
-    body = b"".join(run_folder.pack(arrays, meta))
-    file.write_bytes(run_folder.MAGIC + hashlib.sha256(body).digest() + body)
-    going = run.begin(work, tmp_path, machine)
-    assert "resumed after round 2" in going.session.notes
-    going.session.close()
-    going.folder.close()

@@ -8,7 +8,6 @@ import fedmaba
 from fedmaba.report import table
 from fedmaba.report.document import minus_sign
 from group_cases import compare, people
-from reproduction_cases import fill
 
 NAMES = ["fedavg", "ditto", "local", "fedmaba:alpha=0.25,eta_b=0.125,loss_at=mean"]
 
@@ -63,14 +62,3 @@ def test_compare_fits(call, monkeypatch, tiny_npz):
     together = " ".join(shown.err.split())
     assert re.search(r"fedmaba:alpha=0.25\S*: variance [\d.]+ %², mean [\d.]+ %, worst", together)
     assert "It took" in shown.out
-
-
-@pytest.mark.parametrize(
-    "target", [pytest.param("figure2-alpha", marks=pytest.mark.slow), "attacks"]
-)
-def test_reproduce_fits(target, tmp_path, call, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    fill(tmp_path / "results", target)
-    shown = call("reproduce", target, "--from", tmp_path / "results", "--out", tmp_path / "out")
-    assert shown.code == 0, shown.err
-    fits(shown.out)

@@ -181,6 +181,16 @@ def test_more_rounds_of_some_runs_only_are_refused(call, tiny_npz):
     assert call("compare", "fedavg", "afl", *how, "--rounds", "6").code == 0
 
 
+def test_more_rounds_and_more_seeds_in_one_command(call, tiny_npz):
+    how = ["--data", tiny_npz, *QUICK, "--out"]
+    assert call("compare", "fedavg", *how, "mine").code == 0
+    more = ["--rounds", "6", "--seeds", "3"]
+    answer = call("compare", "fedavg", *how, "mine", *more)
+    assert answer.code == 0, answer.err
+    mine = parts.load_history("mine")
+    assert [(run.seed, int(run.evaluated[-1])) for run in mine.runs] == [(0, 6), (1, 6), (2, 6)]
+
+
 def test_runs_are_not_added_to_those_of_other_data_or_code(tmp_path):
     rng = np.random.default_rng(0)
     x, y, client = rng.normal(size=(40, 3)), np.arange(40) % 2, np.arange(40) // 10

@@ -128,7 +128,7 @@ def test_a_strategy_may_ask_for_counts_and_inner_products():
 
     fed = people()
     fedmaba.compare([Both()], data=fed, model="softmax", rounds=1, seeds=1)
-    assert seen == [((5, 5), (5, 2, 2, 2), fed.train.size.sum())]
+    assert seen[2:] == [((5, 5), (5, 2, 2, 2), fed.train.size.sum())]  # after made-up replies
 
 
 @pytest.mark.parametrize(

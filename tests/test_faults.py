@@ -51,6 +51,12 @@ def test_a_run_killed_at_a_file_operation_ends_in_the_same_bytes(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_finished_folder_that_is_extended_is_never_lost(tmp_path):
+    assert process("extend", 6, tmp_path)["tried"] == 6
+    assert process("extend-steps", 12, tmp_path)["file operations"] > 300
+
+
+@pytest.mark.slow
 def test_of_two_processes_one_gets_the_folder(tmp_path):
     assert process("races", 10, tmp_path)["tried"] == 10
 
@@ -73,7 +79,7 @@ def test_a_damaged_checkpoint_is_never_loaded():
 
 @pytest.mark.filterwarnings("default")
 def test_a_forged_checkpoint_is_no_traceback():
-    assert {"used", "refused"} <= set(whole(damage.forged(20, 0, quiet), 20).counts)
+    assert {"used", "refused"} <= set(whole(damage.forged(40, 0, quiet), 40).counts)
 
 
 @pytest.mark.slow

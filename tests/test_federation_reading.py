@@ -268,3 +268,12 @@ def test_neither_flwr_nor_torch_is_needed(ended, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Sites of the federation" in (tmp_path / "r.html").read_text()
+
+
+def test_how_many_test_examples_a_site_has_is_not_made_up(ended, monkeypatch, capsys):
+    """Sites send no counts: "a single test example" would be an invention."""
+    for words in ((), ("--by", "client"), ("--by", "client", "--to", "json")):
+        said = call(monkeypatch, capsys, "table", ended, *words)
+        assert "single test example" not in said
+    assert [client["examples"] for client in json.loads(said)["clients"]] == [None] * 3
+    assert "single test example" not in html.page([data.load_run_folder(ended)])

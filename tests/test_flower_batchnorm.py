@@ -14,6 +14,7 @@ from fedmaba.deploy.kept_vectors import KeptVectors
 from fedmaba.errors import InputError
 from fedmaba.flower import FlowerStrategy, client_app, initial_arrays
 from fedmaba.simulation import engine
+from fedmaba.simulation.parts.own_layers import OWN
 from flower_grid import LocalGrid
 from flower_sites import assert_same, local_data
 from plain_loop import Drifting, one
@@ -90,7 +91,7 @@ def test_what_a_site_keeps_stays_there_and_serves_it(fed, tmp_path):
     np.testing.assert_allclose(mine["accuracy"], scores[2], atol=1e-6)
     (file,) = (tmp_path / "kept-2").glob("*.vectors")
     assert file.stat().st_mode & 0o077 == 0
-    assert batch.progress.own[0].abs().sum() > 0
+    assert batch.progress.memory.columns[0][OWN].abs().sum() > 0
 
 
 def test_frozen_weights_are_not_sent(fed, tmp_path):

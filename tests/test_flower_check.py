@@ -6,7 +6,9 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from contextlib import contextmanager
+from email.utils import formatdate
 from pathlib import Path
 
 import pytest
@@ -95,7 +97,41 @@ def test_a_guarded_fleet_is_well(keys):
         f"fleet at {where}: reachable, and it refuses who has no key",
         f"control at {where}: not reachable: all {len(OTHERS)} requests beside the fleet "
         "were refused",
+        "clock of this machine: not known: the answer has no Date",
     ]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "words"),
+    [
+        (0, "0 s"),
+        (3, "about 3 s ahead of the server's, near enough"),
+        (-290, "about 290 s behind the server's, near enough"),
+        (7, "WRONG: about 7 s ahead of the server's: a site more than 5 s ahead or 300 s behind"),
+        (-400, "WRONG: about 400 s behind the server's"),
+    ],
+)
+def test_the_clock_of_a_site_is_compared(keys, ahead, words):
+    def answer(first: str) -> bytes:
+        date = formatdate(time.time() - ahead, usegmt=True).encode()
+        return guarded(first).replace(b"\r\n", b"\r\nDate: " + date + b"\r\n", 1)
+
+    with server(answer, keys) as where:
+        found = check(where, keys / "ca.pem")
+    assert words in found.lines()[2]
+    assert found.ok == ("WRONG" not in words)
+    assert found.ok or "as if its key were wrong: let both machines" in found.lines()[2]
+
+
+def test_clocks_may_differ_as_far_as_flower_lets_them():
+    constant = pytest.importorskip("flwr.common.constant", reason="flwr is an extra")
+    assert constant.SYSTEM_TIME_TOLERANCE == checking.AHEAD_SECONDS
+    assert constant.TIMESTAMP_TOLERANCE == checking.BEHIND_SECONDS
+
+
+def test_a_date_that_is_none_is_not_known():
+    for told in ([], ["yesterday"], [" Mon, 99 Foo 2024 99:00:00 GMT"]):
+        assert checking._ahead(told) is None
 
 
 @pytest.mark.parametrize(
@@ -118,7 +154,7 @@ def test_any_way_to_the_superlink_is_told(keys, other, only):
     with server(lambda first: guarded(first, other, only), keys) as where:
         found = check(where, keys / "ca.pem")
     assert not found.ok
-    fleet, control = found.lines()
+    fleet, control, _ = found.lines()
     assert "reachable" in fleet
     assert "REACHABLE" in control
     assert only in control
@@ -225,7 +261,7 @@ def test_the_command_line_writes_it_and_says_how_to_start(keys, tmp_path):
         app, ["flower", "proxy", str(tmp_path / "proxy"), "--keys", str(keys)]
     )
     assert done.exit_code == 0, done
-    assert f"nginx -e stderr -p {tmp_path / 'proxy'} -c nginx.conf" in done.stdout.replace("\n", "")
+    assert f"fedmaba flower serve {tmp_path / 'proxy'}" in done.stdout.replace("\n", "")
 
 
 def test_what_cannot_be_a_proxy_is_one_line(keys, tmp_path):

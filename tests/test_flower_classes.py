@@ -85,10 +85,13 @@ def site(y, own, classes) -> LocalClient:
 
 
 def test_numbers_by_hand():
-    assert site([0, 1, 1], ["1", "2"], 4).labels().tolist() == [1, 2, 2]
-    assert site([0, 1, 1], ["1", "2"], ["2", "1"]).labels().tolist() == [1, 0, 0]
-    assert site([2, 1], ["0", "1", "2"], ["1", "2"]).labels().tolist() == [1, 0]  # 0 is not used
-    assert site([0, 2], ["0", "1", "2"], None).labels().tolist() == [0, 2]
+    assert site([0, 1, 1], ["1", "2"], 4).targets.labels().tolist() == [1, 2, 2]
+    assert site([0, 1, 1], ["1", "2"], ["2", "1"]).targets.labels().tolist() == [1, 0, 0]
+    assert site([2, 1], ["0", "1", "2"], ["1", "2"]).targets.labels().tolist() == [
+        1,
+        0,
+    ]  # 0 is not used
+    assert site([0, 2], ["0", "1", "2"], None).targets.labels().tolist() == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +111,7 @@ def test_numbers_by_hand():
 )
 def test_a_label_outside_the_list_is_refused_by_name(y, own, classes, said):
     with pytest.raises(InputError, match=said):
-        site(y, own, classes).labels()
+        site(y, own, classes).targets.labels()
 
 
 def test_the_server_is_told_and_the_others_go_on(tmp_path):
@@ -134,4 +137,4 @@ def test_evaluation_uses_the_same_numbers():
 
 def test_arrays_given_by_hand_are_numbers(tmp_path):
     data = from_arrays(np.zeros((3, 2)), [0, 1, 2])
-    assert LocalClient("softmax", data).labels().tolist() == [0, 1, 2]
+    assert LocalClient("softmax", data).targets.labels().tolist() == [0, 1, 2]

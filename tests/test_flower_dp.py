@@ -167,7 +167,7 @@ def test_losses_are_noised_before_the_strategy_and_the_record_see_them(
 
     start = run_secure if secure_sums else run
     _, strategy = start(tmp_path / "s", Told(), rounds=1, dp={**DP, "loss_share": 0.99})
-    ((loss, noise),) = seen
+    loss, noise = seen[-1]  # those before are made up, to try the strategy
     assert noise == pytest.approx(0.7 / 0.99**0.5 * 2.0)
     assert loss.min() >= 0
     assert loss.max() <= 2.0
@@ -369,6 +369,34 @@ def test_a_state_does_not_forget_what_is_spent(tmp_path, counted):
         run(state, rounds=2)
 
 
+@pytest.mark.parametrize("start", [run, run_secure])
+@pytest.mark.parametrize("kept", [0, 1])
+def test_lines_of_rounds_count_where_the_other_files_are_gone_or_old(
+    start, kept, tmp_path, counted
+):
+    """Before, such a run began at 0, although rounds.jsonl beside it showed the rounds."""
+    state = tmp_path / "s"
+    start(state, rounds=3)
+    for file in sorted((state / "checkpoint").iterdir()):
+        file.unlink()
+    told = json.loads((state / "privacy.json").read_text())
+    (state / "privacy.json").unlink()
+    if kept:  # an older copy
+        old = {**told, "taken": dict.fromkeys(told["taken"], kept)}
+        (state / "privacy.json").write_text(json.dumps(old))
+    lines = (state / "rounds.jsonl").read_bytes()
+    with pytest.raises(InputError, match=rf"counts less than rounds\.jsonl.*{kept} of 3 rounds"):
+        start(state, rounds=3)
+    assert (state / "rounds.jsonl").read_bytes() == lines
+    (state / "rounds.jsonl").write_text('{"round": -1}\n')
+    with pytest.raises(InputError, match=r"rounds\.jsonl cannot be read.*choose another"):
+        start(state, rounds=3)
+    (state / "rounds.jsonl").write_bytes(lines)
+    (state / "privacy.json").write_text(json.dumps(told))
+    with pytest.raises(InputError, match=r"no reply counted|No reply"):
+        start(state, rounds=3)  # all is spent: nobody is asked any more
+
+
 def test_other_noise_is_refused_also_before_the_first_checkpoint(tmp_path, counted, monkeypatch):
     state = tmp_path / "s"
     run(state, rounds=1)
@@ -479,7 +507,7 @@ def test_a_new_app_has_the_promise_in_its_settings(tmp_path):
         assert settings["dp"] == dp.replace(" ", "")
         assert settings["evaluate"] is not secure_sums
         assert ("privacy" in told["project"]["dependencies"][0]) == bool(dp)
-        rule = SecureSum(settings["threshold"], settings["clip"], settings["bits"])
+        rule = SecureSum(*(settings[k] for k in ("threshold", "clip", "bits", "most-share")))
         rule = rule if settings["secure"] else None
         losses = settings["losses"]
         made = FlowerStrategy(settings["strategy"], secure=rule, dp=settings["dp"], losses=losses)

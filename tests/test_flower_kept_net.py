@@ -91,7 +91,7 @@ def simulated(spec: str, fed) -> tuple[dict, list[dict[str, dict]]]:
     list(engine.simulate(batch))
     at, unpack = batch.progress, batch.rows.layout.unpack
     kept = [
-        {name: named(unpack(vectors[c])) for name, vectors in at.vectors[0].items()}
+        {name: named(unpack(vectors[c])) for name, vectors in at.memory.columns[0].items()}
         for c in range(SITES)
     ]
     return named(unpack(at.model[0])), kept

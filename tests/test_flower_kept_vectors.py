@@ -60,7 +60,7 @@ def simulated(fed, participants=None, rounds=ROUNDS, seed=0):
     named = {n: w.numpy() for n, w in unpack(at.model[0]).items()}
     kept = {
         (name, c): {n: w.numpy() for n, w in unpack(vectors[c]).items()}
-        for name, vectors in at.vectors[0].items()
+        for name, vectors in at.memory.columns[0].items()
         for c in range(fed.n_clients)
     }
     return named, kept

@@ -66,12 +66,12 @@ def test_a_server_that_died_goes_on_with_the_same_mean(fed, tmp_path):
 def test_a_site_that_reports_no_steps_is_left_out(fed, tmp_path):
     def silent(message, answer):
         if message.metadata.dst_node_id == 1000 and "metrics" in answer.content:
-            answer.content["metrics"].pop("num-steps", None)
+            answer.content["metrics"].pop("steps", None)
         return answer
 
     strategy, _ = run("fednova", fed, grid_of(fed, tmp_path, silent), 1)
     (line,) = strategy.reports[-1]["refused"]
-    assert "reports no number of local steps, which this strategy needs" in line
+    assert "reports no number 'steps', which this strategy needs" in line
 
 
 def test_sites_that_join_bring_the_mean_down():

@@ -244,8 +244,8 @@ def test_the_commands_for_keys_and_proxy_work_as_written(tmp_path):
 
 
 def test_the_proxy_of_the_page_is_started_as_ours_and_stands_before_its_superlink():
-    (started,) = [line for line in shell() if line.startswith("nginx ")]
-    assert started.split() == proxy.nginx_command("nginx", Path("proxy"))
+    (started,) = [line for line in shell() if line.startswith("fedmaba flower serve ")]
+    assert started.split() == proxy.serve_command("fedmaba", Path("proxy"))
     (made,) = [line for line in shell() if line.startswith("fedmaba flower proxy ")]
     (superlink,) = [line for line in shell() if line.startswith("flower-superlink ")]
     port = made.split("--superlink-port ")[1]

@@ -176,7 +176,6 @@ def test_each_unit_of_systemd_starts_what_it_says_and_stops_when_asked(tmp_path)
     assert ready.returncode == 0, ready.stderr
     mapped = {
         "/opt/fedmaba/bin": str(bin_),
-        "/usr/sbin/nginx": NGINX,
         "/srv/fair": str(srv),
         "server.example.org:8443": f"localhost:{door}",
         "--port 8000": f"--port {link}",

@@ -61,7 +61,7 @@ def simulated(spec, fed, participants=None, rounds=3, seed=0):
     at, unpack = batch.progress, batch.rows.layout.unpack
     kept = {
         (name, c): {n: w.numpy() for n, w in unpack(vectors[c]).items()}
-        for name, vectors in at.vectors[0].items()
+        for name, vectors in at.memory.columns[0].items()
         for c in range(fed.n_clients)
     }
     return {n: w.numpy() for n, w in unpack(at.model[0]).items()}, kept, last.evaluations[0]

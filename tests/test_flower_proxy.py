@@ -27,7 +27,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedmaba.deploy.flower_app.net import LINK, PROXY, Net, read_rounds
 from fedmaba.deploy.flower_app.new import new
-from fedmaba.deploy.flower_app.proxy import CALLS, find_nginx, nginx_command
+from fedmaba.deploy.flower_app.proxy import CALLS, LOG, find_nginx
 
 pytestmark = [
     pytest.mark.flower,
@@ -298,7 +298,9 @@ def test_huge_requests_are_refused(net):
     assert status(send(net, request("/v1/fleet/" + "x" * 40_000))) == 414
     huge = request("/v1/fleet/activate-node", Content_Length=str(17 << 20))
     assert status(send(net, huge)) == 413
-    whole = request("/v1/fleet/activate-node", body=bytes(15 << 20))  # not valid protobuf
+    large = request("/v1/fleet/activate-node", body=bytes(65 << 10))
+    assert status(send(net, large)) == 413
+    whole = request("/v1/fleet/push-object", body=bytes(6_000_000))  # not valid protobuf
     assert status(send(net, whole)) == 400
     assert not any((net.folder / PROXY / "tmp").iterdir()), "a body went to the disk"
 
@@ -342,12 +344,13 @@ def test_the_check_tells_an_open_superlink_from_a_protected_one(net):
     ca = ("--ca", str(net.keys / "ca.pem"))
     done = flower_check(net, net.sites_port, *ca)
     assert done.returncode == 0, done
-    fleet, control = done.stdout.splitlines()
+    fleet, control, clock = done.stdout.splitlines()
+    assert clock.endswith("near enough")
     assert fleet.endswith("reachable, and it refuses who has no key")
     assert control.startswith(f"control at localhost:{net.sites_port}: not reachable")
     done = flower_check(net, net.port, *ca)
     assert done.returncode == 2, done
-    fleet, control = done.stdout.splitlines()
+    fleet, control, _ = done.stdout.splitlines()
     assert fleet.endswith("reachable, and it refuses who has no key")
     assert "REACHABLE: POST /v1/control/list-runs is answered with 200" in control
     done = flower_check(net, net.sites_port)
@@ -365,8 +368,8 @@ def test_the_superlink_listens_on_loopback_only(net):
 
 def test_the_refused_are_noted_with_their_address(net):
     send(net, request("/v1/control/noted"))
-    noted = (net.folder / PROXY / "refused.log").read_text()
-    assert re.search(r'^127\.0\.0\.1 .*"POST /v1/control/noted HTTP/1\.1" 404', noted, re.M)
+    noted = (net.folder / PROXY / LOG).read_text()
+    assert re.search(r'^127\.0\.0\.1 \S+ 404 "POST /v1/control/noted HTTP/1\.1"$', noted, re.M)
 
 
 def test_a_proxy_that_was_away_finds_its_sites_again(net):
@@ -378,7 +381,7 @@ def test_a_proxy_that_was_away_finds_its_sites_again(net):
             assert time.monotonic() < end, net.log("site-0")[-3000:]
             time.sleep(0.5)
     finally:
-        net._start(PROXY, *nginx_command(net.nginx, net.folder / PROXY))
+        net.serve_proxy()
 
 
 def test_the_sites_train_on_to_the_end(net):

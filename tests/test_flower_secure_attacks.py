@@ -261,8 +261,8 @@ def test_a_site_never_gives_both_shares_of_one_site():
 
 
 def test_weights_that_differ_from_site_to_site_give_the_server_nothing():
-    """A server that tells one site that it alone counts, and others the same, gets noise."""
-    alone = [[1.0, 0.0, 0.0], [1 / 3] * 3, [1 / 3] * 3]
+    """A server that tells one site that it nearly alone counts, and others the same, gets noise."""
+    alone = [[0.9, 0.1, 0.0], [1 / 3] * 3, [1 / 3] * 3]
     for weights in (None, alone):
         attempt, memories = talk()
         masked(attempt, memories, weights)

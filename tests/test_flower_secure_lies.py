@@ -42,6 +42,7 @@ def keys(tmp_path_factory):
 
 def rules_of(keys, c: int, **more) -> SiteRules:
     told = {"peers": str(keys / "sites.toml"), "signing-key": str(keys / f"site-{c}")}
+    told["keep"] = str(keys / f"kept-{c}")
     return SiteRules.of(told | more)
 
 
@@ -50,7 +51,7 @@ class LyingServer:
 
     def __init__(self, changes, rules) -> None:
         self.changes, self.rules = changes, rules
-        self.attempt = SecureRound(SecureSum(threshold=3), "round", SIZE, set())
+        self.attempt = SecureRound(SecureSum(threshold=4), "round", SIZE, set())
         self.mine = [masks.new_key() for _ in changes]  # in the place of each site's seal key
         self.memories, self.keys, self.proofs = [], [], []
         for rule in rules:
@@ -70,7 +71,7 @@ class LyingServer:
     def give_shares(self) -> None:
         """Let all sites deal their shares, and open each."""
         for c, memory in enumerate(self.memories):
-            told = {"place": c, "least": 3, "mask_keys": [k[0] for k in self.keys]}
+            told = {"place": c, "least": 4, "mask_keys": [k[0] for k in self.keys]}
             told |= {"seal_keys": self.keys_for(c), "signatures": self.proofs}
             text = json.loads(secure.write_message(told))
             answer, self.memories[c] = secure_site.give_shares(text, memory, self.rules[c])
@@ -99,11 +100,11 @@ class LyingServer:
         words, answer, _ = secure_site.give_masked(text, memory, change)
         assert answer == {}  # nothing looked wrong to the site
         parts = [self.shares[victim, i] for i in range(count) if i != victim]
-        own = masks.join_shares([one for one, _ in parts][:3])
-        opened = masks.join_shares([other for _, other in parts][:3])
+        own = masks.join_shares([one for one, _ in parts][:4])
+        opened = masks.join_shares([other for _, other in parts][:4])
         secret = masks.unseal(masks.seed_key(opened, b"fedmaba key"), self.sealed_key[victim])
         rule, public = memory["rule"], [k[0] for k in self.keys]
-        agreed = secure.agreement(memory["attempt"], rule, 3, public, weights)
+        agreed = secure.agreement(memory["attempt"], rule, 4, public, weights)
         words = words - masks.own_mask(own, agreed, len(words))
         for i in range(count):
             if i != victim:
@@ -133,7 +134,7 @@ def lies(keys):
     """What a server tells site 0 in stage `shares`, and a change of it."""
     rules = [rules_of(keys, c) for c in range(SITES)]
     server = LyingServer(np.zeros((SITES, SIZE)), rules)
-    told = {"place": 0, "least": 3, "signatures": server.proofs}
+    told = {"place": 0, "least": 4, "signatures": server.proofs}
     told |= {"mask_keys": [k[0] for k in server.keys], "seal_keys": [k[1] for k in server.keys]}
     return server, rules, json.loads(secure.write_message(told))
 
@@ -171,16 +172,20 @@ def test_sites_with_peers_sum_as_others_do(keys):
     grid = LocalGrid({100 - c: light_app(c, [secure_mod]) for c in range(SITES)})
     options = {"min_available_nodes": SITES, "grace": 0, "evaluate": False}
     grid.config = {
-        100 - c: {**config, "signing-key": str(keys / f"site-{c}")} for c in range(SITES)
+        100 - c: config | {"signing-key": str(keys / f"site-{c}"), "keep": str(keys / f"kept-{c}")}
+        for c in range(SITES)
     }
-    strategy = FlowerStrategy("fedavg", secure=SecureSum(threshold=3), **options)
+    strategy = FlowerStrategy("fedavg", secure=SecureSum(), **options)  # 0.6 of 5 becomes 4
     result = strategy.start(grid, light_model(), 1, timeout=3)
     assert strategy.reports[0]["refused"] == []
     want = 0.1 * sum((10 + c) * c for c in range(SITES)) / sum(10 + c for c in range(SITES))
     np.testing.assert_allclose(result.arrays["w"].numpy(), want, atol=1e-6)
+    strategy = FlowerStrategy("fedavg", secure=SecureSum(threshold=3), **options)
+    with pytest.raises(InputError, match=r"3 are too few where sites sign.*4 must stay"):
+        strategy.start(grid, light_model(), 1, timeout=3)
 
     del grid.config[97]["signing-key"], grid.config[97]["peers"]  # one site signs nothing
-    strategy = FlowerStrategy("fedavg", secure=SecureSum(threshold=3), **options)
+    strategy = FlowerStrategy("fedavg", secure=SecureSum(), **options)
     with pytest.raises(InputError, match="failed 5 times") as error:
         strategy.start(grid, light_model(), 1, timeout=3)
     assert "1 of 5 sites answered in stage shares" in str(error.value)
@@ -192,6 +197,7 @@ def test_lists_and_keys_that_cannot_be_used_are_refused_in_one_line(keys, tmp_pa
     key = str(keys / "site-0")
     for config, why in (
         ({"peers": str(keys / "sites.toml")}, "no key to sign its own keys with"),
+        ({"peers": str(keys / "sites.toml"), "signing-key": key}, "no folder to remember"),
         ({"peers": str(tmp_path / "numbers.toml"), "signing-key": key}, "write SHA256"),
         ({"peers": str(tmp_path / "none.toml"), "signing-key": key}, "No such file"),
     ):

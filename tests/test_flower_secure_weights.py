@@ -3,6 +3,7 @@
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -15,7 +16,9 @@ from flwr.app import Error, Message, RecordDict
 from fedmaba.deploy import reply_fetching, round_log, secure, secure_site
 from fedmaba.deploy.secure import SecureSum
 from fedmaba.deploy.secure_round import SecureRound
-from fedmaba.deploy.site_rules import MARKS, SiteRules
+from fedmaba.deploy.settings import FederationSettings, require_same_terms
+from fedmaba.deploy.site_memory import ANSWERS, SiteMemory
+from fedmaba.deploy.site_rules import SiteRules
 from fedmaba.errors import InputError, SaveFailed
 from fedmaba.flower import FlowerStrategy, client_app, secure_mod
 from fedmaba.report import data, federation, model_card
@@ -31,17 +34,15 @@ def quick(monkeypatch):
     monkeypatch.setattr(reply_fetching, "POLL_SECONDS", 0.001)
 
 
+@dataclass(frozen=True)
 class Given(AFL):
     """gives these weights"""
 
     name: ClassVar[str] = "given"
-
-    def __init__(self, weights) -> None:
-        super().__init__()
-        object.__setattr__(self, "given", weights)  # it is frozen
+    given: tuple[float, ...] = (1.0,)
 
     def weigh(self, state, replies):
-        coef = np.array([self.given[c] for c in replies.client], float)
+        coef = np.array([self.given[c % len(self.given)] for c in replies.client], float)
         return Decision(coef / coef.sum(), state)
 
 
@@ -53,7 +54,7 @@ def grid_of(spoil=None, **config) -> LocalGrid:
 
 def run(weights, grid=None, rounds=1, state=None, **rule):
     strategy = FlowerStrategy(
-        Given(weights),
+        Given(given=tuple(weights)),
         secure=SecureSum(threshold=3, **rule),
         min_available_nodes=SITES,
         grace=0,
@@ -82,7 +83,8 @@ def lost(node, stage, seen):
 
 
 def test_a_site_that_holds_all_weight_is_told_of_on_page_table_card_and_log(tmp_path):
-    strategy = run([1, 0, 0, 0, 0], state=tmp_path / "state")
+    grid = grid_of(**{"most-share": 1.0})
+    strategy = run([1, 0, 0, 0, 0], grid, state=tmp_path / "state", most_share=1.0)
     (report,) = strategy.reports
     assert report["secure"]["largest"] == 1.0
     words = "one site holds 100.0% of the weight: the sum is nearly its change"
@@ -123,22 +125,37 @@ def test_a_share_that_grows_as_others_leave_is_refused_before_anybody_unmasks():
 def test_where_the_heavy_site_leaves_nobody_unmasks():
     """Else the sum, and that of the repeat with all sites, would differ by its change."""
     seen: list[str] = []
+    grid = grid_of(lost(100, "mask", seen), **{"most-share": 1.0})
     with pytest.raises(InputError, match=r"failed 5 times.*the sites that stayed hold 0\.04 of"):
-        run([96, 1, 1, 1, 1], grid_of(lost(100, "mask", seen)))
+        run([96, 1, 1, 1, 1], grid, most_share=1.0)
     assert "mask" in seen
     assert "unmask" not in seen
 
 
 @pytest.mark.parametrize("share", [0, -1, 1.1, "much", None, True, float("nan")])
 def test_shares_that_are_none_are_refused(share):
-    for make in (SecureSum, lambda most_share: SiteRules.of({"most-share": most_share})):
+    makes = [SecureSum, lambda most_share: SiteRules.of({"most-share": most_share})]
+    for make in makes[: 1 + (share is not None)]:  # a node is told no None
         with pytest.raises(InputError, match=r"most_share=.*above 0 and up to 1"):
             make(most_share=share)
 
 
-def test_settings_that_ask_for_no_share_are_those_of_before():
-    assert SecureSum().to_json() == {"threshold": 0.6, "clip": 10.0, "bits": 28}
-    assert SecureSum(most_share=0.9).to_json()["most_share"] == 0.9
+def test_unless_somebody_says_so_no_site_holds_nearly_all_of_the_weight(tmp_path):
+    with pytest.raises(InputError, match=r"would hold 92\.0% of the weight.*most_share=0\.9"):
+        run([23, 0.5, 0.5, 0.5, 0.5])
+    with pytest.raises(InputError, match=r"failed 5 times.*in stage mask"):
+        run([23, 0.5, 0.5, 0.5, 0.5], most_share=1.0)  # the sites hold to their own share
+    grid = grid_of(**{"most-share": 1.0})
+    assert run([23, 0.5, 0.5, 0.5, 0.5], grid, most_share=1.0).reports[0]["secure"]["summed"] == 5
+
+
+def test_a_state_of_an_earlier_version_that_named_no_share_allows_every_one():
+    before = FederationSettings(AFL(), secure=SecureSum(most_share=1.0)).to_json()
+    del before["secure"]["most_share"]
+    mine = FederationSettings(AFL(), secure=SecureSum(most_share=1.0))
+    require_same_terms("it", before, mine)
+    with pytest.raises(InputError, match="was begun with secure="):
+        require_same_terms("it", before, FederationSettings(AFL(), secure=SecureSum()))
 
 
 # a lying server
@@ -163,7 +180,7 @@ def talk(weights, rules, told_share=1.0):
     return memories
 
 
-@pytest.mark.parametrize("rules", [SiteRules.of({"most-share": 0.9}), SiteRules()])
+@pytest.mark.parametrize("rules", [SiteRules.of({"most-share": 0.9}), SiteRules(most_share=1.0)])
 def test_a_site_masks_nothing_for_a_sum_that_is_one_sites_change(rules):
     with pytest.raises(InputError, match=r"would hold 100\.0% of the weight"):
         talk([1, 0, 0, 0, 0], rules, 1.0 if rules.most_share < 1 else 0.9)
@@ -176,7 +193,7 @@ def test_a_site_unmasks_nothing_where_those_who_stayed_hold_too_little_or_one_to
     with pytest.raises(InputError, match=r"would hold 75\.0%"):
         secure_site.give_unmask(told, memories["s0"], SiteRules(most_share=0.7))
     assert secure_site.give_unmask(told, memories["s0"], SiteRules(most_share=0.8))
-    memories = talk([0.96, 0.01, 0.01, 0.01, 0.01], SiteRules())
+    memories = talk([0.96, 0.01, 0.01, 0.01, 0.01], SiteRules(most_share=1.0))
     with pytest.raises(InputError, match=r"hold 0\.04 of the weight"):
         secure_site.give_unmask({"stayed": [1, 2, 3, 4], "left": [0]}, memories["s1"])
 
@@ -197,7 +214,7 @@ def test_a_site_with_a_folder_answers_each_stage_once_also_to_messages_at_once(t
 
     grid.answer = answer
     run([1] * 5, grid)
-    assert len(os.listdir(tmp_path / MARKS)) == 2 * SITES
+    assert len(os.listdir(tmp_path / ANSWERS)) == 2 * SITES
     for stage in ("mask", "unmask"):
         message, before = seen[stage]
         grid.states[100] = before  # as it was when the first message came
@@ -207,25 +224,25 @@ def test_a_site_with_a_folder_answers_each_stage_once_also_to_messages_at_once(t
 
 
 def test_of_many_at_once_one_may_answer(tmp_path):
-    rules = SiteRules(keep=tmp_path)
+    memory = SiteMemory(tmp_path)
 
     def attempt(_):
         try:
-            rules.answer_once("attempt", 0, "unmask")
+            memory.answer_once("attempt", 0, "unmask")
         except InputError:
             return False
         return True
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(attempt, range(40))) == 1
-    (mark,) = (tmp_path / MARKS).iterdir()
+    (mark,) = (tmp_path / ANSWERS).iterdir()
     os.utime(mark, (0, 0))
-    rules.forget_old_marks()
-    assert not list((tmp_path / MARKS).iterdir())
-    SiteRules().answer_once("attempt", 0, "unmask")  # without a folder nothing is kept
+    memory.forget_old_marks()
+    assert not list((tmp_path / ANSWERS).iterdir())
+    SiteMemory().answer_once("attempt", 0, "unmask")  # without a folder nothing is kept
     (tmp_path / "file").write_text("")
     with pytest.raises(SaveFailed, match=r"folder `keep` that it can write in"):
-        SiteRules(keep=tmp_path / "file").answer_once("attempt", 0, "mask")
+        SiteMemory(tmp_path / "file").answer_once("attempt", 0, "mask")
 
 
 def test_the_app_of_a_site_takes_its_own_share():

@@ -9,6 +9,7 @@ from torch import nn
 from fedmaba.adapters import add_lora
 from fedmaba.rows.base import constants
 from fedmaba.simulation.engine import Plan, Run, simulate, start
+from fedmaba.simulation.parts.own_layers import OWN
 from plain_loop import apart, one
 
 pytestmark = [
@@ -66,6 +67,7 @@ def test_a_gpu_gives_what_a_cpu_gives(make, choice, fed):
         assert apart(*flat) < 2e-3
         if choice == "local":
             assert shared < cpu.rows.layout.size
-            assert apart(gpu.progress.own[r].cpu(), cpu.progress.own[r]) < 2e-3
+            kept = [batch.progress.memory.columns[r][OWN].cpu() for batch in (gpu, cpu)]
+            assert apart(*kept) < 2e-3
         losses = [e.evaluations[r]["last"].loss for e in (second, first)]
         assert abs(losses[0] - losses[1]).max() < 2e-2

@@ -5,7 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from plain_loop import PLAN, apart, played
+from fedmaba.rows.stack import LayerRows
+from fedmaba.rows.traced import TracedRows
+from fedmaba.simulation.engine import Run
+from plain_loop import PLAN, Wrapped, apart, mlp, played, vector
+from test_objectives import Minimising
 from test_target_kinds import CASES, TASKS, data_of
 
 pytestmark = [
@@ -35,3 +39,18 @@ def test_a_gpu_gives_the_numbers_of_a_cpu(task, case, fed):
     for shot, want in zip(shots, expected, strict=True):
         loss, other = (s.evaluations[0]["last"].loss for s in (shot, want))
         assert loss == pytest.approx(other, rel=1e-3)
+
+
+@pytest.mark.parametrize("form", [LayerRows, TracedRows])
+def test_objectives_give_the_numbers_of_a_cpu(form, fed):
+    def make(shape, classes):
+        return mlp(shape, classes) if form is LayerRows else Wrapped(mlp(shape, classes))
+
+    plan = replace(PLAN, rounds=8, lr=0.05, dtype="float32")
+    rules = Minimising(number=0.2), Minimising(), Minimising("confident"), Minimising("tilted", 0.1)
+    runs = [Run(rule, 3, fed) for rule in rules]
+    gpu, _ = played(runs, fed, replace(plan, device="cuda"), make)
+    cpu, _ = played(runs, fed, plan, make)
+    assert isinstance(gpu.rows, form), gpu.rows.path
+    for got, want in zip(gpu.progress.model.cpu(), cpu.progress.model, strict=True):
+        assert apart(vector(gpu, got), vector(cpu, want)) < 1e-3

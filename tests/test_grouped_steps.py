@@ -1,24 +1,16 @@
 """Several steps at once, as the GPU's kernels take them, equal single steps."""
 
-import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from fedmaba.rows import compile
-from fedmaba.rows.base import (
-    Drift,
-    PropFairRows,
-    ProxPull,
-    RowBlock,
-    Rows,
-    SharedInputs,
-    Shift,
-    Step,
-)
+from fedmaba.rows.base import ProxPull, Rows, Shift, Step, StepsAhead
+from fedmaba.rows.grouped import Drift, RowBlock, SharedInputs
 from kernels import Kernels
-from row_cases import FAST, GROUPED, B, C, R, close, image, sequence
+from row_cases import FAST, GROUPED, B, C, R, close, image, objective, sequence
 
 
 @pytest.mark.parametrize("name", GROUPED)
@@ -30,15 +22,15 @@ def test_steps_in_a_group_are_those_one_after_another(name, kernels):
     x, y = torch.randn(R, 4, B, *shape).double(), torch.randint(C, (R, 4, B))
     weight = torch.rand(R, 4, B).double()
     weight[:, -1, 1:] = 0  # padding
-    propfair = PropFairRows(*torch.tensor([[9.0, math.inf, 0.1], [0.5] * R, [1.0] * R]).double())
+    bent = objective("propfair", M=[9.0, 2.0, 0.1], epsilon=[0.5] * R, slope=[1.0] * R)
     down = torch.tensor(-0.3).double()
     keys = torch.arange(4 * R).view(4, R)
-    steps = [Step(x[:, k], y[:, k], weight[:, k], down, propfair, keys[k]) for k in range(4)]
+    steps = [Step(x[:, k], y[:, k], weight[:, k], down, bent, keys[k]) for k in range(4)]
     one, many = w.clone(), w.clone()
     with torch.no_grad():
         losses = [rows.add_gradients(one, one, step) for step in steps]
         inputs = SharedInputs(x, [RowBlock(0, R, 0)])
-        close(torch.stack(rows.run_steps(many, inputs, steps)), torch.stack(losses))
+        close(torch.stack(rows.run_group(many, inputs, steps)), torch.stack(losses))
     close(many, one)
     assert (many - w).abs().amax(1).min() > 1e-3
 
@@ -66,9 +58,9 @@ def test_steps_that_are_pulled_back_in_groups_are_those_of_fedprox(name, togethe
             inputs = SharedInputs(x[:, k : k + together], [RowBlock(0, R, 0)])
             left = (1 + down * mu[:, 0]) ** (torch.arange(k, k + together + 1)[:, None] - 4)
             drift = Drift(start, 1 + down * mu[:, 0], -down * mu[:, 0], left, 1 - left)
-            got += rows.run_steps(many, inputs, steps[k : k + together], drift)
+            got += rows.run_group(many, inputs, steps[k : k + together], drift)
         alone = start.clone()
-        rows.run_steps(alone, SharedInputs(x, []), steps, ProxPull(start, -down * mu))
+        rows.run_steps(alone, steps, ProxPull(start, -down * mu))
     close(torch.stack(got), torch.stack(want))
     close(many, one)
     close(alone, one)
@@ -101,9 +93,9 @@ def test_steps_that_add_a_constant_in_groups_are_those_one_after_another(name, t
             ones = torch.ones(together + 1, 2 * R).double()
             count = ones * (torch.arange(k, k + together + 1)[:, None] - 4)
             drift = Drift(shift, ones[0], ones[0], ones, count)
-            got += rows.run_steps(many, inputs, steps[k : k + together], drift)
+            got += rows.run_group(many, inputs, steps[k : k + together], drift)
         alone = w.clone()
-        rows.run_steps(alone, SharedInputs(x, []), steps, Shift(shift))
+        rows.run_steps(alone, steps, Shift(shift))
     close(torch.stack(got), torch.stack(want))
     close(many, one)
     close(alone, one)
@@ -147,7 +139,7 @@ def test_rows_that_share_inputs_are_those_with_copies_of_them(name, together, ke
         want = [rows.add_gradients(one, one, step) for step in steps]
         for k in range(0, 2, together):
             blind = [step._replace(x=None) for step in steps[k : k + together]]
-            got += rows.run_steps(many, SharedInputs(x[:, k : k + together], blocks, owner), blind)
+            got += rows.run_group(many, SharedInputs(x[:, k : k + together], blocks, owner), blind)
     close(torch.stack(got), torch.stack(want))
     close(many, one)
 
@@ -157,7 +149,11 @@ def test_only_plain_vectors_whose_weights_outgrow_the_cache_go_in_groups(kernels
         shape, model = {**FAST, "image": image, "sequence": sequence}[name]()
         rows = compile(model, torch.randn(B, *shape), dtype=dtype)
         extra = rows.room(minibatch) - Rows.room(rows, minibatch)
-        return rows.group(torch.empty(1, rows.layout.size), R, minibatch), extra
+        key, steps = np.arange(R), np.full(R, 3)
+        plan = rows.plan(
+            torch.empty(1, rows.layout.size), StepsAhead(key, key, steps, minibatch, None, False)
+        )
+        return plan.most if plan else 1, extra
 
     cache = SimpleNamespace(L2_cache_size=R * 6 * 7 * 4)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: cache)

@@ -21,7 +21,6 @@ import pytest
 from fedmaba.errors import InputError, reason
 from fedmaba.experiment import experiment_file, starting
 from fedmaba.report import data, export, html
-from fedmaba.reproduction import archive as compact
 from fedmaba.results import array_files, files, run_folder, schema
 from test_links import play
 
@@ -401,60 +400,6 @@ def test_what_numpy_saves_is_read_as_numpy_reads_it(form, kind, tmp_path):
         for name, value in array_files.read_npz(tmp_path / "a.npz").items():
             np.testing.assert_array_equal(value, some[name])
             assert value.dtype == some[name].dtype
-
-
-# --- results of `fedmaba reproduce` ------------------------------------------------------------
-
-
-@pytest.fixture
-def batch(tmp_path):
-    about = {"format": 1, "target": "a", "settings": {"x": 1}, "seconds": 1.0, "dtype": "float32"}
-    about |= {"device": "cpu", "command": "a", "versions": {"torch": "2", "fedmaba": "1"}}
-    about["runs"] = [{"label": "fedavg", "seed": 0, "deploy": "last", "diverged": ""}]
-    tables = {
-        "evaluated": np.array([1, 2], np.int32),
-        "length": np.array([2], np.int32),
-        "test_size": np.full((1, 3), 9, np.int32),
-        "last": np.ones((1, 2, 3), np.uint8),
-        "deployed": np.ones((1, 2, 3), np.uint8),
-    }
-    return tmp_path / "a.npz", about, tables
-
-
-def saved(path, about, tables):
-    text = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    path.write_bytes(run_folder.npz({"about": text, **tables}))
-
-
-def looked(path):
-    try:
-        return len(compact.read_file(path).runs)
-    except InputError as error:
-        short(str(error), r"a\.npz is no file of `fedmaba reproduce` \(", "restore it")
-        return 0
-
-
-def test_results_of_any_content_are_read_or_refused(batch):
-    path, about, tables = batch
-    saved(*batch)
-    assert looked(path) == 1
-    refused = 0
-    for *_, tree in twisted(about):
-        saved(path, tree, tables)
-        refused += not looked(path)
-    assert refused > 120
-    for name, table in tables.items():
-        saved(path, about, {n: t for n, t in tables.items() if n != name})
-        assert not looked(path)
-        for change in ("float", "nan", "none", "wider", "flat", "single", "bool", "negative"):
-            found = CHANGES[change](table)
-            if found.shape != table.shape or found.dtype != table.dtype or (found < 0).any():
-                saved(path, about, {**tables, name: found})
-                assert not looked(path), (name, change)
-    saved(path, about, {**tables, "last": tables["last"] * 9})  # the second adds to the first
-    assert not looked(path)
-    saved(path, {**about, "runs": about["runs"] * 2}, tables)
-    assert not looked(path)
 
 
 # --- how much memory ---------------------------------------------------------------------------

@@ -98,6 +98,7 @@ def arrays(**changes):
          r"'3.weight' has shape (200, 199), but the model has (200, 200)"),
         ({"5_bias": np.zeros(3, np.int64)}, "'5.bias' is of int64, but weights are floats"),
         ({"5_bias": np.array([0, np.nan, 0], np.float32)}, "'5.bias' has values that are not fin"),
+        ({"5_bias": np.array([0, -1e300, 0])}, "'5.bias' has values up to 1e+300, whose squares"),
     ],
 )  # fmt: skip
 def test_weights_of_another_model_are_refused_by_the_first_wrong_name(change, said, call, tiny_npz):

@@ -14,7 +14,7 @@ from fedmaba.data.datasets import Dataset
 from fedmaba.data.federation import Federation
 from fedmaba.deploy.kept_vectors import KeptVectors, KeptVectorsTask
 from fedmaba.errors import InputError
-from fedmaba.simulation import engine, kept_vectors
+from fedmaba.simulation import engine, memory
 
 CLIENTS, FEATURES, CLASSES = 400, 50, 10
 
@@ -37,7 +37,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_more_than_the_machine_has_is_refused_before_the_run(monkeypatch, fed):
-    monkeypatch.setattr(kept_vectors, "host_memory", lambda: 1000)
+    monkeypatch.setattr(memory, "host_memory", lambda: 1000)
     run = engine.Run(strategies.parse("ditto:server=scaffold")[0], 0, fed)
     line = (
         r"^ditto: what clients keep takes 0.0 GB, and this machine has 0.0 GB of memory: run fewer"
@@ -58,7 +58,7 @@ def test_a_round_copies_the_rows_of_its_participants_alone(spec):
     (strategy,) = strategies.parse(spec)
     plan = engine.Plan(3, 4, eval_every=3, threads=1)
     batch = engine.start([engine.Run(strategy, 0, fed)], plan, "softmax")
-    rounds, kept = engine.simulate(batch), batch.progress.vectors[0]
+    rounds, kept = engine.simulate(batch), batch.progress.memory.columns[0]
     weights = batch.rows.layout.size
     assert [tuple(v.shape) for v in kept.values()] == [(CLIENTS, weights)]
     with Largest([*kept.values(), batch.pool.x]) as seen:

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from fedmaba.errors import InputError
+from fedmaba.rows.base import Rows
 from fedmaba.rows.cuda_graphs import GraphCache
-from fedmaba.rows.stack import LayerRows
 from fedmaba.simulation.augmentation import parse_augment
-from fedmaba.simulation.cohort import draw, job_of
 from fedmaba.simulation.engine import Optimiser, Run, simulate, start
 from fedmaba.simulation.local_training import train_chunk
 from fedmaba.simulation.optimiser import Schedule, parse_schedule
+from fedmaba.simulation.work import chunk_of, draw
 from plain_loop import FEW, PLAN, Drifting, Plain, Wrapped, apart, cnn, mlp, one, played, vector
 from recordings import Replays
 
@@ -125,7 +125,9 @@ def test_replayed_rounds_have_the_step_sizes_of_their_own(name, fed):
 def test_work_with_another_optimiser_is_another_recording(fed):
     """What an optimiser, a schedule of steps and an augmentation are made of is in the key."""
     batch = start(runs(fed, FEW[:1]), PLAN, mlp)
-    job = job_of(batch, drawn := draw(batch, [0], 0), drawn.chunks[0])
+    job = chunk_of(
+        batch.trainer, work := draw(batch, [0], 0), work.chunks[0], batch.progress.model
+    ).job
     graphs, plain = Replays(), GraphCache(torch.device("cpu"), recordable=False)
     others = [{"optimiser": OPTIMISERS[name]} for name in ("nesterov", "adam", "clip and adam")]
     others += [{"schedule": parse_schedule(w)} for w in ("constant", "cosine", "warmup:2")]
@@ -144,8 +146,8 @@ def test_work_with_another_optimiser_is_another_recording(fed):
 def test_plain_sgd_still_adds_its_gradient_at_once(fed, monkeypatch):
     """The way that costs least stays the usual one, also under a schedule over rounds."""
     seen = []
-    run_steps = LayerRows.run_steps
-    monkeypatch.setattr(LayerRows, "run_steps", lambda *args: (seen.append(1), run_steps(*args))[1])
+    run_steps = Rows.run_steps
+    monkeypatch.setattr(Rows, "run_steps", lambda *args: (seen.append(1), run_steps(*args))[1])
     played(["fedavg"], fed, replace(PLAN, lr_decay=0.999, schedule="warmup:2,cosine"), mlp)
     assert seen
     seen.clear()

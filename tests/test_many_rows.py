@@ -113,12 +113,35 @@ def test_a_table_of_differences_says_which_remain_after_holm(compared):
     shown = [row[1].value for row in grid.rows]
     assert shown == pytest.approx(ranks.holm(raw), rel=1e-6)
     assert max(shown) > max(raw)  # the correction does something
+    # There is one verdict, which the corrected p-values give.
+    (differences,) = [g for g in page.grids if g.name == "differences"]
+    assert "after Holm's correction for 4 rows" in differences.title
+    verdicts = {row[0].text: row[-1].text for row in differences.rows}
     for row in grid.rows:
-        named = row[-1].text
-        for title, cell in zip(grid.head[1:5], row[1:5], strict=True):
-            assert (cell.value < 0.05) == (title in named or named == "all four")
+        named = verdicts[row[0].text]
+        for title, cell in zip(grid.head[1:], row[1:], strict=True):
+            assert (cell.value >= 0.05) == (title in named or named == "all four")
+    text = compared.table(against="fedavg")
+    assert text.count("significant") == 1
     told = json.loads(compared.table("json", against="fedavg"))["differences"]
     assert [entry["p_holm"]["variance"] for entry in told] == pytest.approx(shown)
+
+
+def test_rows_of_a_sweep_are_compared_at_the_same_settings():
+    names = [f"{name}, lr={lr}" for lr in (0.1, 0.2) for name in ("fedavg", "afl")]
+    swept = history(names, seeds=3, clients=20, rounds=3)
+
+    def differences(against):
+        found = json.loads(swept.table("json", against=against))["differences"]
+        return {one["strategy"]: one["figures"] for one in found}
+
+    mine = differences("fedavg")
+    assert list(mine) == ["afl, lr=0.1", "afl, lr=0.2"]
+    for lr in (0.1, 0.2):
+        assert mine[f"afl, lr={lr}"] == differences(f"fedavg, lr={lr}")[f"afl, lr={lr}"]
+    assert "difference to fedavg with the same settings" in swept.table(against="fedavg")
+    with pytest.raises(InputError, match="unknown row 'qffl'"):
+        swept.table(against="qffl")
 
 
 def test_one_other_row_or_one_seed_needs_no_correction():

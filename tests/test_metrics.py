@@ -172,3 +172,9 @@ def test_arguments_are_left_alone():
     values = np.array([0.3, 0.1, 0.2])
     fairness(values, values, np.ones(3, np.int64))
     assert values.tolist() == [0.3, 0.1, 0.2]
+
+
+@pytest.mark.parametrize("accuracy", [[50, 60], [0.5, 1.01], [-0.1, 0.2]])
+def test_shares_are_not_per_cent(accuracy):
+    with pytest.raises(InputError, match="of a client: give shares from 0 to 1, as"):
+        fairness(accuracy, [1, 1], [10, 10])

@@ -8,6 +8,7 @@ import pytest
 import fedmaba
 from fedmaba import Federation
 from fedmaba.data import datasets, natural, tables
+from fedmaba.data.features import features
 from fedmaba.errors import InputError
 
 
@@ -17,7 +18,7 @@ def test_four_hospitals():
     counts = dict(zip(hospital.words, np.bincount(hospital.code).tolist(), strict=True))
     assert counts == {"Cleveland": 303, "Hungary": 294, "Switzerland": 123, "Long Beach VA": 200}
     assert np.bincount(table.columns["disease"].code).tolist() == [411, 509]
-    x, prepared = tables.features(table)
+    x, prepared = features(table)
     swiss = hospital.code == hospital.words.index("Switzerland")
     chol = prepared.names().index("chol")
     assert np.isnan(x[swiss, chol]).all()  # written as 0 in the file
@@ -35,7 +36,7 @@ def test_census_by_a_column():
     assert part.words == ("test", "train")
     assert table.columns["income"].words == ("<=50K", ">50K")
     assert "unknown" in table.columns["workclass"].words
-    names = tables.features(table)[1].names()
+    names = features(table)[1].names()
     assert "occupation=Sales" in names
     assert not any(n.startswith("workclass") for n in names)
     with pytest.raises(InputError, match="unknown by of adult 'age'"):
@@ -144,8 +145,8 @@ def test_heart_has_sex_as_groups():
         "female": 194,
         "male": 726,
     }
-    assert "sex" not in tables.features(table)[1].names()
+    assert "sex" not in features(table)[1].names()
     assert natural.table("heart").reading.group is None
-    assert "sex" in tables.features(natural.table("heart"))[1].names()
+    assert "sex" in features(natural.table("heart"))[1].names()
     with pytest.raises(InputError, match="unknown group of heart 'age'"):
         natural.check("heart:group=age")

@@ -42,7 +42,9 @@ def test_a_table_on_validation_data_says_so_and_differs(held, call):
     assert answer.code == 0, answer.err
     assert "on validation data, at the last round" in answer.out
     assert f"{mean:.2f}" in answer.out
-    assert "noise of finite validation sets" in " ".join(answer.out.split())
+    assert "the validation sets are too small to compare these clients" in " ".join(
+        answer.out.split()
+    )
     assert "on validation data" not in call("table", "held").out
     best = call("table", "held", "--on", "validation", "--at", "best", "--to", "markdown")
     assert "on validation data, at its best round, picked on validation data" in best.out

@@ -25,7 +25,7 @@ from fedmaba.deploy.flower_app import commands, proxy
 ROOT = Path(__file__).parents[1]
 FILES = ROOT / "examples" / "operate"
 SITES = ("north", "south", "west")
-PROXY = proxy.nginx_command("nginx", Path("proxy"))
+PROXY = proxy.serve_command("fedmaba", Path("proxy"))
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_a_site_sees_its_own_key_and_examples_and_nothing_else(services):
 
 
 KEYS = {"image", "build", "user", "restart", "cap_drop", "security_opt", "init", "command"}
-KEYS |= {"volumes", "ports", "healthcheck", "network_mode", "depends_on"}
+KEYS |= {"volumes", "ports", "healthcheck", "network_mode", "depends_on", "logging", "tmpfs"}
 
 
 def test_compose_says_what_compose_understands(services):
@@ -217,7 +217,9 @@ def test_units_start_again_as_an_ordinary_account_and_read_little(name):
     assert (found["Restart"], found["RestartSec"]) == (["always"], ["20"])
     assert found["UMask"] == ["0077"]
     assert found["NoNewPrivileges"] == ["yes"]
-    if name != "fair-proxy.service":
+    if name == "fair-proxy.service":  # state and logs apart
+        assert found["BindPaths"] == [f"/var/log/fair:/srv/fair/{PROXY[-1]}/{proxy.LOG.parent}"]
+    else:
         told = dict(word.split("=", 1) for word in found["Environment"][0].split())
         assert commands.OFFLINE.items() <= told.items()
 
@@ -228,7 +230,7 @@ def test_systemd_understands_the_units(tmp_path):
         text = path.read_text().replace("/opt/fedmaba/bin/", f"{tmp_path}/")
         text = text.replace("/usr/sbin/", f"{tmp_path}/").replace("User=fair", "User=root")
         (tmp_path / path.name).write_text(text)
-    for name in ("flower-superlink", "flower-supernode", "nginx"):
+    for name in ("flower-superlink", "flower-supernode", "fedmaba"):
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
     shutil.copy(tmp_path / "fair-supernode@.service", tmp_path / "fair-supernode@north.service")

@@ -7,12 +7,14 @@ import pytest
 
 import fedmaba
 from fedmaba import Federation
-from fedmaba.data import datasets, tables
+from fedmaba.data import datasets, frames, tables
 from fedmaba.data.datasets import load
 from fedmaba.data.federation import Division, divide, prepared
-from fedmaba.data.tables import Preparation, Reading
+from fedmaba.data.preparation import Preparation
+from fedmaba.data.tables import Reading
 from fedmaba.errors import InputError
 from fedmaba.experiment import starting
+from fedmaba.experiment.session import prepare
 from run_folders import asked, begun, files, play
 
 RNG = np.random.default_rng(0)
@@ -90,7 +92,7 @@ def test_each_seed_is_prepared_by_its_own_training_rows(tmp_path):
 
 
 def test_medians_of_each_client():
-    table = tables.read_frame(
+    table = frames.read_frame(
         {"a": [1, 3, None, 10, None, None], "client": list("ppprrs"), "y": list("uvuvuv")},
         tables.reading(missing="client-median", standardise="no"),
     )
@@ -107,6 +109,8 @@ def test_each_step_is_told_and_can_be_switched_off(tmp_path, call):
     told = call(*words, "--out", tmp_path / "a", "--standardise", "no")
     assert told.code == 0
     steps = json.loads((tmp_path / "a" / "about.json").read_text())["data"]["steps"]
+    first = next(line for line in told.err.splitlines() if line)
+    assert first == "data: t.csv: 120 rows, 2 features; 3 clients, named by column site"
     assert steps == [
         "columns: label outcome, client site; the others are features",
         "columns left out: sex",
@@ -121,6 +125,34 @@ def test_each_step_is_told_and_can_be_switched_off(tmp_path, call):
     again = tmp_path / "a" / "experiment.toml"
     assert 'drop = ["sex"]' in again.read_text()
     assert call("run", again, "--out", tmp_path / "c").code == 0
+
+
+def test_a_line_break_in_a_cell_is_told_and_loses_nothing(tmp_path):
+    note = [f"seen\n{i}, then well" if i % 40 == 7 else "" for i in range(N)]
+    path = csv(tmp_path / "t.csv", COLUMNS | {"note": [f'"{cell}"' for cell in note]})
+    data = load(str(path), reading=tables.reading(**HOW, drop=["note"]))
+    assert len(data.y) == N
+    assert "rows with a line break in a cell: 3, the first in line 9" in data.steps
+
+
+def test_the_first_line_says_who_the_clients_are(tmp_path):
+    path = csv(tmp_path / "t.csv", {"client": SITE, "age": AGE, "label": OUTCOME})
+    first = "data: t.csv: 120 rows, 1 feature; "
+    for more, whence in (
+        ({}, "3 clients, named by column client"),
+        ({"partition": "iid", "clients": 7}, "7 clients, made by partition iid"),
+        ({"drop": ["client"], "clients": 5}, "5 clients, made by partition shards:2: the data "),
+    ):
+        experiment = asked(path, **{f"data__{key}": value for key, value in more.items()})
+        assert prepare(experiment).notes[0].startswith(first + whence)
+
+
+def test_a_federation_is_shown_by_its_sizes():
+    fed = Federation.from_frame(COLUMNS, **HOW)
+    sizes = f"{len(fed.train.index)} train, 0 validation, {len(fed.test.index)} test"
+    assert repr(fed) == f"Federation(frame: 3 clients, named by column site; examples: {sizes})"
+    assert repr(fed.data) == "Dataset(frame: 120 rows, 5 features)"
+    assert max(len(repr(part)) for part in (fed.split, fed.train, fed.origin)) < 400
 
 
 def test_numbers_are_standardised_unless_you_say_no(tmp_path):

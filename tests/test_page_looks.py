@@ -86,18 +86,28 @@ def test_lines_carry_markers(page, real):
         assert len(page.js(f'return [...document.querySelectorAll("{marks}")]')) == 3  # evaluations
 
 
-def test_on_a_phone_nothing_is_cut(page, real):
-    size = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+@pytest.mark.parametrize("width", [360, 390])
+def test_on_a_phone_nothing_is_cut(page, real, width):
+    size = {"width": width, "height": 740, "deviceScaleFactor": 2, "mobile": True}
     page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
         page.open(real[1])
-        assert page.js("return document.documentElement.scrollWidth") <= 360
+        assert page.js("return document.documentElement.scrollWidth") <= width
         out = page.js(
             "return [...document.querySelectorAll('#table td, #table th, .costs td, .toc')]"
             ".filter(e => { const b = e.getBoundingClientRect(); return b.width && (b.left < 0 ||"
-            " b.right > 361); }).map(e => e.textContent)"
+            " b.right > innerWidth + 1); }).map(e => e.textContent)"
         )
         assert out == []
+        hidden = page.js(  # a value stands inside its own cell, and not on its name
+            "document.querySelectorAll('details').forEach(d => { d.open = true; });"
+            "return [...document.querySelectorAll('#table td, #more td, .costs td')].filter(e => {"
+            "const r = document.createRange(); r.selectNodeContents(e);"
+            "const [b, o] = [r, e].map(x => x.getBoundingClientRect());"
+            "return b.width && (b.left < o.left - 1 || b.right > o.right + 1); })"
+            ".map(e => `${e.dataset.name}: ${e.textContent}`)"
+        )
+        assert hidden == []
         assert page.js("return getComputedStyle(document.querySelector('.toc')).display") == "flex"
         cell = "getComputedStyle(document.querySelector('#table td'), '::before').content"
         assert page.js(f"return {cell}") == '"variance %²"'

@@ -210,8 +210,8 @@ def test_the_slider_moves_every_client_and_the_worst_glow(page, real):
     assert xs[0] != xs[1]
     assert ys[0].isdisjoint(ys[1])  # another line of the picture
     assert middle["still"] not in (start["still"], end["still"])
-    left = min(float(x) for x, _ in end["still"])
-    assert min(float(x) for x, _ in end["worst"]) <= left
+    ways = [np.array(at["worst"], float) for at in (start, middle, end)]
+    np.testing.assert_allclose(ways[1], (ways[0] + ways[2]) / 2, atol=0.11)  # the same clients
 
 
 def test_play_moves_and_honours_reduced_motion(page, real):
@@ -246,3 +246,18 @@ def test_weights_stand_side_by_side_in_one_order(page, real):
         "const raw = atob(r.final['deployed.last'].data); return [...raw].map(c => c.charCodeAt(0))"
     )
     assert f"client {rows.index(min(rows))}," in first  # the one that fedavg serves worst
+
+
+def test_the_histogram_of_many_strategies_is_no_row_of_flat_lines(page, thirty):
+    """Each row's fullest band is as dark as can be, and axes leave out bands nobody is in."""
+    page.open(thirty)
+    rows = page.js(
+        "return [...document.querySelectorAll('#fig-hist g[data-k]')].map(g =>"
+        " [...g.querySelectorAll('rect')].map(r => [Number(r.getAttribute('fill-opacity')),"
+        " r.getBoundingClientRect().height, r.getBoundingClientRect().width]))"
+    )
+    assert len(rows) == 30
+    assert all(max(o for o, *_ in row) > 0.999 for row in rows)
+    assert min(h for row in rows for _, h, _ in row) > 10
+    wide = page.js("return document.querySelector('#fig-hist svg').clientWidth")
+    assert min(w for row in rows for *_, w in row) > wide / 40  # of 20 bands some are empty

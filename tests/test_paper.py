@@ -31,8 +31,9 @@ def descend(strategy, w, a, c, lr, steps):
     y, local = w, strategy.local()
     for _ in range(1 if local.full_batch else steps):
         loss, factor = a / 2 * (y - c) ** 2, 1.0
-        if bend := local.loss:
-            factor = 1 / (bend.M - loss) if bend.M - loss >= bend.epsilon else bend.slope
+        if bent := local.objective:
+            left, slope = bent.numbers["M"] - loss, bent.numbers["slope"]
+            factor = 1 / left if left >= bent.numbers["epsilon"] else slope
         y -= lr * (factor * a * (y - c) + local.prox * (y - w))
     return y - w
 
@@ -355,8 +356,9 @@ def test_trap_qffl_powers_of_zero_and_of_large_losses():
 
 
 def test_trap_propfair_slope_below_the_bound():
-    assert PropFair(M=5, epsilon=0.2).local().loss.slope == pytest.approx(5.0)
-    assert PropFair(M=5, epsilon=0.2, below="scaled").local().loss.slope == pytest.approx(0.2)
+    tangent, scaled = (PropFair(M=5, below=b).local().objective for b in ("tangent", "scaled"))
+    assert tangent.numbers["slope"] == pytest.approx(5.0)
+    assert scaled.numbers["slope"] == pytest.approx(0.2)
 
 
 def test_trap_fedfv_history_that_is_the_present():

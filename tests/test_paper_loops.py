@@ -70,11 +70,11 @@ def test_the_model_is_that_of_the_papers_loop(model, participants, fed):
             assert apart(vector(batch, batch.progress.model[r]), want.model) < 1e-4, spec
         for batch in played_so[:2]:
             assert apart(vector(batch, batch.progress.model[r]), want.model) < 1e-9, spec
-            for name, kept in batch.progress.vectors[r].items():
+            for name, kept in batch.progress.memory.columns[r].items():
                 assert name in KEPT
                 for i in range(fed.n_clients):
                     assert float((vector(batch, kept[i]) - want.own[i]).abs().max()) < 1e-9
-            for name, mean in batch.progress.means[r].items():
+            for name, mean in batch.progress.memory.means[r].items():
                 own = sum(want.own) / fed.n_clients if name == "change" else getattr(want, name)
                 assert float((vector(batch, mean) - own).abs().max()) < 1e-9
 
@@ -85,7 +85,7 @@ def test_with_a_constant_step_size_mifa_remembers_what_its_paper_does(fed):
     batch, _ = played(["mifa"], fed, plan, mlp)
     want = paper_loops.MIFA(3, fed, plan, mlp).run()
     assert apart(vector(batch, batch.progress.model[0]), want.model) < 1e-9
-    kept = batch.progress.vectors[0]["change"]
+    kept = batch.progress.memory.columns[0]["change"]
     for i in range(fed.n_clients):
         assert float((vector(batch, kept[i]) - plan.lr * want.own[i]).abs().max()) < 1e-9
 
@@ -113,8 +113,8 @@ def test_the_servers_mean_is_the_mean_of_what_clients_keep(fed):
     batch, _ = played(["scaffold", "scaffold:option=I", "feddyn"], fed, plan, mlp)
     at = batch.progress
     for r in range(3):
-        ((name, mean),) = at.means[r].items()
-        assert float((at.vectors[r][name].mean(0) - mean).abs().max()) < 1e-12
+        ((name, mean),) = at.memory.means[r].items()
+        assert float((at.memory.columns[r][name].mean(0) - mean).abs().max()) < 1e-12
         assert float(mean.abs().max()) > 1e-3
 
 
@@ -217,5 +217,6 @@ def test_a_run_that_diverges_keeps_the_means_of_its_last_good_round(spec, fed):
     list(simulate(batch))
     assert "diverged in round" in batch.progress.diverged[0]
     assert "the model of client" in batch.progress.diverged[0]
-    for kept in (*batch.progress.means[0].values(), *batch.progress.vectors[0].values()):
+    memory = batch.progress.memory
+    for kept in (*memory.means[0].values(), *memory.columns[0].values()):
         assert torch.isfinite(kept).all()

@@ -45,7 +45,7 @@ def test_each_client_is_judged_by_its_own_model(held_fed):
                 if spec == "fedavg":
                     w = fine_tuned(loop, vector(batch, batch.progress.deployed[r]), c, plan)
                 else:
-                    w = vector(batch, batch.progress.vectors[r]["personal"][c])
+                    w = vector(batch, batch.progress.memory.columns[r]["personal"][c])
                 want = measured(loop, w, rows)
                 assert (scores.loss[c], scores.accuracy[c]) == pytest.approx(want, rel=1e-9)
             same = np.array_equal(scores.loss, found["deployed" + suffix].loss)
@@ -82,7 +82,7 @@ def test_dittos_server_is_the_rule_underneath(fed):
     at = batch.progress
     assert apart(at.model[1], at.model[0]) < 1e-12
     assert apart(at.model[2], at.model[3]) < 1e-12
-    assert sorted(at.vectors[2]) == ["c", "personal"]
+    assert sorted(at.memory.columns[2]) == ["c", "personal"]
     assert one("ditto:server=afl").deploy == one("afl").deploy != one("ditto").deploy
 
 

@@ -217,18 +217,18 @@ def test_the_host_weighs_a_lane_while_the_device_trains_the_other(fed, monkeypat
     """Each lane's next round begins once, and before changes of this one are weighed."""
     events, begin, measure, weigh = [], pipeline.begin_round, pipeline.measure, pipeline.weigh
 
-    def begins(batch, lane, t, *drawn):
+    def begins(batch, lane, t, *work):
         events.append(("begin", t, lane))
-        return begin(batch, lane, t, *drawn)
+        return begin(batch, lane, t, *work)
 
-    def weighs(batch, drawn, measured, when):
-        decided = weigh(batch, drawn, measured, when)
-        events.extend(("weigh", drawn.round, r) for r in decided.decision)
-        return decided
+    def weighs(batch, work, moment):
+        known = set(work.decision)
+        weigh(batch, work, moment)
+        events.extend(("weigh", work.round, r) for r in work.decision if r not in known)
 
-    def measures(batch, drawn, *rest):
-        events.append(("measure", drawn.round, tuple(drawn.runs), len(rest) > 0))
-        return measure(batch, drawn, *rest)
+    def measures(batch, work, moment):
+        events.append(("measure", work.round, tuple(work.runs), moment == "after training"))
+        measure(batch, work, moment)
 
     monkeypatch.setattr(pipeline, "begin_round", begins)
     monkeypatch.setattr(pipeline, "measure", measures)

@@ -172,7 +172,7 @@ def test_changes_are_kept_as_long_as_they_are_asked_for_once_per_client(fed):
     specs = ["fedfv:tau=2", "fedavg", "fedfv:tau=0"]
     batch, _ = played(specs, fed, plan, mlp)
     plain = Plain(one(specs[0]), 3, fed, plan, mlp).run()
-    kept, *others = batch.progress.kept
+    kept, *others = batch.progress.memory.changes
     recent = {c: past for c, past in plain.past.items() if past[0] >= plan.rounds - 2}
     assert dict(zip(kept.client.tolist(), kept.round.tolist(), strict=True)) == {
         c: t for c, (t, _) in recent.items()

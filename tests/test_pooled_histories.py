@@ -1,9 +1,12 @@
 """Runs of different experiments are not averaged as seeds of one."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import fedmaba
 from fedmaba.errors import InputError
@@ -27,9 +30,87 @@ def test_seeds_of_one_experiment_may_come_from_several_calls(tmp_path):
     assert whole.summary()[0].mean == pytest.approx(together.summary()[0].mean, rel=1e-4)
 
 
-def test_different_strategies_may_be_put_side_by_side():
-    whole = History(played(0).runs + played(0, "afl", lr=0.3).runs)
-    assert [row.label for row in whole.summary()] == ["fedavg", "afl"]
+def said_first(text: str) -> str:
+    """What a table says before its first number."""
+    return text.partition("variance")[0]
+
+
+def test_runs_of_other_settings_stand_side_by_side_and_their_table_says_so_first(tmp_path, call):
+    one = played(0, out=tmp_path / "one")
+    two = played(0, "afl", out=tmp_path / "two", lr=0.3, rounds=6)
+    note = "these runs differ in train.rounds (4: fedavg; 6: afl), train.lr (0.1: fedavg; 0.3: afl)"
+    saved = [fedmaba.load_history(tmp_path / name) for name in ("one", "two")]
+    for a, b in ((one, two), saved, (one, saved[1])):
+        whole = History(a.runs + b.runs)
+        assert [row.label for row in whole.summary()] == ["fedavg", "afl"]
+        assert json.loads(whole.table("json"))["notes"] == [note]
+        for text in (str(whole), whole.table(against="fedavg")):
+            assert note in said_first(text)
+        assert note in whole.table("latex").partition("toprule")[0]
+    assert "differ" not in str(one) + str(saved[1])
+    both = [tmp_path / "one", tmp_path / "two"]
+    shown = call("table", *both)
+    assert note in " ".join(said_first(shown.out).split())
+    assert call("table", *both, "--by", "client").code == 0
+    rows = json.loads(call("table", *both, "--json", "--against", "fedavg").out)
+    assert [row["strategy"] for row in rows["rows"]] == ["fedavg", "afl"]
+    assert len(rows["differences"]) == 1
+    assert call("table", both[0], both[0]).code == 2
+    assert call("report", *both).code == 0
+    assert "train.rounds (4: fedavg; 6: afl)" in Path("report.html").read_text()
+
+
+def test_own_code_that_differs_is_said():
+    def wide(shape, classes):
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, classes))
+
+    runs = played(0).runs + played(0, "afl", model=wide).runs
+    assert "model (softmax: fedavg; wide: afl), their own code" in said_first(str(History(runs)))
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"clients": 5}, "4 and 5 clients"),
+        ({"partition": "iid"}, "clients that have other examples under seed 0"),
+        ({"validation": "20%"}, "clients that have other examples under seed 0"),
+    ],
+    ids=str,
+)
+def test_runs_of_other_people_are_not_put_side_by_side(other, why, tmp_path, call):
+    one = played(0, out=tmp_path / "one")
+    two = played(0, "afl", out=tmp_path / "two", **other)
+    saved = [fedmaba.load_history(tmp_path / name) for name in ("one", "two")]
+    for a, b in ((one, two), saved, (one, saved[1])):
+        with pytest.raises(InputError, match=f"^fedavg and afl are of {why}"):
+            History(a.runs + b.runs)
+    answer = call("report", tmp_path / "one", tmp_path / "two")
+    assert (answer.code, why in answer.err, [*Path().iterdir()]) == (2, True, [])
+
+
+def test_what_a_folder_of_before_does_not_say_is_told_where_it_is_joined(tmp_path):
+    for name, strategy in (("one", "fedavg"), ("two", "afl")):
+        played(0, strategy, out=tmp_path / name)
+    file = tmp_path / "two" / "runs.json"
+    told = json.loads(file.read_text())
+    del told["runs"][0]["origin"]  # As 0.1 wrote it, it also lacks `made`.
+    note = "whether the data and clients of afl are those of the others is not known"
+    for _ in range(2):
+        file.write_text(json.dumps(told))
+        one, two = (fedmaba.load_history(tmp_path / name) for name in ("one", "two"))
+        assert "not known" not in str(one) + str(two)
+        joined = said_first(str(History(one.runs + two.runs)))
+        assert (note in joined, "differ" in joined) == (True, False)
+        told.pop("made", None)
+
+
+def test_the_labels_of_one_folder_say_how_its_runs_differ(tmp_path):
+    for out in (None, tmp_path / "run"):
+        swept = fedmaba.compare("fedavg", seeds=1, out=out, **SMALL | {"clients": [4, 5]})
+        assert [run.n_clients for run in swept.runs] == [4, 5]
+        assert "differ" not in str(swept)
+    with pytest.raises(InputError, match="5 and 4 clients"):
+        History(swept.runs + played(0, "afl").runs)
 
 
 OTHERS = [
@@ -73,6 +154,9 @@ def test_other_data_of_the_same_shape_are_other_data():
         runs += fedmaba.compare("fedavg", data=mine, seeds=f"{seed},", rounds=2).runs
     with pytest.raises(InputError, match="with other data, model or options"):
         History(runs)
+    other = replace(runs[1], label="afl", seed=0)
+    with pytest.raises(InputError, match="afl are of different data"):
+        History([runs[0], other])
 
 
 def test_the_same_run_does_not_count_twice():

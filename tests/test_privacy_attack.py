@@ -20,6 +20,7 @@ from fedmaba.privacy.mechanism import Privacy
 from fedmaba.rows import models
 from fedmaba.rows.weights import GivenWeights
 from fedmaba.simulation.engine import Plan, Run, simulate, start
+from fedmaba.simulation.parts.privacy import PrivateRounds
 from fedmaba.strategies import parse
 
 pytest.importorskip("dp_accounting", reason="the extra `privacy` is not installed")
@@ -57,15 +58,16 @@ def released(spec: str, replaced: bool, weaker: float = 1.0):
     begin = {"1.weight": np.array([[0.0, 2.0], [0.0, -2.0]]), "1.bias": np.zeros(2)}
     start_from = GivenWeights(begin, "by hand")
     batch = start(runs, replace(PLAN, privacy=ASKED), "softmax", init=start_from)
-    batch.private = [replace(m, noise=m.noise * weaker) for m in batch.private]
+    (part,) = (part for part in batch.parts if isinstance(part, PrivateRounds))
+    part.mechanisms = [replace(m, noise=m.noise * weaker) for m in part.mechanisms]
     seen, before = [], batch.progress.model.clone()
     for shot in simulate(batch):
         now = batch.progress.model
-        seen.append(((now - before) / batch.mechanism(0).sum_noise).numpy().copy())
+        seen.append(((now - before) / part.mechanisms[0].sum_noise).numpy().copy())
         before = now.clone()
         if shot.rounds[0].loss is not None:
             losses = np.stack([r.loss for r in shot.rounds])
-            seen.append(losses / batch.mechanism(0).loss_noise)
+            seen.append(losses / part.mechanisms[0].loss_noise)
     return np.concatenate(seen, 1)
 
 

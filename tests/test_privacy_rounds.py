@@ -12,8 +12,9 @@ from fedmaba.errors import InputError
 from fedmaba.experiment import config, experiment_file, sweep
 from fedmaba.privacy import accounting
 from fedmaba.privacy.mechanism import Mechanism, Privacy, busiest, normals_of_sum
-from fedmaba.simulation import private
 from fedmaba.simulation.engine import Run, simulate, start
+from fedmaba.simulation.parts import privacy
+from fedmaba.simulation.parts.privacy import mechanisms_of
 from plain_loop import PLAN, apart, mlp, one, played
 
 pytestmark = pytest.mark.usefixtures("few_threads", "counted")
@@ -80,7 +81,7 @@ def test_a_change_is_shortened_to_the_bound_and_one_within_it_keeps_its_bits():
     run = np.array([0, 1, 0, 1])
     w = torch.cat([model[run, :4] + change, torch.full((4, 2), 7.0)], 1)
     before = w.clone()
-    private.clip_changes(model, w, run, 2.0, 4)
+    privacy.clip_changes(model, w, run, 2.0, 4)
     moved = w[:, :4] - model[run, :4]
     assert torch.equal(w[1], before[1])
     assert torch.allclose(moved[0], change[0] * 2 / 5, atol=1e-6)
@@ -99,7 +100,7 @@ def test_the_servers_step_is_the_clipped_sum_and_the_noise(fed):
         batch = start([Run(one(spec), 3, fed)], plan, mlp)
         begin = batch.progress.model[0].clone()
         (shot,) = simulate(batch)
-        seen, found = shot.rounds[0], batch.mechanism(0)
+        seen, found = shot.rounds[0], mechanisms_of(batch)[0]
         total = torch.zeros_like(begin)
         for client, weight in zip(seen.client, seen.weight, strict=True):
             total += weight * clipped_change(fed, client, begin)
@@ -155,9 +156,11 @@ def test_a_strategy_is_told_how_much_noise_the_losses_have(fed):
             told.append(replies.loss_noise)
             return super().weigh(state, replies)
 
+    last = []
     for plan in (PLAN, replace(PLAN, privacy=ASKED)):
         list(simulate(start([Run(Told(), 3, fed)], replace(plan, rounds=1), mlp)))
-    assert told == [0.0, pytest.approx(0.7 / 0.1**0.5 * ASKED.loss)]
+        last.append(told[-1])
+    assert last == [0.0, pytest.approx(0.7 / 0.1**0.5 * ASKED.loss)]
 
 
 def test_noise_and_clipping_change_the_run_and_nothing_else_does(fed):
@@ -169,7 +172,7 @@ def test_noise_and_clipping_change_the_run_and_nothing_else_does(fed):
 
 
 def batch_has_no_mechanism(batch) -> bool:
-    return all(batch.mechanism(r) is None for r in range(len(batch.runs)))
+    return not mechanisms_of(batch)
 
 
 def test_the_busiest_client_is_counted_from_the_draws_of_the_run(fed):
@@ -178,7 +181,7 @@ def test_the_busiest_client_is_counted_from_the_draws_of_the_run(fed):
     count = np.zeros(5, int)
     for t, shot in enumerate(shots):
         count[shot.rounds[0].client] += 1
-        assert shot.rounds[0].info["dp_epsilon"] == count.max() == batch.mechanism(0).taken[t]
+        assert shot.rounds[0].info["dp_epsilon"] == count.max() == mechanisms_of(batch)[0].taken[t]
     assert 9 * 2 / 5 <= count.max() < 9
     assert busiest(7, 4, 5, 5).tolist() == [1, 2, 3, 4]
 
@@ -195,7 +198,7 @@ def test_clients_that_lie_are_bounded_like_all_others(fed):
     assert shot.rounds[1].loss.max() <= ASKED.loss
     for r in range(2):
         moved = batch.progress.model[r] - begin[r]
-        moved -= torch.from_numpy(noise_on_sum(batch.mechanism(r), 0, moved.numel()))
+        moved -= torch.from_numpy(noise_on_sum(mechanisms_of(batch)[r], 0, moved.numel()))
         assert moved.norm() <= ASKED.clip + 1e-9
 
 
@@ -276,7 +279,7 @@ def test_a_finished_private_run_does_not_grow(tmp_path):
 
 
 def test_normals_drawn_ahead_are_those_of_their_seed_and_round():
-    draws, device = private.NoiseDraws(), torch.device("cpu")
+    draws, device = privacy.NoiseDraws(), torch.device("cpu")
     for t in (0, 1, 2, 5, 1):  # as after a resume, rounds may jump
         for seed in (3, 4, 3):
             got = draws(seed, t, 6, t == 5, device)
@@ -287,9 +290,9 @@ def test_normals_drawn_ahead_are_those_of_their_seed_and_round():
 def test_runs_of_one_seed_share_the_normals(monkeypatch):
     calls = []
     monkeypatch.setattr(
-        private, "normals_of_sum", lambda *a: (calls.append(a), normals_of_sum(*a))[1]
+        privacy, "normals_of_sum", lambda *a: (calls.append(a), normals_of_sum(*a))[1]
     )
-    draws, device = private.NoiseDraws(), torch.device("cpu")
+    draws, device = privacy.NoiseDraws(), torch.device("cpu")
     first, again = (draws(3, 0, 6, True, device) for _ in range(2))
     assert first is again
     assert calls == [(3, 0, 6)]

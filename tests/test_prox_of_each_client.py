@@ -10,8 +10,8 @@ import pytest
 
 import fedmaba
 from fedmaba.errors import InputError
-from fedmaba.rows.stack import LayerRows
-from fedmaba.simulation import kept_vectors
+from fedmaba.rows.grouped import GroupedRows
+from fedmaba.simulation import vectors
 from fedmaba.simulation.engine import Optimiser, Run, simulate, start
 from fedmaba.strategies import FedProx
 from fedmaba.strategies.base import Decision, Keep, Local, Needs, Personal, Strategy
@@ -77,8 +77,8 @@ def test_a_pull_that_leaves_nothing_of_a_step_is_the_plain_loops(keeps, fed):
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_steps_taken_in_groups_are_those_of_the_plain_loop(size, fed, kernels, monkeypatch):
-    monkeypatch.setattr(kept_vectors, "kernels", SimpleNamespace(can_run=lambda _: False))
-    monkeypatch.setattr(LayerRows, "group", lambda *_: size)
+    monkeypatch.setattr(vectors, "kernels", SimpleNamespace(can_run=lambda _: False))
+    monkeypatch.setattr(GroupedRows, "group", lambda *_: size)
     for keeps in (False, True):
         strategy, plan = Pulled(keeps=keeps), replace(PLANS["some"], epochs=2)
         runs = [Run(strategy, 3, fed), Run(one("fedprox:mu=1"), 3, fed)]
@@ -111,7 +111,7 @@ def test_clients_with_models_of_their_own_are_pulled_apart_too(fed):
     assert apart(batch.progress.model[0], batch.progress.model[1]) < 1e-9
     ditto, _ = played(["ditto:lam=0.5"], fed, replace(plan, rounds=1), mlp)
     mine, _ = played([Run(Pulled(own=True), 3, fed)], fed, replace(plan, rounds=1), mlp)
-    own = (of.progress.vectors[0]["personal"] for of in (ditto, mine))
+    own = (of.progress.memory.columns[0]["personal"] for of in (ditto, mine))
     assert apart(*own) < 1e-9  # in the first round the models that they pull to are the same
 
 

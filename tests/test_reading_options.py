@@ -11,12 +11,10 @@ import fedmaba
 from fedmaba.data import datasets
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.errors import InputError
-from fedmaba.experiment import checks, config
-from fedmaba.experiment import session as experiment
-from fedmaba.reproduction import targets
+from fedmaba.experiment import checks
 from fedmaba.rows import models
-from fedmaba.simulation.cohort import draw
 from fedmaba.simulation.engine import Run, simulate, start
+from fedmaba.simulation.work import draw
 from fedmaba.strategies.base import Replies
 from plain_loop import PLAN, mlp, one
 
@@ -89,21 +87,6 @@ def test_a_callers_own_data_are_not_normalised():
         fedmaba.compare("fedavg", data=fed, normalise="scale")
     with pytest.raises(InputError, match="unknown normalise 'white'"):
         datasets.load("sample", normalise="white")
-
-
-def test_settings_of_before_keep_their_digest():
-    """Archives and run folders of earlier versions know no such key."""
-    usual, other = (
-        config.build({"strategies": ["fedavg"], "data": {"normalise": how}})
-        for how in (None, "scale")
-    )
-    assert "normalise" not in targets.settings(usual)["data"]
-    assert targets.settings(other)["data"]["normalise"] == "scale"
-    labels = [
-        experiment.prepare(e).history.runs[0].of
-        for e in (usual, usual.model_copy(update={"data": config.Data(normalise="scale")}))
-    ]
-    assert labels[0] != labels[1]
 
 
 # --- AFL's weights -------------------------------------------------------------------------------

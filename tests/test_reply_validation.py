@@ -397,7 +397,7 @@ def test_a_server_that_starts_again_goes_on_with_the_same_numbers(spec, tmp_path
             np.testing.assert_array_equal(a[name], value)
     for name, value in whole.state.items():
         np.testing.assert_array_equal(again.state[name], value)
-    np.testing.assert_array_equal(again.past_changes, whole.past_changes)
+    np.testing.assert_array_equal(again.past.change, whole.past.change)
     assert [r["round"] for r in read_rounds(tmp_path / "state", 0)] == [1, 2, 3, 4, 5]
 
 

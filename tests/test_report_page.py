@@ -399,9 +399,9 @@ def below_zero(outputs, targets):
 def test_a_metric_of_any_size_has_its_page(broken, tiny_npz, tmp_path):
     calls = []
 
-    def metric(outputs, targets):  # good when it is tried
+    def metric(outputs, targets):  # good when it is tried, twice
         calls.append(len(targets))
-        return below_zero(outputs, targets) * (math.nan if broken and len(calls) > 1 else 1.0)
+        return below_zero(outputs, targets) * (math.nan if broken and len(calls) > 2 else 1.0)
 
     history = fedmaba.compare(
         ["fedavg", "fedmaba"],

@@ -85,6 +85,7 @@ def test_the_display_drops_columns_before_names_and_numbers(width, tiny_npz):
 
 def shown(tiny_npz, quiet, monkeypatch, terminal_like) -> str:
     stream = StringIO()
+    stream.isatty = lambda: terminal_like
     real = Console
     monkeypatch.setattr(
         terminal, "Console",
@@ -99,11 +100,11 @@ def shown(tiny_npz, quiet, monkeypatch, terminal_like) -> str:
 
 def test_plain_lines_where_nobody_watches(tiny_npz, monkeypatch):
     lines = shown(tiny_npz, False, monkeypatch, False).splitlines()
-    assert len(lines) == 8  # two notes, and for each of two evaluations a head and two strategies
-    assert re.fullmatch(r"round 4/4, [\d.,]+ rounds/s, 0 s left", lines[5])
+    assert len(lines) == 9  # three notes, and for each of two evaluations a head and two strategies
+    assert re.fullmatch(r"round 4/4, [\d.,]+ rounds/s, 0 s left", lines[6])
     figures = r"variance [\d.]+ %², mean [\d.]+ %, worst [\d.]+ %"
-    assert re.fullmatch(rf"  fedavg: {figures}", lines[6])
-    assert re.fullmatch(rf"  fedmaba: {figures}, lambda \d\.\d\d", lines[7])
+    assert re.fullmatch(rf"  fedavg: {figures}", lines[7])
+    assert re.fullmatch(rf"  fedmaba: {figures}, lambda \d\.\d\d", lines[8])
     assert max(map(len, lines)) <= 80
     assert "\x1b" not in "".join(lines)
 

@@ -111,24 +111,32 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from fedmaba.strategies.base import Decision, Strategy
+from fedmaba.strategies.base import Decision, Local, Objective, Strategy
+
+def bent(loss, numbers):
+    return loss * 0 + FACTOR
 
 @dataclass(frozen=True)
 class Rule(Strategy):
     name: ClassVar[str] = "rule"
+
+    def local(self):
+        return Local(objective=Objective("some_rule:bent"))
 
     def weigh(self, state, replies):
         return Decision(np.full(len(replies.client), SHARE / len(replies.client)), state)
 """
 
 
-def test_a_strategy_of_ones_own_that_was_edited_is_noticed(tiny_npz, tmp_path, monkeypatch):
+@pytest.mark.parametrize("edited", ["SHARE", "FACTOR"])
+def test_a_strategy_of_ones_own_that_was_edited_is_noticed(edited, tiny_npz, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     out, file = tmp_path / "run", tmp_path / "some_rule.py"
 
     def edit(share):
-        file.write_text(RULE.replace("SHARE", share))
+        text = RULE.replace(edited, share).replace("SHARE", "1").replace("FACTOR", "1")
+        file.write_text(text)
         monkeypatch.delitem(sys.modules, "some_rule", raising=False)
 
     edit("1")

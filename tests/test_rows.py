@@ -1,14 +1,13 @@
 """Rows against autograd: every form of rows adds the same gradients, in float64."""
 
 import copy
-import math
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from fedmaba.rows import compile
-from fedmaba.rows.base import Layout, PropFairRows, Rows, Step
+from fedmaba.rows.base import Layout, Rows, Step
 from fedmaba.rows.general import LoopRows
 from fedmaba.rows.stack import LayerRows
 from fedmaba.rows.traced import TracedRows
@@ -26,6 +25,7 @@ from row_cases import (
     R,
     close,
     forms,
+    objective,
     squares,
 )
 
@@ -123,23 +123,20 @@ def test_a_loss_that_cannot_be_vectorised_is_no_obstacle():
 
 def test_propfairs_loss_in_every_form():
     case = Case("relu twice")
-    inf = math.inf
     start, _ = case.autograd(Layout(case.template))
-    M = torch.tensor([start[0] + 1.0, start[1] + 0.1, inf], dtype=torch.float64)
-    propfair = PropFairRows(M, torch.full((R,), 0.5).double(), torch.full((R,), 7.0).double())
+    M = [float(start[0]) + 1.0, float(start[1]) + 0.1, float(start[2]) + 5.0]
+    bent = objective("propfair", M=M, epsilon=[0.5] * R, slope=[7.0] * R)
 
-    def bend(loss, r):
-        return (-torch.log(M[0] - loss), 7.0 * loss, loss)[r]  # inside, beyond, not propfair
+    def bend(loss, r):  # beyond the bound in the second row
+        return 7.0 * loss if r == 1 else -torch.log(M[r] - loss)
 
     for rows in forms(case):
         loss, grads = case.autograd(rows.layout, bend=bend)
-        got_loss, got = case.added(rows, -0.1, propfair)
+        got_loss, got = case.added(rows, -0.1, bent)
         close(got_loss, loss)  # as it was before it was propfair
         close(got, -0.1 * grads)
     own = [case.autograd(r.layout, squares, lambda loss, r: 7 * loss) for r in forms(case, squares)]
-    steep = PropFairRows(
-        torch.ones(R).double(), torch.ones(R).double(), torch.full((R,), 7.0).double()
-    )
+    steep = objective("propfair", M=[1.0] * R, epsilon=[1.0] * R, slope=[7.0] * R)
     for rows, (_, grads) in zip(forms(case, squares), own, strict=True):
         close(case.added(rows, 1.0, steep)[1], grads)
 

@@ -117,6 +117,43 @@ def test_the_package_hears_signals_before_the_command_line_is_imported(tmp_path)
         assert (done.returncode, done.stderr) == (code, ""), name
 
 
+LEAVING = """
+import atexit
+import os
+import time
+
+from torch import nn
+
+
+class Late:
+    def __del__(self, write=os.write, sleep=time.sleep):
+        write(1, b"torn down\\n")
+        sleep(1)
+
+
+late = Late()
+atexit.register(lambda: (os.write(1, b"leaving\\n"), time.sleep(1)))
+
+
+def make(shape, classes):
+    return nn.Linear(shape[0], classes)
+"""
+
+
+@pytest.mark.parametrize("when", ["leaving", "torn down"])
+@pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM), slow(signal.SIGHUP)])
+def test_a_signal_after_the_answer_does_not_change_its_code(number, when, tmp_path, tiny_npz):
+    (tmp_path / "slow.py").write_text(LEAVING)
+    words = [*COMMAND, *LONG, "--data", tiny_npz, "--rounds", "1", "--eval-every", "1"]
+    with begun(words, tmp_path) as process:
+        for line in process.stdout:
+            if line.strip() == when:
+                process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert load_history(tmp_path / "run").runs
+
+
 # --- during a run ------------------------------------------------------------------------------
 
 

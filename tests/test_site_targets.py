@@ -95,11 +95,11 @@ def test_a_site_writes_all_its_inputs(tmp_path):
 def test_a_sequence_needs_the_number_of_classes_of_all_sites():
     data = from_arrays(TEXT, TEXT)
     with pytest.raises(InputError, match=r"give client_app\(classes=\.\.\.\), the number of"):
-        _ = LocalClient(Reader, data).target
+        _ = LocalClient(Reader, data).targets.target
     with pytest.raises(InputError, match="target 5 of this site, but the federation has 4 classes"):
-        _ = LocalClient(Reader, data, 4).target
-    assert LocalClient(Reader, data, 9).target.outputs == 9
-    assert LocalClient("mlp", from_arrays(X, X)).target == from_arrays(X, X).target
+        _ = LocalClient(Reader, data, 4).targets.target
+    assert LocalClient(Reader, data, 9).targets.target.outputs == 9
+    assert LocalClient("mlp", from_arrays(X, X)).targets.target == from_arrays(X, X).target
 
 
 def test_the_worst_sites_are_those_with_the_highest_error():

@@ -1,24 +1,27 @@
 """A strategy of your own that does not fit the contract is refused in one line with the remedy."""
 
 import dataclasses
+import functools
 import pickle
+import random
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 import fedmaba
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.errors import InputError
-from fedmaba.strategies import FedProx
+from fedmaba.strategies import REGISTRY, FedProx, contract, parse
 from fedmaba.strategies.base import (
     Decision,
     Keep,
     Local,
     Needs,
+    Objective,
     Personal,
-    PropFairLoss,
     Replies,
     ServerStep,
     Strategy,
@@ -240,8 +243,18 @@ WRONG = [
     (Local, {"prox": ()}, "Local(prox=()): give one number, or one for each client"),
     (Local, {"prox": np.ones((2, 1))},
      "Local(prox=array([[1.], [1.]])): give one number, or one for each client"),
-    (Local, {"loss": 3}, "Local(loss=3): give fedmaba.PropFairLoss(...), or None"),
-    (Local, {"loss": PropFairLoss("2", 1, 1)}, "PropFairLoss(M='2'): give a finite number"),
+    (Local, {"objective": 3}, "Local(objective=3): give fedmaba.Objective(...), or None"),
+    (Objective, {"name": ""}, "Objective(name=''): give a name"),
+    (Objective, {"name": "x", "numbers": {"M": "2"}},
+     "Objective(numbers['M']='2'): give a finite number"),
+    (Objective, {"name": "x", "sees": ("h",)},
+     "Objective(sees=('h',)): give names of models: (\"server\",) or ()"),
+    (Objective, {"name": "x", "sees": "server"},
+     "Objective(sees='server'): give names of models: (\"server\",) or ()"),
+    (Local, {"keep": {"server": Keep()}},
+     "Local(keep='server'): this name is taken: choose another"),
+    (Local, {"add_mean": {"server": 1.0}},
+     "Local(add_mean='server'): no vector of that name is kept: add it to keep"),
     (Local, {"full_batch": "no"}, "Local(full_batch='no'): say True or False"),
     (Local, {"keep": {"h": 3}}, "Local(keep['h']=3): give fedmaba.Keep(...)"),
     (Local, {"keep": ["h"]}, "Local(keep=['h']): give a dict by names"),
@@ -308,6 +321,80 @@ def test_a_class_with_fields_that_is_no_dataclass_is_one_line():
         fedmaba.register(Plain)
 
 
+class Assigning(Mine):
+    def __init__(self, power=1.0):
+        object.__setattr__(self, "power", power)
+
+
+@dataclass(frozen=True)
+class Passing(Mine):
+    power: dataclasses.InitVar[float] = 1.0
+
+    def __post_init__(self, power):
+        super().__post_init__()
+
+
+@dataclass(frozen=True)
+class Hiding(Mine):
+    share: float = 0.5
+
+    def __init__(self, power=1.0):
+        object.__setattr__(self, "share", 0.5)
+        object.__setattr__(self, "power", power)
+
+
+@dataclass(frozen=True)
+class Cached(Mine):
+    share: float = 0.5
+
+    @functools.cached_property
+    def double(self):
+        return 2 * self.share
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        (Assigning, "has an __init__ of its own, whose settings no label or record shows: write"),
+        (Passing, "has the InitVar power, which no label or record shows: make it a field"),
+        (Hiding, "keeps 'power', which is no field, so that no label, record or checkpoint"),
+    ],
+)
+def test_settings_that_are_no_fields_are_refused(kind, line, fed):
+    with pytest.raises(InputError, match=line):
+        check_strategy(kind(5.0))
+    with pytest.raises(InputError, match=line):
+        fedmaba.compare([kind(5.0)], data=fed, rounds=1, seeds=1)
+
+
+def test_what_follows_from_fields_may_be_kept():
+    made = Cached(0.25)
+    assert made.double == 0.5
+    check_strategy(made)
+
+
+@pytest.mark.parametrize(
+    ("value", "rule"),
+    [
+        ({"a": 1}, "it can change while all runs share it: declare and give a tuple"),
+        (np.ones(2), "it can change while all runs share it"),
+        (([1.0],), "it can change while all runs share it"),
+        (torch.ones(2), "it can change while all runs share it"),
+        (object(), "its label would be another in every process: give a number, a word or a"),
+        (lambda x: x, "its label would be another in every process"),
+    ],
+    ids=["dict", "array", "tuple of a list", "tensor", "object", "lambda"],
+)
+def test_a_field_holds_what_stays_as_it_is(value, rule):
+    @dataclass(frozen=True)
+    class Loose(Mine):
+        rule: object = np.tanh
+
+    with pytest.raises(InputError, match=rule):
+        Loose(value)
+    assert Loose().rule is np.tanh
+
+
 def test_a_dataclass_of_its_own_needs_no_more():
     @dataclass(frozen=True)
     class Good(Mine):
@@ -344,3 +431,89 @@ def test_words_of_a_built_in_strategy_may_be_changed():
     mine = type("Shown", (FedProx,), {"title": "Mine", "shown": lambda self: ()})()
     check_strategy(mine)
     assert (mine.name, mine.title, mine.shown()) == ("fedprox", "Mine", ())
+
+
+# what is handed out stays as it is
+
+
+def doubling(read):
+    def weigh(self, state, replies):
+        values = read(replies)
+        values *= 2
+        return Decision(np.full(len(replies.client), 1 / len(replies.client)), state)
+
+    needs = Needs(loss="start", changes="gram", steps=True)
+    return type("Mine", (Mine,), {"weigh": weigh, "needs": lambda self: needs})()
+
+
+@pytest.mark.parametrize("field", ["loss", "gram", "steps", "size", "client"])
+def test_a_strategy_that_changes_what_it_is_given_is_refused(field, fed):
+    strategy = doubling(lambda replies: getattr(replies, field))
+    with pytest.raises(InputError, match=r"mine: weigh\(\) changes what it is given: copy it"):
+        fedmaba.compare([strategy], data=fed, rounds=1, seeds=1)
+    values = np.ones(2)
+    with pytest.raises(ValueError, match="read-only"):
+        two(loss=values).loss[0] = 2
+    values[0] = 3  # whoever made them may
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [lambda: np.random.random(), random.random, lambda: np.random.default_rng().random()],  # noqa: NPY002
+    ids=["numpy", "random", "generator"],
+)
+def test_a_strategy_that_draws_from_nowhere_is_refused(draw, fed):
+    def weigh(self, state, replies):
+        odds = np.ones(len(replies.client))
+        odds[0] += draw()
+        return Decision(odds / odds.sum(), state)
+
+    np.random.seed(1)  # noqa: NPY002
+    with pytest.raises(InputError, match="two answers to the same replies: let it depend on"):
+        fedmaba.compare([type("Mine", (Mine,), {"weigh": weigh})()], data=fed, rounds=1, seeds=1)
+    drawn = np.random.random()  # noqa: NPY002
+    np.random.seed(1)  # noqa: NPY002
+    assert drawn == np.random.random()  # noqa: NPY002 - the caller's numbers are as before
+
+
+def test_a_strategy_that_counts_its_calls_is_refused(fed):
+    def weigh(self, state, replies):
+        object.__setattr__(self, "calls", getattr(self, "calls", 0) + 1)
+        return Decision(np.full(len(replies.client), 1 / len(replies.client)), state)
+
+    with pytest.raises(InputError, match="keeps 'calls', which is no field"):
+        check_strategy(type("Mine", (Mine,), {"weigh": weigh})(), 5)
+
+
+def test_runs_share_no_state(fed):
+    """Each seed starts from what init() says, though all get one array and weigh() changes it."""
+    shared = np.zeros(fed.n_clients)
+
+    def weigh(self, state, replies):
+        state["seen"][replies.client] += 1
+        odds = 1 + state["seen"][replies.client]
+        return Decision(odds / odds.sum(), state, {"seen": float(state["seen"].sum())})
+
+    own = {"weigh": weigh, "init": lambda self, n: {"seen": shared}}
+    history = fedmaba.compare(
+        [type("Mine", (Mine,), own)()], data=fed, rounds=2, seeds=3, progress=False
+    )
+    assert [list(run.tables["info.seen"]) for run in history.runs] == [[5, 10]] * 3
+    assert not shared.any()
+
+
+def test_an_answer_may_be_kept_by_who_gave_it(fed):
+    answer = np.full(fed.n_clients, 1 / fed.n_clients)
+    kind = type("Mine", (Mine,), {"weigh": lambda self, state, replies: Decision(answer, state)})
+    found = call_weigh(kind(), {}, Replies(0, 0.1, 5, np.arange(5), np.ones(5, np.int64)))
+    found.coef[0] = 9
+    assert answer[0] == 1 / 5
+
+
+@pytest.mark.parametrize("name", sorted(REGISTRY))
+def test_every_built_in_strategy_answers_made_up_replies(name, monkeypatch):
+    """So that the trial of a strategy of one's own says something of most of them."""
+    (strategy,) = parse(name)
+    seen = contract._made_up(strategy.needs(), 6)
+    first, again = (call_weigh(strategy, strategy.init(6), seen) for _ in range(2))
+    assert np.array_equal(first.coef, again.coef)

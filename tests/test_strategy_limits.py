@@ -86,8 +86,8 @@ def test_fedmgda_without_freedom_averages_normalised_changes():
 
 
 def test_propfair_with_equal_bounds_is_a_scaled_loss():
-    loss = PropFair(M=0.2, epsilon=0.2).local().loss
-    assert loss.slope == 5.0  # M - loss < epsilon for every positive loss: always the slope
+    numbers = PropFair(M=0.2, epsilon=0.2).local().objective.numbers
+    assert numbers["slope"] == 5.0  # M - loss < epsilon for every positive loss: always the slope
 
 
 def test_fedfv_adds_nothing_where_everything_cancels():

@@ -11,8 +11,7 @@ import torch
 import fedmaba
 from command_line import QUICK
 from fedmaba.errors import InputError
-from fedmaba.report import call_progress, export
-from fedmaba.reproduction import target_sources
+from fedmaba.report import call_progress, data, export
 
 HOW = {"model": "softmax", "rounds": 2, "seeds": 1, "eval_every": 2, "lr": [0.01, 0.1]}
 
@@ -115,7 +114,7 @@ def test_personal_models_of_one_part_are_columns_for_all(personal, call):
 def test_parquet_has_all_parts_and_which_examples_were_scored(personal, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     out = tmp_path / "out"
-    export.write_export(Path("held"), out, "parquet", target_sources.load_one, "validation")
+    export.write_export(Path("held"), out, "parquet", data.load_parts, "validation")
     table = parquet.read_table(out / "clients.parquet").to_pydict()
     assert set(table["strategy"]) == {"fedavg", "ditto"}
     assert set(table["on"]) == {"validation"}

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmaba.data import tables
+from fedmaba.data import csv_tables, frames
+from fedmaba.data.features import features
 from fedmaba.data.tables import Reading
 from fedmaba.errors import InputError
 
@@ -20,11 +21,11 @@ ROLES = Reading(label="outcome", client="site")
 
 
 def read(text, reading=ROLES):
-    return tables.read_csv(Path("t.csv"), io.StringIO(text), reading)
+    return csv_tables.read_csv(Path("t.csv"), io.StringIO(text), reading)
 
 
 def test_words_gaps_and_numbers_become_columns():
-    x, prepared = tables.features(read(GOOD))
+    x, prepared = features(read(GOOD))
     assert prepared.names() == (
         "age", "sex=f", "sex=m", "weight", "sex is missing", "weight is missing"
     )  # fmt: skip
@@ -40,7 +41,7 @@ def test_words_gaps_and_numbers_become_columns():
 
 
 def test_only_training_examples_fill_gaps_and_standardise():
-    x, prepared = tables.features(read(GOOD))
+    x, prepared = features(read(GOOD))
     train, owner = np.array([0, 2]), np.array([0, 0, 1, 1])
     z = prepared.apply(x, train, owner)
     age = np.array([63.0, 41, 58, 35])
@@ -53,12 +54,12 @@ def test_only_training_examples_fill_gaps_and_standardise():
 
 def test_a_frame_and_columns_by_name_read_like_the_file():
     pd = pytest.importorskip("pandas")
-    want, prepared = tables.features(read(GOOD))
+    want, prepared = features(read(GOOD))
     frame = pd.read_csv(io.StringIO(GOOD))
     lists = {name: [None if v != v else v for v in frame[name]] for name in frame}
     for form in (frame, frame.convert_dtypes(), frame.astype({"sex": "category"}), lists):
-        table = tables.read_frame(form, ROLES)
-        x, again = tables.features(table)
+        table = frames.read_frame(form, ROLES)
+        x, again = features(table)
         np.testing.assert_array_equal(x, want)
         assert again == prepared
         assert table.columns["outcome"].words == ("no", "yes")
@@ -74,15 +75,15 @@ def test_other_tables_read_alike(form):
         "datasets": lambda: module.Dataset.from_pandas(frame),
         "polars": lambda: module.read_csv(io.StringIO(GOOD)),
     }[form]()
-    x, _ = tables.features(tables.read_frame(made, ROLES))
-    np.testing.assert_array_equal(x, tables.features(read(GOOD))[0])
+    x, _ = features(frames.read_frame(made, ROLES))
+    np.testing.assert_array_equal(x, features(read(GOOD))[0])
 
 
 def test_gaps_are_refused_where_the_user_says_so():
     with pytest.raises(
         InputError, match=r"line 4, column sex: the cell is empty .1 such cells.: fill them"
     ):
-        tables.features(read(GOOD, ROLES._replace(missing="refuse")))
+        features(read(GOOD, ROLES._replace(missing="refuse")))
 
 
 def test_large_tables_keep_their_words_once(tmp_path):

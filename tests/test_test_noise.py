@@ -8,7 +8,7 @@ import pytest
 
 from fedmaba.report import data, export, page_data, table, terminal
 from fedmaba.results.history import GrowingArray, History, RunHistory
-from fedmaba.results.metrics import Metric, sampling_noise, variance, without_noise
+from fedmaba.results.metrics import Metric, sampling_noise, variance
 
 
 def run_of(label, right, size, metric=Metric()):  # noqa: B008 - a constant
@@ -24,9 +24,11 @@ def test_both_are_without_bias():
     true, size = np.array([0.5, 0.6, 0.9, 0.7]), np.array([4, 9, 20, 12])
     seen = rng.binomial(size, true, size=(200_000, 4)) / size
     noise = sampling_noise(seen, size)
-    want = 1e4 * np.mean(true * (1 - true) / size)
+    want = 0.75 * 1e4 * np.mean(true * (1 - true) / size)  # of four clients
     assert noise.mean() == pytest.approx(want, rel=0.005)
-    left = without_noise(variance(seen), noise, 4)
+    alike = rng.binomial(size, 0.7, size=(200_000, 4)) / size
+    assert sampling_noise(alike, size).mean() == pytest.approx(variance(alike).mean(), rel=0.01)
+    left = variance(seen) - noise
     assert left.mean() == pytest.approx(variance(true), rel=0.01)
 
 
@@ -34,7 +36,7 @@ def test_it_is_unknown_where_scores_are_no_counts():
     assert np.isnan(sampling_noise(np.array([0.5, 0.123]), np.array([10, 10])))
     assert np.isnan(sampling_noise(np.array([0.5, 1.0]), np.array([10, 1])))
     some = sampling_noise(np.array([0.5, np.nan]), np.array([10, 0]))
-    assert some == pytest.approx(1e4 * 0.25 / 9)
+    assert some == 0  # of one client
     other = run_of("fedavg", [5, 6], [10, 10], Metric("AUC", False, True))
     assert np.isnan(other.test_noise()).all()
     assert table.noise_note(History([other]).summary(), [other]) == ""
@@ -45,12 +47,13 @@ def test_table_page_and_csv_say_it(capsys):
     clear = run_of("afl", [100, 900, 500, 300], [1000] * 4)
     history = History([noisy, clear])
     first, second = history.summary()
-    assert first.test_noise == pytest.approx(1e4 * np.mean([0.25, 0.24, 0.24, 0.25]) / 9)
-    assert first.corrected == pytest.approx(50 - 0.75 * first.test_noise)
+    assert first.test_noise == pytest.approx(0.75e4 * np.mean([0.25, 0.24, 0.24, 0.25]) / 9)
+    assert first.corrected == pytest.approx(50 - first.test_noise)  # the amount that is printed
     note = table.noise_note([first, second], history.runs)
     assert f"{second.test_noise:.2f} to {first.test_noise:.2f} %²" in note
     assert f"fedavg {first.corrected:.2f}, afl {second.corrected:.2f}" in note
-    assert note.endswith("warning: more than half of the variance of fedavg is such noise")
+    small = "warning: the test sets are too small to compare clients under fedavg"
+    assert note.endswith(small)
     assert "warning" not in table.noise_note([second], [clear])
     assert history.table("markdown").endswith(f"\n\nT{note[1:]}.\n")
     assert "noise of finite test sets" in history.table("latex")
@@ -76,8 +79,14 @@ def test_a_client_with_one_test_example_is_said():
     assert any(note[1:] in text for text in page_data.tree([data.source_of(history)])["notes"])
 
 
-def test_less_than_nothing_is_explained():
+def test_more_noise_than_variance_is_said_with_both_numbers():
     flat = run_of("fedavg", [5, 5, 5, 6], [10] * 4)
-    note = table.noise_note(History([flat]).summary(), [flat])
-    assert "100 % of what is shown" in note
-    assert "(below 0: so few test examples show no difference between clients)" in note
+    (row,) = History([flat]).summary()
+    assert row.test_noise > 10 * row.mean.variance
+    note = table.noise_note([row], [flat])
+    assert note.startswith("warning: the test sets are too small to compare these clients")
+    assert note.endswith(f"{row.test_noise:.2f} %², and {row.mean.variance:.2f} %² was measured")
+    over = row._replace(label="term", mean=row.mean._replace(variance=300.0))
+    assert f"{100 * row.test_noise / row.mean.variance:.0f} % of what is shown" in (
+        table.noise_note([over, row], [flat])
+    )

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,6 +22,7 @@ class FakeRun:
     def __init__(self, words):
         self.words, self.id = words, words["id"] or f"id{len(words['made'])}"
         self.logged, self.ended, self.fails = {}, None, 99
+        self.step = words["has"] + 1 if words["id"] else 0  # as a server counts
 
     def log(self, values, step):
         if step > self.fails:
@@ -37,7 +39,9 @@ def made(monkeypatch):
     runs = []
 
     def init(**words):
-        runs.append(FakeRun({**words, "made": runs}))
+        runs.append(
+            FakeRun({**words, "made": runs, "has": max([0, *(s for r in runs for s in r.logged)])})
+        )
         return runs[-1]
 
     fake = SimpleNamespace(
@@ -98,6 +102,60 @@ def test_a_resumed_run_goes_on_under_its_name_there(made, tiny_npz, tmp_path, mo
     ):
         pass
     assert "\n" not in str(found.value)
+
+
+class Killed(BaseException):
+    """The process ends."""
+
+
+def steps_of_tensorboard(folder):
+    """Every step of every tag in the files of a folder."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.tensorflow_stub.errors import OutOfRangeError
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
+
+    found: dict[str, list[int]] = {}
+    for file in folder.iterdir():
+        reader = PyRecordReader_New(str(file))
+        with suppress(OutOfRangeError):
+            while True:
+                reader.GetNext()
+                event = Event.FromString(reader.record())
+                for value in event.summary.value:
+                    found.setdefault(value.tag, []).append(event.step)
+    return {tag: sorted(steps) for tag, steps in found.items()}
+
+
+@pytest.mark.parametrize("at", ["after a checkpoint", "two rounds after it", "before any tracker"])
+def test_a_killed_process_loses_no_step_and_shows_none_twice(at, made, tiny_npz, tmp_path):
+    pytest.importorskip("tensorboard")
+    out, few = tmp_path / "run", asked(tiny_npz, strategies=["fedmaba"], seeds=1)
+    session, used = begun(few, out), ["tensorboard", "wandb"]
+    save = session.folder.save
+
+    def saved(*args):
+        save(*args)
+        if at == "after a checkpoint":
+            raise Killed
+
+    session.folder.save = saved
+    first = [] if at == "before any tracker" else used
+    with suppress(Killed), trackers.tracking(first, session, pytest.fail) as take:
+        for snapshot in session.rounds():
+            take(snapshot)
+            if snapshot.round + 1 == 5:
+                raise Killed
+    session.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "online")
+        session = starting.resume(out)
+        with trackers.tracking(used, session, pytest.fail) as take:
+            for snapshot in session.rounds():
+                take(snapshot)
+    found = steps_of_tensorboard(out / "tensorboard/00-fedmaba-s0")
+    assert found["strategy/lambda"] == [1, 2, 3, 4, 5, 6]
+    assert found["deployed/variance"] == found["clients/accuracy"] == [2, 4, 6]
+    assert sorted(step for run in made for step in run.logged) == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_tracker_that_fails_is_told_and_the_training_goes_on(made, tiny_npz, tmp_path):

@@ -47,6 +47,14 @@ def test_one_command_searches_picks_and_runs_fresh_seeds(call, words, monkeypatc
     for shown in (answer.out, call("table", "mine").out):
         assert "Trials, on validation data" in shown
         assert "fedavg, lr=0.001" in shown
+    assert call("report", "mine", "-o", "mine.html").code == 0
+    page = Path("mine.html").read_text().partition('id="search"')[2].partition("</section>")[0]
+    picked, _, everything = page.partition("All 4 trials")
+    rows = ("fedavg, lr=0.001", "fedavg, lr=0.5", "fedmaba:alpha=0.8, lr=0.5")
+    kept = {t["strategy"] + f", lr={t['values']['train.lr']:g}" for t in trials if t["picked"]}
+    for row in rows:
+        assert (f">{row}<" in picked) == (row in kept)
+        assert f">{row}<" in everything
     monkeypatch.setattr(engine, "simulate", None)  # nothing is trained again
     again = call(*words)
     assert again.code == 0, again.err

@@ -230,7 +230,7 @@ def test_a_verdict_speaks_of_scores():
     said = verdict.verdicts_of_sources([data.source_of(history(["fedavg", "afl"], score=7.0))])[
         0
     ].text
-    assert "the mean accuracy is the same" in said
+    assert "The mean is the same" in said
     assert not re.search(r"7\.0 %|700", said)
 
 

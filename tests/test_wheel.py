@@ -40,11 +40,9 @@ def test_the_wheel_works_without_torch(tmp_path):
     done = run(bin_ / "python", "-c", SCRIPT)
     assert done.returncode == 0, done.stderr
     assert "fedmaba" in run(bin_ / "fedmaba", "list", "strategies").stdout
-    listed = run(bin_ / "fedmaba", "reproduce").stdout.splitlines()
-    files = sorted(path.stem for path in (ROOT / "experiments").glob("*.toml"))
-    assert sorted(line.split()[0] for line in listed[1:-1]) == files
     done = run(bin_ / "fedmaba", "reproduce", "claims", "--from", tmp_path)
-    assert (done.returncode, "none of its runs is there" in done.stderr) == (2, True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "experiments/" in done.stderr
     done = run(bin_ / "fedmaba", "compare", "fedavg", "--out", tmp_path / "run")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "pip install '.[sim]'" in done.stderr

@@ -19,7 +19,7 @@ import typer
 
 import fedmaba
 from fedmaba import cli
-from fedmaba.experiment import config, sweep
+from fedmaba.experiment import config, laboratory, sweep
 
 DOCS = Path(__file__).parents[1] / "docs"
 FLOORS = {  # from the ground up: a module imports what stands before it (a test looks)
@@ -32,7 +32,6 @@ FLOORS = {  # from the ground up: a module imports what stands before it (a test
     "Results": "results adapters",
     "Experiments": "experiment",
     "What people see": "report",
-    "The paper, reproduced": "reproduction",
     "A real federation": "deploy flower",
     "Command line": "cli __main__",
 }
@@ -50,6 +49,7 @@ INNER = {  # methods that fedmaba calls itself, or that Flower calls
     "RunHistory": ("arrays",),
     "Federation": ("check",),
     "Local": ("to_json", "from_json"),
+    "Objective": ("form", "own"),
     "FlowerStrategy": (
         "__init__",
         "summary",
@@ -73,6 +73,8 @@ def command_line() -> str:
     ]
     shared = {key.flag for key in config.options()}
     for path, command in _commands(typer.main.get_command(cli.app), "fedmaba"):
+        if path == "fedmaba reproduce":  # which passes its words on
+            command = typer.main.get_command(laboratory.enter("command").app)
         words = [_argument(p) for p in command.params if p.param_type_name == "argument"]
         lines += [f"## {path}", "", (command.help or "").strip(), ""]
         lines += ["```text", " ".join([path, *words, "[OPTIONS]"]), "```", ""]
@@ -129,15 +131,22 @@ def modules() -> str:
             left.remove(name)
             paths = sorted((root / name).glob("*.py")) or [root / f"{name}.py"]
             for path in paths:
-                text = ast.parse(path.read_text(encoding="utf-8"))
-                about = (ast.get_docstring(text) or "").strip().splitlines()[0]
-                inside = "" if path.name == "__init__.py" else path.stem
-                shown = f"`{name}/{inside}`" if path.parent != root else f"`{name}`"
-                lines.append(f"| {floor} | {shown} | {about} |")
+                lines.append(_module(floor, path, root))
                 floor = ""
     if left:
         raise SystemExit(f"tools/reference.py: FLOORS lacks {', '.join(sorted(left))}")
+    floor, place = "The paper, in `experiments/`", Path(str(laboratory.folder()))
+    for path in sorted((place / "laboratory").glob("*.py")):
+        lines.append(_module(floor, path, place))
+        floor = ""
     return "\n".join(lines) + "\n"
+
+
+def _module(floor: str, path: Path, root: Path) -> str:
+    """A row of the list: a module, and the first line of what it says of itself."""
+    about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    shown = path.relative_to(root).with_suffix("").as_posix().removesuffix("__init__")
+    return f"| {floor} | `{shown}` | {about.strip().splitlines()[0]} |"
 
 
 def python() -> str:
@@ -267,6 +276,8 @@ def _default(value: ast.expr | None) -> tuple[str, str]:
         return ("" if value is None else ast.unparse(value)), ""
     given = {k.arg: ast.unparse(k.value) for k in value.keywords}
     if ast.unparse(value.func) == "field":
+        if "default" in given:
+            return given["default"], ""
         return given["default_factory"].replace("dict", "{}").replace("list", "[]"), ""
     low, high, above = (given.get(key) for key in ("low", "high", "above"))
     words = f"{low} to {high}" if low and high else f"above {above}" if above else f"{low} or more"

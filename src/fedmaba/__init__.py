@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from fedmaba.data.dataset import Dataset
     from fedmaba.data.federation import Federation
     from fedmaba.errors import InputError
+    from fedmaba.experiment.histories import load_history
     from fedmaba.experiment.starting import compare
     from fedmaba.experiment.tune import tune
-    from fedmaba.reproduction.target_sources import load_history
     from fedmaba.results.history import History, RunHistory
     from fedmaba.results.metrics import Fairness, fairness
     from fedmaba.strategies import (
@@ -51,12 +51,13 @@ if TYPE_CHECKING:
         register,
     )
     from fedmaba.strategies.base import (
+        Combine,
         Decision,
         Keep,
         Local,
         Needs,
+        Objective,
         Personal,
-        PropFairLoss,
         Replies,
         ServerStep,
         Shown,
@@ -77,7 +78,8 @@ _HOME = {
     "Local": "strategies.base",
     "Needs": "strategies.base",
     "Personal": "strategies.base",
-    "PropFairLoss": "strategies.base",
+    "Combine": "strategies.base",
+    "Objective": "strategies.base",
     "Replies": "strategies.base",
     "ServerStep": "strategies.base",
     "Shown": "strategies.base",
@@ -86,7 +88,7 @@ _HOME = {
     "InputError": "errors",
     "RunHistory": "results.history",
     "fairness": "results.metrics",
-    "load_history": "reproduction.target_sources",
+    "load_history": "experiment.histories",
     "param": "strategies.base",
     "parse": "strategies",
     "register": "strategies",
@@ -131,6 +133,7 @@ __all__ = [
     "AAggFF",
     "AdaFed",
     "Alone",
+    "Combine",
     "Dataset",
     "Decision",
     "DeltaFL",
@@ -159,9 +162,9 @@ __all__ = [
     "Keep",
     "Local",
     "Needs",
+    "Objective",
     "Personal",
     "PropFair",
-    "PropFairLoss",
     "Replies",
     "RunHistory",
     "Scaffold",

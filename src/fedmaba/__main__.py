@@ -21,13 +21,20 @@ def _forget_here() -> None:
 
 def main() -> None:
     """The command line, with signals heeded while it is still being imported."""
+    import atexit
+
     from fedmaba import stop
 
+    atexit.register(stop.ignore)  # As the first, it is called last.
     try:
         with stop.at_once():
             from fedmaba import cli
 
-            cli.main()
+            try:
+                cli.main()
+            except SystemExit as end:
+                stop.answer_stands(end.code if isinstance(end.code, int) else 0)
+                raise
     except KeyboardInterrupt:  # before it could hear of it
         sys.exit(130)
 

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedmaba.errors import InputError
-from fedmaba.results import files
+from fedmaba.errors import InputError, reason
+from fedmaba.results import array_files, files
+from fedmaba.rows.weights import can_train_from
 
 KEY_PREFIX = "base_model.model."
 CONFIG_FILE, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -86,6 +87,12 @@ def add_lora(
                 f"{_some(n for n, m in model.named_modules() if type(m) is nn.Linear)}"
             )
         for name in chosen:
+            layer: Any = model.get_submodule(name)
+            if rank > (most := max(layer.in_features, layer.out_features)):
+                raise InputError(
+                    f"rank={rank}: layer {name!r} has {layer.in_features} inputs and "
+                    f"{layer.out_features} outputs: give a rank of at most {most}"
+                )
             _put(model, name, rank, alpha / rank, dropout)
     for wanted in train:
         chosen = [n for n, _ in model.named_modules() if _is_called(n, wanted)]
@@ -113,6 +120,12 @@ def load_adapter(model: nn.Module, folder: str | Path) -> nn.Module:
         if type(model.get_submodule(name)) is not nn.Linear:
             kind = type(model.get_submodule(name)).__name__
             raise InputError(f"{folder}: layer {name!r} is a {kind}: only linear layers are known")
+        # This is compared before memory is taken for a rank that the file only claims.
+        if (own := tuple(weights[f"{name}.lora_A.weight"].shape))[:1] != (rank,):
+            raise InputError(
+                f"{folder}: {name}.lora_A.weight has shape {own}, but {CONFIG_FILE} says r={rank}: "
+                "give the two files of one adapter"
+            )
         _put(model, name, rank, scale, float(config.get("lora_dropout") or 0.0))
     state = model.state_dict()
     for name, value in weights.items():
@@ -122,6 +135,12 @@ def load_adapter(model: nn.Module, folder: str | Path) -> nn.Module:
             raise InputError(
                 f"{folder}: {name} has shape {tuple(value.shape)}, but the model has {there} "
                 "there: give the adapter's base"
+            )
+        numbers = value.is_floating_point() and can_train_from(value.numpy(), like.dtype)
+        if like.is_floating_point() and not numbers:
+            raise InputError(
+                f"{folder}: {name} has values that are no numbers, or too large to train from: "
+                "restore the file"
             )
     model.load_state_dict(weights, strict=False)
     for name, p in model.named_parameters():
@@ -244,10 +263,9 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _load(path: Path) -> dict[str, Tensor]:
-    import safetensors.torch  # adapters are also used where nothing is read or written
-
+    """The tensors of a .safetensors file, which must be plain and as large as it says."""
     try:
-        found: dict[str, Tensor] = safetensors.torch.load_file(path)
-        return found
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise InputError(f"{path}: {error}: give a .safetensors file of weights") from error
+        found = array_files.read_weights(path)
+    except array_files.READ_ERRORS as error:
+        raise InputError(f"{path}: {reason(error)}: give a .safetensors file of weights") from error
+    return {name: torch.from_numpy(value) for name, value in found.items()}

@@ -26,6 +26,7 @@ from flwr.serverapp.strategy import Strategy as Base
 
 from fedmaba.deploy import records, reply_fetching, round_log, secure_round, validation
 from fedmaba.deploy.event_log import EventLog, why_it_ends
+from fedmaba.deploy.flower_app.check import BEHIND_SECONDS
 from fedmaba.deploy.messages import (
     array_record,
     as_node,
@@ -57,7 +58,6 @@ from fedmaba.privacy.mechanism import Privacy
 from fedmaba.strategies.base import Strategy
 
 ASK_AGAIN_SECONDS = 300.0  # after which a node that gave no name, or a wrong one, is asked again
-CLOCK_SECONDS = 300.0  # by which the clocks of two hosts may differ
 OWN_ROUNDS_ONLY = (
     "FlowerStrategy runs its own rounds: call its start(), and put no other strategy around it; "
     "clipping or noise of a wrapper, as Flower's for differential privacy, would not reach the "
@@ -196,7 +196,7 @@ class FlowerStrategy(Base):
         )
         grid = self._limit_replies(grid, server)
         self.name_replies, self.asked_at = reply_fetching.ReplyFetcher(grid), {}
-        self.ttl = timeout + CLOCK_SECONDS  # a site that returns does not work through old rounds
+        self.ttl = timeout + BEHIND_SECONDS  # a site that returns skips old rounds, by its clock
         if server.round:
             self._log(INFO, f"going on after round {server.round}, saved in {self.folder}")
         self.running = True
@@ -365,7 +365,7 @@ class FlowerStrategy(Base):
             for node in new:
                 self._turn_away(node.number, self.site_names.unlisted(node))
             return
-        ttl = ASK_AGAIN_SECONDS + CLOCK_SECONDS
+        ttl = ASK_AGAIN_SECONDS + BEHIND_SECONDS
         questions = [Message(RecordDict(), n.number, MessageType.QUERY, ttl=ttl) for n in new]
         for node, message in zip(new, reply_fetching.send_messages(grid, questions), strict=True):
             if message:
@@ -430,11 +430,11 @@ class FlowerStrategy(Base):
         """A round in which the server sees the sum alone; repeated while too few sites stay."""
         server, rule = self._server, self.settings.secure
         assert rule is not None
-        self.left_out, why = set(), ""
-        earlier: list[str] = []
+        self.left_out, why, earlier = set(), "", list[str]()
         for _ in range(ATTEMPTS):
             told = {} if server.private is None else server.private.site_rule()
-            attempt = SecureRound(rule, server.round_id(), server.size, self.public_keys, told)
+            round_id = f"{server.round_id()} {server.federation}"
+            attempt = SecureRound(rule, round_id, server.size, self.public_keys, told)
             task = ConfigRecord({**config, "secure": attempt.first_task()})
             messages = self.configure_train(server.round + 1, ArrayRecord(), task, grid)
             for message in messages:
@@ -529,8 +529,7 @@ class FlowerStrategy(Base):
             lambda node, site: self.site_names.check(self.nodes[node], site),
             self.settings.strategy.needs().loss != "none",
             limits,
-            self.settings.strategy.needs().steps,
-            self.settings.strategy.needs().alone,
+            self.settings.strategy.needs().of_clients,
             any_values=private is not None and not at_sites,
         )
 

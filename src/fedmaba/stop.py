@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -24,6 +25,25 @@ def at_once() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end the program as Ctrl-C does, so that files are closed."""
     with _handled(ENDING[1:], lambda number, frame: _end(number)):
         yield
+
+
+def answer_stands(code: int) -> None:
+    """Let later signals end the process with the code of its answer, which is out already.
+
+    To take a process apart that has used torch takes a good part of a second.
+    """
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # no nohup
+            signal.signal(number, lambda *_: os._exit(code))
+
+
+def ignore() -> None:
+    """Hear no signal: when Python takes itself apart, its own handlers go, and a signal would kill.
+
+    This is for the last moment, since what hangs could not be ended by Ctrl-C.
+    """
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
@@ -72,4 +92,5 @@ def _handled(numbers: Sequence[int], handler: Callable[[int, object], None]) -> 
         yield
     finally:
         for number, was in before.items():
-            signal.signal(number, signal.SIG_DFL if was is None else was)
+            if signal.getsignal(number) is handler:  # not where the answer stands
+                signal.signal(number, signal.SIG_DFL if was is None else was)

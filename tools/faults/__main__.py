@@ -29,6 +29,8 @@ CAMPAIGNS = {
     "kill": Campaign("kill", "campaign", 1_000),
     "steps": Campaign("kill", "steps", 10_000),
     "signals": Campaign("kill", "signals", 200),
+    "extend": Campaign("extend", "campaign", 300),
+    "extend-steps": Campaign("extend", "steps", 1_000),
     "damage": Campaign("damage", "campaign", 100_000),
     "forged": Campaign("damage", "forged", 2_000),
     "folders": Campaign("damage", "folders", 2_000),

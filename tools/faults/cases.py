@@ -248,8 +248,10 @@ def _practise(root: Path) -> None:
     import encodings.idna  # noqa: F401, I001
     import importlib.readers  # noqa: F401
     import fedmaba.report.watch
-    import fedmaba.reproduction.run
     import fedmaba.deploy.server  # noqa: F401
+    from fedmaba.experiment import laboratory
+
+    laboratory.enter("run")
 
     source = root / "templates" / "done" / "run"
     if not source.exists():

@@ -23,7 +23,7 @@ FIGURES = (
     "gains", "heterogeneity",
 )  # fmt: skip
 RUNS = ("done", "half", "attacked", "diverged")
-ARCHIVE = "readings.92642bfcf4.npz"  # the smallest of results/
+ARCHIVE = "readings.92642bfcf4.npz"  # the smallest of them
 TARGET = "readings"
 
 
@@ -34,7 +34,7 @@ def make(root: Path, names: Sequence[str] = (*RUNS, "server", "archive")) -> Non
         (root / name).mkdir()
         if name == "archive":
             (root / name / "run").mkdir()
-            content = (ROOT / "results" / ARCHIVE).read_bytes()
+            content = (ROOT / "experiments" / "results" / ARCHIVE).read_bytes()
             (root / name / "run" / ARCHIVE).write_bytes(content)
         else:  # this process must do no work of its own: its forks would inherit it
             begun[name] = _begin(name, root / name)

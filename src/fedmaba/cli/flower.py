@@ -1,4 +1,4 @@
-"""Deploy on Flower: new, proxy, check, demo."""
+"""Deploy on Flower: new, proxy, serve, check, demo."""
 
 from __future__ import annotations
 
@@ -41,7 +41,16 @@ def proxy(
     from fedmaba.deploy.flower_app import proxy
 
     target = proxy.write_configs(directory, listen, superlink_port, keys)
-    say(f"{target}: start it with {' '.join(proxy.nginx_command('nginx', directory))}")
+    say(f"{target}: start it with {' '.join(proxy.serve_command('fedmaba', directory))}")
+
+
+def serve(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="that `proxy` wrote")],
+) -> None:
+    """Run the proxy in the foreground: its log stays small, and no connection lasts for long."""
+    from fedmaba.deploy.flower_app.serve import serve
+
+    raise typer.Exit(serve(directory))
 
 
 def check(

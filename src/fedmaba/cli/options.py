@@ -35,6 +35,10 @@ else:  # Before 0.19, typer knows choices by enums only.
     TrackerName = StrEnum("TrackerName", ["tensorboard", "wandb", "mlflow"])
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, only the result")]
+Fresh = Annotated[
+    bool,
+    typer.Option("--fresh", help="begin anew, in a new folder beside --out: OUT-001, OUT-002, ..."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document for scripts")]
 TensorboardFlag = Annotated[
     bool, typer.Option("--tensorboard", help="the same as --track tensorboard")
@@ -89,13 +93,17 @@ RunOrTarget = Annotated[
     Path,
     typer.Argument(
         metavar="RUN",
-        help="a run or state folder, or results of reproduce: results/TARGET or an .npz file",
+        help="a run or state folder, or results of reproduce: FOLDER/TARGET or an .npz file",
         callback=_refuse_unreadable,
     ),
 ]
 RunFolders = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN", help="run or state folders", callback=_refuse_unreadable),
+    typer.Argument(
+        metavar="RUN",
+        help="run or state folders, or results of reproduce: results/TARGET or an .npz file",
+        callback=_refuse_unreadable,
+    ),
 ]
 DataDir = Annotated[
     Optional[Path],  # noqa: UP045

@@ -24,11 +24,10 @@ from fedmaba.cli.options import (
     WorstShare,
 )
 from fedmaba.errors import InputError
-from fedmaba.experiment import config
 
 
 def table(
-    folder: RunOrTarget,
+    folders: RunFolders,
     model: Annotated[Model, typer.Option(help="which model")] = "deployed",
     at: Annotated[At, typer.Option(help="which rounds")] = "last",
     on: JudgedOn = "test",
@@ -46,14 +45,15 @@ def table(
     ] = "strategy",
     as_json: AsJson = False,
 ) -> None:
-    """Show the table of a run folder, finished or not, or of a reproduced target.
+    """Show the table of a run folder, finished or not, of several, or of a reproduced target.
 
     Of a federation on Flower, name its state folder: then also its sites, and who was left out.
     """
+    from fedmaba.cli import sources
     from fedmaba.experiment import trials
-    from fedmaba.report import document, federation, json_forms, terminal, trials_table
+    from fedmaba.experiment.histories import load_history
+    from fedmaba.report import data, document, federation, json_forms, terminal, trials_table
     from fedmaba.report import table as tables
-    from fedmaba.reproduction import target_sources
     from fedmaba.results import state_folder
 
     to = "json" if as_json else to
@@ -61,20 +61,25 @@ def table(
         if share is not None:
             raise InputError(f"--by {by} has no worst share of clients: leave out --share")
         show = _clients if by == "client" else _groups
-        show(folder, model, at, on, against, to)
-        tell_unfinished(folder)
+        show(folders, model, at, on, against, to)
+        for folder in folders:
+            tell_unfinished(folder)
         return
-    history = target_sources.load_history(folder).judged_on(on)
+    # Only one folder has trials, or is the state of a federation.
+    one, title = folders[0] if len(folders) == 1 else None, ", ".join(map(str, folders))
+    history = load_history(one) if one is not None else data.combine(sources.load_each(folders))
+    history = history.judged_on(on)
     if to == "json":
         typer.echo(json_forms.json_table(history, model, at, share, against), nl=False)
         return
-    page = tables.document(history, model, at, share, against, str(folder))
+    page = tables.document(history, model, at, share, against, title)
     # what terminal.show does not show
     more = [grid for grid in page.grids if grid.name in ("differences", "holm")]
-    if found := trials.load_trials(folder):
+    if one is not None and (found := trials.load_trials(one)):
         more.append(trials_table.trials_grid(found, history.unit))
         page.grids.append(more[-1])
-    if (state := state_folder.load_state_folder(folder)) is not None:
+    state = None if one is None else state_folder.load_state_folder(one)
+    if state is not None:
         more += [*federation.grids(state), *federation.events(state)]
         page.grids += federation.grids(state)
     if to == "text":
@@ -83,22 +88,22 @@ def table(
         terminal.lines([] if state is None else federation.how_far(state))
     else:
         typer.echo(document.written(page, to), nl=False)
-    tell_unfinished(folder)
+    for folder in folders:
+        tell_unfinished(folder)
 
 
 def _clients(
-    folder: Path, model: Model, at: At, on: On, against: str | None, to: TableForm
+    folders: list[Path], model: Model, at: At, on: On, against: str | None, to: TableForm
 ) -> None:
     """Each client by itself, the worst served first."""
+    from fedmaba.cli import sources
     from fedmaba.report import client_tables, document, terminal
-    from fedmaba.reproduction import target_sources
 
-    sources = target_sources.load_runs_and_targets([folder])
-    found = client_tables.table(sources, model, at, on, against)
+    found = client_tables.table(sources.load_each(folders), model, at, on, against)
     if to == "json":
         typer.echo(client_tables.json_document(found), nl=False)
         return
-    page = client_tables.document(found, str(folder))
+    page = client_tables.document(found, ", ".join(map(str, folders)))
     if to == "text":
         page = client_tables.for_terminal(page, found)
         terminal.tables(page.grids)
@@ -107,11 +112,13 @@ def _clients(
         typer.echo(document.written(page, to), nl=False)
 
 
-def _groups(folder: Path, model: Model, at: At, on: On, against: str | None, to: TableForm) -> None:
+def _groups(
+    folders: list[Path], model: Model, at: At, on: On, against: str | None, to: TableForm
+) -> None:
     """Groups of people, and the gaps between them."""
     from fedmaba.experiment import parts
+    from fedmaba.experiment.histories import load_history
     from fedmaba.report import document, group_tables, terminal
-    from fedmaba.reproduction import target_sources
 
     if against is not None:
         raise InputError("--by group has no --against: leave one of them out")
@@ -119,9 +126,12 @@ def _groups(folder: Path, model: Model, at: At, on: On, against: str | None, to:
         raise InputError("--by group has no JSON: write it with --to csv")
     if on == "validation":
         raise InputError("--by group counts test examples: leave out --on validation")
+    if len(folders) > 1:
+        raise InputError("--by group is of one folder: name one")
+    (folder,) = folders
     about = parts.about_of(folder) if folder.is_dir() else {}
     names = group_tables.Names(about.get("data", {}).get("clients", ()))
-    history = target_sources.load_history(folder)
+    history = load_history(folder)
     page = group_tables.document(history, model, at, names, str(folder))
     if to == "text":
         terminal.tables(page.grids)
@@ -138,13 +148,13 @@ def report(
 ) -> None:
     """Write one self-contained page with every table and figure.
 
-    Of run folders, or of a reproduced target: `fedmaba report results/table2-fashion-mnist`. Of
-    federations on Flower, name their state folders.
+    Of run folders, or of a reproduced target: `fedmaba report
+    experiments/results/table2-fashion-mnist`. Of federations on Flower, name their state folders.
     """
+    from fedmaba.cli import sources
     from fedmaba.report import html
-    from fedmaba.reproduction import target_sources
 
-    html.write_page(folders, out, share, target_sources.load_runs_and_targets, on)
+    html.write_page(folders, out, share, sources.load_each, on)
     say(out)
 
 
@@ -175,9 +185,11 @@ def figure(
     font: Annotated[Literal["sans", "serif"], typer.Option(help="of all texts")] = "sans",
 ) -> None:
     """Draw one figure in print quality, with its caption in a text file beside it."""
+    from fedmaba.cli import sources
     from fedmaba.report import figures
 
-    for path in figures.write_figure(kind, folders, out, model, share, width, font):
+    load = sources.load_each
+    for path in figures.write_figure(kind, folders, out, model, share, width, font, load):
         say(path)
 
 
@@ -193,12 +205,12 @@ def export_run(
     on: JudgedOn = "test",
 ) -> None:
     """Write the tables of a run for a spreadsheet or another program, or the card of its models."""
+    from fedmaba.cli import sources
     from fedmaba.report import export as tables
-    from fedmaba.reproduction import target_sources
 
     name = "models" if to == "card" else to if on == "test" else f"{to}-{on}"
     place = out or (folder.with_suffix("") if folder.is_file() else folder) / name
-    for path in tables.write_export(folder, place, to, target_sources.load_one, on):
+    for path in tables.write_export(folder, place, to, sources.load_one, on):
         say(path)
     tell_unfinished(folder)
 
@@ -210,14 +222,14 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """One line each, with hyper-parameters and defaults."""
+    from fedmaba.experiment import laboratory
     from fedmaba.report import json_forms, terminal
-    from fedmaba.reproduction import display
 
+    display = laboratory.enter("display") if what == "targets" else None
     if as_json:
-        targets = what == "targets"
-        rows = display.target_rows(config.REPRODUCE_FOLDER) if targets else terminal.rows_of(what)
+        rows = terminal.rows_of(what) if display is None else display.target_rows()
         typer.echo(json_forms.json_list(what, rows), nl=False)
-    elif what == "targets":
-        display.targets(config.REPRODUCE_FOLDER)
-    else:
+    elif display is None:
         terminal.listing(what)
+    else:
+        display.show_targets()

@@ -15,6 +15,7 @@ import typer
 from fedmaba import stop
 from fedmaba.cli.messages import say_nothing, stays_silent, tell
 from fedmaba.cli.options import (
+    Fresh,
     Overrides,
     Quiet,
     RunFolder,
@@ -36,6 +37,7 @@ def compare(
         list[str], typer.Argument(metavar="STRATEGY...", help="as fedmaba:alpha=0.8,eta_b=[0.1,1]")
     ],
     overrides: Overrides = None,
+    fresh: Fresh = False,
     quiet: Quiet = False,
     track: Track = None,
     tensorboard: TensorboardFlag = False,
@@ -44,7 +46,7 @@ def compare(
     """Run strategies side by side on one federation and show the table."""
     options = given["options"]
     asked = _experiments({"strategies": strategies}, options, overrides, "")
-    _run(*asked, quiet, _trackers(track, tensorboard))
+    _run(*asked, fresh, quiet, _trackers(track, tensorboard))
 
 
 @with_experiment_options
@@ -53,6 +55,7 @@ def run(
         Path, typer.Argument(metavar="EXPERIMENT.toml", help="see docs/experiments.md")
     ],
     overrides: Overrides = None,
+    fresh: Fresh = False,
     quiet: Quiet = False,
     track: Track = None,
     tensorboard: TensorboardFlag = False,
@@ -61,7 +64,7 @@ def run(
     """Run the experiment of a file; options override its keys."""
     tree = experiment_file.read_toml(file)
     asked = _experiments(tree, given["options"], overrides, str(file))
-    _run(*asked, quiet, _trackers(track, tensorboard))
+    _run(*asked, fresh, quiet, _trackers(track, tensorboard))
 
 
 @with_experiment_options
@@ -85,6 +88,7 @@ def tune(
     ] = "best:accuracy",
     search_seeds: Annotated[int, typer.Option(help="of every trial: 0, 1, ...", min=1)] = 3,
     overrides: Overrides = None,
+    fresh: Fresh = False,
     quiet: Quiet = False,
     track: Track = None,
     **given: Any,
@@ -103,16 +107,18 @@ def tune(
     )
     _allow_user_code({**tree, "strategies": strategies})
     began, whole = time.monotonic(), tuning.Tuning(search, Path(out), command=sys.argv)
+    if fresh:
+        whole.out = _new_folder(whole.out)
     ran = False
     for session in whole.sessions():
         ran |= not session.done
-        _drive(session, Path(out), quiet, used, again="the same command goes on")
+        _drive(session, whole.out, quiet, used, again="the same command goes on")
         del session
     terminal.tables([trials_table.trials_grid(whole.trials, whole.history().unit, pick)])
     if ran:
-        _show_result(whole.history(), Path(out), time.monotonic() - began)
+        _show_result(whole.history(), whole.out, time.monotonic() - began)
     else:
-        _show_finished(whole.history(), Path(out), quiet, extends=False)
+        _show_finished(whole.history(), whole.out, quiet, extends=False)
 
 
 def resume(
@@ -192,22 +198,25 @@ def _allow_user_code(tree: dict[str, Any]) -> str:
 
 
 def _run(
-    asked: list[config.Experiment], keys: Collection[str], quiet: bool, used: Sequence[str]
+    asked: list[config.Experiment],
+    keys: Collection[str],
+    fresh: bool,
+    quiet: bool,
+    used: Sequence[str],
 ) -> None:
     from fedmaba import strategies
     from fedmaba.experiment import starting
-    from fedmaba.results import run_folder
 
     def claim(session: Session) -> Path:
         """A new folder, one for all ranks."""
         stem, ranks = Path(asked[0].data.name).stem.partition(":")[0], session.batch.ranks
-        claimed = "" if ranks.rank else str(run_folder.create_numbered_folder(Path("runs"), stem))
+        claimed = "" if ranks.rank else str(_new_folder(out or Path("runs", stem)))
         return Path(ranks.tell(claimed.encode()).decode())
 
     rows = strategies.single_specs(asked[0].strategies)
-    out = asked[0].save.out
+    out = Path(asked[0].save.out) if asked[0].save.out else None
     whole = starting.RunGroup(
-        asked, rows, keys, Path(out) if out else None, claim=claim, command=sys.argv
+        asked, rows, keys, None if fresh else out, claim=claim, command=sys.argv
     )
     began, finished, ran = time.monotonic(), [], False
     for session in whole.sessions():
@@ -222,6 +231,13 @@ def _run(
         _show_finished(whole.history(finished), whole.out, quiet)
     else:
         _show_result(whole.history(finished), whole.out, time.monotonic() - began)
+
+
+def _new_folder(name: Path) -> Path:
+    """A new folder with the next number that is free after this name."""
+    from fedmaba.results import run_folder
+
+    return run_folder.create_numbered_folder(name.parent, name.name)
 
 
 def _trackers(track: Sequence[str] | None, tensorboard: bool = False) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmaba.data import trees
-from fedmaba.data.tables import Preparation
+from fedmaba.data.preparation import Preparation
 from fedmaba.data.targets import TargetKind, TaskName
 from fedmaba.data.trees import Tree
 from fedmaba.errors import InputError
@@ -43,6 +43,21 @@ class Dataset:
     inputs: str = ""  # It says how published pixels became x, or is empty for values as given.
     task: TaskName = "classify"
     task_given: bool = False  # It says whether the user named the task, or it was inferred.
+    # This column of a table names the clients, or only looks so, where `client` is None.
+    client_column: str = ""
+    doubts: tuple[str, ...] = ()  # what may be a mistake, and how to say what is meant
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.in_words()})"
+
+    def in_words(self) -> str:
+        """Its name and size for people."""
+        one, table = self.shape, self.preparation
+        what = f"inputs of shape {trees.in_words(one)}"
+        if isinstance(one, trees.Shape) and len(one) == 1:
+            columns = len({f.column for f in table.features}) if table else one[0]
+            what = f"{columns:,} feature{'s' if columns != 1 else ''}"
+        return f"{self.name}: {len(self.y):,} rows, {what}"
 
     @cached_property
     def shape(self) -> Tree[trees.Shape]:

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedmaba.data import datasets, forms, partition, tables, trees
+from fedmaba.data import datasets, forms, frames, partition, questions, tables, trees
+from fedmaba.data.arrays import lost_by_float32
 from fedmaba.data.attack import Attack, Hostile
 from fedmaba.data.dataset import Dataset
 from fedmaba.data.partition import Split
@@ -30,6 +31,9 @@ class ClientRows:
 
     index: IntArray  # (total,)
     start: IntArray  # (N+1,)
+
+    def __repr__(self) -> str:
+        return f"ClientRows({len(self.index):,} examples of {len(self.size):,} clients)"
 
     @cached_property
     def size(self) -> IntArray:
@@ -87,6 +91,21 @@ class Federation:
     origin: Origin | None = None  # None: it was split by hand
     # This is the digest of the split before examples were copied, empty if none were.
     divided: str = ""
+
+    def __repr__(self) -> str:
+        sizes = [f"{len(getattr(self, part).index):,} {part}" for part in partition.PARTS]
+        return f"Federation({self.data.name}: {self.whence()}; examples: {', '.join(sizes)})"
+
+    def whence(self) -> str:
+        """How many clients there are, and where they come from."""
+        many = f"{self.n_clients:,} client{'s' if self.n_clients != 1 else ''}"
+        if self.origin is None:
+            return f"{many}, as the split given names them"
+        if self.origin.how.spec != "given":
+            how = f"made by partition {self.origin.how.spec}"
+            return f"{many}, {how}" + ": the data name none" * (self.data.client is None)
+        column = self.data.client_column
+        return f"{many}, named by column {column}" if column else f"{many}, named by the data"
 
     @cached_property
     def train(self) -> ClientRows:
@@ -166,7 +185,7 @@ class Federation:
     def make(
         cls,
         data: Dataset | str,
-        spec: str = "shards:2",
+        spec: str | None = None,
         clients: int | None = None,
         seed: int = 0,
         test: str = "official",
@@ -175,11 +194,13 @@ class Federation:
     ) -> Federation:
         """Split a data set over clients; `spec` as in `fedmaba list partitions`.
 
+        Without one the clients are the data's own, or shards:2 makes them where the data name none.
         `min_examples` leaves out the data's own clients that have fewer.
         """
         if isinstance(data, str):
             data = datasets.load(data)
-        return divide(data, [seed], Division(spec, clients, test, validation, min_examples))[seed]
+        how = Division(spec or usual(data), clients, test, validation, min_examples)
+        return divide(data, [seed], how)[seed]
 
     @classmethod
     def from_arrays(
@@ -223,6 +244,7 @@ class Federation:
         standardise: bool | str | None = None,
         categorical: Sequence[str] = (),
         drop: Sequence[str] = (),
+        feature: Sequence[str] = (),
         seed: int = 0,
         validation: float = 0.0,
         task: str | None = None,
@@ -231,16 +253,21 @@ class Federation:
 
         `label`, `client`, `group` and `split` name columns, each looked for under that name
         otherwise; `split` says train, validation or test. All other columns are features, but those
-        of `drop`. Words become a column of 0 and 1 each, also in the columns of `categorical`; gaps
-        are filled (`missing`: median, client-median or refuse) and numbers are standardised, both
-        by the training examples alone.
+        of `drop`; those of `feature` are, even if they look like something else. Words become a
+        column of 0 and 1 each, also in the columns of `categorical`; gaps are filled (`missing`:
+        median, client-median or refuse) and numbers are standardised, both by the training examples
+        alone.
         """
         reading = tables.reading(
-            label, client, group, split, drop, categorical, missing, standardise
+            label, client, group, split, drop, categorical, missing, standardise, feature
         )
-        table = tables.read_frame(frame, reading)
+        table = frames.read_frame(frame, reading)
         if table.reading.client is None:
-            raise InputError("no column is called client: say which one names the owner: client=")
+            near = questions.owner_like(table)
+            hint = f"{near!r}, which looks so" if near else ""
+            raise InputError(
+                f"no column is called client: say which one names the owner: client={hint}"
+            )
         data = datasets.from_table(table, "frame", task)
         return divide(data, [seed], Division(validation=validation, min_examples=min_examples))[
             seed
@@ -275,10 +302,23 @@ class Federation:
             return cls.from_frame(found.columns, label, "client", task=task, **more, **columns)
         if columns:
             raise InputError(f"{next(iter(columns))} is for tables, but clients have arrays")
-        data = replace(datasets.from_arrays(**found.arrays, task=task), steps=found.steps)
+        data = datasets.from_arrays(**found.arrays, task=task)
+        data = replace(data, steps=(*data.steps, *found.steps))
         return divide(data, [seed], Division(validation=validation, min_examples=min_examples))[
             seed
         ]
+
+
+def usual(data: Dataset) -> str:
+    """The partition where none is asked for: the data's own clients, else shards:2."""
+    if data.client is not None:
+        return "given"
+    if column := data.client_column:
+        raise InputError(
+            f"{data.name}: column {column} looks as if it named the clients: say --client "
+            f"{column}, or --feature {column} if it is a feature and clients are to be made"
+        )
+    return "shards:2"
 
 
 def divide(data: Dataset, seeds: Sequence[int], how: Division) -> dict[int, Federation]:
@@ -382,6 +422,11 @@ def prepared(federations: dict[int, Federation]) -> dict[int, Federation]:
             copies.append(how.apply(np.asarray(data.x), np.sort(fed.train.index), owner))
         first[seed] = place[digest] * n
     times = len(copies)
+    doubts = data.doubts
+    if not how.standardise:
+        names = [how.features[i].column for i in how.numbers]
+        wide = np.asarray(data.x)[:, how.numbers]
+        doubts += lost_by_float32(data.name, wide, names, "leave out --standardise no")
     part = [None if v is None else np.tile(v, times) for v in (data.client, data.group)]
     whole = replace(
         data,
@@ -392,6 +437,7 @@ def prepared(federations: dict[int, Federation]) -> dict[int, Federation]:
         validation=None,
         preparation=None,
         steps=(*data.steps, *how.in_words()),
+        doubts=doubts,
     )
     return {
         seed: replace(

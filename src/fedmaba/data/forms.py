@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.data import tables
+from fedmaba.data import frames
+from fedmaba.data.arrays import as_array
 from fedmaba.errors import InputError
 
 ARRAY_NAMES = ("x", "y", "x_validation", "y_validation", "x_test", "y_test")
@@ -39,7 +40,7 @@ def pooled(clients: Any, label: str | None) -> Pooled:
     if len({name for name, _ in named}) < len(named):
         raise InputError("two clients have the same name: name each once")
     if all(_is_table(part) for _, part in named):
-        read = [(name, tables.columns_of(part)) for name, part in named]
+        read = [(name, frames.columns_of(part)) for name, part in named]
         column = _image_column(read, label)
         return _columns(read) if column is None else _images(read, column, label)
     arrays: dict[str, list[Any]] = {}
@@ -88,9 +89,10 @@ def _arrays(name: str, part: Any) -> dict[str, Any]:
         if strange := next((key for key in part if key not in ARRAY_NAMES + GROUPS), None):
             known = ", ".join(ARRAY_NAMES + GROUPS)
             raise InputError(f"client {name!r} has {strange!r}: give some of {known}")
-        found = {key: np.asarray(value) for key, value in part.items()}
+        found = {key: as_array(f"client {name!r}: {key}", value) for key, value in part.items()}
     elif isinstance(part, tuple) and len(part) == 2:
-        found = {"x": np.asarray(part[0]), "y": np.asarray(part[1])}
+        pair = zip("xy", part, strict=True)
+        found = {key: as_array(f"client {name!r}: {key}", value) for key, value in pair}
     elif hasattr(part, "__getitem__") and hasattr(part, "__len__") and not _is_table(part):
         found = _items(name, part)
     else:
@@ -121,8 +123,8 @@ def _items(name: str, part: Any) -> dict[str, Any]:
                 f"client {name!r}, example {row} is of type {type(item).__name__}: each is a pair "
                 "(x, y)"
             )
-        xs.append(np.asarray(item[0]))
-        ys.append(np.asarray(item[1]))
+        xs.append(as_array(f"client {name!r}, example {row}: x", item[0]))
+        ys.append(as_array(f"client {name!r}, example {row}: y", item[1]))
     if not xs:
         raise InputError(f"client {name!r} has no examples: leave it out")
     return {"x": _stack(name, "x", xs), "y": _stack(name, "y", ys)}
@@ -165,7 +167,7 @@ def _columns(read: list[tuple[str, dict[str, Any]]]) -> Pooled:
     owner: list[str] = []
     for name, columns in read:
         for column, values in columns.items():
-            out[column] += tables.cells_of(values)
+            out[column] += frames.cells_of(values)
         owner += [name] * len(next(iter(columns.values())))
     return Pooled({}, {**out, "client": owner})
 
@@ -197,7 +199,7 @@ def _images(read: list[tuple[str, dict[str, Any]]], column: str, label: str | No
             made = (made / 255).astype(np.float32)
             made = made[:, None] if made.ndim == 3 else np.moveaxis(made, -1, 1)
         xs.append(made)
-        ys.append(np.asarray(tables.cells_of(columns[usual])))
+        ys.append(np.asarray(frames.cells_of(columns[usual])))
         owner.append(np.full(len(made), name, object))
     pictures = hasattr(read[0][1][column][0], "mode")
     step = (f"images of {column}: pixels / 255, channels first",) if pictures else ()

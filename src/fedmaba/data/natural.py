@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.data.tables import RawTable, Reading, Words, in_order
+from fedmaba.data.cells import Words, in_order
+from fedmaba.data.tables import RawTable, Reading
 from fedmaba.errors import InputError, unknown
 
 IntArray = NDArray[np.int64]

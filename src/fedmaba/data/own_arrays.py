@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedmaba.data import targets, trees
-from fedmaba.data.dataset import Dataset, Inputs, IntArray
+from fedmaba.data import names, targets, trees
+from fedmaba.data.arrays import as_array, counting, like_pixels, lost_by_float32
+from fedmaba.data.cells import Words, words_of
+from fedmaba.data.dataset import Dataset, Inputs
+from fedmaba.data.names import look_alike, read_as_one
 from fedmaba.data.paths import open_file
 from fedmaba.data.targets import TaskName
 from fedmaba.errors import InputError, error_line, unknown
@@ -22,7 +25,9 @@ from fedmaba.errors import InputError, error_line, unknown
 def _column(word: str, values: ArrayLike, kinds: str, rule: str, n: int | None) -> NDArray[Any]:
     """An array of an allowed kind of dtype, of shape (n,) where n is given."""
     try:
-        out = np.asarray(values)
+        out = as_array(word, values)
+    except InputError:
+        raise
     except ValueError:
         raise InputError(f"{word} is ragged: {rule}") from None
     if out.dtype.kind not in kinds:
@@ -115,22 +120,19 @@ def _labels(word: str, values: ArrayLike, n: int) -> NDArray[Any]:
     return out
 
 
-def _numbered(
-    labels: NDArray[Any], classes: Sequence[str] | None
-) -> tuple[IntArray, tuple[str, ...]]:
-    """Labels as class numbers from 0, and the classes' names.
+def _numbered(labels: NDArray[Any], classes: Sequence[str] | None) -> Words:
+    """Labels as class numbers from 0, with the classes' names.
 
     Without a list of classes these are the distinct labels in sorted order: a number that no
     example has is no class. With a list, labels are its entries, or integers from 0 that count it.
     """
+    distinct, number = np.unique(labels, return_inverse=True)
+    column = Words(number.astype(np.int64), tuple(map(str, distinct)))
     if labels.dtype.kind == "U":
-        number, found = _codes(labels.tolist())
-    else:
-        distinct, number = np.unique(labels, return_inverse=True)
-        number, found = number.astype(np.int64), tuple(map(str, distinct))
+        column = words_of(column.code, column.words, ())
     if classes is None:
-        return number, found
-    names = tuple(map(str, classes))
+        return column
+    found, names = column.words, tuple(map(str, classes))
     listed = names if labels.dtype.kind == "U" else tuple(map(str, range(len(names))))
     place = {name: i for i, name in enumerate(listed)}
     at = [place.get(name, -1) for name in found]
@@ -138,7 +140,7 @@ def _numbered(
         label = found[at.index(-1)]
         what = f"{len(names)} classes, {', '.join(names)[:80]}"
         raise InputError(f"label {label}, but only {what}: name all, or correct the label")
-    return np.array(at, np.int64)[number], names
+    return Words(np.array(at, np.int64)[column.code], names, column.joined)
 
 
 def from_arrays(
@@ -191,40 +193,49 @@ def from_arrays(
     both = read[0]
     for (tail, *_), more in zip(parts[1:], read[1:], strict=True):
         both = _joined(both, more, tail)
-    ys, kind, names = _targets(found, targets.check_task(task), classes, both)
+    told = _targets(found, targets.check_task(task), classes, both)
+    given = trees.leaves(x) if isinstance(read[0], tuple | dict) else [x]
+    steps, doubts = [*told.steps], [*told.doubts]
+    keys = trees.leaf_names(read[0], "x")
+    for word, wide, values in zip(keys, given, trees.leaves(read[0]), strict=True):
+        doubts += lost_by_float32(word, as_array(word, wide))
+        doubts += (*like_pixels(word, values), *counting(word, values))
     owners = [(tail, size[tail], owner) for tail, _, _, owner, _ in parts]
     groups = [(tail, size[tail], people) for tail, _, _, _, people in parts]
     held = size.get("_validation", 0)
     validation = None
     if held:
-        validation = np.zeros(len(ys), np.bool_)
+        validation = np.zeros(len(told.y), np.bool_)
         validation[size[""] : size[""] + held] = True
-    client_number, client_names = _named("client", owners)
-    group_number, group_names = _named("group", groups)
+    named, judged = _named("client", owners), _named("group", groups)
+    for word, column in (("client", named), ("group", judged)):
+        if column is not None:
+            steps += read_as_one(word, column.joined)
+            doubts += look_alike(word, column.words)
     return Dataset(
         name,
         both,
-        ys,
+        told.y,
         size[""] + held,
-        names,
-        client_number,
-        client_names,
-        group_number,
-        group_names,
+        told.names,
+        None if named is None else named.code,
+        () if named is None else named.words,
+        None if judged is None else judged.code,
+        () if judged is None else judged.words,
         validation,
-        task=kind,
+        steps=tuple(steps),
+        task=told.task,
         task_given=task is not None,
+        doubts=tuple(doubts),
     )
 
 
-def _named(
-    word: str, parts: Sequence[tuple[str, int, ArrayLike | None]]
-) -> tuple[IntArray | None, tuple[str, ...]]:
-    """The client or group of every example by number, -1 where a part does not say, and names."""
+def _named(word: str, parts: Sequence[tuple[str, int, ArrayLike | None]]) -> Words | None:
+    """The client or group of every example by name, -1 where a part does not say."""
     if parts[0][2] is None:
         if more := next((tail for tail, _, ids in parts if ids is not None), None):
             raise InputError(f"{word}{more} without {word}: say it of the training rows, too")
-        return None, ()
+        return None
     rule, kinds = f"{word} ids are integers or strings: use .astype(str)", "iuU"
     if word == "group":
         rule, kinds = "groups are integers, truth values or strings: use .astype(str)", "biuU"
@@ -242,8 +253,14 @@ def _named(
     known, number = np.unique(np.concatenate(read), return_inverse=True)
     out = np.full(sum(many for _, many, _ in parts), -1, np.int64)
     told = np.repeat([ids is not None for _, _, ids in parts], [many for _, many, _ in parts])
+    joined: list[str] = []
+    if known.dtype.kind == "U":
+        words, joined = names.joined(known.tolist())
+    if joined:
+        known, place = np.unique(words, return_inverse=True)
+        number = place[number]
     out[told] = number
-    return out, tuple(map(str, known))
+    return Words(out, tuple(map(str, known)), tuple(joined))
 
 
 def _joined(xs: Inputs, more: Inputs, tail: str) -> Inputs:
@@ -264,14 +281,24 @@ def _joined(xs: Inputs, more: Inputs, tail: str) -> Inputs:
     return trees.mapped(lambda _: next(each), xs)
 
 
+class _Target(NamedTuple):
+    """The targets of all examples, what they are, and what there is to say of them."""
+
+    y: NDArray[Any]
+    task: TaskName
+    names: tuple[str, ...] = ()  # of classes or labels
+    steps: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+
 def _targets(
     parts: list[tuple[str, NDArray[Any], int]],
     task: TaskName | None,
     classes: Sequence[str] | None,
     xs: Inputs,
-) -> tuple[NDArray[Any], TaskName, tuple[str, ...]]:
+) -> _Target:
     """All targets, their task, and the names of the classes or labels."""
-    arrays = [values for _, values, _ in parts]
+    arrays, asked = [values for _, values, _ in parts], task
     if task is None and all(values.ndim for values in arrays):
         task = targets.infer(arrays)
     if task in (None, "classify"):
@@ -281,8 +308,13 @@ def _targets(
                 raise InputError(
                     f"y has dtype {labels[0].dtype}, {word} {part.dtype}: give both alike"
                 )
-        number, names = _numbered(np.concatenate(labels), classes)
-        return number, "classify", names
+        column = _numbered(np.concatenate(labels), classes)
+        doubts: tuple[str, ...] = ()
+        if not classes:
+            targets.require_classes("y", column.words, len(column.code), asked)
+            doubts = (*look_alike("y", column.words), *targets.one_class("y", column.words))
+        steps = read_as_one("y", column.joined)
+        return _Target(column.code, "classify", column.words, steps, doubts)
     found = [targets.read_numbers(*part, task) for part in parts]
     for (word, *_), part in zip(parts, found, strict=True):
         if part.shape[1:] != found[0].shape[1:]:
@@ -290,7 +322,8 @@ def _targets(
             raise InputError(f"y has examples of shape {shapes}: give both alike")
     ys = np.concatenate(found)
     if task == "regress":
-        return ys, task, ()
+        wide = np.concatenate(arrays)
+        return _Target(ys, task, doubts=lost_by_float32("y", wide))
     if task == "multilabel":
         many = ys.shape[1]
     else:  # Tokens of the inputs are of the same vocabulary, as in a text.
@@ -300,7 +333,7 @@ def _targets(
     if len(names) < many or (task == "multilabel" and len(names) > many):
         what = "labels" if task == "multilabel" else "classes, 0 to " + str(many - 1)
         raise InputError(f"classes names {len(names)}, but y has {many} {what}: name each once")
-    return ys, task, names
+    return _Target(ys, task, names)
 
 
 def _array(path: Path, data: Any, key: str) -> Any:
@@ -352,12 +385,3 @@ def _gather(found: dict[str, Any], head: str) -> None:
     numbers = [str(i) for i in range(len(several))]
     counted = sorted(several) == sorted(numbers)
     found[head] = tuple(several[i] for i in numbers) if counted else several
-
-
-def _codes(words: list[str]) -> tuple[IntArray, tuple[str, ...]]:
-    """Words numbered in sorted order, by value where all are integers."""
-    distinct = set(words)
-    numeric = all(w.isascii() and w.removeprefix("-").isdecimal() and len(w) < 19 for w in distinct)
-    names = sorted(distinct, key=lambda w: (int(w) if numeric else 0, w))
-    number = {word: i for i, word in enumerate(names)}
-    return np.array([number[word] for word in words], np.int64), tuple(names)

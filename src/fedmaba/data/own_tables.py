@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.data import tables, targets
+from fedmaba.data import csv_tables, features, frames, names, questions, tables, targets
+from fedmaba.data.arrays import lost_by_float32
+from fedmaba.data.cells import Words
 from fedmaba.data.dataset import Dataset, IntArray
 from fedmaba.data.paths import open_file
-from fedmaba.data.tables import RawTable, Reading, Words
+from fedmaba.data.tables import RawTable, Reading
 from fedmaba.data.targets import TaskName
 from fedmaba.errors import InputError, error_line
 
@@ -26,10 +28,10 @@ def load_table(path: Path, task: TaskName | None, reading: Reading) -> Dataset:
     """A .csv or .parquet file with named columns."""
     try:
         if path.suffix == ".parquet":
-            table = tables.read_frame(_parquet(path), reading)
+            table = frames.read_frame(_parquet(path), reading)
         else:
             with open_file(path, newline="", encoding="utf-8-sig") as handle:
-                table = tables.read_csv(path, handle, reading)
+                table = csv_tables.read_csv(path, handle, reading)
         return from_table(table, path.name, task)
     except InputError as err:
         told = str(err)
@@ -56,13 +58,28 @@ def _parquet(path: Path) -> Any:
 def from_table(table: RawTable, name: str = "table", task: str | None = None) -> Dataset:
     """A data set from a table: its matrix, and the label, client, group and part of each row."""
     reading, asked = table.reading, targets.check_task(task)
-    x, how = tables.features(table)
+    doubts = [*questions.require_features(table)]
+    x, how = features.features(table)
     assert reading.label is not None  # `tables.assign` found one
     label = _full(table, reading.label)
     y, kind, classes = _label_column(table, reading.label, label, asked)
+    named = {"client": reading.client, "group": reading.group}
+    named |= {"label": reading.label} if classes else {}
     client = None if reading.client is None else _full(table, reading.client)
     group = None if reading.group is None else _full(table, reading.group)
     part = _part_column(table, len(y))
+    if kind == "regress":
+        values = np.array(label.words, np.float64)
+        doubts += lost_by_float32(
+            f"label {reading.label}", values, remedy="subtract the mean first"
+        )
+    doubts += targets.one_class(f"label {reading.label}", classes)
+    joined: list[str] = []
+    for role, column in named.items():
+        if column is not None:
+            words = _full(table, column)
+            joined += names.read_as_one(f"{role} {column}", words.joined)
+            doubts += names.look_alike(f"{role} {column}", words.words)
     # These are training rows, validation rows and test rows.
     order = np.argsort(part, kind="stable")
     held = part[order] == 1
@@ -78,9 +95,11 @@ def from_table(table: RawTable, name: str = "table", task: str | None = None) ->
         () if group is None else group.words,
         held if held.any() else None,
         how,
-        tables.uses(reading),
+        (*tables.uses(reading), *table.steps, *joined),
         task=kind,
         task_given=task is not None,
+        client_column=reading.client or questions.owner_like(table),
+        doubts=tuple(doubts),
     )
 
 
@@ -139,19 +158,9 @@ def _label_column(
     if numbers is None or (
         task == "classify" or (task is None and targets.infer([numbers]) != "regress")
     ):
-        _no_measurement(table, name, label, task)
+        targets.require_classes(f"column {name}", label.words, len(label.code), task)
         return label.code, "classify", label.words
     return targets.read_numbers(f"column {name}", numbers, len(numbers), "regress"), "regress", ()
-
-
-def _no_measurement(table: RawTable, name: str, label: Words, task: TaskName | None) -> None:
-    """Refuse a label that almost every row has for itself, as a name or a measurement is."""
-    many, n = len(label.words), len(label.code)
-    if task is None and many > max(20, n // 2):
-        raise InputError(
-            f"column {name} has {many} different labels in {n} rows: name the column of classes "
-            "with --label; for numbers to predict say --task regress, or else --task classify"
-        )
 
 
 def _is_number(word: str) -> bool:

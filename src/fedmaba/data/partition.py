@@ -42,6 +42,10 @@ class Split:
     validation: tuple[IntArray, ...]
     test: tuple[IntArray, ...]
 
+    def __repr__(self) -> str:
+        sizes = [f"{sum(map(len, getattr(self, part))):,} {part}" for part in PARTS]
+        return f"Split({len(self.train):,} clients; examples: {', '.join(sizes)})"
+
     def to_arrays(self) -> dict[str, IntArray]:
         """The split as six flat arrays, as an .npz or safetensors file can hold them."""
         out: dict[str, IntArray] = {}

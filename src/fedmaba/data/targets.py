@@ -21,6 +21,7 @@ TaskName = Literal["classify", "regress", "multilabel", "sequence"]
 TASKS: tuple[TaskName, ...] = get_args(TaskName)
 # A position of a sequence with this value does not count, as in torch's cross_entropy.
 IGNORED = -100
+FEW_CLASSES = 20  # Up to so many, nobody asks whether labels are classes.
 SAY = "say --task (in Python task=)"
 
 
@@ -113,6 +114,40 @@ def _mostly_fractions(parts: Sequence[NDArray[Any]]) -> bool:
     values = np.concatenate([np.asarray(part, np.float64).ravel() for part in parts])
     values = values[np.isfinite(values)]
     return int((values != np.rint(values)).sum()) * 2 > len(values)
+
+
+def require_classes(word: str, names: Sequence[str], n: int, asked: TaskName | None) -> None:
+    """Refuse labels that look like names or measurements, unless the user says what they are."""
+    if asked is not None:
+        return
+    many, what = len(names), "labels"
+    wrong = many > max(FEW_CLASSES, n // 2)
+    if not wrong and many > FEW_CLASSES and (values := _whole_numbers(names)):
+        least, most = min(values), max(values)
+        # Numbers of classes begin with 0 or 1, leave few out, and each has some rows.
+        wrong = least not in (0, 1) or most - least + 1 > 1.1 * many or n < 5 * many
+        what = f"whole numbers from {least:g} to {most:g}"
+    if wrong:
+        raise InputError(
+            f"{word} has {many} different {what} in {n} rows: say --task regress for numbers to "
+            "predict or --task classify for classes (in Python task=), or give other labels"
+        )
+
+
+def one_class(word: str, names: Sequence[str]) -> tuple[str, ...]:
+    """A doubt about labels that are all the same."""
+    if len(names) != 1:
+        return ()
+    return (f"{word} is {names[0]!r} in each row: with one class any model is always right",)
+
+
+def _whole_numbers(names: Sequence[str]) -> list[float]:
+    """The values of names that all are whole numbers, else nothing."""
+    try:
+        values = [float(name) for name in names]
+    except ValueError:
+        return []
+    return values if all(value.is_integer() for value in values) else []
 
 
 def read_numbers(word: str, values: NDArray[Any], n: int, task: TaskName) -> NDArray[Any]:

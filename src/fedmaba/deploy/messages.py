@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,15 +29,18 @@ def initial_arrays(
     seed: int = 0,
     batchnorm: str = "refuse",
     task: str | None = None,
+    own_layers: Sequence[str] = (),
 ) -> ArrayRecord:
     """The first model, that of the simulator's run with this seed; needs torch.
 
-    What sites do not send is not in it: frozen weights, and layers that they keep. `classes` is
+    What sites do not send is not in it: frozen weights, and layers that they keep, as
+    `batchnorm` and the strategy's `own_layers` say. `classes` is
     how many outputs it has; `task` is what it is to predict, a class unless you say otherwise.
     """
     from fedmaba.deploy.client import first_model
 
-    return array_record(first_model(model, shape, classes, seed, batchnorm_choice(batchnorm), task))
+    choice = batchnorm_choice(batchnorm)
+    return array_record(first_model(model, shape, classes, seed, choice, task, own_layers))
 
 
 def load_arrays(path: str | Path) -> ArrayRecord:

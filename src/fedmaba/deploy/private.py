@@ -4,22 +4,26 @@ The mechanism is the simulator's. Two things differ. The noise is secret. And no
 round who will answer, so the largest weight is that of the sites that did, and the busiest site is
 found by counting. The noise is made for a site that takes part in every round. Each site is counted
 in the state folder before anything about it is released; a site that has been counted as often as
-there are rounds is not asked any more. So the promise holds, whatever is repeated or resumed.
+there are rounds is not asked any more. So the promise holds, whatever is repeated or resumed. Three
+files of the folder count, and none may say less than another: privacy.json, the checkpoint, and
+the lines of rounds.jsonl.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedmaba.deploy.settings import FederationSettings
-from fedmaba.errors import InputError
+from fedmaba.errors import InputError, reason
 from fedmaba.privacy import accounting
 from fedmaba.privacy.mechanism import Mechanism, cost_shares, largest_share, largest_weight
-from fedmaba.results import run_folder
+from fedmaba.results import array_files, files, run_folder, schema
 from fedmaba.strategies.base import LOSSES_INFO, PRIVACY_INFO, Strategy
 
 SERVER_SEES = {
@@ -28,6 +32,7 @@ SERVER_SEES = {
     "their losses",
     "losses": "sites add noise to their losses; the sum of the changes has none",
 }
+ROUNDS_FILE = "rounds.jsonl"  # of the state folder
 RESTORE_OR_OTHER = "restore it, or choose another state folder"
 
 
@@ -52,7 +57,11 @@ class PrivateRounds:
         return self.sees != "plain"
 
     def open(self, folder: run_folder.Folder, counted: Mapping[str, int] | None) -> None:
-        """Find what was counted; `counted` is what the checkpoint says, None without one."""
+        """Find what was counted; `counted` is what the checkpoint says, None without one.
+
+        A file that is gone, or comes from an older copy, says less than the others: then nobody
+        knows what else is missing, and nothing goes on.
+        """
         found, file = run_folder.load_ledger(folder.path), folder.path / run_folder.LEDGER_FILE
         if found and tuple(found["multipliers"]) != self.mechanism.releases:
             raise InputError(
@@ -61,10 +70,17 @@ class PrivateRounds:
                 "dp-accounting that it was begun with, or choose another state folder"
             )
         taken = found.get("taken", {})
-        if any(taken.get(site, 0) < many for site, many in (counted or {}).items()):
-            raise InputError(
-                f"{file} counts less than the checkpoint beside it: {RESTORE_OR_OTHER}"
-            )
+        others = {
+            "the checkpoint": counted or {},
+            ROUNDS_FILE: counted_in_lines(folder.path, self.at_sites),
+        }
+        for name, told in others.items():
+            for site, many in told.items():
+                if taken.get(site, 0) < many:
+                    raise InputError(
+                        f"{file} counts less than {name} beside it, {taken.get(site, 0)} of "
+                        f"{many} rounds of {site}: {RESTORE_OR_OTHER}"
+                    )
         self.taken, self.folder = dict(taken), folder
 
     def may_ask(self, site: str) -> bool:
@@ -118,6 +134,25 @@ class PrivateRounds:
         if not self.mechanism.sums:
             del told["clip"]
         return told | {"trusted": SERVER_SEES[self.sees]}
+
+
+def counted_in_lines(path: Path, asked: bool) -> dict[str, int]:
+    """How often the lines of rounds.jsonl count each site, also lines that no checkpoint has.
+
+    `asked`: a site counts once it is asked, and not only where its reply was in the round.
+    """
+    file, found = path / ROUNDS_FILE, Counter[str]()
+    try:
+        for _, line in files.json_lines(file):
+            told = schema.check(schema.StateLine, line)
+            if {PRIVACY_INFO[0], LOSSES_INFO[0]} & told.get("info", {}).keys():
+                sites = told.get("sites") or {}
+                found.update({*sites, *((asked and told.get("asked")) or ())})
+    except FileNotFoundError:
+        return {}
+    except array_files.READ_ERRORS as error:
+        raise InputError(f"{file} cannot be read ({reason(error)}): {RESTORE_OR_OTHER}") from error
+    return dict(found)
 
 
 def private_rounds(settings: FederationSettings) -> PrivateRounds | None:

@@ -19,7 +19,9 @@ import numpy as np
 
 import fedmaba
 from fedmaba.deploy.private import PrivateRounds
+from fedmaba.deploy.scores import score_spread
 from fedmaba.deploy.settings import FederationSettings, Participation
+from fedmaba.deploy.validation import Reply
 from fedmaba.errors import InputError
 from fedmaba.report import data, model_card
 from fedmaba.report.escape import for_prometheus
@@ -207,3 +209,38 @@ def _labels(labels: Mapping[str, str]) -> str:
     if not labels:
         return ""
     return "{" + ",".join(f'{k}="{for_prometheus(v)}"' for k, v in labels.items()) + "}"
+
+
+def round_report(
+    settings: FederationSettings,
+    done: int,
+    replies: Sequence[Reply],
+    weights: Mapping[str, float],
+    info: Mapping[str, float],
+    refused: Sequence[str],
+    asked: Iterable[str],
+) -> dict[str, Any]:
+    """What happened in a round after `done` others, ready for JSON."""
+    report: dict[str, Any] = {
+        "round": done + 1,
+        "strategy": settings.strategy.label(),
+        "lr": settings.lr_in_round(done),
+        "info": {name: float(v) if np.isfinite(v) else None for name, v in info.items()},
+        "sites": {
+            r.site: {
+                "weight": weights.get(r.site),
+                "loss": r.loss,
+                "accuracy": r.accuracy,
+                "examples": r.count,
+                **({} if r.error is None else {"error": r.error}),
+                **({} if r.personal is None else {"personal": r.personal}),
+            }
+            for r in replies
+        },
+        "asked": sorted({*asked, *(r.site for r in replies)}),
+        "refused": list(refused),
+    }
+    report |= score_spread([r.accuracy for r in replies], [r.error for r in replies])
+    if anew := [r.site for r in replies if r.anew]:
+        report["started_anew"] = anew
+    return report

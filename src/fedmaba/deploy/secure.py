@@ -2,11 +2,13 @@
 
 In a secure round the server learns the weighted sum of the sites' changes, and no single change. A
 site scales its change by its share of the weight, rounds it to whole multiples of `step` and adds
-masks that cancel in the sum (Bonawitz et al. 2017). A round has four exchanges:
+masks that cancel in the sum (Bonawitz et al. 2017). A round has four exchanges, and a fifth where
+sites sign their keys:
 
     keys    the site trains, keeps its change, and sends its loss and two new public keys
     shares  the site gets the keys of all, and sends each other one sealed shares of its secrets
     mask    the site gets everybody's share of the weight, and sends its masked change
+    agree   the site is told whose masked change arrived, and signs that list
     unmask  the site is told whose masked change arrived, and sends the shares that remove the masks
 
 This module has the numbers and the checks of what others say. `masks` has the cryptography,
@@ -32,13 +34,14 @@ from fedmaba.deploy.validation import Refused, printable
 from fedmaba.errors import InputError
 
 MaskedWords = NDArray[np.uint32]  # masked numbers, modulo 2**32
-STAGES = ("keys", "shares", "mask", "unmask")
+STAGES = ("keys", "shares", "mask", "agree", "unmask")
 NUMBER_BITS = (8, 30)  # of a number before it is masked; masked numbers have 32
 TEXT_BYTES_PER_SITE = 1024  # of a message; an honest one needs less than half of it
 MOST_SITES = 1000  # Shamir shares of more take minutes at every site
 MOST_TEXT_BYTES = TEXT_BYTES_PER_SITE * MOST_SITES
 EVIDENCE_BITS = 40  # bits: how unlikely it must be that honest numbers look unmasked
 SUM_ERROR = 1e-6  # by which shares of the weight may miss 1
+MOST_SHARE = 0.9  # of the weight that one site may hold, unless somebody says otherwise
 LEAST_WEIGHT = 0.1  # that sites which stay must hold: their sum is scaled up by what others held
 
 
@@ -47,17 +50,18 @@ class SecureSum:
     """The settings of secure sums.
 
     threshold: how many sites must stay until the end of a round, as a count (3) or as a share of
-    those that begin it (0.6); more than half of them, and at least two.
+    those that begin it (0.6); more than half of them, and at least two. Where sites sign their
+    keys, twice as many as that must be more than one more than all: a share is raised to it.
     clip: the largest norm of a site's change; a larger change is scaled down to it at the site.
     bits: of each number before it is masked, 8 to 30. One step is about clip / 2**(bits - 1).
     most_share: the largest share of the weight that one site may hold, since the sum of one site
-    that holds nearly all of it is nearly its change; 0.9, say. 1.0 allows every share.
+    that holds nearly all of it is nearly its change. 1.0 allows every share.
     """
 
     threshold: float = 0.6
     clip: float = 10.0
     bits: int = 28
-    most_share: float = 1.0
+    most_share: float = MOST_SHARE
 
     def __post_init__(self) -> None:
         if not _is_number(self.clip) or not 0 < self.clip <= 1e9:
@@ -95,25 +99,31 @@ class SecureSum:
         """The fewest sites that a round can begin with."""
         return int(self.threshold) if _is_count(self.threshold) else 2
 
-    def least(self, sites: int) -> int:
+    def least(self, sites: int, signed: bool = False) -> int:
         """How many of these sites must stay; InputError if no number of them is enough."""
         least = int(self.threshold)
         if not _is_count(self.threshold):
             least = max(2, math.ceil(self.threshold * sites - 1e-9))
-        why = wrong_threshold(least, sites)
+            least = max(least, least_signed(sites)) if signed else least
+        why = wrong_threshold(least, sites, signed)
         if why:
             raise InputError(f"secure: threshold={self.threshold:g}, and {sites} sites: {why}")
         return least
 
     def to_json(self) -> dict[str, Any]:
-        """As older versions wrote it, where it asks for nothing that they did not know."""
-        told = asdict(self)
-        if self.most_share == 1:
-            del told["most_share"]
-        return told
+        return asdict(self)
 
 
-def wrong_threshold(least: int, sites: int) -> str:
+def least_signed(sites: int) -> int:
+    """The lowest threshold at which a server and one site together read no change.
+
+    With k sites of its own, a server that tells others different lists of who stayed gets enough
+    shares of both secrets of a site exactly if twice the threshold is at most sites + k.
+    """
+    return (sites + 1) // 2 + 1
+
+
+def wrong_threshold(least: int, sites: int, signed: bool = False) -> str:
     """Why so few or many of the sites are no threshold; empty if they are one."""
     if sites > MOST_SITES:
         return f"secure sums take at most {MOST_SITES} sites"
@@ -121,6 +131,11 @@ def wrong_threshold(least: int, sites: int) -> str:
         return f"{least} are needed: wait for more sites, or lower the threshold"
     if least < 2 or 2 * least <= sites:
         return f"{least} are too few: more than half must stay, and at least two"
+    if signed and least < least_signed(sites):
+        return (
+            f"{least} are too few where sites sign their keys: the server and one site could read "
+            f"a change; {least_signed(sites)} must stay"
+        )
     return ""
 
 

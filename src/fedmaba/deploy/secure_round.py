@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.deploy import masks, secure
+from fedmaba.deploy import masks, secure, signatures
 from fedmaba.deploy.secure import STAGES, MaskedWords, SecureSum
-from fedmaba.deploy.site_rules import SIGNATURE_BYTES, SIGNER_BYTES
 from fedmaba.deploy.validation import (
     Limits,
     RawArray,
@@ -102,6 +101,7 @@ class SecureRound:
         self.dealt: dict[str, dict[str, Any]] = {}  # what each site sent in stage `shares`
         self.accused: Counter[str] = Counter()
         self.sum: MaskedWords = np.zeros(size + 1, np.uint32)
+        self.agreed: dict[str, dict[str, bytes]] = {}  # that sites were told who stayed
         self.shares: dict[str, list[bytes]] = {}  # of the secret of each site that is asked for
         self.stayed: list[str] = []  # whose masked change is in the sum
         self.left: list[str] = []  # who was to be in the sum, and is not
@@ -110,6 +110,16 @@ class SecureRound:
     def most_text(self) -> int:
         """The longest answer that is read."""
         return secure.TEXT_BYTES_PER_SITE * (len(self.sites) + 2)
+
+    @property
+    def signed(self) -> bool:
+        """Whether sites sign what they say, for other sites."""
+        return any(self.proofs.values())
+
+    def agreement(self) -> bytes:
+        """The hash of all that sites must have been told alike, before they know who stayed."""
+        keys = [self.keys[s][0] for s in self.sites]
+        return secure.agreement(self.attempt, self.rule.to_json(), self.least, keys, self.weights)
 
     def first_task(self) -> str:
         """What every site is asked first."""
@@ -124,8 +134,7 @@ class SecureRound:
             secure.read_bytes(found.get(name), name, masks.PUBLIC_BYTES)
             for name in ("mask_key", "seal_key")
         )
-        sizes = {"signer": SIGNER_BYTES, "signature": SIGNATURE_BYTES}
-        proof = {n: secure.read_bytes(found[n], n, most=m) for n, m in sizes.items() if n in found}
+        proof = signatures.read_proof(found)
         for key in pair:
             masks.load_public_key(key)
             if key in self.seen:
@@ -139,7 +148,7 @@ class SecureRound:
         """Fix who takes part, in which order, and how many must stay."""
         self.sites = self.there = list(sites)
         try:
-            self.least = self.rule.least(len(sites))
+            self.least = self.rule.least(len(sites), self.signed)
         except InputError as why:
             raise AttemptFailed(str(why)) from None
 
@@ -148,6 +157,8 @@ class SecureRound:
         if self.stage != "keys":
             self.require_enough()
         self.stage = STAGES[STAGES.index(self.stage) + 1]
+        if self.stage == "agree" and not self.signed:
+            self.stage = "unmask"
         told: dict[str, Any] = {"stage": self.stage, "attempt": self.attempt}
         asked, self.there = self.there, []
         if self.stage == "shares":
@@ -159,16 +170,21 @@ class SecureRound:
             return {s: secure.write_message({**told, "place": self.sites.index(s)}) for s in asked}
         if self.stage == "mask":
             told["weights"] = self.weights
-            places = [self.sites.index(s) for s in asked]
+            places = self._places(asked)
             return {
                 s: secure.write_message({**told, "sealed": self._sealed(places, s)}) for s in asked
             }
-        left = [
-            i for i, s in enumerate(self.sites) if self.weights[i] is not None and s not in asked
-        ]
-        told |= {"stayed": [self.sites.index(s) for s in asked], "left": left}
-        self.stayed, self.left = list(asked), [self.sites[i] for i in left]
+        if self.stage == "agree" or not self.signed:
+            there = dict(zip(self.sites, self.weights, strict=True))
+            self.stayed = list(asked)
+            self.left = [s for s, w in there.items() if w is not None and s not in asked]
+        told |= {"stayed": self._places(self.stayed), "left": self._places(self.left)}
+        if self.stage == "unmask" and self.signed:
+            told["signatures"] = [self.agreed.get(s) or None for s in self.sites]
         return {s: secure.write_message(told) for s in asked}
+
+    def _places(self, sites: Sequence[str]) -> list[int]:
+        return [self.sites.index(site) for site in sites]
 
     def set_weights(self, weights: Sequence[float]) -> None:
         """The share of each site that is still there, in their order."""
@@ -213,6 +229,17 @@ class SecureRound:
         self.sum = self.sum + words
         self.there.append(site)
 
+    def take_agreed(self, site: str, text: object) -> None:
+        """A site's signature of who stayed, with the key that it signed its keys with."""
+        proof = signatures.read_proof(secure.read_message(text, self.most_text))
+        stayed, left = self._places(self.stayed), self._places(self.left)
+        signed = signatures.stayed_text(self.agreement(), stayed, left)
+        same = proof.get("signer") == self.proofs[site].get("signer")
+        if not same or (proof and not signatures.signer_of(signed, proof)):
+            raise Refused("it did not sign the list of who stayed with the key of before")
+        self.agreed[site] = proof
+        self.there.append(site)
+
     def take_unmask(self, site: str, text: object) -> None:
         """Shares of the secrets that are needed: each must be the one that its owner dealt."""
         found = secure.read_message(text, self.most_text).get("shares")
@@ -231,8 +258,7 @@ class SecureRound:
     def result(self) -> tuple[NDArray[np.int64], int]:
         """(P,) the sum of those that stayed, in steps, and how many clipped their change."""
         self.require_enough()
-        keys = [self.keys[s][0] for s in self.sites]
-        told = secure.agreement(self.attempt, self.rule.to_json(), self.least, keys, self.weights)
+        told = self.agreement()
         total, size = self.sum, self.size + 1
         for site in self.stayed:
             seed = self._secret(site)
@@ -333,6 +359,8 @@ def sum_changes(
         stage(lambda site, raw: attempt.take_masked(site, raw.arrays.get(MASKED), said(raw)))
         attempt.require_enough()
         _check_weights(attempt)  # before anybody unmasks: an opened sum cannot be closed again
+        if attempt.signed:
+            stage(lambda site, raw: attempt.take_agreed(site, said(raw)))
         stage(lambda site, raw: attempt.take_unmask(site, said(raw)))
         steps, clipped = attempt.result()
     except Refused as why:

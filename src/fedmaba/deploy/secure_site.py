@@ -1,8 +1,8 @@
 """A site's side of a secure sum: it answers one message at a time. No torch.
 
 Between messages its secrets are in a `memory` of JSON values, which the site keeps and nobody else
-sees. A site takes part in one attempt of a round at a time, masks once and unmasks once: from the
-shares of two answers the server could learn a single change.
+sees. A site takes part in one attempt of a round at a time, masks once, signs one list of who
+stayed, and unmasks once: from the shares of two answers the server could learn a single change.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def asked(text: object, memory: Memory | None) -> dict[str, Any]:
     if memory is None or memory["attempt"] != attempt:
         raise InputError("the server goes on with a secure sum that this site does not know")
     after = STAGES[STAGES.index(memory["stage"]) + 1]
-    if stage != after:
+    skips = (after, stage) == ("agree", "unmask")  # where nobody signs; `give_unmask` looks
+    if stage != after and not skips:
         raise InputError(f"the server asks for {stage!r}, but {after!r} comes next")
     return found
 
@@ -73,7 +74,8 @@ def give_shares(
     with _server_errors():
         place, least, mask_keys, seal_keys = _roster(found, memory)
         pairs_of_keys = list(zip(mask_keys, seal_keys, strict=True))
-        rules.check_peers(memory["attempt"], pairs_of_keys, found.get("signatures"))
+        proofs = found.get("signatures")
+        signers = rules.check_peers(memory["attempt"], pairs_of_keys, proofs, least)
     sites = len(mask_keys)
     own, key = masks.new_seed(), masks.new_seed()
     secret, seal_secret = bytes.fromhex(memory["mask"]), bytes.fromhex(memory["seal"])
@@ -90,7 +92,8 @@ def give_shares(
         "own_hash": masks.hashed(own),
         "sealed_key": masks.seal(masks.seed_key(key, b"fedmaba key"), secret),
     }
-    after = {"stage": "shares", "place": place, "least": least, "own": own.hex()}
+    after: Memory = {"stage": "shares", "place": place, "least": least, "own": own.hex()}
+    after["signers"] = signers
     after |= {"mask_keys": [k.hex() for k in mask_keys], "seal_keys": [k.hex() for k in seal_keys]}
     return answer, memory | after | {"pairs": {str(place): [s.hex() for s in pairs[place]]}}
 
@@ -108,6 +111,7 @@ def give_masked(
             raise Refused("this site is not in the sum")
         rule = SecureSum(**memory["rule"])
         rules.check_shares([w for w in weights if w is not None], rule.most_share)
+    rules.memory.check_sum(memory["attempt"], [*weights, *memory["signers"]])
     pairs, bad = dict(memory["pairs"]), []
     for i, weight in enumerate(weights):
         if weight is not None and i != place:
@@ -128,13 +132,40 @@ def give_masked(
             words = words + mask if place < i else words - mask
     after = {"attempt": memory["attempt"], "stage": "mask", "place": place, "least": least}
     after |= {"weights": weights, "most_share": rule.most_share}
+    after |= {"agreed": told.hex(), "signers": memory["signers"]}
     return words, {}, after | {"pairs": pairs, "sites": sites}
+
+
+def give_agreed(
+    found: Mapping[str, Any], memory: Memory, rules: SiteRules = NO_RULES
+) -> tuple[dict[str, Any], Memory]:
+    """The answer to who stayed: a signature of this one list."""
+    stayed, left = _who_stayed(found, memory, rules)
+    proof = rules.sign_stayed(bytes.fromhex(memory["agreed"]), stayed, left)
+    return proof, memory | {"stage": "agree", "stayed": stayed}
 
 
 def give_unmask(
     found: Mapping[str, Any], memory: Memory, rules: SiteRules = NO_RULES
 ) -> dict[str, Any]:
     """The last answer: shares of `own` for who stayed, and of `key` for who left."""
+    stayed, left = _who_stayed(found, memory, rules)
+    with _server_errors():
+        if memory.get("stayed", stayed) != stayed:
+            raise Refused("it named others that stayed before")
+        agreed, proofs = bytes.fromhex(memory["agreed"]), found.get("signatures")
+        rules.check_stayed(agreed, stayed, left, memory["signers"], proofs, memory["least"])
+    owners = [*memory["weights"], *memory["signers"]]
+    rules.memory.open_sum(memory["attempt"], owners, stayed)
+    pairs = memory["pairs"]
+    told = {str(i): pairs[str(i)][0] for i in stayed} | {str(i): pairs[str(i)][1] for i in left}
+    return {"shares": {i: bytes.fromhex(share) for i, share in told.items()}}
+
+
+def _who_stayed(
+    found: Mapping[str, Any], memory: Memory, rules: SiteRules
+) -> tuple[list[int], list[int]]:
+    """The places of who stayed and who left: all that were to be in the sum, and enough."""
     if "sites" not in memory:
         raise InputError("this site masked nothing, so it unmasks nothing")
     with _server_errors():
@@ -150,9 +181,7 @@ def give_unmask(
         held = [memory["weights"][i] for i in stayed]
         secure.check_held(held)
         rules.check_shares(held, memory["most_share"])
-    pairs = memory["pairs"]
-    told = {str(i): pairs[str(i)][0] for i in stayed} | {str(i): pairs[str(i)][1] for i in left}
-    return {"shares": {i: bytes.fromhex(share) for i, share in told.items()}}
+    return stayed, left
 
 
 def noise_numbers(found: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -13,24 +13,26 @@ site; `site_names` decides it.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 from numpy.typing import NDArray
 
 from fedmaba import rng
-from fedmaba.deploy import private
+from fedmaba.deploy import checkpoint, private
+from fedmaba.deploy.changes import Changes, PastChanges
+from fedmaba.deploy.checkpoint import safetensors_of
 from fedmaba.deploy.kept_vectors import mean_in, mean_name
-from fedmaba.deploy.records import RoundClock, write_card
-from fedmaba.deploy.scores import score_spread
+from fedmaba.deploy.records import RoundClock, round_report, write_card
 from fedmaba.deploy.secure_round import SecureResult
-from fedmaba.deploy.settings import OTHER, FederationSettings, require_same_terms
+from fedmaba.deploy.settings import FederationSettings
 from fedmaba.deploy.site_names import SiteNames
 from fedmaba.deploy.statistics import mean_statistics
 from fedmaba.deploy.validation import Arrays, Reply, is_statistic, some_names
@@ -38,8 +40,7 @@ from fedmaba.errors import InputError
 from fedmaba.privacy import secret_noise
 from fedmaba.privacy.mechanism import Mechanism, clip_rows
 from fedmaba.results import run_folder
-from fedmaba.results.history import History
-from fedmaba.results.state_folder import META, misfit
+from fedmaba.simulation.replies import decide, make_replies
 from fedmaba.strategies import deployed as average
 from fedmaba.strategies.base import (
     Decision,
@@ -47,15 +48,13 @@ from fedmaba.strategies.base import (
     Local,
     Replies,
     State,
-    call_weigh,
     client_weights,
     layers_of,
     optimiser_of_server,
-    still_kept,
 )
+from fedmaba.strategies.combine import combined
 
 Task = dict[str, int | float | str | bool | bytes]
-PAST = ("kept", "kept_client", "kept_round")  # arrays of a checkpoint: changes of past rounds
 NOT_FINITE = "the new model would not be finite: this round adds nothing"
 REMEDY = "fix it, then run again with the same state; what was saved before is whole"
 
@@ -82,6 +81,12 @@ class FederationServer:
         self.state: State = {}
         self.federation = secrets.token_hex(16)  # stays the same over restarts
         self.last_counted: dict[str, int] = {}  # site -> the last round its reply counted in
+        patterns = self._local().own_layers
+        if kept := [n for n in self.model if any(fnmatchcase(n, one) for one in patterns)]:
+            raise InputError(
+                f"the first model has {some_names(kept)}, which sites keep: make it by "
+                f"initial_arrays(..., own_layers={patterns})"
+            )
         self.weights = [n for n, a in self.model.items() if not is_statistic(n, a)]
         if not self.weights:
             raise InputError("the initial model has no weights: give float arrays by name")
@@ -95,8 +100,7 @@ class FederationServer:
         if self.private is not None:
             self._check_private(folder)
         self.dtype = np.result_type(np.float32, *(self.model[n].dtype for n in self.weights))
-        self.past_changes = self._flat(self.model)[None][:0]  # (h, P) changes of past rounds
-        self.past_client = self.past_round = np.zeros(0, np.int64)  # (h,)
+        self.past = PastChanges.none(self.size, self.dtype)
         self.optimiser = optimiser_of_server(settings.strategy)
         flat = self._flat(self.model)
         self.moments = {} if self.optimiser is None else self.optimiser.start(flat)  # (P,) each
@@ -112,7 +116,7 @@ class FederationServer:
             try:
                 counted = None
                 if run_folder.checkpoints(self.folder.path):
-                    counted = self._restore(self.folder)
+                    counted = checkpoint.restore(self, self.folder)
                 if self.private is not None:
                     self.private.open(self.folder, counted)
             except BaseException:
@@ -198,11 +202,10 @@ class FederationServer:
             "local": self._work_of(site),
         }
         task |= self.kept_task(site)
-        task |= {"count-steps": True} if needs.steps else {}
-        task |= {"tell-alone": True} if needs.alone else {}
+        task |= {"tell": " ".join(needs.of_clients)} if needs.of_clients else {}
         moved = any(not np.array_equal(self.model[n], a) for n, a in self.first.items())
         if moved and not self.last_counted.get(site or ""):
-            task["first-model"] = safetensors.numpy.save(_contiguous(self.first))
+            task["first-model"] = safetensors_of(self.first)
         if site is not None:
             client = self.sites.index(site)
             keys = rng.key(self.settings.seed, "local", self.round, client)
@@ -212,10 +215,12 @@ class FederationServer:
     def kept_task(self, site: str | None) -> Task:
         """What a site must know to find what it kept; nothing where sites keep nothing."""
         local = self._local()
-        keeps = local.keep or local.personal or self.settings.batchnorm == "local"
-        if not keeps:
+        if not local.keeps and self.settings.batchnorm != "local":
             return {}
         return {
+            **(
+                {"model-seed": self.settings.seed} if local.own_layers else {}
+            ),  # of what sites begin with
             "local": self._work_of(site),
             "server-round": self.round + 1,
             "federation": self.federation,
@@ -236,8 +241,8 @@ class FederationServer:
     def decide(self, replies: Sequence[Reply]) -> Decision:
         """What the strategy says to the numbers of these replies, in their order; no change yet."""
         client = np.array([self.sites.index(r.site) for r in replies], np.int64)
-        _, numbers = self._numbers(replies, client, np.empty((len(replies), 0), self.dtype))
-        decision = call_weigh(self.settings.strategy, self.state, numbers)
+        told = self._told(replies, client, self._changes(np.empty((len(replies), 0), self.dtype)))
+        decision, _ = decide(self.settings.strategy, self.state, told)
         if self.settings.dp is not None and self.private is not None:
             noise = self.private.of_round([r.count for r in replies])
             noise.check_weights(self.settings.strategy, self.round, decision.coef)
@@ -271,28 +276,7 @@ class FederationServer:
         self.refused = refused
         if self.private is not None:
             info = {**info, **self.private.info()}
-        report: dict[str, Any] = {
-            "round": self.round + 1,
-            "strategy": self.settings.strategy.label(),
-            "lr": self.lr,
-            "info": {name: float(v) if np.isfinite(v) else None for name, v in info.items()},
-            "sites": {
-                r.site: {
-                    "weight": weights.get(r.site),
-                    "loss": r.loss,
-                    "accuracy": r.accuracy,
-                    "examples": r.count,
-                    **({} if r.error is None else {"error": r.error}),
-                    **({} if r.personal is None else {"personal": r.personal}),
-                }
-                for r in replies
-            },
-            "asked": sorted({*asked, *(r.site for r in replies)}),
-            "refused": refused,
-        }
-        report |= score_spread([r.accuracy for r in replies], [r.error for r in replies])
-        if anew := [r.site for r in replies if r.anew]:
-            report["started_anew"] = anew
+        report = round_report(self.settings, self.round, replies, weights, info, refused, asked)
         if summed is not None:
             report["secure"] = summed.to_json()
         if noise is not None:
@@ -353,15 +337,22 @@ class FederationServer:
         if noise is not None:
             clip_rows(change, noise.asked.clip)
         client = np.array([self.sites.index(r.site) for r in replies], np.int64)
-        many, numbers = self._numbers(replies, client, change)
-        decision = call_weigh(self.settings.strategy, self.state, numbers)
+        changes = self._changes(change)
+        told = self._told(replies, client, changes)
+        names = [r.site for r in replies]
+        decision, why = decide(self.settings.strategy, self.state, told, names)
+        if why:
+            return {}, {}, f"{why}: this round adds nothing"
         coef = decision.coef
-        if not np.isfinite(coef).all():
-            return {}, {}, "the strategy gave a weight that is not finite: this round adds nothing"
         if noise is not None:
             noise.check_weights(self.settings.strategy, self.round, coef)
         with np.errstate(over="ignore", invalid="ignore"):
-            delta, moments = self._combined(coef.astype(self.dtype), many), self.moments
+            if (rule := self.settings.strategy.combine()) is None:
+                delta = changes.weighed(coef.astype(self.dtype))
+            else:
+                weights = client_weights(self.settings.strategy.needs(), coef, len(replies))
+                delta = combined(rule, change, weights.astype(self.dtype))
+            moments = self.moments
             delta = self._noised(delta, noise)
             if self.optimiser is not None:
                 delta, moments = self.optimiser.step(moments, delta)
@@ -371,7 +362,8 @@ class FederationServer:
             new = self._named(moved)
         if not all(np.isfinite(part).all() for part in new.values()):
             return {}, {}, NOT_FINITE
-        self._keep(client, change)
+        keep_rounds = self.settings.strategy.needs().keep_rounds
+        self.past = self.past.after(client, change, self.round, keep_rounds)
         self.means = means
         self.state, self.moments = decision.state, moments
         weights = client_weights(self.settings.strategy.needs(), coef, len(replies))
@@ -388,46 +380,28 @@ class FederationServer:
             return delta
         return secret_noise.add(delta.astype(np.float64), noise.sum_noise).astype(delta.dtype)
 
-    def _combined(self, coef: NDArray[Any], many: NDArray[Any]) -> NDArray[Any]:
-        """(P,) Changes (k, P) with their coefficients, which may differ by layer."""
-        if coef.ndim == 1:
-            return np.asarray(coef @ many[: len(coef)])
-        parts = zip(coef, self._layers(many), strict=True)
-        return np.concatenate([row @ part[: len(row)] for row, part in parts])
-
-    def _layers(self, many: NDArray[Any]) -> list[NDArray[Any]]:
-        """The part of each layer of changes (k, P)."""
+    def _changes(self, change: NDArray[Any]) -> Changes:
+        """The changes of this round (m, P) and those of past rounds."""
+        past = self.past.change
         ends = np.cumsum([self.model[name].size for name in self.weights])
-        last = [int(ends[places[-1]]) for places in layers_of(self.weights)]
-        return np.split(many, last[:-1], axis=1)
+        last = [0, *(int(ends[places[-1]]) for places in layers_of(self.weights))]
+        layers = tuple(slice(a, b) for a, b in itertools.pairwise(last))
+        return Changes(np.concatenate([change, past]) if len(past) else change, layers)
 
-    def _numbers(
-        self, replies: Sequence[Reply], client: IntArray, change: NDArray[Any]
-    ) -> tuple[NDArray[Any], Replies]:
-        """The changes of this and of past rounds, with the numbers that the strategy asked for."""
+    def _told(self, replies: Sequence[Reply], client: IntArray, changes: Changes) -> Replies:
+        """This round as the strategy sees it."""
         needs = self.settings.strategy.needs()
-        many = np.concatenate([change, self.past_changes]) if len(self.past_changes) else change
-        seen: dict[str, Any] = {}
+        seen: dict[str, Any] = dict(changes.products(needs, len(client)))
         if needs.loss != "none":
             seen["loss"] = np.array([r.loss for r in replies], np.float64)
             if self.private is not None:
                 seen["loss_noise"] = self.private.mechanism.loss_noise
-        if needs.changes == "norms":
-            seen["norms"] = np.einsum("ij,ij->i", change, change, dtype=np.float64)
-        if needs.changes == "gram":
-            gram = (many @ many.T).astype(np.float64)
-            seen["gram"] = (gram + gram.T) / 2
-            seen["past_client"], seen["past_round"] = self.past_client, self.past_round
-        if needs.changes == "layers":
-            grams = np.stack([part @ part.T for part in self._layers(many)]).astype(np.float64)
-            seen["layer_grams"] = (grams + grams.swapaxes(1, 2)) / 2
-            seen["past_client"], seen["past_round"] = self.past_client, self.past_round
-        if needs.steps:
-            seen["steps"] = np.array([r.steps for r in replies], np.float64)
-        if needs.alone:
-            seen["alone"] = np.array([r.alone for r in replies], np.float64)
+        if needs.changes in ("gram", "layers"):
+            seen |= {"past_client": self.past.client, "past_round": self.past.round}
+        for name in needs.of_clients:
+            seen[name] = np.array([r.numbers[name] for r in replies], np.float64)
         size = np.array([r.count for r in replies], np.int64)
-        return many, Replies(self.round, self.lr, len(self.sites), client, size, **seen)
+        return make_replies(self.round, self.lr, len(self.sites), client, size, seen)
 
     def _local(self) -> Local:
         return self.settings.strategy.local()
@@ -454,16 +428,6 @@ class FederationServer:
             new[name] = mean + self.dtype.type(share / len(self.sites)) * moved
         return new
 
-    def _keep(self, client: IntArray, change: NDArray[Any]) -> None:
-        """Keep each site's last change for as many rounds as the strategy asks for."""
-        rounds = self.settings.strategy.needs().keep_rounds
-        if rounds:
-            old = still_kept((self.past_client, self.past_round), client, self.round, rounds)
-            self.past_changes = np.concatenate([self.past_changes[old], change])
-            self.past_client = np.concatenate([self.past_client[old], client])
-            now = np.full(len(client), self.round, np.int64)
-            self.past_round = np.concatenate([self.past_round[old], now])
-
     def _set(self, weights: Arrays, statistics: Arrays) -> None:
         """Take a new model, and update the deployed model with it."""
         share = average.new_model_share(self.settings.average, self.round)
@@ -489,112 +453,16 @@ class FederationServer:
         if self.folder is None:
             return
         self.folder.append_lines(lines)
-        arrays = {f"model/{n}": a for n, a in self.model.items()}
-        arrays |= {f"deployed/{n}": a for n, a in self.deployed.items()}
-        arrays |= {f"state/{n}": a for n, a in self.state.items()}
-        arrays |= {f"moment/{n}": a for n, a in self.moments.items()}
-        arrays |= {"kept": self.past_changes}
-        arrays |= {f"mean/{n}": a for n, a in self.means.items()}
-        arrays |= {f"first/{n}": a for n, a in self.first.items()}
-        arrays |= {"kept_client": self.past_client, "kept_round": self.past_round}
-        meta = {
-            "terms": self.settings.to_json(),
-            "sites": self.sites,
-            "owners": self.site_names.owners,
-            "changes": self.site_names.changes,
-            "counted": self.counted,
-            "refused": self.refused,
-            "federation": self.federation,
-            "last_counted": self.last_counted,
-        }
-        if self.private is not None:
-            meta["taken"] = self.private.taken
-        self.folder.save(self.round, arrays, meta, History([]))
+        checkpoint.save(self, self.folder)
 
     def write_models(self) -> None:
         """Write both models as files of their own, and the card that says what they are."""
         if self.folder is not None:
             for name, model in (("last", self.model), ("deployed", self.deployed)):
-                body = safetensors.numpy.save(_contiguous(model))
-                self.folder.write(f"models/{name}.safetensors", body)
+                self.folder.write(f"models/{name}.safetensors", safetensors_of(model))
             write_card(self.folder)
 
     def close(self) -> None:
         """Release the folder for other processes."""
         if self.folder is not None:
             self.folder.close()
-
-    def _restore(self, folder: run_folder.Folder) -> Mapping[str, int]:
-        """Go on from the newest undamaged checkpoint; return how often it counts each site."""
-        path = folder.path
-        arrays, meta, _ = run_folder.load_checkpoint(path)
-        lacks = [key for key in META if meta.get(key) is None]
-        wanted = [*PAST, *self._moment_names().values(), *(f"mean/{n}" for n in self.means)]
-        wanted += [f"first/{n}" for n in self.first]
-        lacks += [key for key in wanted if key not in arrays]
-        if lacks:
-            raise InputError(f"{path} is no state of this version, it lacks {lacks[0]!r}: {OTHER}")
-        require_same_terms(str(path), meta["terms"], self.settings)
-        saved = {
-            kind: {n[len(kind) :]: a.copy() for n, a in arrays.items() if n.startswith(kind)}
-            for kind in ("model/", "deployed/", "state/", "first/")
-        }
-        for kind in ("model/", "deployed/", *(["first/"] if self.first else [])):
-            if _forms(saved[kind]) != _forms(self.model):
-                raise InputError(f"{path} holds another model: {OTHER}")
-        wrong = self._misfit(arrays, meta, saved["state/"])
-        if wrong:
-            raise InputError(f"{path} is damaged: {wrong} cannot be of this run: {OTHER}")
-        self.model, self.deployed, self.state, self.first = saved.values()
-        self.past_changes, self.past_client, self.past_round = (arrays[key].copy() for key in PAST)
-        self.moments = {n: arrays[key].copy() for n, key in self._moment_names().items()}
-        self.means = {name: arrays[f"mean/{name}"].copy() for name in self.means}
-        self.round, self.sites = meta["round"], list(meta["sites"])
-        self.site_names.restore(meta["owners"], meta["changes"])
-        self.counted, self.refused = meta["counted"], meta["refused"]
-        # a state folder of version 0.1.0 has neither
-        self.federation = meta.get("federation") or self.federation
-        self.last_counted = dict(meta.get("last_counted") or {})
-        folder.lines = meta["lines"]
-        return dict(meta.get("taken") or {})
-
-    def _moment_names(self) -> dict[str, str]:
-        """The names of the moments that the optimiser keeps, and those in a checkpoint."""
-        return {name: f"moment/{name}" for name in self.moments}
-
-    def _misfit(self, arrays: Arrays, meta: Mapping[str, Any], state: State) -> str:
-        """What in a checkpoint cannot belong to this run; empty if everything can."""
-        if wrong := misfit(meta):
-            return wrong
-        n = len(meta["sites"])
-        many = arrays["kept_client"].size
-        whole = np.dtype(np.int64)
-        wanted = {
-            "kept": ((many, self.past_changes.shape[1]), self.dtype),
-            "kept_client": ((many,), whole),
-            "kept_round": ((many,), whole),
-        }
-        whole_model = (self.past_changes.shape[1:], self.dtype)
-        wanted |= dict.fromkeys(self._moment_names().values(), whole_model)
-        wanted |= {f"mean/{n}": (mean.shape, mean.dtype) for n, mean in self.means.items()}
-        for name, form in wanted.items():
-            if (arrays[name].shape, arrays[name].dtype) != form:
-                return f"array {name}"
-        if many and not 0 <= arrays["kept_client"].min() <= arrays["kept_client"].max() < n:
-            return "array kept_client"
-        for name, like in (self.settings.strategy.init(n) if n else {}).items():
-            found = state.get(name)
-            per_site = found is not None and n in np.shape(like) and found.shape != np.shape(like)
-            if found is None or per_site:
-                return f"state {name!r}"
-        return ""
-
-
-def _contiguous(model: Arrays) -> Arrays:
-    """Arrays as a file can take them."""
-    return {n: np.asarray(a, order="C") for n, a in model.items()}
-
-
-def _forms(model: Arrays) -> dict[str, tuple[Any, ...]]:
-    """The shape and type of each array of a model."""
-    return {name: (value.shape, value.dtype) for name, value in model.items()}

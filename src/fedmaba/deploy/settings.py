@@ -15,7 +15,7 @@ from fedmaba.privacy.mechanism import Privacy, refusal
 from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.optimiser import Optimiser, parse_schedule, round_schedule
 from fedmaba.strategies import deployed as average
-from fedmaba.strategies import parse
+from fedmaba.strategies import parse, records
 from fedmaba.strategies.base import Keep, Local, Strategy
 from fedmaba.strategies.contract import check_strategy
 
@@ -59,37 +59,27 @@ class FederationSettings:
                 "Flower does not have: say last, average, poly:K or ema:B"
             )
         check_strategy(self.strategy)
-        if self.strategy.needs().loss == "held":
-            raise InputError(
-                f"{self.strategy.label()} weighs by validation losses, which sites do not send: "
-                "choose another loss, as loss_at=start"
-            )
-        if self.strategy.needs().first_steps:
-            raise InputError(
-                f"{self.strategy.label()} weighs the first step of each site, which sites do not "
-                "send: simulate it, or choose another strategy"
-            )
-        if self.strategy.needs().trials:
-            raise InputError(
-                f"{self.strategy.label()} asks for losses after steps of several lengths, which "
-                "sites do not send: simulate it, or choose another strategy"
-            )
-        if self.strategy.needs().groups:
-            raise InputError(
-                f"{self.strategy.label()} weighs sites by groups of people, whose counts sites do "
-                "not send: simulate it, or choose another strategy"
-            )
-
-        if self.sent_means and self.batchnorm == "local":
+        for record in (self.strategy.needs(), self.strategy.local()):
+            if why := records.simulated_only(record):
+                raise InputError(f"{self.strategy.label()} {why}")
+        kept = self.strategy.local().own_layers
+        if self.sent_means and (kept or self.batchnorm == "local"):
+            what = f"own_layers={kept}" if kept else "batchnorm='local'"
+            other = "simulate it" if kept else "choose group, average or frozen"
             raise InputError(
                 f"{self.strategy.label()} needs the mean of a vector over all sites, and with "
-                "batchnorm='local' a part of it never leaves them: choose group, average or frozen"
+                f"{what} a part of it never leaves them: {other}"
             )
         needs = self.strategy.needs()
-        if self.secure is not None and (self.strategy.local().means or needs.steps or needs.alone):
+        if self.secure is not None and (self.strategy.local().means or needs.of_clients):
             raise InputError(
                 f"secure: {self.strategy.label()} asks sites for more than a loss and a change: "
                 "choose a strategy such as fedavg or fedmaba, or leave out secure"
+            )
+        if self.secure is not None and self.strategy.combine() is not None:
+            raise InputError(
+                f"secure: {self.strategy.label()} combines single changes by a rule, and secure "
+                "sums hide them: choose a strategy that sums them up, or leave out secure"
             )
         if self.secure is not None and self.strategy.needs().changes != "none":
             raise InputError(
@@ -273,6 +263,8 @@ def require_same_terms(what: str, before: Mapping[str, Any], settings: Federatio
     """Refuse to go on with other settings than those that a state was made with."""
     mine = settings.to_json()
     before = mine | NEWER_TERMS | dict(before)
+    if before["secure"] is not None:  # earlier versions wrote no share where every one was allowed
+        before["secure"] = {"most_share": 1.0, **before["secure"]}
     for key, value in mine.items():
         if before[key] != value:
             raise InputError(

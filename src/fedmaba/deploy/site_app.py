@@ -51,7 +51,8 @@ def client_app(
     secure: bool = False,
     peers: str | Path | Mapping[str, object] | None = None,
     signing_key: str | Path | None = None,
-    most_share: float = 1.0,
+    most_share: float | None = None,
+    most_rounds: int | None = None,
 ) -> ClientApp:
     """A ClientApp for every strategy: it trains as the server's message says.
 
@@ -64,11 +65,12 @@ def client_app(
     `batchnorm` says what becomes of BatchNorm layers: refuse, group, local, average or frozen.
     `secure`: it takes part in secure sums alone, and never sends its model. `peers` lists the sites
     that it sums with, name = "SHA256:..."; each signs its keys with its `signing_key`, and nobody
-    else's are taken. `most_share`: no sum in which one site holds more of the weight. By
-    --node-config these are 'peers="..." signing-key="..." most-share=0.9'.
+    else's are taken. `most_share`: no sum in which one site holds more of the weight (0.9).
+    `most_rounds`: in how many rounds this site trains, in all; it counts them in `keep`. By
+    --node-config these are 'peers="..." signing-key="..." most-share=0.9 most-rounds=50'.
     """
 
-    if not secure and (peers or signing_key or most_share != 1):
+    if not secure and (peers or signing_key or most_share is not None):
         raise InputError("peers, signing_key and most_share are for secure sums: add secure=True")
     norms = batchnorm_choice(batchnorm)
 
@@ -94,6 +96,7 @@ def client_app(
         weights, task = weights_of(message), dict(message.content["config"])
         if "secure" in task and not secure:
             raise InputError(SITE_IS_PLAIN)
+        rules(context).take_round(name(context))
         trained, numbers = worker(context).train(weights, task)
         return reply(message, array_record(trained), numbers, name(context))
 
@@ -105,9 +108,12 @@ def client_app(
     def query(message: Message, context: Context) -> Message:
         return reply(message, None, {}, name(context))
 
+    def rules(context: Context) -> SiteRules:
+        own = (peers, signing_key, most_share, keep, most_rounds)
+        return SiteRules.of(context.node_config, *own)
+
     def mod(message: Message, context: Context, call_next: Any) -> Message:
-        asked = SiteRules.of(context.node_config, peers, signing_key, most_share, keep)
-        return secure_mod(message, context, call_next, asked)
+        return secure_mod(message, context, call_next, rules(context))
 
     app = ClientApp()
     app.train(mods=[*([mod] if secure else []), *mods])(train)
@@ -136,7 +142,7 @@ def secure_mod(
     memory = None if state is None else json.loads(str(state["memory"]))
     asked = secure_site.asked(text, memory)
     if asked["stage"] == "keys":
-        rules.forget_old_marks()
+        rules.memory.forget_old_marks()
         answer = call_next(message, context)
         if answer.has_error():
             return answer
@@ -156,8 +162,8 @@ def secure_mod(
         memory["site"] = words.get("site")
         return _secure_reply(message, context, memory, told, records)
     assert memory is not None
-    if asked["stage"] in ("mask", "unmask"):
-        rules.answer_once(asked["attempt"], memory["place"], asked["stage"])
+    if asked["stage"] in ("mask", "agree", "unmask"):
+        rules.memory.answer_once(asked["attempt"], memory["place"], asked["stage"])
     if asked["stage"] == "shares":
         told, after = secure_site.give_shares(asked, memory, rules)
         return _secure_reply(message, context, memory | after, told)
@@ -166,6 +172,9 @@ def secure_mod(
         masked, told, after = secure_site.give_masked(asked, memory, change, rules)
         records = {} if masked is None else {"arrays": array_record({MASKED: masked})}
         return _secure_reply(message, context, {**after, "site": memory["site"]}, told, records)
+    if asked["stage"] == "agree":
+        told, after = secure_site.give_agreed(asked, memory, rules)
+        return _secure_reply(message, context, memory | after, told)
     told = secure_site.give_unmask(asked, memory, rules)
     answer = _secure_reply(message, context, memory, told)
     del context.state[SECURE_STATE]

@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmaba.results import schema
+from fedmaba.strategies.base import CLIENT_NUMBERS
 
 Arrays = dict[str, NDArray[Any]]
 SITE_NAME = re.compile(schema.SITE)
 NPY = b"\x93NUMPY\x01\x00"  # the first bytes of an array
 MAX_HEADER_BYTES = 4096  # of an array
 MAX_COUNTER = 2**53  # largest integer: up to here a mean of counters is exact
-FEWEST_STEPS, MOST_STEPS = 1e-3, 1e9  # below 1 where a schedule makes all steps short
 MAX_ENTRIES = 32  # numbers or words in a reply; a site needs four
 MAX_RECORD_BYTES = 2**16  # of all numbers together, or of all words
 
@@ -68,10 +68,9 @@ class Reply:
     loss: float | None = None
     accuracy: float | None = None  #    of the model it received, where the site reports one
     error: float | None = None  #       the same where the lower score is the better one
-    steps: float | None = None  #       local steps, where the strategy asks for them
     personal: float | None = None  #    accuracy or error of the site's own model, if it has one
     anew: bool = False  #               whether what the site kept was gone, so it started anew
-    alone: float | None = None  #       loss of its own model, where the strategy asks for it
+    numbers: Mapping[str, float] = field(default_factory=dict)  # others that the strategy asks for
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,7 @@ class ReplyValidator:
     check_name: Callable[[int, str], None] = lambda node, site: None
     needs_loss: bool = True
     limits: Limits = Limits()
-    needs_steps: bool = False
-    needs_alone: bool = False
+    asks: tuple[str, ...] = ()  #       other numbers that the strategy needs
     # in a private round the values of an honest site decide nothing here: the server bounds them
     any_values: bool = False
 
@@ -133,11 +131,10 @@ class ReplyValidator:
         count = self._count(raw.numbers)
         loss = self._loss(raw.numbers)
         accuracy, error = read_score(raw.numbers)
-        steps = self._steps(raw.numbers) if self.needs_steps else None
-        alone = self._alone(raw.numbers) if self.needs_alone else None
+        others = {name: self._number(raw.numbers, name) for name in self.asks}
         personal, anew = read_personal_score(raw.numbers), bool(raw.numbers.get("started-anew"))
         model = self._model(raw.arrays)
-        scores = (accuracy, error, steps, personal, anew, alone)
+        scores = (accuracy, error, personal, anew, others)
         return Reply(raw.node, site, model, count, loss, *scores)
 
     def _count(self, numbers: Mapping[str, object]) -> int:
@@ -159,17 +156,12 @@ class ReplyValidator:
             raise Refused("it reports no loss, which this strategy needs")
         return loss
 
-    def _steps(self, numbers: Mapping[str, object]) -> float:
-        steps = read_number(numbers, "num-steps", FEWEST_STEPS, MOST_STEPS)
-        if steps is None:
-            raise Refused("it reports no number of local steps, which this strategy needs")
-        return steps
-
-    def _alone(self, numbers: Mapping[str, object]) -> float:
-        loss = read_number(numbers, "alone-loss", *self.limits.loss)
-        if loss is None:
-            raise Refused("it reports no loss of its own model, which this strategy needs")
-        return loss
+    def _number(self, numbers: Mapping[str, object], name: str) -> float:
+        limits = CLIENT_NUMBERS[name].limits or self.limits.loss
+        value = read_number(numbers, name, *limits)
+        if value is None:
+            raise Refused(f"it reports no number {name!r}, which this strategy needs")
+        return value
 
     def _model(self, arrays: Mapping[str, RawArray]) -> Arrays:
         if set(arrays) != set(self.model):

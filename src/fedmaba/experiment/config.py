@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import (
@@ -42,7 +41,6 @@ MetricName = Literal[
 ]
 MAX_COUNT = 10**9  # Rounds, clients, steps and the like have this limit.
 MAX_SEEDS = 10_000
-REPRODUCE_FOLDER = Path("runs/reproduce")  # In this folder `fedmaba reproduce` keeps its results.
 SEEDS_HELP = "a count (3), a range (3-9), a list (0,2); one single seed needs a trailing comma (2,)"
 PRECISION = "float32, tf32, bf16 or float64: tf32 and bf16 are faster on a GPU, but less precise"
 FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # never part of a name
@@ -152,6 +150,11 @@ class Data(Section):
     categorical: list[str] | None = newer_option(
         None, "--categorical", "of your own table: columns of numbers that stand for words, as a,b"
     )
+    feature: list[str] | None = newer_option(
+        None,
+        "--feature",
+        "of your own table: columns that are features, whatever they look like, as a,b",
+    )
     missing: Literal["median", "client-median", "refuse"] | None = newer_option(
         None,
         "--missing",
@@ -175,7 +178,7 @@ class Data(Section):
 
     _named = field_validator("dir")(named)
     _text = field_validator("validation", mode="before")(text)
-    _listed = field_validator("drop", "categorical", mode="before")(listed)
+    _listed = field_validator("drop", "categorical", "feature", mode="before")(listed)
 
 
 class Train(Section):
@@ -348,12 +351,19 @@ class Save(Section):
     _named = field_validator("out")(named)
 
 
+def usual_model(data: str) -> str:
+    """The model that is used where none is named: one that fits the data set of this name."""
+    return "lstm" if data.partition(":")[0] == "shakespeare" else "mlp"
+
+
 class Experiment(Section):
     """Everything that decides the numbers, and where they go."""
 
     strategies: list[str] = Field(min_length=1, description="name:key=value,... each")
     seeds: int | list[int] = option(3, "--seeds", SEEDS_HELP)
-    model: str = option("mlp", "--model", "mlp, cnn, resnet8, lstm, ... or package.module:factory")
+    model: str = option(
+        "mlp", "--model", "mlp (shakespeare: lstm), cnn, resnet8, ... or package.module:factory"
+    )
     init: str | None = newer_option(
         None, "--init", "weights to start from: a .safetensors file [drawn by the seed]"
     )
@@ -389,6 +399,15 @@ class Experiment(Section):
         if tree.get("attack") == {"share": "10%"} and whole:
             return {key: value for key, value in tree.items() if key != "attack"}
         return tree
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fitting(cls, tree: Any) -> Any:
+        """Where no model is named, take one that fits the data."""
+        data = tree.get("data")
+        name = data.get("name") if isinstance(data, Mapping) else None
+        known = "model" in tree or not isinstance(name, str)
+        return tree if known else {**tree, "model": usual_model(str(name))}
 
     _pairs = field_validator("dp", mode="before")(pairs_of_text)
 

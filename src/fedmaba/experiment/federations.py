@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedmaba.data import attack, datasets, partition, tables
-from fedmaba.data.federation import Division, Federation, divide, prepared
+from fedmaba.data.federation import Division, Federation, divide, prepared, usual
 from fedmaba.data.tables import Reading
 from fedmaba.errors import InputError
 from fedmaba.experiment import config
@@ -22,6 +22,7 @@ class ReadData(NamedTuple):
 
     asked: config.Data
     data: datasets.Dataset
+    shown: bool = True  # whether what may be a mistake in them was said
 
 
 def load_federations(
@@ -47,8 +48,7 @@ def load_federations(
         asked.name, folder, normalise=asked.normalise, task=asked.task, reading=reading_of(asked)
     )
     _same_task(asked.task, data)
-    given = data.client is not None
-    spec = asked.partition or ("given" if given else "shards:2")
+    spec = asked.partition or usual(data)
     clients = asked.clients
     if clients is None and spec != "given":
         clients = 20 if data.name == "sample" else 100
@@ -98,10 +98,10 @@ def _same_task(asked: str | None, data: datasets.Dataset) -> None:
         )
 
 
-def data_notes(fed: Federation, own: bool) -> list[str]:
-    """What was done to the data, how labels are numbered, and who is not judged."""
+def data_notes(fed: Federation, read: datasets.Dataset, own: bool) -> list[str]:
+    """What was read, who the clients are, what was done to the data, and who is not judged."""
     data = fed.data
-    notes = [f"data: {step}" for step in data.steps]
+    notes = [f"data: {read.in_words()}; {fed.whence()}", *(f"data: {step}" for step in data.steps)]
     named = own or data.name.endswith(datasets.OWN_FILES) or bool(data.steps)
     if (
         named

@@ -29,6 +29,7 @@ class Options(TypedDict, total=False):
     split: OneOrMore[str | None]
     drop: OneOrMore[list[str] | str | None]
     categorical: OneOrMore[list[str] | str | None]
+    feature: OneOrMore[list[str] | str | None]
     missing: OneOrMore[Literal["median", "client-median", "refuse"] | None]
     standardise: OneOrMore[Literal["yes", "no"] | None]
     min_examples: OneOrMore[int | None]

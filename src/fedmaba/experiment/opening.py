@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fedmaba.errors import InputError
-from fedmaba.experiment import config, experiment_file, parts
+from fedmaba.experiment import config, experiment_file, fingerprint, parts
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.session import (
     Session,
@@ -56,12 +56,7 @@ def _lock_and_check(
     session: Session, out: Path, command: Sequence[str]
 ) -> tuple[Arrays, dict[str, Any]] | None:
     """Lock the folder and write or check what is in it; return the checkpoint to resume from."""
-    longest = max((run.label for run in session.history.runs), key=len)
-    if len(longest) > schema.MAX_LABEL or len(session.history.runs) > schema.MAX_RUNS:
-        raise InputError(
-            f"{len(session.history.runs):,} runs, labels of up to {len(longest):,} characters: a "
-            f"folder holds at most {schema.MAX_RUNS:,} runs, with labels of {schema.MAX_LABEL:,}"
-        )
+    require_room(session)
     _check_folder(session.experiment, out)
     session.folder = run_folder.Folder(out)
     try:
@@ -79,6 +74,16 @@ def _lock_and_check(
     except BaseException:
         session.close()
         raise
+
+
+def require_room(session: Session) -> None:
+    """Refuse more runs, or longer labels, than a folder can hold."""
+    longest = max((run.label for run in session.history.runs), key=len)
+    if len(longest) > schema.MAX_LABEL or len(session.history.runs) > schema.MAX_RUNS:
+        raise InputError(
+            f"{len(session.history.runs):,} runs, labels of up to {len(longest):,} characters: a "
+            f"folder holds at most {schema.MAX_RUNS:,} runs, with labels of {schema.MAX_LABEL:,}"
+        )
 
 
 def check_beside(session: Session, there: Sequence[Path]) -> None:
@@ -416,10 +421,20 @@ def _check_same_code(
         was, now = told.get(what, "none"), mine.get(what, "none")
         if beside and what.startswith("strategy ") and "none" in (was, now):
             continue
+        if (
+            same
+            and len(was.split(" ")[-1]) < fingerprint.FINGERPRINT_DIGITS
+            and was != "none" != now
+        ):
+            was, now = was.split(" ")[0], now.split(" ")[0]
+            session.warnings.append(
+                f"{out}: an earlier version did not note all that {what} reads: whether it was "
+                "edited since cannot be told"
+            )
         if was.split(" ")[0] != now.split(" ")[0] or (same and was != now):
             raise InputError(
                 f"{out} was begun with another {what} ({was}; now {now}): restore it, or choose "
-                "another --out"
+                "another --out (--fresh makes one)"
             )
 
 

@@ -8,7 +8,9 @@ what is there, and only what is missing becomes a new part.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +31,10 @@ FOLDER_NAME = re.compile(r"[0-9]{3,6}")
 
 
 def folders(path: Path) -> list[Path]:
-    """The run folders that a folder is made of: itself if it holds runs, then its parts."""
+    """The run folders that a folder is made of: itself if it holds runs, then its parts.
+
+    A part that is still without files counts for nothing: a process was killed before its first.
+    """
     try:
         names = sorted(files.matching_names(path / PARTS_FOLDER, FOLDER_NAME), key=int)
     except OSError as error:
@@ -40,9 +45,16 @@ def folders(path: Path) -> list[Path]:
             files.path_inside(path, f"{PARTS_FOLDER}/{part.name}/{run_folder.EXPERIMENT_FILE}")
         except OSError as error:
             raise run_folder.unreadable(part, error) from error
+    found = [part for part in found if not _is_empty(part)]
     if not found or files.exists(path / run_folder.EXPERIMENT_FILE):
         return [path, *found]
     return found
+
+
+def _is_empty(part: Path) -> bool:
+    """Whether nothing was written into the folder of a part yet."""
+    begun = files.exists(part / run_folder.EXPERIMENT_FILE)
+    return not begun and not run_folder.holds_something_else(part)
 
 
 def require_picked(path: Path) -> None:
@@ -105,7 +117,8 @@ def load_history(path: Path | str, trained: Iterable[Models | None] = ()) -> His
     histories = {p: run_folder.load_history(p) for p in begun}
     for part, history in histories.items():
         history.trained = known.get(part.resolve(), history.trained)
-    return merged([(names[found.index(p)], history) for p, history in histories.items()])
+    every = [(names[found.index(p)], history) for p, history in histories.items()]
+    return merged(every, str(path.resolve()))
 
 
 def suffixes(every: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -113,15 +126,20 @@ def suffixes(every: Sequence[Mapping[str, Any]]) -> list[str]:
     return [sweep.suffix(values) for values in sweep.differing(every)]
 
 
-def merged(histories: Sequence[tuple[str, History]]) -> History:
+def merged(histories: Sequence[tuple[str, History]], whole: str = "") -> History:
     """Several histories as one, each with what is added to its labels.
 
-    Rows stand in the order in which they first appear, and the seeds of a row in their own.
+    They are parts of one whole, a folder or a call, whose labels say how they differ. Rows stand in
+    the order in which they first appear, and the seeds of a row in their own.
     """
+    whole = whole or secrets.token_hex(8)
     whose = [
         (history, run, run.label + more) for more, history in histories for run in history.runs
     ]
-    runs = [replace(run, label=label) for _, run, label in whose]
+    runs = [
+        replace(run, label=label, origin=run.origin._replace(whole=whole))
+        for _, run, label in whose
+    ]
     order = list(dict.fromkeys(run.label for run in runs))
     runs = _equal_rounds_only(runs)
     runs.sort(key=lambda run: (order.index(run.label), run.seed))
@@ -190,7 +208,8 @@ def computations(
     """The computations that are asked for; what a folder holds already is kept as it is there.
 
     `asked` has an experiment for each combination of the keys `listed`; `rows` maps the labels of
-    the strategies to the words that name them. Nothing is written.
+    the strategies to the words that name them. Those that are finished come first, so that they
+    can refuse before anything is written.
     """
     there = _parts_in_folder(out, rows)
     if not there:
@@ -198,6 +217,7 @@ def computations(
             return [Work("", asked[0], tuple(rows), new=True)]
         return [_new(i, one, tuple(rows)) for i, one in enumerate(asked, 1)]
     last = max((int(work.place.rpartition("/")[2]) for work in there if work.place), default=0)
+    finished: list[Work] = []
     found: list[Work] = []
     for one in asked:
         wanted = [(label, seed) for label in rows for seed in one.seed_list()]
@@ -207,7 +227,10 @@ def computations(
                 _name_all(out, work, wanted, one.train.rounds)
             if set(_runs(work)) & set(wanted):
                 kept = {key: getattr(work.experiment, key) for key in ("strategies", "seeds")}
-                found.append(replace(work, experiment=one.model_copy(update=kept)))
+                again = replace(work, experiment=one.model_copy(update=kept))
+                grows = work.experiment.train.rounds < one.train.rounds
+                over = not grows and out is not None and run_folder.is_finished(work.path(out))
+                (finished if over else found).append(again)
         held = {run for work in same for run in _runs(work)}
         groups: dict[tuple[int, ...], list[str]] = {}
         for label in rows:
@@ -220,7 +243,7 @@ def computations(
             else:
                 some = {"strategies": [rows[label] for label in labels], "seeds": list(seeds)}
                 found.append(_new(last, one.model_copy(update=some), tuple(labels)))
-    return found
+    return [*finished, *found]
 
 
 def _new(number: int, experiment: Experiment, labels: tuple[str, ...]) -> Work:
@@ -285,20 +308,20 @@ def _name_all(
         )
 
 
-def reserve(works: Sequence[Work], out: Path) -> None:
-    """Note new parts in a folder, so that `fedmaba resume` knows those that are not begun."""
+def reserve(works: Sequence[Work], out: Path, held: run_folder.Folder | None = None) -> None:
+    """Note new parts in a folder, so that `fedmaba resume` knows those that are not begun.
+
+    The folder is locked meanwhile, unless it is `held` already.
+    """
     new = [work for work in works if work.new and work.place]
     if not new:
         return
     if run_folder.holds_something_else(out):
         raise InputError(f"{out} exists and is no run folder: choose another --out")
-    folder = run_folder.Folder(out)
-    try:
+    with nullcontext(held) if held else closing(run_folder.Folder(out)) as folder:
         run_folder.make_folder(out / PARTS_FOLDER)
         for work in new:
             name = f"{work.place}/{run_folder.EXPERIMENT_FILE}"
             if files.exists(out / name):
                 raise InputError(f"{out} was changed by another process: repeat the command")
             folder.write(name, experiment_file.dump(work.experiment).encode())
-    finally:
-        folder.close()

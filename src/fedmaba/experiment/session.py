@@ -24,10 +24,11 @@ from fedmaba import strategies
 from fedmaba.data import datasets, groups
 from fedmaba.data.federation import Federation, attacked
 from fedmaba.errors import InputError
-from fedmaba.experiment import experiment_file
+from fedmaba.experiment import experiment_file, without_effect
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.driver import drive
 from fedmaba.experiment.federations import ReadData, attack_of, data_notes, load_federations
+from fedmaba.experiment.fingerprint import fingerprints
 from fedmaba.experiment.initial import given_weights
 from fedmaba.privacy import mechanism
 from fedmaba.privacy.mechanism import Privacy
@@ -35,14 +36,16 @@ from fedmaba.results import client_metrics, run_folder
 from fedmaba.results.array_files import Arrays
 from fedmaba.results.groups import Groups
 from fedmaba.results.history import History, RunHistory
+from fedmaba.results.joining import RunOrigin
 from fedmaba.results.metrics import ACCURACY, OF_TASK, Metric
-from fedmaba.rows import LossFn, base, models
+from fedmaba.rows import LossFn, base, models, objectives
 from fedmaba.simulation import distributed, engine
 from fedmaba.simulation.client_scores import ClientMetricFn
 from fedmaba.simulation.evaluation import MetricFn
-from fedmaba.strategies import deployed
+from fedmaba.simulation.parts.own_layers import OWN
+from fedmaba.simulation.parts.privacy import mechanisms_of
+from fedmaba.strategies import combine, deployed
 from fedmaba.strategies.base import PERSONAL, Strategy
-from fedmaba.user_code import fingerprints
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,8 @@ class Session:
 
     def privacy(self) -> dict[str, Any]:
         """What makes the runs private, by their label and seed; nothing where they are not."""
-        both = zip(self.batch.runs, self.batch.private, strict=False)
-        return {f"{run.strategy.label()}, seed {run.seed}": m.facts() for run, m in both if m}
+        both = zip(self.batch.runs, mechanisms_of(self.batch), strict=False)
+        return {f"{run.strategy.label()}, seed {run.seed}": m.facts() for run, m in both}
 
     def provenance(self) -> dict[str, Any]:
         """What the numbers come from: settings, data, partition, and given weights."""
@@ -138,6 +141,7 @@ class Session:
         self.batch.progress.restore(arrays, meta)
         for run, mine in zip(history.runs, self.history.runs, strict=True):
             run.of = mine.of if run.of else ""  # It differs where rounds are being added.
+            run.origin = mine.origin
         self.history = history
 
     def _check_weights(self, meta: Mapping[str, Any], out: Path) -> None:
@@ -187,12 +191,13 @@ class Session:
                 named = layout.unpack(weights)
                 out[f"{name}-{kind}"] = {key: w.cpu().numpy() for key, w in named.items()}
             out[f"{name}-deployed"] |= frozen
-            if PERSONAL in at.vectors[r]:
-                own = [layout.unpack(w) for w in at.vectors[r][PERSONAL]]
+            if PERSONAL in at.memory.columns[r]:
+                own = [layout.unpack(w) for w in at.memory.columns[r][PERSONAL]]
                 out[f"{name}-personal"] = {
                     key: np.stack([w[key].cpu().numpy() for w in own]) for key in own[0]
                 }
-            if kept := layout.kept_views(at.own[r]):
+            if OWN in at.memory.columns[r]:
+                kept = layout.kept_views(at.memory.columns[r][OWN])
                 each = {key: w.contiguous().cpu().numpy() for key, w in kept.items()}
                 out[f"{name}-clients"] = each
         return out
@@ -287,14 +292,13 @@ def prepare(
         federations = attacked(federations, does, share)
     if chosen is None:
         chosen = [(s, seed, experiment.server.deploy) for s in listed for seed in federations]
-    rules: dict[
-        tuple[int, int], list[str]
-    ] = {}  # Deployed models by strategy and seed are trained once.
+    # Deployed models by strategy and seed are trained once.
+    handed_out: dict[tuple[int, int], list[str]] = {}
     for s, seed, deploy in chosen:
-        rules.setdefault((listed.index(s), seed), []).append(deploy or s.deploy)
+        handed_out.setdefault((listed.index(s), seed), []).append(deploy or s.deploy)
     runs = [
         engine.Run(listed[i], seed, federations[seed], tuple(deploy))
-        for (i, seed), deploy in rules.items()
+        for (i, seed), deploy in handed_out.items()
     ]
     together = distributed.join()
     if together.count > 1:
@@ -316,11 +320,11 @@ def prepare(
     ]
     history = History(histories, experiment.eval.share)
     asked = own.metric if own.client_metric is None else own.client_metric
-    notes = [f"model: {batch.rows.path}", _task_note(data, histories[0].metric, asked)]
+    notes = data_notes(runs[0].federation, data, own.data is not None)
+    notes += [*_model_notes(batch.rows.path), _task_note(data, histories[0].metric, asked)]
     notes += undefined
-    notes += data_notes(runs[0].federation, own.data is not None)
     notes += _group_notes(batch)
-    if private := [m for m in batch.private if m is not None]:
+    if private := mechanisms_of(batch):
         notes.append(mechanism.note(private))
     if together.count > 1:
         notes.append(f"ranks: {together.count}")
@@ -331,30 +335,68 @@ def prepare(
         )
     things: dict[str, object] = {"model": make, "loss": own.loss, "metric": own.metric}
     things["client_metric"] = own.client_metric
-    code = fingerprints({what: thing for what, thing in things.items() if thing is not None})
-    custom = fingerprints({f"strategy {s.name}": type(s) for s in listed})
+    rules = {f"strategy {s.name}": _code(s) for s in listed}
+    own_code, unseen = fingerprints(things | rules, batch.rows.model.modules())
+    code = {what: own_code[what] for what in things if what in own_code}
+    notes += [unseen] if unseen else []
+    if together.count > 1:
+        together.alike(json.dumps(own_code))
     started = "" if init is None else init.sha256()
     constants, frozen = _constants(batch), _frozen_count(batch)
     if frozen:
         notes.append(f"frozen: {frozen:,} weights, held once for all clients")
     also = [digest for digest in (started, constants if frozen else "") if digest]
-    common = _shared_settings(experiment, own, data) + also
+    common = [*_shared_settings(experiment, own, data), *also]
+    settings = json.loads(json.dumps(experiment_file.result_settings(experiment)))
     for table, (run, _) in zip(histories, batch.handed_out, strict=True):
-        parts = [common, code, custom.get(f"strategy {run.strategy.name}")]
-        table.of = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+        table.of = _digest([common, code, own_code.get(f"strategy {run.strategy.name}")])
+        division = run.federation.division_digest()
+        # The name of a published set says which data it holds.
+        read = str(common[1]) or f"set {data.name}"
+        table.origin = RunOrigin(read, division, _digest([code, also]), settings)
     # A strategy class that a caller passed has only a short name, which no command could find.
-    objects = called and (own != UserObjects() or bool(custom))
+    objects = called and (own != UserObjects() or len(own_code) > len(code))
+    again = before is not None and before.shown and before.data is data
+    doubts = () if again else runs[0].federation.data.doubts
     return Session(
         experiment,
         batch,
         history,
         data,
         notes=notes,
-        fingerprints=code | custom,
+        warnings=[
+            *without_effect.warnings(experiment, listed),
+            *(f"warning: {doubt}" for doubt in doubts),
+        ],
+        fingerprints=own_code,
         needs_python_call=objects,
         init=started,
         constants=constants,
     )
+
+
+def _digest(parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _model_notes(path: str) -> list[str]:
+    """How the model is computed; without a row form, what that costs and what to do."""
+    advice = (
+        "model: steps take longer than with a row form, and the numbers are the same: "
+        "docs/models.md lists the layers that have one"
+    )
+    return [f"model: {path}", *([advice] if "no row form" in path else [])]
+
+
+def _code(strategy: Strategy) -> object:
+    """What decides what a strategy does: its class, and functions of the user's own it names."""
+    objective, rule = strategy.local().objective, strategy.combine()
+    named: list[object] = []
+    if objective is not None and objective.own:
+        named.append(objectives.find(objective.name).function)
+    if rule is not None:
+        named.append(combine.find(rule.name))
+    return (type(strategy), *named) if named else type(strategy)
 
 
 def _groups(batch: engine.Batch, data: datasets.Dataset) -> Groups:

@@ -14,12 +14,12 @@ from fedmaba.data import datasets
 from fedmaba.data.federation import Federation
 from fedmaba.data.paths import is_file
 from fedmaba.errors import InputError, unknown
-from fedmaba.experiment import checks, config, experiment_file, parts, sweep
+from fedmaba.experiment import checks, config, experiment_file, parts, sweep, without_effect
 from fedmaba.experiment.config import Experiment
 from fedmaba.experiment.federations import ReadData
 from fedmaba.experiment.initial import Init
 from fedmaba.experiment.keywords import Options
-from fedmaba.experiment.opening import check_beside, open_run_folder
+from fedmaba.experiment.opening import check_beside, open_run_folder, require_room
 from fedmaba.experiment.session import Session, UserObjects, prepare
 from fedmaba.results import files, run_folder
 from fedmaba.results.history import History
@@ -35,7 +35,7 @@ def compare(
     strategies: Sequence[str | Strategy] | str | Strategy,
     *,
     data: str | Path | list[str] | datasets.Dataset | Federation = "sample",
-    model: str | list[str] | models.Factory = "mlp",
+    model: str | list[str] | models.Factory | None = None,
     loss: LossFn | None = None,
     metric: str | MetricFn | None = None,
     client_metric: ClientMetricFn | None = None,
@@ -80,6 +80,17 @@ def compare(
         asked, dict(zip(objects, objects, strict=True)), swept.keys, folder, own, objects
     )
     return whole.history(run_all(whole.sessions(), progress, folder, used))
+
+
+def _with_options(text: str) -> str:
+    """A docstring with every option of an experiment that is no parameter by itself."""
+    named = compare.__kwdefaults__ or {}
+    keys = [key for key in config.options() if key.argument not in named]
+    lines = [f"    {key.argument}: {key.text} [{key.default}]" for key in keys]
+    return "\n".join([text.rstrip(), "", "    Options, with their defaults:", "", *lines])
+
+
+compare.__doc__ = _with_options(compare.__doc__ or "")
 
 
 def trackers_for(track: str | Sequence[str], out: Path | None) -> list[str]:
@@ -131,7 +142,7 @@ def python_call(named: Sequence[str], options: Mapping[str, Any]) -> PythonCall:
     flags = {key.argument: key for key in config.options()}
     tree: dict[str, Any] = {"strategies": list(named)}
     told = dict(options)
-    data, model = told.pop("data", "sample"), told.pop("model", "mlp")
+    data, model = told.pop("data", "sample"), told.pop("model", None)
     metric, init = told.pop("metric", None), told.pop("init", None)
     data = str(data) if isinstance(data, Path) else data
     if not isinstance(data, str | list | datasets.Dataset | Federation):
@@ -139,15 +150,20 @@ def python_call(named: Sequence[str], options: Mapping[str, Any]) -> PythonCall:
             f"data of type {type(data).__name__}: give a name, a file, or "
             "fedmaba.Federation.from_arrays(x, y, client)"
         )
+    given = data.data if isinstance(data, Federation) else data
+    if model is None and isinstance(given, datasets.Dataset):
+        model = config.usual_model(given.name)
     own = UserObjects(
         data=None if isinstance(data, str | list) else data,
-        model=None if isinstance(model, str | list) else model,
+        model=None if model is None or isinstance(model, str | list) else model,
         loss=told.pop("loss", None),
         metric=None if isinstance(metric, str) else metric,
         client_metric=told.pop("client_metric", None),
         init=None if init is None or isinstance(init, str | Path) else init,
     )
-    tree["model"] = model if isinstance(model, str | list) else getattr(model, "__name__", "own")
+    if model is not None:
+        words = isinstance(model, str | list)
+        tree["model"] = model if words else getattr(model, "__name__", "own")
     config.set_key(tree, "data.name", data if isinstance(data, str | list) else "own")
     if init is not None:
         tree["init"] = str(init) if isinstance(init, str | Path) else "own"
@@ -178,30 +194,60 @@ class RunGroup:
     command: Sequence[str] = ()
 
     def sessions(self) -> Iterator[Session]:
-        """Each computation, ready to run; those that are finished have nothing left to do."""
+        """Each computation, ready to run; those that are finished have nothing left to do.
+
+        All are checked before the folder changes and before the first is trained.
+        """
+        works, there = self._plan(), self._begun()
         before: ReadData | None = None
-        works = self._plan()
-        there = self._begun()
+        if self.check is None and all(work.new for work in works):
+            # What was begun with an option goes on with it; a search asks for each row apart.
+            self._refuse_options_without_effect()
+        for work in works[1:]:
+            if work.new:
+                session = self._prepare(work, there, before)
+                before = ReadData(session.experiment.data, session.data, shown=False)
+                session.close()
+                del session  # This frees the device's memory for the next computation.
+        reserved = False
         for i, work in enumerate(works):
-            listed = None if self.objects is None else [self._named(name) for name in work.labels]
-            session = prepare(work.experiment, self.own, listed, before=before)
+            session = self._prepare(work, there, before)
             before = ReadData(session.experiment.data, session.data)
-            if self.out is None or work.path(self.out) not in there:
-                # This also holds where an earlier try left an empty folder.
-                check_beside(session, there)
             if i == 0:
                 if self.check is not None:
                     self.check(session)
                 if self.out is None and self.claim is not None:
                     self.out = self.claim(session)
-                if self.out is not None and session.batch.ranks.rank == 0:
-                    parts.reserve(works, self.out)
             if self.out is not None:
-                open_run_folder(session, work.path(self.out), self.command)
+                if not work.new:
+                    open_run_folder(session, work.path(self.out), self.command)
+                if not reserved and not session.done:
+                    reserved = True
+                    if session.batch.ranks.rank == 0:
+                        parts.reserve(works, self.out, None if work.place else session.folder)
+                if work.new:
+                    open_run_folder(session, work.path(self.out), self.command)
             if len(works) > 1:
                 session.notes.insert(0, f"computation {i + 1} of {len(works)}{_told(work)}")
             yield session
-            del session  # This frees the device's memory for the next computation.
+            del session
+
+    def _refuse_options_without_effect(self) -> None:
+        own = self.objects or {}
+        rows = [own.get(label) or strategies.parse(spec)[0] for label, spec in self.rows.items()]
+        for experiment in self.asked:
+            without_effect.refuse(experiment, rows)
+
+    def _prepare(self, work: parts.Work, there: Sequence[Path], before: ReadData | None) -> Session:
+        """A computation, loaded and checked; beside those that are there, if it is not begun."""
+        listed = None if self.objects is None else [self._named(name) for name in work.labels]
+        session = prepare(work.experiment, self.own, listed, before=before)
+        if self.out is not None or self.claim is not None:
+            require_room(session)
+        if self.out is None or work.path(self.out) not in there:
+            # This also holds where an earlier try left an empty folder.
+            check_beside(session, there)
+        return session
 
     def _begun(self) -> list[Path]:
         """The parts that the folder has already; only rank 0 looks."""
@@ -274,6 +320,13 @@ def resume(out: Path, trust: bool = False) -> Session:
                 f"say fedmaba resume {out} --trust"
             )
         allow_working_folder()
-    session = prepare(asked)
+    try:
+        session = prepare(asked)
+    except InputError as error:
+        if out.parent.name != parts.PARTS_FOLDER or run_folder.checkpoints(out):
+            raise
+        raise InputError(
+            f"{error}; nothing of {out} is trained yet, so you may delete it to go on without it"
+        ) from error
     open_run_folder(session, out)
     return session

@@ -21,7 +21,7 @@ from fedmaba import rng
 from fedmaba.errors import InputError
 from fedmaba.privacy import accounting, secret_noise
 from fedmaba.strategies import deployed
-from fedmaba.strategies.base import Strategy
+from fedmaba.strategies.base import CLIENT_NUMBERS, Strategy
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -174,6 +174,10 @@ def refusal(strategy: Strategy) -> str:
     """Why a strategy cannot be made private here; empty where it can."""
     needs, local = strategy.needs(), strategy.local()
     leave = "run it without dp"
+    if strategy.combine() is not None:
+        return (
+            f"it combines changes by a rule, of which noise for a weighted sum hides less: {leave}"
+        )
     if needs.changes != "none":
         what = "norms" if needs.changes == "norms" else "inner products"
         return f"it weighs by {what} of the clients' changes, which get no noise: {leave}"
@@ -181,8 +185,9 @@ def refusal(strategy: Strategy) -> str:
         return f"it weighs the clients' first steps, which are not clipped: {leave}"
     if needs.groups:
         return f"it weighs by counts of people by group, which get no noise: {leave}"
-    if needs.alone:
-        return f"it weighs by losses of the clients' own models, which get no noise: {leave}"
+    for name in needs.of_clients:
+        if CLIENT_NUMBERS[name].of_training:
+            return f"it weighs by {CLIENT_NUMBERS[name].about}, which get no noise: {leave}"
     if local.keep:
         return f"its clients keep vectors whose means the server learns without noise: {leave}"
     if local.personal is not None and local.personal.only:

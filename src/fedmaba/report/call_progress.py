@@ -90,7 +90,7 @@ def _showing(session: Session, speaker: Speaker) -> Iterator[Callable[[Snapshot]
     for note in session.notes:
         speaker.note(note)
     session.batch.rows.tell = speaker.note
-    if console is not None and console.is_terminal and not console.is_dumb_terminal:
+    if console is not None and terminal.can_move(console):
         with terminal.live(session, console) as display:
             yield display
     else:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedmaba.errors import InputError
-from fedmaba.report import figure_text, verdict
+from fedmaba.report import figure_text, standing
 from fedmaba.report.escape import for_figure
 from fedmaba.report.plot_data import (
     COLORS,
@@ -63,11 +63,11 @@ def tradeoff(figure: Any, plot: PlotData) -> None:
     points = plot.points()
     mean, unit = {label: float(at[0, 1]) for label, at in points.items()}, plot.unit
     rivals = [label for label in points if label not in plot.without_a_model()]
-    best_mean = verdict.top((mean[label] for label in rivals), unit)
+    best_mean = unit.sign * max(unit.sign * mean[label] for label in rivals)
     close = [  # Clients that train alone may be far better, too.
         label
         for label, y in mean.items()
-        if verdict.is_near(y, best_mean, unit) and verdict.is_near(best_mean, y, unit)
+        if standing.is_near(y, best_mean, unit) and standing.is_near(best_mean, y, unit)
     ]
     narrow = figure.get_figwidth() < HALF_PAGE * 1.2
     if narrow or len(points) <= FEW_ROWS or not len(points) / 2 <= len(close) < len(points):
@@ -98,7 +98,7 @@ def tradeoff(figure: Any, plot: PlotData) -> None:
         figure_text.sides(figure, below)
     if len(both) > 1:
         left.set_title("All rows")
-        right.set_title(f"Frame: within {verdict.margin_below_best(plot.unit)} of the best mean")
+        right.set_title(f"Frame: within {standing.margin_below_best(plot.unit)} of the best mean")
         (x, right_x), (y, top_y) = right.get_xlim(), right.get_ylim()
         away = [mean[x] for x in both[0][1] if unit.sign * mean[x] < unit.sign * best_mean]
         kept = [mean[label] for label in close]

@@ -69,7 +69,7 @@ def table(
     who, apart = _identities(owners, history.runs)
     unit, done = history.unit, {id(run) for run in good(history)}
     scores: dict[Hashable, dict[str, dict[int, float]]] = {}
-    sizes: dict[Hashable, dict[int, int]] = {}
+    sizes: dict[Hashable, dict[int, float]] = {}
     names: dict[Hashable, str] = {}
     for run, source, keys in zip(history.runs, owners, who, strict=True):
         if id(run) not in done:
@@ -78,7 +78,9 @@ def table(
         of = Names(source.data.get("clients") or ())
         for c, key in enumerate(keys):
             names[key] = of.of(c) + (f", seed {run.seed}" if apart else "")
-            sizes.setdefault(key, {})[run.seed] = int(run.test_size[c])
+            sizes.setdefault(key, {})[run.seed] = (
+                int(run.test_size[c]) if run.SIZES_KNOWN else math.nan
+            )
             own = scores.setdefault(key, {}).setdefault(run.label, {})
             if run.test_size[c] and math.isfinite(found[c]):
                 own[run.seed] = float(found[c])
@@ -100,7 +102,7 @@ def table(
 
 def _client(
     name: str,
-    sizes: Mapping[int, int],
+    sizes: Mapping[int, float],
     scores: Mapping[str, Mapping[int, float]],
     labels: Sequence[str],
     base: str,
@@ -241,7 +243,7 @@ def json_document(found: ClientTable) -> str:
             "clients": [
                 {
                     "client": client.name,
-                    "examples": client.examples,
+                    "examples": finite(client.examples),
                     "strategies": [
                         {
                             "strategy": label,

@@ -198,7 +198,7 @@ def _joined(path: Path, more: str, sources: Sequence[Source]) -> Source:
     return replace(
         first,
         name=path.name + more,
-        history=parts.merged([(more, source.history) for source in sources]),
+        history=parts.merged([(more, one.history) for one in sources], str(path.resolve())),
         about=about,
         labels={seed: counts for source in sources for seed, counts in source.labels.items()},
         lines=[{**line, "strategy": f"{line['strategy']}{more}"} for line in lines],

@@ -77,6 +77,15 @@ def between(span: Interval, digits: int = 2) -> Cell:
     return Cell(span.text(digits=digits), None if math.isnan(span.mean) else span.mean, span=bounds)
 
 
+def for_page(grid: Grid) -> dict[str, Any]:
+    """A table for the page; each line says whose it is."""
+    rows = [
+        {"label": name.text, "cells": [name.text, *(minus_sign(cell.text) for cell in rest)]}
+        for name, *rest in grid.rows
+    ]
+    return {"title": grid.title, "head": [*grid.head], "rows": rows}
+
+
 MARKED: dict[str, tuple[Callable[[str], str], tuple[str, str, str]]] = {  # best, second, others
     "latex": (escape.for_latex, (r"\textbf{{{}}}", r"\underline{{{}}}", "{}")),
     "markdown": (escape.for_markdown, ("**{}**", "*{}*", "{}")),
@@ -119,8 +128,8 @@ def markdown_table(grid: Grid) -> str:
 
 
 def latex(document: Document) -> str:
-    r"""The tables for a paper: booktabs; \usepackage{booktabs}."""
-    parts = [r"% \usepackage{booktabs}"]
+    r"""The tables for a paper, with the rules of the package booktabs."""
+    parts = [r"% These tables need \usepackage{booktabs} before \begin{document}."]
     told = [document.title, *document.text, *document.foot]
     parts += [f"% {escape.one_line(line)}" for text in told for line in text.splitlines()]
     for grid in document.grids:
@@ -130,7 +139,9 @@ def latex(document: Document) -> str:
             "\n".join(
                 [
                     r"\begin{table}",
+                    r"\centering",
                     rf"\caption{{{escape.for_latex(grid.title)}}}",
+                    rf"\label{{tab:{re.sub('[^a-z0-9]+', '-', grid.name.lower())}}}",
                     rf"\begin{{tabular}}{{{columns}}}",
                     r"\toprule",
                     *body,

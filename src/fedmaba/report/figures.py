@@ -91,12 +91,13 @@ def write_figure(
     share: float | None = None,
     width: Width | None = None,
     font: Font = "sans",
+    load: Callable[[Sequence[Path]], list[data.Source]] = data.load_all,
 ) -> list[Path]:
     """One figure of one or more run folders as a file, and its caption as a text beside it."""
     if out.suffix.lower() not in FILE_ENDINGS:
         raise InputError(f"{out}: the name says the form: end it in {', '.join(FILE_ENDINGS)}")
     _check(kind)
-    sources, remedy = data.load_all(folders), "fix it, or choose another -o"
+    sources, remedy = load(folders), "fix it, or choose another -o"
     with style(font):
         figure = draw(sources, kind, model, share, width=width)
         content = encode(figure, out.suffix.lower(), outlines=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedmaba.report import numbers
 from fedmaba.report.table import FIGURES, corrected_p_values, differences
+from fedmaba.results import joining
 from fedmaba.results.history import At, History, Model
 from fedmaba.results.metrics import Fairness, Unit
 
@@ -37,6 +38,7 @@ def json_table(
         "on": history.on,
         "share": history.share,
         "metric": metric_in_json(unit),
+        "notes": joining.differences(history.runs),
         "rows": [
             {
                 "strategy": row.label,

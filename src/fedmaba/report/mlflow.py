@@ -49,7 +49,7 @@ def open_run(run: tracked.TrackedRun, known: str) -> tracked.Tracker:
     client = MlflowClient(tracking_uri=uri)
     if known and (there := _find(client, known)):
         client.update_run(known, status="RUNNING")
-        return MlflowRun(client, known, _last_round(client, there))
+        return MlflowRun(client, known, _rounds(client, there))
     named = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "fedmaba"
     found = client.get_experiment_by_name(named)
     experiment = found.experiment_id if found else client.create_experiment(named, files)
@@ -57,7 +57,7 @@ def open_run(run: tracked.TrackedRun, known: str) -> tracked.Tracker:
     made = client.create_run(experiment, tags=tags, run_name=escape.one_line(run.title()))
     for name, value in run.settings.items():
         client.log_param(made.info.run_id, _name(name), escape.one_line(str(value))[:LONGEST])
-    return MlflowRun(client, made.info.run_id, 0)
+    return MlflowRun(client, made.info.run_id, set())
 
 
 def _find(client: Any, known: str) -> Any:
@@ -71,28 +71,25 @@ def _find(client: Any, known: str) -> Any:
     return found if found.info.lifecycle_stage == "active" else None
 
 
-def _last_round(client: Any, there: Any) -> int:
-    """The last round of which figures are there."""
-    steps = [
+def _rounds(client: Any, there: Any) -> set[int]:
+    """The rounds of which figures are there."""
+    return {
         point.step
         for name in there.data.metrics
         for point in client.get_metric_history(there.info.run_id, name)
-    ]
-    return max(steps, default=0)
+    }
 
 
 class MlflowRun:
     """One run of MLflow."""
 
-    def __init__(self, client: Any, named: str, done: int) -> None:
-        self._client, self.id, self._done = client, named, done
+    def __init__(self, client: Any, named: str, there: set[int]) -> None:
+        self._client, self.id, self.there = client, named, there
 
     def write(self, done: int, figures: tracked.RoundFigures) -> None:
-        """Log the figures of a round; those of rounds that were trained again are there."""
+        """Log the figures of a round."""
         from mlflow.entities import Metric
 
-        if done <= self._done:
-            return
         now = int(1000 * time.time())
         told = [Metric(_name(name), value, now, done) for name, value in figures.values.items()]
         self._client.log_batch(self.id, metrics=told)

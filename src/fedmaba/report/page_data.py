@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedmaba.errors import InputError
+from fedmaba.experiment.trials import load_search, load_trials
 from fedmaba.report import (
     document,
     federation,
@@ -40,6 +41,7 @@ from fedmaba.report.table import (
     privacy_note,
     unit_in_words,
 )
+from fedmaba.report.trials_table import trials_grid
 from fedmaba.results import run_folder
 from fedmaba.results.history import At, History, IntArray, Model, RunHistory
 from fedmaba.results.metrics import Fairness, Unit
@@ -94,11 +96,12 @@ def tree(sources: Sequence[Source], share: float | None = None) -> dict[str, Any
         ],
         "federations": [
             {"name": source.name, "words": federation.how_far(source.federation)}
-            | {"tables": [_texts(grid) for grid in _grids(source.federation)]}
+            | {"tables": [document.for_page(grid) for grid in _grids(source.federation)]}
             for source in sources
             if source.federation is not None
         ],
         "model": _first_model(scores),
+        "searches": _searches(sources, unit),
         "groups": _groups(scores),
         "tables": {f"{model}.{at}": _table(scores, model, at) for model, at in switches},
         "verdicts": {
@@ -126,14 +129,21 @@ def _first_model(scores: CurrentFigures) -> Model:
     return "last" if known["last"] and not known["deployed"] else "deployed"
 
 
+def _searches(sources: Sequence[Source], unit: Unit) -> list[dict[str, Any]]:
+    """Of each folder of a search for settings: what was picked, then all trials."""
+    out = []
+    for path in dict.fromkeys(source.path for source in sources if source.path):
+        if (there := load_search(path)) is not None:
+            grid = trials_grid(load_trials(path), unit, str(there["search"].get("pick", "")))
+            picked = [row for row in grid.rows if row[-1].rank == 0]
+            grids = replace(grid, rows=picked), replace(grid, title="All trials")
+            tables = dict(zip(("picked", "all"), map(document.for_page, grids), strict=True))
+            out.append({"name": path.name} | tables)
+    return out
+
+
 def _grids(state: FederationState) -> list[document.Grid]:
     return [*federation.grids(state), *federation.events(state)]
-
-
-def _texts(grid: document.Grid) -> dict[str, Any]:
-    """A table as texts."""
-    rows = [[document.minus_sign(cell.text) for cell in row] for row in grid.rows]
-    return {"title": grid.title, "head": [*grid.head], "rows": rows}
 
 
 def _keep(runs: Sequence[RunHistory]) -> int:
@@ -227,11 +237,7 @@ def _groups(scores: CurrentFigures) -> list[dict[str, Any]]:
 def _alone(scores: CurrentFigures, model: Model, at: At) -> dict[str, Any] | None:
     """What clients gain over training alone; None without a row `local`."""
     for grid in map(for_screen, incentive_grids(scores.history, model, at)):
-        rows = [
-            {"label": name.text, "cells": [name.text, *(document.minus_sign(c.text) for c in rest)]}
-            for name, *rest in grid.rows
-        ]
-        return {"title": capitalised(grid.title), "head": list(grid.head), "rows": rows}
+        return document.for_page(replace(grid, title=capitalised(grid.title)))
     return None
 
 

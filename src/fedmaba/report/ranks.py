@@ -17,6 +17,9 @@ from fedmaba.errors import InputError
 from fedmaba.results.metrics import FloatArray
 
 SIGNIFICANT = 0.05
+SEED_STEPS = (*range(2, 11), 12, 15, 20, 25, 30, 40, 50, 75, 100)  # more would be false precision
+MOST_SEEDS = SEED_STEPS[-1]
+CHANCE = 0.84  # In four of five runs a mean falls short by fewer standard errors than this.
 # Nemenyi's critical values at 0.05 for 2, 3, ... rows: quantiles of the studentised range with
 # infinite degrees of freedom over the root of 2. Up to 10 rows in Demšar's Table 5(a).
 Q05 = (
@@ -133,4 +136,23 @@ def holm(p: Sequence[float] | FloatArray) -> FloatArray:
     scaled = np.minimum(p[order] * np.arange(len(p), 0, -1), 1.0)
     out = np.empty_like(p)
     out[order] = np.maximum.accumulate(scaled)
+    return out
+
+
+def seeds_needed(samples: Sequence[FloatArray]) -> list[int]:
+    """About how many seeds would decide each difference, if mean and spread stay; 0: too many.
+
+    All samples, of two seeds or more, get as many; four times in five that is enough, after
+    Holm's correction.
+    """
+    size = []
+    for x in samples:
+        mean, sd = abs(float(x.mean())), float(x.std(ddof=1))
+        size.append(mean / sd if 0 < sd < math.inf else math.inf if sd == 0 < mean else 0.0)
+    out = [0] * len(samples)
+    for many in SEED_STEPS:
+        p = [t_tail(max(0.0, s * math.sqrt(many) - CHANCE), many - 1) for s in size]
+        for i, q in enumerate(holm(p)):
+            if not out[i] and q < SIGNIFICANT and many > len(samples[i]):
+                out[i] = many
     return out

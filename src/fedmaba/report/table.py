@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from fedmaba.report import numbers
 from fedmaba.report import ranks as ranks_of_rows
 from fedmaba.report.document import Cell, Document, Grid, between, number
 from fedmaba.report.paired import Interval, difference, pairs
+from fedmaba.results import joining
 from fedmaba.results.history import At, History, Model, On, Row, RunHistory
 from fedmaba.results.metrics import PERCENT, FloatArray, Unit
 from fedmaba.results.selection import Found, RoundChoice, by_seed, fairness_by_seed
@@ -40,6 +41,7 @@ class Column(NamedTuple):
     sign: int  # 1: more is better
 
 
+CorrectedP = dict[str, list[float]]  # by row, of each figure
 NO_DIFFERENCE_TITLE = "no significant difference in"
 SCORES_IN_WORDS = "scores as the metric gives them, not in per cent: some lie outside 0 to 1"
 
@@ -121,7 +123,8 @@ def caption(history: History, model: Model, at: At, unit: Unit | None = None) ->
     over = "one seed" if len(labels) == len({*labels}) else "mean ± sd over seeds"
     text = f"{what}, {when}; {over}" + (f"; {some} clients" if some else "")
     unit = unit or history.unit
-    return text if unit.mark else f"{text}; {unit_in_words(unit)}"
+    text = text if unit.mark else f"{text}; {unit_in_words(unit)}"
+    return "; ".join([text, *joining.differences(history.runs)])
 
 
 def noise_note(rows: Sequence[Row], runs: Sequence[RunHistory], on: On = "test") -> str:
@@ -129,22 +132,26 @@ def noise_note(rows: Sequence[Row], runs: Sequence[RunHistory], on: On = "test")
     known = [row for row in rows if math.isfinite(row.test_noise) and row.mean.variance > 0]
     if not known:
         return _unknown_noise(runs, on)
-    shares = [min(100.0, 100 * row.test_noise / row.mean.variance) for row in known]
+    shares = [100 * row.test_noise / row.mean.variance for row in known]
+    noise = f"{_range([row.test_noise for row in known], '.2f')} %²"
+    if min(shares) > 100:
+        seen = _range([row.mean.variance for row in known], ".2f")
+        return (
+            f"warning: the {on} sets are too small to compare these clients: chance alone would "
+            f"make a variance of about {noise}, and {seen} %² was measured"
+        )
     each = ", ".join(f"{row.label} {row.corrected:.2f}" for row in known)
     if len(known) > LISTED:
         ends = [pick(known, key=lambda row: row.corrected) for pick in (min, max)]
         each = " to ".join(f"{row.corrected:.2f} ({row.label})" for row in ends)
     text = (
-        f"the noise of finite {on} sets alone makes a variance of about "
-        f"{_range([row.test_noise for row in known], '.2f')} %², {_range(shares, '.0f')} % of what "
-        f"is shown; variance without it: {each}"
+        f"the noise of finite {on} sets alone makes a variance of about {noise}, "
+        f"{_range(shares, '.0f')} % of what is shown; variance without it: {each}"
     )
-    if any(row.corrected < 0 for row in known):
-        text += f" (below 0: so few {on} examples show no difference between clients)"
     if max(shares) > 50:
         most = [row.label for row, share in zip(known, shares, strict=True) if share > 50]
         who = ", ".join(most) if len(most) <= LISTED else f"{len(most)} rows"
-        text += f"; warning: more than half of the variance of {who} is such noise"
+        text += f"; warning: the {on} sets are too small to compare clients under {who}"
     return text
 
 
@@ -153,7 +160,7 @@ def _unknown_noise(runs: Sequence[RunHistory], on: On) -> str:
 
     Such a client's accuracy is 0 or 100 %, so the variance is mostly noise.
     """
-    judged = [run for run in runs if run.unit == PERCENT and not run.diverged]
+    judged = [r for r in runs if r.SIZES_KNOWN and r.unit == PERCENT and not r.diverged]
     single = {(int((run.test_size == 1).sum()), int((run.test_size > 0).sum())) for run in judged}
     most, many = max(single, default=(0, 0))
     if not most:
@@ -293,40 +300,64 @@ def more_figures(rows: Sequence[Row], unit: Unit) -> Grid:
     return Grid("more", "All figures", head, body)
 
 
-def differences(history: History, model: Model, at: At, against: str) -> Grid:
+def bases(labels: Iterable[str], against: str) -> dict[str, str]:
+    """The row that each of the others is compared with.
+
+    Of a sweep, `fedavg` stands for the row of fedavg with the same settings: `fedavg, lr=0.1`.
+    """
+    labels = dict.fromkeys(labels)
+    if against in labels:
+        return {row: against for row in labels if row != against}
+    settings = {row: row.partition(", ")[2] for row in labels}
+    own = {told: f"{against}, {told}" for told in settings.values() if told}
+    if not any(base in labels for base in own.values()):
+        raise unknown("row", against, labels)
+    return {row: own[told] for row, told in settings.items() if told and row != own[told]}
+
+
+def differences(
+    history: History, model: Model, at: At, against: str, corrected: CorrectedP | None = None
+) -> Grid:
     """Each strategy's differences to the row `against`."""
     labels = dict.fromkeys(run.label for run in history.runs)
-    if against not in labels:
-        raise unknown("row", against, labels)
-    if len(labels) == 1:
+    if len(labels) == 1 and against in labels:
         raise InputError(f"against {against!r}: there is no other row: leave it out")
+    others = bases(labels, against)
     found = fairness_by_seed(history, model, RoundChoice(at, "", at, ""))
-    spans = {row: subtract_figures(found, row, found, against) for row in labels if row != against}
+    spans = {row: subtract_figures(found, row, found, base) for row, base in others.items()}
     words = capitalised(caption(history, model, at).partition(";")[0])
-    title = f"{words}: difference to {against} under the same seeds, 95 % t-interval"
+    title = f"{words}: difference to {_named(against, labels)} under the same seeds"
+    title += ", 95 % t-interval"
+    if corrected:
+        title += (
+            f" of that comparison alone; the last column is decided after Holm's correction for "
+            f"{len(corrected)} rows"
+        )
+    grid_name, unit = "differences", history.unit
     return grid_of_differences(
-        "differences", title, history.share, spans, against, unit=history.unit
+        grid_name, title, history.share, spans, against, unit=unit, corrected=corrected
     )
+
+
+def _named(against: str, labels: Collection[str]) -> str:
+    return against if against in labels else f"{against} with the same settings"
 
 
 def difference_tables(history: History, model: Model, at: At, against: str) -> list[Grid]:
-    """Differences to the row `against`, and which stay significant after Holm's correction."""
-    grids = [differences(history, model, at, against)]
+    """Differences to the row `against`; of several, also the p-values that decide."""
     corrected = corrected_p_values(history, model, at, against)
     if len(corrected) < 2:
-        return grids
-    unit, share = history.unit, history.share
-    body = []
-    for row, found in corrected.items():
-        listed = figures_in_words(share, [p < ranks_of_rows.SIGNIFICANT for p in found], unit)
-        cells = [Cell(p_in_words(p), p) for p in found]
-        body.append([Cell(row), *cells, Cell(listed)])
+        return [differences(history, model, at, against)]
+    labels = {run.label for run in history.runs}
+    body = [
+        [Cell(row), *(Cell(p_in_words(p), p) for p in found)] for row, found in corrected.items()
+    ]
     title = (
-        f"Difference to {against}: p-values of paired t-tests, Holm's correction for "
-        f"{len(corrected)} rows in each column"
+        f"Difference to {_named(against, labels)}: p-values of paired t-tests, Holm's correction "
+        f"for {len(corrected)} rows in each column"
     )
-    head = ["row", *short_titles(share, unit), "significant in"]
-    return [*grids, Grid("holm", title, head, body)]
+    head = ["row", *short_titles(history.share, history.unit)]
+    return [differences(history, model, at, against, corrected), Grid("holm", title, head, body)]
 
 
 def p_in_words(p: float) -> str:
@@ -334,15 +365,13 @@ def p_in_words(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def corrected_p_values(
-    history: History, model: Model, at: At, against: str
-) -> dict[str, list[float]]:
+def corrected_p_values(history: History, model: Model, at: At, against: str) -> CorrectedP:
     """By row with two seeds or more, the p-value of each figure's difference after Holm."""
     found = fairness_by_seed(history, model, RoundChoice(at, "", at, ""))
     samples: dict[str, list[FloatArray]] = {}
-    for row in dict.fromkeys(run.label for run in history.runs):
-        both = [pairs(by_seed(found, row, f), by_seed(found, against, f)) for f in FIGURES]
-        if row != against and len(both[0][0]) > 1:
+    for row, base in bases((run.label for run in history.runs), against).items():
+        both = [pairs(by_seed(found, row, f), by_seed(found, base, f)) for f in FIGURES]
+        if len(both[0][0]) > 1:
             samples[row] = [ours - theirs for ours, theirs in both]
     raw = np.array([[ranks_of_rows.p_value(x) for x in row] for row in samples.values()])
     columns = [ranks_of_rows.holm(p) for p in raw.reshape(-1, len(FIGURES)).T]
@@ -362,14 +391,21 @@ def grid_of_differences(
     base: str,
     named: Callable[[str], str] = str,
     unit: Unit = PERCENT,
+    corrected: CorrectedP | None = None,
 ) -> Grid:
-    """Rows of differences to `base` with their intervals."""
+    """Rows of differences to `base` with their intervals.
+
+    The last column goes by p-values that were `corrected`, where they are given.
+    """
     titles = [column.title for column in columns(share, unit)]
     columns_of = zip(*spans.values(), strict=True)
     shown = [digits_of((span.mean for span in column), unit) for column in columns_of]
     body = []
     for label, row in spans.items():
-        listed = figures_in_words(share, [not span.distinguishable for span in row], unit)
+        same = [not span.distinguishable for span in row]
+        if label in (corrected or {}):
+            same = [p >= ranks_of_rows.SIGNIFICANT for p in (corrected or {})[label]]
+        listed = figures_in_words(share, same, unit)
         listed = listed if row[0].seeds > 1 else [f"no seed of {base}'s", "one seed"][row[0].seeds]
         cells = [between(span, digits) for span, digits in zip(row, shown, strict=True)]
         body.append([Cell(named(label)), Cell(str(row[0].seeds)), *cells, Cell(listed)])

@@ -6,7 +6,9 @@ The writer is TensorBoard's own, which needs neither torch nor TensorFlow.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedmaba.errors import InputError
 from fedmaba.report import escape, tracked
+from fedmaba.results import files
 
 
 def check() -> None:
@@ -37,7 +40,25 @@ def open_run(run: tracked.TrackedRun, known: str) -> tracked.Tracker:
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
     place = tracked.place(run.folder, f"tensorboard/{run.stem}")
-    return Events(EventFileWriter(str(place)))
+    there = {step for file in sorted(place.glob("events.out.*")) for step in _steps(file)}
+    return Events(EventFileWriter(str(place)), there)
+
+
+def _steps(file: Path) -> Iterator[int]:
+    """The steps in a file of events, whose last may be torn."""
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.tensorflow_stub.errors import OpError
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
+
+    with files.open_plain(file):  # This refuses what would wait, such as a pipe.
+        reader = PyRecordReader_New(str(file))
+    with suppress(OpError, DecodeError):  # The end is an error, too.
+        while True:
+            reader.GetNext()
+            event = Event.FromString(reader.record())
+            if event.summary.value:
+                yield event.step
 
 
 class Events:
@@ -45,12 +66,13 @@ class Events:
 
     id = ""  # The events of one folder belong together.
 
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
+    def __init__(self, writer: Any, there: Container[int]) -> None:
+        self._writer, self.there = writer, there
 
     def write(self, done: int, figures: tracked.RoundFigures) -> None:
         """Add the figures of a round, with the spread of the clients."""
         self._writer.add_event(event_of(done, figures.values, figures.clients))
+        self._writer.flush()  # A process that is killed leaves what the file has.
 
     def close(self, finished: bool) -> None:
         """Write what is left."""

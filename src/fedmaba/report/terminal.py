@@ -80,8 +80,21 @@ WORD_COLUMNS = (
 def screen() -> Console:
     """Standard output; where it is no terminal, as wide as COLUMNS says, else wide enough."""
     console = Console()
-    asked = os.environ.get("COLUMNS", "").isdecimal()  # which rich obeys
-    return console if console.is_terminal or asked else Console(width=160)
+    return console if _has_width(console) else Console(width=160)
+
+
+def _has_width(console: Console) -> bool:
+    """Whether lines must end somewhere: in a terminal, or as COLUMNS says, which rich obeys."""
+    return console.is_terminal or os.environ.get("COLUMNS", "").isdecimal()
+
+
+def can_move(console: Console) -> bool:
+    """Whether lines can be drawn over; FORCE_COLOR colours notebooks and files, which cannot."""
+    try:
+        there = console.file.isatty()
+    except (AttributeError, ValueError):  # closed, or no stream of Python's
+        there = False
+    return there and console.is_terminal and not console.is_dumb_terminal
 
 
 def show(
@@ -195,8 +208,7 @@ def progress(session: Session, quiet: bool) -> Iterator[Callable[[Snapshot], Non
     for note in session.notes:
         console.print(line_of(note, "dim"), soft_wrap=True)
     session.batch.rows.tell = lambda line: console.print(line_of(line, "dim"), soft_wrap=True)
-    moving = console.is_terminal and not console.is_dumb_terminal
-    if moving:
+    if can_move(console):
         with live(session, console) as display:
             yield display
     else:
@@ -423,14 +435,14 @@ def lines(texts: Sequence[str]) -> None:
 
 
 def listing(what: str) -> None:
-    """One line each: strategies, data sets, models, partitions, attacks or figures."""
+    """Strategies, data sets, models, partitions, attacks or figures; in a file, a line each."""
     rows, console = rows_of(what), Console()
-    if console.is_terminal:  # The last column continues below itself.
+    if _has_width(console):  # A name is whole; what is told of it continues below itself.
         table = Table.grid(padding=(0, 2, 0, 0))
-        for i in range(len(rows[0])):
-            table.add_column(no_wrap=i + 1 < len(rows[0]), overflow="fold")
-        for row in rows:
-            table.add_row(*map(aligned, row))
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, *told in rows:
+            table.add_row(aligned(name), Text("\n").join(aligned(text) for text in told if text))
         console.print(table)
         return
     width = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ from fedmaba.results.metrics import Unit, every
 
 if TYPE_CHECKING:
     from fedmaba.experiment.session import Session
-    from fedmaba.simulation.engine import Snapshot
+    from fedmaba.results.history import RunHistory
 
 TRACKED_MODELS = ("deployed", "last", "personal")
 TRACKED_FIGURES = ("variance", "accuracy", "worst", "best", "gini", "jain")
@@ -31,6 +31,7 @@ class TrackedRun(NamedTuple):
     folder: Path  # the run folder that it lies in
     group: str  # The runs of one experiment share these.
     settings: Mapping[str, object]  # every key that decides its numbers
+    done: int  # It goes on after so many rounds.
 
     def title(self) -> str:
         """Its name for people."""
@@ -50,6 +51,10 @@ class Tracker(Protocol):
     @property
     def id(self) -> str:
         """What the tracker calls the run, so that it can go on after an interruption."""
+
+    @property
+    def there(self) -> Container[int]:
+        """The rounds whose figures it has from before, which are not written twice."""
 
     def write(self, done: int, figures: RoundFigures) -> None:
         """Take the figures after so many rounds."""
@@ -89,6 +94,7 @@ def runs_of(session: Session, out: Path) -> list[TrackedRun]:
             out,
             group,
             {"strategy": run.label, "seed": run.seed, "deploy": run.deploy, **flat},
+            session.batch.progress.round,
         )
         for r, run in enumerate(session.history.runs)
     ]
@@ -103,23 +109,30 @@ def _flat(tree: Mapping[str, Any], head: str = "") -> Iterator[tuple[str, object
             yield head + name, value
 
 
-def figures_of(session: Session, snapshot: Snapshot, r: int) -> RoundFigures:
-    """What a round says of the run number r; nothing where the run was not touched."""
+def figures_of(session: Session, done: int, r: int) -> RoundFigures:
+    """What the history says of a round of the run number r; nothing where it was not touched."""
     run, unit = session.history.runs[r], session.history.unit
     values: dict[str, float] = {}
-    if (seen := snapshot.rounds[r]) is not None:
-        values |= {f"strategy/{name}": float(v) for name, v in seen.info.items()}
+    if (row := _row(run, "round", done)) is not None:
+        told = {name: table[row] for name, table in run.tables.items() if name.startswith("info.")}
+        values |= {f"strategy/{n[5:]}": float(v) for n, v in told.items() if not np.isnan(v)}
     clients: NDArray[Any] | None = None
-    found = snapshot.evaluations[r] if snapshot.evaluations else None
-    for model in (m for m in TRACKED_MODELS if found is not None and m in found):
-        scores = found[model]  # type: ignore[index]
-        accuracy, loss = scores.accuracy[None], scores.loss[None]
+    row = _row(run, "evaluated", done)
+    for model in (m for m in TRACKED_MODELS if row is not None and f"{m}.accuracy" in run.tables):
+        accuracy, loss = (run.tables[f"{model}.{what}"][[row]] for what in ("accuracy", "loss"))
         share = session.experiment.eval.share
         (figures,) = every(accuracy, loss, run.test_size, share, unit)
         values |= {f"{model}/{name}": getattr(figures, name) for name in TRACKED_FIGURES}
         if model == "deployed":
-            clients = known_scores(scores.accuracy, unit)
+            clients = known_scores(accuracy[0], unit)
     return RoundFigures(values, clients)
+
+
+def _row(run: RunHistory, name: str, done: int) -> int | None:
+    """Which row of a run's tables is of this round."""
+    rounds = np.asarray(run.tables.get(name, ()))
+    at = int(np.searchsorted(rounds, done))
+    return at if at < len(rounds) and rounds[at] == done else None
 
 
 def known_scores(scores: NDArray[Any], unit: Unit) -> NDArray[Any]:

@@ -39,7 +39,8 @@ def tracking(
 ) -> Iterator[Callable[[Snapshot], None]]:
     """What to feed with the snapshots of a session that has a folder.
 
-    A tracker that fails later does not stop the training: it is told, and the run goes on.
+    A tracker that fails later does not stop the training: it is told, and the run goes on. Rounds
+    that the folder has and a tracker lacks are shown first, and none is shown twice.
     """
     if not names or session.folder is None:
         yield lambda snapshot: None
@@ -60,15 +61,19 @@ def tracking(
         if any(named.values()):
             _keep(out, {**ids, **named})
 
-        def take(snapshot: Snapshot) -> None:
-            figures = [tracked.figures_of(session, snapshot, r) for r in range(len(runs))]
+        def show(done: int) -> None:
             for name in list(opened):
                 with _failing(name, opened, warn):
-                    for one, found in zip(opened[name], figures, strict=True):
-                        if found.values:
-                            one.write(snapshot.round + 1, found)
+                    for r, one in enumerate(opened[name]):
+                        if done not in one.there:
+                            found = tracked.figures_of(session, done, r)
+                            if found.values:
+                                one.write(done, found)
 
-        yield take
+        # What a process that was killed had saved but not shown, or begun without trackers.
+        for done in range(1, session.batch.progress.round + 1):
+            show(done)
+        yield lambda snapshot: show(snapshot.round + 1)
         finished = not session.stopped
     finally:
         for name in list(opened):

@@ -1,36 +1,34 @@
-"""Who is fairest, who cannot be told apart from it, and what each costs: a verdict in words.
+"""Who is fairest of all, who at nearly the best mean, and what is proven: a verdict in words.
 
-Strategies are compared under the same seeds. Two are told apart where the paired t-test of their
-difference stays below 0.05 after Holm's correction for all comparisons with the same strategy: of
-many strategies some differ by chance. Of those that cannot be told apart, the one with the highest
-mean is named first: it costs least. A row of clients that train alone has no model to hand out;
-it takes part only where every client is scored under a model of its own. No torch.
+The reference is FedAvg. A row of clients that train alone has no model to hand out; it takes part
+only where every client is scored under a model of its own. No torch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from fedmaba.report import ranks
 from fedmaba.report.current_figures import CurrentFigures, unit_of
 from fedmaba.report.data import Source, combine, short_names
-from fedmaba.report.document import Cell, Grid, between, minus_sign, number
-from fedmaba.report.paired import Interval, difference, pairs
+from fedmaba.report.document import Cell, Grid, between, for_page, number
 from fedmaba.report.plot_data import axis_name
-from fedmaba.report.row_styles import algorithm, shares_no_model
-from fedmaba.report.table import columns, digits_of, p_in_words, rows_of_one_seed
+from fedmaba.report.row_styles import shares_no_model
+from fedmaba.report.standing import ComparedRows
 from fedmaba.results.history import At, Model
-from fedmaba.results.metrics import PLAIN_UNIT, Fairness, Unit
-from fedmaba.results.selection import REFERENCE, Found
+from fedmaba.results.metrics import PLAIN_UNIT, Unit
+from fedmaba.results.selection import Found
 
-NEAR = 5.0  # A verdict looks for the fairest within this many points of the best mean.
-LONG = 40  # A headline has room for names of this many signs.
 TILE_FIGURES = ("variance", "worst", "accuracy")  # figures that a verdict shows large
+FAIRER = ("fairer", "less fair")
+WAYS = {  # how a strategy stands against the reference
+    "better": FAIRER[0],
+    "worse": FAIRER[1],
+    "identical": "identical",
+    "undecided": "undecided",
+}
 NO_RUN_YET = "No run has been evaluated yet."
 
 
@@ -41,7 +39,7 @@ class Tile(NamedTuple):
     change: str  # with its sign
     half: str  # This is half of the 95 % interval, empty where there is none.
     unit: str
-    way: str  # It is "better", "worse", "may be chance" or "not told apart".
+    way: str  # It is "better", "worse", "identical" or "undecided".
     now: str
     then: str
 
@@ -57,7 +55,8 @@ class Verdict:
     named: str = ""  # the strategy it is about
     base: str = ""  # the reference, if there is one
     tiles: list[Tile] = field(default_factory=list)
-    costs: Grid | None = None  # of those that cannot be told apart
+    table: Grid | None = None  # every strategy against the reference
+    tally: str = ""  # the table in a line
 
     @property
     def text(self) -> str:
@@ -66,22 +65,6 @@ class Verdict:
         front += f"{self.so_far}: " if self.so_far else ""
         stop = "" if self.headline.endswith(".") else "."
         return f"{front}{self.headline}{stop} {self.sentence}".strip()
-
-
-def margin_below_best(unit: Unit) -> str:
-    """How far below the best mean a verdict looks for the fairest."""
-    return f"{NEAR:g} points" if unit.mark else f"{NEAR:g} %"
-
-
-def is_near(value: float, best: float, unit: Unit) -> bool:
-    """Whether a mean score is near the best one."""
-    room = NEAR if unit.mark else NEAR / 100 * abs(best)
-    return unit.sign * value >= unit.sign * best - room
-
-
-def top(values: Iterable[float], unit: Unit) -> float:
-    """The best of some mean scores."""
-    return unit.sign * float(np.fmax.reduce([unit.sign * v for v in values], initial=-np.inf))
 
 
 def verdicts_of(scores: CurrentFigures, model: Model, at: At) -> list[Verdict]:
@@ -134,7 +117,7 @@ def judge(found: Found, share: float, unit: Unit) -> Verdict:
     """The verdict on rows of one federation."""
     if not any(found.values()):
         return Verdict(NO_RUN_YET)
-    rows = _ComparedRows(found, share, unit)
+    rows = _Words(found, share, unit)
     if not rows.labels:
         return Verdict("No score of any run is a finite number.")
     if len(rows.labels) == 1:
@@ -142,253 +125,159 @@ def judge(found: Found, share: float, unit: Unit) -> Verdict:
     return rows.verdict()
 
 
-class _ComparedRows:
-    """Rows of one federation, and how they differ."""
-
-    def __init__(self, found: Found, share: float, unit: Unit) -> None:
-        self.found, self.share, self.unit = found, share, unit
-        with np.errstate(over="ignore", invalid="ignore"):  # huge shortly before a run diverges
-            self.mean = {
-                label: Fairness(*np.mean([*own.values()], axis=0))
-                for label, own in found.items()
-                if own
-            }
-        self.labels = [label for label, mean in self.mean.items() if np.isfinite(mean[:2]).all()]
-        base = [label for label in self.labels if algorithm(label) == REFERENCE]
-        self.base = base[0] if base else ""
-        self.columns = {column.field: column for column in columns(share, unit)}
-        self.digits = {
-            name: digits_of((getattr(mean, name) for mean in self.mean.values()), unit)
-            for name in self.columns
-        }
-        self._corrected: dict[tuple[str, str], dict[str, float]] = {}
-
-    def spread(self, label: str) -> float:
-        """The variance to rank by: the reference's plus the mean difference over shared seeds."""
-        if (
-            self.has_other_seeds(label, self.base)
-            and (span := self.difference_of(label, self.base)).seeds
-        ):
-            return self.mean[self.base].variance + span.mean
-        return self.mean[label].variance
-
-    def has_other_seeds(self, label: str, other: str) -> bool:
-        """Whether two have different seeds, so that their means do not subtract."""
-        return bool(other) and self.found[label].keys() != self.found[other].keys()
-
-    def level(self, label: str, other: str, figure: str) -> float:
-        """A figure of a strategy under the seeds that another has too; its mean if it has none."""
-        if not self.has_other_seeds(label, other):
-            return float(getattr(self.mean[label], figure))
-        ours, _ = pairs(self.by_seed(label, figure), self.by_seed(other, figure))
-        return float(ours.mean()) if len(ours) else float(getattr(self.mean[label], figure))
-
-    def by_seed(self, label: str, figure: str) -> dict[int, float]:
-        return {seed: getattr(f, figure) for seed, f in self.found[label].items()}
-
-    def difference_of(self, label: str, other: str, figure: str = "variance") -> Interval:
-        return difference(self.by_seed(label, figure), self.by_seed(other, figure))
-
-    def corrected(self, other: str, figure: str = "variance") -> dict[str, float]:
-        """By strategy, the p-value of its difference to another, after Holm; as in tables."""
-        if (other, figure) not in self._corrected:
-            theirs, found = self.by_seed(other, figure), {}
-            for x in self.labels:
-                both = pairs(self.by_seed(x, figure), theirs)
-                if x != other and len(both[0]) > 1:
-                    with np.errstate(over="ignore", invalid="ignore"):
-                        found[x] = ranks.p_value(np.subtract(*both))
-            after = ranks.holm([*found.values()]).tolist()
-            self._corrected[other, figure] = dict(zip(found, after, strict=True))
-        return self._corrected[other, figure]
-
-    def differs_significantly(self, label: str, other: str, figure: str = "variance") -> bool:
-        """Whether two differ significantly after correcting for the number of comparisons."""
-        return self.corrected(other, figure).get(label, 1.0) < ranks.SIGNIFICANT
-
-    def near_best_mean(self) -> list[str]:
-        """Strategies whose mean is near the best; equally bad scores are not called fair."""
-        best = top((self.mean[x].accuracy for x in self.labels), self.unit)
-        return [x for x in self.labels if is_near(self.mean[x].accuracy, best, self.unit)]
-
-    def shown(self, value: float, figure: str, sign: str = "") -> str:
-        """A figure with the digits that the table shows."""
-        return f"{value:{sign}.{self.digits[figure]}f}".replace("-", "−")
+class _Words(ComparedRows):
+    """What is said of rows that are compared."""
 
     def verdict(self) -> Verdict:
-        close, base = self.near_best_mean(), self.base
-        few = rows_of_one_seed(
-            [len(self.found[label]) for label in self.labels]
-        )  # one seed beside several
-        judged = [x for x, one in zip(self.labels, few, strict=True) if x in close and not one]
-        best = min(judged or close, key=self.spread)
-        several = max(len(self.found[label]) for label in self.labels) > 1
-        fairer = [
-            x
-            for x in judged
-            if base and self.differs_significantly(x, base) and self.spread(x) < self.spread(base)
-        ]
-        looks = fairer or [  # by its own interval alone
-            x for x in judged if base and self.difference_of(x, base).high < 0
-        ]
-        top = min(looks or [best], key=self.spread)
-        tied = [
-            x
-            for x in (looks or judged or close)
-            if x == top or not self.differs_significantly(x, top)
-        ]
-        named = max(tied, key=lambda x: self.unit.sign * self.mean[x].accuracy)
-        if best == base:
-            rest = [x for x in close if x != best] or [x for x in self.labels if x != best]
-            named = min(rest, key=self.spread)
-            headline = f"None here is fairer than {base}"
-            if not several:
-                headline = f"None looks fairer than {base}, but one seed proves nothing"
-        elif not several:
-            named = best
-            headline = f"{best} looks fairest, but one seed proves nothing"
-        elif base and looks and not fairer:
-            headline = f"{named} looks fairer than {base}, but it may be chance"
-        elif base and not fairer:
-            named = best
-            headline = f"No strategy is measurably fairer than {base}"
-        elif len(tied) > 1:
-            first = [named, *(x for x in tied if x != named)]
-            listed = _listed(first)
-            if len(listed) > LONG:  # the sentence below has the names
-                listed = f"{named} and {len(tied) - 1} other{'s' * (len(tied) > 2)}"
-            headline = f"{listed} are fairest, and cannot be told apart"
-        elif any(
-            x not in (named, base) and not self.differs_significantly(x, named) for x in self.labels
-        ):
-            headline = f"{named} is fairer than {base}" if base else f"{named} is among the fairest"
-        else:
-            headline = f"{named} is the fairest of {len(self.labels)} strategies"
-        alike = [
-            x
-            for x in self.labels
-            if x != named and several and not self.differs_significantly(x, named)
-        ]
+        base, ranked = self.base, self.comparable()
+        rivals = [x for x in ranked if x != base]
+        if base and not rivals:
+            few = f"No strategy shares its seeds with {base}, so none can be compared"
+            return Verdict(few, f"Run them with the seeds of {base}.", named=self.labels[0])
+        first = ranked[0]
+        near = self.near_best_mean(ranked)
+        fairer = [x for x in rivals if base and self.way(x) == "better"]
+        best = next((x for x in near if x in fairer), near[0])
+        named = next(x for x in (best, first, rivals[0]) if x != base)
+        other = base or first
+        table = self.table(other)
         return Verdict(
-            headline,
-            self.sentence(named, alike, close),
+            self.headline(first, best, ranked, fairer),
+            self.sentence(named, first, ranked),
             named=named,
             base=base,
-            tiles=self.tiles(named),
-            costs=self.costs(named, alike) if alike else None,
+            tiles=self.tiles(named) if base else [],
+            table=table,
+            tally=f"{len(table.rows) - 1} strategies against {other}: {self.counts(other)}",
         )
+
+    def way(self, label: str) -> str:
+        return self.standing(label, self.base).way
+
+    def headline(self, first: str, best: str, ranked: Sequence[str], fairer: Sequence[str]) -> str:
+        """The fairest of all, and the fairest at nearly the best mean where that is another."""
+        base, many = self.base, len(self.labels)
+        clear = all(x == first or self.standing(x, first).way == "worse" for x in self.labels)
+        clear &= base in ("", first) or first in fairer
+        if first == best == base:
+            return f"{base} has the lowest variance of {many} strategies"
+        if first == best and clear:
+            return f"{first} is the fairest of {many} strategies"
+        if first == best and first in fairer:
+            return f"{first} is fairer than {base}, and looks fairest of {many} strategies"
+        seeds = [self.standing(x, base) for x in ranked if x != base] if base else []
+        rivals = [x for x in seeds if x.seeds > 1]
+        if rivals and not fairer and not any(x.needed for x in rivals):
+            return f"No strategy is measurably fairer than {base}"
+        doubt = ""
+        held = self.standing(next(x for x in (best, first) if x != base), base) if base else None
+        if held and not fairer and held.way == "undecided":
+            doubt = f", but {held.seeds} seeds are too few to be sure"
+            doubt = ", but one seed proves nothing" if held.seeds == 1 else doubt
+        elif not base and max(len(self.found[x]) for x in self.labels) == 1:
+            doubt = ", but one seed proves nothing"
+        if first == best:
+            return f"{first} looks fairest of {many} strategies{doubt}"
+        front = f"{first} {'is' if clear else 'looks'} fairest of all"
+        mean = "" if first in self.near_best_mean(ranked) else " at nearly the best mean"
+        if best in fairer:
+            return f"{front}; {best} is fairer than {base}{mean}"
+        return f"{front}, {best}{mean}{doubt}"
 
     def only_one_strategy(self) -> Verdict:
         """The sentence for a run with one strategy."""
         (label,) = self.labels
         f, unit = self.mean[label], self.unit
-        seeds = len(self.found[label])
+        worst = f"worst {100 * self.share:g} % {self.shown(f.worst, 'worst')}{unit.mark}, "
+        worst *= math.isfinite(f.worst)  # lines of a run in progress may not say it
         text = (
-            f"Its mean {unit.name} is {self.shown(f.accuracy, 'accuracy')}{unit.mark} with a "
-            f"variance of {self.shown(f.variance, 'variance')}{unit.square} over clients, and "
-            f"{self.shown(f.worst, 'worst')}{unit.mark} for the worst {100 * self.share:g} % of "
-            f"them ({_seeds(seeds)})."
+            f"Mean {unit.name} {self.shown(f.accuracy, 'accuracy')}{unit.mark}, variance over "
+            f"clients {self.variance(f.variance)}, {worst}{_seeds(len(self.found[label]))}."
         )
         return Verdict(f"{label} alone: nothing to compare it with", text, named=label)
 
-    def sentence(self, named: str, alike: Sequence[str], close: Sequence[str]) -> str:
-        """The change against the reference with its interval, then the runner-up."""
-        unit, base = self.unit, self.base
-        square, points = unit.square, " points" if unit.mark else ""
-        now = f"{self.shown(self.level(named, base, 'variance'), 'variance')}{square}"
-        if base and self.has_other_seeds(named, base) and not self.difference_of(named, base).seeds:
-            theirs = f"{self.shown(self.mean[base].variance, 'variance')}{square}"
-            out = f"The variance over clients is {now} with {named} and {theirs} with {base}, but "
-            out += "no seed is of both, so they cannot be compared: run both with the same seeds."
-        elif base:
-            change = self.change("variance", named, square, ("less", "more"), base)
-            cost = self.change("accuracy", named, points, ("lower", "higher"))
-            out = f"The variance over clients is {now} with {named}, {change}; "
-            out += f"the mean {unit.name} is {cost}." + self.seeds_of_both(named)
+    def sentence(self, named: str, first: str, ranked: Sequence[str]) -> str:
+        """How far clients stray, whether that is proven, what it costs, and the others."""
+        base, unit = self.base, self.unit
+        points = " points" if unit.mark else ""
+        if not base:
+            own = self.mean[named]
+            out = [f"{named} has a variance of {self.variance(own.variance)} over clients"]
+            out[0] += f" and a mean of {self.shown(own.accuracy, 'accuracy')}{unit.mark}."
         else:
-            out = f"The variance over clients is {now} with {named} at a mean {unit.name} of "
-            out += f"{self.shown(self.mean[named].accuracy, 'accuracy')}{unit.mark}."
-        rest = [x for x in close if x not in (named, base, *alike)]
-        if alike:
-            out += self.not_told_apart(named, [x for x in alike if x != base and x in close])
-        elif rest:
-            next_ = min(rest, key=self.spread)
-            its = self.shown(self.mean[next_].variance, "variance")
-            out += f" The runner-up is {next_} with {its}{square}."
-        if far := [x for x in self.labels if x not in close]:
-            way = "above" if unit.lower else "below"
-            margin = margin_below_best(unit)
-            out += f" More than {margin} {way} the best mean, so left out: {_listed(far)}."
-        if base and self.by_chance(named, "variance"):
-            many = len(self.corrected(base))
-            out += f" One of {many} comparisons can look like this by chance: add seeds to be sure."
-        return out
+            now, then = self.level(named, base, "variance"), self.level(base, named, "variance")
+            out = [
+                f"With {named}, clients stray {self.stray(now)}{points} from the mean "
+                f"{unit.name}, with {base} {self.stray(then)}{self.proof(named)}.",
+                self.cost(named),
+            ]
+            if self.has_other_seeds(named, base):
+                both = self.standing(named, base).seeds
+                out.append(f"Compared under the {_seeds(both)} that both have.")
+        if first not in (named, base):
+            best = max(unit.sign * self.mean[x].accuracy for x in ranked)
+            below = self.shown(best - unit.sign * self.mean[first].accuracy, "accuracy")
+            far = f"a mean {below}{points} {'above' if unit.lower else 'below'} the best"
+            words = self.standing(first, base).words(*FAIRER) if base else "the lowest variance"
+            near = first in self.near_best_mean(ranked)
+            out.append(f"{first}: {words}." if near else f"{first}: {words}, at {far}.")
+        if base:
+            out.append(self.others([x for x in self.labels if x not in (named, first, base)]))
+        return " ".join(text for text in out if text)
 
-    def not_told_apart(self, named: str, alike: Sequence[str]) -> str:
-        """Those whose own interval holds no difference; then those that Holm's correction adds."""
-        near = sorted(alike, key=lambda x: abs(self.spread(x) - self.spread(named)))
-        unclear = [x for x in near if self.difference_of(x, named).distinguishable]
-        equal = [x for x in near if x not in unclear]
-        out = f" Not told apart from {named}: {_listed(equal)}." if equal else ""
-        if unclear and not (self.base and self.by_chance(named, "variance")):  # said of it already
-            many = len(self.corrected(named))
-            out += f" Likely different, but not told apart after Holm's correction for {many} "
-            out += f"comparisons: {_listed(unclear)}."
-        return out
+    def stray(self, variance: float) -> str:
+        """A standard deviation, for people who think in points."""
+        sd = math.sqrt(variance)
+        return f"{sd:.{0 if sd >= 10 else 1}f}" if self.unit.mark else f"{sd:.3g}"
 
-    def seeds_of_both(self, named: str) -> str:
-        """What was compared, where a strategy and the reference have different seeds."""
-        base = self.base
-        if not self.has_other_seeds(named, base):
+    def variance(self, value: float) -> str:
+        return f"{self.shown(value, 'variance')}{self.unit.square}"
+
+    def proof(self, named: str) -> str:
+        """Whether the difference in variance can be chance."""
+        it, many = self.standing(named, self.base), self.comparisons(self.base)
+        if it.way == "identical" or it.seeds < 2:
             return ""
-        many = [len(self.found[x]) for x in (named, base)]
-        both = len(self.found[named].keys() & self.found[base].keys())
-        theirs = self.shown(self.level(base, named, "variance"), "variance")
-        under = f"the {both} that both have" if both > 1 else "the one that both have"
-        return (
-            f" {named} has {_seeds(many[0])}, {base} {many[1]}; this is under {under}, where "
-            f"{base} has {theirs}{self.unit.square}."
-        )
+        way = "" if it.way == "undecided" else "significant: "
+        out = f" ({way}{it.p_words}" + f", corrected for {many} comparisons" * (many > 1)
+        if it.way == "undecided":
+            out += f"; about {it.needed} seeds would tell" if it.needed else ""
+        return f"{out})"
 
-    def by_chance(self, label: str, figure: str) -> bool:
-        """Whether only the number of comparisons speaks against a difference to the reference."""
-        shown = self.difference_of(label, self.base, figure).distinguishable
-        return shown and not self.differs_significantly(label, self.base, figure)
-
-    def change(
-        self, figure: str, named: str, unit: str, ways: tuple[str, str], other: str = ""
-    ) -> str:
-        """How a strategy differs from the reference, with the interval, or why there is none."""
-        span = self.difference_of(named, self.base, figure)
-        size = self.shown(abs(span.mean), figure)
+    def cost(self, named: str) -> str:
+        """What a strategy costs in the mean."""
+        it = self.standing(named, self.base, "accuracy")
+        span = self.difference_of(named, self.base, "accuracy")
+        size = self.shown(abs(span.mean), "accuracy")
         if math.isnan(span.mean) or float(size) == 0:
-            return f"the same as with {other}" if other else "the same"
-        out = f"{size}{unit} {ways[span.mean > 0]}" + (f" than with {other}" if other else "")
-        if span.distinguishable:
-            low, high = (self.shown(x, figure) for x in sorted((abs(span.low), abs(span.high))))
-            p, many = "", self.corrected(self.base, figure)
-            if self.by_chance(named, figure):
-                p = f"; p = {p_in_words(many[named])} after Holm's correction for {len(many)}"
-            return f"{out} (95 % interval {low} to {high}{p})"
-        if span.bounded:
-            low, high = (self.shown(x, figure, "+") for x in (span.low, span.high))
-            return f"{out} (95 % interval {low} to {high}, so no difference is shown)"
-        return f"{out} ({'in every seed' if span.seeds > 1 else 'one seed, no interval'})"
+            return "The mean is the same."
+        points, way = " points" * bool(self.unit.mark), "higher" if span.mean > 0 else "lower"
+        return f"The mean is {size}{points} {way}{' (undecided)' * (it.way == 'undecided')}."
+
+    def others(self, labels: Sequence[str]) -> str:
+        """The strategies that are not named yet, by how they stand against the reference."""
+        out = []
+        for way, word in WAYS.items():
+            if named := [x for x in labels if self.way(x) == way]:
+                names = _listed(sorted(named, key=self.spread))
+                short = way == "better" or len(named) <= 3
+                title = f"Also {word}" if way == "better" else word.capitalize()
+                out.append(f"{title}: {names if short else f'{len(named)} others'}.")
+        return " ".join(out)
+
+    def counts(self, other: str) -> str:
+        """How many strategies stand how against one."""
+        ways = [self.standing(x, other).way for x in self.labels if x != other]
+        return ", ".join(f"{ways.count(way)} {word}" for way, word in WAYS.items() if way in ways)
 
     def tiles(self, named: str) -> list[Tile]:
         """The change of three figures against the reference."""
-        if not self.base:
-            return []
         out = []
         for figure in TILE_FIGURES:
-            column, span = self.columns[figure], self.difference_of(named, self.base, figure)
+            span = self.difference_of(named, self.base, figure)
             if math.isnan(span.mean):
                 continue
             unit = self.unit.square if figure == "variance" else self.unit.mark
-            better = column.sign * span.mean > 0
-            way = "may be chance" if self.by_chance(named, figure) else "not told apart"
-            if self.differs_significantly(named, self.base, figure):
-                way = "better" if better else "worse"
             now = self.level(named, self.base, figure)
             then = self.level(self.base, named, figure)
             out.append(
@@ -397,36 +286,39 @@ class _ComparedRows:
                     self.shown(span.mean, figure, "+"),
                     self.shown((span.high - span.low) / 2, figure) if span.bounded else "",
                     (" points" if unit == " %" else unit).strip(),
-                    way,
+                    self.standing(named, self.base, figure).way,
                     f"{self.shown(now, figure)}{unit}",
                     f"{self.shown(then, figure)}{unit}",
                 )
             )
         return out
 
-    def costs(self, named: str, alike: Sequence[str]) -> Grid:
-        """What each strategy costs of those that cannot be told apart in their variance."""
-        head = ["strategy", f"variance{self.unit.square}", f"variance, minus {named}"]
-        base = self.base
-        worst = f"worst {100 * self.share:g} %"
-        head += [f"mean, minus {base}", f"{worst}, minus {base}"] * bool(base)
+    def table(self, other: str) -> Grid:
+        """Every strategy against one, the fairest first."""
+        figures = {"variance": "variance", "accuracy": "mean"}
+        figures["worst"] = f"worst {100 * self.share:g} %"
+        head = ["strategy", f"variance{self.unit.square}", f"against {other}"]
+        head += [f"{name}, minus {other}" for name in figures.values()]
         body = []
-        for x in [named, *alike]:
+        for x in sorted(self.labels, key=self.spread):
             row = [Cell(x), number(self.mean[x].variance, digits=self.digits["variance"])]
-            pairs = [("variance", named), *(("accuracy", base), ("worst", base)) * bool(base)]
-            for figure, other in pairs:
+            row.append(Cell("–" if x == other else self.standing(x, other).words(*FAIRER)))
+            for figure in figures:
                 span = self.difference_of(x, other, figure)
-                row.append(between(span, self.digits[figure]) if x != other else Cell("–"))
+                row.append(Cell("–") if x == other else between(span, self.digits[figure]))
             body.append(row)
-        many = len(self.corrected(named))
-        how = f" after Holm's correction for {many} comparisons" if many > 1 else ""
-        alone = " of that comparison alone" if many > 1 else ""
-        title = (
-            f"Not told apart in variance{how}, and what each costs (mean [95 % interval{alone}])"
-        )
-        if any(self.has_other_seeds(x, y) for x in [named, *alike] for y in (named, base)):
+        many = self.comparisons(other)
+        title = f"Every strategy against {other}"
+        if many > 1:
+            title += f": decided after correcting for {many} comparisons; intervals (95 %) are "
+            title += "for one, so they can exclude 0 all the same"
+        if any(self.has_other_seeds(x, other) for x in self.labels):
             title += "; differences are under the seeds that both have"
-        return Grid("costs", title, head, body)
+        return Grid("beside", title, head, body)
+
+    def shown(self, value: float, figure: str, sign: str = "") -> str:
+        """A figure with the digits that the table shows."""
+        return f"{value:{sign}.{self.digits[figure]}f}".replace("-", "−")
 
 
 def _no_model(alone: Sequence[str]) -> str:
@@ -448,10 +340,6 @@ def _seeds(count: int) -> str:
 
 def as_tree(said: Verdict) -> dict[str, Any]:
     """A verdict for the page's script."""
-    costs: Mapping[str, Any] | None = None
-    if said.costs:
-        rows = [[x.text, *(minus_sign(cell.text) for cell in rest)] for x, *rest in said.costs.rows]
-        costs = {"title": said.costs.title, "head": [*said.costs.head], "rows": rows}
     return {
         "headline": said.headline,
         "sentence": said.sentence,
@@ -460,5 +348,6 @@ def as_tree(said: Verdict) -> dict[str, Any]:
         "named": said.named,
         "base": said.base,
         "tiles": [tile._asdict() for tile in said.tiles],
-        "costs": costs,
+        "table": said.table and for_page(said.table),
+        "tally": said.tally,
     }

@@ -54,14 +54,16 @@ def open_run(run: tracked.TrackedRun, known: str) -> tracked.Tracker:
             silent=True, console="off", save_code=False, disable_git=True, symlink=False
         ),
     )
-    return WandbRun(made)
+    # Only a server can say what it has; files that wait to be sent have what was saved before.
+    there = made.step if known and mode == "online" else run.done + 1 if known else 1
+    return WandbRun(made, range(1, there))
 
 
 class WandbRun:
     """One run of Weights & Biases."""
 
-    def __init__(self, made: Any) -> None:
-        self._made, self.id = made, str(made.id or "")
+    def __init__(self, made: Any, there: range) -> None:
+        self._made, self.id, self.there = made, str(made.id or ""), there
 
     def write(self, done: int, figures: tracked.RoundFigures) -> None:
         """Log the figures of a round, with the spread of the clients."""

@@ -178,10 +178,11 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse JSON text within limits: UTF-8, finite numbers, not too many values, not too deep."""
+    """Parse JSON text within limits: UTF-8, finite numbers, no name twice, not too much or deep."""
     text = data.decode()
     _check_size_and_depth(_STRING.sub("", text))
-    tree = json.loads(text, parse_int=_int, parse_float=_float, parse_constant=_constant)
+    numbers: Any = {"parse_int": _int, "parse_float": _float, "parse_constant": _constant}
+    tree = json.loads(text, object_pairs_hook=_unique, **numbers)
     if "\\ud" in text or "\\uD" in text:
         try:
             json.dumps(tree, ensure_ascii=False).encode()
@@ -250,6 +251,16 @@ def _check_size_and_depth(bare: str) -> None:
         bare = bare.replace("[]", "").replace("{}", "")
     if bare:
         raise ValueError(f"its brackets do not match, or are nested deeper than {MAX_DEPTH}")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, refused where two readers could take different values of it."""
+    tree = dict(pairs)
+    if len(tree) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in tree if names.count(name) > 1)
+        raise ValueError(f"{twice[:80]!r} is there twice")
+    return tree
 
 
 def _int(text: str) -> int:

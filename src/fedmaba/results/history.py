@@ -28,6 +28,7 @@ from fedmaba.results import group_tables, metrics
 from fedmaba.results.group_tables import GroupRow
 from fedmaba.results.groups import NO_GROUPS, Groups
 from fedmaba.results.incentive import Incentive, gains_over_rounds, incentives
+from fedmaba.results.joining import UNKNOWN, RunOrigin, require_joinable
 from fedmaba.results.metrics import ACCURACY, PERCENT, Fairness, Metric, Unit
 from fedmaba.results.table_checks import (
     SERVER_MODELS,
@@ -101,6 +102,7 @@ class RunHistory:
         "Clients whose {name} is undefined, as where all test examples are of one class, are not "
         "in the figures."
     )
+    SIZES_KNOWN: ClassVar[bool] = True  # else `test_size` only says who has test examples
     label: str
     seed: int
     deploy: str
@@ -112,6 +114,7 @@ class RunHistory:
     validation_size: IntArray | None = None  # (N,), where validation examples are held back
     groups: Groups = NO_GROUPS  # Predictions are counted by these, if they have names.
     reproduced: bool = False  # Results of `fedmaba reproduce` have fixed options.
+    origin: RunOrigin = UNKNOWN  # This is where it comes from, as far as that is known.
     # For each table: itself, how many of its rows were checked, whether all were shares.
     _unit_cache: dict[str, tuple[Any, int, bool]] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -218,10 +221,8 @@ class RunHistory:
         if self.unit != PERCENT:
             nothing = np.full(len(accuracy), np.nan)
             return nothing, nothing
-        some = self.test_size > 0
         noise = metrics.sampling_noise(accuracy, self.test_size)
-        spread = metrics.variance(accuracy[:, some])
-        return noise, metrics.without_noise(spread, noise, int(some.sum()))
+        return noise, metrics.variance(accuracy[:, self.test_size > 0]) - noise
 
     def chosen(self, at: At, model: Model = "deployed") -> IntArray:
         """Which evaluations a table shows: the last, the best, or the last five."""
@@ -266,34 +267,6 @@ class RunHistory:
         return {**sizes, **tables}
 
 
-def require_one_experiment(runs: Sequence[RunHistory]) -> None:
-    """Refuse a run that appears twice, and runs of one label that differ in more than the seed."""
-    first: dict[str, RunHistory] = {}
-    there: set[tuple[str, int, str]] = set()
-    for run in runs:
-        if (key := (run.label, run.seed, run.deploy)) in there:
-            raise InputError(
-                f"{run.label}, seed {run.seed}, is there twice: leave one of the two runs out"
-            )
-        there.add(key)
-        if run.diverged or not run.n_clients or "evaluated" not in run.tables:
-            continue
-        other = first.setdefault(run.label, run)
-        if run.n_clients != other.n_clients:
-            what = f"{other.n_clients} and {run.n_clients} clients"
-        elif not np.array_equal(run.evaluated, other.evaluated):
-            ends = (int(r.evaluated[-1]) for r in (other, run))
-            what = "evaluated in other rounds, last {} and {}".format(*ends)
-        elif run.of and other.of and run.of != other.of:
-            what = "with other data, model or options"
-        else:
-            continue
-        raise InputError(
-            f"{run.label}: seeds {other.seed} and {run.seed} are of different experiments "
-            f"({what}): keep them apart, or give one of them another label"
-        )
-
-
 class Row(NamedTuple):
     """One strategy in a table: mean and standard deviation over seeds."""
 
@@ -317,7 +290,7 @@ class History:
 
     def __post_init__(self) -> None:
         self.trained: Models | None = None  # This finds the trained models, if it can.
-        require_one_experiment(self.runs)
+        require_joinable(self.runs)
 
     @property
     def unit(self) -> Unit:
@@ -362,7 +335,7 @@ class History:
         unit: Unit | None = None,
     ) -> list[Row]:
         """One row per strategy: mean and sd over its seeds that did not diverge."""
-        require_one_experiment(self.runs)
+        require_joinable(self.runs)
         share, unit = self.share if share is None else share, unit or self.unit
         rows, labels = [], dict[str, list[RunHistory]]()
         for run in self.runs:
@@ -398,7 +371,7 @@ class History:
 
     def group_summary(self, model: Model = "deployed", at: At = "last") -> list[GroupRow]:
         """One row per strategy: its groups of people, and the gaps between them, over its seeds."""
-        require_one_experiment(self.runs)
+        require_joinable(self.runs)
         return group_tables.summary(self.runs, model, at)
 
     def picked_on(self) -> str:

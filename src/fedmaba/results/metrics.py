@@ -76,10 +76,11 @@ def variance(accuracy: FloatArray, unit: Unit = PERCENT) -> Any:
 
 
 def sampling_noise(accuracy: FloatArray, size: NDArray[np.int64]) -> Any:
-    """The variance (%²) that finite test sets alone make: the mean of p (1 - p) / (n - 1).
+    """The variance (%²) that finite test sets alone make over N clients, without bias.
 
-    It is without bias for shares p of n examples that are right. nan where scores are no such
-    shares, or where a client has a single test example, which shows no spread.
+    That is (N - 1) / N of the mean of p (1 - p) / (n - 1), for shares p of n examples that are
+    right; chance can make it more than the variance itself. nan where scores are no such shares,
+    or where a client has a single test example, which shows no spread.
     """
     some = size > 0
     p, n = accuracy[..., some], size[some].astype(np.float64)
@@ -88,15 +89,7 @@ def sampling_noise(accuracy: FloatArray, size: NDArray[np.int64]) -> Any:
     known = (n > 1).all() & (counted | np.isnan(p)).all(axis=-1)
     with np.errstate(invalid="ignore", divide="ignore"):
         noise = PERCENT.scale**2 * np.mean(p * (1 - p) / (n - 1), axis=-1)
-    return np.where(known, noise, np.nan)[()]
-
-
-def without_noise(variance: Any, noise: Any, clients: int) -> Any:
-    """A variance over clients without the part that finite test sets make: without bias.
-
-    A population variance over N clients holds (N - 1) / N of the noise. It can fall below 0.
-    """
-    return variance - (clients - 1) / clients * noise
+        return np.where(known, noise * (len(n) - 1) / len(n), np.nan)[()]
 
 
 def mean_of_tail(values: FloatArray, share: float, *, best: bool = False) -> Any:
@@ -164,7 +157,7 @@ class Fairness(NamedTuple):
 
 
 def fairness(
-    accuracy: FloatArray,  # (N,) shares
+    accuracy: FloatArray,  # (N,) shares, from 0 to 1
     loss: FloatArray,  # (N,)
     size: NDArray[np.int64],  # (N,) test examples
     share: float = 0.05,
@@ -174,6 +167,10 @@ def fairness(
     if accuracy.ndim != 1 or not len(accuracy) or not accuracy.shape == loss.shape == size.shape:
         shapes = ", ".join(str(v.shape) for v in (accuracy, loss, size))
         raise InputError(f"accuracy, loss and size of shapes {shapes}: give one of each per client")
+    if (outside := accuracy[(accuracy < 0) | (accuracy > 1)]).size:
+        raise InputError(
+            f"accuracy={outside[0]:g} of a client: give shares from 0 to 1, as 0.5 for 50 %"
+        )
     if not 0 < share <= 1:
         raise InputError(f"share={share!r}: give a share of the clients, above 0 and at most 1")
     return every(accuracy[None], loss[None], size, share)[0]

@@ -367,7 +367,13 @@ def load_history(path: Path | str) -> History:
 
 def load_history_and_offset(path: Path | str) -> tuple[History, int]:
     """The history of a run folder, and the byte of rounds.jsonl where newer lines begin."""
-    path = Path(path)
+    history, offset = _load_history_and_offset(Path(path))
+    for run in history.runs:
+        run.origin = run.origin._replace(whole=str(Path(path).resolve()))
+    return history, offset
+
+
+def _load_history_and_offset(path: Path) -> tuple[History, int]:
     file = path / RUNS_FILE
     if not (files.exists(file) or files.exists(path / EXPERIMENT_FILE) or checkpoints(path)):
         raise InputError(f"{path} is no run folder: name one that fedmaba wrote")
@@ -383,7 +389,7 @@ def load_history_and_offset(path: Path | str) -> tuple[History, int]:
     for r, run in enumerate(about["runs"]):
         name = f"clients/{run_file_stem(r, run['label'], run['seed'])}.npz"
         tables = _read_table(path, name, budget, about.get("files", {}))
-        runs += _history(path / name, [run], [tables], share).runs
+        runs += _history(path / name, [run], [tables], share, about.get("made")).runs
     try:
         history = History(runs, share)
     except InputError as error:
@@ -450,9 +456,15 @@ def _check_digest(file: Path, digest: str | None) -> None:
         raise ValueError("it is not the file that the run ended with")
 
 
-def _history(file: Path, runs: list[dict[str, Any]], tables: list[Arrays], share: float) -> History:
+def _history(
+    file: Path,
+    runs: list[dict[str, Any]],
+    tables: list[Arrays],
+    share: float,
+    made: Mapping[str, Any] | None,
+) -> History:
     try:
-        return from_arrays(runs, tables, share)
+        return from_arrays(runs, tables, share, (made or {}).get("asked"))
     except array_files.READ_ERRORS as error:
         raise unreadable(file, error) from error
 
@@ -540,7 +552,7 @@ def history_from_checkpoint(arrays: Arrays, meta: Mapping[str, Any], file: Path)
         run, _, table = own.partition("/")
         if kind == "table" and run.isdecimal() and len(run) < 9 and int(run) < len(tables):
             tables[int(run)][table] = value
-    return _history(file, meta["runs"], tables, meta.get("share", 0.05))
+    return _history(file, meta["runs"], tables, meta.get("share", 0.05), meta.get("made"))
 
 
 def _run_entries(history: History) -> list[dict[str, Any]]:
@@ -548,5 +560,6 @@ def _run_entries(history: History) -> list[dict[str, Any]]:
         {key: getattr(run, key) for key in RUN_KEYS}
         | ({"metric": run.metric._asdict()} if run.metric != ACCURACY else {})
         | ({"groups": run.groups._asdict()} if run.groups.names else {})
+        | ({"origin": run.origin.recorded()} if run.origin.data else {})
         for run in history.runs
     ]

@@ -7,14 +7,18 @@ from typing import Any
 
 from fedmaba.results.groups import Groups
 from fedmaba.results.history import Arrays, GrowingArray, History, RunHistory
+from fedmaba.results.joining import UNKNOWN, RunOrigin
 from fedmaba.results.metrics import Metric
 from fedmaba.results.table_checks import SIZES, check_counts, check_shapes, check_values
 
 
 def from_arrays(
-    meta: Sequence[Mapping[str, Any]], arrays: Sequence[Arrays], share: float = 0.05
+    meta: Sequence[Mapping[str, Any]],
+    arrays: Sequence[Arrays],
+    share: float = 0.05,
+    settings: Mapping[str, Any] | None = None,
 ) -> History:
-    """A history from the arrays of `RunHistory.arrays` and the labels of the runs."""
+    """A history: arrays of `RunHistory.arrays`, labels of the runs, and their settings."""
     runs = []
     for about, tables in zip(meta, arrays, strict=True):
         check_shapes(tables)
@@ -35,9 +39,17 @@ def from_arrays(
                 metric=metric_of(about.get("metric")),
                 validation_size=tables.get("validation_size"),
                 groups=told,
+                origin=_origin_of(about.get("origin"), settings),
             )
         )
     return History(runs, share)
+
+
+def _origin_of(told: object, settings: Mapping[str, Any] | None) -> RunOrigin:
+    """Where a file says that a run comes from; unknown where it says nothing."""
+    known = told if isinstance(told, dict) else {}
+    digests = {key: known[key] for key in UNKNOWN.recorded() if key in known}
+    return RunOrigin(**digests, settings=settings or {})
 
 
 def metric_of(told: object) -> Metric:

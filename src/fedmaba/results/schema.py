@@ -6,7 +6,7 @@ A value of the wrong type is an error of one line that names the key. No torch.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -40,6 +40,14 @@ class SavedGroups(Part):
     positive: Word = ""
 
 
+class SavedOrigin(Part):
+    """Where a run comes from; earlier versions did not note it."""
+
+    data: Word = ""
+    partition: Word = ""
+    code: Word = ""
+
+
 class SavedRun(Part):
     """One run, in runs.json, a checkpoint and an archive."""
 
@@ -50,6 +58,7 @@ class SavedRun(Part):
     of: Word = ""  # This is a digest of what all seeds have in common; earlier versions had none.
     metric: SavedMetric = SavedMetric()
     groups: SavedGroups = SavedGroups()
+    origin: SavedOrigin = SavedOrigin()
     personal: bool = False  # In an archive, it says whether clients have models of their own.
 
 
@@ -270,20 +279,6 @@ class Tracked(Part):
 class Versions(Part):
     torch: Word
     fedmaba: Word
-
-
-class Archive(Part):
-    """The `about` of a file of `fedmaba reproduce`."""
-
-    format: Literal[1]
-    target: Word
-    settings: dict[str, Any]
-    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    dtype: Word
-    device: Word
-    command: str
-    versions: Versions
-    runs: Annotated[list[SavedRun], Field(min_length=1, max_length=MAX_RUNS)]
 
 
 def is_site(name: str) -> bool:

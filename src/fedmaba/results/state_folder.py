@@ -56,6 +56,7 @@ class FederationRun(RunHistory):
     """The run of a real federation: each evaluation is of the sites that told a score."""
 
     UNJUDGED: ClassVar[str] = "Sites that told no {name} are not in the figures."
+    SIZES_KNOWN: ClassVar[bool] = False
 
     def fairness(
         self,

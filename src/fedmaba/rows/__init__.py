@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from fedmaba.data import trees
-from fedmaba.rows import inductor
+from fedmaba.rows import grouped, inductor
 from fedmaba.rows.base import Inputs, Layout, LossFn, Rows, count_activations
 from fedmaba.rows.checks import try_rows
 from fedmaba.rows.general import LoopRows
+from fedmaba.rows.grouped import GroupedRows
 from fedmaba.rows.stack import LayerRows, plan_layers
 from fedmaba.rows.traced import TracedRows
 
@@ -45,7 +46,8 @@ def compile(
     how = plan_layers(model, example, dtype)
     reason = how.refusal
     if not reason and isinstance(example, Tensor):
-        return LayerRows(model, how, example, loss)
+        form = GroupedRows if grouped.fits(how, example) else LayerRows
+        return form(model, how, example, loss)
     first, layout = tree_flatten(example)[0][0], Layout(model)
     if not (first.is_cuda or _is_small(model, layout, example)):
         path = f"one client after another, which a CPU does fastest: {reason}"

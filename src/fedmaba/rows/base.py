@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import cache
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -18,6 +21,7 @@ from fedmaba.data.trees import Tree
 LossFn = Callable[[Tensor, Tensor], Tensor]
 # It is one tensor or several, which are arguments or keywords of the model.
 Inputs: TypeAlias = Tree[Tensor]
+OWN_WEIGHTS = "fedmaba_own_weights"  # This attribute of a model names what clients keep of it.
 ALIGN = 32  # Each weight starts at a multiple of 128 bytes, which matrix units want.
 
 
@@ -73,7 +77,8 @@ class Layout:
         self.shared = self._place(sent, 0)
         self.trained = self._place(kept, self.shared)
         self.size = self._place(statistics, self.trained)
-        if not any(m.kept_by_client for m in layers_with_statistics(model).values()):
+        layers = layers_with_statistics(model).values()
+        if not kept and not any(m.kept_by_client for m in layers):
             self.shared = self.size
 
     def _place(self, part: Mapping[str, Tensor], end: int) -> int:
@@ -93,6 +98,11 @@ class Layout:
     def compared(self) -> int:
         """Where the weights end that clients send: of these are norms and products of changes."""
         return min(self.trained, self.shared)
+
+    def weights_in(self, end: int) -> list[tuple[int, int]]:
+        """Where each weight before `end` begins and ends, without the gaps between them."""
+        every = zip(self.starts, self.shapes, strict=True)
+        return [(a, a + shape.numel()) for a, shape in every if a < end]
 
     def kept_names(self) -> list[str]:
         """The names of what clients keep."""
@@ -170,6 +180,7 @@ def _moving(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], dic
     layers, named = layers_with_statistics(model), _named(model)
     statistics = [head + name for head, m in layers.items() for name in m.statistics]
     own = {head + name for head, m in layers.items() if m.kept_by_client for name in m._parameters}
+    own |= set(getattr(model, OWN_WEIGHTS, ()))
     sent: dict[str, Tensor] = {}
     kept: dict[str, Tensor] = {}
     for name, p in model.named_parameters():
@@ -178,26 +189,35 @@ def _moving(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor], dic
     return sent, kept, {name: named[name] for name in statistics}
 
 
+def keep_weights(model: nn.Module, patterns: Sequence[str]) -> str:
+    """Let clients keep the trained weights whose names fit a pattern; why not, where that fails.
+
+    A weight with several names is kept where one of them fits.
+    """
+    every = list(model.named_parameters(remove_duplicate=False))
+    names = {name: p for name, p in every if p.requires_grad}
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            return f"own_layers={pattern!r} fits no weight: its weights are {', '.join(names)}"
+    kept = {id(p) for n, p in names.items() if any(fnmatchcase(n, one) for one in patterns)}
+    setattr(model, OWN_WEIGHTS, tuple(n for n, p in model.named_parameters() if id(p) in kept))
+    told = f"own_layers={', '.join(map(repr, patterns))}"
+    if not _moving(model)[0]:
+        return f"{told} leaves nothing to send: its weights are {', '.join(names)}"
+    for name, layer in layers_with_statistics(model).items():
+        if not layer.kept_by_client:
+            return (
+                f"{told}: with batchnorm='average' clients send the statistics of "
+                f"{name.rstrip('.')!r}: choose batchnorm='local', 'group' or 'frozen'"
+            )
+    return ""
+
+
 def constants(model: nn.Module) -> dict[str, Tensor]:
     """What no training changes, all rows share and no client sends: frozen weights and buffers."""
     moving = {n for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
     moving |= _moving(model)[2].keys()
     return {name: value for name, value in model.state_dict().items() if name not in moving}
-
-
-class PropFairRows(NamedTuple):
-    """PropFair's loss of each row; M is inf in rows that train with the plain loss."""
-
-    M: Tensor  # (R,)
-    epsilon: Tensor  # (R,)
-    slope: Tensor  # (R,)
-
-    def gradient_factor(self, loss: Tensor) -> Tensor:
-        """The derivative of PropFair's loss by the loss itself, of each row."""
-        room = self.M - loss
-        inside = 1.0 / torch.where(room >= self.epsilon, room, 1.0)
-        factor = torch.where(room >= self.epsilon, inside, self.slope)
-        return torch.where(self.M.isinf(), 1.0, factor)
 
 
 def call(model: nn.Module, x: Inputs, weights: dict[str, Tensor] | None = None) -> Tensor:
@@ -227,33 +247,52 @@ def seed_torch(seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
 
+HAS_OBJECTIVE = (
+    "has it"  # among numbers: 1 for rows with the objective, 0 for plain ones beside them
+)
+
+
+class RowObjective(NamedTuple):
+    """What rows minimise in place of their usual loss, see `objectives`."""
+
+    function: Callable[..., Tensor]
+    numbers: Mapping[str, Tensor]  # (R,) each
+    # It has the models (R, P) whose outputs it sees; None says that it is one of the loss alone.
+    seen: Mapping[str, Tensor] | None = None
+
+    def factor(self, loss: Tensor) -> Tensor:
+        """The derivative of an objective of the loss by that loss, of each row."""
+        numbers = dict(self.numbers)
+        has_it = numbers.pop(HAS_OBJECTIVE, None)
+        factor = self.function(loss, numbers)
+        return factor if has_it is None else torch.where(has_it > 0, factor, 1.0)
+
+    def losses(
+        self, losses: Tensor, out: Tensor, y: Tensor, others: Mapping[str, Tensor]
+    ) -> Tensor:
+        """An objective of outputs for each example (R, B); usual losses are (R, B)."""
+        called = torch.vmap(self.function)
+        return called(losses, out, y, dict(others), dict(self.numbers))
+
+    def row(self, r: int) -> RowObjective:
+        """The same for one of the rows."""
+        numbers, seen = (
+            {name: v[r : r + 1] for name, v in (part or {}).items()}
+            for part in (self.numbers, self.seen)
+        )
+        return RowObjective(self.function, numbers, None if self.seen is None else seen)
+
+
 class Step(NamedTuple):
     """One minibatch of every row."""
 
-    x: Inputs  # It is (R, B, ...) and unused where rows share inputs.
+    x: Inputs  # (R, B, ...)
     y: Tensor  # It is (R, B), or (R, B, ...) where a target is more than one number.
     weight: Tensor  # It is (R, B): the part of each example in its row's loss, 0 for padding.
     scale: Tensor  # It is a tensor (), so that a recorded step can be replayed with another.
-    propfair: PropFairRows | None
+    objective: RowObjective | None
     keys: Tensor  # It has the (R,) random streams of this step.
     of: int = 0  # It counts the rows of the whole chunk, of which these are the first.
-
-
-class RowBlock(NamedTuple):
-    """Consecutive rows with consecutive inputs: row `start` takes number `inputs`, and so on."""
-
-    start: int
-    stop: int
-    inputs: int
-
-
-class SharedInputs(NamedTuple):
-    """The inputs of a group of steps; rows that train on the same examples share one copy."""
-
-    x: Inputs  # (U, steps, B, ...)
-    blocks: Sequence[RowBlock]  # all rows, in order
-    # It says (R,) whose inputs a row takes; None means that each has its own.
-    owner: Tensor | None = None
 
 
 class ProxPull(NamedTuple):
@@ -271,18 +310,23 @@ class Shift(NamedTuple):
     vector: Tensor  # (R, P)
 
 
-class Drift(NamedTuple):
-    """Besides its gradient, each step makes weights w into keep * w + give * vector.
+class StepsAhead(NamedTuple):
+    """What the host knows of the steps of some rows before they are taken."""
 
-    A pull and a shift are both of this form. A row's first layer is stored as v instead, with
-    w = stored * v + added * vector: then only gradients move v. After the last step v is w.
-    """
+    first: NDArray[np.int64]  # (R,) where a row's examples begin
+    key: NDArray[np.int64]  # (R,) its random stream, which says how it draws minibatches
+    steps: NDArray[np.int64]  # (R,)
+    minibatch: int
+    rate: NDArray[np.float64] | None  # (R,) the part of the way back that a pull moves it each step
+    added: bool  # whether each step also adds something of its own to each row
 
-    vector: Tensor  # (R, P)
-    keep: Tensor  # (R,)
-    give: Tensor  # (R,)
-    stored: Tensor  # It is (steps + 1, R): before each step, and after the last.
-    added: Tensor  # (steps + 1, R)
+
+class StepPlan(ABC):
+    """How rows take several steps at once. It can be hashed, as part of a recording's key."""
+
+    @abstractmethod
+    def run(self, chunk: Any) -> tuple[Tensor, list[Tensor]]:
+        """Take all steps of a `steps.DeviceChunk`, as `steps.run_steps` does one by one."""
 
 
 class Rows(ABC):
@@ -320,26 +364,17 @@ class Rows(ABC):
         the plain loss of each row (R,).
         """
 
-    def group(self, models: Tensor, rows: int, minibatch: int) -> int:
-        """How many steps of these rows `run_steps` should get at a time; models are (., P).
-
-        Where this is more than 1, rows may share inputs.
-        """
-        return 1
+    def plan(self, models: Tensor, steps: StepsAhead) -> StepPlan | None:
+        """How to take these steps several at once, where that pays; models are (., P)."""
+        return None
 
     def run_steps(
-        self,
-        w: Tensor,
-        inputs: SharedInputs,
-        steps: list[Step],
-        more: ProxPull | Shift | Drift | None = None,
+        self, w: Tensor, steps: list[Step], more: ProxPull | Shift | None = None
     ) -> list[Tensor]:
         """Take SGD steps one after another and return the loss of each row (R,) in each step.
 
-        Where rows share inputs, the steps' own x is not used. `more` is what each step does to the
-        weights besides; a `Drift` comes only where steps are taken in groups.
+        `more` is what each step does to the weights besides.
         """
-        assert not isinstance(more, Drift)
         losses, weights = [], slice(self.layout.trained)
         for step in steps:
             if isinstance(more, ProxPull) and not more.last:
@@ -351,22 +386,6 @@ class Rows(ABC):
             elif more is not None:
                 w[:, weights].add_(more.vector[:, weights])
         return losses
-
-    def begin_drift(self, w: Tensor, vector: Tensor, share: Tensor, *, pulled: bool) -> None:
-        """Store weights (R, P) as a `Drift` does before the first step, which ends with stored = 1.
-
-        share * vector is added to them, with a number of each row (R,); where they are pulled, the
-        rest of them is what is left.
-        """
-        raise NotImplementedError  # Only rows that take steps in groups do this.
-
-    def models_that_drift(
-        self, models: Tensor, run: Tensor, vector: Tensor, share: Tensor, *, pulled: bool
-    ) -> Tensor:
-        """The models of some runs, (R, P), after `begin_drift`."""
-        w = models.index_select(0, run)
-        self.begin_drift(w, vector, share, pulled=pulled)
-        return w
 
     def add_pulled_gradients(self, w: Tensor, pull: ProxPull, step: Step) -> Tensor:
         """Pull weights (R, P) back and add scale * the gradient at where they were before."""
@@ -380,9 +399,13 @@ class Rows(ABC):
         `work` is run for this on meaningless numbers. This form of rows has no kernels.
         """
 
-    def room(self, minibatch: int) -> int:
-        """About how many numbers in memory the training of one row takes."""
-        return 4 * self.layout.size + 3 * self.activations * minibatch
+    def room(self, minibatch: int, seen: int = 0) -> int:
+        """About how many numbers in memory the training of one row takes.
+
+        It has as many more models as an objective has `seen`.
+        """
+        other = self.layout.size + self.activations * minibatch
+        return 4 * self.layout.size + 3 * self.activations * minibatch + seen * other
 
     def prepare(self, x: Inputs) -> Inputs:
         """Inputs (n, ...) in the order of axes that `add_gradients` and `outputs` want."""
@@ -404,8 +427,24 @@ class Rows(ABC):
         return self.loss_fn(out, y)
 
     def loss_and_gradient(self, out: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """Usual loss of each row (R,); scale * the objective's gradient in outputs (R, B, C)."""
+        objective = step.objective
+        if objective is not None and objective.seen is not None:
+            others = {name: self.outputs(flat, step.x) for name, flat in objective.seen.items()}
+            with torch.enable_grad():
+                leaf = out.detach().requires_grad_()
+                losses = self.losses(leaf, step.y)
+                total = (objective.losses(losses, leaf, step.y, others) * step.weight).sum()
+                (g,) = torch.autograd.grad(total, leaf)
+            return (losses.detach() * step.weight).sum(1), g * step.scale
+        loss, g = self.usual_loss_and_gradient(out, step)
+        if objective is not None:
+            g.mul_(objective.factor(loss).view(-1, *[1] * (g.ndim - 1)))
+        return loss, g
+
+    def usual_loss_and_gradient(self, out: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Loss of each row (R,) and scale * its gradient in the outputs (R, B, C)."""
-        y, weight, scale, propfair = step.y, step.weight, step.scale, step.propfair
+        y, weight, scale = step.y, step.weight, step.scale
         if self.loss_fn is None:
             log_p = torch.log_softmax(out, -1)
             loss = -(log_p.gather(2, y[..., None])[..., 0] * weight).sum(1)
@@ -418,8 +457,6 @@ class Rows(ABC):
                 total = (self.losses(leaf, y) * weight).sum(1)
                 (g,) = torch.autograd.grad(total.sum(), leaf)
             loss, g = total.detach(), g * scale
-        if propfair is not None:
-            g = g * propfair.gradient_factor(loss).view(-1, *[1] * (g.ndim - 1))
         return loss, g
 
 

@@ -327,7 +327,7 @@ def _bias_act(y, b, brow, count, O: tl.constexpr, RELU: tl.constexpr, N: tl.cons
     tl.store(y + r * count + e, tl.where(v < 0.0, 0.0, v) if RELU else v, mask=ok)
 
 
-@triton.jit(do_not_specialize=["R", "B"])
+@triton.jit(do_not_specialize=["B"])
 def _cross_entropy(
     z,
     y,
@@ -335,12 +335,9 @@ def _cross_entropy(
     wrow,
     yrow,
     scale,
-    propfair,
     loss,
-    R,
     B,
     C: tl.constexpr,
-    BENT: tl.constexpr,
     BB: tl.constexpr,
     BC: tl.constexpr,
 ):
@@ -360,13 +357,6 @@ def _cross_entropy(
     picked = tl.sum(tl.where(hit, v, 0.0), 1)
     value = tl.sum((tl.log(total) - picked) * share)
     factor = tl.load(scale)
-    if BENT:
-        room = tl.load(propfair + r) - value
-        limit = tl.load(propfair + R + r)
-        inside = tl.where(
-            room >= limit, 1.0 / tl.where(room >= limit, room, 1.0), tl.load(propfair + 2 * R + r)
-        )
-        factor *= tl.where(tl.load(propfair + r) == float("inf"), 1.0, inside)
     g = (e / total[:, None] - tl.where(hit, 1.0, 0.0)) * (share * factor)[:, None]
     tl.store(z + at, g, mask=ok)
     tl.store(loss + r, value)
@@ -386,10 +376,8 @@ def fits_cross_entropy(b: int, classes: int) -> bool:
     return bool(triton.next_power_of_2(b) * triton.next_power_of_2(classes) <= 16384)
 
 
-def cross_entropy(
-    z: Tensor, y: Tensor, weight: Tensor, scale: Tensor, propfair: Tensor | None
-) -> Tensor:
-    """Loss (R,) of outputs z (R, B, C), which become scale * their gradient; propfair is (3, R)."""
+def cross_entropy(z: Tensor, y: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    """Loss (R,) of outputs z (R, B, C), which become scale * their gradient."""
     rows, b, classes = z.shape
     loss = torch.empty(rows, device=z.device, dtype=z.dtype)
     launch_kernel(
@@ -401,12 +389,9 @@ def cross_entropy(
         weight.stride(0),
         y.stride(0),
         scale,
-        loss if propfair is None else propfair,
         loss,
-        rows,
         b,
         classes,
-        propfair is not None,
         triton.next_power_of_2(b),
         max(16, triton.next_power_of_2(classes)),
     )

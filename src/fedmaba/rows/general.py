@@ -18,6 +18,7 @@ from fedmaba.rows.base import (
     Inputs,
     Layout,
     LossFn,
+    RowObjective,
     Rows,
     Step,
     call,
@@ -172,23 +173,37 @@ class LoopRows(General):
         # Without padding, which depends on the other rows and would draw random numbers, too.
         many = (step.weight > 0).sum(1).clamp(min=1).tolist()
         for r, size in enumerate(many):
+            x, y, weight = tree_map(lambda v: v[r, :size], tuple(step[:3]))  # noqa: B023
+            objective = None if step.objective is None else step.objective.row(r)
+            others = None if objective is None else self._seen(objective, x)
             for p, view in zip(named.values(), own, strict=True):
                 p.data = view[r]
-            x, y, weight = tree_map(lambda v: v[r, :size], tuple(step[:3]))  # noqa: B023
             with torch.enable_grad():
                 with self._drawing(step.keys[r]):
                     out, moved = call_training(model, self._inputs(x), None, weight > 0)
-                loss = (self.per_example(out, y) * weight).sum()
-                grads = list(torch.autograd.grad(loss, weights, materialize_grads=True))
-            losses.append(loss.detach())
+                each = self.per_example(out, y)
+                total = usual = (each * weight).sum()
+                if objective is not None and others is not None:
+                    total = objective.losses(each[None], out[None], y[None], others)[0]
+                    total = (total * weight).sum()
+                grads = list(torch.autograd.grad(total, weights, materialize_grads=True))
+            losses.append(usual.detach())
             factor = step.scale
-            if step.propfair is not None:
-                one = type(step.propfair)(*(v[r] for v in step.propfair))
-                factor = factor * one.gradient_factor(losses[-1])
+            if objective is not None and others is None:
+                factor = factor * objective.factor(losses[-1][None])
             torch._foreach_add_([v[r] for v in into[:many_weights]], grads, alpha=float(factor))
             for view, change in zip(into[many_weights:], moved, strict=True):
                 view[r].add_(change)
         return torch.stack(losses)
+
+    def _seen(self, objective: RowObjective, x: Inputs) -> dict[str, Tensor] | None:
+        """The outputs (1, B, ...) of the models that one row's objective of outputs sees."""
+        if objective.seen is None:
+            return None
+        one = tree_map(lambda v: v[None], x)
+        found = {name: self.outputs(flat, one) for name, flat in objective.seen.items()}
+        self._model(True)  # as it was before
+        return found
 
     def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
         model, each = self._model(False), []

@@ -106,43 +106,16 @@ class Dense(Layer):
                 y *= dropout_mask(keys, self.drop[1], y.shape, self.drop[0], y.dtype)
         return y.view(*x.shape[:-1], -1), flat
 
-    def corrected(
-        self,
-        z: Tensor,
-        gram: Tensor,
-        owner: Tensor | None,
-        moved: Tensor,
-        past: int,
-        bias: Tensor,
-        keys: Tensor,
-        drift: tuple[Tensor, Tensor, Tensor] | None,
-    ) -> Tensor:
-        """Outputs from x W (R, B, out), corrected for what steps on `past` examples did to W.
-
-        Where weights drift, `drift` is what x times the drift's vector is, (R, B, out), and the
-        numbers (R,) by which the rest and this are multiplied.
-        """
-        act = (bias, self.relu, keys, self.drop, self.dtype)
-        return kernels.dense.linear(gram, moved, *act, z, past, owner, drift)
-
     def backward(
-        self,
-        g: Tensor,
-        saved: Any,
-        w: list[Tensor],
-        sink: list[Tensor],
-        deeper: bool,
-        drift: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
+        self, g: Tensor, saved: Any, w: list[Tensor], sink: list[Tensor], deeper: bool
     ) -> Tensor | None:
-        """As of any layer; with `drift`, its weights also drift, see `dense.linear_back`."""
         x: Tensor = saved
         flat = g.flatten(1, -2).contiguous()
         if x.shape[1] <= kernels.dense.MAX_MINIBATCH:
             below = kernels.dense.linear_back(
-                flat, x, w[0], sink[0], sink[1], deeper, self.undone, self.dtype, drift
+                flat, x, w[0], sink[0], sink[1], deeper, self.undone, self.dtype
             )
         else:
-            assert drift is None  # Steps of larger minibatches are taken one by one.
             below = torch.bmm(flat, w[0].transpose(1, 2)) if deeper else None
             if below is not None and self.undone:
                 below = torch.where(x > 0, below * self.undone, 0.0)

@@ -8,7 +8,7 @@ examples, because minibatches are padded. BatchNorm does both; see `batchnorm`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
@@ -24,13 +24,14 @@ from fedmaba.data.targets import TargetKind
 from fedmaba.data.trees import Tree
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.rows import batchnorm as norms
-from fedmaba.rows.base import Inputs, Layout, call, constants, seed_torch
+from fedmaba.rows.base import Inputs, Layout, call, constants, keep_weights, seed_torch
 from fedmaba.rows.ready import gpt, lstm, mlp_tabular, resnet, vit
 
 # Of one example: sizes, or a tuple or dict of sizes where there are several inputs. What a factory
 # gets also says what the numbers are: see `trees.Shape`.
 InputShapes: TypeAlias = trees.Shapes
 Factory = Callable[[Any, int], nn.Module]  # of (Shape, number of outputs)
+Examples: TypeAlias = Tree[NDArray[Any]] | None  # inputs of the user's own data
 
 
 def mlp(shape: InputShapes, classes: int) -> nn.Module:
@@ -173,11 +174,15 @@ def build_model(
     *,
     target: TargetKind | None = None,
     free: bool = False,
+    examples: Examples = None,
+    own_layers: Sequence[str] = (),
 ) -> nn.Module:
     """The model with the initial weights of this seed, checked against the data's shape.
 
     `target` is what it is to predict; None: one of the classes. `free`: the user's own loss and
     metric decide what outputs mean, so that they need not fit the target; classes must be there.
+    `own_layers` are patterns of the names of weights that clients keep.
+    The model is tried with some of the `examples`; without them, with zeros and random numbers.
     """
     if isinstance(make, nn.Module):
         kind = type(make).__name__
@@ -197,10 +202,12 @@ def build_model(
             raise _unmade(f"model {name!r}", error, shape, classes) from error
         if not isinstance(model, nn.Module):
             raise InputError(f"model {name!r} gave a {type(model).__name__}: return an nn.Module")
-        read = as_read(model.eval(), shape)
-        out = _try(model, name, _blank(read, 2))  # This also gives lazy layers their weights.
-        if any(leaf.vocabulary for leaf in trees.shape_list(read)):
-            _try(model, name, _blank(read, 2, largest=True))
+        _require_float32(model, name)
+        read = as_read(model.eval(), shape, examples)
+        x = _inputs(read, examples)
+        out = _try(model, name, x)  # This also gives lazy layers their weights.
+        if examples is None and any(leaf.vocabulary for leaf in trees.shape_list(read)):
+            _try(model, name, _inputs(read, None, largest=True))
     model = norms.replace_batchnorm(model, batchnorm, name)
     if not any(p.requires_grad for p in model.parameters()):
         some = any(True for _ in model.parameters())
@@ -212,9 +219,39 @@ def build_model(
     free = free and target.task != "classify"
     if not free and (why := target.misfit(tuple(out.shape[1:]))):
         raise InputError(f"model {name!r} {why}")
-    if why := _leak_between_examples(model, name, read):
+    if why := _leak_between_examples(model, name, read, examples) or _no_training(model, name, x):
+        raise InputError(f"model {name!r}: {why}")
+    if own_layers and (why := keep_weights(model, own_layers)):
         raise InputError(f"model {name!r}: {why}")
     return model
+
+
+def _require_float32(model: nn.Module, name: str) -> None:
+    """Refuse weights that training would change in another precision than the run's."""
+    for weight, p in model.named_parameters():
+        if p.requires_grad and p.dtype != torch.float32:
+            raise InputError(
+                f"model {name!r} has the weights {weight!r} of {str(p.dtype)[6:]}: make them "
+                "float32; --dtype says in which precision fedmaba computes"
+            )
+
+
+def _no_training(model: nn.Module, name: str, x: Inputs) -> str:
+    """Why a model could not be trained from where it begins; empty where it can."""
+    for weight, p in model.named_parameters():
+        if not bool(p.isfinite().all()):
+            return f"its weights {weight!r} are not finite at the start: correct how they are made"
+    with generator_left_alone():
+        buffers = {n: b.clone() for n, b in model.named_buffers()}
+        out = _try(model, name, x, buffers, trained=True)
+    if not out.is_floating_point():
+        return f"its outputs are of {str(out.dtype)[6:]}: return floating-point numbers, as logits"
+    if not out.requires_grad:
+        return (
+            "its outputs have no gradient, so nothing would be trained: leave out .detach(), "
+            ".numpy() and torch.no_grad() in forward"
+        )
+    return ""
 
 
 def _told(make: object, target: TargetKind) -> dict[str, TargetKind]:
@@ -231,8 +268,9 @@ def sent_weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
     Not among it: frozen weights, and layers that each site keeps.
     """
-    sent, found = Layout(model).sent_names(), model.named_parameters(remove_duplicate=False)
-    here = {name for name, p in found if not p.requires_grad}
+    layout, named = Layout(model), dict(model.named_parameters(remove_duplicate=False))
+    sent, kept = layout.sent_names(), {id(named.get(name)) for name in layout.kept_names()}
+    here = {name for name, p in named.items() if not p.requires_grad or id(p) in kept}
     for label, module in model.named_modules():
         if isinstance(module, norms.FrozenBatchNorm | norms.RowBatchNorm):
             here |= {f"{label}.{name}".lstrip(".") for name in module.state_dict()}
@@ -281,16 +319,18 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _leak_between_examples(model: nn.Module, name: str, shape: Tree[trees.Shape]) -> str:
+def _leak_between_examples(
+    model: nn.Module, name: str, shape: Tree[trees.Shape], examples: Examples
+) -> str:
     """Why examples or steps affect others except by the weights; empty where they do not."""
     before = dict(model.named_buffers())
     with _seeded(0):
-        one, *others = (_random(shape) for _ in range(3))
+        one, first, second = (_random(shape, examples, k) for k in range(3))
         for training in (True, False):
             model.train(training)
             norms.use_running_statistics(model)  # what these mix is declared
             outs = []
-            for other in others:
+            for other in (first, first, second):
                 after = {n: b.clone() for n, b in before.items()}
                 seed_torch(0)
                 pair = zip(trees.leaves(one), trees.leaves(other), strict=True)
@@ -303,7 +343,12 @@ def _leak_between_examples(model: nn.Module, name: str, shape: Tree[trees.Shape]
                             f"training changes the buffer {n!r}, which is no weight that clients "
                             "send: leave out such a layer (spectral norm, counters)"
                         )
-            if not torch.allclose(outs[0][0], outs[1][0], 1e-4, 1e-6, equal_nan=True):
+            if not torch.allclose(outs[0], outs[1], 1e-4, 1e-6, equal_nan=True):
+                return (
+                    "its output changes from call to call for the same inputs and the same seed "
+                    "of torch: draw random numbers by torch, not by numpy or random"
+                )
+            if not torch.allclose(outs[1][0], outs[2][0], 1e-4, 1e-6, equal_nan=True):
                 return (
                     "its output for an example depends on the others of the minibatch, which is "
                     "padded: normalise each example by itself, as GroupNorm does"
@@ -311,7 +356,7 @@ def _leak_between_examples(model: nn.Module, name: str, shape: Tree[trees.Shape]
     return ""
 
 
-def as_read(model: nn.Module, shape: InputShapes) -> Tree[trees.Shape]:
+def as_read(model: nn.Module, shape: InputShapes, examples: Examples = None) -> Tree[trees.Shape]:
     """The shape of inputs as this model reads them: one array of integers may stand for numbers.
 
     Integers stay integers where the model takes them, as an Embedding does. A model that only takes
@@ -321,20 +366,23 @@ def as_read(model: nn.Module, shape: InputShapes) -> Tree[trees.Shape]:
     if not isinstance(read, trees.Shape) or (read.kind == "f" and isinstance(shape, trees.Shape)):
         return read
     other = trees.Shape(read, "i" if read.kind == "f" else "f")  # plain sizes may mean either
-    return other if not _takes(model, read) and _takes(model, other) else read
+    takes = _takes(model, read, examples) or not _takes(model, other, examples)
+    return read if takes else other
 
 
-def outputs_of(model: nn.Module, shape: Tree[trees.Shape]) -> tuple[int, ...]:
+def outputs_of(
+    model: nn.Module, shape: Tree[trees.Shape], examples: Examples = None
+) -> tuple[int, ...]:
     """The shape of a model's outputs for one example of inputs as it reads them."""
     with torch.no_grad():
-        return tuple(call(model, _blank(shape, 2)).shape[1:])
+        return tuple(call(model, _inputs(shape, examples)).shape[1:])
 
 
-def _takes(model: nn.Module, shape: trees.Shape) -> bool:
+def _takes(model: nn.Module, shape: trees.Shape, examples: Examples) -> bool:
     """Whether a model accepts inputs of a shape."""
     try:
         with torch.no_grad():
-            call(model, _blank(shape, 2))
+            call(model, _inputs(shape, examples))
     except Exception:  # User code can raise anything, and `_try` says what.
         return False
     return True
@@ -380,37 +428,71 @@ def _watched_tokens(model: nn.Module) -> Iterator[list[str]]:
             hook.remove()
 
 
-def _blank(shape: Tree[trees.Shape], many: int, largest: bool = False) -> Inputs:
-    """So many empty inputs, or those of the largest tokens; a mask masks nothing."""
+def _inputs(shape: Tree[trees.Shape], examples: Examples, largest: bool = False) -> Inputs:
+    """The inputs of two examples: given ones, or 0 and 1 in turn; `largest`: the largest tokens.
+
+    Zeros alone may stand for padding. A mask of ones masks nothing.
+    """
+
+    def empty(leaf: trees.Shape) -> torch.Tensor:
+        most = leaf.vocabulary - 1 if leaf.vocabulary else 1
+        values = torch.arange(2 * math.prod(leaf)).view(2, *leaf) % 2 * min(most, 1)
+        if leaf.kind == "b" or largest:
+            values = torch.full((2, *leaf), 1 if leaf.kind == "b" else max(0, most))
+        return values.to(_DTYPES[leaf.kind])
+
+    if examples is None:
+        return trees.mapped(empty, shape)
+    pairs = zip(trees.shape_list(shape), trees.leaves(examples), strict=True)
+    rows = _distinct_rows(examples)[:2]
+    each = iter([torch.from_numpy(v[rows]).to(_DTYPES[leaf.kind]) for leaf, v in pairs])
+    return trees.mapped(lambda _: next(each), examples)
+
+
+def _random(shape: Tree[trees.Shape], examples: Examples, which: int) -> Inputs:
+    """Random inputs of one example, of which tokens and masks are those of a given one."""
+    given = [None] * len(trees.shape_list(shape)) if examples is None else trees.leaves(examples)
+    row = 0 if examples is None else _distinct_rows(examples)[which]
+    values = iter(given)
 
     def one(leaf: trees.Shape) -> torch.Tensor:
-        value = max(0, leaf.vocabulary - 1) if largest else 0
-        return torch.full((many, *leaf), 1 if leaf.kind == "b" else value, dtype=_DTYPES[leaf.kind])
-
-    return trees.mapped(one, shape)
-
-
-def _random(shape: Tree[trees.Shape]) -> Inputs:
-    """The random inputs of one example; a mask masks nothing."""
-
-    def one(leaf: trees.Shape) -> torch.Tensor:
+        value = next(values)
+        if leaf.kind == "f":
+            return torch.rand(leaf)
+        if value is not None:
+            return torch.from_numpy(value[row : row + 1]).to(_DTYPES[leaf.kind])[0]
         if leaf.kind == "i":
-            return torch.randint(max(1, leaf.vocabulary), tuple(leaf))
-        return torch.ones(leaf, dtype=torch.bool) if leaf.kind == "b" else torch.rand(leaf)
+            return torch.randint(leaf.vocabulary or 2, tuple(leaf))
+        return torch.ones(leaf, dtype=torch.bool)
 
     return trees.mapped(one, shape)
+
+
+def _distinct_rows(examples: Tree[NDArray[Any]]) -> list[int]:
+    """Three examples, each another one where there are so many."""
+    values = trees.leaves(examples)
+    found: dict[bytes, int] = {}
+    many = len(values[0])
+    for i in range(0, many, max(1, many // 64)):
+        found.setdefault(b"".join(v[i].tobytes() for v in values), i)
+    return (list(found.values())[:3] * 3)[:3]
 
 
 _DTYPES = {"f": torch.float32, "i": torch.int64, "b": torch.bool}
 
 
 def _try(
-    model: nn.Module, name: str, x: Inputs, buffers: dict[str, torch.Tensor] | None = None
+    model: nn.Module,
+    name: str,
+    x: Inputs,
+    buffers: dict[str, torch.Tensor] | None = None,
+    *,
+    trained: bool = False,
 ) -> torch.Tensor:
     """The outputs of a model for some inputs."""
     wrong: list[str] = []
     try:
-        with torch.no_grad(), _watched_tokens(model) as wrong:
+        with torch.set_grad_enabled(trained), _watched_tokens(model) as wrong:
             out: object = call(model, x, buffers)
     except Exception as error:  # user code can raise anything
         if wrong:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,14 +11,11 @@ from torch import Tensor, nn
 
 from fedmaba.rows import kernels
 from fedmaba.rows.base import (
-    Drift,
     Inputs,
     Layout,
     LossFn,
     ProxPull,
     Rows,
-    SharedInputs,
-    Shift,
     Step,
     StoredForm,
 )
@@ -37,9 +33,9 @@ from fedmaba.rows.layers import (
     WithoutWeights,
 )
 
-# Products that a GPU computes while its memory delivers one number. For the perceptron `mlp`
-# (minibatches of 50, layers of 200) this makes groups of 4 steps.
-PRODUCTS_PER_LOAD = 250
+# A function of (layer, gradient of its outputs, what its forward pass saved, deeper). It takes the
+# layer's step and returns the gradient of its inputs, where `deeper`.
+Back = Callable[[int, Tensor, Any, bool], Tensor | None]
 
 
 class LayerPlan:
@@ -113,6 +109,8 @@ def plan_layers(model: nn.Module, example: Inputs, dtype: str) -> LayerPlan:
     trained = sum(p.requires_grad for p in model.parameters())
     if trained != sum(layer.weights for layer in out.layers):
         out.refusal = "weights shared between layers have no row form"
+    elif Layout(model).names != [n for n, p in model.named_parameters() if p.requires_grad]:
+        out.refusal = "weights that clients keep, before others that they send, have no row form"
     return out
 
 
@@ -213,23 +211,6 @@ def _leaves(model: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:
     return [leaf for n, child in inside if child is not None for leaf in _leaves(child, n)]
 
 
-def _products(x: Tensor, weights: Tensor, inputs: SharedInputs) -> Tensor:
-    """x W of each row, (R, S * B, out), with its own or shared inputs."""
-    out = weights.new_empty(len(weights), x.shape[1], weights.shape[2])
-    for start, stop, at in inputs.blocks:
-        torch.bmm(x[at : at + stop - start], weights[start:stop], out=out[start:stop])
-    return out
-
-
-def _drifted(drift: Drift, weights: list[Tensor], far: list[Tensor]) -> list[Tensor]:
-    """Let the weights of a layer drift; return them as they were."""
-    before = [v.clone() for v in weights]
-    for v, aim in zip(weights, far, strict=True):
-        keep, give = (number.view(-1, *[1] * (v.ndim - 1)) for number in (drift.keep, drift.give))
-        v.mul_(keep).addcmul_(give, aim)
-    return before
-
-
 class LayerRows(Rows):
     """Rows of a sequential model."""
 
@@ -240,7 +221,7 @@ class LayerRows(Rows):
     ) -> None:
         kinds = ", ".join(dict.fromkeys(how.kinds))
         super().__init__(model, Layout(model, how.forms), example, loss, f"fast rows ({kinds})")
-        self.layers, self.vectors = how.layers, example.ndim == 2
+        self.layers = how.layers
         self.first = next((i for i, layer in enumerate(self.layers) if layer.weights), 0)
         edges = [*self.layout.starts, self.layout.trained]
         ends = itertools.accumulate((layer.weights for layer in self.layers), initial=0)
@@ -255,30 +236,33 @@ class LayerRows(Rows):
             return front.prepare(x)
         return x
 
-    def _weights(self, flat: Tensor) -> list[list[Tensor]]:
+    def weights(self, flat: Tensor) -> list[list[Tensor]]:
+        """The weights of each layer as views of flat (R, P)."""
         views = iter(self.layout.views(flat))
         return [[next(views) for _ in range(layer.weights)] for layer in self.layers]
 
     def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
-        w = self._weights(read)
-        into = w if sink is read else self._weights(sink)
-        x = self._first_inputs(step)
-        return self._there_and_back(x, w, into, step, self.first, False)[0]
+        w = self.weights(read)
+        into = w if sink is read else self.weights(sink)
+
+        def back(layer: int, g: Tensor, saved: Any, deeper: bool) -> Tensor | None:
+            return self.layers[layer].backward(g, saved, w[layer], into[layer], deeper)
+
+        return self.there_and_back(self._first_inputs(step), w, step, self.first, back)[0]
 
     def add_pulled_gradients(self, w: Tensor, pull: ProxPull, step: Step) -> Tensor:
         """Pull layer after layer on the way back: then only what is read again is copied."""
         if w.is_cuda:  # Here a copy of all at once costs less than many small ones.
             return super().add_pulled_gradients(w, pull, step)
-        own = self._weights(w)
+        own = self.weights(w)
 
-        def pulled(layer: int, deeper: bool) -> list[Tensor]:
+        def back(layer: int, g: Tensor, saved: Any, deeper: bool) -> Tensor | None:
             before = [v.clone() for v in own[layer]] if deeper else own[layer]
             part = self.parts[layer]
             w[:, part].lerp_(pull.start[:, part], pull.rate)
-            return before
+            return self.layers[layer].backward(g, saved, before, own[layer], deeper)
 
-        x = self._first_inputs(step)
-        return self._there_and_back(x, own, own, step, self.first, False, pulled)[0]
+        return self.there_and_back(self._first_inputs(step), own, step, self.first, back)[0]
 
     def _first_inputs(self, step: Step) -> Tensor:
         """What reaches the first layer that has weights."""
@@ -288,73 +272,22 @@ class LayerRows(Rows):
             x, _ = layer.forward(x, [], step.keys, False)
         return x
 
-    def _there_and_back(
-        self,
-        x: Tensor,
-        w: list[list[Tensor]],
-        into: list[list[Tensor]],
-        step: Step,
-        first: int,
-        deeper: bool,
-        before_step: Callable[[int, bool], list[Tensor]] | None = None,
-        drift: Drift | None = None,
+    def there_and_back(
+        self, x: Tensor, w: list[list[Tensor]], step: Step, first: int, back: Back
     ) -> tuple[Tensor, Tensor]:
         """Forward from the inputs of layer `first` to the loss, then backward to that layer.
 
-        `before_step` is called before a layer's weights move, and returns them as they were. The
-        weights also drift where there is a `drift`.
+        Returns the loss of each row, and the last gradient that `back` gave.
         """
-        far = self._weights(drift.vector) if drift else []
         saved = []
         for layer, own in zip(self.layers[first:], w[first:], strict=True):
             x, kept = layer.forward(x, own, step.keys, True)
             saved.append(kept)
         loss, g = self.loss_and_gradient(x, step)
         for i in reversed(range(first, len(self.layers))):
-            goes_on, layer = deeper or i > first, self.layers[i]
-            own = w[i] if before_step is None else before_step(i, goes_on)
-            if drift and isinstance(layer, Dense):
-                aim = (far[i][0], far[i][1], drift.keep, drift.give)
-                below = layer.backward(g, saved.pop(), own, into[i], goes_on, aim)
-            else:
-                own = _drifted(drift, into[i], far[i]) if drift else own
-                below = layer.backward(g, saved.pop(), own, into[i], goes_on)
-            if below is not None:
-                g = below
+            below = back(i, g, saved.pop(), i > self.first)
+            g = g if below is None else below
         return loss, g
-
-    def group(self, models: Tensor, rows: int, minibatch: int) -> int:
-        many = self._many(minibatch)
-        if many == 1:
-            return 1
-        cache = torch.cuda.get_device_properties(models.device).L2_cache_size
-        size = rows * self.layout.shapes[0].numel() * models.element_size()
-        return many if size > cache else 1
-
-    def room(self, minibatch: int) -> int:
-        many = self._many(minibatch)
-        if many == 1:
-            return super().room(minibatch)
-        (inputs, out), examples = self.layout.shapes[0], many * minibatch
-        return super().room(minibatch) + examples * (inputs + 2 * out + examples)
-
-    def _many(self, minibatch: int) -> int:
-        """How many steps make a group where the first layer's weights do not fit into the cache.
-
-        A group needs the products of its examples with each other, but it reads the weights from
-        memory once instead of once per step. The best size is where both cost the same. Groups of
-        more than one step need inputs that reach these weights as plain vectors, and fast products.
-        """
-        *below, front = self.layers[: self.first + 1]
-        plain = all(isinstance(layer, Flatten) for layer in below) and (below or self.vectors)
-        quick = (
-            isinstance(front, Dense)
-            and front.dtype != "float32"
-            and minibatch <= kernels.dense.MAX_MINIBATCH
-        )
-        if not (plain and quick):
-            return 1
-        return max(1, int(math.sqrt(PRODUCTS_PER_LOAD * self.layout.shapes[0][1]) / minibatch))
 
     def compile(self, models: Tensor, work: Callable[[], object]) -> None:
         if (
@@ -362,83 +295,20 @@ class LayerRows(Rows):
         ):  # A user's loss may fail on meaningless numbers.
             kernels.compile_only(work)
 
-    def run_steps(
-        self,
-        w: Tensor,
-        inputs: SharedInputs,
-        steps: list[Step],
-        more: ProxPull | Shift | Drift | None = None,
-    ) -> list[Tensor]:
-        """Move the first layer's weights once, after all steps; until then correct its outputs.
-
-        A step adds x'g to W, so later outputs x W change by (x x') g. Where weights drift, V is
-        stored with W = stored * V + added * D: a step adds x'g / stored to V, and outputs are
-        stored * x V + added * x D. All other layers are stored as they are.
-        """
-        alone = more is None and len(steps) == 1 and inputs.owner is None
-        if alone or isinstance(more, ProxPull | Shift):
-            return super().run_steps(w, inputs, steps, more)
-        own, front = self._weights(w), self.layers[self.first]
-        assert isinstance(front, Dense)
-        assert isinstance(inputs.x, Tensor)
-        x, many = inputs.x.flatten(3).flatten(1, 2), inputs.x.shape[2]  # (U, S * B, in)
-        weights, bias = own[self.first]
-        products = _products(x, weights, inputs)
-        gram = torch.bmm(x, x.transpose(1, 2))
-        moved = torch.empty_like(products)  # Each example adds its gradient times scale.
-        if more is not None:
-            far, far_bias = self._weights(more.vector)[self.first]
-            still = _products(x, far, inputs)
-        losses = []
-        for k, step in enumerate(steps):
-            now, past = slice(k * many, (k + 1) * many), k * many
-            drift = None if more is None else (still[:, now], more.stored[k], more.added[k])
-            state = (products[:, now], gram[:, now], inputs.owner, moved, past)
-            y = front.corrected(*state, bias, step.keys, drift)
-            loss, g = self._there_and_back(y, own, own, step, self.first + 1, True, None, more)
-            losses.append(loss)
-            if more is None:
-                moved[:, now] = g
-            else:
-                torch.div(g, more.stored[k + 1, :, None, None], out=moved[:, now])
-                bias.mul_(more.keep[:, None]).addcmul_(more.give[:, None], far_bias)
-            bias.add_(g.sum(1))
-        for first, last, at in inputs.blocks:
-            turned = x[at : at + last - first].transpose(1, 2)
-            weights[first:last].baddbmm_(turned, moved[first:last])
-        return losses
-
-    def begin_drift(self, w: Tensor, vector: Tensor, share: Tensor, *, pulled: bool) -> None:
-        weights, far = (self._weights(v)[self.first][0] for v in (w, vector))
-        if pulled:
-            weights.lerp_(far, share[:, None, None])
-        else:
-            weights.addcmul_(far, share[:, None, None])
-
-    def models_that_drift(
-        self, models: Tensor, run: Tensor, vector: Tensor, share: Tensor, *, pulled: bool
-    ) -> Tensor:
-        if not (models.is_cuda and kernels.can_run(models)):
-            return super().models_that_drift(models, run, vector, share, pulled=pulled)
-        return kernels.vectors.drifting(
-            models, run, vector, share, self.layout.starts[1], pulled=pulled
-        )
-
-    def loss_and_gradient(self, out: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+    def usual_loss_and_gradient(self, out: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         if (
             self.loss_fn is None
             and kernels.can_run(out)
             and kernels.dense.fits_cross_entropy(*out.shape[1:])
         ):
-            propfair = None if step.propfair is None else torch.stack(step.propfair)
             if not isinstance(self.layers[-1], Dense):  # Other layers may need their outputs again.
                 out = out.clone(memory_format=torch.contiguous_format)
-            return kernels.dense.cross_entropy(out, step.y, step.weight, step.scale, propfair), out
-        return super().loss_and_gradient(out, step)
+            return kernels.dense.cross_entropy(out, step.y, step.weight, step.scale), out
+        return super().usual_loss_and_gradient(out, step)
 
     def outputs(self, flat: Tensor, x: Inputs) -> Tensor:
         assert isinstance(x, Tensor)
         x = x.expand(len(flat), *x.shape[1:])
-        for layer, own in zip(self.layers, self._weights(flat), strict=True):
+        for layer, own in zip(self.layers, self.weights(flat), strict=True):
             x, _ = layer.forward(x, own, None, False)
         return x

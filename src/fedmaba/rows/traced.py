@@ -38,6 +38,9 @@ class _Task(NamedTuple):
     what: str  # gradients or outputs
     rows: bool  # for all rows at once, or for one
     spec: TreeSpec  # of the inputs
+    objective: Callable[..., Tensor] | None = None  # one of outputs
+    numbers: tuple[str, ...] = ()  # which it gets by name
+    seen: tuple[str, ...] = ()  # models whose outputs it gets
 
 
 class TracedRows(General):
@@ -75,29 +78,37 @@ class TracedRows(General):
             finally:
                 self.only_compiling = False
 
-    def room(self, minibatch: int) -> int:
+    def room(self, minibatch: int, seen: int = 0) -> int:
         # The compiler keeps few activations, but copies of what convolutions see are large.
-        return 4 * self.layout.size + 4 * self.activations * minibatch
+        return super().room(minibatch, seen) + self.activations * minibatch
 
     def add_gradients(self, read: Tensor, sink: Tensor, step: Step) -> Tensor:
         rows, many = step.y.shape[:2]
         weights = self.layout.views(read)
         x, y, weight, keys = step.x, step.y, step.weight, step.keys
+        objective, task = step.objective, _Task("gradients", True, tree_flatten(x)[1])
+        numbers, seen = dict[str, Tensor](), dict[str, Tensor]()
+        if objective is not None and objective.seen is not None:
+            numbers, seen = dict(objective.numbers), dict(objective.seen)
+            form = (objective.function, tuple(numbers), tuple(seen))
+            task = _Task(*task[:3], *form)
         if self.cuda:
             examples, size = _size(many, self.minibatch), _size(rows, max(rows, step.of))
             x, y, weight = tree_map(lambda v: _longer(v, examples, 1), (x, y, weight))
             x, y, weight, keys = tree_map(lambda v: _longer(v, size, 0), (x, y, weight, keys))
+            numbers, seen = tree_map(lambda v: _longer(v, size, 0), (numbers, seen))
             if size > rows:
                 weights = self.layout.views(_longer(read, size, 0))
             if examples > many:
                 weight[:, many:] = 0.0
-        leaves, spec = tree_flatten(x)
-        more = (v.contiguous() for v in (*leaves, y, weight, keys))
-        args = [*weights, *self.frozen.values(), *more]
-        loss, *found = (v[:rows] for v in self._run(_Task("gradients", True, spec), args))
+        others = [view for flat in seen.values() for view in self.layout.views(flat)]
+        leaves = tree_flatten(x)[0]
+        more = (v.contiguous() for v in (*numbers.values(), *leaves, y, weight, keys))
+        args = [*weights, *self.frozen.values(), *others, *more]
+        loss, *found = (v[:rows] for v in self._run(task, args))
         factor = step.scale.expand_as(loss)
-        if step.propfair is not None:
-            factor = factor * step.propfair.gradient_factor(loss)
+        if objective is not None and objective.seen is None:
+            factor = factor * objective.factor(loss)
         for name, view, g in zip(self.layout.names, self.layout.views(sink), found, strict=True):
             if name in self.statistics:  # This is how far they moved, whatever the step size.
                 view.add_(g)
@@ -179,25 +190,42 @@ class TracedRows(General):
             own: dict[str, Tensor],
             statistics: dict[str, Tensor],
             frozen: dict[str, Tensor],
+            seen: dict[str, dict[str, Tensor]],
+            numbers: dict[str, Tensor],
             x: Inputs,
             y: Tensor,
             weight: Tensor,
             key: Tensor,
-        ) -> tuple[Tensor, list[Tensor]]:
+        ) -> tuple[Tensor, tuple[Tensor, list[Tensor]]]:
             with RowOperations(how, key):
                 out, moved = call_training(model, x, own | statistics | frozen, weight > 0)
-            return (self.per_example(out.to(weight.dtype), y) * weight).sum(), moved
+            out = out.to(weight.dtype)
+            losses = self.per_example(out, y)
+            usual = (losses * weight).sum()
+            if task.objective is None:
+                return usual, (usual, moved)
+            model.eval()
+            with RowOperations(how, None):
+                others = {n: call(model, x, w | frozen).to(out.dtype) for n, w in seen.items()}
+            model.train()
+            each = task.objective(losses, out, y, others, numbers)
+            return (each * weight).sum(), (usual, moved)
 
         def gradients(*flat: Tensor) -> tuple[Tensor, ...]:
-            named, x = dict(zip(names, flat, strict=False)), flat[len(names) : -3]
+            left = iter(flat)
+            named = {n: next(left) for n in names}
+            seen = {name: {n: next(left) for n in self.layout.names} for name in task.seen}
+            numbers = {n: next(left) for n in task.numbers}
+            *x, y, weight, keys = left
             own, statistics, frozen = (
                 {n: named[n] for n in part} for part in (self.trained, self.statistics, self.frozen)
             )
             each: Callable[..., Any] = grad_and_value(total, has_aux=True)
             if task.rows:
-                each = vmap(each, in_dims=(0, 0, None, 0, 0, 0, 0))
-            inputs = tree_unflatten(list(x), task.spec)
-            grads, (loss, moved) = each(own, statistics, frozen, inputs, *flat[-3:])
+                each = vmap(each, in_dims=(0, 0, None, 0, 0, 0, 0, 0, 0))
+            inputs = tree_unflatten(x, task.spec)
+            given = own, statistics, frozen, seen, numbers, inputs, y, weight, keys
+            grads, (_, (loss, moved)) = each(*given)
             return loss.detach(), *(grads[n] for n in self.trained), *moved
 
         def outputs(*flat: Tensor) -> tuple[Tensor, ...]:

@@ -15,6 +15,12 @@ from torch import nn
 from fedmaba.errors import InputError
 
 
+def can_train_from(value: NDArray[Any], dtype: torch.dtype) -> bool:
+    """Whether weights are finite in the model's own type, and their squares as well."""
+    most = np.sqrt(torch.finfo(dtype).max)
+    return bool((np.abs(value) <= most).all())  # nan is not
+
+
 @dataclass(frozen=True)
 class GivenWeights:
     """Arrays by the names of a model's state dict."""
@@ -37,8 +43,9 @@ class GivenWeights:
         All that is trained must be there. Buffers and frozen weights may be.
         """
         there = model.state_dict()
-        for name, p in model.named_parameters():
-            if p.requires_grad and name not in self.named:
+        trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        for name in trained:
+            if name not in self.named:
                 raise InputError(
                     f"{self.source} lacks {name!r} of the model: give weights of this model"
                 )
@@ -62,6 +69,12 @@ class GivenWeights:
                 raise InputError(
                     f"{self.source}: {name!r} has values that are not finite: no training could "
                     "go on from there"
+                )
+            if name in trained and not can_train_from(value, own.dtype):
+                raise InputError(
+                    f"{self.source}: {name!r} has values up to {np.abs(value).max():.0e}, whose "
+                    f"squares are too large for {str(own.dtype).removeprefix('torch.')}: no "
+                    "training could go on from there"
                 )
         with torch.no_grad():
             for name, value in self.named.items():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,18 +15,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmaba.data.federation import ClientRows
-from fedmaba.privacy.mechanism import Mechanism
 from fedmaba.rng import ParticipantDraws
 from fedmaba.rows import Rows
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.workers import Workers
+from fedmaba.simulation.augmentation import parse_augment
+from fedmaba.simulation.client import Trainer
 from fedmaba.simulation.distributed import Ranks
 from fedmaba.simulation.evaluation import MetricFn, evaluate
 from fedmaba.simulation.local_training import Pool
-from fedmaba.simulation.private import NoiseDraws
+from fedmaba.simulation.optimiser import parse_schedule
+from fedmaba.simulation.part import Part
 from fedmaba.simulation.state import Plan, Progress, Run
 from fedmaba.strategies.base import Local, Needs, layers_of, optimiser_of_server
 from fedmaba.strategies.server_optimisers import numbers_by_run
+
+if TYPE_CHECKING:
+    from fedmaba.simulation.work import Cohort, Work
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -81,12 +86,39 @@ class Batch:
     client_metric: Callable[[Any, Any], float] | None = None  # of all predictions of a client
     judges_groups: bool = False  # whether evaluations count predictions by group of people
     draws: ParticipantDraws = field(default_factory=ParticipantDraws)
-    private: Sequence[Mechanism | None] = ()  # of each run, where the plan asks for privacy
-    noise: NoiseDraws = field(default_factory=NoiseDraws)
+    parts: tuple[Part, ...] = ()  # what some of the runs have besides plain training
 
-    def mechanism(self, r: int) -> Mechanism | None:
-        """What makes a run private; None where nothing does."""
-        return self.private[r] if self.private else None
+    @cached_property
+    def trainer(self) -> Trainer:
+        """What clients train with, and what they keep."""
+        plan = self.plan
+        return Trainer(
+            self.rows,
+            self.pool,
+            self.graphs,
+            self.local,
+            self.progress.memory,
+            self.parts,
+            plan.minibatch,
+            plan.optimiser,
+            parse_schedule(plan.step_schedule, "step_schedule"),
+            None if plan.augment is None else parse_augment(plan.augment),
+        )
+
+    def parts_of(self, r: int) -> list[Part]:
+        """The parts of one run, in the order in which a round meets them."""
+        return self._parts_of[r]
+
+    @cached_property
+    def _parts_of(self) -> list[list[Part]]:
+        return [[p for p in self.parts if r in p.runs] for r in range(len(self.runs))]
+
+    def reported(self, work: Work, c: Cohort, numbers: Mapping[str, Any]) -> dict[str, Any]:
+        """What a cohort tells the server, where these numbers are true."""
+        seen = dict(numbers)
+        for part in self.parts_of(c.r):
+            part.report(self, work, c, seen)
+        return seen
 
     @cached_property
     def needs(self) -> list[Needs]:
@@ -94,15 +126,15 @@ class Batch:
         return [run.strategy.needs() for run in self.runs]
 
     @cached_property
+    def early(self) -> list[bool]:
+        """Whether the weights of each run are known, and used, before local training ends."""
+        each = zip(self.runs, self.needs, strict=True)
+        return [needs.early and run.strategy.combine() is None for run, needs in each]
+
+    @cached_property
     def local(self) -> list[Local]:
         """What each run's strategy asks of its clients."""
         return [run.strategy.local() for run in self.runs]
-
-    @cached_property
-    def gradients(self) -> list[bool]:
-        """Whether clients of each run take the gradient of all their examples before training."""
-        both = zip(self.local, self.needs, strict=True)
-        return [needs.first_steps or needs_full_gradient(local) for local, needs in both]
 
     @cached_property
     def layers(self) -> list[slice]:
@@ -120,35 +152,16 @@ class Batch:
         return torch.from_numpy(numbers).to(self.progress.model)
 
     @cached_property
-    def trial(self) -> Tensor:
-        """(R, P) Memory for models that servers try before they take a step."""
-        return self.progress.model.clone()
-
-    @cached_property
-    def pulls(self) -> list[FloatArray | None]:
-        """(N,) The prox of each client of a run; None where all have the same."""
-        each = (local.by_client for local in self.local)
-        return [None if own is None else np.array(own) for own in each]
-
-    @cached_property
-    def _kind(self) -> list[int]:
-        """A number that is equal for runs whose clients can be trained together, prox apart.
-
-        Full batches with PropFair's loss are a kind of their own: they cannot be cut into pieces.
-        """
-        return [
-            2 * o.full_batch * (1 + (o.loss is not None))
-            + 8 * bool(o.add or o.add_mean)
-            + (0 if o.personal is None else 16 * (1 + o.personal.only) + 64 * (o.personal.prox > 0))
-            + 128 * gradient
-            for o, gradient in zip(self.local, self.gradients, strict=True)
+    def kinds(self) -> list[IntArray]:
+        """(N,) by run: clients with equal numbers can be trained together."""
+        size = [run.federation.n_clients for run in self.runs]
+        alike = [
+            np.concatenate([np.broadcast_to(part.alike(r), n) for r, n in enumerate(size)])
+            for part in self.parts
         ]
-
-    def kinds(self, r: int, client: IntArray) -> IntArray:
-        """(m,) A number that is equal for clients that can be trained together."""
-        own = self.pulls[r]
-        pulled = np.full(len(client), self.local[r].pull > 0) if own is None else own[client] > 0
-        return self._kind[r] + pulled.astype(np.int64)
+        everyone = np.stack([np.zeros(sum(size), np.int64), *alike], 1)
+        kind = np.unique(everyone, axis=0, return_inverse=True)[1].reshape(-1)
+        return np.split(kind, np.cumsum(size)[:-1])
 
     @cached_property
     def handed_out(self) -> list[tuple[Run, str]]:
@@ -166,11 +179,6 @@ class Batch:
         """Loss and score of each example under each row, (R, n)."""
         pool, workers = self.pool, self.workers
         return evaluate(self.rows, flat, index, pool.x, pool.y, workers, self.metric, scored=scored)
-
-
-def needs_full_gradient(local: Local) -> bool:
-    """Whether clients also need the gradient of all their examples at the server's model."""
-    return any(keep.full_gradient for keep in local.keep.values())
 
 
 @contextmanager

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from fedmaba.errors import InputError
 from fedmaba.rows.cuda_graphs import send
 from fedmaba.simulation.batch import Batch, RunParts
-from fedmaba.simulation.cohort import IntArray
 from fedmaba.simulation.evaluation import outputs_and_losses
-from fedmaba.simulation.measurements import ModelsOf
+from fedmaba.simulation.part import IntArray, ModelsOf
 from fedmaba.simulation.state import Scores
 from fedmaba.stop import Ended
 from fedmaba.user_code import error_in_user_code

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedmaba.data import trees
 from fedmaba.rows.base import Inputs, Rows
+from fedmaba.rows.steps import take_examples
 from fedmaba.rows.workers import Workers
-from fedmaba.simulation.local_training import take_examples
 
 MetricFn = Callable[[Tensor, Tensor], Tensor]  # as LossFn, the score of each example (n,)
 MAX_ACTIVATIONS = 4_000_000  # numbers held at a time in an evaluation on a CPU

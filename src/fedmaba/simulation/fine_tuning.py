@@ -9,11 +9,10 @@ import numpy as np
 from torch import Tensor
 
 from fedmaba import rng
-from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.batch import Batch
-from fedmaba.simulation.cohort import IntArray, own_parts
 from fedmaba.simulation.local_training import TrainingJob, train_chunk
-from fedmaba.simulation.optimiser import parse_schedule
+from fedmaba.simulation.part import IntArray
+from fedmaba.simulation.parts.own_layers import own_parts
 
 
 def fine_tuned(batch: Batch, d: int, client: IntArray) -> Tensor:
@@ -35,9 +34,9 @@ def fine_tuned(batch: Batch, d: int, client: IntArray) -> Tensor:
         minibatch=plan.minibatch,
         lr=plan.lr_in_round(at.round - 1),
         optimiser=plan.optimiser,
-        schedule=parse_schedule(plan.step_schedule, "step_schedule"),
-        augment=None if plan.augment is None else parse_augment(plan.augment),
-        own=own_parts(batch, np.full(len(client), r), client),
+        schedule=batch.trainer.schedule,
+        augment=batch.trainer.augment,
+        own=own_parts(batch.trainer, np.full(len(client), r), client),
     )
     w, _ = train_chunk(batch.rows, batch.pool, at.deployed, job, batch.graphs, "fine-tuned")
     return w

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import torch
 
 from fedmaba.simulation.batch import Batch, RunParts
-from fedmaba.simulation.client_scores import outputs_of_clients, whole_models
-from fedmaba.simulation.cohort import Drawn, IntArray
-from fedmaba.simulation.measurements import ModelsOf, server_models
+from fedmaba.simulation.client_scores import outputs_of_clients
+from fedmaba.simulation.part import IntArray, ModelsOf
 
 
 def group_counts(
@@ -46,15 +43,3 @@ def group_counts(
     whole = torch.from_numpy(found)
     batch.ranks.sum(whole)
     return whole.numpy()
-
-
-def counts_by_group(batch: Batch, drawn: Drawn) -> dict[int, IntArray]:
-    """Each participant's training examples by group, label and the server's prediction, by run."""
-    found = {}
-    for c in drawn.cohorts:
-        if c.needs.groups:
-            model = batch.progress.model[c.r]
-            mine, shared = partial(server_models, batch, c.r, model), whole_models(batch)
-            counts = group_counts(batch, batch.train, c.r, mine, c.client, shared=shared)
-            found[c.r] = counts.reshape(*counts.shape[:2], 2, 2)
-    return found

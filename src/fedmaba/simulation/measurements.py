@@ -6,10 +6,8 @@ result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +18,11 @@ from fedmaba.rows import Rows
 from fedmaba.rows.base import Inputs
 from fedmaba.rows.cuda_graphs import send, start_fetch
 from fedmaba.rows.workers import Workers
-from fedmaba.simulation.batch import Batch, RunParts, precision
-from fedmaba.simulation.cohort import Cohort, IntArray, with_own_parts
+from fedmaba.simulation.batch import Batch, RunParts
+from fedmaba.simulation.client import Trainer
 from fedmaba.simulation.evaluation import evaluate, mean_losses
-from fedmaba.strategies.base import Needs
-
-Host = Callable[[], NDArray[Any]]  # waits for numbers on their way to the host, and returns them
+from fedmaba.simulation.part import Host, IntArray, ModelsOf
+from fedmaba.simulation.work import Cohort
 
 
 @dataclass(frozen=True)
@@ -84,17 +81,14 @@ def start_losses(
 
 def _own_losses(batch: Batch, parts: RunParts, c: Cohort, model: Tensor) -> Host:
     """Each participant's loss at a model (P,) with the part that it keeps."""
-    models = partial(server_models, batch, c.r, model)
+    models = partial(server_models, batch.trainer, c.r, model)
     losses, _ = client_means(batch, parts, c.r, models, c.client)
     return start_fetch(losses)
 
 
-ModelsOf = Callable[[IntArray], Tensor]  # clients (n,) -> the model of each, (n, P)
-
-
-def server_models(batch: Batch, r: int, model: Tensor, client: IntArray) -> Tensor:
-    """(n, P) A server's model (P,) as clients use it, with the part that each keeps."""
-    return with_own_parts(batch, model.repeat(len(client), 1), np.full(len(client), r), client)
+def server_models(trainer: Trainer, r: int, model: Tensor, client: IntArray) -> Tensor:
+    """(n, P) A server's model (P,) as clients use it."""
+    return trainer.used(r, client, model.repeat(len(client), 1))
 
 
 def client_means(
@@ -169,41 +163,3 @@ def end_losses(batch: Batch, c: Cohort, place: IntArray, w: Tensor) -> Tensor:
     entry = torch.where(valid, send(first, w.device)[:, None] + offset, 0)
     losses, _ = batch.evaluate(w, batch.train.entries[entry], scored=False)
     return mean_losses(losses, valid)
-
-
-def change_stats(
-    needs: Needs, change: Tensor, past: Tensor, layers: list[slice]
-) -> dict[str, Host]:
-    """The norms or inner products of a cohort's changes (m, P) and of those from past rounds."""
-    with precision("float32"):
-        if needs.changes == "norms":
-            norms = torch.linalg.vector_norm(change, dim=1, dtype=torch.float64)
-            return {"norms": start_fetch(norms.square())}
-        if needs.changes == "gram":
-            return {"gram": start_fetch(_gram(change, past).double())}
-        if needs.changes == "layers":
-            grams = [_gram(change[:, part], past[:, part]) for part in layers]
-            return {"layer_grams": start_fetch(torch.stack(grams).double())}
-    return {}
-
-
-def _gram(change: Tensor, past: Tensor) -> Tensor:
-    """(m+h, m+h) The inner products of changes (m, P) and of those from past rounds (h, P)."""
-    gram = _products(change, change)
-    if not len(past):
-        return gram
-    across = _products(change, past)
-    below = torch.cat([across.T, _products(past, past)], 1)
-    return torch.cat([torch.cat([gram, across], 1), below])
-
-
-def _products(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b.T of (m, P) and (n, P), summed over pieces of their length.
-
-    This rounds less than one long sum, and it uses all of a GPU even for few rows.
-    """
-    piece = max(2048, 4 * len(b))
-    many = a.shape[1] // piece
-    each, other = (v[:, : many * piece].view(len(v), many, piece) for v in (a, b))
-    rest = a[:, many * piece :] @ b[:, many * piece :].T
-    return rest + torch.bmm(each.transpose(0, 1), other.permute(1, 2, 0)).sum(0)

@@ -20,14 +20,9 @@ from torch import Tensor
 
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.simulation.batch import Batch
-from fedmaba.simulation.cohort import Drawn, job_of, out_of_memory
+from fedmaba.simulation.client import Chunk
 from fedmaba.simulation.local_training import train_chunk as train_rows
 from fedmaba.simulation.round import (
-    Chunk,
-    Decided,
-    Measured,
-    Trained,
-    draw,
     measure,
     play_round,
     rounds_of,
@@ -37,6 +32,7 @@ from fedmaba.simulation.round import (
     weigh,
 )
 from fedmaba.simulation.state import Round
+from fedmaba.simulation.work import Work, chunk_of, draw, out_of_memory
 
 Lane = tuple[int, ...]  # runs whose rounds are played together
 
@@ -45,10 +41,9 @@ Lane = tuple[int, ...]  # runs whose rounds are played together
 class RoundInFlight:
     """A lane's round that has begun: its losses and its training have been started."""
 
-    drawn: Drawn
-    measured: Measured
-    chunks: Iterator[Chunk]  #       those not yet collected
-    trained: Trained | None = None  # set where all of the training could be started
+    work: Work
+    chunks: Iterator[Chunk]  #  those not yet collected
+    trained: bool = False  #    whether all of the training could be started
 
 
 @dataclass(frozen=True)
@@ -80,16 +75,18 @@ def compile_kernels(batch: Batch) -> None:
     """Compile the kernels of a round and of an evaluation before they are first needed."""
     at, once = batch.progress, GraphCache(batch.pool.y.device, recordable=False)
 
-    def work() -> None:
+    def train_once() -> None:
         for lane in lanes(batch):
-            drawn = draw(batch, list(lane), at.round)
-            for rows in drawn.chunks:
-                job = job_of(batch, drawn, rows)
-                train_rows(batch.rows, batch.pool, at.model, job, once)
+            work = draw(batch, list(lane), at.round)
+            for rows in work.chunks:
+                chunk = chunk_of(batch.trainer, work, rows, at.model)
+                for part in batch.parts:
+                    part.prepare(batch.trainer, chunk)
+                train_rows(batch.rows, batch.pool, at.model, chunk.job, once)
         batch.evaluate(at.model, batch.test.union, scored=batch.metric is None)
 
     try:
-        batch.rows.compile(at.model, work)
+        batch.rows.compile(at.model, train_once)
     except RuntimeError as error:
         if not out_of_memory(error):  # the round itself needs less memory
             raise
@@ -108,7 +105,7 @@ def pipelines_rounds(batch: Batch) -> bool:
 def lanes(batch: Batch) -> list[Lane]:
     """The lanes of the live runs; one lane has all of them where rounds do not overlap."""
     alive = [r for r, why in enumerate(batch.progress.diverged) if not why]
-    late = [r for r in alive if pipelines_rounds(batch) and not batch.needs[r].early]
+    late = [r for r in alive if pipelines_rounds(batch) and not batch.early[r]]
     early = [r for r in alive if r not in late]
     return [_in_turn(batch, lane) for lane in (early, late) if lane]
 
@@ -124,35 +121,39 @@ def _in_turn(batch: Batch, runs: list[int]) -> Lane:
     return tuple(sorted(runs, key=turn.__getitem__))
 
 
-def begin_round(batch: Batch, lane: Lane, t: int, drawn: Drawn | None = None) -> RoundInFlight:
+def begin_round(batch: Batch, lane: Lane, t: int, work: Work | None = None) -> RoundInFlight:
     """Start a lane's losses and the first chunk of its training, without waiting for either."""
-    drawn = drawn or draw(batch, list(lane), t)
-    measured = measure(batch, drawn)
-    chunks = train_chunks(batch, drawn)
-    flight = RoundInFlight(drawn, measured, chain(list(islice(chunks, 1)), chunks))
-    if pipelines_rounds(batch) and len(drawn.late) == len(drawn.cohorts):
-        flight.trained = train(batch, drawn, Decided(), flight.chunks)
-        flight.measured = measure(batch, drawn, measured, flight.trained)
+    work = work or draw(batch, list(lane), t)
+    measure(batch, work, "before training")
+    chunks = train_chunks(batch, work)
+    flight = RoundInFlight(work, chain(list(islice(chunks, 1)), chunks))
+    if pipelines_rounds(batch) and len(work.late) == len(work.cohorts):
+        _train(batch, flight)
     return flight
+
+
+def _train(batch: Batch, flight: RoundInFlight) -> None:
+    """Do the rest of a round's training, and start what strategies need to know of it."""
+    train(batch, flight.work, flight.chunks)
+    measure(batch, flight.work, "after training")
+    flight.trained = True
 
 
 def _finish(
     batch: Batch, flight: RoundInFlight, ahead: dict[tuple[int, Lane], RoundInFlight]
 ) -> dict[int, Round]:
     """Weigh what is trained, move the models, and start the lane's next round before waiting."""
-    at, drawn, measured = batch.progress, flight.drawn, flight.measured
-    t, chunk = drawn.round + 1, at.chunk
+    at, work = batch.progress, flight.work
+    t, chunk = work.round + 1, at.chunk
     goes_on = pipelines_rounds(batch) and t < batch.plan.rounds
-    following = draw(batch, drawn.runs, t) if goes_on else None  # while the device works
-    decided = weigh(batch, drawn, measured, when="before training")
-    trained = flight.trained
-    if trained is None:
-        trained = train(batch, drawn, decided, flight.chunks)
-        measured = measure(batch, drawn, measured, trained)
-    decided |= weigh(batch, drawn, measured, when="after training")
-    stepped = step(batch, drawn, trained, decided)
-    live = tuple(r for r in drawn.runs if not at.diverged[r])
+    following = draw(batch, work.runs, t) if goes_on else None  # while the device works
+    weigh(batch, work, "before training")
+    if not flight.trained:
+        _train(batch, flight)
+    weigh(batch, work, "after training")
+    step(batch, work)
+    live = tuple(r for r in work.runs if not at.diverged[r])
     if goes_on and live:
-        same = live == tuple(drawn.runs) and at.chunk == chunk
+        same = live == tuple(work.runs) and at.chunk == chunk
         ahead[t, live] = begin_round(batch, live, t, following if same else None)
-    return rounds_of(batch, drawn, trained, decided, stepped)
+    return rounds_of(batch, work)

@@ -10,9 +10,7 @@ from torch import Tensor
 
 from fedmaba.rows.cuda_graphs import send
 from fedmaba.simulation.batch import Batch, precision
-from fedmaba.simulation.cohort import Cohort, FloatArray
-from fedmaba.simulation.state import KeptChanges
-from fedmaba.strategies.base import still_kept
+from fedmaba.simulation.part import FloatArray
 
 
 @dataclass(frozen=True)
@@ -110,37 +108,21 @@ def _summed(coef: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return total, coef.sum(1, keepdim=True)
 
 
-def weighted_changes(coef: FloatArray, change: Tensor, past: Tensor, layers: list[slice]) -> Tensor:
-    """(P,) The weighted changes, with one row of coefficients or one for each layer."""
-    if coef.ndim == 2:
-        return combine_layers(coef, change, past, layers)
-    return combine_changes(coef, change, past)
-
-
-def combine_changes(coef: FloatArray, change: Tensor, past: Tensor) -> Tensor:
-    """coef @ changes (m, P); further coefficients belong to `past`, the changes of past rounds."""
-    share = send(coef, change.device).to(change.dtype)
-    with precision("float32"):
-        out = share[: len(change)] @ change
-        return out + share[len(change) :] @ past if len(coef) > len(change) else out
-
-
-def combine_layers(coef: FloatArray, change: Tensor, past: Tensor, layers: list[slice]) -> Tensor:
-    """`combine_changes` with coefficients (L, .) for each layer; statistics have their mean."""
-    out = combine_changes(coef.mean(0), change, past)
+def weighted(coef: FloatArray, change: Tensor, layers: list[slice]) -> Tensor:
+    """(P,) Weighted changes (m, P), with one row of coefficients or one for each layer (L, m)."""
+    if coef.ndim == 1:
+        return combine_changes(coef, change)
+    out = combine_changes(coef.mean(0), change)  # statistics have the mean of the layers
     for row, part in zip(coef, layers, strict=True):
-        out[part] = combine_changes(row, change[:, part], past[:, part])
+        out[part] = combine_changes(row, change[:, part])
     return out
 
 
-def kept_changes(before: KeptChanges, c: Cohort, change: Tensor, t: int) -> KeptChanges:
-    """The changes that a cohort's strategy needs again after round t."""
-    old = still_kept((before.client, before.round), c.client, t, c.needs.keep_rounds)
-    return KeptChanges(
-        torch.cat([before.change[send(np.flatnonzero(old), change.device)], change]),
-        np.concatenate([before.client[old], c.client]),
-        np.concatenate([before.round[old], np.full(len(c.client), t)]),
-    )
+def combine_changes(coef: FloatArray, change: Tensor) -> Tensor:  # (P,)
+    """coef @ changes (m, P)."""
+    share = send(coef, change.device).to(change.dtype)
+    with precision("float32"):
+        return share @ change
 
 
 def held_by_step(batch: Batch) -> tuple[Tensor, Tensor, Moments | None, Tensor | None]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from fedmaba.data.federation import Federation
 from fedmaba.privacy.mechanism import Privacy
 from fedmaba.rows.batchnorm import Choice
+from fedmaba.simulation.memory import ClientMemory
 from fedmaba.simulation.optimiser import Optimiser, round_schedule
 from fedmaba.strategies.base import State, Strategy
 
@@ -111,32 +112,25 @@ class Progress:
     velocity: Tensor | None  # (R, P)       first moments of the servers' optimisers
     second: Tensor | None  # (R, P)         second moments
     states: list[State]
-    kept: list[KeptChanges]
-    vectors: list[dict[str, Tensor]]  #     (N, P) by name: what each run's clients keep; not
-    #                                       always on the device, see `kept_vectors`
-    means: list[dict[str, Tensor]]  #       (P,) by name: means of these over all clients
+    memory: ClientMemory  #                 what clients keep
     picks: dict[int, Candidates]  #         by deployed model, where a rule picks a round
-    own: list[Tensor]  #                    (N, P - S) of each run: the part of the model that each
-    #                                       client keeps; S = P where clients send the whole model
     diverged: list[str]  #                  why a run ended early; empty while it goes on
     chunk: int  #                           how many rows are trained at once
 
-    def arrays(self, *, vectors: bool = True) -> dict[str, NDArray[Any]]:
-        """Everything but round, chunk and diverged, as arrays for a checkpoint.
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Everything but round, chunk and diverged, as arrays for a checkpoint."""
+        out = self._own_arrays() | self.memory.arrays()
+        for r, state in enumerate(self.states):
+            out |= {f"state/{r}/{name}": value for name, value in state.items()}
+        return out
 
-        Without `vectors`, what clients keep is left out: it can be large.
-        """
+    def _own_arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays besides what clients and strategies keep."""
         out: dict[str, NDArray[Any]] = {
             name: _copy(getattr(self, name)) for name in ("model", "deployed", "best")
         }
         out |= {"best_score": self.best_score.copy(), "best_round": self.best_round.copy()}
         out |= {name: _copy(moments) for name, moments in self._moments()}
-        for r, (state, kept) in enumerate(zip(self.states, self.kept, strict=True)):
-            out |= {f"state/{r}/{name}": value for name, value in state.items()}
-            out[f"kept/{r}/change"] = _copy(kept.change)
-            out |= {f"kept/{r}/client": kept.client, f"kept/{r}/round": kept.round}
-        for name, vector in self._vectors() if vectors else ():
-            out[name] = _copy(vector)
         for d, some in self.picks.items():
             out[f"pick/{d}/model"] = _copy(some.model)
             out |= {f"pick/{d}/{name}": getattr(some, name) for name in CANDIDATE}
@@ -148,16 +142,6 @@ class Progress:
             if (moments := getattr(self, name)) is not None:
                 yield name, moments
 
-    def _vectors(self) -> Iterator[tuple[str, Tensor]]:
-        """What clients keep, by its name in a checkpoint."""
-        for r, vectors in enumerate(self.vectors):
-            for name, vector in vectors.items():
-                yield f"vector/{r}/{name}", vector
-            for name, mean in self.means[r].items():
-                yield f"mean/{r}/{name}", mean
-            if self.own[r].shape[1]:
-                yield f"own/{r}", self.own[r]
-
     def misfit(self, arrays: dict[str, NDArray[Any]], meta: dict[str, Any], rounds: int) -> str:
         """What in a checkpoint does not fit these runs; empty where all fits."""
         runs, width = self.model.shape
@@ -168,17 +152,9 @@ class Progress:
             return f"chunk {chunk!r}"
         if not isinstance(diverged, list) or [type(why) for why in diverged] != [str] * runs:
             return "another number of runs"
-        own = self.arrays(vectors=False)
-        want = {
-            k: (v.shape, v.dtype)
-            for k, v in own.items()
-            if not k.startswith(("state/", "kept/", "pick/"))
-        }
-        want |= {name: (tuple(v.shape), want["model"][1]) for name, v in self._vectors()}
-        for r in range(runs):
-            h = _length(arrays, f"kept/{r}/client")
-            want |= {f"kept/{r}/{name}": ((h,), np.dtype(np.int64)) for name in ("client", "round")}
-            want[f"kept/{r}/change"] = ((h, width), want["model"][1])
+        own = self._own_arrays()
+        want = {k: (v.shape, v.dtype) for k, v in own.items() if not k.startswith("pick/")}
+        want |= self.memory.forms(arrays, want["model"][1])
         for d in self.picks:
             h = _length(arrays, f"pick/{d}/round")
             want |= {
@@ -203,10 +179,9 @@ class Progress:
         for name in ("model", "deployed", "best"):  # in place: recorded work knows them
             getattr(self, name).copy_(tensor(name))
         self.best_score, self.best_round = arrays["best_score"].copy(), arrays["best_round"].copy()
-        for name, vector in self._moments():
-            vector.copy_(tensor(name))
-        for name, vector in self._vectors():
-            vector.copy_(torch.from_numpy(arrays[name].copy()))  # wherever it is
+        for name, moments in self._moments():
+            moments.copy_(tensor(name))
+        self.memory.restore(arrays)
         for r in range(len(self.states)):
             own = f"state/{r}/"
             self.states[r] = {
@@ -214,8 +189,6 @@ class Progress:
                 for name, value in arrays.items()
                 if name.startswith(own)
             }
-            client, round_ = (arrays[f"kept/{r}/{name}"].copy() for name in ("client", "round"))
-            self.kept[r] = KeptChanges(tensor(f"kept/{r}/change"), client, round_)
         for d in self.picks:
             told = (arrays[f"pick/{d}/{name}"].copy() for name in CANDIDATE)
             self.picks[d] = Candidates(tensor(f"pick/{d}/model"), *told)
@@ -242,15 +215,6 @@ class Candidates:
     model: Tensor  # (h, P)
     accuracy: FloatArray  # (h,)            mean over clients, on validation examples
     variance: FloatArray  # (h,)            over clients
-    round: IntArray  # (h,)
-
-
-@dataclass
-class KeptChanges:
-    """Changes of past rounds that a strategy needs again."""
-
-    change: Tensor  # (h, P)
-    client: IntArray  # (h,)
     round: IntArray  # (h,)
 
 

@@ -21,14 +21,16 @@ from numpy.typing import NDArray
 
 from fedmaba.errors import InputError, unknown
 from fedmaba.strategies import hyper_parameters
+from fedmaba.strategies.combine import Combine as Combine
 from fedmaba.strategies.hyper_parameters import MAX_ABS
 from fedmaba.strategies.local_work import PERSONAL as PERSONAL
+from fedmaba.strategies.local_work import SERVER as SERVER
 from fedmaba.strategies.local_work import Keep as Keep
 from fedmaba.strategies.local_work import Local as Local
+from fedmaba.strategies.local_work import Objective as Objective
 from fedmaba.strategies.local_work import Personal as Personal
-from fedmaba.strategies.local_work import PropFairLoss as PropFairLoss
 from fedmaba.strategies.privacy_knob import PrivacyKnob
-from fedmaba.strategies.records import as_truth, known_fields_only
+from fedmaba.strategies.records import as_truth, at_sites, known_fields_only
 from fedmaba.strategies.server_optimisers import ServerOptimiser
 
 FloatArray = NDArray[np.float64]
@@ -43,6 +45,13 @@ RESERVED_INFO_KEYS = (
     *PRIVACY_INFO,
 )
 LOSSES_INFO = ("losses_epsilon", "losses_delta")  # as PRIVACY_INFO where losses alone have noise
+
+
+def read_only(values: NDArray[Any]) -> NDArray[Any]:
+    """The same array, which whoever gets it cannot change."""
+    view = values.view()
+    view.setflags(write=False)
+    return view
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,11 @@ class Replies:
     #                                           steps of its training, where Needs.alone asks
     loss_noise: float = 0.0  #                  standard deviation of the noise on each loss, where
     #                                           privacy adds some
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():  # a strategy reads what is recorded
+            if isinstance(value, np.ndarray):
+                object.__setattr__(self, name, read_only(value))
 
 
 @known_fields_only
@@ -113,30 +127,74 @@ class Shown:
     always_zero: str = ""  #                     what it means if that is in no round
 
 
+def _simulated(why: str) -> dict[str, Any]:
+    """The metadata of a switch that no site of a real federation can be asked for, and why."""
+    remedy = "simulate it, or choose another strategy"
+    return at_sites(lambda on: f"{why}: {remedy}" if on else "")
+
+
+@dataclass(frozen=True)
+class ClientNumber:
+    """A field of `Replies` with one number of each client, which `Needs` asks for by its name."""
+
+    about: str
+    of_training: bool = (
+        True  #                  whether only training gives it: then it has no noise,
+    )
+    #                                            and private runs refuse it
+    limits: tuple[float, float] | None = None  # what a site may say; None: as a loss
+
+
+CLIENT_NUMBERS = {  # besides the loss
+    "steps": ClientNumber("numbers of local steps", of_training=False, limits=(1e-3, 1e9)),
+    "alone": ClientNumber("losses of the clients' own models"),
+}
+
+
 @known_fields_only
 @dataclass(frozen=True)
 class Needs:
     """What the server must know before it can weigh a round; the less, the faster."""
 
-    loss: LossAt = (
-        "none"  #       training loss: at the server's model, seen, or after; held: validation loss
+    loss: LossAt = field(  #                     training loss: at the server's model, seen, or
+        #                                        after; held: validation loss
+        default="none",
+        metadata=at_sites(
+            lambda at: (
+                "weighs by validation losses, which sites do not send: choose another loss, "
+                "as loss_at=start"
+                if at == "held"
+                else ""
+            )
+        ),
     )
     changes: Changes = "none"
     keep_rounds: int = 0  #                      changes of how many past rounds join the gram
     steps: bool = False  #                       the number of local steps of each participant
-    groups: bool = False  #                      counts by group of people, at the server's model
-    first_steps: bool = False  #                 the change that one step on all of a participant's
-    #                                            examples would make; coefficients come after all m
+    groups: bool = field(  #                     counts by group of people, at the server's model
+        default=False,
+        metadata=_simulated("weighs sites by groups of people, whose counts sites do not send"),
+    )
+    first_steps: bool = field(  #                the change that one step on all of a participant's
+        #                                        examples would make; coefficients come after all m
+        default=False,
+        metadata=_simulated("weighs the first step of each site, which sites do not send"),
+    )
     alone: bool = False  #                       the training loss of each participant's own model,
     #                                            where `Local.personal` gives it one
-    trials: bool = False  #                      training losses after steps of several lengths, for
-    #                                            `Strategy.search`
+    trials: bool = field(  #                     training losses after steps of several lengths, for
+        #                                        `Strategy.search`
+        default=False,
+        metadata=_simulated(
+            "asks for losses after steps of several lengths, which sites do not send"
+        ),
+    )
 
     def __post_init__(self) -> None:
         for name, choices in (("loss", get_args(LossAt)), ("changes", get_args(Changes))):
             if (value := getattr(self, name)) not in choices:
                 raise InputError(f"Needs({name}={value!r}): choose one of {', '.join(choices)}")
-        for name in ("steps", "groups", "first_steps", "alone", "trials"):
+        for name in (f.name for f in dataclasses.fields(self) if f.default is False):
             as_truth(f"Needs({name}", getattr(self, name))
         if type(self.keep_rounds) is not int or self.keep_rounds < 0:
             raise InputError(f"Needs(keep_rounds={self.keep_rounds!r}): give a whole number from 0")
@@ -157,10 +215,20 @@ class Needs:
             )
 
     @property
+    def of_training(self) -> tuple[str, ...]:
+        """The fields of `Replies` with one number for each client that only training gives."""
+        asked = [name for name in self.of_clients if CLIENT_NUMBERS[name].of_training]
+        return (*asked, *(["loss"] if self.loss in ("mean", "end") else []))
+
+    @property
+    def of_clients(self) -> tuple[str, ...]:
+        """The fields of `Replies` that each client tells in one number, besides its loss."""
+        return tuple(name for name in CLIENT_NUMBERS if getattr(self, name))
+
+    @property
     def early(self) -> bool:
         """Whether the weights are known before local training ends."""
-        known = self.loss in ("none", "start", "held") and self.changes == "none"
-        return known and not self.alone
+        return self.changes == "none" and not self.of_training
 
 
 @dataclass(frozen=True)
@@ -219,6 +287,10 @@ class Strategy:
 
     def server_optimiser(self) -> ServerOptimiser | None:
         """How the server moves along the weighted changes; None: as the run says."""
+        return None
+
+    def combine(self) -> Combine | None:
+        """How the server combines changes, where that is no weighted sum; None: it is one."""
         return None
 
     def init(self, n_clients: int) -> State:
@@ -312,6 +384,11 @@ def call_weigh(strategy: Strategy, state: State, replies: Replies) -> Decision:
     try:
         decision = _checked(strategy, replies, strategy.weigh(state, replies))
     except Exception as error:  # user code can raise anything
+        if "read-only" in str(error):
+            raise InputError(
+                f"{strategy.name}: weigh() changes what it is given: copy it first, as "
+                "replies.loss.copy()"
+            ) from error
         _name_forgotten_needs(strategy, state, replies, error)
         raise
     if not np.isfinite(decision.coef).all():
@@ -320,8 +397,14 @@ def call_weigh(strategy: Strategy, state: State, replies: Replies) -> Decision:
 
 
 def _checked(strategy: Strategy, replies: Replies, decision: Decision) -> Decision:
+    if not hasattr(decision, "coef"):
+        given = "None" if decision is None else f"a {type(decision).__name__}"
+        raise InputError(
+            f"{strategy.name}: weigh() gave {given} for {len(replies.client)} clients: return "
+            "Decision(coef, state), with one coefficient for each"
+        )
     try:
-        coef = np.asarray(getattr(decision, "coef", None))
+        coef = np.asarray(decision.coef)
     except ValueError:  # rows of several lengths
         coef = np.asarray(None)
     if coef.shape not in _shapes_of_coefficients(strategy.needs(), replies):
@@ -331,8 +414,8 @@ def _checked(strategy: Strategy, replies: Replies, decision: Decision) -> Decisi
         )
     if coef.dtype.kind not in "biuf":
         raise InputError(f"{strategy.name}: weigh() gave coefficients of {coef.dtype}: give floats")
-    check_state(strategy, decision.state, decision.info)
-    decision = Decision(np.asarray(coef, np.float64), decision.state, decision.info)
+    state = check_state(strategy, decision.state, decision.info)
+    decision = Decision(np.array(coef, np.float64), state, decision.info)
     _check_sum(strategy, replies.round, decision.coef)
     return decision
 
@@ -377,9 +460,8 @@ ASKS: dict[str, dict[str, Any]] = {
     "layer_grams": {"changes": "layers"},
     "past_client": {"changes": "gram", "keep_rounds": 1},
     "past_round": {"changes": "gram", "keep_rounds": 1},
-    "steps": {"steps": True},
     "groups": {"groups": True},
-    "alone": {"alone": True},
+    **{name: {name: True} for name in CLIENT_NUMBERS},
 }
 # Inner products tell the norms, and those of layers tell both.
 FROM_MORE = {
@@ -446,7 +528,10 @@ def _check_sum(strategy: Strategy, round: int, coef: FloatArray) -> None:
 
 
 def check_state(strategy: Strategy, state: State, info: Mapping[str, float] | None = None) -> State:
-    """Refuse a state that a checkpoint cannot hold and info that a round cannot record."""
+    """A copy of the state, which no other run shares.
+
+    A state that a checkpoint cannot hold is refused, and info that a round cannot record.
+    """
     info = {} if info is None else info
     for what, found in (("state", state), ("info", info)):
         if not isinstance(found, Mapping) or not all(map(_is_printable_name, found)):
@@ -470,7 +555,7 @@ def check_state(strategy: Strategy, state: State, info: Mapping[str, float] | No
                 f"{strategy.name}: info {name!r} is {_type_in_words(number)}: a round records "
                 "single numbers, as float(...): keep arrays in the state"
             )
-    return state
+    return {name: value.copy() for name, value in state.items()}
 
 
 def _is_printable_name(name: Any) -> bool:

@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import types
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -31,16 +32,42 @@ def field_types(kind: type) -> dict[str, Any]:
 
 
 def require_dataclass(kind: type, base: type, called: str) -> None:
-    """Refuse a class derived from `base` with a field that no @dataclass made one."""
+    """Refuse a class derived from `base` with settings that are no fields of a dataclass."""
     for one in kind.__mro__:
-        if one is base or not issubclass(one, base) or "__dataclass_fields__" in vars(one):
+        if one is base or not issubclass(one, base):
             continue
+        if "__dataclass_fields__" in vars(one):
+            for f in vars(one)["__dataclass_fields__"].values():
+                if "InitVar" in str(f.type):
+                    raise InputError(
+                        f"strategy {called!r} has the InitVar {f.name}, which no label or record "
+                        "shows: make it a field"
+                    )
+            continue
+        if "__init__" in vars(one):
+            raise InputError(
+                f"strategy {called!r} has an __init__ of its own, whose settings no label or "
+                "record shows: write them as fields, with @dataclass(frozen=True) above the class"
+            )
         for name, declared in inspect.get_annotations(one).items():
             if "ClassVar" not in str(declared):
                 raise InputError(
                     f"strategy {called!r} has the field {name}, but is no dataclass: write "
                     "@dataclass(frozen=True) above the class"
                 )
+
+
+def require_fields_only(strategy: object) -> None:
+    """Refuse an object that keeps more than its fields: nothing would tell it from another."""
+    kind = type(strategy)
+    fields = {f.name for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for name in vars(strategy).keys() - fields:
+        if not isinstance(inspect.getattr_static(kind, name, None), cached_property):
+            raise InputError(
+                f"strategy {kind.__qualname__!r} keeps {name!r}, which is no field, so that no "
+                "label, record or checkpoint shows it: make it a field, or compute it where it is "
+                "used"
+            )
 
 
 def listed_choices(kind: Any) -> tuple[Any, ...]:
@@ -104,6 +131,7 @@ def check_value(f: dataclasses.Field[Any], kind: Any, value: object) -> object:
             kept = _fit(f, member, value)
         except ValueError:
             continue
+        _require_constant(f, kept)
         if value is not default_value(f) and not _readable(kind, kept):
             raise ValueError(
                 "its label would not be read as this value: choose another word, without commas, "
@@ -111,6 +139,23 @@ def check_value(f: dataclasses.Field[Any], kind: Any, value: object) -> object:
             )
         return kept
     raise ValueError(", or ".join(_rule(f, member) for member in members))
+
+
+def _require_constant(f: dataclasses.Field[Any], value: Any) -> None:
+    """Refuse a value that can change while runs share it, or that no other process would know."""
+    try:
+        hash(value)
+        changes = hasattr(value, "__setitem__")  # a tensor
+    except TypeError:
+        changes = True
+    if changes:
+        raise ValueError("it can change while all runs share it: declare and give a tuple")
+    hashed: object = type(value).__hash__
+    by_address = hashed is object.__hash__
+    if by_address and value is not None and value is not default_value(f):
+        raise ValueError(
+            "its label would be another in every process: give a number, a word or a tuple"
+        )
 
 
 def _members(kind: Any) -> list[Any]:

@@ -15,16 +15,43 @@ from fedmaba.strategies import records
 from fedmaba.strategies.records import known_fields_only
 
 PERSONAL = "personal"  # among the vectors that clients keep: the models of their own
+SERVER = "server"  # among models that join training: the server's, which it starts from
 
 
 @known_fields_only
 @dataclass(frozen=True)
-class PropFairLoss:
-    """PropFair's local loss: gradient factor 1/(M - loss) while M - loss >= epsilon, else slope."""
+class Objective:
+    """What a client minimises in place of its usual loss, by name.
 
-    M: float
-    epsilon: float
-    slope: float
+    The name is a built-in one or `package.module:function`, for an objective of your own. Losses
+    that clients report stay the usual ones.
+    """
+
+    name: str
+    numbers: Mapping[str, float] = field(default_factory=dict)  # which the function gets by name
+    sees: tuple[str, ...] = ()  # models whose outputs it gets too: "server"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise records.wrong_value("Objective(name", self.name, "give a name")
+        given = records.as_dict("Objective(numbers", self.numbers)
+        numbers = {n: records.as_number(f"Objective(numbers[{n!r}]", v) for n, v in given.items()}
+        object.__setattr__(self, "numbers", numbers)
+        models = self.sees if isinstance(self.sees, Sequence) else ()
+        if models != self.sees or isinstance(models, str) or not {*models} <= {SERVER}:
+            rule = f'give names of models: ("{SERVER}",) or ()'
+            raise records.wrong_value("Objective(sees", self.sees, rule)
+        object.__setattr__(self, "sees", tuple(models))
+
+    @property
+    def own(self) -> bool:
+        """Whether its function is the user's, of a package that a site need not have."""
+        return ":" in self.name
+
+    @property
+    def form(self) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+        """What is equal for clients that can be trained together: all but the numbers' values."""
+        return self.name, tuple(sorted(self.numbers)), self.sees
 
 
 @known_fields_only
@@ -74,39 +101,51 @@ class Local:
 
     prox: float | Sequence[float] = 0.0  #       mu of mu/2 |w - w_server|^2; or one for each client
     #                                            of the whole federation, in client order
-    loss: PropFairLoss | None = None  #          -log(M - loss) in place of the loss
+    objective: Objective | None = field(  #      what it minimises in place of the usual loss
+        default=None,
+        metadata=records.at_sites(
+            lambda one: (
+                f"has clients minimise {one.name!r}, and sites take no code from a server: "
+                "simulate it, or choose a built-in objective"
+                if one is not None and one.own
+                else ""
+            )
+        ),
+    )
     full_batch: bool = False  #                  one step on the gradient of the whole local set
     keep: Mapping[str, Keep] = field(default_factory=dict)  # vectors that each client keeps
-    add: Mapping[str, float] = field(default_factory=dict)  # factor * kept vector joins gradients
+    add: Mapping[str, float] = field(default_factory=dict)  # factor * kept vector joins gradients;
+    #                                            "server" is the model that training starts from
     add_mean: Mapping[str, float] = field(default_factory=dict)  # the same with its mean over all
     server_adds: Mapping[str, float] = field(default_factory=dict)  # factor * its new mean joins
     #                                            the server's step
     personal: Personal | None = None
+    own_layers: tuple[str, ...] = ()  #          weights that stay with the client, by patterns of
+    #                                            their names, as ("head.*",)
 
     def __post_init__(self) -> None:
         fits: dict[str, Any] = {
             "prox": _prox(self.prox),
             "full_batch": records.as_truth("Local(full_batch", self.full_batch),
+            "own_layers": records.as_words("Local(own_layers", self.own_layers),
         }
-        for name, kind in (("loss", PropFairLoss), ("personal", Personal)):
+        for name, kind in (("objective", Objective), ("personal", Personal)):
             if not isinstance(value := getattr(self, name), kind | None):
                 rule = f"give fedmaba.{kind.__name__}(...), or None"
                 raise records.wrong_value(f"Local({name}", value, rule)
-        for name, value in vars(self.loss).items() if self.loss else ():
-            records.as_number(f"PropFairLoss({name}", value)
         for name, rule in records.as_dict("Local(keep", self.keep).items():
             if not isinstance(rule, Keep):
                 raise records.wrong_value(f"Local(keep[{name!r}]", rule, "give fedmaba.Keep(...)")
         for what in ("add", "add_mean", "server_adds"):
             given = records.as_dict(f"Local({what}", getattr(self, what))
             for name in given:
-                if name not in self.keep:
+                if name not in self.keep and (what, name) != ("add", SERVER):
                     raise InputError(
                         f"Local({what}={name!r}): no vector of that name is kept: add it to keep"
                     )
             fits[what] = {n: records.as_number(f"Local({what}[{n!r}]", v) for n, v in given.items()}
-        if PERSONAL in self.keep:
-            raise InputError(f"Local(keep={PERSONAL!r}): this name is taken: choose another")
+        if taken := self.keep.keys() & {PERSONAL, SERVER}:
+            raise InputError(f"Local(keep={min(taken)!r}): this name is taken: choose another")
         for name, value in fits.items():
             object.__setattr__(self, name, value)
 
@@ -138,6 +177,11 @@ class Local:
             )
 
     @property
+    def keeps(self) -> bool:
+        """Whether clients keep something between rounds."""
+        return bool(self.keep or self.personal or self.own_layers)
+
+    @property
     def means(self) -> tuple[str, ...]:
         """The kept vectors whose mean over all clients the server keeps."""
         used = self.add_mean.keys() | self.server_adds.keys()
@@ -150,11 +194,11 @@ class Local:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Local:
         """The record that `to_json` wrote."""
-        loss, personal = content.get("loss"), content.get("personal")
+        objective, personal = content.get("objective"), content.get("personal")
         return cls(
             **{
                 **content,
-                "loss": None if loss is None else PropFairLoss(**loss),
+                "objective": None if objective is None else Objective(**objective),
                 "personal": None if personal is None else Personal(**personal),
                 "keep": {name: Keep(**rule) for name, rule in content.get("keep", {}).items()},
             }
@@ -167,6 +211,8 @@ class Local:
             local = cls.from_json(json.loads(str(task.get("local", "{}"))))
             if local.by_client is not None:
                 raise ValueError("it has a prox for each of several clients")
+            if local.objective is not None and local.objective.own:
+                raise ValueError("its objective is code of the server's own")
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
             raise InputError(
                 f"the server's message asks for local work that is not known here ({error}): use "

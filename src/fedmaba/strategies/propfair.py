@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 from fedmaba.strategies.base import (
     Decision,
     Local,
-    PropFairLoss,
+    Objective,
     Replies,
     State,
     Strategy,
@@ -33,7 +33,9 @@ class PropFair(Strategy):
 
     def local(self) -> Local:
         slope = min(1.0 / (self.epsilon if self.below == "tangent" else self.M), 1e30)  # float32
-        return Local(loss=PropFairLoss(self.M, self.epsilon, slope))
+        return Local(
+            objective=Objective("propfair", {"M": self.M, "epsilon": self.epsilon, "slope": slope})
+        )
 
     def max_weight(self, n: int, share: float = 1.0) -> float:
         return share

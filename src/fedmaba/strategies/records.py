@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from fedmaba.errors import InputError, unknown
 
 Record = TypeVar("Record")
+SIMULATED = "simulated only"
 
 
 def known_fields_only(kind: type[Record]) -> type[Record]:
@@ -36,6 +37,18 @@ def _fields(kind: type[Any]) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(kind))
 
 
+def at_sites(why: Callable[[Any], str]) -> dict[str, Any]:
+    """The metadata of a field of which some values are for simulations only: `why`, else empty."""
+    return {SIMULATED: why}
+
+
+def simulated_only(record: Any) -> str:
+    """Why no site of a real federation can do what a record asks for; empty where one can."""
+    told = ((f.metadata.get(SIMULATED), f.name) for f in dataclasses.fields(record))
+    whys = (why(getattr(record, name)) for why, name in told if why is not None)
+    return next(filter(None, whys), "")
+
+
 def as_number(where: str, value: Any, low: float = -np.inf) -> float:
     """The value of a field that must be a finite number of at least `low`."""
     real = isinstance(value, int | float | np.integer | np.floating)
@@ -53,6 +66,13 @@ def as_truth(where: str, value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise wrong_value(where, value, "say True or False")
     return bool(value)
+
+
+def as_words(where: str, value: Any) -> tuple[str, ...]:
+    """The value of a field that must be some words."""
+    if not isinstance(value, list | tuple) or not all(isinstance(w, str) and w for w in value):
+        raise wrong_value(where, value, "give a tuple of words, as ('head.*',)")
+    return tuple(value)
 
 
 def as_dict(where: str, value: Any) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """`fedmaba flower check HOST:PORT`: which parts of a SuperLink answer from here. Needs no torch.
 
-It asks as a stranger would, without a key, and changes nothing on the server.
+It asks as a stranger would, without a key, and changes nothing on the server. It also compares the
+clocks, because Flower refuses a site whose clock is wrong as it refuses a wrong key.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ import socket
 import ssl
 import time
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from fedmaba.deploy.flower_app.proxy import address
 from fedmaba.errors import InputError
 
 SECONDS_TO_WAIT = 10.0  # seconds to wait for each answer
+# Flower takes what a site signed by a clock that is so far ahead or behind at most.
+AHEAD_SECONDS, BEHIND_SECONDS = 5.0, 300.0
+DATE_SECONDS = 1.0  # The server's time is in whole seconds, and travels.
 ENOUGH = 65536  # bytes of an answer that are read
 STRANGER = b"Invalid SuperNode authentication"  # the fleet's answer to a node without a key
 FLEET = ("POST", "/v1/fleet/activate-node")
@@ -43,6 +48,7 @@ class Answer:
     status: int
     kind: str
     body: bytes
+    ahead: float | None = None  # seconds by which this machine's clock is ahead of the server's
 
     @property
     def refused(self) -> bool:
@@ -60,14 +66,32 @@ class Findings:
 
     @property
     def ok(self) -> bool:
-        return self._fleet and not self.reached
+        return self._fleet and not self.reached and not self._wrong_clock
 
     @property
     def _fleet(self) -> bool:
         return self.fleet.status == 401 and STRANGER in self.fleet.body
 
+    @property
+    def _wrong_clock(self) -> bool:
+        ahead = self.fleet.ahead or 0.0
+        return not -BEHIND_SECONDS < ahead < AHEAD_SECONDS - DATE_SECONDS
+
+    def _clock(self) -> str:
+        ahead = self.fleet.ahead
+        if ahead is None:
+            return "not known: the answer has no Date"
+        side = "ahead of" if ahead > 0 else "behind"
+        if not self._wrong_clock:
+            return f"about {abs(ahead):.0f} s {side} the server's, near enough"
+        return (
+            f"WRONG: about {abs(ahead):.0f} s {side} the server's: a site more than "
+            f"{AHEAD_SECONDS:g} s ahead or {BEHIND_SECONDS:g} s behind is refused as if its key "
+            "were wrong: let both machines take their time from NTP"
+        )
+
     def lines(self) -> list[str]:
-        """Both findings, a line each."""
+        """The findings, a line each."""
         if self._fleet:
             fleet = "reachable, and it refuses who has no key"
         elif self.fleet.status in (502, 503, 504):
@@ -81,7 +105,11 @@ class Findings:
             )
         else:
             control = f"not reachable: all {len(OTHERS)} requests beside the fleet were refused"
-        return [f"fleet at {self.where}: {fleet}", f"control at {self.where}: {control}"]
+        return [
+            f"fleet at {self.where}: {fleet}",
+            f"control at {self.where}: {control}",
+            f"clock of this machine: {self._clock()}",
+        ]
 
 
 def check(where: str, ca: Path | None) -> Findings:
@@ -169,7 +197,17 @@ def _read(secure: ssl.SSLSocket, end: float) -> Answer:
     if text and not (number.isascii() and number.isdecimal() and len(number) == 3):
         raise ConnectionError("what answers does not speak HTTP")
     kinds = [line.lower() for line in rest if line.lower().startswith("content-type:")]
-    return Answer(int(number or 0), " ".join(kinds), body)
+    dates = [line.split(":", 1)[1] for line in rest if line.lower().startswith("date:")]
+    return Answer(int(number or 0), " ".join(kinds), body, _ahead(dates))
+
+
+def _ahead(dates: list[str]) -> float | None:
+    """By how many seconds this machine's clock is ahead of the time that an answer names."""
+    try:
+        server = parsedate_to_datetime(dates[0].strip()).timestamp() + DATE_SECONDS / 2
+    except (IndexError, ValueError, OverflowError):
+        return None
+    return time.time() - server
 
 
 def _said(answer: Answer) -> str:

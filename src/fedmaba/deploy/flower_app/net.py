@@ -183,8 +183,14 @@ class Net:
             return
         folder = self.folder / PROXY
         proxy.write_configs(folder, f"127.0.0.1:{self.sites_port}", self.port, self.keys)
-        self._start(PROXY, *proxy.nginx_command(self.nginx, folder))
+        self.serve_proxy()
         self._listening(PROXY, self.sites_port, "nginx")
+
+    def serve_proxy(self) -> None:
+        """Start the proxy, whose configuration is written."""
+        self._start(
+            PROXY, sys.executable, "-m", *proxy.serve_command("fedmaba", self.folder / PROXY)
+        )
 
     def _listening(self, name: str, port: int, what: str) -> None:
         """Wait until a process listens on its port."""

@@ -30,6 +30,8 @@ CALLS = (
     "confirm-message-received",
 )
 NGINX_FILE = "nginx.conf"
+LOG = Path("logs", "refused.log")  # in the proxy's folder: a folder of its own, for another disk
+RENEW_SECONDS = 120  # after which nginx reloads, and after which connections of before are closed
 SBIN = ("/usr/local/sbin", "/usr/sbin", "/sbin")  # often not on the PATH of an ordinary account
 
 
@@ -40,8 +42,13 @@ def find_nginx(path: str | None = None) -> str | None:
 
 
 def nginx_command(nginx: str, folder: Path) -> list[str]:
-    """The command that runs the proxy of a folder in the foreground."""
+    """What `serve` runs: nginx in the foreground."""
     return [nginx, "-e", "stderr", "-p", str(folder), "-c", NGINX_FILE]
+
+
+def serve_command(fedmaba: str, folder: Path) -> list[str]:
+    """The command that runs the proxy of a folder in the foreground."""
+    return [fedmaba, "flower", "serve", str(folder)]
 
 
 def address(text: str) -> tuple[str, int]:
@@ -75,6 +82,7 @@ def configuration(listen: str, superlink: int, keys: Path) -> str:
         raise InputError(f"port {port} cannot be both the proxy's and the SuperLink's: choose two")
     words = {
         "CALLS": "|".join(CALLS),
+        "RENEW": str(RENEW_SECONDS),
         "LISTEN": f"[{host}]:{port}" if version == 6 else f"{host}:{port}",
         "SUPERLINK": str(superlink),
         "CERTIFICATE": _quoted(keys / "server.pem"),
@@ -96,6 +104,7 @@ def write_configs(folder: Path, listen: str, superlink: int, keys: Path) -> Path
     target = folder / NGINX_FILE
     try:
         private.new_folder(folder)
+        private.new_folder((folder / LOG).parent)
         private.write_new(target, text)
     except FileExistsError as error:
         raise InputError(f"{error.filename} exists: choose another folder, or remove it") from error

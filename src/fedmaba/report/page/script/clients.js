@@ -71,7 +71,7 @@ function grain(values, least) { // the steps that scores come in, as of one in 1
   const whole = gaps.every((gap) => Math.abs(gap / step - Math.round(gap / step)) < 1e-3);
   return seen.length > 1 && whole && step > least ? step : least;
 }
-function slide(t) { // all clients, that far from the reference to the chosen strategy; the worst glow
+function slide(t) { // all clients, that far from the reference to the chosen strategy; those that the reference serves worst glow all the way
   hero.t = t;
   const bar = $("#slide"), text = $("#slide-text");
   if (bar) bar.value = String(Math.round(1000 * t));
@@ -79,15 +79,15 @@ function slide(t) { // all clients, that far from the reference to the chosen st
   const able = hero.movers.length > 0 && state.to !== D.reference;
   $("#slider").hidden = !able;
   if (!able) { hero.layer.replaceChildren(); text.textContent = ""; return; }
-  const at = hero.movers.map(({ from, to }) => ({ place: placeOf(from.run), v: from.v + t * (to.v - from.v), x: from.x + t * (to.x - from.x), y: from.y + t * (to.y - from.y) }));
+  const at = hero.movers.map(({ from, to }) => ({ place: placeOf(from.run), first: from.v, v: from.v + t * (to.v - from.v), x: from.x + t * (to.x - from.x), y: from.y + t * (to.y - from.y) }));
   const seeds = new Map();
   for (const one of at) { if (!seeds.has(one.place)) seeds.set(one.place, []); seeds.get(one.place).push(one); }
   const found = [], glow = new Set();
   for (const own of seeds.values()) { // as `metrics.tail`
-    own.sort((a, b) => better * (a.v - b.v));
     const count = Math.max(1, Math.ceil(D.share * own.length - 1e-9)), center = mean(own.map((o) => o.v));
-    own.slice(0, count).forEach((o) => glow.add(o));
-    found.push([mean(own.map((o) => (o.v - center) ** 2)), center, mean(own.slice(0, count).map((o) => o.v))]);
+    const worst = (by) => own.sort((a, b) => better * (a[by] - b[by])).slice(0, count);
+    worst("first").forEach((o) => glow.add(o));
+    found.push([mean(own.map((o) => (o.v - center) ** 2)), center, mean(worst("v").map((o) => o.v))]);
   }
   const tint = `color-mix(in srgb, ${color(D.reference)} ${100 - 100 * t}%, ${color(state.to)})`, pair = (o) => [o.x, o.y];
   const still = dots(at.filter((o) => !glow.has(o)).map(pair), hero.r, {}), worst = dots([...glow].map(pair), hero.r + 0.8, { class: "worst" });
@@ -130,20 +130,26 @@ function ridges(host) { // one line each, so that none hides another
     return { ...group, seen, share: seen.map((n) => (100 * n) / all), all };
   });
   const wide = (host.clientWidth || 600) > 360, short = squeezed(bins.map((b) => b.name), wide ? 18 : 12), left = 12 + widest(short.values());
-  const lane = clamp(264 / bins.length, 17, 66), over = 1.25, top = Math.max(...bins.flatMap((b) => b.share)) || 1;
-  const f = frame(host, { height: Math.max(180, bins.length * lane + lane * (over - 1) + 52), rigid: bins.length > 6, x: [low, high], y: [0, 1], noY: true, xlabel: axis(noun), margin: { left, top: 12 + (over - 1) * lane, right: 10 } });
+  const strips = bins.length > 8, lane = clamp(264 / bins.length, 17, 66), over = strips ? 1 : 1.25, top = Math.max(...bins.flatMap((b) => b.share)) || 1;
+  const full = edges.slice(1).map((_, i) => i).filter((i) => bins.some((b) => b.seen[i])), [from, upto] = [edges[full[0]], edges[full[full.length - 1] + 1]]; // no room is lost on bands that nobody is in
+  const f = frame(host, { height: Math.max(180, bins.length * lane + lane * (over - 1) + 52), rigid: bins.length > 6, x: [from, upto], y: [0, 1], noY: true, xlabel: axis(noun), margin: { left, top: 12 + (over - 1) * lane, right: 10 } });
   const tall = (f.bottom - f.m.top) / bins.length, base = (row) => f.m.top + (row + 1) * tall;
   bins.forEach((one, row) => {
     const own = s("g", { "data-k": one.k }), y = (v) => base(row) - (v / top) * tall * over;
-    let d = `M${f.X(low)} ${base(row).toFixed(1)}`;
-    one.share.forEach((v, i) => { d += `V${y(v).toFixed(1)}H${f.X(edges[i + 1]).toFixed(1)}`; });
-    own.append(s("path", { d: `${d}V${base(row).toFixed(1)}Z`, fill: color(one.k), "fill-opacity": 0.28, stroke: color(one.k), "stroke-width": 1.25, "stroke-linejoin": "round" }));
+    if (strips) { // ridges would be flat: the darker a band, the more of the strategy's clients are in it
+      const most = Math.max(...one.share);
+      for (const i of full) if (one.seen[i]) own.append(s("rect", { x: f.X(edges[i]), width: f.X(edges[i + 1]) - f.X(edges[i]) - 0.5, y: base(row) - tall + 1.5, height: tall - 3, fill: color(one.k), "fill-opacity": 0.1 + (0.9 * one.share[i]) / most }));
+    } else {
+      let d = `M${f.X(from)} ${base(row).toFixed(1)}`;
+      for (const i of edges.keys()) if (i >= full[0] && i <= full[full.length - 1]) d += `V${y(one.share[i]).toFixed(1)}H${f.X(edges[i + 1]).toFixed(1)}`;
+      own.append(s("path", { d: `${d}V${base(row).toFixed(1)}Z`, fill: color(one.k), "fill-opacity": 0.28, stroke: color(one.k), "stroke-width": 1.25, "stroke-linejoin": "round" }));
+    }
     f.svg.append(s("line", { class: "grid", x1: f.m.left, x2: f.right, y1: base(row), y2: base(row) }), own);
-    f.svg.append(nameText(one.k, { x: left - 8, y: base(row) - 2, "text-anchor": "end" }, short.get(one.name)));
+    f.svg.append(nameText(one.k, { x: left - 8, y: base(row) - (strips ? tall / 2 - 4 : 2), "text-anchor": "end" }, short.get(one.name)));
   });
   interact(host, f.svg, `Histogram of client ${noun}, one line per strategy`, {
-    find: (px) => clamp(Math.floor((f.invX(px) - low) / step), 0, count - 1),
-    move: (key, dx) => (key === null ? 0 : clamp(key + dx, 0, count - 1)),
+    find: (px) => clamp(Math.floor((f.invX(px) - low) / step), full[0], full[full.length - 1]),
+    move: (key, dx) => (key === null ? full[0] : clamp(key + dx, full[0], full[full.length - 1])),
     show: (key) => ({
       x: f.X(low + (key + 0.5) * step), y: f.m.top,
       title: `${brief(edges[key])} to ${brief(edges[key + 1])}${D.unit.mark}`,

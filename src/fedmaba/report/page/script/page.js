@@ -55,15 +55,12 @@ function verdict() { // as the template, of the model and round chosen
     said.where || said.so_far ? h("p", { class: "so-far" }, [said.where, said.so_far].filter(Boolean).join(": ")) : null,
     i ? h("p", { class: "headline" }, said.headline) : h("h1", {}, said.headline),
     said.sentence ? h("p", { class: "lead" }, close(said.sentence)) : null,
-    all.length === 1 && said.tiles.length ? h("dl", { class: "tiles" }, ...said.tiles.map((tile) => h("div", { class: tile.way.replaceAll(" ", "-") }, h("dt", {}, `${tile.name}, `, h("span", {}, `minus ${said.base}`)),
+    all.length === 1 && said.tiles.length ? h("dl", { class: "tiles" }, ...said.tiles.map((tile) => h("div", { class: tile.way }, h("dt", {}, `${tile.name}, `, h("span", {}, `minus ${said.base}`)),
       h("dd", {}, h("strong", {}, tile.change), h("span", { class: "unit" }, `${tile.half ? ` ± ${tile.half}` : ""} ${tile.unit}${tile.half ? " (95\u00a0%)" : ""}`),
         h("small", { class: "way" }, tile.way), h("small", {}, close(`${said.named} ${tile.now}, ${said.base} ${tile.then}`)))))) : null,
   ].filter(Boolean)));
-  const folded = (said, node) => (said.costs.rows.length > FOLD ? h("details", {}, h("summary", {}, `${said.costs.rows.length} strategies are not told apart in variance`), node) : node);
-  $("#costs").replaceChildren(...verdicts().map((said) => (
-    said.costs ? folded(said, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": said.costs.title }, h("table", { class: "plain costs" }, h("caption", {}, said.costs.title),
-      h("thead", {}, h("tr", {}, ...said.costs.head.map((text) => h("th", { scope: "col" }, text)))),
-      h("tbody", {}, ...said.costs.rows.map(([name, ...rest]) => h("tr", {}, h("th", { scope: "row" }, name), ...rest.map((text, j) => h("td", { "data-name": said.costs.head[j + 1] }, text)))))))) : null)).filter(Boolean));
+  const folded = (said) => { const node = gridTable(said.table, "costs tight"); return said.table.rows.length > FOLD ? h("details", {}, h("summary", {}, said.tally), node) : node; };
+  $("#beside").replaceChildren(...verdicts().filter((said) => said.table).map(folded));
 }
 
 function gridTable(made, kind) { // as the template's: a title, a head, and lines that say whose they are

@@ -1,0 +1,19 @@
+"""What the paper says (paper.toml), and what it calls the rows. No torch."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+@cache
+def load_paper() -> dict[str, Any]:
+    """The paper's numbers and statements."""
+    return tomllib.loads(Path(__file__).with_name("paper.toml").read_text(encoding="utf-8"))
+
+
+def name_of(label: str) -> str:
+    """What a row is called."""
+    return str(load_paper()["names"].get(label, label))

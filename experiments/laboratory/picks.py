@@ -1,0 +1,165 @@
+"""Targets that search: trials, a pick for each row on validation data, fresh seeds of the picks.
+
+The trials are runs as any other, in the archive like the fresh ones, so the pick is a function of
+the archive: whoever reads the same files finds the same picks. Test data play no part. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from fedmaba.results.history import History, Model
+from fedmaba.strategies import deployed
+from fedmaba.strategies.base import Strategy
+from laboratory import archive, targets
+from laboratory.archive import ArchiveFile
+from laboratory.targets import Job, RunKey, Target, row_of
+
+
+class SearchTrial(NamedTuple):
+    """One setting of one row, and its scores on validation data."""
+
+    row: str
+    job: int  # It says which of the target's experiments this is.
+    label: str
+    asked: int  #       seeds
+    found: int  #       of them that are done
+    seeds: int  #       of these that did not diverge
+    score: float
+    variance: float
+    note: str
+    picked: bool = False
+
+
+class TargetSize(NamedTuple):
+    """How many runs and updates a target takes, and how many runs are done."""
+
+    name: str
+    title: str
+    runs: int
+    done: int  #    of the runs
+    updates: int  # of clients, in all runs
+
+
+def judged_model(strategy: Strategy) -> Model:
+    """The model that a strategy is for: the clients' own if it hands out such, else the server's.
+
+    A model that is trained alone so that the server learns its loss is a yardstick.
+    """
+    own = strategy.local().personal is not None and not strategy.needs().alone
+    return "personal" if own else "deployed"
+
+
+def trials(target: Target, batches: Sequence[ArchiveFile]) -> list[SearchTrial]:
+    """Every trial row by row, the picked ones marked; a row that lacks a run has no pick."""
+    found = [trial for j, job in enumerate(target.jobs) for trial in _of_job(j, job, batches)]
+    rows: dict[str, list[SearchTrial]] = {}
+    for trial in found:
+        rows.setdefault(trial.row, []).append(trial)
+    return [trial for own in rows.values() for trial in _with_pick(own, target.view.pick)]
+
+
+def _of_job(j: int, job: Job, batches: Sequence[ArchiveFile]) -> list[SearchTrial]:
+    """The trials of one experiment."""
+    keys = _trial_keys(job)
+    history = archive.deployed_history(batches, replace(job, runs=keys))
+    judged = history.judged_on("validation")
+    by_model = {
+        model: {row.label: row for row in judged.summary(model)}
+        for model in {judged_model(job.strategies[run.label]) for run in judged.runs}
+    }
+    out = []
+    for label in dict.fromkeys(key.label for key in keys):
+        asked = sum(key.label == label for key in keys)
+        done = sum(run.label == label for run in history.runs)
+        row = by_model.get(judged_model(job.strategies[label]), {}).get(label)
+        whole = row is not None and row.seeds == asked
+        out.append(
+            SearchTrial(
+                row_of(label),
+                j,
+                label,
+                asked,
+                done,
+                row.seeds if row else 0,
+                row.mean.accuracy if row and whole else np.nan,
+                row.mean.variance if row and whole else np.nan,
+                row.note if row else "not run yet",
+            )
+        )
+    return out
+
+
+def _trial_keys(job: Job) -> tuple[RunKey, ...]:
+    return tuple(key for key in job.runs if key.seed not in job.every_fresh)
+
+
+def _with_pick(own: Sequence[SearchTrial], rule: str) -> list[SearchTrial]:
+    """A row's trials, one of them picked if all are there and one did not diverge."""
+    good = [i for i, trial in enumerate(own) if np.isfinite(trial.score)]
+    if any(trial.found < trial.asked for trial in own) or not good:
+        return list(own)
+    score = np.array([own[i].score for i in good]) / 100.0
+    variance = np.array([own[i].variance for i in good]) / 1e4
+    best = good[deployed.pick_round(rule, score, variance)]
+    return [trial._replace(picked=i == best) for i, trial in enumerate(own)]
+
+
+def with_picks(target: Target, batches: Sequence[ArchiveFile]) -> Target:
+    """The target with the fresh runs of what its search has picked so far."""
+    target = replace(target, uses=tuple(with_picks(used, batches) for used in target.uses))
+    if not target.view.search:
+        return target
+    jobs = list(target.jobs)
+    for trial in trials(target, batches):
+        if trial.picked:
+            job = jobs[trial.job]
+            (deploy,) = {key.deploy for key in job.runs if key.label == trial.label}
+            asked, every = (
+                [RunKey(trial.label, seed, deploy) for seed in seeds]
+                for seeds in (job.fresh, job.every_fresh)
+            )
+            runs = tuple(dict.fromkeys([*job.runs, *asked]))
+            jobs[trial.job] = replace(job, runs=runs, every=job.every | {*every})
+    return replace(target, jobs=tuple(jobs))
+
+
+def picked_history(target: Target, batches: Sequence[ArchiveFile]) -> History:
+    """The fresh runs of what was picked, each row by the name of its strategy alone."""
+    runs = []
+    for trial in trials(target, batches):
+        if trial.picked:
+            job = target.jobs[trial.job]
+            deploys = {key.deploy for key in job.runs if key.label == trial.label}
+            keys = tuple(RunKey(trial.label, seed, d) for seed in job.fresh for d in deploys)
+            found = archive.deployed_history(batches, replace(job, runs=keys))
+            runs += [replace(run, label=trial.row) for run in found.runs]
+    return History(runs, target.jobs[0].experiment.eval.share)
+
+
+def waiting(target: Target, batches: Sequence[ArchiveFile]) -> list[str]:
+    """The rows of a search that have no pick yet, because a trial is not done."""
+    found = trials(target, batches) if target.view.search else []
+    return list(dict.fromkeys(trial.row for trial in found if trial.found < trial.asked))
+
+
+def target_sizes(batches: Sequence[ArchiveFile]) -> list[TargetSize]:
+    """Every target, with how many of its runs are done."""
+    there = {(batch.digest, key) for batch in batches for key in batch.keys}
+    out = []
+    for target in targets.every_target():
+        jobs = with_picks(target, batches).every_job()
+        done = sum((job.digest, key) in there for job in jobs for key in job.runs)
+        runs = sum(len(job.runs) for job in jobs)
+        work = sum(targets.updates(job, job.runs) for job in jobs)
+        for one in (target, *target.uses):
+            for job in one.jobs[:1]:  # Fresh runs of rows without a pick all have the same rounds.
+                unpicked = len(waiting(one, batches)) * len(job.fresh)
+                runs += unpicked
+                work += unpicked * targets.participants(job) * job.experiment.train.rounds
+        out.append(TargetSize(target.name, target.view.title, runs, done, work))
+    return out

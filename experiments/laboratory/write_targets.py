@@ -1,0 +1,90 @@
+"""Write the tables and figures of targets, in several processes: Matplotlib uses one core."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+from fedmaba import user_code
+from fedmaba.errors import FedmabaError, NoRoom
+from fedmaba.report import document
+from fedmaba.report.document import Document
+from laboratory import archive
+from laboratory import page as reproduction
+from laboratory.archive import ArchiveFile
+from laboratory.targets import Target
+
+
+class WrittenTarget(NamedTuple):
+    """A target that was written in every form."""
+
+    page: Document  # Its figures are left out, because they are files by now.
+    files: list[Path]
+    why: str  # there are no figures
+
+
+def write_all(
+    targets: Sequence[Target], source: Path, out: Path
+) -> Iterator[WrittenTarget | FedmabaError]:
+    """Each target in its order, as soon as it is written, or what hindered it."""
+    found = archive.read_folder(source)  # also to be told once, and at once, what is wrong with it
+    many = min(_cores(), len(targets))
+    if many < 2:
+        yield from (_drawn(target, found, out) for target in targets)
+        return
+    context, workers, ends = get_context("spawn"), [], []
+    try:
+        for i in range(many):
+            here, there = context.Pipe(duplex=False)
+            given = (there, targets[i::many], source, out)
+            workers.append(context.Process(target=_work, args=given, daemon=True))
+            with user_code.child_processes_skip_working_folder():
+                workers[-1].start()
+            there.close()  # so that a worker that ends leaves nobody waiting
+            ends.append(here)
+        for k in range(len(targets)):
+            yield _next(ends[k % many])
+    finally:
+        for worker in workers:
+            worker.terminate()
+
+
+def _drawn(target: Target, found: Sequence[ArchiveFile], out: Path) -> WrittenTarget | FedmabaError:
+    try:
+        page = reproduction.document(target, found)
+        files, why = document.write_document(page, out / target.name)
+    except FedmabaError as error:
+        return error
+    page.figures.clear()
+    return WrittenTarget(page, files, why)
+
+
+def _cores() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _work(there: Connection, targets: Sequence[Target], source: Path, out: Path) -> None:
+    """What one process does; Ctrl-C, which reaches all of a terminal, is for the first of them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    found = archive.read_folder(source)
+    for target in targets:
+        there.send(_drawn(target, found, out))
+
+
+def _next(here: Connection) -> WrittenTarget | FedmabaError:
+    try:
+        shown: WrittenTarget | FedmabaError = here.recv()
+    except (EOFError, OSError) as error:  # before a message, or in the middle of one
+        raise NoRoom(
+            "a process that draws ended early, most likely for lack of memory: draw one target at "
+            "a time, as `fedmaba reproduce TARGET --from FOLDER`"
+        ) from error
+    return shown

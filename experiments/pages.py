@@ -1,0 +1,573 @@
+"""Renew docs/reproduction*.md and their plots from the results: python experiments/pages.py
+
+Between `<!-- reproduce TARGET TABLE ... -->` and `<!-- end -->` are tables of a target (`bare`
+among them: nothing else), between `<!-- made NAME -->` and `<!-- end -->` a table over many, and
+`61.45<!-- TARGET|ROW|FIGURE|MODEL|ROUND -->` is a number of its own, here and on other pages:
+TARGET `readings#3` is the third reading, ROW `a - b` the mean difference over the seeds both have,
+`a % b` by how many per cent a's is below b's, MODEL `paper`, ROUND `told`, what the paper has,
+FIGURE `floor` the variance that the number of test images alone makes, `loss_mean`, `loss_spread`
+and `loss_link` of the losses that clients reported, `score` the distance of a reading to the
+paper's table (ROW `table`: all rows; `two`: FedAvg's and FedMABA's) and `seeds_apart` that of two
+seeds, MODEL `gain` the deployed minus the last model, ROUND `r110` the evaluation of round 110;
+`from` and `to` are the ends of the longest stretch of evaluations at which a difference is
+distinguishable. A test compares pages and files.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from fedmaba.errors import InputError
+from fedmaba.report import document, figures, paired
+from fedmaba.report.document import Cell, Grid
+from fedmaba.results import selection
+from fedmaba.results.history import TRAINING, GrowingArray, History, Model, RunHistory
+from laboratory import (
+    archive,
+    baseline_tables,
+    claims,
+    fair_tables,
+    paper,
+    picks,
+    reading_tables,
+    target_tables,
+    targets,
+)
+from laboratory import page as reproduction
+from laboratory import run as reproduce
+from laboratory.paper import name_of
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "reproduction.md"
+LOG_PAGE = ROOT / "docs" / "reproduction-log.md"
+TABLE_PAGE = ROOT / "docs" / "reproduction-tables.md"
+FAIR_PAGE = ROOT / "docs" / "fair-to-the-end.md"
+DATA_PAGE = ROOT / "docs" / "data.md"  # with the tables of real federations
+PRIVACY_PAGE = ROOT / "docs" / "privacy.md"
+BASELINES_PAGE = ROOT / "docs" / "baselines.md"
+PAGES = (
+    *(PAGE, LOG_PAGE, TABLE_PAGE, FAIR_PAGE, DATA_PAGE, PRIVACY_PAGE, BASELINES_PAGE),
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("performance-log.md", "algorithms/index.md")),
+)
+RESULTS = ROOT / "experiments" / "results"
+BF16 = ROOT / "benchmarks" / "results" / "bf16"  # runs of several targets in bf16
+AGAIN = BF16.with_name("again")  # the same again in tf32, by later kernels
+TWICE = (
+    *("table2-fashion-mnist", "table2-fashion-mnist-partial"),
+    *("table2-cifar10-partial", "table3-cifar100-partial"),
+)
+BLOCK = re.compile(r"(<!-- reproduce (\S+)((?: \S+)*) -->\n).*?(<!-- end -->)", re.S)
+MADE = re.compile(r"(<!-- made (\w+) -->\n).*?(<!-- end -->)", re.S)
+VALUE = re.compile(r"[-+–.\d]+(<!-- ([^|\s]+)\|([^|]+)\|(\w+)\|(\w+)\|(\w+) -->)")
+LEFT_OUT = ("The paper: ",)  # said once on the page
+MODELS: tuple[Model, ...] = ("last", "deployed")
+
+
+target_of = cache(targets.load_target)
+
+
+def load(folder: Path) -> list[archive.ArchiveFile]:
+    return archive.read_folder(folder) if folder.is_dir() else []
+
+
+def renew(text: str, batches: list[archive.ArchiveFile]) -> str:
+    """The page with every table and number as the files have it."""
+    text = BLOCK.sub(lambda m: m[1] + section(m[2], m[3].split(), batches) + m[4], text)
+    text = MADE.sub(lambda m: f"{m[1]}\n{TABLES[m[2]](batches)}\n\n{m[3]}", text)
+    return VALUE.sub(lambda m: value(m[2], m[3], m[4], m[5], m[6], batches) + m[1], text)
+
+
+def section(name: str, chosen: list[str], batches: list[archive.ArchiveFile]) -> str:
+    """The tables of a target, or that it has not been run."""
+    target = picks.with_picks(target_of(name), batches)
+    try:
+        page = reproduction.document(target, batches)
+    except InputError:
+        return f"\n{target.view.title}: not run yet.\n\n"
+    if "bare" in chosen:
+        return (
+            "\n"
+            + "\n\n".join(document.markdown_table(g) for g in page.grids if g.name in chosen)
+            + "\n\n"
+        )
+    page.text = [t for t in page.text if not t.startswith(LEFT_OUT)]
+    used = {b.path: b for job in target.every_job() for b in archive.collect(batches, job)[1]}
+    said = sorted({f"`{batch.about['command']}`" for batch in used.values()})
+    pictures = [
+        f"\n*{caption(kind)}:*\n\n![{target.view.title}; {caption(kind)}]({picture(name, kind)})\n"
+        for kind in page.figures
+        if target.view.kind != "table"
+    ]
+    tables = [document.markdown_table(g) for g in page.grids if not chosen or g.name in chosen]
+    words = document.markdown(replace(page, grids=[]), level=3)
+    body = "\n\n".join([words + f"\nCommands: {', '.join(said)}.", *tables])
+    return "\n" + body + "\n" + "".join(pictures) + "\n"
+
+
+def caption(kind: str) -> str:
+    """Which model a figure shows, and what of it."""
+    if kind == "ranks":
+        return "Mean ranks over seeds of the deployed model; a bar joins rows not told apart"
+    what = {"variance": ", variance over clients", "worst": ", worst 5 % of clients"}
+    return f"{'Deployed' if 'deployed' in kind else 'Last server'} model{what.get(kind, '')}"
+
+
+def picture(name: str, kind: str) -> str:
+    return f"images/{name}-{kind}.svg"
+
+
+def value(
+    name: str, row: str, figure: str, model: str, at: str, batches: list[archive.ArchiveFile]
+) -> str:
+    """One mean over seeds, as a table would show it, or a number of the paper's."""
+    ours, sign, base = re.fullmatch(r"(.+?)(?: (-|%) (.+))?", row).groups()
+    if at in ("from", "to"):
+        return f"{stretch(name, ours, base, figure, model, batches)[at == 'to']}"
+    found = by_seed(name, ours, figure, model, at, batches)
+    if sign == "%":
+        mine, other = paired.pairs(found, by_seed(name, base, figure, model, at, batches))
+        return f"{np.mean(100 * (1 - mine / other)):.0f}" if len(mine) else "–"
+    if base:
+        span = paired.difference(found, by_seed(name, base, figure, model, at, batches))
+        return document.number(span.mean, sign=True).text
+    mean, _ = paired.moments([*found.values()])
+    return document.number(mean, sign=model == "gain").text
+
+
+def rows_of(
+    name: str, row: str, batches: list[archive.ArchiveFile]
+) -> tuple[list[RunHistory], float]:
+    """A row's runs that did not diverge, and the share that its worst clients are."""
+    name, _, which = name.partition("#")
+    if (target := target_of(name)).view.search:
+        history = picks.picked_history(target, batches)
+    else:
+        history = archive.deployed_history(batches, target.jobs[int(which or 1) - 1])
+    return [r for r in history.runs if r.label == row and not r.diverged], history.share
+
+
+def stretch(
+    name: str, row: str, base: str, figure: str, model: str, batches: list[archive.ArchiveFile]
+) -> tuple[int, int]:
+    """Ends of the longest stretch of evaluations at which two rows can be told apart."""
+    kind: Model = "last" if model == "last" else "deployed"
+    found = [rows_of(name, label, batches) for label in (row, base)]
+    ours, theirs = (
+        {run.seed: [getattr(f, figure) for f in run.fairness(kind, share)] for run in runs}
+        for runs, share in found
+    )
+    evaluated = found[0][0][0].evaluated
+    seeds = sorted(ours.keys() & theirs.keys())
+    differ = np.array([ours[s] for s in seeds]) - np.array([theirs[s] for s in seeds])
+    best, first = (0, -1), 0
+    for k, column in enumerate(differ.T):
+        if not paired.interval(column).distinguishable:
+            first = k + 1
+        elif k - first > best[1] - best[0]:
+            best = first, k
+    if best[1] < 0:
+        raise ValueError(f"{name}: {row} and {base} are never told apart in {figure}")
+    return int(evaluated[best[0]]), int(evaluated[best[1]])
+
+
+def by_seed(
+    name: str, row: str, figure: str, model: str, at: str, batches: list[archive.ArchiveFile]
+) -> dict[int, float]:
+    """A figure of a row's runs that did not diverge; the paper's is one value."""
+    if model == "paper":
+        return {0: paper.load_paper()[target_of(name).view.paper][row][figure][0]}
+    if figure in ("score", "seeds_apart"):
+        return distance(name, row, figure, at, batches)
+    runs, share = rows_of(name, row, batches)
+    if at.startswith("r"):
+        runs, at = [until(run, int(at[1:])) for run in runs], "last"
+    if figure == "floor":
+        return {run.seed: floor(run) for run in runs}
+    if figure in fair_tables.LOSSES:
+        kept = [run for run in runs if TRAINING in run.tables]
+        return {run.seed: float(fair_tables.losses(run)[figure][-1]) for run in kept}
+    history = History(runs, share)
+
+    def of(model: Model) -> dict[int, float]:
+        return selection.by_seed(
+            selection.fairness_by_seed(history, model, selection.CHOICES[at]), row, figure
+        )
+
+    if model == "gain":
+        last, handed = map(of, MODELS)
+        return {seed: handed[seed] - last[seed] for seed in last}
+    return of("last" if model == "last" else "deployed")
+
+
+def distance(
+    name: str, row: str, figure: str, at: str, batches: list[archive.ArchiveFile]
+) -> dict[int, float]:
+    """How far a reading is from the paper's table, by seed, or its seeds from each other."""
+    name, _, which = name.partition("#")
+    target = target_of(name)
+    found = reading_tables.found_rows(target, int(which or 1) - 1, batches, at)
+    whole = reading_tables.whole_rows(target)
+    rows = {"table": whole, "two": ["fedavg", "fedmaba"]}[row]
+    if figure == "seeds_apart":
+        return {0: reading_tables.own_spread(found, rows)}
+    apart = reading_tables.distances_to_paper(found, rows, target.view.paper)
+    return reading_tables.score(apart)
+
+
+def until(run: RunHistory, done: int) -> RunHistory:
+    """A run as it was after some rounds."""
+    count = int(np.flatnonzero(run.evaluated == done)[0]) + 1
+    return replace(run, tables={k: GrowingArray(t.array()[:count]) for k, t in run.tables.items()})
+
+
+def floor(run: RunHistory) -> float:
+    """The variance (%²) that clients of the same true accuracies show by their few images alone."""
+    return float(run.test_noise("last", [-1])[0][0])
+
+
+# --- tables over many targets --------------------------------------------------------------------
+
+WIDE = (
+    *("table2-fashion-mnist", "table2-fashion-mnist-partial"),
+    *("table2-fashion-mnist-dirichlet", "table2-fashion-mnist-dirichlet-partial"),
+    *("table2-cifar10", "table2-cifar10-partial", "table2-cifar10-dirichlet-partial"),
+    *("table3-cifar100", "table3-cifar100-partial"),
+)
+OURS = ("fedmaba", "fedmaba:alpha=0.8")
+
+
+def brief(batches: list[archive.ArchiveFile]) -> str:
+    """FedMABA's variance minus FedAvg's, in every table: a line for each setting."""
+    head = ["data, split, clients in a round", "seeds", "FedAvg, last / deployed"]
+    head += [f"{name_of(row)}, {model}" for row in OURS for model in MODELS]
+    body = []
+    for name in WIDE:
+        asked = target_of(name).jobs[0].experiment
+        cells = []
+        for row in OURS:
+            for model in MODELS:
+                ours, theirs = (
+                    by_seed(name, r, "variance", model, "last", batches) for r in (row, "fedavg")
+                )
+                span = paired.difference(ours, theirs)
+                text = document.number(span.mean, sign=True).text
+                cells.append(Cell(text, rank=0 if span.distinguishable else 2))
+        if not span.seeds:
+            continue
+        levels = " / ".join(value(name, "fedavg", "variance", m, "last", batches) for m in MODELS)
+        where = f"{asked.data.name}, {asked.data.partition}, {asked.train.participants}"
+        body.append([*map(Cell, [where, str(span.seeds), levels]), *cells])
+    return document.markdown_table(
+        Grid("brief", "FedMABA's variance minus FedAvg's, %²", head, body)
+    )
+
+
+def summary(batches: list[archive.ArchiveFile]) -> str:
+    """FedMABA against FedAvg, in every table."""
+    head = ["data, split, clients in a round", "seeds", "row", "FedAvg's variance, last / deployed"]
+    head += ["variance, last round", "variance, last five", "variance, deployed"]
+    head += ["worst 5 %, deployed", "accuracy, deployed"]
+    looks = (("variance", "last", "last"), ("variance", "last", "last5"))
+    looks += (("variance", "deployed", "last"), ("worst", "deployed", "last"))
+    looks += (("accuracy", "deployed", "last"),)
+    body = []
+    for name in WIDE:
+        asked = target_of(name).jobs[0].experiment
+        for row in OURS:
+            cells = []
+            for figure, model, at in looks:
+                ours, theirs = (
+                    by_seed(name, r, figure, model, at, batches) for r in (row, "fedavg")
+                )
+                span = paired.difference(ours, theirs)
+                cells.append(span_cell(span))
+            if not span.seeds:
+                continue
+            levels = (value(name, "fedavg", "variance", m, "last", batches) for m in MODELS)
+            where = f"{asked.data.name}, {asked.data.partition}, {asked.train.participants}"
+            first = [where, str(span.seeds), name_of(row), " / ".join(levels)]
+            body.append([*map(Cell, first), *cells])
+    return document.markdown_table(
+        Grid("summary", "FedMABA minus FedAvg, 95 % t-interval", head, body)
+    )
+
+
+PAPERS = {  # tables of the paper: the target that reads it as we do
+    "Table II, Fashion-MNIST": "table2-fashion-mnist",
+    "Table II, CIFAR-10": "table2-cifar10",
+    "Table III, CIFAR-100": "table3-cifar100",
+}
+
+
+def glance(batches: list[archive.ArchiveFile]) -> str:
+    """Ours minus the paper's in every row of its tables, at the best round, as Algorithm 1."""
+    head, tables = ["row"], {}
+    for title, target in PAPERS.items():
+        history = archive.deployed_history(batches, target_of(target).jobs[0])
+        known, best = paper.load_paper()[target], selection.CHOICES["best"]
+        tables[target] = target_tables.from_paper(history, best, known)
+        head += [f"{title}: variance %², accuracy", "inside our interval"]
+    body = []
+    for row in paper.load_paper()["names"]:
+        line, causes = [Cell(name_of(row))], []
+        for target, apart in tables.items():
+            if own := apart.get(row):
+                if why := paper.load_paper()["cause"].get(target, {}).get(row):
+                    causes.append(f"{target.partition('-')[2]}: {why}")
+                line.append(Cell(f"{own[0].mean:+.2f}, {own[1].mean:+.2f}"))
+                line.append(Cell(target_tables.inside_in_words(own, 0.05)))
+            else:
+                line += [Cell(""), Cell("")]
+        if any(cell.text for cell in line[1:]):
+            body.append([*line, Cell("; ".join(causes) or "none tested")])
+    title = "Ours minus the paper's, all clients in each round, last server model at its best round"
+    return document.markdown_table(Grid("glance", title, [*head, target_tables.CAUSE], body))
+
+
+def verdicts(batches: list[archive.ArchiveFile]) -> str:
+    """What our runs say of each statement of the paper, in words: a line for each target."""
+    head = ["the paper says", "held against", "where", "row", *LOOKS_IN_WORDS]
+    lines: dict[tuple[int, str], list[claims.FoundFor]] = {}
+    for found in claims.found_for(target_of("claims"), batches):
+        lines.setdefault((found.number, found.where), []).append(found)
+    body, before = [], -1
+    for (number, where), every in lines.items():
+        claim = every[0].claim
+        against = name_of(claim.get("against", "fedavg"))
+        against += "".join(
+            f", without {name_of(w).split(',')[0]}" for w in claim.get("without", [])
+        )
+        told = [claim["says"], against] if number != before else ["", ""]
+        before = number
+        rows = " / ".join(name_of(found.row).removeprefix("FedMABA, ") for found in every)
+        words = [
+            " / ".join(claims.judgement(claim, found.by_model_and_round[k].span) for found in every)
+            for k in LOOKS_IN_WORDS.values()
+        ]
+        if claim["measure"] == "steadier":  # said of many rounds: none is the best
+            words[0] = "–"
+        body.append([Cell(text) for text in [*told, where, rows, *words]])
+    return document.markdown_table(Grid("verdicts", "Statement by statement, in words", head, body))
+
+
+LOOKS_IN_WORDS = {"best round": 1, "last round": 0, "deployed model": 2}  # where in claims.LOOKS
+
+
+def which(batches: list[archive.ArchiveFile]) -> str:
+    """The rows among which one chooses: levels of the deployed model, differences to FedAvg."""
+    name, figures = "table2-fashion-mnist", ("variance", "accuracy", "worst", "best")
+    head = ["row", "seeds", "variance %²", "accuracy %", "worst 5 %", "best 5 %"]
+    head += ["worst 5 %, minus FedAvg's"]
+    body = []
+    for row in ("fedavg", *OURS, "fedfv", "afl", "term"):
+        levels = [value(name, row, figure, "deployed", "last", batches) for figure in figures]
+        found = by_seed(name, row, "worst", "deployed", "last", batches)
+        base = by_seed(name, "fedavg", "worst", "deployed", "last", batches)
+        apart = Cell("") if row == "fedavg" else span_cell(paired.difference(found, base))
+        body.append([*map(Cell, [row, str(len(found)), *levels]), apart])
+    title = "Fashion-MNIST, two classes a client, all 100 clients, deployed model"
+    return document.markdown_table(Grid("which", title, head, body))
+
+
+def span_cell(span: paired.Interval) -> Cell:
+    """A difference, bold where it is one."""
+    return Cell(span.text(), rank=0 if span.distinguishable else 2)
+
+
+def times(batches: list[archive.ArchiveFile]) -> str:
+    """How long each target took, without the runs it shares with others."""
+    head = ["command", "runs of its own", "client updates", "wall time, s", "client updates/s"]
+    body = []
+    for name in targets.names():
+        if name.startswith("natural-"):  # small ones, run on a CPU
+            continue
+        own = [b for b in batches if b.about["target"] == name]
+        jobs = {job.digest: job for job in target_of(name).every_job()}
+        done = sum(
+            len(b.keys)
+            * jobs[b.digest].experiment.train.rounds
+            * targets.participants(jobs[b.digest])
+            for b in own
+        )
+        seconds = sum(float(b.about["seconds"]) for b in own)
+        if own:
+            said = "; ".join(sorted({b.about["command"] for b in own}))
+            runs = str(sum(len(b.keys) for b in own))
+            line = [said, runs, f"{done:,}", f"{seconds:,.0f}", f"{done / seconds:,.0f}"]
+            body.append([Cell(text) for text in line])
+    return document.markdown_table(Grid("times", "Wall time on one H200", head, body))
+
+
+def missing(batches: list[archive.ArchiveFile]) -> str:
+    """What has not been run, with the command."""
+    lines, seen = [], set()
+    for name in sorted(targets.names(), key=lambda n: -len(target_of(n).every_job())):
+        if target_of(name).view.kind in ("all", "claims"):
+            continue
+        target = picks.with_picks(target_of(name), batches)
+        works = [
+            reproduce.PendingBatch(name, job, tuple(keys))
+            for job in target.every_job()
+            if (
+                keys := [k for k in archive.collect(batches, job)[2] if (job.digest, k) not in seen]
+            )
+        ]
+        seen |= {(w.job.digest, k) for w in works for k in w.runs}
+        if works:
+            runs, updates = sum(len(w.runs) for w in works), sum(w.updates for w in works)
+            said = f"`fedmaba reproduce {name} --device cuda --dtype tf32`"
+            more = ", and fresh seeds of what they pick" if picks.waiting(target, batches) else ""
+            lines.append((updates, f"- {said}: {runs} runs, {updates:,} client updates{more}"))
+    return "\n".join(line for _, line in sorted(lines)) or "Nothing."
+
+
+def precision(batches: list[archive.ArchiveFile]) -> str:
+    """Rows in bf16 beside the same ones in tf32."""
+    again = load(BF16)
+    head = ["row", "model", "variance %²", "bf16 - tf32", "accuracy %", "bf16 - tf32"]
+    head += ["worst 5 %", "bf16 - tf32"]
+    body = []
+    for label in ("fedavg", *OURS):
+        for words, model, at in (
+            ("last round", "last", "last"),
+            ("mean of the last five", "last", "last5"),
+            ("best round", "last", "best"),
+            ("deployed (ema:0.98)", "deployed", "last"),
+        ):
+            line = [Cell(name_of(label)), Cell(words)]
+            for figure in ("variance", "accuracy", "worst"):
+                then, now = (
+                    by_seed("table2-cifar10-partial", label, figure, model, at, some)
+                    for some in (batches, again)
+                )
+                sides = [document.number(*paired.moments(x)) for x in paired.pairs(then, now)]
+                line.append(Cell(" / ".join(side.text for side in sides)))
+                line.append(span_cell(paired.difference(now, then)))
+            body.append(line)
+    return document.markdown_table(
+        Grid("precision", "tf32 / bf16, mean ± sd over three seeds", head, body)
+    )
+
+
+def again(batches: list[archive.ArchiveFile]) -> str:
+    """Runs beside the same ones of another day: how far rounding alone moves a table."""
+    later = load(AGAIN)
+    head = ["target", "entries", "within one sd", "median, sd", "row", "variance, last round"]
+    head += ["again", "variance, deployed", "again"]
+    body = []
+    for name in TWICE:
+        moved = [far for far, _ in _moved(name, batches, later)]
+        said = [name, f"{len(moved)}", f"{sum(m < 1 for m in moved)}", f"{np.median(moved):.2f}"]
+        for label in OURS:
+            line = [Cell(text) for text in [*said, name_of(label)]]
+            for model in MODELS:
+                for some in (batches, later):
+                    ours, plain = (
+                        {k: v for k, v in seen.items() if k < 3}
+                        for seen in (
+                            by_seed(name, row, "variance", model, "last", some)
+                            for row in (label, "fedavg")
+                        )
+                    )
+                    line.append(span_cell(paired.difference(ours, plain)))
+            body.append(line)
+            said = ["", "", "", ""]
+    title = "FedMABA minus FedAvg under the same three seeds, twice; 95 % t-interval"
+    return document.markdown_table(Grid("again", title, head, body))
+
+
+def _moved(
+    name: str, batches: list[archive.ArchiveFile], later: list[archive.ArchiveFile]
+) -> list[tuple[float, bool]]:
+    """How far entries moved, in their standard deviations over seeds, and whether seeds agree.
+
+    That is: whether the interval of the paired difference leaves out 0. No rows that diverged.
+    """
+    out = []
+    (job, *_), last = target_of(name).jobs, selection.CHOICES["last"]
+    for model in MODELS:
+        sides = [
+            selection.fairness_by_seed(archive.deployed_history(some, job), model, last)
+            for some in (batches, later)
+        ]
+        for label in job.strategies:
+            for figure in ("variance", "accuracy", "worst", "best"):
+                then, now = (selection.by_seed(found, label, figure) for found in sides)
+                before, after = paired.pairs(then, now)
+                if len(after) == 3:
+                    far = abs(float(np.mean(after - before))) / float(np.std(before, ddof=1))
+                    out.append((far, paired.difference(now, then).distinguishable))
+    return out
+
+
+def rounding(batches: list[archive.ArchiveFile]) -> str:
+    """How far tables move in bf16, beside how far they move in tf32 on another day."""
+    head = ["target", "", "entries", "within one sd", "median, sd", "intervals without 0"]
+    sides, body = {"tf32 again": load(AGAIN), "bf16": load(BF16)}, []
+    for name in TWICE:
+        for words, later in sides.items():
+            moved = _moved(name, batches, later)
+            far = [m for m, _ in moved]
+            line = [name, words, f"{len(far)}", f"{sum(m < 1 for m in far)}"]
+            line += [f"{np.median(far):.2f}", f"{sum(agree for _, agree in moved)}"]
+            body.append([Cell(text) for text in line])
+    title = "Entries of a table against those in tf32 with the same three seeds"
+    return document.markdown_table(Grid("rounding", title, head, body))
+
+
+def baselines(batches: list[archive.ArchiveFile]) -> str:
+    """Every strategy of the package in every setting that was run."""
+    shown = {
+        "Fashion-MNIST, 10 of 100": target_of("baselines-fashion-mnist-partial"),
+        "CIFAR-10, 10 of 100": target_of("baselines-cifar10-partial"),
+        "CIFAR-100, 10 of 100": target_of("baselines-cifar100-partial"),
+        "Fashion-MNIST, all": target_of("baselines-fashion-mnist"),
+        "CIFAR-10, all": target_of("baselines-cifar10"),
+    }
+    grid = baseline_tables.over_settings(shown, batches)
+    return document.markdown_table(grid) if grid.rows else "Not run yet."
+
+
+TABLES: dict[str, Callable[[list[archive.ArchiveFile]], str]] = {
+    "brief": brief,
+    "glance": glance,
+    "verdicts": verdicts,
+    "summary": summary,
+    "times": times,
+    "missing": missing,
+    "precision": precision,
+    "rounding": rounding,
+    "again": again,
+    "which": which,
+    "baselines": baselines,
+}
+
+
+def draw(batches: list[archive.ArchiveFile]) -> None:
+    """The figures the page shows."""
+    for name in targets.names():
+        target = target_of(name)
+        if target.view.kind not in ("figure", "sweep", "baselines"):
+            continue
+        try:
+            page = reproduction.document(target, batches)
+        except InputError:
+            continue
+        for kind, make in page.figures.items():
+            (ROOT / "docs" / picture(name, kind)).write_bytes(figures.encode(make(), ".svg"))
+
+
+if __name__ == "__main__":
+    found = load(RESULTS)
+    for page in PAGES:
+        page.write_text(renew(page.read_text(encoding="utf-8"), found), encoding="utf-8")
+    draw(found)
+    print(f"{PAGE}: {len(found)} files, {sum(len(b.keys) for b in found)} runs", file=sys.stderr)

@@ -1,0 +1,238 @@
+"""Targets that search: as many trials for every row, picks on validation data, fresh seeds."""
+
+import zipfile
+
+import numpy as np
+import pytest
+from reproduction_cases import ABOUT, command, grid_named
+
+import run_parts
+from fedmaba import strategies
+from fedmaba.errors import InputError
+from fedmaba.results.history import GrowingArray, RunHistory
+from laboratory import archive, baseline_tables, page, picks, target_sources, targets
+from laboratory.targets import RunKey, Scale
+
+NAMES = [name for name in targets.names() if name.startswith("baselines-")]
+SMALL = """
+strategies = ["fedavg", "fedmaba:alpha=[0.2,0.8]", "ditto:lam=[0.1,1.0]"]
+seeds = 2
+model = "softmax"
+[data]
+name = "sample"
+clients = 4
+validation = "20%"
+[train]
+rounds = 2
+steps = 1
+minibatch = 5
+[eval]
+every = 2
+finetune = 1
+[target]
+kind = "baselines"
+title = "A small search"
+search = 1
+[[target.variant]]
+title = "step size 0.1"
+set = { train = { lr = 0.1 } }
+[[target.variant]]
+title = "step size 0.2"
+set = { train = { lr = 0.2 } }
+strategies = ["fedavg"]
+"""
+SIZE, HELD = np.full(4, 100), np.full(4, 50)
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """One small target and no others."""
+    where = tmp_path / "experiments"
+    where.mkdir()
+    (where / "baselines-small.toml").write_text(SMALL)
+    monkeypatch.setattr(targets, "folder", lambda: where)
+    return where / "baselines-small.toml"
+
+
+def made(key, tested, held, own=None, diverged=""):
+    """A run evaluated once, with these shares of examples right at each of four clients."""
+    run = RunHistory(key.label, key.seed, key.deploy, SIZE, diverged)
+    run.tables["evaluated"] = GrowingArray(np.array([2]))
+    scores = {"last": tested, "deployed": tested, "personal": tested if own is None else own}
+    scores |= {"last_validation": held, "deployed_validation": held}
+    scores["personal_validation"] = held if own is None else own
+    for name, value in scores.items():
+        run.tables[f"{name}.accuracy"] = GrowingArray(np.array([value], float))
+        run.tables[f"{name}.loss"] = GrowingArray(np.zeros((1, 4)))
+    return run
+
+
+def fill(folder, held, tested=(0.5, 0.5, 0.5, 0.5), own=None, diverged=(), only=None):
+    """The trials of the small target; `held` gives shares of validation examples by experiment."""
+    folder.mkdir(exist_ok=True)
+    target = targets.load_target("baselines-small")
+    for j, job in enumerate(target.jobs):
+        runs = [
+            made(
+                key,
+                tested,
+                held[j, key.label],
+                (own or {}).get(key.label),
+                "it diverged" if (j, key.label) in diverged else "",
+            )
+            for key in job.runs
+            if only is None or key.label in only
+        ]
+        about = ABOUT | {"settings": job.settings}
+        archive.write_archive(folder / f"{j}.npz", runs, [HELD] * len(runs), about)
+    return target, archive.read_folder(folder)
+
+
+EVEN, UNEVEN, BETTER = (0.5, 0.5, 0.5, 0.5), (0.2, 0.8, 0.4, 0.6), (0.6, 0.6, 0.5, 0.7)
+ALIKE = {
+    (0, "fedavg"): UNEVEN,
+    (1, "fedavg"): EVEN,
+    (0, "fedmaba:alpha=0.2"): EVEN,
+    (0, "fedmaba:alpha=0.8"): BETTER,
+    (0, "ditto:lam=0.1"): EVEN,
+    (0, "ditto"): EVEN,
+}
+
+
+def picked(target, batches):
+    return {t.row: (t.job, t.label) for t in picks.trials(target, batches) if t.picked}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_strategy_of_the_package_has_four_trials(name):
+    target = targets.load_target(name)
+    trials = [(job.experiment.train.lr, label) for job in target.jobs for label in job.strategies]
+    rows = {targets.row_of(label) for _, label in trials}
+    assert rows == strategies.REGISTRY.keys() - {"fairfed"}  # which needs groups of people
+    for row in rows:
+        assert len({t for t in trials if targets.row_of(t[1]) == row}) == 4
+    for job in target.jobs:
+        assert not {key.seed for key in job.runs} & {*job.fresh}
+        assert len(job.fresh) == (5 if "cifar" in name else 10)
+
+
+def test_the_fairest_of_nearly_the_best_is_picked_on_validation_data(small, tmp_path):
+    target, batches = fill(tmp_path / "a", ALIKE, own={"ditto": BETTER, "ditto:lam=0.1": EVEN})
+    found = picked(target, batches)
+    assert found["fedavg"] == (1, "fedavg")  # equal mean, less variance
+    assert found["fedmaba"] == (0, "fedmaba:alpha=0.8")  # ten points above the other
+    assert found["ditto"] == (0, "ditto")  # by the clients' own models: the server's are equal
+    other = ALIKE | {(0, "fedavg"): EVEN, (1, "fedavg"): UNEVEN}
+    assert picked(*fill(tmp_path / "b", other))["fedavg"] == (0, "fedavg")
+    assert picked(*fill(tmp_path / "c", ALIKE, tested=UNEVEN))["fedavg"] == (1, "fedavg")
+
+
+def test_a_yardstick_that_clients_train_alone_is_not_judged(small, tmp_path):
+    small.write_text(SMALL.replace("ditto:lam=[0.1,1.0]", "eagle:lam=[1.0,5.0]"))
+    held = ALIKE | {(0, "eagle"): UNEVEN, (0, "eagle:lam=5"): EVEN}
+    assert picked(*fill(tmp_path / "a", held, own={"eagle": BETTER}))["eagle"] == (0, "eagle:lam=5")
+    judged = {row: picks.judged_model(kind()) for row, kind in strategies.REGISTRY.items()}
+    assert {row for row, model in judged.items() if model == "personal"} == {"ditto", "local"}
+
+
+def test_a_trial_that_diverged_is_not_picked_and_one_that_lacks_leaves_its_row_out(small, tmp_path):
+    target, batches = fill(tmp_path / "a", ALIKE, diverged={(1, "fedavg")})
+    assert picked(target, batches)["fedavg"] == (0, "fedavg")
+    lost = {(0, "fedavg"), (1, "fedavg")}
+    target, batches = fill(tmp_path / "b", ALIKE, diverged=lost)
+    assert "fedavg" not in picked(target, batches)
+    assert "Every trial diverged: FedAvg." in page.document(target, batches).text
+    assert not picks.waiting(target, batches)
+    target, batches = fill(tmp_path / "c", ALIKE, only=("fedavg", "fedmaba:alpha=0.8"))
+    assert picked(target, batches).keys() == {"fedavg"}
+    assert picks.waiting(target, batches) == ["fedmaba", "ditto"]
+    told = page.document(target, batches).text
+    assert "Not picked yet, because a trial is missing: fedmaba, ditto." in told
+
+
+def test_fresh_seeds_follow_those_of_the_trials(small, tmp_path):
+    target, batches = fill(tmp_path / "a", ALIKE)
+    whole = picks.with_picks(target, batches)
+    fresh = [key for job in whole.jobs for key in job.runs if key.seed >= 1]
+    assert set(fresh) == {
+        RunKey(label, seed, "poly:8")
+        for label in ("fedavg", "fedmaba:alpha=0.8", "ditto:lam=0.1")
+        for seed in (1, 2)
+    }
+    assert picks.with_picks(whole, batches) == whole
+    (size,) = picks.target_sizes(batches)
+    assert (size.runs, size.done) == (6 + 6, 6)
+    (size,) = picks.target_sizes([])
+    assert (size.runs, size.done, size.updates) == (12, 0, 12 * 4 * 2)
+    one = targets.load_target("baselines-small", Scale(seeds=(2,)))
+    assert one.jobs[0].fresh == (2,)
+    with pytest.raises(InputError, match="leaves none of the seeds 1 to 2, which no trial has"):
+        targets.load_target("baselines-small", Scale(seeds=(0,)))
+
+
+def test_rows_with_other_numbers_of_trials_are_refused(small):
+    small.write_text(SMALL.replace("alpha=[0.2,0.8]", "alpha=[0.2,0.5,0.8]"))
+    with pytest.raises(InputError, match="differ: fedavg 2, fedmaba 3, ditto 2"):
+        targets.load_target("baselines-small")
+    small.write_text(SMALL.replace('validation = "20%"', ""))
+    with pytest.raises(InputError, match="a search picks on validation data"):
+        targets.load_target("baselines-small")
+    small.write_text(SMALL.replace("seeds = 2", "seeds = [1, 2]"))
+    with pytest.raises(InputError, match="say how many seeds follow those of the trials"):
+        targets.load_target("baselines-small")
+
+
+@pytest.fixture
+def parts(small, tmp_path):
+    """Play parts of the small target on the CPU; the results lie in a folder."""
+    zipped, results = tmp_path / "parts.zip", tmp_path / "results"
+
+    def play(*which):
+        machine = ("--device", "cpu", "--dtype", "float32")
+        run_parts.main(["--out", str(zipped), *machine, *(f"baselines-small#{w}" for w in which)])
+        zipfile.ZipFile(zipped).extractall(results)
+        return results
+
+    return play
+
+
+@pytest.mark.slow
+def test_parts_search_then_run_what_was_picked(parts, capsys):
+    results = parts("picks", "search", "picks")
+    said = capsys.readouterr().out
+    assert "no pick yet for fedavg, fedmaba, ditto: run #search before" in said
+    assert "FAILED" not in said.partition("#search: 6 runs")[2]
+    assert "#picks: 6 runs" in said
+    target, batches = targets.load_target("baselines-small"), archive.read_folder(results)
+    assert sum(len(batch.keys) for batch in batches) == 12
+    history = picks.picked_history(target, batches)
+    assert {(run.label, run.seed) for run in history.runs} == {
+        (row, seed) for row in ("fedavg", "fedmaba", "ditto") for seed in (1, 2)
+    }
+    assert all(run.has_personal for run in history.runs)
+    (source,) = target_sources.of_target(results, "baselines-small")
+    assert {run.label for run in source.history.runs} == {"fedavg", "fedmaba", "ditto"}
+    written = page.document(target, batches)
+    names = [row[0].text for row in grid_named(written, "levels").rows]
+    assert names == ["FedAvg", "FedMABA", "Ditto"]
+    assert len(grid_named(written, "search").rows) == 6
+    assert len(grid_named(written, "ranks").rows) == 3
+    assert {"personal", "differences", "holm"} <= {grid.name for grid in written.grids}
+    assert written.figures.keys() == {"ranks"}
+    assert not [text for text in written.text if text.startswith("Not run yet")]
+    shown = baseline_tables.over_settings({"here": target}, batches)
+    assert {row[0].text for row in shown.rows} == set(names)
+
+
+@pytest.mark.slow
+def test_one_command_searches_runs_the_picks_and_redraws_them(small, tmp_path, monkeypatch, capsys):
+    run = command(monkeypatch, capsys, tmp_path)
+    where = tmp_path / "out"
+    code, first, said = run("baselines-small", "--out", where, "--device", "cpu")
+    assert code == 0, said
+    assert "Holm's correction for 2 rows" in first
+    held = sum(len(batch.keys) for batch in archive.read_folder(where))
+    assert held == 12
+    code, again, _ = run("baselines-small", "--from", where, "--out", where)
+    assert code == 0
+    assert again == first

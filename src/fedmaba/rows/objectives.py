@@ -1,0 +1,105 @@
+"""What clients minimise in place of their usual loss: torch functions, by name.
+
+An objective of the loss is a function (loss, numbers) -> factor. It gets the usual loss of each row
+(R,) and the numbers that its strategy gives, (R,) by name. It returns the factor on each row's
+gradient (R,), which is the objective's derivative by the loss.
+
+An objective of outputs is a function (losses, outputs, y, others, numbers) -> (n,). It is written
+for the minibatch of one row: the usual loss of each example (n,), outputs and targets (n, ...), the
+outputs of other models by name, and numbers (). It returns what is minimised, of each example from
+that example alone: minibatches are padded, and their mean is taken elsewhere. `torch.vmap` calls it
+for all rows at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from fedmaba import user_code
+from fedmaba.data import trees
+from fedmaba.errors import FedmabaError, InputError, unknown
+from fedmaba.rows.base import Inputs, RowObjective, Rows
+
+OWN_FORM = "package.module:function"
+
+
+@dataclass(frozen=True)
+class ObjectiveFunction:
+    """An objective's function."""
+
+    function: Callable[..., Tensor]
+    of_outputs: bool
+
+
+@cache
+def find(name: str) -> ObjectiveFunction:
+    """The objective of this name, or the user's own at `package.module:function`."""
+    where, _, attribute = name.partition(":")
+    if name in OBJECTIVES:
+        function = OBJECTIVES[name]
+    elif attribute:
+        function = user_code.import_attribute(f"objective {name!r}", where, attribute, OWN_FORM)
+    else:
+        raise unknown("objective", name, OBJECTIVES, other=f", or write {OWN_FORM} for your own")
+    try:
+        many = len(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # no function, or one that does not say
+        many = 0
+    if many not in (2, 5):
+        raise InputError(
+            f"objective {name!r}: write a function of (loss, numbers), or of (losses, outputs, y, "
+            "others, numbers)"
+        )
+    return ObjectiveFunction(function, many == 5)
+
+
+def check(
+    name: str,
+    numbers: Mapping[str, float],
+    sees: Sequence[str],
+    rows: Rows,
+    flat: Tensor,  # (., P)
+    x: Inputs,  # (n, ...)
+    y: Tensor,  # (n, ...)
+) -> None:
+    """Refuse an objective that does not work, tried on some examples of a pool."""
+    find.cache_clear()  # A module of the user's may have been loaded anew since the last run.
+    found = find(name)
+    if sees and not found.of_outputs:
+        raise InputError(f"objective {name!r} is one of the loss: leave out what it sees")
+    out = rows.outputs(
+        flat[:1].expand(2, -1), trees.mapped(lambda v: v[None, :3].expand(2, *v[:3].shape), x)
+    )
+    targets = y[None, :3].expand(2, *y[:3].shape)
+    losses, others = rows.losses(out, targets), dict.fromkeys(sees, out)
+    tensors = {n: torch.full_like(losses[:, 0], value) for n, value in numbers.items()}
+    tried = RowObjective(found.function, tensors, {} if found.of_outputs else None)
+    try:
+        if found.of_outputs:
+            got = tried.losses(losses, out, targets, others)
+        else:
+            got, losses = tried.factor(losses[:, 0]), losses[:, 0]
+    except FedmabaError:
+        raise
+    except Exception as error:  # user code can raise anything
+        raise user_code.error_in_user_code(f"objective {name!r}", error) from error
+    shape = tuple(got.shape) if isinstance(got, Tensor) else type(got).__name__
+    if shape != tuple(losses.shape):
+        what = "loss for each example" if found.of_outputs else "factor for each row"
+        raise InputError(f"objective {name!r} gave {shape}: it must give one {what}")
+
+
+def propfair(loss: Tensor, numbers: Mapping[str, Tensor]) -> Tensor:
+    """-log(M - loss); where less than epsilon is left of M, a line of this slope."""
+    left, epsilon = numbers["M"] - loss, numbers["epsilon"]
+    inside = 1.0 / torch.where(left >= epsilon, left, 1.0)
+    return torch.where(left >= epsilon, inside, numbers["slope"])
+
+
+OBJECTIVES: dict[str, Callable[..., Tensor]] = {"propfair": propfair}

@@ -1,0 +1,88 @@
+"""How a server makes one change of its clients' changes, where weights alone cannot. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from fedmaba import user_code
+from fedmaba.errors import FedmabaError, InputError, unknown
+from fedmaba.strategies import records
+from fedmaba.strategies.records import known_fields_only
+
+OWN = "package.module:function"
+PIECE = 1 << 16  # numbers that NumPy combines at once
+
+
+@known_fields_only
+@dataclass(frozen=True)
+class Combine:
+    """The rule by which the server combines trained weights, by name, in place of a weighted sum.
+
+    The name is `package.module:function`. The function gets (changes, weights, numbers, xp) and
+    returns what joins the model. Changes (k, p) are those of the k participants that count, in a
+    piece of p columns: it must treat each column by itself. Weights (k,) are the strategy's
+    coefficients, which a record shows. `xp` is torch in a simulation and numpy at a Flower server.
+    Running statistics keep the weighted sum. A participant whose change is not finite counts as
+    one that did not answer.
+    """
+
+    name: str
+    numbers: Mapping[str, float] = field(default_factory=dict)  # which the function gets by name
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise records.wrong_value("Combine(name", self.name, "give a name")
+        given = records.as_dict("Combine(numbers", self.numbers)
+        numbers = {n: records.as_number(f"Combine(numbers[{n!r}]", v) for n, v in given.items()}
+        object.__setattr__(self, "numbers", numbers)
+
+    def of(self, changes: Any, weights: Any, xp: Any) -> Any:  # (p,)
+        """What the rule makes of changes (k, p) with weights (k,)."""
+        return find(self.name)(changes, weights, self.numbers, xp)
+
+    def check(self, changes: Any, weights: Any, xp: Any) -> None:
+        """Refuse a rule that fails on these changes, or does not give a number for each column."""
+        what = f"combine {self.name!r}"
+        try:
+            found = self.of(changes, weights, xp)
+        except FedmabaError:
+            raise
+        except Exception as error:  # user code can raise anything
+            raise user_code.error_in_user_code(what, error) from error
+        shape = tuple(getattr(found, "shape", ()))
+        if shape != tuple(changes.shape[1:]):
+            raise InputError(
+                f"{what} gave shape {shape} for {changes.shape[0]} changes of {changes.shape[1]} "
+                "numbers: return one number for each column"
+            )
+
+
+@cache
+def find(name: str) -> Callable[..., Any]:
+    """The rule of this name, or the user's own at `package.module:function`."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    where, _, attribute = name.partition(":")
+    if not attribute:
+        raise unknown("rule", name, BUILT_IN, other=f", or write {OWN} for your own")
+    found = user_code.import_attribute(f"combine {name!r}", where, attribute, OWN)
+    if not callable(found):
+        raise InputError(f"combine {name!r} is no function: it must take {TAKES}")
+    return found  # type: ignore[no-any-return]
+
+
+def combined(rule: Combine, changes: Any, weights: Any) -> Any:  # (P,)
+    """What a rule makes of changes (k, P), NumPy arrays, in pieces of columns."""
+    width = max(1, PIECE // len(changes))
+    cuts = range(0, changes.shape[1], width)
+    parts = [rule.of(changes[:, a : a + width], weights, np) for a in cuts]
+    return np.concatenate(parts).astype(changes.dtype)
+
+
+TAKES = "(changes, weights, numbers, xp)"
+BUILT_IN: dict[str, Callable[..., Any]] = {}

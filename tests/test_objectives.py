@@ -1,0 +1,237 @@
+"""What clients minimise in place of their loss: as a plain loop does it, in every form of rows."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedmaba.rows as package
+from fedmaba.errors import InputError
+from fedmaba.rows.general import LoopRows
+from fedmaba.rows.operations import RowMethod, RowOperations
+from fedmaba.rows.stack import LayerRows
+from fedmaba.rows.traced import TracedRows
+from fedmaba.simulation import local_training
+from fedmaba.simulation.engine import Optimiser, Run, simulate, start
+from fedmaba.strategies.base import Decision, Local, Needs, Objective, Strategy
+from plain_loop import PLAN, Plain, Wrapped, apart, one, played, vector
+from plain_loop import mlp as plain_mlp
+from recordings import Parts, Replays
+
+pytestmark = pytest.mark.usefixtures("few_threads")
+
+
+def distil(losses, outputs, y, others, numbers):
+    """The usual loss, and lam * KL divergence from the server's softened outputs."""
+    theirs, own = ((v / numbers["T"]).log_softmax(-1) for v in (others["server"], outputs))
+    return losses + numbers["lam"] * (theirs.exp() * (theirs - own)).sum(-1)
+
+
+def confident(losses, outputs, y, others, numbers):
+    """An objective of outputs that sees no other model: the usual loss, less some entropy."""
+    log_p = outputs.log_softmax(-1)
+    return losses + numbers["share"] * (log_p.exp() * log_p).sum(-1)
+
+
+def tilted(loss, numbers):
+    """(exp(t loss) - 1) / t"""
+    return torch.exp(numbers["t"] * loss)
+
+
+@dataclass(frozen=True)
+class Minimising(Strategy):
+    """a test strategy whose clients minimise something else"""
+
+    name: ClassVar[str] = "minimising"
+    objective: str = "distil"
+    number: float = 0.7
+    prox: float = 0.0
+    full_batch: bool = False
+
+    def needs(self):
+        return Needs(loss="mean")
+
+    def local(self):
+        numbers = {"distil": {"lam": self.number, "T": 2.0}, "confident": {"share": self.number}}
+        sees = ("server",) if self.objective == "distil" else ()
+        own = numbers.get(self.objective, {"t": self.number})
+        objective = Objective(f"test_objectives:{self.objective}", own, sees)
+        return Local(objective=objective, prox=self.prox, full_batch=self.full_batch)
+
+    def weigh(self, state, replies):
+        return Decision(np.full(len(replies.client), 1 / len(replies.client)), state)
+
+
+class Loop(Plain):
+    """The plain loop, in the words of the papers."""
+
+    def forward(self, model, x, key=None):
+        if key is not None:
+            self.x_now = x
+        if not isinstance(model, Wrapped):
+            out = super().forward(model, x, key)
+        elif key is None:
+            out = model.eval()(x)
+        else:  # dropout follows the client's random stream
+            with RowOperations(RowMethod(rows=False), key[0]):
+                out = model.train()(x)
+        if key is not None:
+            self.out_now = out
+        return out
+
+    def objective(self, data_loss, w, server):
+        asked = self.strategy
+        if asked.objective == "distil":
+            with torch.no_grad():
+                theirs = (self.forward(self.model, self.x_now) / 2).softmax(1)
+            own = (self.out_now / 2).softmax(1)
+            data_loss = data_loss + asked.number * (theirs * (theirs / own).log()).sum(1).mean()
+        elif asked.objective == "confident":
+            p = self.out_now.softmax(1)
+            data_loss = data_loss + asked.number * (p * p.log()).sum(1).mean()
+        else:
+            data_loss = ((asked.number * data_loss).exp() - 1) / asked.number
+        pull = sum(((a - b) ** 2).sum() for a, b in zip(w, server, strict=True))
+        return data_loss + asked.prox / 2 * pull
+
+
+def mlp(shape, classes):
+    inner = nn.Linear(64, 10), nn.ReLU(), nn.Dropout(0.4), nn.Linear(10, classes)
+    return nn.Sequential(nn.Flatten(), *inner)
+
+
+FORMS = {"layers": LayerRows, "traced": TracedRows, "loop": LoopRows}
+WAYS = {
+    "sgd": (PLAN, {}),
+    "some": (replace(PLAN, participants=3, chunk=2, epochs=2), {"prox": 0.3}),
+    "full batch": (PLAN, {"full_batch": True, "prox": 0.3}),
+    "momentum": (replace(PLAN, optimiser=Optimiser(0.5), step_schedule="cosine"), {}),
+}
+
+
+@pytest.fixture
+def form(request, monkeypatch):
+    monkeypatch.setattr(package, "_is_small", lambda *args: request.param == "traced")
+    monkeypatch.setattr(local_training, "FULL_BATCH_PIECE", 4)
+    return request.param
+
+
+@pytest.mark.parametrize("form", FORMS, indirect=True)
+@pytest.mark.parametrize("way", WAYS)
+def test_what_clients_minimise_is_what_a_plain_loop_does(way, form, fed):
+    (plan, asks), net = WAYS[way], plain_mlp if way == "full batch" else mlp  # pieces draw apart
+
+    def make(shape, classes):
+        return net(shape, classes) if form == "layers" else Wrapped(net(shape, classes))
+
+    rules = [Minimising(**asks), Minimising(number=0.2, **asks), Minimising("confident", **asks)]
+    rules += [Minimising("tilted", 0.1, **asks), one("fedavg"), one("propfair")]
+    runs = [Run(rule, seed, fed) for rule in rules for seed in (3, 4)]
+    wanted = [Loop(run.strategy, run.seed, fed, plan, make).run() for run in runs[:-4]]
+    for graphs in (None, Replays(), Parts()):
+        batch = start(runs, plan, make)
+        assert type(batch.rows) is FORMS[form], batch.rows.path
+        batch.graphs = graphs or batch.graphs
+        shots = list(simulate(batch))
+        for r, want in enumerate(wanted):
+            assert apart(vector(batch, batch.progress.model[r]), want.path[-1]) < 1e-9
+            for shot, told in zip(shots, want.told, strict=True):
+                assert shot.rounds[r].loss == pytest.approx(told.loss, abs=1e-9)  # the usual one
+    for r, run in enumerate(runs[-4:], len(runs) - 4):  # beside others as alone
+        alone, _ = played([run], fed, plan, make)
+        assert apart(alone.progress.model[0], batch.progress.model[r]) < 1e-9
+
+
+def test_a_resumed_run_sees_the_servers_model_again(fed):
+    plan = replace(PLAN, rounds=4)
+    whole, _ = played([Run(Minimising(), 3, fed)], fed, plan, mlp)
+    half = start([Run(Minimising(), 3, fed)], plan, mlp)
+    for shot in simulate(half):
+        if shot.round == 1:
+            break
+    again, meta = start(half.runs, plan, mlp), {"round": 2, "chunk": 5, "diverged": [""]}
+    again.progress.restore(half.progress.arrays(), meta)
+    list(simulate(again))
+    assert torch.equal(again.progress.model, whole.progress.model)
+
+
+class Normed(nn.Module):
+    """A model with statistics, which training reads otherwise than evaluation."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.a, self.norm, self.b = nn.Linear(64, 9), nn.BatchNorm1d(9), nn.Linear(9, classes)
+
+    def forward(self, x):
+        return self.b(self.norm(self.a(x.flatten(1))).tanh())
+
+
+@pytest.mark.parametrize("choice", ["average", "local"])
+def test_both_general_forms_see_the_same_statistics_of_the_server(choice, fed, monkeypatch):
+    plan, found = replace(PLAN, minibatch=3, batchnorm=choice), []
+    for form in (TracedRows, LoopRows):
+        monkeypatch.setattr(package, "_is_small", lambda *args, form=form: form is TracedRows)
+        runs = [Run(Minimising(number=number), 3, fed) for number in (0.0, 0.7)]
+        batch, _ = played(runs, fed, plan, Normed)
+        assert type(batch.rows) is form, batch.rows.path
+        found.append(batch.progress.model)
+    assert apart(*found) < 1e-9
+    assert apart(*found[0]) > 1e-3
+
+
+def broken(losses, outputs, y, others, numbers):
+    return losses if float(losses.sum()) > 0 else outputs
+
+
+def one_for_all(losses, outputs, y, others, numbers):
+    return losses.mean()
+
+
+def three(losses, outputs, y):
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("objective", "line"),
+    [
+        (Objective("distill"), "unknown objective 'distill'"),
+        (Objective("test_objectives:nothing"), "has no 'nothing'"),
+        (Objective("test_objectives:PLAN"), "write a function of (loss, numbers), or of (losses,"),
+        (Objective("test_objectives:three"), "write a function of (loss, numbers), or of (losses,"),
+        (Objective("test_objectives:tilted", {"T": 1.0}), "KeyError: 't'"),
+        (Objective("test_objectives:tilted", {"t": 1.0}, ("server",)), "leave out what it sees"),
+        (Objective("test_objectives:distil", {"lam": 1.0, "T": 1.0}), "KeyError: 'server'"),
+        (Objective("test_objectives:broken"), "RuntimeError"),
+        (Objective("test_objectives:one_for_all"), "gave (2,): it must give one loss for each"),
+        (Objective("propfair", {"m": 5.0}), "KeyError: 'M'"),
+    ],
+)
+def test_an_objective_that_does_not_work_is_refused_before_the_first_round(objective, line, fed):
+    @dataclass(frozen=True)
+    class Asking(Minimising):
+        name: ClassVar[str] = "asking"
+
+        def local(self):
+            return Local(objective=objective)
+
+    with pytest.raises(InputError) as error:
+        start([Run(Asking(), 3, fed)], PLAN, mlp)
+    assert line in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_models_that_an_objective_sees_take_room(fed):
+    rows = start([Run(one("fedavg"), 3, fed)], PLAN, mlp).rows
+    assert rows.room(4, seen=2) - rows.room(4) == 2 * (rows.layout.size + 4 * rows.activations)
+
+
+def test_rows_of_one_objective_are_trained_at_once_whatever_its_numbers(fed):
+    rules = (Minimising(number=0.1), Minimising(number=0.9), Minimising("tilted"), one("fedavg"))
+    batch = start([Run(rule, 3, fed) for rule in rules], PLAN, mlp)
+    kinds = [kind.tolist() for kind in batch.kinds]
+    assert kinds[0] == kinds[1]
+    assert kinds[2] == kinds[3]  # an objective of the loss alone, beside plain rows
+    assert len({tuple(kind) for kind in kinds}) == 2

@@ -1,0 +1,199 @@
+"""Layers that stay with clients, by patterns of names: rows are the plain loop everywhere."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedmaba.errors import InputError
+from fedmaba.rows import models
+from fedmaba.rows.stack import LayerRows
+from fedmaba.simulation.engine import Run, simulate, start
+from fedmaba.simulation.parts.own_layers import OWN
+from fedmaba.strategies.base import Decision, Local, Needs, Strategy
+from plain_loop import PLAN, Plain, apart, cnn, mlp, one, played
+from plain_norms import norm_net
+from recordings import Parts, Replays
+from thread_ranks import on_two_ranks
+
+pytestmark = pytest.mark.usefixtures("few_threads")
+SOME = replace(PLAN, participants=3, rounds=6, epochs=2)
+
+
+@dataclass(frozen=True)
+class Heads(Strategy):
+    """weighs by size, or by losses seen and changes; clients keep what a pattern fits"""
+
+    name = "heads"
+    kept: str = "5.*"
+    late: bool = False
+    mu: float = 0.0
+    lean: float = 0.0
+
+    def needs(self):
+        return Needs("mean", "gram") if self.late else Needs()
+
+    def local(self):
+        add = {"server": self.lean} if self.lean else {}
+        return Local(prox=self.mu, add=add, own_layers=(self.kept,))
+
+    def weigh(self, state, replies):
+        share = replies.size.astype(float)
+        if self.late:
+            share = replies.loss * np.sqrt(replies.gram.diagonal())
+        return Decision(share / share.sum(), state)
+
+
+class PlainHeads(Plain):
+    """The plain loop of clients that keep weights by name."""
+
+    def __init__(self, names, *given):
+        super().__init__(*given)
+        self.names, self.own = set(names), {}
+
+    def train(self, client, t, lr):
+        sent = {n: p.detach().clone() for n, p in self.model.named_parameters()}
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                p.copy_(self.own.get(client, sent).get(name, p))
+        trained, seen = super().train(client, t, lr)
+        after = {n: p.detach().clone() for n, p in trained.named_parameters()}
+        self.own[client] = {n: after[n] for n in self.names}
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                p.copy_(sent[name])
+            for name, p in trained.named_parameters():
+                p.copy_(sent[name] if name in self.names else p)
+        return trained, seen
+
+
+def assert_plain(batch, r, plain):
+    """The server's weights and what each client keeps are the plain loop's."""
+    at, layout = batch.progress, batch.rows.layout
+    named = layout.unpack(at.model[r])
+    assert set(layout.kept_names()) == plain.names
+    for name, want in plain.model.named_parameters():
+        assert apart(named[name], want.detach()) < 1e-9, name
+    whole = at.model[r].expand(len(plain.fed.split.train), -1).clone()
+    whole[:, layout.shared :] = at.memory.columns[r][OWN]
+    for client, own in plain.own.items():
+        kept = layout.unpack(whole[client])
+        for name, want in own.items():
+            assert apart(kept[name], want) < 1e-9, (client, name)
+
+
+def norm_free(shape, classes):
+    """Convolutions without dropout, whose masks are other ones in each form of rows."""
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 4, 3),
+        nn.Tanh(),
+        nn.Conv2d(4, 3, 3),
+        nn.Flatten(),
+        nn.Linear(48, classes),
+    )
+
+
+LAST, FIRST, BIASES = ["5.weight", "5.bias"], ["1.weight", "1.bias"], ["1.bias", "3.bias", "5.bias"]
+CASES = [
+    (mlp, "5.*", LAST, True),
+    (mlp, "1.*", FIRST, False),
+    (mlp, "*.bias", BIASES, False),
+    (cnn, "7.*", ["7.weight", "7.bias"], True),
+    (norm_free, "0.*", ["0.weight", "0.bias"], False),
+]
+
+
+@pytest.mark.parametrize(("make", "kept", "names", "fast"), CASES)
+@pytest.mark.parametrize("plan", [PLAN, SOME, replace(SOME, chunk=2)], ids=["all", "some", "cut"])
+def test_clients_that_keep_layers_are_the_plain_loop(plan, make, kept, names, fast, fed):
+    runs = [Heads(kept), Heads(kept, late=True), Heads(kept, mu=0.7), Heads(kept, lean=0.3)]
+    runs += [Heads(kept, mu=0.7, lean=-0.3)]
+    batch, _ = played([Run(s, 3, fed) for s in runs], fed, plan, make)
+    assert isinstance(batch.rows, LayerRows) == fast
+    for r, strategy in enumerate(runs):
+        assert_plain(batch, r, PlainHeads(names, strategy, 3, fed, plan, make).run())
+
+
+def batches_of(fed, kept, make):
+    """Makes equal batches, and the numbers with which one of them ends."""
+    runs = [Run(Heads(kept), 3, fed), Run(Heads(kept, late=True, mu=0.7, lean=-0.3), 3, fed)]
+
+    def begin():
+        return start(runs, replace(SOME, chunk=2), make)
+
+    whole = begin()
+    list(simulate(whole))
+    return begin, {name: value.copy() for name, value in whole.progress.arrays().items()}
+
+
+def assert_close(batch, wanted):
+    for name, value in batch.progress.arrays().items():
+        np.testing.assert_allclose(value, wanted[name], rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize(("kept", "make"), [("5.*", mlp), ("0.*", norm_free)])
+def test_two_ranks_and_runs_that_go_on_give_the_same(kept, make, fed):
+    begin, wanted = batches_of(fed, kept, make)
+    for batch in on_two_ranks(begin):
+        assert_close(batch, wanted)
+    half, again = begin(), begin()
+    for shot in simulate(half):
+        if shot.round == 2:
+            break
+    at = half.progress
+    meta = {"round": at.round, "chunk": at.chunk, "diverged": at.diverged}
+    saved = {name: value.copy() for name, value in at.arrays().items()}
+    assert again.progress.misfit(saved, meta, SOME.rounds) == ""
+    again.progress.restore(saved, meta)
+    list(simulate(again))
+    for name, value in again.progress.arrays().items():
+        np.testing.assert_array_equal(value, wanted[name], name)
+
+
+@pytest.mark.parametrize("kept", ["5.*", "1.*"])
+@pytest.mark.parametrize("kind", [Replays, Parts])
+def test_rounds_that_are_replayed_give_the_same(kept, kind, fed):
+    begin, wanted = batches_of(fed, kept, mlp)
+    batch = begin()
+    batch.graphs = kind()
+    list(simulate(batch))
+    assert_close(batch, wanted)
+
+
+@pytest.mark.parametrize(
+    ("kept", "make", "choice", "line"),
+    [
+        ("head.*", mlp, "refuse", r"'head\.\*' fits no weight: its weights are 1\.weight, 1\.bias"),
+        ("*", mlp, "refuse", r"own_layers='\*' leaves nothing to send: its weights are 1\.weight"),
+        ("8.*", norm_net, "average", "send the statistics of '1': choose batchnorm='local'"),
+    ],
+)
+def test_patterns_that_cannot_be_followed_are_one_line(kept, make, choice, line, fed):
+    with pytest.raises(InputError, match=line):
+        start([Run(Heads(kept), 3, fed)], replace(PLAN, batchnorm=choice), make)
+
+
+def test_runs_that_keep_other_layers_are_simulated_apart(fed):
+    with pytest.raises(InputError, match=r"but fedavg has.*simulate them apart"):
+        start([Run(one("fedavg"), 3, fed), Run(Heads(), 3, fed)], PLAN, mlp)
+
+
+def test_what_local_says_of_layers_is_checked_and_travels():
+    with pytest.raises(InputError, match=r"own_layers='head'\): give a tuple of words"):
+        Local(own_layers="head")
+    local = Local(own_layers=["head.*"])
+    assert Local.from_json(local.to_json()) == local == Local(own_layers=("head.*",))
+
+
+def test_a_weight_of_two_names_is_kept_by_either(fed):
+    def tied(shape, classes):
+        model = mlp(shape, classes)
+        model.add_module("again", nn.Identity())
+        model.again.register_parameter("first", model[1].bias)
+        return model
+
+    model = models.build_model(tied, (1, 8, 8), 4, 0, own_layers=("again.*",))
+    assert set(models.sent_weights(model)) == {"1.weight", "3.weight", "3.bias", "5.weight",
+                                               "5.bias"}  # fmt: skip
