@@ -89,7 +89,8 @@ def test_numbers_of_rounds_readings_floors_and_gains(tool, tmp_path):
     want = 100 * np.mean([a[1].mean() for a in fifth])
     found = show("readings#5", "fedavg", "accuracy", "last", f"r{done}")
     assert found == pytest.approx(want, abs=0.01)
-    spread = [np.mean(p * (1 - p) / 99) for p in (r.accuracy("last")[-1] for r in runs[0])]
+    shares = [r.accuracy("last")[-1] for r in runs[0]]
+    spread = [np.mean(p * (1 - p) / 99) * (len(p) - 1) / len(p) for p in shares]
     found = show("readings", "fedavg", "floor", "last", "last")
     assert found == pytest.approx(1e4 * np.mean(spread), abs=0.01)
     gain = [r.accuracy("deployed")[-1].mean() - r.accuracy("last")[-1].mean() for r in runs[0]]
