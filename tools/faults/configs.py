@@ -114,6 +114,8 @@ def _case(data: Path, rng: random.Random, tally: Tally) -> str:
         wrong.setdefault("train.steps", tree["train.steps"])  # one instead of the other
     either = False
     specs = rng.sample(GOOD, rng.randint(1, 3))
+    if specs == ["fedsgd"]:
+        specs.append("fedavg")  # alone, it refuses the options of local steps
     if errors and rng.random() < 0.3:
         specs.append(rng.choice(BAD))
         wrong["strategies"] = specs[-1]

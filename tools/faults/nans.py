@@ -17,8 +17,8 @@ from tools.faults.common import Say, Tally, progress
 
 from fedmaba import strategies
 from fedmaba.data.federation import Federation
+from fedmaba.simulation import client as client_
 from fedmaba.simulation import engine, pipeline, server_step
-from fedmaba.simulation import round as round_
 
 SPECS = ["fedavg", "fedmaba", "fedmaba:loss_at=mean", "qffl", "fedfv", "fedmgda"]
 Batch = engine.Batch
@@ -50,23 +50,23 @@ def play(fed: Federation, rounds: int, chunk: int | None) -> tuple[Batch, list[t
 @contextmanager
 def client(run: int, t: int, value: float) -> Iterator[list[int]]:
     """The first weight of one client's model becomes `value` by its training in round t."""
-    real, hit = round_.train_rows, []
+    real, hit = client_.train_chunk, []
 
     def trained(rows: Any, pool: Any, models: Any, job: Any, *more: Any) -> Any:
-        w, told = real(rows, pool, models, job, *more)
-        mine = np.flatnonzero(job.run == run)
-        if now[0] == t and len(mine) and not hit:
-            w[mine[-1], 0] = value
-            told[1, mine[-1]] = w[mine[-1]].sum()
-            hit.append(int(job.first[mine[-1]]))
-        return w, told
+        end, summary = real(rows, pool, models, job, *more)
+        places = np.flatnonzero(job.run == run)
+        if now[0] == t and len(places) and not hit:
+            end[places[-1], 0] = value
+            summary[1, places[-1]] = end[places[-1]].sum()
+            hit.append(int(job.first[places[-1]]))
+        return end, summary
 
     with _round_number() as now:
-        round_.train_rows = trained
+        client_.train_chunk = trained
         try:
             yield hit
         finally:
-            round_.train_rows = real
+            client_.train_chunk = real
 
 
 @contextmanager
