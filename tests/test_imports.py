@@ -95,7 +95,8 @@ def test_what_needs_no_torch_imports_none():
 
 
 CONTRACT = {"strategies.base", "strategies.simplex", "strategies.outliers", "errors"}
-CONTRACT |= {"strategies.server_optimisers", "strategies.descent", "strategies.privacy_knob"}
+CONTRACT |= {"strategies.averaging", "strategies.server_optimisers"}
+CONTRACT |= { "strategies.descent", "strategies.privacy_knob"}
 OF_ALL = {"strategies.__init__", "strategies.hyper_parameters", "strategies.deployed"}
 OF_ALL |= {"strategies.contract", "strategies.local_work", "strategies.records"}
 OF_ALL |= {"strategies.combine"}

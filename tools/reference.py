@@ -198,7 +198,7 @@ def _entry(name: str, words: dict[str, Any], group: dict[str, Any]) -> list[str]
     thing = next(node for node in tree.body if getattr(node, "name", "") == owner)
     inside = _methods(thing) if isinstance(thing, ast.ClassDef) else {}
     node = inside[method] if method else thing
-    params = _fields(node) if isinstance(node, ast.ClassDef) else _arguments(node)
+    params = _fields(node, tree) if isinstance(node, ast.ClassDef) else _arguments(node)
     told = words.get("params", {})
     if list(told) != [p.name for p in params]:
         there = ", ".join(p.name for p in params)
@@ -253,12 +253,13 @@ def _methods(owner: ast.ClassDef) -> dict[str, ast.FunctionDef]:
     return {n.name: n for n in public if not n.name.startswith("_") or n.name == "__init__"}
 
 
-def _fields(owner: ast.ClassDef) -> list[Parameter]:
-    """The parameters of a class: those of __init__, or its fields."""
+def _fields(owner: ast.ClassDef, tree: ast.Module) -> list[Parameter]:
+    """The parameters of a class: those of __init__, or its fields and its parents' in this file."""
     methods = _methods(owner)
     if "__init__" in methods:
         return _arguments(methods["__init__"])
-    out = []
+    parents = [n for n in tree.body if getattr(n, "name", "") in map(ast.unparse, owner.bases)]
+    out = [field for one in parents for field in _fields(one, tree)]
     for node in owner.body:
         if not isinstance(node, ast.AnnAssign):
             continue

@@ -9,72 +9,36 @@ from collections.abc import Sequence
 from fedmaba import user_code
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.strategies import contract, hyper_parameters
-from fedmaba.strategies.aaggff import AAggFF
-from fedmaba.strategies.adafed import AdaFed
-from fedmaba.strategies.afl import AFL
-from fedmaba.strategies.alone import Alone
+from fedmaba.strategies.aaggff import AAggFF as AAggFF
+from fedmaba.strategies.adafed import AdaFed as AdaFed
+from fedmaba.strategies.afl import AFL as AFL
+from fedmaba.strategies.alone import Alone as Alone
 from fedmaba.strategies.base import Strategy, make_strategy
-from fedmaba.strategies.deltafl import DeltaFL
-from fedmaba.strategies.ditto import Ditto
-from fedmaba.strategies.eagle import Eagle
-from fedmaba.strategies.fairfed import FairFed
-from fedmaba.strategies.fedadam import FedAdam
-from fedmaba.strategies.fedavg import FedAvg
-from fedmaba.strategies.fedavgm import FedAvgM
-from fedmaba.strategies.feddyn import FedDyn
-from fedmaba.strategies.fedeba import FedEBA
-from fedmaba.strategies.fedfv import FedFV
-from fedmaba.strategies.fedgini import FedGini
-from fedmaba.strategies.fedlf import FedLF
-from fedmaba.strategies.fedmaba import FedMABA
-from fedmaba.strategies.fedmdfg import FedMDFG
-from fedmaba.strategies.fedmgda import FedMGDA
-from fedmaba.strategies.fednova import FedNova
-from fedmaba.strategies.fedprox import FedProx
-from fedmaba.strategies.fedsgd import FedSGD
-from fedmaba.strategies.fedyogi import FedYogi
-from fedmaba.strategies.gifair import GIFAIR
-from fedmaba.strategies.mifa import MIFA
-from fedmaba.strategies.propfair import PropFair
-from fedmaba.strategies.qffl import QFFL
-from fedmaba.strategies.scaffold import Scaffold
-from fedmaba.strategies.term import TERM
-
-__all__ = [
-    "AFL",
-    "GIFAIR",
-    "MIFA",
-    "QFFL",
-    "REGISTRY",
-    "TERM",
-    "AAggFF",
-    "AdaFed",
-    "Alone",
-    "DeltaFL",
-    "Ditto",
-    "Eagle",
-    "FairFed",
-    "FedAdam",
-    "FedAvg",
-    "FedAvgM",
-    "FedDyn",
-    "FedEBA",
-    "FedFV",
-    "FedGini",
-    "FedLF",
-    "FedMABA",
-    "FedMDFG",
-    "FedMGDA",
-    "FedNova",
-    "FedProx",
-    "FedSGD",
-    "FedYogi",
-    "PropFair",
-    "Scaffold",
-    "describe_strategies",
-    "parse",
-    "register",
-]
+from fedmaba.strategies.deltafl import DeltaFL as DeltaFL
+from fedmaba.strategies.ditto import Ditto as Ditto
+from fedmaba.strategies.eagle import Eagle as Eagle
+from fedmaba.strategies.fairfed import FairFed as FairFed
+from fedmaba.strategies.fedadam import FedAdam as FedAdam
+from fedmaba.strategies.fedadam import FedYogi as FedYogi
+from fedmaba.strategies.fedavg import FedAvg as FedAvg
+from fedmaba.strategies.fedavgm import FedAvgM as FedAvgM
+from fedmaba.strategies.feddyn import FedDyn as FedDyn
+from fedmaba.strategies.fedeba import FedEBA as FedEBA
+from fedmaba.strategies.fedfv import FedFV as FedFV
+from fedmaba.strategies.fedgini import FedGini as FedGini
+from fedmaba.strategies.fedlf import FedLF as FedLF
+from fedmaba.strategies.fedmaba import FedMABA as FedMABA
+from fedmaba.strategies.fedmdfg import FedMDFG as FedMDFG
+from fedmaba.strategies.fedmgda import FedMGDA as FedMGDA
+from fedmaba.strategies.fednova import FedNova as FedNova
+from fedmaba.strategies.fedprox import FedProx as FedProx
+from fedmaba.strategies.fedsgd import FedSGD as FedSGD
+from fedmaba.strategies.gifair import GIFAIR as GIFAIR
+from fedmaba.strategies.mifa import MIFA as MIFA
+from fedmaba.strategies.propfair import PropFair as PropFair
+from fedmaba.strategies.qffl import QFFL as QFFL
+from fedmaba.strategies.scaffold import Scaffold as Scaffold
+from fedmaba.strategies.term import TERM as TERM
 
 REGISTRY: dict[str, type[Strategy]] = {
     kind.name: kind

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from fedmaba.strategies.averaging import average_weights, largest_average_weight
 from fedmaba.strategies.base import (
     Decision,
     Needs,
@@ -21,8 +22,6 @@ from fedmaba.strategies.base import (
     Strategy,
     param,
     require_finite,
-    size_weights,
-    uniform_weights,
 )
 from fedmaba.strategies.simplex import effective_count
 
@@ -40,11 +39,11 @@ class DeltaFL(Strategy):
         return Needs(loss="start")
 
     def max_weight(self, n: int, share: float = 1.0) -> float:
-        return min(1.0, (share if self.weights == "size" else 1.0 / n) / self.theta)
+        return min(1.0, largest_average_weight(self.weights, n, share) / self.theta)
 
     def weigh(self, state: State, replies: Replies) -> Decision:
         loss = require_finite(replies.loss, "loss")
-        share = size_weights(replies) if self.weights == "size" else uniform_weights(replies)
+        share = average_weights(self.weights, replies)
         order = np.argsort(-loss, kind="stable")
         mass = np.cumsum(share[order])
         last = min(int(np.searchsorted(mass, self.theta)), len(loss) - 1)

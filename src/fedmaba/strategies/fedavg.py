@@ -1,17 +1,11 @@
 """FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
-Data", AISTATS 2017. Its averaging rule serves FedSGD, FedProx and PropFair too."""
+Data", AISTATS 2017."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedmaba.strategies.base import (
-    Decision,
-    Replies,
-    State,
-    Strategy,
-    size_weights,
-    uniform_weights,
-)
+from fedmaba.strategies.averaging import average_weights, largest_average_weight
+from fedmaba.strategies.base import Decision, Replies, State, Strategy
 
 
 @dataclass(frozen=True)
@@ -23,9 +17,7 @@ class FedAvg(Strategy):
     weights: Literal["size", "uniform"] = "size"
 
     def max_weight(self, n: int, share: float = 1.0) -> float:
-        return share if self.weights == "size" else 1.0 / n
+        return largest_average_weight(self.weights, n, share)
 
     def weigh(self, state: State, replies: Replies) -> Decision:
-        return Decision(
-            size_weights(replies) if self.weights == "size" else uniform_weights(replies), state
-        )
+        return Decision(average_weights(self.weights, replies), state)

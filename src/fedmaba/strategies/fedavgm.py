@@ -4,15 +4,8 @@ Visual Classification", arXiv 2019: FedAvg whose server keeps a velocity."""
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedmaba.strategies.base import (
-    Decision,
-    Replies,
-    State,
-    Strategy,
-    param,
-    size_weights,
-    uniform_weights,
-)
+from fedmaba.strategies.averaging import average_weights, largest_average_weight
+from fedmaba.strategies.base import Decision, Replies, State, Strategy, param
 from fedmaba.strategies.server_optimisers import ServerOptimiser
 
 
@@ -30,9 +23,7 @@ class FedAvgM(Strategy):
         return ServerOptimiser("momentum", lr=self.lr, beta1=self.beta)
 
     def max_weight(self, n: int, share: float = 1.0) -> float:
-        return share if self.weights == "size" else 1.0 / n
+        return largest_average_weight(self.weights, n, share)
 
     def weigh(self, state: State, replies: Replies) -> Decision:
-        return Decision(
-            size_weights(replies) if self.weights == "size" else uniform_weights(replies), state
-        )
+        return Decision(average_weights(self.weights, replies), state)

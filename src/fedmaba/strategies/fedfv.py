@@ -46,10 +46,8 @@ class FedFV(Strategy):
         return ()
 
     def weigh(self, state: State, replies: Replies) -> Decision:
-        gram, loss = (
-            require_finite(replies.gram, "gram matrix"),
-            require_finite(replies.loss, "loss"),
-        )
+        gram = require_finite(replies.gram, "gram matrix")
+        loss = require_finite(replies.loss, "loss")
         m = len(loss)
         mean, coef = np.zeros((2, len(gram)))
         mean[:m] = 1.0 / m

@@ -73,10 +73,8 @@ class FedMDFG(Strategy):
         return {**both, "norm": state["norm"]}
 
     def weigh(self, state: State, replies: Replies) -> Decision:
-        gram, loss = (
-            require_finite(replies.gram, "gram matrix"),
-            require_finite(replies.loss, "loss"),
-        )
+        gram = require_finite(replies.gram, "gram matrix")
+        loss = require_finite(replies.loss, "loss")
         usual, rounds, above = _usual_losses(state, replies.client, loss)
         norms, here, absent = _parts(replies)
         coef, info = np.zeros(len(gram)), {"fair": 0.0, "scale": 1.0}

@@ -7,11 +7,12 @@ simulated.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedmaba.strategies.base import Decision, Local, Replies, State, Strategy, param, size_weights
+from fedmaba.strategies.averaging import SizeAverage
+from fedmaba.strategies.base import Local, param
 
 
 @dataclass(frozen=True)
-class FedProx(Strategy):
+class FedProx(SizeAverage):
     """FedAvg with a proximal term mu/2 |w - w_server|^2 in each local step"""
 
     name: ClassVar[str] = "fedprox"
@@ -20,9 +21,3 @@ class FedProx(Strategy):
 
     def local(self) -> Local:
         return Local(prox=self.mu)
-
-    def max_weight(self, n: int, share: float = 1.0) -> float:
-        return share
-
-    def weigh(self, state: State, replies: Replies) -> Decision:
-        return Decision(size_weights(replies), state)

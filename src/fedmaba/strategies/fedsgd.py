@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedmaba.strategies.base import Decision, Local, Replies, State, Strategy, size_weights
+from fedmaba.strategies.averaging import SizeAverage
+from fedmaba.strategies.base import Local
 
 
 @dataclass(frozen=True)
-class FedSGD(Strategy):
+class FedSGD(SizeAverage):
     """one step on the full-batch gradient of all clients together"""
 
     name: ClassVar[str] = "fedsgd"
@@ -15,9 +16,3 @@ class FedSGD(Strategy):
 
     def local(self) -> Local:
         return Local(full_batch=True)
-
-    def max_weight(self, n: int, share: float = 1.0) -> float:
-        return share
-
-    def weigh(self, state: State, replies: Replies) -> Decision:
-        return Decision(size_weights(replies), state)

@@ -5,10 +5,7 @@ import numpy as np
 from fedmaba.strategies.base import FloatArray
 
 MEDIAN_TO_DEVIATION = 1.4826  # a normal sample's deviation over its median distance to the median
-BELIEVED_UP_TO, IGNORED_FROM = (
-    3.0,
-    4.5,
-)  # in deviations above the median
+BELIEVED_UP_TO, IGNORED_FROM = 3.0, 4.5  # in deviations above the median
 
 
 def shrink_outliers(loss: FloatArray, known: FloatArray) -> FloatArray:

@@ -9,20 +9,12 @@ continuation is ever used.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedmaba.strategies.base import (
-    Decision,
-    Local,
-    Objective,
-    Replies,
-    State,
-    Strategy,
-    param,
-    size_weights,
-)
+from fedmaba.strategies.averaging import SizeAverage
+from fedmaba.strategies.base import Local, Objective, param
 
 
 @dataclass(frozen=True)
-class PropFair(Strategy):
+class PropFair(SizeAverage):
     """FedAvg of clients that minimise -log(M - loss)"""
 
     name: ClassVar[str] = "propfair"
@@ -36,9 +28,3 @@ class PropFair(Strategy):
         return Local(
             objective=Objective("propfair", {"M": self.M, "epsilon": self.epsilon, "slope": slope})
         )
-
-    def max_weight(self, n: int, share: float = 1.0) -> float:
-        return share
-
-    def weigh(self, state: State, replies: Replies) -> Decision:
-        return Decision(size_weights(replies), state)
