@@ -12,7 +12,8 @@ from fedmaba.deploy.settings import FederationSettings
 from fedmaba.errors import InputError
 from fedmaba.rows import models
 from fedmaba.simulation.engine import Plan
-from fedmaba.strategies.base import Replies, call_weigh
+from fedmaba.strategies.answers import call_weigh
+from fedmaba.strategies.base import Replies
 from fedmaba.strategies.fairfed import FairFed
 from group_cases import compare, people
 from paper_loops import FairFed as FairFedLoop

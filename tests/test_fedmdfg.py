@@ -12,8 +12,8 @@ from fedmaba.data.federation import Federation
 from fedmaba.data.partition import Split
 from fedmaba.simulation.engine import Plan, Run, simulate, start
 from fedmaba.strategies import FedMDFG
-from fedmaba.strategies.base import Replies, call_weigh
-from fedmaba.strategies.contract import call_search
+from fedmaba.strategies.answers import call_search, call_weigh
+from fedmaba.strategies.base import Replies
 from fedmaba.strategies.descent import cosine
 from plain_loop import PLAN, apart, cnn, mlp, one, played, vector
 

@@ -96,10 +96,10 @@ def test_what_needs_no_torch_imports_none():
 
 CONTRACT = {"strategies.base", "strategies.simplex", "strategies.outliers", "errors"}
 CONTRACT |= {"strategies.averaging", "strategies.server_optimisers"}
-CONTRACT |= { "strategies.descent", "strategies.privacy_knob"}
+CONTRACT |= {"strategies.descent", "strategies.privacy_knob"}
 OF_ALL = {"strategies.__init__", "strategies.hyper_parameters", "strategies.deployed"}
 OF_ALL |= {"strategies.contract", "strategies.local_work", "strategies.records"}
-OF_ALL |= {"strategies.combine"}
+OF_ALL |= {"strategies.answers", "strategies.combine"}
 
 
 def test_a_strategy_knows_the_contract_and_some_maths_and_nothing_else():
@@ -158,7 +158,7 @@ def test_no_module_needs_itself():
 
 @pytest.mark.parametrize("name", [n for n in EVERY if n.startswith("simulation.")])
 def test_the_engine_knows_no_algorithm_no_file_and_no_terminal(name):
-    told = {"base", "contract", "deployed", "server_optimisers"}
+    told = {"answers", "base", "contract", "deployed", "server_optimisers"}
     found = inner(name) - {"strategies", *(f"strategies.{module}" for module in told)}
     assert not {m for m in found if m.startswith(("strategies", "results", "report", "cli"))}
     words = " ".join(

@@ -20,7 +20,8 @@ from fedmaba.errors import InputError
 from fedmaba.privacy.mechanism import refusal
 from fedmaba.simulation.engine import Run
 from fedmaba.strategies import MIFA, TERM, FedEBA, FedLF
-from fedmaba.strategies.base import Decision, Needs, Replies, Strategy, call_weigh, layers_of
+from fedmaba.strategies.answers import call_weigh
+from fedmaba.strategies.base import Decision, Needs, Replies, Strategy, layers_of
 from fedmaba.strategies.descent import fair_combination
 from plain_loop import PLAN, apart, mlp, one, played
 

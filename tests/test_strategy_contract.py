@@ -15,6 +15,7 @@ import fedmaba
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.errors import InputError
 from fedmaba.strategies import REGISTRY, FedProx, contract, parse
+from fedmaba.strategies.answers import call_weigh
 from fedmaba.strategies.base import (
     Decision,
     Keep,
@@ -25,7 +26,6 @@ from fedmaba.strategies.base import (
     Replies,
     ServerStep,
     Strategy,
-    call_weigh,
     require_finite,
 )
 from fedmaba.strategies.contract import check_strategy

@@ -11,7 +11,8 @@ from fedmaba.deploy.server import FederationServer
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.deploy.validation import Reply
 from fedmaba.errors import InputError
-from fedmaba.strategies.base import Decision, Replies, Strategy, call_weigh
+from fedmaba.strategies.answers import call_weigh
+from fedmaba.strategies.base import Decision, Replies, Strategy
 
 
 @dataclass(frozen=True)

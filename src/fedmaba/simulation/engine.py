@@ -54,7 +54,8 @@ from fedmaba.simulation.state import (
 )
 from fedmaba.simulation.work import out_of_memory
 from fedmaba.strategies import deployed as average
-from fedmaba.strategies.base import check_state, optimiser_of_server
+from fedmaba.strategies.answers import check_state
+from fedmaba.strategies.base import optimiser_of_server
 from fedmaba.strategies.server_optimisers import ServerOptimiser
 
 __all__ = [

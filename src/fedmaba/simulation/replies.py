@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.strategies.base import Decision, Replies, State, Strategy, call_weigh
+from fedmaba.strategies.answers import call_weigh
+from fedmaba.strategies.base import Decision, Replies, State, Strategy
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -11,18 +11,15 @@ import numpy as np
 
 from fedmaba import user_code
 from fedmaba.errors import FedmabaError, InputError
-from fedmaba.strategies import hyper_parameters, records
+from fedmaba.strategies import hyper_parameters
+from fedmaba.strategies.answers import call_weigh, check_state
 from fedmaba.strategies.base import (
     Combine,
     Decision,
     Local,
     Needs,
     Replies,
-    ServerStep,
     Strategy,
-    Trials,
-    call_weigh,
-    check_state,
     optimiser_of_server,
 )
 
@@ -32,7 +29,6 @@ OWN_RULE = (
     "weigh", "combine", "local", "needs", "search", "total", "init", "join", "server_optimiser",
 )
 # fmt: on
-MAX_TRIALS = 100  # steps that a strategy may try in one round
 
 
 def check_strategy(strategy: Strategy, n_clients: int | None = None) -> None:
@@ -134,21 +130,6 @@ def _made_up(needs: Needs, n: int) -> Replies:
     if changes in ("gram", "layers"):
         told |= {"past_client": nothing, "past_round": nothing}
     return Replies(0, 0.1, n, np.arange(m), np.arange(10, 10 + m), **told)
-
-
-def call_search(
-    strategy: Strategy, replies: Replies, decision: Decision, tried: Trials
-) -> ServerStep:
-    """Ask a strategy for the length of a step; refuse one that is no length, and endless trials."""
-    found = strategy.search(replies, decision, tried)
-    where = f"{strategy.name}, round {replies.round + 1}: search()"
-    if not isinstance(found, ServerStep):
-        raise InputError(f"{where} gave {found!r}: return fedmaba.ServerStep(factor, take)")
-    factor = records.as_number(f"{where} gave ServerStep(factor", found.factor)
-    found = ServerStep(factor, records.as_truth(f"{where} gave ServerStep(take", found.take))
-    if not found.take and len(tried) >= MAX_TRIALS:
-        raise InputError(f"{where} tried {MAX_TRIALS} steps and took none: return one to take")
-    return found
 
 
 def check_class(kind: type[Strategy], called: str = "") -> None:

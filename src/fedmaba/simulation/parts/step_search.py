@@ -17,8 +17,8 @@ from fedmaba.simulation.measurements import start_losses
 from fedmaba.simulation.part import FloatArray, Part, Setting
 from fedmaba.simulation.parts.changes import weighted_past
 from fedmaba.simulation.work import Cohort, Work
+from fedmaba.strategies.answers import call_search
 from fedmaba.strategies.base import Decision, Tried
-from fedmaba.strategies.contract import call_search
 
 
 class StepSearch(Part):
