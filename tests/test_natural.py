@@ -47,12 +47,12 @@ def test_census_by_a_column():
 
 def test_speaking_roles():
     text = natural.shakespeare("shakespeare")
-    assert len(text.roles) == 309
-    assert len(text.characters) == 65
+    assert len(text.client_names) == 309
+    assert len(text.classes) == 65
     assert text.x.shape == text.y.shape == (len(text.client), 80)
-    number = text.roles.index("First Citizen")
+    number = text.client_names.index("First Citizen")
     first = text.x[text.client == number][0]
-    assert "".join(text.characters[i] for i in first).startswith("Before we proceed any further")
+    assert "".join(text.classes[i] for i in first).startswith("Before we proceed any further")
     real = text.y[:, 1:] >= 0  # the input of a later position is the target of the one before
     np.testing.assert_array_equal(text.y[:, :-1][real], text.x[:, 1:][real])
     assert natural.shakespeare("shakespeare:length=20").x.shape[1] == 20

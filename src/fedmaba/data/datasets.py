@@ -146,13 +146,10 @@ def describe_datasets() -> list[tuple[str, str]]:
     """Name and one-line description of every data set."""
     return [
         *((spec.name, spec.about) for spec in published.PUBLISHED.values()),
-        *((one.name, f"{one.about} ({one.licence})") for one in natural.NATURAL.values()),
+        *natural.NATURAL.items(),
         ("synthetic", f"a softmax model per client, Li et al. 2020; synthetic:{synthetic.DEFAULT}"),
         ("FILE.npz", "arrays x (or x.ids, x.mask, ...), y; also client, x_test, y_test ..."),
-        (
-            "FILE.csv",
-            "a table with a header, numbers and words; --label, --client say what is what",
-        ),
+        ("FILE.csv", "a table with a header, numbers and words; --label, --client say their uses"),
         ("FILE.parquet", "the same, through pyarrow"),
     ]
 
@@ -160,17 +157,7 @@ def describe_datasets() -> list[tuple[str, str]]:
 def _natural(name: str, reading: Reading) -> Dataset:
     """A federation that comes with the package."""
     if _is_text(name):
-        told = natural.shakespeare(name)
-        return Dataset(
-            name,
-            told.x,
-            told.y,
-            len(told.y),
-            told.characters,
-            told.client,
-            told.roles,
-            task="sequence",
-        )
+        return natural.shakespeare(name)
     table = natural.table(name)
     how = table.reading._replace(missing=reading.missing, standardise=reading.standardise)
     return from_table(table._replace(reading=how), name, "classify")

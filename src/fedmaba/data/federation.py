@@ -188,14 +188,15 @@ class Federation:
         spec: str | None = None,
         clients: int | None = None,
         seed: int = 0,
-        test: str = "official",
+        test: str | None = "official",
         validation: float = 0.0,
         min_examples: int = 0,
     ) -> Federation:
         """Split a data set over clients; `spec` as in `fedmaba list partitions`.
 
         Without one the clients are the data's own, or shards:2 makes them where the data name none.
-        `min_examples` leaves out the data's own clients that have fewer.
+        `min_examples` leaves out the data's own clients that have fewer. `test` says which examples
+        test: official or local ones; None: official where the data have such a part.
         """
         if isinstance(data, str):
             data = datasets.load(data)
@@ -226,9 +227,7 @@ class Federation:
             if word not in known:
                 raise unknown("argument of from_arrays", word, known)
         data = datasets.from_arrays(x, y, client, task=task, **parts)
-        return divide(data, [seed], Division(validation=validation, min_examples=min_examples))[
-            seed
-        ]
+        return cls.make(data, "given", None, seed, None, validation, min_examples)
 
     @classmethod
     def from_frame(
@@ -269,9 +268,7 @@ class Federation:
                 f"no column is called client: say which one names the owner: client={hint}"
             )
         data = datasets.from_table(table, "frame", task)
-        return divide(data, [seed], Division(validation=validation, min_examples=min_examples))[
-            seed
-        ]
+        return cls.make(data, "given", None, seed, None, validation, min_examples)
 
     @classmethod
     def from_clients(
@@ -304,9 +301,7 @@ class Federation:
             raise InputError(f"{next(iter(columns))} is for tables, but clients have arrays")
         data = datasets.from_arrays(**found.arrays, task=task)
         data = replace(data, steps=(*data.steps, *found.steps))
-        return divide(data, [seed], Division(validation=validation, min_examples=min_examples))[
-            seed
-        ]
+        return cls.make(data, "given", None, seed, None, validation, min_examples)
 
 
 def usual(data: Dataset) -> str:

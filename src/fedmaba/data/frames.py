@@ -42,33 +42,31 @@ def read_frame(frame: Any, reading: Reading) -> RawTable:
 
 def columns_of(frame: Any) -> dict[str, Any]:
     """The columns of a frame by name."""
+    columns: list[tuple[Any, Any]]
     if isinstance(frame, Mapping):
-        found = dict(frame)
+        columns = [*frame.items()]
     elif hasattr(frame, "iloc") and hasattr(frame, "columns"):  # pandas
-        if not frame.columns.is_unique:
-            twice = frame.columns[frame.columns.duplicated()][0]
-            raise InputError(f"two columns are called {twice!r}: rename one of them")
-        found = {name: frame[name].array for name in frame.columns}
+        columns = [(name, frame.iloc[:, at].array) for at, name in enumerate(frame.columns)]
     elif hasattr(frame, "to_pydict") and hasattr(frame, "column_names"):  # pyarrow
-        names = frame.column_names
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise InputError(f"two columns are called {twice!r}: rename one of them")
-        found = {name: _arrow_values(frame.column(name)) for name in names}
+        read = map(_arrow_values, frame.columns)
+        columns = [*zip(frame.column_names, read, strict=True)]
     elif hasattr(frame, "column_names") and hasattr(frame, "features"):  # Hugging Face
-        found = dict(frame[:])
+        columns = [*frame[:].items()]
     elif hasattr(frame, "columns") and hasattr(frame, "to_dict"):  # polars
-        found = frame.to_dict(as_series=False)
+        columns = [*frame.to_dict(as_series=False).items()]
     else:
         kinds = "a data frame (pandas, polars), a table (pyarrow, datasets) or a dict of columns"
         raise InputError(f"a table of type {type(frame).__name__}: give {kinds}")
-    wrong = next((name for name in found if not isinstance(name, str)), None)
-    if wrong is not None:
-        raise InputError(f"column {wrong!r}: names are text: use df.columns = df.columns.map(str)")
-    seen = {plain(name): values for name, values in found.items()}
-    if len(seen) < len(found):
-        twice = next(name for name in found if plain(name) != name)
-        raise InputError(f"two columns are called {plain(twice)!r}: rename one of them")
-    return seen
+    out: dict[str, Any] = {}
+    for name, values in columns:
+        if not isinstance(name, str):
+            raise InputError(
+                f"column {name!r}: names are text: use df.columns = df.columns.map(str)"
+            )
+        if plain(name) in out:
+            raise InputError(f"two columns are called {plain(name)!r}: rename one of them")
+        out[plain(name)] = values
+    return out
 
 
 def _arrow_values(column: Any) -> Any:

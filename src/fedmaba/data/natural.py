@@ -12,50 +12,20 @@ import lzma
 import re
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedmaba.data.cells import Words, in_order
+from fedmaba.data.dataset import Dataset
 from fedmaba.data.tables import RawTable, Reading
+from fedmaba.data.targets import IGNORED
 from fedmaba.errors import InputError, unknown
 
-IntArray = NDArray[np.int64]
-
-
-class NaturalSet(NamedTuple):
-    """A data set whose clients are real, and where it comes from."""
-
-    name: str
-    about: str
-    source: str
-    licence: str
-
-
-NATURAL = {
-    one.name: one
-    for one in (
-        NaturalSet(
-            "heart",
-            "heart disease: 920 patients of four hospitals, 13 features with gaps",
-            "Janosi, Steinbrunn, Pfisterer, Detrano: Heart Disease, UCI Machine Learning "
-            "Repository, 1989",
-            "CC BY 4.0",
-        ),
-        NaturalSet(
-            "adult",
-            "census income: 48,842 people; clients by a column: adult:by=occupation",
-            "Becker, Kohavi: Adult, UCI Machine Learning Repository, 1996",
-            "CC BY 4.0",
-        ),
-        NaturalSet(
-            "shakespeare",
-            "next character of 309 speaking roles: shakespeare:length=80",
-            "the plays of W. Shakespeare, compiled by A. Karpathy (tiny Shakespeare)",
-            "public domain",
-        ),
-    )
+NATURAL = {  # what each is, and its licence; natural_files/README.md names the sources
+    "heart": "heart disease: 920 patients of four hospitals, 13 features with gaps (CC BY 4.0)",
+    "adult": "census income: 48,842 people; clients by a column: adult:by=occupation (CC BY 4.0)",
+    "shakespeare": "next character of 309 speaking roles: shakespeare:length=80 (public domain)",
 }
 DIGESTS = {
     "processed.cleveland.data": "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8",
@@ -79,39 +49,11 @@ FILES = {
     "adult": ("adult.data", "adult.test"),
     "shakespeare": ("shakespeare.txt",),
 }
-HEART = [
-    "age",
-    "sex",
-    "cp",
-    "trestbps",
-    "chol",
-    "fbs",
-    "restecg",
-    "thalach",
-    "exang",
-    "oldpeak",
-    "slope",
-    "ca",
-    "thal",
-    "disease",
-]
-ADULT = [
-    "age",
-    "workclass",
-    "fnlwgt",
-    "education",
-    "education-num",
-    "marital-status",
-    "occupation",
-    "relationship",
-    "race",
-    "sex",
-    "capital-gain",
-    "capital-loss",
-    "hours-per-week",
-    "native-country",
-    "income",
-]
+HEART = "age sex cp trestbps chol fbs restecg thalach exang oldpeak slope ca thal disease"
+ADULT = (
+    "age workclass fnlwgt education education-num marital-status occupation relationship race sex "
+    "capital-gain capital-loss hours-per-week native-country income"
+)
 ADULT_BY = ("occupation", "workclass", "education", "native-country", "marital-status")
 ADULT_GROUPS = ("sex", "race")
 ADULT_NUMBERS = ["age", "education-num", "capital-gain", "capital-loss", "hours-per-week"]
@@ -215,9 +157,9 @@ def heart(spec: str = "heart") -> RawTable:
         found = list(csv.reader(io.StringIO(_text(file))))
         rows += found
         where += [hospital] * len(found)
-    cells = dict(zip(HEART, zip(*rows, strict=True), strict=True))
+    cells = _by_column(HEART, rows)
     columns: dict[str, NDArray[np.float64] | Words] = {"hospital": _words(where)}
-    for name in HEART[:-1]:
+    for name in list(cells)[:-1]:
         values = np.array([np.nan if cell == "?" else float(cell) for cell in cells[name]])
         if name in ("chol", "trestbps"):
             values[values == 0.0] = np.nan
@@ -244,12 +186,12 @@ def adult(spec: str) -> RawTable:
     rows, part = [], []
     for name, word in (("adult.data", "train"), ("adult.test", "test")):
         found = csv.reader(io.StringIO(_text(name)), skipinitialspace=True)
-        whole = [row for row in found if len(row) == len(ADULT)]
+        whole = [row for row in found if len(row) > 1]
         rows += whole
         part += [word] * len(whole)
-    cells = dict(zip(ADULT, zip(*rows, strict=True), strict=True))
+    cells = _by_column(ADULT, rows)
     columns: dict[str, NDArray[np.float64] | Words] = {}
-    for name in ADULT[:-1]:
+    for name in list(cells)[:-1]:
         if name == "fnlwgt" or (name == "education" and by != name):
             continue
         if name in ADULT_NUMBERS:
@@ -264,20 +206,15 @@ def adult(spec: str) -> RawTable:
     return RawTable(columns, Reading("income", by, group, "part"))
 
 
+def _by_column(names: str, rows: list[list[str]]) -> dict[str, tuple[str, ...]]:
+    """The cells of rows by the names of their columns."""
+    return dict(zip(names.split(), zip(*rows, strict=True), strict=True))
+
+
 def _words(cells: list[str]) -> Words:
     seen: dict[str, int] = {}
     code = np.array([-1 if c == "" else seen.setdefault(c, len(seen)) for c in cells], np.int64)
     return in_order(code, list(seen))
-
-
-class Speeches(NamedTuple):
-    """Examples of text: each predicts the next character at every position."""
-
-    x: IntArray  # (n, length)
-    y: IntArray  # It is (n, length), with -100 after the end of a role's text.
-    client: IntArray  # (n,)
-    roles: tuple[str, ...]
-    characters: tuple[str, ...]
 
 
 def _length(spec: str) -> int:
@@ -287,8 +224,11 @@ def _length(spec: str) -> int:
     return int(length)
 
 
-def shakespeare(spec: str) -> Speeches:
-    """The speeches of each role, in order, cut into pieces of `length` characters."""
+def shakespeare(spec: str) -> Dataset:
+    """The speeches of each role, in order, cut into pieces of `length` characters.
+
+    Each position predicts the next character; after the end of a role's text, none.
+    """
     wide, text = _length(spec), _text("shakespeare.txt")
     speeches: dict[str, list[str]] = {}
     # A line that ends in a colon below an empty one names who speaks until the next such line.
@@ -306,11 +246,11 @@ def shakespeare(spec: str) -> Speeches:
         if many < 1:
             continue
         x = np.zeros(many * wide, np.int64)
-        y = np.full(many * wide, -100, np.int64)
+        y = np.full(many * wide, IGNORED, np.int64)
         x[: len(codes) - 1], y[: len(codes) - 1] = codes[:-1], codes[1:]
         xs.append(x.reshape(many, wide))
         ys.append(y.reshape(many, wide))
         owner.append(np.full(many, client, np.int64))
-    return Speeches(
-        np.concatenate(xs), np.concatenate(ys), np.concatenate(owner), names, characters
-    )
+    x, y = np.concatenate(xs), np.concatenate(ys)
+    owners = np.concatenate(owner)
+    return Dataset(spec, x, y, len(y), characters, owners, names, task="sequence")

@@ -6,6 +6,7 @@ No torch here. Values are taken as they are, without scaling.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,8 +50,7 @@ def _inputs(word: str, values: Any, targets: Any) -> Inputs:
     elif not isinstance(values, tuple) or not values or len(values) == _length(targets):
         return _features(word, values)
     keys = trees.leaf_names(values, word)
-    read = iter([_features(k, v, True) for k, v in zip(keys, trees.leaves(values), strict=True)])
-    out: Inputs = trees.mapped(lambda _: next(read), values)
+    out: Inputs = trees.mapped(partial(_features, several=True), trees.named(values, word), values)
     n = len(trees.leaves(out)[0])
     for key, values in zip(keys, trees.leaves(out), strict=True):
         if len(values) != n:
@@ -268,17 +268,17 @@ def _joined(xs: Inputs, more: Inputs, tail: str) -> Inputs:
     keys, others = trees.leaf_names(xs, "x"), trees.leaf_names(more, "x")
     if keys != others:
         raise InputError(f"x{tail} has {', '.join(others)}, x has {', '.join(keys)}: give the same")
-    both = []
-    for key, a, b in zip(keys, trees.leaves(xs), trees.leaves(more), strict=True):
+
+    def join(key: str, a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
         if a.shape[1:] != b.shape[1:]:
             word = key.replace("x", f"x{tail}", 1)
             shapes = f"{b.shape[1:]}, those of {key} {a.shape[1:]}"
             raise InputError(f"the examples of {word} have shape {shapes}: make them the same")
         if (a.dtype.kind == "f") != (b.dtype.kind == "f"):
             a, b = a.astype(np.float32), b.astype(np.float32)
-        both.append(np.concatenate([a, b]))
-    each = iter(both)
-    return trees.mapped(lambda _: next(each), xs)
+        return np.concatenate([a, b])
+
+    return trees.mapped(join, trees.named(xs, "x"), xs, more)
 
 
 class _Target(NamedTuple):

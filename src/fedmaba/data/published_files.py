@@ -3,7 +3,7 @@
 Published files are trusted for one reason only: size and SHA-256 are those of the publisher's plain
 files (idx or *.bin). Every other form (gzip, xz, tar, Python batches) is turned into these bytes
 first and checked as such, so all ways to load a set end in the same numbers. Python batches are
-read by a walk over their opcodes that builds nothing but byte strings and small integers. What may
+read opcode by opcode, which builds nothing but byte strings and small integers. What may
 not live here: torch, and any reader that executes what a file says.
 """
 
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import lzma
 import math
+import pickletools
 import tarfile
 import zlib
 from array import array
@@ -34,42 +36,19 @@ Buffer = bytes | memoryview
 FoundFiles = Mapping[Traversable, Sequence[PlainFile]]
 
 
-# A batch of numbers needs these pickle opcodes, and any other one ends the reading.
-_PLAIN = frozenset(b"(}])Rbaesut\x85\x86\x87N\x93\x94")  # no argument
-_SKIPPED = {0x80: 1, ord("q"): 1, ord("r"): 4, ord("h"): 1, ord("j"): 4, 0x95: 8}
-_INTEGER = {ord("K"): 1, ord("M"): 2, ord("J"): 4}
-_STRING = {ord("U"): 1, ord("C"): 1, 0x8C: 1, ord("T"): 4, ord("X"): 4, ord("B"): 4}
+_TRUTHS = {"NEWTRUE": True, "NEWFALSE": False}
+_INTEGERS = ("BININT", "BININT1", "BININT2")
 
 
-def _walk(raw: Buffer) -> Iterator[int | memoryview]:
+def _literals(raw: Buffer) -> Iterator[int | bytes]:
     """The numbers, truths and strings of a pickle, in order; nothing is built or called."""
-    view, at = memoryview(raw), 0
-    while at < len(view):
-        code, at = view[at], at + 1
-        if code == ord("."):
-            return
-        if code in _SKIPPED:
-            at += _SKIPPED[code]
-        elif code in (0x88, 0x89):
-            yield code == 0x88
-        elif code in _INTEGER:
-            start, at = at, at + _INTEGER[code]
-            yield int.from_bytes(view[start:at], "little", signed=code == ord("J"))
-        elif code in _STRING:
-            start = at + _STRING[code]
-            at = start + int.from_bytes(view[at:start], "little")
-            if at > len(view):
-                raise ValueError(f"a string ends beyond the file, at byte {at}")
-            yield view[start:at]
-        elif code == ord("c"):  # the name of a class or function: two lines, skipped unread
-            for _ in range(2):
-                stop = bytes(view[at : at + 256]).find(b"\n")
-                if stop < 0:
-                    raise ValueError(f"no end of line near byte {at}")
-                at += stop + 1
-        elif code not in _PLAIN:
-            raise ValueError(f"opcode {code:#04x} at byte {at - 1} has no place in a batch")
-    raise ValueError("it ends too early")
+    for opcode, value, _ in pickletools.genops(io.BytesIO(raw)):
+        if opcode.name in _TRUTHS:
+            yield _TRUTHS[opcode.name]
+        elif isinstance(value, bytes) or (isinstance(value, int) and opcode.name in _INTEGERS):
+            yield value
+        elif isinstance(value, str) and opcode.name.endswith(("STRING", "UNICODE")):
+            yield value.encode("latin-1", "replace")
 
 
 def _batch_to_bin(spec: Published, file: PlainFile, raw: Buffer) -> memoryview:
@@ -77,13 +56,13 @@ def _batch_to_bin(spec: Published, file: PlainFile, raw: Buffer) -> memoryview:
     n, pixels = file.size // spec.record, math.prod(spec.shape)
     columns = {word.encode(): array("B") for word in spec.labels}
     data, column, fortran = None, None, False
-    for item in _walk(raw):
+    for item in _literals(raw):
         if isinstance(item, bool):
             fortran = item if data is None else fortran  # NumPy says this just before the pixels.
-        elif isinstance(item, memoryview):
+        elif isinstance(item, bytes):
             data = item if len(item) == n * pixels else data
             # Integers belong to the label list whose key was the last string before them.
-            column = columns.get(bytes(item[:32]))
+            column = columns.get(item[:32])
         elif column is not None:
             if len(column) == n or not 0 <= item < len(spec.classes):
                 raise ValueError(f"label {item} after {len(column)} others")

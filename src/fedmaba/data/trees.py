@@ -34,27 +34,32 @@ class Shape(tuple[int, ...]):
 Shapes: TypeAlias = tuple[int, ...] | tuple[tuple[int, ...], ...] | Mapping[str, tuple[int, ...]]
 
 
-def mapped(function: Callable[[T], U], tree: Tree[T]) -> Tree[U]:
-    """The same tree of what the function gives for each array."""
+def mapped(function: Callable[..., U], tree: Tree[Any], *others: Any) -> Tree[U]:
+    """The same tree of what the function gives for each array, and for those there in others."""
     if isinstance(tree, dict):
-        return {name: function(value) for name, value in tree.items()}
+        return {name: function(tree[name], *(other[name] for other in others)) for name in tree}
     if isinstance(tree, tuple) and not isinstance(tree, Shape):
-        return tuple(function(value) for value in tree)
-    return function(tree)
+        return tuple(function(*values) for values in zip(tree, *others, strict=True))
+    return function(tree, *others)
 
 
 def leaves(tree: Tree[T]) -> list[T]:
     """The arrays of a tree, in order."""
     if isinstance(tree, dict):
         return [*tree.values()]
-    return [*tree] if isinstance(tree, tuple) else [tree]
+    return [*tree] if isinstance(tree, tuple) and not isinstance(tree, Shape) else [tree]
+
+
+def named(tree: Tree[Any], head: str) -> Tree[str]:
+    """What to call each array of a tree that is called `head`: x, or x.ids and x.mask."""
+    if isinstance(tree, dict):
+        return {name: f"{head}.{name}" for name in tree}
+    return tuple(f"{head}.{i}" for i in range(len(tree))) if isinstance(tree, tuple) else head
 
 
 def leaf_names(tree: Tree[Any], head: str) -> list[str]:
-    """What to call each array of a tree that is called `head`: x, or x.ids and x.mask."""
-    if isinstance(tree, dict):
-        return [f"{head}.{name}" for name in tree]
-    return [f"{head}.{i}" for i in range(len(tree))] if isinstance(tree, tuple) else [head]
+    """These names, in order."""
+    return leaves(named(tree, head))
 
 
 def shape_of(array: Any) -> Shape:
@@ -71,13 +76,6 @@ def shape_leaves(shapes: Shapes) -> Tree[Shape]:
     if shapes and isinstance(shapes[0], tuple):
         return tuple(_shape(shape) for shape in shapes)
     return _shape(shapes)  # type: ignore[arg-type]
-
-
-def shape_list(shapes: Tree[Shape]) -> list[Shape]:
-    """The shapes of a tree, in order."""
-    if isinstance(shapes, dict):
-        return [*shapes.values()]
-    return [shapes] if isinstance(shapes, Shape) else [*shapes]
 
 
 def _shape(shape: tuple[int, ...]) -> Shape:

@@ -25,7 +25,7 @@ from fedmaba.data.trees import Tree
 from fedmaba.errors import FedmabaError, InputError, unknown
 from fedmaba.rows import batchnorm as norms
 from fedmaba.rows.base import Inputs, Layout, call, constants, keep_weights, seed_torch
-from fedmaba.rows.ready import gpt, lstm, mlp_tabular, resnet, vit
+from fedmaba.rows.ready import lstm, mlp_tabular, resnet, transformers
 
 # Of one example: sizes, or a tuple or dict of sizes where there are several inputs. What a factory
 # gets also says what the numbers are: see `trees.Shape`.
@@ -55,12 +55,7 @@ def mlp1(shape: InputShapes, classes: int) -> nn.Module:
 
 def cnn(shape: InputShapes, classes: int) -> nn.Module:
     """CNN of FedMDFG's code: conv 5x5 64, pool, conv 5x5 64, pool, 384, 192, dropout 0.2, 0.5"""
-    shape = _sizes(shape, "cnn")
-    if len(shape) != 3 or min(shape[1:]) < 16:
-        raise InputError(
-            f"model cnn wants images of (channels, height, width) with sides of at least 16, but "
-            f"the data have shape {shape}: use --model mlp or softmax"
-        )
+    shape = _images(shape, "cnn", 16)
     height, width = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
     return nn.Sequential(
         nn.Conv2d(shape[0], 64, 5),
@@ -90,13 +85,7 @@ def _for_images(make: Factory, least: int) -> Factory:
 
     @wraps(make)
     def checked(shape: InputShapes, classes: int) -> nn.Module:
-        shape = _sizes(shape, make.__name__)
-        if len(shape) != 3 or min(shape[1:]) < least:
-            raise InputError(
-                f"model {make.__name__} wants images of (channels, height, width) with sides of at "
-                f"least {least}, but the data have shape {tuple(shape)}: use --model mlp"
-            )
-        return make(shape, classes)
+        return make(_images(shape, make.__name__, least), classes)
 
     return checked
 
@@ -142,10 +131,10 @@ REGISTRY: dict[str, Factory] = {
     "softmax": softmax,
     "resnet8": _for_images(resnet.resnet8, 8),
     "resnet18": _for_images(resnet.resnet18, 8),
-    "vit": _for_images(vit.vit, 8),
+    "vit": _for_images(transformers.vit, 8),
     "lstm": _for_tokens(lstm.lstm),
     "lstm-small": _for_tokens(lstm.lstm_small),
-    "gpt": _for_tokens(gpt.gpt),
+    "gpt": _for_tokens(transformers.gpt),
     "mlp-tabular": _for_tables(mlp_tabular.mlp_tabular),
 }
 
@@ -206,7 +195,7 @@ def build_model(
         read = as_read(model.eval(), shape, examples)
         x = _inputs(read, examples)
         out = _try(model, name, x)  # This also gives lazy layers their weights.
-        if examples is None and any(leaf.vocabulary for leaf in trees.shape_list(read)):
+        if examples is None and any(trees.leaves(trees.mapped(lambda leaf: leaf.vocabulary, read))):
             _try(model, name, _inputs(read, None, largest=True))
     model = norms.replace_batchnorm(model, batchnorm, name)
     if not any(p.requires_grad for p in model.parameters()):
@@ -333,9 +322,7 @@ def _leak_between_examples(
             for other in (first, first, second):
                 after = {n: b.clone() for n, b in before.items()}
                 seed_torch(0)
-                pair = zip(trees.leaves(one), trees.leaves(other), strict=True)
-                each = iter([torch.stack(two) for two in pair])
-                x = trees.mapped(lambda _: next(each), one)  # noqa: B023
+                x = trees.mapped(lambda *two: torch.stack(two), one, other)
                 outs.append(_try(model, name, x, after))
                 for n, b in before.items():
                     if not torch.equal(b, after[n]):
@@ -443,20 +430,17 @@ def _inputs(shape: Tree[trees.Shape], examples: Examples, largest: bool = False)
 
     if examples is None:
         return trees.mapped(empty, shape)
-    pairs = zip(trees.shape_list(shape), trees.leaves(examples), strict=True)
     rows = _distinct_rows(examples)[:2]
-    each = iter([torch.from_numpy(v[rows]).to(_DTYPES[leaf.kind]) for leaf, v in pairs])
-    return trees.mapped(lambda _: next(each), examples)
+    return trees.mapped(
+        lambda leaf, values: torch.from_numpy(values[rows]).to(_DTYPES[leaf.kind]), shape, examples
+    )
 
 
 def _random(shape: Tree[trees.Shape], examples: Examples, which: int) -> Inputs:
     """Random inputs of one example, of which tokens and masks are those of a given one."""
-    given = [None] * len(trees.shape_list(shape)) if examples is None else trees.leaves(examples)
     row = 0 if examples is None else _distinct_rows(examples)[which]
-    values = iter(given)
 
-    def one(leaf: trees.Shape) -> torch.Tensor:
-        value = next(values)
+    def one(leaf: trees.Shape, value: NDArray[Any] | None = None) -> torch.Tensor:
         if leaf.kind == "f":
             return torch.rand(leaf)
         if value is not None:
@@ -465,7 +449,7 @@ def _random(shape: Tree[trees.Shape], examples: Examples, which: int) -> Inputs:
             return torch.randint(leaf.vocabulary or 2, tuple(leaf))
         return torch.ones(leaf, dtype=torch.bool)
 
-    return trees.mapped(one, shape)
+    return trees.mapped(one, shape, *([] if examples is None else [examples]))
 
 
 def _distinct_rows(examples: Tree[NDArray[Any]]) -> list[int]:
@@ -522,5 +506,16 @@ def _sizes(shape: InputShapes, name: str) -> trees.Shape:
         raise InputError(
             f"model {name} takes one array, but the data have {trees.in_words(shape)}: give a "
             "model of your own"
+        )
+    return one
+
+
+def _images(shape: InputShapes, name: str, least: int) -> trees.Shape:
+    """The sizes of images, which a ready model takes with sides from `least` on."""
+    one = _sizes(shape, name)
+    if len(one) != 3 or min(one[1:]) < least:
+        raise InputError(
+            f"model {name} wants images of (channels, height, width) with sides of at least "
+            f"{least}, but the data have shape {tuple(one)}: use --model mlp"
         )
     return one
