@@ -16,6 +16,7 @@ import lzma
 import math
 import pickletools
 import tarfile
+import warnings
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,15 +41,18 @@ _TRUTHS = {"NEWTRUE": True, "NEWFALSE": False}
 _INTEGERS = ("BININT", "BININT1", "BININT2")
 
 
-def _literals(raw: Buffer) -> Iterator[int | bytes]:
+def _literals(raw: Buffer) -> list[int | bytes]:
     """The numbers, truths and strings of a pickle, in order; nothing is built or called."""
-    for opcode, value, _ in pickletools.genops(io.BytesIO(raw)):
-        if opcode.name in _TRUTHS:
-            yield _TRUTHS[opcode.name]
-        elif isinstance(value, bytes) or (isinstance(value, int) and opcode.name in _INTEGERS):
-            yield value
-        elif isinstance(value, str) and opcode.name.endswith(("STRING", "UNICODE")):
-            yield value.encode("latin-1", "replace")
+    out: list[int | bytes] = []
+    with warnings.catch_warnings(action="ignore"):  # of wrong escapes, in files that are no batch
+        for opcode, value, _ in pickletools.genops(io.BytesIO(raw)):
+            if opcode.name in _TRUTHS:
+                out.append(_TRUTHS[opcode.name])
+            elif isinstance(value, bytes) or (isinstance(value, int) and opcode.name in _INTEGERS):
+                out.append(value)
+            elif isinstance(value, str) and opcode.name.endswith(("STRING", "UNICODE")):
+                out.append(value.encode("latin-1", "replace"))
+    return out
 
 
 def _batch_to_bin(spec: Published, file: PlainFile, raw: Buffer) -> memoryview:
