@@ -151,8 +151,10 @@ def test_references_are_those_of_the_code():
     for name, make in pages.items():
         text = (ROOT / "docs" / name).read_text()
         assert text == found[make](), f"docs/{name} is old: run python tools/reference.py"
-    typed = found["KEYWORDS"].read_text(encoding="utf-8")
-    assert typed == found["keywords"](), "keywords.py is old: run python tools/reference.py"
+    for name in ("keywords", "stub"):
+        file = found[name.upper()]
+        text = file.read_text(encoding="utf-8")
+        assert text == found[name](), f"{file.name} is old: run python tools/reference.py"
 
 
 def test_speed_tables_are_those_of_the_measurements():

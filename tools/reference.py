@@ -1,7 +1,8 @@
 """Write what docs say of the code from the code: python tools/reference.py (a test compares).
 
-That is docs/cli.md, docs/api.md and the list of modules in docs/architecture.md; and the typed
-keywords of `fedmaba.compare`, experiment/keywords.py.
+That is docs/cli.md, docs/api.md and the list of modules in docs/architecture.md; and what type
+checkers read: the public names, __init__.pyi, and the typed keywords of `fedmaba.compare`,
+experiment/keywords.py.
 """
 
 from __future__ import annotations
@@ -351,6 +352,17 @@ def _anchor(head: str) -> str:
     return re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", head).lower())
 
 
+STUB = SOURCE / "__init__.pyi"
+
+
+def stub() -> str:
+    """The public names, imported from where they are defined."""
+    lines = ["# Made from __init__.py by `tools/reference.py`, for type checkers.", ""]
+    for module, names in fedmaba._NAMES.items():
+        lines += [f"from fedmaba.{module} import {name} as {name}" for name in names.split()]
+    return "\n".join([*lines, "", "__version__: str"]) + "\n"
+
+
 KEYWORDS = SOURCE / "experiment" / "keywords.py"
 OF_THE_CALL = ("data", "model", "metric", "init", "out")  # `compare` names these itself
 ALSO = {"text": "float", "fraction": "str", "listed": "str", "_seeds": "str"}  # other forms
@@ -417,6 +429,7 @@ def _kinds(kind: Any) -> list[str]:
 
 
 if __name__ == "__main__":
+    STUB.write_text(stub(), encoding="utf-8")
     KEYWORDS.write_text(keywords(), encoding="utf-8")
     (DOCS / "cli.md").write_text(command_line(), encoding="utf-8")
     (DOCS / "api.md").write_text(python(), encoding="utf-8")
