@@ -8,6 +8,7 @@ import re
 import resource
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 import fedmaba
 from command_line import COMMAND, QUICK
 from fedmaba import strategies
+from fedmaba.cli import app
 from fedmaba.data import datasets
 from fedmaba.deploy.flower_app.net import NetError
 from fedmaba.errors import FedmabaError
@@ -73,6 +75,18 @@ def test_without_a_word_help_is_shown_as_it_is_written(call):
         shown = answer.out + answer.err
         assert re.match(r"Usage: .*\bfedmaba ", shown)  # or python -m fedmaba, as it was started
         assert shown.count("\n") > 5
+
+
+def test_choices_are_of_a_kind_that_typer_0_15_knows():
+    """It takes enums and no Literal; newer releases take both, so that no other test would fail."""
+    commands = [*app.registered_commands]
+    for group in app.registered_groups:
+        commands += group.typer_instance.registered_commands
+    assert len(commands) > 15
+    for command in commands:
+        for name, parameter in signature(command.callback, eval_str=True).parameters.items():
+            kinds = str(parameter.annotation)
+            assert "Literal[" not in kinds, f"{command.callback.__name__}: {name}: {kinds}"
 
 
 def test_help_tells_every_exit_code(call):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ from fedmaba.errors import InputError
 def fetch(
     name: str,
     data_dir: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(help="folder to put it in [the cache]"),
     ] = None,
 ) -> None:

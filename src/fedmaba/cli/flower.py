@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -56,7 +56,7 @@ def serve(
 def check(
     where: Annotated[str, typer.Argument(metavar="HOST:PORT", help="where SuperNodes connect")],
     ca: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(help="the federation's ca.pem; else this machine's own list"),
     ] = None,
 ) -> None:
@@ -76,7 +76,7 @@ def demo(
     rounds: Annotated[int, typer.Option(help="communication rounds", min=1)] = 4,
     secure: SecureOption = False,
     keep: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             metavar="DIR", help="run FedAvg, too, and keep logs and states in this new folder"
         ),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,6 +15,8 @@ from fedmaba.errors import InputError
 from fedmaba.experiment import config
 
 if TYPE_CHECKING:
+    from fedmaba.report.figures import Font as Font
+    from fedmaba.report.figures import Width as Width
     from fedmaba.results.history import At as At
     from fedmaba.results.history import Model as Model
     from fedmaba.results.history import On as On
@@ -32,6 +34,8 @@ else:  # Before 0.19, typer knows choices by enums only.
     ExportForm = StrEnum("ExportForm", ["csv", "parquet", "card"])
     By = StrEnum("By", ["strategy", "client", "group"])
     TableForm = StrEnum("TableForm", ["text", "markdown", "latex", "csv", "json"])
+    Font = StrEnum("Font", ["sans", "serif"])
+    Width = StrEnum("Width", ["column", "page"])
     TrackerName = StrEnum("TrackerName", ["tensorboard", "wandb", "mlflow"])
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress, only the result")]
@@ -44,7 +48,7 @@ TensorboardFlag = Annotated[
     bool, typer.Option("--tensorboard", help="the same as --track tensorboard")
 ]
 Track = Annotated[
-    Optional[list[TrackerName]],  # noqa: UP045
+    list[TrackerName] | None,
     typer.Option("--track", help="also show every round to this tracker"),
 ]
 JudgedOn = Annotated[On, typer.Option("--on", help="which examples of a client scores are of")]
@@ -60,7 +64,7 @@ def _share(text: str) -> float:
 
 
 WorstShare = Annotated[
-    Optional[float],  # noqa: UP045
+    float | None,
     typer.Option(
         help="share of clients that 'worst' and 'best' are the mean of, as 5% [as run]",
         parser=_share,
@@ -106,11 +110,11 @@ RunFolders = Annotated[
     ),
 ]
 DataDir = Annotated[
-    Optional[Path],  # noqa: UP045
+    Path | None,
     typer.Option(help="folder where its files are looked for first"),
 ]
 Overrides = Annotated[
-    Optional[list[str]],  # noqa: UP045 - typer reads this at run time
+    list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="any key of the experiment, as train.lr=0.05"),
 ]
 
@@ -128,7 +132,7 @@ def with_experiment_options(command: Callable[..., None]) -> Callable[..., None]
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
             annotation=Annotated[
-                Optional[str],  # noqa: UP045
+                str | None,
                 typer.Option(key.flag, metavar="VALUE", help=_help(key), show_default=False),
             ],
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -18,7 +18,7 @@ COUNT = config.MAX_COUNT
 def privacy(
     clients: Annotated[int, typer.Option(help="how many clients", min=1, max=COUNT)] = 100,
     participants: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(help="clients per round [all]", min=1, max=COUNT),
     ] = None,
     rounds: Annotated[int, typer.Option(help="communication rounds", min=1, max=10**6)] = 100,
@@ -29,17 +29,17 @@ def privacy(
     loss_share: Annotated[float, typer.Option(help="of what is spent, for the losses")] = 0.1,
     strategy: Annotated[str, typer.Option(help="as name:key=value,...")] = "fedmaba",
     rho: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(help="radius of FedMABA's ball"),
     ] = None,
     alpha: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(help="share of FedMABA's bandit weights"),
     ] = None,
     seed: Annotated[int, typer.Option(help="that draws who takes part", min=0)] = 0,
     to: Annotated[TableForm, typer.Option(help="how it is written")] = "text",
     out: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("-o", "--out", help="also draw it: .pdf, .svg or .png"),
     ] = None,
 ) -> None:

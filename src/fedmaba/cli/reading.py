@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal, Optional
+from typing import Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from fedmaba.cli.options import (
     At,
     By,
     ExportForm,
+    Font,
     JudgedOn,
     Model,
     On,
@@ -21,6 +22,7 @@ from fedmaba.cli.options import (
     RunOrState,
     RunOrTarget,
     TableForm,
+    Width,
     WorstShare,
 )
 from fedmaba.errors import InputError
@@ -33,7 +35,7 @@ def table(
     on: JudgedOn = "test",
     share: WorstShare = None,
     against: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             metavar="ROW", help="also each row's differences to this one, with 95 % intervals"
         ),
@@ -179,10 +181,10 @@ def figure(
     model: Annotated[Model, typer.Option(help="which model")] = "deployed",
     share: WorstShare = None,
     width: Annotated[
-        Optional[Literal["column", "page"]],  # noqa: UP045
+        Width | None,
         typer.Option(help="of one column of a paper, or of its page"),
     ] = None,
-    font: Annotated[Literal["sans", "serif"], typer.Option(help="of all texts")] = "sans",
+    font: Annotated[Font, typer.Option(help="of all texts")] = "sans",
 ) -> None:
     """Draw one figure in print quality, with its caption in a text file beside it."""
     from fedmaba.cli import sources
@@ -197,7 +199,7 @@ def export_run(
     folder: RunOrTarget,
     to: Annotated[ExportForm, typer.Option(help="which form")] = "csv",
     out: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "-o", "--out", help="folder to write [RUN/csv, RUN/csv-validation, RUN/models, ...]"
         ),

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -73,14 +73,14 @@ def tune(
         list[str], typer.Argument(metavar="STRATEGY...", help="each gets the same number of trials")
     ],
     grid: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option(metavar="KEY=[...]", help="values to try, as lr=[0.01,0.1]"),
     ] = None,
     sampler: Annotated[
         str, typer.Option(help="grid (all), random (of the grid) or tpe (needs Optuna)")
     ] = "grid",
     trials: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(help="of each strategy [its whole grid]", min=1),
     ] = None,
     pick: Annotated[
