@@ -8,7 +8,7 @@
 # make test-flower FLWR=1.41.0   with this release of flwr, in an environment of its own again
 # make docs   the documentation site, into build/site, warnings as errors
 # make faults  every fault campaign at full count (hours on a small machine); figures in build/faults
-# make faults-quick   the small versions of these
+# make faults-quick   the small versions of these (minutes), with the campaigns' own tests
 # make lock, make audit   renew the hashed lock of the runtime set; ask pip-audit about it
 # make test-browser   the report in a real Chromium: apt-get install chromium chromium-driver
 PYTHON ?= python3
@@ -38,10 +38,10 @@ test: style
 	  wait $$types && exit $$tests
 
 faults: $(STAMP)
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tools.faults all
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m faults all
 
 faults-quick: $(STAMP)
-	$(BIN)/pytest -n auto -m 'slow or not slow' tests/test_faults.py
+	$(BIN)/pytest -n auto --dist worksteal faults/tests
 
 lock: $(LOCK_VENV)
 	head -3 requirements.lock > build/head

@@ -11,44 +11,37 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.faults.cases import repeat
-from tools.faults.common import Tally
+from faults.cases import play, repeat
+from faults.common import Tally
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 class Campaign(NamedTuple):
     """Where a campaign lives, and how often it tries at full count."""
 
     module: str
-    function: str
-    count: int
+    function: str  # "cases": of hostile folders, which one harness plays
+    trials: int
 
 
 CAMPAIGNS = {
     "kill": Campaign("kill", "campaign", 1_000),
     "steps": Campaign("kill", "steps", 10_000),
     "signals": Campaign("kill", "signals", 200),
-    "extend": Campaign("extend", "campaign", 300),
-    "extend-steps": Campaign("extend", "steps", 1_000),
     "damage": Campaign("damage", "campaign", 100_000),
-    "forged": Campaign("damage", "forged", 2_000),
-    "folders": Campaign("damage", "folders", 2_000),
     "disk": Campaign("disk", "campaign", 10_000),
     "tmpfs": Campaign("disk", "tmpfs", 60),
-    "data": Campaign("data", "campaign", 10_000),
     "config": Campaign("configs", "campaign", 10_000),
     "reports": Campaign("reports", "campaign", 100_000),
     "nan": Campaign("nans", "campaign", 60),
-    "names": Campaign("names", "campaign", 500),
     "races": Campaign("races", "campaign", 100),
     "threads": Campaign("threads", "campaign", 4),
     "soak": Campaign("soak", "campaign", 10_000),
-    "types": Campaign("fields", "campaign", 36_000),
-    "special": Campaign("special", "campaign", 3_000),
-    "links": Campaign("links", "campaign", 4_000),
-    "planted": Campaign("planted", "campaign", 300),
-    "strings": Campaign("strings", "campaign", 12_000),
+    "types": Campaign("fields", "cases", 36_000),
+    "special": Campaign("special", "cases", 3_000),
+    "links": Campaign("links", "cases", 4_000),
+    "strings": Campaign("strings", "cases", 12_000),
     "gpu": Campaign("gpu", "campaign", 12),
 }
 HERE = [name for name in CAMPAIGNS if name != "gpu"]  # what `all` runs
@@ -57,13 +50,16 @@ HERE = [name for name in CAMPAIGNS if name != "gpu"]  # what `all` runs
 def run(name: str, count: int | None, seed: int, out: Path) -> Tally:
     """One campaign, its line and its JSON file."""
     entry = CAMPAIGNS[name]
-    count = entry.count if count is None else count
+    count = entry.trials if count is None else count
     start = time.monotonic()
-    function = getattr(importlib.import_module(f"tools.faults.{entry.module}"), entry.function)
-    tally: Tally = function(count, seed, lambda text: print(text, file=sys.stderr, flush=True))
+    module = importlib.import_module(f"faults.{entry.module}")
+    if entry.function == "cases":
+        tally = play(name, module, count, seed, say)
+    else:
+        tally = getattr(module, entry.function)(count, seed, say)
     out.mkdir(parents=True, exist_ok=True)
-    found = {
-        "command": f"python -m tools.faults {name} --count {count} --seed {seed}",
+    record = {
+        "command": f"python -m faults {name} --count {count} --seed {seed}",
         "tried": tally.tried,
         "lost": tally.lost,
         **tally.figures,
@@ -72,12 +68,16 @@ def run(name: str, count: int | None, seed: int, out: Path) -> Tally:
         "seconds": round(time.monotonic() - start, 1),
         "python": platform.python_version(),
     }
-    (out / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n")
+    (out / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
     for why in tally.why:
         print(why, file=sys.stderr)
     extra = ", ".join(f"{k}: {v}" for k, v in tally.figures.items() if not isinstance(v, dict))
     print(f"{name}: tried {tally.tried} / lost {tally.lost}" + (f" ({extra})" if extra else ""))
     return tally
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def gather(out: Path) -> dict[str, dict[str, object]]:
@@ -106,7 +106,7 @@ def _short(value: object) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tools.faults", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     parser.add_argument("name", choices=[*CAMPAIGNS, "all", "table"])
     parser.add_argument("--count", type=int, help="how often to try [full count]")
     parser.add_argument("--seed", type=int, default=0)
@@ -118,9 +118,8 @@ def main() -> None:
         print("\n".join(table(gather(asked.out))))
         return
     if asked.case is not None:
-        entry = CAMPAIGNS[asked.name]
-        module = importlib.import_module(f"tools.faults.{entry.module}")
-        repeat(asked.name, module.cases(asked.seed), asked.case, module.templates)
+        module = importlib.import_module(f"faults.{CAMPAIGNS[asked.name].module}")
+        repeat(asked.name, module, asked.seed, asked.case)
         return
     names = HERE if asked.name == "all" else [asked.name]
     lost = sum(run(name, asked.count, asked.seed, asked.out).lost for name in names)

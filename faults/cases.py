@@ -7,10 +7,13 @@ it changes nothing but the run folder (writing commands) and the file that -o na
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import http.client
+import itertools
 import os
+import random
 import re
 import resource
 import shutil
@@ -19,13 +22,13 @@ import stat
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol, TypeVar
 
-from tools.faults import process
-from tools.faults.common import Say, Tally, call, one_line, progress, scratch
+from faults import kinds, process
+from faults.common import Say, Tally, call, inside, one_line, progress, scratch
 
 SECONDS = 10.0  # of processor time
 PATIENCE = 6  # times as long on the clock, without the time in which other processes had the cores
@@ -35,6 +38,7 @@ OWN = (0, 2, 65, 71, 74, 75)  # exit codes that the docs know for these commands
 WRITERS = ("resume", "compare", "server")  # commands that may change the run folder
 NOBODY = 65534
 Spoil = Callable[[Path], None]
+Place = TypeVar("Place")
 
 
 @dataclass(frozen=True)
@@ -60,16 +64,15 @@ class Case:
     words: tuple[str, ...]
     spoil: Spoil = lambda folder: None
     check: Callable[[Result], Iterable[str]] = lambda result: ()
-    fresh: str = ""  # a process of its own: "script", "module", "safe"; "" for a fork
-    cwd: str = "."
+    fresh: bool = False  # a fresh interpreter, as a user starts it, and no fork
     may: tuple[str, ...] = ()  # paths that may change, apart from what the command is for
     nobody: bool = False  # without root's rights
     number: int = 0
 
-    def told(self) -> str:
-        how = {"script": "fedmaba", "module": "python -m fedmaba", "safe": "python -P -m fedmaba"}
+    def line(self) -> str:
         words = " ".join(w if len(w) < 80 else w[:77] + "..." for w in self.words)
-        return f"{self.kind} with {self.what}: {how.get(self.fresh, 'fedmaba')} {words}"
+        how = "python -m fedmaba" if self.fresh else "fedmaba"
+        return f"{self.kind} with {self.what}: {how} {words}"
 
 
 @dataclass
@@ -96,27 +99,31 @@ class Group:
     first: str = ""
 
 
-def play(
-    name: str,
-    cases: Iterator[Case],
-    count: int,
-    seed: int,
-    say: Say,
-    templates: Callable[[Path], object],
-) -> Tally:
+class Hostile(Protocol):
+    """A campaign of hostile folders: which kinds of folder it spoils, and its cases without end."""
+
+    KINDS: Sequence[str]
+
+    def cases(self, seed: int, templates: Path) -> Iterator[Case]: ...
+
+
+def turns(places: list[Place], rng: random.Random) -> Iterator[tuple[int, Place]]:
+    """Every place, then again; with a number that says which of its commands it is the turn of."""
+    rng.shuffle(places)
+    first = [rng.randrange(100) for _ in places]
+    for turn in itertools.count():
+        for number, place in zip(first, places, strict=True):
+            yield number + turn, place
+
+
+def play(name: str, hostile: Hostile, count: int, seed: int, say: Say) -> Tally:
     """Try `count` cases, a few at a time; every failure by its kind, with how to repeat it."""
-    tally, groups, show = Tally(), {}, progress(say, name)  # type: ignore[var-annotated]
+    tally, show = Tally(), progress(say, name)
+    groups: dict[str, Group] = {}
     slowest = largest = 0.0
-    process.warm()
     with scratch() as root:
-        root.chmod(0o755)
-        for made in ("templates", "cases", "logs", "matplotlib"):
-            (root / made).mkdir()
-        (root / "matplotlib").chmod(0o777)
-        os.environ["MPLCONFIGDIR"] = str(root / "matplotlib")
-        templates(root / "templates")
-        _practise(root)
-        left: Iterator[Case] = (replace(case, number=i) for i, case in zip(range(count), cases))  # noqa: B905
+        cases = _prepare(root, hostile, seed)
+        left = (replace(case, number=i) for i, case in enumerate(itertools.islice(cases, count)))
         live: list[Running] = []
         slots, ended = 2 * (os.cpu_count() or 1), False
         while live or not ended:
@@ -133,11 +140,11 @@ def play(
                 slowest, largest = max(slowest, result.seconds), max(largest, result.megabytes)
                 said = "shown" if result.code in (0, 65) else "refused"
                 tally.counts[f"{one.case.words[0]} {said}"] += 1
-                found = list(_judge(one, result))
-                for kind in found:
+                kinds = list(_judge(one, result))
+                for kind in kinds:
                     if kind not in groups:
-                        say(f"{name}: {kind}: {one.case.told()}")
-                _gather(tally, groups, name, seed, one.case, result, found)
+                        say(f"{name}: {kind}: {one.case.line()}")
+                _gather(tally, groups, name, seed, one.case, result, kinds)
                 _clear(one.folder)
                 show(tally.tried, count, tally)
             time.sleep(0.001)
@@ -158,39 +165,47 @@ def _gather(
     seed: int,
     case: Case,
     result: Result,
-    found: Sequence[str],
+    kinds: Sequence[str],
 ) -> None:
     """Count a case's failures by kind."""
-    if not found:
+    if not kinds:
         return
-    repeat = f"python -m tools.faults {name} --seed {seed} --case {case.number}"
+    repeat = f"python -m faults {name} --seed {seed} --case {case.number}"
     tail = result.err.strip()[-600:]
-    tally.lose(f"{found[0]}: {case.told()}: exit code {result.code}: {tail}: {repeat}")
-    for kind in found:
+    tally.lose(f"{kinds[0]}: {case.line()}: exit code {result.code}: {tail}: {repeat}")
+    for kind in kinds:
         group = groups.setdefault(kind, Group())
         group.count += 1
         group.commands.add(" ".join(case.words[:1]))
-        group.first = group.first or f"{case.told()} [{repeat}]"
+        group.first = group.first or f"{case.line()} [{repeat}]"
 
 
-def repeat(
-    name: str, cases: Iterator[Case], number: int, templates: Callable[[Path], object]
-) -> None:
+def repeat(name: str, hostile: Hostile, seed: int, number: int) -> None:
     """One case again, its folder left behind, and all that it said."""
-    process.warm()
     root = Path(tempfile.gettempdir()) / f"fedmaba-{name}-{number}"
     shutil.rmtree(root, ignore_errors=True)
-    for made in ("templates", "cases", "logs"):
-        (root / made).mkdir(parents=True)
-    templates(root / "templates")
-    _practise(root)
-    case = next(case for i, case in enumerate(cases) if i == number)
+    root.mkdir()
+    cases = _prepare(root, hostile, seed)
+    case = next(itertools.islice(cases, number, None))
     running = _start(root, replace(case, number=number))
     while (result := _poll(root, running)) is None:
         time.sleep(0.001)
-    print(case.told(), f"\nfolder: {running.folder}\nexit code {result.code}")
+    print(case.line(), f"\nfolder: {running.folder}\nexit code {result.code}")
     print(f"{result.seconds:.1f} s, {result.megabytes:.0f} MB\n{result.out}\n{result.err}")
     print("\n".join(_judge(running, result)) or "as promised")
+
+
+def _prepare(root: Path, hostile: Hostile, seed: int) -> Iterator[Case]:
+    """Make the folders that are to be spoilt; the cases."""
+    process.warm()
+    root.chmod(0o755)
+    for made in ("templates", "cases", "logs", "matplotlib"):
+        (root / made).mkdir()
+    (root / "matplotlib").chmod(0o777)
+    os.environ["MPLCONFIGDIR"] = str(root / "matplotlib")
+    kinds.make(root / "templates", hostile.KINDS)
+    _practise(root)
+    return hostile.cases(seed, root / "templates")
 
 
 # --- the folder of a case -----------------------------------------------------------------------
@@ -263,10 +278,8 @@ def _practise(root: Path) -> None:
         ("figure", "gains", source, "-o", "a.png"), ("export", source, "-o", "csv"),
     ):  # fmt: skip
         folder.mkdir()
-        before = os.getcwd()
-        os.chdir(folder)
-        code, _, err = call(*words)
-        os.chdir(before)
+        with inside(folder):
+            code, _, err = call(*words)
         if code:
             raise RuntimeError(f"{words} on a sound folder: {err}")
         shutil.rmtree(folder)
@@ -297,42 +310,19 @@ def _environment(folder: Path) -> dict[str, str]:
 def _fork(running: Running, logs: Path) -> int:
     """The command in a fork of this process, which has imported all and done nothing."""
     case, folder = running.case, running.folder
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def work() -> int:
         _streams(logs / str(case.number))
         _limit(int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize())
         os.environ.update(_environment(folder))
-        os.chdir(folder / case.cwd)
+        os.chdir(folder)
         if case.nobody:
             os.setgroups([])
             os.setresgid(NOBODY, NOBODY, NOBODY)
             os.setresuid(NOBODY, NOBODY, NOBODY)
-        if case.words[0] == "server":
-            from tools.faults import kinds
+        return kinds.serve(case.words) if case.words[0] == "server" else process.fedmaba(case.words)
 
-            code = kinds.serve(case.words)
-        else:
-            from fedmaba import cli
-
-            sys.argv = ["fedmaba", *case.words]
-            cli.main()
-            code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            os._exit(code)
+    return process.fork(work)
 
 
 def _limit(addresses: int) -> None:
@@ -344,65 +334,51 @@ def _limit(addresses: int) -> None:
 
 
 def _streams(stem: Path) -> None:
-    for number, end in ((1, "out"), (2, "err")):
-        handle = os.open(f"{stem}.{end}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-        os.dup2(handle, number)
-        os.close(handle)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    process.redirect(f"{stem}.out", f"{stem}.err")
 
 
 def _fresh(running: Running, logs: Path) -> int:
     """The command in a fresh interpreter, as a user starts it."""
     case, folder = running.case, running.folder
-    start = {
-        "script": [sys.executable, str(_script())],
-        "module": [sys.executable, "-m", "fedmaba"],
-        "safe": [sys.executable, "-P", "-m", "fedmaba"],
-    }[case.fresh]
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def work() -> int:
         _streams(logs / str(case.number))
         _limit(4 * 10**9)  # of addresses, which torch takes many of
-        os.chdir(folder / case.cwd)
-        os.execve(sys.executable, [*start, *case.words], _environment(folder))
-    finally:
-        os._exit(126)
+        os.chdir(folder)
+        line = [sys.executable, "-m", "fedmaba", *case.words]
+        os.execve(sys.executable, line, _environment(folder))
 
-
-def _script() -> Path:
-    """The console script of this environment."""
-    found = Path(sys.executable).parent / "fedmaba"
-    if not found.exists():
-        raise SystemExit(f"{found} is not there: install fedmaba into this environment")
-    return found
+    return process.fork(work)
 
 
 def _visit(stem: Path, pid: int) -> int:
     """A visitor of `watch`: waits for its address, asks for the page, then presses Ctrl-C."""
-    visitor = os.fork()
-    if visitor:
-        return visitor
-    try:
+
+    def work() -> int:
         end = time.monotonic() + 10 * SECONDS * PATIENCE
         while time.monotonic() < end and os.path.exists(f"/proc/{pid}"):
             out = Path(f"{stem}.out")
             text = out.read_text(errors="replace") if out.exists() else ""
-            if found := re.match(r"http://127\.0\.0\.1:(\d+)/ ", text):
+            if address := re.match(r"http://127\.0\.0\.1:(\d+)/ ", text):
                 link = http.client.HTTPConnection(
-                    "127.0.0.1", int(found[1]), timeout=SECONDS * PATIENCE
+                    "127.0.0.1", int(address[1]), timeout=SECONDS * PATIENCE
                 )
                 link.request("GET", "/")
                 answer = link.getresponse()
                 Path(f"{stem}.page").write_bytes(b"%d\n" % answer.status + answer.read())
                 break
             time.sleep(0.01)
-    finally:
+        return 0
+
+    def ended() -> int:
         try:
-            os.kill(pid, signal.SIGINT)
+            return work()
         finally:
-            os._exit(0)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
+
+    return process.fork(ended)
 
 
 def _poll(root: Path, running: Running) -> Result | None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import os
 import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -16,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+
+from faults import process
 
 Say = Callable[[str], None]
 APART = {"about.json", "timing.jsonl", ".lock"}  # may differ when a run is repeated
@@ -60,6 +64,17 @@ def scratch() -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def inside(folder: Path) -> Iterator[None]:
+    """Work in a folder for a while."""
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def progress(say: Say, what: str, every: float = 10.0) -> Callable[[int, int, Tally], None]:
@@ -107,20 +122,12 @@ def debris(folder: Path) -> list[str]:
 
 def call(*words: object) -> tuple[int, str, str]:
     """The command line in this process: exit code, stdout, stderr. A traceback is a code of -1."""
-    import traceback
-
-    from fedmaba import cli
-
     _once()
     out, err = io.StringIO(), io.StringIO()
     before, path = sys.argv, list(sys.path)
-    sys.argv = ["fedmaba", *map(str, words)]
     try:
         with redirect_stdout(out), redirect_stderr(err):
-            cli.main()
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+            code = process.fedmaba(words)
     except BaseException:
         code = -1
         err.write("Traceback " + traceback.format_exc()[-700:])

@@ -6,14 +6,12 @@ through the command line, half through a file; some files are noise.
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from pathlib import Path
 
-from tools.faults.common import Say, Tally, call, make_data, one_line, progress, scratch
-from tools.faults.damage import mutate
-
+from faults.common import Say, Tally, call, inside, make_data, one_line, progress, scratch
+from faults.formats import mutate
 from fedmaba.experiment import config, experiment_file
 
 HUGE = 10**30
@@ -81,20 +79,15 @@ KEYS = {key.name: key for key in config.options()}
 def campaign(count: int, seed: int, say: Say) -> Tally:
     rng, tally = random.Random(seed), Tally()
     show = progress(say, "config")
-    before = os.getcwd()
-    with scratch() as root:
+    with scratch() as root, inside(root):
         data = make_data(root / "tiny.npz")
-        os.chdir(root)
-        try:
-            for done in range(count):
-                make = _noise if rng.random() < 0.1 else _case
-                why = make(data, rng, tally)
-                tally.check(not why, f"case {done}: {why}")
-                shutil.rmtree("run", ignore_errors=True)
-                shutil.rmtree("runs", ignore_errors=True)
-                show(done, count, tally)
-        finally:
-            os.chdir(before)
+        for done in range(count):
+            make = _noise if rng.random() < 0.1 else _case
+            why = make(data, rng, tally)
+            tally.check(not why, f"case {done}: {why}")
+            shutil.rmtree("run", ignore_errors=True)
+            shutil.rmtree("runs", ignore_errors=True)
+            show(done, count, tally)
     return tally
 
 

@@ -14,14 +14,15 @@ import signal
 import subprocess
 from pathlib import Path
 
-from tools.faults import inject, process
-from tools.faults.common import (
+from faults import inject, process
+from faults.common import (
     Say,
     Tally,
     call,
     debris,
     differ,
     hashes,
+    inside,
     make_data,
     one_line,
     progress,
@@ -37,35 +38,25 @@ def campaign(count: int, seed: int, say: Say) -> Tally:
     """An error at every operation of a run, once or from then on; `count` of them at most."""
     rng, tally = random.Random(seed), Tally()
     show = progress(say, "disk")
-    before = os.getcwd()
-    with scratch() as root:
-        os.chdir(root)
-        try:
-            words = ["compare", "fedavg", "fedfv:tau=2", "--data", str(make_data(root / "a.npz"))]
-            words += [*SMALL, "--out", "run"]
-            with inject.at(root / "run", -1, inject.die) as log:
-                call(*words)
-            want = hashes(root / "run")
-            shutil.rmtree("run")
-            grid = [
-                (n, number, sticky)
-                for n in range(len(log.seen))
-                for number in ERRORS
-                for sticky in (False, True)
-            ]
-            if count < len(grid):  # whole saves first: those of one checkpoint, then any
-                save = [g for g in grid if "00000003" in log.seen[g[0]][1] and g[1] != errno.EROFS]
-                rest = [g for g in grid if g not in save]
-                grid = sorted(save[:count] + rng.sample(rest, max(0, count - len(save))))
-            for done, (n, number, sticky) in enumerate(grid):
-                what = f"{errno.errorcode[number]} at {log.seen[n]}{' and after' * sticky}"
-                why = _attempt(root / "run", words, want, n, number, sticky)
-                tally.check(not why, f"{what}: {why}")
-                tally.counts[errno.errorcode[number]] += 1
-                shutil.rmtree("run", ignore_errors=True)
-                show(done, len(grid), tally)
-        finally:
-            os.chdir(before)
+    with scratch() as root, inside(root):
+        words = ["compare", "fedavg", "fedfv:tau=2", "--data", str(make_data(root / "a.npz"))]
+        words += [*SMALL, "--out", "run"]
+        with inject.at(root / "run", -1, inject.die) as log:
+            call(*words)
+        want = hashes(root / "run")
+        shutil.rmtree("run")
+        grid = [(n, e, sticky) for n in range(len(log.seen)) for e in ERRORS for sticky in (0, 1)]
+        if count < len(grid):  # whole saves first: those of one checkpoint, then any
+            save = [g for g in grid if "00000003" in log.seen[g[0]][1] and g[1] != errno.EROFS]
+            rest = [g for g in grid if g not in save]
+            grid = sorted(save[:count] + rng.sample(rest, max(0, count - len(save))))
+        for done, (n, number, sticky) in enumerate(grid):
+            what = f"{errno.errorcode[number]} at {log.seen[n]}{' and after' * sticky}"
+            why = _attempt(root / "run", words, want, n, number, bool(sticky))
+            tally.check(not why, f"{what}: {why}")
+            tally.counts[errno.errorcode[number]] += 1
+            shutil.rmtree("run", ignore_errors=True)
+            show(done, len(grid), tally)
     tally.figures = {"file operations of the run": len(log.seen)}
     return tally
 
@@ -123,7 +114,7 @@ def tmpfs(count: int, seed: int, say: Say) -> Tally:
         words = ["compare", "fedavg", "fedfv:tau=2", "--data", str(make_data(root / "a.npz"))]
         words += [*SMALL, "--rounds", "30", "--out", "run"]
         (root / "whole").mkdir()
-        process.wait(process.fork(words, root / "whole"))
+        process.wait(process.command(words, root / "whole"))
         want = hashes(root / "whole" / "run")
         disk = root / "disk"
         disk.mkdir()
@@ -132,7 +123,7 @@ def tmpfs(count: int, seed: int, say: Say) -> Tally:
             options = f"size={4096 * pages}"
             subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", disk], check=True)
             try:
-                pid = process.fork(words, disk, log="../log")
+                pid = process.command(words, disk, log="../log")
                 if done % 4 == 3:
                     process.send(pid, signal.SIGCONT, rng.uniform(0.1, 0.8))
                     ro = ["mount", "-o", "remount,ro", disk]
@@ -148,7 +139,7 @@ def tmpfs(count: int, seed: int, say: Say) -> Tally:
                 if code == 74:
                     begun = (disk / "run" / "experiment.toml").exists()
                     again = ["resume", "run", "--quiet"] if begun else words
-                    code = process.wait(process.fork(again, disk, log="../log"))
+                    code = process.wait(process.command(again, disk, log="../log"))
                     text = (root / "log").read_text()
                     why = why or (f"afterwards {code}: {text}" if code else "")
                 wrong = differ(want, hashes(disk / "run"))

@@ -6,9 +6,11 @@ can hold another value, and each place yields the file's bytes with a hostile on
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
+import random
 import re
 import struct
 import tomllib
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from safetensors.numpy import load, save
 
 HOLE = "@@hole@@"
 DEEP = 10_000
@@ -67,14 +70,49 @@ def places(folder: Path, file: Path) -> Iterator[Place]:
     elif file.suffix == ".npz":
         yield from _npz(name, content)
     elif file.suffix == ".ckpt":
-        yield from _safetensors(name, content[40:], lambda body: seal(content[:8], body))
+        sealed = functools.partial(seal, content[:8])
+        yield from _safetensors(name, content[40:], sealed)
+        yield from _damaged(name, content[40:], sealed)
     elif file.suffix == ".safetensors":
         yield from _safetensors(name, content, lambda body: body)
+    if content and file.suffix != ".ckpt":  # without its checksum, `damage` looks at that
+        yield from _damaged(name, content, lambda changed: changed)
 
 
 def seal(magic: bytes, body: bytes) -> bytes:
     """A checkpoint with the right checksum."""
     return magic + hashlib.sha256(body).digest() + body
+
+
+def mutate(good: bytes, rng: random.Random) -> bytes:
+    """The bytes with some of them changed, lost, added or moved."""
+    bad, n = bytearray(good), len(good)
+    kind = rng.randrange(7)
+    if kind <= 2:  # flips
+        for _ in range(1 if kind else rng.randint(2, 8)):
+            bad[rng.randrange(n)] ^= 1 << rng.randrange(8)
+    elif kind == 3:  # a lost block
+        at, size = rng.randrange(n), rng.choice([1, 16, 512, 4096])
+        bad[at : at + size] = bytes(len(bad[at : at + size]))
+    elif kind == 4:
+        bad += rng.randbytes(rng.randint(1, 64))
+    elif kind == 5:
+        at = rng.randrange(n)
+        bad[at : at + rng.randint(1, 64)] = b""
+    else:  # two blocks that changed places
+        a, b, size = rng.randrange(n), rng.randrange(n), 64
+        bad[a : a + size], bad[b : b + size] = bad[b : b + size], bad[a : a + size]
+    return bytes(bad)
+
+
+def _damaged(name: str, content: bytes, build: Callable[[bytes], bytes]) -> Iterator[Place]:
+    """The file cut, with other bytes, and of another kind."""
+    for i in range(40):
+        rng = random.Random(f"{name}/{i}")
+        yield Place(name, f"{name} = damaged {i}", lambda r=rng: build(mutate(content, r)))
+        yield Place(name, f"{name} = cut {i}", lambda r=rng: content[: r.randrange(len(content))])
+    for i, other in enumerate((b"\0" * 100, b"PK\x03\x04" + bytes(50), b"[" * 100_000, b"null")):
+        yield Place(name, f"{name} = other {i}", lambda o=other: o)
 
 
 # --- JSON ---------------------------------------------------------------------------------------
@@ -124,17 +162,17 @@ def trees(tree: Any) -> Iterator[tuple[str, Callable[[], str]]]:
     for path in spots(tree):
         where = ".".join(map(str, path)) or "all of it"
         for said, text in JSON.items():
-            yield f"{where} = {said}", lambda p=path, t=text: put(tree, p, t)  # type: ignore[misc]
+            yield f"{where} = {said}", lambda p=path, t=text: put(tree, p, t)
         if path:
-            yield f"{where} = missing", lambda p=path: drop(tree, p)  # type: ignore[misc]
+            yield f"{where} = missing", lambda p=path: drop(tree, p)
         if path and isinstance(path[-1], str):
             twice = json.dumps(_get(tree, path)) + f", {json.dumps(path[-1])}: null"
-            yield f"{where} = twice", lambda p=path, t=twice: put(tree, p, t)  # type: ignore[misc]
+            yield f"{where} = twice", lambda p=path, t=twice: put(tree, p, t)
 
 
 def _json(name: str, content: bytes) -> Iterator[Place]:
     for what, make in trees(json.loads(content)):
-        yield Place(name, f"{name} {what}", lambda m=make: m().encode())  # type: ignore[misc]
+        yield Place(name, f"{name} {what}", lambda m=make: m().encode())
 
 
 def _jsonl(name: str, content: bytes) -> Iterator[Place]:
@@ -152,7 +190,7 @@ def _jsonl(name: str, content: bytes) -> Iterator[Place]:
     odd |= {"bytes that are no text": b"\xff\xfe\n" + content, "100,000 lines": lines[0] + b"\n"}
     odd["100,000 lines"] *= 100_000
     for what, whole in odd.items():
-        yield Place(name, f"{name} = {what}", lambda w=whole: w)  # type: ignore[misc]
+        yield Place(name, f"{name} = {what}", lambda w=whole: w)
 
 
 # --- TOML ---------------------------------------------------------------------------------------
@@ -171,17 +209,17 @@ def _toml(name: str, content: bytes) -> Iterator[Place]:
             yield Place(
                 name,
                 f"{name} {key} = {said}",
-                lambda k=key, v=value, b=build: b(f"{k} = {v}"),  # type: ignore[misc]
+                lambda k=key, v=value, b=build: b(f"{k} = {v}"),
             )
         more = {"missing": "", "twice": f"{line[0]}\n{line[0]}", "a tab": f"{key}\t=\t{line[2]}\t"}
         more["a tab inside"] = f"{key} = {line[2][0]}\t{line[2][1:]}"
         more["an unknown key"] = f"{line[0]}\n{key}_of_mine = 1"
         for said, new in more.items():
-            yield Place(name, f"{name} {key} = {said}", lambda n=new, b=build: b(n))  # type: ignore[misc]
+            yield Place(name, f"{name} {key} = {said}", lambda n=new, b=build: b(n))
     for head in re.finditer(r"^\[([a-z]+)\]$", text, re.M):
         for said, new in {"a list": f"[[{head[1]}]]", "deep": f"[{head[1]}{'.a' * 5000}]"}.items():
             whole = text[: head.start()] + new + text[head.end() :]
-            yield Place(name, f"{name} [{head[1]}] = {said}", lambda w=whole: w.encode())  # type: ignore[misc]
+            yield Place(name, f"{name} [{head[1]}] = {said}", lambda w=whole: w.encode())
 
 
 # --- arrays -------------------------------------------------------------------------------------
@@ -298,7 +336,7 @@ def _npz(name: str, content: bytes) -> Iterator[Place]:
             yield Place(
                 name,
                 f"{name} {member} = {said}",
-                lambda i=i, m=member, r=raw: build(i, (m, r())),  # type: ignore[misc]
+                lambda i=i, m=member, r=raw: build(i, (m, r())),
             )
         more = {
             "missing": (), "twice": ((member, inner), (member, RAW["text"]())),
@@ -307,7 +345,7 @@ def _npz(name: str, content: bytes) -> Iterator[Place]:
             "without its ending": ((member.removesuffix(".npy"), inner),),
         }  # fmt: skip
         for said, new in more.items():
-            yield Place(name, f"{name} {member} = {said}", lambda i=i, n=new: build(i, *n))  # type: ignore[misc]
+            yield Place(name, f"{name} {member} = {said}", lambda i=i, n=new: build(i, *n))
         try:
             tree = json.loads(array.tobytes()) if array.dtype == np.uint8 else None
         except ValueError:
@@ -334,38 +372,10 @@ def _npz(name: str, content: bytes) -> Iterator[Place]:
 
 # --- safetensors --------------------------------------------------------------------------------
 
-DTYPES = {
-    "BOOL": "?", "U8": "<u1", "I8": "<i1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4",
-    "I64": "<i8", "U64": "<u8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
-}  # fmt: skip
-
 
 def take_apart(body: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray[Any, Any]]]:
     """Header and arrays of a safetensors body."""
-    length = int.from_bytes(body[:8], "little")
-    header = json.loads(body[8 : 8 + length])
-    data = body[8 + length :]
-    found = {}
-    for name, told in header.items():
-        if name != "__metadata__":
-            first, last = told["data_offsets"]
-            array = np.frombuffer(data[first:last], DTYPES[told["dtype"]])
-            found[name] = array.reshape(told["shape"])
-    return header, found
-
-
-def put_together(meta: Any, held: dict[str, np.ndarray[Any, Any]]) -> bytes:
-    """A safetensors body of these arrays."""
-    names = {np.dtype(kind): name for name, kind in DTYPES.items()}
-    header: dict[str, Any] = {} if meta is None else {"__metadata__": meta}
-    data, end = [], 0
-    for name, array in sorted(held.items(), key=lambda item: -item[1].dtype.itemsize):
-        raw = np.ascontiguousarray(array).tobytes()
-        shape = list(array.shape)
-        header[name] = {"dtype": names[array.dtype], "shape": shape}
-        header[name]["data_offsets"] = [end, end := end + len(raw)]
-        data.append(raw)
-    return framed(json.dumps(header), b"".join(data))
+    return json.loads(body[8 : 8 + int.from_bytes(body[:8], "little")]), load(body)
 
 
 def framed(header: str, data: bytes) -> bytes:
@@ -397,12 +407,12 @@ def _safetensors(name: str, body: bytes, seal: Callable[[bytes], bytes]) -> Iter
         for said, other in arrays(array).items():
 
             def whole(tensor: str = tensor, other: Any = other) -> bytes:
-                return seal(put_together(outer, {**held, tensor: other()}))
+                return seal(save({**held, tensor: other()}, outer))
 
             yield Place(name, f"{name} {tensor} = {said}", whole)
 
         def less(tensor: str = tensor) -> bytes:
-            return seal(put_together(outer, {n: a for n, a in held.items() if n != tensor}))
+            return seal(save({n: a for n, a in held.items() if n != tensor}, outer))
 
         yield Place(name, f"{name} {tensor} = missing", less)
     odd: dict[str, Callable[[], bytes]] = {

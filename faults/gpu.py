@@ -13,8 +13,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tools.faults import process
-from tools.faults.common import Say, Tally, differ, hashes, scratch
+from faults import process
+from faults.common import Say, Tally, differ, hashes, scratch
+from faults.kill import RESUME, place, said
 
 CASES = [(model, dtype) for model in ("mlp", "cnn") for dtype in ("float32", "tf32", "bf16")]
 
@@ -47,17 +48,13 @@ def _case(
     words += ["--chunk", "60"]
     if device == "cpu":
         words += ["--rounds", "4", "--steps", "1"]
-    places = [root / f"{model}-{dtype}-{name}" for name in ("whole", "killed")]
-    for place in places:
-        place.mkdir()
-    whole, here = places
+    whole, here = (place(root, f"{model}-{dtype}-{name}") for name in ("whole", "killed"))
     if code := process.wait(process.spawn(words, whole), 400):
-        return 0, f"the unkilled run ended with {code}: {(whole / 'log').read_text()[-800:]}"
+        return 0, f"the unkilled run ended with {code}: {said(whole)[-800:]}"
     done = 0
     for _ in range(kills):
         before = _newest(here)
-        again = ["resume", "run", "--quiet"] if before else words
-        pid = process.spawn(again, here)
+        pid = process.spawn(RESUME if before else words, here)
         end = time.monotonic() + 120
         while _newest(here) <= before and _running(pid) and time.monotonic() < end:
             time.sleep(0.02)
@@ -66,10 +63,9 @@ def _case(
         process.wait(pid)
         done += 1
         say(f"{model} {dtype}: killed after round {_newest(here)}")
-    if not (here / "run" / "runs.json").exists():
-        code = process.wait(process.spawn(["resume", "run", "--quiet"], here), 400)
-        if code:
-            return done, f"the resumed run ended with {code}: {(here / 'log').read_text()[-800:]}"
+    over = (here / "run" / "runs.json").exists()
+    if not over and (code := process.wait(process.spawn(RESUME, here), 400)):
+        return done, f"the resumed run ended with {code}: {said(here)[-800:]}"
     wrong = differ(hashes(whole / "run"), hashes(here / "run"))
     return done, f"files differ: {wrong}" if wrong else ""
 

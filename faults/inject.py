@@ -110,7 +110,7 @@ def at(root: Path, number: int, action: Action, *, sticky: bool = False) -> Iter
     def of_handle(handle: int) -> str:
         return os.readlink(f"/proc/self/fd/{handle}")
 
-    builtins.open = io.open = opened  # type: ignore[assignment]
+    builtins.open = io.open = opened
     os.fsync = counted("fsync", of_handle)
     for name in ("replace", "mkdir", "unlink"):
         setattr(os, name, counted(name, lambda path, *_: str(path)))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from tools.faults import process
-from tools.faults.common import make_data
 
-ROOT = Path(__file__).parents[2]
+from faults import process
+from faults.common import make_data
+
+ROOT = Path(__file__).parents[1]
 BASE = [
     "--data", "tiny.npz", "--model", "softmax", "--minibatch", "5", "--eval-every", "2",
     "--device", "cpu", "--threads", "1", "--quiet", "--out", "run",
@@ -27,64 +30,48 @@ ARCHIVE = "readings.92642bfcf4.npz"  # the smallest of them
 TARGET = "readings"
 
 
-def make(root: Path, names: Sequence[str] = (*RUNS, "server", "archive")) -> None:
+def make(root: Path, names: Sequence[str]) -> None:
     """A folder per kind: `run` inside it, beside the data it was run on."""
     begun = {}
     for name in names:
+        if name == "begun":  # half done, without a checkpoint
+            continue
         (root / name).mkdir()
         if name == "archive":
             (root / name / "run").mkdir()
             content = (ROOT / "experiments" / "results" / ARCHIVE).read_bytes()
             (root / name / "run" / ARCHIVE).write_bytes(content)
         else:  # this process must do no work of its own: its forks would inherit it
-            begun[name] = _begin(name, root / name)
+            work = functools.partial(_make, name)
+            begun[name] = process.start(work, root / name, log=os.devnull)
     for name, pid in begun.items():
         code = process.wait(pid)
-        if code != (65 if name == "diverged" else 0):
+        if code != {"diverged": 65, "half": 130}.get(name, 0):
             raise RuntimeError(f"the folder {name} could not be made: exit code {code}")
         for older in sorted((root / name / "run").glob("checkpoint/*.ckpt"))[:-1]:
             older.unlink()  # else it would be read in the place of a damaged one
-
-
-def _begin(name: str, folder: Path) -> int:
-    """Make a folder in a fork."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        os.chdir(folder)
-        code = _make(name)
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 0
-    finally:
-        os._exit(code)
+    if "begun" in names:
+        shutil.copytree(root / "half", root / "begun")
+        shutil.rmtree(root / "begun" / "run" / "checkpoint")
 
 
 def _make(name: str) -> int:
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)
-    os.dup2(quiet, 2)
+    """Make a folder in this process, which is a fork."""
     make_data(Path("tiny.npz"))
     if name == "server":
         return serve(["server", "run", "3"])
     if name == "half":
         return _half()
-    from fedmaba import cli
-
     more = {
         "done": ["--rounds", "4", "--seeds", "2"],
         "attacked": ["--rounds", "4", "--seeds", "1", "--attack", "loss=x3", "--hostile", "20%"],
         "diverged": ["--rounds", "4", "--seeds", "1", "--lr", "1e38"],
     }[name]
-    sys.argv = ["fedmaba", "compare", "fedavg", "fedmaba", *more, *BASE]
-    cli.main()
-    return 0
+    return process.fedmaba(["compare", "fedavg", "fedmaba", *more, *BASE])
 
 
 def _half() -> int:
     """A run that was stopped after round 4 of 6, as by Ctrl-C."""
-    from fedmaba import cli
     from fedmaba.experiment import session
 
     real = session.Session.rounds
@@ -92,13 +79,8 @@ def _half() -> int:
     def rounds(self: session.Session, stop: object = None) -> object:
         return real(self, lambda: self.batch.progress.round >= 4)
 
-    session.Session.rounds = rounds  # type: ignore[method-assign, assignment]
-    sys.argv = ["fedmaba", *AGAIN]
-    try:
-        cli.main()
-    except SystemExit as end:
-        return 0 if end.code == 130 else 1
-    return 1
+    session.Session.rounds = rounds
+    return process.fedmaba(AGAIN)
 
 
 def serve(words: Sequence[str]) -> int:

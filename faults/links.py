@@ -13,9 +13,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from tools.faults import kinds
-from tools.faults.cases import Case, play
-from tools.faults.common import Say, Tally
+from faults import kinds
+from faults.cases import Case, turns
 
 KINDS = ("half", "done", "server", "attacked", "begun")
 FILES = (
@@ -33,18 +32,7 @@ TO = (  # what it leads to
 OUTPUTS = ("out.html", "out.svg", "out.pdf", ".out.html.tmp", ".out.svg.tmp", "out", "out.csv")
 
 
-def templates(root: Path) -> None:
-    kinds.make(root, [kind for kind in KINDS if kind != "begun"])
-    shutil.copytree(root / "half", root / "begun")
-    shutil.rmtree(root / "begun" / "run" / "checkpoint")
-
-
-def campaign(count: int, seed: int, say: Say) -> Tally:
-    """No write through a link, no target of a link removed."""
-    return play("links", cases(seed), count, seed, say, templates)
-
-
-def cases(seed: int) -> Iterator[Case]:
+def cases(seed: int, templates: Path) -> Iterator[Case]:
     """Every place and every target with one command, then with another, without end."""
     rng = random.Random(seed)
     found = [
@@ -55,19 +43,13 @@ def cases(seed: int) -> Iterator[Case]:
         if not (place in FOLDERS and to in ("hard link", "empty file"))
     ]
     beside = [("done", f"../{place}", to) for place in OUTPUTS for to in TO]
-    found += beside * 3
-    rng.shuffle(found)
-    turns = [rng.randrange(100) for _ in found]
-    turn = 0
-    while True:
-        for at, (kind, place, to) in zip(turns, found, strict=True):
-            words = commands(kind, place)
-            chosen = words[(at + turn) % len(words)]
-            spoil = functools.partial(_spoil, place, to)
-            # A folder that the user names may be a link: what it leads to is the user's choice.
-            may = ("outside/target",) if place == "../out" and chosen[-1] == "out" else ()
-            yield Case(f"a link at {place} = {to}", kind, chosen, spoil, may=may)
-        turn += 1
+    for turn, (kind, place, to) in turns([*found, *beside * 3], rng):
+        words = commands(kind, place)
+        chosen = words[turn % len(words)]
+        spoil = functools.partial(_spoil, place, to)
+        # A folder that the user names may be a link: what it leads to is the user's choice.
+        may = ("outside/target",) if place == "../out" and chosen[-1] == "out" else ()
+        yield Case(f"a link at {place} = {to}", kind, chosen, spoil, may=may)
 
 
 def commands(kind: str, place: str) -> list[tuple[str, ...]]:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from tools.faults.common import Say, Tally, progress
 
+from faults.common import Say, Tally, progress
 from fedmaba import strategies
 from fedmaba.data.federation import Federation
 from fedmaba.simulation import client as client_
@@ -81,7 +81,7 @@ def server(run: int, t: int, value: float) -> Iterator[list[int]]:
         return real(spec, model, *held, delta, moves, share)
 
     with _round_number() as now:
-        server_step.server_step = step  # type: ignore[assignment]
+        server_step.server_step = step
         try:
             yield []
         finally:
@@ -116,11 +116,11 @@ def weight(run: int, t: int, value: float) -> Iterator[list[int]]:
             decision.coef[0] = value
         return decision
 
-    kind.weigh = weigh  # type: ignore[method-assign]
+    kind.weigh = weigh
     try:
         yield []
     finally:
-        kind.weigh = real  # type: ignore[method-assign]
+        kind.weigh = real
 
 
 KINDS: dict[str, Callable[..., Any]] = {"client": client, "server": server, "weight": weight}

@@ -233,7 +233,7 @@ def _bars(line: str) -> int:
 
 def _rendered(text: str) -> str:
     reader = MarkdownIt("commonmark", {"html": True}).enable("table")
-    reader.validateLink = lambda url: True  # type: ignore[method-assign]
+    reader.validateLink = lambda url: True
     return str(reader.render(text))
 
 

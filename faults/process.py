@@ -6,6 +6,7 @@ only saves the seconds that the import takes.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[2] / "src"
+SOURCE = Path(__file__).parents[1] / "src"
 
 
 def warm() -> None:
@@ -26,60 +27,79 @@ def warm() -> None:
     import fedmaba.rows.stack  # noqa: F401
 
 
-def fork(
-    words: Sequence[str], cwd: Path, first: Callable[[], object] | None = None, log: str = "log"
-) -> int:
-    """Start `fedmaba WORDS` in a forked process, in a folder where its output goes to `log`."""
+def fedmaba(words: Sequence[object]) -> int:
+    """`fedmaba WORDS` in this process: its exit code."""
+    from fedmaba import cli
+
+    sys.argv = ["fedmaba", *map(str, words)]
+    try:
+        cli.main()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    return 0
+
+
+def fork(work: Callable[[], int]) -> int:
+    """Start a forked process whose exit code `work` gives; 1 and a traceback where it raises."""
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
-    if pid:
+    if pid := os.fork():
         return pid
     code = 1
     try:
-        os.chdir(cwd)
-        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(handle, 1)
-        os.dup2(handle, 2)
-        from fedmaba import cli
-
-        sys.argv = ["fedmaba", *words]
-        held = first() if first is not None else None  # an injection lives as long as this
-        cli.main()
-        del held
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 0
+        code = work()
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+
+def redirect(out: str | Path, err: str | Path) -> None:
+    """Let this process write to files from now on."""
+    for number, path in ((1, out), (2, err)):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+        os.dup2(handle, number)
+        os.close(handle)
+
+
+def start(work: Callable[[], int], cwd: Path, log: str = "log") -> int:
+    """Start `work` in a forked process, in a folder where its output goes to `log`."""
+
+    def main() -> int:
+        os.chdir(cwd)
+        redirect(log, log)
+        return work()
+
+    return fork(main)
+
+
+def command(words: Sequence[object], cwd: Path, log: str = "log") -> int:
+    """Start `fedmaba WORDS` in a forked process."""
+    return start(functools.partial(fedmaba, words), cwd, log)
 
 
 def spawn(words: Sequence[str], cwd: Path) -> int:
     """Start `fedmaba WORDS` in a fresh interpreter."""
     source = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTHONPATH": source}  # it starts elsewhere
-    command = [sys.executable, "-m", "fedmaba", *words]
+    line = [sys.executable, "-m", "fedmaba", *words]
     with open(cwd / "log", "wb") as handle:
-        process = subprocess.Popen(command, stdout=handle, stderr=handle, cwd=cwd, env=env)
+        process = subprocess.Popen(line, stdout=handle, stderr=handle, cwd=cwd, env=env)
     process.returncode = 0  # waited for by id, below
     return process.pid
 
 
 def wait(pid: int, seconds: float = 120.0) -> int:
     """The exit code of a process, negative for a signal; one that hangs is killed and says -99."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.002)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return -99
+    code = send(pid, signal.SIGKILL, seconds)
+    if code is None:
+        os.waitpid(pid, 0)
+        return -99
+    return code
 
 
 def send(pid: int, number: int, after: float) -> int | None:
@@ -89,6 +109,6 @@ def send(pid: int, number: int, after: float) -> int | None:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status)
-        time.sleep(min(left, 0.005))
+        time.sleep(min(left, 0.002))
     os.kill(pid, number)
     return None

@@ -8,8 +8,8 @@ import shutil
 import time
 from pathlib import Path
 
-from tools.faults import process
-from tools.faults.common import Say, Tally, differ, hashes, make_data, progress, scratch
+from faults import process
+from faults.common import Say, Tally, differ, hashes, make_data, progress, scratch
 
 
 def campaign(count: int, seed: int, say: Say) -> Tally:
@@ -26,7 +26,7 @@ def campaign(count: int, seed: int, say: Say) -> Tally:
         want = []
         for i in range(2):
             (root / f"whole{i}").mkdir()
-            process.wait(process.fork(words[i], root / f"whole{i}"))
+            process.wait(process.command(words[i], root / f"whole{i}"))
             want.append(hashes(root / f"whole{i}" / "run"))
         for done in range(count):
             here = root / f"race{done}"
@@ -47,15 +47,13 @@ def _race(
     ready, go = os.pipe()
     delays = (0.0, late)
 
-    def first(i: int) -> None:
+    def work(i: int) -> int:
         os.close(go)
         os.read(ready, 1)  # both begin when the other end is closed
         time.sleep(delays[i])
+        return process.fedmaba(pair[i])
 
-    pids = [
-        process.fork(pair[i], here, lambda i=i: first(i), log=f"log{i}")  # type: ignore[misc]
-        for i in range(2)
-    ]
+    pids = [process.start(lambda i=i: work(i), here, f"log{i}") for i in range(2)]
     os.close(ready)
     os.close(go)
     codes = [process.wait(pid) for pid in pids]

@@ -7,8 +7,8 @@ import warnings
 from typing import Any
 
 import numpy as np
-from tools.faults.common import Say, Tally, progress
 
+from faults.common import Say, Tally, progress
 from fedmaba import strategies
 from fedmaba.strategies.base import Replies, Strategy
 from fedmaba.strategies.simplex import kl_uniform

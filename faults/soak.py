@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from tools.faults.common import Say, Tally, make_data, progress, scratch
+
+from faults.common import Say, Tally, make_data, progress, scratch
 
 LIMIT = 1.0  # MB of resident memory per 1,000 rounds
 
@@ -22,7 +23,7 @@ class Slope(NamedTuple):
     high: float
 
 
-def slope(x: np.ndarray, y: np.ndarray) -> Slope:  # type: ignore[type-arg]
+def slope(x: np.ndarray, y: np.ndarray) -> Slope:
     """Least squares; the interval allows for samples that follow each other (AR(1))."""
     x = x - x.mean()
     value = float(x @ (y - y.mean()) / (x @ x))
@@ -41,7 +42,7 @@ def resident() -> float:
 
 def campaign(count: int, seed: int, say: Say) -> Tally:
     """`count` rounds; sampled after every hundredth of them, the first fifth left out."""
-    from fedmaba.experiment import config, starting
+    from fedmaba.experiment import config, opening
     from fedmaba.experiment import session as experiment
 
     tally, show = Tally(), progress(say, "soak")
@@ -54,7 +55,7 @@ def campaign(count: int, seed: int, say: Say) -> Tally:
         }.items():  # fmt: skip
             config.set_key(tree, name, value)
         session = experiment.prepare(config.build(tree))
-        starting.open_run_folder(session, root / "run")
+        opening.open_run_folder(session, root / "run")
         seen = []
         every = max(1, count // 100)
         for snapshot in session.rounds():
@@ -89,5 +90,5 @@ def campaign(count: int, seed: int, say: Say) -> Tally:
 
 def _bytes(history: object) -> int:
     """What the tables in memory must hold."""
-    runs = history.runs  # type: ignore[attr-defined]
+    runs = history.runs
     return sum(v.array().nbytes for run in runs for v in run.tables.values())

@@ -17,50 +17,29 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tools.faults import formats, kinds
-from tools.faults.cases import Case, play
-from tools.faults.common import Say, Tally
+from faults import formats, kinds
+from faults.cases import Case, turns
+from faults.common import inside
 
 KINDS = (*kinds.RUNS, "server", "archive")
 BESIDE = ("experiment.toml", "runs.json", "rounds.jsonl", "about.json", ".lock", "partition.npz")
-_made: list[Path] = []
 
 
-def templates(root: Path) -> None:
-    kinds.make(root, KINDS)
-    _made[:] = [root]
-
-
-def campaign(count: int, seed: int, say: Say) -> Tally:
-    """A FIFO, a device, a bomb in the place of a file: one line, at once, in little memory."""
-    return play("special", cases(seed), count, seed, say, templates)
-
-
-def cases(seed: int) -> Iterator[Case]:
+def cases(seed: int, templates: Path) -> Iterator[Case]:
     """Every strange thing in every place with one command, then with another, without end."""
     rng = random.Random(seed)
-    found = [(kind, file, what) for kind in KINDS for file in _files(kind) for what in THINGS]
-    found = [at for at in found if _fits(*at)]
-    rng.shuffle(found)
-    turns = [rng.randrange(100) for _ in found]
-    turn = 0
-    while True:
-        for at, (kind, file, what) in zip(turns, found, strict=True):
-            words = kinds.commands(kind, rng)
-            chosen = words[(at + turn) % len(words)]
-            spoil = functools.partial(_spoil, file, what)
-            nobody = what in UNREADABLE and os.geteuid() == 0
-            yield Case(f"{file} = {what}", kind, chosen, spoil, nobody=nobody, may=_may(chosen))
-        turn += 1
+    places = [(kind, file) for kind in KINDS for file in _files(templates / kind / "run")]
+    things = [(*place, what) for place in places for what in THINGS if _fits(place[1], what)]
+    for turn, (kind, file, what) in turns(things, rng):
+        words = kinds.commands(kind, rng)
+        chosen = words[turn % len(words)]
+        spoil = functools.partial(_spoil, file, what)
+        nobody = what in UNREADABLE and os.geteuid() == 0
+        yield Case(f"{file} = {what}", kind, chosen, spoil, nobody=nobody)
 
 
-def _may(words: tuple[str, ...]) -> tuple[str, ...]:
-    return ("run/csv",) if words[0] == "export" else ()
-
-
-def _files(kind: str) -> list[str]:
+def _files(run: Path) -> list[str]:
     """Files and folders of a template, those that may be there too, and the whole of it."""
-    run = _made[0] / kind / "run"
     found, alike = ["."], set()
     for path in sorted(run.rglob("*")):
         sort = (path.parent.name, path.suffix) if path.parent != run else path.name
@@ -68,12 +47,12 @@ def _files(kind: str) -> list[str]:
             alike.add(sort)
             found.append(str(path.relative_to(run)))
     more = ["checkpoint/99999999.ckpt", "csv", "models", "extra.npz", *BESIDE]
-    if kind not in ("archive", "server"):
+    if run.parent.name not in ("archive", "server"):
         more.append("../tiny.npz")  # the data of the run
     return [*found, *(name for name in more if name not in found)]
 
 
-def _fits(kind: str, file: str, what: str) -> bool:
+def _fits(file: str, what: str) -> bool:
     """Whether a thing has a meaning there."""
     suffix = THINGS[what][0]
     return not suffix or file.endswith(suffix)
@@ -105,13 +84,8 @@ def _fifo(target: Path, good: bytes) -> None:
 
 
 def _socket(target: Path, good: bytes) -> None:
-    before = os.getcwd()
-    os.chdir(target.parent)  # an address has at most 108 characters
-    try:
-        with socket.socket(socket.AF_UNIX) as s:
-            s.bind(target.name)
-    finally:
-        os.chdir(before)
+    with inside(target.parent), socket.socket(socket.AF_UNIX) as s:
+        s.bind(target.name)  # an address has at most 108 characters
 
 
 def _device(number: int) -> Callable[[Path, bytes], None]:
@@ -139,10 +113,10 @@ def _loop(target: Path, good: bytes) -> None:
     other.symlink_to(target)
 
 
-def _sparse(size: int) -> Callable[[Path, bytes], None]:
+def _sparse(size: int, content: bytes = b"") -> Callable[[Path, bytes], None]:
     def make(target: Path, good: bytes) -> None:
         with open(target, "wb") as f:
-            f.write(good)
+            f.write(good or content)
             f.truncate(size)
 
     return make
@@ -157,32 +131,26 @@ def _line(target: Path, good: bytes) -> None:
 
 
 def _writes(content: Callable[[bytes], bytes]) -> Callable[[Path, bytes], None]:
-    return lambda target, good: _write(target, content(good))
+    def make(target: Path, good: bytes) -> None:
+        target.write_bytes(content(good))
+
+    return make
 
 
-def _write(target: Path, content: bytes) -> None:
-    target.write_bytes(content)
+def _bomb(shape: str, kind: str, mebibytes: int) -> Callable[[Path, bytes], None]:
+    """An NPZ whose every member unpacks to gigabytes of zeros; 4 MB as it lies there."""
+
+    def make(target: Path, good: bytes) -> None:
+        try:
+            names = [name for name, _ in formats.members(good)]
+        except (zipfile.BadZipFile, OSError):
+            names = ["about.npy", "seed0.labels.npy"]
+        target.write_bytes(_packed(names, mebibytes, shape, kind))
+
+    return make
 
 
-def _bomb(good: bytes) -> bytes:
-    """An NPZ whose every member unpacks to 4 GB of zeros; 4 MB as it lies there."""
-    try:
-        names = [name for name, _ in formats.members(good)]
-    except (zipfile.BadZipFile, OSError):
-        names = ["about.npy", "seed0.labels.npy"]
-    return _packed(names, b"", 4 * 10**9 // 2**20, "(500000000,)", "'<f8'")
-
-
-def _bomb_of_bytes(good: bytes) -> bytes:
-    """The same of one byte each, as text is kept."""
-    try:
-        names = [name for name, _ in formats.members(good)]
-    except (zipfile.BadZipFile, OSError):
-        names = ["about.npy"]
-    return _packed(names, b"", 3 * 10**9 // 2**20, f"({3 * 10**9 // 2**20 * 2**20},)", "'|u1'")
-
-
-def _packed(names: list[str], data: bytes, blocks: int, shape: str, kind: str) -> bytes:
+def _packed(names: list[str], blocks: int, shape: str, kind: str) -> bytes:
     """A ZIP file made by hand, as packing gigabytes would take a minute for each."""
     head = formats.npy(shape, kind, b"")
     body, crc, size = _deflated(head, blocks)
@@ -253,11 +221,6 @@ def _clients(good: bytes) -> bytes:
     return json.dumps({**told, "data": data}).encode()
 
 
-def _huge_checkpoint(target: Path, good: bytes) -> None:
-    """A checkpoint whose file goes on for 3 GB behind its header."""
-    _sparse(3 * 10**9)(target, good or b"FEDMABA1" + bytes(32))
-
-
 Thing = tuple[str, Callable[[Path, bytes], None]]  # the ending it is for ("" for any), how to
 THINGS: dict[str, Thing] = {
     "a FIFO": ("", _fifo),
@@ -284,12 +247,12 @@ THINGS: dict[str, Thing] = {
     "200 MB of lines": ("jsonl", _writes(lambda good: b'{"round": 1}\n' * 15_000_000)),
     "a line of 1 GB": ("jsonl", _line),
     "one string of 1 GB": ("json", _line),
-    "a ZIP bomb": ("npz", _writes(_bomb)),
-    "a ZIP bomb of bytes": ("npz", _writes(_bomb_of_bytes)),
+    "a ZIP bomb": ("npz", _bomb("(500000000,)", "'<f8'", 3815)),
+    "a ZIP bomb of bytes": ("npz", _bomb(f"({3000 * 2**20},)", "'|u1'", 3000)),
     "100,000 strategies": ("runs.json", _writes(_strategies)),
     "one run 100,000 times": ("runs.json", _writes(_same_runs)),
     "500,000 keys": ("json", _writes(_many_keys)),
     "two million names": ("about.json", _writes(_clients)),
-    "3 GB behind a header": ("ckpt", _huge_checkpoint),
+    "3 GB behind a header": ("ckpt", _sparse(3 * 10**9, b"FEDMABA1" + bytes(32))),
 }  # fmt: skip
 UNREADABLE = ("unreadable",)

@@ -9,27 +9,26 @@ import os
 import random
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tools.faults import formats, kinds, outputs
-from tools.faults.cases import Case, Result, play
-from tools.faults.common import Say, Tally, call
+from safetensors.numpy import save
+
+from faults import formats, kinds, outputs
+from faults.cases import Case, Result
+from faults.common import call, inside, scratch
 
 CORE = (
     # a terminal
     "\x1b[2Jx", "\x1b]0;owned\x07", "\x1b]8;;http://evil.example\x1b\\x\x1b]8;;\x1b\\", "\x9b31mx",
     "\x9d0;owned\x9c", "\x1bP1;1|x\x1b\\", "\x1b[1;1Hfedmaba: fine", "\x1b[?25l", "\x1bc",
-    "\x08" * 9,
-    "bob\rfedmaba: all is well", "a\nfedmaba: all is well", "a\r\nb", "\x07", "\x00", "a\x00b",
-    "\x7f", "\x85x", "\x0b", "\x0c", "\t", "a\tb", "\u2028x", "\u2029x", "\u202eevil", "\u2066x",
-    "\u200fx", "\u061cx", "\ufeffx", "\u200b", "\ud800", "a\udc80b", "\udfff\ud800", "\ufffe",
-    "\x1f",
-    "\x1b[38;5;196mred\x1b[0m", "\x1b", "\u009b2J", "\x1b]52;c;ZXZpbA==\x07", "\u0600x",
-    "\U000e0041",
+    "\x08" * 9, "bob\rfedmaba: all is well", "a\nfedmaba: all is well", "a\r\nb", "\x07", "\x00",
+    "a\x00b", "\x7f", "\x85x", "\x0b", "\x0c", "\t", "a\tb", "\u2028x", "\u2029x", "\u202eevil",
+    "\u2066x", "\u200fx", "\u061cx", "\ufeffx", "\u200b", "\ud800", "a\udc80b", "\udfff\ud800",
+    "\ufffe", "\x1f", "\x1b[38;5;196mred\x1b[0m", "\x1b", "\u009b2J", "\x1b]52;c;ZXZpbA==\x07",
+    "\u0600x", "\U000e0041",
     # LaTeX
     r"\input{/etc/passwd}", r"\write18{touch RAN-tex}", r"\immediate\write18{id}", r"a$\foo$", "$",
     "$$", r"$\frac$", "$x^{$", r"$\mathrm{x}$", "a_b", "a^b", "%", "100%", "#", "#1", "&", "a & b",
@@ -39,40 +38,34 @@ CORE = (
     r"\begin{x}",
     # Markdown
     "[x](javascript:alert(1))", "![x](http://evil.example/x.png)", "<http://evil.example>", "`",
-    "``",
-    "`a`", "|", r"\|", "| a | b |", "\n| a | b |\n", "# head", "a\n\n# head", "[a]: javascript:x",
-    "<b>x</b>", "<!-- x", "**x**", "_x_", "~~x~~", "`|`", "\\`", "a  \nb", "1. x", "- x", "> x",
-    "---",
-    "[x](data:text/html,<script>alert(1)</script>)", "[x]( javascript:x )", "\\[x](y)", "&lt;b&gt;",
-    "&#60;script&#62;", "[![x](y)](javascript:z)", "<a href=javascript:x>y</a>",
-    "&#x6a;avascript:x",
+    "``", "`a`", "|", r"\|", "| a | b |", "\n| a | b |\n", "# head", "a\n\n# head",
+    "[a]: javascript:x", "<b>x</b>", "<!-- x", "**x**", "_x_", "~~x~~", "`|`", "\\`", "a  \nb",
+    "1. x", "- x", "> x", "---", "[x](data:text/html,<script>alert(1)</script>)",
+    "[x]( javascript:x )", "\\[x](y)", "&lt;b&gt;", "&#60;script&#62;", "[![x](y)](javascript:z)",
+    "<a href=javascript:x>y</a>", "&#x6a;avascript:x",
     # a spreadsheet
     "=1+1", "=cmd|' /C calc'!A0", "+1+1", "-1+1", "@SUM(1)", "\t=1", "\r=1", "\n=1", "bob\r=cmd|x",
     "bob\n=cmd|x", "\uff1d1+1", "\uff0b1", "\uff0d1+1", "\uff201", " =1", "\xa0=1", '"=1', '","=1',
     ",=1", ";=1", "\x0b=1", "\u2028=1", '=HYPERLINK("http://evil.example","x")', "\ufe661",
-    "\u207c1",
-    "\ufeff=1", "\u200b=1", "'=1", "a,b", 'a"b', '"', '""', "\x00=1", "%0A=1", "\u3000=1", "\x85=1",
-    "=1\x00", "\x1c=1", "-", "+", "=", "@", "--", "-1e5x", "\u2212 1", "\ufe62 1", "\ufe6b x",
+    "\u207c1", "\ufeff=1", "\u200b=1", "'=1", "a,b", 'a"b', '"', '""', "\x00=1", "%0A=1",
+    "\u3000=1", "\x85=1", "=1\x00", "\x1c=1", "-", "+", "=", "@", "--", "-1e5x", "\u2212 1",
+    "\ufe62 1", "\ufe6b x",
     # a page, a drawing
     "<script>alert(1)</script>", "</script><script>alert(1)</script>", '"><img src=x onerror=a()>',
     "' onmouseover='a()", '" onload="a()', "<svg onload=a()>", "<svg><script>a()</script></svg>",
     "javascript:alert(1)", "</title><script>a()</script>", "</style><script>a()</script>", "]]>",
     "</text><script>a()</script>", "<![CDATA[", "<?xml?>", "<!ENTITY x>", "&x;", "&amp;", "&", "<",
     ">", "</", "<!", "<iframe srcdoc=x>", "<base href=//evil.example>", "{{7*7}}", "{% raw %}",
-    "${1}",
-    "<meta http-equiv=refresh content=0>", r"\u003cscript\u003e", "<a href='data:,x'>",
-    "--><script>",
-    "<math><mtext></p><script>", "<foreignObject>", "<use href='http://evil.example'/>", "{#", "#}",
+    "${1}", "<meta http-equiv=refresh content=0>", r"\u003cscript\u003e", "<a href='data:,x'>",
+    "--><script>", "<math><mtext></p><script>", "<foreignObject>",
+    "<use href='http://evil.example'/>", "{#", "#}",
     # markup of the terminal's library, formats, names
     "[red]x", "[/]", "[/red]", "[link=http://evil.example]x[/link]", "[bold", ":smile:", r"\[x]",
     "[@click=app.bell]x", "%s%n", "%(x)s", "{0}", "{x.y}", "{0.__class__}", "_hidden", "__proto__",
-    "constructor", "toString", "None", "nan", "1e999", "", " ", "  x  ", ".", "..",
-    "../../x",
+    "constructor", "toString", "None", "nan", "1e999", "", " ", "  x  ", ".", "..", "../../x",
     "/etc/passwd", "C:\\x", "CON", "-rf", "--out", "$(touch RAN-shell)", "`touch RAN-shell`",
-    "~root",
-    "x" * 5000, "\u00e9" * 3000, "e" + "\u0301" * 400, "\U0001f600" * 300, "\u4e16\u754c",
-    "a b" * 999,
-    "\ufdfa" * 20, "\u202e" * 50, "a" * 200 + "\x1b[2J",
+    "~root", "x" * 5000, "\u00e9" * 3000, "e" + "\u0301" * 400, "\U0001f600" * 300, "\u4e16\u754c",
+    "a b" * 999, "\ufdfa" * 20, "\u202e" * 50, "a" * 200 + "\x1b[2J",
 )  # fmt: skip
 SHOWN: tuple[tuple[str, ...], ...] = (
     ("table", "run"), ("table", "run", "--to", "markdown"), ("table", "run", "--to", "latex"),
@@ -92,14 +85,6 @@ KEPT: tuple[tuple[str, ...], ...] = (
     ("reproduce", kinds.TARGET, "--from", "run", "--out", "out"),
 )
 KINDS = ("done", "half", "attacked", "diverged", "archive", "begun")
-_made: list[Path] = []
-
-
-def templates(root: Path) -> None:
-    kinds.make(root, [kind for kind in KINDS if kind != "begun"])
-    shutil.copytree(root / "half", root / "begun")
-    shutil.rmtree(root / "begun" / "run" / "checkpoint")
-    _made[:] = [root]
 
 
 def hostile() -> list[str]:
@@ -108,15 +93,7 @@ def hostile() -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def campaign(count: int, seed: int, say: Say) -> Tally:
-    """No string from a file is ever more than text in an output."""
-    _benign.cache_clear()
-    tally = play("strings", cases(seed), count, seed, say, templates)
-    tally.figures = {"strings": len(hostile()), "places": len(PLACES), **tally.figures}
-    return tally
-
-
-def cases(seed: int) -> Iterator[Case]:
+def cases(seed: int, templates: Path) -> Iterator[Case]:
     """Every string in some place through some output, then in others, without end."""
     rng = random.Random(seed)
     strings, turn = hostile(), rng.randrange(1000)
@@ -133,7 +110,8 @@ def cases(seed: int) -> Iterator[Case]:
                     continue
                 told = tuple(f"./{text}" if w == "run" else w for w in words)
                 may = (text,)
-            check = functools.partial(_check, kind, place, "bob" if text.strip() else text, words)
+            plain = "bob" if text.strip() else text
+            check = functools.partial(_check, templates, kind, place, plain, words)
             yield Case(what, kind, told, spoil, check, may=may)
         turn += 1
 
@@ -194,7 +172,7 @@ def _checkpoint(key: str) -> Callable[[str, Path], None]:
         else:
             told["runs"][0][key] = text
         outer = {**outer, "fedmaba": json.dumps(told)}
-        file.write_bytes(formats.seal(content[:8], formats.put_together(outer, held)))
+        file.write_bytes(formats.seal(content[:8], save(held, outer)))
 
     return put
 
@@ -316,25 +294,22 @@ PLACES: dict[tuple[str, str], Callable[[str, Path], None]] = {
 
 
 @functools.cache
-def _benign(kind: str, place: str, words: tuple[str, ...], text: str) -> dict[str, str]:
+def _benign(
+    templates: Path, kind: str, place: str, words: tuple[str, ...], text: str
+) -> dict[str, str]:
     """The same output with a plain word in the same place."""
-    before = os.getcwd()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)
-        try:
-            shutil.copytree(_made[0] / kind / "run", "run")
-            PLACES[kind, place](text, Path(folder))
-            chosen = ("report", "run", "-o", "out.html") if words[0] == "watch" else words
-            renamed = place == "name of the folder"
-            asked = [f"./{text}" if renamed and w == "run" else w for w in chosen]
-            code, out, _ = call(*asked)
-            if code not in (0, 65):  # a plain word is refused there: the page as it was
-                shutil.rmtree("run")
-                shutil.copytree(_made[0] / kind / "run", "run")
-                _, out, _ = call(*asked)
-            return {"stdout": out, **_files(Path())}
-        finally:
-            os.chdir(before)
+    chosen = ("report", "run", "-o", "out.html") if words[0] == "watch" else words
+    renamed = place == "name of the folder"
+    line = [f"./{text}" if renamed and w == "run" else w for w in chosen]
+    with scratch() as folder, inside(folder):
+        shutil.copytree(templates / kind / "run", "run")
+        PLACES[kind, place](text, folder)
+        code, out, _ = call(*line)
+        if code not in (0, 65):  # a plain word is refused there: the page as it was
+            shutil.rmtree("run")
+            shutil.copytree(templates / kind / "run", "run")
+            _, out, _ = call(*line)
+        return {"stdout": out, **_files(folder)}
 
 
 def _files(folder: Path) -> dict[str, str]:
@@ -349,7 +324,7 @@ def _files(folder: Path) -> dict[str, str]:
 
 
 def _check(
-    kind: str, place: str, plain: str, words: tuple[str, ...], result: Result
+    templates: Path, kind: str, place: str, plain: str, words: tuple[str, ...], result: Result
 ) -> Iterable[str]:
     """What each output holds that it must not."""
     head = " ".join(w for w in words if w not in ("run", "-o", "out.html", "out.svg", "out"))
@@ -358,7 +333,7 @@ def _check(
     form = words[words.index("--to") + 1] if "--to" in words else ""
     if result.code not in (0, 65):
         return
-    like = {} if words[0] == "resume" else _benign(kind, place, words, plain)
+    like = {} if words[0] == "resume" else _benign(templates, kind, place, words, plain)
     if not form:
         for said in outputs.odd(result.out):
             yield f"terminal, {head}: {said}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tools.faults import process
-from tools.faults.common import STRATEGIES, Say, Tally, differ, hashes, scratch
+from faults import process
+from faults.common import STRATEGIES, Say, Tally, differ, hashes, scratch
 
 OWN = """
 from torch import nn

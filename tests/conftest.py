@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
-from tools.faults.standins import World
 
 from command_line import Answer
+from dataset_standins import World
 from fedmaba.data import downloads, published, published_files
 from fedmaba.data.datasets import Dataset
 from fedmaba.data.federation import Federation

@@ -7,12 +7,14 @@ import gzip
 import lzma
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
-from tools.faults.standins import World, as_file, batch, string, tar_gz
 
 from dataset_cases import mutations, refusal, says
+from dataset_standins import World, as_file, batch, string, tar_gz
+from fedmaba.data import published_files
 from fedmaba.data.datasets import export
 
 
@@ -71,6 +73,41 @@ def test_mutated_batches_near_their_opcodes(world):
         if not (line := refusal(lambda: world.load("cifar100"))):
             assert world.load("cifar100").sha256() == digest
         assert "\n" not in line
+
+
+def forms(world: World) -> list[tuple[str, dict[str, bytes]]]:
+    """Every form of every set: its name and its files."""
+    plain = world.plain["fashion-mnist"]
+    found = [("fashion-mnist", plain)]
+    found.append(("fashion-mnist", {f"{n}.gz": gzip.compress(raw) for n, raw in plain.items()}))
+    found.append(("fashion-mnist", {f"{n}.xz": lzma.compress(raw) for n, raw in plain.items()}))
+    for name in ("cifar10", "cifar100"):
+        found += [(name, world.plain[name]), (name, world.batches(name))]
+        found += [(name, {key: raw}) for key, raw in world.archive[name].items()]
+    return found
+
+
+@pytest.mark.slow
+def test_no_reader_crashes_on_bytes_that_no_checksum_stopped(world, monkeypatch):
+    real, lines = published_files.check_bytes, []
+
+    def size_alone(spec, path, file, size, digest):
+        archive = path.name.endswith(".tar.gz") and file.name == path.name
+        real(spec, path, file, file.size if archive else size, file.sha256)
+
+    monkeypatch.setattr(published_files, "check_bytes", size_alone)
+    for name, files in forms(world):
+        world.lay(files)
+        path = world.data / next(iter(files))
+        good = path.read_bytes()
+        head, rest = good[:400], good[400:]  # of a batch, the bytes that are not pixels
+        for mutant in [*mutations(good, 30, 5), *(m + rest for m in mutations(head, 30, 6))]:
+            path.write_bytes(mutant)
+            lines.append(refusal(lambda name=name: world.load(name)))
+            assert "\n" not in lines[-1]
+            assert not lines[-1] or path.name in lines[-1]
+        shutil.rmtree(world.data)
+    assert 100 < sum(map(bool, lines)) < len(lines) - 100
 
 
 def gadget(proof: Path) -> bytes:

@@ -319,7 +319,9 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_head():
 
 
 def test_files_that_pages_name_are_there():
-    named = re.compile(r"`((?:tests|tools|src|docs|benchmarks|examples|experiments)/[\w./*-]+)")
+    named = re.compile(
+        r"`((?:tests|tools|faults|src|docs|benchmarks|examples|experiments)/[\w./*-]+)"
+    )
     logs = ("performance-log", "reproduction-log")  # they tell of what was
     pages = [p for p in (ROOT / "docs").rglob("*.md") if p.stem not in logs]
     found = {(path.name, name) for path in pages for name in named.findall(path.read_text())}

@@ -241,7 +241,7 @@ UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "mars
 UNSAFE |= {"yaml", "jsonpickle", "code", "codeop"}
 ROOT = Path(__file__).parents[1]
 OUTSIDE = sorted(
-    p for part in ("tools", "benchmarks", "examples") for p in (ROOT / part).rglob("*.py")
+    p for part in ("tools", "faults", "benchmarks", "examples") for p in (ROOT / part).rglob("*.py")
 )
 
 

