@@ -119,7 +119,7 @@ def test_what_a_site_keeps_survives_its_restart_and_stays_there(net, small, spec
         folder = net.folder / f"kept-{c}"
         (file,) = folder.glob("*.vectors")
         told = KeptVectorsTask(file.stem.removeprefix(f"site-{c}-"), ROUNDS + 1, ROUNDS)
-        mine = KeptVectors(folder, f"site-{c}").load(told, [], {}, vectors)
+        mine = KeptVectors(folder, f"site-{c}").load(told, vectors)
         for name, vector in vectors.items():
             for weight, value in vector.items():
                 np.testing.assert_allclose(mine[name][weight], value, rtol=0, atol=1e-5)

@@ -78,7 +78,8 @@ def kept_by(strategy, folder, c, weights):
         server.federation, server.round + 1, server.last_counted.get(f"site-{c}", 0)
     )
     store = KeptVectors(folder / f"kept-{c}", f"site-{c}")
-    return store.load(told, STRATEGY.local().keep, weights)
+    zeros = {n: np.zeros_like(w) for n, w in weights.items()}
+    return store.load(told, dict.fromkeys(STRATEGY.local().keep, zeros))
 
 
 def same_as_simulator(strategy, result, folder, fed, **plan):
@@ -226,7 +227,7 @@ def test_a_damaged_file_is_one_line_at_its_site(harm, fed, tmp_path):
     store = KeptVectors(tmp_path / "kept-0", "site-0")
     told = KeptVectorsTask(file.stem.removeprefix("site-0-"), 3, 2)
     with pytest.raises(InputError, match=r"are damaged \(.*delete it: then") as error:
-        store.load(told, ["h", "g"], {})
+        store.load(told, {"h": {}, "g": {}})
     assert "\n" not in str(error.value)
 
 
@@ -252,17 +253,17 @@ def stored(folder):
 def test_each_round_is_found_again(tmp_path):
     store = stored(tmp_path)
     for counted, value in ((4, 1), (5, 2), (0, 0)):
-        found = store.load(KeptVectorsTask("0" * 32, 6, counted), ["h/x"], ONE)
+        found = store.load(KeptVectorsTask("0" * 32, 6, counted), {"h/x": {"w": 0 * ONE["w"]}})
         np.testing.assert_array_equal(found["h/x"]["w"], np.full(3, value, np.float32))
 
 
 def test_what_the_file_does_not_hold_is_refused(tmp_path):
     store = stored(tmp_path)
     with pytest.raises(InputError, match="rounds 4 and 5, but the server goes on from round 3"):
-        store.load(KeptVectorsTask("0" * 32, 4, 3), ["h/x"], ONE)
-    for names, weights in (["g"], ONE), (["h/x"], {"w": np.ones(4, np.float32)}):
+        store.load(KeptVectorsTask("0" * 32, 4, 3), {"h/x": ONE})
+    for other in {"g": ONE}, {"h/x": {"w": np.ones(4, np.float32)}}:
         with pytest.raises(InputError, match="of another model or strategy"):
-            store.load(KeptVectorsTask("0" * 32, 6, 5), names, weights)
+            store.load(KeptVectorsTask("0" * 32, 6, 5), other)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +282,7 @@ def test_a_message_without_federation_and_rounds_is_refused(task):
 
 def test_a_name_that_is_no_file_name_is_refused(tmp_path):
     with pytest.raises(InputError, match="give a name of letters"):
-        KeptVectors(tmp_path, "../a").load(KeptVectorsTask("0" * 32, 1, 0), ["h"], ONE)
+        KeptVectors(tmp_path, "../a").load(KeptVectorsTask("0" * 32, 1, 0), {"h": ONE})
 
 
 def test_the_id_of_a_federation_stays_and_old_states_load(fed, tmp_path):

@@ -72,8 +72,10 @@ def kept_by(strategy, folder, c, weights):
     told = KeptVectorsTask(
         server.federation, server.round + 1, server.last_counted.get(f"site-{c}", 0)
     )
-    own = {} if local.personal is None else {PERSONAL: weights}
-    return KeptVectors(folder / f"kept-{c}", f"site-{c}").load(told, local.keep, weights, own)
+    zeros = {n: np.zeros_like(w) for n, w in weights.items()}
+    first = dict.fromkeys(local.keep, zeros)
+    first |= {} if local.personal is None else {PERSONAL: weights}
+    return KeptVectors(folder / f"kept-{c}", f"site-{c}").load(told, first)
 
 
 def assert_kept(strategy, folder, kept, weights):
@@ -247,7 +249,7 @@ def test_a_file_of_another_federation_is_not_used_under_its_name(fed, tmp_path):
     (file,) = (tmp_path / "kept").iterdir()
     file.rename(file.with_name(file.name.replace("0" * 32, "1" * 32)))
     with pytest.raises(InputError, match=r"damaged \(it is of another federation\)"):
-        store.load(KeptVectorsTask("1" * 32, 6, 5), ["h"], one_)
+        store.load(KeptVectorsTask("1" * 32, 6, 5), {"h": one_})
 
 
 def test_nothing_is_written_or_read_through_a_link(tmp_path):
@@ -259,7 +261,7 @@ def test_nothing_is_written_or_read_through_a_link(tmp_path):
     file = tmp_path / "kept" / f"a-{'0' * 32}.vectors"
     file.symlink_to(other)
     with pytest.raises(InputError, match="damaged"):
-        store.load(told, ["h"], one_)
+        store.load(told, {"h": one_})
     store.save(told, {"h": one_}, {"h": one_})
     assert other.read_bytes() == b"mine"
     assert not file.is_symlink()

@@ -31,7 +31,7 @@ from fedmaba.rows.batchnorm import Choice, too_few
 from fedmaba.rows.cuda_graphs import GraphCache
 from fedmaba.rows.tasks import FUNCTIONS, TaskFunctions
 from fedmaba.rows.workers import Workers
-from fedmaba.simulation.augmentation import Augmentation, parse_augment
+from fedmaba.simulation.augmentation import parse_augment
 from fedmaba.simulation.client import Chunk, Trainer, train_clients
 from fedmaba.simulation.engine import load_examples, lower_is_better
 from fedmaba.simulation.evaluation import MetricFn, evaluate
@@ -68,29 +68,17 @@ class LocalClient:
         """What the model is to predict: the same at all sites."""
         return SiteTargets(self.data, self.classes)
 
+    @torch.no_grad()
     def train(self, weights: Arrays, task: Mapping[str, Any]) -> tuple[Arrays, dict[str, float]]:
         """Train; return the model and what the server is told: examples, loss, accuracy."""
-        with torch.no_grad():
-            return self._train(weights, task)
-
-    def evaluate(self, weights: Arrays, task: Mapping[str, Any] | None = None) -> dict[str, float]:
-        """Accuracy of a model on the test rows; {} where there are none."""
-        with torch.no_grad():
-            task = task or {}
-            row = self._row(weights, task)
-            if row.columns.keys() & {OWN, PERSONAL}:
-                self._recall(row, task)
-            return self._scores_of(row, task)
-
-    def _train(self, weights: Arrays, task: Mapping[str, Any]) -> tuple[Arrays, dict[str, float]]:
         row = self._row({n: w for n, w in weights.items() if not n.startswith("mean/")}, task)
-        self._check_minibatches(row, task)
+        self._check_minibatches(row)
         if row.columns:
-            self._recall(row, task)
+            self._recall(row)
         means = self._means(row, weights)
         row.trainer.memory.means[0].update(means)
-        numbers = {"num-examples": self.data.n_train, **self._scores_of(row, task)}
-        if row.columns and self.kept.lost(KeptVectorsTask.from_task(task)):
+        numbers = {"num-examples": self.data.n_train, **self._scores_of(row)}
+        if row.columns and self.kept.lost(row.kept_task):
             numbers["started-anew"] = 1
         moment = task.get("loss-at", "start")
         if moment == "start":
@@ -98,16 +86,24 @@ class LocalClient:
         if (o := row.local.objective) is not None:
             rows, pool = row.trainer.rows, row.trainer.pool
             objectives.check(o.name, o.numbers, o.sees, rows, row.model, pool.x, pool.y)
-        chunk = Chunk(ONE, ONE, ONE, ONE, row.model, self._job(row, task), {0: row.new})
+        chunk = Chunk(ONE, ONE, ONE, ONE, row.model, self._job(row), {0: row.new})
         train_clients(row.trainer, chunk)
-        numbers |= _told(row, chunk, str(task.get("tell", "")).split())
+        numbers |= row.numbers_of(chunk)
         if moment == "mean":
             numbers["loss"] = float(chunk.summary[0, 0])
         if moment == "end":
             numbers["loss"] = self._mean_loss(row, clients_end(row.trainer, chunk, ONE))
         if row.columns:
-            self.kept.save(KeptVectorsTask.from_task(task), *map(row.named, (row.columns, row.new)))
+            self.kept.save(row.kept_task, row.named(row.columns), row.named(row.new))
         return {**weights, **self._sent(row, chunk, means, weights)}, numbers
+
+    @torch.no_grad()
+    def evaluate(self, weights: Arrays, task: Mapping[str, Any] | None = None) -> dict[str, float]:
+        """Accuracy of a model on the test rows; {} where there are none."""
+        row = self._row(weights, task or {})
+        if row.columns.keys() & {OWN, PERSONAL}:
+            self._recall(row)
+        return self._scores_of(row)
 
     def _sent(
         self, row: SiteRow, chunk: Chunk, means: Mapping[str, Tensor], weights: Arrays
@@ -122,65 +118,54 @@ class LocalClient:
             sent |= {place: value for place, value in moved.items() if place in weights}
         return sent
 
-    def _scores_of(self, row: SiteRow, task: Mapping[str, Any]) -> dict[str, float]:
+    def _scores_of(self, row: SiteRow) -> dict[str, float]:
         """Scores of the server's model, and of the site's own from an earlier round."""
         numbers = self._test(row, row.model_of_site())
-        if PERSONAL in row.columns:
-            told = KeptVectorsTask.from_task(task)
-            if told.counted and not self.kept.lost(told):
-                numbers |= self._test(row, row.columns[PERSONAL], "personal-")
+        if PERSONAL in row.columns and row.kept_task.counted and not self.kept.lost(row.kept_task):
+            numbers |= self._test(row, row.columns[PERSONAL], "personal-")
         return numbers
 
     def _means(self, row: SiteRow, sent: Arrays) -> dict[str, Tensor]:
         """(P,) each: the means over all sites that the server sent; those of statistics are 0."""
         layout, local = row.trainer.rows.layout, row.local
-        found = {name: mean_in(sent, local, name) for name in local.means}
-        found = {name: mean for name, mean in found.items() if mean}
+        means = {name: mean for name in local.means if (mean := mean_in(sent, local, name))}
         used = {n for n in local.means if n in local.add_mean or local.keep[n].mean}
-        shapes = dict(zip(layout.names, map(tuple, layout.natural), strict=True))
-        named = row.trainer.rows.model.named_parameters()
-        weights = {n: shapes[n] for n, _ in named if n in shapes}
+        zeros = layout.unpack(torch.zeros_like(row.model[0]))
+        weights = [n for n, _ in row.trainer.rows.model.named_parameters() if n in zeros]
         fits = all(
-            n in mean and mean[n].shape == shape
-            for mean in found.values()
-            for n, shape in weights.items()
+            n in mean and mean[n].shape == zeros[n].shape
+            for mean in means.values()
+            for n in weights
         )
-        if used - set(found) or not fits or (found and layout.kept_names()):
+        if used - means.keys() or not fits or (means and layout.kept_names()):
             raise InputError(
                 "the server's message has no means of kept vectors that fit this site's model: use "
                 "the same model, batchnorm and version of fedmaba on all hosts"
             )
-        zeros = {n: torch.zeros(shape) for n, shape in shapes.items()}
-        given = {
-            m: {n: torch.from_numpy(np.array(v[n])) for n in weights} for m, v in found.items()
-        }
+        given = {m: _tensors({n: mean[n] for n in weights}) for m, mean in means.items()}
         return {m: layout.pack_named(zeros | v).to(self.device) for m, v in given.items()}
 
-    def _check_minibatches(self, row: SiteRow, task: Mapping[str, Any]) -> None:
+    def _check_minibatches(self, row: SiteRow) -> None:
         """Refuse a minibatch of one example where a layer takes the variance over examples."""
         n, layer = self.data.n_train, too_few(row.trainer.rows.model, 1)
-        minibatch = row.trainer.minibatch
+        minibatch, steps = row.trainer.minibatch, int(row.task.get("steps", 0))
         last = n if row.local.full_batch else (n - 1) % minibatch + 1
-        reached = int(task.get("steps", 0)) == 0 or int(task["steps"]) >= -(-n // minibatch)
-        if layer and last == 1 and reached:
+        if layer and last == 1 and (steps == 0 or steps >= -(-n // minibatch)):
             raise InputError(
                 f"this site has {n} training examples, so one minibatch of {minibatch} has a "
                 f"single one, and {layer!r} takes the variance over examples: choose another "
                 "minibatch, or batchnorm='group' or 'frozen'"
             )
 
-    def _recall(self, row: SiteRow, task: Mapping[str, Any]) -> None:
+    def _recall(self, row: SiteRow) -> None:
         """Fill the columns of a row with what this site kept."""
-        layout, told = row.trainer.rows.layout, KeptVectorsTask.from_task(task)
+        layout, first = row.trainer.rows.layout, row.named(row.columns)
         every = _arrays(layout, row.model)
-        first = row.named({n: v for n, v in row.columns.items() if n in (OWN, PERSONAL)})
         if PERSONAL in first:
-            first[PERSONAL] |= _first_model(task, every)
-        others = row.columns.keys() - first.keys()  # they begin as zeros
-        kept = self.kept.load(told, others, every, first, bool(row.local.means))
+            first[PERSONAL] |= _first_model(row.task, every)
+        kept = self.kept.load(row.kept_task, first, bool(row.local.means))
         for name, vector in kept.items():
-            named = {n: torch.from_numpy(w) for n, w in (every | vector).items()}
-            packed = layout.pack_named(named)[None].to(row.model.device)
+            packed = layout.pack_named(_tensors(every | vector))[None].to(row.model.device)
             row.columns[name].copy_(packed[:, layout.shared :] if name == OWN else packed)
 
     def _row(self, weights: Arrays, task: Mapping[str, Any]) -> SiteRow:
@@ -200,9 +185,8 @@ class LocalClient:
                 f"the server's model has {some_names(extra)}, which no server sends: it is frozen "
                 "or kept here: let the server begin with initial_arrays of the same model"
             )
-        given = {n: torch.from_numpy(np.array(w)) for n, w in weights.items()}
         try:
-            net.load_state_dict({**here, **given})
+            net.load_state_dict({**here, **_tensors(weights)})
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"the server's model is not this site's: {reason}") from error
@@ -212,8 +196,10 @@ class LocalClient:
         rows = compile(net, example, self.loss or self._usual.loss, target=y[:many])
         pool = Pool(rows.prepare(x), y, torch.arange(data.n_train, device=device))
         model = rows.layout.pack(net.cpu())[None].to(device)
-        tell = str(task.get("tell", "")).split()
-        asked: dict[str, Any] = {name: name in tell for name in CLIENT_NUMBERS}
+        augment = parse_augment(str(task["augment"])) if "augment" in task else None
+        if augment is not None:
+            augment.check(data.shape)
+        asked: dict[str, Any] = dict.fromkeys(numbers_asked(task), True)
         parts = parts_of(Setting([local], [Needs(**asked)], rows.layout, model))
         trainer = Trainer(
             rows,
@@ -225,13 +211,13 @@ class LocalClient:
             minibatch,
             Optimiser.from_task(task),
             parse_schedule(str(task.get("step-schedule", "constant")), "step-schedule"),
-            self._augment(task),
+            augment,
         )
-        return SiteRow(trainer, model)
+        return SiteRow(trainer, model, task)
 
-    def _job(self, row: SiteRow, task: Mapping[str, Any]) -> TrainingJob:
+    def _job(self, row: SiteRow) -> TrainingJob:
         """The work that the server asked for, in the simulator's terms."""
-        n, trainer = self.data.n_train, row.trainer
+        n, trainer, task = self.data.n_train, row.trainer, row.task
         epochs = int(task.get("epochs", 1)) * -(-n // trainer.minibatch)
         return TrainingJob(
             run=ONE,
@@ -245,14 +231,6 @@ class LocalClient:
             schedule=trainer.schedule,
             augment=trainer.augment,
         )
-
-    def _augment(self, task: Mapping[str, Any]) -> Augmentation | None:
-        """The random changes of images that the server asks for."""
-        if "augment" not in task:
-            return None
-        found = parse_augment(str(task["augment"]))
-        found.check(self.data.shape)
-        return found
 
     def _scores(self, row: SiteRow, model: Tensor, a: int, b: int) -> tuple[float, float]:
         """Mean loss and score of a model (1, P) over rows a..b of the pool."""
@@ -285,11 +263,17 @@ class SiteRow:
 
     trainer: Trainer
     model: Tensor  # (1, P)  the server's
+    task: Mapping[str, Any]
 
     @property
     def local(self) -> Local:
         """What the server asks for besides plain training."""
         return self.trainer.local[0]
+
+    @cached_property
+    def kept_task(self) -> KeptVectorsTask:
+        """What the message says about what sites keep."""
+        return KeptVectorsTask.from_task(self.task)
 
     @property
     def columns(self) -> dict[str, Tensor]:
@@ -310,19 +294,27 @@ class SiteRow:
         layout, out = self.trainer.rows.layout, {}
         for name, column in columns.items():
             if name == OWN:
-                whole = torch.cat([self.model[:, : layout.shared], column], 1)
-                every = _arrays(layout, whole)
+                every = _arrays(layout, torch.cat([self.model[:, : layout.shared], column], 1))
                 out[name] = {kept: every[kept] for kept in layout.kept_names()}
             else:
                 out[name] = _arrays(layout, column)
         return out
 
+    def numbers_of(self, chunk: Chunk) -> dict[str, float]:
+        """The numbers of training that the server asks for."""
+        known = {name: float(value[0]) for name, value in chunk.numbers.items()}
+        known["steps"] = float(self.trainer.counted(chunk.job.steps)[0])
+        return {name: known[name] for name in numbers_asked(self.task) if name in known}
 
-def _told(row: SiteRow, chunk: Chunk, names: Sequence[str]) -> dict[str, float]:
-    """The numbers of training that the server asks for."""
-    known = {name: float(value[0]) for name, value in chunk.numbers.items()}
-    known["steps"] = float(row.trainer.counted(chunk.job.steps)[0])
-    return {name: known[name] for name in names if name in known}
+
+def numbers_asked(task: Mapping[str, Any]) -> list[str]:
+    """What the server asks of training besides the loss; a newer one may ask for more."""
+    return [name for name in str(task.get("tell", "")).split() if name in CLIENT_NUMBERS]
+
+
+def _tensors(arrays: Arrays) -> dict[str, Tensor]:
+    """Arrays as tensors of their own."""
+    return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
 
 
 def _arrays(layout: Layout, flat: Tensor) -> Arrays:

@@ -13,15 +13,14 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from fedmaba.deploy.validation import SITE_NAME
+from fedmaba.deploy.validation import SITE_NAME, forms
 from fedmaba.errors import InputError
 from fedmaba.results import array_files, files
 from fedmaba.strategies.base import Local
@@ -68,26 +67,17 @@ class KeptVectors:
         """Whether this site kept vectors, and has them no more."""
         return bool(told.counted) and not files.exists(self._path(told))
 
-    def load(
-        self,
-        told: KeptVectorsTask,
-        names: Iterable[str],
-        weights: Arrays,
-        first: Vectors | None = None,
-        in_mean: bool = False,
-    ) -> Vectors:
-        """The vectors to train with, each shaped as the weights; zeros where there are none yet.
+    def load(self, told: KeptVectorsTask, first: Vectors, in_mean: bool = False) -> Vectors:
+        """The vectors to train with: those that the site kept, or `first` where it kept none yet.
 
-        `first` has further ones with values of their own to start from. `in_mean`: the server keeps
-        a mean over all sites that these vectors are part of. It would stay wrong for good if a site
-        started anew, so a site that lost its vectors takes no part under the same name.
+        `in_mean`: the server keeps a mean over all sites that these vectors are part of. It would
+        stay wrong for good if a site started anew, so a site that lost its vectors takes no part
+        under the same name.
         """
-        zeros = {name: {n: np.zeros_like(w) for n, w in weights.items()} for name in names}
-        zeros |= first or {}
         path = self._path(told)
         if not told.counted:
             log.info("the kept vectors of this site start from zero: %s", path)
-            return zeros
+            return first
         if self.lost(told) and in_mean:
             raise InputError(
                 f"a reply of this site counted in round {told.counted}, but its kept vectors are "
@@ -100,7 +90,7 @@ class KeptVectors:
                 told.counted,
                 path,
             )
-            return zeros
+            return first
         by_round = _read(path, told.federation, in_mean)
         found = by_round.get(told.counted)
         if found is None:
@@ -109,7 +99,7 @@ class KeptVectors:
                 f"the kept vectors of this site are those after rounds {rounds}, but the server "
                 f"goes on from round {told.counted}: {_remedy(path, in_mean)}"
             )
-        if not _alike(found, zeros):
+        if {n: forms(v) for n, v in found.items()} != {n: forms(v) for n, v in first.items()}:
             raise InputError(
                 "the kept vectors of this site are of another model or strategy: "
                 + _remedy(path, in_mean)
@@ -125,15 +115,8 @@ class KeptVectors:
             for name, vector in vectors.items()
             for weight, value in vector.items()
         }
-        body = array_files.pack(
-            arrays,
-            {
-                "before": told.counted,
-                "after": told.round,
-                "names": names,
-                "federation": told.federation,
-            },
-        )
+        meta = {"before": told.counted, "after": told.round, "names": names}
+        body = array_files.pack(arrays, {**meta, "federation": told.federation})
         digest = hashlib.sha256()
         for piece in body:
             digest.update(piece)
@@ -176,7 +159,7 @@ def _read(path: Path, federation: str, in_mean: bool) -> dict[int, Vectors]:
                 raise ValueError("its checksum is wrong")
             file.seek(len(MAGIC) + 32)
             arrays, meta = array_files.unpack(file, size - len(MAGIC) - 32)
-        if meta.get("federation", federation) != federation:  # files of before do not say
+        if meta["federation"] != federation:
             raise ValueError("it is of another federation")
         return {
             int(meta[moment]): {
@@ -200,15 +183,3 @@ def _remedy(path: Path, in_mean: bool) -> str:
     if in_mean:
         return f"restore {path}, or let this site join under another name, as a new one"
     return f"restore {path}, or delete it: then they start anew"
-
-
-def _alike(found: Vectors, wanted: Vectors) -> bool:
-    """Whether vectors have the right names, shapes and types."""
-
-    def form(vectors: Vectors) -> dict[str, dict[str, tuple[Any, ...]]]:
-        return {
-            name: {weight: (value.shape, value.dtype) for weight, value in vector.items()}
-            for name, vector in vectors.items()
-        }
-
-    return form(found) == form(wanted)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -26,16 +25,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmaba import rng
-from fedmaba.deploy import checkpoint, private
-from fedmaba.deploy.changes import Changes, PastChanges
-from fedmaba.deploy.checkpoint import safetensors_of
+from fedmaba.deploy import private
+from fedmaba.deploy.changes import Changes
+from fedmaba.deploy.checkpoint import ServerState, safetensors_of
 from fedmaba.deploy.kept_vectors import mean_in, mean_name
 from fedmaba.deploy.records import RoundClock, round_report, write_card
 from fedmaba.deploy.secure_round import SecureResult
 from fedmaba.deploy.settings import FederationSettings
 from fedmaba.deploy.site_names import SiteNames
 from fedmaba.deploy.statistics import mean_statistics
-from fedmaba.deploy.validation import Arrays, Reply, is_statistic, some_names
+from fedmaba.deploy.validation import Arrays, Reply, some_names
 from fedmaba.errors import InputError
 from fedmaba.privacy import secret_noise
 from fedmaba.privacy.mechanism import Mechanism, clip_rows
@@ -45,12 +44,9 @@ from fedmaba.strategies import deployed as average
 from fedmaba.strategies.base import (
     Decision,
     IntArray,
-    Local,
     Replies,
-    State,
     client_weights,
     layers_of,
-    optimiser_of_server,
 )
 from fedmaba.strategies.combine import combined
 
@@ -59,8 +55,8 @@ NOT_FINITE = "the new model would not be finite: this round adds nothing"
 REMEDY = "fix it, then run again with the same state; what was saved before is whole"
 
 
-class FederationServer:
-    """Everything that the server of one run knows."""
+class FederationServer(ServerState):
+    """The server of one run."""
 
     def __init__(
         self,
@@ -69,46 +65,22 @@ class FederationServer:
         folder: Path | None = None,
         site_names: SiteNames | None = None,
     ) -> None:
-        self.settings = settings
-        self.round = 0  # number of the next round
-        self.counted = 0  # how many rounds moved the model
+        super().__init__(settings, model, site_names or SiteNames())
         self.clock = RoundClock()
-        self.refused: list[str] = []  # why replies of the last round did not count
-        self.model = {name: np.array(value) for name, value in model.items()}
-        self.deployed = {name: value.copy() for name, value in self.model.items()}
-        self.sites: list[str] = []
-        self.site_names = site_names or SiteNames()
-        self.state: State = {}
-        self.federation = secrets.token_hex(16)  # stays the same over restarts
-        self.last_counted: dict[str, int] = {}  # site -> the last round its reply counted in
-        patterns = self._local().own_layers
+        patterns = self.local.own_layers
         if kept := [n for n in self.model if any(fnmatchcase(n, one) for one in patterns)]:
             raise InputError(
                 f"the first model has {some_names(kept)}, which sites keep: make it by "
                 f"initial_arrays(..., own_layers={patterns})"
             )
-        self.weights = [n for n, a in self.model.items() if not is_statistic(n, a)]
-        if not self.weights:
-            raise InputError("the initial model has no weights: give float arrays by name")
         if settings.secure is not None and len(self.weights) < len(self.model):
             names = some_names(set(self.model) - set(self.weights))
             raise InputError(
                 f"secure sums are of weights, but the model has running statistics or counters, "
                 f"{names}: choose batchnorm='group', 'local' or 'frozen'"
             )
-        self.private = private.private_rounds(settings)
         if self.private is not None:
             self._check_private(folder)
-        self.dtype = np.result_type(np.float32, *(self.model[n].dtype for n in self.weights))
-        self.past = PastChanges.none(self.size, self.dtype)
-        self.optimiser = optimiser_of_server(settings.strategy)
-        flat = self._flat(self.model)
-        self.moments = {} if self.optimiser is None else self.optimiser.start(flat)  # (P,) each
-        # (P,) by name: the means over all sites of vectors that they keep
-        self.means = {n: np.zeros_like(flat) for n in self._local().means}
-        # the model that sites' own models begin as, for those whose first round comes later
-        own = self._local().personal is not None
-        self.first = {n: a.copy() for n, a in self.model.items()} if own else {}
         self.folder = (
             None if folder is None else run_folder.Folder(folder, private=True, remedy=REMEDY)
         )
@@ -116,7 +88,7 @@ class FederationServer:
             try:
                 counted = None
                 if run_folder.checkpoints(self.folder.path):
-                    counted = checkpoint.restore(self, self.folder)
+                    counted = self.restore(self.folder)
                 if self.private is not None:
                     self.private.open(self.folder, counted)
             except BaseException:
@@ -143,7 +115,7 @@ class FederationServer:
         if not new:
             return
         count = len(self.sites) + len(new)
-        self._local().check_clients(count, more_may_come=True)
+        self.local.check_clients(count, more_may_come=True)
         known = bool(self.sites)
         strategy = self.settings.strategy
         self.state = strategy.join(self.state, count) if known else strategy.init(count)
@@ -179,7 +151,7 @@ class FederationServer:
         A site answers with all of them, each moved as its own change says.
         """
         means = {
-            mean_name(self._local(), name, weight): value
+            mean_name(self.local, name, weight): value
             for name in self.settings.sent_means
             for weight, value in self._named(self.means[name]).items()
         }
@@ -214,23 +186,16 @@ class FederationServer:
 
     def kept_task(self, site: str | None) -> Task:
         """What a site must know to find what it kept; nothing where sites keep nothing."""
-        local = self._local()
-        if not local.keeps and self.settings.batchnorm != "local":
+        if not self.local.keeps and self.settings.batchnorm != "local":
             return {}
-        return {
-            **(
-                {"model-seed": self.settings.seed} if local.own_layers else {}
-            ),  # of what sites begin with
+        # of what sites begin with
+        seed: Task = {"model-seed": self.settings.seed} if self.local.own_layers else {}
+        return seed | {
             "local": self._work_of(site),
             "server-round": self.round + 1,
             "federation": self.federation,
             "kept-round": self.last_counted.get(site or "", 0),
         }
-
-    @property
-    def size(self) -> int:
-        """How many weights the model has."""
-        return sum(self.model[name].size for name in self.weights)
 
     def in_order(self, replies: Iterable[Reply]) -> list[Reply]:
         """Replies in the order of their sites; sites that are new join."""
@@ -240,8 +205,7 @@ class FederationServer:
 
     def decide(self, replies: Sequence[Reply]) -> Decision:
         """What the strategy says to the numbers of these replies, in their order; no change yet."""
-        client = np.array([self.sites.index(r.site) for r in replies], np.int64)
-        told = self._told(replies, client, self._changes(np.empty((len(replies), 0), self.dtype)))
+        told = self._told(replies, self._changes(np.empty((len(replies), 0), self.dtype)))
         decision, _ = decide(self.settings.strategy, self.state, told)
         if self.settings.dp is not None and self.private is not None:
             noise = self.private.of_round([r.count for r in replies])
@@ -320,58 +284,47 @@ class FederationServer:
         self, replies: Sequence[Reply], summed: SecureResult | None, noise: Mechanism | None
     ) -> tuple[dict[str, float], Mapping[str, float], str]:
         """Weigh the changes and move the model; return weights by site, info, what went wrong."""
-        base = self._flat(self.model)
+        strategy, base = self.settings.strategy, self.flat(self.model)
+        needs = strategy.needs()
+        change = np.empty((0 if summed else len(replies), len(base)), self.dtype)  # (m, P)
         if summed is not None:
-            delta, moments = self._noised(summed.move(), noise), self.moments
-            if self.optimiser is not None:
-                delta, moments = self.optimiser.step(moments, delta)
-            new = self._named(base + delta)
-            if not all(np.isfinite(part).all() for part in new.values()):
-                return {}, {}, NOT_FINITE
-            self.state, self.moments = summed.decision.state, moments
-            self._set(new, {})
-            return summed.weights(), summed.decision.info, ""
-        change = np.empty((len(replies), len(base)), self.dtype)  # (m, P)
-        for row, r in zip(change, replies, strict=True):
-            np.subtract(self._flat(r.model), base, out=row)
-        if noise is not None:
-            clip_rows(change, noise.asked.clip)
-        client = np.array([self.sites.index(r.site) for r in replies], np.int64)
-        changes = self._changes(change)
-        told = self._told(replies, client, changes)
-        names = [r.site for r in replies]
-        decision, why = decide(self.settings.strategy, self.state, told, names)
-        if why:
-            return {}, {}, f"{why}: this round adds nothing"
-        coef = decision.coef
-        if noise is not None:
-            noise.check_weights(self.settings.strategy, self.round, coef)
+            decision, delta, weights = summed.decision, summed.move(), np.empty(0)
+            by_site = summed.weights()
+        else:
+            for row, r in zip(change, replies, strict=True):
+                np.subtract(self.flat(r.model), base, out=row)
+            if noise is not None:
+                clip_rows(change, noise.asked.clip)
+            changes = self._changes(change)
+            names = [r.site for r in replies]
+            decision, why = decide(strategy, self.state, self._told(replies, changes), names)
+            if why:
+                return {}, {}, f"{why}: this round adds nothing"
+            if noise is not None:
+                noise.check_weights(strategy, self.round, decision.coef)
+            weights = client_weights(needs, decision.coef, len(replies))
+            by_site = {r.site: float(c) for r, c in zip(replies, weights, strict=True)}
+            with np.errstate(over="ignore", invalid="ignore"):
+                if (rule := strategy.combine()) is None:
+                    delta = changes.weighed(decision.coef.astype(self.dtype))
+                else:
+                    delta = combined(rule, change, weights.astype(self.dtype))
         with np.errstate(over="ignore", invalid="ignore"):
-            if (rule := self.settings.strategy.combine()) is None:
-                delta = changes.weighed(coef.astype(self.dtype))
-            else:
-                weights = client_weights(self.settings.strategy.needs(), coef, len(replies))
-                delta = combined(rule, change, weights.astype(self.dtype))
-            moments = self.moments
-            delta = self._noised(delta, noise)
+            delta, moments = self._noised(delta, noise), self.moments
             if self.optimiser is not None:
                 delta, moments = self.optimiser.step(moments, delta)
             moved, means = base + delta, self._new_means(change, replies)
-            for name, factor in self._local().server_adds.items():
+            for name, factor in self.local.server_adds.items():
                 moved += self.dtype.type(factor) * means[name]
             new = self._named(moved)
         if not all(np.isfinite(part).all() for part in new.values()):
             return {}, {}, NOT_FINITE
-        keep_rounds = self.settings.strategy.needs().keep_rounds
-        self.past = self.past.after(client, change, self.round, keep_rounds)
-        self.means = means
-        self.state, self.moments = decision.state, moments
-        weights = client_weights(self.settings.strategy.needs(), coef, len(replies))
-        weighed = weights if self.settings.batchnorm == "average" else None
-        statistics = mean_statistics(self.model, replies, weighed)
-        means = {n: a for n, a in statistics.items() if weighed is not None and a.dtype.kind == "f"}
-        self._set(new | means, statistics)
-        by_site = {r.site: float(c) for r, c in zip(replies, weights, strict=True)}
+        self.past = self.past.after(self._places(replies), change, self.round, needs.keep_rounds)
+        self.means, self.state, self.moments = means, decision.state, moments
+        weighed = self.settings.batchnorm == "average"
+        statistics = mean_statistics(self.model, replies, weights if weighed else None)
+        new |= {n: a for n, a in statistics.items() if weighed and a.dtype.kind == "f"}
+        self._set(new, statistics)
         return by_site, decision.info, ""
 
     def _noised(self, delta: NDArray[Any], noise: Mechanism | None) -> NDArray[Any]:
@@ -388,9 +341,13 @@ class FederationServer:
         layers = tuple(slice(a, b) for a, b in itertools.pairwise(last))
         return Changes(np.concatenate([change, past]) if len(past) else change, layers)
 
-    def _told(self, replies: Sequence[Reply], client: IntArray, changes: Changes) -> Replies:
+    def _places(self, replies: Sequence[Reply]) -> IntArray:
+        """(m,) The number of each reply's site."""
+        return np.array([self.sites.index(r.site) for r in replies], np.int64)
+
+    def _told(self, replies: Sequence[Reply], changes: Changes) -> Replies:
         """This round as the strategy sees it."""
-        needs = self.settings.strategy.needs()
+        needs, client = self.settings.strategy.needs(), self._places(replies)
         seen: dict[str, Any] = dict(changes.products(needs, len(client)))
         if needs.loss != "none":
             seen["loss"] = np.array([r.loss for r in replies], np.float64)
@@ -403,25 +360,22 @@ class FederationServer:
         size = np.array([r.count for r in replies], np.int64)
         return make_replies(self.round, self.lr, len(self.sites), client, size, seen)
 
-    def _local(self) -> Local:
-        return self.settings.strategy.local()
-
     def _work_of(self, site: str | None) -> str:
         """What a site does besides plain SGD, with the numbers that are its own."""
         place = self.sites.index(site) if site in self.sites else None
-        return json.dumps(self._local().of(place).to_json())
+        return json.dumps(self.local.of(place).to_json())
 
     def _new_means(self, change: NDArray[Any], replies: Sequence[Reply]) -> dict[str, NDArray[Any]]:
         """The means of what sites keep after this round.
 
         They follow from the changes of the model, or sites sent how they change them.
         """
-        new, travels, keep = {}, self.settings.sent_means, self._local().keep
+        new, travels, keep = {}, self.settings.sent_means, self.local.keep
         for name, mean in self.means.items():
             if name in travels:
-                before = self._flat(self._named(mean))  # as it was sent
-                own = (mean_in(r.model, self._local(), name) for r in replies)
-                parts = (self._flat(sent) - before for sent in own)
+                before = self.flat(self._named(mean))  # as it was sent
+                own = (mean_in(r.model, self.local, name) for r in replies)
+                parts = (self.flat(sent) - before for sent in own)
                 moved, share = np.sum(list(parts), axis=0), 1.0
             else:
                 moved, share = change.sum(0), keep[name].end
@@ -444,16 +398,12 @@ class FederationServer:
         parts = zip(self.weights, np.split(flat, ends[:-1]), strict=True)
         return {n: a.reshape(self.model[n].shape).astype(self.model[n].dtype) for n, a in parts}
 
-    def _flat(self, model: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-        """(P,) all weights of a model in one vector."""
-        return np.concatenate([model[name].ravel().astype(self.dtype) for name in self.weights])
-
     def save(self, lines: Sequence[Mapping[str, Any]] = ()) -> None:
         """Save all in one checksummed file; the one before stays until this one is complete."""
         if self.folder is None:
             return
         self.folder.append_lines(lines)
-        checkpoint.save(self, self.folder)
+        self.write(self.folder)
 
     def write_models(self) -> None:
         """Write both models as files of their own, and the card that says what they are."""

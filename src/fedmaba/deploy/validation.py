@@ -229,6 +229,11 @@ def read_array(
     return values.reshape(like.shape, order="F" if orders[header] == "F" else "C")
 
 
+def forms(arrays: Arrays) -> dict[str, tuple[Any, ...]]:
+    """The shape and type of each array."""
+    return {name: (array.shape, array.dtype) for name, array in arrays.items()}
+
+
 def is_statistic(name: str, array: NDArray[Any]) -> bool:
     """Whether an array is a running statistic or a counter, which is averaged and not weighed.
 
